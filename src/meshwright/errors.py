@@ -1,0 +1,67 @@
+"""The errors a user can meet: each names the field, the value, the reason and the exact fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass
+class MeshwrightError(Exception):
+    """A mistake or a "no" that is told in one message, with the way out."""
+
+    reason: str
+    field: str = ""
+    value: object = None
+    fix: Sequence[str] = ()
+
+    exit_code = 2
+
+    def __str__(self) -> str:
+        where = f"{self.field}={self.value!s}: " if self.field and self.value is not None else ""
+        if self.field and self.value is None:
+            where = f"{self.field}: "
+        return where + self.reason
+
+    def to_dict(self) -> dict[str, object]:
+        """The error as the JSON object of the outer contract."""
+        return {
+            "kind": type(self).__name__,
+            "field": self.field,
+            "value": None if self.value is None else str(self.value),
+            "message": self.reason,
+            "fix": list(self.fix),
+        }
+
+
+class InputError(MeshwrightError):
+    """What was asked cannot be understood or cannot exist (exit code 2)."""
+
+
+class InfeasibleError(MeshwrightError):
+    """The question is clear and the answer is no (exit code 1)."""
+
+    exit_code = 1
+
+
+def closest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """The known names nearest to what was typed, best first; empty when nothing is near."""
+    from rapidfuzz import fuzz, process
+
+    choices = list(known)
+    found = process.extract(
+        name.lower(), choices, scorer=fuzz.WRatio, processor=str.lower, limit=limit, score_cutoff=60
+    )
+    return [match for match, _, _ in found]
+
+
+def unknown(field: str, value: object, known: Iterable[str]) -> InputError:
+    """The error for a name nobody knows, with did-you-mean."""
+    names = list(known)
+    near = closest(str(value), names)
+    if near:
+        reason = f"unknown {field} {value!s}; did you mean {' or '.join(near)}?"
+    else:
+        shown = ", ".join(sorted(names)[:12]) + (" …" if len(names) > 12 else "")
+        reason = f"unknown {field} {value!s}; known: {shown}"
+    return InputError(reason, field=field, value=value, fix=near)

@@ -1,0 +1,178 @@
+"""One flat view of a recipe on a cluster: what rules judge and costs price.
+
+Every recipe field stands here under one name (`tp`, `seq_length`, `cuda_graphs`), beside the model's and the
+cluster's facts. Any of them may hold one value or a numpy column, so the function that explains one bad layout is
+also the one that masks a million candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from meshwright.clusters import Cluster
+from meshwright.models import MLA, Attention, Dense, GatedDelta, Mamba2, ModelSpec
+from meshwright.recipes.types import Engine, Recipe, recipe_fields
+
+Column = Any  # int, float, bool or str, or a numpy array of them
+
+
+class Case:
+    """A recipe, its model, a cluster and the engine that will run it, readable as flat names."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: ModelSpec,
+        cluster: Cluster,
+        engine: Engine = "meshwright",
+        columns: dict[str, Column] | None = None,
+        estimate: Callable[[Case], Any] | None = None,
+    ) -> None:
+        self.recipe, self.model, self.cluster, self.engine = recipe, model, cluster, engine
+        self._columns = columns or {}
+        self._estimate = estimate
+
+    def __getattr__(self, name: str) -> Column:
+        """A recipe field by its flat name, or a model or cluster fact; columns given to `replace` come first."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        for source in (self._columns, self._recipe_values, self._facts):
+            if name in source:
+                return source[name]
+        raise AttributeError(f"a case has no {name!r}")
+
+    def replace(self, **columns: Column) -> Case:
+        """The same case with some names holding other values or numpy columns."""
+        return Case(
+            self.recipe, self.model, self.cluster, self.engine, {**self._columns, **columns}, self._estimate
+        )
+
+    @cached_property
+    def _recipe_values(self) -> dict[str, Column]:
+        values: dict[str, Column] = {"goal": self.recipe.goal, "benchmark": self.recipe.benchmark}
+        for key, info in recipe_fields().items():
+            section, name = key.split(".")
+            if section != "architecture":  # the model's own facts already include these
+                values[info.flat] = getattr(getattr(self.recipe, section), name)
+        return values
+
+    @cached_property
+    def _facts(self) -> dict[str, Column]:
+        return {**model_facts(self.model), **cluster_facts(self.cluster)}
+
+    @property
+    def estimate(self) -> Any:
+        """The estimate of this very case, or None when nobody handed over a way to make one."""
+        return self._estimate(self) if self._estimate else None
+
+    # Arithmetic of the mesh. Quotients round down; whether they are whole is for the rules to say.
+
+    @property
+    def model_ranks(self) -> Column:
+        """Ranks that hold one copy of the model; expert parallelism multiplies them in KempnerForge only."""
+        return self.tp * self.pp * self.cp * (self.ep if self.engine == "kempnerforge" else 1)
+
+    @property
+    def dp(self) -> Column:
+        """Data-parallel ranks: whatever the other axes leave."""
+        return np.maximum(self.world // self.model_ranks, 1)
+
+    @property
+    def shard(self) -> Column:
+        """Data-parallel ranks that share one copy of the state, with -1 filled in."""
+        return np.where(self.dp_shard == -1, np.maximum(self.dp // self.dp_replicate, 1), self.dp_shard)
+
+    @property
+    def accumulation(self) -> Column:
+        """Micro batches per step on one rank: gradient accumulation, and what fills a pipeline."""
+        return np.maximum(self.global_batch_size // (self.micro_batch_size * self.dp), 1)
+
+    @property
+    def expert_ranks(self) -> Column:
+        """Ranks of one pipeline stage, which expert parallelism cuts anew."""
+        return np.maximum(self.world // self.pp, 1)
+
+    @property
+    def expert_dp(self) -> Column:
+        """Copies of each expert: ranks of a stage over ep × etp."""
+        return np.maximum(self.expert_ranks // (self.ep * self.etp), 1)
+
+    @property
+    def stages(self) -> Column:
+        """Stage chunks in the whole pipeline."""
+        return self.pp * self.vp
+
+    @property
+    def split_layers(self) -> Column:
+        """Layers to distribute over the stages, the embedding and head counted when they are told to be."""
+        return self.layers + self.embedding_as_layer * 1 + self.head_as_layer * 1
+
+    @property
+    def fp8(self) -> Column:
+        """Whether linear layers compute in 8 bits or fewer."""
+        return self.matmul != "same"
+
+
+def _common(values: list[int]) -> int:
+    """The greatest number that divides all of them; 0 for none."""
+    return gcd(*values) if values else 0
+
+
+def model_facts(model: ModelSpec) -> dict[str, Column]:
+    """What rules ask about a model; a degree that divides the gcd of heads divides the heads of every layer."""
+    attention = [m for m, _ in model.mixers(Attention)]
+    mla = [m for m, _ in model.mixers(MLA)]
+    mamba = [m for m, _ in model.mixers(Mamba2)]
+    delta = [m for m, _ in model.mixers(GatedDelta)]
+    dense = [g.layer.ffn.width for g in model.groups if isinstance(g.layer.ffn, Dense)]
+    moe = model.moe
+    return {
+        "layers": model.num_layers,
+        "hidden": model.hidden,
+        "vocab": model.vocab,
+        "tied": model.tied,
+        "max_seq_length": model.max_seq_length,
+        "mtp_layers": model.mtp_layers,
+        "heads": _common([m.heads for m in attention + mla]),  # type: ignore[union-attr]  # both kinds have heads
+        "kv_heads": _common([m.kv_heads for m in attention if isinstance(m, Attention)]),
+        "is_mla": bool(mla),
+        "is_hybrid": bool(mamba or delta),
+        "mamba_heads": _common([m.heads for m in mamba if isinstance(m, Mamba2)]),
+        "mamba_groups": _common([m.groups for m in mamba if isinstance(m, Mamba2)]),
+        "delta_k_heads": _common([m.k_heads for m in delta if isinstance(m, GatedDelta)]),
+        "delta_v_heads": _common([m.v_heads for m in delta if isinstance(m, GatedDelta)]),
+        "has_sliding": any(isinstance(m, Attention) and m.window for m in attention),
+        "ffn": _common(dense),
+        "is_moe": moe is not None,
+        "experts": moe.experts if moe else 0,
+        "topk": moe.topk if moe else 0,
+        "expert_width": moe.width if moe else 0,
+        "expert_bias": moe.bias if moe else False,
+        "has_shared_experts": bool(moe and moe.shared_width),
+        "has_vision": model.vision is not None,
+        "is_diffusion": model.kind == "diffusion",
+        "family": model.family,
+        "params_total": model.params.total,
+        "params_active": model.params.active,
+        "params_routed": model.params.routed,
+    }
+
+
+def cluster_facts(cluster: Cluster) -> dict[str, Column]:
+    """What rules ask about a cluster."""
+    return {
+        "world": cluster.world,
+        "nodes": cluster.nodes,
+        "gpus_per_node": cluster.gpus_per_node,
+        "nvlink_domain": cluster.nvlink_domain,
+        "gpu": cluster.gpu.name,
+        "gpu_arch": cluster.gpu.arch,
+        "capability": cluster.gpu.capability,
+        "capacity_gib": cluster.gpu.memory_gib,
+        "gpu_precisions": frozenset(cluster.gpu.peak_tflops),
+    }
