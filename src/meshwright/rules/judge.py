@@ -1,0 +1,102 @@
+"""Judging a case by all rules: findings with repairs for one case, a mask for many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import product
+from string import Formatter
+from typing import Any
+
+import numpy as np
+
+from meshwright.recipes.case import Case, Column
+from meshwright.recipes.types import recipe_fields
+from meshwright.rules.rule import RULES, Finding, Rule, Severity
+
+ORDER: tuple[Severity, ...] = ("error", "warning", "advice")
+
+
+class _Names(Formatter):
+    """Fills {name} in a message with the case's value of that name."""
+
+    def get_value(self, key: Any, args: Any, kwargs: Any) -> Any:
+        return getattr(args[0], str(key))
+
+
+def message(rule: Rule, case: Case) -> str:
+    """What the rule says of this case."""
+    return _Names().format(rule.message, case)
+
+
+@lru_cache(maxsize=1)
+def keys_by_flat_name() -> dict[str, str]:
+    """The recipe key of every flat name, e.g. tp → layout.tp."""
+    return {info.flat: key for key, info in recipe_fields().items() if not key.startswith("architecture.")}
+
+
+def spell(flat: str, value: Any) -> str:
+    """One override as the user would type it."""
+    if isinstance(value, bool):
+        text = str(value).lower()
+    elif isinstance(value, tuple):
+        text = "[" + ",".join(str(v) for v in value) + "]"
+    else:
+        text = str(value)
+    return f"{keys_by_flat_name()[flat]}={text}"
+
+
+def applicable(case: Case, severities: Iterable[Severity] = ORDER) -> list[Rule]:
+    """The rules that speak of this engine."""
+    wanted = set(severities)
+    return [r for r in RULES.values() if case.engine in r.engines and r.severity in wanted]
+
+
+def broken_errors(case: Case) -> set[str]:
+    """The ids of the error rules that one case breaks."""
+    return {r.id for r in applicable(case, ("error",)) if bool(r.broken(case))}
+
+
+def legal(case: Case) -> Column:
+    """True where no error rule is broken; the case may hold columns."""
+    ok: Column = np.True_
+    for r in applicable(case, ("error",)):
+        ok = ok & np.logical_not(r.broken(case))
+    return ok
+
+
+def illegal_by_rule(case: Case) -> dict[str, Column]:
+    """For every error rule that some candidate breaks: where."""
+    masks = {r.id: np.asarray(r.broken(case), dtype=bool) for r in applicable(case, ("error",))}
+    return {id: mask for id, mask in masks.items() if mask.any()}
+
+
+def judge(case: Case) -> list[Finding]:
+    """Everything the rules find in one case, errors first, each with overrides that repair it."""
+    found = [r for r in applicable(case) if bool(r.broken(case))]
+    found.sort(key=lambda r: ORDER.index(r.severity))
+    return [
+        Finding(r.id, r.severity, keys_by_flat_name().get(r.field, r.field), message(r, case), repair(r, case))
+        for r in found
+    ]
+
+
+def repair(rule: Rule, case: Case) -> tuple[str, ...]:
+    """Overrides that make the rule's finding disappear, without a new error when any of its fixes can."""
+    before = broken_errors(case)
+    fallback: dict[str, Any] | None = None
+    for change in _changes(rule, case):
+        trial = case.replace(**change)
+        if bool(rule.broken(trial)):
+            continue
+        if broken_errors(trial) <= before:
+            return tuple(spell(name, value) for name, value in change.items())
+        fallback = fallback or change
+    return tuple(spell(name, value) for name, value in (fallback or {}).items())
+
+
+def _changes(rule: Rule, case: Case) -> Iterator[dict[str, Any]]:
+    for fix in rule.fixes:
+        values = [list(v(case)) if callable(v) else list(v) for v in fix.values()]
+        for combination in product(*values):
+            yield dict(zip(fix, combination, strict=True))
