@@ -1,0 +1,48 @@
+"""The GPU types Meshwright knows, by any usual spelling of their names."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+
+from meshwright.clusters.tables import read_gpu
+from meshwright.clusters.types import Gpu
+from meshwright.errors import unknown
+
+_VENDOR_WORDS = re.compile(r"^(?:nvidia|amd|geforce|instinct|tesla)+(?=.)")
+
+
+def gpu(name: str) -> Gpu:
+    """The GPU type of that name; case, separators and vendor words do not matter (`h100`, `NVIDIA H100 80GB HBM3`)."""
+    found = _by_key().get(spelling_key(name))
+    if found is None:
+        raise unknown("GPU", name.strip()[:80], _nearest_names(name))
+    return found
+
+
+@cache
+def gpus() -> tuple[Gpu, ...]:
+    """Every GPU type of the catalogue, in the order of its file."""
+    with Path(__file__).with_name("gpus.toml").open("rb") as file:
+        tables = tomllib.load(file)
+    return tuple(read_gpu({"name": name, **table}) for name, table in tables.items())
+
+
+def spelling_key(name: str) -> str:
+    """What is left of a GPU name when case, separators and vendor words are dropped."""
+    return _VENDOR_WORDS.sub("", re.sub(r"[^a-z0-9]", "", name.lower()))
+
+
+def _nearest_names(name: str) -> list[str]:
+    """The names that differ by a typo, else all: matching by parts alone would prefer H100-PCIe to H100 for `H10`."""
+    from difflib import SequenceMatcher
+
+    key, names = spelling_key(name[:80]), [known.name for known in gpus()]
+    return [known for known in names if SequenceMatcher(None, key, spelling_key(known)).ratio() > 0.8] or names
+
+
+@cache
+def _by_key() -> dict[str, Gpu]:
+    return {spelling_key(name): known for known in gpus() for name in (known.name, *known.aliases)}

@@ -1,0 +1,81 @@
+"""A cluster described in a TOML file: a known GPU with what differs, or a GPU of one's own."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from meshwright.clusters.catalogue import gpu
+from meshwright.clusters.tables import (
+    GPU_KEYS,
+    MAX_GPUS,
+    BadTableError,
+    read_count,
+    read_gpu,
+    read_gpu_values,
+    refuse_unknown_keys,
+    show,
+)
+from meshwright.clusters.types import Cluster, Gpu
+from meshwright.errors import InputError
+
+_OWN_KEYS = ("gpu", "nodes", "gpus_per_node")
+_OVERRIDES = tuple(key for key in GPU_KEYS if key not in ("gpus_per_node", "aliases"))
+_FILE_KEYS = (*_OWN_KEYS, *_OVERRIDES)
+
+
+def looks_like_path(text: str) -> bool:
+    """Whether a cluster text is meant as a file."""
+    return text.lower().endswith(".toml") or "/" in text or "\\" in text
+
+
+def read_cluster_file(path: str) -> Cluster:
+    """The cluster that a TOML file describes."""
+    try:
+        return _cluster_of(_load(path))
+    except BadTableError as error:
+        raise InputError(str(error), field="gpus", value=path[:200]) from None
+    except InputError as error:  # an unknown GPU name inside the file
+        raise InputError(
+            error.reason, field="gpus", value=path[:200], fix=[f'gpu = "{name}"' for name in error.fix]
+        ) from None
+
+
+def _load(path: str) -> dict[str, Any]:
+    if not os.path.isfile(path):  # unlike Path.is_file, no exception for a path that no system could have
+        raise BadTableError("no such file; give the path of a TOML file, or a cluster such as 8xH100")
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadTableError(f"the file cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise BadTableError(f"the file is not TOML: {str(error)[:200]}") from None
+
+
+def _cluster_of(table: Mapping[str, Any]) -> Cluster:
+    refuse_unknown_keys(table, _FILE_KEYS)
+    base = _gpu_of(table)
+    overrides = read_gpu_values({key: value for key, value in table.items() if key in _OVERRIDES})
+    if "peak_tflops" in overrides:
+        overrides["peak_tflops"] = base.peak_tflops | overrides["peak_tflops"]
+    nodes = read_count("nodes", table.get("nodes", 1))
+    gpus_per_node = read_count("gpus_per_node", table.get("gpus_per_node", base.gpus_per_node))
+    if nodes * gpus_per_node > MAX_GPUS:
+        raise BadTableError(f"{nodes} nodes of {gpus_per_node} GPUs are more than {MAX_GPUS} GPUs")
+    return Cluster(replace(base, **overrides), nodes, gpus_per_node)
+
+
+def _gpu_of(table: Mapping[str, Any]) -> Gpu:
+    match table.get("gpu"):
+        case str(name):
+            return gpu(name)
+        case dict(own):
+            return read_gpu({"gpus_per_node": table.get("gpus_per_node", 8), **own})
+        case None:
+            raise BadTableError('gpu is missing; write gpu = "H100", or a [gpu] table for a GPU of your own')
+        case other:
+            raise BadTableError(f"gpu = {show(other)}: must be the name of a GPU or a [gpu] table")

@@ -1,0 +1,108 @@
+"""Read a GPU from a table of plain values: the shipped catalogue and a user's own file go through the same checks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from meshwright.clusters.types import Gpu, GpuArch, GpuLink
+from meshwright.errors import closest
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp8", "fp4")
+MAX_GPUS = 1_000_000
+
+_NUMBERS = ("capability", "memory_gib", "hbm_gb_s", "nvlink_gb_s", "network_gb_s")
+_COUNTS = ("nvlink_domain", "gpus_per_node")
+_TEXTS = ("name", "source", "note")
+_CHOICES: dict[str, tuple[str, ...]] = {"arch": get_args(GpuArch), "link": get_args(GpuLink)}
+_OPTIONAL = ("link", "source", "note", "aliases")
+
+GPU_KEYS = (*_TEXTS, *_CHOICES, *_NUMBERS, *_COUNTS, "peak_tflops", "aliases")
+REQUIRED_KEYS = tuple(key for key in GPU_KEYS if key not in _OPTIONAL)
+
+
+class BadTableError(ValueError):
+    """What is wrong with a table, in words; the reader of the file turns it into an InputError that names the file."""
+
+
+def read_gpu(table: Mapping[str, object]) -> Gpu:
+    """The GPU a complete table describes."""
+    missing = [key for key in REQUIRED_KEYS if key not in table]
+    if missing:
+        raise BadTableError(f"the GPU table lacks {', '.join(missing)}")
+    return Gpu(**read_gpu_values(table))
+
+
+def read_gpu_values(table: Mapping[str, object]) -> dict[str, Any]:
+    """The checked values of a table that holds some or all of a GPU's keys."""
+    refuse_unknown_keys(table, GPU_KEYS)
+    return {key: _read_value(key, value) for key, value in table.items()}
+
+
+def refuse_unknown_keys(table: Mapping[str, object], known: tuple[str, ...]) -> None:
+    """Refuse the first key that nobody reads, with did-you-mean."""
+    for key in table:
+        if key not in known:
+            near = closest(key, known)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+            raise BadTableError(f"unknown key {key[:80]}; {hint}")
+
+
+def read_count(key: str, value: object) -> int:
+    """A whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_GPUS:
+        raise BadTableError(f"{key} = {show(value)}: must be a whole number from 1 to {MAX_GPUS}")
+    return value
+
+
+def _read_value(key: str, value: object) -> object:
+    if key in _NUMBERS:
+        return _read_number(key, value)
+    if key in _COUNTS:
+        return read_count(key, value)
+    if key in _CHOICES:
+        return _read_choice(key, value)
+    if key == "peak_tflops":
+        return _read_peaks(value)
+    if key == "aliases":
+        return _read_aliases(value)
+    return _read_text(key, value)
+
+
+def _read_number(key: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9 or not math.isfinite(value):
+        raise BadTableError(f"{key} = {show(value)}: must be a positive number")
+    return float(value)
+
+
+def _read_choice(key: str, value: object) -> str:
+    if not isinstance(value, str) or value not in _CHOICES[key]:
+        raise BadTableError(f"{key} = {show(value)}: must be one of {', '.join(_CHOICES[key])}")
+    return value
+
+
+def _read_peaks(value: object) -> dict[str, float]:
+    if not isinstance(value, dict) or not value:
+        raise BadTableError("peak_tflops must be a table such as { bf16 = 989.5, fp8 = 1979 }")
+    refuse_unknown_keys(value, PRECISIONS)
+    return {precision: _read_number(f"peak_tflops.{precision}", peak) for precision, peak in value.items()}
+
+
+def _read_aliases(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise BadTableError(f"aliases = {show(value)}: must be a list of names")
+    return tuple(_read_text("aliases", alias) for alias in value)
+
+
+def _read_text(key: str, value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise BadTableError(f"{key} = {show(value)}: must be text")
+    return value
+
+
+def show(value: object) -> str:
+    """A value as an error shows it."""
+    if isinstance(value, int) and abs(value) >= 10**18:  # Python refuses to print integers of thousands of digits
+        return "a huge number"
+    return repr(value)[:80]

@@ -1,0 +1,57 @@
+"""A GPU type and a cluster of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+GpuArch = Literal["ampere", "ada", "hopper", "blackwell", "rubin", "cdna3"]
+GpuLink = Literal["nvlink", "xgmi", "pcie"]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Facts of one GPU type; peaks are dense (no sparsity), bandwidths are per GPU and in one direction."""
+
+    name: str
+    arch: GpuArch
+    capability: float  # CUDA compute capability; 9.4 (gfx942) for MI300X
+    memory_gib: float  # what the driver reports as total
+    # by precision: fp32, tf32, bf16, fp8, fp4 (absent = not supported); outside the hash because a dict has none
+    peak_tflops: dict[str, float] = field(hash=False)
+    hbm_gb_s: float
+    nvlink_gb_s: float  # GPU to GPU inside the domain (the PCIe x16 rate where there is no NVLink)
+    nvlink_domain: int  # GPUs that reach each other that fast (the node where there is no NVLink)
+    network_gb_s: float  # per GPU between domains, as usually built
+    gpus_per_node: int
+    link: GpuLink = "nvlink"  # what nvlink_gb_s is
+    source: str = ""
+    note: str = ""  # what is announced, assumed or contested
+    aliases: tuple[str, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """GPUs of one type in equal nodes."""
+
+    gpu: Gpu
+    nodes: int
+    gpus_per_node: int
+
+    @property
+    def world(self) -> int:
+        """Number of GPUs, one rank each."""
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def nvlink_domain(self) -> int:
+        """GPUs of this cluster that share one fast domain."""
+        if self.gpu.nvlink_domain > self.gpu.gpus_per_node:  # racks: the domain spans nodes
+            return min(self.gpu.nvlink_domain, self.world)
+        return min(self.gpu.nvlink_domain, self.gpus_per_node)
+
+    def __str__(self) -> str:
+        # `16xH100` means two nodes of 8, so one unusually large node keeps its node count: `1x16xH100`
+        if self.nodes == 1 and self.gpus_per_node <= self.gpu.gpus_per_node:
+            return f"{self.gpus_per_node}x{self.gpu.name}"
+        return f"{self.nodes}x{self.gpus_per_node}x{self.gpu.name}"

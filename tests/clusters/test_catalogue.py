@@ -1,0 +1,135 @@
+"""The catalogue holds sane, sourced figures and answers to any usual spelling."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from meshwright.clusters import Gpu, gpu, gpus
+from meshwright.clusters.catalogue import spelling_key
+from meshwright.clusters.tables import PRECISIONS
+from meshwright.errors import InputError
+
+DATA_CENTRE = ("A100-40", "A100-80", "H100", "H100-96", "H100-PCIe", "H100-NVL", "H200", "H800", "H20", "B200", "B300")
+RACKS_AND_OTHERS = ("GB200", "GB300", "R100", "VR200", "L40S", "RTX4090", "RTX5090", "MI300X")
+
+every_gpu = pytest.mark.parametrize("known", gpus(), ids=lambda known: known.name)
+
+
+@pytest.mark.parametrize("name", DATA_CENTRE + RACKS_AND_OTHERS)
+def test_known_types_are_there(name: str) -> None:
+    assert gpu(name).name == name
+
+
+@every_gpu
+def test_every_entry_names_its_source(known: Gpu) -> None:
+    assert len(known.source) > 20
+
+
+@every_gpu
+def test_figures_are_plausible(known: Gpu) -> None:
+    assert 16 < known.memory_gib < 300
+    assert 500 < known.hbm_gb_s < 25_000
+    assert known.network_gb_s < known.nvlink_gb_s < known.hbm_gb_s
+    assert known.gpus_per_node in (4, 8)
+    assert known.nvlink_domain in (2, 8, 72)
+
+
+@every_gpu
+def test_peaks_are_dense_and_ordered(known: Gpu) -> None:
+    peaks = [known.peak_tflops[p] for p in PRECISIONS if p in known.peak_tflops]
+    assert peaks == sorted(peaks)
+    assert {"fp32", "tf32", "bf16"} <= known.peak_tflops.keys()
+    assert known.peak_tflops["tf32"] == pytest.approx(known.peak_tflops["bf16"] / 2, rel=0.02)
+
+
+@every_gpu
+def test_fp8_doubles_bf16(known: Gpu) -> None:
+    if "fp8" in known.peak_tflops and known.arch != "rubin":  # Rubin's fp8 path is wider than twice its bf16 path
+        assert known.peak_tflops["fp8"] == pytest.approx(2 * known.peak_tflops["bf16"], rel=0.03)
+
+
+@every_gpu
+def test_precisions_follow_the_architecture(known: Gpu) -> None:
+    assert ("fp8" in known.peak_tflops) == (known.arch != "ampere")
+    assert ("fp4" in known.peak_tflops) == (known.arch in ("blackwell", "rubin"))
+
+
+@every_gpu
+def test_announced_figures_say_so(known: Gpu) -> None:
+    assert ("Announced" in known.note) == (known.arch == "rubin")
+
+
+@every_gpu
+def test_pcie_reaches_as_far_as_the_node(known: Gpu) -> None:
+    if known.link == "pcie":
+        assert known.nvlink_domain == known.gpus_per_node
+
+
+def test_no_spelling_means_two_types() -> None:
+    owners: dict[str, set[str]] = {}
+    for known in gpus():
+        for written in (known.name, *known.aliases):
+            owners.setdefault(spelling_key(written), set()).add(known.name)
+    assert {key: names for key, names in owners.items() if len(names) > 1} == {}
+
+
+@every_gpu
+def test_every_alias_is_answered(known: Gpu) -> None:
+    assert {gpu(alias).name for alias in (known.name, *known.aliases)} == {known.name}
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("h100", "H100"),
+        ("H100-SXM", "H100"),
+        ("h100_80gb", "H100"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA H100 NVL", "H100-NVL"),
+        ("H100-96GB-HBM2e-500W", "H100-96"),
+        ("a100", "A100-80"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80"),
+        ("A100-SXM4-40GB", "A100-40"),
+        ("A800-80", "A800"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA B300 SXM6 AC", "B300"),
+        ("NVIDIA GB200", "GB200"),
+        ("gb300-nvl72", "GB300"),
+        ("rubin", "R100"),
+        ("vera rubin", "VR200"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA GeForce RTX 4090", "RTX4090"),
+        ("rtx 5090", "RTX5090"),
+        ("AMD Instinct MI300X OAM", "MI300X"),
+    ],
+)
+def test_usual_spellings(written: str, name: str) -> None:
+    assert gpu(written).name == name
+
+
+@pytest.mark.parametrize(("typo", "meant"), [("H10", "H100"), ("GB20", "GB200"), ("MI300Y", "MI300X"), ("L40", "L40S")])
+def test_typos_are_answered_with_the_nearest_name(typo: str, meant: str) -> None:
+    with pytest.raises(InputError, match="did you mean") as caught:
+        gpu(typo)
+    assert caught.value.fix[0] == meant
+
+
+def test_nonsense_lists_known_names() -> None:
+    with pytest.raises(InputError, match="known: A100-40"):
+        gpu("§§§")
+
+
+def test_a_gpu_can_be_hashed() -> None:
+    assert len({hash(known) for known in gpus()}) == len(gpus())
+
+
+def test_the_room_imports_nothing_heavy() -> None:
+    code = "import sys, meshwright.clusters as c; c.cluster('8xH100'); print({'torch', 'numpy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
