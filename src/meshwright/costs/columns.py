@@ -1,0 +1,67 @@
+"""Small helpers for values that are one number or a numpy column of candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from meshwright.recipes.case import Case
+
+Column = Any  # int, float, bool or str, or a numpy array of them
+
+GIB = 1024**3
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+# Every name of a case that a search may turn into a column.
+LAYOUT_NAMES = (
+    "tp",
+    "pp",
+    "vp",
+    "cp",
+    "ep",
+    "etp",
+    "dp_shard",
+    "dp_replicate",
+    "sp",
+    "micro_batch_size",
+    "recompute",
+    "strategy",
+    "pp_schedule",
+    "offload",
+    "cp_comm",
+    "world",
+    "global_batch_size",
+    "seq_length",
+    "recompute_layers",
+)
+
+
+def shape_of(case: Case) -> tuple[int, ...]:
+    """The common shape of a case's columns; () when every name holds one value."""
+    return np.broadcast_shapes(*(np.shape(getattr(case, name)) for name in LAYOUT_NAMES))
+
+
+def pick(column: Column, table: Mapping[str, float]) -> Column:
+    """The table's number for each name in the column."""
+    if isinstance(column, str):
+        return table[column]
+    out = np.zeros(np.shape(column))
+    for name, value in table.items():
+        if value:
+            out[column == name] = value
+    return out
+
+
+def any_of(column: Column, *names: str) -> Column:
+    """Where the column holds one of the names."""
+    found = column == names[0]
+    for name in names[1:]:
+        found = found | (column == name)
+    return found
+
+
+def plain(value: Column) -> Column:
+    """A Python number for a value without a shape; columns stay what they are."""
+    return value.item() if isinstance(value, np.ndarray | np.generic) and np.ndim(value) == 0 else value

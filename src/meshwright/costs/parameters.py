@@ -1,0 +1,159 @@
+"""Parameters one rank holds, split by what shards them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.costs.columns import Column, plain
+from meshwright.costs.stages import Stages, stages, trains_mtp
+from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, Mamba2, MoE
+from meshwright.models.spec import Mixer
+from meshwright.recipes.case import Case
+
+
+@dataclass(frozen=True)
+class LayerParams:
+    """Parameters of one layer: cut by tensor parallelism, whole on every rank, cut by expert parallelism."""
+
+    cut: int
+    whole: int
+    routed: int
+
+
+def layer_params(layer: Layer, hidden: int) -> LayerParams:
+    """How a layer's parameters are cut: matrices by tp; norms, routers, biases, MLA's down projections not at all."""
+    cut = 0
+    for mixer in (layer.mixer, layer.cross):
+        if mixer is not None:
+            cut += layer.streams * (mixer.matmul_params(hidden) - _down_projections(mixer, hidden))
+    if isinstance(layer.ffn, MoE):
+        cut += layer.ffn.always_on_params(hidden) - hidden * layer.ffn.experts
+    elif layer.ffn is not None:
+        cut += layer.streams * layer.ffn.matmul_params(hidden)
+    return LayerParams(cut, layer.dense_params(hidden) - cut, layer.routed_params(hidden))
+
+
+def _down_projections(mixer: Mixer, hidden: int) -> int:
+    """MLA's latent projections have no heads to cut, so every tensor-parallel rank holds them whole."""
+    if not isinstance(mixer, MLA):
+        return 0
+    return hidden * (mixer.kv_lora + mixer.qk_rope + (mixer.q_lora or 0))
+
+
+def adapter_params(layer: Layer, hidden: int, rank: int, targets: tuple[str, ...]) -> LayerParams:
+    """Adapter parameters of one layer: rank × (inputs + outputs) for each adapted matrix; one adapter per expert."""
+    widths = _linear_widths(layer, hidden)
+    count = layer.streams * rank * sum(into + out for name, into, out in widths if name in targets)
+    routed = 0
+    if isinstance(layer.ffn, MoE):
+        inner = layer.ffn.latent or hidden
+        up = (2 if layer.ffn.gated else 1) * layer.ffn.width
+        routed = (
+            layer.ffn.experts
+            * rank
+            * (("fc1" in targets) * (inner + up) + ("fc2" in targets) * (inner + layer.ffn.width))
+        )
+    return LayerParams(0, count, routed)
+
+
+def _linear_widths(layer: Layer, hidden: int) -> list[tuple[str, int, int]]:
+    """The adaptable linears outside the routed experts: name, inputs, outputs."""
+    mixer, widths = layer.mixer, []
+    if isinstance(mixer, Attention):
+        widths += [("qkv", hidden, mixer.q_width + 2 * mixer.kv_width), ("proj", mixer.q_width, hidden)]
+    elif isinstance(mixer, MLA):
+        widths += [("qkv", hidden, mixer.heads * (mixer.qk_head + mixer.qk_nope + mixer.v_head))]
+        widths += [("proj", mixer.heads * mixer.v_head, hidden)]
+    elif isinstance(mixer, Mamba2):
+        widths += [
+            ("mamba_in", hidden, mixer.inner + mixer.conv_width + mixer.heads),
+            ("mamba_out", mixer.inner, hidden),
+        ]
+    elif isinstance(mixer, GatedDelta):
+        widths += [("qkv", hidden, 2 * mixer.k_width + 2 * mixer.v_width), ("proj", mixer.v_width, hidden)]
+    for dense in _dense_blocks(layer):
+        widths += [("fc1", hidden, (2 if dense.gated else 1) * dense.width), ("fc2", dense.width, hidden)]
+    return widths
+
+
+def _dense_blocks(layer: Layer) -> list[Dense]:
+    """The feed-forward blocks every token passes: the layer's own, or the shared and parallel ones of an MoE."""
+    ffn = layer.ffn
+    if isinstance(ffn, Dense):
+        return [ffn]
+    if ffn is None:
+        return []
+    shared = [Dense(ffn.shared_width, ffn.gated, ffn.dense_bias)] if ffn.shared_width else []
+    return shared + ([ffn.parallel] if ffn.parallel else [])
+
+
+@dataclass(frozen=True)
+class RankParams:
+    """Parameters one rank of each stage holds before data-parallel sharding."""
+
+    dense: Column  # layers without routed experts
+    routed: Column  # routed experts
+    ends: Column  # embedding, head, vision tower and other parts outside the layers
+    unit_dense: Column  # largest single layer, what FSDP gathers at once
+    unit_routed: Column
+
+    @property
+    def total(self) -> Column:
+        return self.dense + self.routed + self.ends
+
+
+def expert_cut(case: Case) -> Column:
+    """Ranks over which one layer's experts are spread; KempnerForge leaves them whole on its tp ranks."""
+    return case.ep * (1 if case.engine == "kempnerforge" else case.etp)
+
+
+def rank_params(case: Case, held: Stages) -> RankParams:
+    """What one rank of each stage holds of the model."""
+    hidden, cut = case.model.hidden, expert_cut(case)
+    parts = [(layer_params(layer, hidden), number) for layer, number in held.layers]
+    dense = [p.cut / case.tp + p.whole for p, _ in parts]
+    return RankParams(
+        dense=sum(number * d for d, (_, number) in zip(dense, parts, strict=True)),
+        routed=sum(number * p.routed for p, number in parts) / cut,
+        ends=_ends(case, held),
+        unit_dense=_largest(dense),
+        unit_routed=max(p.routed for p, _ in parts) / cut,
+    )
+
+
+def rank_adapters(case: Case, held: Stages) -> RankParams:
+    """The adapters one rank of each stage trains; half of each follows the tp cut, which is too small to tell apart."""
+    hidden, cut = case.model.hidden, expert_cut(case)
+    parts = [(adapter_params(layer, hidden, case.rank, case.targets), n) for layer, n in held.layers]
+    return RankParams(
+        dense=sum(number * p.whole for p, number in parts),
+        routed=sum(number * p.routed for p, number in parts) / cut,
+        ends=0.0,
+        unit_dense=float(max(p.whole for p, _ in parts)),
+        unit_routed=max(p.routed for p, _ in parts) / cut,
+    )
+
+
+def _ends(case: Case, held: Stages) -> Column:
+    """First stage: embedding, vision tower, embedders. Last: head, final norm, entry of the MTP modules."""
+    model = case.model
+    count = model.params
+    head = model.vocab * model.hidden
+    tied_copy = (case.pp > 1) * head if model.tied else head  # across stages a tied head is a second copy
+    mtp = model.mtp_layers * 2 * model.hidden**2 if trains_mtp(case) else 0  # projections of [hidden, embedding]
+    first = count.embedding + count.vision + model.extra_params
+    return (held.first * first + held.last * (tied_copy + mtp)) / case.tp + held.last * model.final_norm_params
+
+
+def _largest(values: list[Column]) -> Column:
+    out = values[0]
+    for value in values[1:]:
+        out = np.maximum(out, value)
+    return out
+
+
+def parameters(case: Case) -> Column:
+    """Parameters held by the rank that holds the most, before data-parallel sharding."""
+    return plain(np.max(rank_params(case, stages(case)).total, axis=0))

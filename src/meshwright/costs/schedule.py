@@ -1,0 +1,25 @@
+"""What a pipeline schedule costs: micro batches in flight."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.costs.columns import Column, any_of
+from meshwright.costs.stages import Stages
+from meshwright.recipes.case import Case
+
+
+def in_flight(case: Case, held: Stages) -> Column:
+    """Micro batches whose activations a stage keeps at its peak, in whole-stage equivalents.
+
+    1F1B keeps pp - stage. Interleaving keeps 2(pp - stage - 1) + (vp - 1) pp + 1 chunks, each a vp-th of the stage,
+    which on the first stage is pp (1 + (pp - 1) / (pp vp)). GPipe and its looped form keep all. The V-shaped
+    schedules fold the pipeline, so every rank keeps about pp.
+    """
+    pp, vp, micro_batches = case.pp, case.vp, case.accumulation
+    plain = pp - held.index
+    chunks = 2 * (pp - held.index - 1) + (vp - 1) * pp + 1
+    kept = np.where(vp > 1, chunks / vp, plain)
+    kept = np.where(any_of(case.pp_schedule, "zbv", "dualpipe_v"), pp + 0.5 * (case.pp_schedule == "dualpipe_v"), kept)
+    kept = np.where(any_of(case.pp_schedule, "gpipe", "looped_bfs"), micro_batches, kept)
+    return np.where(pp > 1, np.minimum(kept, micro_batches), 1)

@@ -1,0 +1,95 @@
+"""Which layers the first, the heaviest middle and the last pipeline stage hold.
+
+These three bound the peak: the first keeps the most micro batches and the embedding, the last has the head and the
+loss, and an uneven model may put its heaviest run of layers in between. Costs are computed for all three at once,
+along a leading axis of length 3, and the worst is reported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costs.columns import Column, any_of, shape_of
+from meshwright.models import Layer, ModelSpec
+from meshwright.recipes.case import Case
+
+FIRST, MIDDLE, LAST = range(3)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Three stages of the pipeline: leading axis first, heaviest middle, last; then the candidates."""
+
+    index: Column  # place in the pipeline, 0 = first
+    first: Column  # holds the embedding
+    last: Column  # holds the head and computes the loss
+    layers: tuple[tuple[Layer, Column], ...]  # each kind of layer and how many of it a stage holds
+
+    @property
+    def count(self) -> Column:
+        """Layers held by each stage."""
+        return sum(number for _, number in self.layers)
+
+
+def trains_mtp(case: Case) -> bool:
+    """Whether the multi-token-prediction modules are part of this training."""
+    return case.model.mtp_layer is not None and case.mtp_loss > 0
+
+
+def stages(case: Case) -> Stages:
+    """The three stages of every candidate; stage contents are worked out once per distinct pipeline shape."""
+    shape, model = shape_of(case), case.model
+    v_shaped = any_of(case.pp_schedule, "zbv", "dualpipe_v")
+    ends = (case.embedding_as_layer, case.head_as_layer)
+    keys = np.broadcast_arrays(*(np.asarray(k) for k in (case.pp, case.vp, v_shaped, *ends)))
+    flat = np.stack([np.broadcast_to(k, shape).reshape(-1) for k in keys]).astype(np.int64)
+    code = flat[0] * 4096 + flat[1] * 8 + flat[2] * 4 + flat[3] * 2 + flat[4]
+    _, at, inverse = np.unique(code, return_index=True, return_inverse=True)
+    tables = np.stack([_three_stages(model, case.stage_layers, *map(int, flat[:, i])) for i in at], axis=-1)
+    spread = tables[..., inverse].reshape(*tables.shape[:-1], *shape)  # (1 + kinds, 3, *shape)
+    index, last_index = spread[0], spread[0][LAST]
+    layers = [(group.layer, spread[1 + i]) for i, group in enumerate(model.groups)]
+    if trains_mtp(case) and model.mtp_layer is not None:
+        layers.append((model.mtp_layer, model.mtp_layers * (index == last_index)))
+    return Stages(index, index == 0, index == last_index, tuple(layers))
+
+
+def _three_stages(
+    model: ModelSpec, given: tuple[int, ...], pp: int, vp: int, v_shaped: int, embedding: int, head: int
+) -> NDArray[np.float64]:
+    """Rows: place in the pipeline, then the number of layers of each group; columns: the three stages."""
+    counts = _stage_counts(model, chunk_layers(model.num_layers, given, pp * vp, embedding, head), pp, bool(v_shaped))
+    weight = counts @ np.array([group.layer.params(model.hidden) for group in model.groups], dtype=float)
+    middle = 1 + int(np.argmax(weight[1:-1])) if pp > 2 else 0
+    chosen = [0, middle, pp - 1]
+    return np.vstack([np.array(chosen, dtype=float), counts[chosen].T])
+
+
+def chunk_layers(layers: int, given: tuple[int, ...], chunks: int, embedding: int, head: int) -> NDArray[np.int64]:
+    """Layers of each stage chunk: as given, or even with earlier chunks taking the remainder."""
+    if len(given) == chunks:
+        return np.array(given)
+    low, more = divmod(layers + embedding + head, chunks)
+    sizes = low + (np.arange(chunks) < more)
+    sizes[0] -= embedding
+    sizes[-1] -= head
+    return np.maximum(sizes, 0).astype(np.int64)
+
+
+def _stage_counts(model: ModelSpec, sizes: NDArray[np.int64], pp: int, v_shaped: bool) -> NDArray[np.float64]:
+    """Layers of each group (columns) on each stage (rows), read off a running count over the layer order."""
+    kind = np.zeros((model.num_layers + 1, len(model.groups)))
+    for i, group in enumerate(model.groups):
+        kind[np.array(group.places, dtype=int) + 1, i] = 1
+    running = np.cumsum(kind, axis=0)
+    ends = np.minimum(np.cumsum(sizes), model.num_layers)
+    per_chunk = running[ends] - running[np.concatenate([[0], ends[:-1]])]
+    chunk = np.arange(len(sizes))
+    lap, place = np.divmod(chunk, pp)
+    stage = np.where(v_shaped & (lap % 2 == 1), pp - 1 - place, place)
+    counts = np.zeros((pp, len(model.groups)))
+    np.add.at(counts, stage, per_chunk)
+    return counts

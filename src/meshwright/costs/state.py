@@ -1,0 +1,124 @@
+"""Bytes of weights, gradients and optimizer state per parameter, by strategy, precision and engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.costs.columns import BYTES, Column, any_of
+from meshwright.costs.constants import NF4_BYTES
+from meshwright.costs.parameters import RankParams
+from meshwright.recipes.case import Case
+
+# Moments an optimizer keeps: of the first kind (precision.moments) and of the second (fp32 unless all is bf16).
+MOMENTS = {
+    "adamw": (1.0, 1.0),
+    "schedule_free_adamw": (1.0, 1.0),
+    "muon": (1.0, 0.1),  # momentum only for matrices; embedding, head and vectors go to AdamW
+    "lion": (1.0, 0.0),
+    "sgd": (1.0, 0.0),
+}
+
+
+@dataclass(frozen=True)
+class PerParam:
+    """Bytes per parameter: on every data-parallel rank, and divided among those that share one copy."""
+
+    weights_whole: Column
+    weights_shared: Column
+    gradients_whole: Column
+    gradients_shared: Column
+    optimizer_whole: Column
+    optimizer_shared: Column
+
+
+def master_bytes(case: Case) -> int:
+    """Bytes of the weight the optimizer updates; KempnerForge trains in pure bf16."""
+    return 2 if case.engine == "kempnerforge" else BYTES[case.master]
+
+
+def moment_bytes(case: Case) -> float:
+    """Bytes of all moments of one parameter."""
+    first, second = MOMENTS[case.optimizer_name]
+    bf16 = master_bytes(case) == 2
+    return first * (2 if bf16 else BYTES[case.moments]) + second * (2 if bf16 else 4)
+
+
+def defers_reduction(case: Case) -> Column:
+    """Where whole gradients wait for the last micro batch: told to, or inside torch's pipeline, which always does."""
+    told = case.defer_grad_sync & (case.engine not in ("torchtitan", "fsdp1", "deepspeed"))
+    return (case.accumulation > 1) & (told | ((case.pp > 1) & (case.engine != "megatron")))
+
+
+def per_param(case: Case) -> PerParam:
+    """Bytes per trained parameter.
+
+    fsdp2          the updated weight, its gradient and the moments, all shared; deferred gradients are whole
+    ddp            torch: 16 bytes on every rank. Megatron: bf16 weight, fp32 gradient, fp32 master, moments = 18
+    zero1          bf16 weight and gradient on every rank, master and moments shared: 6 + 12 / ranks
+    megatron_fsdp  bf16 weight, gradient, master and moments, all shared
+    """
+    master, moments = master_bytes(case), moment_bytes(case)
+    low, accumulate = BYTES[case.compute], 2 if case.engine == "kempnerforge" else BYTES[case.grads]
+    reduce, deferred = BYTES[case.reduce], defers_reduction(case)
+    separate = low if master > low else 0  # a compute copy exists beside a wider master
+    low_ddp = separate if case.engine in ("megatron", "deepspeed") else 0
+    fsdp, zero1 = case.strategy == "fsdp2", case.strategy == "zero1"
+    ddp, sharded = case.strategy == "ddp", case.strategy == "megatron_fsdp"
+    gradient = accumulate if case.engine in ("megatron", "deepspeed") else master
+    return PerParam(
+        weights_whole=ddp * (low_ddp or master) + zero1 * low,
+        weights_shared=fsdp * master + sharded * (separate or master),
+        gradients_whole=ddp * gradient + zero1 * accumulate + fsdp * deferred * reduce,
+        gradients_shared=fsdp * (1 - 1 * deferred) * master + sharded * accumulate,
+        optimizer_whole=ddp * (moments + (master if low_ddp else 0)),
+        optimizer_shared=fsdp * moments
+        + zero1 * (moments + (master if separate else 0))
+        + sharded * (moments + (master if separate else 0)),
+    )
+
+
+def dense_ranks(case: Case) -> Column:
+    """Ranks that share one copy of a dense parameter; context-parallel ranks hold the same weights and join in."""
+    return np.where(case.strategy == "ddp", 1, case.shard * case.cp)
+
+
+def expert_ranks(case: Case) -> Column:
+    """Ranks that share one copy of an expert."""
+    if case.engine == "kempnerforge":
+        return dense_ranks(case)
+    return np.where(case.strategy == "ddp", 1, np.maximum(case.expert_dp // case.dp_replicate, 1))
+
+
+@dataclass(frozen=True)
+class State:
+    """Bytes on one rank of each stage."""
+
+    weights: Column
+    gradients: Column
+    optimizer: Column
+
+
+def trained_state(case: Case, params: RankParams) -> State:
+    """State of trained parameters, less what is kept in host memory."""
+    each = per_param(case)
+    dense, routed = params.dense + params.ends, params.routed
+    shared = dense / dense_ranks(case) + routed / expert_ranks(case)
+    whole = dense + routed
+    on_gpu, optimizer_on_gpu = case.offload != "params", ~np.asarray(any_of(case.offload, "params", "optimizer"))
+    return State(
+        weights=on_gpu * (each.weights_whole * whole + each.weights_shared * shared),
+        gradients=on_gpu * (each.gradients_whole * whole + each.gradients_shared * shared),
+        optimizer=optimizer_on_gpu * (each.optimizer_whole * whole + each.optimizer_shared * shared),
+    )
+
+
+def frozen_weights(case: Case, params: RankParams) -> Column:
+    """Bytes of frozen weights: compute precision, or NF4 for the layers' matrices; shared only by the FSDPs."""
+    low = BYTES[case.compute]
+    matrix = NF4_BYTES if case.method == "qlora" else low
+    shares = any_of(case.strategy, "fsdp2", "megatron_fsdp")
+    dense = (params.dense * matrix + params.ends * low) / np.where(shares, dense_ranks(case), 1)
+    routed = params.routed * matrix / np.where(shares, expert_ranks(case), 1)
+    return (case.offload != "params") * (dense + routed)
