@@ -48,11 +48,12 @@ def closest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """The known names nearest to what was typed, best first; empty when nothing is near."""
     from rapidfuzz import fuzz, process
 
-    choices = list(known)
     found = process.extract(
-        name.lower(), choices, scorer=fuzz.WRatio, processor=str.lower, limit=limit, score_cutoff=60
+        name.lower(), list(known), scorer=fuzz.WRatio, processor=str.lower, limit=5 * limit, score_cutoff=60
     )
-    return [match for match, _, _ in found]
+    # WRatio finds parts of long names; among what it finds, the one nearest as a whole comes first.
+    ranked = sorted((match for match, _, _ in found), key=lambda m: -fuzz.ratio(name.lower(), m.lower()))
+    return ranked[:limit]
 
 
 def unknown(field: str, value: object, known: Iterable[str]) -> InputError:

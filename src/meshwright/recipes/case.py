@@ -12,10 +12,11 @@ from functools import cached_property
 from math import gcd
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from meshwright.clusters import Cluster
-from meshwright.models import MLA, Attention, Dense, GatedDelta, Mamba2, ModelSpec
+from meshwright.models import MLA, Attention, Dense, GatedDelta, Mamba2, ModelSpec, find, reshape
 from meshwright.recipes.types import Engine, Recipe, recipe_fields
 
 Column = Any  # int, float, bool or str, or a numpy array of them
@@ -48,9 +49,10 @@ class Case:
 
     def replace(self, **columns: Column) -> Case:
         """The same case with some names holding other values or numpy columns."""
-        return Case(
-            self.recipe, self.model, self.cluster, self.engine, {**self._columns, **columns}, self._estimate
-        )
+        other = Case(self.recipe, self.model, self.cluster, self.engine, {**self._columns, **columns}, self._estimate)
+        for name in ("_recipe_values", "_facts"):  # read from the recipe, model and cluster, which are the same
+            other.__dict__[name] = getattr(self, name)
+        return other
 
     @cached_property
     def _recipe_values(self) -> dict[str, Column]:
@@ -65,7 +67,7 @@ class Case:
     def _facts(self) -> dict[str, Column]:
         return {**model_facts(self.model), **cluster_facts(self.cluster)}
 
-    @property
+    @cached_property
     def estimate(self) -> Any:
         """The estimate of this very case, or None when nobody handed over a way to make one."""
         return self._estimate(self) if self._estimate else None
@@ -116,6 +118,12 @@ class Case:
     def fp8(self) -> Column:
         """Whether linear layers compute in 8 bits or fewer."""
         return self.matmul != "same"
+
+
+def model_of(recipe: Recipe) -> ModelSpec:
+    """The model a recipe trains, with its architecture changes applied."""
+    changes = {k: v for k, v in msgspec.structs.asdict(recipe.architecture).items() if v is not None}
+    return reshape(find(recipe.model), **changes) if changes else find(recipe.model)
 
 
 def _common(values: list[int]) -> int:

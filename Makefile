@@ -1,0 +1,42 @@
+# Two commands matter on a fresh machine: `make demo` and `make test`. Both make .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: setup demo test lint docs bench clean
+
+setup: $(VENV)/.core  ## the tool itself, without torch
+
+$(VENV)/.core: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+# torch, transformers and diffusers: the tests build models on the meta device and compare parameter counts.
+# torch is asked for by its exact version so that a CPU build is taken where there is one.
+$(VENV)/.peers: $(VENV)/.core
+	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt transformers diffusers
+	touch $@
+
+demo: setup  ## the main job: a recommendation for this machine and for an example cluster
+	$(BIN)/python benchmarks/demo.py
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint $(VENV)/.peers
+	$(BIN)/python -m pytest -n 2
+
+docs: setup  ## writes the generated pages under docs/
+	$(BIN)/python -m meshwright.docs
+
+bench: setup  ## CPU time of the adviser, one table
+	$(BIN)/python benchmarks/adviser_speed.py
+
+clean:
+	rm -rf $(VENV) dist build

@@ -1,0 +1,41 @@
+"""Meshwright: tell it your model, your GPUs and your goal; it picks the recipe, sizes it, checks it and says why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshwright.api import check, recipe, recipes, recommend
+    from meshwright.errors import InfeasibleError, InputError, MeshwrightError
+    from meshwright.planner import Plan
+    from meshwright.recipes.types import Recipe
+
+__version__ = "0.1.0"
+__all__ = [
+    "InfeasibleError",
+    "InputError",
+    "MeshwrightError",
+    "Plan",
+    "Recipe",
+    "check",
+    "recipe",
+    "recipes",
+    "recommend",
+]
+
+_HOMES = {
+    "InfeasibleError": "meshwright.errors",
+    "InputError": "meshwright.errors",
+    "MeshwrightError": "meshwright.errors",
+    "Plan": "meshwright.planner",
+    "Recipe": "meshwright.recipes.types",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Names are loaded on first use, so that importing the package costs nothing."""
+    if name not in __all__:
+        raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES.get(name, "meshwright.api")), name)

@@ -1,0 +1,147 @@
+"""Answers as the JSON objects of the outer contract; one place for their shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from meshwright import costs, launch, planner
+from meshwright.clusters import Gpu
+from meshwright.models import ModelSpec
+from meshwright.planner import Plan
+from meshwright.recipes.index import IndexEntry
+from meshwright.recipes.types import Recipe
+from meshwright.rules import Finding, Rule
+
+SCHEMA = "meshwright/1"
+
+
+def plan_to_dict(plan: Plan, explain: bool = False) -> dict[str, Any]:
+    """The plan object."""
+    q = plan.question
+    out: dict[str, Any] = {
+        "schema": SCHEMA,
+        "question": {
+            "model": q.model_ref,
+            "gpus": str(q.cluster),
+            "goal": q.goal,
+            "seq_length": plan.recipe.data.seq_length,
+            "engine": q.engine,
+        },
+        "recipe": {
+            "name": plan.base.name,
+            "match": plan.match,
+            "goal": plan.recipe.goal,
+            "benchmark": plan.recipe.benchmark,
+            "made_for": plan.base.cluster,
+            "approach": plan.approach,
+        },
+        "contract": plan.contract_dict(),
+        "layout": plan.layout_dict(),
+        "estimate": costs.to_dict(plan.estimate),
+        "changes": [
+            {"field": c.field, "from": c.old, "to": c.new, "kind": c.kind, "why": c.why} for c in plan.changes
+        ],
+        "findings": findings_to_dicts(plan.findings),
+        "offers": [
+            {"title": o.title, "overrides": list(o.overrides), "kind": "contract", "why": o.why} for o in plan.offers
+        ],
+        "commands": launch.commands(plan),
+    }
+    if not plan.estimate.fits:
+        out["smallest_that_fits"] = planner.smallest_fit(plan)
+    if explain:
+        out["reasons"] = [{"field": r.field, "value": r.value, "why": r.why} for r in planner.reasons(plan)]
+    return out
+
+
+def findings_to_dicts(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """Findings, errors first."""
+    return [
+        {"rule": f.rule, "severity": f.severity, "field": f.field, "message": f.message, "fix": list(f.fix)}
+        for f in findings
+    ]
+
+
+def entries_to_dicts(entries: Sequence[IndexEntry]) -> list[dict[str, Any]]:
+    """Rows of the recipe index."""
+    return [
+        {
+            "name": e.name,
+            "family": e.family,
+            "model": e.model,
+            "goal": e.goal,
+            "gpus": e.gpus,
+            "gpu": e.gpu,
+            "seq_length": e.seq_length,
+            "benchmark": e.benchmark,
+        }
+        for e in entries
+    ]
+
+
+def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
+    """A recipe with every field."""
+    built: dict[str, Any] = msgspec.to_builtins(recipe)
+    return built
+
+
+def model_to_dict(model: ModelSpec) -> dict[str, Any]:
+    """A model's shape and exact parameter counts."""
+    p = model.params
+    return {
+        "name": model.name,
+        "family": model.family,
+        "kind": model.kind,
+        "hf_id": model.hf_id,
+        "layers": model.num_layers,
+        "hidden": model.hidden,
+        "vocab": model.vocab,
+        "experts": model.moe.experts if model.moe else 0,
+        "max_seq_length": model.max_seq_length,
+        "parameters": {
+            "total": p.total,
+            "active": p.active,
+            "embedding": p.embedding,
+            "head": p.head,
+            "routed_experts": p.routed,
+            "vision": p.vision,
+            "mtp": p.mtp,
+        },
+        "source": model.source,
+    }
+
+
+def gpu_to_dict(gpu: Gpu) -> dict[str, Any]:
+    """A GPU's facts with their source."""
+    return {
+        "name": gpu.name,
+        "arch": gpu.arch,
+        "memory_gib": gpu.memory_gib,
+        "peak_tflops_dense": gpu.peak_tflops,
+        "hbm_gb_s": gpu.hbm_gb_s,
+        "link": gpu.link,
+        "nvlink_gb_s_per_direction": gpu.nvlink_gb_s,
+        "nvlink_domain": gpu.nvlink_domain,
+        "network_gb_s": gpu.network_gb_s,
+        "gpus_per_node": gpu.gpus_per_node,
+        "source": gpu.source,
+        "note": gpu.note,
+    }
+
+
+def rule_to_dict(rule: Rule) -> dict[str, Any]:
+    """A rule as a person meets it."""
+    return {
+        "id": rule.id,
+        "subject": rule.subject,
+        "severity": rule.severity,
+        "field": rule.field,
+        "engines": list(rule.engines),
+        "symptom": rule.symptom,
+        "cause": rule.cause,
+        "fix_fields": sorted({name for fix in rule.fixes for name in fix}),
+        "pitfall": rule.pitfall,
+    }

@@ -1,0 +1,173 @@
+"""The verbs: what the command line, Python users and agents call. Composed from the rooms, no logic of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright import answers, clusters, costs, launch, models, planner, rules
+from meshwright.answers import SCHEMA
+from meshwright.errors import InputError, unknown
+from meshwright.models import ModelSpec
+from meshwright.planner import Plan, Question
+from meshwright.recipes import files, index
+from meshwright.recipes import overrides as override
+from meshwright.recipes.case import model_of
+from meshwright.recipes.types import ENGINES, GOALS, Recipe
+from meshwright.rules import Finding, Rule
+
+
+def recommend(
+    model: str,
+    gpus: str | int,
+    goal: str,
+    *,
+    seq: int | str | None = None,
+    engine: str = "meshwright",
+    benchmark: bool = False,
+    overrides: Sequence[str] = (),
+) -> Plan:
+    """The plan for a model on a cluster: which recipe, which layout, does it fit, how fast, what will bite."""
+    spec, reference = _model(model)
+    question = Question(
+        model=spec,
+        model_ref=reference,
+        cluster=clusters.cluster(str(gpus)),
+        goal=_choice("goal", goal, GOALS),
+        seq_length=_length(seq),
+        engine=_choice("engine", engine, ENGINES),
+        benchmark=benchmark,
+    )
+    return planner.recommend(question, overrides)
+
+
+def recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """A shipped recipe by name, or one from a TOML, YAML or JSON file, with overrides applied."""
+    return override.apply(_recipe_from(name), list(overrides))
+
+
+def recipes(
+    query: str | None = None, *, goal: str | None = None, family: str | None = None, benchmark: bool | None = None
+) -> list[index.IndexEntry]:
+    """The index: recipes by name, family, size or goal; fuzzy when nothing matches to the letter."""
+    wanted = None if goal is None else _choice("goal", goal, GOALS)
+    if family is not None and family not in index.families():
+        raise unknown("family", family, index.families())
+    return index.search(query, goal=wanted, family=family, benchmark=benchmark)
+
+
+@dataclass(frozen=True)
+class Check:
+    """What the rules found in one recipe on one cluster."""
+
+    recipe: Recipe
+    cluster: clusters.Cluster
+    engine: str
+    findings: tuple[Finding, ...]
+    estimate: costs.Estimate
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing stands against starting it."""
+        return not any(f.severity == "error" for f in self.findings)
+
+
+def check(
+    target: str | Recipe, *, gpus: str | int | None = None, engine: str = "meshwright", overrides: Sequence[str] = ()
+) -> Check:
+    """Findings for a recipe, by name, file or value, on its own cluster or another."""
+    asked = override.apply(target if isinstance(target, Recipe) else _recipe_from(target), list(overrides))
+    cluster = clusters.cluster(str(gpus) if gpus is not None else asked.cluster)
+    case = planner.case_of(asked, model_of(asked), cluster, _choice("engine", engine, ENGINES))
+    return Check(asked, cluster, engine, tuple(rules.judge(case)), costs.estimate(case))
+
+
+def check_to_dict(result: Check) -> dict[str, Any]:
+    """The check object of the outer contract."""
+    return {
+        "schema": SCHEMA,
+        "dialect": "meshwright",
+        "ok": result.ok,
+        "recipe": result.recipe.name,
+        "gpus": str(result.cluster),
+        "engine": result.engine,
+        "findings": answers.findings_to_dicts(result.findings),
+        "estimate": costs.to_dict(result.estimate),
+    }
+
+
+def model_catalogue(query: str | None = None) -> list[ModelSpec]:
+    """Models whose name contains the query; all of them without one; a config.json is read."""
+    if query is None:
+        return list(models.all_specs())
+    named = [n for n in models.names() if models.normalise(query) in models.normalise(n)]
+    return [models.find(n) for n in named] or [models.find(query)]
+
+
+def rule_catalogue(query: str | None = None, *, pitfalls: bool = False) -> list[Rule]:
+    """Rules by part of their id; all of them without one."""
+    found = [r for r in rules.RULES.values() if r.pitfall or not pitfalls]
+    if query is None:
+        return found
+    named = [r for r in found if query.lower() in r.id.lower()]
+    if not named:
+        raise unknown("rule", query, rules.RULES)
+    return named
+
+
+def recipe_text(found: Recipe, format: str, *, full: bool = False) -> str:
+    """A recipe as TOML, YAML, JSON or the Python that builds it."""
+    return files.to_text(found, _choice("format", format, files.FORMATS), full=full)
+
+
+def find_goal(text: str) -> str:
+    """One of the three goals."""
+    return str(_choice("goal", text, GOALS))
+
+
+plan_to_dict = answers.plan_to_dict
+entries_to_dicts = answers.entries_to_dicts
+recipe_to_dict = answers.recipe_to_dict
+model_to_dict = answers.model_to_dict
+gpu_to_dict = answers.gpu_to_dict
+rule_to_dict = answers.rule_to_dict
+commands = launch.commands
+reasons = planner.reasons
+smallest_fit = planner.smallest_fit
+gpu_catalogue = clusters.gpus
+find_model = models.find
+find_cluster = clusters.cluster
+model_names = models.names
+recipe_names = index.names
+
+
+def _model(text: str) -> tuple[ModelSpec, str]:
+    """The model and how a recipe refers to it."""
+    spec = models.find(text)
+    return spec, spec.name if spec.name in models.names() else str(Path(text))
+
+
+def _recipe_from(name: str) -> Recipe:
+    if files.looks_like_file(name):
+        return files.from_file(name)
+    return index.load(name)
+
+
+def _choice(field: str, value: str, known: Sequence[Any]) -> Any:
+    if value.lower() not in known:
+        raise unknown(field, value, known)
+    return value.lower()
+
+
+def _length(seq: int | str | None) -> int | None:
+    """A sequence length as a number: 8192 and 8K alike."""
+    if seq is None:
+        return None
+    text = str(seq).strip().lower()
+    scale = 1024 if text.endswith("k") else 1
+    digits = text.removesuffix("k")
+    if not digits.isdigit() or int(digits) < 1:
+        raise InputError("the sequence length is a whole number of tokens, e.g. 8192 or 8k", field="seq", value=seq)
+    return int(digits) * scale

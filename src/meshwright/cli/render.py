@@ -1,0 +1,198 @@
+"""Plans, findings and catalogues for a person at a terminal: compact, coloured only there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from meshwright import api
+
+WIDTH = 44  # of the memory bar
+PARTS = {
+    "weights": "blue",
+    "gradients": "cyan",
+    "optimizer": "magenta",
+    "activations": "yellow",
+    "logits": "red",
+    "buffers": "green",
+    "overhead": "white",
+}
+MARKS = {"error": ("✗", "red"), "warning": ("!", "yellow"), "advice": ("·", "cyan")}
+LETTERS = {part: part[0].upper() for part in PARTS} | {"overhead": "x"}
+
+
+def console() -> Console:
+    """Colour and width of the terminal; plain and wide when the output is a file or a pipe."""
+    c = Console(highlight=False, soft_wrap=True)
+    return c if c.is_terminal else Console(highlight=False, soft_wrap=True, width=200)
+
+
+def memory_bar(memory: dict[str, float]) -> str:
+    """A bar of the capacity, each part in its colour and letter; what does not fit runs over the end."""
+    scale = WIDTH / memory["capacity"]
+    bar, used = "", 0.0
+    for part, colour in PARTS.items():
+        start, used = round(used * scale), used + memory[part]
+        bar += f"[{colour}]{LETTERS[part] * (min(round(used * scale), WIDTH * 2) - start)}[/]"
+    free = WIDTH - min(round(used * scale), WIDTH)
+    over = " [red]over capacity[/]" if used > memory["capacity"] else ""
+    return f"[dim]│[/]{bar}[dim]{'·' * free}│[/]{over}"
+
+
+def _memory_lines(estimate: dict[str, Any]) -> list[str]:
+    memory = estimate["memory_gib"]
+    parts = "  ".join(f"[{c}]{LETTERS[p]}[/] {p} {memory[p]:.1f}" for p, c in PARTS.items() if memory[p] >= 0.05)
+    verdict = "[green]fits[/]" if estimate["fits"] else "[red]does not fit[/]"
+    return [
+        f"{memory['total']:.1f} of {memory['capacity']:.1f} GiB per GPU (±{estimate['band']['memory_pct']:.0f} %): {verdict}",
+        memory_bar(memory),
+        parts,
+    ]
+
+
+def _speed_line(estimate: dict[str, Any]) -> str:
+    return (
+        f"{estimate['step_s']:.2f} s per step (±{estimate['band']['step_pct']:.0f} %), "
+        f"{estimate['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU, {estimate['tflops_per_gpu']:.0f} TFLOP/s/GPU, "
+        f"MFU {estimate['mfu']:.0%}"
+    )
+
+
+def _layout_line(layout: dict[str, Any]) -> str:
+    degrees = [f"{name} {layout[name]}" for name in ("tp", "pp", "vp", "cp", "ep") if layout[name] > 1 or name == "tp"]
+    replicas = f" × {layout['dp_replicate']} copies" if layout["dp_replicate"] > 1 else ""
+    return " · ".join(
+        [
+            layout["strategy"],
+            *degrees,
+            f"dp {layout['dp_shard']}{replicas}",
+            f"micro batch {layout['micro_batch_size']} × {layout['gradient_accumulation']} accumulated",
+            f"recompute {layout['recompute']}",
+        ]
+    )
+
+
+def _rows(out: Console, title: str, lines: Sequence[str]) -> None:
+    for i, line in enumerate(lines):
+        out.print(f"[bold]{title if i == 0 else '':<9}[/]{line}")
+
+
+def plan(found: Any, explain: bool) -> None:
+    """One plan: the recipe, the layout, whether it fits, how fast, what changed, what to know, how to start."""
+    answer = api.plan_to_dict(found, explain=explain)
+    out, recipe, contract = console(), answer["recipe"], answer["contract"]
+    model = api.model_to_dict(found.question.model)
+    out.print(f"[bold green]{recipe['name']}[/]  {recipe['approach']} ({recipe['match']}; made for {recipe['made_for']})")
+    _rows(out, "Train", [_train_line(answer, model)])
+    if recipe["benchmark"]:
+        _rows(out, "", ["[yellow]benchmark: upper-bound throughput on mock data, not a production setting[/]"])
+    _rows(out, "Layout", [_layout_line(answer["layout"])])
+    _rows(out, "Memory", _memory_lines(answer["estimate"]))
+    _rows(out, "Speed", [_speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
+    if "smallest_that_fits" in answer:
+        count = answer["smallest_that_fits"]
+        gpu = found.question.cluster.gpu.name
+        _rows(out, "Needs", [f"--gpus {count}x{gpu} would fit" if count else "no count up to 16,384 fits this training"])
+    _rows(out, "Changed", [_change_line(c) for c in answer["changes"]] or ["nothing"])
+    _rows(out, "Why", [f"[bold]{r['field']} {r['value']}[/]  {escape(r['why'])}" for r in answer.get("reasons", [])])
+    _rows(out, "Findings", _finding_lines(answer["findings"]) or ["none"])
+    _rows(out, "Offers", [f"{o['title']}: [cyan]{' '.join(o['overrides'])}[/]  [dim]{o['why']}[/]" for o in answer["offers"]])
+    _rows(out, "Run", [f"[dim]{name}[/]  {escape(text)}" for name, text in answer["commands"].items()])
+    if not explain:
+        out.print("[dim]Add --explain to see why each number was chosen, --json for scripts.[/]")
+
+
+def _train_line(answer: dict[str, Any], model: dict[str, Any]) -> str:
+    total, active = model["parameters"]["total"] / 1e9, model["parameters"]["active"] / 1e9
+    size = f"{total:.2f} B parameters" + (f", {active:.2f} B active" if active < 0.99 * total else "")
+    q, c = answer["question"], answer["contract"]
+    return (
+        f"{q['model']} ({size}) · {q['goal']} · {c['seq_length']:,} tokens × {c['global_batch_size']:,} per step · "
+        f"{c['precision']} · {c['optimizer']} lr {c['lr']:g} · on {q['gpus']}"
+    )
+
+
+def _change_line(change: dict[str, Any]) -> str:
+    colour = "yellow" if change["kind"] == "contract" else "cyan"
+    old, new = escape(str(change["from"])), escape(str(change["to"]))
+    return f"[{colour}]{change['field']} {old} → {new}[/] [dim]({change['kind']})[/]  {escape(change['why'])}"
+
+
+def _finding_lines(findings: Sequence[dict[str, Any]]) -> list[str]:
+    lines = []
+    for f in findings:
+        mark, colour = MARKS[f["severity"]]
+        fix = f"  [dim]fix:[/] [cyan]{escape(' '.join(f['fix']))}[/]" if f["fix"] else ""
+        lines.append(f"[{colour}]{mark} {f['severity']}[/] {escape(f['message'])} [dim]({f['rule']})[/]{fix}")
+    return lines
+
+
+def check(result: Any) -> None:
+    """Findings of one recipe on one cluster."""
+    answer, out = api.check_to_dict(result), console()
+    verdict = "[green]ok[/]" if answer["ok"] else "[red]cannot start or does not fit[/]"
+    out.print(f"[bold]{answer['recipe']}[/] on {answer['gpus']} with the {answer['engine']} engine: {verdict}")
+    _rows(out, "Memory", _memory_lines(answer["estimate"]))
+    _rows(out, "Findings", _finding_lines(answer["findings"]) or ["none"])
+
+
+def _table(rows: Sequence[Sequence[str]], *headers: str) -> None:
+    table = Table(*headers, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*[escape(cell) for cell in row])
+    console().print(table)
+
+
+def recipes(found: Sequence[Any]) -> None:
+    """The index as a table."""
+    rows = [
+        (e["name"], e["goal"], e["model"], f"{e['gpus']}x{e['gpu']}", f"{e['seq_length']:,}", e["family"])
+        for e in api.entries_to_dicts(found)
+    ]
+    _table(rows, "recipe", "goal", "model", "GPUs", "tokens", "family")
+    console().print(f"[dim]{len(rows)} recipes[/]")
+
+
+def models(found: Sequence[Any]) -> None:
+    """Models with their counts."""
+    rows = []
+    for m in (api.model_to_dict(spec) for spec in found):
+        p = m["parameters"]
+        rows.append(
+            (m["name"], f"{p['total'] / 1e9:.3f}", f"{p['active'] / 1e9:.3f}", str(m["layers"]), str(m["hidden"]), m["hf_id"])
+        )
+    _table(rows, "model", "total B", "active B", "layers", "hidden", "Hugging Face id")
+
+
+def gpus(found: Sequence[Any]) -> None:
+    """GPUs with their facts."""
+    rows = []
+    for g in (api.gpu_to_dict(gpu) for gpu in found):
+        peak = g["peak_tflops_dense"]
+        rows.append(
+            (
+                g["name"],
+                f"{g['memory_gib']:.1f}",
+                *(f"{peak[p]:,.0f}" if p in peak else "-" for p in ("bf16", "fp8", "fp4")),
+                f"{g['hbm_gb_s']:,.0f}",
+                f"{g['nvlink_gb_s_per_direction']:,.0f}",
+                str(g["nvlink_domain"]),
+                f"{g['network_gb_s']:,.0f}",
+            )
+        )
+    _table(rows, "GPU", "GiB", "bf16", "fp8", "fp4 TFLOP/s", "HBM GB/s", "link GB/s", "domain", "network GB/s")
+
+
+def rules(found: Sequence[Any]) -> None:
+    """Rules with symptom, cause and what repairs them."""
+    out = console()
+    for r in (api.rule_to_dict(rule) for rule in found):
+        mark, colour = MARKS[r["severity"]]
+        out.print(f"[{colour}]{mark}[/] [bold]{r['id']}[/] [dim]{r['severity']}; {', '.join(r['engines'])}[/]")
+        out.print(f"    symptom  {escape(r['symptom'])}\n    cause    {escape(r['cause'])}")
+        if r["fix_fields"]:
+            out.print(f"    fix      {', '.join(r['fix_fields'])}")

@@ -1,0 +1,112 @@
+"""Why a number is what it is: the same estimate and rules, asked about the value next to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright import costs, rules
+from meshwright.planner.plan import Plan, Reason
+from meshwright.recipes.case import Case
+from meshwright.recipes.types import recipe_fields
+
+DEGREES = ("tp", "pp", "cp", "ep", "micro_batch_size")
+FOLLOWS = {
+    "sp": "follows tp: with tp above 1 it cuts norms and residuals over the same ranks at no extra traffic",
+    "pp_schedule": "follows pp and vp",
+    "dp_shard": "filled with whatever tp × pp × cp leave",
+    "stage_layers": "follows pp: the layers do not divide evenly, so the end stages, which also hold embedding and head, get fewer",
+    "embedding_as_layer": "follows pp",
+    "head_as_layer": "follows pp",
+    "recompute_modules": "follows recompute",
+    "recompute_layers": "follows recompute",
+}
+
+
+def meaning(name: str) -> str:
+    """What a layout field is, in the words of its own documentation."""
+    return recipe_fields()[f"layout.{name}"].text
+
+
+def with_value(case: Case, name: str, value: Any) -> Case:
+    """The case with one layout number changed and those that follow it brought along."""
+    changed: dict[str, Any] = {name: value, "dp_shard": -1}
+    if name == "tp":
+        changed["sp"] = value > 1 and case.strategy != "megatron_fsdp"
+    if name == "pp":
+        changed |= {"stage_layers": (), "vp": 1, "pp_schedule": "1f1b"}
+    if name == "recompute":
+        changed |= {"recompute_modules": (), "recompute_layers": 0}
+    return case.replace(**changed)
+
+
+def compared(case: Case, name: str, value: Any) -> str:
+    """What would happen with another value of one layout field, measured by rules and estimate."""
+    other = with_value(case, name, value)
+    errors = [r for r in rules.applicable(other, ("error",)) if r.subject != "memory" and bool(r.broken(other))]
+    if errors:
+        return f"{value} is refused: {rules.message(errors[0], other)}"
+    here, there = costs.estimate(case), costs.estimate(other)
+    if not bool(there.fits):
+        return f"{value} would need {float(there.memory.total):.0f} GiB of {case.capacity_gib:.0f}"
+    slower = float(there.step_s) / float(here.step_s) - 1
+    memory = float(there.memory.total) - float(here.memory.total)
+    return f"{value} would take {slower:+.0%} step time and {memory:+.0f} GiB"
+
+
+def why_changed(case: Case, name: str, old: Any) -> str:
+    """The reason a layout field left the recipe's value."""
+    if name in FOLLOWS:
+        return FOLLOWS[name]
+    return "here " + compared(case, name, old)
+
+
+def reasons(plan: Plan) -> tuple[Reason, ...]:
+    """For every number of the layout: what it is and what its neighbours would do."""
+    case, layout = plan.case, plan.recipe.layout
+    found = [Reason("strategy", layout.strategy, _strategy(case))]
+    found += [Reason(name, getattr(layout, name), _degree(case, name)) for name in _interesting(case)]
+    found.append(Reason("recompute", layout.recompute, _recompute(case)))
+    found.append(
+        Reason(
+            "dp",
+            int(case.dp),
+            f"{case.world} GPUs / {int(case.model_ranks)} per model copy; {int(case.shard)} ranks share one state"
+            + (f", {layout.dp_replicate} copies of it" if layout.dp_replicate > 1 else ""),
+        )
+    )
+    found.append(
+        Reason(
+            "gradient_accumulation",
+            int(case.accumulation),
+            f"global batch {case.global_batch_size} / (micro batch {layout.micro_batch_size} × dp {int(case.dp)})",
+        )
+    )
+    return tuple(found)
+
+
+def _interesting(case: Case) -> list[str]:
+    return [name for name in DEGREES if name != "ep" or case.is_moe]
+
+
+def _neighbours(value: int) -> list[int]:
+    return [v for v in (value // 2 if value > 1 else 0, value * 2) if v]
+
+
+def _degree(case: Case, name: str) -> str:
+    value = int(getattr(case, name))
+    return f"{meaning(name)}. " + "; ".join(compared(case, name, v) for v in _neighbours(value))
+
+
+def _recompute(case: Case) -> str:
+    others = [v for v in ("none", "selective", "full") if v != case.recompute]
+    return f"{meaning('recompute')}. " + "; ".join(compared(case, "recompute", v) for v in others)
+
+
+def _strategy(case: Case) -> str:
+    kinds = {
+        "fsdp2": "weights, gradients and optimizer state are all cut over the data-parallel ranks",
+        "zero1": "only optimizer state is cut over the data-parallel ranks (Megatron's distributed optimizer)",
+        "megatron_fsdp": "Megatron's fully sharded data parallelism: all state is cut over the data-parallel ranks",
+        "ddp": "every data-parallel rank holds the whole state",
+    }
+    return kinds[str(case.strategy)]

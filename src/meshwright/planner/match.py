@@ -1,0 +1,58 @@
+"""Which shipped recipe a question starts from."""
+
+from __future__ import annotations
+
+from math import log2
+from typing import Literal
+
+from meshwright import models
+from meshwright.errors import InputError
+from meshwright.models import ModelSpec
+from meshwright.planner.plan import Question
+from meshwright.recipes import index
+from meshwright.recipes.index import IndexEntry
+from meshwright.recipes.types import Recipe
+
+Start = Literal["own", "closest", "derived"]
+
+
+def starting_recipe(question: Question) -> tuple[Recipe, Start]:
+    """The model's own recipe for the goal, else the closest model's; derived when the model is the user's own."""
+    own = index.for_model(question.model.name, question.goal, benchmark=question.benchmark)
+    if own:
+        return index.load(_preferred(own, question).name), "own"
+    if question.benchmark:
+        raise InputError(
+            f"there is no benchmark recipe for {question.model.name} with goal {question.goal}",
+            field="benchmark",
+            value="true",
+            fix=("leave out --benchmark", f"meshwright recipes --benchmark --goal {question.goal}"),
+        )
+    near = index.closest(question.model, question.goal, question.seq_length)
+    if near is None:
+        raise InputError(
+            f"no recipe trains a {kind_of(question.model)} model with goal {question.goal}",
+            field="goal",
+            value=question.goal,
+            fix=tuple(f"--goal {g}" for g in ("pretrain", "sft", "peft") if g != question.goal),
+        )
+    return index.load(near.name), "closest" if question.model_ref in models.names() else "derived"
+
+
+def kind_of(model: ModelSpec) -> str:
+    """The kind of model in a word the user knows."""
+    return {"causal_lm": "language", "vision_language": "vision-language", "diffusion": "diffusion"}[model.kind]
+
+
+def _preferred(entries: list[IndexEntry], question: Question) -> IndexEntry:
+    """Of a model's recipes: the right GPU type, the nearest sequence length, the nearest GPU count, the plainest name."""
+    return min(
+        entries,
+        key=lambda e: (
+            question.benchmark and e.gpu != question.cluster.gpu.name,
+            abs(log2(e.seq_length / question.seq_length)) if question.seq_length else 0,
+            question.benchmark and abs(log2(e.gpus / question.cluster.world)),
+            len(e.name),
+            e.name,
+        ),
+    )

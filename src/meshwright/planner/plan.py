@@ -1,0 +1,128 @@
+"""A question, and the plan that answers it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from meshwright.clusters import Cluster
+from meshwright.costs import Estimate
+from meshwright.models import ModelSpec
+from meshwright.recipes.case import Case
+from meshwright.recipes.types import Engine, FieldKind, Goal, Recipe
+from meshwright.rules import Finding
+
+Match = Literal["exact", "resized", "closest", "derived"]
+Approach = Literal[
+    "use the recipe directly",
+    "recipe with its layout adjusted",
+    "recipe with its contract changed: a new experiment",
+    "recipe as a starting point for another architecture",
+]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the user wants to train, on what, and to which end."""
+
+    model: ModelSpec
+    model_ref: str  # catalogue name, or path of the user's config.json
+    cluster: Cluster
+    goal: Goal
+    seq_length: int | None = None
+    engine: Engine = "meshwright"
+    benchmark: bool = False
+
+
+@dataclass(frozen=True)
+class Change:
+    """One field that differs from the recipe the plan started from."""
+
+    field: str
+    old: Any
+    new: Any
+    kind: FieldKind
+    why: str
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Overrides the user may want, which the plan does not take by itself because they change the contract."""
+
+    title: str
+    overrides: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why one number of the layout is what it is."""
+
+    field: str
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe bound to a cluster, with its estimate, findings and everything that was changed and why."""
+
+    question: Question
+    base: Recipe  # the shipped recipe it started from
+    recipe: Recipe  # what will run
+    match: Match
+    case: Case
+    estimate: Estimate
+    changes: tuple[Change, ...]
+    findings: tuple[Finding, ...]
+    offers: tuple[Offer, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether it can start and fits."""
+        return bool(self.estimate.fits) and not any(f.severity == "error" for f in self.findings)
+
+    @property
+    def approach(self) -> Approach:
+        """How far this is from running the recipe as shipped."""
+        if self.recipe.model != self.base.model or any(c.field.startswith("architecture.") for c in self.changes):
+            return "recipe as a starting point for another architecture"
+        if any(c.kind != "layout" for c in self.changes):
+            return "recipe with its contract changed: a new experiment"
+        return "recipe with its layout adjusted" if self.changes else "use the recipe directly"
+
+    def layout_dict(self) -> dict[str, Any]:
+        """The layout with every implied number filled in."""
+        layout = self.recipe.layout
+        return {
+            "strategy": layout.strategy,
+            **{name: getattr(layout, name) for name in ("tp", "pp", "vp", "cp", "ep", "etp")},
+            "dp_shard": int(self.case.shard),
+            "dp_replicate": layout.dp_replicate,
+            "sp": layout.sp,
+            "micro_batch_size": layout.micro_batch_size,
+            "gradient_accumulation": int(self.case.accumulation),
+            "recompute": layout.recompute,
+            "pp_schedule": layout.pp_schedule,
+            "stage_layers": list(layout.stage_layers),
+            "cp_comm": layout.cp_comm,
+            "offload": layout.offload,
+        }
+
+    def contract_dict(self) -> dict[str, Any]:
+        """What determines the trained weights."""
+        r = self.recipe
+        return {
+            "seq_length": r.data.seq_length,
+            "global_batch_size": r.train.global_batch_size,
+            "precision": r.precision.compute if r.precision.matmul == "same" else r.precision.matmul,
+            "optimizer": r.optimizer.name,
+            "lr": r.optimizer.lr,
+            "min_lr": r.schedule.min_lr,
+            "schedule": r.schedule.name,
+            "warmup_steps": r.schedule.warmup_steps,
+            "steps": r.train.steps,
+            "dataset": r.data.dataset,
+            "packing": r.data.packing,
+            "peft": None if r.goal != "peft" else {"method": r.peft.method, "rank": r.peft.rank, "alpha": r.peft.alpha},
+        }

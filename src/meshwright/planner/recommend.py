@@ -1,0 +1,160 @@
+"""From a question to a plan: find the recipe, size it to the cluster, price it, judge it, say what changed and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from meshwright import costs, rules
+from meshwright.clusters import Cluster, cluster
+from meshwright.errors import InputError
+from meshwright.models import ModelSpec
+from meshwright.planner.explain import why_changed
+from meshwright.planner.match import Start, starting_recipe
+from meshwright.planner.plan import Change, Match, Plan, Question
+from meshwright.planner.scaling import offers
+from meshwright.planner.search import KEEP_WITHIN, LAYOUT_NAMES, any_legal, best
+from meshwright.recipes import overrides as override
+from meshwright.recipes.case import Case, model_of
+from meshwright.recipes.types import Recipe, recipe_fields
+
+ENGINE_STRATEGY = {"megatron": "zero1"}  # what an engine makes of fsdp2
+COUNTS_OFFERED = 3
+
+
+def recommend(question: Question, overrides: Sequence[str] = ()) -> Plan:
+    """The plan for a question; layout overrides are kept as given and the rest is sized around them."""
+    base, start = starting_recipe(question)
+    asked, log = override.apply_with_log(bound(base, question), list(overrides))
+    model = model_of(asked) if any(c.key.startswith("architecture.") for c in log) else question.model
+    case = case_of(asked, model, question.cluster, question.engine)
+    pinned = {recipe_fields()[c.key].flat: c.new for c in log if c.key.startswith("layout.")}
+    sized = sized_layout(case, pinned)
+    recipe = with_layout(asked, sized)
+    final = case_of(recipe, model, question.cluster, question.engine)
+    changes = changes_between(base, recipe, final, {c.key for c in log})
+    return Plan(
+        question=question,
+        base=base,
+        recipe=recipe,
+        match=_match(start, base, recipe, question, changes),
+        case=final,
+        estimate=costs.estimate(final),
+        changes=changes,
+        findings=tuple(rules.judge(final)),
+        offers=offers(base, _dp_of(base), final),
+    )
+
+
+def case_of(recipe: Recipe, model: ModelSpec, on: Cluster, engine: Any = "meshwright") -> Case:
+    """A case whose estimate can be asked for, so that memory rules speak too."""
+    return Case(recipe, model, on, engine, estimate=costs.estimate)
+
+
+def bound(base: Recipe, question: Question) -> Recipe:
+    """The recipe for the question's model, cluster, sequence length and engine, layout untouched."""
+    strategy = base.layout.strategy
+    if strategy == "fsdp2":
+        strategy = ENGINE_STRATEGY.get(question.engine, strategy)  # type: ignore[assignment]  # values are strategies
+    return msgspec.structs.replace(
+        base,
+        model=question.model_ref,
+        cluster=str(question.cluster),
+        data=msgspec.structs.replace(base.data, seq_length=question.seq_length or base.data.seq_length),
+        layout=msgspec.structs.replace(base.layout, strategy=strategy, dp_shard=-1),
+    )
+
+
+def sized_layout(case: Case, pinned: dict[str, Any]) -> dict[str, Any]:
+    """Layout values by flat name: the recipe's own when they stand the comparison, else the best that fit."""
+    own = {name: getattr(case, name) for name in LAYOUT_NAMES}
+    found = best(case, pinned)
+    if found is None:
+        if pinned or any_legal(case):  # the user's own numbers are judged, not replaced
+            return own
+        raise _no_layout(case)
+    if bool(rules.legal(case)):
+        price = costs.estimate(case)
+        if bool(price.fits) and float(price.step_s) <= KEEP_WITHIN * found.step_s:
+            return own
+    return found.layout
+
+
+def with_layout(recipe: Recipe, layout: dict[str, Any]) -> Recipe:
+    """The recipe with these layout values."""
+    return msgspec.structs.replace(recipe, layout=msgspec.structs.replace(recipe.layout, **layout))
+
+
+def _no_layout(case: Case) -> InputError:
+    near = [str(n) for n in nearest_counts(case)]
+    gpu, world = case.cluster.gpu.name, case.cluster.world
+    blocking = sorted(rules.illegal_by_rule(case))
+    return InputError(
+        f"no layout divides {world} GPUs for this recipe (global batch {case.global_batch_size}, {case.heads} heads, "
+        f"{case.layers} layers; refused by {', '.join(blocking) or 'all splits'}); counts that work: {', '.join(near)}",
+        field="gpus",
+        value=str(case.cluster),
+        fix=tuple(f"--gpus {n}x{gpu}" for n in near),
+    )
+
+
+def nearest_counts(case: Case, most: int = COUNTS_OFFERED) -> list[int]:
+    """GPU counts near the asked one for which some layout is legal."""
+    world, found = case.cluster.world, []
+    for away in range(1, 4 * world + 8):
+        for count in (world - away, world + away):
+            if count >= 1 and any_legal(_on(case, count)):
+                found.append(count)
+        if len(found) >= most:
+            break
+    return sorted(found[:most])
+
+
+def _on(case: Case, count: int) -> Case:
+    return Case(case.recipe, case.model, cluster(f"{count}x{case.cluster.gpu.name}"), case.engine)
+
+
+def smallest_fit(plan: Plan, most: int = 16384) -> int | None:
+    """The smallest count, doubling from the asked one, on which this training fits."""
+    count = plan.case.cluster.world
+    while (count := count * 2) <= most:
+        found = best(_on(plan.case, count), {})
+        if found is not None and found.fits:
+            return count
+    return None
+
+
+def changes_between(base: Recipe, recipe: Recipe, case: Case, by_user: set[str]) -> tuple[Change, ...]:
+    """Every field that differs from the starting recipe, with its kind and reason."""
+    found = []
+    for key, info in recipe_fields().items():
+        section, name = key.split(".")
+        old, new = getattr(getattr(base, section), name), getattr(getattr(recipe, section), name)
+        if old != new:
+            found.append(Change(key, old, new, info.kind, _why(key, old, case, by_user)))
+    return tuple(found)
+
+
+def _why(key: str, old: Any, case: Case, by_user: set[str]) -> str:
+    info = recipe_fields()[key]
+    if key in by_user or key == "data.seq_length":
+        return "asked for" + ("; a new experiment" if info.kind == "contract" else "")
+    if key == "layout.strategy":
+        return f"what the {case.engine} engine makes of {old}"
+    return why_changed(case, info.flat, old)
+
+
+def _match(
+    start: Start, base: Recipe, recipe: Recipe, question: Question, changes: tuple[Change, ...]
+) -> Match:
+    if start != "own":
+        return start
+    made_for = cluster(base.cluster)
+    same_gpus = (made_for.world, made_for.gpu.name) == (question.cluster.world, question.cluster.gpu.name)
+    return "exact" if same_gpus and not changes else "resized"
+
+
+def _dp_of(base: Recipe) -> int:
+    return int(Case(base, model_of(base), cluster(base.cluster)).dp)

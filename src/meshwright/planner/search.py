@@ -1,0 +1,125 @@
+"""Pricing all candidates at once and choosing among those that are legal and fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshwright import costs, rules
+from meshwright.planner.space import candidates
+from meshwright.recipes.case import Case
+
+LAYOUT_NAMES = (
+    "tp",
+    "pp",
+    "vp",
+    "cp",
+    "ep",
+    "etp",
+    "dp_shard",
+    "dp_replicate",
+    "sp",
+    "micro_batch_size",
+    "recompute",
+    "recompute_modules",
+    "recompute_layers",
+    "pp_schedule",
+    "stage_layers",
+    "embedding_as_layer",
+    "head_as_layer",
+)
+SAME_SPEED = 1.03  # layouts this close in step time are told apart by nearness to the recipe
+KEEP_WITHIN = 1.10  # the recipe's own layout stays when it is within this of the best
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One layout with its price."""
+
+    layout: dict[str, Any]
+    step_s: float
+    total_gib: float
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A batch of legal layouts with their prices."""
+
+    case: Case
+    step_s: Any
+    total_gib: Any
+    fits: Any
+
+    def __len__(self) -> int:
+        return len(self.step_s)
+
+    def row(self, i: int) -> Candidate:
+        return Candidate(_row(self.case, i), float(self.step_s[i]), float(self.total_gib[i]), bool(self.fits[i]))
+
+
+def priced(case: Case, pinned: dict[str, Any]) -> Iterator[Priced]:
+    """All legal candidates that keep the pinned values, with memory and step time, batch by batch."""
+    for batch in candidates(case):
+        ok = np.broadcast_to(rules.legal(batch), batch.tp.shape)
+        for name, value in pinned.items():
+            if name in LAYOUT_NAMES:
+                ok = ok & _equal(getattr(batch, name), value)
+        if not ok.any():
+            continue
+        kept = batch.replace(**{name: _take(getattr(batch, name), ok) for name in LAYOUT_NAMES})
+        price = costs.estimate(kept)
+        shape = kept.tp.shape
+        yield Priced(
+            kept,
+            np.broadcast_to(price.step_s, shape),
+            np.broadcast_to(price.memory.total, shape),
+            np.broadcast_to(price.fits, shape),
+        )
+
+
+def any_legal(case: Case) -> bool:
+    """Whether some layout of this case breaks no rule, memory aside."""
+    return any(bool(np.any(rules.legal(batch))) for batch in candidates(case))
+
+
+def best(case: Case, pinned: dict[str, Any]) -> Candidate | None:
+    """The fastest layout that fits, of near-equals the one nearest to the recipe; the smallest when none fits."""
+    batches = list(priced(case, pinned))
+    if not batches:
+        return None
+    if not any(b.fits.any() for b in batches):
+        return min((b.row(int(np.argmin(b.total_gib))) for b in batches), key=lambda c: c.total_gib)
+    fastest = min(float(b.step_s[b.fits].min()) for b in batches if b.fits.any())
+    finalists = [
+        b.row(int(i)) for b in batches for i in np.flatnonzero(b.fits & (b.step_s <= fastest * SAME_SPEED))
+    ]
+    return min(finalists, key=lambda c: (distance(c.layout, case), c.step_s))
+
+
+def distance(layout: dict[str, Any], case: Case) -> float:
+    """How far a layout is from the recipe's: changed degrees count by their ratio, anything else counts one."""
+    total = 0.0
+    for name in ("tp", "pp", "vp", "cp", "ep", "micro_batch_size"):
+        total += abs(float(np.log2(layout[name] / getattr(case, name))))
+    return total + float(layout["recompute"] != case.recompute)
+
+
+def _equal(column: Any, value: Any) -> Any:
+    return column == value if isinstance(column, np.ndarray) else np.bool_(column == value)
+
+
+def _take(column: Any, mask: Any) -> Any:
+    return column[mask] if isinstance(column, np.ndarray) else column
+
+
+def _row(case: Case, i: int) -> dict[str, Any]:
+    """One candidate's layout as plain values."""
+    row: dict[str, Any] = {}
+    for name in LAYOUT_NAMES:
+        value = getattr(case, name)
+        row[name] = value[i].item() if isinstance(value, np.ndarray) else value
+    return row
