@@ -1,0 +1,172 @@
+"""The models Meshwright ships: found by any usual spelling of their name, or read from a config.json of your own."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from meshwright.errors import InputError, unknown
+
+from .reader import load_config, spec_from_config
+from .spec import Kind, ModelSpec
+
+_SIZE = re.compile(r"(a?)(\d+(?:[.p]\d+)?)([bmt])")
+_SIZE_IN_MILLIONS = {"m": 1, "b": 1_000, "t": 1_000_000}
+_ASIDE = re.compile(r"\(.*?\)")
+_GAP = re.compile(r"[\s\-_:]+")
+_PIECES = re.compile(r"[a-z]+|\d+(?:\.\d+)*")
+# Words that name a checkpoint of a model rather than another shape; ignored when nothing matches with them.
+_CHECKPOINT_WORDS = frozenset(
+    ("meta", "nvidia", "instruct", "it", "pt", "chat", "base", "hf", "bf16", "fp8", "diffusers", "thinking")
+)
+
+
+def find(text: str) -> ModelSpec:
+    """The model under a name in any usual spelling, a Hugging Face id, or a path to a config.json or its folder."""
+    text = text.strip()
+    if _is_path(text):
+        return _from_path(Path(text).expanduser())
+    name = _resolve(text)
+    if name is not None:
+        return _spec(name)
+    if text and Path(text).exists():
+        return _from_path(Path(text))
+    raise unknown("model", text, names())
+
+
+def names() -> tuple[str, ...]:
+    """The names of all shipped models, in the catalogue's order."""
+    return tuple(_entries())
+
+
+def all_specs() -> tuple[ModelSpec, ...]:
+    """All shipped models, in the catalogue's order."""
+    return tuple(_spec(name) for name in names())
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """The Hugging Face config of a shipped model, with the keys that decide its shape."""
+    if name not in _entries():
+        raise unknown("model", name, names())
+    config: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(_entries()[name]["config"]))  # a copy of its own
+    return config
+
+
+def nearest_by_size(family: str | None, total_params: float, kind: Kind | None = None) -> ModelSpec:
+    """The shipped model nearest in total parameters, within a family and kind when they are given."""
+    if not total_params > 0:
+        raise InputError("must be above 0", field="total_params", value=total_params)
+    found = [spec for spec in all_specs() if family in (None, spec.family) and kind in (None, spec.kind)]
+    if not found:
+        raise unknown("family", family, sorted({spec.family for spec in all_specs()}))
+    return min(found, key=lambda spec: abs(math.log(spec.params.total / total_params)))
+
+
+@cache
+def _entries() -> dict[str, dict[str, Any]]:
+    raw = Path(__file__).with_name("catalogue.json").read_bytes()
+    return {entry["name"]: entry for entry in msgspec.json.decode(raw)}
+
+
+@cache
+def _spec(name: str) -> ModelSpec:
+    entry = _entries()[name]
+    facts = {key: entry[key] for key in ("hf_id", "family", "source") if key in entry}
+    facts |= {key: float(entry[key]) for key in ("published_total", "published_active") if key in entry}
+    return spec_from_config(entry["config"], name, aliases=tuple(entry.get("aliases", ())), **facts)
+
+
+@cache
+def _index() -> dict[tuple[str, ...], str]:
+    """Every spelling in its normal form, and the name it means."""
+    index: dict[tuple[str, ...], str] = {}
+    for name, entry in _entries().items():
+        for spelling in (name, entry.get("hf_id", ""), *entry.get("aliases", ())):
+            if spelling:
+                index.setdefault(_normal(spelling), name)
+    return index
+
+
+def _normal(text: str, without: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    """A spelling as runs of letters and digits with sizes in millions: "Qwen2.5-0.5B" is ("qwen25", "500m").
+
+    Sizes stay apart from what stands before them, so that "llama3 18b" is not "llama31 8b".
+    """
+    text = _ASIDE.sub(" ", text.lower()).rsplit("/", 1)[-1]
+    runs: list[str] = []
+    open_run = False
+    for word in _GAP.split(text):
+        if not word or word in without:
+            continue
+        size = _SIZE.fullmatch(word)
+        if size:
+            millions = float(size[2].replace("p", ".")) * _SIZE_IN_MILLIONS[size[3]]
+            runs.append(f"{size[1]}{millions:g}m")
+            open_run = False
+            continue
+        plain = word.replace(".", "")
+        if open_run:
+            runs[-1] += plain
+        else:
+            runs.append(plain)
+        open_run = True
+    return tuple(runs)
+
+
+def _resolve(text: str) -> str | None:
+    """The name a spelling means, or None; several equally good ones are an error."""
+    if text in _entries():
+        return text
+    for without in (frozenset[str](), _CHECKPOINT_WORDS):
+        wanted = _normal(text, without)
+        if not wanted:
+            continue
+        if wanted in _index():
+            return _index()[wanted]
+        found = _beginning_with(wanted)
+        if len(found) == 1:
+            return found[0]
+        if found:
+            shown = ", ".join(found[:12]) + (" …" if len(found) > 12 else "")
+            raise InputError(f"several models fit {text!r}: {shown}", field="model", value=text, fix=found[:12])
+    return None
+
+
+def _beginning_with(wanted: tuple[str, ...]) -> list[str]:
+    """The models whose name starts with these words, cut between words or between letters and digits only."""
+    asked = " ".join(wanted)
+    return [name for name in names() if asked in _beginnings(name)]
+
+
+@cache
+def _beginnings(name: str) -> frozenset[str]:
+    words = name.split("_")
+    found = set()
+    for count in range(1, len(words) + 1):
+        found.add(" ".join(_normal("_".join(words[:count]))))
+        pieces = _PIECES.findall(words[count - 1])
+        if not _SIZE.fullmatch(words[count - 1]):
+            for cut in range(1, len(pieces)):
+                found.add(" ".join(_normal("_".join((*words[: count - 1], "".join(pieces[:cut]))))))
+    return frozenset(found)
+
+
+def _is_path(text: str) -> bool:
+    """Whether a text can only mean a file: it ends in .json, begins like a path, or has a separator and exists."""
+    if text.lower().endswith(".json") or text.startswith((".", "~", os.sep)):
+        return True
+    separators = [mark for mark in (os.sep, os.altsep) if mark]
+    return any(mark in text for mark in separators) and Path(text).exists()
+
+
+def _from_path(path: Path) -> ModelSpec:
+    config = load_config(path)
+    file = path / "config.json" if path.is_dir() else path
+    name = file.resolve().parent.name if file.name == "config.json" else file.stem
+    return spec_from_config(config, name or "model", source=str(path))

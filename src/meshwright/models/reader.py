@@ -1,0 +1,147 @@
+"""From a Hugging Face config.json, read as plain JSON and offline, to a ModelSpec."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import InputError, closest
+
+from .readers import diffusion, gpt2, nemotron
+from .readers.decoder import Decoder, grouped, read_decoder
+from .readers.fields import Fields
+from .readers.traits import SAME_AS, TRAITS
+from .readers.wrappers import WRAPPERS, read_wrapped
+from .spec import ModelSpec
+
+MOST_BYTES = 5_000_000
+
+
+@dataclass(frozen=True)
+class _Denoising:
+    family: str
+    defaults: Mapping[str, Any]
+    read: Callable[[Fields], diffusion.Denoiser]
+
+
+_DIFFUSERS = {
+    "WanTransformer3DModel": _Denoising("wan", diffusion.WAN_DEFAULTS, diffusion.read_wan),
+    "FluxTransformer2DModel": _Denoising("flux", diffusion.FLUX_DEFAULTS, diffusion.read_flux),
+}
+
+
+def known_architectures() -> tuple[str, ...]:
+    """Every model_type (or diffusers class) that spec_from_config reads."""
+    return tuple(sorted({*TRAITS, *SAME_AS, *WRAPPERS, *_DIFFUSERS, "gpt2", "nemotron_h"}))
+
+
+def spec_from_config(config: Mapping[str, Any], name: str, **facts: Any) -> ModelSpec:
+    """The model that a Hugging Face config describes; facts are further ModelSpec fields, such as hf_id."""
+    if not isinstance(config, Mapping):
+        raise InputError("a config must be a JSON object", field="config", value=type(config).__name__)
+    spec = _read(config, name)
+    return replace(spec, **facts) if facts else spec
+
+
+def load_config(path: str | Path) -> dict[str, Any]:
+    """The config.json at a path, or in the folder at a path, as a dict."""
+    file = Path(path)
+    if file.is_dir():
+        file = file / "config.json"
+    if not file.is_file():
+        raise InputError("there is no config.json", field="model", value=str(file))
+    try:
+        size = file.stat().st_size
+        if size > MOST_BYTES:
+            raise InputError(f"is {size} bytes long; a model config has far less", field="model", value=str(file))
+        data = json.loads(file.read_bytes().decode("utf-8"))
+    except OSError as problem:
+        raise InputError(f"cannot be read: {problem.strerror}", field="model", value=str(file)) from problem
+    except (ValueError, RecursionError) as problem:  # not UTF-8, not JSON, cut short, or nested without end
+        raise InputError(f"is not JSON: {problem}", field="model", value=str(file)) from problem
+    if not isinstance(data, dict):
+        raise InputError("is JSON, but not an object", field="model", value=str(file))
+    return data
+
+
+def _read(config: Mapping[str, Any], name: str) -> ModelSpec:
+    denoiser = config.get("_class_name")
+    if isinstance(denoiser, str):
+        return _denoiser_spec(config, denoiser, name)
+    model_type = _model_type(config)
+    wrapped = WRAPPERS.get(model_type)
+    if wrapped is not None and (model_type not in SAME_AS or wrapped.text_key in config or "vision_config" in config):
+        decoder, tower, tied = read_wrapped(config, wrapped)
+        spec = _decoder_spec(decoder, name, wrapped.family, model_type, wrapped.hf_class)
+        return replace(spec, kind="vision_language", vision=tower, tied=tied)
+    if model_type == "gpt2":
+        fields = Fields(config, gpt2.DEFAULTS, gpt2.ALIASES)
+        spec = _decoder_spec(gpt2.read_gpt2(fields), name, "gpt", model_type, "GPT2LMHeadModel")
+    elif model_type == "nemotron_h":
+        fields = Fields(config, nemotron.DEFAULTS, nemotron.ALIASES)
+        spec = _decoder_spec(nemotron.read_nemotron(fields), name, "nemotron", model_type, "NemotronHForCausalLM")
+    else:
+        traits = TRAITS[SAME_AS.get(model_type, model_type)]
+        fields = Fields(config, traits.defaults, traits.aliases)
+        spec = _decoder_spec(read_decoder(fields, traits), name, traits.family, model_type, traits.hf_class)
+    fields.refuse_unread(model_type)
+    return spec
+
+
+def _model_type(config: Mapping[str, Any]) -> str:
+    """The architecture a config names, by model_type or else by the class in architectures."""
+    said = config.get("model_type")
+    if said is None:
+        classes = {traits.hf_class: kind for kind, traits in TRAITS.items() if not kind.endswith("_text")}
+        classes |= {wrapper.hf_class: kind for kind, wrapper in WRAPPERS.items()}
+        listed = config.get("architectures")
+        said = next((classes[one] for one in listed if one in classes), None) if isinstance(listed, list) else None
+        if said is None:
+            raise InputError("the config does not say its architecture: it has no model_type", field="model_type")
+    if not isinstance(said, str) or said not in known_architectures():
+        near = closest(str(said), known_architectures())
+        hint = f"; the nearest known are {', '.join(near)}" if near else f"; known: {', '.join(known_architectures())}"
+        raise InputError(f"architecture {said!r} is not known{hint}", field="model_type", value=said, fix=near)
+    return said
+
+
+def _decoder_spec(decoder: Decoder, name: str, family: str, model_type: str, hf_class: str) -> ModelSpec:
+    return ModelSpec(
+        name=name,
+        family=family,
+        kind="causal_lm",
+        hidden=decoder.hidden,
+        groups=grouped(decoder.layers),
+        vocab=decoder.vocab,
+        tied=decoder.tied,
+        max_seq_length=decoder.max_seq_length,
+        final_norm_params=decoder.final_norm_params,
+        learned_positions=decoder.learned_positions,
+        mtp_layers=decoder.mtp_layers,
+        mtp_layer=decoder.mtp_layer,
+        model_type=model_type,
+        hf_class=hf_class,
+        activation=decoder.activation,
+    )
+
+
+def _denoiser_spec(config: Mapping[str, Any], class_name: str, name: str) -> ModelSpec:
+    if class_name not in _DIFFUSERS:
+        known = ", ".join(_DIFFUSERS)
+        raise InputError(f"diffusers class {class_name!r} is not known; known: {known}", "_class_name", class_name)
+    entry = _DIFFUSERS[class_name]
+    denoiser = entry.read(Fields(config, entry.defaults))
+    return ModelSpec(
+        name=name,
+        family=entry.family,
+        kind="diffusion",
+        hidden=denoiser.hidden,
+        groups=grouped(denoiser.layers),
+        extra_params=denoiser.extra_params,
+        model_type=class_name,
+        hf_class=class_name,
+        activation=denoiser.activation,
+    )

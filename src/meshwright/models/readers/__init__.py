@@ -1,0 +1,1 @@
+"""Readers of Hugging Face configs, one file for each kind of architecture."""

@@ -1,0 +1,46 @@
+"""Reading GPT-2 style models: layer norms with biases, learnt positions, plain feed-forward blocks, tied embedding."""
+
+from __future__ import annotations
+
+from ..spec import Attention, Dense, Layer
+from .decoder import Decoder
+from .fields import MOST_LAYERS, Fields, divides
+
+DEFAULTS = {
+    "n_inner": None,
+    "n_positions": 1024,
+    "activation_function": "gelu_new",
+    "tie_word_embeddings": True,
+    "add_cross_attention": False,
+}
+ALIASES = {
+    "n_embd": ("hidden_size",),
+    "n_positions": ("max_position_embeddings",),
+    "n_head": ("num_attention_heads",),
+    "n_layer": ("num_hidden_layers",),
+    "n_inner": ("intermediate_size",),
+}
+
+
+def read_gpt2(fields: Fields) -> Decoder:
+    """The decoder of a GPT-2 style config."""
+    hidden, heads = fields.size("n_embd"), fields.size("n_head")
+    divides(fields, "n_head", heads, "n_embd", hidden)
+    if fields.flag("add_cross_attention"):
+        raise fields.error("add_cross_attention", "only decoders without cross attention are known")
+    layer = Layer(
+        Attention(heads, heads, hidden // heads, qkv_bias=True, out_bias=True),
+        Dense(fields.optional_size("n_inner") or 4 * hidden, gated=False, bias=True),
+        norm_params=4 * hidden,
+    )
+    positions = fields.size("n_positions")
+    return Decoder(
+        hidden=hidden,
+        layers=(layer,) * fields.size("n_layer", most=MOST_LAYERS),
+        vocab=fields.size("vocab_size"),
+        tied=fields.flag("tie_word_embeddings"),
+        max_seq_length=positions,
+        final_norm_params=2 * hidden,
+        activation=fields.text("activation_function"),
+        learned_positions=positions,
+    )

@@ -1,0 +1,155 @@
+"""Reading Nemotron-H: layers that are a Mamba-2 mixer, an attention, a dense block or experts, in a written pattern."""
+
+from __future__ import annotations
+
+from meshwright.errors import InputError
+
+from ..spec import Attention, Dense, Layer, Mamba2, MoE
+from .decoder import Decoder
+from .fields import MOST_LAYERS, Fields, divides
+
+DEFAULTS = {
+    "tie_word_embeddings": False,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+    "attention_bias": False,
+    "mlp_hidden_act": "relu2",
+    "mlp_bias": False,
+    "sliding_window": None,
+    "intermediate_size": 21504,
+    "ssm_state_size": 128,
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 64,
+    "n_groups": 8,
+    "conv_kernel": 4,
+    "use_conv_bias": True,
+    "use_bias": False,
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 7688,
+    "moe_shared_expert_intermediate_size": 7688,
+    "moe_latent_size": None,
+    "num_experts_per_tok": 2,
+    "num_nextn_predict_layers": 0,
+    "mtp_layers_block_type": None,
+    "mtp_hybrid_override_pattern": "*E",
+    "hybrid_override_pattern": None,
+    "layers_block_type": None,
+}
+ALIASES = {
+    "head_dim": ("attention_head_dim",),
+    "n_groups": ("mamba_n_groups", "mamba_num_groups"),
+    "conv_kernel": ("mamba_d_conv",),
+    "use_conv_bias": ("mamba_conv_bias",),
+    "ssm_state_size": ("mamba_state_dim",),
+    "n_routed_experts": ("num_local_experts",),
+    "layers_block_type": ("layer_types",),
+    "num_nextn_predict_layers": ("num_mtp_layers", "mtp_num_hidden_layers"),
+}
+_LETTERS = {
+    "mamba": "M",
+    "linear_attention": "M",
+    "attention": "*",
+    "full_attention": "*",
+    "mlp": "-",
+    "moe": "E",
+}
+
+
+def read_nemotron(fields: Fields) -> Decoder:
+    """The decoder of a Nemotron-H, Nemotron Nano v2 or Nemotron 3 config."""
+    hidden = fields.size("hidden_size")
+    pattern = layer_pattern(fields, "layers_block_type", "hybrid_override_pattern")
+    if "num_hidden_layers" in fields.data and fields.data["num_hidden_layers"] is not None:
+        said = fields.size("num_hidden_layers", most=MOST_LAYERS)
+        if said != len(pattern):
+            raise InputError(f"the layer pattern has {len(pattern)} layers", field="num_hidden_layers", value=said)
+    mtp = fields.count("num_nextn_predict_layers", most=MOST_LAYERS)
+    predicted = layer_pattern(fields, "mtp_layers_block_type", "mtp_hybrid_override_pattern") if mtp else ""
+    kinds = {letter: _layer(fields, letter, hidden) for letter in sorted({*pattern, *predicted})}
+    return Decoder(
+        hidden=hidden,
+        layers=tuple(kinds[letter] for letter in pattern),
+        vocab=fields.size("vocab_size"),
+        tied=fields.flag("tie_word_embeddings"),
+        max_seq_length=fields.size("max_position_embeddings"),
+        final_norm_params=hidden,
+        activation=fields.text("mlp_hidden_act"),
+        mtp_layers=mtp,
+        mtp_layer=_joined([kinds[letter] for letter in predicted], fields) if mtp else None,
+    )
+
+
+def layer_pattern(fields: Fields, list_key: str, text_key: str) -> str:
+    """The layers as letters: M Mamba-2, * attention, - dense block, E experts."""
+    words = fields.words(list_key, _LETTERS)
+    text = fields.raw(text_key)
+    if words is not None:
+        return "".join(_LETTERS[word] for word in words)
+    if text is None:
+        raise InputError(
+            "the config has no layer pattern, which this architecture needs", field=fields.where + text_key
+        )
+    if not isinstance(text, str) or not 0 < len(text) <= MOST_LAYERS or set(text) - set("M*-E"):
+        raise fields.error(text_key, "must be a string of the letters M, *, - and E, one for each layer")
+    return text
+
+
+def _layer(fields: Fields, letter: str, hidden: int) -> Layer:
+    if letter == "M":
+        return Layer(_mamba(fields), None, norm_params=hidden)
+    if letter == "*":
+        return Layer(_attention(fields), None, norm_params=hidden)
+    if letter == "-":
+        return Layer(None, Dense(fields.size("intermediate_size"), False, fields.flag("mlp_bias")), norm_params=hidden)
+    return Layer(None, _experts(fields), norm_params=hidden)
+
+
+def _mamba(fields: Fields) -> Mamba2:
+    heads, groups = fields.size("mamba_num_heads"), fields.size("n_groups")
+    divides(fields, "n_groups", groups, "mamba_num_heads", heads)
+    return Mamba2(
+        heads=heads,
+        head_dim=fields.size("mamba_head_dim"),
+        state=fields.size("ssm_state_size"),
+        groups=groups,
+        conv=fields.size("conv_kernel"),
+        conv_bias=fields.flag("use_conv_bias"),
+        proj_bias=fields.flag("use_bias"),
+    )
+
+
+def _attention(fields: Fields) -> Attention:
+    heads = fields.size("num_attention_heads")
+    kv_heads = fields.optional_size("num_key_value_heads") or heads
+    divides(fields, "num_key_value_heads", kv_heads, "num_attention_heads", heads)
+    if fields.flag("attention_bias"):
+        raise fields.error("attention_bias", "this architecture is only known without attention biases")
+    return Attention(heads, kv_heads, fields.size("head_dim"), fields.optional_size("sliding_window"))
+
+
+def _experts(fields: Fields) -> MoE:
+    experts, topk = fields.size("n_routed_experts"), fields.size("num_experts_per_tok")
+    fields.read.add("n_shared_experts")  # their joint width is a key of its own
+    if topk > experts:
+        raise fields.error("num_experts_per_tok", f"each token cannot use {topk} of {experts} experts")
+    return MoE(
+        experts,
+        topk,
+        fields.size("moe_intermediate_size"),
+        shared_width=fields.size("moe_shared_expert_intermediate_size"),
+        gated=False,
+        balance_bias=True,
+        dense_bias=fields.flag("mlp_bias"),
+        latent=fields.optional_size("moe_latent_size"),
+    )
+
+
+def _joined(parts: list[Layer], fields: Fields) -> Layer:
+    """One layer out of a pattern with at most one mixer and one feed-forward block."""
+    mixers = [part.mixer for part in parts if part.mixer is not None]
+    ffns = [part.ffn for part in parts if part.ffn is not None]
+    if len(mixers) > 1 or len(ffns) > 1:
+        raise fields.error("mtp_hybrid_override_pattern", "must have at most one mixer and one feed-forward block")
+    norms = sum(part.norm_params for part in parts)
+    return Layer(mixers[0] if mixers else None, ffns[0] if ffns else None, norm_params=norms)

@@ -1,0 +1,253 @@
+"""Reading vision towers: what one of their layers, their stem and the connector to the language model hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meshwright.errors import InputError
+
+from ..spec import Vision
+from .fields import MOST_LAYERS, Fields, divides
+
+QWEN25_DEFAULTS = {
+    "depth": 32,
+    "hidden_size": 3584,
+    "intermediate_size": 3420,
+    "num_heads": 16,
+    "in_channels": 3,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 3584,
+}
+QWEN3_DEFAULTS = {
+    "depth": 27,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_heads": 16,
+    "in_channels": 3,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 3584,
+    "num_position_embeddings": 2304,
+    "deepstack_visual_indexes": [8, 16, 24],
+}
+GLM_DEFAULTS = {
+    "depth": 24,
+    "hidden_size": 1536,
+    "intermediate_size": 13696,
+    "num_heads": 12,
+    "in_channels": 3,
+    "image_size": 336,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 4096,
+    "attention_bias": False,
+}
+SIGLIP_DEFAULTS = {
+    "num_hidden_layers": 12,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_attention_heads": 12,
+    "num_channels": 3,
+    "image_size": 224,
+    "patch_size": 16,
+}
+PIXTRAL_DEFAULTS = {
+    "num_hidden_layers": 24,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "num_channels": 3,
+    "image_size": 1024,
+    "patch_size": 16,
+}
+RADIO_DEFAULTS = {"patch_size": 16, "max_resolution": 2048}
+RADIO_VERSIONS = {"radio_v2.5-h": (32, 1280, 16, 10)}  # layers, width, heads, class and register tokens
+QWEN_ALIASES = {"num_heads": ("num_attention_heads",), "in_channels": ("in_chans",)}
+
+
+def _linear(inputs: int, outputs: int, bias: bool = True) -> int:
+    return inputs * outputs + (outputs if bias else 0)
+
+
+def _tower(
+    fields: Fields, depth: str = "num_hidden_layers", heads: str = "num_attention_heads"
+) -> tuple[int, int, int]:
+    """Depth, width and heads of a tower, checked against each other."""
+    hidden, count = fields.size("hidden_size"), fields.size(heads)
+    divides(fields, heads, count, "hidden_size", hidden)
+    return fields.size(depth, most=MOST_LAYERS), hidden, count
+
+
+def qwen25_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
+    """The tower of Qwen2.5-VL: RMS norms, gated feed-forward with biases, windowed attention."""
+    depth, hidden, heads = _tower(fields, "depth", "num_heads")
+    width, merge, out = fields.size("intermediate_size"), fields.size("spatial_merge_size"), _out(fields, text_hidden)
+    patch = fields.size("patch_size")
+    merged = hidden * merge**2
+    attention = _linear(hidden, 3 * hidden) + _linear(hidden, hidden)
+    ffn = 2 * _linear(hidden, width) + _linear(width, hidden)
+    return Vision(
+        depth,
+        hidden,
+        width,
+        heads,
+        patch,
+        layer_params=attention + ffn + 2 * hidden,
+        stem_params=_linear(fields.size("in_channels") * fields.size("temporal_patch_size") * patch**2, hidden, False),
+        connector_params=hidden + _linear(merged, merged) + _linear(merged, out),
+        merge=merge**2,
+    )
+
+
+def qwen3_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
+    """The tower of Qwen3-VL, whose inner layers also feed the language model through mergers of their own."""
+    mergers = 1 + len(fields.places("deepstack_visual_indexes", fields.size("depth", most=MOST_LAYERS)))
+    return _qwen3_tower(fields, text_hidden, mergers)
+
+
+def qwen35_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
+    """The tower of Qwen3.5: that of Qwen3-VL with one merger."""
+    if fields.data.get("deepstack_visual_indexes"):
+        raise fields.error("deepstack_visual_indexes", "Qwen3.5 has no deep-stack mergers")
+    return _qwen3_tower(fields, text_hidden, mergers=1)
+
+
+def _qwen3_tower(fields: Fields, text_hidden: int, mergers: int) -> Vision:
+    depth, hidden, heads = _tower(fields, "depth", "num_heads")
+    width, merge, out = fields.size("intermediate_size"), fields.size("spatial_merge_size"), _out(fields, text_hidden)
+    patch = fields.size("patch_size")
+    merged = hidden * merge**2
+    merger = _linear(merged, merged) + _linear(merged, out)
+    attention = _linear(hidden, 3 * hidden) + _linear(hidden, hidden)
+    ffn = _linear(hidden, width) + _linear(width, hidden)
+    pixels = fields.size("in_channels") * fields.size("temporal_patch_size") * patch**2
+    return Vision(
+        depth,
+        hidden,
+        width,
+        heads,
+        patch,
+        layer_params=attention + ffn + 4 * hidden,
+        stem_params=_linear(pixels, hidden) + fields.size("num_position_embeddings") * hidden,
+        # The first merger norms each patch, the deep-stack ones the merged patches.
+        connector_params=mergers * merger + 2 * hidden + (mergers - 1) * 2 * merged,
+        merge=merge**2,
+    )
+
+
+def glm_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
+    """The tower of GLM-4.5V, whose feed-forward width is out_hidden_size and whose merger has intermediate_size."""
+    depth, hidden, heads = _tower(fields, "depth", "num_heads")
+    merge, out, wide = fields.size("spatial_merge_size"), _out(fields, text_hidden), fields.size("intermediate_size")
+    patch = fields.size("patch_size")
+    positions = (fields.size("image_size") // patch) ** 2
+    attention = _linear(hidden, 3 * hidden, fields.flag("attention_bias")) + _linear(hidden, hidden, False)
+    pixels = fields.size("in_channels") * fields.size("temporal_patch_size") * patch**2
+    downsample = _linear(hidden * merge**2, out)
+    merger = _linear(out, out, False) + 2 * out + 3 * _linear(out, wide, False)
+    return Vision(
+        depth,
+        hidden,
+        out,
+        heads,
+        patch,
+        layer_params=attention + 3 * _linear(hidden, out, False) + 2 * hidden,
+        stem_params=_linear(pixels, hidden) + positions * hidden + 2 * hidden,
+        connector_params=downsample + merger,
+        merge=merge**2,
+    )
+
+
+def siglip_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
+    """The SigLIP tower of Gemma 3 and its projector to a fixed number of tokens an image."""
+    depth, hidden, heads = _tower(fields)
+    width, patch = fields.size("intermediate_size"), fields.size("patch_size")
+    positions = (fields.size("image_size") // patch) ** 2
+    tokens = wrapper.size("mm_tokens_per_image")
+    attention = 4 * _linear(hidden, hidden)
+    ffn = _linear(hidden, width) + _linear(width, hidden)
+    return Vision(
+        depth,
+        hidden,
+        width,
+        heads,
+        patch,
+        layer_params=attention + ffn + 4 * hidden,
+        stem_params=_linear(fields.size("num_channels") * patch**2, hidden) + positions * hidden + 2 * hidden,
+        connector_params=hidden * text_hidden + hidden,
+        merge=max(1, positions // tokens),
+    )
+
+
+def pixtral_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
+    """The Pixtral tower of Mistral 3 and Ministral 3, with its patch merger and two-layer projector."""
+    depth, hidden, heads = _tower(fields)
+    width, patch, merge = (
+        fields.size("intermediate_size"),
+        fields.size("patch_size"),
+        wrapper.size("spatial_merge_size"),
+    )
+    bias = wrapper.flag("multimodal_projector_bias")
+    projector = _linear(hidden, text_hidden, bias) + _linear(text_hidden, text_hidden, bias)
+    if wrapper.data.get("vision_feature_layer", -1) != -1:
+        raise wrapper.error("vision_feature_layer", "only the last layer (-1) is known")
+    return Vision(
+        depth,
+        hidden,
+        width,
+        heads,
+        patch,
+        layer_params=4 * hidden * hidden + 3 * hidden * width + 2 * hidden,
+        stem_params=fields.size("num_channels") * patch**2 * hidden + hidden,
+        connector_params=hidden + hidden * merge**2 * hidden + projector,
+        merge=merge**2,
+    )
+
+
+def radio_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
+    """The C-RADIO tower of Nemotron Nano v2 VL, whose config names a version and leaves the widths to its code."""
+    version = fields.text("version")
+    if version not in RADIO_VERSIONS:
+        raise fields.error("version", f"known: {', '.join(RADIO_VERSIONS)}")
+    depth, hidden, heads, tokens = RADIO_VERSIONS[version]
+    if wrapper.size("vit_hidden_size") != hidden:
+        raise wrapper.error("vit_hidden_size", f"{version} has the width {hidden}")
+    if wrapper.data.get("downsample_ratio", 0.5) != 0.5:
+        raise wrapper.error("downsample_ratio", "only 0.5, two by two patches to one token, is known")
+    if fields.data.get("separate_video_embedder") or wrapper.data.get("sound_config"):
+        raise InputError("towers with a video or sound encoder are not known", field=fields.where + "version")
+    patch, width, merge = fields.size("patch_size"), 4 * hidden, 4
+    positions = (fields.size("max_resolution") // patch) ** 2
+    projected = wrapper.size("projector_hidden_size")
+    attention = 4 * _linear(hidden, hidden)
+    ffn = _linear(hidden, width) + _linear(width, hidden)
+    return Vision(
+        depth,
+        hidden,
+        width,
+        heads,
+        patch,
+        layer_params=attention + ffn + 4 * hidden,
+        stem_params=3 * patch**2 * hidden + (positions + tokens) * hidden,
+        connector_params=merge * hidden * (1 + projected) + projected * text_hidden,
+        merge=merge,
+    )
+
+
+def _out(fields: Fields, text_hidden: int) -> int:
+    """The width a tower hands over, which has to be the language model's."""
+    out = fields.size("out_hidden_size")
+    if out != text_hidden:
+        raise InputError(
+            f"the tower's output must have the language model's hidden_size {text_hidden}",
+            field=fields.where + "out_hidden_size",
+            value=out,
+        )
+    return out
+
+
+TowerReader = Callable[[Fields, int, Fields], Vision]

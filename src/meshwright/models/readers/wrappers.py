@@ -1,0 +1,144 @@
+"""Reading models with a vision tower: a wrapper around a decoder's config and a tower's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshwright.errors import InputError
+
+from ..spec import Vision
+from . import nemotron, vision
+from .decoder import Decoder, read_decoder
+from .fields import Fields
+from .traits import TRAITS
+
+_UNTIED = {"tie_word_embeddings": False}
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """One architecture with a vision tower: the decoder inside, the tower, and the keys of its own."""
+
+    family: str
+    hf_class: str
+    text: tuple[str, ...]  # the decoders it may hold; the first is what a text_config without model_type means
+    tower: vision.TowerReader
+    tower_defaults: Mapping[str, Any]
+    tower_aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=lambda: _UNTIED)
+    text_key: str = "text_config"
+    flat: bool = False  # older files keep the decoder's keys at the top
+    text_may_tie: bool = False  # tied when either the wrapper or the decoder says so
+
+
+_QWEN3: tuple[vision.TowerReader, Mapping[str, Any], Mapping[str, tuple[str, ...]]] = (
+    vision.qwen3_vision,
+    vision.QWEN3_DEFAULTS,
+    vision.QWEN_ALIASES,
+)
+_QWEN35 = (vision.qwen35_vision, vision.QWEN3_DEFAULTS, vision.QWEN_ALIASES)
+
+WRAPPERS: dict[str, Wrapper] = {
+    "qwen2_5_vl": Wrapper(
+        "qwen",
+        "Qwen2_5_VLForConditionalGeneration",
+        ("qwen2_5_vl_text",),
+        vision.qwen25_vision,
+        vision.QWEN25_DEFAULTS,
+        vision.QWEN_ALIASES,
+        flat=True,
+        text_may_tie=True,
+    ),
+    "qwen3_vl": Wrapper("qwen", "Qwen3VLForConditionalGeneration", ("qwen3_vl_text",), *_QWEN3),
+    "qwen3_vl_moe": Wrapper("qwen", "Qwen3VLMoeForConditionalGeneration", ("qwen3_vl_moe_text",), *_QWEN3),
+    "qwen3_5": Wrapper("qwen", "Qwen3_5ForConditionalGeneration", ("qwen3_5_text",), *_QWEN35),
+    "qwen3_5_moe": Wrapper("qwen", "Qwen3_5MoeForConditionalGeneration", ("qwen3_5_moe_text",), *_QWEN35),
+    "glm4v_moe": Wrapper(
+        "glm",
+        "Glm4vMoeForConditionalGeneration",
+        ("glm4v_moe_text",),
+        vision.glm_vision,
+        vision.GLM_DEFAULTS,
+        vision.QWEN_ALIASES,
+        text_may_tie=True,
+    ),
+    "gemma3": Wrapper(
+        "gemma",
+        "Gemma3ForConditionalGeneration",
+        ("gemma3_text",),
+        vision.siglip_vision,
+        vision.SIGLIP_DEFAULTS,
+        defaults={"tie_word_embeddings": True, "mm_tokens_per_image": 256},
+    ),
+    "mistral3": Wrapper(
+        "ministral",
+        "Mistral3ForConditionalGeneration",
+        ("mistral", "ministral3"),
+        vision.pixtral_vision,
+        vision.PIXTRAL_DEFAULTS,
+        defaults={"tie_word_embeddings": True, "spatial_merge_size": 2, "multimodal_projector_bias": False},
+    ),
+    "NemotronH_Nano_VL_V2": Wrapper(
+        "nemotron",
+        "NemotronH_Nano_VL_V2",
+        ("nemotron_h",),
+        vision.radio_vision,
+        vision.RADIO_DEFAULTS,
+        text_key="llm_config",
+    ),
+}
+
+
+def read_wrapped(config: Mapping[str, Any], wrapper: Wrapper) -> tuple[Decoder, Vision, bool]:
+    """The decoder, the tower, and whether the decoder's embedding is tied."""
+    fields = Fields(config, wrapper.defaults)
+    text = _text_fields(fields, wrapper)
+    decoder = nemotron.read_nemotron(text) if text.defaults is nemotron.DEFAULTS else _read_text(text, wrapper)
+    text.refuse_unread(wrapper.hf_class)
+    if not isinstance(config.get("vision_config"), dict):
+        raise InputError("the config has no vision_config object, which this architecture needs", field="vision_config")
+    tower_fields = fields.section("vision_config", wrapper.tower_defaults, wrapper.tower_aliases)
+    return decoder, wrapper.tower(tower_fields, decoder.hidden, fields), _tied(fields, text, wrapper)
+
+
+def _text_fields(fields: Fields, wrapper: Wrapper) -> Fields:
+    nested = fields.data.get(wrapper.text_key)
+    if nested is None and wrapper.flat:
+        traits = TRAITS[wrapper.text[0]]
+        return Fields(fields.data, traits.defaults, traits.aliases)
+    if not isinstance(nested, dict):
+        raise InputError(
+            f"the config has no {wrapper.text_key} object, which this architecture needs", wrapper.text_key
+        )
+    kind = _text_kind(nested, wrapper)
+    if kind == "nemotron_h":
+        return fields.section(wrapper.text_key, nemotron.DEFAULTS, nemotron.ALIASES)
+    return fields.section(wrapper.text_key, TRAITS[kind].defaults, TRAITS[kind].aliases)
+
+
+def _text_kind(nested: Mapping[str, Any], wrapper: Wrapper) -> str:
+    said = nested.get("model_type", wrapper.text[0])
+    outer = {kind.removesuffix("_text") for kind in wrapper.text}
+    if said in wrapper.text:
+        return str(said)
+    if said in outer and len(wrapper.text) == 1:
+        return wrapper.text[0]
+    raise InputError(
+        f"this wrapper is known around {' or '.join(wrapper.text)}", field=f"{wrapper.text_key}.model_type", value=said
+    )
+
+
+def _read_text(text: Fields, wrapper: Wrapper) -> Decoder:
+    kind = wrapper.text[0] if text.where == "" else _text_kind(text.data, wrapper)
+    return read_decoder(text, TRAITS[kind])
+
+
+def _tied(fields: Fields, text: Fields, wrapper: Wrapper) -> bool:
+    """The wrapper decides; where it is silent, what the decoder's own section says."""
+    if wrapper.text_may_tie:
+        return fields.flag("tie_word_embeddings") or text.flag("tie_word_embeddings")
+    if not fields.has("tie_word_embeddings") and text.has("tie_word_embeddings"):
+        return text.flag("tie_word_embeddings")
+    return fields.flag("tie_word_embeddings")

@@ -1,0 +1,366 @@
+"""What a model is made of: groups of equal layers, and parameter counts that follow from them by construction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+Kind = Literal["causal_lm", "vision_language", "diffusion"]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Softmax attention; kv_heads < heads is grouped-query attention, a window makes it sliding."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: Literal["none", "head", "full"] = (
+        "none"  # "head": one head_dim vector each for q and k; "full": whole width
+    )
+    output_gate: bool = False  # q projection is twice as wide, the second half gates the output (Qwen3-Next)
+    sinks: bool = False  # one learnt logit per head (gpt-oss)
+    shared_kv: bool = False  # key and value are one projection (Gemma 4 global layers)
+    context_width: int | None = (
+        None  # keys and values come from another stream of this width (diffusion cross-attention)
+    )
+
+    @property
+    def q_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    def matmul_params(self, hidden: int) -> int:
+        source = self.context_width or hidden
+        q = hidden * self.q_width * (2 if self.output_gate else 1)
+        kv = source * self.kv_width * (1 if self.shared_kv else 2)
+        return q + kv + self.q_width * hidden
+
+    def vector_params(self, hidden: int) -> int:
+        count = 0
+        if self.qkv_bias:
+            count += self.q_width * (2 if self.output_gate else 1) + self.kv_width * (1 if self.shared_kv else 2)
+        if self.out_bias:
+            count += hidden
+        if self.qk_norm == "head":
+            count += 2 * self.head_dim
+        elif self.qk_norm == "full":
+            count += self.q_width + self.kv_width
+        if self.sinks:
+            count += self.heads
+        return count
+
+
+@dataclass(frozen=True)
+class MLA:
+    """Multi-head latent attention (DeepSeek): queries and keys/values pass through low-rank projections."""
+
+    heads: int
+    kv_lora: int
+    qk_nope: int
+    qk_rope: int
+    v_head: int
+    q_lora: int | None = None
+    bias: bool = False  # of the two down projections and the output
+
+    @property
+    def qk_head(self) -> int:
+        return self.qk_nope + self.qk_rope
+
+    def matmul_params(self, hidden: int) -> int:
+        q_width = self.heads * self.qk_head
+        q = hidden * q_width if self.q_lora is None else hidden * self.q_lora + self.q_lora * q_width
+        kv_down = hidden * (self.kv_lora + self.qk_rope)
+        kv_up = self.kv_lora * self.heads * (self.qk_nope + self.v_head)
+        return q + kv_down + kv_up + self.heads * self.v_head * hidden
+
+    def vector_params(self, hidden: int) -> int:
+        norms = self.kv_lora + (self.q_lora or 0)
+        return norms + (norms + self.qk_rope + hidden if self.bias else 0)
+
+
+@dataclass(frozen=True)
+class Mamba2:
+    """State-space mixer (Mamba-2)."""
+
+    heads: int
+    head_dim: int
+    state: int
+    groups: int
+    conv: int = 4
+    conv_bias: bool = True
+    proj_bias: bool = False
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def conv_width(self) -> int:
+        return self.inner + 2 * self.groups * self.state
+
+    def matmul_params(self, hidden: int) -> int:
+        return hidden * (self.inner + self.conv_width + self.heads) + self.inner * hidden
+
+    def vector_params(self, hidden: int) -> int:
+        conv = self.conv_width * self.conv + (self.conv_width if self.conv_bias else 0)
+        bias = (self.inner + self.conv_width + self.heads + hidden) if self.proj_bias else 0
+        return conv + 3 * self.heads + self.inner + bias  # A_log, D, dt_bias; gated norm
+
+
+@dataclass(frozen=True)
+class GatedDelta:
+    """Linear attention with a gated delta rule (Qwen3-Next, Qwen3.5)."""
+
+    k_heads: int
+    v_heads: int
+    k_head_dim: int
+    v_head_dim: int
+    conv: int = 4
+
+    @property
+    def k_width(self) -> int:
+        return self.k_heads * self.k_head_dim
+
+    @property
+    def v_width(self) -> int:
+        return self.v_heads * self.v_head_dim
+
+    def matmul_params(self, hidden: int) -> int:
+        qkvz = hidden * (2 * self.k_width + 2 * self.v_width)
+        return qkvz + hidden * 2 * self.v_heads + self.v_width * hidden
+
+    def vector_params(self, hidden: int) -> int:
+        return (2 * self.k_width + self.v_width) * self.conv + 2 * self.v_heads + self.v_head_dim
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A feed-forward block: gated (three matrices) or plain (two)."""
+
+    width: int
+    gated: bool = True
+    bias: bool = False
+
+    def matmul_params(self, hidden: int) -> int:
+        return (3 if self.gated else 2) * hidden * self.width
+
+    def vector_params(self, hidden: int) -> int:
+        return ((2 if self.gated else 1) * self.width + hidden) if self.bias else 0
+
+    def active_params(self, hidden: int) -> int:
+        return self.matmul_params(hidden) + self.vector_params(hidden)
+
+
+@dataclass(frozen=True)
+class MoE:
+    """Routed experts, top-k of which see each token, and what may stand beside them for every token."""
+
+    experts: int
+    topk: int
+    width: int
+    shared_width: int = 0  # all shared experts together
+    gated: bool = True
+    bias: bool = False  # biases inside the experts (gpt-oss)
+    router_bias: bool = False  # a trained bias of the router
+    balance_bias: bool = False  # balanced by a bias that no gradient trains (a buffer: not counted as parameters)
+    dense_bias: bool = False  # biases of the shared expert and of the latent projections
+    shared_gate: bool = False  # a one-output gate on the shared expert (Qwen)
+    latent: int | None = None  # experts work at this width, with a projection down and up (Nemotron 3 Super)
+    parallel: Dense | None = None  # a dense block beside the experts in the same layer (Gemma 4)
+
+    def one_expert(self, hidden: int) -> Dense:
+        return Dense(self.width, self.gated, self.bias)
+
+    def expert_params(self, hidden: int) -> int:
+        """Parameters of one routed expert."""
+        block = self.one_expert(hidden)
+        inner = self.latent or hidden
+        return block.matmul_params(inner) + block.vector_params(inner)
+
+    def routed_params(self, hidden: int) -> int:
+        """Parameters of all routed experts: what expert parallelism divides."""
+        return self.experts * self.expert_params(hidden)
+
+    def always_on_params(self, hidden: int) -> int:
+        """Router, shared experts, latent projections: what every token uses and every expert-parallel rank holds."""
+        count = hidden * self.experts
+        count += self.experts if self.router_bias else 0
+        if self.shared_width:
+            shared = Dense(self.shared_width, self.gated, self.dense_bias)
+            count += shared.matmul_params(hidden) + shared.vector_params(hidden)
+        count += hidden if self.shared_gate else 0
+        if self.latent:
+            count += 2 * hidden * self.latent + (hidden + self.latent if self.dense_bias else 0)
+        if self.parallel is not None:
+            count += self.parallel.matmul_params(hidden) + self.parallel.vector_params(hidden)
+        return count
+
+    def active_params(self, hidden: int) -> int:
+        return self.always_on_params(hidden) + self.topk * self.expert_params(hidden)
+
+
+Mixer = Attention | MLA | Mamba2 | GatedDelta
+Ffn = Dense | MoE
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One block: a token mixer, a feed-forward block, or both (hybrids have layers with only one of them)."""
+
+    mixer: Mixer | None
+    ffn: Ffn | None
+    cross: Attention | None = None  # a second attention over text (diffusion)
+    norm_params: int = 0  # norm weights and biases of the layer, counted outright
+    extra_params: int = 0  # modulation tables and other vectors of the layer
+    streams: int = 1  # copies of the weights for parallel token streams (FLUX joint blocks: image and text)
+
+    def params(self, hidden: int) -> int:
+        """All parameters of the layer."""
+        return self.dense_params(hidden) + self.routed_params(hidden)
+
+    def routed_params(self, hidden: int) -> int:
+        """Parameters that expert parallelism divides."""
+        return self.ffn.routed_params(hidden) if isinstance(self.ffn, MoE) else 0
+
+    def dense_params(self, hidden: int) -> int:
+        """Parameters that expert parallelism leaves whole."""
+        count = self.norm_params + self.extra_params
+        for part in (self.mixer, self.cross):
+            if part is not None:
+                count += self.streams * (part.matmul_params(hidden) + part.vector_params(hidden))
+        if isinstance(self.ffn, MoE):
+            count += self.ffn.always_on_params(hidden)
+        elif self.ffn is not None:
+            count += self.streams * (self.ffn.matmul_params(hidden) + self.ffn.vector_params(hidden))
+        return count
+
+    def active_params(self, hidden: int) -> int:
+        """Parameters one token uses."""
+        if not isinstance(self.ffn, MoE):
+            return self.params(hidden)
+        return self.dense_params(hidden) + self.ffn.topk * self.ffn.expert_params(hidden)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Equal layers and the places (0 = first) where they stand in the model."""
+
+    layer: Layer
+    places: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.places)
+
+
+@dataclass(frozen=True)
+class Vision:
+    """A vision tower and what connects it to the language model."""
+
+    depth: int
+    hidden: int
+    width: int  # of its feed-forward block
+    heads: int
+    patch: int
+    layer_params: int  # parameters of one of its layers
+    stem_params: int  # patch and position embeddings, final norms
+    connector_params: int  # merger or projector into the language model
+    merge: int = 1  # patches merged into one language token
+
+    @property
+    def params(self) -> int:
+        return self.depth * self.layer_params + self.stem_params + self.connector_params
+
+
+@dataclass(frozen=True)
+class ParamCount:
+    """Parameters of a model, in all and by the parts that are sharded differently."""
+
+    total: int
+    active: int  # used by one token, embeddings and head included
+    embedding: int  # input embedding (and learnt positions)
+    head: int  # output projection; 0 when tied to the embedding
+    routed: int  # routed experts of the main layers
+    vision: int
+    mtp: int  # multi-token-prediction modules; not part of total
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Architecture facts of one model; every count and cost is derived from these."""
+
+    name: str
+    family: str
+    kind: Kind
+    hidden: int
+    groups: tuple[Group, ...]
+    vocab: int = 0
+    tied: bool = False
+    max_seq_length: int = 0
+    final_norm_params: int = 0
+    learned_positions: int = 0  # rows of a learnt position table (GPT)
+    extra_params: int = 0  # embedders and heads that are not a vocabulary (diffusion), per-layer embeddings
+    head_bias: bool = False
+    mtp_layers: int = 0
+    mtp_layer: Layer | None = None
+    vision: Vision | None = None
+    hf_id: str = ""
+    model_type: str = ""
+    hf_class: str = ""  # class name in transformers or diffusers
+    activation: str = "silu"
+    source: str = ""
+    published_total: float | None = None
+    published_active: float | None = None
+    aliases: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def num_layers(self) -> int:
+        return sum(group.count for group in self.groups)
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """Every layer in order."""
+        at = {place: group.layer for group in self.groups for place in group.places}
+        return tuple(at[place] for place in range(len(at)))
+
+    @cached_property
+    def params(self) -> ParamCount:
+        """Parameter counts, exact by construction; total leaves the multi-token-prediction modules out."""
+        embedding = self.vocab * self.hidden + self.learned_positions * self.hidden
+        head = 0 if self.tied or not self.vocab else self.vocab * self.hidden
+        head += self.vocab if self.head_bias else 0
+        vision = self.vision.params if self.vision else 0
+        rest = embedding + head + vision + self.final_norm_params + self.extra_params
+        return ParamCount(
+            total=rest + sum(g.count * g.layer.params(self.hidden) for g in self.groups),
+            active=rest + sum(g.count * g.layer.active_params(self.hidden) for g in self.groups),
+            embedding=embedding,
+            head=head,
+            routed=sum(g.count * g.layer.routed_params(self.hidden) for g in self.groups),
+            vision=vision,
+            mtp=self.mtp_layers * self._mtp_module_params(),
+        )
+
+    def _mtp_module_params(self) -> int:
+        """One module: a layer, the projection of [hidden, embedding] and three norms; embedding and head are shared."""
+        if self.mtp_layer is None:
+            return 0
+        return self.mtp_layer.params(self.hidden) + 2 * self.hidden * self.hidden + 3 * self.hidden
+
+    def mixers(self, kind: type[Mixer]) -> list[tuple[Mixer, int]]:
+        """The distinct mixers of one kind with the number of layers that have them."""
+        found = [(g.layer.mixer, g.count) for g in self.groups if isinstance(g.layer.mixer, kind)]
+        return [(mixer, count) for mixer, count in found if mixer is not None]
+
+    @property
+    def moe(self) -> MoE | None:
+        """The mixture-of-experts block, or None for a dense model."""
+        return next((g.layer.ffn for g in self.groups if isinstance(g.layer.ffn, MoE)), None)
