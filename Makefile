@@ -33,7 +33,7 @@ test: lint $(VENV)/.peers
 	$(BIN)/python -m pytest -n 2
 
 docs: setup  ## writes the generated pages under docs/
-	$(BIN)/python -m meshwright.docs
+	$(BIN)/python docs/make.py
 
 bench: setup  ## CPU time of the adviser, one table
 	$(BIN)/python benchmarks/adviser_speed.py

@@ -1,0 +1,41 @@
+"""The main job, shown: a recommendation for this machine, then for an example cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+EXAMPLES = (
+    ("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "sft", "--explain"),
+    ("recommend", "qwen3-30b-a3b", "--gpus", "4x8xH100", "--goal", "pretrain", "--seq", "32k"),
+    ("check", "llama3_8b_pretrain_config", "--gpus", "8xA100-40", "layout.tp=3"),
+)
+
+
+def meshwright(*words: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command line as a user would."""
+    return subprocess.run([sys.executable, "-m", "meshwright", *words], text=True, capture_output=True, check=False)
+
+
+def show(words: tuple[str, ...]) -> int:
+    """Prints a command and what it answers."""
+    done = meshwright(*words)
+    print(f"$ meshwright {' '.join(words)}\n{done.stdout}{done.stderr}")
+    return done.returncode
+
+
+def main() -> int:
+    """Exit 0 when every command ended as it should."""
+    this_machine = ("recommend", "llama3-8b", "--gpus", "auto", "--goal", "peft")
+    print("== this machine ==")
+    code = show(this_machine)
+    if code == 2:
+        print("(no GPU here; a workstation with one RTX 4090 would get this)\n")
+        code = show(("recommend", "qwen3-1.7b", "--gpus", "1xRTX4090", "--goal", "peft"))
+    print("== example clusters ==")
+    codes = [show(words) for words in EXAMPLES]
+    return 0 if code in (0, 1) and codes == [0, 0, 1] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
