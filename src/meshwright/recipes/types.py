@@ -87,9 +87,7 @@ class Train(Section, frozen=True):
 class Optimizer(Section, frozen=True):
     """The update rule."""
 
-    name: Annotated[
-        Literal["adamw", "muon", "lion", "schedule_free_adamw", "sgd"], contract("update rule")
-    ] = "adamw"
+    name: Annotated[Literal["adamw", "muon", "lion", "schedule_free_adamw", "sgd"], contract("update rule")] = "adamw"
     lr: Annotated[float, contract("peak learning rate", gt=0)] = 3e-4
     weight_decay: Annotated[float, contract("decoupled weight decay", ge=0)] = 0.1
     beta1: Annotated[float, contract("decay of the first moment", ge=0, lt=1)] = 0.9
@@ -197,9 +195,9 @@ class Layout(Section, frozen=True):
         Literal["ring", "a2a", "allgather", "a2a+ring"], layout("how context-parallel ranks exchange keys and values")
     ] = "ring"
     cp_inner: Annotated[int, layout("ranks of the inner all-to-all group of a2a+ring", ge=1)] = 1
-    offload: Annotated[
-        Literal["none", "optimizer", "activations", "params"], layout("what is kept in host memory")
-    ] = "none"
+    offload: Annotated[Literal["none", "optimizer", "activations", "params"], layout("what is kept in host memory")] = (
+        "none"
+    )
     reshard_after_forward: Annotated[bool, layout("free gathered parameters between forward and backward")] = True
     defer_grad_sync: Annotated[bool, layout("reduce gradients only after the last micro batch")] = True
 
@@ -231,7 +229,9 @@ class Kernels(Section, frozen=True):
 class Checkpoint(Section, frozen=True):
     """Where training starts from and what it leaves behind."""
 
-    pretrained: Annotated[str, contract("folder or id of the weights fine-tuning starts from; empty: the model's id")] = ""
+    pretrained: Annotated[
+        str, contract("folder or id of the weights fine-tuning starts from; empty: the model's id")
+    ] = ""
     save_every: Annotated[int, layout("steps between checkpoints; 0 saves only at the end", ge=0)] = 1000
     keep: Annotated[int, layout("checkpoints kept", ge=1)] = 3
     async_save: Annotated[bool, layout("write checkpoints while training goes on")] = True

@@ -1,0 +1,1 @@
+"""Throughput runs, one file per family."""

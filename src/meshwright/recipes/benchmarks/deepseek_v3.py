@@ -1,0 +1,549 @@
+"""Benchmarks of DeepSeek-V3: upper bounds of throughput, never production settings."""
+
+from __future__ import annotations
+
+from meshwright.recipes.build import benchmark
+from meshwright.recipes.library.deepseek import deepseek_v3_pretrain_config
+from meshwright.recipes.registry import recipe
+from meshwright.recipes.types import Recipe
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_b200_bf16_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_config(),
+        "256xB200",
+        "bf16",
+        pp=16,
+        ep=8,
+        recompute="selective",
+        recompute_modules=("mla_up_proj",),
+        dispatcher="hybridep",
+        stage_layers=(4,) * 15 + (1,),
+        moments="bf16",
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_b200_fp8cs_config() -> Recipe:
+    return benchmark(deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8cs")
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_b200_fp8mx_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xB200",
+        "fp8mx",
+        pp=8,
+        vp=2,
+        ep=32,
+        dispatcher="deepep",
+        ep_overlap=True,
+        recompute_modules=("mla_up_proj", "mlp"),
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_b200_fp8mx_large_scale_config() -> Recipe:
+    return benchmark(deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8mx", global_batch_size=256)
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_b200_nvfp4_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xB200",
+        "nvfp4",
+        pp=8,
+        vp=2,
+        ep=32,
+        dispatcher="deepep",
+        ep_overlap=True,
+        recompute_modules=("mla_up_proj", "layernorm", "moe_act"),
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_b300_bf16_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xB300",
+        "bf16",
+        pp=8,
+        vp=2,
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_b300_fp8cs_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xB300",
+        "fp8cs",
+        pp=8,
+        vp=2,
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_b300_fp8mx_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xB300",
+        "fp8mx",
+        pp=8,
+        vp=2,
+        ep_overlap=True,
+        cuda_graphs="full_iteration",
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_b300_fp8mx_large_scale_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xB300",
+        "fp8mx",
+        pp=8,
+        vp=2,
+        global_batch_size=256,
+        ep_overlap=True,
+        cuda_graphs="full_iteration",
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_b300_nvfp4_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xB300",
+        "nvfp4",
+        pp=8,
+        vp=2,
+        micro_batch_size=2,
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_gb200_bf16_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xGB200",
+        "bf16",
+        pp=4,
+        vp=4,
+        ep=64,
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_gb200_fp8cs_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xGB200",
+        "fp8cs",
+        pp=4,
+        vp=4,
+        ep=64,
+        recompute_modules=("mlp",),
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xGB200",
+        "fp8mx",
+        pp=4,
+        vp=4,
+        ep=64,
+        ep_overlap=True,
+        cuda_graphs="full_iteration",
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_gb200_fp8mx_large_scale_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xGB200",
+        "fp8mx",
+        pp=4,
+        vp=4,
+        ep=64,
+        global_batch_size=256,
+        ep_overlap=True,
+        cuda_graphs="full_iteration",
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_gb200_fp8mx_partial_cg_dev_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xGB200",
+        "fp8mx",
+        pp=4,
+        vp=4,
+        ep=64,
+        global_batch_size=8192,
+        grads="fp32",
+        ep_overlap=True,
+        offload="activations",
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_gb200_nvfp4_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xGB200",
+        "nvfp4",
+        pp=4,
+        vp=4,
+        ep=64,
+        recompute_modules=("mlp",),
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_128gpu_gb300_fp8mx_hsdp_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_config(),
+        "128xGB300",
+        "fp8mx",
+        ep=32,
+        dp_replicate=2,
+        strategy="megatron_fsdp",
+        global_batch_size=256,
+        recompute="selective",
+        recompute_modules=("layernorm", "mla_up_proj", "moe_act"),
+        cuda_graphs="full_iteration",
+        dispatcher="hybridep",
+        moments="bf16",
+        offload="activations",
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_gb300_bf16_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xGB300",
+        "bf16",
+        pp=4,
+        vp=4,
+        ep=64,
+        recompute_modules=("moe_act",),
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_gb300_fp8cs_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xGB300", "fp8cs", pp=2, vp=8, ep=32, micro_batch_size=2
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xGB300",
+        "fp8mx",
+        pp=2,
+        vp=8,
+        ep=32,
+        ep_overlap=True,
+        recompute_modules=(),
+        cuda_graphs="full_iteration",
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_gb300_fp8mx_large_scale_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xGB300",
+        "fp8mx",
+        pp=4,
+        vp=4,
+        ep=64,
+        global_batch_size=256,
+        ep_overlap=True,
+        recompute_modules=(),
+        cuda_graphs="full_iteration",
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_gb300_fp8mx_partial_cg_dev_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_config(),
+        "256xGB300",
+        "fp8mx",
+        pp=4,
+        vp=4,
+        ep=64,
+        global_batch_size=8192,
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+        dispatcher="hybridep",
+        grads="fp32",
+        stage_layers=(4,) * 15 + (1,),
+        ep_overlap=True,
+        moments="bf16",
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_gb300_nvfp4_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xGB300", "nvfp4", pp=2, vp=8, ep=32, micro_batch_size=2
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_64gpu_gb300_bf16_fsdp_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_128gpu_gb300_fp8mx_hsdp_config(),
+        "64xGB300",
+        "bf16",
+        ep=64,
+        dp_replicate=1,
+        micro_batch_size=2,
+        cuda_graphs="none",
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_64gpu_gb300_fp8mx_fsdp_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_128gpu_gb300_fp8mx_hsdp_config(),
+        "64xGB300",
+        "fp8mx",
+        ep=64,
+        dp_replicate=1,
+        micro_batch_size=2,
+        cuda_graphs="none",
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_1024gpu_h100_bf16_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "1024xH100",
+        "bf16",
+        tp=2,
+        pp=8,
+        vp=4,
+        ep=64,
+        global_batch_size=16384,
+        recompute_modules=("mla_up_proj", "mlp"),
+        stage_layers=(1,) + (2,) * 30 + (0,),
+        overlap_grad_reduce=False,
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_1024gpu_h100_fp8cs_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "1024xH100",
+        "fp8cs",
+        tp=2,
+        pp=8,
+        vp=4,
+        ep=64,
+        global_batch_size=16384,
+        recompute_modules=("mla_up_proj", "mlp"),
+        stage_layers=(1,) + (2,) * 30 + (0,),
+        overlap_grad_reduce=False,
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_1024gpu_h100_fp8sc_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "1024xH100",
+        "fp8sc",
+        tp=2,
+        pp=8,
+        vp=2,
+        ep=64,
+        global_batch_size=16384,
+        recompute_modules=("mla_up_proj", "mlp"),
+        overlap_grad_reduce=False,
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_1024gpu_h100_fp8sc_large_scale_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "1024xH100",
+        "fp8sc",
+        tp=2,
+        pp=8,
+        vp=2,
+        ep=64,
+        global_batch_size=1024,
+        recompute_modules=("mla_up_proj", "mlp"),
+        overlap_grad_reduce=False,
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_64gpu_h100_bf16_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "64xH100",
+        "bf16",
+        tp=2,
+        pp=8,
+        vp=4,
+        ep=64,
+        global_batch_size=1024,
+        recompute_modules=("mla_up_proj", "mlp"),
+        stage_layers=(1,) + (2,) * 30 + (0,),
+        overlap_grad_reduce=False,
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_64gpu_h100_fp8cs_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "64xH100",
+        "fp8cs",
+        tp=2,
+        pp=8,
+        vp=4,
+        ep=64,
+        global_batch_size=1024,
+        recompute_modules=("mla_up_proj", "mlp"),
+        stage_layers=(1,) + (2,) * 30 + (0,),
+        overlap_grad_reduce=False,
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_128gpu_vr200_bf16_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_gb300_fp8mx_partial_cg_dev_config(),
+        "128xVR200",
+        "bf16",
+        global_batch_size=2048,
+        grads="bf16",
+        ep_overlap=False,
+        recompute="selective",
+        recompute_modules=("mla_up_proj",),
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_128gpu_vr200_fp8cs_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_gb300_fp8mx_partial_cg_dev_config(),
+        "128xVR200",
+        "fp8cs",
+        global_batch_size=2048,
+        grads="bf16",
+        ep_overlap=False,
+        recompute="selective",
+        recompute_modules=("mlp",),
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_128gpu_vr200_fp8mx_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "128xVR200",
+        "fp8mx",
+        pp=4,
+        vp=4,
+        ep=64,
+        global_batch_size=2048,
+        ep_overlap=True,
+        cuda_graphs="full_iteration",
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_128gpu_vr200_nvfp4_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_gb300_fp8mx_partial_cg_dev_config(),
+        "128xVR200",
+        "nvfp4",
+        global_batch_size=2048,
+        grads="bf16",
+        ep_overlap=False,
+        recompute="selective",
+        recompute_modules=("mlp",),
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_vr200_bf16_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_gb300_fp8mx_partial_cg_dev_config(),
+        "256xVR200",
+        "bf16",
+        global_batch_size=4096,
+        grads="bf16",
+        ep_overlap=False,
+        recompute="selective",
+        recompute_modules=("moe_act",),
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_vr200_fp8cs_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xVR200", "fp8cs", pp=2, vp=8, ep=32, micro_batch_size=2
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_vr200_fp8mx_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xVR200",
+        "fp8mx",
+        pp=2,
+        vp=8,
+        ep=32,
+        ep_overlap=True,
+        recompute_modules=(),
+        cuda_graphs="full_iteration",
+    )
+
+
+@recipe(family="deepseek")
+def deepseek_v3_pretrain_256gpu_vr200_nvfp4_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xVR200", "nvfp4", pp=2, vp=8, ep=32, micro_batch_size=2
+    )

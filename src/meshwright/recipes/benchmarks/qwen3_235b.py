@@ -1,0 +1,593 @@
+"""Benchmarks of Qwen3 235B-A22B: upper bounds of throughput, never production settings."""
+
+from __future__ import annotations
+
+from meshwright.recipes.build import benchmark
+from meshwright.recipes.library.qwen_moe import qwen3_235b_a22b_pretrain_config
+from meshwright.recipes.registry import recipe
+from meshwright.recipes.types import Recipe
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_128gpu_b200_fp8mx_deepep_dev_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_config(),
+        "128xB200",
+        "fp8mx",
+        tp=2,
+        pp=4,
+        vp=2,
+        ep=16,
+        micro_batch_size=3,
+        global_batch_size=3072,
+        dispatcher="deepep",
+        grads="fp32",
+        embedding_as_layer=True,
+        head_as_layer=True,
+        ep_overlap=True,
+        moments="bf16",
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_config(),
+        "256xB200",
+        "bf16",
+        pp=8,
+        vp=4,
+        ep=8,
+        global_batch_size=8192,
+        embedding_as_layer=True,
+        head_as_layer=True,
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_b200_fp8cs_config() -> Recipe:
+    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8cs", vp=1)
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_b200_fp8mx_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "256xB200",
+        "fp8mx",
+        vp=3,
+        dispatcher="hybridep",
+        ep_overlap=True,
+        cuda_graphs="full_iteration",
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_b200_fp8mx_large_scale_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "256xB200",
+        "fp8mx",
+        vp=3,
+        global_batch_size=512,
+        dispatcher="hybridep",
+        ep_overlap=True,
+        cuda_graphs="full_iteration",
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_b200_nvfp4_config() -> Recipe:
+    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "256xB200", "nvfp4", vp=1)
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_64gpu_b200_bf16_config() -> Recipe:
+    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "64xB200", "bf16", global_batch_size=2048)
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_64gpu_b200_fp8cs_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "64xB200", "fp8cs", vp=1, global_batch_size=2048
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_64gpu_b200_fp8mx_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "64xB200", "fp8mx", vp=1, global_batch_size=2048
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_64gpu_b200_nvfp4_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "64xB200", "nvfp4", vp=1, global_batch_size=2048
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_128gpu_b300_fp8mx_hybridep_dev_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_128gpu_b200_fp8mx_deepep_dev_config(),
+        "128xB300",
+        "fp8mx",
+        pp=1,
+        vp=1,
+        global_batch_size=9216,
+        dispatcher="hybridep",
+        embedding_as_layer=False,
+        head_as_layer=False,
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router"),
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_b300_bf16_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "256xB300",
+        "bf16",
+        vp=1,
+        micro_batch_size=2,
+        dispatcher="hybridep",
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_b300_fp8cs_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "256xB300",
+        "fp8cs",
+        vp=1,
+        micro_batch_size=2,
+        dispatcher="hybridep",
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_b300_fp8mx_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "256xB300",
+        "fp8mx",
+        vp=3,
+        micro_batch_size=2,
+        dispatcher="hybridep",
+        ep_overlap=True,
+        cuda_graphs="full_iteration",
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_b300_fp8mx_large_scale_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "256xB300",
+        "fp8mx",
+        vp=3,
+        micro_batch_size=2,
+        global_batch_size=512,
+        dispatcher="hybridep",
+        ep_overlap=True,
+        cuda_graphs="full_iteration",
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_b300_nvfp4_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "256xB300",
+        "nvfp4",
+        vp=1,
+        micro_batch_size=2,
+        dispatcher="hybridep",
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_64gpu_b300_bf16_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "64xB300",
+        "bf16",
+        vp=1,
+        micro_batch_size=2,
+        global_batch_size=2048,
+        dispatcher="hybridep",
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_64gpu_b300_fp8cs_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "64xB300",
+        "fp8cs",
+        vp=1,
+        micro_batch_size=2,
+        global_batch_size=2048,
+        dispatcher="hybridep",
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_64gpu_b300_fp8mx_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "64xB300",
+        "fp8mx",
+        vp=1,
+        micro_batch_size=2,
+        global_batch_size=2048,
+        dispatcher="hybridep",
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_64gpu_b300_nvfp4_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "64xB300",
+        "nvfp4",
+        vp=1,
+        micro_batch_size=2,
+        global_batch_size=2048,
+        dispatcher="hybridep",
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_128gpu_gb200_fp8mx_paged_stash_dev_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_config(),
+        "128xGB200",
+        "fp8mx",
+        ep=64,
+        global_batch_size=8192,
+        cuda_graphs="local",
+        cuda_graph_scope=("full_iteration",),
+        dispatcher="hybridep",
+        grads="fp32",
+        ep_overlap=True,
+        moments="bf16",
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_128gpu_gb200_fp8mx_partial_cg_dev_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_128gpu_gb200_fp8mx_paged_stash_dev_config(),
+        "128xGB200",
+        "fp8mx",
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_gb200_bf16_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "256xGB200",
+        "bf16",
+        vp=1,
+        dispatcher="hybridep",
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_gb200_fp8cs_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "256xGB200",
+        "fp8cs",
+        vp=1,
+        ep=32,
+        dispatcher="hybridep",
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "256xGB200",
+        "fp8mx",
+        vp=3,
+        ep=32,
+        dispatcher="hybridep",
+        ep_overlap=True,
+        cuda_graphs="full_iteration",
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_gb200_fp8mx_large_scale_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "256xGB200",
+        "fp8mx",
+        vp=3,
+        ep=32,
+        global_batch_size=512,
+        dispatcher="hybridep",
+        ep_overlap=True,
+        cuda_graphs="full_iteration",
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_gb200_nvfp4_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "256xGB200",
+        "nvfp4",
+        vp=1,
+        ep=32,
+        dispatcher="hybridep",
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_64gpu_gb200_bf16_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "64xGB200",
+        "bf16",
+        vp=1,
+        global_batch_size=2048,
+        dispatcher="hybridep",
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_64gpu_gb200_fp8cs_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "64xGB200",
+        "fp8cs",
+        vp=1,
+        ep=32,
+        global_batch_size=2048,
+        dispatcher="hybridep",
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_64gpu_gb200_fp8mx_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "64xGB200",
+        "fp8mx",
+        vp=3,
+        ep=32,
+        global_batch_size=2048,
+        dispatcher="hybridep",
+        ep_overlap=True,
+        cuda_graphs="full_iteration",
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_64gpu_gb200_nvfp4_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "64xGB200",
+        "nvfp4",
+        vp=1,
+        ep=32,
+        global_batch_size=2048,
+        dispatcher="hybridep",
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_128gpu_gb300_fp8mx_paged_stash_dev_config() -> Recipe:
+    return benchmark(qwen3_235b_a22b_pretrain_128gpu_gb200_fp8mx_paged_stash_dev_config(), "128xGB300", "fp8mx")
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_gb300_bf16_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "256xGB300",
+        "bf16",
+        pp=4,
+        vp=1,
+        ep=32,
+        micro_batch_size=2,
+        dispatcher="hybridep",
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_gb300_fp8cs_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "256xGB300",
+        "fp8cs",
+        pp=4,
+        vp=1,
+        ep=32,
+        micro_batch_size=2,
+        dispatcher="hybridep",
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "256xGB300",
+        "fp8mx",
+        pp=4,
+        vp=12,
+        ep=32,
+        micro_batch_size=2,
+        dispatcher="hybridep",
+        ep_overlap=True,
+        cuda_graphs="full_iteration",
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_gb300_fp8mx_large_scale_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "256xGB300",
+        "fp8mx",
+        pp=4,
+        vp=12,
+        ep=32,
+        micro_batch_size=2,
+        global_batch_size=512,
+        dispatcher="hybridep",
+        ep_overlap=True,
+        cuda_graphs="full_iteration",
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_gb300_nvfp4_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "256xGB300",
+        "nvfp4",
+        pp=4,
+        vp=1,
+        ep=32,
+        micro_batch_size=2,
+        dispatcher="hybridep",
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_64gpu_gb300_bf16_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_config(),
+        "64xGB300",
+        "bf16",
+        pp=4,
+        ep=32,
+        micro_batch_size=2,
+        global_batch_size=2048,
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+        dispatcher="hybridep",
+        embedding_as_layer=True,
+        head_as_layer=True,
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_64gpu_gb300_fp8cs_config() -> Recipe:
+    return benchmark(qwen3_235b_a22b_pretrain_64gpu_gb300_bf16_config(), "64xGB300", "fp8cs")
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_64gpu_gb300_fp8mx_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_64gpu_gb300_bf16_config(),
+        "64xGB300",
+        "fp8mx",
+        vp=12,
+        ep_overlap=True,
+        cuda_graphs="full_iteration",
+        cuda_graph_scope=(),
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_64gpu_gb300_nvfp4_config() -> Recipe:
+    return benchmark(qwen3_235b_a22b_pretrain_64gpu_gb300_bf16_config(), "64xGB300", "nvfp4")
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_h100_bf16_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "256xH100", "bf16", tp=2, ep=32, ep_overlap=True
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_h100_bf16_hybridep_dev_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_64gpu_gb300_bf16_config(),
+        "256xH100",
+        "bf16",
+        tp=2,
+        pp=8,
+        vp=3,
+        micro_batch_size=1,
+        ep_overlap=True,
+        recompute="selective",
+        recompute_modules=("moe_act", "layernorm"),
+        cuda_graph_scope=("moe_router", "moe_preprocess"),
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_h100_fp8cs_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "256xH100", "fp8cs", tp=2, ep=32, ep_overlap=True
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_h100_fp8cs_large_scale_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "256xH100",
+        "fp8cs",
+        tp=2,
+        ep=32,
+        global_batch_size=512,
+        ep_overlap=True,
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_vr200_bf16_config() -> Recipe:
+    return benchmark(qwen3_235b_a22b_pretrain_64gpu_gb300_bf16_config(), "256xVR200", "bf16", global_batch_size=8192)
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_vr200_fp8mx_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_64gpu_gb300_bf16_config(),
+        "256xVR200",
+        "fp8mx",
+        vp=12,
+        global_batch_size=8192,
+        ep_overlap=True,
+        cuda_graphs="full_iteration",
+        cuda_graph_scope=(),
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_vr200_nvfp4_config() -> Recipe:
+    return benchmark(qwen3_235b_a22b_pretrain_64gpu_gb300_bf16_config(), "256xVR200", "nvfp4", global_batch_size=8192)

@@ -1,0 +1,212 @@
+"""Benchmarks of Qwen3-VL: upper bounds of throughput, never production settings."""
+
+from __future__ import annotations
+
+from meshwright.recipes.build import benchmark, pretrain
+from meshwright.recipes.registry import recipe
+from meshwright.recipes.types import Recipe
+
+
+@recipe(family="qwen_vl")
+def qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config() -> Recipe:
+    return benchmark(
+        pretrain("qwen3_vl_235b_a22b", 1, images=True),
+        "64xB200",
+        "bf16",
+        pp=8,
+        ep=8,
+        global_batch_size=1024,
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("moe_router", "moe_preprocess"),
+        stage_layers=(10,) + (12,) * 7,
+        overlap_grad_reduce=False,
+        per_token_loss=True,
+    )
+
+
+@recipe(family="qwen_vl")
+def qwen3_vl_235b_a22b_pretrain_64gpu_b200_fp8cs_config() -> Recipe:
+    return benchmark(qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(), "64xB200", "fp8cs")
+
+
+@recipe(family="qwen_vl")
+def qwen3_vl_235b_a22b_pretrain_64gpu_b200_fp8mx_config() -> Recipe:
+    return benchmark(qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(), "64xB200", "fp8mx")
+
+
+@recipe(family="qwen_vl")
+def qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config() -> Recipe:
+    return benchmark(
+        pretrain("qwen3_vl_30b_a3b", 1, images=True),
+        "8xB200",
+        "bf16",
+        ep=8,
+        global_batch_size=512,
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("moe_router", "moe_preprocess"),
+        overlap_grad_reduce=False,
+    )
+
+
+@recipe(family="qwen_vl")
+def qwen3_vl_30b_a3b_pretrain_8gpu_b200_fp8cs_config() -> Recipe:
+    return benchmark(qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(), "8xB200", "fp8cs")
+
+
+@recipe(family="qwen_vl")
+def qwen3_vl_30b_a3b_pretrain_8gpu_b200_fp8mx_config() -> Recipe:
+    return benchmark(qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(), "8xB200", "fp8mx")
+
+
+@recipe(family="qwen_vl")
+def qwen3_vl_235b_a22b_pretrain_64gpu_gb200_bf16_config() -> Recipe:
+    return benchmark(
+        qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(),
+        "64xGB200",
+        "bf16",
+        micro_batch_size=2,
+        dispatcher="hybridep",
+    )
+
+
+@recipe(family="qwen_vl")
+def qwen3_vl_235b_a22b_pretrain_64gpu_gb200_fp8cs_config() -> Recipe:
+    return benchmark(
+        qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(),
+        "64xGB200",
+        "fp8cs",
+        micro_batch_size=2,
+        dispatcher="hybridep",
+    )
+
+
+@recipe(family="qwen_vl")
+def qwen3_vl_235b_a22b_pretrain_64gpu_gb200_fp8mx_config() -> Recipe:
+    return benchmark(
+        qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(),
+        "64xGB200",
+        "fp8mx",
+        micro_batch_size=2,
+        dispatcher="hybridep",
+    )
+
+
+@recipe(family="qwen_vl")
+def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_bf16_config() -> Recipe:
+    return benchmark(
+        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(), "8xGB200", "bf16", micro_batch_size=4, dispatcher="hybridep"
+    )
+
+
+@recipe(family="qwen_vl")
+def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
+    return benchmark(
+        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(), "8xGB200", "fp8cs", micro_batch_size=4, dispatcher="hybridep"
+    )
+
+
+@recipe(family="qwen_vl")
+def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
+    return benchmark(
+        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(), "8xGB200", "fp8mx", micro_batch_size=4, dispatcher="hybridep"
+    )
+
+
+@recipe(family="qwen_vl")
+def qwen3_vl_235b_a22b_pretrain_64gpu_gb300_bf16_config() -> Recipe:
+    return benchmark(
+        qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(),
+        "64xGB300",
+        "bf16",
+        pp=1,
+        ep=64,
+        dispatcher="hybridep",
+        stage_layers=(),
+    )
+
+
+@recipe(family="qwen_vl")
+def qwen3_vl_235b_a22b_pretrain_64gpu_gb300_fp8cs_config() -> Recipe:
+    return benchmark(
+        qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(),
+        "64xGB300",
+        "fp8cs",
+        pp=1,
+        ep=64,
+        dispatcher="hybridep",
+        stage_layers=(),
+    )
+
+
+@recipe(family="qwen_vl")
+def qwen3_vl_235b_a22b_pretrain_64gpu_gb300_fp8mx_config() -> Recipe:
+    return benchmark(
+        qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(),
+        "64xGB300",
+        "fp8mx",
+        pp=1,
+        ep=64,
+        dispatcher="hybridep",
+        stage_layers=(),
+    )
+
+
+@recipe(family="qwen_vl")
+def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_bf16_config() -> Recipe:
+    return benchmark(
+        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(), "8xGB300", "bf16", micro_batch_size=8, dispatcher="hybridep"
+    )
+
+
+@recipe(family="qwen_vl")
+def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_fp8cs_config() -> Recipe:
+    return benchmark(
+        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(), "8xGB300", "fp8cs", micro_batch_size=8, dispatcher="hybridep"
+    )
+
+
+@recipe(family="qwen_vl")
+def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
+    return benchmark(
+        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(), "8xGB300", "fp8mx", micro_batch_size=8, dispatcher="hybridep"
+    )
+
+
+@recipe(family="qwen_vl")
+def qwen3_vl_235b_a22b_pretrain_256gpu_h100_bf16_config() -> Recipe:
+    return benchmark(
+        qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(),
+        "256xH100",
+        "bf16",
+        tp=2,
+        vp=4,
+        ep=32,
+        ep_overlap=True,
+        stage_layers=(),
+    )
+
+
+@recipe(family="qwen_vl")
+def qwen3_vl_235b_a22b_pretrain_256gpu_h100_fp8cs_config() -> Recipe:
+    return benchmark(
+        qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(),
+        "256xH100",
+        "fp8cs",
+        tp=2,
+        vp=4,
+        ep=32,
+        ep_overlap=True,
+        stage_layers=(),
+    )
+
+
+@recipe(family="qwen_vl")
+def qwen3_vl_30b_a3b_pretrain_16gpu_h100_bf16_config() -> Recipe:
+    return benchmark(qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(), "16xH100", "bf16", pp=2, vp=12, ep_overlap=True)
+
+
+@recipe(family="qwen_vl")
+def qwen3_vl_30b_a3b_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
+    return benchmark(
+        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(), "16xH100", "fp8cs", pp=2, vp=12, ep_overlap=True
+    )

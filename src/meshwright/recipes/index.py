@@ -1,0 +1,198 @@
+"""The index of recipes: by name, by question, and the closest one to a model nobody wrote a recipe for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import log2, prod
+
+import msgspec
+
+from meshwright.errors import unknown
+from meshwright.models import GatedDelta, Mamba2, ModelSpec, find
+from meshwright.recipes.build import DEFAULT_GPU, cluster_name, places
+from meshwright.recipes.registry import Mission, registry
+from meshwright.recipes.types import Goal, Recipe
+
+FAMILY_HEAD_START = 1.0
+"""A recipe of the same family wins over another that is nearer in size by up to a factor of two."""
+
+
+@dataclass(frozen=True)
+class IndexEntry:
+    """What the index says of one recipe."""
+
+    name: str
+    family: str
+    model: str
+    goal: Goal
+    gpus: int
+    gpu: str
+    seq_length: int
+    benchmark: bool
+    mission: Mission
+
+    @cached_property
+    def params_total(self) -> int:
+        """Parameters of the recipe's model."""
+        return find(self.model).params.total
+
+
+def names() -> list[str]:
+    """The names of all recipes."""
+    return list(registry())
+
+
+def load(name: str) -> Recipe:
+    """The recipe of this name; `_config` may be left out, and case and dashes do not matter."""
+    return registry()[resolve(name)].build()
+
+
+def resolve(name: str) -> str:
+    """The full name of a recipe from any usual spelling of it."""
+    plain = _plain(name)
+    spelled = _spellings()
+    if plain in spelled:
+        return spelled[plain]
+    raise unknown("recipe", name, names())
+
+
+def knows(name: str) -> bool:
+    """Whether a recipe of this name exists."""
+    return _plain(name) in _spellings()
+
+
+def mission_recipe(name: str) -> Recipe:
+    """A recipe with the numbers it set out from, to see what had to change and why."""
+    entry = registry()[resolve(name)]
+    made, mission = entry.build(), entry.mission
+    stated = {"tp": mission.tp, "pp": mission.pp, "cp": mission.cp, "ep": mission.ep}
+    layout: dict[str, object] = {field: degree for field, degree in stated.items() if degree is not None}
+    sections: dict[str, dict[str, object]] = {"layout": layout}
+    for flat, value in mission.start.items():
+        section, field = places()[flat]
+        sections.setdefault(section, {}).setdefault(field, value)
+    if mission.seq is not None:
+        sections.setdefault("data", {})["seq_length"] = mission.seq
+    changed = {s: msgspec.structs.replace(getattr(made, s), **fields) for s, fields in sections.items() if fields}
+    gpu = _gpus(made.cluster)[1]
+    cluster = f"{mission.gpus}x{gpu}" if mission.gpus not in (None, _gpus(made.cluster)[0]) else made.cluster
+    return msgspec.structs.replace(made, cluster=cluster, **changed)
+
+
+@lru_cache(maxsize=1)
+def entries() -> tuple[IndexEntry, ...]:
+    """The whole index."""
+    return tuple(_entry(name) for name in registry())
+
+
+def search(
+    query: str | None = None,
+    *,
+    goal: Goal | None = None,
+    family: str | None = None,
+    benchmark: bool | None = None,
+    max_gpus: int | None = None,
+    seq: int | None = None,
+) -> list[IndexEntry]:
+    """Recipes that match all that is asked, best match of the query first; seq is the least sequence length."""
+    found = [
+        entry
+        for entry in entries()
+        if (goal is None or entry.goal == goal)
+        and (family is None or entry.family == family.lower())
+        and (benchmark is None or entry.benchmark == benchmark)
+        and (max_gpus is None or entry.gpus <= max_gpus)
+        and (seq is None or entry.seq_length >= seq)
+    ]
+    return found if not query else _matching(query, found)
+
+
+def for_model(model: str, goal: Goal) -> list[IndexEntry]:
+    """The recipes for real training of one catalogue model, shortest sequences first."""
+    found = [entry for entry in entries() if entry.model == model and entry.goal == goal and not entry.benchmark]
+    return sorted(found, key=lambda entry: entry.seq_length)
+
+
+def closest(spec: ModelSpec, goal: Goal, seq: int | None = None) -> IndexEntry:
+    """The recipe to start from for a model without one: same kind of architecture, nearest size, same family first."""
+    candidates = [entry for entry in entries() if entry.goal == goal and not entry.benchmark]
+    return min(candidates, key=lambda entry: _distance(entry, spec, seq))
+
+
+def _distance(entry: IndexEntry, spec: ModelSpec, seq: int | None) -> tuple[int, float, float]:
+    other = find(entry.model)
+    unlike = sum(
+        mine != theirs for mine, theirs in zip(architecture_class(spec), architecture_class(other), strict=True)
+    )
+    size = abs(log2(max(spec.params.total, 1) / max(other.params.total, 1)))
+    kin = FAMILY_HEAD_START if spec.family == other.family else 0.0
+    return unlike, max(size - kin, 0.0) if kin else size, abs(log2((seq or entry.seq_length) / entry.seq_length))
+
+
+def architecture_class(spec: ModelSpec) -> tuple[str, str, str]:
+    """What must be alike before sizes are compared: the modality, experts or none, hybrid or not."""
+    hybrid = bool(spec.mixers(Mamba2) or spec.mixers(GatedDelta))
+    return spec.kind, "moe" if spec.moe else "dense", "hybrid" if hybrid else "attention"
+
+
+def _entry(name: str) -> IndexEntry:
+    entry = registry()[name]
+    made = entry.build()
+    gpus, gpu = _gpus(made.cluster)
+    return IndexEntry(
+        name=name,
+        family=entry.family,
+        model=made.model,
+        goal=made.goal,
+        gpus=gpus,
+        gpu=gpu,
+        seq_length=made.data.seq_length,
+        benchmark=made.benchmark,
+        mission=entry.mission,
+    )
+
+
+@lru_cache(maxsize=256)
+def _gpus(cluster: str) -> tuple[int, str]:
+    """GPU count and type of a shipped recipe's cluster string, e.g. 4x8xH100."""
+    *counts, gpu = cluster_name(cluster).split("x")
+    return prod(int(count) for count in counts), gpu or DEFAULT_GPU
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-\s.]+", "_", name.strip().lower())
+
+
+@lru_cache(maxsize=1)
+def _spellings() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in names():
+        plain = _plain(name)
+        found[plain] = name
+        found.setdefault(plain.removesuffix("_config"), name)
+    return found
+
+
+def _matching(query: str, found: Iterable[IndexEntry]) -> list[IndexEntry]:
+    """Exact name, else names that begin with the query or hold all its words, else names spelled like it."""
+    pool = {_plain(entry.name): entry for entry in found}
+    wanted = _plain(query)
+    for exact in (wanted, f"{wanted}_config"):
+        if exact in pool:
+            return [pool[exact]]
+    words = [word for word in wanted.split("_") if word]
+    prefixed = [entry for name, entry in pool.items() if name.startswith(wanted)]
+    worded = [entry for name, entry in pool.items() if entry not in prefixed and all(word in name for word in words)]
+    return prefixed + worded or _spelled_like(wanted, pool)
+
+
+def _spelled_like(wanted: str, pool: dict[str, IndexEntry]) -> list[IndexEntry]:
+    from rapidfuzz import fuzz, process
+
+    near = process.extract(wanted, list(pool), scorer=fuzz.token_set_ratio, limit=20, score_cutoff=70)
+    if not near:
+        near = process.extract(wanted, list(pool), scorer=fuzz.WRatio, limit=20, score_cutoff=75)
+    return [pool[name] for name, _, _ in near]

@@ -1,0 +1,1 @@
+"""Recipes for real training, one file per family."""

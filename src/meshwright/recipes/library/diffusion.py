@@ -1,0 +1,122 @@
+"""Wan and FLUX."""
+
+from __future__ import annotations
+
+from meshwright.recipes.build import pretrain, sft
+from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.types import Recipe
+
+
+@recipe(family="diffusion", mission=Mission(tp=1, cp=8))
+def wan_1_3B_pretrain_config() -> Recipe:  # noqa: N802
+    return pretrain(
+        "wan_1_3b",
+        8,
+        cp=8,
+        global_batch_size=2,
+        seq_length=1024,
+        lr=9e-5,
+        min_lr=9e-6,
+        warmup_steps=2000,
+        steps=10000,
+        reduce="bf16",
+        grads="bf16",
+    )
+
+
+@recipe(family="diffusion", mission=Mission(tp=1, cp=8))
+def wan_1_3B_sft_config() -> Recipe:  # noqa: N802
+    return sft(
+        "wan_1_3b",
+        8,
+        cp=8,
+        global_batch_size=2,
+        seq_length=1024,
+        lr=9e-5,
+        min_lr=9e-6,
+        warmup_steps=2000,
+        steps=10000,
+        beta2=0.95,
+        reduce="bf16",
+        grads="bf16",
+        packing=False,
+        dataset="mock",
+    )
+
+
+@recipe(family="diffusion", mission=Mission(tp=2, cp=4))
+def wan_14B_pretrain_config() -> Recipe:  # noqa: N802
+    return pretrain(
+        "wan_14b",
+        8,
+        tp=2,
+        cp=4,
+        global_batch_size=1,
+        seq_length=1024,
+        lr=9e-5,
+        min_lr=9e-6,
+        warmup_steps=2000,
+        steps=10000,
+        recompute="full",
+        reduce="bf16",
+        grads="bf16",
+    )
+
+
+@recipe(family="diffusion", mission=Mission(tp=2, cp=4))
+def wan_14B_sft_config() -> Recipe:  # noqa: N802
+    return sft(
+        "wan_14b",
+        8,
+        tp=2,
+        cp=4,
+        global_batch_size=1,
+        seq_length=1024,
+        lr=9e-5,
+        min_lr=9e-6,
+        warmup_steps=2000,
+        steps=10000,
+        beta2=0.95,
+        recompute="full",
+        reduce="bf16",
+        grads="bf16",
+        packing=False,
+        dataset="mock",
+    )
+
+
+@recipe(family="diffusion", mission=Mission(tp=2, cp=1))
+def flux_12b_pretrain_config() -> Recipe:
+    return pretrain(
+        "flux_12b",
+        2,
+        tp=2,
+        global_batch_size=16,
+        seq_length=1024,
+        lr=1e-4,
+        min_lr=1e-5,
+        warmup_steps=1000,
+        steps=10000,
+        reduce="bf16",
+        grads="bf16",
+    )
+
+
+@recipe(family="diffusion", mission=Mission(tp=2, cp=1))
+def flux_12b_sft_config() -> Recipe:
+    return sft(
+        "flux_12b",
+        2,
+        tp=2,
+        global_batch_size=16,
+        seq_length=1024,
+        lr=1e-4,
+        min_lr=1e-5,
+        warmup_steps=1000,
+        steps=10000,
+        beta2=0.95,
+        reduce="bf16",
+        grads="bf16",
+        packing=False,
+        dataset="mock",
+    )

@@ -1,0 +1,85 @@
+"""The decorator that makes a plain function a recipe, and the list of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+import msgspec
+
+from meshwright.recipes.types import Recipe
+
+Builder = Callable[[], Recipe]
+
+LIBRARY = (
+    "deepseek", "diffusion", "gemma", "glm", "gpt", "kempner", "llama", "ministral", "moonshot", "nemotron", "olmoe",
+    "qwen", "qwen_moe", "qwen_vl", "sizes",
+)  # fmt: skip
+BENCHMARKS = (
+    "deepseek_v3", "gpt_oss", "kimi_k2", "llama3_70b", "llama3_8b", "llama31_405b", "nemotron", "qwen35_vl",
+    "qwen3_235b", "qwen3_30b", "qwen3_next", "qwen3_vl", "wan",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mission:
+    """What the index this library set out from says of a recipe; None where it says nothing.
+
+    Where the shipped recipe had to leave these numbers, `start` holds its other fields as they were before.
+    """
+
+    tp: int | None = None
+    pp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    gpus: int | None = None
+    seq: int | None = None
+    start: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A recipe function with its family and the numbers it set out from."""
+
+    name: str
+    family: str
+    mission: Mission
+    build: Builder
+
+
+_REGISTRY: dict[str, Registered] = {}
+
+
+def recipe(*, family: str, mission: Mission | None = None) -> Callable[[Builder], Builder]:
+    """Registers a function without arguments as a recipe of its own name."""
+
+    def register(function: Builder) -> Builder:
+        name = function.__name__
+        if name in _REGISTRY and _REGISTRY[name].build.__module__ != function.__module__:
+            raise ValueError(f"two recipes are called {name}")
+
+        made: list[Recipe] = []  # recipes are frozen: one build serves everyone, and those derived from it
+
+        def build() -> Recipe:
+            if not made:
+                made.append(msgspec.structs.replace(function(), name=name))
+            return made[0]
+
+        build.__name__ = build.__qualname__ = name
+        build.__module__, build.__doc__ = function.__module__, function.__doc__
+        _REGISTRY[name] = Registered(name, family, mission or Mission(), build)
+        return build
+
+    return register
+
+
+@lru_cache(maxsize=1)
+def registry() -> Mapping[str, Registered]:
+    """Every recipe function by name."""
+    for room, files in (("library", LIBRARY), ("benchmarks", BENCHMARKS)):
+        for file in files:
+            import_module(f"meshwright.recipes.{room}.{file}")
+    return _REGISTRY
