@@ -1,6 +1,20 @@
 """What a training costs: parameters, memory, FLOPs and time of one layout or of a million at once."""
 
+from meshwright.costs.estimate import Band, Estimate, estimate, to_dict
+from meshwright.costs.flops import flops_per_token
 from meshwright.costs.memory import Memory, memory
 from meshwright.costs.parameters import parameters
+from meshwright.costs.time import StepTime, step_time
 
-__all__ = ["Memory", "memory", "parameters"]
+__all__ = [
+    "Band",
+    "Estimate",
+    "Memory",
+    "StepTime",
+    "estimate",
+    "flops_per_token",
+    "memory",
+    "parameters",
+    "step_time",
+    "to_dict",
+]

@@ -38,3 +38,60 @@ MAMBA_CHUNK = 256
 DELTA_CHUNK = 64
 # NF4: half a byte and one fp32 scale per 64 weights, itself quantised.
 NF4_BYTES = 0.516
+
+# Time -------------------------------------------------------------------------------------------------------------
+
+# Share of the dense peak that large matmuls reach in a running training (clocks under load included), by architecture.
+MATMUL_EFFICIENCY = {
+    "ampere": {"bf16": 0.80, "fp32": 0.80, "tf32": 0.75},
+    "ada": {"bf16": 0.75, "fp8": 0.60},
+    "hopper": {"bf16": 0.72, "fp8": 0.58},
+    "blackwell": {"bf16": 0.75, "fp8": 0.62, "fp4": 0.45},
+    "rubin": {"bf16": 0.72, "fp8": 0.60, "fp4": 0.45},
+    "cdna3": {"bf16": 0.50, "fp8": 0.45},
+}
+MATMUL_EFFICIENCY_ELSE = 0.60
+# A matmul m x n x k reaches 1 / (1 + D/m + D/n + D/k) of that: tiles at the edge, pipeline fill, launch.
+MATMUL_EDGE = {"bf16": 150.0, "fp8": 300.0, "fp4": 600.0, "fp32": 80.0, "tf32": 100.0}
+# Grouped matmuls of experts, over the same formula.
+GROUPED_EFFICIENCY = 0.80
+# Flash attention forward plus backward, share of the bf16 peak over the causal half.
+ATTENTION_EFFICIENCY = {
+    "ampere": 0.48, "ada": 0.45, "hopper": 0.48, "blackwell": 0.45, "rubin": 0.45, "cdna3": 0.30
+}  # fmt: skip
+ATTENTION_BACKWARD = 2.5  # backward recomputes the scores: five matmuls for the forward's two
+# Linear-time mixers run below matmul speed: chunked scans are many small matmuls.
+SCAN_EFFICIENCY = 0.15
+# Memory-bound kernels (norms, rotary, activations, residuals, casts): passes over the kept activations, fwd + bwd.
+PASSES_FUSED = 4.0
+PASSES_EAGER = 6.5  # without compile or fused kernels
+HBM_EFFICIENCY = 0.75
+# Share of the forward pass that is done again.
+SELECTIVE_AGAIN = 0.35  # op-level: every second matmul
+# Collectives reach this share of the link's rate, and start after this long.
+LINK_EFFICIENCY = 0.75
+COLLECTIVE_LATENCY_S = 15e-6
+# All-to-all moves small pieces to many peers.
+ALL_TO_ALL_EFFICIENCY = 0.55
+# Share of a communication that stays visible although it overlaps with compute: start, end, shared SMs and HBM.
+VISIBLE = 0.10
+TP_OVERLAP_VISIBLE = 0.40
+EP_OVERLAP_VISIBLE = 0.35
+# The bubble of a schedule over that of 1F1B with the same stages: zero-bubble fills it with weight gradients.
+BUBBLE = {
+    "1f1b": 1.0,
+    "gpipe": 1.0,
+    "interleaved_1f1b": 1.0,
+    "looped_bfs": 1.0,
+    "interleaved_zero_bubble": 0.5,
+    "zbv": 0.25,
+    "dualpipe_v": 0.35,
+}
+# Optimizer bytes moved per trained parameter beyond reading and writing its state once each: gradient norm and clip.
+CLIP_PASSES = 2.0
+HOST_LINK_GB_S = 25.0  # PCIe rate of offloaded state, one direction
+# CPU time to launch one layer's kernels, forward and backward; CUDA graphs and compile cut it.
+LAUNCH_S = 1.1e-3
+LAUNCH_GRAPHS = 0.25
+LAUNCH_COMPILE = 0.6
+STEP_FIXED_S = 0.015  # data, logging, schedulers, synchronisation at the end of the step

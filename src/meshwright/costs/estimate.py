@@ -1,0 +1,96 @@
+"""The estimate of a case: memory, step time, throughput and how far to trust them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.costs.columns import Column, plain
+from meshwright.costs.compute import linear_precision, peak_flops
+from meshwright.costs.flops import flops_per_token
+from meshwright.costs.memory import PARTS as MEMORY_PARTS
+from meshwright.costs.memory import Memory, memory
+from meshwright.costs.time import PARTS as STEP_PARTS
+from meshwright.costs.time import step_time
+from meshwright.recipes.case import Case
+
+
+@dataclass(frozen=True)
+class Band:
+    """Half-width of the error band in per cent: half of the comparable measurements lie within it."""
+
+    step_pct: float
+    memory_pct: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one layout costs, or a column of layouts."""
+
+    memory: Memory
+    parts: dict[str, Column]  # seconds; they add up to step_s
+    step_s: Column
+    tokens_per_s_per_gpu: Column
+    tflops_per_gpu: Column
+    mfu: Column  # a share, 0.45 = 45 %
+    mfu_convention: str
+    band: Band
+
+    @property
+    def fits(self) -> Column:
+        """Whether the memory fits the GPU with the stated reserve."""
+        return self.memory.fits
+
+
+def estimate(case: Case) -> Estimate:
+    """Memory, step time and throughput of a case."""
+    time = step_time(case)
+    tokens_per_s = case.global_batch_size * case.seq_length / time.step_s / case.world
+    achieved = tokens_per_s * flops_per_token(case)
+    peak = linear_precision(case)
+    return Estimate(
+        memory=memory(case),
+        parts=time.parts,
+        step_s=time.step_s,
+        tokens_per_s_per_gpu=plain(tokens_per_s),
+        tflops_per_gpu=plain(achieved / 1e12),
+        mfu=plain(achieved / peak_flops(case, peak)),
+        mfu_convention=_convention(case, peak),
+        band=_band(case),
+    )
+
+
+def _convention(case: Case, peak: str) -> str:
+    return (
+        "causal attention counted as half, LM head included, input embedding and recompute excluded"
+        + (", frozen weights at 4 FLOPs per parameter" if case.goal == "peft" else "")
+        + f"; peak = dense {peak} {peak_flops(case, peak) / 1e12:g} TFLOP/s"
+    )
+
+
+def _band(case: Case) -> Band:
+    """First bands, from the residuals against published runs; kinds with few or no measurements get a wider one."""
+    step, gib = 15.0, 8.0
+    if case.is_moe:
+        step, gib = 25.0, 12.0
+    if case.is_hybrid or case.goal == "peft":
+        step, gib = max(step, 25.0), max(gib, 15.0)
+    if case.matmul == "nvfp4" or case.is_diffusion or case.images or case.gpu_arch in ("rubin", "cdna3"):
+        step, gib = max(step, 35.0), max(gib, 20.0)
+    return Band(step, gib)
+
+
+def to_dict(estimate: Estimate) -> dict[str, Any]:
+    """The estimate of one layout as plain values."""
+    gib = {name: float(getattr(estimate.memory, name)) for name in (*MEMORY_PARTS, "total", "capacity")}
+    return {
+        "fits": bool(estimate.fits),
+        "memory_gib": gib,
+        "step_s": float(estimate.step_s),
+        "step_parts_s": {name: float(estimate.parts[name]) for name in STEP_PARTS},
+        "tokens_per_s_per_gpu": float(estimate.tokens_per_s_per_gpu),
+        "tflops_per_gpu": float(estimate.tflops_per_gpu),
+        "mfu": float(estimate.mfu),
+        "mfu_convention": estimate.mfu_convention,
+        "band": {"step_pct": estimate.band.step_pct, "memory_pct": estimate.band.memory_pct},
+    }

@@ -1,0 +1,97 @@
+"""Model FLOPs per token, exact by construction.
+
+A matmul parameter costs 2 FLOPs forward and 4 backward. Attention adds 4 x width x context forward and twice that
+backward. The LM head counts, the input embedding, norms, routers and recomputation do not. Two conventions are in
+use for causal attention: "causal" counts the half that is not masked (Megatron), "full" counts the whole matrix
+(torchtitan, PaLM), which makes the same run read a few per cent higher.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from meshwright.costs.columns import Column, plain
+from meshwright.costs.constants import IMAGE_SHARE
+from meshwright.costs.stages import trains_mtp
+from meshwright.models import MLA, Attention, Dense, Layer, Mamba2, ModelSpec, MoE
+from meshwright.models.spec import Mixer
+from meshwright.recipes.case import Case
+
+Convention = Literal["causal", "full"]
+
+
+def context(seq: Column, window: int | None, convention: Convention) -> Column:
+    """Keys one query meets on average."""
+    if window is None:
+        return seq / 2 if convention == "causal" else seq * 1.0
+    seen = np.minimum(window, seq)
+    return seen * (1 - seen / (2 * seq)) if convention == "causal" else seen * 1.0
+
+
+def core_flops(mixer: Mixer, seq: Column, convention: Convention) -> Column:
+    """Forward FLOPs per token of a mixer beside its projections."""
+    if isinstance(mixer, Attention):
+        return 4 * mixer.q_width * context(seq, mixer.window, convention)
+    if isinstance(mixer, MLA):
+        return 2 * mixer.heads * (mixer.qk_head + mixer.v_head) * context(seq, None, convention)
+    if isinstance(mixer, Mamba2):
+        return 7.0 * mixer.inner * mixer.state  # scan: decay, input and output products
+    conv = 2 * mixer.conv * (2 * mixer.k_width + mixer.v_width)
+    return 8.0 * mixer.v_heads * mixer.k_head_dim * mixer.v_head_dim + conv
+
+
+def matmul_params(layer: Layer, hidden: int) -> int:
+    """Matmul parameters one token meets in a layer; the router is left out."""
+    count = sum(m.matmul_params(hidden) for m in (layer.mixer, layer.cross) if m is not None)
+    ffn = layer.ffn
+    if isinstance(ffn, Dense):
+        return count + ffn.matmul_params(hidden)
+    if isinstance(ffn, MoE):
+        count += ffn.topk * ffn.one_expert(hidden).matmul_params(ffn.latent or hidden)
+        count += Dense(ffn.shared_width, ffn.gated).matmul_params(hidden) + 2 * hidden * (ffn.latent or 0)
+        count += ffn.parallel.matmul_params(hidden) if ffn.parallel else 0
+    return count
+
+
+def layer_flops(layer: Layer, model: ModelSpec, seq: Column, convention: Convention) -> tuple[int, Column]:
+    """Forward FLOPs per token of one layer: matmuls, and the mixer's core."""
+    mask: Convention = "full" if model.kind == "diffusion" else convention  # diffusion attends both ways
+    core = sum((core_flops(m, seq, mask) for m in (layer.mixer, layer.cross) if m is not None), start=0.0)
+    return 2 * matmul_params(layer, model.hidden), core
+
+
+def forward_flops(case: Case, convention: Convention = "causal") -> tuple[Column, Column]:
+    """Forward FLOPs per token of the whole model: matmuls with the LM head, and attention cores."""
+    model, seq = case.model, case.seq_length
+    matmul: Column = 0.0
+    core: Column = 0.0
+    layers = [(g.layer, g.count) for g in model.groups]
+    extra = model.mtp_layers if trains_mtp(case) else 0
+    if extra and model.mtp_layer is not None:
+        layers.append((model.mtp_layer, extra))
+        matmul += extra * 4 * model.hidden**2
+    for layer, number in layers:
+        one_matmul, one_core = layer_flops(layer, model, seq, convention)
+        matmul, core = matmul + number * one_matmul, core + number * one_core
+    return matmul + (1 + extra) * 2 * model.hidden * model.vocab + vision_flops(case), core
+
+
+def vision_flops(case: Case) -> float:
+    """Forward FLOPs of the vision tower per language token."""
+    tower = case.model.vision
+    if tower is None or not case.images:
+        return 0.0
+    return IMAGE_SHARE * (2 * tower.merge * tower.depth * tower.layer_params + 2 * tower.connector_params)
+
+
+def training_factor(case: Case) -> float:
+    """Forward, gradient of inputs, gradient of weights; frozen weights need no gradient of their own."""
+    return 2.0 if case.goal == "peft" else 3.0
+
+
+def flops_per_token(case: Case, convention: Convention = "causal") -> Column:
+    """Model FLOPs one trained token costs."""
+    matmul, core = forward_flops(case, convention)
+    return plain(training_factor(case) * matmul + 3 * core)
