@@ -1,7 +1,29 @@
 """One function per rule, grouped by subject; nothing else decides what is valid."""
 
-from meshwright.rules import topology  # noqa: F401  # importing a subject registers its rules
-from meshwright.rules.judge import illegal_by_rule, judge, legal, message, repair
+from meshwright.rules import (  # noqa: F401  # importing a subject registers its rules
+    batch,
+    engine,
+    heads,
+    moe,
+    pipeline,
+    schedule,
+    sequence,
+    sequence_parallel,
+    strategy,
+    topology,
+)
+from meshwright.rules.judge import applicable, illegal_by_rule, judge, legal, message, repair
 from meshwright.rules.rule import RULES, Finding, Rule, Severity
 
-__all__ = ["RULES", "Finding", "Rule", "Severity", "illegal_by_rule", "judge", "legal", "message", "repair"]
+__all__ = [
+    "RULES",
+    "Finding",
+    "Rule",
+    "Severity",
+    "applicable",
+    "illegal_by_rule",
+    "judge",
+    "legal",
+    "message",
+    "repair",
+]

@@ -18,21 +18,22 @@ ORDER: tuple[Severity, ...] = ("error", "warning", "advice")
 
 
 class _Names(Formatter):
-    """Fills {name} in a message with the case's value of that name."""
+    """Fills {name} in a message with the rule's figure or the case's value of that name."""
 
     def get_value(self, key: Any, args: Any, kwargs: Any) -> Any:
-        return getattr(args[0], str(key))
+        rule, case = args
+        return rule.figures[key](case) if key in rule.figures else getattr(case, str(key))
 
 
 def message(rule: Rule, case: Case) -> str:
     """What the rule says of this case."""
-    return _Names().format(rule.message, case)
+    return _Names().format(rule.message, rule, case)
 
 
 @lru_cache(maxsize=1)
 def keys_by_flat_name() -> dict[str, str]:
-    """The recipe key of every flat name, e.g. tp → layout.tp."""
-    return {info.flat: key for key, info in recipe_fields().items() if not key.startswith("architecture.")}
+    """The recipe key of every flat name, e.g. tp → layout.tp; model facts lead to the architecture section."""
+    return {info.flat: key for key, info in recipe_fields().items()}
 
 
 def spell(flat: str, value: Any) -> str:
@@ -57,17 +58,22 @@ def broken_errors(case: Case) -> set[str]:
     return {r.id for r in applicable(case, ("error",)) if bool(r.broken(case))}
 
 
+def _startable(case: Case) -> list[Rule]:
+    """The error rules that need no estimate; whether a layout fits is for the estimate to say."""
+    return [r for r in applicable(case, ("error",)) if r.subject != "memory"]
+
+
 def legal(case: Case) -> Column:
-    """True where no error rule is broken; the case may hold columns."""
+    """True where no error rule is broken, memory aside; the case may hold columns."""
     ok: Column = np.True_
-    for r in applicable(case, ("error",)):
+    for r in _startable(case):
         ok = ok & np.logical_not(r.broken(case))
     return ok
 
 
 def illegal_by_rule(case: Case) -> dict[str, Column]:
-    """For every error rule that some candidate breaks: where."""
-    masks = {r.id: np.asarray(r.broken(case), dtype=bool) for r in applicable(case, ("error",))}
+    """For every error rule, memory aside, that some candidate breaks: where."""
+    masks = {r.id: np.asarray(r.broken(case), dtype=bool) for r in _startable(case)}
     return {id: mask for id, mask in masks.items() if mask.any()}
 
 
@@ -90,13 +96,29 @@ def repair(rule: Rule, case: Case) -> tuple[str, ...]:
         if bool(rule.broken(trial)):
             continue
         if broken_errors(trial) <= before:
-            return tuple(spell(name, value) for name, value in change.items())
+            return _overrides(change)
         fallback = fallback or change
-    return tuple(spell(name, value) for name, value in (fallback or {}).items())
+    return _overrides(fallback or {})
+
+
+# A changed degree changes the data-parallel size, which a fixed shard count or micro batch may not fit.
+COMPANIONS: tuple[dict[str, Any], ...] = ({}, {"dp_shard": -1}, {"dp_shard": -1, "micro_batch_size": 1})
 
 
 def _changes(rule: Rule, case: Case) -> Iterator[dict[str, Any]]:
-    for fix in rule.fixes:
-        values = [list(v(case)) if callable(v) else list(v) for v in fix.values()]
-        for combination in product(*values):
-            yield dict(zip(fix, combination, strict=True))
+    """Every change the rule's fixes allow, the plain ones first."""
+    seen: set[tuple[Any, ...]] = set()
+    for companion in COMPANIONS:
+        for fix in rule.fixes:
+            values = [list(v(case)) if callable(v) else list(v) for v in fix.values()]
+            for combination in product(*values):
+                change = {**companion, **dict(zip(fix, combination, strict=True))}
+                change = {name: value for name, value in change.items() if value != getattr(case, name)}
+                key = tuple(sorted(change.items()))
+                if change and key not in seen:
+                    seen.add(key)
+                    yield change
+
+
+def _overrides(change: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(spell(name, value) for name, value in change.items())

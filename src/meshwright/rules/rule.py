@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,7 +11,9 @@ from meshwright.recipes.case import Case, Column
 from meshwright.recipes.types import ENGINES
 
 Severity = Literal["error", "warning", "advice"]
-Fix = dict[str, Sequence[Any] | Callable[[Case], Sequence[Any]]]
+Broken = Callable[[Case], Column]
+Figure = Callable[[Case], object]
+Fix = Mapping[str, Sequence[Any] | Callable[[Case], Sequence[Any]]]
 """Recipe fields by flat name, each with the values to try, nearest first."""
 
 
@@ -22,13 +25,14 @@ class Rule:
     subject: str
     severity: Severity
     field: str  # flat name of the field the finding points at
-    broken: Callable[[Case], Column]
-    message: str  # template over the case's names
+    broken: Broken
+    message: str  # template over the case's names and the figures
     symptom: str
     cause: str
     fixes: tuple[Fix, ...]
     engines: tuple[str, ...]
     pitfall: str = ""  # its row in the mission's pitfall table, when it has one
+    figures: Mapping[str, Figure] = dataclasses.field(default_factory=dict)  # named by the message
 
 
 @dataclass(frozen=True)
@@ -56,15 +60,26 @@ def rule(
     fixes: Sequence[Fix] = (),
     engines: Sequence[str] = ENGINES,
     pitfall: str = "",
-) -> Callable[[Callable[[Case], Column]], Callable[[Case], Column]]:
+    figures: Mapping[str, Figure] | None = None,
+) -> Callable[[Broken], Broken]:
     """Registers a function of a case that is true (or a column of truths) where the rule is broken."""
 
-    def register(broken: Callable[[Case], Column]) -> Callable[[Case], Column]:
+    def register(broken: Broken) -> Broken:
         if id in RULES:
             raise ValueError(f"two rules are called {id}")
-        subject = broken.__module__.rsplit(".", 1)[-1]
         RULES[id] = Rule(
-            id, subject, severity, field, broken, message, symptom, cause, tuple(fixes), tuple(engines), pitfall
+            id=id,
+            subject=broken.__module__.rsplit(".", 1)[-1],
+            severity=severity,
+            field=field,
+            broken=broken,
+            message=message,
+            symptom=symptom,
+            cause=cause,
+            fixes=tuple(fixes),
+            engines=tuple(engines),
+            pitfall=pitfall,
+            figures=figures or {},
         )
         return broken
 

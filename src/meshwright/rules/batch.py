@@ -1,0 +1,78 @@
+"""Global batch, micro batch and what they are used for."""
+
+from __future__ import annotations
+
+from meshwright.recipes.case import Case, Column
+from meshwright.rules.domains import divisors, divisors_of, larger, multiples, nearest_first
+from meshwright.rules.rule import rule
+
+BENCHMARK_STEPS = 50
+
+
+def _micro_batches(c: Case) -> list[int]:
+    """Micro batches that divide what one data-parallel rank gets of the global batch."""
+    per_rank = max(int(c.global_batch_size) // int(c.dp), 1)
+    return nearest_first(divisors(per_rank), int(c.micro_batch_size))
+
+
+@rule(
+    "batch.divides",
+    "error",
+    "micro_batch_size",
+    message="a global batch of {global_batch_size} is not a multiple of micro batch {micro_batch_size} × dp {dp}",
+    symptom="global batch size is not divisible by micro batch size × data-parallel size",
+    cause="every data-parallel rank works through the same whole number of micro batches",
+    fixes=(
+        {"micro_batch_size": _micro_batches},
+        {"tp": larger("tp")},
+        {"global_batch_size": multiples("global_batch_size", lambda c: c.micro_batch_size * c.dp)},
+        {"global_batch_size": multiples("global_batch_size", lambda c: c.dp), "micro_batch_size": [1]},
+    ),
+)
+def global_batch_divides(c: Case) -> Column:
+    return (c.global_batch_size >= c.dp) & (c.global_batch_size % (c.micro_batch_size * c.dp) != 0)
+
+
+@rule(
+    "batch.smaller-than-data-parallel",
+    "error",
+    "global_batch_size",
+    message="a global batch of {global_batch_size} cannot give {dp} data-parallel ranks one sample each",
+    symptom="global batch size is smaller than the data-parallel size, so that some ranks have nothing to do",
+    cause="the cluster is larger than the batch can feed",
+    fixes=(
+        {"cp": larger("cp")},
+        {"tp": larger("tp")},
+        {"pp": larger("pp")},
+        {"global_batch_size": multiples("global_batch_size", lambda c: c.dp * c.micro_batch_size)},
+    ),
+)
+def global_batch_feeds_every_rank(c: Case) -> Column:
+    return c.global_batch_size < c.dp
+
+
+@rule(
+    "batch.benchmark-as-production",
+    "warning",
+    "steps",
+    message="a benchmark recipe is asked to train on {dataset!r} for {steps} steps",
+    symptom="runs fast, and the loss curve cannot be trusted",
+    cause="benchmark recipes take shortcuts that change the training: forced routing, no checks, low-precision sums",
+    fixes=({"steps": [BENCHMARK_STEPS], "dataset": ["mock"]},),
+)
+def benchmark_is_not_production(c: Case) -> Column:
+    return c.benchmark & ((c.steps > BENCHMARK_STEPS) | (c.dataset != "mock"))
+
+
+@rule(
+    "batch.one-huge-micro-batch",
+    "advice",
+    "micro_batch_size",
+    message="micro batch {micro_batch_size} × sequence {seq_length} at cp={cp}: {tokens} tokens in one forward",
+    symptom="activation memory grows with the micro batch, while kernels were full long before",
+    cause="beyond some tens of thousands of tokens a larger micro batch no longer makes matrix products faster",
+    fixes=({"micro_batch_size": divisors_of("micro_batch_size", "micro_batch_size")},),
+    figures={"tokens": lambda c: c.micro_batch_size * c.seq_length // c.cp},
+)
+def micro_batch_is_not_huge(c: Case) -> Column:
+    return (c.micro_batch_size > 1) & (c.micro_batch_size * c.seq_length // c.cp > 131_072)

@@ -1,0 +1,22 @@
+"""Model families that an engine treats in its own way, recognised by architecture or name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meshwright.recipes.case import Case
+
+
+def _named(*starts: str) -> Callable[[Case], bool]:
+    """Whether the model's architecture or name, in letters and digits alone, starts like one of these."""
+
+    def known(c: Case) -> bool:
+        names = ("".join(filter(str.isalnum, name.lower())) for name in (c.model.model_type, c.model.name))
+        return any(name.startswith(starts) for name in names)
+
+    return known
+
+
+is_qwen35 = _named("qwen35")
+is_qwen3_next = _named("qwen3next")
+is_glm45 = _named("glm4moe", "glm45")

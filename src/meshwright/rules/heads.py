@@ -1,0 +1,156 @@
+"""Tensor parallelism cuts heads, widths and the vocabulary: whether they can be cut."""
+
+from __future__ import annotations
+
+from meshwright.recipes.case import Case, Column
+from meshwright.rules.domains import NO_TENSOR, divisors_of
+from meshwright.rules.rule import Fix, rule
+
+REPLICATING_KV = ("megatron", "meshwright")
+STRICT_KV = ("torchtitan", "automodel", "kempnerforge", "deepspeed")
+TP_PITFALL = "TP > num_kv_heads"
+
+
+def _cut(of: str) -> tuple[Fix, ...]:
+    """Tensor-parallel degrees that divide one of the model's numbers, or none at all."""
+    return ({"tp": divisors_of(of, "tp")}, NO_TENSOR)
+
+
+@rule(
+    "heads.attention",
+    "error",
+    "tp",
+    message="{heads} attention heads cannot be shared by tp={tp} ranks",
+    symptom="num_attention_heads must be divisible by tensor_model_parallel_size (or a view of the wrong shape)",
+    cause="each tensor-parallel rank computes whole heads",
+    fixes=_cut("heads"),
+)
+def heads_divide(c: Case) -> Column:
+    return c.heads % c.tp != 0
+
+
+@rule(
+    "heads.kv-groups",
+    "error",
+    "tp",
+    engines=REPLICATING_KV,
+    message="{kv_heads} key/value heads are neither a multiple nor a divisor of tp={tp}",
+    symptom="num_query_groups must be a multiple or a divisor of tensor_model_parallel_size",
+    cause="ranks hold whole key/value heads, or whole groups of ranks hold copies of one",
+    fixes=_cut("kv_heads"),
+    pitfall=TP_PITFALL,
+)
+def kv_heads_divide_or_replicate(c: Case) -> Column:
+    return (c.kv_heads % c.tp != 0) & (c.tp % max(c.kv_heads, 1) != 0)
+
+
+@rule(
+    "heads.kv-heads",
+    "error",
+    "tp",
+    engines=STRICT_KV,
+    message="{kv_heads} key/value heads cannot be shared by tp={tp} ranks on this engine",
+    symptom="n_kv_heads must be divisible by the tensor-parallel degree",
+    cause="this engine does not copy key/value heads; each rank needs at least one of its own",
+    fixes=_cut("kv_heads"),
+    pitfall=TP_PITFALL,
+)
+def kv_heads_divide(c: Case) -> Column:
+    return c.kv_heads % c.tp != 0
+
+
+@rule(
+    "heads.kv-copies",
+    "advice",
+    "tp",
+    engines=REPLICATING_KV,
+    message="tp={tp} is more than the {kv_heads} key/value heads, so that each of them is copied",
+    symptom="runs, but key/value projections stop shrinking and their gradients need one more reduction",
+    cause="beyond the number of key/value heads tensor parallelism copies them",
+    fixes=({"tp": lambda c: [d for d in divisors_of("kv_heads", "tp")(c) if d <= c.kv_heads]},),
+    pitfall=TP_PITFALL,
+)
+def kv_heads_are_not_copied(c: Case) -> Column:
+    return (c.kv_heads > 0) & (c.tp > c.kv_heads) & (c.tp % max(c.kv_heads, 1) == 0)
+
+
+@rule(
+    "heads.ffn-width",
+    "error",
+    "tp",
+    engines=("megatron", "deepspeed"),
+    message="the feed-forward width {ffn} is not divisible by tp={tp}",
+    symptom="… is not divisible by … from the first column-parallel layer",
+    cause="column-parallel layers give every rank the same number of columns",
+    fixes=_cut("ffn"),
+)
+def ffn_divides(c: Case) -> Column:
+    return c.ffn % c.tp != 0
+
+
+@rule(
+    "heads.vocabulary",
+    "advice",
+    "tp",
+    message="the vocabulary of {vocab} is padded, because tp={tp} does not divide it",
+    symptom="the embedding of the checkpoint and of the model differ by a few rows",
+    cause="the vocabulary is cut over the tensor-parallel ranks and padded until it can be",
+    fixes=_cut("vocab"),
+)
+def vocabulary_divides(c: Case) -> Column:
+    return c.vocab % c.tp != 0
+
+
+@rule(
+    "heads.mamba",
+    "error",
+    "tp",
+    message="{mamba_heads} state-space heads in {mamba_groups} groups cannot be shared by tp={tp} ranks",
+    symptom="an assertion in the Mamba mixer on heads or groups and the tensor-parallel size",
+    cause="each rank computes whole state-space heads and whole groups",
+    fixes=({"tp": divisors_of("mamba_groups", "tp")}, NO_TENSOR),
+)
+def mamba_heads_divide(c: Case) -> Column:
+    return (c.mamba_heads % c.tp != 0) | (c.mamba_groups % c.tp != 0)
+
+
+@rule(
+    "heads.mamba-context",
+    "error",
+    "cp",
+    engines=("megatron", "meshwright"),
+    message="{mamba_heads} state-space heads cannot be shared by tp × cp = {tp} × {cp} ranks",
+    symptom="an assertion in the Mamba mixer on heads and the context-parallel size",
+    cause="under context parallelism the state-space scan sees the whole sequence and a part of the heads",
+    fixes=({"cp": divisors_of("mamba_heads", "cp")}, {"cp": [1]}),
+)
+def mamba_heads_divide_context(c: Case) -> Column:
+    return (c.cp > 1) & (c.mamba_heads % (c.tp * c.cp) != 0)
+
+
+@rule(
+    "heads.gated-delta",
+    "error",
+    "tp",
+    message="{delta_k_heads} key and {delta_v_heads} value heads of linear attention cannot be shared by tp={tp} ranks",
+    symptom="a shape error or assertion in the gated-delta layer",
+    cause="each rank computes whole heads of the linear attention",
+    fixes=({"tp": divisors_of("delta_k_heads", "tp")}, NO_TENSOR),
+)
+def delta_heads_divide(c: Case) -> Column:
+    return (c.delta_k_heads % c.tp != 0) | (c.delta_v_heads % c.tp != 0)
+
+
+@rule(
+    "heads.gated-delta-context",
+    "error",
+    "cp",
+    engines=("megatron", "meshwright"),
+    message="{delta_k_heads} key and {delta_v_heads} value heads cannot be shared by tp × cp = {tp} × {cp} ranks",
+    symptom="linear_num_key_heads must be a multiple of tensor × context parallel size",
+    cause="under context parallelism the recurrence sees the whole sequence and a part of the heads",
+    fixes=({"cp": divisors_of("delta_k_heads", "cp")}, {"cp": [1]}),
+)
+def delta_heads_divide_context(c: Case) -> Column:
+    ranks = c.tp * c.cp
+    return (c.cp > 1) & ((c.delta_k_heads % ranks != 0) | (c.delta_v_heads % ranks != 0))

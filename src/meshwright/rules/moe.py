@@ -1,0 +1,203 @@
+"""Experts: how they are cut, balanced and reached."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.recipes.case import Case, Column
+from meshwright.rules.domains import NO_EXPERT, degrees, divisors_of, larger, no, one_of
+from meshwright.rules.rule import Fix, rule
+
+NO_ETP: Fix = {"etp": [1]}
+GIB = 2**30
+
+
+@rule(
+    "moe.ep-needs-experts",
+    "error",
+    "ep",
+    message="ep={ep}, etp={etp}, but the model has no experts",
+    symptom="expert parallelism is set for a model without mixture-of-experts layers",
+    cause="only routed experts are cut by expert parallelism",
+    fixes=(NO_EXPERT,),
+)
+def ep_needs_experts(c: Case) -> Column:
+    return no(c.is_moe) & (c.ep * c.etp > 1)
+
+
+@rule(
+    "moe.experts-divide",
+    "error",
+    "ep",
+    message="{experts} experts cannot be shared equally by ep={ep} ranks",
+    symptom="number of experts must be divisible by the expert-parallel size, when the first expert layer is built",
+    cause="each rank holds experts / ep whole experts",
+    fixes=({"ep": divisors_of("experts", "ep")}, {"ep": [1]}),
+)
+def experts_divide(c: Case) -> Column:
+    return c.is_moe & (c.experts % c.ep != 0)
+
+
+@rule(
+    "moe.topk",
+    "error",
+    "topk",
+    message="each token goes to {topk} of only {experts} experts",
+    symptom="top-k out of range in the router",
+    cause="a token cannot visit more experts than there are",
+    fixes=({"topk": lambda c: [c.experts]},),
+)
+def topk_exists(c: Case) -> Column:
+    return c.is_moe & (c.topk > c.experts)
+
+
+@rule(
+    "moe.expert-bias",
+    "error",
+    "etp",
+    engines=("megatron",),
+    message="experts with biases cannot be cut by etp={etp}",
+    symptom="bias in MoE layers is only supported when the expert tensor-parallel size is 1",
+    cause="the bias of the output would be added once per rank",
+    fixes=(NO_ETP,),
+)
+def biased_experts_stay_whole(c: Case) -> Column:
+    return c.expert_bias & (c.etp > 1)
+
+
+@rule(
+    "moe.expert-width",
+    "error",
+    "etp",
+    message="the expert width {expert_width} is not divisible by etp={etp}",
+    symptom="… is not divisible by … when the experts are built",
+    cause="each rank gets the same number of columns of every expert",
+    fixes=({"etp": divisors_of("expert_width", "etp")}, NO_ETP),
+)
+def expert_width_divides(c: Case) -> Column:
+    return c.is_moe & (c.expert_width % c.etp != 0)
+
+
+def expert_state_gib(c: Case) -> Column:
+    """Weights, gradients and optimizer state of the routed experts that one rank holds."""
+    held = c.params_routed / (c.ep * c.etp * c.pp)
+    if c.goal == "peft":
+        return held * 2 / GIB
+    copies = 1 if c.engine == "kempnerforge" else c.expert_dp
+    shared = np.where(c.strategy == "zero1", 6 + 12 / copies, 18 / copies)
+    return held * np.where(c.strategy == "ddp", 18, shared) / GIB
+
+
+@rule(
+    "moe.ep-too-low",
+    "warning",
+    "ep",
+    message="the experts of one rank take {state:.0f} GiB of {capacity_gib:.0f} GiB at ep={ep}",
+    symptom="out of memory while experts or their optimizer state are allocated",
+    cause="expert weights shrink with ep (experts / ep per rank), not with tp; attention is not touched by ep",
+    fixes=({"ep": larger("ep")}, {"ep": larger("ep"), "strategy": ["fsdp2", "zero1"]}, {"pp": larger("pp")}),
+    pitfall="EP too low for large MoE",
+    figures={"state": expert_state_gib},
+)
+def experts_fit(c: Case) -> Column:
+    return c.is_moe & (expert_state_gib(c) > 0.6 * c.capacity_gib)
+
+
+@rule(
+    "moe.experts-before-tensor-parallel",
+    "advice",
+    "tp",
+    engines=("meshwright", "megatron", "torchtitan", "automodel"),
+    message="tp={tp} with ep=1: the experts are what needs memory",
+    symptom="many small matrix products and traffic in every layer",
+    cause="experts are narrow already; whole experts per rank keep their matrices large",
+    fixes=(
+        {"tp": [1], "sp": [False], "tp_comm_overlap": [False], "ep": degrees("tp")},
+        {"ep": larger("ep")},
+        {"tp": [1], "sp": [False], "tp_comm_overlap": [False]},
+    ),
+)
+def experts_come_before_tensors(c: Case) -> Column:
+    return c.is_moe & (c.tp > 1) & (c.ep == 1)
+
+
+@rule(
+    "moe.copied-over-tensor-ranks",
+    "advice",
+    "tp",
+    engines=("kempnerforge",),
+    message="this engine copies every expert to all tp={tp} ranks",
+    symptom="low utilisation: each tensor-parallel rank computes all of its experts' work again",
+    cause="only attention is cut by tensor parallelism in its mixture-of-experts blocks",
+    fixes=({"tp": [1], "sp": [False]},),
+)
+def experts_are_not_copied(c: Case) -> Column:
+    return c.is_moe & (c.tp > 1)
+
+
+@rule(
+    "moe.same-batch-on-expert-ranks",
+    "advice",
+    "ep",
+    engines=("kempnerforge",),
+    message="the ep={ep} ranks of this engine all read the same samples",
+    symptom="throughput per GPU falls as ep grows",
+    cause="data ranks are dp_replicate × dp_shard only; expert ranks repeat the dense work",
+    fixes=({"ep": [1]},),
+)
+def expert_ranks_read_data(c: Case) -> Column:
+    return c.ep > 1
+
+
+@rule(
+    "moe.forced-balance",
+    "error",
+    "force_balance",
+    message="the router is overruled to send equal loads to all experts, outside a benchmark",
+    symptom="runs fast and the model does not learn to route",
+    cause="forced balance exists to measure throughput",
+    fixes=({"force_balance": [False]},),
+)
+def balance_is_not_forced(c: Case) -> Column:
+    return c.is_moe & c.force_balance & no(c.benchmark)
+
+
+@rule(
+    "moe.unbalanced-router",
+    "warning",
+    "balancing",
+    message="nothing balances the router (balancing={balancing}, aux_loss={aux_loss})",
+    symptom="a few experts get most tokens: slow steps, memory peaks on some ranks, dead experts",
+    cause="routers collapse without a balancing loss or bias",
+    fixes=({"aux_loss": [1e-3], "balancing": ["aux_loss"]},),
+)
+def router_is_balanced(c: Case) -> Column:
+    by_loss = one_of(c.balancing, ("aux_loss", "seq_aux_loss", "global_aux_loss"))
+    idle = (c.balancing == "none") | (by_loss & (c.aux_loss == 0))
+    return c.is_moe & (c.goal == "pretrain") & idle & no(c.force_balance) & no(c.benchmark)
+
+
+@rule(
+    "moe.drops-tokens",
+    "warning",
+    "capacity_factor",
+    message="capacity factor {capacity_factor} drops tokens even when the load is perfectly even",
+    symptom="a higher loss than the dropless model",
+    cause="below 1.0 the experts together cannot take all tokens",
+    fixes=({"capacity_factor": [1.0]}, {"capacity_factor": [0.0]}),
+)
+def capacity_holds_all_tokens(c: Case) -> Column:
+    return c.is_moe & (c.capacity_factor > 0) & (c.capacity_factor < 1) & no(c.benchmark)
+
+
+@rule(
+    "moe.router-precision",
+    "advice",
+    "router_dtype",
+    message="the router chooses among {experts} experts in bf16",
+    symptom="ties and unstable routing as training goes on",
+    cause="scores of many experts differ by less than bf16 can tell",
+    fixes=({"router_dtype": ["fp32"]},),
+)
+def router_is_precise(c: Case) -> Column:
+    return c.is_moe & (c.experts >= 64) & (c.router_dtype == "bf16") & no(c.benchmark)

@@ -1,0 +1,204 @@
+"""Cutting the layers into pipeline stages."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.recipes.case import Case, Column
+from meshwright.rules.domains import NO_PIPELINE, degrees, divisors_of, even_stages
+from meshwright.rules.rule import Fix, rule
+
+EVEN_ONLY = ("megatron", "meshwright", "deepspeed")
+SPLITS_UNEVENLY = ("torchtitan", "automodel", "kempnerforge")
+
+NO_UNEVEN: Fix = {"stage_layers": [()], "embedding_as_layer": [False], "head_as_layer": [False]}
+INTERLEAVED: Fix = {"vp": divisors_of("layers", "vp"), "pp_schedule": ["1f1b", "interleaved_1f1b"]}
+EVEN: tuple[Fix, ...] = (
+    {"embedding_as_layer": [True], "head_as_layer": [True]},
+    {"embedding_as_layer": [False, True], "head_as_layer": [False, True]},
+    INTERLEAVED,
+    {"stage_layers": even_stages, "embedding_as_layer": [False], "head_as_layer": [False]},
+    {"pp": degrees("pp"), "vp": [1], "pp_schedule": ["1f1b"]},
+    NO_PIPELINE,
+)
+
+
+def _uneven(c: Case) -> Column:
+    return (len(c.stage_layers) == 0) & (c.split_layers % c.stages != 0) & (c.stages <= c.split_layers)
+
+
+@rule(
+    "pipeline.more-stages-than-layers",
+    "error",
+    "pp",
+    message="pp × vp = {pp} × {vp} stage chunks for {layers} layers: some would be empty",
+    symptom="the number of stages exceeds the number of layers; or a stage without parameters hangs",
+    cause="every stage chunk needs at least one layer",
+    fixes=(
+        {"vp": [1], "pp_schedule": ["1f1b"]},
+        {"pp": degrees("pp"), "vp": [1], "pp_schedule": ["1f1b"]},
+        NO_PIPELINE,
+    ),
+)
+def stages_have_layers(c: Case) -> Column:
+    return c.stages > c.split_layers
+
+
+@rule(
+    "pipeline.even-split",
+    "error",
+    "pp",
+    engines=EVEN_ONLY,
+    message="{split_layers} layers do not divide over pp × vp = {pp} × {vp} stage chunks",
+    symptom="number of layers is not divisible by pipeline size × virtual stages, before the model is built",
+    cause="without a stated split every stage chunk gets the same number of layers",
+    fixes=EVEN,
+)
+def layers_divide_over_stages(c: Case) -> Column:
+    return _uneven(c)
+
+
+@rule(
+    "pipeline.uneven-split",
+    "advice",
+    "pp",
+    engines=SPLITS_UNEVENLY,
+    message="{split_layers} layers do not divide over pp × vp = {pp} × {vp} stage chunks; the engine makes some longer",
+    symptom="runs, but every stage waits for the longest one",
+    cause="the step takes as long as its slowest stage",
+    fixes=({"pp": degrees("pp"), "vp": [1], "pp_schedule": ["1f1b"]}, INTERLEAVED, NO_PIPELINE),
+)
+def stages_are_equal(c: Case) -> Column:
+    return _uneven(c)
+
+
+@rule(
+    "pipeline.stage-count",
+    "error",
+    "stage_layers",
+    message="stage_layers lists {given} chunks, pp × vp = {pp} × {vp} needs {stages}",
+    symptom="the pipeline layout has another number of stages than pipeline size × virtual stages",
+    cause="the list gives the layers of every stage chunk, in order",
+    fixes=({"stage_layers": [()]}, {"stage_layers": even_stages}, NO_PIPELINE),
+    figures={"given": lambda c: len(c.stage_layers)},
+)
+def every_stage_is_listed(c: Case) -> Column:
+    return (len(c.stage_layers) > 0) & (c.stages != len(c.stage_layers))
+
+
+@rule(
+    "pipeline.stage-sum",
+    "error",
+    "stage_layers",
+    message="stage_layers adds up to {listed}, the model has {layers} layers",
+    symptom="the pipeline layout does not cover all layers of the model",
+    cause="every layer must stand in exactly one stage chunk",
+    fixes=({"stage_layers": [()]}, {"stage_layers": even_stages}, NO_PIPELINE),
+    figures={"listed": lambda c: sum(c.stage_layers)},
+)
+def every_layer_is_listed(c: Case) -> Column:
+    return (len(c.stage_layers) > 0) & (sum(c.stage_layers) != c.layers)
+
+
+@rule(
+    "pipeline.two-ways-to-split",
+    "error",
+    "stage_layers",
+    message="stage_layers and embedding_as_layer/head_as_layer are both given",
+    symptom="a pipeline layout cannot be combined with counting the embedding or the loss as a layer",
+    cause="either the split is listed or it is derived",
+    fixes=({"embedding_as_layer": [False], "head_as_layer": [False]},),
+)
+def one_way_to_split(c: Case) -> Column:
+    return (len(c.stage_layers) > 0) & (c.embedding_as_layer | c.head_as_layer)
+
+
+@rule(
+    "pipeline.unbalanced",
+    "advice",
+    "stage_layers",
+    message="the longest stage has {longest} layers, the mean is {mean:.1f}",
+    symptom="stages wait for the longest one; its rank also has the highest memory",
+    cause="the step takes as long as its slowest stage, times the number of micro batches",
+    fixes=({"stage_layers": even_stages}, {"stage_layers": [()]}),
+    figures={"longest": lambda c: int(_longest(c)), "mean": lambda c: c.layers / c.pp},
+)
+def stages_are_balanced(c: Case) -> Column:
+    stated = (len(c.stage_layers) > 0) & (c.stages == len(c.stage_layers))
+    return stated & (_longest(c) > 1.5 * c.layers / c.pp)
+
+
+def _longest(c: Case) -> Column:
+    """Layers of the fullest pipeline rank; chunk i runs on rank i modulo pp."""
+    if np.ndim(c.pp) or not c.stage_layers:
+        return 0
+    return max(sum(c.stage_layers[rank :: int(c.pp)]) for rank in range(int(c.pp)))
+
+
+@rule(
+    "pipeline.chunks-need-stages",
+    "error",
+    "vp",
+    message="vp={vp} interleaves the chunks of pipeline stages, but pp=1",
+    symptom="the interleaved schedule needs a pipeline size above 1",
+    cause="virtual stages cut the bubble of a pipeline; without a pipeline there is none",
+    fixes=({"vp": [1], "pp_schedule": ["1f1b"], "stage_layers": [()]},),
+)
+def chunks_need_stages(c: Case) -> Column:
+    return (c.vp > 1) & (c.pp == 1)
+
+
+@rule(
+    "pipeline.tied-embeddings",
+    "error",
+    "pp",
+    engines=("kempnerforge", "torchtitan", "automodel"),
+    message="the model shares its embedding with its head, which pp={pp} puts on different stages",
+    symptom="tied embeddings are not supported with pipeline parallelism (ValueError or NotImplementedError)",
+    cause="this engine cannot keep one weight equal on two stages",
+    fixes=(NO_PIPELINE,),
+)
+def tied_embeddings_stay_together(c: Case) -> Column:
+    return c.tied & (c.pp > 1)
+
+
+@rule(
+    "pipeline.experts",
+    "error",
+    "pp",
+    engines=("kempnerforge",),
+    message="mixture-of-experts layers cannot be split over pp={pp} stages on this engine",
+    symptom="ValueError: MoE with pipeline parallelism is not supported",
+    cause="its pipeline stages need static shapes, and routing is data dependent",
+    fixes=(NO_PIPELINE,),
+)
+def experts_are_not_pipelined(c: Case) -> Column:
+    return c.is_moe & (c.pp > 1)
+
+
+@rule(
+    "pipeline.vision",
+    "error",
+    "pp",
+    engines=("kempnerforge",),
+    message="a vision-language model cannot be split over pp={pp} stages on this engine",
+    symptom="ValueError: VLM with pipeline parallelism is refused",
+    cause="its vision tower has no stage of its own",
+    fixes=(NO_PIPELINE,),
+)
+def vision_is_not_pipelined(c: Case) -> Column:
+    return c.has_vision & (c.pp > 1)
+
+
+@rule(
+    "pipeline.gathers-every-micro-batch",
+    "advice",
+    "reshard_after_forward",
+    engines=("meshwright", "torchtitan", "automodel"),
+    message="with pp={pp} and {accumulation} micro batches every stage gathers its parameters again and again",
+    symptom="runs, but sharding traffic grows with the number of micro batches",
+    cause="parameters freed after each forward are gathered again for each backward and each next micro batch",
+    fixes=({"reshard_after_forward": [False]},),
+)
+def stages_keep_parameters(c: Case) -> Column:
+    return (c.strategy == "fsdp2") & (c.pp > 1) & (c.shard > 1) & c.reshard_after_forward

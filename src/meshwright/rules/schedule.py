@@ -1,0 +1,204 @@
+"""The order of micro batches in a pipeline, and the bubble it leaves."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.recipes.case import Case, Column
+from meshwright.rules.domains import divisors, divisors_of, no, one_of, smaller
+from meshwright.rules.rule import Fix, rule
+
+ONE_CHUNK = ("1f1b", "gpipe")
+SEVERAL_CHUNKS = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble")
+V_SHAPED = ("zbv", "dualpipe_v")
+ZERO_BUBBLE = ("interleaved_zero_bubble", "zbv", "dualpipe_v")
+EVERY = (*ONE_CHUNK, *SEVERAL_CHUNKS, *V_SHAPED)
+OFFERED: dict[str, tuple[str, ...]] = {
+    "meshwright": EVERY,
+    "torchtitan": EVERY,
+    "automodel": tuple(name for name in EVERY if name != "dualpipe_v"),  # its stages are not placed in a V
+    "kempnerforge": ("1f1b", "gpipe", "interleaved_1f1b"),
+    "megatron": ("1f1b", "interleaved_1f1b"),
+    "deepspeed": ("1f1b",),
+    "fsdp1": EVERY,  # no pipeline at all; the axis itself is refused
+}
+MOST_BUBBLE = 0.15
+VISIBLE_BUBBLE = 0.05
+
+
+def bubble(c: Case) -> Column:
+    """Idle part of a step over its busy part: (pp - 1) / (vp × micro batches)."""
+    return (c.pp - 1) / (c.vp * c.accumulation)
+
+
+def _chunk_counts(c: Case) -> list[int]:
+    """Chunks per stage that divide a stage's layers, fewest first."""
+    return [d for d in divisors(max(int(c.layers) // int(c.pp), 1)) if d > 1]
+
+
+def _interleave(chunks: Fix | None = None) -> Fix:
+    return {"vp": _chunk_counts, "pp_schedule": ["interleaved_1f1b"], **(chunks or {})}
+
+
+FEWER_MICRO: Fix = {"micro_batch_size": divisors_of("micro_batch_size", "micro_batch_size")}
+PLAIN: Fix = {"pp_schedule": ["1f1b"], "vp": [1], "stage_layers": [()]}
+
+
+@rule(
+    "schedule.one-chunk",
+    "error",
+    "pp_schedule",
+    message="{pp_schedule} runs one chunk of layers per stage, vp={vp}",
+    symptom="a single-stage schedule was given several stages per rank",
+    cause="only interleaved schedules run several chunks per stage",
+    fixes=({"pp_schedule": ["interleaved_1f1b"]}, {"vp": [1], "stage_layers": [()]}),
+)
+def single_chunk_schedules(c: Case) -> Column:
+    return (c.pp > 1) & one_of(c.pp_schedule, ONE_CHUNK) & (c.vp > 1)
+
+
+@rule(
+    "schedule.several-chunks",
+    "error",
+    "pp_schedule",
+    message="{pp_schedule} needs at least two chunks of layers per stage, vp={vp}",
+    symptom="a multi-stage schedule needs two or more stages per rank",
+    cause="interleaving is what these schedules do",
+    fixes=({"pp_schedule": ["1f1b"]}, {"vp": _chunk_counts}),
+)
+def interleaved_schedules(c: Case) -> Column:
+    return (c.pp > 1) & one_of(c.pp_schedule, SEVERAL_CHUNKS) & (c.vp < 2)
+
+
+@rule(
+    "schedule.v-shaped",
+    "error",
+    "vp",
+    message="{pp_schedule} needs exactly two chunks of layers per stage, vp={vp}",
+    symptom="the schedule requires exactly 2 stages per rank",
+    cause="each rank holds one chunk on the way down the V and one on the way up",
+    fixes=({"vp": [2]}, {"pp_schedule": ["interleaved_1f1b"]}, PLAIN),
+)
+def v_schedules(c: Case) -> Column:
+    return (c.pp > 1) & one_of(c.pp_schedule, V_SHAPED) & (c.vp != 2)
+
+
+@rule(
+    "schedule.offered",
+    "error",
+    "pp_schedule",
+    message="{engine} has no {pp_schedule} schedule",
+    symptom="an unknown schedule name raises when the stages are built; or the setting is not read at all",
+    cause="engines offer different schedules, and their guides name some that do not exist",
+    fixes=({"pp_schedule": ["interleaved_1f1b", "1f1b"]}, PLAIN),
+)
+def schedule_is_offered(c: Case) -> Column:
+    return (c.pp > 1) & no(one_of(c.pp_schedule, OFFERED[c.engine]))
+
+
+@rule(
+    "schedule.micro-batches",
+    "error",
+    "micro_batch_size",
+    engines=("meshwright", "automodel"),
+    message="{accumulation} micro batches cannot fill pp={pp} stages",
+    symptom="an assertion that the local batch holds at least as many micro batches as there are stages",
+    cause="each stage must have a micro batch to work on",
+    fixes=(FEWER_MICRO, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN}),
+)
+def micro_batches_fill_pipeline(c: Case) -> Column:
+    return (c.pp > 1) & (c.accumulation < c.pp)
+
+
+@rule(
+    "schedule.idle-stages",
+    "warning",
+    "micro_batch_size",
+    engines=("megatron", "torchtitan", "kempnerforge", "deepspeed"),
+    message="{accumulation} micro batches leave some of pp={pp} stages idle all the time",
+    symptom="runs at a fraction of its speed; some engines log that the bubble will be large",
+    cause="a pipeline with fewer micro batches than stages is never full",
+    fixes=(FEWER_MICRO, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN}),
+)
+def stages_are_busy(c: Case) -> Column:
+    return (c.pp > 1) & (c.accumulation < c.pp)
+
+
+@rule(
+    "schedule.dualpipe-micro-batches",
+    "error",
+    "pp_schedule",
+    engines=("meshwright", "torchtitan"),
+    message="dualpipe_v needs at least as many micro batches ({accumulation}) as stage chunks ({stages})",
+    symptom="ValueError about the number of micro batches when the schedule is built",
+    cause="its steady state runs a forward and a backward of different micro batches at once",
+    fixes=(FEWER_MICRO, {"pp_schedule": ["zbv", "interleaved_1f1b"]}),
+)
+def dualpipe_is_filled(c: Case) -> Column:
+    return (c.pp > 1) & (c.pp_schedule == "dualpipe_v") & (c.accumulation < c.stages)
+
+
+@rule(
+    "schedule.micro-batch-groups",
+    "error",
+    "vp",
+    engines=("megatron",),
+    message="interleaving needs micro batches in groups of pp={pp}; {accumulation} leave a partial group",
+    symptom="number of micro batches is not divisible by the pipeline size with the interleaved schedule",
+    cause="each chunk works on a group of pp micro batches; a last group smaller than that cannot run",
+    fixes=(FEWER_MICRO, PLAIN, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN}),
+)
+def interleaved_groups_are_full(c: Case) -> Column:
+    return (c.pp > 1) & (c.vp > 1) & (c.accumulation % c.pp != 0)
+
+
+@rule(
+    "schedule.micro-batch-rounds",
+    "error",
+    "vp",
+    engines=("meshwright", "torchtitan", "automodel", "kempnerforge"),
+    message="{accumulation} micro batches do not divide into {rounds} equal rounds over pp={pp} stages",
+    symptom="ValueError: interleaved 1F1B needs a number of micro batches that is a multiple of its rounds",
+    cause="interleaving runs the micro batches in equal rounds of at least pp",
+    fixes=(FEWER_MICRO, PLAIN, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN}),
+    figures={"rounds": lambda c: int(_rounds(c))},
+)
+def interleaved_rounds_are_equal(c: Case) -> Column:
+    interleaved = one_of(c.pp_schedule, ("interleaved_1f1b", "interleaved_zero_bubble"))
+    return (c.pp > 1) & interleaved & (c.accumulation % _rounds(c) != 0)
+
+
+def _rounds(c: Case) -> Column:
+    return np.maximum(c.accumulation // c.pp, 1)
+
+
+@rule(
+    "schedule.no-interleaving",
+    "warning",
+    "vp",
+    engines=("meshwright", "megatron", "torchtitan", "automodel", "kempnerforge"),
+    message="pp={pp} without interleaving leaves a bubble of {bubble:.0%} of the step's work",
+    symptom="low throughput: stages idle while the pipeline fills and drains",
+    cause="the bubble is (pp - 1) / micro batches; vp chunks per stage divide it by vp",
+    fixes=(_interleave(), _interleave(FEWER_MICRO), FEWER_MICRO, {"pp": smaller("pp")}),
+    pitfall="PP without VP",
+    figures={"bubble": bubble},
+)
+def pipeline_is_interleaved(c: Case) -> Column:
+    plain = (c.pp > 1) & (c.vp == 1) & no(one_of(c.pp_schedule, ZERO_BUBBLE))
+    return plain & (bubble(c) > VISIBLE_BUBBLE) & (len(c.stage_layers) == 0)
+
+
+@rule(
+    "schedule.bubble",
+    "advice",
+    "micro_batch_size",
+    message="the pipeline idles for {bubble:.0%} of the step's work (pp={pp}, vp={vp}, {accumulation} micro batches)",
+    symptom="low throughput that more GPUs make worse",
+    cause="too few micro batches per step for so many stages",
+    fixes=(_interleave(), FEWER_MICRO, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN}),
+    figures={"bubble": bubble},
+)
+def bubble_is_small(c: Case) -> Column:
+    spoken_of = (c.vp > 1) | (len(c.stage_layers) > 0) | (c.engine == "deepspeed")
+    return (c.pp > 1) & spoken_of & no(one_of(c.pp_schedule, ZERO_BUBBLE)) & (bubble(c) > MOST_BUBBLE)

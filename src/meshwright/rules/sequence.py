@@ -1,0 +1,245 @@
+"""Sequence length and context parallelism."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.recipes.case import Case, Column
+from meshwright.rules.domains import degrees, divisors, larger, multiples, no, one_of, smaller
+from meshwright.rules.rule import rule
+
+WITH_CP = ("meshwright", "megatron", "torchtitan", "automodel")
+CP_ATTENTION: dict[str, tuple[str, ...]] = {
+    "meshwright": ("auto", "flash", "te", "cudnn", "sdpa", "flex"),
+    "megatron": ("auto", "flash", "te", "cudnn"),
+    "torchtitan": ("auto", "flex"),
+    "automodel": ("auto", "flash", "te", "cudnn", "sdpa"),
+}
+LONG = 32_768  # tokens of one rank that rarely fit
+LONGISH = 16_384
+
+
+def inner_ranks(c: Case) -> Column:
+    """Ranks that exchange heads by all-to-all: all context ranks, or the inner group of a2a+ring."""
+    return np.where(c.cp_comm == "a2a+ring", np.minimum(c.cp_inner, c.cp), c.cp)
+
+
+def crowded(c: Case) -> Column:
+    """Whether memory is short; unknown counts as yes."""
+    return True if c.estimate is None else c.estimate.memory.total > 0.9 * c.capacity_gib
+
+
+@rule(
+    "sequence.context-halves",
+    "error",
+    "cp",
+    engines=("meshwright", "megatron", "torchtitan"),
+    message="a sequence of {seq_length} cannot be cut into 2 × cp = 2 × {cp} equal parts",
+    symptom="sequence length must be divisible by 2 × context_parallel_size",
+    cause="each rank takes one part from the front and one from the back, so that causal work is equal",
+    fixes=(
+        {"cp": smaller("cp")},
+        {"cp": larger("cp")},
+        {"seq_length": multiples("seq_length", lambda c: 2 * c.cp)},
+    ),
+)
+def sequence_halves_divide(c: Case) -> Column:
+    return (c.cp > 1) & (c.seq_length % (2 * c.cp) != 0)
+
+
+@rule(
+    "sequence.tensor-parts",
+    "error",
+    "sp",
+    message="a sequence of {seq_length} over cp={cp} cannot be cut over tp={tp} ranks, as sequence parallelism does",
+    symptom="a shape error in the first scatter of the sequence, or an assertion on sequence length and tensor size",
+    cause="sequence parallelism gives each tensor-parallel rank an equal part of the rank's tokens",
+    fixes=(
+        {"seq_length": multiples("seq_length", lambda c: 2 * c.tp * c.cp)},
+        {"sp": [False]},
+        {"tp": degrees("tp")},
+        {"tp": [1], "sp": [False]},
+    ),
+)
+def sequence_divides_over_tensor_ranks(c: Case) -> Column:
+    return c.sp & (c.tp > 1) & (c.seq_length % (c.tp * c.cp) != 0)
+
+
+@rule(
+    "sequence.position-table",
+    "error",
+    "seq_length",
+    message="sequence {seq_length} is longer than the model's learnt table of {table} positions",
+    symptom="index out of range in the position embedding, or max_position_embeddings must be at least seq_length",
+    cause="learnt positions end where their table ends",
+    fixes=({"seq_length": lambda c: [c.model.learned_positions]},),
+    figures={"table": lambda c: c.model.learned_positions},
+)
+def positions_exist(c: Case) -> Column:
+    return (c.model.learned_positions > 0) & (c.seq_length > c.model.learned_positions)
+
+
+@rule(
+    "sequence.beyond-model",
+    "warning",
+    "seq_length",
+    message="sequence {seq_length} is longer than the {max_seq_length} positions the model was made for",
+    symptom="refused by engines that size the rotary table from the model; elsewhere quality drops beyond that length",
+    cause="the model never saw such positions; extending them needs rotary scaling or long training",
+    fixes=({"seq_length": lambda c: [c.max_seq_length]},),
+)
+def positions_were_trained(c: Case) -> Column:
+    fine_tuning = c.goal != "pretrain"
+    return fine_tuning & (c.max_seq_length > 0) & (c.seq_length > c.max_seq_length)
+
+
+@rule(
+    "sequence.long-without-context-parallel",
+    "warning",
+    "cp",
+    engines=WITH_CP,
+    message="each rank holds {tokens:.0f} tokens of one sequence (seq_length={seq_length}, cp={cp})",
+    symptom="out of memory on activations in the first step",
+    cause="activations grow with the tokens a rank holds; context parallelism divides them",
+    fixes=({"cp": larger("cp")}, {"recompute": ["full"], "cp": larger("cp")}),
+    pitfall="Long context without CP",
+    figures={"tokens": lambda c: c.seq_length / c.cp},
+)
+def long_sequences_are_cut(c: Case) -> Column:
+    return (c.seq_length / c.cp > LONG) & crowded(c)
+
+
+@rule(
+    "sequence.consider-context-parallel",
+    "advice",
+    "cp",
+    engines=WITH_CP,
+    message="sequence {seq_length} without context parallelism",
+    symptom="high activation memory, so that full recompute or micro batch 1 is forced",
+    cause="activations grow with the tokens a rank holds; context parallelism divides them",
+    fixes=({"cp": larger("cp")}, {"recompute": ["full"], "cp": larger("cp")}),
+    pitfall="Long context without CP",
+)
+def longish_sequences_are_cut(c: Case) -> Column:
+    return (c.cp == 1) & (c.seq_length > LONGISH) & (c.seq_length <= LONG) & crowded(c)
+
+
+@rule(
+    "sequence.context-parallel-not-needed",
+    "advice",
+    "cp",
+    engines=WITH_CP,
+    message="cp={cp} cuts a sequence of only {seq_length} tokens",
+    symptom="runs, but ranks exchange keys and values in every layer for little memory",
+    cause="at this length data parallelism or a larger shard group uses the same GPUs better",
+    fixes=({"cp": [1]},),
+)
+def short_sequences_stay_whole(c: Case) -> Column:
+    return (c.cp > 1) & (c.seq_length <= 4096) & no(c.is_diffusion)
+
+
+@rule(
+    "sequence.all-to-all-heads",
+    "error",
+    "cp_comm",
+    message="all-to-all over {inner} context ranks × tp={tp} cannot share {heads} heads and {kv_heads} key/value heads",
+    symptom="an assertion that the number of heads is divisible by the context-parallel size",
+    cause="all-to-all trades sequence parts for heads: every rank must end up with whole query and key/value heads",
+    fixes=(
+        {"cp_comm": ["ring"]},
+        {"cp_comm": ["a2a+ring"], "cp_inner": lambda c: [d for d in reversed(divisors(int(c.cp))) if 1 < d < c.cp]},
+        {"cp": smaller("cp")},
+    ),
+    figures={"inner": lambda c: int(inner_ranks(c))},
+)
+def all_to_all_has_heads(c: Case) -> Column:
+    ranks = c.tp * inner_ranks(c)
+    lacking = (c.heads % ranks != 0) | ((c.kv_heads > 0) & (c.kv_heads % ranks != 0))
+    return (c.cp > 1) & one_of(c.cp_comm, ("a2a", "a2a+ring")) & lacking
+
+
+@rule(
+    "sequence.hierarchy",
+    "error",
+    "cp_inner",
+    message="a2a+ring with cp_inner={cp_inner} does not cut cp={cp} into an inner and an outer group",
+    symptom="the hierarchical context-parallel sizes must multiply to the context-parallel size",
+    cause="cp_inner ranks exchange heads, cp / cp_inner such groups form the ring; both must be at least 2",
+    fixes=(
+        {"cp_inner": lambda c: [d for d in reversed(divisors(int(c.cp))) if 1 < d < c.cp]},
+        {"cp_comm": ["ring"], "cp_inner": [1]},
+    ),
+)
+def hierarchy_multiplies(c: Case) -> Column:
+    cut = (c.cp % c.cp_inner == 0) & (c.cp_inner > 1) & (c.cp_inner < c.cp)
+    return (c.cp > 1) & (c.cp_comm == "a2a+ring") & no(cut)
+
+
+@rule(
+    "sequence.exchange-offered",
+    "error",
+    "cp_comm",
+    engines=("torchtitan", "automodel"),
+    message="{engine} has no {cp_comm} exchange for context parallelism",
+    symptom="the setting is not read; keys and values are gathered or sent around a ring",
+    cause="its context parallelism exchanges keys and values only",
+    fixes=({"cp_comm": ["allgather", "ring"]},),
+)
+def exchange_is_offered(c: Case) -> Column:
+    return (c.cp > 1) & one_of(c.cp_comm, ("a2a", "a2a+ring"))
+
+
+@rule(
+    "sequence.attention-kernel",
+    "error",
+    "attention",
+    engines=WITH_CP,
+    message="the {attention} attention kernel of {engine} cannot run over cp={cp} ranks",
+    symptom="context parallelism is only supported with other attention backends (an assertion in the first forward)",
+    cause="the kernel must return the softmax statistics that partial results are merged with",
+    fixes=({"attention": ["auto"]}, {"cp": [1]}),
+)
+def kernel_runs_over_context_ranks(c: Case) -> Column:
+    return (c.cp > 1) & no(one_of(c.attention, CP_ATTENTION.get(c.engine, ())))
+
+
+@rule(
+    "sequence.sliding-window-ring",
+    "error",
+    "cp_comm",
+    engines=("megatron",),
+    message="sliding-window attention cannot use {cp_comm} context parallelism",
+    symptom="an assertion in the attention layer: sliding window needs all-gather or all-to-all context parallelism",
+    cause="the ring kernels have no window",
+    fixes=({"cp_comm": ["a2a", "allgather"]}, {"cp": [1]}),
+)
+def windows_do_not_ring(c: Case) -> Column:
+    return c.has_sliding & (c.cp > 1) & one_of(c.cp_comm, ("ring", "a2a+ring"))
+
+
+@rule(
+    "sequence.packing-over-context",
+    "error",
+    "packing",
+    engines=("automodel",),
+    message="packed sequences with cp={cp} need the te attention kernel here, not {attention}",
+    symptom="ValueError: packed sequences are only supported with context-parallel size 1",
+    cause="the plain attention path knows no document borders once the sequence is cut",
+    fixes=({"attention": ["te"]}, {"cp": [1]}, {"packing": [False]}),
+)
+def packed_sequences_can_be_cut(c: Case) -> Column:
+    return c.packing & (c.cp > 1) & (c.attention != "te")
+
+
+@rule(
+    "sequence.loss-per-token",
+    "error",
+    "per_token_loss",
+    engines=("megatron",),
+    message="fine-tuning with cp={cp} averages the loss over samples",
+    symptom="calculate_per_token_loss must be true with context parallelism in fine-tuning",
+    cause="answer tokens are spread unevenly over the context ranks, so that a mean of means is wrong",
+    fixes=({"per_token_loss": [True]}, {"cp": [1]}),
+)
+def answer_tokens_are_counted(c: Case) -> Column:
+    return (c.goal != "pretrain") & (c.cp > 1) & no(c.per_token_loss) & no(c.is_diffusion)

@@ -1,0 +1,144 @@
+"""How data-parallel ranks share state, and what each way refuses."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from meshwright.recipes.case import Case, Column
+from meshwright.rules.domains import NO_CONTEXT, NO_EXPERT, NO_PIPELINE, NO_TENSOR, no, one_of, smaller
+from meshwright.rules.families import is_qwen35
+from meshwright.rules.rule import Fix, rule
+
+OFFERED: dict[str, tuple[str, ...]] = {
+    "meshwright": ("fsdp2", "ddp", "megatron_fsdp"),
+    "megatron": ("zero1", "ddp", "megatron_fsdp", "fsdp2"),
+    "torchtitan": ("fsdp2", "ddp"),
+    "automodel": ("fsdp2", "megatron_fsdp", "ddp"),
+    "kempnerforge": ("fsdp2",),
+    "fsdp1": ("fsdp2", "ddp"),
+    "deepspeed": ("zero1", "fsdp2", "ddp"),  # fsdp2 stands for ZeRO-3
+}
+
+
+class Refusal(NamedTuple):
+    """A strategy, the field it cannot combine with, where, and what to do about the field instead."""
+
+    strategy: str
+    field: str
+    engines: tuple[str, ...]
+    without: Fix
+    other: str  # a strategy that can
+    cause: str
+
+
+TORCH_DDP = ("meshwright", "automodel", "torchtitan")
+MFSDP = ("meshwright", "automodel")  # Megatron's own engine runs it with experts, sequence parallelism and replicas
+REPLICATED = "every rank holds and updates the whole model; no other axis has a place in it"
+NOT_THERE = "this sharding works on whole models over the data-parallel ranks"
+REFUSALS = (
+    Refusal("ddp", "tp", TORCH_DDP, NO_TENSOR, "fsdp2", REPLICATED),
+    Refusal("ddp", "pp", TORCH_DDP, NO_PIPELINE, "fsdp2", REPLICATED),
+    Refusal("ddp", "cp", TORCH_DDP, NO_CONTEXT, "fsdp2", REPLICATED),
+    Refusal("ddp", "ep", TORCH_DDP, NO_EXPERT, "fsdp2", REPLICATED),
+    Refusal("ddp", "dp_replicate", TORCH_DDP, {"dp_replicate": [1]}, "fsdp2", REPLICATED),
+    Refusal("megatron_fsdp", "pp", (*MFSDP, "megatron"), NO_PIPELINE, "fsdp2", NOT_THERE),
+    Refusal("megatron_fsdp", "ep", MFSDP, NO_EXPERT, "fsdp2", NOT_THERE),
+    Refusal("megatron_fsdp", "sp", MFSDP, {"sp": [False], "tp_comm_overlap": [False]}, "fsdp2", NOT_THERE),
+    Refusal("megatron_fsdp", "dp_replicate", MFSDP, {"dp_replicate": [1]}, "fsdp2", NOT_THERE),
+    Refusal("fsdp2", "pp", ("megatron",), NO_PIPELINE, "zero1", "torch FSDP2 inside Megatron wraps whole models"),
+    Refusal("fsdp2", "ep", ("megatron",), NO_EXPERT, "zero1", "torch FSDP2 inside Megatron wraps whole models"),
+)
+
+
+def _refuse(refusal: Refusal) -> None:
+    def combined(c: Case) -> Column:
+        # sp is a truth, the other fields are degrees; both compare with 1 only when they are degrees
+        value = getattr(c, refusal.field)
+        return (c.strategy == refusal.strategy) & (value if refusal.field == "sp" else value > 1)
+
+    rule(
+        f"strategy.{refusal.strategy}-{refusal.field}".replace("_", "-"),
+        "error",
+        "strategy",
+        engines=refusal.engines,
+        message=f"the {refusal.strategy} strategy of {{engine}} cannot run with {refusal.field}={{{refusal.field}}}",
+        symptom=f"ValueError: {refusal.strategy} does not support {refusal.field}",
+        cause=refusal.cause,
+        fixes=({"strategy": [refusal.other]}, refusal.without, {"strategy": [refusal.other], **refusal.without}),
+    )(combined)
+
+
+for _refusal in REFUSALS:
+    _refuse(_refusal)
+
+
+@rule(
+    "strategy.offered",
+    "error",
+    "strategy",
+    message="{engine} has no {strategy} strategy; it has {offered}",
+    symptom="an unknown strategy, or no option to ask for it",
+    cause="engines share data-parallel state in different ways",
+    fixes=({"strategy": ["fsdp2", "zero1"]},),
+    figures={"offered": lambda c: ", ".join(OFFERED[c.engine])},
+)
+def strategy_is_offered(c: Case) -> Column:
+    return no(one_of(c.strategy, OFFERED[c.engine]))
+
+
+@rule(
+    "strategy.tied-fsdp2",
+    "error",
+    "strategy",
+    engines=("megatron",),
+    message="torch FSDP2 inside Megatron cannot train a model that shares its embedding with its head",
+    symptom="an assertion that embeddings and output weights are untied",
+    cause="the shared weight would have to live in two FSDP units",
+    fixes=({"strategy": ["zero1", "megatron_fsdp"]},),
+)
+def tied_weights_refuse_fsdp2(c: Case) -> Column:
+    return c.tied & (c.strategy == "fsdp2")
+
+
+@rule(
+    "strategy.deepspeed-pipeline",
+    "error",
+    "strategy",
+    engines=("deepspeed",),
+    message="pp={pp} with {strategy}: DeepSpeed pipelines run with ZeRO stage 1 at most",
+    symptom="an assertion that ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism",
+    cause="gradients of a pipeline stage stay whole until the last micro batch",
+    fixes=({"strategy": ["zero1"]}, NO_PIPELINE),
+)
+def deepspeed_pipelines_use_zero1(c: Case) -> Column:
+    return (c.pp > 1) & no(one_of(c.strategy, ("zero1", "ddp")))
+
+
+@rule(
+    "strategy.fsdp-with-tensor-parallel",
+    "warning",
+    "tp",
+    message="tp={tp} together with {strategy} on {gpu}",
+    symptom="low throughput: traffic inside every layer on top of the gathering of parameters",
+    cause="on Hopper the links are the bottleneck of sharding plus wide tensor parallelism; newer GPUs bear more",
+    fixes=({"tp": lambda c: [d for d in smaller("tp")(c) if d <= 2]}, NO_TENSOR),
+    pitfall="FSDP + TP > 1 on H100",
+)
+def sharding_prefers_little_tensor_parallel(c: Case) -> Column:
+    sharded = one_of(c.strategy, ("fsdp2", "megatron_fsdp")) & (c.dp > 1)
+    return sharded & (c.tp > 2) & (c.gpu_arch == "hopper")
+
+
+@rule(
+    "strategy.qwen35-vl-experts",
+    "warning",
+    "strategy",
+    message="Qwen3.5-VL with experts under {strategy} has been tested on Blackwell only, not on {gpu}",
+    symptom="may fail or run out of memory; nobody reports a good run",
+    cause="the sharded path of this vision-language mixture was only validated there",
+    fixes=({"strategy": ["zero1", "fsdp2"]},),
+    pitfall="Qwen35-VL MoE FSDP",
+)
+def qwen35_vl_shards_on_blackwell(c: Case) -> Column:
+    affected = is_qwen35(c) & c.has_vision & c.is_moe & (c.gpu_arch not in ("blackwell", "rubin"))
+    return affected & (c.strategy == "megatron_fsdp")
