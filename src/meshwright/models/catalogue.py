@@ -31,13 +31,13 @@ def find(text: str) -> ModelSpec:
     """The model under a name in any usual spelling, a Hugging Face id, or a path to a config.json or its folder."""
     text = text.strip()
     if _is_path(text):
-        return _from_path(Path(text).expanduser())
+        return _from_path(os.path.expanduser(text))
     name = _resolve(text)
     if name is not None:
         return _spec(name)
-    if text and Path(text).exists():
-        return _from_path(Path(text))
-    raise unknown("model", text, names())
+    if os.path.exists(text):
+        return _from_path(text)
+    raise unknown("model", text[:80], names())
 
 
 def names() -> tuple[str, ...]:
@@ -77,7 +77,7 @@ def _entries() -> dict[str, dict[str, Any]]:
 @cache
 def _spec(name: str) -> ModelSpec:
     entry = _entries()[name]
-    facts = {key: entry[key] for key in ("hf_id", "family", "source") if key in entry}
+    facts: dict[str, Any] = {key: entry[key] for key in ("hf_id", "family", "source") if key in entry}
     facts |= {key: float(entry[key]) for key in ("published_total", "published_active") if key in entry}
     return spec_from_config(entry["config"], name, aliases=tuple(entry.get("aliases", ())), **facts)
 
@@ -162,11 +162,11 @@ def _is_path(text: str) -> bool:
     if text.lower().endswith(".json") or text.startswith((".", "~", os.sep)):
         return True
     separators = [mark for mark in (os.sep, os.altsep) if mark]
-    return any(mark in text for mark in separators) and Path(text).exists()
+    return any(mark in text for mark in separators) and os.path.exists(text)
 
 
-def _from_path(path: Path) -> ModelSpec:
-    config = load_config(path)
-    file = path / "config.json" if path.is_dir() else path
-    name = file.resolve().parent.name if file.name == "config.json" else file.stem
-    return spec_from_config(config, name or "model", source=str(path))
+def _from_path(text: str) -> ModelSpec:
+    config = load_config(text)
+    path = Path(text).resolve()
+    name = path.name if path.is_dir() else path.parent.name if path.name == "config.json" else path.stem
+    return spec_from_config(config, name or "model", source=text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import Any
 from meshwright.errors import InputError, closest
 
 from .readers import diffusion, gpt2, nemotron
+from .readers.architectures import SAME_AS, TRAITS
 from .readers.decoder import Decoder, grouped, read_decoder
 from .readers.fields import Fields
-from .readers.traits import SAME_AS, TRAITS
 from .readers.wrappers import WRAPPERS, read_wrapped
 from .spec import ModelSpec
 
@@ -48,10 +49,9 @@ def spec_from_config(config: Mapping[str, Any], name: str, **facts: Any) -> Mode
 
 def load_config(path: str | Path) -> dict[str, Any]:
     """The config.json at a path, or in the folder at a path, as a dict."""
-    file = Path(path)
-    if file.is_dir():
-        file = file / "config.json"
-    if not file.is_file():
+    # os.path, not Path: it answers "no" for names that no file can have, where Path raises
+    file = Path(path, "config.json") if os.path.isdir(path) else Path(path)
+    if not os.path.isfile(file):
         raise InputError("there is no config.json", field="model", value=str(file))
     try:
         size = file.stat().st_size

@@ -136,8 +136,10 @@ def attention(fields: Fields, traits: Traits, hidden: int, window: int | None) -
     kv_heads = fields.optional_size("num_key_value_heads") or heads
     divides(fields, "num_key_value_heads", kv_heads, "num_attention_heads", heads)
     head_dim = fields.optional_size("head_dim")
-    if head_dim is None or traits.heads_divide_hidden:
+    if head_dim is None or traits.heads_divide_hidden or traits.head_dim_follows:
         divides(fields, "num_attention_heads", heads, "hidden_size", hidden)
+    if head_dim is not None and traits.head_dim_follows and head_dim != hidden // heads:
+        raise fields.error("head_dim", f"is always hidden_size / num_attention_heads here, {hidden // heads}")
     if traits.output_gate and not fields.flag("attn_output_gate"):
         raise fields.error("attn_output_gate", "this architecture is only known with its output gate")
     has_qk_norm = not traits.qk_norm_key or fields.flag(traits.qk_norm_key)
@@ -183,6 +185,8 @@ def gated_delta(fields: Fields) -> GatedDelta:
 def _ffns(fields: Fields, traits: Traits, count: int) -> tuple[Ffn, ...]:
     """The feed-forward block of every layer."""
     routed = _routed_places(fields, traits.moe, count) if traits.moe else frozenset()
+    if traits.moe:
+        fields.read.update((traits.moe.experts, traits.moe.width, *fields.aliases.get(traits.moe.experts, ())))
     sparse = moe(fields, traits.moe, traits.gated) if traits.moe and routed else None
     if sparse is not None and len(routed) == count:
         return (sparse,) * count

@@ -162,9 +162,10 @@ class Fields:
         return Fields(value, defaults, aliases, where=f"{self.where}{key}.")
 
     def refuse_unread(self, architecture: str) -> None:
-        """Stop at a key that would change shapes and that this architecture's reader did not look at."""
+        """Stop at a key that would change shapes and that this architecture does not have."""
+        known = self.read | set(self.defaults) | {name for names in self.aliases.values() for name in names}
         for key in SHAPE_KEYS:
-            if key not in self.read and self.data.get(key):
+            if key not in known and self.data.get(key):
                 raise self.error(
                     key, f"{architecture} models have no such key; the file describes another architecture"
                 )

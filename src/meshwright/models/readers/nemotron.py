@@ -71,13 +71,19 @@ def read_nemotron(fields: Fields) -> Decoder:
         hidden=hidden,
         layers=tuple(kinds[letter] for letter in pattern),
         vocab=fields.size("vocab_size"),
-        tied=fields.flag("tie_word_embeddings"),
+        tied=_untied(fields),
         max_seq_length=fields.size("max_position_embeddings"),
         final_norm_params=hidden,
         activation=fields.text("mlp_hidden_act"),
         mtp_layers=mtp,
         mtp_layer=_joined([kinds[letter] for letter in predicted], fields) if mtp else None,
     )
+
+
+def _untied(fields: Fields) -> bool:
+    if fields.flag("tie_word_embeddings"):
+        raise fields.error("tie_word_embeddings", "this architecture is only known with an output layer of its own")
+    return False
 
 
 def layer_pattern(fields: Fields, list_key: str, text_key: str) -> str:

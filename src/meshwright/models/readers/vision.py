@@ -54,6 +54,7 @@ SIGLIP_DEFAULTS = {
     "num_channels": 3,
     "image_size": 224,
     "patch_size": 16,
+    "vision_use_head": True,
 }
 PIXTRAL_DEFAULTS = {
     "num_hidden_layers": 24,
@@ -170,6 +171,8 @@ def siglip_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
     tokens = wrapper.size("mm_tokens_per_image")
     attention = 4 * _linear(hidden, hidden)
     ffn = _linear(hidden, width) + _linear(width, hidden)
+    pooling = attention + ffn + 3 * hidden if fields.flag("vision_use_head") else 0  # a probe, a norm, a block
+    pixels = fields.size("num_channels") * patch**2
     return Vision(
         depth,
         hidden,
@@ -177,7 +180,7 @@ def siglip_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
         heads,
         patch,
         layer_params=attention + ffn + 4 * hidden,
-        stem_params=_linear(fields.size("num_channels") * patch**2, hidden) + positions * hidden + 2 * hidden,
+        stem_params=_linear(pixels, hidden) + positions * hidden + 2 * hidden + pooling,
         connector_params=hidden * text_hidden + hidden,
         merge=max(1, positions // tokens),
     )

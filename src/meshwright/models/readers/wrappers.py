@@ -10,9 +10,9 @@ from meshwright.errors import InputError
 
 from ..spec import Vision
 from . import nemotron, vision
+from .architectures import TRAITS
 from .decoder import Decoder, read_decoder
 from .fields import Fields
-from .traits import TRAITS
 
 _UNTIED = {"tie_word_embeddings": False}
 

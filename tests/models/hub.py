@@ -1,0 +1,44 @@
+"""Parameter counts of the models that transformers and diffusers themselves build, on the meta device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+# Names that transformers knows under another model_type.
+BUILT_AS = {"kimi_k2": "deepseek_v3"}
+
+
+def built_params(config: Mapping[str, Any]) -> int:
+    """Parameters of the model that the real class builds from a config, tied ones counted once."""
+    torch = pytest.importorskip("torch", reason="torch is not installed: nothing to compare with")
+    with torch.device("meta"):
+        model = _denoiser(config) if "_class_name" in config else _language_model(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def hub_config(config: Mapping[str, Any]) -> Any:
+    """The config object transformers makes of a config.json."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: nothing to compare with")
+    transformers.logging.set_verbosity_error()
+    keys = copy.deepcopy({key: value for key, value in config.items() if key != "model_type"})
+    model_type = config["model_type"]
+    return transformers.AutoConfig.for_model(BUILT_AS.get(model_type, model_type), **keys)
+
+
+def _language_model(config: Mapping[str, Any]) -> Any:
+    import transformers
+
+    made = hub_config(config)
+    wraps = "vision_config" in config
+    auto = transformers.AutoModelForImageTextToText if wraps else transformers.AutoModelForCausalLM
+    return auto.from_config(made)
+
+
+def _denoiser(config: Mapping[str, Any]) -> Any:
+    diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed: nothing to compare with")
+    keys = {key: value for key, value in config.items() if not key.startswith("_")}
+    return getattr(diffusers, config["_class_name"])(**keys)
