@@ -1,6 +1,7 @@
 """Recipes: what they are made of, how to find one, change one, build one and keep one in a file."""
 
 from meshwright.recipes.build import benchmark, peft, pretrain, sft
+from meshwright.recipes.files import from_file, from_text, to_text
 from meshwright.recipes.index import (
     IndexEntry,
     closest,
@@ -13,18 +14,25 @@ from meshwright.recipes.index import (
     resolve,
     search,
 )
+from meshwright.recipes.overrides import Change, apply, apply_with_log, change
 from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe, RecipeField, recipe_fields
 
 __all__ = [
+    "Change",
     "IndexEntry",
     "Mission",
     "Recipe",
     "RecipeField",
+    "apply",
+    "apply_with_log",
     "benchmark",
+    "change",
     "closest",
     "entries",
     "for_model",
+    "from_file",
+    "from_text",
     "knows",
     "load",
     "mission_recipe",
@@ -36,4 +44,5 @@ __all__ = [
     "resolve",
     "search",
     "sft",
+    "to_text",
 ]

@@ -1,0 +1,225 @@
+"""Recipes as files: TOML, YAML or JSON, read and written; and as the Python call that builds one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from io import StringIO
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from meshwright.errors import InputError, MeshwrightError, unknown
+from meshwright.recipes import build
+from meshwright.recipes.build import checked, places
+from meshwright.recipes.index import load
+from meshwright.recipes.types import SECTIONS, Recipe, recipe_fields
+
+Format = Literal["toml", "yaml", "json", "python"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+SUFFIXES = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json"}
+
+HEAD = ("name", "model", "goal", "cluster", "benchmark")
+LARGEST = 1_000_000
+DEEPEST = 20
+
+
+def from_file(path: str | Path) -> Recipe:
+    """The recipe in a TOML, YAML or JSON file; it may name a `base` recipe and say only what differs."""
+    place = Path(path)
+    if place.suffix.lower() not in SUFFIXES:
+        raise unknown("file type", place.suffix or place.name, SUFFIXES)
+    try:
+        raw = place.read_bytes() if place.stat().st_size <= LARGEST else None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", field="file", value=str(place)) from error
+    if raw is None:
+        raise InputError(f"a recipe file has at most {LARGEST} bytes", field="file", value=str(place))
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise InputError("is not UTF-8 text", field="file", value=str(place)) from error
+    return from_text(text, SUFFIXES[place.suffix.lower()], place.stem, str(place))
+
+
+def from_text(text: str, format: str, name: str = "recipe", where: str = "recipe") -> Recipe:
+    """The recipe in a text of one of the readable formats; name is its name unless it says one."""
+    readers: dict[str, Callable[[str, str], Any]] = {"toml": _read_toml, "yaml": _read_yaml, "json": _read_json}
+    if format not in readers:
+        raise unknown("format", format, readers)
+    content = readers[format](text, where)
+    if not isinstance(content, dict):
+        raise InputError("a recipe is a table of keys", field="file", value=where)
+    try:
+        return _recipe({"name": name, **content})
+    except MeshwrightError as error:
+        line = _line(text, error)
+        place = f"{where}, line {line}" if line else where
+        raise InputError(f"{error.reason} ({place})", field=error.field, value=error.value, fix=error.fix) from error
+
+
+def to_text(recipe: Recipe, format: str = "toml") -> str:
+    """A recipe as text: only what differs from the defaults."""
+    if format not in FORMATS:
+        raise unknown("format", format, FORMATS)
+    if format == "python":
+        return _python(recipe)
+    return {"toml": _write_toml, "yaml": _write_yaml, "json": _write_json}[format](content_of(recipe))
+
+
+def content_of(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as nested plain values without those that are the defaults."""
+    plain: dict[str, Any] = {key: getattr(recipe, key) for key in HEAD if key != "benchmark" or recipe.benchmark}
+    for key, info in recipe_fields().items():
+        section, field = key.split(".")
+        value = getattr(getattr(recipe, section), field)
+        if value != info.default:
+            plain.setdefault(section, {})[field] = list(value) if isinstance(value, tuple) else value
+    return plain
+
+
+def _recipe(content: Mapping[str, Any]) -> Recipe:
+    start: dict[str, Any] = {}
+    if "base" in content:
+        start = msgspec.to_builtins(load(str(content["base"])))
+    for key, value in content.items():
+        if key in SECTIONS:
+            start[key] = {**start.get(key, {}), **_section(key, value)}
+        elif key in HEAD:
+            start[key] = value
+        elif key != "base":
+            raise unknown("key", key, (*HEAD, "base", *SECTIONS))
+    missing = [key for key in HEAD if key not in start and key != "benchmark"]
+    if missing:
+        raise InputError(f"say {' and '.join(missing)}, or name a base recipe", field=missing[0])
+    return checked(start, Recipe)
+
+
+def _section(section: str, fields: Any) -> dict[str, Any]:
+    if not isinstance(fields, dict):
+        raise InputError("a section is a table of fields", field=section, value=fields)
+    known = [key.split(".")[1] for key in recipe_fields() if key.startswith(f"{section}.")]
+    for field in fields:
+        if field not in known:
+            raise unknown(f"{section} key", field, known)
+    return fields
+
+
+def _line(text: str, error: MeshwrightError) -> int | None:
+    """The first line that sets what the error speaks of."""
+    words = (
+        [str(error.value), *error.field.split(".")[::-1]] if error.value is not None else error.field.split(".")[::-1]
+    )
+    for word in words:
+        found = re.search(rf"^\s*(?:[\w.]+\.)?[\"']?{re.escape(word)}[\"']?\s*[:=]", text, re.MULTILINE)
+        if found:
+            return text.count("\n", 0, found.start()) + len(found[0]) - len(found[0].lstrip("\n")) + 1
+    return None
+
+
+def _read_toml(text: str, where: str) -> Any:
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(f"is not TOML: {error}", field="file", value=where) from error
+
+
+def _read_json(text: str, where: str) -> Any:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise InputError("is given twice", field=twice, value=where)
+        return dict(pairs)
+
+    try:
+        return json.loads(text, object_pairs_hook=once)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f"is not JSON: {error}", field="file", value=where) from error
+
+
+def _read_yaml(text: str, where: str) -> Any:
+    """YAML of plain values: no tags that build objects, and no aliases, which can blow a small file up."""
+    from ruamel.yaml import YAML, AliasEvent, CollectionEndEvent, CollectionStartEvent
+    from ruamel.yaml.error import YAMLError
+
+    yaml = YAML(typ="safe", pure=True)
+    depth = 0
+    try:
+        for event in yaml.parse(text):
+            depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+            if isinstance(event, AliasEvent) or depth > DEEPEST:
+                raise InputError("anchors, aliases and deep nesting are not read", field="file", value=where)
+        return yaml.load(text)
+    except (YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"is not plain YAML: {reason}", field="file", value=where) from error
+
+
+def _write_toml(content: dict[str, Any]) -> str:
+    import tomlkit
+
+    return tomlkit.dumps(content)
+
+
+def _write_json(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=2) + "\n"
+
+
+def _write_yaml(content: dict[str, Any]) -> str:
+    from ruamel.yaml import YAML
+
+    yaml, out = YAML(typ="safe", pure=True), StringIO()
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # its own hint is None
+    yaml.dump(content, out)
+    return out.getvalue()
+
+
+def _python(recipe: Recipe) -> str:
+    """The call of a base that builds this recipe, with only what differs from it."""
+    start = {"pretrain": build.pretrain, "sft": build.sft, "peft": build.peft}[recipe.goal]
+    call: Callable[..., Recipe]
+    if recipe.benchmark:
+        names = (n for n, fields in build.PRECISIONS.items() if fields["matmul"] == recipe.precision.matmul)
+        precision = next(names)
+        base = start(recipe.model, recipe.cluster)
+        head = f'benchmark(\n    {recipe.goal}("{recipe.model}", "{recipe.cluster}"), "{recipe.cluster}", "{precision}"'
+
+        def call(**differences: Any) -> Recipe:
+            return build.benchmark(base, recipe.cluster, precision, **differences)
+    else:
+        head = f'{recipe.goal}(\n    "{recipe.model}", "{recipe.cluster}"'
+
+        def call(**differences: Any) -> Recipe:
+            return start(recipe.model, recipe.cluster, **differences)
+
+    bases = sorted({recipe.goal, "benchmark"} if recipe.benchmark else {recipe.goal})
+    said = {"name": recipe.name, **_differences(recipe, call)}
+    spelled = "".join(f",\n    {flat}={_literal(value)}" for flat, value in said.items())
+    return f"from meshwright.recipes import {', '.join(bases)}\n\nrecipe = {head}{spelled},\n)\n"
+
+
+def _literal(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def _differences(recipe: Recipe, call: Callable[..., Recipe]) -> dict[str, Any]:
+    """What must be said to the base, without what follows from the rest."""
+    wanted, said = _flat(recipe), dict[str, Any]()
+    for _ in range(2):
+        made = _flat(call(**said))
+        said.update({flat: value for flat, value in wanted.items() if made[flat] != value})
+    for flat in list(said):
+        rest = {other: value for other, value in said.items() if other != flat}
+        if _flat(call(**rest)) == wanted:
+            said = rest
+    return said
+
+
+def _flat(recipe: Recipe) -> dict[str, Any]:
+    return {flat: getattr(getattr(recipe, section), field) for flat, (section, field) in places().items()}

@@ -1,0 +1,149 @@
+"""Changing a recipe with key=value: our keys, short names and other frameworks' keys, all typed, none ignored."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from meshwright.errors import InputError, unknown
+from meshwright.recipes.aliases import Alias, by_foreign_key
+from meshwright.recipes.aliases_joint import JOINT, RETIRED, joint_groups
+from meshwright.recipes.build import places
+from meshwright.recipes.types import FieldKind, Recipe, recipe_fields
+from meshwright.recipes.values import parse
+
+
+@dataclass(frozen=True)
+class Change:
+    """One field that an override changed."""
+
+    key: str
+    old: Any
+    new: Any
+    kind: FieldKind
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """A value for one of our keys, and the words it was asked for in."""
+
+    key: str
+    value: Any
+    asked: str
+
+
+def apply(recipe: Recipe, overrides: Iterable[str]) -> Recipe:
+    """The recipe with every `key=value` applied."""
+    return apply_with_log(recipe, overrides)[0]
+
+
+def apply_with_log(recipe: Recipe, overrides: Iterable[str]) -> tuple[Recipe, list[Change]]:
+    """The recipe with every `key=value` applied, and what that changed."""
+    settings = _settings(_split(overrides), recipe)
+    return change(recipe, {setting.key: setting.value for setting in settings})
+
+
+def change(recipe: Recipe, values: Mapping[str, Any]) -> tuple[Recipe, list[Change]]:
+    """The recipe with typed values for some of our keys, and what that changed."""
+    log: list[Change] = []
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        section, field = key.split(".")
+        old = getattr(getattr(recipe, section), field)
+        if old != value or type(old) is not type(value):
+            log.append(Change(key, old, value, recipe_fields()[key].kind))
+            sections.setdefault(section, {})[field] = value
+    replaced = {
+        section: msgspec.structs.replace(getattr(recipe, section), **fields) for section, fields in sections.items()
+    }
+    return msgspec.structs.replace(recipe, **replaced), log
+
+
+@lru_cache(maxsize=1)
+def known_keys() -> tuple[str, ...]:
+    """Everything that may stand before the equals sign."""
+    return (*recipe_fields(), *places(), *by_foreign_key(), *joint_groups())
+
+
+def own_key(key: str) -> str | None:
+    """Our key for our own spellings of it, e.g. tp or layout.tp."""
+    if key in recipe_fields():
+        return key
+    return ".".join(places()[key]) if key in places() else None
+
+
+def _split(overrides: Iterable[str]) -> list[tuple[str, str]]:
+    found: dict[str, str] = {}
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        key = _checked_key(key.strip(), bool(equals), text)
+        if found.setdefault(key, value.strip()) != value.strip():
+            raise InputError(f"is given twice, as {found[key]} and {value.strip()}", field=key)
+    return list(found.items())
+
+
+def _checked_key(key: str, has_value: bool, text: str) -> str:
+    if key[:1] in ("+", "~") or key.startswith("--"):
+        raise InputError(
+            f"{text}: a prefix like + ~ or -- is not needed; every field exists, so write key=value",
+            field=key,
+            fix=[text.lstrip("+~-")],
+        )
+    if not has_value:
+        raise InputError(f"{text}: an override is key=value", field=key, fix=[f"{key}=…"])
+    return key.replace("-", "_")
+
+
+def _settings(pairs: list[tuple[str, str]], recipe: Recipe) -> list[_Setting]:
+    """Our keys and typed values for everything asked; two different answers for one key are an error."""
+    said: dict[str, _Setting] = {}
+    implied: dict[str, _Setting] = {}
+    groups: dict[int, dict[str, str]] = {}
+    for key, text in pairs:
+        if key in joint_groups():
+            groups.setdefault(joint_groups()[key], {})[key] = text
+        else:
+            _add(said, _plain(key, text))
+    for number, given in groups.items():
+        meaning = JOINT[number][1](given, recipe)
+        asked = " ".join(f"{key}={text}" for key, text in given.items())
+        for own, text in meaning.said.items():
+            _add(said, _typed(own, text, asked.split("=")[0], asked))
+        for own, text in meaning.implied.items():
+            implied[own] = _typed(own, text, own, asked)
+    return list({**implied, **said}.values())
+
+
+def _plain(key: str, text: str) -> _Setting:
+    own = own_key(key)
+    if own is not None:
+        return _typed(own, text, key, f"{key}={text}")
+    if key in by_foreign_key():
+        alias = by_foreign_key()[key]
+        return _typed(alias.own, _in_our_words(alias, text), key, f"{key}={text}")
+    if key in RETIRED:
+        reason, instead = RETIRED[key]
+        raise InputError(f"{reason}; use {instead}", field=key, value=text, fix=[instead])
+    raise unknown("key", key, known_keys())
+
+
+def _in_our_words(alias: Alias, text: str) -> str:
+    """Their value in ours, item by item in a list."""
+    if "," not in text and not text.startswith("["):
+        return alias.to_own(text)
+    return re.sub(r"[\w+./-]+", lambda word: alias.to_own(word[0]), text)
+
+
+def _typed(own: str, text: str, key: str, asked: str) -> _Setting:
+    return _Setting(own, parse(recipe_fields()[own], text, key), asked)
+
+
+def _add(said: dict[str, _Setting], setting: _Setting) -> None:
+    before = said.setdefault(setting.key, setting)
+    if before.value != setting.value:
+        raise InputError(f"{before.asked} and {setting.asked} both set {setting.key}", field=setting.key)

@@ -1,0 +1,125 @@
+"""Typed values from text: whole numbers, numbers, truths, names, lists and weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from functools import lru_cache
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import msgspec
+
+from meshwright.errors import InputError, closest
+from meshwright.recipes.types import RecipeField
+
+INTEGER = re.compile(r"[+-]?\d[\d_]*")
+NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+def parse(info: RecipeField, text: str, key: str = "") -> Any:
+    """The value that was typed for a field; a wrong type or range is an error that says what is allowed."""
+    key = key or info.key
+    kind, optional = _bare(info.type)
+    if optional and text.strip().lower() in ("null", "none"):
+        return None
+    value = _parse(kind, text.strip(), key)
+    try:
+        msgspec.convert(value, info.type)
+    except msgspec.ValidationError as error:
+        wanted = str(error).replace("Expected ", "").split(" - at")[0].replace("`", "")
+        raise InputError(f"must be {wanted} ({info.text})", field=key, value=text) from error
+    return value
+
+
+@lru_cache(maxsize=256)
+def _bare(hint: Any) -> tuple[Any, bool]:
+    """The type of a field without its marks, and whether it may be empty."""
+    if get_origin(hint) is Annotated:
+        return _bare(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        inner = [part for part in get_args(hint) if part is not type(None)]
+        return _bare(inner[0])[0], len(inner) < len(get_args(hint))
+    return hint, False
+
+
+def _parse(kind: Any, text: str, key: str) -> Any:
+    origin = get_origin(kind)
+    if origin is Literal:
+        return _choice(get_args(kind), _unquoted(text), key)
+    if origin is tuple:
+        return tuple(_parse(get_args(kind)[0], part, key) for part in _items(text))
+    if origin is dict:
+        return _weights(text, key)
+    if kind is str:
+        return _unquoted(text)
+    return {bool: _truth, int: _integer, float: _number}[kind](text, key)
+
+
+def _wrong(key: str, text: str, wanted: str) -> InputError:
+    return InputError(f"{wanted} is wanted", field=key, value=text)
+
+
+def _truth(text: str, key: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise _wrong(key, text, "true or false")
+    return text.lower() == "true"
+
+
+def _integer(text: str, key: str) -> int:
+    if not INTEGER.fullmatch(text):
+        raise _wrong(key, text, "a whole number")
+    return int(text)
+
+
+def _number(text: str, key: str) -> float:
+    if not NUMBER.fullmatch(text):
+        raise _wrong(key, text, "a number")
+    return float(text)
+
+
+def _choice(allowed: tuple[Any, ...], text: str, key: str) -> str:
+    if text in allowed:
+        return text
+    near = closest(text, [str(value) for value in allowed], limit=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise InputError(
+        f"{hint}allowed: {', '.join(map(str, allowed))}", field=key, value=text, fix=[f"{key}={n}" for n in near]
+    )
+
+
+def _unquoted(text: str) -> str:
+    if len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'":
+        return text[1:-1]
+    return text
+
+
+def _items(text: str) -> list[str]:
+    """The parts of [a,b], a,b or ["a","b"]."""
+    if text[:1] == "[" and text[-1:] == "]":
+        text = text[1:-1]
+    return [_unquoted(part.strip()) for part in text.split(",") if part.strip()]
+
+
+def _weights(text: str, key: str) -> dict[str, float]:
+    """{"a": 0.7, "b": 0.3} or a:0.7,b:0.3."""
+    wanted = 'sources with weights, like a:0.7,b:0.3 or {"a":0.7,"b":0.3},'
+    try:
+        pairs = json.loads(text) if text[:1] == "{" else None
+    except json.JSONDecodeError:
+        pairs = None
+    if not isinstance(pairs, dict):
+        inner = text[1:-1] if text[:1] == "{" and text[-1:] == "}" else text
+        parts = [part.rpartition(":") for part in inner.split(",") if part.strip()]
+        pairs = {_unquoted(name.strip()): weight.strip() for name, colon, weight in parts if name and colon}
+        if len(pairs) != len(parts):
+            raise _wrong(key, text, wanted)
+    return {str(name): _weight(weight, key, text, wanted) for name, weight in pairs.items()}
+
+
+def _weight(weight: Any, key: str, text: str, wanted: str) -> float:
+    number = str(weight)
+    if isinstance(weight, bool) or not NUMBER.fullmatch(number) or not 0 < float(number) < math.inf:
+        raise _wrong(key, text, wanted)
+    return float(number)

@@ -1,0 +1,112 @@
+"""Recipes as files: what is written is read back, and nothing odd gets in."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.errors import InputError
+from meshwright.recipes import Recipe, from_file, from_text, load, names, to_text
+from meshwright.recipes.files import FORMATS, LARGEST
+
+SOME = names()[::7]
+
+
+@pytest.mark.parametrize("format", ["toml", "yaml", "json"])
+def test_every_format_gives_the_recipe_back(format: str) -> None:
+    for name in SOME if format == "yaml" else names():
+        assert from_text(to_text(load(name), format), format) == load(name)
+
+
+def test_the_python_call_builds_the_same_recipe() -> None:
+    for name in names()[::5]:
+        scope: dict[str, Any] = {}
+        exec(to_text(load(name), "python"), scope)
+        assert scope["recipe"] == load(name)
+
+
+def test_only_what_differs_is_written() -> None:
+    text = to_text(load("llama3_8b_peft_config"))
+    assert "weight_decay" not in text
+    assert "architecture" not in text
+
+
+def test_a_file_may_start_from_a_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "llama3_8b_sft"  # a comment\ncluster = "16xH100"\n[layout]\ntp = 4\ndp_shard = -1\n')
+    made, base = from_file(path), load("llama3_8b_sft_config")
+    assert (made.name, made.cluster, made.layout.tp, made.layout.dp_shard) == ("mine", "16xH100", 4, -1)
+    assert made.optimizer == base.optimizer
+    assert made.goal == "sft"
+
+
+@pytest.mark.parametrize("suffix", [".toml", ".yaml", ".yml", ".json"])
+def test_the_suffix_says_the_format(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"r{suffix}"
+    path.write_text(to_text(load("qwen3_8b_sft"), {".yml": "yaml"}.get(suffix, suffix[1:])))
+    assert from_file(path) == load("qwen3_8b_sft")
+
+
+HEAD = 'model = "llama3_8b"\ngoal = "sft"\ncluster = "8xH100"\n'
+BAD = [
+    ("toml", "a =", "not TOML"),
+    ("toml", HEAD + "[layout]\n\ntpp = 2\n", r"did you mean tp.*line 6"),
+    ("toml", HEAD + "[layout]\ntp = 0\n", r">= 1.*line 5"),
+    ("toml", HEAD + '[layout]\ntp = "2"\n', "Expected `int`"),
+    ("toml", HEAD + "[layot]\ntp = 2\n", "did you mean layout"),
+    ("toml", HEAD + "layout = 3\n", "table of fields"),
+    ("toml", 'goal = "sft"\n', "model and cluster"),
+    ("toml", 'base = "lama3_8b_sft"\n', "did you mean llama3_8b_sft_config"),
+    ("toml", HEAD.replace("sft", "sfd"), "Invalid enum value"),
+    ("toml", HEAD + "[layout]\ntp = 1\ntp = 2\n", "not TOML"),
+    ("yaml", "a: &x [1]\nb: *x\n", "aliases"),
+    ("yaml", "a: !!python/object/apply:os.system [ls]\n", "not plain YAML"),
+    ("yaml", "base: llama3_8b_sft\nlayout: {tp: 2}\nlayout: {tp: 3}\n", "not plain YAML"),
+    ("yaml", "[" * 50 + "]" * 50, "deep nesting"),
+    ("yaml", "- a\n", "table of keys"),
+    ("yaml", "base: llama3_8b_sft\noptimizer: {lr: fast}\n", "float"),
+    ("json", "{", "not JSON"),
+    ("json", '{"base": "llama3_8b_sft", "base": "llama3_8b_peft"}', "twice"),
+    ("json", "[" * 100_000, "not JSON"),
+    ("json", "3", "table of keys"),
+    ("python", "", "unknown format"),
+]
+
+
+@pytest.mark.parametrize(("format", "text", "words"), BAD)
+def test_a_bad_file_is_refused_with_the_reason(format: str, text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        from_text(text, format)
+
+
+def test_a_bomb_of_aliases_is_refused_at_once() -> None:
+    rows = ["a0: &a0 [x,x,x,x,x,x,x,x,x]"] + [f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    with pytest.raises(InputError, match="aliases"):
+        from_text("\n".join(rows), "yaml")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        from_file(tmp_path / "none.toml")
+    (tmp_path / "big.json").write_bytes(b" " * (LARGEST + 1))
+    with pytest.raises(InputError, match="at most"):
+        from_file(tmp_path / "big.json")
+    (tmp_path / "odd.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="UTF-8"):
+        from_file(tmp_path / "odd.toml")
+    with pytest.raises(InputError, match="unknown file type"):
+        from_file(tmp_path / "recipe.py")
+    with pytest.raises(InputError, match="unknown format"):
+        to_text(load("llama3_8b_sft"), "xml")
+    assert "xml" not in FORMATS
+
+
+@given(st.sampled_from(["toml", "yaml", "json"]), st.text(max_size=60))
+def test_no_text_breaks_the_reader(format: str, text: str) -> None:
+    with suppress(InputError):
+        assert isinstance(from_text(text, format), Recipe)

@@ -1,0 +1,87 @@
+"""Finding a recipe: by name, by words, by model, and by likeness."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.models import find
+from meshwright.recipes import closest, entries, for_model, knows, load, names, resolve, search
+from meshwright.recipes.index import architecture_class
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    ["llama3_8b_sft_config", "llama3_8b_sft", "llama3-8b-sft", "Llama3 8B SFT", "LLAMA3_8B_SFT_CONFIG"],
+)
+def test_a_name_in_any_usual_spelling(spelling: str) -> None:
+    assert knows(spelling)
+    assert load(spelling).name == "llama3_8b_sft_config"
+
+
+def test_names_with_capitals_and_odd_ends_are_found() -> None:
+    assert resolve("wan-1-3b-pretrain") == "wan_1_3B_pretrain_config"
+    assert resolve("deepseek_v3_pretrain_config_32nodes") == "deepseek_v3_pretrain_config_32nodes"
+
+
+def test_a_near_miss_is_told() -> None:
+    assert not knows("lama3_8b_sft")
+    with pytest.raises(InputError, match="did you mean llama3_8b_sft_config"):
+        load("lama3_8b_sft")
+
+
+def test_names_differ_even_without_case_and_suffix() -> None:
+    assert len({name.lower().removesuffix("_config") for name in names()}) == len(names())
+
+
+def test_search_prefers_the_exact_name_then_words_then_likeness() -> None:
+    assert [entry.name for entry in search("llama3_8b_sft")] == ["llama3_8b_sft_config"]
+    by_words = [entry.name for entry in search("llama3 70b 64k")]
+    assert by_words == ["llama3_70b_64k_pretrain_config"]
+    assert search("quen3 8b sft", benchmark=False)[0].name == "qwen3_8b_sft_config"
+    assert search("llama3_8b", benchmark=False)[0].name.startswith("llama3_8b")
+    assert search("no such thing at all zzz") == []
+
+
+def test_search_filters() -> None:
+    assert {entry.goal for entry in search(goal="peft")} == {"peft"}
+    assert {entry.family for entry in search(family="Gemma")} == {"gemma"}
+    assert all(entry.benchmark for entry in search("llama3", benchmark=True))
+    assert all(entry.gpus <= 8 for entry in search(max_gpus=8))
+    assert all(entry.seq_length >= 65536 for entry in search(seq=65536))
+    assert len(search()) == len(entries())
+
+
+def test_recipes_of_one_model() -> None:
+    found = for_model("llama3_8b", "pretrain")
+    assert [entry.seq_length for entry in found] == [8192, 16384, 65536, 131072]
+    assert not for_model("llama3_8b", "pretrain")[0].benchmark
+    assert for_model("gemma3_vl_4b", "pretrain") == []
+
+
+def test_the_closest_recipe_of_a_model_that_has_one_is_its_own() -> None:
+    for entry in entries():
+        if not entry.benchmark and entry.family not in ("kempner", "sizes"):
+            spec = find(entry.model)
+            near = find(closest(spec, entry.goal, entry.seq_length).model)
+            assert architecture_class(near) == architecture_class(spec)
+            assert near.family == spec.family
+
+
+@pytest.mark.parametrize(
+    ("model", "goal", "family"),
+    [
+        ("llama32_1b", "pretrain", "sizes"),  # 1.3B is nearer than Llama 2 7B, head start and all
+        ("llama32_3b", "sft", "qwen"),
+        ("llama31_8b", "peft", "llama"),
+        ("nemotron_3_ultra", "pretrain", "nemotron"),
+    ],
+)
+def test_the_closest_recipe_is_alike_in_kind(model: str, goal: str, family: str) -> None:
+    assert closest(find(model), goal).family == family  # type: ignore[arg-type]  # goals as plain strings
+
+
+def test_the_closest_recipe_minds_the_sequence_length() -> None:
+    spec = find("llama31_8b")
+    assert closest(spec, "pretrain", 131072).name == "llama3_8b_128k_pretrain_config"
+    assert closest(spec, "pretrain", 8192).name == "llama3_8b_pretrain_config"
