@@ -8,9 +8,10 @@ from pathlib import Path
 from meshwright import api, clusters, costs, models, rules
 from meshwright.planner import case_of
 from meshwright.planner.situations import SITUATIONS
-from meshwright.recipes import aliases, index
+from meshwright.recipes import index
+from meshwright.recipes.aliases import aliases
 from meshwright.recipes.case import model_of
-from meshwright.recipes.types import recipe_fields
+from meshwright.recipes.types import Recipe, recipe_fields
 from meshwright.rules.judge import keys_by_flat_name
 
 HERE = Path(__file__).parent
@@ -66,7 +67,7 @@ def adapted_page() -> str:
     rows = []
     for e in index.search(benchmark=None):
         shipped, mission = index.load(e.name), index.mission_recipe(e.name)
-        if mission is None or (mission.layout, mission.cluster) == (shipped.layout, shipped.cluster):
+        if mission == shipped:
             continue
         case = case_of(mission, model_of(mission), clusters.cluster(mission.cluster))
         errors = [f for f in rules.judge(case) if f.severity == "error"]
@@ -77,7 +78,7 @@ def adapted_page() -> str:
     return text + table(("recipe", "published", "shipped", "why"), rows)
 
 
-def _short(r: index.Recipe) -> str:
+def _short(r: Recipe) -> str:
     lay = r.layout
     degrees = " ".join(f"{a}{getattr(lay, a)}" for a in ("tp", "pp", "vp", "cp", "ep") if getattr(lay, a) > 1) or "dp only"
     extra = "".join(f", {x}" for x in (f"recompute {lay.recompute}" * (lay.recompute != "none"),) if x)
@@ -141,8 +142,8 @@ def quick_reference_page() -> str:
 
 def fields_page() -> str:
     foreign: dict[str, list[str]] = {}
-    for row in aliases.ALIASES:
-        foreign.setdefault(row.ours, []).append(f"`{row.foreign}`")
+    for row in aliases():
+        foreign.setdefault(row.own, []).append(f"`{row.foreign}`")
     text = "# Recipe fields\n\nAny of them can be overridden as `key=value`, in our spelling or one of the others.\n\n"
     rows = [(f"`{key}`", f.kind, f.text, f"`{f.default}`", ", ".join(sorted(set(foreign.get(key, []))))) for key, f in recipe_fields().items()]
     return text + table(("key", "kind", "meaning", "default", "also understood"), rows)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from meshwright import answers, clusters, costs, launch, models, planner, rules
 from meshwright.answers import SCHEMA
 from meshwright.errors import InputError, unknown
@@ -53,8 +55,9 @@ def recipes(
 ) -> list[index.IndexEntry]:
     """The index: recipes by name, family, size or goal; fuzzy when nothing matches to the letter."""
     wanted = None if goal is None else _choice("goal", goal, GOALS)
-    if family is not None and family not in index.families():
-        raise unknown("family", family, index.families())
+    families = sorted({e.family for e in index.entries()})
+    if family is not None and family.lower() not in families:
+        raise unknown("family", family, families)
     return index.search(query, goal=wanted, family=family, benchmark=benchmark)
 
 
@@ -117,9 +120,18 @@ def rule_catalogue(query: str | None = None, *, pitfalls: bool = False) -> list[
     return named
 
 
-def recipe_text(found: Recipe, format: str, *, full: bool = False) -> str:
+def recipe_text(found: Recipe, format: str = "toml") -> str:
     """A recipe as TOML, YAML, JSON or the Python that builds it."""
-    return files.to_text(found, _choice("format", format, files.FORMATS), full=full)
+    return files.to_text(found, _choice("format", format, files.FORMATS))
+
+
+def save_recipe(plan: Plan, path: str) -> None:
+    """Writes the plan's recipe as a TOML file that `check` and `recipe` read back."""
+    named = msgspec.structs.replace(plan.recipe, name=Path(path).stem)
+    try:
+        Path(path).write_text(files.to_text(named, "toml"), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", field="save", value=path) from error
 
 
 def find_goal(text: str) -> str:
@@ -150,9 +162,8 @@ def _model(text: str) -> tuple[ModelSpec, str]:
 
 
 def _recipe_from(name: str) -> Recipe:
-    if files.looks_like_file(name):
-        return files.from_file(name)
-    return index.load(name)
+    is_file = Path(name).suffix.lower() in files.SUFFIXES or "/" in name
+    return files.from_file(name) if is_file else index.load(name)
 
 
 def _choice(field: str, value: str, known: Sequence[Any]) -> Any:

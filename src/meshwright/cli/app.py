@@ -3,108 +3,147 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Optional
+from collections.abc import Callable
+from typing import Any
 
-import typer
+import click
+from click.shell_completion import get_completion_class
 
 from meshwright import __version__, api
 from meshwright.cli import complete
 from meshwright.cli.ask import ask_missing
 
-app = typer.Typer(
-    name="meshwright",
-    help="Tell it your model, your GPUs and your goal: it picks the training recipe, sizes it, checks it and says why.",
-    no_args_is_help=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+FAILED = 1  # the answer is no
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
-Overrides = Annotated[Optional[list[str]], typer.Argument(help="Overrides, e.g. layout.tp=2 train.global_batch_size=64")]
-Gpus = Annotated[
-    Optional[str],
-    typer.Option("--gpus", help="8xH100, 4x8xH100, 72xGB200, a count, auto, or a TOML file.", autocompletion=complete.gpus),
-]
-Goal = Annotated[Optional[str], typer.Option("--goal", help="pretrain, sft or peft.", autocompletion=complete.goals)]
-Engine = Annotated[
-    str, typer.Option("--engine", help="What will run the plan; changes memory and speed.", autocompletion=complete.engines)
-]
 
-EPILOG = {
-    "recommend": "Examples:  meshwright recommend llama3-8b --gpus 8xH100 --goal sft   ·   "
-    "meshwright recommend ./config.json --gpus auto --goal peft --explain   ·   "
-    "meshwright recommend qwen3-30b-a3b --gpus 4x8xH100 --goal pretrain --seq 32k layout.ep=8",
-    "recipes": "Examples:  meshwright recipes   ·   meshwright recipes llama --goal sft   ·   meshwright recipes --benchmark gb200",
-    "recipe": "Examples:  meshwright recipe llama3_70b_pretrain_config   ·   "
-    "meshwright recipe llama3_8b_sft_config layout.tp=4 --format yaml",
-    "check": "Examples:  meshwright check llama3_8b_pretrain_config --gpus 16xA100-80   ·   "
-    "meshwright check my_recipe.toml   ·   meshwright check llama3_70b_sft_config layout.tp=3",
-    "models": "Examples:  meshwright models   ·   meshwright models qwen3   ·   meshwright models ./config.json",
-    "gpus": "Examples:  meshwright gpus   ·   meshwright gpus --json",
-    "rules": "Examples:  meshwright rules   ·   meshwright rules moe   ·   meshwright rules --pitfalls",
-}
+def examples(*lines: str) -> str:
+    """The examples that close a help page, one line each."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def emit(answer: dict[str, Any]) -> None:
     """Prints one JSON object."""
-    typer.echo(json.dumps(answer, indent=2, default=str))
+    click.echo(json.dumps(answer, indent=2, default=str))
 
 
-@app.callback(invoke_without_command=True)
-def root(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
-) -> None:
+def end(ok: bool) -> None:
+    """Leaves with the exit code of the answer."""
+    click.get_current_context().exit(0 if ok else FAILED)
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+overrides = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+gpus_option = click.option(
+    "--gpus",
+    metavar="CLUSTER",
+    help="8xH100, 4x8xH100 (nodes × GPUs), 72xGB200, a count, auto, or a TOML file.",
+    shell_complete=complete.gpus,
+)
+goal_option = click.option("--goal", metavar="GOAL", help="pretrain, sft or peft.", shell_complete=complete.goals)
+engine_option = click.option(
+    "--engine",
+    default="meshwright",
+    show_default=True,
+    metavar="ENGINE",
+    help="What will run the plan: " + ", ".join(api.ENGINES) + ". It changes memory and speed.",
+    shell_complete=complete.engines,
+)
+
+
+def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Several decorators as one, in reading order."""
+
+    def decorate(function: Any) -> Any:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    epilog=examples(
+        "meshwright recommend llama3-8b --gpus 8xH100 --goal sft",
+        "meshwright check llama3_70b_pretrain_config --gpus 64xA100-80",
+        "meshwright recipes llama --goal sft",
+    ),
+)
+@click.version_option(__version__, message="meshwright %(version)s")
+@click.pass_context
+def app(context: click.Context) -> None:
     """Tell it your model, your GPUs and your goal: it picks the training recipe, sizes it, checks it and says why.
 
-    Run without a command on a terminal, it asks. Exit codes: 0 fine, 1 the answer is no, 2 bad input, 3 a run failed.
+    Run without a command on a terminal, it asks. Exit codes: 0 fine, 1 the answer is no, 2 bad input.
     """
-    if version:
-        typer.echo(f"meshwright {__version__}")
-        raise typer.Exit
     if context.invoked_subcommand is None:
-        recommend()
+        context.invoke(recommend)
 
 
-@app.command(epilog=EPILOG["recommend"])
-def recommend(
-    model: Annotated[
-        Optional[str], typer.Argument(help="Name, Hugging Face id, or path of a config.json.", autocompletion=complete.models)
-    ] = None,
-    overrides: Overrides = None,
-    gpus: Gpus = None,
-    goal: Goal = None,
-    seq: Annotated[Optional[str], typer.Option("--seq", help="Sequence length in tokens, e.g. 8192 or 8k.")] = None,
-    engine: Engine = "meshwright",
-    benchmark: Annotated[
-        bool, typer.Option("--benchmark", help="Upper-bound throughput recipe on mock data; not for production.")
-    ] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Say why each number of the layout was chosen.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Which recipe for my model on my GPUs, adjusted how, and what will bite me?"""
-    model, gpus, goal = ask_missing(model, gpus, goal)
-    plan = api.recommend(
-        model, gpus, goal, seq=seq, engine=engine, benchmark=benchmark, overrides=overrides or ()
+@app.command(
+    epilog=examples(
+        "meshwright recommend llama3-8b --gpus 8xH100 --goal sft --explain",
+        "meshwright recommend ./config.json --gpus auto --goal peft",
+        "meshwright recommend qwen3-30b-a3b --gpus 4x8xH100 --goal pretrain --seq 32k layout.ep=8",
+        "meshwright recommend llama3-70b --gpus 64xGB200 --goal pretrain --benchmark",
     )
+)
+@options(
+    click.argument("model", required=False, shell_complete=complete.models),
+    overrides,
+    gpus_option,
+    goal_option,
+    click.option("--seq", metavar="TOKENS", help="Sequence length, e.g. 8192 or 8k; the recipe's own by default."),
+    engine_option,
+    click.option("--benchmark", is_flag=True, help="Upper-bound throughput on mock data; never a production setting."),
+    click.option("--explain", is_flag=True, help="Say why each number of the layout was chosen."),
+    click.option("--save", metavar="FILE", help="Write the plan's recipe to this TOML file."),
+    as_json,
+)
+def recommend(
+    model: str | None = None,
+    overrides: tuple[str, ...] = (),
+    gpus: str | None = None,
+    goal: str | None = None,
+    seq: str | None = None,
+    engine: str = "meshwright",
+    benchmark: bool = False,
+    explain: bool = False,
+    save: str | None = None,
+    as_json: bool = False,
+) -> None:
+    """Which recipe for my MODEL on my GPUs, adjusted how, and what will bite me?
+
+    MODEL is a name, a Hugging Face id, or the path of a config.json. Overrides are kept and the rest is sized around them.
+    """
+    model, gpus, goal = ask_missing(model, gpus, goal)
+    plan = api.recommend(model, gpus, goal, seq=seq, engine=engine, benchmark=benchmark, overrides=overrides)
+    if save:
+        api.save_recipe(plan, save)
     if as_json:
         emit(api.plan_to_dict(plan, explain=explain))
     else:
         from meshwright.cli import render
 
         render.plan(plan, explain)
-    raise typer.Exit(0 if plan.ok else 1)
+    end(plan.ok)
 
 
-@app.command(epilog=EPILOG["recipes"])
-def recipes(
-    query: Annotated[Optional[str], typer.Argument(help="Words of a name, family, model or GPU.")] = None,
-    goal: Goal = None,
-    family: Annotated[Optional[str], typer.Option("--family", help="One family, e.g. llama.")] = None,
-    benchmark: Annotated[bool, typer.Option("--benchmark", help="Throughput recipes instead of library recipes.")] = False,
-    as_json: Json = False,
-) -> None:
-    """The index of recipes."""
+@app.command(
+    epilog=examples(
+        "meshwright recipes", "meshwright recipes llama --goal sft", "meshwright recipes gb200 --benchmark --json"
+    )
+)
+@options(
+    click.argument("query", required=False),
+    goal_option,
+    click.option("--family", metavar="FAMILY", help="One family, e.g. llama."),
+    click.option("--benchmark", is_flag=True, help="The throughput recipes instead of the library."),
+    as_json,
+)
+def recipes(query: str | None, goal: str | None, family: str | None, benchmark: bool, as_json: bool) -> None:
+    """The index of recipes, by words of a name, goal and family."""
     found = api.recipes(query, goal=goal, family=family, benchmark=benchmark)
     if as_json:
         emit({"schema": api.SCHEMA, "recipes": api.entries_to_dicts(found)})
@@ -112,86 +151,91 @@ def recipes(
         from meshwright.cli import render
 
         render.recipes(found)
-    raise typer.Exit(0 if found else 1)
+    end(bool(found))
 
 
-@app.command(epilog=EPILOG["recipe"])
-def recipe(
-    name: Annotated[str, typer.Argument(help="Recipe name or file.", autocompletion=complete.recipes)],
-    overrides: Overrides = None,
-    format: Annotated[str, typer.Option("--format", help="toml, yaml, json or python.")] = "toml",
-    full: Annotated[bool, typer.Option("--full", help="Every field, not only those that differ from the defaults.")] = False,
-    as_json: Json = False,
-) -> None:
-    """One recipe, resolved."""
-    found = api.recipe(name, overrides or ())
+@app.command(
+    epilog=examples(
+        "meshwright recipe llama3_70b_pretrain_config",
+        "meshwright recipe llama3_8b_sft_config layout.tp=4 --format yaml",
+    )
+)
+@options(
+    click.argument("name", shell_complete=complete.recipes),
+    overrides,
+    click.option("--format", default="toml", show_default=True, help="toml, yaml, json or python."),
+    as_json,
+)
+def recipe(name: str, overrides: tuple[str, ...], format: str, as_json: bool) -> None:
+    """One recipe with overrides applied; NAME may be a file. --json gives every field, the formats what is not default."""
+    found = api.recipe(name, overrides)
     if as_json:
         emit({"schema": api.SCHEMA, "recipe": api.recipe_to_dict(found)})
     else:
-        typer.echo(api.recipe_text(found, format, full=full))
+        click.echo(api.recipe_text(found, format))
 
 
-@app.command(epilog=EPILOG["check"])
-def check(
-    target: Annotated[str, typer.Argument(help="Recipe name, or a recipe file.", autocompletion=complete.recipes)],
-    overrides: Overrides = None,
-    gpus: Gpus = None,
-    engine: Engine = "meshwright",
-    as_json: Json = False,
-) -> None:
-    """What the rules find in a recipe on its own cluster or another."""
-    result = api.check(target, gpus=gpus, engine=engine, overrides=overrides or ())
+@app.command(
+    epilog=examples(
+        "meshwright check llama3_8b_pretrain_config --gpus 16xA100-80",
+        "meshwright check my_recipe.toml",
+        "meshwright check llama3_70b_sft_config layout.tp=3",
+    )
+)
+@options(
+    click.argument("target", shell_complete=complete.recipes), overrides, gpus_option, engine_option, as_json
+)
+def check(target: str, overrides: tuple[str, ...], gpus: str | None, engine: str, as_json: bool) -> None:
+    """What the rules find in a recipe or recipe file, on its own cluster or another."""
+    result = api.check(target, gpus=gpus, engine=engine, overrides=overrides)
     if as_json:
         emit(api.check_to_dict(result))
     else:
         from meshwright.cli import render
 
         render.check(result)
-    raise typer.Exit(0 if result.ok else 1)
+    end(result.ok)
 
 
-@app.command(epilog=EPILOG["models"])
-def models(
-    query: Annotated[
-        Optional[str], typer.Argument(help="Part of a name, or a config.json.", autocompletion=complete.models)
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """The catalogue of models, with exact parameter counts."""
-    found = api.model_catalogue(query)
+def _catalogue(found: list[Any], name: str, to_dict: Callable[[Any], dict[str, Any]], as_json: bool) -> None:
+    """Prints a catalogue as JSON or as the table of the same name."""
     if as_json:
-        emit({"schema": api.SCHEMA, "models": [api.model_to_dict(m) for m in found]})
+        emit({"schema": api.SCHEMA, name: [to_dict(row) for row in found]})
     else:
         from meshwright.cli import render
 
-        render.models(found)
-    raise typer.Exit(0 if found else 1)
+        getattr(render, name)(found)
 
 
-@app.command(epilog=EPILOG["gpus"])
-def gpus(as_json: Json = False) -> None:
+@app.command(epilog=examples("meshwright models", "meshwright models qwen3", "meshwright models ./config.json --json"))
+@options(click.argument("query", required=False, shell_complete=complete.models), as_json)
+def models(query: str | None, as_json: bool) -> None:
+    """The catalogue of models with exact parameter counts; QUERY is part of a name, or a config.json."""
+    _catalogue(api.model_catalogue(query), "models", api.model_to_dict, as_json)
+
+
+@app.command(epilog=examples("meshwright gpus", "meshwright gpus --json"))
+@as_json
+def gpus(as_json: bool) -> None:
     """The catalogue of GPUs, with sources."""
-    found = api.gpu_catalogue()
-    if as_json:
-        emit({"schema": api.SCHEMA, "gpus": [api.gpu_to_dict(g) for g in found]})
-    else:
-        from meshwright.cli import render
-
-        render.gpus(found)
+    _catalogue(list(api.gpu_catalogue()), "gpus", api.gpu_to_dict, as_json)
 
 
-@app.command(epilog=EPILOG["rules"])
-def rules(
-    query: Annotated[Optional[str], typer.Argument(help="Part of a rule's id or subject.")] = None,
-    pitfalls: Annotated[bool, typer.Option("--pitfalls", help="Only the well-known pitfalls.")] = False,
-    as_json: Json = False,
-) -> None:
-    """The rules: symptom, cause and fix of everything that is checked."""
-    found = api.rule_catalogue(query, pitfalls=pitfalls)
-    if as_json:
-        emit({"schema": api.SCHEMA, "rules": [api.rule_to_dict(r) for r in found]})
-    else:
-        from meshwright.cli import render
+@app.command(epilog=examples("meshwright rules", "meshwright rules moe", "meshwright rules --pitfalls"))
+@options(
+    click.argument("query", required=False),
+    click.option("--pitfalls", is_flag=True, help="Only the well-known pitfalls."),
+    as_json,
+)
+def rules(query: str | None, pitfalls: bool, as_json: bool) -> None:
+    """Symptom, cause and fix of everything that is checked; QUERY is part of a rule's id."""
+    _catalogue(api.rule_catalogue(query, pitfalls=pitfalls), "rules", api.rule_to_dict, as_json)
 
-        render.rules(found)
-    raise typer.Exit(0 if found else 1)
+
+@app.command(epilog=examples('eval "$(meshwright completion bash)"', "meshwright completion fish | source"))
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """The script that makes your shell complete models, recipes and GPUs."""
+    found = get_completion_class(shell)
+    if found is not None:  # click knows the three shells above
+        click.echo(found(app, {}, "meshwright", "_MESHWRIGHT_COMPLETE").source())

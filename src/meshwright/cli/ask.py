@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
-import typer
+import click
 
 from meshwright import api
 from meshwright.errors import InputError, MeshwrightError
@@ -23,13 +24,13 @@ def ask_missing(model: str | None, gpus: str | None, goal: str | None) -> tuple[
     return model, gpus, goal
 
 
-def _ask(question: str, understand: object) -> str:
+def _ask(question: str, understand: Callable[[str], object]) -> str:
     """Asks until the answer is understood; each misunderstanding is told with its did-you-mean."""
     while True:
-        answer = str(typer.prompt(question))
+        answer = str(click.prompt(question))
         try:
-            understand(answer)  # type: ignore[operator]  # one of api.find_*
+            understand(answer)
         except MeshwrightError as error:
-            typer.echo(f"  {error}", err=True)
+            click.echo(f"  {error}", err=True)
         else:
             return answer

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 
-def models(incomplete: str) -> list[str]:
-    """Catalogue names."""
-    from meshwright import api
+import click
 
-    return [m for m in api.model_names() if m.startswith(incomplete)]
+from meshwright import api
 
-
-def recipes(incomplete: str) -> list[str]:
-    """Recipe names."""
-    from meshwright import api
-
-    return [r for r in api.recipe_names() if r.startswith(incomplete)]
+Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
-def gpus(incomplete: str) -> list[str]:
-    """One usual node of every GPU type."""
-    from meshwright import api
-
-    return [text for g in api.gpu_catalogue() if (text := f"{g.gpus_per_node}x{g.name}").startswith(incomplete)]
+def _from(names: Callable[[], Iterable[str]]) -> Completer:
+    return lambda context, parameter, typed: [name for name in names() if name.startswith(typed)]
 
 
-def goals(incomplete: str) -> list[str]:
-    """The three goals."""
-    from meshwright import api
-
-    return [g for g in api.GOALS if g.startswith(incomplete)]
-
-
-def engines(incomplete: str) -> list[str]:
-    """The engines a plan can be made for."""
-    from meshwright import api
-
-    return [e for e in api.ENGINES if e.startswith(incomplete)]
+models = _from(api.model_names)
+recipes = _from(api.recipe_names)
+gpus = _from(lambda: (f"{g.gpus_per_node}x{g.name}" for g in api.gpu_catalogue()))
+goals = _from(lambda: api.GOALS)
+engines = _from(lambda: api.ENGINES)

@@ -7,6 +7,8 @@ import os
 import sys
 from typing import Any, NoReturn
 
+import click
+
 from meshwright.api import SCHEMA
 from meshwright.cli.app import app
 from meshwright.errors import MeshwrightError
@@ -19,7 +21,7 @@ def run(args: list[str] | None = None) -> NoReturn:
     """Runs the command line; never ends in a traceback for a user's mistake."""
     words = sys.argv[1:] if args is None else args
     try:
-        code = app(words, standalone_mode=False)
+        code = app.main(words, prog_name="meshwright", standalone_mode=False)
         sys.stdout.flush()
     except MeshwrightError as error:
         code = _tell(error.to_dict(), str(error), words, error.exit_code)
@@ -28,22 +30,13 @@ def run(args: list[str] | None = None) -> NoReturn:
         code = 0
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except Exception as error:
-        code = _usage_error(error, words)
+    except click.Abort:  # Ctrl-C or Ctrl-D at a question
+        code = INTERRUPTED
+    except click.ClickException as error:
+        text = error.format_message()
+        details = {"kind": "UsageError", "field": "", "value": None, "message": text, "fix": ["meshwright --help"]}
+        code = _tell(details, text, words, BAD_INPUT)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _usage_error(error: Exception, words: list[str]) -> int:
-    """The parser's own errors (unknown option, missing value) as ours; anything else is a bug and stays loud."""
-    if type(error).__name__ == "Abort":
-        return INTERRUPTED
-    if type(error).__name__ == "Exit":
-        return int(getattr(error, "exit_code", 0))
-    if not hasattr(error, "format_message"):
-        raise error
-    text = str(error.format_message())
-    details = {"kind": "UsageError", "field": "", "value": None, "message": text, "fix": ["meshwright --help"]}
-    return _tell(details, text, words, BAD_INPUT)
 
 
 def _tell(details: dict[str, Any], text: str, words: list[str], code: int) -> int:

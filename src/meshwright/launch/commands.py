@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
 
 from meshwright.planner import Plan
-from meshwright.recipes import aliases
-from meshwright.recipes.index import entry
-from meshwright.recipes.overrides import spell
+from meshwright.recipes.aliases import foreign_key, to_foreign
+from meshwright.recipes.aliases_joint import dispatcher_keys, recompute_keys
+from meshwright.recipes.registry import registry
+from meshwright.recipes.spelling import spell
 
 # Megatron-Bridge (commit 067f987, 2026-08-22) has no recipe of these names, or one that raises.
 NOT_IN_BRIDGE = {
@@ -17,7 +17,10 @@ NOT_IN_BRIDGE = {
     "qwen3_next_80b_a3b_peft_config",
 }
 OWN_FAMILIES = ("kempner", "sizes")  # families that never were recipes of Megatron-Bridge
-BRIDGE_DATASETS = {"mock": "mock", "squad": "squad", "tulu3": "tulu3"}
+BRIDGE = "megatron_bridge"  # its name in the alias table
+BRIDGE_DATASETS = {"mock": "mock", "squad": "squad", "tulu3": "tulu3", "cord-v2": "cord-v2"}
+BRIDGE_DERIVES = ("layout.strategy", "layout.pp_schedule", "layout.dp_shard", "kernels.loss")
+"""What Megatron-Bridge works out by itself: there is no key to set."""
 
 
 def commands(plan: Plan) -> dict[str, str]:
@@ -28,33 +31,55 @@ def commands(plan: Plan) -> dict[str, str]:
 
 def meshwright_command(plan: Plan) -> str:
     """How our own engine starts the plan: on one node by itself, on several under torchrun."""
-    own = [spell(c.field, c.new) for c in plan.changes]
+    words = ["train", plan.base.name]
     if plan.recipe.model != plan.base.model:
-        own.insert(0, f"model={plan.recipe.model}")
-    words = ["train", plan.base.name, "--dataset", plan.recipe.data.dataset, *own]
+        words += ["--model", plan.recipe.model]
+    words += ["--dataset", plan.recipe.data.dataset]
+    overrides = [spell(c.field, c.new) for c in plan.changes if c.field != "data.dataset"]
     cluster = plan.question.cluster
     if cluster.nodes == 1:
-        return shlex.join(["meshwright", *words[:2], "--nproc", str(cluster.world), *words[2:]])
-    return shlex.join([*_torchrun(plan), "-m", "meshwright", *words])
+        return shlex.join(["meshwright", *words, "--nproc", str(cluster.world), *overrides])
+    return shlex.join([*_torchrun(plan), "-m", "meshwright", *words, *overrides])
 
 
 def bridge_command(plan: Plan) -> str:
-    """How Megatron-Bridge starts the plan, in today's spelling; empty when it has no such recipe."""
+    """How Megatron-Bridge starts the plan, in today's spelling; empty when it has no such recipe or setting."""
     name = plan.base.name
-    if plan.recipe.model != plan.base.model or name in NOT_IN_BRIDGE or entry(name).family in OWN_FAMILIES:
+    if plan.recipe.model != plan.base.model or name in NOT_IN_BRIDGE or registry()[name].family in OWN_FAMILIES:
+        return ""
+    overrides = _bridge_overrides(plan)
+    if overrides is None:
         return ""
     words = ["scripts/training/run_recipe.py", "--recipe", name.lower()]
     if not plan.base.benchmark:  # benchmark recipes bring their own mock data and refuse the flag
         words += ["--dataset", BRIDGE_DATASETS.get(plan.recipe.data.dataset, "local-jsonl")]
-    words += [f"{key}={value}" for key, value in _bridge_overrides(plan)]
+    words += overrides
     if plan.recipe.goal != "pretrain":  # no SFT or PEFT recipe starts there without a converted checkpoint
         words.append(f"checkpoint.pretrained_checkpoint={plan.recipe.checkpoint.pretrained or 'CONVERTED_CHECKPOINT'}")
     return shlex.join([*_torchrun(plan), *words])
 
 
-def _bridge_overrides(plan: Plan) -> list[tuple[str, Any]]:
-    found = [aliases.to_foreign(c.field, c.new, "megatron-bridge") for c in plan.changes]
-    return [pair for pair in found if pair is not None]
+def _bridge_overrides(plan: Plan) -> list[str] | None:
+    """The plan's changes in Megatron-Bridge's keys, or None when one of them cannot be said there."""
+    said: dict[str, object] = {}
+    for change in plan.changes:
+        if change.field in BRIDGE_DERIVES or change.field == "data.dataset":
+            continue
+        if change.field.startswith("layout.recompute"):
+            said |= {f"model.{key}": value for key, value in recompute_keys(plan.recipe).items()} or {
+                "model.recompute_granularity": None
+            }
+        elif change.field == "moe.dispatcher":
+            said |= {f"model.{key}": value for key, value in dispatcher_keys(change.new).items()}
+        elif change.field == "layout.vp":
+            said["model.virtual_pipeline_model_parallel_size"] = None if change.new == 1 else change.new
+        elif foreign_key(change.field, BRIDGE) is None:
+            return None
+        else:
+            key, value = to_foreign(change.field, change.new, BRIDGE)
+            # The runner copies dataset.seq_length over model.seq_length, so only the former takes effect.
+            said["dataset.seq_length" if change.field == "data.seq_length" else key] = value
+    return [spell(key, value) for key, value in said.items()]
 
 
 def _torchrun(plan: Plan) -> list[str]:

@@ -18,7 +18,11 @@ Start = Literal["own", "closest", "derived"]
 
 def starting_recipe(question: Question) -> tuple[Recipe, Start]:
     """The model's own recipe for the goal, else the closest model's; derived when the model is the user's own."""
-    own = index.for_model(question.model.name, question.goal, benchmark=question.benchmark)
+    own = [
+        e
+        for e in index.entries()
+        if (e.model, e.goal, e.benchmark) == (question.model_ref, question.goal, question.benchmark)
+    ]
     if own:
         return index.load(_preferred(own, question).name), "own"
     if question.benchmark:
@@ -29,7 +33,7 @@ def starting_recipe(question: Question) -> tuple[Recipe, Start]:
             fix=("leave out --benchmark", f"meshwright recipes --benchmark --goal {question.goal}"),
         )
     near = index.closest(question.model, question.goal, question.seq_length)
-    if near is None:
+    if models.find(near.model).kind != question.model.kind:
         raise InputError(
             f"no recipe trains a {kind_of(question.model)} model with goal {question.goal}",
             field="goal",

@@ -33,6 +33,7 @@ LAYOUT_NAMES = (
 )
 SAME_SPEED = 1.03  # layouts this close in step time are told apart by nearness to the recipe
 KEEP_WITHIN = 1.10  # the recipe's own layout stays when it is within this of the best
+ROOMY = 0.92  # of the capacity: what a layout may use before a small error of the estimate means out of memory
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ class Priced:
     step_s: Any
     total_gib: Any
     fits: Any
+
+    @property
+    def roomy(self) -> Any:
+        """Where it fits with room for an error of the estimate."""
+        return self.fits & (self.total_gib <= ROOMY * self.case.capacity_gib)
 
     def __len__(self) -> int:
         return len(self.step_s)
@@ -87,15 +93,21 @@ def any_legal(case: Case) -> bool:
 
 
 def best(case: Case, pinned: dict[str, Any]) -> Candidate | None:
-    """The fastest layout that fits, of near-equals the one nearest to the recipe; the smallest when none fits."""
+    """The fastest layout that fits, with room to spare if any has it; the smallest one when none fits."""
     batches = list(priced(case, pinned))
     if not batches:
         return None
-    if not any(b.fits.any() for b in batches):
-        return min((b.row(int(np.argmin(b.total_gib))) for b in batches), key=lambda c: c.total_gib)
-    fastest = min(float(b.step_s[b.fits].min()) for b in batches if b.fits.any())
+    for allowed in ([b.roomy for b in batches], [b.fits for b in batches]):
+        if any(mask.any() for mask in allowed):
+            return _fastest(batches, allowed, case)
+    return min((b.row(int(np.argmin(b.total_gib))) for b in batches), key=lambda c: c.total_gib)
+
+
+def _fastest(batches: list[Priced], allowed: list[Any], case: Case) -> Candidate:
+    """The fastest allowed layout; of those as fast, the one nearest to the recipe."""
+    limit = SAME_SPEED * min(float(b.step_s[m].min()) for b, m in zip(batches, allowed, strict=True) if m.any())
     finalists = [
-        b.row(int(i)) for b in batches for i in np.flatnonzero(b.fits & (b.step_s <= fastest * SAME_SPEED))
+        b.row(int(i)) for b, m in zip(batches, allowed, strict=True) for i in np.flatnonzero(m & (b.step_s <= limit))
     ]
     return min(finalists, key=lambda c: (distance(c.layout, case), c.step_s))
 
