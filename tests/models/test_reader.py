@@ -215,6 +215,18 @@ def test_kinds_of_layers_of_shipped_models() -> None:
     assert [layer.streams for layer in flux] == [2] * 19 + [1] * 38
 
 
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", ["ministral3_8b", "gemma3_vl_4b", "qwen3_vl_8b", "qwen25_vl_3b", "glm_45v"])
+def test_a_wrapper_that_is_silent_about_ties_leaves_them_to_its_decoder(name: str, tied: bool) -> None:
+    """Older files say it inside; transformers asks the wrapper alone and then finds both tensors in the checkpoint."""
+    config = config_of(name)
+    inner = config.pop("text_config", None) or {key: config[key] for key in config if key != "vision_config"}
+    inner["tie_word_embeddings"] = tied
+    inner["model_type"] = WRAPPERS[config["model_type"]].text[-1]
+    outer = {"model_type": config["model_type"], "vision_config": config["vision_config"]}
+    assert spec_from_config({**outer, "text_config": inner}, "x").tied is tied
+
+
 def test_the_text_config_alone_reads_as_a_language_model() -> None:
     wrapped = find("qwen35_9b")
     alone = spec_from_config(config_of("qwen35_9b")["text_config"], "text")
