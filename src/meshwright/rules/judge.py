@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import product
 from string import Formatter
 from typing import Any
@@ -47,15 +47,15 @@ def spell(flat: str, value: Any) -> str:
     return f"{keys_by_flat_name()[flat]}={text}"
 
 
-def applicable(case: Case, severities: Iterable[Severity] = ORDER) -> list[Rule]:
+@cache
+def _speaking(engine: str, severities: tuple[Severity, ...]) -> tuple[Rule, ...]:
+    speaking = (r for r in RULES.values() if engine in r.engines and r.severity in severities)
+    return tuple(sorted(speaking, key=lambda r: r.subject == "memory"))  # estimates cost more than arithmetic
+
+
+def applicable(case: Case, severities: Iterable[Severity] = ORDER) -> tuple[Rule, ...]:
     """The rules that speak of this engine."""
-    wanted = set(severities)
-    return [r for r in RULES.values() if case.engine in r.engines and r.severity in wanted]
-
-
-def broken_errors(case: Case) -> set[str]:
-    """The ids of the error rules that one case breaks."""
-    return {r.id for r in applicable(case, ("error",)) if bool(r.broken(case))}
+    return _speaking(case.engine, tuple(severities))
 
 
 def _startable(case: Case) -> list[Rule]:
@@ -79,26 +79,33 @@ def illegal_by_rule(case: Case) -> dict[str, Column]:
 
 def judge(case: Case) -> list[Finding]:
     """Everything the rules find in one case, errors first, each with overrides that repair it."""
-    found = [r for r in applicable(case) if bool(r.broken(case))]
-    found.sort(key=lambda r: ORDER.index(r.severity))
-    return [
-        Finding(r.id, r.severity, keys_by_flat_name().get(r.field, r.field), message(r, case), repair(r, case))
-        for r in found
-    ]
+    found = sorted((r for r in applicable(case) if bool(r.broken(case))), key=lambda r: ORDER.index(r.severity))
+    errors = frozenset(r.id for r in found if r.severity == "error")
+    findings = [_finding(r, case, errors) for r in found]
+    return [f for f in findings if f.severity != "advice" or f.fix]  # advice that cannot be followed is none
 
 
-def repair(rule: Rule, case: Case) -> tuple[str, ...]:
-    """Overrides that make the rule's finding disappear, without a new error when any of its fixes can."""
-    before = broken_errors(case)
-    fallback: dict[str, Any] | None = None
+def _finding(rule: Rule, case: Case, errors: frozenset[str]) -> Finding:
+    field = keys_by_flat_name().get(rule.field, rule.field)
+    return Finding(rule.id, rule.severity, field, message(rule, case), repair(rule, case, errors))
+
+
+def repair(rule: Rule, case: Case, errors: frozenset[str] | None = None) -> tuple[str, ...]:
+    """Overrides that make the rule's finding disappear and break nothing new; for an error, failing that, some that
+    leave another error. `errors` are the ids of the error rules the case breaks, when they are known already."""
+    if errors is None:
+        errors = frozenset(r.id for r in applicable(case, ("error",)) if bool(r.broken(case)))
+    others = [r for r in applicable(case, ("error",)) if r.id not in errors]
+    fallback: dict[str, Any] = {}
     for change in _changes(rule, case):
         trial = case.replace(**change)
         if bool(rule.broken(trial)):
             continue
-        if broken_errors(trial) <= before:
+        if not any(bool(r.broken(trial)) for r in others):
             return _overrides(change)
-        fallback = fallback or change
-    return _overrides(fallback or {})
+        if rule.severity == "error":
+            fallback = fallback or change
+    return _overrides(fallback)
 
 
 # A changed degree changes the data-parallel size, which a fixed shard count or micro batch may not fit.

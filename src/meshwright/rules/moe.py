@@ -78,29 +78,33 @@ def expert_width_divides(c: Case) -> Column:
     return c.is_moe & (c.expert_width % c.etp != 0)
 
 
-def expert_state_gib(c: Case) -> Column:
-    """Weights, gradients and optimizer state of the routed experts that one rank holds."""
+def expert_memory_gib(c: Case) -> Column:
+    """What the routed experts of one rank take and expert parallelism divides.
+
+    Replicated experts: weights and gradients, and the optimizer state or the rank's share of it. Sharded experts:
+    the weights and gradients of two layers, gathered one ahead of the other.
+    """
     held = c.params_routed / (c.ep * c.etp * c.pp)
     if c.goal == "peft":
-        return held * 2 / GIB
-    copies = 1 if c.engine == "kempnerforge" else c.expert_dp
-    shared = np.where(c.strategy == "zero1", 6 + 12 / copies, 18 / copies)
-    return held * np.where(c.strategy == "ddp", 18, shared) / GIB
+        return np.where(one_of(c.strategy, ("ddp", "zero1")), held, held * c.pp / c.layers * 2) * 2 / GIB
+    replicated = held * np.where(c.strategy == "zero1", 6 + 12 / c.expert_dp, 18)
+    gathered = held * c.pp / c.layers * 2 * 6
+    return np.where(one_of(c.strategy, ("ddp", "zero1")), replicated, gathered) / GIB
 
 
 @rule(
     "moe.ep-too-low",
     "warning",
     "ep",
-    message="the experts of one rank take {state:.0f} GiB of {capacity_gib:.0f} GiB at ep={ep}",
+    message="the experts of one rank take {held:.0f} GiB of {capacity_gib:.0f} GiB at ep={ep}",
     symptom="out of memory while experts or their optimizer state are allocated",
     cause="expert weights shrink with ep (experts / ep per rank), not with tp; attention is not touched by ep",
-    fixes=({"ep": larger("ep")}, {"ep": larger("ep"), "strategy": ["fsdp2", "zero1"]}, {"pp": larger("pp")}),
+    fixes=({"ep": larger("ep")}, {"strategy": ["fsdp2"]}, {"pp": larger("pp")}),
     pitfall="EP too low for large MoE",
-    figures={"state": expert_state_gib},
+    figures={"held": expert_memory_gib},
 )
 def experts_fit(c: Case) -> Column:
-    return c.is_moe & (expert_state_gib(c) > 0.6 * c.capacity_gib)
+    return c.is_moe & (expert_memory_gib(c) > 0.6 * c.capacity_gib)
 
 
 @rule(

@@ -188,17 +188,3 @@ def experts_are_not_pipelined(c: Case) -> Column:
 )
 def vision_is_not_pipelined(c: Case) -> Column:
     return c.has_vision & (c.pp > 1)
-
-
-@rule(
-    "pipeline.gathers-every-micro-batch",
-    "advice",
-    "reshard_after_forward",
-    engines=("meshwright", "torchtitan", "automodel"),
-    message="with pp={pp} and {accumulation} micro batches every stage gathers its parameters again and again",
-    symptom="runs, but sharding traffic grows with the number of micro batches",
-    cause="parameters freed after each forward are gathered again for each backward and each next micro batch",
-    fixes=({"reshard_after_forward": [False]},),
-)
-def stages_keep_parameters(c: Case) -> Column:
-    return (c.strategy == "fsdp2") & (c.pp > 1) & (c.shard > 1) & c.reshard_after_forward

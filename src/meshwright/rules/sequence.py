@@ -89,7 +89,7 @@ def positions_exist(c: Case) -> Column:
     fixes=({"seq_length": lambda c: [c.max_seq_length]},),
 )
 def positions_were_trained(c: Case) -> Column:
-    fine_tuning = c.goal != "pretrain"
+    fine_tuning = (c.goal != "pretrain") & no(c.benchmark)
     return fine_tuning & (c.max_seq_length > 0) & (c.seq_length > c.max_seq_length)
 
 
@@ -101,7 +101,11 @@ def positions_were_trained(c: Case) -> Column:
     message="each rank holds {tokens:.0f} tokens of one sequence (seq_length={seq_length}, cp={cp})",
     symptom="out of memory on activations in the first step",
     cause="activations grow with the tokens a rank holds; context parallelism divides them",
-    fixes=({"cp": larger("cp")}, {"recompute": ["full"], "cp": larger("cp")}),
+    fixes=(
+        {"cp": larger("cp")},
+        {"recompute": ["full"], "cp": larger("cp")},
+        {"seq_length": lambda c: [LONG * int(c.cp)]},
+    ),
     pitfall="Long context without CP",
     figures={"tokens": lambda c: c.seq_length / c.cp},
 )
@@ -121,7 +125,7 @@ def long_sequences_are_cut(c: Case) -> Column:
     pitfall="Long context without CP",
 )
 def longish_sequences_are_cut(c: Case) -> Column:
-    return (c.cp == 1) & (c.seq_length > LONGISH) & (c.seq_length <= LONG) & crowded(c)
+    return (c.cp == 1) & (c.dp > 1) & (c.seq_length > LONGISH) & (c.seq_length <= LONG) & crowded(c)
 
 
 @rule(

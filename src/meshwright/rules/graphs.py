@@ -1,0 +1,239 @@
+"""CUDA graphs: what can be captured, and under which conditions."""
+
+from __future__ import annotations
+
+from meshwright.recipes.case import Case, Column
+from meshwright.rules.domains import no, one_of, without
+from meshwright.rules.rule import Fix, rule
+
+WITH_GRAPHS = ("meshwright", "megatron", "torchtitan", "automodel")
+WITHOUT_GRAPHS = ("kempnerforge", "fsdp1", "deepspeed")
+NO_GRAPHS: Fix = {"cuda_graphs": ["none"], "cuda_graph_scope": [()]}
+SYNCING = ("alltoall", "allgather")
+WHOLE: Fix = {"cuda_graphs": ["full_iteration"], "cuda_graph_scope": [()], "check_nan": [False]}
+
+
+def captured(c: Case) -> Column:
+    """Whether anything is captured."""
+    return c.cuda_graphs != "none"
+
+
+def whole_iteration(c: Case) -> Column:
+    """Whether the whole forward and backward is one graph."""
+    return (c.cuda_graphs == "full_iteration") | ((c.cuda_graphs == "local") & ("full_iteration" in c.cuda_graph_scope))
+
+
+def _absent(c: Case) -> tuple[str, ...]:
+    """Scopes whose modules the model does not have."""
+    experts = () if c.is_moe else ("moe", "moe_router", "moe_preprocess")
+    return (*experts, *(() if c.mamba_heads else ("mamba",)))
+
+
+@rule(
+    "graphs.offered",
+    "error",
+    "cuda_graphs",
+    engines=WITHOUT_GRAPHS,
+    message="{engine} captures no CUDA graphs ({cuda_graphs})",
+    symptom="an unknown option",
+    cause="this engine has no capture of its training step",
+    fixes=(NO_GRAPHS,),
+)
+def graphs_are_offered(c: Case) -> Column:
+    return captured(c)
+
+
+@rule(
+    "graphs.random-states",
+    "error",
+    "te_rng_tracker",
+    engines=("megatron",),
+    message="{cuda_graphs} graphs need random states that can be replayed (te_rng_tracker)",
+    symptom="an assertion that CUDA graphs need the TE RNG tracker, when the model is built",
+    cause="the default tracker changes states outside the graph, and every replay would draw the same numbers",
+    fixes=({"te_rng_tracker": [True]}, NO_GRAPHS),
+    pitfall="use_te_rng_tracker not set",
+)
+def random_states_replay(c: Case) -> Column:
+    return captured(c) & no(c.te_rng_tracker)
+
+
+@rule(
+    "graphs.packing",
+    "error",
+    "cuda_graphs",
+    engines=WITH_GRAPHS,
+    message="{cuda_graphs} graphs cannot take packed samples of varying shape",
+    symptom="CUDA graphs accept only tensor inputs; or a replay with the wrong document borders",
+    cause="a graph replays fixed shapes, and packed samples describe their documents by lists of changing length",
+    fixes=({"pad_to_max_length": [True]}, {"packing": [False]}, NO_GRAPHS),
+    pitfall="CUDA graphs + packed sequences",
+)
+def graphs_take_fixed_shapes(c: Case) -> Column:
+    return captured(c) & c.packing & no(c.pad_to_max_length)
+
+
+@rule(
+    "graphs.full-recompute",
+    "error",
+    "recompute",
+    engines=WITH_GRAPHS,
+    message="full recompute cannot be captured by {cuda_graphs} graphs of single modules",
+    symptom="full recompute is only supported with full-iteration CUDA graphs",
+    cause="the recomputed layer would be captured once and needed twice",
+    fixes=({"recompute": ["selective", "none"], "recompute_layers": [0]}, WHOLE, NO_GRAPHS),
+    pitfall="CUDA graphs + full recompute",
+)
+def graphs_refuse_full_recompute(c: Case) -> Column:
+    return captured(c) & (c.recompute == "full") & no(whole_iteration(c))
+
+
+@rule(
+    "graphs.local-scope",
+    "error",
+    "cuda_graph_scope",
+    engines=("megatron",),
+    message="local graphs capture the whole iteration only, not {cuda_graph_scope}",
+    symptom="the local implementation is only supported with the full_iteration scope",
+    cause="captures of single modules are made by the transformer_engine implementation",
+    fixes=(
+        {"cuda_graphs": ["transformer_engine"]},
+        {"cuda_graph_scope": [("full_iteration",)], "check_nan": [False]},
+        NO_GRAPHS,
+    ),
+)
+def local_graphs_are_whole(c: Case) -> Column:
+    return (c.cuda_graphs == "local") & (tuple(c.cuda_graph_scope) != ("full_iteration",))
+
+
+@rule(
+    "graphs.whole-iteration-scope",
+    "error",
+    "cuda_graph_scope",
+    message="cuda_graph_scope={cuda_graph_scope} does not go with {cuda_graphs} graphs",
+    symptom="whole-iteration graphs take no modules, and module graphs no whole iteration",
+    cause="either the iteration is one graph, or modules are captured one by one",
+    fixes=({"cuda_graph_scope": [()]}, NO_GRAPHS),
+)
+def scope_fits_implementation(c: Case) -> Column:
+    whole_with_modules = (c.cuda_graphs == "full_iteration") & (
+        tuple(c.cuda_graph_scope) not in ((), ("full_iteration",))
+    )
+    modules_with_whole = (c.cuda_graphs == "transformer_engine") & ("full_iteration" in c.cuda_graph_scope)
+    return whole_with_modules | modules_with_whole
+
+
+@rule(
+    "graphs.nan-check",
+    "error",
+    "check_nan",
+    engines=("megatron",),
+    message="whole-iteration graphs cannot check the loss for NaN on the host",
+    symptom="full-iteration graphs need the NaN check in loss and gradients to be off",
+    cause="the check reads a value back in the middle of the iteration",
+    fixes=({"check_nan": [False]}, NO_GRAPHS),
+)
+def whole_iterations_do_not_sync(c: Case) -> Column:
+    return whole_iteration(c) & c.check_nan
+
+
+@rule(
+    "graphs.experts-or-router",
+    "error",
+    "cuda_graph_scope",
+    message="the scopes moe and moe_router are both captured",
+    symptom="the scopes moe and moe_router are mutually exclusive",
+    cause="the router is a part of the moe scope",
+    fixes=({"cuda_graph_scope": without("cuda_graph_scope", lambda c: ("moe",))},),
+)
+def experts_or_router(c: Case) -> Column:
+    return captured(c) & ({"moe", "moe_router"} <= set(c.cuda_graph_scope))
+
+
+@rule(
+    "graphs.preprocess-needs-router",
+    "error",
+    "cuda_graph_scope",
+    message="the scope moe_preprocess is captured without moe_router",
+    symptom="moe_preprocess needs the moe_router scope",
+    cause="it continues the router's graph",
+    fixes=(
+        {"cuda_graph_scope": lambda c: [(*c.cuda_graph_scope, "moe_router")]},
+        {"cuda_graph_scope": without("cuda_graph_scope", lambda c: ("moe_preprocess",))},
+        {"cuda_graph_scope": without("cuda_graph_scope", lambda c: ("moe_preprocess", "moe"))},
+    ),
+)
+def preprocess_follows_router(c: Case) -> Column:
+    return captured(c) & ("moe_preprocess" in c.cuda_graph_scope) & ("moe_router" not in c.cuda_graph_scope)
+
+
+@rule(
+    "graphs.experts-need-capacity",
+    "error",
+    "cuda_graph_scope",
+    message="whole expert layers can be captured only with a fixed capacity",
+    symptom="the moe scope is only supported with drop-and-pad routing",
+    cause="without a capacity the number of tokens per expert changes every step",
+    fixes=(
+        {"cuda_graph_scope": lambda c: [tuple("moe_router" if s == "moe" else s for s in c.cuda_graph_scope)]},
+        {"cuda_graph_scope": without("cuda_graph_scope", lambda c: ("moe",))},
+        {"capacity_factor": [1.0]},
+    ),
+)
+def captured_experts_have_capacity(c: Case) -> Column:
+    return captured(c) & ("moe" in c.cuda_graph_scope) & (c.capacity_factor == 0)
+
+
+@rule(
+    "graphs.modules-of-the-model",
+    "error",
+    "cuda_graph_scope",
+    message="cuda_graph_scope={cuda_graph_scope} names modules that this model does not have",
+    symptom="an assertion on the scope, or nothing is captured",
+    cause="only modules of the model can be captured",
+    fixes=({"cuda_graph_scope": without("cuda_graph_scope", _absent)}, NO_GRAPHS),
+)
+def captured_modules_exist(c: Case) -> Column:
+    return captured(c) & bool(set(_absent(c)) & set(c.cuda_graph_scope))
+
+
+@rule(
+    "graphs.scope-unused",
+    "advice",
+    "cuda_graph_scope",
+    message="cuda_graph_scope is given, but cuda_graphs=none captures nothing",
+    symptom="no speed-up",
+    cause="the implementation has to be chosen as well",
+    fixes=({"cuda_graph_scope": [()]},),
+)
+def scope_is_read(c: Case) -> Column:
+    return (c.cuda_graphs == "none") & (len(c.cuda_graph_scope) > 0)
+
+
+@rule(
+    "graphs.pipeline",
+    "error",
+    "cuda_graphs",
+    engines=("torchtitan",),
+    message="this engine captures no graphs with pp={pp}",
+    symptom="CUDA graphs are refused together with pipeline parallelism",
+    cause="its pipeline schedule runs stages from the host",
+    fixes=(NO_GRAPHS,),
+)
+def pipelines_are_not_captured(c: Case) -> Column:
+    return captured(c) & (c.pp > 1)
+
+
+@rule(
+    "graphs.syncing-dispatch",
+    "error",
+    "dispatcher",
+    engines=("torchtitan", "megatron"),
+    message="the {dispatcher} dispatcher of ep={ep} waits for the host inside what is captured",
+    symptom="operation not permitted when stream is capturing; or the combination is refused",
+    cause="the number of tokens per rank is read back to size the buffers",
+    fixes=({"dispatcher": ["hybridep", "deepep"]}, {"capacity_factor": [1.0]}, NO_GRAPHS),
+)
+def captured_dispatch_does_not_sync(c: Case) -> Column:
+    syncs = c.is_moe & (c.ep > 1) & one_of(c.dispatcher, SYNCING) & (c.capacity_factor == 0)
+    return syncs & (whole_iteration(c) | (captured(c) & (c.engine == "torchtitan")))

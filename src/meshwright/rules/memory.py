@@ -1,0 +1,212 @@
+"""Whether it fits; these rules are asked only where an estimate is at hand, but for plain arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from meshwright.recipes.case import Case, Column
+from meshwright.rules.domains import NO_TENSOR, larger, no
+from meshwright.rules.rule import Fix, rule
+
+GIB = 2**30
+TIGHT = 0.92
+PLENTY = 0.5
+
+# Cheapest first: a smaller micro batch costs a little, recompute a fifth of the speed, tensor parallelism most.
+RECOMPUTE: Fix = {"recompute": ["selective", "full"], "recompute_modules": [()]}
+ROOM: tuple[Fix, ...] = (
+    {"micro_batch_size": [1]},
+    {"loss": ["chunked"]},
+    RECOMPUTE,
+    {"micro_batch_size": [1], **RECOMPUTE},
+    {"dp_replicate": [1], "reshard_after_forward": [True]},
+    {"ep": larger("ep")},
+    {"cp": larger("cp"), "micro_batch_size": [1]},
+    {"pp": larger("pp"), "micro_batch_size": [1]},
+    {"offload": ["optimizer"]},
+    {"tp": larger("tp"), "sp": [True], "micro_batch_size": [1]},
+    {"micro_batch_size": [1], "recompute": ["full"], "recompute_modules": [()], "cp": larger("cp")},
+    {"micro_batch_size": [1], "recompute": ["full"], "recompute_modules": [()], "pp": larger("pp")},
+    {"micro_batch_size": [1], "recompute": ["full"], "recompute_modules": [()], "tp": larger("tp"), "sp": [True]},
+    {"micro_batch_size": [1], "recompute": ["full"], "recompute_modules": [()], "offload": ["optimizer", "params"]},
+)
+STATE: tuple[Fix, ...] = (
+    {"strategy": ["fsdp2"]},
+    {"dp_replicate": [1], "dp_shard": [-1]},
+    {"ep": larger("ep")},
+    {"offload": ["optimizer"]},
+    {"pp": larger("pp")},
+    {"tp": larger("tp"), "sp": [True]},
+    {"tp": larger("tp"), "sp": [True], "pp": larger("pp")},
+    {"offload": ["params"]},
+)
+
+
+def _memory(c: Case) -> Any:
+    """The memory of this very case by part, or None when nobody can tell."""
+    return None if c.estimate is None else c.estimate.memory
+
+
+def _state(c: Case) -> Column:
+    memory = _memory(c)
+    return 0.0 if memory is None else memory.weights + memory.gradients + memory.optimizer
+
+
+def _total(c: Case) -> Column:
+    memory = _memory(c)
+    return 0.0 if memory is None else memory.total
+
+
+def _fits(c: Case) -> Column:
+    memory = _memory(c)
+    return True if memory is None else memory.fits
+
+
+def replicated_state_gib(c: Case) -> Column:
+    """Weights, gradients, master weights and two moments of what one rank holds when nothing is shared."""
+    bytes_each = 2 if c.goal == "peft" else 18
+    dense = (c.params_total - c.params_routed) / (c.tp * c.pp)
+    return (dense + c.params_routed / (c.ep * c.etp * c.pp)) * bytes_each / GIB
+
+
+@rule(
+    "memory.replicated-state",
+    "error",
+    "strategy",
+    message="ddp keeps {state:.0f} GiB of weights and optimizer state on every GPU of {capacity_gib:.0f} GiB",
+    symptom="out of memory while the optimizer is built or in the first step",
+    cause="plain data parallelism shares nothing: 18 bytes per parameter on every rank",
+    fixes=({"strategy": ["fsdp2", "zero1", "megatron_fsdp"]},),
+    figures={"state": replicated_state_gib},
+)
+def replicated_state_fits(c: Case) -> Column:
+    return (c.strategy == "ddp") & (replicated_state_gib(c) > c.capacity_gib)
+
+
+@rule(
+    "memory.state",
+    "error",
+    "strategy",
+    message="weights, gradients and optimizer state alone take {state:.0f} GiB of {capacity_gib:.0f} GiB",
+    symptom="out of memory before or in the first optimizer step, whatever the batch",
+    cause="too few GPUs share the state of this model",
+    fixes=STATE,
+    figures={"state": _state},
+)
+def state_fits(c: Case) -> Column:
+    return _state(c) > c.capacity_gib
+
+
+@rule(
+    "memory.peak",
+    "error",
+    "micro_batch_size",
+    message="the estimated peak is {total:.0f} GiB of {capacity_gib:.0f} GiB",
+    symptom="out of memory in the first or second step",
+    cause="activations and buffers do not fit beside the state",
+    fixes=ROOM,
+    figures={"total": _total},
+)
+def peak_fits(c: Case) -> Column:
+    return no(_fits(c)) & (_state(c) <= c.capacity_gib)
+
+
+@rule(
+    "memory.tight",
+    "warning",
+    "micro_batch_size",
+    message="the estimated peak is {total:.0f} GiB of {capacity_gib:.0f} GiB, with little room for error",
+    symptom="may run out of memory in a long sample, an unbalanced expert step or after hours",
+    cause="estimates have an error band, and memory fragments",
+    fixes=ROOM,
+    figures={"total": _total},
+)
+def peak_has_room(c: Case) -> Column:
+    return np.asarray(_fits(c)) & (_total(c) > TIGHT * c.capacity_gib)
+
+
+def _with(c: Case, **change: Any) -> Column:
+    """The memory total of the case with a change, as a share of the GPU."""
+    changed = _memory(c.replace(**change))
+    return np.inf if changed is None else changed.total / c.capacity_gib
+
+
+def _room_for(c: Case, **change: Any) -> Column:
+    """Whether the changed case would leave comfortable room."""
+    return _with(c, **change) < TIGHT - 0.07
+
+
+@rule(
+    "memory.recompute-not-needed",
+    "advice",
+    "recompute",
+    message="full recompute, while less of it would fit as well ({total:.0f} GiB of {capacity_gib:.0f} GiB used now)",
+    symptom="a quarter to a third of the step is spent on computing activations again",
+    cause="there is room to keep them",
+    fixes=({"recompute": ["none", "selective"], "recompute_layers": [0]},),
+    figures={"total": _total},
+)
+def recompute_is_needed(c: Case) -> Column:
+    return (c.recompute == "full") & _room_for(c, recompute="selective", recompute_modules=(), recompute_layers=0)
+
+
+@rule(
+    "memory.tensor-parallel-not-needed",
+    "advice",
+    "tp",
+    engines=("meshwright", "torchtitan", "automodel", "kempnerforge"),
+    message="tp={tp}, while sharded data parallelism alone would fit",
+    symptom="traffic in every layer that a purely sharded run does not have",
+    cause="sharding alone is faster wherever it fits",
+    fixes=(NO_TENSOR,),
+)
+def tensor_parallel_is_needed(c: Case) -> Column:
+    fed = c.global_batch_size >= c.dp * c.tp
+    return (c.tp > 1) & (c.strategy == "fsdp2") & fed & _room_for(c, tp=1, sp=False, tp_comm_overlap=False)
+
+
+@rule(
+    "memory.offload-not-needed",
+    "advice",
+    "offload",
+    message="{offload} in host memory, while all would fit on the GPU",
+    symptom="the GPU waits for the host link",
+    cause="there is room without it",
+    fixes=({"offload": ["none"]},),
+)
+def offload_is_needed(c: Case) -> Column:
+    return (c.offload != "none") & _room_for(c, offload="none")
+
+
+@rule(
+    "memory.gathers-every-micro-batch",
+    "advice",
+    "reshard_after_forward",
+    engines=("meshwright", "torchtitan", "automodel"),
+    message="with pp={pp} every stage gathers its parameters for each of {accumulation} micro batches",
+    symptom="sharding traffic grows with the number of micro batches",
+    cause="parameters freed after each forward are gathered again, and there is room to keep them",
+    fixes=({"reshard_after_forward": [False]},),
+)
+def stages_keep_parameters(c: Case) -> Column:
+    gathers = (c.strategy == "fsdp2") & (c.pp > 1) & (c.shard > 1) & c.reshard_after_forward
+    return gathers & _room_for(c, reshard_after_forward=False)
+
+
+@rule(
+    "memory.underused",
+    "advice",
+    "micro_batch_size",
+    message="only {total:.0f} GiB of {capacity_gib:.0f} GiB are used, with {accumulation} micro batches per step",
+    symptom="small matrix products, more launches and more gathering than needed",
+    cause="a larger micro batch would fit",
+    fixes=({"micro_batch_size": lambda c: [int(c.micro_batch_size) * times for times in (2, 4, 8, 16, 32)]},),
+    figures={"total": _total},
+)
+def memory_is_used(c: Case) -> Column:
+    known = _total(c) > 0
+    doubled = _room_for(c, micro_batch_size=c.micro_batch_size * 2)
+    idle = (_total(c) < PLENTY * c.capacity_gib) & (c.accumulation % 2 == 0) & (c.pp == 1)
+    return known & idle & doubled & no(c.packing)

@@ -1,0 +1,82 @@
+"""Which ranks talk to each other over which links."""
+
+from __future__ import annotations
+
+from meshwright.recipes.case import Case, Column
+from meshwright.rules.domains import divisors, one_of, smaller
+from meshwright.rules.rule import rule
+from meshwright.rules.sequence import inner_ranks
+
+MOST_SHARDS = 512
+
+
+@rule(
+    "network.tensor-parallel-domain",
+    "warning",
+    "tp",
+    message="tp={tp} reaches beyond the {nvlink_domain} GPUs that share fast links",
+    symptom="throughput collapses: two exchanges per layer cross the network",
+    cause="tensor parallelism waits for its traffic in every layer, and the network is about ten times slower",
+    fixes=({"tp": smaller("tp")}, {"tp": [1], "sp": [False], "tp_comm_overlap": [False]}),
+)
+def tensor_ranks_share_fast_links(c: Case) -> Column:
+    return c.tp > c.nvlink_domain
+
+
+@rule(
+    "network.tensor-parallel-straddles",
+    "warning",
+    "tp",
+    message="tp={tp} does not divide the {nvlink_domain} GPUs of a fast domain, so that some groups straddle two",
+    symptom="some tensor-parallel groups are several times slower, and all wait for them",
+    cause="ranks are numbered through the nodes; groups that do not divide a node cross its border",
+    fixes=({"tp": smaller("tp")}, {"tp": [1], "sp": [False], "tp_comm_overlap": [False]}),
+)
+def tensor_groups_fit_domains(c: Case) -> Column:
+    return (c.tp <= c.nvlink_domain) & (c.world > c.nvlink_domain) & (c.nvlink_domain % c.tp != 0)
+
+
+@rule(
+    "network.context-domain",
+    "warning",
+    "cp_comm",
+    message="the {cp_comm} exchange of tp × {inner} ranks reaches beyond the {nvlink_domain} GPUs with fast links",
+    symptom="attention waits for the network in every layer",
+    cause="this exchange cannot hide behind attention; a ring can, step by step",
+    fixes=(
+        {"cp_comm": ["a2a+ring"], "cp_inner": lambda c: [d for d in reversed(divisors(int(c.cp))) if 1 < d < c.cp]},
+        {"cp_comm": ["ring"]},
+        {"cp": smaller("cp")},
+    ),
+    figures={"inner": lambda c: int(inner_ranks(c))},
+)
+def context_exchange_is_fast(c: Case) -> Column:
+    exposed = one_of(c.cp_comm, ("a2a", "allgather", "a2a+ring"))
+    return (c.cp > 1) & exposed & (c.tp * inner_ranks(c) > c.nvlink_domain)
+
+
+@rule(
+    "network.expert-domain",
+    "advice",
+    "ep",
+    message="ep × etp = {ep} × {etp} reaches beyond the {nvlink_domain} GPUs with fast links, with {dispatcher}",
+    symptom="the exchange of tokens takes a large part of every expert layer",
+    cause="plain all-to-all sends each token once per expert over the network; the flexible dispatchers once per node",
+    fixes=({"dispatcher": ["hybridep", "deepep"]}, {"ep": smaller("ep")}),
+)
+def expert_exchange_is_fast(c: Case) -> Column:
+    return c.is_moe & (c.ep * c.etp > c.nvlink_domain) & one_of(c.dispatcher, ("alltoall", "allgather"))
+
+
+@rule(
+    "network.very-wide-sharding",
+    "advice",
+    "dp_replicate",
+    engines=("meshwright", "torchtitan", "automodel", "kempnerforge"),
+    message="parameters are gathered over {shard} ranks",
+    symptom="gathering slows down as GPUs are added; small messages, long rings",
+    cause="each rank's piece gets tiny; replicas of a smaller shard group (HSDP) only exchange gradients",
+    fixes=({"dp_replicate": lambda c: [d for d in divisors(int(c.dp)) if d > 1 and c.dp // d <= MOST_SHARDS // 4]},),
+)
+def sharding_is_not_too_wide(c: Case) -> Column:
+    return (c.strategy == "fsdp2") & (c.shard >= MOST_SHARDS)

@@ -1,0 +1,113 @@
+"""The update rule."""
+
+from __future__ import annotations
+
+from meshwright.recipes.case import Case, Column
+from meshwright.rules.domains import NO_TENSOR, no, one_of
+from meshwright.rules.rule import rule
+
+OFFERED: dict[str, tuple[str, ...]] = {
+    "megatron": ("adamw", "sgd", "muon", "lion"),
+    "torchtitan": ("adamw",),
+    "kempnerforge": ("adamw", "muon", "lion", "schedule_free_adamw"),
+}
+
+
+def _trains_for_real(c: Case) -> Column:
+    return (c.goal == "pretrain") & no(c.benchmark)
+
+
+@rule(
+    "optimizer.offered",
+    "error",
+    "optimizer_name",
+    engines=tuple(OFFERED),
+    message="{engine} has no {optimizer_name} optimizer",
+    symptom="an unknown optimizer name",
+    cause="engines bring different optimizers",
+    fixes=({"optimizer_name": ["adamw"]},),
+)
+def optimizer_is_offered(c: Case) -> Column:
+    return no(one_of(c.optimizer_name, OFFERED.get(c.engine, (c.optimizer_name,))))
+
+
+@rule(
+    "optimizer.muon-sharded-parameters",
+    "error",
+    "optimizer_name",
+    engines=("megatron",),
+    message="muon cannot update parameters that {strategy} has cut",
+    symptom="an assertion that Muon does not support FSDP",
+    cause="it orthogonalises whole matrices",
+    fixes=({"strategy": ["zero1"]}, {"optimizer_name": ["adamw"]}),
+)
+def muon_sees_whole_matrices(c: Case) -> Column:
+    return (c.optimizer_name == "muon") & one_of(c.strategy, ("fsdp2", "megatron_fsdp"))
+
+
+@rule(
+    "optimizer.muon-tensor-parallel",
+    "advice",
+    "tp",
+    message="muon gathers every matrix over tp={tp} ranks to orthogonalise it",
+    symptom="a slow optimizer step that does not shrink with more GPUs",
+    cause="Newton-Schulz iterations need the whole matrix",
+    fixes=(NO_TENSOR,),
+)
+def muon_prefers_whole_matrices(c: Case) -> Column:
+    return (c.optimizer_name == "muon") & (c.tp > 1)
+
+
+@rule(
+    "optimizer.no-clipping",
+    "warning",
+    "clip_grad",
+    message="gradients are not clipped",
+    symptom="a single bad batch makes the loss jump or diverge",
+    cause="clipping to a norm of 1 is what keeps rare large gradients harmless",
+    fixes=({"clip_grad": [1.0]},),
+)
+def gradients_are_clipped(c: Case) -> Column:
+    return (c.clip_grad == 0) & _trains_for_real(c)
+
+
+@rule(
+    "optimizer.slow-second-moment",
+    "advice",
+    "beta2",
+    message="beta2={beta2} remembers gradients for {memory:.0f} steps",
+    symptom="loss spikes in large pretraining runs",
+    cause="the second moment follows the gradient too slowly; pretraining usually takes 0.95",
+    fixes=({"beta2": [0.95]},),
+    figures={"memory": lambda c: 1 / (1 - c.beta2)},
+)
+def second_moment_follows(c: Case) -> Column:
+    adam = one_of(c.optimizer_name, ("adamw", "schedule_free_adamw"))
+    return adam & (c.beta2 > 0.99) & _trains_for_real(c) & (c.params_total > 1e9)
+
+
+@rule(
+    "optimizer.no-weight-decay",
+    "advice",
+    "weight_decay",
+    message="pretraining without weight decay",
+    symptom="weights grow, and the final loss is a little worse",
+    cause="decay of 0.1 is part of nearly every published pretraining",
+    fixes=({"weight_decay": [0.1]},),
+)
+def weights_decay(c: Case) -> Column:
+    return (c.weight_decay == 0) & _trains_for_real(c) & no(c.is_diffusion)
+
+
+@rule(
+    "optimizer.plain-sgd",
+    "warning",
+    "optimizer_name",
+    message="plain sgd for a model of {size:.1f} billion parameters",
+    symptom="the loss hardly falls",
+    cause="gradients of a transformer's layers differ by orders of magnitude, which adaptive updates even out",
+    fixes=({"optimizer_name": ["adamw"]},),
+    figures={"size": lambda c: c.params_total / 1e9},
+)
+def updates_are_adaptive(c: Case) -> Column:
+    return (c.optimizer_name == "sgd") & no(c.benchmark)

@@ -1,0 +1,179 @@
+"""Adapters: which ones, where, and with what."""
+
+from __future__ import annotations
+
+from meshwright.recipes.case import Case, Column
+from meshwright.recipes.types import Peft
+from meshwright.rules.domains import NO_TENSOR, no, one_of, without
+from meshwright.rules.families import is_qwen3_next
+from meshwright.rules.rule import Fix, rule
+
+METHODS: dict[str, tuple[str, ...]] = {
+    "megatron": ("lora", "dora"),
+    "automodel": ("lora", "dora", "qlora"),
+}
+LORA: Fix = {"method": ["lora"]}
+DEFAULTS: Fix = {name: [getattr(Peft(), name)] for name in ("method", "rank", "alpha", "dropout", "targets")}
+
+
+def _adapts(c: Case) -> Column:
+    return c.goal == "peft"
+
+
+def _missing_targets(c: Case) -> tuple[str, ...]:
+    """Linears that the model does not have."""
+    mamba = () if c.mamba_heads else ("mamba_in", "mamba_out")
+    attention = () if c.heads else ("qkv", "proj")
+    return (*mamba, *attention)
+
+
+@rule(
+    "peft.settings-unused",
+    "advice",
+    "method",
+    message="adapter settings are given, but the goal {goal} trains all weights",
+    symptom="no adapter is trained; the whole model is",
+    cause="adapters belong to the goal peft",
+    fixes=(DEFAULTS,),
+)
+def adapter_settings_are_read(c: Case) -> Column:
+    changed = any(getattr(c, name) != getattr(Peft(), name) for name in DEFAULTS)
+    return (c.goal != "peft") & changed
+
+
+@rule(
+    "peft.no-targets",
+    "error",
+    "targets",
+    message="no linear layer gets an adapter",
+    symptom="no trainable parameters; the optimizer gets an empty list",
+    cause="the list of targets is empty",
+    fixes=({"targets": [Peft().targets]},),
+)
+def something_is_trained(c: Case) -> Column:
+    return _adapts(c) & (len(c.targets) == 0)
+
+
+@rule(
+    "peft.targets-of-the-model",
+    "error",
+    "targets",
+    message="targets={targets} name linears that this model does not have",
+    symptom="target modules not found, or nothing there is trained",
+    cause="state-space projections exist in state-space layers only",
+    fixes=(
+        {"targets": without("targets", _missing_targets)},
+        {"targets": lambda c: [tuple(t for t in Peft().targets if t not in _missing_targets(c))]},
+    ),
+)
+def targets_exist(c: Case) -> Column:
+    return _adapts(c) & bool(set(_missing_targets(c)) & set(c.targets))
+
+
+@rule(
+    "peft.method-offered",
+    "error",
+    "method",
+    engines=tuple(METHODS),
+    message="{engine} has no {method} adapters",
+    symptom="an unknown adapter scheme",
+    cause="engines bring different adapters",
+    fixes=(LORA,),
+)
+def method_is_offered(c: Case) -> Column:
+    return _adapts(c) & no(one_of(c.method, METHODS.get(c.engine, (c.method,))))
+
+
+@rule(
+    "peft.engine",
+    "error",
+    "method",
+    engines=("kempnerforge",),
+    message="{engine} trains all weights; it has no adapters",
+    symptom="there is no adapter section in its configuration",
+    cause="it is made for pretraining",
+)
+def engine_has_adapters(c: Case) -> Column:
+    return _adapts(c)
+
+
+@rule(
+    "peft.qwen3-next",
+    "error",
+    "method",
+    engines=("megatron",),
+    message="adapters for Qwen3-Next are not implemented there, although a recipe of that name exists",
+    symptom="NotImplementedError from the recipe function",
+    cause="its linear-attention layers have no adapter mapping",
+)
+def qwen3_next_has_adapters(c: Case) -> Column:
+    return _adapts(c) & is_qwen3_next(c)
+
+
+@rule(
+    "peft.experts-tensor-parallel",
+    "error",
+    "tp",
+    engines=("automodel",),
+    message="adapters on a mixture of experts refuse tp={tp} here",
+    symptom="ValueError: tensor parallelism of this model does not support PEFT",
+    cause="its tensor-parallel plan covers the plain modules only",
+    fixes=(NO_TENSOR,),
+)
+def adapted_experts_stay_whole(c: Case) -> Column:
+    return _adapts(c) & c.is_moe & (c.tp > 1)
+
+
+@rule(
+    "peft.dora-experts",
+    "error",
+    "method",
+    engines=("automodel",),
+    message="dora works on plain linear layers, not on grouped experts (targets={targets})",
+    symptom="dora is only supported for nn.Linear",
+    cause="the norm of each weight row is not defined for a stack of experts",
+    fixes=(LORA, {"targets": without("targets", lambda c: ("fc1", "fc2"))}),
+)
+def dora_spares_experts(c: Case) -> Column:
+    return _adapts(c) & (c.method == "dora") & c.is_moe & bool({"fc1", "fc2"} & set(c.targets))
+
+
+@rule(
+    "peft.qlora-tensor-parallel",
+    "error",
+    "tp",
+    message="4-bit base weights cannot be cut by tp={tp}",
+    symptom="a shape or type error when the quantised weights are distributed",
+    cause="packed 4-bit weights have neither rows nor columns to cut",
+    fixes=(NO_TENSOR, LORA),
+)
+def quantised_weights_stay_whole(c: Case) -> Column:
+    return _adapts(c) & (c.method == "qlora") & (c.tp > 1)
+
+
+@rule(
+    "peft.qlora-fp8",
+    "error",
+    "matmul",
+    message="qlora keeps base weights in 4 bits, which {matmul} layers would have to be too",
+    symptom="two quantisers want the same linear layer",
+    cause="the base weights are unpacked to bf16 for every product",
+    fixes=({"matmul": ["same"], "fp8_gather": [False]}, LORA),
+)
+def quantised_once(c: Case) -> Column:
+    return _adapts(c) & (c.method == "qlora") & c.fp8
+
+
+@rule(
+    "peft.scale",
+    "advice",
+    "alpha",
+    message="alpha / rank = {ratio:.2g} scales the adapters unusually",
+    symptom="slow learning when small, unstable when large",
+    cause="the adapter's output is multiplied by alpha / rank; usual is 0.5 to 4",
+    fixes=({"alpha": lambda c: [float(c.rank), 2.0 * c.rank]},),
+    figures={"ratio": lambda c: c.alpha / c.rank},
+)
+def scale_is_usual(c: Case) -> Column:
+    ratio = c.alpha / c.rank
+    return _adapts(c) & (c.method != "rslora") & ((ratio < 0.25) | (ratio > 4))
