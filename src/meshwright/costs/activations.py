@@ -48,13 +48,19 @@ def residual_cut(case: Case) -> Column:
     return np.where(case.sp, case.tp, 1)
 
 
+def linear_input_bytes(case: Case) -> int:
+    """Bytes per element of what a linear keeps of its input: Transformer Engine keeps the 8-bit copy it multiplied."""
+    return 1 if case.matmul != "same" and case.engine == "megatron" else BYTES[case.compute]
+
+
 def layer_parts(case: Case, layer: Layer) -> Parts:
     """Everything one layer keeps, in bytes per token."""
     size, hidden, cut = BYTES[case.compute], case.model.hidden, residual_cut(case)
+    normed = linear_input_bytes(case)
     blocks = (layer.mixer is not None) + (layer.cross is not None) + (layer.ffn is not None)
     parts: Parts = {
         "input": size * hidden / cut,
-        "norm": (blocks + (blocks - 1)) * size * hidden / cut,  # each block's normed input, residuals in between
+        "norm": (blocks * normed + (blocks - 1) * size) * hidden / cut,  # each block's normed input, residuals between
     }
     for mixer in (layer.mixer, layer.cross):
         if mixer is not None:
@@ -111,7 +117,8 @@ def _act_copies(case: Case, gated: bool) -> int:
 def _dense_parts(case: Case, block: Dense, fc1: str, act: str) -> Parts:
     size, tp = BYTES[case.compute], case.tp
     width = block.width / tp
-    return {fc1: (2 if block.gated else 1) * size * width, act: _act_copies(case, block.gated) * size * width}
+    kept = linear_input_bytes(case) + size * (_act_copies(case, block.gated) - 1)
+    return {fc1: (2 if block.gated else 1) * size * width, act: kept * width}
 
 
 def _moe_parts(case: Case, moe: MoE) -> Parts:
@@ -121,12 +128,13 @@ def _moe_parts(case: Case, moe: MoE) -> Parts:
     imbalance = 1.0 if case.force_balance else EXPERT_IMBALANCE
     copies = moe.topk * imbalance * etp / cut
     inner, width = moe.latent or hidden, moe.width / etp
-    act = _act_copies(case, moe.gated)
+    taken = linear_input_bytes(case)
+    act = taken + size * (_act_copies(case, moe.gated) - 1)
     parts = {
         "router": 8.0 * moe.experts / cut,  # fp32 logits and probabilities
-        "routed_in": size * inner * copies,
+        "routed_in": taken * inner * copies,
         "routed_fc1": (2 if moe.gated else 1) * size * width * copies,
-        "routed_act": act * size * width * copies,
+        "routed_act": act * width * copies,
         "routed_out": size * inner * copies * (case.engine != "megatron"),  # Megatron scales inside the activation
     }
     if moe.latent:

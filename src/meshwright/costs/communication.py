@@ -27,6 +27,8 @@ def tp_s(case: Case, held: Stages) -> Column:
 
     With sequence parallelism the backward pass gathers the input once more for the weight gradient.
     """
+    if np.all(case.tp == 1):
+        return 0.0
     whole = tokens(case) * case.model.hidden * BYTES[case.compute]
     once = gather_s(case, whole, 1, case.tp)
     blocks: Column = 0.0
@@ -41,6 +43,8 @@ def tp_s(case: Case, held: Stages) -> Column:
 
 def cp_s(case: Case, held: Stages) -> Column:
     """Context parallelism: a ring hides behind the attention it feeds, the others stand before it."""
+    if np.all(case.cp == 1):
+        return 0.0
     count, size, stride = tokens(case), BYTES[case.compute], case.tp
     passes = _passes(case, held) + 1  # the backward also returns gradients of keys and values
     total: Column = 0.0
@@ -64,6 +68,8 @@ def cp_s(case: Case, held: Stages) -> Column:
 
 def ep_s(case: Case, held: Stages) -> Column:
     """Expert parallelism: tokens travel to their experts and back, forward and backward."""
+    if np.all(case.ep == 1):
+        return 0.0
     size, cut = BYTES[case.compute], residual_cut(case)
     visible = EP_OVERLAP_VISIBLE if case.ep_overlap else 1.0
     total: Column = 0.0
@@ -86,48 +92,53 @@ def p2p_s(case: Case) -> Column:
     return (case.pp > 1) * 2 * case.vp * VISIBLE * neighbour_s(case, sent, stride, case.pp)
 
 
-def dp_s(case: Case, params: RankParams, micro_s: Column, forward_s: Column) -> Column:
-    """Data parallelism: gathers of weights and reductions of gradients beyond what compute hides."""
+def dp_s(case: Case, params: RankParams, trained: RankParams, busy_s: Column, forward_s: Column) -> Column:
+    """Data parallelism: gathers of weights and reductions of gradients beyond what compute hides.
+
+    FSDP gathers every layer before its forward and again before its backward, in every micro batch, and reduces in
+    every backward unless that is deferred; inside a pipeline weights stay gathered. ZeRO-1 reduces once, during the
+    last backward, and gathers once, during the next forward. Plain data parallelism only reduces.
+    """
     fsdp = any_of(case.strategy, "fsdp2", "megatron_fsdp")
-    weights, gradients = _volumes(case, params)
-    rounds = np.where(fsdp, case.accumulation, 1)
-    regathers = np.where(fsdp, (2 if case.reshard_after_forward else 1), np.where(case.strategy == "ddp", 0, 1))
-    regathers = np.where(
-        fsdp & (case.pp > 1), 1 / np.maximum(case.accumulation, 1), regathers
-    )  # kept between micro batches
-    reductions = np.where(defers_reduction(case) | ~fsdp, 1, case.accumulation)
-    gather = weights * regathers * rounds
-    window = np.where(fsdp, micro_s * case.accumulation, forward_s) * (1 - VISIBLE)
-    exposed = _exposed(gather, window, case.overlap_param_gather)
-    back = np.where(defers_reduction(case) | ~fsdp, 1, case.accumulation) * (micro_s - forward_s) * (1 - VISIBLE)
-    left = np.maximum(np.where(fsdp, back - np.maximum(gather - forward_s * rounds, 0), back), 0)
-    return exposed + _exposed(gradients * reductions, left, case.overlap_grad_reduce)
+    each_time = fsdp & ~np.asarray(defers_reduction(case))
+    rounds, pipelined = case.accumulation, case.pp > 1
+    twice = 2 if case.reshard_after_forward else 1
+    gathers = np.where(fsdp, np.where(pipelined, 1, twice * rounds), case.strategy == "zero1")
+    gather = gathers * _gather_once_s(case, np.where(fsdp, 1, 0), params, trained)
+    reduce = np.where(each_time, rounds, 1) * _reduce_once_s(case, trained)
+    whole, once = busy_s * rounds, busy_s - forward_s
+    together = _exposed(gather + reduce, whole, case.overlap_param_gather)
+    gather_window = np.where(fsdp, whole, forward_s)
+    apart = _exposed(gather, gather_window, case.overlap_param_gather) + _exposed(
+        reduce, once, case.overlap_grad_reduce
+    )
+    return np.where(each_time, together, apart)
 
 
 def _exposed(comm: Column, window: Column, overlaps: bool) -> Column:
-    return np.maximum(comm - window, 0) + VISIBLE * np.minimum(comm, window) if overlaps else comm
+    """What stays visible of a communication that may hide in a window of compute."""
+    room = window * (1 - VISIBLE)
+    return np.maximum(comm - room, 0) + VISIBLE * np.minimum(comm, room) if overlaps else comm
 
 
-def _volumes(case: Case, params: RankParams) -> tuple[Column, Column]:
-    """Seconds to gather all weights of a rank once, and to reduce all its gradients once."""
-    trained = 0.01 if case.goal == "peft" else 1.0
+def _gather_once_s(case: Case, frozen_too: Column, params: RankParams, trained: RankParams) -> Column:
+    """Seconds to gather a rank's weights once; frozen weights travel only where they are sharded."""
     size = 1 if case.fp8_gather else BYTES[case.compute]
-    dense, routed = params.dense + params.ends, params.routed
-    shard, experts = np.maximum(dense_ranks(case), 1), expert_ranks(case)
-    everyone = case.dp * case.cp
-    gather = gather_s(case, dense * size, case.tp, shard) + gather_s(case, routed * size, expert_cut(case), experts)
-    grad = BYTES[case.reduce]
-    sharded = np.where(case.strategy == "ddp", 2 * everyone, shard)  # an all-reduce moves everything twice
-    reduce = np.where(
-        case.strategy == "ddp",
-        2 * gather_s(case, dense * grad, case.tp, everyone),
-        gather_s(case, dense * grad, case.tp, shard),
+    dense = np.where(frozen_too, params.dense + params.ends, trained.dense + trained.ends)
+    routed = np.where(frozen_too, params.routed, trained.routed)
+    near = gather_s(case, dense * size, case.tp, dense_ranks(case))
+    return near + gather_s(case, routed * size, expert_cut(case), expert_ranks(case))
+
+
+def _reduce_once_s(case: Case, trained: RankParams) -> Column:
+    """Seconds to sum a rank's gradients once: scatter among those that share a copy, all-reduce among the copies."""
+    size = BYTES[case.reduce]
+    dense, routed = (trained.dense + trained.ends) * size, trained.routed * size
+    shard, expert_shard = dense_ranks(case), expert_ranks(case)
+    copies = np.maximum(case.dp * case.cp // shard, 1)
+    expert_copies = np.maximum(case.expert_dp // expert_shard, 1)
+    scatter = gather_s(case, dense, case.tp, shard) + gather_s(case, routed, expert_cut(case), expert_shard)
+    replicas = gather_s(case, dense / shard, case.tp * shard, copies)
+    return scatter + 2 * (
+        replicas + gather_s(case, routed / expert_shard, expert_cut(case) * expert_shard, expert_copies)
     )
-    copies = np.maximum(case.expert_dp, 1)
-    routed_reduce = np.where(
-        case.strategy == "ddp",
-        2 * gather_s(case, routed * grad, expert_cut(case), copies),
-        gather_s(case, routed * grad, expert_cut(case), experts),
-    )
-    replicas = 2 * gather_s(case, dense / np.maximum(sharded, 1) * grad, case.tp * shard * case.cp, case.dp_replicate)
-    return gather * trained if case.goal == "peft" else gather, trained * (reduce + routed_reduce + replicas)

@@ -14,7 +14,6 @@ from meshwright.costs.constants import (
     EXPERT_IMBALANCE,
     GROUPED_EFFICIENCY,
     HBM_EFFICIENCY,
-    LOGIT_BYTES,
     MATMUL_EDGE,
     MATMUL_EFFICIENCY,
     MATMUL_EFFICIENCY_ELSE,
@@ -24,7 +23,7 @@ from meshwright.costs.constants import (
     SELECTIVE_AGAIN,
 )
 from meshwright.costs.flops import core_flops, training_factor, vision_flops
-from meshwright.costs.memory import recomputed_share, tokens
+from meshwright.costs.memory import logit_bytes, recomputed_share, tokens
 from meshwright.costs.stages import Stages
 from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, Mamba2, MoE
 from meshwright.models.spec import Mixer
@@ -177,7 +176,8 @@ def _head_s(case: Case, held: Stages) -> tuple[Column, Column]:
         return 0.0, 0.0
     matmul = matmul_s(case, count, model.vocab / case.tp, model.hidden, "bf16")
     hbm = case.cluster.gpu.hbm_gb_s * 1e9 * HBM_EFFICIENCY
-    glue = 2 * LOGIT_BYTES[case.loss] * count * model.vocab / case.tp / hbm
+    each, cut = logit_bytes(case)
+    glue = 2 * each * count * model.vocab / cut / hbm
     redo = 1.0 if case.loss in ("chunked", "fused_linear") else 0.0
     factor = training_factor(case) + redo
     heads = held.last * (1 + model.mtp_layers * (case.mtp_loss > 0))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.costs.activations import kept_bytes, layer_parts, residual_cut, vision_bytes
-from meshwright.costs.columns import BYTES, GIB, Column, any_of, plain, shape_of
+from meshwright.costs.columns import BYTES, GIB, Column, any_of, plain
 from meshwright.costs.constants import (
     BACKWARD_WORKING_SET,
     COMMUNICATOR_GIB,
@@ -17,7 +17,7 @@ from meshwright.costs.constants import (
     FUSED_CHUNK_TOKENS,
     GATHERED_LAYERS,
     LOGIT_BYTES,
-    LOGIT_BYTES_BF16,
+    LOGIT_BYTES_GATHERED,
     LOSS_CHUNKS,
     RESERVE,
 )
@@ -66,13 +66,12 @@ def memory(case: Case) -> Memory:
     fixed = state.weights + state.gradients + state.optimizer
     overhead = _overhead_gib(case) * GIB + FRAGMENTATION_STATE * fixed + FRAGMENTATION_DYNAMIC * dynamic
     values = (state.weights, state.gradients, state.optimizer, activations, logits, buffers, overhead)
-    return _worst(case, values)
+    return _worst(case, held, values)
 
 
-def _worst(case: Case, values: tuple[Column, ...]) -> Memory:
+def _worst(case: Case, held: Stages, values: tuple[Column, ...]) -> Memory:
     """The stage with the largest sum, in GiB."""
-    full = (3, *shape_of(case))
-    parts = [np.broadcast_to(value, full) for value in values]
+    parts = [np.broadcast_to(value, held.index.shape) for value in values]
     total = sum(parts[1:], start=parts[0])
     at = np.argmax(total, axis=0)[None]
     chosen = [plain(np.take_along_axis(part, at, axis=0)[0] / GIB) for part in parts]
@@ -103,10 +102,15 @@ def _buffers(case: Case, params: RankParams, trained: RankParams) -> Column:
     """
     size = 1 if case.fp8_gather else BYTES[case.compute]
     some = GATHERED_LAYERS * (params.unit_dense + params.unit_routed) + params.ends
-    keeps_all = (case.pp > 1) & (case.engine != "megatron") if case.reshard_after_forward else True
+    keeps_all = ((case.pp > 1) & (case.engine != "megatron")) | (not case.reshard_after_forward) | _keeps_experts(case)
     gathered = np.where(keeps_all, params.total, np.minimum(some, params.total)) * size
     reduced = (trained.unit_dense + trained.unit_routed) * (BYTES[case.compute] + BYTES[case.reduce])
     return any_of(case.strategy, "fsdp2", "megatron_fsdp") * (gathered + reduced)
+
+
+def _keeps_experts(case: Case) -> bool:
+    """KempnerForge's measured MoE runs only add up when gathered blocks stay: 16 experts on 8 GPUs need 33 GiB more."""
+    return case.engine == "kempnerforge" and bool(case.is_moe)
 
 
 def _logits(case: Case, held: Stages) -> Column:
@@ -118,11 +122,17 @@ def _logits(case: Case, held: Stages) -> Column:
         count = count / LOSS_CHUNKS
     elif case.loss == "fused_linear":
         count = np.minimum(count, FUSED_CHUNK_TOKENS)
-    bf16 = case.engine == "kempnerforge"
-    each = LOGIT_BYTES_BF16 if bf16 else LOGIT_BYTES[case.loss]
-    cut = case.tp if case.loss == "vocab_parallel" and not bf16 else 1
+    each, cut = logit_bytes(case)
     heads = 1 + (case.model.mtp_layers if trains_mtp(case) else 0)
     return held.last * heads * count * case.model.vocab * each / cut
+
+
+def logit_bytes(case: Case) -> tuple[Column, Column]:
+    """Bytes alive per logit, and the ranks over which logits are cut; KempnerForge always gathers them."""
+    each = LOGIT_BYTES.get(case.engine, LOGIT_BYTES["torch"])
+    if case.loss == "vocab_parallel" and case.engine != "kempnerforge":
+        return each, case.tp
+    return each + LOGIT_BYTES_GATHERED * (case.tp > 1), 1
 
 
 def _activations(case: Case, held: Stages) -> tuple[Column, Column]:

@@ -73,10 +73,10 @@ def chunk_layers(layers: int, given: tuple[int, ...], chunks: int, embedding: in
     if len(given) == chunks:
         return np.array(given)
     low, more = divmod(layers + embedding + head, chunks)
-    sizes = low + (np.arange(chunks) < more)
+    sizes: NDArray[np.int64] = low + (np.arange(chunks) < more).astype(np.int64)
     sizes[0] -= embedding
     sizes[-1] -= head
-    return np.maximum(sizes, 0).astype(np.int64)
+    return np.maximum(sizes, np.int64(0))
 
 
 def _stage_counts(model: ModelSpec, sizes: NDArray[np.int64], pp: int, v_shaped: bool) -> NDArray[np.float64]:

@@ -11,13 +11,13 @@ from meshwright.costs.constants import NF4_BYTES
 from meshwright.costs.parameters import RankParams
 from meshwright.recipes.case import Case
 
-# Moments an optimizer keeps: of the first kind (precision.moments) and of the second (fp32 unless all is bf16).
+# Moments an optimizer keeps, all in precision.moments: recipes that lower the first lower the second too.
 MOMENTS = {
-    "adamw": (1.0, 1.0),
-    "schedule_free_adamw": (1.0, 1.0),
-    "muon": (1.0, 0.1),  # momentum only for matrices; embedding, head and vectors go to AdamW
-    "lion": (1.0, 0.0),
-    "sgd": (1.0, 0.0),
+    "adamw": 2.0,
+    "schedule_free_adamw": 2.0,
+    "muon": 1.1,  # momentum only for matrices; embedding, head and vectors go to AdamW
+    "lion": 1.0,
+    "sgd": 1.0,
 }
 
 
@@ -40,9 +40,7 @@ def master_bytes(case: Case) -> int:
 
 def moment_bytes(case: Case) -> float:
     """Bytes of all moments of one parameter."""
-    first, second = MOMENTS[case.optimizer_name]
-    bf16 = master_bytes(case) == 2
-    return first * (2 if bf16 else BYTES[case.moments]) + second * (2 if bf16 else 4)
+    return MOMENTS[case.optimizer_name] * (2 if master_bytes(case) == 2 else BYTES[case.moments])
 
 
 def defers_reduction(case: Case) -> Column:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.costs.columns import Column, any_of, pick, plain, shape_of
+from meshwright.costs.columns import Column, any_of, pick, plain
 from meshwright.costs.communication import cp_s, dp_s, ep_s, p2p_s, tp_s
 from meshwright.costs.compute import micro_batch_s
 from meshwright.costs.constants import (
@@ -51,29 +51,29 @@ def step_time(case: Case) -> StepTime:
     held = stages(case)
     work, forward = micro_batch_s(case, held)
     shares = [work, forward, tp_s(case, held), cp_s(case, held), ep_s(case, held), _launch_s(case, held)]
-    work, forward, tp, cp, ep, launch = _slowest(case, shares)
+    work, forward, tp, cp, ep, launch = _slowest(held, shares)
     busy, rounds = work + tp + cp + ep, case.accumulation
     idle = np.maximum(launch - busy, 0)  # the GPU waits for the CPU
     bubble = (case.pp - 1) / case.vp * (busy + idle) * pick(case.pp_schedule, BUBBLE) + rounds * p2p_s(case)
     params = _largest_stage(rank_params(case, held))
+    trained = _largest_stage(rank_adapters(case, held)) if case.goal == "peft" else params
     values = (
         rounds * work,
         rounds * tp,
         rounds * cp,
         rounds * ep,
         bubble,
-        dp_s(case, params, busy + idle, forward),
-        _optimizer_s(case, held),
+        dp_s(case, params, trained, busy + idle, forward),
+        _optimizer_s(case, trained),
         rounds * idle + STEP_FIXED_S,
     )
-    parts = [plain(np.broadcast_to(value, shape_of(case)) * 1.0) for value in values]
+    parts = [plain(np.broadcast_to(value, held.index.shape[1:]) * 1.0) for value in values]
     return StepTime(**dict(zip(PARTS, parts, strict=True)), step_s=sum(parts))
 
 
-def _slowest(case: Case, shares: list[Column]) -> list[Column]:
+def _slowest(held: Stages, shares: list[Column]) -> list[Column]:
     """Each share on the stage that takes longest in all; the forward and the launches are not part of the sum."""
-    full = (3, *shape_of(case))
-    arrays = [np.broadcast_to(share, full) for share in shares]
+    arrays = [np.broadcast_to(share, held.index.shape) for share in shares]
     total = arrays[0] + arrays[2] + arrays[3] + arrays[4]
     at = np.argmax(total, axis=0)[None]
     return [np.take_along_axis(array, at, axis=0)[0] for array in arrays]
@@ -81,8 +81,8 @@ def _slowest(case: Case, shares: list[Column]) -> list[Column]:
 
 def _largest_stage(params: RankParams) -> RankParams:
     """The heaviest of the three stages, which sets the pace of data-parallel communication."""
-    top = [np.max(np.atleast_1d(part), axis=0) for part in (params.dense, params.routed, params.ends)]
-    return RankParams(*top, unit_dense=params.unit_dense, unit_routed=params.unit_routed)
+    dense, routed, ends = (np.max(np.atleast_1d(part), axis=0) for part in (params.dense, params.routed, params.ends))
+    return RankParams(dense, routed, ends, params.unit_dense, params.unit_routed)
 
 
 def _launch_s(case: Case, held: Stages) -> Column:
@@ -91,9 +91,8 @@ def _launch_s(case: Case, held: Stages) -> Column:
     return held.count * LAUNCH_S * factor * np.where(case.recompute == "full", 4 / 3, 1)
 
 
-def _optimizer_s(case: Case, held: Stages) -> Column:
+def _optimizer_s(case: Case, params: RankParams) -> Column:
     """Reads and writes of weights, gradients and moments at memory speed, plus the trip to the host when offloaded."""
-    params = _largest_stage(rank_adapters(case, held) if case.goal == "peft" else rank_params(case, held))
     own = (params.dense + params.ends) / dense_ranks(case) + params.routed / expert_ranks(case)
     moved = 2 * (4 + moment_bytes(case)) + 4 + 2 + 4 * CLIP_PASSES
     on_gpu = own * moved / (case.cluster.gpu.hbm_gb_s * 1e9 * HBM_EFFICIENCY)
