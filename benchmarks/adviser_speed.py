@@ -1,6 +1,6 @@
 """CPU time of the adviser's commands, whole process, best and median of several runs: one table and a JSON file.
 
-    make bench
+make bench
 """
 
 from __future__ import annotations

@@ -41,9 +41,7 @@ def plan_to_dict(plan: Plan, explain: bool = False) -> dict[str, Any]:
         "contract": plan.contract_dict(),
         "layout": plan.layout_dict(),
         "estimate": costs.to_dict(plan.estimate),
-        "changes": [
-            {"field": c.field, "from": c.old, "to": c.new, "kind": c.kind, "why": c.why} for c in plan.changes
-        ],
+        "changes": [{"field": c.field, "from": c.old, "to": c.new, "kind": c.kind, "why": c.why} for c in plan.changes],
         "findings": findings_to_dicts(plan.findings),
         "offers": [
             {"title": o.title, "overrides": list(o.overrides), "kind": "contract", "why": o.why} for o in plan.offers

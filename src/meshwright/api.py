@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +60,7 @@ def recipes(
     return index.search(query, goal=wanted, family=family, benchmark=benchmark)
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(msgspec.Struct, frozen=True):
     """What the rules found in one recipe on one cluster."""
 
     recipe: Recipe

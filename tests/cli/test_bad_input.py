@@ -110,7 +110,21 @@ CONFIG |= {"num_attention_heads": 4, "vocab_size": 1000}
         (b"null", ""),
         (b"{" * 100_000, ""),
     ],
-    ids=["truncated", "text", "list", "binary", "huge", "unknown", "untyped", "no width", "negative", "string", "empty", "null", "deep"],
+    ids=[
+        "truncated",
+        "text",
+        "list",
+        "binary",
+        "huge",
+        "unknown",
+        "untyped",
+        "no width",
+        "negative",
+        "string",
+        "empty",
+        "null",
+        "deep",
+    ],
 )
 def test_a_config_json_that_cannot_be_read(meshwright: Any, tmp_path: Path, content: bytes, hint: str) -> None:
     path = tmp_path / "config.json"
@@ -125,7 +139,15 @@ def test_a_folder_without_config(meshwright: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["base = 3", "layout = 1", "[layout]\ntpp = 2", "[layout]\ntp = 'a'", "name = 'x'\nnot toml", "\x00\x01", "[nolayout]\na=1"],
+    [
+        "base = 3",
+        "layout = 1",
+        "[layout]\ntpp = 2",
+        "[layout]\ntp = 'a'",
+        "name = 'x'\nnot toml",
+        "\x00\x01",
+        "[nolayout]\na=1",
+    ],
 )
 def test_a_recipe_file_that_cannot_be_read(meshwright: Any, tmp_path: Path, content: str) -> None:
     path = tmp_path / "recipe.toml"

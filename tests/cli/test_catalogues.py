@@ -53,7 +53,17 @@ def test_models_gpus_rules(meshwright: Any) -> None:
     assert len({r["pitfall"] for r in meshwright("rules", "--pitfalls", "--json").json["rules"]}) >= 11
 
 
-@pytest.mark.parametrize("words", [("recipes",), ("models",), ("gpus",), ("rules",), ("recipe", "llama3_8b_sft_config"), ("check", "llama3_8b_sft_config")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("recipes",),
+        ("models",),
+        ("gpus",),
+        ("rules",),
+        ("recipe", "llama3_8b_sft_config"),
+        ("check", "llama3_8b_sft_config"),
+    ],
+)
 def test_text_output(meshwright: Any, words: tuple[str, ...]) -> None:
     answer = meshwright(*words)
     assert answer.code == 0
@@ -69,17 +79,29 @@ def test_help_has_examples(meshwright: Any, command: str) -> None:
 
 
 def test_shell_completion_offers_names() -> None:
-    env = os.environ | {"_MESHWRIGHT_COMPLETE": "bash_complete", "COMP_WORDS": "meshwright recommend llama3_", "COMP_CWORD": "2"}
+    env = os.environ | {
+        "_MESHWRIGHT_COMPLETE": "bash_complete",
+        "COMP_WORDS": "meshwright recommend llama3_",
+        "COMP_CWORD": "2",
+    }
     done = subprocess.run(
         [sys.executable, "-c", "import sys; sys.argv[0]='meshwright'; from meshwright.cli import main; main()"],
-        env=env, capture_output=True, text=True, check=False,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert "plain,llama3_8b" in done.stdout.split()
 
 
 def test_nothing_heavy_is_imported() -> None:
-    code = "import meshwright, sys; import meshwright.api; print([m for m in ('torch','transformers','rich') if m in sys.modules])"
+    code = "import sys, meshwright.api; print([m for m in ('torch', 'transformers', 'rich') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-    light = subprocess.run([sys.executable, "-c", "import meshwright, sys; print('numpy' in sys.modules)"], capture_output=True, text=True, check=True)
+    light = subprocess.run(
+        [sys.executable, "-c", "import meshwright, sys; print('numpy' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert light.stdout.strip() == "False"

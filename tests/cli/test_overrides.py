@@ -32,13 +32,13 @@ def test_fewer_expert_ranks_for_four_gpus(meshwright: Any) -> None:
     answer = meshwright(
         *("check", "qwen3_30b_a3b_sft_config", "--gpus", "4xH200", "model.expert_model_parallel_size=4", "--json")
     )
-    assert not [f for f in answer.json["findings"] if f["rule"].startswith(("topology.", "moe."))and f["severity"] == "error"]
+    assert not [
+        f for f in answer.json["findings"] if f["rule"].startswith(("topology.", "moe.")) and f["severity"] == "error"
+    ]
 
 
 def test_long_context(meshwright: Any) -> None:
-    found = resolved(
-        meshwright, "llama3_8b_pretrain_config", "model.seq_length=32768", "model.context_parallel_size=4"
-    )
+    found = resolved(meshwright, "llama3_8b_pretrain_config", "model.seq_length=32768", "model.context_parallel_size=4")
     assert found["data"]["seq_length"] == 32768  # it does not silently revert
     assert found["layout"]["cp"] == 4
 

@@ -85,7 +85,9 @@ class TestDecisionBranches:
         assert "another architecture" in plan["recipe"]["approach"]
         assert "--model llama32_1b" in plan["commands"]["meshwright"]
 
-    @pytest.mark.parametrize(("goal", "suffix"), [("pretrain", "_pretrain_config"), ("sft", "_sft_config"), ("peft", "_peft_config")])
+    @pytest.mark.parametrize(
+        ("goal", "suffix"), [("pretrain", "_pretrain_config"), ("sft", "_sft_config"), ("peft", "_peft_config")]
+    )
     def test_the_goal_picks_the_kind_of_recipe(self, meshwright: Any, goal: str, suffix: str) -> None:
         plan = ask(meshwright, "qwen3-8b", "--gpus", "8xH100", "--goal", goal)
         assert plan["recipe"]["name"].endswith(suffix)
@@ -112,9 +114,19 @@ class TestDecisionBranches:
         assert plan["contract"]["steps"] == 50
         assert plan["contract"]["dataset"] == "mock"
 
-    @pytest.mark.parametrize(("seq", "name"), [("16k", "llama3_8b_16k_pretrain_config"), ("64k", "llama3_8b_64k_pretrain_config"), ("8k", "llama3_8b_pretrain_config")])
+    @pytest.mark.parametrize(
+        ("seq", "name"),
+        [
+            ("16k", "llama3_8b_16k_pretrain_config"),
+            ("64k", "llama3_8b_64k_pretrain_config"),
+            ("8k", "llama3_8b_pretrain_config"),
+        ],
+    )
     def test_long_context_takes_the_variant(self, meshwright: Any, seq: str, name: str) -> None:
-        assert ask(meshwright, "llama3-8b", "--gpus", "32xH100", "--goal", "pretrain", "--seq", seq)["recipe"]["name"] == name
+        assert (
+            ask(meshwright, "llama3-8b", "--gpus", "32xH100", "--goal", "pretrain", "--seq", seq)["recipe"]["name"]
+            == name
+        )
 
     def test_a_length_without_variant_is_a_new_experiment(self, meshwright: Any) -> None:
         plan = ask(meshwright, "qwen3-8b", "--gpus", "32xH100", "--goal", "pretrain", "--seq", "32768")
@@ -145,7 +157,17 @@ class TestDecisionBranches:
 def test_explain_gives_a_reason_for_every_number(meshwright: Any) -> None:
     plan = ask(meshwright, "qwen3-30b-a3b", "--gpus", "16xH100", "--goal", "pretrain", "--explain")
     reasons = {r["field"]: r["why"] for r in plan["reasons"]}
-    assert set(reasons) >= {"strategy", "tp", "pp", "cp", "ep", "micro_batch_size", "recompute", "dp", "gradient_accumulation"}
+    assert set(reasons) >= {
+        "strategy",
+        "tp",
+        "pp",
+        "cp",
+        "ep",
+        "micro_batch_size",
+        "recompute",
+        "dp",
+        "gradient_accumulation",
+    }
     assert all(reasons.values())
 
 

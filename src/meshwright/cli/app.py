@@ -115,7 +115,7 @@ def recommend(
 ) -> None:
     """Which recipe for my MODEL on my GPUs, adjusted how, and what will bite me?
 
-    MODEL is a name, a Hugging Face id, or the path of a config.json. Overrides are kept and the rest is sized around them.
+    MODEL is a name, a Hugging Face id, or the path of a config.json. Overrides are kept; the rest is sized around them.
     """
     model, gpus, goal = ask_missing(model, gpus, goal)
     plan = api.recommend(model, gpus, goal, seq=seq, engine=engine, benchmark=benchmark, overrides=overrides)
@@ -167,7 +167,7 @@ def recipes(query: str | None, goal: str | None, family: str | None, benchmark: 
     as_json,
 )
 def recipe(name: str, overrides: tuple[str, ...], format: str, as_json: bool) -> None:
-    """One recipe with overrides applied; NAME may be a file. --json gives every field, the formats what is not default."""
+    """One recipe with overrides applied; NAME may be a file. --json gives every field, a format those not default."""
     found = api.recipe(name, overrides)
     if as_json:
         emit({"schema": api.SCHEMA, "recipe": api.recipe_to_dict(found)})
@@ -182,9 +182,7 @@ def recipe(name: str, overrides: tuple[str, ...], format: str, as_json: bool) ->
         "meshwright check llama3_70b_sft_config layout.tp=3",
     )
 )
-@options(
-    click.argument("target", shell_complete=complete.recipes), overrides, gpus_option, engine_option, as_json
-)
+@options(click.argument("target", shell_complete=complete.recipes), overrides, gpus_option, engine_option, as_json)
 def check(target: str, overrides: tuple[str, ...], gpus: str | None, engine: str, as_json: bool) -> None:
     """What the rules find in a recipe or recipe file, on its own cluster or another."""
     result = api.check(target, gpus=gpus, engine=engine, overrides=overrides)

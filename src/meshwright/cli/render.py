@@ -47,8 +47,9 @@ def _memory_lines(estimate: dict[str, Any]) -> list[str]:
     memory = estimate["memory_gib"]
     parts = "  ".join(f"[{c}]{LETTERS[p]}[/] {p} {memory[p]:.1f}" for p, c in PARTS.items() if memory[p] >= 0.05)
     verdict = "[green]fits[/]" if estimate["fits"] else "[red]does not fit[/]"
+    band = estimate["band"]["memory_pct"]
     return [
-        f"{memory['total']:.1f} of {memory['capacity']:.1f} GiB per GPU (±{estimate['band']['memory_pct']:.0f} %): {verdict}",
+        f"{memory['total']:.1f} of {memory['capacity']:.1f} GiB per GPU (±{band:.0f} %): {verdict}",
         memory_bar(memory),
         parts,
     ]
@@ -84,26 +85,36 @@ def _rows(out: Console, title: str, lines: Sequence[str]) -> None:
 def plan(found: Any, explain: bool) -> None:
     """One plan: the recipe, the layout, whether it fits, how fast, what changed, what to know, how to start."""
     answer = api.plan_to_dict(found, explain=explain)
-    out, recipe, contract = console(), answer["recipe"], answer["contract"]
-    model = api.model_to_dict(found.question.model)
-    out.print(f"[bold green]{recipe['name']}[/]  {recipe['approach']} ({recipe['match']}; made for {recipe['made_for']})")
-    _rows(out, "Train", [_train_line(answer, model)])
+    out, recipe = console(), answer["recipe"]
+    origin = f"{recipe['match']}; made for {recipe['made_for']}"
+    out.print(f"[bold green]{recipe['name']}[/]  {recipe['approach']} ({origin})")
+    _rows(out, "Train", [_train_line(answer, api.model_to_dict(found.case.model))])
     if recipe["benchmark"]:
         _rows(out, "", ["[yellow]benchmark: upper-bound throughput on mock data, not a production setting[/]"])
     _rows(out, "Layout", [_layout_line(answer["layout"])])
     _rows(out, "Memory", _memory_lines(answer["estimate"]))
     _rows(out, "Speed", [_speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
     if "smallest_that_fits" in answer:
-        count = answer["smallest_that_fits"]
-        gpu = found.question.cluster.gpu.name
-        _rows(out, "Needs", [f"--gpus {count}x{gpu} would fit" if count else "no count up to 16,384 fits this training"])
+        _rows(out, "Needs", [_needs_line(answer["smallest_that_fits"], found.question.cluster.gpu.name)])
     _rows(out, "Changed", [_change_line(c) for c in answer["changes"]] or ["nothing"])
-    _rows(out, "Why", [f"[bold]{r['field']} {r['value']}[/]  {escape(r['why'])}" for r in answer.get("reasons", [])])
+    _rows(out, "Why", [_reason_line(r) for r in answer.get("reasons", [])])
     _rows(out, "Findings", _finding_lines(answer["findings"]) or ["none"])
-    _rows(out, "Offers", [f"{o['title']}: [cyan]{' '.join(o['overrides'])}[/]  [dim]{o['why']}[/]" for o in answer["offers"]])
+    _rows(out, "Offers", [_offer_line(o) for o in answer["offers"]])
     _rows(out, "Run", [f"[dim]{name}[/]  {escape(text)}" for name, text in answer["commands"].items()])
     if not explain:
         out.print("[dim]Add --explain to see why each number was chosen, --json for scripts.[/]")
+
+
+def _needs_line(count: int | None, gpu: str) -> str:
+    return f"--gpus {count}x{gpu} would fit" if count else "no count up to 16,384 fits this training"
+
+
+def _reason_line(reason: dict[str, Any]) -> str:
+    return f"[bold]{reason['field']} {reason['value']}[/]  {escape(reason['why'])}"
+
+
+def _offer_line(offer: dict[str, Any]) -> str:
+    return f"{offer['title']}: [cyan]{' '.join(offer['overrides'])}[/]  [dim]{escape(offer['why'])}[/]"
 
 
 def _train_line(answer: dict[str, Any], model: dict[str, Any]) -> str:
@@ -162,9 +173,8 @@ def models(found: Sequence[Any]) -> None:
     rows = []
     for m in (api.model_to_dict(spec) for spec in found):
         p = m["parameters"]
-        rows.append(
-            (m["name"], f"{p['total'] / 1e9:.3f}", f"{p['active'] / 1e9:.3f}", str(m["layers"]), str(m["hidden"]), m["hf_id"])
-        )
+        counts = (f"{p['total'] / 1e9:.3f}", f"{p['active'] / 1e9:.3f}")
+        rows.append((m["name"], *counts, str(m["layers"]), str(m["hidden"]), m["hf_id"]))
     _table(rows, "model", "total B", "active B", "layers", "hidden", "Hugging Face id")
 
 

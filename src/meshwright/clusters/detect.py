@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from dataclasses import replace
+
+import msgspec
 
 from meshwright.clusters.catalogue import gpu
 from meshwright.clusters.types import Cluster
@@ -41,7 +42,7 @@ def read_nvidia_smi(output: str) -> Cluster:
         known = gpu(name)
     except InputError as error:
         raise _bad(f"{error.reason} Or {DESCRIBE}") from None
-    return Cluster(replace(known, memory_gib=memory_gib), nodes=1, gpus_per_node=len(rows))
+    return Cluster(msgspec.structs.replace(known, memory_gib=memory_gib), nodes=1, gpus_per_node=len(rows))
 
 
 def _run_nvidia_smi() -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from meshwright.clusters.catalogue import gpu
 from meshwright.clusters.tables import (
@@ -66,7 +67,7 @@ def _cluster_of(table: Mapping[str, Any]) -> Cluster:
     gpus_per_node = read_count("gpus_per_node", table.get("gpus_per_node", base.gpus_per_node))
     if nodes * gpus_per_node > MAX_GPUS:
         raise BadTableError(f"{nodes} nodes of {gpus_per_node} GPUs are more than {MAX_GPUS} GPUs")
-    return Cluster(replace(base, **overrides), nodes, gpus_per_node)
+    return Cluster(msgspec.structs.replace(base, **overrides), nodes, gpus_per_node)
 
 
 def _gpu_of(table: Mapping[str, Any]) -> Gpu:

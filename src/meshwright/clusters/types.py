@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 GpuArch = Literal["ampere", "ada", "hopper", "blackwell", "rubin", "cdna3"]
 GpuLink = Literal["nvlink", "xgmi", "pcie"]
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(msgspec.Struct, frozen=True):
     """Facts of one GPU type; peaks are dense (no sparsity), bandwidths are per GPU and in one direction."""
 
     name: str
     arch: GpuArch
     capability: float  # CUDA compute capability; 9.4 (gfx942) for MI300X
     memory_gib: float  # what the driver reports as total
-    # by precision: fp32, tf32, bf16, fp8, fp4 (absent = not supported); outside the hash because a dict has none
-    peak_tflops: dict[str, float] = field(hash=False)
+    peak_tflops: dict[str, float]  # by precision: fp32, tf32, bf16, fp8, fp4 (absent = not supported)
     hbm_gb_s: float
     nvlink_gb_s: float  # GPU to GPU inside the domain (the PCIe x16 rate where there is no NVLink)
     nvlink_domain: int  # GPUs that reach each other that fast (the node where there is no NVLink)
@@ -27,11 +26,13 @@ class Gpu:
     link: GpuLink = "nvlink"  # what nvlink_gb_s is
     source: str = ""
     note: str = ""  # what is announced, assumed or contested
-    aliases: tuple[str, ...] = field(default=(), compare=False)
+    aliases: tuple[str, ...] = ()
+
+    def __hash__(self) -> int:
+        return hash(self.name)  # a dict of peaks has no hash
 
 
-@dataclass(frozen=True)
-class Cluster:
+class Cluster(msgspec.Struct, frozen=True):
     """GPUs of one type in equal nodes."""
 
     gpu: Gpu

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from meshwright.errors import InputError, closest
 
@@ -21,8 +22,7 @@ from .spec import ModelSpec
 MOST_BYTES = 5_000_000
 
 
-@dataclass(frozen=True)
-class _Denoising:
+class _Denoising(msgspec.Struct, frozen=True):
     family: str
     defaults: Mapping[str, Any]
     read: Callable[[Fields], diffusion.Denoiser]
@@ -44,7 +44,7 @@ def spec_from_config(config: Mapping[str, Any], name: str, **facts: Any) -> Mode
     if not isinstance(config, Mapping):
         raise InputError("a config must be a JSON object", field="config", value=type(config).__name__)
     spec = _read(config, name)
-    return replace(spec, **facts) if facts else spec
+    return msgspec.structs.replace(spec, **facts) if facts else spec
 
 
 def load_config(path: str | Path) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _read(config: Mapping[str, Any], name: str) -> ModelSpec:
     if wrapped is not None and (model_type not in SAME_AS or wrapped.text_key in config or "vision_config" in config):
         decoder, tower, tied = read_wrapped(config, wrapped)
         spec = _decoder_spec(decoder, name, wrapped.family, model_type, wrapped.hf_class)
-        return replace(spec, kind="vision_language", vision=tower, tied=tied)
+        return msgspec.structs.replace(spec, kind="vision_language", vision=tower, tied=tied)
     if model_type == "gpt2":
         fields = Fields(config, gpt2.DEFAULTS, gpt2.ALIASES)
         spec = _decoder_spec(gpt2.read_gpt2(fields), name, "gpt", model_type, "GPT2LMHeadModel")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
 
 from meshwright.errors import InputError
 
@@ -12,8 +13,7 @@ from .readers.fields import LARGEST_SIZE, MOST_LAYERS
 from .spec import MLA, Attention, Dense, Ffn, Layer, Mixer, ModelSpec
 
 
-@dataclass(frozen=True)
-class _Change:
+class _Change(msgspec.Struct, frozen=True):
     hidden: int | None
     ffn: int | None
     heads: int | None
@@ -64,7 +64,7 @@ def reshape(
     change = _Change(hidden, ffn, heads, kv_heads, head_dim, experts, topk, ffn_is_expert_width=not has_dense)
     chosen = _depth(spec.layers, layers) if layers else spec.layers
     width = hidden or spec.hidden
-    return replace(
+    return msgspec.structs.replace(
         spec,
         hidden=width,
         groups=grouped(_layer(layer, spec.hidden, change) for layer in chosen),
@@ -137,7 +137,7 @@ def _repeats(layers: Sequence[Layer], lead: int, period: int) -> bool:
 
 def _layer(layer: Layer, old_hidden: int, change: _Change) -> Layer:
     width = change.hidden or old_hidden
-    return replace(
+    return msgspec.structs.replace(
         layer,
         mixer=_mixer(layer.mixer, old_hidden, change) if layer.mixer else None,
         ffn=_ffn(layer.ffn, change) if layer.ffn else None,
@@ -147,7 +147,7 @@ def _layer(layer: Layer, old_hidden: int, change: _Change) -> Layer:
 
 def _mixer(mixer: Mixer, old_hidden: int, change: _Change) -> Mixer:
     if isinstance(mixer, MLA):
-        return replace(mixer, heads=change.heads or mixer.heads)
+        return msgspec.structs.replace(mixer, heads=change.heads or mixer.heads)
     if not isinstance(mixer, Attention):
         return mixer
     hidden, heads = change.hidden or old_hidden, change.heads or mixer.heads
@@ -159,14 +159,14 @@ def _mixer(mixer: Mixer, old_hidden: int, change: _Change) -> Mixer:
         if hidden % heads:
             raise InputError(f"hidden={hidden} is not divisible by heads={heads}", field="heads", value=heads)
         head_dim = hidden // heads
-    return replace(mixer, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    return msgspec.structs.replace(mixer, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
 
 
 def _ffn(ffn: Ffn, change: _Change) -> Ffn:
     if isinstance(ffn, Dense):
-        return replace(ffn, width=change.ffn or ffn.width)
+        return msgspec.structs.replace(ffn, width=change.ffn or ffn.width)
     experts, topk = change.experts or ffn.experts, change.topk or ffn.topk
     if topk > experts:
         raise InputError(f"each token cannot use {topk} of {experts} experts", field="topk", value=topk)
     width = change.ffn if change.ffn and change.ffn_is_expert_width else ffn.width
-    return replace(ffn, experts=experts, topk=topk, width=width)
+    return msgspec.structs.replace(ffn, experts=experts, topk=topk, width=width)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
+
+import msgspec
 
 Kind = Literal["causal_lm", "vision_language", "diffusion"]
 
 
-@dataclass(frozen=True)
-class Attention:
+class Attention(msgspec.Struct, frozen=True):
     """Softmax attention; kv_heads < heads is grouped-query attention, a window makes it sliding."""
 
     heads: int
@@ -58,8 +58,7 @@ class Attention:
         return count
 
 
-@dataclass(frozen=True)
-class MLA:
+class MLA(msgspec.Struct, frozen=True):
     """Multi-head latent attention (DeepSeek): queries and keys/values pass through low-rank projections."""
 
     heads: int
@@ -86,8 +85,7 @@ class MLA:
         return norms + (norms + self.qk_rope + hidden if self.bias else 0)
 
 
-@dataclass(frozen=True)
-class Mamba2:
+class Mamba2(msgspec.Struct, frozen=True):
     """State-space mixer (Mamba-2)."""
 
     heads: int
@@ -115,8 +113,7 @@ class Mamba2:
         return conv + 3 * self.heads + self.inner + bias  # A_log, D, dt_bias; gated norm
 
 
-@dataclass(frozen=True)
-class GatedDelta:
+class GatedDelta(msgspec.Struct, frozen=True):
     """Linear attention with a gated delta rule (Qwen3-Next, Qwen3.5)."""
 
     k_heads: int
@@ -141,8 +138,7 @@ class GatedDelta:
         return (2 * self.k_width + self.v_width) * self.conv + 2 * self.v_heads + self.v_head_dim
 
 
-@dataclass(frozen=True)
-class Dense:
+class Dense(msgspec.Struct, frozen=True):
     """A feed-forward block: gated (three matrices) or plain (two)."""
 
     width: int
@@ -159,8 +155,7 @@ class Dense:
         return self.matmul_params(hidden) + self.vector_params(hidden)
 
 
-@dataclass(frozen=True)
-class MoE:
+class MoE(msgspec.Struct, frozen=True):
     """Routed experts, top-k of which see each token, and what may stand beside them for every token."""
 
     experts: int
@@ -211,8 +206,7 @@ Mixer = Attention | MLA | Mamba2 | GatedDelta
 Ffn = Dense | MoE
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(msgspec.Struct, frozen=True):
     """One block: a token mixer, a feed-forward block, or both (hybrids have layers with only one of them)."""
 
     mixer: Mixer | None
@@ -249,8 +243,7 @@ class Layer:
         return self.dense_params(hidden) + self.ffn.topk * self.ffn.expert_params(hidden)
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(msgspec.Struct, frozen=True):
     """Equal layers and the places (0 = first) where they stand in the model."""
 
     layer: Layer
@@ -261,8 +254,7 @@ class Group:
         return len(self.places)
 
 
-@dataclass(frozen=True)
-class Vision:
+class Vision(msgspec.Struct, frozen=True):
     """A vision tower and what connects it to the language model."""
 
     depth: int
@@ -280,8 +272,7 @@ class Vision:
         return self.depth * self.layer_params + self.stem_params + self.connector_params
 
 
-@dataclass(frozen=True)
-class ParamCount:
+class ParamCount(msgspec.Struct, frozen=True):
     """Parameters of a model, in all and by the parts that are sharded differently."""
 
     total: int
@@ -293,8 +284,7 @@ class ParamCount:
     mtp: int  # multi-token-prediction modules; not part of total
 
 
-@dataclass(frozen=True)
-class ModelSpec:
+class ModelSpec(msgspec.Struct, frozen=True, dict=True):
     """Architecture facts of one model; every count and cost is derived from these."""
 
     name: str
@@ -319,7 +309,7 @@ class ModelSpec:
     source: str = ""
     published_total: float | None = None
     published_active: float | None = None
-    aliases: tuple[str, ...] = field(default=(), compare=False)
+    aliases: tuple[str, ...] = ()
 
     @property
     def num_layers(self) -> int:

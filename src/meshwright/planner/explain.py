@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright import costs, rules
+from meshwright.costs.constants import RESERVE
 from meshwright.planner.plan import Plan, Reason
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import recipe_fields
@@ -14,7 +15,7 @@ FOLLOWS = {
     "sp": "follows tp: with tp above 1 it cuts norms and residuals over the same ranks at no extra traffic",
     "pp_schedule": "follows pp and vp",
     "dp_shard": "filled with whatever tp × pp × cp leave",
-    "stage_layers": "follows pp: the layers do not divide evenly, so the end stages, which also hold embedding and head, get fewer",
+    "stage_layers": "follows pp: layers that do not divide evenly; the ends also hold embedding and head and get fewer",
     "embedding_as_layer": "follows pp",
     "head_as_layer": "follows pp",
     "recompute_modules": "follows recompute",
@@ -47,7 +48,8 @@ def compared(case: Case, name: str, value: Any) -> str:
         return f"{value} is refused: {rules.message(errors[0], other)}"
     here, there = costs.estimate(case), costs.estimate(other)
     if not bool(there.fits):
-        return f"{value} would need {float(there.memory.total):.0f} GiB of {case.capacity_gib:.0f}"
+        usable = case.capacity_gib * (1 - RESERVE)
+        return f"{value} would need {float(there.memory.total):.0f} GiB, {usable:.0f} are usable"
     slower = float(there.step_s) / float(here.step_s) - 1
     memory = float(there.memory.total) - float(here.memory.total)
     return f"{value} would take {slower:+.0%} step time and {memory:+.0f} GiB"

@@ -49,7 +49,7 @@ def kind_of(model: ModelSpec) -> str:
 
 
 def _preferred(entries: list[IndexEntry], question: Question) -> IndexEntry:
-    """Of a model's recipes: the right GPU type, the nearest sequence length, the nearest GPU count, the plainest name."""
+    """Of a model's recipes: right GPU type, nearest sequence length, nearest GPU count, plainest name."""
     return min(
         entries,
         key=lambda e: (

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from meshwright.clusters import Cluster
 from meshwright.costs import Estimate
@@ -21,8 +22,7 @@ Approach = Literal[
 ]
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(msgspec.Struct, frozen=True):
     """What the user wants to train, on what, and to which end."""
 
     model: ModelSpec
@@ -34,8 +34,7 @@ class Question:
     benchmark: bool = False
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """One field that differs from the recipe the plan started from."""
 
     field: str
@@ -45,8 +44,7 @@ class Change:
     why: str
 
 
-@dataclass(frozen=True)
-class Offer:
+class Offer(msgspec.Struct, frozen=True):
     """Overrides the user may want, which the plan does not take by itself because they change the contract."""
 
     title: str
@@ -54,8 +52,7 @@ class Offer:
     why: str
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(msgspec.Struct, frozen=True):
     """Why one number of the layout is what it is."""
 
     field: str
@@ -63,8 +60,7 @@ class Reason:
     why: str
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """A recipe bound to a cluster, with its estimate, findings and everything that was changed and why."""
 
     question: Question

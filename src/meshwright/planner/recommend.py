@@ -146,9 +146,7 @@ def _why(key: str, old: Any, case: Case, by_user: set[str]) -> str:
     return why_changed(case, info.flat, old)
 
 
-def _match(
-    start: Start, base: Recipe, recipe: Recipe, question: Question, changes: tuple[Change, ...]
-) -> Match:
+def _match(start: Start, base: Recipe, recipe: Recipe, question: Question, changes: tuple[Change, ...]) -> Match:
     if start != "own":
         return start
     made_for = cluster(base.cluster)

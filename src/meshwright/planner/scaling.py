@@ -45,9 +45,10 @@ def _batch_offers(base: Recipe, base_dp: int, case: Case) -> list[Offer]:
         return []
     lr = scaled_lr(base.optimizer.lr, base.train.global_batch_size, batch)
     linear = scaled_lr(base.optimizer.lr, base.train.global_batch_size, batch, "linear")
+    per_rank = base.train.global_batch_size / base_dp
     why = (
-        f"data parallelism went from {base_dp} to {int(case.dp)} ranks; a batch grown with it keeps "
-        f"{base.train.global_batch_size / base_dp:g} samples per rank and wants lr {lr:g} (sqrt law; {linear:g} by the linear one)"
+        f"data parallelism went from {base_dp} to {int(case.dp)} ranks; a batch grown with it keeps {per_rank:g} "
+        f"samples per rank and wants lr {lr:g} (sqrt law; {linear:g} by the linear one)"
     )
     return [Offer("scale the batch with the GPUs", (f"train.global_batch_size={batch}", f"optimizer.lr={lr:g}"), why)]
 
@@ -70,8 +71,6 @@ def _fp8_offers(case: Case) -> list[Offer]:
     if case.matmul != "same" or "fp8" not in peaks or case.goal == "peft" or case.is_diffusion:
         return []
     kind = "mxfp8" if case.gpu_arch in ("blackwell", "rubin") else "fp8_tensor"
-    why = (
-        f"{case.gpu} multiplies in fp8 at {peaks['fp8'] / peaks['bf16']:.1f}× its bf16 peak; the trained weights differ, "
-        "so compare the loss curves first"
-    )
+    ratio = peaks["fp8"] / peaks["bf16"]
+    why = f"{case.gpu} has {ratio:.1f}× its bf16 peak in fp8; the trained weights differ, so compare loss curves first"
     return [Offer("compute linear layers in fp8", (f"precision.matmul={kind}",), why)]

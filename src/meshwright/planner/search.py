@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from meshwright import costs, rules
@@ -36,8 +36,7 @@ KEEP_WITHIN = 1.10  # the recipe's own layout stays when it is within this of th
 ROOMY = 0.92  # of the capacity: what a layout may use before a small error of the estimate means out of memory
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """One layout with its price."""
 
     layout: dict[str, Any]
@@ -46,8 +45,7 @@ class Candidate:
     fits: bool
 
 
-@dataclass(frozen=True)
-class Priced:
+class Priced(msgspec.Struct, frozen=True):
     """A batch of legal layouts with their prices."""
 
     case: Case

@@ -29,7 +29,7 @@ class Axes(NamedTuple):
 
 
 def axes(case: Case) -> Iterator[Axes]:
-    """Degrees whose product divides the GPUs; tensor parallelism inside the fast domain, context pieces not too short."""
+    """Degrees whose product divides the GPUs; tp inside the fast domain, context pieces not too short."""
     world, multiplies = case.cluster.world, case.engine == "kempnerforge"
     for tp in (d for d in divisors(world) if d <= case.nvlink_domain):
         for pp in (d for d in divisors(world // tp) if d <= min(case.layers, MOST_STAGES)):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from meshwright.errors import InputError
 
@@ -12,8 +13,7 @@ from .fields import MOST_LAYERS, Fields, divides
 from .traits import MoeTraits, Switch, Traits
 
 
-@dataclass(frozen=True)
-class Decoder:
+class Decoder(msgspec.Struct, frozen=True):
     """The language model inside a config, before it gets a name."""
 
     hidden: int

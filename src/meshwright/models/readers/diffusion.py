@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+import msgspec
 
 from meshwright.errors import InputError
 
@@ -41,8 +42,7 @@ FLUX_DEFAULTS = {
 TIME_CHANNELS = 256  # of FLUX's sinusoidal time and guidance embeddings, fixed in diffusers
 
 
-@dataclass(frozen=True)
-class Denoiser:
+class Denoiser(msgspec.Struct, frozen=True):
     """The transformer inside a diffusers config, before it gets a name."""
 
     hidden: int

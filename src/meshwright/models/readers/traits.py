@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 Switch = bool | str  # fixed, or the name of the config key that decides
 
@@ -13,8 +14,7 @@ Switch = bool | str  # fixed, or the name of the config key that decides
 Window = Literal["none", "every", "switched", "upper", "alternate", "pattern", "typed_every", "no_rope"]
 
 
-@dataclass(frozen=True)
-class MoeTraits:
+class MoeTraits(msgspec.Struct, frozen=True):
     """Where an architecture keeps the facts about its experts."""
 
     experts: str = "num_experts"
@@ -28,14 +28,13 @@ class MoeTraits:
     placed: Literal["all", "after_dense", "stepped"] = "all"
 
 
-@dataclass(frozen=True)
-class Traits:
+class Traits(msgspec.Struct, frozen=True):
     """One decoder architecture: its defaults, and which parts it has."""
 
     family: str
     hf_class: str
     defaults: Mapping[str, Any]
-    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    aliases: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     mixer: Literal["attention", "mla", "delta_hybrid"] = "attention"
     qkv_bias: Switch = False
     out_bias: Switch = False

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from meshwright.errors import InputError
 
@@ -17,8 +18,7 @@ from .fields import Fields
 _UNTIED = {"tie_word_embeddings": False}
 
 
-@dataclass(frozen=True)
-class Wrapper:
+class Wrapper(msgspec.Struct, frozen=True):
     """One architecture with a vision tower: the decoder inside, the tower, and the keys of its own."""
 
     family: str
@@ -26,8 +26,8 @@ class Wrapper:
     text: tuple[str, ...]  # the decoders it may hold; the first is what a text_config without model_type means
     tower: vision.TowerReader
     tower_defaults: Mapping[str, Any]
-    tower_aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=lambda: _UNTIED)
+    tower_aliases: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    defaults: Mapping[str, Any] = msgspec.field(default_factory=lambda: _UNTIED)
     text_key: str = "text_config"
     flat: bool = False  # older files keep the decoder's keys at the top
     text_may_tie: bool = False  # tied when either the wrapper or the decoder says so
