@@ -139,6 +139,12 @@ def _build(base: Recipe, differences: Mapping[str, Any], *, name: str, model: st
     return msgspec.structs.replace(made, name=name, model=model, cluster=cluster_name(gpus))
 
 
+def change(base: Recipe, differences: Mapping[str, Any], gpus: int | str | None = None) -> Recipe:
+    """A recipe with some fields, by flat name, holding other values, on other GPUs if said."""
+    made = _changed(base, differences)
+    return made if gpus is None else msgspec.structs.replace(made, cluster=cluster_name(gpus))
+
+
 def _changed(base: Recipe, differences: Mapping[str, Any]) -> Recipe:
     """The base with some fields, by flat name, holding other values; each is checked against its type and range."""
     content: dict[str, dict[str, Any]] = {}

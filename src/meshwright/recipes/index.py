@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import log2, prod
 
-import msgspec
-
 from meshwright.errors import unknown
 from meshwright.models import GatedDelta, Mamba2, ModelSpec, find
-from meshwright.recipes.build import DEFAULT_GPU, cluster_name, places
+from meshwright.recipes import build
+from meshwright.recipes.build import DEFAULT_GPU, cluster_name
 from meshwright.recipes.registry import Mission, registry
 from meshwright.recipes.types import Goal, Recipe
 
@@ -68,18 +67,11 @@ def mission_recipe(name: str) -> Recipe:
     """A recipe with the numbers it set out from, to see what had to change and why."""
     entry = registry()[resolve(name)]
     made, mission = entry.build(), entry.mission
-    stated = {"tp": mission.tp, "pp": mission.pp, "cp": mission.cp, "ep": mission.ep}
-    layout: dict[str, object] = {field: degree for field, degree in stated.items() if degree is not None}
-    sections: dict[str, dict[str, object]] = {"layout": layout}
-    for flat, value in mission.start.items():
-        section, field = places()[flat]
-        sections.setdefault(section, {}).setdefault(field, value)
-    if mission.seq is not None:
-        sections.setdefault("data", {})["seq_length"] = mission.seq
-    changed = {s: msgspec.structs.replace(getattr(made, s), **fields) for s, fields in sections.items() if fields}
-    gpu = _gpus(made.cluster)[1]
-    cluster = f"{mission.gpus}x{gpu}" if mission.gpus not in (None, _gpus(made.cluster)[0]) else made.cluster
-    return msgspec.structs.replace(made, cluster=cluster, **changed)
+    stated = {"tp": mission.tp, "pp": mission.pp, "cp": mission.cp, "ep": mission.ep, "seq_length": mission.seq}
+    values = {**mission.start, **{flat: value for flat, value in stated.items() if value is not None}}
+    gpus, gpu = _gpus(made.cluster)
+    wanted = mission.gpus or values.pop("gpus", gpus)
+    return build.change(made, values, f"{wanted}x{gpu}" if wanted != gpus else made.cluster)
 
 
 @lru_cache(maxsize=1)

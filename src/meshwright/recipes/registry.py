@@ -28,7 +28,8 @@ BENCHMARKS = (
 class Mission:
     """What the index this library set out from says of a recipe; None where it says nothing.
 
-    Where the shipped recipe had to leave these numbers, `start` holds its other fields as they were before.
+    Where the shipped recipe had to leave its first numbers to be legal and fit, `start` holds the fields that the index
+    does not state as they were before, by flat name, and `gpus` where their number changed.
     """
 
     tp: int | None = None

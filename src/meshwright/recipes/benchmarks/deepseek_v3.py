@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from meshwright.recipes.build import benchmark
 from meshwright.recipes.library.deepseek import deepseek_v3_pretrain_config
-from meshwright.recipes.registry import recipe
+from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="deepseek")
+@recipe(family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_config(),
@@ -16,53 +16,55 @@ def deepseek_v3_pretrain_256gpu_b200_bf16_config() -> Recipe:
         "bf16",
         pp=16,
         ep=8,
-        recompute="selective",
-        recompute_modules=("mla_up_proj",),
+        recompute="full",
         dispatcher="hybridep",
         stage_layers=(4,) * 15 + (1,),
         moments="bf16",
     )
 
 
-@recipe(family="deepseek")
+@recipe(family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8cs")
 
 
-@recipe(family="deepseek")
+@recipe(
+    family="deepseek",
+    mission=Mission(
+        start={
+            "ep_overlap": True,
+            "recompute": "selective",
+            "recompute_modules": ("mla_up_proj", "mlp"),
+            "cuda_graphs": "transformer_engine",
+            "cuda_graph_scope": ("attn", "moe_router", "moe_preprocess"),
+            "te_rng_tracker": True,
+        }
+    ),
+)
 def deepseek_v3_pretrain_256gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
-        "256xB200",
-        "fp8mx",
-        pp=8,
-        vp=2,
-        ep=32,
-        dispatcher="deepep",
-        ep_overlap=True,
-        recompute_modules=("mla_up_proj", "mlp"),
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8mx", pp=8, vp=2, ep=32, dispatcher="deepep"
     )
 
 
-@recipe(family="deepseek")
+@recipe(family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_b200_fp8mx_large_scale_config() -> Recipe:
     return benchmark(deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8mx", global_batch_size=256)
 
 
-@recipe(family="deepseek")
+@recipe(
+    family="deepseek",
+    mission=Mission(
+        start={
+            "ep_overlap": True,
+            "recompute": "selective",
+            "recompute_modules": ("mla_up_proj", "layernorm", "moe_act"),
+        }
+    ),
+)
 def deepseek_v3_pretrain_256gpu_b200_nvfp4_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
-        "256xB200",
-        "nvfp4",
-        pp=8,
-        vp=2,
-        ep=32,
-        dispatcher="deepep",
-        ep_overlap=True,
-        recompute_modules=("mla_up_proj", "layernorm", "moe_act"),
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xB200", "nvfp4", pp=8, vp=2, ep=32, dispatcher="deepep"
     )
 
 
@@ -74,6 +76,8 @@ def deepseek_v3_pretrain_256gpu_b300_bf16_config() -> Recipe:
         "bf16",
         pp=8,
         vp=2,
+        recompute="selective",
+        recompute_modules=("mla_up_proj",),
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
@@ -87,6 +91,8 @@ def deepseek_v3_pretrain_256gpu_b300_fp8cs_config() -> Recipe:
         "fp8cs",
         pp=8,
         vp=2,
+        recompute="selective",
+        recompute_modules=("mla_up_proj",),
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
@@ -101,6 +107,8 @@ def deepseek_v3_pretrain_256gpu_b300_fp8mx_config() -> Recipe:
         pp=8,
         vp=2,
         ep_overlap=True,
+        recompute="selective",
+        recompute_modules=("mla_up_proj",),
         cuda_graphs="full_iteration",
     )
 
@@ -115,54 +123,66 @@ def deepseek_v3_pretrain_256gpu_b300_fp8mx_large_scale_config() -> Recipe:
         vp=2,
         global_batch_size=256,
         ep_overlap=True,
+        recompute="selective",
+        recompute_modules=("mla_up_proj",),
         cuda_graphs="full_iteration",
     )
 
 
-@recipe(family="deepseek")
+@recipe(
+    family="deepseek",
+    mission=Mission(
+        start={
+            "recompute": "selective",
+            "recompute_modules": ("mla_up_proj",),
+            "cuda_graphs": "transformer_engine",
+            "cuda_graph_scope": ("attn", "moe_router", "moe_preprocess"),
+            "te_rng_tracker": True,
+        }
+    ),
+)
 def deepseek_v3_pretrain_256gpu_b300_nvfp4_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
-        "256xB300",
-        "nvfp4",
-        pp=8,
-        vp=2,
-        micro_batch_size=2,
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xB300", "nvfp4", pp=8, vp=2, micro_batch_size=2
     )
 
 
-@recipe(family="deepseek")
+@recipe(
+    family="deepseek",
+    mission=Mission(
+        start={
+            "recompute": "selective",
+            "recompute_modules": ("mla_up_proj",),
+            "cuda_graphs": "transformer_engine",
+            "cuda_graph_scope": ("attn", "moe_router", "moe_preprocess"),
+            "te_rng_tracker": True,
+        }
+    ),
+)
 def deepseek_v3_pretrain_256gpu_gb200_bf16_config() -> Recipe:
-    return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
-        "256xGB200",
-        "bf16",
-        pp=4,
-        vp=4,
-        ep=64,
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
-    )
+    return benchmark(deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xGB200", "bf16", pp=4, vp=4, ep=64)
 
 
-@recipe(family="deepseek")
+@recipe(
+    family="deepseek",
+    mission=Mission(
+        start={
+            "recompute": "selective",
+            "recompute_modules": ("mlp",),
+            "cuda_graphs": "transformer_engine",
+            "cuda_graph_scope": ("attn", "moe_router", "moe_preprocess"),
+            "te_rng_tracker": True,
+        }
+    ),
+)
 def deepseek_v3_pretrain_256gpu_gb200_fp8cs_config() -> Recipe:
-    return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
-        "256xGB200",
-        "fp8cs",
-        pp=4,
-        vp=4,
-        ep=64,
-        recompute_modules=("mlp",),
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
-    )
+    return benchmark(deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xGB200", "fp8cs", pp=4, vp=4, ep=64)
 
 
-@recipe(family="deepseek")
+@recipe(
+    family="deepseek",
+    mission=Mission(start={"ep_overlap": True, "recompute": "selective", "recompute_modules": ("mla_up_proj",)}),
+)
 def deepseek_v3_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -171,7 +191,6 @@ def deepseek_v3_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
         pp=4,
         vp=4,
         ep=64,
-        ep_overlap=True,
         cuda_graphs="full_iteration",
     )
 
@@ -187,6 +206,8 @@ def deepseek_v3_pretrain_256gpu_gb200_fp8mx_large_scale_config() -> Recipe:
         ep=64,
         global_batch_size=256,
         ep_overlap=True,
+        recompute="selective",
+        recompute_modules=("mla_up_proj",),
         cuda_graphs="full_iteration",
     )
 
@@ -203,36 +224,37 @@ def deepseek_v3_pretrain_256gpu_gb200_fp8mx_partial_cg_dev_config() -> Recipe:
         global_batch_size=8192,
         grads="fp32",
         ep_overlap=True,
+        recompute="selective",
+        recompute_modules=("mla_up_proj",),
         offload="activations",
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
 
 
-@recipe(family="deepseek")
+@recipe(
+    family="deepseek",
+    mission=Mission(
+        start={
+            "recompute": "selective",
+            "recompute_modules": ("mlp",),
+            "cuda_graphs": "transformer_engine",
+            "cuda_graph_scope": ("attn", "moe_router", "moe_preprocess"),
+            "te_rng_tracker": True,
+        }
+    ),
+)
 def deepseek_v3_pretrain_256gpu_gb200_nvfp4_config() -> Recipe:
-    return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
-        "256xGB200",
-        "nvfp4",
-        pp=4,
-        vp=4,
-        ep=64,
-        recompute_modules=("mlp",),
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
-    )
+    return benchmark(deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xGB200", "nvfp4", pp=4, vp=4, ep=64)
 
 
-@recipe(family="deepseek")
+@recipe(family="deepseek", mission=Mission(start={"strategy": "megatron_fsdp", "dp_replicate": 2}))
 def deepseek_v3_pretrain_128gpu_gb300_fp8mx_hsdp_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_config(),
         "128xGB300",
         "fp8mx",
         ep=32,
-        dp_replicate=2,
-        strategy="megatron_fsdp",
         global_batch_size=256,
         recompute="selective",
         recompute_modules=("layernorm", "mla_up_proj", "moe_act"),
@@ -252,13 +274,14 @@ def deepseek_v3_pretrain_256gpu_gb300_bf16_config() -> Recipe:
         pp=4,
         vp=4,
         ep=64,
+        recompute="selective",
         recompute_modules=("moe_act",),
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
 
 
-@recipe(family="deepseek")
+@recipe(family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xGB300", "fp8cs", pp=2, vp=8, ep=32, micro_batch_size=2
@@ -275,7 +298,7 @@ def deepseek_v3_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
         vp=8,
         ep=32,
         ep_overlap=True,
-        recompute_modules=(),
+        recompute="selective",
         cuda_graphs="full_iteration",
     )
 
@@ -291,7 +314,7 @@ def deepseek_v3_pretrain_256gpu_gb300_fp8mx_large_scale_config() -> Recipe:
         ep=64,
         global_batch_size=256,
         ep_overlap=True,
-        recompute_modules=(),
+        recompute="selective",
         cuda_graphs="full_iteration",
     )
 
@@ -299,57 +322,55 @@ def deepseek_v3_pretrain_256gpu_gb300_fp8mx_large_scale_config() -> Recipe:
 @recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_gb300_fp8mx_partial_cg_dev_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_config(),
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
         "256xGB300",
         "fp8mx",
         pp=4,
         vp=4,
         ep=64,
         global_batch_size=8192,
+        grads="fp32",
+        ep_overlap=True,
+        recompute="none",
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
-        dispatcher="hybridep",
-        grads="fp32",
-        stage_layers=(4,) * 15 + (1,),
-        ep_overlap=True,
-        moments="bf16",
     )
 
 
-@recipe(family="deepseek")
+@recipe(family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xGB300", "nvfp4", pp=2, vp=8, ep=32, micro_batch_size=2
     )
 
 
-@recipe(family="deepseek")
+@recipe(family="deepseek", mission=Mission(start={"strategy": "megatron_fsdp"}))
 def deepseek_v3_pretrain_64gpu_gb300_bf16_fsdp_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_128gpu_gb300_fp8mx_hsdp_config(),
         "64xGB300",
         "bf16",
         ep=64,
-        dp_replicate=1,
         micro_batch_size=2,
         cuda_graphs="none",
     )
 
 
-@recipe(family="deepseek")
+@recipe(family="deepseek", mission=Mission(start={"strategy": "megatron_fsdp"}))
 def deepseek_v3_pretrain_64gpu_gb300_fp8mx_fsdp_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_128gpu_gb300_fp8mx_hsdp_config(),
         "64xGB300",
         "fp8mx",
         ep=64,
-        dp_replicate=1,
         micro_batch_size=2,
         cuda_graphs="none",
     )
 
 
-@recipe(family="deepseek")
+@recipe(
+    family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj", "mlp")})
+)
 def deepseek_v3_pretrain_1024gpu_h100_bf16_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -360,13 +381,14 @@ def deepseek_v3_pretrain_1024gpu_h100_bf16_config() -> Recipe:
         vp=4,
         ep=64,
         global_batch_size=16384,
-        recompute_modules=("mla_up_proj", "mlp"),
         stage_layers=(1,) + (2,) * 30 + (0,),
         overlap_grad_reduce=False,
     )
 
 
-@recipe(family="deepseek")
+@recipe(
+    family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj", "mlp")})
+)
 def deepseek_v3_pretrain_1024gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -377,13 +399,14 @@ def deepseek_v3_pretrain_1024gpu_h100_fp8cs_config() -> Recipe:
         vp=4,
         ep=64,
         global_batch_size=16384,
-        recompute_modules=("mla_up_proj", "mlp"),
         stage_layers=(1,) + (2,) * 30 + (0,),
         overlap_grad_reduce=False,
     )
 
 
-@recipe(family="deepseek")
+@recipe(
+    family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj", "mlp")})
+)
 def deepseek_v3_pretrain_1024gpu_h100_fp8sc_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -394,12 +417,13 @@ def deepseek_v3_pretrain_1024gpu_h100_fp8sc_config() -> Recipe:
         vp=2,
         ep=64,
         global_batch_size=16384,
-        recompute_modules=("mla_up_proj", "mlp"),
         overlap_grad_reduce=False,
     )
 
 
-@recipe(family="deepseek")
+@recipe(
+    family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj", "mlp")})
+)
 def deepseek_v3_pretrain_1024gpu_h100_fp8sc_large_scale_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -410,117 +434,155 @@ def deepseek_v3_pretrain_1024gpu_h100_fp8sc_large_scale_config() -> Recipe:
         vp=2,
         ep=64,
         global_batch_size=1024,
-        recompute_modules=("mla_up_proj", "mlp"),
         overlap_grad_reduce=False,
     )
 
 
-@recipe(family="deepseek")
+@recipe(
+    family="deepseek",
+    mission=Mission(
+        start={
+            "tp": 2,
+            "pp": 8,
+            "vp": 4,
+            "recompute": "selective",
+            "recompute_modules": ("mla_up_proj", "mlp"),
+            "pp_schedule": "interleaved_1f1b",
+            "stage_layers": (1,) + (2,) * 30 + (0,),
+            "offload": "none",
+        }
+    ),
+)
 def deepseek_v3_pretrain_64gpu_h100_bf16_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        deepseek_v3_pretrain_config(),
         "64xH100",
         "bf16",
-        tp=2,
-        pp=8,
-        vp=4,
+        tp=8,
         ep=64,
         global_batch_size=1024,
-        recompute_modules=("mla_up_proj", "mlp"),
-        stage_layers=(1,) + (2,) * 30 + (0,),
+        recompute="full",
+        dispatcher="hybridep",
         overlap_grad_reduce=False,
+        moments="bf16",
+        offload="optimizer",
     )
 
 
-@recipe(family="deepseek")
+@recipe(
+    family="deepseek",
+    mission=Mission(
+        start={
+            "tp": 2,
+            "pp": 8,
+            "vp": 4,
+            "recompute": "selective",
+            "recompute_modules": ("mla_up_proj", "mlp"),
+            "pp_schedule": "interleaved_1f1b",
+            "stage_layers": (1,) + (2,) * 30 + (0,),
+            "offload": "none",
+        }
+    ),
+)
 def deepseek_v3_pretrain_64gpu_h100_fp8cs_config() -> Recipe:
-    return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
-        "64xH100",
-        "fp8cs",
-        tp=2,
-        pp=8,
-        vp=4,
-        ep=64,
-        global_batch_size=1024,
-        recompute_modules=("mla_up_proj", "mlp"),
-        stage_layers=(1,) + (2,) * 30 + (0,),
-        overlap_grad_reduce=False,
-    )
+    return benchmark(deepseek_v3_pretrain_64gpu_h100_bf16_config(), "64xH100", "fp8cs")
 
 
-@recipe(family="deepseek")
+@recipe(
+    family="deepseek",
+    mission=Mission(start={"pp": 4, "vp": 4, "pp_schedule": "interleaved_1f1b", "stage_layers": (4,) * 15 + (1,)}),
+)
 def deepseek_v3_pretrain_128gpu_vr200_bf16_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_gb300_fp8mx_partial_cg_dev_config(),
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
         "128xVR200",
         "bf16",
+        pp=2,
+        ep=64,
         global_batch_size=2048,
-        grads="bf16",
-        ep_overlap=False,
         recompute="selective",
         recompute_modules=("mla_up_proj",),
+        stage_layers=(31, 30),
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
 
 
-@recipe(family="deepseek")
+@recipe(
+    family="deepseek",
+    mission=Mission(start={"pp": 4, "vp": 4, "pp_schedule": "interleaved_1f1b", "stage_layers": (4,) * 15 + (1,)}),
+)
 def deepseek_v3_pretrain_128gpu_vr200_fp8cs_config() -> Recipe:
-    return benchmark(
-        deepseek_v3_pretrain_256gpu_gb300_fp8mx_partial_cg_dev_config(),
-        "128xVR200",
-        "fp8cs",
-        global_batch_size=2048,
-        grads="bf16",
-        ep_overlap=False,
-        recompute="selective",
-        recompute_modules=("mlp",),
-    )
-
-
-@recipe(family="deepseek")
-def deepseek_v3_pretrain_128gpu_vr200_fp8mx_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
         "128xVR200",
+        "fp8cs",
+        pp=2,
+        ep=64,
+        global_batch_size=2048,
+        recompute="selective",
+        recompute_modules=("mlp",),
+        stage_layers=(31, 30),
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )
+
+
+@recipe(
+    family="deepseek",
+    mission=Mission(start={"pp": 4, "vp": 4, "pp_schedule": "interleaved_1f1b", "stage_layers": (4,) * 15 + (1,)}),
+)
+def deepseek_v3_pretrain_128gpu_vr200_fp8mx_config() -> Recipe:
+    return benchmark(
+        deepseek_v3_pretrain_128gpu_gb300_fp8mx_hsdp_config(),
+        "128xVR200",
         "fp8mx",
-        pp=4,
-        vp=4,
+        pp=2,
         ep=64,
         global_batch_size=2048,
         ep_overlap=True,
-        cuda_graphs="full_iteration",
+        recompute_modules=("mla_up_proj",),
+        stage_layers=(31, 30),
+        offload="none",
     )
 
 
-@recipe(family="deepseek")
+@recipe(
+    family="deepseek",
+    mission=Mission(start={"vp": 4, "ep": 64, "pp_schedule": "interleaved_1f1b", "stage_layers": (4,) * 15 + (1,)}),
+)
 def deepseek_v3_pretrain_128gpu_vr200_nvfp4_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_gb300_fp8mx_partial_cg_dev_config(),
+        deepseek_v3_pretrain_128gpu_gb300_fp8mx_hsdp_config(),
         "128xVR200",
         "nvfp4",
+        pp=4,
         global_batch_size=2048,
-        grads="bf16",
-        ep_overlap=False,
-        recompute="selective",
         recompute_modules=("mlp",),
+        stage_layers=(15,) + (16,) + (15,) * 2,
+        offload="none",
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
 
 
 @recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_vr200_bf16_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_gb300_fp8mx_partial_cg_dev_config(),
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
         "256xVR200",
         "bf16",
-        global_batch_size=4096,
-        grads="bf16",
-        ep_overlap=False,
+        pp=4,
+        vp=4,
+        ep=64,
         recompute="selective",
         recompute_modules=("moe_act",),
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
 
 
-@recipe(family="deepseek")
+@recipe(family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_vr200_fp8cs_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xVR200", "fp8cs", pp=2, vp=8, ep=32, micro_batch_size=2
@@ -537,12 +599,12 @@ def deepseek_v3_pretrain_256gpu_vr200_fp8mx_config() -> Recipe:
         vp=8,
         ep=32,
         ep_overlap=True,
-        recompute_modules=(),
+        recompute="selective",
         cuda_graphs="full_iteration",
     )
 
 
-@recipe(family="deepseek")
+@recipe(family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_vr200_nvfp4_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xVR200", "nvfp4", pp=2, vp=8, ep=32, micro_batch_size=2

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from meshwright.recipes.build import benchmark
 from meshwright.recipes.library.llama import llama31_405b_pretrain_config
-from meshwright.recipes.registry import recipe
+from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         llama31_405b_pretrain_config(),
@@ -21,25 +21,26 @@ def llama31_405b_pretrain_128gpu_b200_bf16_config() -> Recipe:
         embedding_as_layer=True,
         head_as_layer=True,
         tp_comm_overlap=True,
+        recompute="selective",
     )
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xB200", "fp8cs", vp=4)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xB200", "fp8mx")
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_b200_nvfp4_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xB200", "nvfp4", tp_comm_overlap=False)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_256gpu_b200_nvfp4_config() -> Recipe:
     return benchmark(
         llama31_405b_pretrain_128gpu_b200_bf16_config(),
@@ -50,14 +51,13 @@ def llama31_405b_pretrain_256gpu_b200_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"sp": True}))
 def llama31_405b_pretrain_128gpu_b300_bf16_config() -> Recipe:
     return benchmark(
         llama31_405b_pretrain_config(),
         "128xB300",
         "bf16",
         tp=2,
-        sp=True,
         strategy="megatron_fsdp",
         global_batch_size=768,
         tp_comm_overlap=True,
@@ -65,68 +65,66 @@ def llama31_405b_pretrain_128gpu_b300_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_b300_fp8cs_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xB300", "fp8cs", pp=8, vp=4)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xB300", "fp8mx", tp=2, pp=8, vp=4, cp=2)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_b300_nvfp4_config() -> Recipe:
     return benchmark(
         llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xB300", "nvfp4", pp=8, vp=4, tp_comm_overlap=False
     )
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"sp": True}))
 def llama31_405b_pretrain_256gpu_b300_bf16_config() -> Recipe:
-    return benchmark(
-        llama31_405b_pretrain_128gpu_b300_bf16_config(), "256xB300", "bf16", sp=True, global_batch_size=1536
-    )
+    return benchmark(llama31_405b_pretrain_128gpu_b300_bf16_config(), "256xB300", "bf16", global_batch_size=1536)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_gb200_bf16_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xGB200", "bf16")
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xGB200", "fp8cs", vp=4)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xGB200", "fp8mx")
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_gb200_nvfp4_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xGB200", "nvfp4", tp_comm_overlap=False)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_256gpu_gb200_bf16_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "256xGB200", "bf16", global_batch_size=1536)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_256gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
         llama31_405b_pretrain_128gpu_b200_bf16_config(), "256xGB200", "fp8cs", vp=4, global_batch_size=1536
     )
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "256xGB200", "fp8mx", global_batch_size=1536)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_256gpu_gb200_nvfp4_config() -> Recipe:
     return benchmark(
         llama31_405b_pretrain_128gpu_b200_bf16_config(),
@@ -137,43 +135,47 @@ def llama31_405b_pretrain_256gpu_gb200_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"sp": True}))
 def llama31_405b_pretrain_128gpu_gb300_bf16_config() -> Recipe:
-    return benchmark(llama31_405b_pretrain_128gpu_b300_bf16_config(), "128xGB300", "bf16", sp=True)
+    return benchmark(llama31_405b_pretrain_128gpu_b300_bf16_config(), "128xGB300", "bf16")
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xGB300", "fp8cs", pp=8, vp=4)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xGB300", "fp8mx", tp=2, pp=8, vp=4, cp=2)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(
         llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xGB300", "nvfp4", pp=8, vp=4, tp_comm_overlap=False
     )
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"sp": True}))
 def llama31_405b_pretrain_256gpu_gb300_bf16_config() -> Recipe:
-    return benchmark(
-        llama31_405b_pretrain_128gpu_b300_bf16_config(), "256xGB300", "bf16", sp=True, global_batch_size=1536
-    )
+    return benchmark(llama31_405b_pretrain_128gpu_b300_bf16_config(), "256xGB300", "bf16", global_batch_size=1536)
 
 
 @recipe(family="llama")
 def llama31_405b_pretrain_256gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(
-        llama31_405b_pretrain_128gpu_b200_bf16_config(), "256xGB300", "fp8cs", pp=8, vp=4, global_batch_size=1536
+        llama31_405b_pretrain_128gpu_b200_bf16_config(),
+        "256xGB300",
+        "fp8cs",
+        pp=8,
+        vp=4,
+        global_batch_size=1536,
+        recompute="none",
     )
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(
         llama31_405b_pretrain_128gpu_b200_bf16_config(),
@@ -187,7 +189,7 @@ def llama31_405b_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_256gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(
         llama31_405b_pretrain_128gpu_b200_bf16_config(),
@@ -200,7 +202,7 @@ def llama31_405b_pretrain_256gpu_gb300_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_1024gpu_h100_bf16_config() -> Recipe:
     return benchmark(
         llama31_405b_pretrain_128gpu_b200_bf16_config(), "1024xH100", "bf16", tp=8, pp=8, cp=2, global_batch_size=1536
@@ -210,28 +212,33 @@ def llama31_405b_pretrain_1024gpu_h100_bf16_config() -> Recipe:
 @recipe(family="llama")
 def llama31_405b_pretrain_1024gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
-        llama31_405b_pretrain_128gpu_b200_bf16_config(), "1024xH100", "fp8cs", tp=8, pp=8, cp=2, global_batch_size=1536
+        llama31_405b_pretrain_128gpu_b200_bf16_config(),
+        "1024xH100",
+        "fp8cs",
+        tp=8,
+        pp=8,
+        cp=2,
+        global_batch_size=1536,
+        recompute="none",
     )
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_512gpu_h100_bf16_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "512xH100", "bf16", tp=8, pp=8, cp=2)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_512gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "512xH100", "fp8cs", tp=8, pp=8, cp=2)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"sp": True}))
 def llama31_405b_pretrain_256gpu_vr200_bf16_config() -> Recipe:
-    return benchmark(
-        llama31_405b_pretrain_128gpu_b300_bf16_config(), "256xVR200", "bf16", sp=True, global_batch_size=1536
-    )
+    return benchmark(llama31_405b_pretrain_128gpu_b300_bf16_config(), "256xVR200", "bf16", global_batch_size=1536)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_256gpu_vr200_fp8mx_config() -> Recipe:
     return benchmark(
         llama31_405b_pretrain_128gpu_b200_bf16_config(),
@@ -245,7 +252,7 @@ def llama31_405b_pretrain_256gpu_vr200_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_256gpu_vr200_nvfp4_config() -> Recipe:
     return benchmark(
         llama31_405b_pretrain_128gpu_b200_bf16_config(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.recipes.build import benchmark
 from meshwright.recipes.library.llama import llama3_8b_pretrain_config, llama3_8b_sft_config
-from meshwright.recipes.registry import recipe
+from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
@@ -41,35 +41,52 @@ def llama3_8b_pretrain_8gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xB200", "fp8mx", global_batch_size=128)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama3_8b_pretrain_8gpu_b200_nvfp4_config() -> Recipe:
-    return benchmark(llama3_8b_pretrain_config(), "8xB200", "nvfp4", micro_batch_size=4, global_batch_size=128)
+    return benchmark(
+        llama3_8b_pretrain_config(), "8xB200", "nvfp4", micro_batch_size=4, global_batch_size=128, recompute="selective"
+    )
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"loss": "vocab_parallel"}))
 def llama3_8b_pretrain_8gpu_b300_bf16_config() -> Recipe:
     return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xB300", "bf16", micro_batch_size=4, global_batch_size=128
+        llama3_8b_pretrain_64gpu_b200_bf16_config(),
+        "8xB300",
+        "bf16",
+        micro_batch_size=4,
+        global_batch_size=128,
+        loss="chunked",
     )
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"loss": "vocab_parallel"}))
 def llama3_8b_pretrain_8gpu_b300_fp8cs_config() -> Recipe:
     return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xB300", "fp8cs", micro_batch_size=4, global_batch_size=128
+        llama3_8b_pretrain_64gpu_b200_bf16_config(),
+        "8xB300",
+        "fp8cs",
+        micro_batch_size=4,
+        global_batch_size=128,
+        loss="chunked",
     )
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"loss": "vocab_parallel"}))
 def llama3_8b_pretrain_8gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xB300", "fp8mx", micro_batch_size=4, global_batch_size=128
+        llama3_8b_pretrain_64gpu_b200_bf16_config(),
+        "8xB300",
+        "fp8mx",
+        micro_batch_size=4,
+        global_batch_size=128,
+        loss="chunked",
     )
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"loss": "vocab_parallel"}))
 def llama3_8b_pretrain_8gpu_b300_nvfp4_config() -> Recipe:
-    return benchmark(llama3_8b_pretrain_8gpu_b200_nvfp4_config(), "8xB300", "nvfp4")
+    return benchmark(llama3_8b_pretrain_8gpu_b200_nvfp4_config(), "8xB300", "nvfp4", recompute="none", loss="chunked")
 
 
 @recipe(family="llama")
@@ -97,7 +114,7 @@ def llama3_8b_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xGB200", "fp8mx", global_batch_size=128)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama3_8b_pretrain_8gpu_gb200_nvfp4_config() -> Recipe:
     return benchmark(llama3_8b_pretrain_8gpu_b200_nvfp4_config(), "8xGB200", "nvfp4")
 
@@ -117,60 +134,52 @@ def llama3_8b_sft_8gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(llama3_8b_sft_8gpu_gb200_bf16_config(), "8xGB200", "fp8mx")
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"defer_grad_sync": True}))
 def llama3_8b_pretrain_32gpu_gb300_bf16_config() -> Recipe:
     return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "32xGB300", "bf16", micro_batch_size=4, global_batch_size=512
+        llama3_8b_pretrain_config(),
+        "32xGB300",
+        "bf16",
+        micro_batch_size=4,
+        cuda_graphs="local",
+        cuda_graph_scope=("full_iteration",),
+        defer_grad_sync=False,
     )
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_32gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "32xGB300", "fp8cs", micro_batch_size=4, global_batch_size=512
-    )
+    return benchmark(llama3_8b_pretrain_32gpu_gb300_bf16_config(), "32xGB300", "fp8cs", defer_grad_sync=True)
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_32gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "32xGB300", "fp8mx", micro_batch_size=4, global_batch_size=512
-    )
+    return benchmark(llama3_8b_pretrain_32gpu_gb300_bf16_config(), "32xGB300", "fp8mx", defer_grad_sync=True)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"defer_grad_sync": True}))
 def llama3_8b_pretrain_32gpu_gb300_nvfp4_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "32xGB300", "nvfp4", micro_batch_size=4, global_batch_size=512
-    )
+    return benchmark(llama3_8b_pretrain_32gpu_gb300_bf16_config(), "32xGB300", "nvfp4")
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"defer_grad_sync": True}))
 def llama3_8b_pretrain_8gpu_gb300_bf16_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xGB300", "bf16", micro_batch_size=4, global_batch_size=128
-    )
+    return benchmark(llama3_8b_pretrain_32gpu_gb300_bf16_config(), "8xGB300", "bf16", global_batch_size=128)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"defer_grad_sync": True}))
 def llama3_8b_pretrain_8gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xGB300", "fp8cs", micro_batch_size=4, global_batch_size=128
-    )
+    return benchmark(llama3_8b_pretrain_32gpu_gb300_bf16_config(), "8xGB300", "fp8cs", global_batch_size=128)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"defer_grad_sync": True}))
 def llama3_8b_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xGB300", "fp8mx", micro_batch_size=4, global_batch_size=128
-    )
+    return benchmark(llama3_8b_pretrain_32gpu_gb300_bf16_config(), "8xGB300", "fp8mx", global_batch_size=128)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"defer_grad_sync": True}))
 def llama3_8b_pretrain_8gpu_gb300_nvfp4_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xGB300", "nvfp4", micro_batch_size=4, global_batch_size=128
-    )
+    return benchmark(llama3_8b_pretrain_32gpu_gb300_bf16_config(), "8xGB300", "nvfp4", global_batch_size=128)
 
 
 @recipe(family="llama")
@@ -190,9 +199,11 @@ def llama3_8b_pretrain_8gpu_h100_bf16_config() -> Recipe:
     return benchmark(llama3_8b_pretrain_64gpu_h100_bf16_config(), "8xH100", "bf16", global_batch_size=128)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"defer_grad_sync": True}))
 def llama3_8b_pretrain_8gpu_h100_fp8cs_config() -> Recipe:
-    return benchmark(llama3_8b_pretrain_64gpu_h100_fp8cs_config(), "8xH100", "fp8cs", global_batch_size=128)
+    return benchmark(
+        llama3_8b_pretrain_64gpu_h100_fp8cs_config(), "8xH100", "fp8cs", global_batch_size=128, defer_grad_sync=False
+    )
 
 
 @recipe(family="llama")
@@ -207,47 +218,75 @@ def llama3_8b_sft_8gpu_h100_fp8cs_config() -> Recipe:
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_r100_bf16_config() -> Recipe:
-    return benchmark(llama3_8b_pretrain_8gpu_b200_nvfp4_config(), "8xR100", "bf16", micro_batch_size=1)
+    return benchmark(
+        llama3_8b_pretrain_8gpu_b200_nvfp4_config(), "8xR100", "bf16", micro_batch_size=1, recompute="none"
+    )
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_r100_fp8cs_config() -> Recipe:
-    return benchmark(llama3_8b_pretrain_8gpu_b200_nvfp4_config(), "8xR100", "fp8cs", micro_batch_size=1)
+    return benchmark(
+        llama3_8b_pretrain_8gpu_b200_nvfp4_config(), "8xR100", "fp8cs", micro_batch_size=1, recompute="none"
+    )
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_r100_fp8mx_config() -> Recipe:
-    return benchmark(llama3_8b_pretrain_8gpu_b200_nvfp4_config(), "8xR100", "fp8mx", micro_batch_size=1)
+    return benchmark(
+        llama3_8b_pretrain_8gpu_b200_nvfp4_config(), "8xR100", "fp8mx", micro_batch_size=1, recompute="none"
+    )
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_r100_nvfp4_config() -> Recipe:
-    return benchmark(llama3_8b_pretrain_8gpu_b200_nvfp4_config(), "8xR100", "nvfp4", micro_batch_size=1)
+    return benchmark(
+        llama3_8b_pretrain_8gpu_b200_nvfp4_config(), "8xR100", "nvfp4", micro_batch_size=1, recompute="none"
+    )
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"loss": "vocab_parallel"}))
 def llama3_8b_pretrain_8gpu_vr200_bf16_config() -> Recipe:
     return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xVR200", "bf16", micro_batch_size=4, global_batch_size=128
+        llama3_8b_pretrain_64gpu_b200_bf16_config(),
+        "8xVR200",
+        "bf16",
+        micro_batch_size=4,
+        global_batch_size=128,
+        loss="chunked",
     )
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"loss": "vocab_parallel"}))
 def llama3_8b_pretrain_8gpu_vr200_fp8cs_config() -> Recipe:
     return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xVR200", "fp8cs", micro_batch_size=4, global_batch_size=128
+        llama3_8b_pretrain_64gpu_b200_bf16_config(),
+        "8xVR200",
+        "fp8cs",
+        micro_batch_size=4,
+        global_batch_size=128,
+        loss="chunked",
     )
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"loss": "vocab_parallel"}))
 def llama3_8b_pretrain_8gpu_vr200_fp8mx_config() -> Recipe:
     return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xVR200", "fp8mx", micro_batch_size=4, global_batch_size=128
+        llama3_8b_pretrain_64gpu_b200_bf16_config(),
+        "8xVR200",
+        "fp8mx",
+        micro_batch_size=4,
+        global_batch_size=128,
+        loss="chunked",
     )
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"loss": "vocab_parallel"}))
 def llama3_8b_pretrain_8gpu_vr200_nvfp4_config() -> Recipe:
     return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xVR200", "nvfp4", micro_batch_size=4, global_batch_size=128
+        llama3_8b_pretrain_64gpu_b200_bf16_config(),
+        "8xVR200",
+        "nvfp4",
+        micro_batch_size=4,
+        global_batch_size=128,
+        loss="chunked",
     )

@@ -8,7 +8,7 @@ from meshwright.recipes.library.nemotron import (
     nemotron_3_super_pretrain_config,
     nemotronh_56b_pretrain_config,
 )
-from meshwright.recipes.registry import recipe
+from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
@@ -52,13 +52,14 @@ def nemotron_3_super_pretrain_64gpu_b200_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
 def nemotron_3_super_pretrain_64gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(
         nemotron_3_super_pretrain_64gpu_b200_bf16_config(),
         "64xB200",
         "fp8mx",
         recompute_modules=("moe_act", "layernorm"),
+        loss="chunked",
     )
 
 
@@ -77,13 +78,14 @@ def nemotron_3_super_pretrain_64gpu_b200_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"cp": 1}))
 def nemotronh_56b_pretrain_256gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         nemotronh_56b_pretrain_config(),
         "256xB200",
         "bf16",
         tp=2,
+        cp=2,
         global_batch_size=192,
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("mamba", "attn"),
@@ -94,27 +96,33 @@ def nemotronh_56b_pretrain_256gpu_b200_bf16_config() -> Recipe:
 
 @recipe(family="nemotron")
 def nemotronh_56b_pretrain_256gpu_b200_fp8cs_config() -> Recipe:
-    return benchmark(nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8cs", global_batch_size=768)
+    return benchmark(nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8cs", cp=1, global_batch_size=768)
 
 
 @recipe(family="nemotron")
 def nemotronh_56b_pretrain_64gpu_b200_fp8cs_config() -> Recipe:
-    return benchmark(nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "64xB200", "fp8cs")
+    return benchmark(nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "64xB200", "fp8cs", cp=1)
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
 def nemotron_3_nano_pretrain_8gpu_b300_bf16_config() -> Recipe:
-    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xB300", "bf16", micro_batch_size=4)
+    return benchmark(
+        nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xB300", "bf16", micro_batch_size=4, loss="chunked"
+    )
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
 def nemotron_3_nano_pretrain_8gpu_b300_fp8mx_config() -> Recipe:
-    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xB300", "fp8mx", micro_batch_size=4)
+    return benchmark(
+        nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xB300", "fp8mx", micro_batch_size=4, loss="chunked"
+    )
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
 def nemotron_3_nano_pretrain_8gpu_b300_nvfp4_config() -> Recipe:
-    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xB300", "nvfp4", micro_batch_size=4)
+    return benchmark(
+        nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xB300", "nvfp4", micro_batch_size=4, loss="chunked"
+    )
 
 
 @recipe(family="nemotron")
@@ -130,7 +138,7 @@ def nemotron_3_super_pretrain_64gpu_b300_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
 def nemotron_3_super_pretrain_64gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(
         nemotron_3_super_pretrain_config(),
@@ -142,6 +150,7 @@ def nemotron_3_super_pretrain_64gpu_b300_fp8mx_config() -> Recipe:
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "mamba", "moe_router", "moe_preprocess"),
         dispatcher="hybridep",
+        loss="chunked",
     )
 
 
@@ -154,15 +163,16 @@ def nemotron_3_super_pretrain_64gpu_b300_nvfp4_config() -> Recipe:
         first_last_bf16=True,
         recompute="selective",
         recompute_modules=("moe_act", "layernorm"),
+        loss="vocab_parallel",
     )
 
 
 @recipe(family="nemotron")
 def nemotronh_56b_pretrain_64gpu_b300_fp8cs_config() -> Recipe:
-    return benchmark(nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "64xB300", "fp8cs")
+    return benchmark(nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "64xB300", "fp8cs", cp=1)
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
 def nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
         pretrain("nemotron_3_5_lightning", 1),
@@ -176,29 +186,32 @@ def nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config() -> Recipe:
         cuda_graph_scope=("attn", "mamba", "moe_router", "moe_preprocess"),
         dispatcher="hybridep",
         mtp_loss=0.1,
+        loss="chunked",
     )
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
 def nemotron_3_5_lightning_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(), "8xGB200", "fp8mx")
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"strategy": "megatron_fsdp", "recompute": "none"}))
 def nemotron_3_5_lightning_pretrain_8gpu_gb200_fp8mx_fsdp_config() -> Recipe:
     return benchmark(
-        nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(),
+        pretrain("nemotron_3_5_lightning", 1),
         "8xGB200",
         "fp8mx",
-        strategy="megatron_fsdp",
+        ep=8,
         micro_batch_size=3,
         global_batch_size=384,
-        cuda_graphs="none",
-        cuda_graph_scope=(),
+        seq_length=8192,
+        dispatcher="hybridep",
+        mtp_loss=0.1,
+        recompute="full",
     )
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
 def nemotron_3_5_lightning_pretrain_8gpu_gb200_nvfp4_config() -> Recipe:
     return benchmark(nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(), "8xGB200", "nvfp4")
 
@@ -220,22 +233,32 @@ def nemotron_3_nano_pretrain_8gpu_gb200_nvfp4_config() -> Recipe:
 
 @recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_gb200_bf16_config() -> Recipe:
-    return benchmark(nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xGB200", "bf16", tp=2, ep=64)
+    return benchmark(
+        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xGB200", "bf16", tp=2, ep=64, loss="vocab_parallel"
+    )
 
 
 @recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_gb200_fp8mx_config() -> Recipe:
-    return benchmark(nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xGB200", "fp8mx", tp=2, ep=64)
+    return benchmark(
+        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xGB200", "fp8mx", tp=2, ep=64, loss="vocab_parallel"
+    )
 
 
 @recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_gb200_nvfp4_config() -> Recipe:
     return benchmark(
-        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xGB200", "nvfp4", tp=2, ep=64, first_last_bf16=True
+        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(),
+        "64xGB200",
+        "nvfp4",
+        tp=2,
+        ep=64,
+        first_last_bf16=True,
+        loss="vocab_parallel",
     )
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"strategy": "megatron_fsdp"}))
 def nemotron_3_ultra_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(
         pretrain("nemotron_3_ultra", 1),
@@ -243,8 +266,6 @@ def nemotron_3_ultra_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
         "fp8mx",
         tp=2,
         ep=64,
-        sp=True,
-        strategy="megatron_fsdp",
         global_batch_size=256,
         seq_length=8192,
         recompute="selective",
@@ -258,88 +279,102 @@ def nemotron_3_ultra_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
 
 @recipe(family="nemotron")
 def nemotronh_56b_pretrain_64gpu_gb200_fp8cs_config() -> Recipe:
-    return benchmark(nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "64xGB200", "fp8cs")
+    return benchmark(nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "64xGB200", "fp8cs", cp=1)
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
 def nemotron_3_5_lightning_pretrain_8gpu_gb300_bf16_config() -> Recipe:
     return benchmark(nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(), "8xGB300", "bf16", micro_batch_size=4)
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
 def nemotron_3_5_lightning_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(), "8xGB300", "fp8mx", micro_batch_size=4)
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"strategy": "megatron_fsdp", "loss": "vocab_parallel"}))
 def nemotron_3_5_lightning_pretrain_8gpu_gb300_fp8mx_fsdp_config() -> Recipe:
     return benchmark(
-        nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(),
+        nemotron_3_5_lightning_pretrain_8gpu_gb200_fp8mx_fsdp_config(),
         "8xGB300",
         "fp8mx",
-        strategy="megatron_fsdp",
-        micro_batch_size=3,
-        global_batch_size=384,
-        cuda_graphs="none",
-        cuda_graph_scope=(),
+        recompute="none",
+        loss="chunked",
     )
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
 def nemotron_3_5_lightning_pretrain_8gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(), "8xGB300", "nvfp4", micro_batch_size=4)
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
 def nemotron_3_nano_pretrain_8gpu_gb300_bf16_config() -> Recipe:
-    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xGB300", "bf16", micro_batch_size=4)
+    return benchmark(
+        nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xGB300", "bf16", micro_batch_size=4, loss="chunked"
+    )
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
 def nemotron_3_nano_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xGB300", "fp8mx", micro_batch_size=4)
+    return benchmark(
+        nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xGB300", "fp8mx", micro_batch_size=4, loss="chunked"
+    )
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
 def nemotron_3_nano_pretrain_8gpu_gb300_nvfp4_config() -> Recipe:
-    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xGB300", "nvfp4", micro_batch_size=4)
+    return benchmark(
+        nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xGB300", "nvfp4", micro_batch_size=4, loss="chunked"
+    )
 
 
 @recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_gb300_bf16_config() -> Recipe:
-    return benchmark(nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xGB300", "bf16", ep=64)
+    return benchmark(
+        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xGB300", "bf16", ep=64, loss="vocab_parallel"
+    )
 
 
 @recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xGB300", "fp8mx", ep=64)
+    return benchmark(
+        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xGB300", "fp8mx", ep=64, loss="vocab_parallel"
+    )
 
 
 @recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(
-        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xGB300", "nvfp4", ep=64, first_last_bf16=True
+        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(),
+        "64xGB300",
+        "nvfp4",
+        ep=64,
+        first_last_bf16=True,
+        loss="vocab_parallel",
     )
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"strategy": "megatron_fsdp"}))
 def nemotron_3_ultra_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(nemotron_3_ultra_pretrain_256gpu_gb200_fp8mx_config(), "256xGB300", "fp8mx", tp=1)
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"cp": 1}))
 def nemotronh_56b_pretrain_256gpu_gb300_bf16_config() -> Recipe:
     return benchmark(nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "256xGB300", "bf16")
 
 
 @recipe(family="nemotron")
 def nemotronh_56b_pretrain_256gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "256xGB300", "fp8cs", global_batch_size=768)
+    return benchmark(
+        nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "256xGB300", "fp8cs", cp=1, global_batch_size=768
+    )
 
 
 @recipe(family="nemotron")
 def nemotronh_56b_pretrain_64gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "64xGB300", "fp8cs")
+    return benchmark(nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "64xGB300", "fp8cs", cp=1)
 
 
 @recipe(family="nemotron")
@@ -355,10 +390,11 @@ def nemotron_3_5_lightning_pretrain_16gpu_h100_bf16_config() -> Recipe:
         recompute_modules=("moe_act", "layernorm"),
         offload="activations",
         cuda_graph_scope=("attn", "mamba"),
+        loss="vocab_parallel",
     )
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"defer_grad_sync": True, "loss": "vocab_parallel"}))
 def nemotron_3_5_lightning_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
         nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(),
@@ -368,6 +404,7 @@ def nemotron_3_5_lightning_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
         global_batch_size=1024,
         recompute="selective",
         recompute_modules=("layernorm",),
+        defer_grad_sync=False,
         cuda_graph_scope=("attn", "mamba"),
     )
 
@@ -387,10 +424,15 @@ def nemotron_3_nano_pretrain_16gpu_h100_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
 def nemotron_3_nano_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
-        nemotron_3_nano_pretrain_16gpu_h100_bf16_config(), "16xH100", "fp8cs", ep=16, recompute_modules=("layernorm",)
+        nemotron_3_nano_pretrain_16gpu_h100_bf16_config(),
+        "16xH100",
+        "fp8cs",
+        ep=16,
+        recompute_modules=("layernorm",),
+        loss="chunked",
     )
 
 
@@ -413,37 +455,52 @@ def nemotron_3_super_pretrain_64gpu_h100_bf16_config() -> Recipe:
 @recipe(family="nemotron")
 def nemotronh_56b_pretrain_64gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
-        nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "64xH100", "fp8cs", tp=8, cuda_graph_scope=("mamba",)
+        nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "64xH100", "fp8cs", tp=8, cp=1, cuda_graph_scope=("mamba",)
+    )
+
+
+@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
+def nemotron_3_nano_pretrain_8gpu_vr200_bf16_config() -> Recipe:
+    return benchmark(
+        nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xVR200", "bf16", micro_batch_size=4, loss="chunked"
+    )
+
+
+@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
+def nemotron_3_nano_pretrain_8gpu_vr200_fp8mx_config() -> Recipe:
+    return benchmark(
+        nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xVR200", "fp8mx", micro_batch_size=4, loss="chunked"
+    )
+
+
+@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
+def nemotron_3_nano_pretrain_8gpu_vr200_nvfp4_config() -> Recipe:
+    return benchmark(
+        nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xVR200", "nvfp4", micro_batch_size=4, loss="chunked"
     )
 
 
 @recipe(family="nemotron")
-def nemotron_3_nano_pretrain_8gpu_vr200_bf16_config() -> Recipe:
-    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xVR200", "bf16", micro_batch_size=4)
-
-
-@recipe(family="nemotron")
-def nemotron_3_nano_pretrain_8gpu_vr200_fp8mx_config() -> Recipe:
-    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xVR200", "fp8mx", micro_batch_size=4)
-
-
-@recipe(family="nemotron")
-def nemotron_3_nano_pretrain_8gpu_vr200_nvfp4_config() -> Recipe:
-    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xVR200", "nvfp4", micro_batch_size=4)
-
-
-@recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_vr200_bf16_config() -> Recipe:
-    return benchmark(nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xVR200", "bf16", ep=64)
+    return benchmark(
+        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xVR200", "bf16", ep=64, loss="vocab_parallel"
+    )
 
 
 @recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_vr200_fp8mx_config() -> Recipe:
-    return benchmark(nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xVR200", "fp8mx", ep=64)
+    return benchmark(
+        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xVR200", "fp8mx", ep=64, loss="vocab_parallel"
+    )
 
 
 @recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_vr200_nvfp4_config() -> Recipe:
     return benchmark(
-        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xVR200", "nvfp4", ep=64, first_last_bf16=True
+        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(),
+        "64xVR200",
+        "nvfp4",
+        ep=64,
+        first_last_bf16=True,
+        loss="vocab_parallel",
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from meshwright.recipes.build import benchmark, pretrain
-from meshwright.recipes.registry import recipe
+from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         pretrain("qwen35_122b_a10b", 1, images=True),
@@ -20,15 +20,16 @@ def qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config() -> Recipe:
         overlap_grad_reduce=False,
         ep_overlap=True,
         per_token_loss=True,
+        recompute="selective",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen35_vl_122b_a10b_pretrain_32gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(), "32xB200", "fp8cs")
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen35_vl_122b_a10b_pretrain_32gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(), "32xB200", "fp8mx")
 
@@ -55,7 +56,7 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(), "8xB200", "fp8mx")
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"ep_overlap": True, "recompute": "none", "stage_layers": ()}))
 def qwen35_vl_397b_a17b_pretrain_64gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         pretrain("qwen35_397b_a17b", 1, images=True),
@@ -66,17 +67,18 @@ def qwen35_vl_397b_a17b_pretrain_64gpu_b200_bf16_config() -> Recipe:
         ep=8,
         global_batch_size=1024,
         overlap_grad_reduce=False,
-        ep_overlap=True,
         per_token_loss=True,
+        stage_layers=(1,) * 2 + (2,) * 28 + (1,) * 2,
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"ep_overlap": True, "recompute": "none", "stage_layers": ()}))
 def qwen35_vl_397b_a17b_pretrain_64gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(qwen35_vl_397b_a17b_pretrain_64gpu_b200_bf16_config(), "64xB200", "fp8cs")
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"ep_overlap": True, "recompute": "none", "stage_layers": ()}))
 def qwen35_vl_397b_a17b_pretrain_64gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(qwen35_vl_397b_a17b_pretrain_64gpu_b200_bf16_config(), "64xB200", "fp8mx")
 
@@ -106,24 +108,39 @@ def qwen35_vl_122b_a10b_pretrain_32gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(qwen35_vl_122b_a10b_pretrain_32gpu_b300_bf16_config(), "32xB300", "fp8mx")
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_b300_bf16_config() -> Recipe:
     return benchmark(
-        qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(), "8xB300", "bf16", micro_batch_size=8, dispatcher="hybridep"
+        qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
+        "8xB300",
+        "bf16",
+        micro_batch_size=8,
+        dispatcher="hybridep",
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_b300_fp8cs_config() -> Recipe:
     return benchmark(
-        qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(), "8xB300", "fp8cs", micro_batch_size=8, dispatcher="hybridep"
+        qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
+        "8xB300",
+        "fp8cs",
+        micro_batch_size=8,
+        dispatcher="hybridep",
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(
-        qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(), "8xB300", "fp8mx", micro_batch_size=8, dispatcher="hybridep"
+        qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
+        "8xB300",
+        "fp8mx",
+        micro_batch_size=8,
+        dispatcher="hybridep",
+        recompute="full",
     )
 
 
@@ -154,40 +171,25 @@ def qwen35_vl_397b_a17b_pretrain_64gpu_b300_fp8mx_config() -> Recipe:
 @recipe(family="qwen_vl")
 def qwen35_vl_122b_a10b_pretrain_32gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
-        qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(),
-        "32xGB200",
-        "bf16",
-        vp=1,
-        dispatcher="hybridep",
-        ep_overlap=False,
+        qwen35_vl_122b_a10b_pretrain_32gpu_b300_bf16_config(), "32xGB200", "bf16", pp=4, ep=8, micro_batch_size=1
     )
 
 
 @recipe(family="qwen_vl")
 def qwen35_vl_122b_a10b_pretrain_32gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
-        qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(),
-        "32xGB200",
-        "fp8cs",
-        vp=1,
-        dispatcher="hybridep",
-        ep_overlap=False,
+        qwen35_vl_122b_a10b_pretrain_32gpu_b300_bf16_config(), "32xGB200", "fp8cs", pp=4, ep=8, micro_batch_size=1
     )
 
 
 @recipe(family="qwen_vl")
 def qwen35_vl_122b_a10b_pretrain_32gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(
-        qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(),
-        "32xGB200",
-        "fp8mx",
-        vp=1,
-        dispatcher="hybridep",
-        ep_overlap=False,
+        qwen35_vl_122b_a10b_pretrain_32gpu_b300_bf16_config(), "32xGB200", "fp8mx", pp=4, ep=8, micro_batch_size=1
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"loss": "vocab_parallel"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
         qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -196,10 +198,11 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_gb200_bf16_config() -> Recipe:
         micro_batch_size=2,
         global_batch_size=480,
         dispatcher="hybridep",
+        loss="chunked",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
         qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -208,10 +211,11 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
         micro_batch_size=3,
         global_batch_size=480,
         dispatcher="hybridep",
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(
         qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -220,24 +224,47 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
         micro_batch_size=3,
         global_batch_size=480,
         dispatcher="hybridep",
+        recompute="selective",
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
+        loss="chunked",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "stage_layers": ()}))
 def qwen35_vl_397b_a17b_pretrain_64gpu_gb200_bf16_config() -> Recipe:
-    return benchmark(qwen35_vl_397b_a17b_pretrain_64gpu_b300_bf16_config(), "64xGB200", "bf16", pp=8, ep=8)
+    return benchmark(
+        qwen35_vl_397b_a17b_pretrain_64gpu_b200_bf16_config(),
+        "64xGB200",
+        "bf16",
+        vp=1,
+        dispatcher="hybridep",
+        stage_layers=(7,) * 2 + (8,) * 4 + (7,) * 2,
+    )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "stage_layers": ()}))
 def qwen35_vl_397b_a17b_pretrain_64gpu_gb200_fp8cs_config() -> Recipe:
-    return benchmark(qwen35_vl_397b_a17b_pretrain_64gpu_b300_bf16_config(), "64xGB200", "fp8cs", pp=8, ep=8)
+    return benchmark(
+        qwen35_vl_397b_a17b_pretrain_64gpu_b200_bf16_config(),
+        "64xGB200",
+        "fp8cs",
+        vp=1,
+        dispatcher="hybridep",
+        stage_layers=(7,) * 2 + (8,) * 4 + (7,) * 2,
+    )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "stage_layers": ()}))
 def qwen35_vl_397b_a17b_pretrain_64gpu_gb200_fp8mx_config() -> Recipe:
-    return benchmark(qwen35_vl_397b_a17b_pretrain_64gpu_b300_bf16_config(), "64xGB200", "fp8mx", pp=8, ep=8)
+    return benchmark(
+        qwen35_vl_397b_a17b_pretrain_64gpu_b200_bf16_config(),
+        "64xGB200",
+        "fp8mx",
+        vp=1,
+        dispatcher="hybridep",
+        stage_layers=(7,) * 2 + (8,) * 4 + (7,) * 2,
+    )
 
 
 @recipe(family="qwen_vl")
@@ -255,14 +282,19 @@ def qwen35_vl_122b_a10b_pretrain_32gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(qwen35_vl_122b_a10b_pretrain_32gpu_b300_bf16_config(), "32xGB300", "fp8mx")
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_gb300_bf16_config() -> Recipe:
     return benchmark(
-        qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(), "8xGB300", "bf16", micro_batch_size=8, dispatcher="hybridep"
+        qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
+        "8xGB300",
+        "bf16",
+        micro_batch_size=8,
+        dispatcher="hybridep",
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(
         qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -270,10 +302,11 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_gb300_fp8cs_config() -> Recipe:
         "fp8cs",
         micro_batch_size=8,
         dispatcher="hybridep",
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(
         qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -281,6 +314,7 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
         "fp8mx",
         micro_batch_size=8,
         dispatcher="hybridep",
+        recompute="full",
     )
 
 
@@ -299,15 +333,33 @@ def qwen35_vl_397b_a17b_pretrain_64gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(qwen35_vl_397b_a17b_pretrain_64gpu_b300_bf16_config(), "64xGB300", "fp8mx")
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"ep_overlap": True, "recompute": "none"}))
 def qwen35_vl_122b_a10b_pretrain_128gpu_h100_bf16_config() -> Recipe:
-    return benchmark(qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(), "128xH100", "bf16", tp=2, pp=8, vp=2, ep=16)
+    return benchmark(
+        qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(),
+        "128xH100",
+        "bf16",
+        tp=2,
+        pp=8,
+        vp=2,
+        ep=16,
+        ep_overlap=False,
+        recompute="full",
+    )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"ep_overlap": True, "recompute": "none"}))
 def qwen35_vl_122b_a10b_pretrain_128gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
-        qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(), "128xH100", "fp8cs", tp=2, pp=8, vp=2, ep=16
+        qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(),
+        "128xH100",
+        "fp8cs",
+        tp=2,
+        pp=8,
+        vp=2,
+        ep=16,
+        ep_overlap=False,
+        recompute="full",
     )
 
 
@@ -327,19 +379,25 @@ def qwen35_vl_35b_a3b_pretrain_16gpu_h100_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"ep_overlap": True, "recompute": "none", "stage_layers": ()}))
 def qwen35_vl_35b_a3b_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
-        qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(), "16xH100", "fp8cs", pp=2, vp=12, ep_overlap=True
+        qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
+        "16xH100",
+        "fp8cs",
+        pp=2,
+        vp=12,
+        recompute="full",
+        stage_layers=(1,) * 4 + (2,) * 16 + (1,) * 4,
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"ep_overlap": True, "recompute": "none", "stage_layers": ()}))
 def qwen35_vl_397b_a17b_pretrain_256gpu_h100_bf16_config() -> Recipe:
     return benchmark(qwen35_vl_397b_a17b_pretrain_64gpu_b200_bf16_config(), "256xH100", "bf16", tp=2, ep=32)
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"ep_overlap": True, "recompute": "none", "stage_layers": ()}))
 def qwen35_vl_397b_a17b_pretrain_256gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(qwen35_vl_397b_a17b_pretrain_64gpu_b200_bf16_config(), "256xH100", "fp8cs", tp=2, ep=32)
 
@@ -359,14 +417,19 @@ def qwen35_vl_122b_a10b_pretrain_32gpu_vr200_fp8mx_config() -> Recipe:
     return benchmark(qwen35_vl_122b_a10b_pretrain_32gpu_b300_bf16_config(), "32xVR200", "fp8mx")
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_vr200_bf16_config() -> Recipe:
     return benchmark(
-        qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(), "8xVR200", "bf16", micro_batch_size=8, dispatcher="hybridep"
+        qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
+        "8xVR200",
+        "bf16",
+        micro_batch_size=8,
+        dispatcher="hybridep",
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_vr200_fp8cs_config() -> Recipe:
     return benchmark(
         qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -374,10 +437,11 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_vr200_fp8cs_config() -> Recipe:
         "fp8cs",
         micro_batch_size=8,
         dispatcher="hybridep",
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_vr200_fp8mx_config() -> Recipe:
     return benchmark(
         qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -385,6 +449,7 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_vr200_fp8mx_config() -> Recipe:
         "fp8mx",
         micro_batch_size=8,
         dispatcher="hybridep",
+        recompute="full",
     )
 
 

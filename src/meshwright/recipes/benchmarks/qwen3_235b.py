@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from meshwright.recipes.build import benchmark
 from meshwright.recipes.library.qwen_moe import qwen3_235b_a22b_pretrain_config
-from meshwright.recipes.registry import recipe
+from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_128gpu_b200_fp8mx_deepep_dev_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_config(),
@@ -26,10 +26,11 @@ def qwen3_235b_a22b_pretrain_128gpu_b200_fp8mx_deepep_dev_config() -> Recipe:
         head_as_layer=True,
         ep_overlap=True,
         moments="bf16",
+        recompute="selective",
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_config(),
@@ -41,15 +42,16 @@ def qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config() -> Recipe:
         global_batch_size=8192,
         embedding_as_layer=True,
         head_as_layer=True,
+        recompute="selective",
     )
 
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_b200_fp8cs_config() -> Recipe:
-    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8cs", vp=1)
+    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8cs", vp=1, recompute="none")
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -62,7 +64,7 @@ def qwen3_235b_a22b_pretrain_256gpu_b200_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_b200_fp8mx_large_scale_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -78,29 +80,29 @@ def qwen3_235b_a22b_pretrain_256gpu_b200_fp8mx_large_scale_config() -> Recipe:
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_b200_nvfp4_config() -> Recipe:
-    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "256xB200", "nvfp4", vp=1)
+    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "256xB200", "nvfp4", vp=1, recompute="none")
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_64gpu_b200_bf16_config() -> Recipe:
     return benchmark(qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "64xB200", "bf16", global_batch_size=2048)
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_64gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "64xB200", "fp8cs", vp=1, global_batch_size=2048
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_64gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "64xB200", "fp8mx", vp=1, global_batch_size=2048
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_64gpu_b200_nvfp4_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "64xB200", "nvfp4", vp=1, global_batch_size=2048
@@ -110,21 +112,23 @@ def qwen3_235b_a22b_pretrain_64gpu_b200_nvfp4_config() -> Recipe:
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_128gpu_b300_fp8mx_hybridep_dev_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_128gpu_b200_fp8mx_deepep_dev_config(),
+        qwen3_235b_a22b_pretrain_config(),
         "128xB300",
         "fp8mx",
-        pp=1,
-        vp=1,
+        tp=2,
+        ep=16,
+        micro_batch_size=3,
         global_batch_size=9216,
-        dispatcher="hybridep",
-        embedding_as_layer=False,
-        head_as_layer=False,
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router"),
+        dispatcher="hybridep",
+        grads="fp32",
+        ep_overlap=True,
+        moments="bf16",
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_b300_bf16_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -136,7 +140,7 @@ def qwen3_235b_a22b_pretrain_256gpu_b300_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_b300_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -148,7 +152,7 @@ def qwen3_235b_a22b_pretrain_256gpu_b300_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -162,7 +166,7 @@ def qwen3_235b_a22b_pretrain_256gpu_b300_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_b300_fp8mx_large_scale_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -177,7 +181,7 @@ def qwen3_235b_a22b_pretrain_256gpu_b300_fp8mx_large_scale_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_b300_nvfp4_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -189,7 +193,7 @@ def qwen3_235b_a22b_pretrain_256gpu_b300_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_64gpu_b300_bf16_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -202,7 +206,7 @@ def qwen3_235b_a22b_pretrain_64gpu_b300_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_64gpu_b300_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -215,7 +219,7 @@ def qwen3_235b_a22b_pretrain_64gpu_b300_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_64gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -228,7 +232,7 @@ def qwen3_235b_a22b_pretrain_64gpu_b300_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_64gpu_b300_nvfp4_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -244,27 +248,28 @@ def qwen3_235b_a22b_pretrain_64gpu_b300_nvfp4_config() -> Recipe:
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_128gpu_gb200_fp8mx_paged_stash_dev_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_config(),
+        qwen3_235b_a22b_pretrain_128gpu_b300_fp8mx_hybridep_dev_config(),
         "128xGB200",
         "fp8mx",
+        tp=1,
         ep=64,
+        micro_batch_size=1,
         global_batch_size=8192,
         cuda_graphs="local",
         cuda_graph_scope=("full_iteration",),
-        dispatcher="hybridep",
-        grads="fp32",
-        ep_overlap=True,
-        moments="bf16",
     )
 
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_128gpu_gb200_fp8mx_partial_cg_dev_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_128gpu_gb200_fp8mx_paged_stash_dev_config(),
+        qwen3_235b_a22b_pretrain_128gpu_b300_fp8mx_hybridep_dev_config(),
         "128xGB200",
         "fp8mx",
-        cuda_graphs="transformer_engine",
+        tp=1,
+        ep=64,
+        micro_batch_size=1,
+        global_batch_size=8192,
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
 
@@ -277,6 +282,7 @@ def qwen3_235b_a22b_pretrain_256gpu_gb200_bf16_config() -> Recipe:
         "bf16",
         vp=1,
         dispatcher="hybridep",
+        recompute="none",
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
@@ -291,6 +297,7 @@ def qwen3_235b_a22b_pretrain_256gpu_gb200_fp8cs_config() -> Recipe:
         vp=1,
         ep=32,
         dispatcher="hybridep",
+        recompute="none",
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
@@ -306,6 +313,7 @@ def qwen3_235b_a22b_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
         ep=32,
         dispatcher="hybridep",
         ep_overlap=True,
+        recompute="none",
         cuda_graphs="full_iteration",
     )
 
@@ -321,6 +329,7 @@ def qwen3_235b_a22b_pretrain_256gpu_gb200_fp8mx_large_scale_config() -> Recipe:
         global_batch_size=512,
         dispatcher="hybridep",
         ep_overlap=True,
+        recompute="none",
         cuda_graphs="full_iteration",
     )
 
@@ -334,12 +343,13 @@ def qwen3_235b_a22b_pretrain_256gpu_gb200_nvfp4_config() -> Recipe:
         vp=1,
         ep=32,
         dispatcher="hybridep",
+        recompute="none",
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_64gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -353,57 +363,81 @@ def qwen3_235b_a22b_pretrain_64gpu_gb200_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(
+    family="qwen_moe",
+    mission=Mission(start={"ep": 32, "stage_layers": (), "embedding_as_layer": True, "head_as_layer": True}),
+)
 def qwen3_235b_a22b_pretrain_64gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        qwen3_235b_a22b_pretrain_config(),
         "64xGB200",
         "fp8cs",
-        vp=1,
-        ep=32,
+        pp=8,
+        ep=8,
         global_batch_size=2048,
-        dispatcher="hybridep",
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+        dispatcher="hybridep",
+        stage_layers=(11,) + (12,) * 6 + (11,),
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(
+    family="qwen_moe",
+    mission=Mission(
+        start={
+            "vp": 3,
+            "ep": 32,
+            "pp_schedule": "interleaved_1f1b",
+            "stage_layers": (),
+            "embedding_as_layer": True,
+            "head_as_layer": True,
+        }
+    ),
+)
 def qwen3_235b_a22b_pretrain_64gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        qwen3_235b_a22b_pretrain_64gpu_gb200_fp8cs_config(),
         "64xGB200",
         "fp8mx",
-        vp=3,
-        ep=32,
-        global_batch_size=2048,
-        dispatcher="hybridep",
         ep_overlap=True,
         cuda_graphs="full_iteration",
+        cuda_graph_scope=(),
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(
+    family="qwen_moe",
+    mission=Mission(start={"pp": 8, "recompute": "none", "embedding_as_layer": True, "head_as_layer": True}),
+)
 def qwen3_235b_a22b_pretrain_64gpu_gb200_nvfp4_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        qwen3_235b_a22b_pretrain_64gpu_gb200_fp8cs_config(),
         "64xGB200",
         "nvfp4",
-        vp=1,
+        pp=2,
         ep=32,
-        global_batch_size=2048,
-        dispatcher="hybridep",
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+        recompute="selective",
+        stage_layers=(),
     )
 
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_128gpu_gb300_fp8mx_paged_stash_dev_config() -> Recipe:
-    return benchmark(qwen3_235b_a22b_pretrain_128gpu_gb200_fp8mx_paged_stash_dev_config(), "128xGB300", "fp8mx")
+    return benchmark(
+        qwen3_235b_a22b_pretrain_128gpu_b300_fp8mx_hybridep_dev_config(),
+        "128xGB300",
+        "fp8mx",
+        tp=1,
+        ep=64,
+        micro_batch_size=1,
+        global_batch_size=8192,
+        cuda_graphs="local",
+        cuda_graph_scope=("full_iteration",),
+    )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_gb300_bf16_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -419,7 +453,7 @@ def qwen3_235b_a22b_pretrain_256gpu_gb300_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -435,7 +469,7 @@ def qwen3_235b_a22b_pretrain_256gpu_gb300_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -451,7 +485,7 @@ def qwen3_235b_a22b_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_gb300_fp8mx_large_scale_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -468,7 +502,7 @@ def qwen3_235b_a22b_pretrain_256gpu_gb300_fp8mx_large_scale_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -484,79 +518,126 @@ def qwen3_235b_a22b_pretrain_256gpu_gb300_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(
+    family="qwen_moe",
+    mission=Mission(start={"pp": 4, "recompute": "none", "embedding_as_layer": True, "head_as_layer": True}),
+)
 def qwen3_235b_a22b_pretrain_64gpu_gb300_bf16_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_64gpu_gb200_fp8cs_config(),
+        "64xGB300",
+        "bf16",
+        pp=2,
+        ep=32,
+        micro_batch_size=2,
+        recompute="selective",
+        stage_layers=(),
+    )
+
+
+@recipe(
+    family="qwen_moe",
+    mission=Mission(start={"pp": 4, "recompute": "none", "embedding_as_layer": True, "head_as_layer": True}),
+)
+def qwen3_235b_a22b_pretrain_64gpu_gb300_fp8cs_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_64gpu_gb200_fp8cs_config(),
+        "64xGB300",
+        "fp8cs",
+        pp=2,
+        ep=32,
+        micro_batch_size=2,
+        recompute="selective",
+        stage_layers=(),
+    )
+
+
+@recipe(
+    family="qwen_moe",
+    mission=Mission(
+        start={
+            "pp": 4,
+            "vp": 12,
+            "recompute": "none",
+            "pp_schedule": "interleaved_1f1b",
+            "embedding_as_layer": True,
+            "head_as_layer": True,
+        }
+    ),
+)
+def qwen3_235b_a22b_pretrain_64gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_config(),
         "64xGB300",
-        "bf16",
-        pp=4,
+        "fp8mx",
+        pp=2,
         ep=32,
         micro_batch_size=2,
         global_batch_size=2048,
+        cuda_graphs="full_iteration",
+        dispatcher="hybridep",
+        ep_overlap=True,
+        recompute="selective",
+    )
+
+
+@recipe(
+    family="qwen_moe",
+    mission=Mission(start={"pp": 4, "recompute": "none", "embedding_as_layer": True, "head_as_layer": True}),
+)
+def qwen3_235b_a22b_pretrain_64gpu_gb300_nvfp4_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_64gpu_gb300_fp8mx_config(),
+        "64xGB300",
+        "nvfp4",
+        ep_overlap=False,
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
-        dispatcher="hybridep",
-        embedding_as_layer=True,
-        head_as_layer=True,
     )
 
 
-@recipe(family="qwen_moe")
-def qwen3_235b_a22b_pretrain_64gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(qwen3_235b_a22b_pretrain_64gpu_gb300_bf16_config(), "64xGB300", "fp8cs")
-
-
-@recipe(family="qwen_moe")
-def qwen3_235b_a22b_pretrain_64gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(
-        qwen3_235b_a22b_pretrain_64gpu_gb300_bf16_config(),
-        "64xGB300",
-        "fp8mx",
-        vp=12,
-        ep_overlap=True,
-        cuda_graphs="full_iteration",
-        cuda_graph_scope=(),
-    )
-
-
-@recipe(family="qwen_moe")
-def qwen3_235b_a22b_pretrain_64gpu_gb300_nvfp4_config() -> Recipe:
-    return benchmark(qwen3_235b_a22b_pretrain_64gpu_gb300_bf16_config(), "64xGB300", "nvfp4")
-
-
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_h100_bf16_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "256xH100", "bf16", tp=2, ep=32, ep_overlap=True
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(
+    family="qwen_moe",
+    mission=Mission(
+        start={
+            "ep_overlap": True,
+            "recompute": "selective",
+            "recompute_modules": ("moe_act", "layernorm"),
+            "cuda_graphs": "transformer_engine",
+            "cuda_graph_scope": ("moe_router", "moe_preprocess"),
+            "te_rng_tracker": True,
+        }
+    ),
+)
 def qwen3_235b_a22b_pretrain_256gpu_h100_bf16_hybridep_dev_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_64gpu_gb300_bf16_config(),
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
         "256xH100",
         "bf16",
         tp=2,
-        pp=8,
         vp=3,
-        micro_batch_size=1,
-        ep_overlap=True,
-        recompute="selective",
-        recompute_modules=("moe_act", "layernorm"),
-        cuda_graph_scope=("moe_router", "moe_preprocess"),
+        ep=32,
+        global_batch_size=2048,
+        dispatcher="hybridep",
+        recompute="full",
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "256xH100", "fp8cs", tp=2, ep=32, ep_overlap=True
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_h100_fp8cs_large_scale_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -569,25 +650,47 @@ def qwen3_235b_a22b_pretrain_256gpu_h100_fp8cs_large_scale_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_vr200_bf16_config() -> Recipe:
-    return benchmark(qwen3_235b_a22b_pretrain_64gpu_gb300_bf16_config(), "256xVR200", "bf16", global_batch_size=8192)
-
-
-@recipe(family="qwen_moe")
-def qwen3_235b_a22b_pretrain_256gpu_vr200_fp8mx_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_64gpu_gb300_bf16_config(),
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
         "256xVR200",
-        "fp8mx",
-        vp=12,
-        global_batch_size=8192,
-        ep_overlap=True,
-        cuda_graphs="full_iteration",
-        cuda_graph_scope=(),
+        "bf16",
+        pp=4,
+        vp=1,
+        ep=32,
+        micro_batch_size=2,
+        dispatcher="hybridep",
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+def qwen3_235b_a22b_pretrain_256gpu_vr200_fp8mx_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_64gpu_gb300_fp8mx_config(),
+        "256xVR200",
+        "fp8mx",
+        pp=4,
+        vp=12,
+        global_batch_size=8192,
+        embedding_as_layer=True,
+        head_as_layer=True,
+    )
+
+
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_vr200_nvfp4_config() -> Recipe:
-    return benchmark(qwen3_235b_a22b_pretrain_64gpu_gb300_bf16_config(), "256xVR200", "nvfp4", global_batch_size=8192)
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "256xVR200",
+        "nvfp4",
+        pp=4,
+        vp=1,
+        ep=32,
+        micro_batch_size=2,
+        dispatcher="hybridep",
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )

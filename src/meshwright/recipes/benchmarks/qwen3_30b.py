@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from meshwright.recipes.build import benchmark
 from meshwright.recipes.library.qwen_moe import qwen3_30b_a3b_pretrain_config
-from meshwright.recipes.registry import recipe
+from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"loss": "vocab_parallel"}))
 def qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_config(),
@@ -20,37 +20,65 @@ def qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config() -> Recipe:
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
         dispatcher="hybridep",
+        loss="chunked",
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"loss": "vocab_parallel"}))
 def qwen3_30b_a3b_pretrain_64gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "64xB200", "fp8cs")
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_b200_bf16_config() -> Recipe:
-    return benchmark(qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "8xB200", "bf16", global_batch_size=512)
-
-
-@recipe(family="qwen_moe")
-def qwen3_30b_a3b_pretrain_8gpu_b200_fp8cs_config() -> Recipe:
-    return benchmark(qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "8xB200", "fp8cs", global_batch_size=512)
-
-
-@recipe(family="qwen_moe")
-def qwen3_30b_a3b_pretrain_8gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "8xB200", "fp8mx", global_batch_size=512, ep_overlap=True
+        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
+        "8xB200",
+        "bf16",
+        global_batch_size=512,
+        recompute="selective",
+        loss="vocab_parallel",
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+def qwen3_30b_a3b_pretrain_8gpu_b200_fp8cs_config() -> Recipe:
+    return benchmark(
+        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
+        "8xB200",
+        "fp8cs",
+        global_batch_size=512,
+        recompute="selective",
+        loss="vocab_parallel",
+    )
+
+
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+def qwen3_30b_a3b_pretrain_8gpu_b200_fp8mx_config() -> Recipe:
+    return benchmark(
+        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
+        "8xB200",
+        "fp8mx",
+        global_batch_size=512,
+        ep_overlap=True,
+        recompute="selective",
+        loss="vocab_parallel",
+    )
+
+
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_b200_nvfp4_config() -> Recipe:
-    return benchmark(qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "8xB200", "nvfp4", global_batch_size=512)
+    return benchmark(
+        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
+        "8xB200",
+        "nvfp4",
+        global_batch_size=512,
+        recompute="selective",
+        loss="vocab_parallel",
+    )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_b300_bf16_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
@@ -58,11 +86,13 @@ def qwen3_30b_a3b_pretrain_8gpu_b300_bf16_config() -> Recipe:
         "bf16",
         micro_batch_size=8,
         global_batch_size=512,
+        recompute="selective",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
+        loss="vocab_parallel",
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_b300_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
@@ -70,11 +100,13 @@ def qwen3_30b_a3b_pretrain_8gpu_b300_fp8cs_config() -> Recipe:
         "fp8cs",
         micro_batch_size=8,
         global_batch_size=512,
+        recompute="selective",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
+        loss="vocab_parallel",
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_config(),
@@ -86,22 +118,23 @@ def qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config() -> Recipe:
         cuda_graphs="full_iteration",
         dispatcher="hybridep",
         ep_overlap=True,
+        recompute="selective",
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_b300_nvfp4_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
+        qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
         "8xB300",
         "nvfp4",
-        micro_batch_size=8,
-        global_batch_size=512,
+        ep_overlap=False,
+        cuda_graphs="transformer_engine",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"loss": "vocab_parallel"}))
 def qwen3_30b_a3b_pretrain_16gpu_gb200_bf16_dev_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_config(),
@@ -112,10 +145,11 @@ def qwen3_30b_a3b_pretrain_16gpu_gb200_bf16_dev_config() -> Recipe:
         global_batch_size=512,
         dispatcher="hybridep",
         overlap_grad_reduce=False,
+        loss="chunked",
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"loss": "vocab_parallel"}))
 def qwen3_30b_a3b_pretrain_16gpu_gb200_fp8mx_paged_stash_dev_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_16gpu_gb200_bf16_dev_config(),
@@ -127,104 +161,126 @@ def qwen3_30b_a3b_pretrain_16gpu_gb200_fp8mx_paged_stash_dev_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"loss": "vocab_parallel"}))
 def qwen3_30b_a3b_pretrain_16gpu_gb200_fp8mx_partial_cg_dev_config() -> Recipe:
     return benchmark(qwen3_30b_a3b_pretrain_16gpu_gb200_bf16_dev_config(), "16xGB200", "fp8mx", fp8_gather=False)
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"loss": "vocab_parallel"}))
 def qwen3_30b_a3b_pretrain_32gpu_gb200_bf16_config() -> Recipe:
     return benchmark(qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "32xGB200", "bf16", global_batch_size=2048)
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"loss": "vocab_parallel"}))
 def qwen3_30b_a3b_pretrain_32gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "32xGB200", "fp8cs", global_batch_size=2048)
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb200_bf16_config() -> Recipe:
-    return benchmark(qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "8xGB200", "bf16", global_batch_size=512)
+    return benchmark(
+        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
+        "8xGB200",
+        "bf16",
+        global_batch_size=512,
+        recompute="selective",
+        loss="vocab_parallel",
+    )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
-    return benchmark(qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "8xGB200", "fp8cs", global_batch_size=512)
+    return benchmark(
+        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
+        "8xGB200",
+        "fp8cs",
+        global_batch_size=512,
+        recompute="selective",
+        loss="vocab_parallel",
+    )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(), "8xGB200", "fp8mx", micro_batch_size=4)
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb200_nvfp4_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "8xGB200", "nvfp4", global_batch_size=512, grads="fp32"
+        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
+        "8xGB200",
+        "nvfp4",
+        global_batch_size=512,
+        grads="fp32",
+        recompute="selective",
+        loss="vocab_parallel",
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_32gpu_gb300_bf16_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
+        qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
         "32xGB300",
         "bf16",
-        micro_batch_size=8,
         global_batch_size=2048,
+        ep_overlap=False,
+        cuda_graphs="transformer_engine",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_32gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
+        qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
         "32xGB300",
         "fp8cs",
-        micro_batch_size=8,
         global_batch_size=2048,
+        ep_overlap=False,
+        cuda_graphs="transformer_engine",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb300_bf16_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
+        qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
         "8xGB300",
         "bf16",
-        micro_batch_size=8,
-        global_batch_size=512,
+        ep_overlap=False,
+        cuda_graphs="transformer_engine",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
+        qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
         "8xGB300",
         "fp8cs",
-        micro_batch_size=8,
-        global_batch_size=512,
+        ep_overlap=False,
+        cuda_graphs="transformer_engine",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(), "8xGB300", "fp8mx")
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
+        qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
         "8xGB300",
         "nvfp4",
-        micro_batch_size=8,
-        global_batch_size=512,
+        ep_overlap=False,
+        cuda_graphs="transformer_engine",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
     )
 
@@ -272,10 +328,10 @@ def qwen3_30b_a3b_pretrain_32gpu_h100_bf16_dev_config() -> Recipe:
 @recipe(family="qwen_moe")
 def qwen3_30b_a3b_pretrain_32gpu_h100_fp8sc_dev_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
+        qwen3_30b_a3b_pretrain_16gpu_h100_fp8cs_config(),
         "32xH100",
         "fp8sc",
-        micro_batch_size=1,
+        ep=8,
         global_batch_size=256,
         moments="bf16",
         grads="fp32",
@@ -293,30 +349,32 @@ def qwen3_30b_a3b_pretrain_64gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(qwen3_30b_a3b_pretrain_16gpu_h100_fp8cs_config(), "64xH100", "fp8cs", global_batch_size=4096)
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_vr200_bf16_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
+        qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
         "8xVR200",
         "bf16",
-        micro_batch_size=8,
-        global_batch_size=512,
+        ep_overlap=False,
+        cuda_graphs="transformer_engine",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
     )
 
 
 @recipe(family="qwen_moe")
 def qwen3_30b_a3b_pretrain_8gpu_vr200_fp8mx_config() -> Recipe:
-    return benchmark(qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(), "8xVR200", "fp8mx", micro_batch_size=4)
+    return benchmark(
+        qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(), "8xVR200", "fp8mx", micro_batch_size=4, recompute="none"
+    )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_vr200_nvfp4_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
+        qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
         "8xVR200",
         "nvfp4",
-        micro_batch_size=8,
-        global_batch_size=512,
+        ep_overlap=False,
+        cuda_graphs="transformer_engine",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from meshwright.recipes.build import benchmark, pretrain
-from meshwright.recipes.registry import recipe
+from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         pretrain("qwen3_vl_235b_a22b", 1, images=True),
@@ -21,15 +21,16 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config() -> Recipe:
         stage_layers=(10,) + (12,) * 7,
         overlap_grad_reduce=False,
         per_token_loss=True,
+        recompute="selective",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen3_vl_235b_a22b_pretrain_64gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(), "64xB200", "fp8cs")
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen3_vl_235b_a22b_pretrain_64gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(), "64xB200", "fp8mx")
 
@@ -58,7 +59,17 @@ def qwen3_vl_30b_a3b_pretrain_8gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(), "8xB200", "fp8mx")
 
 
-@recipe(family="qwen_vl")
+@recipe(
+    family="qwen_vl",
+    mission=Mission(
+        start={
+            "recompute": "none",
+            "cuda_graphs": "transformer_engine",
+            "cuda_graph_scope": ("moe_router", "moe_preprocess"),
+            "te_rng_tracker": True,
+        }
+    ),
+)
 def qwen3_vl_235b_a22b_pretrain_64gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
         qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(),
@@ -66,10 +77,23 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_gb200_bf16_config() -> Recipe:
         "bf16",
         micro_batch_size=2,
         dispatcher="hybridep",
+        recompute="full",
+        cuda_graphs="none",
+        cuda_graph_scope=(),
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(
+    family="qwen_vl",
+    mission=Mission(
+        start={
+            "recompute": "none",
+            "cuda_graphs": "transformer_engine",
+            "cuda_graph_scope": ("moe_router", "moe_preprocess"),
+            "te_rng_tracker": True,
+        }
+    ),
+)
 def qwen3_vl_235b_a22b_pretrain_64gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(),
@@ -77,10 +101,23 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_gb200_fp8cs_config() -> Recipe:
         "fp8cs",
         micro_batch_size=2,
         dispatcher="hybridep",
+        recompute="full",
+        cuda_graphs="none",
+        cuda_graph_scope=(),
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(
+    family="qwen_vl",
+    mission=Mission(
+        start={
+            "recompute": "none",
+            "cuda_graphs": "transformer_engine",
+            "cuda_graph_scope": ("moe_router", "moe_preprocess"),
+            "te_rng_tracker": True,
+        }
+    ),
+)
 def qwen3_vl_235b_a22b_pretrain_64gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(),
@@ -88,27 +125,48 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_gb200_fp8mx_config() -> Recipe:
         "fp8mx",
         micro_batch_size=2,
         dispatcher="hybridep",
+        recompute="full",
+        cuda_graphs="none",
+        cuda_graph_scope=(),
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
-        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(), "8xGB200", "bf16", micro_batch_size=4, dispatcher="hybridep"
+        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
+        "8xGB200",
+        "bf16",
+        micro_batch_size=4,
+        dispatcher="hybridep",
+        recompute="selective",
+        loss="chunked",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
-        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(), "8xGB200", "fp8cs", micro_batch_size=4, dispatcher="hybridep"
+        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
+        "8xGB200",
+        "fp8cs",
+        micro_batch_size=4,
+        dispatcher="hybridep",
+        recompute="selective",
+        loss="chunked",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(
-        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(), "8xGB200", "fp8mx", micro_batch_size=4, dispatcher="hybridep"
+        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
+        "8xGB200",
+        "fp8mx",
+        micro_batch_size=4,
+        dispatcher="hybridep",
+        recompute="selective",
+        loss="chunked",
     )
 
 
@@ -121,6 +179,7 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_gb300_bf16_config() -> Recipe:
         pp=1,
         ep=64,
         dispatcher="hybridep",
+        recompute="none",
         stage_layers=(),
     )
 
@@ -134,6 +193,7 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_gb300_fp8cs_config() -> Recipe:
         pp=1,
         ep=64,
         dispatcher="hybridep",
+        recompute="none",
         stage_layers=(),
     )
 
@@ -147,32 +207,63 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_gb300_fp8mx_config() -> Recipe:
         pp=1,
         ep=64,
         dispatcher="hybridep",
+        recompute="none",
         stage_layers=(),
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_bf16_config() -> Recipe:
     return benchmark(
-        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(), "8xGB300", "bf16", micro_batch_size=8, dispatcher="hybridep"
+        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
+        "8xGB300",
+        "bf16",
+        micro_batch_size=8,
+        dispatcher="hybridep",
+        recompute="selective",
+        loss="chunked",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(
-        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(), "8xGB300", "fp8cs", micro_batch_size=8, dispatcher="hybridep"
+        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
+        "8xGB300",
+        "fp8cs",
+        micro_batch_size=8,
+        dispatcher="hybridep",
+        recompute="selective",
+        loss="chunked",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(
-        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(), "8xGB300", "fp8mx", micro_batch_size=8, dispatcher="hybridep"
+        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
+        "8xGB300",
+        "fp8mx",
+        micro_batch_size=8,
+        dispatcher="hybridep",
+        recompute="selective",
+        loss="chunked",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(
+    family="qwen_vl",
+    mission=Mission(
+        start={
+            "ep_overlap": True,
+            "recompute": "none",
+            "stage_layers": (),
+            "cuda_graphs": "transformer_engine",
+            "cuda_graph_scope": ("moe_router", "moe_preprocess"),
+            "te_rng_tracker": True,
+        }
+    ),
+)
 def qwen3_vl_235b_a22b_pretrain_256gpu_h100_bf16_config() -> Recipe:
     return benchmark(
         qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(),
@@ -181,12 +272,26 @@ def qwen3_vl_235b_a22b_pretrain_256gpu_h100_bf16_config() -> Recipe:
         tp=2,
         vp=4,
         ep=32,
-        ep_overlap=True,
-        stage_layers=(),
+        recompute="full",
+        stage_layers=(2,) + (3,) * 30 + (2,),
+        cuda_graphs="none",
+        cuda_graph_scope=(),
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(
+    family="qwen_vl",
+    mission=Mission(
+        start={
+            "ep_overlap": True,
+            "recompute": "none",
+            "stage_layers": (),
+            "cuda_graphs": "transformer_engine",
+            "cuda_graph_scope": ("moe_router", "moe_preprocess"),
+            "te_rng_tracker": True,
+        }
+    ),
+)
 def qwen3_vl_235b_a22b_pretrain_256gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(),
@@ -195,18 +300,34 @@ def qwen3_vl_235b_a22b_pretrain_256gpu_h100_fp8cs_config() -> Recipe:
         tp=2,
         vp=4,
         ep=32,
-        ep_overlap=True,
-        stage_layers=(),
+        recompute="full",
+        stage_layers=(2,) + (3,) * 30 + (2,),
+        cuda_graphs="none",
+        cuda_graph_scope=(),
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen3_vl_30b_a3b_pretrain_16gpu_h100_bf16_config() -> Recipe:
-    return benchmark(qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(), "16xH100", "bf16", pp=2, vp=12, ep_overlap=True)
+    return benchmark(
+        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
+        "16xH100",
+        "bf16",
+        pp=2,
+        vp=12,
+        ep_overlap=True,
+        recompute="selective",
+    )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen3_vl_30b_a3b_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
-        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(), "16xH100", "fp8cs", pp=2, vp=12, ep_overlap=True
+        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
+        "16xH100",
+        "fp8cs",
+        pp=2,
+        vp=12,
+        ep_overlap=True,
+        recompute="selective",
     )

@@ -36,7 +36,7 @@ def deepseek_v2_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek", mission=Mission(tp=2, pp=16, ep=64, gpus=2048))
+@recipe(family="deepseek", mission=Mission(tp=2, pp=16, ep=64, gpus=2048, start={"recompute": "none"}))
 def deepseek_v3_pretrain_config() -> Recipe:
     return pretrain(
         "deepseek_v3",
@@ -53,6 +53,7 @@ def deepseek_v3_pretrain_config() -> Recipe:
         stage_layers=(4,) * 15 + (1,),
         mtp_loss=0.1,
         moments="bf16",
+        recompute="selective",
     )
 
 

@@ -85,7 +85,7 @@ def wan_14B_sft_config() -> Recipe:  # noqa: N802
     )
 
 
-@recipe(family="diffusion", mission=Mission(tp=2, cp=1))
+@recipe(family="diffusion", mission=Mission(tp=2, cp=1, start={"offload": "none"}))
 def flux_12b_pretrain_config() -> Recipe:
     return pretrain(
         "flux_12b",
@@ -99,10 +99,11 @@ def flux_12b_pretrain_config() -> Recipe:
         steps=10000,
         reduce="bf16",
         grads="bf16",
+        offload="optimizer",
     )
 
 
-@recipe(family="diffusion", mission=Mission(tp=2, cp=1))
+@recipe(family="diffusion", mission=Mission(tp=2, cp=1, start={"offload": "none"}))
 def flux_12b_sft_config() -> Recipe:
     return sft(
         "flux_12b",
@@ -119,4 +120,5 @@ def flux_12b_sft_config() -> Recipe:
         grads="bf16",
         packing=False,
         dataset="mock",
+        offload="optimizer",
     )

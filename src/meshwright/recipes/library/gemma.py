@@ -52,17 +52,36 @@ def gemma2_27b_peft_config() -> Recipe:
     return peft("gemma2_27b", 4, tp=4, warmup_steps=10, steps=100, beta2=0.95)
 
 
-@recipe(family="gemma", mission=Mission(tp=1, pp=1, seq=32768))
+@recipe(family="gemma", mission=Mission(tp=1, pp=1, seq=32768, start={"recompute": "none", "loss": "vocab_parallel"}))
 def gemma3_1b_pretrain_config() -> Recipe:
-    return pretrain("gemma3_1b", 1, global_batch_size=512, seq_length=32768, warmup_steps=2000, steps=1_168_251)
+    return pretrain(
+        "gemma3_1b",
+        1,
+        global_batch_size=512,
+        seq_length=32768,
+        warmup_steps=2000,
+        steps=1_168_251,
+        loss="chunked",
+        recompute="selective",
+    )
 
 
-@recipe(family="gemma", mission=Mission(tp=1, pp=1, seq=32768))
+@recipe(family="gemma", mission=Mission(tp=1, pp=1, seq=32768, start={"recompute": "none", "loss": "vocab_parallel"}))
 def gemma3_1b_sft_config() -> Recipe:
-    return sft("gemma3_1b", 1, global_batch_size=32, seq_length=32768, warmup_steps=10, steps=100, beta2=0.95)
+    return sft(
+        "gemma3_1b",
+        1,
+        global_batch_size=32,
+        seq_length=32768,
+        warmup_steps=10,
+        steps=100,
+        beta2=0.95,
+        loss="chunked",
+        recompute="selective",
+    )
 
 
-@recipe(family="gemma", mission=Mission(tp=1, pp=1, seq=32768))
+@recipe(family="gemma", mission=Mission(tp=1, pp=1, seq=32768, start={"recompute": "none", "loss": "vocab_parallel"}))
 def gemma3_1b_peft_config() -> Recipe:
     return peft(
         "gemma3_1b",
@@ -74,15 +93,16 @@ def gemma3_1b_peft_config() -> Recipe:
         beta2=0.95,
         rank=8,
         alpha=16.0,
+        loss="chunked",
+        recompute="selective",
     )
 
 
-@recipe(family="gemma")
+@recipe(family="gemma", mission=Mission(start={"micro_batch_size": 2, "recompute": "none", "loss": "vocab_parallel"}))
 def gemma3_vl_4b_sft_config() -> Recipe:
     return sft(
         "gemma3_vl_4b",
         1,
-        micro_batch_size=2,
         global_batch_size=32,
         seq_length=4096,
         lr=5e-5,
@@ -91,10 +111,12 @@ def gemma3_vl_4b_sft_config() -> Recipe:
         steps=50,
         beta2=0.95,
         images=True,
+        loss="chunked",
+        recompute="full",
     )
 
 
-@recipe(family="gemma")
+@recipe(family="gemma", mission=Mission(start={"recompute": "none"}))
 def gemma3_vl_4b_peft_config() -> Recipe:
     return peft(
         "gemma3_vl_4b",
@@ -108,10 +130,11 @@ def gemma3_vl_4b_peft_config() -> Recipe:
         steps=50,
         beta2=0.95,
         images=True,
+        recompute="full",
     )
 
 
-@recipe(family="gemma")
+@recipe(family="gemma", mission=Mission(start={"recompute": "none"}))
 def gemma3_vl_12b_sft_config() -> Recipe:
     return sft(
         "gemma3_vl_12b",
@@ -126,10 +149,11 @@ def gemma3_vl_12b_sft_config() -> Recipe:
         steps=50,
         beta2=0.95,
         images=True,
+        recompute="full",
     )
 
 
-@recipe(family="gemma")
+@recipe(family="gemma", mission=Mission(start={"recompute": "none"}))
 def gemma3_vl_12b_peft_config() -> Recipe:
     return peft(
         "gemma3_vl_12b",
@@ -143,10 +167,11 @@ def gemma3_vl_12b_peft_config() -> Recipe:
         steps=50,
         beta2=0.95,
         images=True,
+        recompute="full",
     )
 
 
-@recipe(family="gemma")
+@recipe(family="gemma", mission=Mission(start={"recompute": "none"}))
 def gemma3_vl_27b_sft_config() -> Recipe:
     return sft(
         "gemma3_vl_27b",
@@ -162,10 +187,11 @@ def gemma3_vl_27b_sft_config() -> Recipe:
         steps=50,
         beta2=0.95,
         images=True,
+        recompute="full",
     )
 
 
-@recipe(family="gemma")
+@recipe(family="gemma", mission=Mission(start={"recompute": "none"}))
 def gemma3_vl_27b_peft_config() -> Recipe:
     return peft(
         "gemma3_vl_27b",
@@ -180,4 +206,5 @@ def gemma3_vl_27b_peft_config() -> Recipe:
         steps=50,
         beta2=0.95,
         images=True,
+        recompute="selective",
     )

@@ -7,7 +7,7 @@ from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="glm", mission=Mission(tp=2, pp=8, ep=16, gpus=256))
+@recipe(family="glm", mission=Mission(tp=2, pp=8, ep=16, gpus=256, start={"recompute": "selective"}))
 def glm45_355b_pretrain_config() -> Recipe:
     return pretrain(
         "glm45_355b",
@@ -20,18 +20,19 @@ def glm45_355b_pretrain_config() -> Recipe:
         min_lr=1e-5,
         warmup_steps=2000,
         steps=1_000_000,
-        recompute="selective",
+        recompute="full",
         stage_layers=(10,) + (12,) * 6 + (10,),
         mtp_loss=0.1,
         shared_expert_overlap=True,
     )
 
 
-@recipe(family="glm", mission=Mission(tp=1, pp=4, ep=8, gpus=32))
+@recipe(family="glm", mission=Mission(tp=1, pp=4, ep=8, gpus=32, start={"sp": False}))
 def glm45_air_106b_pretrain_config() -> Recipe:
     return pretrain(
         "glm45_air_106b",
         32,
+        tp=4,
         pp=4,
         ep=8,
         global_batch_size=2048,
@@ -40,13 +41,13 @@ def glm45_air_106b_pretrain_config() -> Recipe:
         warmup_steps=2000,
         steps=1_000_000,
         recompute="selective",
-        stage_layers=(11,) + (12,) * 2 + (11,),
         mtp_loss=0.1,
         shared_expert_overlap=True,
+        stage_layers=(11,) + (12,) * 2 + (11,),
     )
 
 
-@recipe(family="glm", mission=Mission(tp=2, pp=8, ep=16, gpus=256))
+@recipe(family="glm", mission=Mission(tp=2, pp=8, ep=16, gpus=256, start={"recompute": "none"}))
 def glm45_355b_sft_config() -> Recipe:
     return sft(
         "glm45_355b",
@@ -59,10 +60,11 @@ def glm45_355b_sft_config() -> Recipe:
         overlap_grad_reduce=False,
         shared_expert_overlap=True,
         packing=False,
+        recompute="selective",
     )
 
 
-@recipe(family="glm", mission=Mission(tp=1, pp=4, ep=8, gpus=32))
+@recipe(family="glm", mission=Mission(tp=1, pp=4, ep=8, gpus=32, start={"recompute": "none", "loss": "vocab_parallel"}))
 def glm45_air_106b_sft_config() -> Recipe:
     return sft(
         "glm45_air_106b",
@@ -74,25 +76,28 @@ def glm45_air_106b_sft_config() -> Recipe:
         overlap_grad_reduce=False,
         shared_expert_overlap=True,
         packing=False,
+        loss="chunked",
+        recompute="full",
     )
 
 
-@recipe(family="glm", mission=Mission(tp=2, pp=4, ep=4, gpus=32))
+@recipe(family="glm", mission=Mission(tp=2, pp=4, ep=4, gpus=32, start={"recompute": "none"}))
 def glm45_355b_peft_config() -> Recipe:
     return peft(
         "glm45_355b",
         32,
         tp=2,
         pp=4,
-        ep=4,
+        ep=8,
         beta2=0.95,
         overlap_grad_reduce=False,
         shared_expert_overlap=True,
         packing=False,
+        recompute="selective",
     )
 
 
-@recipe(family="glm", mission=Mission(tp=1, pp=2, ep=4, gpus=8))
+@recipe(family="glm", mission=Mission(tp=1, pp=2, ep=4, gpus=8, start={"recompute": "none"}))
 def glm45_air_106b_peft_config() -> Recipe:
     return peft(
         "glm45_air_106b",
@@ -103,15 +108,17 @@ def glm45_air_106b_peft_config() -> Recipe:
         overlap_grad_reduce=False,
         shared_expert_overlap=True,
         packing=False,
+        recompute="full",
     )
 
 
-@recipe(family="glm", mission=Mission(tp=1, pp=8))
+@recipe(family="glm", mission=Mission(tp=1, pp=8, start={"cp": 1, "stage_layers": (1,) + (7,) * 6 + (3,)}))
 def glm_45v_sft_config() -> Recipe:
     return sft(
         "glm_45v",
         128,
         pp=8,
+        cp=8,
         ep=16,
         global_batch_size=64,
         seq_length=8192,
@@ -119,14 +126,14 @@ def glm_45v_sft_config() -> Recipe:
         warmup_steps=10,
         steps=50,
         beta2=0.95,
-        stage_layers=(1,) + (7,) * 6 + (3,),
         overlap_grad_reduce=False,
         shared_expert_overlap=True,
         images=True,
+        stage_layers=(5,) + (6,) * 6 + (5,),
     )
 
 
-@recipe(family="glm", mission=Mission(tp=1, pp=8))
+@recipe(family="glm", mission=Mission(tp=1, pp=8, start={"recompute": "none"}))
 def glm_45v_peft_config() -> Recipe:
     return peft(
         "glm_45v",
@@ -143,4 +150,5 @@ def glm_45v_peft_config() -> Recipe:
         overlap_grad_reduce=False,
         shared_expert_overlap=True,
         images=True,
+        recompute="full",
     )

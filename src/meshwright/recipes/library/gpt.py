@@ -60,9 +60,10 @@ def gpt_oss_20b_peft_fp8_current_scaling_config() -> Recipe:
 
 @recipe(family="gpt")
 def gpt_oss_20b_pretrain_mxfp8_config() -> Recipe:
+    """MXFP8 needs block-scaled tensor cores, which Hopper has not."""
     return pretrain(
         "gpt_oss_20b",
-        16,
+        "16xB200",
         tp=2,
         pp=4,
         ep=4,
@@ -77,12 +78,14 @@ def gpt_oss_20b_pretrain_mxfp8_config() -> Recipe:
 
 @recipe(family="gpt")
 def gpt_oss_20b_sft_mxfp8_config() -> Recipe:
-    return sft("gpt_oss_20b", 8, ep=8, matmul="mxfp8", overlap_grad_reduce=False)
+    """MXFP8 needs block-scaled tensor cores, which Hopper has not."""
+    return sft("gpt_oss_20b", "8xB200", ep=8, matmul="mxfp8", overlap_grad_reduce=False)
 
 
 @recipe(family="gpt")
 def gpt_oss_20b_peft_mxfp8_config() -> Recipe:
-    return peft("gpt_oss_20b", 1, matmul="mxfp8", fp8_gather=True, overlap_grad_reduce=False)
+    """MXFP8 needs block-scaled tensor cores, which Hopper has not."""
+    return peft("gpt_oss_20b", "1xB200", matmul="mxfp8", fp8_gather=True, overlap_grad_reduce=False)
 
 
 @recipe(family="gpt")
@@ -100,9 +103,9 @@ def gpt_oss_120b_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="gpt")
+@recipe(family="gpt", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def gpt_oss_120b_sft_config() -> Recipe:
-    return sft("gpt_oss_120b", 32, pp=4, ep=8, overlap_grad_reduce=False)
+    return sft("gpt_oss_120b", 32, pp=4, ep=8, overlap_grad_reduce=False, loss="chunked", recompute="full")
 
 
 @recipe(family="gpt")
@@ -115,7 +118,7 @@ def vanilla_gpt_pretrain_config() -> Recipe:
     return pretrain("vanilla_gpt", 1, micro_batch_size=2, seq_length=1024)
 
 
-@recipe(family="gpt", mission=Mission(tp=4, pp=8))
+@recipe(family="gpt", mission=Mission(tp=4, pp=8, start={"recompute": "none", "offload": "none"}))
 def gpt3_175b_pretrain_config() -> Recipe:
     return pretrain(
         "gpt3_175b",
@@ -133,4 +136,6 @@ def gpt3_175b_pretrain_config() -> Recipe:
         reduce="bf16",
         grads="bf16",
         tp_comm_overlap=True,
+        offload="optimizer",
+        recompute="selective",
     )

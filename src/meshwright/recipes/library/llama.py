@@ -12,9 +12,18 @@ def llama2_7b_pretrain_config() -> Recipe:
     return pretrain("llama2_7b", 2, tp=2, global_batch_size=512, warmup_steps=2000, steps=1_168_251)
 
 
-@recipe(family="llama", mission=Mission(tp=2, pp=1, gpus=2, seq=8192))
+@recipe(family="llama", mission=Mission(tp=2, pp=1, gpus=2, seq=8192, start={"recompute": "none"}))
 def llama3_8b_pretrain_config() -> Recipe:
-    return pretrain("llama3_8b", 2, tp=2, global_batch_size=512, seq_length=8192, warmup_steps=2000, steps=1_168_251)
+    return pretrain(
+        "llama3_8b",
+        2,
+        tp=2,
+        global_batch_size=512,
+        seq_length=8192,
+        warmup_steps=2000,
+        steps=1_168_251,
+        recompute="full",
+    )
 
 
 @recipe(family="llama", mission=Mission(tp=2, pp=1, cp=2, gpus=4, seq=16384))
@@ -24,17 +33,33 @@ def llama3_8b_16k_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(tp=2, pp=1, cp=4, gpus=8, seq=65536))
+@recipe(family="llama", mission=Mission(tp=2, pp=1, cp=4, gpus=8, seq=65536, start={"recompute": "none"}))
 def llama3_8b_64k_pretrain_config() -> Recipe:
     return pretrain(
-        "llama3_8b", 8, tp=2, cp=4, global_batch_size=512, seq_length=65536, warmup_steps=2000, steps=1_168_251
+        "llama3_8b",
+        8,
+        tp=2,
+        cp=4,
+        global_batch_size=512,
+        seq_length=65536,
+        warmup_steps=2000,
+        steps=1_168_251,
+        recompute="selective",
     )
 
 
-@recipe(family="llama", mission=Mission(tp=2, pp=1, cp=8, gpus=16, seq=131072))
+@recipe(family="llama", mission=Mission(tp=2, pp=1, cp=8, gpus=16, seq=131072, start={"defer_grad_sync": True}))
 def llama3_8b_128k_pretrain_config() -> Recipe:
     return pretrain(
-        "llama3_8b", 16, tp=2, cp=8, global_batch_size=512, seq_length=131_072, warmup_steps=2000, steps=1_168_251
+        "llama3_8b",
+        16,
+        tp=2,
+        cp=8,
+        global_batch_size=512,
+        seq_length=131_072,
+        warmup_steps=2000,
+        steps=1_168_251,
+        defer_grad_sync=False,
     )
 
 
@@ -69,7 +94,7 @@ def llama3_70b_16k_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(tp=8, pp=4, cp=4, gpus=128, seq=65536))
+@recipe(family="llama", mission=Mission(tp=8, pp=4, cp=4, gpus=128, seq=65536, start={"recompute": "none"}))
 def llama3_70b_64k_pretrain_config() -> Recipe:
     return pretrain(
         "llama3_70b",
@@ -82,10 +107,11 @@ def llama3_70b_64k_pretrain_config() -> Recipe:
         warmup_steps=2000,
         steps=1_168_251,
         tp_comm_overlap=True,
+        recompute="selective",
     )
 
 
-@recipe(family="llama", mission=Mission(tp=8, pp=16, gpus=128, seq=8192))
+@recipe(family="llama", mission=Mission(tp=8, pp=16, gpus=128, seq=8192, start={"recompute": "none"}))
 def llama31_405b_pretrain_config() -> Recipe:
     return pretrain(
         "llama31_405b",
@@ -99,26 +125,27 @@ def llama31_405b_pretrain_config() -> Recipe:
         embedding_as_layer=True,
         head_as_layer=True,
         tp_comm_overlap=True,
+        recompute="full",
     )
 
 
-@recipe(family="llama", mission=Mission(tp=2, pp=1, gpus=2, seq=8192))
+@recipe(family="llama", mission=Mission(tp=2, pp=1, gpus=2, seq=8192, start={"recompute": "none"}))
 def llama3_8b_sft_config() -> Recipe:
-    return sft("llama3_8b", 2, tp=2, global_batch_size=8, seq_length=8192)
+    return sft("llama3_8b", 2, tp=2, global_batch_size=8, seq_length=8192, recompute="full")
 
 
 @recipe(family="llama", mission=Mission(tp=4, pp=4, gpus=16, seq=8192))
 def llama3_70b_sft_config() -> Recipe:
-    return sft("llama3_70b", 16, tp=4, pp=4, global_batch_size=8, seq_length=8192)
+    return sft("llama3_70b", 32, tp=8, pp=4, global_batch_size=8, seq_length=8192)
 
 
-@recipe(family="llama", mission=Mission(tp=8, pp=8, gpus=64, seq=8192))
+@recipe(family="llama", mission=Mission(tp=8, pp=8, gpus=64, seq=8192, start={"recompute": "none"}))
 def llama31_405b_sft_config() -> Recipe:
     return sft(
         "llama31_405b",
-        64,
+        128,
         tp=8,
-        pp=8,
+        pp=16,
         global_batch_size=16,
         seq_length=8192,
         reduce="bf16",
@@ -126,20 +153,21 @@ def llama31_405b_sft_config() -> Recipe:
         embedding_as_layer=True,
         head_as_layer=True,
         tp_comm_overlap=True,
+        recompute="full",
     )
 
 
-@recipe(family="llama", mission=Mission(tp=1, pp=1, gpus=1, seq=8192))
+@recipe(family="llama", mission=Mission(tp=1, pp=1, gpus=1, seq=8192, start={"loss": "vocab_parallel"}))
 def llama3_8b_peft_config() -> Recipe:
-    return peft("llama3_8b", 1, global_batch_size=8, seq_length=8192, rank=8, alpha=16.0)
+    return peft("llama3_8b", 1, global_batch_size=8, seq_length=8192, rank=8, alpha=16.0, loss="chunked")
 
 
 @recipe(family="llama", mission=Mission(tp=2, pp=4, gpus=8, seq=8192))
 def llama3_70b_peft_config() -> Recipe:
-    return peft("llama3_70b", 8, tp=2, pp=4, global_batch_size=8, seq_length=8192, rank=16)
+    return peft("llama3_70b", 8, tp=8, global_batch_size=8, seq_length=8192, rank=16)
 
 
-@recipe(family="llama", mission=Mission(tp=4, pp=8, gpus=32, seq=8192))
+@recipe(family="llama", mission=Mission(tp=4, pp=8, gpus=32, seq=8192, start={"recompute": "none"}))
 def llama31_405b_peft_config() -> Recipe:
     return peft(
         "llama31_405b",
@@ -155,4 +183,5 @@ def llama31_405b_peft_config() -> Recipe:
         targets=("qkv",),
         embedding_as_layer=True,
         head_as_layer=True,
+        recompute="full",
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from meshwright.recipes.build import peft, sft
-from meshwright.recipes.registry import recipe
+from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="ministral")
+@recipe(family="ministral", mission=Mission(start={"recompute": "none"}))
 def ministral3_3b_sft_config() -> Recipe:
     return sft(
         "ministral3_3b",
@@ -19,6 +19,7 @@ def ministral3_3b_sft_config() -> Recipe:
         steps=50,
         beta2=0.95,
         packing=False,
+        recompute="selective",
     )
 
 
@@ -38,7 +39,7 @@ def ministral3_3b_peft_config() -> Recipe:
     )
 
 
-@recipe(family="ministral")
+@recipe(family="ministral", mission=Mission(start={"recompute": "none"}))
 def ministral3_8b_sft_config() -> Recipe:
     return sft(
         "ministral3_8b",
@@ -51,6 +52,7 @@ def ministral3_8b_sft_config() -> Recipe:
         steps=50,
         beta2=0.95,
         packing=False,
+        recompute="full",
     )
 
 

@@ -7,7 +7,7 @@ from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="moonshot", mission=Mission(ep=8))
+@recipe(family="moonshot", mission=Mission(ep=8, start={"loss": "vocab_parallel"}))
 def moonlight_16b_pretrain_config() -> Recipe:
     return pretrain(
         "moonlight_16b",
@@ -22,10 +22,11 @@ def moonlight_16b_pretrain_config() -> Recipe:
         dispatcher="hybridep",
         ep_overlap=True,
         moments="bf16",
+        loss="chunked",
     )
 
 
-@recipe(family="moonshot", mission=Mission(ep=8))
+@recipe(family="moonshot", mission=Mission(ep=8, start={"loss": "vocab_parallel"}))
 def moonlight_16b_sft_config() -> Recipe:
     return sft(
         "moonlight_16b",
@@ -41,6 +42,7 @@ def moonlight_16b_sft_config() -> Recipe:
         dispatcher="hybridep",
         ep_overlap=True,
         moments="bf16",
+        loss="chunked",
     )
 
 

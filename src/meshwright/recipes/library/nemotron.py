@@ -7,7 +7,7 @@ from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def nemotronh_4b_pretrain_config() -> Recipe:
     return pretrain(
         "nemotronh_4b",
@@ -17,12 +17,23 @@ def nemotronh_4b_pretrain_config() -> Recipe:
         warmup_steps=2000,
         steps=1_168_251,
         shared_expert_overlap=True,
+        loss="chunked",
+        recompute="full",
     )
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def nemotronh_4b_sft_config() -> Recipe:
-    return sft("nemotronh_4b", 1, seq_length=8192, min_lr=1e-6, beta2=0.95, shared_expert_overlap=True)
+    return sft(
+        "nemotronh_4b",
+        1,
+        seq_length=8192,
+        min_lr=1e-6,
+        beta2=0.95,
+        shared_expert_overlap=True,
+        loss="chunked",
+        recompute="full",
+    )
 
 
 @recipe(family="nemotron")
@@ -38,7 +49,7 @@ def nemotronh_4b_peft_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"recompute": "none"}))
 def nemotronh_8b_pretrain_config() -> Recipe:
     return pretrain(
         "nemotronh_8b",
@@ -50,15 +61,18 @@ def nemotronh_8b_pretrain_config() -> Recipe:
         steps=1_168_251,
         tp_comm_overlap=True,
         shared_expert_overlap=True,
+        recompute="full",
     )
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"recompute": "none"}))
 def nemotronh_8b_sft_config() -> Recipe:
-    return sft("nemotronh_8b", 2, tp=2, seq_length=8192, min_lr=1e-6, beta2=0.95, shared_expert_overlap=True)
+    return sft(
+        "nemotronh_8b", 2, tp=2, seq_length=8192, min_lr=1e-6, beta2=0.95, shared_expert_overlap=True, recompute="full"
+    )
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
 def nemotronh_8b_peft_config() -> Recipe:
     return peft(
         "nemotronh_8b",
@@ -68,10 +82,11 @@ def nemotronh_8b_peft_config() -> Recipe:
         beta2=0.95,
         targets=("qkv", "proj", "fc1", "fc2", "mamba_in", "mamba_out"),
         shared_expert_overlap=True,
+        loss="chunked",
     )
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"offload": "none"}))
 def nemotronh_47b_pretrain_config() -> Recipe:
     return pretrain(
         "nemotronh_47b",
@@ -84,6 +99,7 @@ def nemotronh_47b_pretrain_config() -> Recipe:
         matmul="fp8_tensor",
         tp_comm_overlap=True,
         shared_expert_overlap=True,
+        offload="optimizer",
     )
 
 
@@ -106,7 +122,7 @@ def nemotronh_47b_peft_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"recompute": "none", "offload": "none"}))
 def nemotronh_56b_pretrain_config() -> Recipe:
     return pretrain(
         "nemotronh_56b",
@@ -119,15 +135,27 @@ def nemotronh_56b_pretrain_config() -> Recipe:
         matmul="fp8_tensor",
         tp_comm_overlap=True,
         shared_expert_overlap=True,
+        offload="optimizer",
+        recompute="selective",
     )
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"recompute": "none", "offload": "none"}))
 def nemotronh_56b_sft_config() -> Recipe:
-    return sft("nemotronh_56b", 8, tp=8, seq_length=8192, min_lr=1e-6, beta2=0.95, shared_expert_overlap=True)
+    return sft(
+        "nemotronh_56b",
+        8,
+        tp=8,
+        seq_length=8192,
+        min_lr=1e-6,
+        beta2=0.95,
+        shared_expert_overlap=True,
+        offload="optimizer",
+        recompute="selective",
+    )
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", mission=Mission(start={"recompute": "none"}))
 def nemotronh_56b_peft_config() -> Recipe:
     return peft(
         "nemotronh_56b",
@@ -138,10 +166,11 @@ def nemotronh_56b_peft_config() -> Recipe:
         beta2=0.95,
         targets=("qkv", "proj", "fc1", "fc2", "mamba_in", "mamba_out"),
         shared_expert_overlap=True,
+        recompute="selective",
     )
 
 
-@recipe(family="nemotron", mission=Mission(pp=1, ep=8))
+@recipe(family="nemotron", mission=Mission(pp=1, ep=8, start={"loss": "vocab_parallel"}))
 def nemotron_3_nano_pretrain_config() -> Recipe:
     return pretrain(
         "nemotron_3_nano",
@@ -160,12 +189,22 @@ def nemotron_3_nano_pretrain_config() -> Recipe:
         dispatcher="hybridep",
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "mamba"),
+        loss="chunked",
     )
 
 
-@recipe(family="nemotron", mission=Mission(pp=1, ep=8))
+@recipe(family="nemotron", mission=Mission(pp=1, ep=8, start={"defer_grad_sync": True, "loss": "vocab_parallel"}))
 def nemotron_3_nano_sft_config() -> Recipe:
-    return sft("nemotron_3_nano", 8, ep=8, beta2=0.95, dispatcher="deepep", per_token_loss=True)
+    return sft(
+        "nemotron_3_nano",
+        8,
+        ep=8,
+        beta2=0.95,
+        dispatcher="deepep",
+        per_token_loss=True,
+        loss="chunked",
+        defer_grad_sync=False,
+    )
 
 
 @recipe(family="nemotron", mission=Mission(pp=1, ep=8))
@@ -206,7 +245,7 @@ def nemotron_3_super_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(tp=4, pp=1, ep=8))
+@recipe(family="nemotron", mission=Mission(tp=4, pp=1, ep=8, start={"recompute": "none", "offload": "none"}))
 def nemotron_3_super_sft_config() -> Recipe:
     return sft(
         "nemotron_3_super",
@@ -221,6 +260,8 @@ def nemotron_3_super_sft_config() -> Recipe:
         overlap_grad_reduce=False,
         moments="bf16",
         per_token_loss=True,
+        offload="optimizer",
+        recompute="selective",
     )
 
 
@@ -238,24 +279,35 @@ def nemotron_3_super_peft_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(pp=1))
+@recipe(
+    family="nemotron",
+    mission=Mission(
+        pp=1, start={"cp": 1, "recompute": "none", "defer_grad_sync": True, "loss": "vocab_parallel", "gpus": 2}
+    ),
+)
 def nemotron_nano_9b_v2_pretrain_config() -> Recipe:
     return pretrain(
         "nemotron_nano_9b_v2",
-        2,
+        4,
         tp=2,
+        cp=2,
         global_batch_size=768,
         seq_length=131_072,
         warmup_steps=2000,
         steps=1_168_251,
         tp_comm_overlap=True,
         shared_expert_overlap=True,
+        loss="chunked",
+        defer_grad_sync=False,
+        recompute="full",
     )
 
 
-@recipe(family="nemotron", mission=Mission(pp=1))
+@recipe(family="nemotron", mission=Mission(pp=1, start={"recompute": "none"}))
 def nemotron_nano_9b_v2_sft_config() -> Recipe:
-    return sft("nemotron_nano_9b_v2", 2, tp=2, min_lr=1e-6, beta2=0.95, shared_expert_overlap=True)
+    return sft(
+        "nemotron_nano_9b_v2", 2, tp=2, min_lr=1e-6, beta2=0.95, shared_expert_overlap=True, recompute="selective"
+    )
 
 
 @recipe(family="nemotron", mission=Mission(pp=1))
@@ -270,24 +322,42 @@ def nemotron_nano_9b_v2_peft_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(pp=1))
+@recipe(
+    family="nemotron",
+    mission=Mission(
+        pp=1,
+        start={
+            "tp": 4,
+            "cp": 1,
+            "recompute": "none",
+            "offload": "none",
+            "defer_grad_sync": True,
+            "loss": "vocab_parallel",
+        },
+    ),
+)
 def nemotron_nano_12b_v2_pretrain_config() -> Recipe:
     return pretrain(
         "nemotron_nano_12b_v2",
         4,
-        tp=4,
+        tp=2,
+        cp=2,
         global_batch_size=768,
         seq_length=131_072,
         warmup_steps=2000,
         steps=1_168_251,
         matmul="fp8_tensor",
         shared_expert_overlap=True,
+        offload="optimizer",
+        loss="chunked",
+        defer_grad_sync=False,
+        recompute="full",
     )
 
 
 @recipe(family="nemotron", mission=Mission(pp=1))
 def nemotron_nano_12b_v2_sft_config() -> Recipe:
-    return sft("nemotron_nano_12b_v2", 4, tp=4, min_lr=1e-5, beta2=0.95, shared_expert_overlap=True)
+    return sft("nemotron_nano_12b_v2", 4, tp=4, beta2=0.95, shared_expert_overlap=True)
 
 
 @recipe(family="nemotron", mission=Mission(pp=1))

@@ -37,9 +37,9 @@ def qwen2_1p5b_peft_config() -> Recipe:
     return peft("qwen2_1p5b", 1, warmup_steps=10, steps=100, beta2=0.95)
 
 
-@recipe(family="qwen")
+@recipe(family="qwen", mission=Mission(start={"recompute": "none"}))
 def qwen2_7b_pretrain_config() -> Recipe:
-    return pretrain("qwen2_7b", 2, tp=2, micro_batch_size=2)
+    return pretrain("qwen2_7b", 2, tp=2, micro_batch_size=2, recompute="full")
 
 
 @recipe(family="qwen")
@@ -52,9 +52,9 @@ def qwen2_7b_peft_config() -> Recipe:
     return peft("qwen2_7b", 1, warmup_steps=10, steps=100, beta2=0.95)
 
 
-@recipe(family="qwen")
+@recipe(family="qwen", mission=Mission(start={"recompute": "none"}))
 def qwen2_14b_pretrain_config() -> Recipe:
-    return pretrain("qwen2_14b", 4, tp=4, micro_batch_size=2)
+    return pretrain("qwen2_14b", 4, tp=4, micro_batch_size=2, recompute="selective")
 
 
 @recipe(family="qwen")
@@ -127,9 +127,9 @@ def qwen25_1p5b_peft_config() -> Recipe:
     return peft("qwen25_1p5b", 1, warmup_steps=10, steps=100, beta2=0.95)
 
 
-@recipe(family="qwen")
+@recipe(family="qwen", mission=Mission(start={"recompute": "none"}))
 def qwen25_3b_pretrain_config() -> Recipe:
-    return pretrain("qwen25_3b", 1, micro_batch_size=2)
+    return pretrain("qwen25_3b", 1, micro_batch_size=2, recompute="full")
 
 
 @recipe(family="qwen")
@@ -142,9 +142,9 @@ def qwen25_3b_peft_config() -> Recipe:
     return peft("qwen25_3b", 1, warmup_steps=10, steps=100, beta2=0.95)
 
 
-@recipe(family="qwen")
+@recipe(family="qwen", mission=Mission(start={"recompute": "none"}))
 def qwen25_7b_pretrain_config() -> Recipe:
-    return pretrain("qwen25_7b", 2, tp=2, micro_batch_size=2)
+    return pretrain("qwen25_7b", 2, tp=2, micro_batch_size=2, recompute="full")
 
 
 @recipe(family="qwen")
@@ -157,9 +157,9 @@ def qwen25_7b_peft_config() -> Recipe:
     return peft("qwen25_7b", 1, warmup_steps=10, steps=100, beta2=0.95)
 
 
-@recipe(family="qwen")
+@recipe(family="qwen", mission=Mission(start={"recompute": "none"}))
 def qwen25_14b_pretrain_config() -> Recipe:
-    return pretrain("qwen25_14b", 4, tp=4, micro_batch_size=2)
+    return pretrain("qwen25_14b", 4, tp=4, micro_batch_size=2, recompute="selective")
 
 
 @recipe(family="qwen")
@@ -297,9 +297,9 @@ def qwen3_32b_sft_config() -> Recipe:
     return sft("qwen3_32b", 16, tp=8, pp=2, global_batch_size=8, recompute="full")
 
 
-@recipe(family="qwen", mission=Mission(tp=1, pp=1))
+@recipe(family="qwen", mission=Mission(tp=1, pp=1, start={"loss": "vocab_parallel"}))
 def qwen3_32b_peft_config() -> Recipe:
-    return peft("qwen3_32b", 1, global_batch_size=8, recompute="full")
+    return peft("qwen3_32b", 1, global_batch_size=8, recompute="full", loss="chunked")
 
 
 @recipe(family="qwen", mission=Mission(tp=1, pp=1, cp=8, seq=131072))

@@ -7,7 +7,9 @@ from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="qwen_moe", mission=Mission(tp=1, pp=1, ep=8, gpus=8))
+@recipe(
+    family="qwen_moe", mission=Mission(tp=1, pp=1, ep=8, gpus=8, start={"recompute": "none", "loss": "vocab_parallel"})
+)
 def qwen3_30b_a3b_pretrain_config() -> Recipe:
     return pretrain(
         "qwen3_30b_a3b",
@@ -20,15 +22,17 @@ def qwen3_30b_a3b_pretrain_config() -> Recipe:
         dispatcher="hybridep",
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
+        loss="chunked",
+        recompute="selective",
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(tp=1, pp=1, ep=8, gpus=8))
+@recipe(family="qwen_moe", mission=Mission(tp=1, pp=1, ep=8, gpus=8, start={"recompute": "none"}))
 def qwen3_30b_a3b_sft_config() -> Recipe:
-    return sft("qwen3_30b_a3b", 8, ep=8, global_batch_size=32, warmup_steps=10, steps=100, beta2=0.95)
+    return sft("qwen3_30b_a3b", 8, ep=8, global_batch_size=32, warmup_steps=10, steps=100, beta2=0.95, recompute="full")
 
 
-@recipe(family="qwen_moe", mission=Mission(tp=1, pp=1, ep=1, gpus=1))
+@recipe(family="qwen_moe", mission=Mission(tp=1, pp=1, ep=1, gpus=1, start={"recompute": "none"}))
 def qwen3_30b_a3b_peft_config() -> Recipe:
     return peft(
         "qwen3_30b_a3b",
@@ -41,6 +45,7 @@ def qwen3_30b_a3b_peft_config() -> Recipe:
         alpha=16.0,
         targets=("qkv", "proj"),
         dispatcher="deepep",
+        recompute="selective",
     )
 
 
@@ -48,7 +53,7 @@ def qwen3_30b_a3b_peft_config() -> Recipe:
 def qwen3_235b_a22b_pretrain_config() -> Recipe:
     return pretrain(
         "qwen3_235b_a22b",
-        512,
+        256,
         tp=4,
         pp=16,
         cp=2,
@@ -59,14 +64,14 @@ def qwen3_235b_a22b_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(tp=4, pp=8, ep=8, gpus=256))
+@recipe(family="qwen_moe", mission=Mission(tp=4, pp=8, ep=8, gpus=256, start={"recompute": "none"}))
 def qwen3_235b_a22b_sft_config() -> Recipe:
     return sft(
         "qwen3_235b_a22b",
-        256,
+        64,
         tp=4,
-        pp=8,
-        ep=8,
+        pp=16,
+        ep=4,
         global_batch_size=32,
         warmup_steps=10,
         steps=100,
@@ -74,14 +79,16 @@ def qwen3_235b_a22b_sft_config() -> Recipe:
         dispatcher="deepep",
         embedding_as_layer=True,
         head_as_layer=True,
+        recompute="full",
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(tp=1, pp=4, ep=4, gpus=16))
+@recipe(family="qwen_moe", mission=Mission(tp=1, pp=4, ep=4, gpus=16, start={"sp": False}))
 def qwen3_235b_a22b_peft_config() -> Recipe:
     return peft(
         "qwen3_235b_a22b",
         16,
+        tp=4,
         pp=4,
         ep=4,
         global_batch_size=32,
@@ -97,14 +104,13 @@ def qwen3_235b_a22b_peft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(tp=1, pp=4, ep=8))
+@recipe(family="qwen_moe", mission=Mission(tp=1, pp=4, ep=8, start={"micro_batch_size": 2}))
 def qwen3_next_80b_a3b_pretrain_config() -> Recipe:
     return pretrain(
         "qwen3_next_80b_a3b",
         32,
         pp=4,
         ep=8,
-        micro_batch_size=2,
         recompute="selective",
         recompute_modules=("layernorm", "moe", "moe_act"),
         dispatcher="deepep",
@@ -112,7 +118,7 @@ def qwen3_next_80b_a3b_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(tp=1, pp=2, ep=8))
+@recipe(family="qwen_moe", mission=Mission(tp=1, pp=2, ep=8, start={"offload": "none"}))
 def qwen3_next_80b_a3b_sft_config() -> Recipe:
     return sft(
         "qwen3_next_80b_a3b",
@@ -125,6 +131,7 @@ def qwen3_next_80b_a3b_sft_config() -> Recipe:
         recompute_modules=("layernorm", "moe", "moe_act"),
         dispatcher="deepep",
         packing=False,
+        offload="optimizer",
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from meshwright.recipes.build import peft, sft
-from meshwright.recipes.registry import recipe
+from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen25_vl_3b_sft_config() -> Recipe:
     return sft(
         "qwen25_vl_3b",
@@ -21,10 +21,12 @@ def qwen25_vl_3b_sft_config() -> Recipe:
         beta2=0.95,
         images=True,
         packing=True,
+        loss="chunked",
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"loss": "vocab_parallel"}))
 def qwen25_vl_3b_peft_config() -> Recipe:
     return peft(
         "qwen25_vl_3b",
@@ -38,10 +40,11 @@ def qwen25_vl_3b_peft_config() -> Recipe:
         beta2=0.95,
         images=True,
         packing=True,
+        loss="chunked",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen25_vl_7b_sft_config() -> Recipe:
     return sft(
         "qwen25_vl_7b",
@@ -56,10 +59,12 @@ def qwen25_vl_7b_sft_config() -> Recipe:
         beta2=0.95,
         images=True,
         packing=True,
+        loss="chunked",
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen25_vl_7b_peft_config() -> Recipe:
     return peft(
         "qwen25_vl_7b",
@@ -73,6 +78,7 @@ def qwen25_vl_7b_peft_config() -> Recipe:
         beta2=0.95,
         images=True,
         packing=True,
+        recompute="selective",
     )
 
 
@@ -95,11 +101,11 @@ def qwen25_vl_32b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "gpus": 1}))
 def qwen25_vl_32b_peft_config() -> Recipe:
     return peft(
         "qwen25_vl_32b",
-        1,
+        2,
         micro_batch_size=2,
         global_batch_size=32,
         seq_length=4096,
@@ -109,10 +115,11 @@ def qwen25_vl_32b_peft_config() -> Recipe:
         beta2=0.95,
         images=True,
         packing=True,
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen25_vl_72b_sft_config() -> Recipe:
     return sft(
         "qwen25_vl_72b",
@@ -128,14 +135,15 @@ def qwen25_vl_72b_sft_config() -> Recipe:
         beta2=0.95,
         images=True,
         packing=True,
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel", "gpus": 1}))
 def qwen25_vl_72b_peft_config() -> Recipe:
     return peft(
         "qwen25_vl_72b",
-        1,
+        4,
         micro_batch_size=2,
         global_batch_size=32,
         seq_length=4096,
@@ -145,10 +153,12 @@ def qwen25_vl_72b_peft_config() -> Recipe:
         beta2=0.95,
         images=True,
         packing=True,
+        loss="chunked",
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen3_vl_8b_sft_config() -> Recipe:
     return sft(
         "qwen3_vl_8b",
@@ -164,10 +174,12 @@ def qwen3_vl_8b_sft_config() -> Recipe:
         beta2=0.95,
         images=True,
         packing=True,
+        loss="chunked",
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen3_vl_8b_peft_config() -> Recipe:
     return peft(
         "qwen3_vl_8b",
@@ -181,10 +193,11 @@ def qwen3_vl_8b_peft_config() -> Recipe:
         beta2=0.95,
         images=True,
         packing=True,
+        recompute="selective",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen3_vl_30b_a3b_sft_config() -> Recipe:
     return sft(
         "qwen3_vl_30b_a3b",
@@ -201,10 +214,12 @@ def qwen3_vl_30b_a3b_sft_config() -> Recipe:
         overlap_grad_reduce=False,
         images=True,
         packing=True,
+        loss="chunked",
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen3_vl_30b_a3b_peft_config() -> Recipe:
     return peft(
         "qwen3_vl_30b_a3b",
@@ -220,10 +235,11 @@ def qwen3_vl_30b_a3b_peft_config() -> Recipe:
         overlap_grad_reduce=False,
         images=True,
         packing=True,
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "offload": "none"}))
 def qwen3_vl_235b_a22b_sft_config() -> Recipe:
     return sft(
         "qwen3_vl_235b_a22b",
@@ -240,10 +256,12 @@ def qwen3_vl_235b_a22b_sft_config() -> Recipe:
         overlap_grad_reduce=False,
         images=True,
         packing=True,
+        offload="optimizer",
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen3_vl_235b_a22b_peft_config() -> Recipe:
     return peft(
         "qwen3_vl_235b_a22b",
@@ -259,10 +277,11 @@ def qwen3_vl_235b_a22b_peft_config() -> Recipe:
         overlap_grad_reduce=False,
         images=True,
         packing=True,
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"loss": "vocab_parallel"}))
 def qwen35_vl_800m_sft_config() -> Recipe:
     return sft(
         "qwen35_800m",
@@ -276,10 +295,11 @@ def qwen35_vl_800m_sft_config() -> Recipe:
         beta2=0.95,
         mtp_loss=0.1,
         images=True,
+        loss="chunked",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"loss": "vocab_parallel"}))
 def qwen35_vl_800m_peft_config() -> Recipe:
     return peft(
         "qwen35_800m",
@@ -293,10 +313,11 @@ def qwen35_vl_800m_peft_config() -> Recipe:
         beta2=0.95,
         mtp_loss=0.1,
         images=True,
+        loss="chunked",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_2b_sft_config() -> Recipe:
     return sft(
         "qwen35_2b",
@@ -310,10 +331,12 @@ def qwen35_vl_2b_sft_config() -> Recipe:
         beta2=0.95,
         mtp_loss=0.1,
         images=True,
+        loss="chunked",
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_2b_peft_config() -> Recipe:
     return peft(
         "qwen35_2b",
@@ -327,10 +350,12 @@ def qwen35_vl_2b_peft_config() -> Recipe:
         beta2=0.95,
         mtp_loss=0.1,
         images=True,
+        loss="chunked",
+        recompute="selective",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_4b_sft_config() -> Recipe:
     return sft(
         "qwen35_4b",
@@ -345,10 +370,12 @@ def qwen35_vl_4b_sft_config() -> Recipe:
         beta2=0.95,
         mtp_loss=0.1,
         images=True,
+        loss="chunked",
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_4b_peft_config() -> Recipe:
     return peft(
         "qwen35_4b",
@@ -362,10 +389,12 @@ def qwen35_vl_4b_peft_config() -> Recipe:
         beta2=0.95,
         mtp_loss=0.1,
         images=True,
+        loss="chunked",
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen35_vl_9b_sft_config() -> Recipe:
     return sft(
         "qwen35_9b",
@@ -380,10 +409,11 @@ def qwen35_vl_9b_sft_config() -> Recipe:
         beta2=0.95,
         mtp_loss=0.1,
         images=True,
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_9b_peft_config() -> Recipe:
     return peft(
         "qwen35_9b",
@@ -397,10 +427,12 @@ def qwen35_vl_9b_peft_config() -> Recipe:
         beta2=0.95,
         mtp_loss=0.1,
         images=True,
+        loss="chunked",
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen35_vl_27b_sft_config() -> Recipe:
     return sft(
         "qwen35_27b",
@@ -416,10 +448,11 @@ def qwen35_vl_27b_sft_config() -> Recipe:
         beta2=0.95,
         mtp_loss=0.1,
         images=True,
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_27b_peft_config() -> Recipe:
     return peft(
         "qwen35_27b",
@@ -434,10 +467,12 @@ def qwen35_vl_27b_peft_config() -> Recipe:
         beta2=0.95,
         mtp_loss=0.1,
         images=True,
+        loss="chunked",
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"loss": "vocab_parallel"}))
 def qwen35_vl_35b_a3b_sft_config() -> Recipe:
     return sft(
         "qwen35_35b_a3b",
@@ -457,6 +492,7 @@ def qwen35_vl_35b_a3b_sft_config() -> Recipe:
         mtp_loss=0.1,
         overlap_grad_reduce=False,
         images=True,
+        loss="chunked",
     )
 
 
@@ -481,7 +517,7 @@ def qwen35_vl_35b_a3b_peft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"micro_batch_size": 4}))
 def qwen35_vl_122b_a10b_sft_config() -> Recipe:
     return sft(
         "qwen35_122b_a10b",
@@ -489,7 +525,6 @@ def qwen35_vl_122b_a10b_sft_config() -> Recipe:
         tp=2,
         pp=6,
         ep=8,
-        micro_batch_size=4,
         global_batch_size=36,
         seq_length=4096,
         lr=2e-5,
@@ -504,14 +539,14 @@ def qwen35_vl_122b_a10b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"micro_batch_size": 4, "recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_122b_a10b_peft_config() -> Recipe:
     return peft(
         "qwen35_122b_a10b",
         8,
         tp=2,
         ep=8,
-        micro_batch_size=4,
+        micro_batch_size=3,
         global_batch_size=36,
         seq_length=4096,
         lr=2e-4,
@@ -522,18 +557,19 @@ def qwen35_vl_122b_a10b_peft_config() -> Recipe:
         mtp_loss=0.1,
         overlap_grad_reduce=False,
         images=True,
+        loss="chunked",
+        recompute="full",
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"tp": 2, "micro_batch_size": 4}))
 def qwen35_vl_397b_a17b_sft_config() -> Recipe:
     return sft(
         "qwen35_397b_a17b",
         128,
-        tp=2,
+        tp=4,
         pp=4,
         ep=32,
-        micro_batch_size=4,
         global_batch_size=32,
         seq_length=4096,
         lr=2e-5,
@@ -548,14 +584,14 @@ def qwen35_vl_397b_a17b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", mission=Mission(start={"micro_batch_size": 4, "recompute": "none"}))
 def qwen35_vl_397b_a17b_peft_config() -> Recipe:
     return peft(
         "qwen35_397b_a17b",
         32,
         tp=2,
         ep=32,
-        micro_batch_size=4,
+        micro_batch_size=2,
         global_batch_size=32,
         seq_length=4096,
         lr=2e-4,
@@ -566,4 +602,5 @@ def qwen35_vl_397b_a17b_peft_config() -> Recipe:
         mtp_loss=0.1,
         overlap_grad_reduce=False,
         images=True,
+        recompute="full",
     )

@@ -1,0 +1,38 @@
+"""Shipped recipes can start: no rule is broken, and the memory estimate fits the cluster they name."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.clusters import cluster
+from meshwright.costs import memory
+from meshwright.recipes import Recipe, load, mission_recipe, names
+from meshwright.recipes.case import Case, model_of
+from meshwright.recipes.registry import registry
+from meshwright.rules.judge import applicable
+
+
+def case_of(recipe: Recipe) -> Case:
+    return Case(recipe, model_of(recipe), cluster(recipe.cluster))
+
+
+def broken(case: Case) -> list[str]:
+    return [rule.id for rule in applicable(case, ("error",)) if bool(rule.broken(case))]
+
+
+@pytest.mark.parametrize("family", sorted({entry.family for entry in registry().values()}))
+def test_every_recipe_is_legal_and_fits_its_own_cluster(family: str) -> None:
+    for name in names():
+        if registry()[name].family == family:
+            case = case_of(load(name))
+            assert broken(case) == [], name
+            assert bool(memory(case).fits), name
+
+
+def test_what_a_recipe_set_out_from_can_be_judged() -> None:
+    changed = [name for name in names() if mission_recipe(name) != load(name)]
+    assert len(changed) > 100
+    for name in changed:
+        case = case_of(mission_recipe(name))
+        broken(case)
+        assert float(memory(case).total) > 0, name
