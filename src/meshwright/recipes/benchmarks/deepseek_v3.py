@@ -8,7 +8,7 @@ from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
+@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_config(),
@@ -16,55 +16,53 @@ def deepseek_v3_pretrain_256gpu_b200_bf16_config() -> Recipe:
         "bf16",
         pp=16,
         ep=8,
-        recompute="full",
+        recompute="selective",
+        recompute_modules=("mla_up_proj", "layernorm", "moe_act"),
         dispatcher="hybridep",
         stage_layers=(4,) * 15 + (1,),
         moments="bf16",
     )
 
 
-@recipe(family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
+@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8cs")
 
 
-@recipe(
-    family="deepseek",
-    mission=Mission(
-        start={
-            "ep_overlap": True,
-            "recompute": "selective",
-            "recompute_modules": ("mla_up_proj", "mlp"),
-            "cuda_graphs": "transformer_engine",
-            "cuda_graph_scope": ("attn", "moe_router", "moe_preprocess"),
-            "te_rng_tracker": True,
-        }
-    ),
-)
+@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj", "mlp")}))
 def deepseek_v3_pretrain_256gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8mx", pp=8, vp=2, ep=32, dispatcher="deepep"
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xB200",
+        "fp8mx",
+        pp=8,
+        vp=2,
+        ep=32,
+        dispatcher="deepep",
+        ep_overlap=True,
+        recompute_modules=(),
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
 
 
-@recipe(family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
+@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_b200_fp8mx_large_scale_config() -> Recipe:
     return benchmark(deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8mx", global_batch_size=256)
 
 
-@recipe(
-    family="deepseek",
-    mission=Mission(
-        start={
-            "ep_overlap": True,
-            "recompute": "selective",
-            "recompute_modules": ("mla_up_proj", "layernorm", "moe_act"),
-        }
-    ),
-)
+@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj", "layernorm", "moe_act")}))
 def deepseek_v3_pretrain_256gpu_b200_nvfp4_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xB200", "nvfp4", pp=8, vp=2, ep=32, dispatcher="deepep"
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xB200",
+        "nvfp4",
+        pp=8,
+        vp=2,
+        ep=32,
+        dispatcher="deepep",
+        ep_overlap=True,
+        recompute_modules=(),
     )
 
 
@@ -76,7 +74,6 @@ def deepseek_v3_pretrain_256gpu_b300_bf16_config() -> Recipe:
         "bf16",
         pp=8,
         vp=2,
-        recompute="selective",
         recompute_modules=("mla_up_proj",),
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
@@ -91,7 +88,6 @@ def deepseek_v3_pretrain_256gpu_b300_fp8cs_config() -> Recipe:
         "fp8cs",
         pp=8,
         vp=2,
-        recompute="selective",
         recompute_modules=("mla_up_proj",),
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
@@ -107,7 +103,6 @@ def deepseek_v3_pretrain_256gpu_b300_fp8mx_config() -> Recipe:
         pp=8,
         vp=2,
         ep_overlap=True,
-        recompute="selective",
         recompute_modules=("mla_up_proj",),
         cuda_graphs="full_iteration",
     )
@@ -123,7 +118,6 @@ def deepseek_v3_pretrain_256gpu_b300_fp8mx_large_scale_config() -> Recipe:
         vp=2,
         global_batch_size=256,
         ep_overlap=True,
-        recompute="selective",
         recompute_modules=("mla_up_proj",),
         cuda_graphs="full_iteration",
     )
@@ -143,46 +137,47 @@ def deepseek_v3_pretrain_256gpu_b300_fp8mx_large_scale_config() -> Recipe:
 )
 def deepseek_v3_pretrain_256gpu_b300_nvfp4_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xB300", "nvfp4", pp=8, vp=2, micro_batch_size=2
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xB300",
+        "nvfp4",
+        pp=8,
+        vp=2,
+        micro_batch_size=2,
+        recompute="full",
+        recompute_modules=(),
     )
 
 
-@recipe(
-    family="deepseek",
-    mission=Mission(
-        start={
-            "recompute": "selective",
-            "recompute_modules": ("mla_up_proj",),
-            "cuda_graphs": "transformer_engine",
-            "cuda_graph_scope": ("attn", "moe_router", "moe_preprocess"),
-            "te_rng_tracker": True,
-        }
-    ),
-)
+@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_gb200_bf16_config() -> Recipe:
-    return benchmark(deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xGB200", "bf16", pp=4, vp=4, ep=64)
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xGB200",
+        "bf16",
+        pp=4,
+        vp=4,
+        ep=64,
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )
 
 
-@recipe(
-    family="deepseek",
-    mission=Mission(
-        start={
-            "recompute": "selective",
-            "recompute_modules": ("mlp",),
-            "cuda_graphs": "transformer_engine",
-            "cuda_graph_scope": ("attn", "moe_router", "moe_preprocess"),
-            "te_rng_tracker": True,
-        }
-    ),
-)
+@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mlp",)}))
 def deepseek_v3_pretrain_256gpu_gb200_fp8cs_config() -> Recipe:
-    return benchmark(deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xGB200", "fp8cs", pp=4, vp=4, ep=64)
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xGB200",
+        "fp8cs",
+        pp=4,
+        vp=4,
+        ep=64,
+        recompute_modules=(),
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )
 
 
-@recipe(
-    family="deepseek",
-    mission=Mission(start={"ep_overlap": True, "recompute": "selective", "recompute_modules": ("mla_up_proj",)}),
-)
+@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -191,6 +186,7 @@ def deepseek_v3_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
         pp=4,
         vp=4,
         ep=64,
+        ep_overlap=True,
         cuda_graphs="full_iteration",
     )
 
@@ -206,7 +202,6 @@ def deepseek_v3_pretrain_256gpu_gb200_fp8mx_large_scale_config() -> Recipe:
         ep=64,
         global_batch_size=256,
         ep_overlap=True,
-        recompute="selective",
         recompute_modules=("mla_up_proj",),
         cuda_graphs="full_iteration",
     )
@@ -224,7 +219,6 @@ def deepseek_v3_pretrain_256gpu_gb200_fp8mx_partial_cg_dev_config() -> Recipe:
         global_batch_size=8192,
         grads="fp32",
         ep_overlap=True,
-        recompute="selective",
         recompute_modules=("mla_up_proj",),
         offload="activations",
         cuda_graphs="transformer_engine",
@@ -232,20 +226,19 @@ def deepseek_v3_pretrain_256gpu_gb200_fp8mx_partial_cg_dev_config() -> Recipe:
     )
 
 
-@recipe(
-    family="deepseek",
-    mission=Mission(
-        start={
-            "recompute": "selective",
-            "recompute_modules": ("mlp",),
-            "cuda_graphs": "transformer_engine",
-            "cuda_graph_scope": ("attn", "moe_router", "moe_preprocess"),
-            "te_rng_tracker": True,
-        }
-    ),
-)
+@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mlp",)}))
 def deepseek_v3_pretrain_256gpu_gb200_nvfp4_config() -> Recipe:
-    return benchmark(deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xGB200", "nvfp4", pp=4, vp=4, ep=64)
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xGB200",
+        "nvfp4",
+        pp=4,
+        vp=4,
+        ep=64,
+        recompute_modules=(),
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+    )
 
 
 @recipe(family="deepseek", mission=Mission(start={"strategy": "megatron_fsdp", "dp_replicate": 2}))
@@ -274,17 +267,23 @@ def deepseek_v3_pretrain_256gpu_gb300_bf16_config() -> Recipe:
         pp=4,
         vp=4,
         ep=64,
-        recompute="selective",
         recompute_modules=("moe_act",),
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
 
 
-@recipe(family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
+@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xGB300", "fp8cs", pp=2, vp=8, ep=32, micro_batch_size=2
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xGB300",
+        "fp8cs",
+        pp=2,
+        vp=8,
+        ep=32,
+        micro_batch_size=2,
+        recompute_modules=(),
     )
 
 
@@ -298,7 +297,7 @@ def deepseek_v3_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
         vp=8,
         ep=32,
         ep_overlap=True,
-        recompute="selective",
+        recompute_modules=(),
         cuda_graphs="full_iteration",
     )
 
@@ -314,7 +313,7 @@ def deepseek_v3_pretrain_256gpu_gb300_fp8mx_large_scale_config() -> Recipe:
         ep=64,
         global_batch_size=256,
         ep_overlap=True,
-        recompute="selective",
+        recompute_modules=(),
         cuda_graphs="full_iteration",
     )
 
@@ -322,25 +321,35 @@ def deepseek_v3_pretrain_256gpu_gb300_fp8mx_large_scale_config() -> Recipe:
 @recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_gb300_fp8mx_partial_cg_dev_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        deepseek_v3_pretrain_config(),
         "256xGB300",
         "fp8mx",
         pp=4,
         vp=4,
         ep=64,
         global_batch_size=8192,
-        grads="fp32",
-        ep_overlap=True,
-        recompute="none",
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+        dispatcher="hybridep",
+        grads="fp32",
+        stage_layers=(4,) * 15 + (1,),
+        ep_overlap=True,
+        moments="bf16",
     )
 
 
 @recipe(family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xGB300", "nvfp4", pp=2, vp=8, ep=32, micro_batch_size=2
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xGB300",
+        "nvfp4",
+        pp=2,
+        vp=8,
+        ep=32,
+        micro_batch_size=2,
+        recompute="full",
+        recompute_modules=(),
     )
 
 
@@ -368,9 +377,7 @@ def deepseek_v3_pretrain_64gpu_gb300_fp8mx_fsdp_config() -> Recipe:
     )
 
 
-@recipe(
-    family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj", "mlp")})
-)
+@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj", "mlp")}))
 def deepseek_v3_pretrain_1024gpu_h100_bf16_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -381,14 +388,13 @@ def deepseek_v3_pretrain_1024gpu_h100_bf16_config() -> Recipe:
         vp=4,
         ep=64,
         global_batch_size=16384,
+        recompute_modules=(),
         stage_layers=(1,) + (2,) * 30 + (0,),
         overlap_grad_reduce=False,
     )
 
 
-@recipe(
-    family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj", "mlp")})
-)
+@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj", "mlp")}))
 def deepseek_v3_pretrain_1024gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -399,14 +405,13 @@ def deepseek_v3_pretrain_1024gpu_h100_fp8cs_config() -> Recipe:
         vp=4,
         ep=64,
         global_batch_size=16384,
+        recompute_modules=(),
         stage_layers=(1,) + (2,) * 30 + (0,),
         overlap_grad_reduce=False,
     )
 
 
-@recipe(
-    family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj", "mlp")})
-)
+@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj", "mlp")}))
 def deepseek_v3_pretrain_1024gpu_h100_fp8sc_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -417,13 +422,12 @@ def deepseek_v3_pretrain_1024gpu_h100_fp8sc_config() -> Recipe:
         vp=2,
         ep=64,
         global_batch_size=16384,
+        recompute_modules=(),
         overlap_grad_reduce=False,
     )
 
 
-@recipe(
-    family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj", "mlp")})
-)
+@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj", "mlp")}))
 def deepseek_v3_pretrain_1024gpu_h100_fp8sc_large_scale_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -434,6 +438,7 @@ def deepseek_v3_pretrain_1024gpu_h100_fp8sc_large_scale_config() -> Recipe:
         vp=2,
         ep=64,
         global_batch_size=1024,
+        recompute_modules=(),
         overlap_grad_reduce=False,
     )
 
@@ -500,7 +505,6 @@ def deepseek_v3_pretrain_128gpu_vr200_bf16_config() -> Recipe:
         pp=2,
         ep=64,
         global_batch_size=2048,
-        recompute="selective",
         recompute_modules=("mla_up_proj",),
         stage_layers=(31, 30),
         cuda_graphs="transformer_engine",
@@ -520,7 +524,6 @@ def deepseek_v3_pretrain_128gpu_vr200_fp8cs_config() -> Recipe:
         pp=2,
         ep=64,
         global_batch_size=2048,
-        recompute="selective",
         recompute_modules=("mlp",),
         stage_layers=(31, 30),
         cuda_graphs="transformer_engine",
@@ -534,7 +537,7 @@ def deepseek_v3_pretrain_128gpu_vr200_fp8cs_config() -> Recipe:
 )
 def deepseek_v3_pretrain_128gpu_vr200_fp8mx_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_128gpu_gb300_fp8mx_hsdp_config(),
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
         "128xVR200",
         "fp8mx",
         pp=2,
@@ -543,7 +546,7 @@ def deepseek_v3_pretrain_128gpu_vr200_fp8mx_config() -> Recipe:
         ep_overlap=True,
         recompute_modules=("mla_up_proj",),
         stage_layers=(31, 30),
-        offload="none",
+        cuda_graphs="full_iteration",
     )
 
 
@@ -553,14 +556,14 @@ def deepseek_v3_pretrain_128gpu_vr200_fp8mx_config() -> Recipe:
 )
 def deepseek_v3_pretrain_128gpu_vr200_nvfp4_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_128gpu_gb300_fp8mx_hsdp_config(),
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
         "128xVR200",
         "nvfp4",
         pp=4,
+        ep=32,
         global_batch_size=2048,
         recompute_modules=("mlp",),
         stage_layers=(15,) + (16,) + (15,) * 2,
-        offload="none",
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
@@ -569,23 +572,28 @@ def deepseek_v3_pretrain_128gpu_vr200_nvfp4_config() -> Recipe:
 @recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_vr200_bf16_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        deepseek_v3_pretrain_256gpu_gb300_fp8mx_partial_cg_dev_config(),
         "256xVR200",
         "bf16",
-        pp=4,
-        vp=4,
-        ep=64,
+        global_batch_size=4096,
+        grads="bf16",
+        ep_overlap=False,
         recompute="selective",
         recompute_modules=("moe_act",),
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
 
 
-@recipe(family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
+@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_vr200_fp8cs_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xVR200", "fp8cs", pp=2, vp=8, ep=32, micro_batch_size=2
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xVR200",
+        "fp8cs",
+        pp=2,
+        vp=8,
+        ep=32,
+        micro_batch_size=2,
+        recompute_modules=(),
     )
 
 
@@ -599,7 +607,7 @@ def deepseek_v3_pretrain_256gpu_vr200_fp8mx_config() -> Recipe:
         vp=8,
         ep=32,
         ep_overlap=True,
-        recompute="selective",
+        recompute_modules=(),
         cuda_graphs="full_iteration",
     )
 
@@ -607,5 +615,13 @@ def deepseek_v3_pretrain_256gpu_vr200_fp8mx_config() -> Recipe:
 @recipe(family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_vr200_nvfp4_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xVR200", "nvfp4", pp=2, vp=8, ep=32, micro_batch_size=2
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xVR200",
+        "nvfp4",
+        pp=2,
+        vp=8,
+        ep=32,
+        micro_batch_size=2,
+        recompute="full",
+        recompute_modules=(),
     )

@@ -8,7 +8,7 @@ from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         kimi_k2_pretrain_config(),
@@ -17,36 +17,37 @@ def kimi_k2_pretrain_256gpu_b200_bf16_config() -> Recipe:
         pp=16,
         ep=16,
         global_batch_size=2048,
-        recompute="full",
+        recompute="selective",
+        recompute_modules=("mla_up_proj", "layernorm", "moe_act"),
         stage_layers=(4,) * 15 + (1,),
     )
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(kimi_k2_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8cs")
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(kimi_k2_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8mx", fp8_gather=False)
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_b300_bf16_config() -> Recipe:
     return benchmark(
         kimi_k2_pretrain_256gpu_b200_bf16_config(), "256xB300", "bf16", micro_batch_size=2, global_batch_size=4096
     )
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_b300_fp8cs_config() -> Recipe:
     return benchmark(
         kimi_k2_pretrain_256gpu_b200_bf16_config(), "256xB300", "fp8cs", micro_batch_size=2, global_batch_size=4096
     )
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(
         kimi_k2_pretrain_256gpu_b200_bf16_config(),
@@ -58,54 +59,38 @@ def kimi_k2_pretrain_256gpu_b300_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(
-    family="moonshot",
-    mission=Mission(
-        start={
-            "recompute": "selective",
-            "recompute_modules": ("mla_up_proj",),
-            "cuda_graphs": "transformer_engine",
-            "cuda_graph_scope": ("moe_router", "moe_preprocess"),
-            "te_rng_tracker": True,
-        }
-    ),
-)
+@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
-        kimi_k2_pretrain_256gpu_b200_bf16_config(), "256xGB200", "bf16", pp=4, vp=4, ep=64, dispatcher="hybridep"
+        kimi_k2_pretrain_256gpu_b200_bf16_config(),
+        "256xGB200",
+        "bf16",
+        pp=4,
+        vp=4,
+        ep=64,
+        dispatcher="hybridep",
+        recompute_modules=(),
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("moe_router", "moe_preprocess"),
     )
 
 
-@recipe(
-    family="moonshot",
-    mission=Mission(
-        start={
-            "recompute": "selective",
-            "recompute_modules": ("mla_up_proj",),
-            "cuda_graphs": "transformer_engine",
-            "cuda_graph_scope": ("moe_router", "moe_preprocess"),
-            "te_rng_tracker": True,
-        }
-    ),
-)
+@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
-        kimi_k2_pretrain_256gpu_b200_bf16_config(), "256xGB200", "fp8cs", pp=4, vp=4, ep=64, dispatcher="hybridep"
+        kimi_k2_pretrain_256gpu_b200_bf16_config(),
+        "256xGB200",
+        "fp8cs",
+        pp=4,
+        vp=4,
+        ep=64,
+        dispatcher="hybridep",
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("moe_router", "moe_preprocess"),
     )
 
 
-@recipe(
-    family="moonshot",
-    mission=Mission(
-        start={
-            "recompute": "selective",
-            "recompute_modules": ("mla_up_proj",),
-            "cuda_graphs": "transformer_engine",
-            "cuda_graph_scope": ("moe_router", "moe_preprocess"),
-            "te_rng_tracker": True,
-        }
-    ),
-)
+@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(
         kimi_k2_pretrain_256gpu_b200_bf16_config(),
@@ -116,10 +101,13 @@ def kimi_k2_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
         ep=64,
         fp8_gather=False,
         dispatcher="hybridep",
+        recompute_modules=(),
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("moe_router", "moe_preprocess"),
     )
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_gb300_bf16_config() -> Recipe:
     return benchmark(
         kimi_k2_pretrain_config(),
@@ -129,23 +117,23 @@ def kimi_k2_pretrain_256gpu_gb300_bf16_config() -> Recipe:
         vp=4,
         ep=64,
         micro_batch_size=2,
-        recompute="full",
+        recompute="selective",
         dispatcher="hybridep",
         stage_layers=(4,) * 15 + (1,),
     )
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xGB300", "fp8cs")
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xGB300", "fp8mx", fp8_gather=False)
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xGB300", "nvfp4")
 
@@ -153,15 +141,13 @@ def kimi_k2_pretrain_256gpu_gb300_nvfp4_config() -> Recipe:
 @recipe(family="moonshot")
 def kimi_k2_pretrain_1024gpu_h100_bf16_config() -> Recipe:
     return benchmark(
-        kimi_k2_pretrain_config(),
+        kimi_k2_pretrain_256gpu_b200_bf16_config(),
         "1024xH100",
         "bf16",
         tp=8,
-        pp=16,
         vp=2,
         ep=64,
         global_batch_size=8192,
-        recompute="selective",
         recompute_modules=("mla_up_proj", "mlp"),
         stage_layers=(1,) + (2,) * 30 + (0,),
     )
@@ -169,19 +155,39 @@ def kimi_k2_pretrain_1024gpu_h100_bf16_config() -> Recipe:
 
 @recipe(family="moonshot")
 def kimi_k2_pretrain_1024gpu_h100_fp8cs_config() -> Recipe:
-    return benchmark(kimi_k2_pretrain_1024gpu_h100_bf16_config(), "1024xH100", "fp8cs")
+    return benchmark(
+        kimi_k2_pretrain_256gpu_b200_bf16_config(),
+        "1024xH100",
+        "fp8cs",
+        tp=8,
+        vp=2,
+        ep=64,
+        global_batch_size=8192,
+        recompute_modules=("mla_up_proj", "mlp"),
+        stage_layers=(1,) + (2,) * 30 + (0,),
+    )
 
 
 @recipe(family="moonshot")
 def kimi_k2_pretrain_1024gpu_h100_fp8sc_config() -> Recipe:
-    return benchmark(kimi_k2_pretrain_1024gpu_h100_bf16_config(), "1024xH100", "fp8sc")
+    return benchmark(
+        kimi_k2_pretrain_256gpu_b200_bf16_config(),
+        "1024xH100",
+        "fp8sc",
+        tp=8,
+        vp=2,
+        ep=64,
+        global_batch_size=8192,
+        recompute_modules=("mla_up_proj", "mlp"),
+        stage_layers=(1,) + (2,) * 30 + (0,),
+    )
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_vr200_bf16_config() -> Recipe:
     return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xVR200", "bf16")
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_vr200_fp8mx_config() -> Recipe:
     return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xVR200", "fp8mx", fp8_gather=False)

@@ -394,7 +394,7 @@ def nemotron_3_5_lightning_pretrain_16gpu_h100_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(start={"defer_grad_sync": True, "loss": "vocab_parallel"}))
+@recipe(family="nemotron", mission=Mission(start={"recompute_modules": ("layernorm",), "loss": "vocab_parallel"}))
 def nemotron_3_5_lightning_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
         nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(),
@@ -403,8 +403,7 @@ def nemotron_3_5_lightning_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
         micro_batch_size=1,
         global_batch_size=1024,
         recompute="selective",
-        recompute_modules=("layernorm",),
-        defer_grad_sync=False,
+        recompute_modules=("layernorm", "moe_act"),
         cuda_graph_scope=("attn", "mamba"),
     )
 

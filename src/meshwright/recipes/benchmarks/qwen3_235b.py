@@ -603,19 +603,7 @@ def qwen3_235b_a22b_pretrain_256gpu_h100_bf16_config() -> Recipe:
     )
 
 
-@recipe(
-    family="qwen_moe",
-    mission=Mission(
-        start={
-            "ep_overlap": True,
-            "recompute": "selective",
-            "recompute_modules": ("moe_act", "layernorm"),
-            "cuda_graphs": "transformer_engine",
-            "cuda_graph_scope": ("moe_router", "moe_preprocess"),
-            "te_rng_tracker": True,
-        }
-    ),
-)
+@recipe(family="qwen_moe", mission=Mission(start={"recompute_modules": ("moe_act", "layernorm")}))
 def qwen3_235b_a22b_pretrain_256gpu_h100_bf16_hybridep_dev_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -626,7 +614,9 @@ def qwen3_235b_a22b_pretrain_256gpu_h100_bf16_hybridep_dev_config() -> Recipe:
         ep=32,
         global_batch_size=2048,
         dispatcher="hybridep",
-        recompute="full",
+        ep_overlap=True,
+        cuda_graphs="transformer_engine",
+        cuda_graph_scope=("moe_router", "moe_preprocess"),
     )
 
 

@@ -1,7 +1,8 @@
 """KempnerForge's presets, on nodes of four H200.
 
 That trainer keeps weights and Adam states in bf16 alone. These recipes keep fp32 masters and moments, unless the preset
-itself asks for bf16; otherwise batch, learning rate and layout are the preset's."""
+itself asks for bf16; otherwise batch, learning rate and layout are the preset's.
+"""
 
 from __future__ import annotations
 
