@@ -44,6 +44,19 @@ VISION_LANGUAGE = model(
     kind="vision_language",
     vision=Vision(27, 1152, 4304, 16, 16, layer_params=15_000_000, stem_params=1, connector_params=1),
 )
+NEXT = model(GatedDelta(16, 32, 128, 128), MoE(512, 10, 512), layers=48, hidden=2048, model_type="qwen3_next")
+QWEN35 = model(
+    GatedDelta(16, 32, 128, 128),
+    MoE(256, 8, 512),
+    layers=40,
+    hidden=2048,
+    model_type="qwen3_5_moe",
+    kind="vision_language",
+    vision=VISION_LANGUAGE.vision,
+)
+TWO_PREDICTIONS = model(ffn=MoE(64, 8, 1024), layers=24, hidden=2048, mtp_layers=2)
+WRONG_TOPK = model(ffn=MoE(4, 8, 1024), layers=24, hidden=2048)
+ODD_WIDTH = model(Attention(24, 24, 64), Dense(4100), hidden=1530, vocab=50257)
 DIFFUSION = model(kind="diffusion", vocab=0, max_seq_length=0)
 
 GPUS = {
@@ -57,10 +70,13 @@ GPUS = {
 }
 
 
+OLD_GPU = Cluster(Gpu("V100", "ampere", 7.0, 31.7, {"fp16": 125.0, "bf16": 1.0}, 900, 150, 8, 12, 8), 1, 8)
+
+
 def cluster(count: int = 8, gpu: str = "H100") -> Cluster:
     """So many GPUs in nodes of the usual size."""
-    per_node = min(count, GPUS[gpu].gpus_per_node)
-    return Cluster(GPUS[gpu], -(-count // per_node), per_node)
+    per_node = max(n for n in range(1, GPUS[gpu].gpus_per_node + 1) if count % n == 0)
+    return Cluster(GPUS[gpu], count // per_node, per_node)
 
 
 @dataclass(frozen=True)
@@ -74,6 +90,11 @@ class StubMemory:
     logits: Any = 0.0
     buffers: Any = 0.0
     overhead: Any = 1.0
+    capacity: float = 79.6
+
+    @property
+    def fits(self) -> Any:
+        return self.total <= 0.98 * self.capacity
 
     @property
     def total(self) -> Any:

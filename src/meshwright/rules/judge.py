@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
-from itertools import product
+from itertools import islice, product
 from string import Formatter
 from typing import Any
 
@@ -15,6 +15,8 @@ from meshwright.recipes.types import recipe_fields
 from meshwright.rules.rule import RULES, Finding, Rule, Severity
 
 ORDER: tuple[Severity, ...] = ("error", "warning", "advice")
+TWO_STEP_STARTS = 6  # first changes from which a second one is looked for
+Change = dict[str, Any]  # values by flat name
 
 
 class _Names(Formatter):
@@ -91,28 +93,49 @@ def _finding(rule: Rule, case: Case, errors: frozenset[str]) -> Finding:
 
 
 def repair(rule: Rule, case: Case, errors: frozenset[str] | None = None) -> tuple[str, ...]:
-    """Overrides that make the rule's finding disappear and break nothing new; for an error, failing that, some that
-    leave another error. `errors` are the ids of the error rules the case breaks, when they are known already."""
+    """Overrides that make the rule's finding disappear and break no other error rule; none when there are none.
+
+    `errors` are the ids of the error rules the case breaks, when they are known already.
+    """
+    ruled = applicable(case, ("error",))
     if errors is None:
-        errors = frozenset(r.id for r in applicable(case, ("error",)) if bool(r.broken(case)))
-    others = [r for r in applicable(case, ("error",)) if r.id not in errors]
-    fallback: dict[str, Any] = {}
+        errors = frozenset(r.id for r in ruled if bool(r.broken(case)))
+    others = [r for r in ruled if r.id not in errors and r is not rule]
+    change = _one_step(rule, case, others)
+    if change is None and rule.severity == "error":
+        change = _two_steps(rule, case, others)
+    return tuple(spell(name, value) for name, value in (change or {}).items())
+
+
+def _cures(rule: Rule, case: Case) -> Iterator[tuple[Change, Case]]:
+    """Changes after which the rule is kept, each with the case it leads to."""
     for change in _changes(rule, case):
         trial = case.replace(**change)
-        if bool(rule.broken(trial)):
-            continue
-        if not any(bool(r.broken(trial)) for r in others):
-            return _overrides(change)
-        if rule.severity == "error":
-            fallback = fallback or change
-    return _overrides(fallback)
+        if not bool(rule.broken(trial)):
+            yield change, trial
+
+
+def _one_step(rule: Rule, case: Case, others: list[Rule]) -> Change | None:
+    """The first change that keeps the rule and breaks none of the others."""
+    clean = (change for change, trial in _cures(rule, case) if not any(bool(r.broken(trial)) for r in others))
+    return next(clean, None)
+
+
+def _two_steps(rule: Rule, case: Case, others: list[Rule]) -> Change | None:
+    """A change that keeps the rule, together with one that makes up for what it broke."""
+    for change, trial in islice(_cures(rule, case), TWO_STEP_STARTS):
+        harmed = [r for r in others if bool(r.broken(trial))]
+        second = _one_step(harmed[0], trial, [rule, *(r for r in others if r is not harmed[0])])
+        if second is not None:
+            return {**change, **second}
+    return None
 
 
 # A changed degree changes the data-parallel size, which a fixed shard count or micro batch may not fit.
-COMPANIONS: tuple[dict[str, Any], ...] = ({}, {"dp_shard": -1}, {"dp_shard": -1, "micro_batch_size": 1})
+COMPANIONS: tuple[Change, ...] = ({}, {"dp_shard": -1}, {"dp_shard": -1, "micro_batch_size": 1})
 
 
-def _changes(rule: Rule, case: Case) -> Iterator[dict[str, Any]]:
+def _changes(rule: Rule, case: Case) -> Iterator[Change]:
     """Every change the rule's fixes allow, the plain ones first."""
     seen: set[tuple[Any, ...]] = set()
     for companion in COMPANIONS:
@@ -125,7 +148,3 @@ def _changes(rule: Rule, case: Case) -> Iterator[dict[str, Any]]:
                 if change and key not in seen:
                     seen.add(key)
                     yield change
-
-
-def _overrides(change: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(spell(name, value) for name, value in change.items())

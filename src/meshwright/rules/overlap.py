@@ -54,13 +54,14 @@ def tensor_overlap_needs_sp(c: Case) -> Column:
     "error",
     "tp_comm_overlap",
     engines=("automodel", "torchtitan"),
-    message="asynchronous tensor parallelism (tp={tp}) needs sequence parallelism and a compiled model",
+    message="asynchronous tensor parallelism (tp={tp}) needs {needs} on {engine}",
     symptom="ValueError: async tensor parallelism needs …",
     cause="the compiler finds the gathers of sequence parallelism and splits the matrix products around them",
-    fixes=({"sp": [True], "compile": [True]}, {"tp_comm_overlap": [False]}),
+    fixes=({"sp": [True]}, {"compile": [True]}, {"tp_comm_overlap": [False]}),
+    figures={"needs": lambda c: "sequence parallelism" if c.engine == "automodel" else "a compiled model"},
 )
-def async_tensor_parallel_is_compiled(c: Case) -> Column:
-    return c.tp_comm_overlap & (c.tp > 1) & (no(c.sp) | no(c.compile))
+def async_tensor_parallel_has_its_needs(c: Case) -> Column:
+    return c.tp_comm_overlap & (c.tp > 1) & no(c.sp if c.engine == "automodel" else c.compile)
 
 
 @rule(

@@ -40,6 +40,7 @@ def _interleave(chunks: Fix | None = None) -> Fix:
     return {"vp": _chunk_counts, "pp_schedule": ["interleaved_1f1b"], **(chunks or {})}
 
 
+MORE_SAMPLES: Fix = {"global_batch_size": lambda c: [int(c.micro_batch_size * c.dp * c.pp)]}
 FEWER_MICRO: Fix = {"micro_batch_size": divisors_of("micro_batch_size", "micro_batch_size")}
 PLAIN: Fix = {"pp_schedule": ["1f1b"], "vp": [1], "stage_layers": [()]}
 
@@ -104,7 +105,7 @@ def schedule_is_offered(c: Case) -> Column:
     message="{accumulation} micro batches cannot fill pp={pp} stages",
     symptom="an assertion that the local batch holds at least as many micro batches as there are stages",
     cause="each stage must have a micro batch to work on",
-    fixes=(FEWER_MICRO, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN}),
+    fixes=(FEWER_MICRO, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN}, MORE_SAMPLES),
 )
 def micro_batches_fill_pipeline(c: Case) -> Column:
     return (c.pp > 1) & (c.accumulation < c.pp)
@@ -118,7 +119,7 @@ def micro_batches_fill_pipeline(c: Case) -> Column:
     message="{accumulation} micro batches leave some of pp={pp} stages idle all the time",
     symptom="runs at a fraction of its speed; some engines log that the bubble will be large",
     cause="a pipeline with fewer micro batches than stages is never full",
-    fixes=(FEWER_MICRO, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN}),
+    fixes=(FEWER_MICRO, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN}, MORE_SAMPLES),
 )
 def stages_are_busy(c: Case) -> Column:
     return (c.pp > 1) & (c.accumulation < c.pp)

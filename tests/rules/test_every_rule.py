@@ -1,0 +1,94 @@
+"""Every rule fires where it should, is silent where it should, and its repair works."""
+
+from __future__ import annotations
+
+from string import Formatter
+
+import pytest
+
+from meshwright.recipes.case import Case
+from meshwright.rules import RULES, judge, message, repair
+
+from .cases import CASES, WITHOUT_FIX, broken_case, sound_case
+from .helpers import parse
+
+ALL = sorted(RULES)
+
+
+def broken_errors(c: Case) -> set[str]:
+    return {r.id for r in RULES.values() if r.severity == "error" and c.engine in r.engines and bool(r.broken(c))}
+
+
+def test_every_rule_has_its_two_cases() -> None:
+    assert sorted(CASES) == ALL
+
+
+@pytest.mark.parametrize("rule_id", ALL)
+def test_fires(rule_id: str) -> None:
+    c = broken_case(rule_id)
+    assert c.engine in RULES[rule_id].engines
+    assert bool(RULES[rule_id].broken(c))
+
+
+@pytest.mark.parametrize("rule_id", ALL)
+def test_is_silent(rule_id: str) -> None:
+    c = sound_case(rule_id)
+    assert c.engine not in RULES[rule_id].engines or not bool(RULES[rule_id].broken(c))
+
+
+@pytest.mark.parametrize("rule_id", ALL)
+def test_repair_removes_the_finding_and_adds_no_error(rule_id: str) -> None:
+    c, rule = broken_case(rule_id), RULES[rule_id]
+    fix = repair(rule, c)
+    if rule_id in WITHOUT_FIX:
+        assert fix == ()
+        return
+    assert fix, "no repair was found"
+    repaired = c.replace(**dict(parse(override) for override in fix))
+    assert not bool(rule.broken(repaired))
+    assert broken_errors(repaired) <= broken_errors(c)
+
+
+@pytest.mark.parametrize("rule_id", ALL)
+def test_message_is_complete(rule_id: str) -> None:
+    c, rule = broken_case(rule_id), RULES[rule_id]
+    text = message(rule, c)
+    assert text
+    assert "{" not in text
+    named = [name for _, name, _, _ in Formatter().parse(rule.message) if name]
+    for name in named:
+        if name not in rule.figures and isinstance(getattr(c, name), int | str):
+            assert str(getattr(c, name)) in text
+
+
+@pytest.mark.parametrize("rule_id", ALL)
+def test_is_found_by_the_judge(rule_id: str) -> None:
+    assert rule_id in {f.rule for f in judge(broken_case(rule_id))}
+
+
+@pytest.mark.parametrize("rule_id", ALL)
+def test_is_told_in_words(rule_id: str) -> None:
+    rule = RULES[rule_id]
+    assert rule.id.startswith(f"{rule.subject}.")
+    assert rule.symptom
+    assert rule.cause
+    assert rule.engines
+
+
+PITFALLS = {
+    "TP > num_kv_heads",
+    "PP without VP",
+    "EP too low for large MoE",
+    "CUDA graphs + packed sequences",
+    "CUDA graphs + full recompute",
+    "use_te_rng_tracker not set",
+    "FSDP + TP > 1 on H100",
+    "Long context without CP",
+    "MoE overlap_grad_reduce on H100",
+    "VLM SFT missing image data",
+    "Qwen35-VL MoE FSDP",
+}
+
+
+def test_every_pitfall_has_a_rule() -> None:
+    assert {r.pitfall for r in RULES.values() if r.pitfall} == PITFALLS

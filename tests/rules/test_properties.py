@@ -1,0 +1,99 @@
+"""Laws of the rules: columns judge like scalars, what is legal multiplies out, repairs are accepted and work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+
+from meshwright.models import ModelSpec
+from meshwright.recipes.case import Case
+from meshwright.recipes.types import Engine
+from meshwright.rules import RULES, applicable, judge, legal, message
+
+from .helpers import case, cluster, parse
+from .layouts import PLACES, ROW, ROWS, columns
+
+Place = tuple[ModelSpec, int, Engine]
+slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def base(place: Place) -> Case:
+    spec, world, engine = place
+    return case(spec, cluster(world), engine)
+
+
+@given(PLACES, ROWS)
+@settings(slow, max_examples=60)
+def test_columns_judge_like_scalars(place: Place, rows: list[dict[str, Any]]) -> None:
+    start = base(place)
+    vector, single = start.replace(**columns(rows)), [start.replace(**row) for row in rows]
+    for rule in applicable(start):
+        together = np.broadcast_to(np.asarray(rule.broken(vector), dtype=bool), len(rows))
+        assert together.tolist() == [bool(rule.broken(one)) for one in single], rule.id
+    assert np.broadcast_to(legal(vector), len(rows)).tolist() == [bool(legal(one)) for one in single]
+
+
+EVEN = {"megatron", "meshwright", "deepspeed"}  # the others make some stages longer by themselves
+
+
+@given(PLACES, ROWS)
+@settings(slow, max_examples=150)
+def test_what_is_legal_multiplies_out(place: Place, rows: list[dict[str, Any]]) -> None:
+    start = base(place)
+    for row in rows:
+        tame = {**row, "strategy": "zero1" if start.engine in ("megatron", "deepspeed") else "fsdp2", "offload": "none"}
+        c = start.replace(**tame)
+        if bool(legal(c)):
+            assert_multiplies_out(c)
+
+
+def assert_multiplies_out(c: Case) -> None:
+    assert c.world == c.dp * c.tp * c.pp * c.cp * (c.ep if c.engine == "kempnerforge" else 1)
+    assert c.dp == c.shard * c.dp_replicate
+    assert c.global_batch_size == c.accumulation * c.micro_batch_size * c.dp
+    assert c.heads % c.tp == 0
+    assert c.stages <= c.split_layers
+    if c.engine in EVEN:
+        assert c.split_layers % c.stages == 0
+    if c.engine != "kempnerforge":
+        assert c.ep * c.etp == 1 or c.world == c.pp * c.ep * c.etp * c.expert_dp
+    assert c.experts % c.ep == 0
+    if c.cp > 1 and c.engine != "automodel":
+        assert c.seq_length % (2 * c.cp) == 0
+
+
+def errors_of(c: Case) -> set[str]:
+    return {r.id for r in applicable(c, ("error",)) if bool(r.broken(c))}
+
+
+@given(PLACES, ROW)
+@settings(slow, max_examples=100)
+def test_repairs_are_accepted_and_work(place: Place, row: dict[str, Any]) -> None:
+    c = base(place).replace(**row)
+    before = errors_of(c)
+    for finding in judge(c):
+        if finding.fix:
+            repaired = c.replace(**dict(parse(override) for override in finding.fix))
+            assert not bool(RULES[finding.rule].broken(repaired)), finding
+            assert errors_of(repaired) <= before, finding
+
+
+@given(PLACES, ROW)
+@settings(slow, max_examples=40)
+def test_repairing_one_error_after_the_other_ends(place: Place, row: dict[str, Any]) -> None:
+    c = base(place).replace(**row)
+    for _ in range(len(errors_of(c))):
+        fixes = [f.fix for f in judge(c) if f.severity == "error" and f.fix]
+        if fixes:
+            c = c.replace(**dict(parse(override) for override in fixes[0]))
+    assert not [f for f in judge(c) if f.severity == "error" and f.fix]
+
+
+@given(PLACES, ROW)
+@settings(slow, max_examples=60)
+def test_every_message_can_be_told_of_any_case(place: Place, row: dict[str, Any]) -> None:
+    c = base(place).replace(**row)
+    for rule in applicable(c):
+        assert "{" not in message(rule, c)
