@@ -164,7 +164,7 @@ def gpus_page() -> str:
         "note",
     )
     return (
-        "# GPUs\n\nDense peaks in TFLOP/s; link and network per GPU and direction; domain: GPUs that share the link.\n\n"
+        "# GPUs\n\nDense peaks in TFLOP/s; links per GPU and direction; domain: GPUs that share the link.\n\n"
         + table(headers, rows)
     )
 

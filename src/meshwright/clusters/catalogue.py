@@ -16,10 +16,14 @@ _VENDOR_WORDS = re.compile(r"^(?:nvidia|amd|geforce|instinct|tesla)+(?=.)")
 
 def gpu(name: str) -> Gpu:
     """The GPU type of that name; case, separators and vendor words do not matter (`h100`, `NVIDIA H100 80GB HBM3`)."""
-    found = _by_key().get(spelling_key(name))
-    if found is None:
+    if not knows(name):
         raise unknown("GPU", name.strip()[:80], _nearest_names(name))
-    return found
+    return _by_key()[spelling_key(name)]
+
+
+def knows(name: str) -> bool:
+    """Whether this is the name of a GPU type."""
+    return spelling_key(name) in _by_key()
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from meshwright.clusters.catalogue import gpu
+from meshwright.clusters.catalogue import gpu, knows
 from meshwright.clusters.detect import this_machine
 from meshwright.clusters.file import looks_like_path, read_cluster_file
 from meshwright.clusters.tables import MAX_GPUS
@@ -43,7 +43,7 @@ def usual_nodes(count: int, known: Gpu) -> tuple[int, int]:
 
 def _written_cluster(text: str) -> Cluster:
     compact = re.sub(r"\s*([x×✕*])\s*", r"\1", text, flags=re.IGNORECASE).translate(_TIMES_SIGNS)
-    if _is_gpu(compact):
+    if knows(compact):
         name = gpu(compact).name
         raise _bad(text, f"how many {name}? write the count in front", [f"{gpu(compact).gpus_per_node}x{name}"])
     if match := _COUNT_FIRST.fullmatch(compact):
@@ -58,14 +58,6 @@ def _written_cluster(text: str) -> Cluster:
     if nodes * gpus_per_node > MAX_GPUS:
         raise _bad(text, f"more than {MAX_GPUS} GPUs")
     return Cluster(known, nodes, gpus_per_node)
-
-
-def _is_gpu(text: str) -> bool:
-    try:
-        gpu(text)
-    except InputError:
-        return False
-    return True
 
 
 def _whole(text: str, number: str) -> int:
