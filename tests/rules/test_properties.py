@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 
 from meshwright.models import ModelSpec
 from meshwright.recipes.case import Case
-from meshwright.recipes.types import Engine
+from meshwright.recipes.types import ENGINES, GOALS, Engine
 from meshwright.rules import RULES, applicable, judge, legal, message
 
-from .helpers import case, cluster, parse
-from .layouts import PLACES, ROW, ROWS, columns
+from .helpers import DENSE, case, cluster, parse
+from .layouts import ANYTHING, CONTRACTS, PLACES, ROW, ROWS, columns, every_layout
 
 Place = tuple[ModelSpec, int, Engine]
 slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -35,33 +35,55 @@ def test_columns_judge_like_scalars(place: Place, rows: list[dict[str, Any]]) ->
     assert np.broadcast_to(legal(vector), len(rows)).tolist() == [bool(legal(one)) for one in single]
 
 
-EVEN = {"megatron", "meshwright", "deepspeed"}  # the others make some stages longer by themselves
+EVEN = ("megatron", "meshwright", "deepspeed")  # the others make some stages longer by themselves
 
 
-@given(PLACES, ROWS)
-@settings(slow, max_examples=150)
-def test_what_is_legal_multiplies_out(place: Place, rows: list[dict[str, Any]]) -> None:
+@given(PLACES, CONTRACTS)
+@settings(slow, max_examples=80)
+def test_what_is_legal_multiplies_out(place: Place, contract: dict[str, int]) -> None:
     start = base(place)
-    for row in rows:
-        tame = {**row, "strategy": "zero1" if start.engine in ("megatron", "deepspeed") else "fsdp2", "offload": "none"}
-        c = start.replace(**tame)
-        if bool(legal(c)):
-            assert_multiplies_out(c)
+    strategy = "zero1" if start.engine in ("megatron", "deepspeed") else "fsdp2"
+    grid = start.replace(strategy=strategy, **contract, **every_layout())
+    ok = np.broadcast_to(legal(grid), grid.tp.shape)
+    c = start.replace(strategy=strategy, **contract, **{name: column[ok] for name, column in every_layout().items()})
+    assert np.all(multiplies_out(c))
 
 
-def assert_multiplies_out(c: Case) -> None:
-    assert c.world == c.dp * c.tp * c.pp * c.cp * (c.ep if c.engine == "kempnerforge" else 1)
-    assert c.dp == c.shard * c.dp_replicate
-    assert c.global_batch_size == c.accumulation * c.micro_batch_size * c.dp
-    assert c.heads % c.tp == 0
-    assert c.stages <= c.split_layers
-    if c.engine in EVEN:
-        assert c.split_layers % c.stages == 0
-    if c.engine != "kempnerforge":
-        assert c.ep * c.etp == 1 or c.world == c.pp * c.ep * c.etp * c.expert_dp
-    assert c.experts % c.ep == 0
-    if c.cp > 1 and c.engine != "automodel":
-        assert c.seq_length % (2 * c.cp) == 0
+def multiplies_out(c: Case) -> Any:
+    """Where all meshes, batches and stages are whole."""
+    mesh = c.world == c.dp * c.tp * c.pp * c.cp * (c.ep if c.engine == "kempnerforge" else 1)
+    experts = (c.ep == 1) | (c.world == c.pp * c.ep * c.etp * c.expert_dp) | (c.engine == "kempnerforge")
+    batch = c.global_batch_size == c.accumulation * c.micro_batch_size * c.dp
+    stages = (c.stages <= c.layers) & ((c.layers % c.stages == 0) | (c.engine not in EVEN))
+    heads = (c.heads % c.tp == 0) & (c.experts % c.ep == 0)
+    sequence = (c.cp == 1) | (c.seq_length % (2 * c.cp) == 0) | (c.engine == "automodel")  # it pads
+    return mesh & experts & batch & stages & heads & sequence & (c.dp == c.shard * c.dp_replicate)
+
+
+def test_some_layouts_are_legal_on_every_engine() -> None:
+    for engine in ENGINES:
+        c = case(DENSE, cluster(64), engine, strategy="zero1" if engine in ("megatron", "deepspeed") else "fsdp2")
+        assert np.sum(legal(c.replace(**every_layout()))) >= 3, engine
+
+
+@given(PLACES, ANYTHING)
+@settings(slow, max_examples=150)
+def test_no_rule_fails_on_anything_a_recipe_can_say(place: Place, values: dict[str, Any]) -> None:
+    spec, world, engine = place
+    for goal in GOALS:
+        c = case(spec, cluster(world), engine, goal, **values)
+        for rule in applicable(c):
+            assert bool(rule.broken(c)) in (True, False)
+            message(rule, c)
+
+
+@given(PLACES, ANYTHING)
+@settings(slow, max_examples=20)
+def test_anything_a_recipe_can_say_is_judged(place: Place, values: dict[str, Any]) -> None:
+    spec, world, engine = place
+    c = case(spec, cluster(world), engine, **values)
+    for finding in judge(c):
+        assert all(parse(override) for override in finding.fix)
 
 
 def errors_of(c: Case) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.domains import degrees, divisors, larger, multiples, no, one_of, smaller
+from meshwright.rules.domains import divisors, larger, multiples, no, one_of, smaller
 from meshwright.rules.rule import rule
 
 WITH_CP = ("meshwright", "megatron", "torchtitan", "automodel")
@@ -55,10 +55,10 @@ def sequence_halves_divide(c: Case) -> Column:
     symptom="a shape error in the first scatter of the sequence, or an assertion on sequence length and tensor size",
     cause="sequence parallelism gives each tensor-parallel rank an equal part of the rank's tokens",
     fixes=(
-        {"seq_length": multiples("seq_length", lambda c: 2 * c.tp * c.cp)},
+        {"tp": smaller("tp")},
         {"sp": [False]},
-        {"tp": degrees("tp")},
         {"tp": [1], "sp": [False]},
+        {"seq_length": multiples("seq_length", lambda c: 2 * c.tp * c.cp)},
     ),
 )
 def sequence_divides_over_tensor_ranks(c: Case) -> Column:

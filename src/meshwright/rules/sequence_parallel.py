@@ -33,11 +33,15 @@ def sp_needs_tp(c: Case) -> Column:
     fixes=({"sp": [True]},),
 )
 def sp_goes_with_tp(c: Case) -> Column:
-    refused = c.is_moe if c.engine == "automodel" else False
-    refused = refused | ((c.mamba_heads > 0) & (c.engine == "automodel"))
-    refused = refused | ((c.strategy == "megatron_fsdp") & (c.engine != "megatron"))
-    spoken_of = c.is_moe & (c.engine == "megatron")  # an error there
-    return (c.tp > 1) & no(c.sp) & no(refused) & no(spoken_of) & no(c.is_diffusion)
+    return (c.tp > 1) & no(c.sp) & no(_another_rule_speaks(c)) & no(c.is_diffusion)
+
+
+def _another_rule_speaks(c: Case) -> Column:
+    """Where sequence parallelism is refused, or required by an error rule."""
+    if c.engine == "megatron":
+        return c.is_moe
+    refusing_model = (c.engine == "automodel") & (c.is_moe | (c.mamba_heads > 0))
+    return refusing_model | (c.strategy == "megatron_fsdp")
 
 
 @rule(

@@ -52,9 +52,9 @@ REFUSALS = (
 
 def _refuse(refusal: Refusal) -> None:
     def combined(c: Case) -> Column:
-        # sp is a truth, the other fields are degrees; both compare with 1 only when they are degrees
         value = getattr(c, refusal.field)
-        return (c.strategy == refusal.strategy) & (value if refusal.field == "sp" else value > 1)
+        used = value if refusal.field == "sp" else value > 1  # sp is on or off, the others are degrees
+        return (c.strategy == refusal.strategy) & used
 
     rule(
         f"strategy.{refusal.strategy}-{refusal.field}".replace("_", "-"),

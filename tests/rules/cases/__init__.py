@@ -1,0 +1,22 @@
+"""For every rule one case that breaks it, and the smallest change of that case that does not."""
+
+from __future__ import annotations
+
+from meshwright.recipes.case import Case
+
+from ..helpers import case
+from . import mesh, training
+
+CASES = {**mesh.CASES, **training.CASES}
+
+# Rules that no override can satisfy: another goal or another engine is the way out.
+WITHOUT_FIX = {"diffusion.adapters", "peft.engine", "peft.qwen3-next"}
+
+
+def broken_case(rule_id: str) -> Case:
+    return case(**CASES[rule_id][0])
+
+
+def sound_case(rule_id: str) -> Case:
+    broken, change = CASES[rule_id]
+    return case(**{**broken, **change})
