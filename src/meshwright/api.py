@@ -9,14 +9,13 @@ from typing import Any
 import msgspec
 
 from meshwright import answers, clusters, costs, launch, models, planner, rules
-from meshwright.answers import SCHEMA
 from meshwright.errors import InputError, unknown
 from meshwright.models import ModelSpec
 from meshwright.planner import Plan, Question
-from meshwright.recipes import files, index
+from meshwright.recipes import files, index, types
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import model_of
-from meshwright.recipes.types import ENGINES, GOALS, Recipe
+from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding, Rule
 
 
@@ -36,9 +35,9 @@ def recommend(
         model=spec,
         model_ref=reference,
         cluster=clusters.cluster(str(gpus)),
-        goal=_choice("goal", goal, GOALS),
+        goal=_choice("goal", goal, types.GOALS),
         seq_length=_length(seq),
-        engine=_choice("engine", engine, ENGINES),
+        engine=_choice("engine", engine, types.ENGINES),
         benchmark=benchmark,
     )
     return planner.recommend(question, overrides)
@@ -53,7 +52,7 @@ def recipes(
     query: str | None = None, *, goal: str | None = None, family: str | None = None, benchmark: bool | None = None
 ) -> list[index.IndexEntry]:
     """The index: recipes by name, family, size or goal; fuzzy when nothing matches to the letter."""
-    wanted = None if goal is None else _choice("goal", goal, GOALS)
+    wanted = None if goal is None else _choice("goal", goal, types.GOALS)
     families = sorted({e.family for e in index.entries()})
     if family is not None and family.lower() not in families:
         raise unknown("family", family, families)
@@ -79,16 +78,18 @@ def check(
     target: str | Recipe, *, gpus: str | int | None = None, engine: str = "meshwright", overrides: Sequence[str] = ()
 ) -> Check:
     """Findings for a recipe, by name, file or value, on its own cluster or another."""
-    asked = override.apply(target if isinstance(target, Recipe) else _recipe_from(target), list(overrides))
+    engine = _choice("engine", engine, types.ENGINES)
+    start = planner.on_engine(target if isinstance(target, Recipe) else _recipe_from(target), engine)
+    asked = override.apply(start, list(overrides))
     cluster = clusters.cluster(str(gpus) if gpus is not None else asked.cluster)
-    case = planner.case_of(asked, model_of(asked), cluster, _choice("engine", engine, ENGINES))
+    case = planner.case_of(asked, model_of(asked), cluster, engine)
     return Check(asked, cluster, engine, tuple(rules.judge(case)), costs.estimate(case))
 
 
 def check_to_dict(result: Check) -> dict[str, Any]:
     """The check object of the outer contract."""
     return {
-        "schema": SCHEMA,
+        "schema": answers.SCHEMA,
         "dialect": "meshwright",
         "ok": result.ok,
         "recipe": result.recipe.name,
@@ -103,8 +104,7 @@ def model_catalogue(query: str | None = None) -> list[ModelSpec]:
     """Models whose name contains the query; all of them without one; a config.json is read."""
     if query is None:
         return list(models.all_specs())
-    named = [n for n in models.names() if models.normalise(query) in models.normalise(n)]
-    return [models.find(n) for n in named] or [models.find(query)]
+    return [models.find(name) for name in models.search(query)] or [models.find(query)]
 
 
 def rule_catalogue(query: str | None = None, *, pitfalls: bool = False) -> list[Rule]:
@@ -134,9 +134,11 @@ def save_recipe(plan: Plan, path: str) -> None:
 
 def find_goal(text: str) -> str:
     """One of the three goals."""
-    return str(_choice("goal", text, GOALS))
+    return str(_choice("goal", text, types.GOALS))
 
 
+SCHEMA = answers.SCHEMA
+GOALS, ENGINES = types.GOALS, types.ENGINES
 plan_to_dict = answers.plan_to_dict
 entries_to_dicts = answers.entries_to_dicts
 recipe_to_dict = answers.recipe_to_dict

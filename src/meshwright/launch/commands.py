@@ -66,9 +66,8 @@ def _bridge_overrides(plan: Plan) -> list[str] | None:
         if change.field in BRIDGE_DERIVES or change.field == "data.dataset":
             continue
         if change.field.startswith("layout.recompute"):
-            said |= {f"model.{key}": value for key, value in recompute_keys(plan.recipe).items()} or {
-                "model.recompute_granularity": None
-            }
+            keys: dict[str, object] = {**recompute_keys(plan.recipe)} or {"recompute_granularity": None}
+            said |= {f"model.{key}": value for key, value in keys.items()}
         elif change.field == "moe.dispatcher":
             said |= {f"model.{key}": value for key, value in dispatcher_keys(change.new).items()}
         elif change.field == "layout.vp":

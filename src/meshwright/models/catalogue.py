@@ -45,6 +45,12 @@ def names() -> tuple[str, ...]:
     return tuple(_entries())
 
 
+def search(query: str) -> list[str]:
+    """The names that hold every word of a query, e.g. `qwen3 vl`."""
+    words = [word for word in _GAP.split(query.strip().lower().replace(".", "")) if word]
+    return [name for name in names() if all(word in name for word in words)]
+
+
 def all_specs() -> tuple[ModelSpec, ...]:
     """All shipped models, in the catalogue's order."""
     return tuple(_spec(name) for name in names())

@@ -18,9 +18,10 @@ from meshwright.planner.scaling import offers
 from meshwright.planner.search import KEEP_WITHIN, LAYOUT_NAMES, any_legal, best
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case, model_of
-from meshwright.recipes.types import Recipe, recipe_fields
+from meshwright.recipes.types import Recipe, Strategy, recipe_fields
 
-ENGINE_STRATEGY = {"megatron": "zero1"}  # what an engine makes of fsdp2
+ENGINE_STRATEGY: dict[str, Strategy] = {"megatron": "zero1"}
+"""What an engine has in the place of fsdp2."""
 COUNTS_OFFERED = 3
 
 
@@ -53,17 +54,24 @@ def case_of(recipe: Recipe, model: ModelSpec, on: Cluster, engine: Any = "meshwr
     return Case(recipe, model, on, engine, estimate=costs.estimate)
 
 
-def bound(base: Recipe, question: Question) -> Recipe:
-    """The recipe for the question's model, cluster, sequence length and engine, layout untouched."""
-    strategy = base.layout.strategy
-    if strategy == "fsdp2":
-        strategy = ENGINE_STRATEGY.get(question.engine, strategy)  # type: ignore[assignment]  # values are strategies
+def on_engine(recipe: Recipe, engine: str) -> Recipe:
+    """The recipe with its default sharding in the engine's own kind."""
+    if recipe.layout.strategy != "fsdp2" or engine not in ENGINE_STRATEGY:
+        return recipe
     return msgspec.structs.replace(
-        base,
+        recipe, layout=msgspec.structs.replace(recipe.layout, strategy=ENGINE_STRATEGY[engine])
+    )
+
+
+def bound(base: Recipe, question: Question) -> Recipe:
+    """The recipe for the question's model, cluster, sequence length and engine, layout otherwise untouched."""
+    made = on_engine(base, question.engine)
+    return msgspec.structs.replace(
+        made,
         model=question.model_ref,
         cluster=str(question.cluster),
         data=msgspec.structs.replace(base.data, seq_length=question.seq_length or base.data.seq_length),
-        layout=msgspec.structs.replace(base.layout, strategy=strategy, dp_shard=-1),
+        layout=msgspec.structs.replace(made.layout, dp_shard=-1),
     )
 
 
