@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.domains import NO_CONTEXT, NO_EXPERT, NO_PIPELINE, NO_TENSOR, no, one_of, smaller
+from meshwright.rules.domains import NO_CONTEXT, NO_EXPERT, NO_PIPELINE, NO_TENSOR, larger, no, one_of, smaller
 from meshwright.rules.families import is_qwen35
 from meshwright.rules.rule import Fix, rule
 
@@ -114,6 +114,11 @@ def deepspeed_pipelines_use_zero1(c: Case) -> Column:
     return (c.pp > 1) & no(one_of(c.strategy, ("zero1", "ddp")))
 
 
+def _little(c: Case) -> list[int]:
+    """Tensor-parallel degrees that sharding bears well."""
+    return [degree for degree in smaller("tp")(c) if degree <= 2]
+
+
 @rule(
     "strategy.fsdp-with-tensor-parallel",
     "warning",
@@ -121,7 +126,12 @@ def deepspeed_pipelines_use_zero1(c: Case) -> Column:
     message="tp={tp} together with {strategy} on {gpu}",
     symptom="low throughput: traffic inside every layer on top of the gathering of parameters",
     cause="on Hopper the links are the bottleneck of sharding plus wide tensor parallelism; newer GPUs bear more",
-    fixes=({"tp": lambda c: [d for d in smaller("tp")(c) if d <= 2]}, NO_TENSOR),
+    fixes=(
+        {"tp": _little},
+        NO_TENSOR,
+        {"tp": _little, "recompute": ["selective", "full"], "recompute_modules": [()]},
+        {"tp": _little, "pp": larger("pp")},
+    ),
     pitfall="FSDP + TP > 1 on H100",
 )
 def sharding_prefers_little_tensor_parallel(c: Case) -> Column:
