@@ -46,6 +46,9 @@ def test_search_prefers_the_exact_name_then_words_then_likeness() -> None:
 def test_search_filters() -> None:
     assert {entry.goal for entry in search(goal="peft")} == {"peft"}
     assert {entry.family for entry in search(family="Gemma")} == {"gemma"}
+    assert {entry.family for entry in search(family="qwen")} == {"qwen", "qwen_moe", "qwen_vl"}
+    with pytest.raises(InputError, match="did you mean gemma"):
+        search(family="gema")
     assert all(entry.benchmark for entry in search("llama3", benchmark=True))
     assert all(entry.gpus <= 8 for entry in search(max_gpus=8))
     assert all(entry.seq_length >= 65536 for entry in search(seq=65536))

@@ -89,17 +89,36 @@ def search(
     max_gpus: int | None = None,
     seq: int | None = None,
 ) -> list[IndexEntry]:
-    """Recipes that match all that is asked, best match of the query first; seq is the least sequence length."""
+    """Recipes that match all that is asked, best match of the query first.
+
+    A family includes its branches (qwen: qwen_moe and qwen_vl too); seq is the least sequence length.
+    """
+    branches = _branches(family)
     found = [
         entry
         for entry in entries()
         if (goal is None or entry.goal == goal)
-        and (family is None or entry.family == family.lower())
+        and (family is None or entry.family in branches)
         and (benchmark is None or entry.benchmark == benchmark)
         and (max_gpus is None or entry.gpus <= max_gpus)
         and (seq is None or entry.seq_length >= seq)
     ]
     return found if not query else _matching(query, found)
+
+
+def families() -> list[str]:
+    """The families that recipes belong to."""
+    return sorted({entry.family for entry in registry().values()})
+
+
+def _branches(family: str | None) -> set[str]:
+    if family is None:
+        return set()
+    wanted = _plain(family)
+    found = {known for known in families() if known == wanted or known.startswith(f"{wanted}_")}
+    if not found:
+        raise unknown("family", family, families())
+    return found
 
 
 def for_model(model: str, goal: Goal) -> list[IndexEntry]:

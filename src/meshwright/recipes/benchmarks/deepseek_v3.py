@@ -241,7 +241,17 @@ def deepseek_v3_pretrain_256gpu_gb200_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek", mission=Mission(start={"strategy": "megatron_fsdp", "dp_replicate": 2}))
+@recipe(
+    family="deepseek",
+    mission=Mission(
+        start={
+            "strategy": "megatron_fsdp",
+            "dp_replicate": 2,
+            "recompute": "selective",
+            "recompute_modules": ("layernorm", "mla_up_proj", "moe_act"),
+        }
+    ),
+)
 def deepseek_v3_pretrain_128gpu_gb300_fp8mx_hsdp_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_config(),
@@ -249,8 +259,6 @@ def deepseek_v3_pretrain_128gpu_gb300_fp8mx_hsdp_config() -> Recipe:
         "fp8mx",
         ep=32,
         global_batch_size=256,
-        recompute="selective",
-        recompute_modules=("layernorm", "mla_up_proj", "moe_act"),
         cuda_graphs="full_iteration",
         dispatcher="hybridep",
         moments="bf16",
@@ -353,7 +361,16 @@ def deepseek_v3_pretrain_256gpu_gb300_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek", mission=Mission(start={"strategy": "megatron_fsdp"}))
+@recipe(
+    family="deepseek",
+    mission=Mission(
+        start={
+            "strategy": "megatron_fsdp",
+            "recompute": "selective",
+            "recompute_modules": ("layernorm", "mla_up_proj", "moe_act"),
+        }
+    ),
+)
 def deepseek_v3_pretrain_64gpu_gb300_bf16_fsdp_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_128gpu_gb300_fp8mx_hsdp_config(),
@@ -365,7 +382,16 @@ def deepseek_v3_pretrain_64gpu_gb300_bf16_fsdp_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek", mission=Mission(start={"strategy": "megatron_fsdp"}))
+@recipe(
+    family="deepseek",
+    mission=Mission(
+        start={
+            "strategy": "megatron_fsdp",
+            "recompute": "selective",
+            "recompute_modules": ("layernorm", "mla_up_proj", "moe_act"),
+        }
+    ),
+)
 def deepseek_v3_pretrain_64gpu_gb300_fp8mx_fsdp_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_128gpu_gb300_fp8mx_hsdp_config(),

@@ -195,19 +195,20 @@ def nemotron_3_5_lightning_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(), "8xGB200", "fp8mx")
 
 
-@recipe(family="nemotron", mission=Mission(start={"strategy": "megatron_fsdp", "recompute": "none"}))
+@recipe(
+    family="nemotron",
+    mission=Mission(start={"strategy": "megatron_fsdp", "recompute": "none", "loss": "vocab_parallel"}),
+)
 def nemotron_3_5_lightning_pretrain_8gpu_gb200_fp8mx_fsdp_config() -> Recipe:
     return benchmark(
-        pretrain("nemotron_3_5_lightning", 1),
+        nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(),
         "8xGB200",
         "fp8mx",
-        ep=8,
         micro_batch_size=3,
         global_batch_size=384,
-        seq_length=8192,
-        dispatcher="hybridep",
-        mtp_loss=0.1,
-        recompute="full",
+        recompute="selective",
+        cuda_graphs="none",
+        cuda_graph_scope=(),
     )
 
 
@@ -295,11 +296,13 @@ def nemotron_3_5_lightning_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
 @recipe(family="nemotron", mission=Mission(start={"strategy": "megatron_fsdp", "loss": "vocab_parallel"}))
 def nemotron_3_5_lightning_pretrain_8gpu_gb300_fp8mx_fsdp_config() -> Recipe:
     return benchmark(
-        nemotron_3_5_lightning_pretrain_8gpu_gb200_fp8mx_fsdp_config(),
+        nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(),
         "8xGB300",
         "fp8mx",
-        recompute="none",
-        loss="chunked",
+        micro_batch_size=3,
+        global_batch_size=384,
+        cuda_graphs="none",
+        cuda_graph_scope=(),
     )
 
 

@@ -202,7 +202,7 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_gb200_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
         qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -211,7 +211,8 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
         micro_batch_size=3,
         global_batch_size=480,
         dispatcher="hybridep",
-        recompute="full",
+        recompute="selective",
+        loss="chunked",
     )
 
 

@@ -12,7 +12,9 @@ def llama2_7b_pretrain_config() -> Recipe:
     return pretrain("llama2_7b", 2, tp=2, global_batch_size=512, warmup_steps=2000, steps=1_168_251)
 
 
-@recipe(family="llama", mission=Mission(tp=2, pp=1, gpus=2, seq=8192, start={"recompute": "none"}))
+@recipe(
+    family="llama", mission=Mission(tp=2, pp=1, gpus=2, seq=8192, start={"recompute": "none", "loss": "vocab_parallel"})
+)
 def llama3_8b_pretrain_config() -> Recipe:
     return pretrain(
         "llama3_8b",
@@ -22,7 +24,8 @@ def llama3_8b_pretrain_config() -> Recipe:
         seq_length=8192,
         warmup_steps=2000,
         steps=1_168_251,
-        recompute="full",
+        loss="chunked",
+        recompute="selective",
     )
 
 
@@ -33,7 +36,10 @@ def llama3_8b_16k_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(tp=2, pp=1, cp=4, gpus=8, seq=65536, start={"recompute": "none"}))
+@recipe(
+    family="llama",
+    mission=Mission(tp=2, pp=1, cp=4, gpus=8, seq=65536, start={"defer_grad_sync": True, "loss": "vocab_parallel"}),
+)
 def llama3_8b_64k_pretrain_config() -> Recipe:
     return pretrain(
         "llama3_8b",
@@ -44,7 +50,8 @@ def llama3_8b_64k_pretrain_config() -> Recipe:
         seq_length=65536,
         warmup_steps=2000,
         steps=1_168_251,
-        recompute="selective",
+        loss="chunked",
+        defer_grad_sync=False,
     )
 
 
@@ -129,9 +136,11 @@ def llama31_405b_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(tp=2, pp=1, gpus=2, seq=8192, start={"recompute": "none"}))
+@recipe(
+    family="llama", mission=Mission(tp=2, pp=1, gpus=2, seq=8192, start={"recompute": "none", "loss": "vocab_parallel"})
+)
 def llama3_8b_sft_config() -> Recipe:
-    return sft("llama3_8b", 2, tp=2, global_batch_size=8, seq_length=8192, recompute="full")
+    return sft("llama3_8b", 2, tp=2, global_batch_size=8, seq_length=8192, loss="chunked", recompute="selective")
 
 
 @recipe(family="llama", mission=Mission(tp=4, pp=4, gpus=16, seq=8192))

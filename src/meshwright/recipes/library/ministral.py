@@ -39,7 +39,7 @@ def ministral3_3b_peft_config() -> Recipe:
     )
 
 
-@recipe(family="ministral", mission=Mission(start={"recompute": "none"}))
+@recipe(family="ministral", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def ministral3_8b_sft_config() -> Recipe:
     return sft(
         "ministral3_8b",
@@ -52,7 +52,8 @@ def ministral3_8b_sft_config() -> Recipe:
         steps=50,
         beta2=0.95,
         packing=False,
-        recompute="full",
+        loss="chunked",
+        recompute="selective",
     )
 
 

@@ -37,9 +37,9 @@ def qwen2_1p5b_peft_config() -> Recipe:
     return peft("qwen2_1p5b", 1, warmup_steps=10, steps=100, beta2=0.95)
 
 
-@recipe(family="qwen", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen2_7b_pretrain_config() -> Recipe:
-    return pretrain("qwen2_7b", 2, tp=2, micro_batch_size=2, recompute="full")
+    return pretrain("qwen2_7b", 2, tp=2, micro_batch_size=2, loss="chunked", recompute="selective")
 
 
 @recipe(family="qwen")
@@ -127,9 +127,9 @@ def qwen25_1p5b_peft_config() -> Recipe:
     return peft("qwen25_1p5b", 1, warmup_steps=10, steps=100, beta2=0.95)
 
 
-@recipe(family="qwen", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen25_3b_pretrain_config() -> Recipe:
-    return pretrain("qwen25_3b", 1, micro_batch_size=2, recompute="full")
+    return pretrain("qwen25_3b", 1, micro_batch_size=2, loss="chunked", recompute="selective")
 
 
 @recipe(family="qwen")
@@ -142,9 +142,9 @@ def qwen25_3b_peft_config() -> Recipe:
     return peft("qwen25_3b", 1, warmup_steps=10, steps=100, beta2=0.95)
 
 
-@recipe(family="qwen", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen25_7b_pretrain_config() -> Recipe:
-    return pretrain("qwen25_7b", 2, tp=2, micro_batch_size=2, recompute="full")
+    return pretrain("qwen25_7b", 2, tp=2, micro_batch_size=2, loss="chunked", recompute="selective")
 
 
 @recipe(family="qwen")

@@ -20,16 +20,26 @@ def qwen3_30b_a3b_pretrain_config() -> Recipe:
         steps=100,
         reduce="bf16",
         dispatcher="hybridep",
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("moe_router", "moe_preprocess"),
         loss="chunked",
         recompute="selective",
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(tp=1, pp=1, ep=8, gpus=8, start={"recompute": "none"}))
+@recipe(
+    family="qwen_moe", mission=Mission(tp=1, pp=1, ep=8, gpus=8, start={"recompute": "none", "defer_grad_sync": True})
+)
 def qwen3_30b_a3b_sft_config() -> Recipe:
-    return sft("qwen3_30b_a3b", 8, ep=8, global_batch_size=32, warmup_steps=10, steps=100, beta2=0.95, recompute="full")
+    return sft(
+        "qwen3_30b_a3b",
+        8,
+        ep=8,
+        global_batch_size=32,
+        warmup_steps=10,
+        steps=100,
+        beta2=0.95,
+        defer_grad_sync=False,
+        recompute="selective",
+    )
 
 
 @recipe(family="qwen_moe", mission=Mission(tp=1, pp=1, ep=1, gpus=1, start={"recompute": "none"}))
@@ -118,7 +128,10 @@ def qwen3_next_80b_a3b_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(tp=1, pp=2, ep=8, start={"offload": "none"}))
+@recipe(
+    family="qwen_moe",
+    mission=Mission(tp=1, pp=2, ep=8, start={"recompute_modules": ("layernorm", "moe", "moe_act"), "offload": "none"}),
+)
 def qwen3_next_80b_a3b_sft_config() -> Recipe:
     return sft(
         "qwen3_next_80b_a3b",
@@ -128,7 +141,6 @@ def qwen3_next_80b_a3b_sft_config() -> Recipe:
         global_batch_size=64,
         min_lr=5e-6,
         recompute="selective",
-        recompute_modules=("layernorm", "moe", "moe_act"),
         dispatcher="deepep",
         packing=False,
         offload="optimizer",

@@ -219,7 +219,7 @@ def qwen3_vl_30b_a3b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen3_vl_30b_a3b_peft_config() -> Recipe:
     return peft(
         "qwen3_vl_30b_a3b",
@@ -235,7 +235,8 @@ def qwen3_vl_30b_a3b_peft_config() -> Recipe:
         overlap_grad_reduce=False,
         images=True,
         packing=True,
-        recompute="full",
+        loss="chunked",
+        recompute="selective",
     )
 
 
