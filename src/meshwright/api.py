@@ -53,9 +53,6 @@ def recipes(
 ) -> list[index.IndexEntry]:
     """The index: recipes by name, family, size or goal; fuzzy when nothing matches to the letter."""
     wanted = None if goal is None else _choice("goal", goal, types.GOALS)
-    families = sorted({e.family for e in index.entries()})
-    if family is not None and family.lower() not in families:
-        raise unknown("family", family, families)
     return index.search(query, goal=wanted, family=family, benchmark=benchmark)
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 
-@dataclass
 class MeshwrightError(Exception):
     """A mistake or a "no" that is told in one message, with the way out."""
 
-    reason: str
-    field: str = ""
-    value: object = None
-    fix: Sequence[str] = ()
-
     exit_code = 2
+
+    def __init__(self, reason: str, field: str = "", value: object = None, fix: Sequence[str] = ()) -> None:
+        super().__init__(reason)
+        self.reason, self.field, self.value, self.fix = reason, field, value, fix
 
     def __str__(self) -> str:
         where = f"{self.field}={self.value!s}: " if self.field and self.value is not None else ""

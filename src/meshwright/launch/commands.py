@@ -7,7 +7,7 @@ import shlex
 from meshwright.planner import Plan
 from meshwright.recipes.aliases import foreign_key, to_foreign
 from meshwright.recipes.aliases_joint import dispatcher_keys, recompute_keys
-from meshwright.recipes.registry import registry
+from meshwright.recipes.index import family
 from meshwright.recipes.spelling import spell
 
 # Megatron-Bridge (commit 067f987, 2026-08-22) has no recipe of these names, or one that raises.
@@ -45,7 +45,7 @@ def meshwright_command(plan: Plan) -> str:
 def bridge_command(plan: Plan) -> str:
     """How Megatron-Bridge starts the plan, in today's spelling; empty when it has no such recipe or setting."""
     name = plan.base.name
-    if plan.recipe.model != plan.base.model or name in NOT_IN_BRIDGE or registry()[name].family in OWN_FAMILIES:
+    if plan.recipe.model != plan.base.model or name in NOT_IN_BRIDGE or family(name) in OWN_FAMILIES:
         return ""
     overrides = _bridge_overrides(plan)
     if overrides is None:

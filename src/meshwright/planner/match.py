@@ -20,8 +20,8 @@ def starting_recipe(question: Question) -> tuple[Recipe, Start]:
     """The model's own recipe for the goal, else the closest model's; derived when the model is the user's own."""
     own = [
         e
-        for e in index.entries()
-        if (e.model, e.goal, e.benchmark) == (question.model_ref, question.goal, question.benchmark)
+        for e in index.entries(question.benchmark)
+        if (e.model, e.goal) == (question.model_ref, question.goal)
     ]
     if own:
         return index.load(_preferred(own, question).name), "own"

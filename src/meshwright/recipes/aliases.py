@@ -7,9 +7,10 @@ gone, stands in `aliases_joint`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, get_args
+
+import msgspec
 
 from meshwright.errors import InputError, unknown
 
@@ -361,14 +362,13 @@ PRECISION_NAMES: dict[str, dict[tuple[str, str], str]] = {
 """Their one name for our (compute, matmul)."""
 
 
-@dataclass(frozen=True)
-class Alias:
+class Alias(msgspec.Struct, frozen=True):
     """One of their keys that means one of ours."""
 
     own: str
     foreign: str
     dialect: str
-    values: Values = field(default_factory=dict)
+    values: Values = msgspec.field(default_factory=dict)
 
     def to_own(self, text: str) -> str:
         """Their value, as typed, in our words."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from meshwright.errors import InputError, unknown
 from meshwright.recipes.aliases import PRECISION_NAMES
@@ -13,8 +14,7 @@ Texts = Mapping[str, str]
 """Values as typed, by key."""
 
 
-@dataclass(frozen=True)
-class Meaning:
+class Meaning(msgspec.Struct, frozen=True):
     """What foreign keys say of ours; what is only implied gives way to what is said outright."""
 
     said: Texts

@@ -125,6 +125,7 @@ def derived(base: Recipe, differences: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "sp": given("tp", layout.tp) != 1 and given("strategy", layout.strategy) != "megatron_fsdp",
         "pp_schedule": "1f1b" if given("vp", layout.vp) == 1 else "interleaved_1f1b",
+        "overlap_param_gather": given("overlap_grad_reduce", base.kernels.overlap_grad_reduce) is True,
         "te_rng_tracker": given("cuda_graphs", base.kernels.cuda_graphs) != "none",
     }
     if base.benchmark:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import log2, prod
+
+import msgspec
 
 from meshwright.errors import unknown
 from meshwright.models import GatedDelta, Mamba2, ModelSpec, find
 from meshwright.recipes import build
 from meshwright.recipes.build import DEFAULT_GPU, cluster_name
-from meshwright.recipes.registry import Mission, registry
+from meshwright.recipes.registry import Mission, Registered, library, registry
 from meshwright.recipes.types import Goal, Recipe
 
 FAMILY_HEAD_START = 1.0
 """A recipe of the same family wins over another that is nearer in size by up to a factor of two."""
 
 
-@dataclass(frozen=True)
-class IndexEntry:
+class IndexEntry(msgspec.Struct, frozen=True, dict=True):
     """What the index says of one recipe."""
 
     name: str
@@ -46,26 +46,26 @@ def names() -> list[str]:
 
 def load(name: str) -> Recipe:
     """The recipe of this name; `_config` may be left out, and case and dashes do not matter."""
-    return registry()[resolve(name)].build()
+    return _registered(resolve(name)).build()
 
 
 def resolve(name: str) -> str:
     """The full name of a recipe from any usual spelling of it."""
     plain = _plain(name)
-    spelled = _spellings()
-    if plain in spelled:
-        return spelled[plain]
+    for benchmark in (False, True):  # the library first: the benchmarks need not even be imported for it
+        if plain in (spelled := _spellings(benchmark)):
+            return spelled[plain]
     raise unknown("recipe", name, names())
 
 
 def knows(name: str) -> bool:
     """Whether a recipe of this name exists."""
-    return _plain(name) in _spellings()
+    return any(_plain(name) in _spellings(benchmark) for benchmark in (False, True))
 
 
 def mission_recipe(name: str) -> Recipe:
     """A recipe with the numbers it set out from, to see what had to change and why."""
-    entry = registry()[resolve(name)]
+    entry = _registered(resolve(name))
     made, mission = entry.build(), entry.mission
     stated = {"tp": mission.tp, "pp": mission.pp, "cp": mission.cp, "ep": mission.ep, "seq_length": mission.seq}
     values = {**mission.start, **{flat: value for flat, value in stated.items() if value is not None}}
@@ -74,10 +74,17 @@ def mission_recipe(name: str) -> Recipe:
     return build.change(made, values, f"{wanted}x{gpu}" if wanted != gpus else made.cluster)
 
 
-@lru_cache(maxsize=1)
-def entries() -> tuple[IndexEntry, ...]:
-    """The whole index."""
-    return tuple(_entry(name) for name in registry())
+@lru_cache(maxsize=3)
+def entries(benchmark: bool | None = None) -> tuple[IndexEntry, ...]:
+    """The index: of the library (False), of the benchmarks (True), or the whole."""
+    if benchmark is None:
+        return entries(False) + entries(True)
+    chosen = library() if not benchmark else [name for name in registry() if name not in library()]
+    return tuple(_entry(name) for name in chosen)
+
+
+def _registered(name: str) -> Registered:
+    return library()[name] if name in library() else registry()[name]
 
 
 def search(
@@ -96,14 +103,18 @@ def search(
     branches = _branches(family)
     found = [
         entry
-        for entry in entries()
+        for entry in entries(benchmark)
         if (goal is None or entry.goal == goal)
         and (family is None or entry.family in branches)
-        and (benchmark is None or entry.benchmark == benchmark)
         and (max_gpus is None or entry.gpus <= max_gpus)
         and (seq is None or entry.seq_length >= seq)
     ]
     return found if not query else _matching(query, found)
+
+
+def family(name: str) -> str:
+    """The family of a recipe."""
+    return _registered(resolve(name)).family
 
 
 def families() -> list[str]:
@@ -123,13 +134,13 @@ def _branches(family: str | None) -> set[str]:
 
 def for_model(model: str, goal: Goal) -> list[IndexEntry]:
     """The recipes for real training of one catalogue model, shortest sequences first."""
-    found = [entry for entry in entries() if entry.model == model and entry.goal == goal and not entry.benchmark]
+    found = [entry for entry in entries(False) if entry.model == model and entry.goal == goal]
     return sorted(found, key=lambda entry: entry.seq_length)
 
 
 def closest(spec: ModelSpec, goal: Goal, seq: int | None = None) -> IndexEntry:
     """The recipe to start from for a model without one: same kind of architecture, nearest size, same family first."""
-    candidates = [entry for entry in entries() if entry.goal == goal and not entry.benchmark]
+    candidates = [entry for entry in entries(False) if entry.goal == goal]
     return min(candidates, key=lambda entry: _distance(entry, spec, seq))
 
 
@@ -150,7 +161,7 @@ def architecture_class(spec: ModelSpec) -> tuple[str, str, str]:
 
 
 def _entry(name: str) -> IndexEntry:
-    entry = registry()[name]
+    entry = _registered(name)
     made = entry.build()
     gpus, gpu = _gpus(made.cluster)
     return IndexEntry(
@@ -177,10 +188,10 @@ def _plain(name: str) -> str:
     return re.sub(r"[-\s.]+", "_", name.strip().lower())
 
 
-@lru_cache(maxsize=1)
-def _spellings() -> dict[str, str]:
+@lru_cache(maxsize=2)
+def _spellings(benchmark: bool) -> dict[str, str]:
     found: dict[str, str] = {}
-    for name in names():
+    for name in registry() if benchmark else library():
         plain = _plain(name)
         found[plain] = name
         found.setdefault(plain.removesuffix("_config"), name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -18,8 +17,7 @@ from meshwright.recipes.types import FieldKind, Recipe, recipe_fields
 from meshwright.recipes.values import parse
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """One field that an override changed."""
 
     key: str
@@ -28,8 +26,7 @@ class Change:
     kind: FieldKind
 
 
-@dataclass(frozen=True)
-class _Setting:
+class _Setting(msgspec.Struct, frozen=True):
     """A value for one of our keys, and the words it was asked for in."""
 
     key: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -24,8 +23,7 @@ BENCHMARKS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Mission:
+class Mission(msgspec.Struct, frozen=True):
     """What the index this library set out from says of a recipe; None where it says nothing.
 
     Where the shipped recipe had to leave its first numbers to be legal and fit, `start` holds the fields that the index
@@ -38,11 +36,10 @@ class Mission:
     ep: int | None = None
     gpus: int | None = None
     seq: int | None = None
-    start: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    start: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Registered:
+class Registered(msgspec.Struct, frozen=True):
     """A recipe function with its family and the numbers it set out from."""
 
     name: str
@@ -78,9 +75,18 @@ def recipe(*, family: str, mission: Mission | None = None) -> Callable[[Builder]
 
 
 @lru_cache(maxsize=1)
+def library() -> Mapping[str, Registered]:
+    """The recipe functions for real training, by name; the benchmarks are not even imported."""
+    return {name: found for file in LIBRARY for name, found in _of_module(f"meshwright.recipes.library.{file}")}
+
+
+@lru_cache(maxsize=1)
 def registry() -> Mapping[str, Registered]:
-    """Every recipe function by name."""
-    for room, files in (("library", LIBRARY), ("benchmarks", BENCHMARKS)):
-        for file in files:
-            import_module(f"meshwright.recipes.{room}.{file}")
-    return _REGISTRY
+    """Every recipe function by name, benchmarks included."""
+    benchmarks = (_of_module(f"meshwright.recipes.benchmarks.{file}") for file in BENCHMARKS)
+    return {**library(), **{name: found for module in benchmarks for name, found in module}}
+
+
+def _of_module(module: str) -> list[tuple[str, Registered]]:
+    import_module(module)
+    return [(name, found) for name, found in _REGISTRY.items() if found.build.__module__ == module]

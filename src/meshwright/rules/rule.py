@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from meshwright.recipes.case import Case, Column
 from meshwright.recipes.types import ENGINES
@@ -17,8 +17,7 @@ Fix = Mapping[str, Sequence[Any] | Callable[[Case], Sequence[Any]]]
 """Recipe fields by flat name, each with the values to try, nearest first."""
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True):
     """An executable check: when it is broken, what the user would see, why, and what repairs it."""
 
     id: str
@@ -32,11 +31,10 @@ class Rule:
     fixes: tuple[Fix, ...]
     engines: tuple[str, ...]
     pitfall: str = ""  # its row in the mission's pitfall table, when it has one
-    figures: Mapping[str, Figure] = dataclasses.field(default_factory=dict)  # named by the message
+    figures: Mapping[str, Figure] = msgspec.field(default_factory=dict)  # named by the message
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """What one rule found in one case."""
 
     rule: str
