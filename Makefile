@@ -11,6 +11,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m compileall -q src  # an editable install has no bytecode yet; answers are faster with it
 	touch $@
 
 # torch, transformers and diffusers: the tests build models on the meta device and compare parameter counts.

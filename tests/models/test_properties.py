@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from meshwright.models import Attention, GatedDelta, Mamba2, ModelSpec, MoE, all_specs, find, names, spec_from_config
 

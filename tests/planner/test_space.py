@@ -16,7 +16,7 @@ from meshwright.recipes.case import Case, model_of
 
 def case(name: str, gpus: str, engine: str = "meshwright") -> Case:
     recipe = index.load(name)
-    return Case(recipe, model_of(recipe), clusters.cluster(gpus), engine, estimate=costs.estimate)  # type: ignore[arg-type]
+    return Case(recipe, model_of(recipe), clusters.cluster(gpus), engine, memory_of=costs.memory)  # type: ignore[arg-type]
 
 
 @given(st.integers(1, 200), st.integers(1, 64))

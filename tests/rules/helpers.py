@@ -102,16 +102,6 @@ class StubMemory:
         return sum(parts) + self.overhead
 
 
-@dataclass(frozen=True)
-class StubEstimate:
-    memory: StubMemory
-
-
-def estimate(memory: Callable[[Case], dict[str, Any]]) -> Callable[[Case], StubEstimate]:
-    """An estimate whose memory parts are a function of the case."""
-    return lambda case: StubEstimate(StubMemory(**memory(case)))
-
-
 def recipe(goal: Goal = "pretrain", benchmark: bool = False, **values: Any) -> Recipe:
     """A recipe with some fields given by their flat names; unknown names and wrong types are refused."""
     sections: dict[str, dict[str, Any]] = {}
@@ -132,8 +122,8 @@ def case(
     **values: Any,
 ) -> Case:
     """A case of a hand-made model on a hand-made cluster."""
-    price = estimate(memory) if memory else None
-    return Case(recipe(goal, benchmark, **values), spec, on or cluster(), engine, estimate=price)
+    memory_of = (lambda case: StubMemory(**memory(case))) if memory else None
+    return Case(recipe(goal, benchmark, **values), spec, on or cluster(), engine, memory_of=memory_of)
 
 
 def parse(override: str) -> tuple[str, Any]:

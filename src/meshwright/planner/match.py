@@ -18,11 +18,7 @@ Start = Literal["own", "closest", "derived"]
 
 def starting_recipe(question: Question) -> tuple[Recipe, Start]:
     """The model's own recipe for the goal, else the closest model's; derived when the model is the user's own."""
-    own = [
-        e
-        for e in index.entries(question.benchmark)
-        if (e.model, e.goal) == (question.model_ref, question.goal)
-    ]
+    own = [e for e in index.entries(question.benchmark) if (e.model, e.goal) == (question.model_ref, question.goal)]
     if own:
         return index.load(_preferred(own, question).name), "own"
     if question.benchmark:

@@ -50,8 +50,8 @@ def recommend(question: Question, overrides: Sequence[str] = ()) -> Plan:
 
 
 def case_of(recipe: Recipe, model: ModelSpec, on: Cluster, engine: Any = "meshwright") -> Case:
-    """A case whose estimate can be asked for, so that memory rules speak too."""
-    return Case(recipe, model, on, engine, estimate=costs.estimate)
+    """A case whose memory can be asked for, so that memory rules speak too."""
+    return Case(recipe, model, on, engine, memory_of=costs.memory)
 
 
 def on_engine(recipe: Recipe, engine: str) -> Recipe:

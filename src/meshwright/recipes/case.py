@@ -32,11 +32,11 @@ class Case:
         cluster: Cluster,
         engine: Engine = "meshwright",
         columns: dict[str, Column] | None = None,
-        estimate: Callable[[Case], Any] | None = None,
+        memory_of: Callable[[Case], Any] | None = None,
     ) -> None:
         self.recipe, self.model, self.cluster, self.engine = recipe, model, cluster, engine
         self._columns = columns or {}
-        self._estimate = estimate
+        self._memory_of = memory_of
 
     def __getattr__(self, name: str) -> Column:
         """A recipe field by its flat name, or a model or cluster fact; columns given to `replace` come first."""
@@ -49,7 +49,7 @@ class Case:
 
     def replace(self, **columns: Column) -> Case:
         """The same case with some names holding other values or numpy columns."""
-        other = Case(self.recipe, self.model, self.cluster, self.engine, {**self._columns, **columns}, self._estimate)
+        other = Case(self.recipe, self.model, self.cluster, self.engine, {**self._columns, **columns}, self._memory_of)
         for name in ("_recipe_values", "_facts"):  # read from the recipe, model and cluster, which are the same
             other.__dict__[name] = getattr(self, name)
         return other
@@ -68,9 +68,9 @@ class Case:
         return {**model_facts(self.model), **cluster_facts(self.cluster)}
 
     @cached_property
-    def estimate(self) -> Any:
-        """The estimate of this very case, or None when nobody handed over a way to make one."""
-        return self._estimate(self) if self._estimate else None
+    def memory(self) -> Any:
+        """Memory of this very case by part, in GiB, or None when nobody handed over a way to tell."""
+        return self._memory_of(self) if self._memory_of else None
 
     # Arithmetic of the mesh. Quotients round down; whether they are whole is for the rules to say.
 

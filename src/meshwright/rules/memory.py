@@ -44,23 +44,18 @@ STATE: tuple[Fix, ...] = (
 )
 
 
-def _memory(c: Case) -> Any:
-    """The memory of this very case by part, or None when nobody can tell."""
-    return None if c.estimate is None else c.estimate.memory
-
-
 def _state(c: Case) -> Column:
-    memory = _memory(c)
+    memory = c.memory
     return 0.0 if memory is None else memory.weights + memory.gradients + memory.optimizer
 
 
 def _total(c: Case) -> Column:
-    memory = _memory(c)
+    memory = c.memory
     return 0.0 if memory is None else memory.total
 
 
 def _fits(c: Case) -> Column:
-    memory = _memory(c)
+    memory = c.memory
     return True if memory is None else memory.fits
 
 
@@ -129,7 +124,7 @@ def peak_has_room(c: Case) -> Column:
 
 def _with(c: Case, **change: Any) -> Column:
     """The memory total of the case with a change, as a share of the GPU."""
-    changed = _memory(c.replace(**change))
+    changed = c.replace(**change).memory
     return np.inf if changed is None else changed.total / c.capacity_gib
 
 

@@ -26,7 +26,7 @@ def inner_ranks(c: Case) -> Column:
 
 def crowded(c: Case) -> Column:
     """Whether memory is short; unknown counts as yes."""
-    return True if c.estimate is None else c.estimate.memory.total > 0.9 * c.capacity_gib
+    return True if c.memory is None else c.memory.total > 0.9 * c.capacity_gib
 
 
 @rule(
