@@ -11,6 +11,7 @@ from meshwright.planner.situations import SITUATIONS
 from meshwright.recipes import index
 from meshwright.recipes.aliases import aliases
 from meshwright.recipes.case import model_of
+from meshwright.recipes.spelling import spell
 from meshwright.recipes.types import Recipe, recipe_fields
 from meshwright.rules.judge import keys_by_flat_name
 
@@ -81,27 +82,33 @@ def recipes_page(benchmark: bool) -> str:
 
 def adapted_page() -> str:
     rows = []
-    for e in index.search(benchmark=None):
-        shipped, mission = index.load(e.name), index.mission_recipe(e.name)
-        if mission == shipped:
+    for e in index.entries():
+        shipped, published = index.load(e.name), index.mission_recipe(e.name)
+        if published == shipped:
             continue
-        case = case_of(mission, model_of(mission), clusters.cluster(mission.cluster))
+        case = case_of(published, model_of(published), clusters.cluster(published.cluster))
         errors = [f for f in rules.judge(case) if f.severity == "error"]
-        rows.append((f"`{e.name}`", _short(mission), _short(shipped), "; ".join(f.message for f in errors)))
+        why = "; ".join(f.message for f in errors)
+        rows.append((f"`{e.name}`", _layout(published), _differences(published, shipped), why))
     text = f"# Where a published layout cannot work\n\n{len(rows)} recipes differ from the layout they were published "
     text += "with, because a rule refuses it or it does not fit on the GPUs it names. The reason is what our rules say "
     text += "of the published layout, today; the shipped one is the nearest that passes.\n\n"
-    return text + table(("recipe", "published", "shipped", "why"), rows)
+    return text + table(("recipe", "published", "shipped with", "why"), rows)
 
 
-def _short(r: Recipe) -> str:
-    lay = r.layout
-    degrees = (
-        " ".join(f"{a}{getattr(lay, a)}" for a in ("tp", "pp", "vp", "cp", "ep") if getattr(lay, a) > 1) or "dp only"
-    )
-    extra = "".join(f", {x}" for x in (f"recompute {lay.recompute}" * (lay.recompute != "none"),) if x)
-    offload = f", offload {lay.offload}" if lay.offload != "none" else ""
-    return f"{r.cluster}: {degrees}, micro {lay.micro_batch_size}{extra}{offload}"
+def _layout(r: Recipe) -> str:
+    degrees = [f"{a}{getattr(r.layout, a)}" for a in ("tp", "pp", "vp", "cp", "ep") if getattr(r.layout, a) > 1]
+    return f"{r.cluster}, {r.data.seq_length:,} tokens: {' '.join(degrees) or 'data parallel only'}"
+
+
+def _differences(published: Recipe, shipped: Recipe) -> str:
+    said = [f"{published.cluster} → {shipped.cluster}"] if published.cluster != shipped.cluster else []
+    for key in recipe_fields():
+        section, name = key.split(".")
+        old, new = (getattr(getattr(r, section), name) for r in (published, shipped))
+        if old != new:
+            said.append(spell(f"`{key}", new) + "`")
+    return ", ".join(said)
 
 
 def models_page() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshwright.api import check, recipe, recipes, recommend
+    from meshwright.api import check, find_recipes, recipe, recommend
     from meshwright.errors import InfeasibleError, InputError, MeshwrightError
     from meshwright.planner import Plan
     from meshwright.recipes.types import Recipe
@@ -18,8 +18,8 @@ __all__ = [
     "Plan",
     "Recipe",
     "check",
+    "find_recipes",
     "recipe",
-    "recipes",
     "recommend",
 ]
 

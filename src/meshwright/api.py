@@ -48,7 +48,7 @@ def recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     return override.apply(_recipe_from(name), list(overrides))
 
 
-def recipes(
+def find_recipes(
     query: str | None = None, *, goal: str | None = None, family: str | None = None, benchmark: bool | None = None
 ) -> list[index.IndexEntry]:
     """The index: recipes by name, family, size or goal; fuzzy when nothing matches to the letter."""

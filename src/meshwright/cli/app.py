@@ -144,7 +144,7 @@ def recommend(
 )
 def recipes(query: str | None, goal: str | None, family: str | None, benchmark: bool, as_json: bool) -> None:
     """The index of recipes, by words of a name, goal and family."""
-    found = api.recipes(query, goal=goal, family=family, benchmark=benchmark)
+    found = api.find_recipes(query, goal=goal, family=family, benchmark=benchmark)
     if as_json:
         emit({"schema": api.SCHEMA, "recipes": api.entries_to_dicts(found)})
     else:

@@ -1,0 +1,69 @@
+"""Launch commands: entry point, dataset and overrides that mean the plan."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from meshwright import recipe, recommend
+from meshwright.launch import commands
+
+
+def said(text: str) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in shlex.split(text) if "=" in word and not word.startswith("--"))
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "goal", "seq"),
+    [
+        ("llama3-8b", "8xH100", "sft", None),
+        ("llama3-70b", "64xH100", "pretrain", None),
+        ("qwen3-30b-a3b", "4x8xH100", "pretrain", 32768),
+        ("deepseek-v3", "1024xH100", "pretrain", None),
+        ("gemma3-vl-12b", "8xH200", "peft", None),
+    ],
+)
+def test_our_command_rebuilds_the_plan(model: str, gpus: str, goal: str, seq: int | None) -> None:
+    plan = recommend(model, gpus, goal, seq=seq)
+    words = shlex.split(commands(plan)["meshwright"])
+    name = words[words.index("train") + 1]
+    overrides = [w for w in words[words.index("train") :] if "=" in w and not w.startswith("--")]
+    rebuilt = recipe(name, overrides)
+    for section in ("data", "train", "layout", "kernels", "optimizer", "precision"):
+        assert getattr(rebuilt, section) == getattr(plan.recipe, section)
+
+
+def test_several_nodes_go_through_torchrun() -> None:
+    text = commands(recommend("llama3-70b", "8x8xH100", "pretrain"))["meshwright"]
+    assert text.startswith("torchrun --nproc-per-node=8 --nnodes=8")
+
+
+def test_bridge_spells_the_sequence_length_the_way_that_takes_effect() -> None:
+    text = commands(recommend("llama3-8b", "32xH100", "pretrain", seq=32768))["megatron-bridge"]
+    assert said(text)["dataset.seq_length"] == "32768"
+    assert "model.seq_length" not in said(text)
+
+
+def test_bridge_needs_a_converted_checkpoint_for_fine_tuning() -> None:
+    assert "checkpoint.pretrained_checkpoint" in said(
+        commands(recommend("llama3-8b", "8xH100", "sft"))["megatron-bridge"]
+    )
+    assert (
+        "checkpoint.pretrained_checkpoint"
+        not in commands(recommend("llama3-8b", "8xH100", "pretrain"))["megatron-bridge"]
+    )
+
+
+@pytest.mark.parametrize(("model", "goal"), [("qwen2.5-3b", "sft"), ("qwen2-14b", "pretrain"), ("llama3.2-1b", "sft")])
+def test_bridge_has_no_command_for_what_it_has_no_recipe_for(model: str, goal: str) -> None:
+    assert "megatron-bridge" not in commands(recommend(model, "8xH100", goal))
+
+
+def test_bridge_overrides_say_the_layout() -> None:
+    plan = recommend(
+        "llama3-70b", "64xH100", "pretrain", overrides=["layout.tp=4", "layout.pp=4", "layout.cp=2"], engine="megatron"
+    )
+    values = said(commands(plan)["megatron-bridge"])
+    assert values["model.tensor_model_parallel_size"] == "4"
+    assert values["model.context_parallel_size"] == "2"

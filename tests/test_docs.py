@@ -1,0 +1,36 @@
+"""The generated pages say what the code says."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def maker() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_docs", DOCS / "make.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", sorted(maker().PAGES))
+def test_page_is_up_to_date(page: str) -> None:
+    made = maker()
+    assert (DOCS / page).read_text(encoding="utf-8") == made.NOTE + made.PAGES[page](), "stale: run `make docs`"
+
+
+def test_every_link_of_the_readme_leads_somewhere() -> None:
+    import re
+
+    root = DOCS.parent
+    text = (root / "README.md").read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if not link.startswith("http")]
+    assert links
+    assert [link for link in links if not (root / link).exists()] == []

@@ -1,0 +1,51 @@
+"""What `from meshwright import …` gives, used as the README does."""
+
+from __future__ import annotations
+
+import pytest
+
+import meshwright
+from meshwright import InputError, Plan, Recipe, check, find_recipes, recipe, recommend
+
+
+def test_only_verbs_values_and_errors_are_public() -> None:
+    assert set(meshwright.__all__) == {
+        *("check", "find_recipes", "recipe", "recommend"),
+        *("Plan", "Recipe", "InfeasibleError", "InputError", "MeshwrightError"),
+    }
+    assert all(getattr(meshwright, name) is not None for name in meshwright.__all__)
+    with pytest.raises(AttributeError):
+        _ = meshwright.nonsense
+
+
+def test_recommend_then_read_the_plan() -> None:
+    plan = recommend("llama3-8b", "8xH100", "sft")
+    assert isinstance(plan, Plan)
+    assert plan.ok
+    assert plan.recipe.layout.tp >= 1
+    assert 0 < plan.estimate.memory.total < 80
+    assert plan.question.cluster.world == 8
+
+
+def test_load_override_check() -> None:
+    mine = recipe("llama3_70b_pretrain_config", ["layout.tp=4", "train.global_batch_size=256"])
+    assert isinstance(mine, Recipe)
+    assert (mine.layout.tp, mine.train.global_batch_size) == (4, 256)
+    result = check(mine, gpus="64xH200")
+    assert result.ok == (not [f for f in result.findings if f.severity == "error"])
+
+
+def test_gpus_may_be_a_number() -> None:
+    assert recommend("llama3-8b", 8, "peft").question.cluster.gpu.name == "H100"
+
+
+def test_the_index_is_searchable() -> None:
+    assert "llama3_70b_sft_config" in {e.name for e in find_recipes("llama3 70b", goal="sft")}
+
+
+def test_mistakes_are_typed() -> None:
+    with pytest.raises(InputError) as caught:
+        recommend("llama3-8b", "8xH100", "sft", overrides=["layout.tpp=2"])
+    assert "layout.tp" in caught.value.fix
+    with pytest.raises(InputError):
+        recommend("llama3-8b", "8xH100", "sft", seq=0)
