@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from meshwright.api import check, find_recipes, recipe, recommend
-    from meshwright.errors import InfeasibleError, InputError, MeshwrightError
+    from meshwright.errors import InputError, MeshwrightError
     from meshwright.planner import Plan
     from meshwright.recipes.types import Recipe
 
 __version__ = "0.1.0"
 __all__ = [
-    "InfeasibleError",
     "InputError",
     "MeshwrightError",
     "Plan",
@@ -24,7 +23,6 @@ __all__ = [
 ]
 
 _HOMES = {
-    "InfeasibleError": "meshwright.errors",
     "InputError": "meshwright.errors",
     "MeshwrightError": "meshwright.errors",
     "Plan": "meshwright.planner",

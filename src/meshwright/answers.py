@@ -10,7 +10,7 @@ import msgspec
 from meshwright import costs, launch, planner
 from meshwright.clusters import Gpu
 from meshwright.models import ModelSpec
-from meshwright.planner import Plan
+from meshwright.planner import Plan, Ranking, Sizing
 from meshwright.recipes.index import IndexEntry
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding, Rule
@@ -53,6 +53,35 @@ def plan_to_dict(plan: Plan, explain: bool = False) -> dict[str, Any]:
     if explain:
         out["reasons"] = [{"field": r.field, "value": r.value, "why": r.why} for r in planner.reasons(plan)]
     return out
+
+
+def estimate_to_dict(plan: Plan) -> dict[str, Any]:
+    """The plan object of one exact layout, without what only a search can say."""
+    out = plan_to_dict(plan)
+    del out["recipe"]["match"], out["recipe"]["approach"]
+    return {key: value for key, value in out.items() if key not in ("offers", "smallest_that_fits")}
+
+
+def ranking_to_dict(ranking: Ranking) -> dict[str, Any]:
+    """Ranked plans, what trades memory for speed, and what was dropped."""
+    return {
+        "schema": SCHEMA,
+        "plans": [plan_to_dict(plan) for plan in ranking.plans],
+        "pareto": [{"layout": c.layout, "step_s": c.step_s, "total_gib": c.total_gib} for c in ranking.pareto],
+        "dropped": [{"reason": d.reason, "count": d.count, "example": d.example} for d in ranking.dropped],
+        "searched": ranking.searched,
+    }
+
+
+def sizing_to_dict(sizing: Sizing) -> dict[str, Any]:
+    """GPU counts with speed, goodput, days and cost."""
+    built = msgspec.to_builtins(sizing)
+    return {
+        "schema": SCHEMA,
+        "smallest": built["smallest"],
+        "most_efficient": built["most_efficient"],
+        "sizes": built["sizes"],
+    }
 
 
 def findings_to_dicts(findings: Sequence[Finding]) -> list[dict[str, Any]]:

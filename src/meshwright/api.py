@@ -11,7 +11,7 @@ import msgspec
 from meshwright import answers, clusters, costs, launch, models, planner, rules
 from meshwright.errors import InputError, unknown
 from meshwright.models import ModelSpec
-from meshwright.planner import Plan, Question
+from meshwright.planner import Plan, Question, Ranking, Sizing
 from meshwright.recipes import files, index, types
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import model_of
@@ -30,17 +30,57 @@ def recommend(
     overrides: Sequence[str] = (),
 ) -> Plan:
     """The plan for a model on a cluster: which recipe, which layout, does it fit, how fast, what will bite."""
-    spec, reference = _model(model)
-    question = Question(
-        model=spec,
-        model_ref=reference,
-        cluster=clusters.cluster(str(gpus)),
-        goal=_choice("goal", goal, types.GOALS),
-        seq_length=_length(seq),
-        engine=_choice("engine", engine, types.ENGINES),
-        benchmark=benchmark,
-    )
-    return planner.recommend(question, overrides)
+    return planner.recommend(_question(model, goal, seq, engine, benchmark, gpus=gpus), overrides)
+
+
+def plan(
+    target: str,
+    gpus: str | int,
+    goal: str | None = None,
+    *,
+    seq: int | str | None = None,
+    engine: str = "meshwright",
+    top: int = 5,
+    overrides: Sequence[str] = (),
+) -> Ranking:
+    """The fastest plans of the whole legal space for a model or recipe, and why others were dropped."""
+    if top < 1:
+        raise InputError("at least one plan must be asked for", field="top", value=top)
+    return planner.ranked(_question(*_model_and_goal(target, goal), seq, engine, gpus=gpus), overrides, top)
+
+
+def size(
+    model: str,
+    goal: str,
+    gpu: str,
+    *,
+    seq: int | str | None = None,
+    engine: str = "meshwright",
+    tokens: float | str | None = None,
+    price: float | None = None,
+    overrides: Sequence[str] = (),
+) -> Sizing:
+    """GPU counts that fit a training, with speed, goodput, and days and cost for a token budget."""
+    question = _question(model, goal, seq, engine, gpus=f"1x{clusters.gpu(gpu).name}")
+    return planner.size(question, overrides, _tokens(tokens), price)
+
+
+def estimate(
+    target: str,
+    *,
+    gpus: str | int | None = None,
+    goal: str | None = None,
+    engine: str = "meshwright",
+    overrides: Sequence[str] = (),
+) -> Plan:
+    """The estimate of exactly this layout: the recipe's own with overrides, nothing searched."""
+    if _is_recipe(target):
+        asked = _recipe_from(target)
+        question = _question(asked.model, asked.goal, asked.data.seq_length, engine, gpus=gpus or asked.cluster)
+        return planner.exactly(question, asked, overrides)
+    if gpus is None:
+        raise InputError("a model's estimate needs the GPUs", field="gpus", fix=("--gpus 8xH100",))
+    return planner.exactly(_question(target, goal or "pretrain", None, engine, gpus=gpus), None, overrides)
 
 
 def recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -81,6 +121,35 @@ def check(
     cluster = clusters.cluster(str(gpus) if gpus is not None else asked.cluster)
     case = planner.case_of(asked, model_of(asked), cluster, engine)
     return Check(asked, cluster, engine, tuple(rules.judge(case)), costs.estimate(case))
+
+
+def _question(
+    model: str, goal: str, seq: int | str | None, engine: str, benchmark: bool = False, *, gpus: str | int
+) -> Question:
+    spec, reference = _model(model)
+    return Question(
+        model=spec,
+        model_ref=reference,
+        cluster=clusters.cluster(str(gpus)),
+        goal=_choice("goal", goal, types.GOALS),
+        seq_length=_length(seq),
+        engine=_choice("engine", engine, types.ENGINES),
+        benchmark=benchmark,
+    )
+
+
+def _model_and_goal(target: str, goal: str | None) -> tuple[str, str]:
+    """The model and goal that a recipe name stands for, or the model itself and the goal asked for."""
+    if index.knows(target) or files.is_file(target):
+        found = _recipe_from(target)
+        if goal is not None and goal != found.goal:
+            raise InputError(
+                f"{target} is a recipe for {found.goal}", field="goal", value=goal, fix=(f"--goal {found.goal}",)
+            )
+        return found.model, found.goal
+    if goal is None:
+        raise InputError("a model needs a goal", field="goal", fix=("--goal pretrain", "--goal sft", "--goal peft"))
+    return target, goal
 
 
 def check_to_dict(result: Check) -> dict[str, Any]:
@@ -137,6 +206,9 @@ def find_goal(text: str) -> str:
 SCHEMA = answers.SCHEMA
 GOALS, ENGINES = types.GOALS, types.ENGINES
 plan_to_dict = answers.plan_to_dict
+estimate_to_dict = answers.estimate_to_dict
+ranking_to_dict = answers.ranking_to_dict
+sizing_to_dict = answers.sizing_to_dict
 entries_to_dicts = answers.entries_to_dicts
 recipe_to_dict = answers.recipe_to_dict
 model_to_dict = answers.model_to_dict
@@ -158,15 +230,33 @@ def _model(text: str) -> tuple[ModelSpec, str]:
     return spec, spec.name if spec.name in models.names() else str(Path(text))
 
 
+def _is_recipe(name: str) -> bool:
+    return files.is_file(name) or index.knows(name)
+
+
 def _recipe_from(name: str) -> Recipe:
-    is_file = Path(name).suffix.lower() in files.SUFFIXES or "/" in name
-    return files.from_file(name) if is_file else index.load(name)
+    return files.from_file(name) if files.is_file(name) else index.load(name)
 
 
 def _choice(field: str, value: str, known: Sequence[Any]) -> Any:
     if value.lower() not in known:
         raise unknown(field, value, known)
     return value.lower()
+
+
+def _tokens(tokens: float | str | None) -> float | None:
+    """A number of tokens: 15e12, 15T and 300B alike."""
+    if tokens is None:
+        return None
+    text = str(tokens).strip().lower()
+    scale = {"m": 1e6, "b": 1e9, "t": 1e12}.get(text[-1:], 1.0)
+    try:
+        count = float(text.rstrip("mbt")) * scale
+    except ValueError:
+        count = 0.0
+    if not 0 < count < 1e18:
+        raise InputError("a token budget is a number such as 15e12, 300B or 15T", field="tokens", value=tokens)
+    return count
 
 
 def _length(seq: int | str | None) -> int | None:

@@ -35,12 +35,6 @@ class InputError(MeshwrightError):
     """What was asked cannot be understood or cannot exist (exit code 2)."""
 
 
-class InfeasibleError(MeshwrightError):
-    """The question is clear and the answer is no (exit code 1)."""
-
-    exit_code = 1
-
-
 def closest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """The known names nearest to what was typed, best first; empty when nothing is near."""
     from rapidfuzz import fuzz, process

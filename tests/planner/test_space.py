@@ -31,10 +31,11 @@ def test_balanced_stages_cover_all_layers_and_differ_by_one(layers: int, chunks:
 @pytest.mark.parametrize("gpus", ["8xH100", "12xH200", "64xH100", "6xA100-80"])
 @pytest.mark.parametrize("name", ["llama3_8b_pretrain_config", "qwen3_30b_a3b_pretrain_config"])
 def test_every_degree_divides_the_gpus(name: str, gpus: str) -> None:
-    for a in axes(c := case(name, gpus)):
-        assert c.world % (a.tp * a.pp * a.cp) == 0
-        assert (c.world // a.pp) % a.ep == 0
-        assert a.tp <= c.nvlink_domain
+    a = axes(c := case(name, gpus))
+    assert len(a.tp) > 3
+    assert not (c.world % (a.tp * a.pp * a.cp)).any()
+    assert not ((c.world // a.pp) % a.ep).any()
+    assert (a.tp <= c.nvlink_domain).all()
 
 
 @pytest.mark.parametrize("engine", ["meshwright", "megatron", "kempnerforge"])

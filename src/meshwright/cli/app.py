@@ -39,6 +39,12 @@ gpus_option = click.option(
     help="8xH100, 4x8xH100 (nodes × GPUs), 72xGB200, a count, auto, or a TOML file.",
     shell_complete=complete.gpus,
 )
+required_gpus = click.option(
+    "--gpus", required=True, metavar="CLUSTER", help="8xH100, 4x8xH100, 72xGB200, …", shell_complete=complete.gpus
+)
+seq_option = click.option(
+    "--seq", metavar="TOKENS", help="Sequence length, e.g. 8192 or 8k; the recipe's own by default."
+)
 goal_option = click.option("--goal", metavar="GOAL", help="pretrain, sft or peft.", shell_complete=complete.goals)
 engine_option = click.option(
     "--engine",
@@ -94,7 +100,7 @@ def app(context: click.Context) -> None:
     overrides,
     gpus_option,
     goal_option,
-    click.option("--seq", metavar="TOKENS", help="Sequence length, e.g. 8192 or 8k; the recipe's own by default."),
+    seq_option,
     engine_option,
     click.option("--benchmark", is_flag=True, help="Upper-bound throughput on mock data; never a production setting."),
     click.option("--explain", is_flag=True, help="Say why each number of the layout was chosen."),
@@ -128,6 +134,112 @@ def recommend(
 
         render.plan(plan, explain)
     end(plan.ok)
+
+
+@app.command(
+    epilog=examples(
+        "meshwright plan llama3-70b --gpus 64xH100 --goal pretrain",
+        "meshwright plan qwen3_30b_a3b_pretrain_config --gpus 4x8xH200 --top 10",
+        "meshwright plan kimi-k2 --gpus 1024xGB200 --goal pretrain layout.tp=1 --json",
+    )
+)
+@options(
+    click.argument("target", metavar="MODEL|RECIPE", shell_complete=complete.recipes),
+    overrides,
+    required_gpus,
+    goal_option,
+    seq_option,
+    engine_option,
+    click.option("--top", type=int, default=5, show_default=True, help="How many plans."),
+    as_json,
+)
+def plan(
+    target: str,
+    overrides: tuple[str, ...],
+    gpus: str,
+    goal: str | None,
+    seq: str | None,
+    engine: str,
+    top: int,
+    as_json: bool,
+) -> None:
+    """Search every legal layout: the fastest that fit, what trades memory for speed, and why others were dropped."""
+    found = api.plan(target, gpus, goal, seq=seq, engine=engine, top=top, overrides=overrides)
+    if as_json:
+        emit(api.ranking_to_dict(found))
+    else:
+        from meshwright.cli import render
+
+        render.ranking(found)
+    end(any(p.ok for p in found.plans))
+
+
+@app.command(
+    epilog=examples(
+        "meshwright size llama3-70b --goal pretrain --gpu H100",
+        "meshwright size deepseek-v3 --goal pretrain --gpu GB200 --tokens 15T --price 3",
+    )
+)
+@options(
+    click.argument("model", shell_complete=complete.models),
+    overrides,
+    click.option("--goal", required=True, metavar="GOAL", help="pretrain, sft or peft.", shell_complete=complete.goals),
+    click.option("--gpu", required=True, metavar="GPU", help="GPU type, e.g. H100."),
+    seq_option,
+    engine_option,
+    click.option("--tokens", metavar="N", help="Token budget, e.g. 15T: adds days, and cost with --price."),
+    click.option("--price", type=float, metavar="PER_GPU_HOUR", help="Price of one GPU for one hour."),
+    as_json,
+)
+def size(
+    model: str,
+    overrides: tuple[str, ...],
+    goal: str,
+    gpu: str,
+    seq: str | None,
+    engine: str,
+    tokens: str | None,
+    price: float | None,
+    as_json: bool,
+) -> None:
+    """How many GPUs: the smallest count that fits, the most efficient one, days and cost with failures counted in."""
+    found = api.size(model, goal, gpu, seq=seq, engine=engine, tokens=tokens, price=price, overrides=overrides)
+    if as_json:
+        emit(api.sizing_to_dict(found))
+    else:
+        from meshwright.cli import render
+
+        render.sizing(found)
+    end(found.smallest is not None)
+
+
+@app.command(
+    epilog=examples(
+        "meshwright estimate llama3_70b_pretrain_config",
+        "meshwright estimate llama3-8b --gpus 8xH100 layout.tp=2 layout.recompute=full",
+        "meshwright estimate llama3_70b_pretrain_config --gpus 64xH200 --engine megatron --json",
+    )
+)
+@options(
+    click.argument("target", metavar="MODEL|RECIPE", shell_complete=complete.recipes),
+    overrides,
+    gpus_option,
+    goal_option,
+    engine_option,
+    as_json,
+)
+def estimate(
+    target: str, overrides: tuple[str, ...], gpus: str | None, goal: str | None, engine: str, as_json: bool
+) -> None:
+    """Memory and step time by part of exactly this layout: the recipe's own with overrides, nothing searched."""
+    found = api.estimate(target, gpus=gpus, goal=goal, engine=engine, overrides=overrides)
+    if as_json:
+        emit(api.estimate_to_dict(found))
+    else:
+        from meshwright.cli import render
+
+        render.estimate(found)
+    end(found.ok)
 
 
 @app.command(

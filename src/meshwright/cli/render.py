@@ -105,6 +105,69 @@ def plan(found: Any, explain: bool) -> None:
         out.print("[dim]Add --explain to see why each number was chosen, --json for scripts.[/]")
 
 
+def _step_line(estimate: dict[str, Any]) -> str:
+    parts = {
+        name: seconds for name, seconds in estimate["step_parts_s"].items() if seconds >= 0.005 * estimate["step_s"]
+    }
+    return "  ".join(f"{name} {seconds / estimate['step_s']:.0%}" for name, seconds in parts.items())
+
+
+def estimate(found: Any) -> None:
+    """Memory and time of one exact layout."""
+    answer, out = api.estimate_to_dict(found), console()
+    out.print(f"[bold green]{answer['recipe']['name']}[/]  exactly this layout, nothing searched")
+    _rows(out, "Train", [_train_line(answer, api.model_to_dict(found.case.model))])
+    _rows(out, "Layout", [_layout_line(answer["layout"])])
+    _rows(out, "Memory", _memory_lines(answer["estimate"]))
+    _rows(out, "Speed", [_speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
+    _rows(out, "Step", [_step_line(answer["estimate"])])
+    _rows(out, "Findings", _finding_lines(answer["findings"]) or ["none"])
+
+
+def ranking(found: Any) -> None:
+    """Ranked plans and what was dropped."""
+    answer, out = api.ranking_to_dict(found), console()
+    rows = []
+    for place, p in enumerate(answer["plans"], 1):
+        e, memory = p["estimate"], p["estimate"]["memory_gib"]
+        gib = f"{memory['total']:.0f}/{memory['capacity']:.0f}" + ("" if e["fits"] else " over")
+        rows.append((str(place), _layout_line(p["layout"]), f"{e['step_s']:.2f}", f"{e['mfu']:.0%}", gib))
+    _table(rows, "", "layout", "s/step", "MFU", "GiB")
+    if answer["plans"]:
+        _rows(out, "Against", [_change_line(c) for c in answer["plans"][0]["changes"]] or ["the recipe's own layout"])
+    trades = [f"{c['step_s']:.2f} s, {c['total_gib']:.0f} GiB" for c in answer["pareto"]]
+    _rows(out, "Trade-off", ["  ·  ".join(trades[:8])] if trades else [])
+    dropped = [f"{d['count']:,} × {escape(d['reason'])}  [dim]{escape(d['example'])}[/]" for d in answer["dropped"]]
+    _rows(out, "Dropped", dropped[:8] or ["nothing"])
+    out.print(f"[dim]{answer['searched']:,} legal layouts priced[/]")
+
+
+def sizing(found: Any) -> None:
+    """GPU counts as a table."""
+    answer, out = api.sizing_to_dict(found), console()
+    rows = [_size_row(s) for s in answer["sizes"]]
+    _table(rows, "GPUs", "layout", "GiB", "s/step", "tokens/s", "per GPU", "MFU", "goodput", "days", "cost")
+    for title in ("smallest", "most_efficient"):
+        chosen = answer[title]
+        text = f"{chosen['gpus']} GPUs: {chosen['layout']}" if chosen else "none fits"
+        _rows(out, title.replace("_", " "), [" " + text])
+
+
+def _size_row(s: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{s['gpus']:,}",
+        s["layout"],
+        f"{s['total_gib']:.0f}" + ("" if s["fits"] else " over"),
+        f"{s['step_s']:.2f}",
+        f"{s['tokens_per_s']:,.0f}",
+        f"{s['tokens_per_s_per_gpu']:,.0f}",
+        f"{s['mfu']:.0%}",
+        f"{s['goodput']['share']:.0%}",
+        "" if s["days"] is None else f"{s['days']:,.1f}",
+        "" if s["cost"] is None else f"{s['cost']:,.0f}",
+    )
+
+
 def _needs_line(count: int | None, gpu: str) -> str:
     return f"--gpus {count}x{gpu} would fit" if count else "no count up to 16,384 fits this training"
 

@@ -2,21 +2,32 @@
 
 from meshwright.planner.explain import reasons
 from meshwright.planner.plan import Change, Offer, Plan, Question, Reason
-from meshwright.planner.recommend import case_of, on_engine, recommend, smallest_fit
+from meshwright.planner.ranking import Dropped, Ranking, ranked
+from meshwright.planner.recommend import case_of, exactly, on_engine, recommend, smallest_fit
 from meshwright.planner.scaling import batch_for_tokens, scaled_batch, scaled_lr
+from meshwright.planner.search import Candidate
+from meshwright.planner.sizing import Size, Sizing, size
 
 __all__ = [
+    "Candidate",
     "Change",
+    "Dropped",
     "Offer",
     "Plan",
     "Question",
+    "Ranking",
     "Reason",
+    "Size",
+    "Sizing",
     "batch_for_tokens",
     "case_of",
+    "exactly",
     "on_engine",
+    "ranked",
     "reasons",
     "recommend",
     "scaled_batch",
     "scaled_lr",
+    "size",
     "smallest_fit",
 ]

@@ -13,10 +13,10 @@ from meshwright.recipes import index
 from meshwright.recipes.index import IndexEntry
 from meshwright.recipes.types import Recipe
 
-Start = Literal["own", "closest", "derived"]
+StartKind = Literal["own", "closest", "derived"]
 
 
-def starting_recipe(question: Question) -> tuple[Recipe, Start]:
+def starting_recipe(question: Question) -> tuple[Recipe, StartKind]:
     """The model's own recipe for the goal, else the closest model's; derived when the model is the user's own."""
     own = [e for e in index.entries(question.benchmark) if (e.model, e.goal) == (question.model_ref, question.goal)]
     if own:

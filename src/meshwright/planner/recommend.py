@@ -12,7 +12,7 @@ from meshwright.clusters import Cluster, cluster
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec
 from meshwright.planner.explain import why_changed
-from meshwright.planner.match import Start, starting_recipe
+from meshwright.planner.match import StartKind, starting_recipe
 from meshwright.planner.plan import Change, Match, Plan, Question
 from meshwright.planner.scaling import offers
 from meshwright.planner.search import KEEP_WITHIN, LAYOUT_NAMES, any_legal, best
@@ -25,27 +25,58 @@ ENGINE_STRATEGY: dict[str, Strategy] = {"megatron": "zero1"}
 COUNTS_OFFERED = 3
 
 
+class Start(msgspec.Struct, frozen=True):
+    """Where sizing begins: the recipe found, what was asked of it, and what the user fixed."""
+
+    question: Question
+    base: Recipe
+    kind: StartKind
+    asked: Recipe
+    case: Case
+    pinned: dict[str, Any]  # layout values by flat name
+    by_user: frozenset[str]  # keys
+
+
 def recommend(question: Question, overrides: Sequence[str] = ()) -> Plan:
     """The plan for a question; layout overrides are kept as given and the rest is sized around them."""
-    base, start = starting_recipe(question)
+    start = layout_search(question, overrides)
+    return plan_with(start, sized_layout(start.case, start.pinned))
+
+
+def exactly(question: Question, recipe: Recipe | None, overrides: Sequence[str] = ()) -> Plan:
+    """The plan of exactly this recipe (or of the question's own) with overrides, its layout not searched."""
+    start = layout_search(question, overrides, recipe)
+    return plan_with(start, {})
+
+
+def layout_search(question: Question, overrides: Sequence[str] = (), recipe: Recipe | None = None) -> Start:
+    """The starting point for a question: its recipe (or the given one) bound to the cluster, overrides applied."""
+    kind: StartKind = "own"
+    base = recipe
+    if base is None:
+        base, kind = starting_recipe(question)
     asked, log = override.apply_with_log(bound(base, question), list(overrides))
     model = model_of(asked) if any(c.key.startswith("architecture.") for c in log) else question.model
-    case = case_of(asked, model, question.cluster, question.engine)
     pinned = {recipe_fields()[c.key].flat: c.new for c in log if c.key.startswith("layout.")}
-    sized = sized_layout(case, pinned)
-    recipe = with_layout(asked, sized)
-    final = case_of(recipe, model, question.cluster, question.engine)
-    changes = changes_between(base, recipe, final, {c.key for c in log})
+    case = case_of(asked, model, question.cluster, question.engine)
+    return Start(question, base, kind, asked, case, pinned, frozenset(c.key for c in log))
+
+
+def plan_with(start: Start, layout: dict[str, Any]) -> Plan:
+    """The plan that runs this layout, priced and judged."""
+    recipe = with_layout(start.asked, layout)
+    case = case_of(recipe, start.case.model, start.question.cluster, start.question.engine)
+    changes = changes_between(start.base, recipe, case, start.by_user)
     return Plan(
-        question=question,
-        base=base,
+        question=start.question,
+        base=start.base,
         recipe=recipe,
-        match=_match(start, base, recipe, question, changes),
-        case=final,
-        estimate=costs.estimate(final),
+        match=_match(start, changes),
+        case=case,
+        estimate=costs.estimate(case),
         changes=changes,
-        findings=tuple(rules.judge(final)),
-        offers=offers(base, _dp_of(base), final),
+        findings=tuple(rules.judge(case)),
+        offers=offers(start.base, _dp_of(start.base), case),
     )
 
 
@@ -134,7 +165,7 @@ def smallest_fit(plan: Plan, most: int = 16384) -> int | None:
     return None
 
 
-def changes_between(base: Recipe, recipe: Recipe, case: Case, by_user: set[str]) -> tuple[Change, ...]:
+def changes_between(base: Recipe, recipe: Recipe, case: Case, by_user: frozenset[str]) -> tuple[Change, ...]:
     """Every field that differs from the starting recipe, with its kind and reason."""
     found = []
     for key, info in recipe_fields().items():
@@ -145,7 +176,7 @@ def changes_between(base: Recipe, recipe: Recipe, case: Case, by_user: set[str])
     return tuple(found)
 
 
-def _why(key: str, old: Any, case: Case, by_user: set[str]) -> str:
+def _why(key: str, old: Any, case: Case, by_user: frozenset[str]) -> str:
     info = recipe_fields()[key]
     if key in by_user or key == "data.seq_length":
         return "asked for" + ("; a new experiment" if info.kind == "contract" else "")
@@ -154,11 +185,11 @@ def _why(key: str, old: Any, case: Case, by_user: set[str]) -> str:
     return why_changed(case, info.flat, old)
 
 
-def _match(start: Start, base: Recipe, recipe: Recipe, question: Question, changes: tuple[Change, ...]) -> Match:
-    if start != "own":
-        return start
-    made_for = cluster(base.cluster)
-    same_gpus = (made_for.world, made_for.gpu.name) == (question.cluster.world, question.cluster.gpu.name)
+def _match(start: Start, changes: tuple[Change, ...]) -> Match:
+    if start.kind != "own":
+        return start.kind
+    made_for, on = cluster(start.base.cluster), start.question.cluster
+    same_gpus = (made_for.world, made_for.gpu.name) == (on.world, on.gpu.name)
     return "exact" if same_gpus and not changes else "resized"
 
 

@@ -9,10 +9,11 @@ import msgspec
 import numpy as np
 
 from meshwright import costs, rules
-from meshwright.planner.space import candidates
+from meshwright.planner.space import NEAR, Space, candidates
 from meshwright.recipes.case import Case
 
 LAYOUT_NAMES = (
+    "strategy",
     "tp",
     "pp",
     "vp",
@@ -62,27 +63,25 @@ class Priced(msgspec.Struct, frozen=True):
         return len(self.step_s)
 
     def row(self, i: int) -> Candidate:
-        return Candidate(_row(self.case, i), float(self.step_s[i]), float(self.total_gib[i]), bool(self.fits[i]))
+        """One layout with its price."""
+        alone = self.case.rows(i)
+        layout = {name: getattr(alone, name) for name in LAYOUT_NAMES}
+        return Candidate(layout, float(self.step_s[i]), float(self.total_gib[i]), bool(self.fits[i]))
 
 
-def priced(case: Case, pinned: dict[str, Any]) -> Iterator[Priced]:
+def priced(case: Case, pinned: dict[str, Any], space: Space = NEAR) -> Iterator[Priced]:
     """All legal candidates that keep the pinned values, with memory and step time, batch by batch."""
-    for batch in candidates(case):
+    for batch in candidates(case, space):
         ok = np.broadcast_to(rules.legal(batch), batch.tp.shape)
         for name, value in pinned.items():
             if name in LAYOUT_NAMES:
-                ok = ok & _equal(getattr(batch, name), value)
+                ok = ok & np.asarray(getattr(batch, name) == value)
         if not ok.any():
             continue
-        kept = batch.replace(**{name: _take(getattr(batch, name), ok) for name in LAYOUT_NAMES})
+        kept = batch.rows(ok)
         price = costs.estimate(kept)
-        shape = kept.tp.shape
-        yield Priced(
-            kept,
-            np.broadcast_to(price.step_s, shape),
-            np.broadcast_to(price.memory.total, shape),
-            np.broadcast_to(price.fits, shape),
-        )
+        columns = (np.broadcast_to(c, kept.tp.shape) for c in (price.step_s, price.memory.total, price.fits))
+        yield Priced(kept, *columns)
 
 
 def any_legal(case: Case) -> bool:
@@ -116,20 +115,3 @@ def distance(layout: dict[str, Any], case: Case) -> float:
     for name in ("tp", "pp", "vp", "cp", "ep", "micro_batch_size"):
         total += abs(float(np.log2(layout[name] / getattr(case, name))))
     return total + float(layout["recompute"] != case.recompute)
-
-
-def _equal(column: Any, value: Any) -> Any:
-    return column == value if isinstance(column, np.ndarray) else np.bool_(column == value)
-
-
-def _take(column: Any, mask: Any) -> Any:
-    return column[mask] if isinstance(column, np.ndarray) else column
-
-
-def _row(case: Case, i: int) -> dict[str, Any]:
-    """One candidate's layout as plain values."""
-    row: dict[str, Any] = {}
-    for name in LAYOUT_NAMES:
-        value = getattr(case, name)
-        row[name] = value[i].item() if isinstance(value, np.ndarray) else value
-    return row

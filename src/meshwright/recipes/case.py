@@ -54,6 +54,11 @@ class Case:
             other.__dict__[name] = getattr(self, name)
         return other
 
+    def rows(self, chosen: Any) -> Case:
+        """The candidates that a mask or index chooses; an index of one row gives a case of plain values."""
+        columns = {name: value[chosen] for name, value in self._columns.items() if isinstance(value, np.ndarray)}
+        return self.replace(**{n: v.item() if isinstance(v, np.generic) else v for n, v in columns.items()})
+
     @cached_property
     def _recipe_values(self) -> dict[str, Column]:
         values: dict[str, Column] = {"goal": self.recipe.goal, "benchmark": self.recipe.benchmark}

@@ -26,6 +26,14 @@ LARGEST = 1_000_000
 DEEPEST = 20
 
 
+def is_file(name: str) -> bool:
+    """Whether a name means a recipe file rather than a shipped recipe; a config.json is a model."""
+    path = Path(name)
+    if path.name == "config.json" or path.is_dir():
+        return False
+    return path.suffix.lower() in SUFFIXES
+
+
 def from_file(path: str | Path) -> Recipe:
     """The recipe in a TOML, YAML or JSON file; it may name a `base` recipe and say only what differs."""
     place = Path(path)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.recipes.case import Case, Column
+from meshwright.recipes.spelling import spell
 from meshwright.recipes.types import recipe_fields
 from meshwright.rules.rule import RULES, Finding, Rule, Severity
 
@@ -36,17 +37,6 @@ def message(rule: Rule, case: Case) -> str:
 def keys_by_flat_name() -> dict[str, str]:
     """The recipe key of every flat name, e.g. tp → layout.tp; model facts lead to the architecture section."""
     return {info.flat: key for key, info in recipe_fields().items()}
-
-
-def spell(flat: str, value: Any) -> str:
-    """One override as the user would type it."""
-    if isinstance(value, bool):
-        text = str(value).lower()
-    elif isinstance(value, tuple):
-        text = "[" + ",".join(str(v) for v in value) + "]"
-    else:
-        text = str(value)
-    return f"{keys_by_flat_name()[flat]}={text}"
 
 
 @cache
@@ -104,7 +94,8 @@ def repair(rule: Rule, case: Case, errors: frozenset[str] | None = None) -> tupl
     change = _one_step(rule, case, others)
     if change is None and rule.severity == "error":
         change = _two_steps(rule, case, others)
-    return tuple(spell(name, value) for name, value in (change or {}).items())
+    keys = keys_by_flat_name()
+    return tuple(spell(keys[name], value) for name, value in (change or {}).items())
 
 
 def _cures(rule: Rule, case: Case) -> Iterator[tuple[Change, Case]]:

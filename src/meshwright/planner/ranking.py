@@ -1,0 +1,105 @@
+"""Searching the whole legal space: the fastest layouts that fit, what was dropped and why, and what trades for what."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from meshwright import rules
+from meshwright.planner.plan import Plan, Question
+from meshwright.planner.recommend import layout_search, plan_with
+from meshwright.planner.search import Candidate, Priced, priced
+from meshwright.planner.space import WHOLE, candidates, degrees
+from meshwright.recipes.case import Case
+
+SHOWN_NAMES = ("strategy", "tp", "pp", "vp", "cp", "ep", "etp", "micro_batch_size", "recompute")
+
+
+class Dropped(msgspec.Struct, frozen=True):
+    """Layouts that were left out for one reason."""
+
+    reason: str
+    count: int
+    example: str
+
+
+class Ranking(msgspec.Struct, frozen=True):
+    """The best plans, the layouts worth a look when memory or speed matters more, and what was left out."""
+
+    plans: tuple[Plan, ...]
+    pareto: tuple[Candidate, ...]
+    dropped: tuple[Dropped, ...]
+    searched: int
+
+
+def ranked(question: Question, overrides: Sequence[str] = (), top: int = 5) -> Ranking:
+    """The fastest plans of the whole legal space; overrides are kept as given."""
+    start = layout_search(question, overrides)
+    batches = list(priced(start.case, start.pinned, WHOLE))
+    best = _fastest(batches, top)
+    return Ranking(
+        plans=tuple(plan_with(start, candidate.layout) for candidate in best),
+        pareto=pareto(batches),
+        dropped=(*_refused(start.case), *_too_large(batches)),
+        searched=sum(len(b) for b in batches),
+    )
+
+
+def _fastest(batches: list[Priced], top: int) -> list[Candidate]:
+    """The fastest that fit; the smallest one when none does."""
+    found = [
+        b.row(int(i))
+        for b in batches
+        for i in np.flatnonzero(b.fits)[np.argsort(b.step_s[b.fits], kind="stable")][:top]
+    ]
+    if not found and batches:
+        return [min((b.row(int(np.argmin(b.total_gib))) for b in batches), key=lambda c: c.total_gib)]
+    return sorted(found, key=lambda c: c.step_s)[:top]
+
+
+def pareto(batches: list[Priced]) -> tuple[Candidate, ...]:
+    """Layouts that no other beats in both memory and speed, fastest first."""
+    found: list[Candidate] = []
+    for b in batches:
+        order = np.lexsort((b.total_gib, b.step_s))
+        least = np.minimum.accumulate(b.total_gib[order])
+        fronts = np.flatnonzero(b.total_gib[order] < np.concatenate(([np.inf], least[:-1])))
+        found += [b.row(int(order[i])) for i in fronts if b.fits[order[i]]]
+    found.sort(key=lambda c: (c.step_s, c.total_gib))
+    kept: list[Candidate] = []
+    for candidate in found:
+        if not kept or candidate.total_gib < kept[-1].total_gib:
+            kept.append(candidate)
+    return tuple(kept)
+
+
+def _refused(case: Case) -> Iterator[Dropped]:
+    """For every rule that refuses some layout: how many, and what it says of one."""
+    counts: Counter[str] = Counter()
+    examples: dict[str, Case] = {}
+    for batch in (*degrees(case, WHOLE), *candidates(case, WHOLE)):
+        for id, mask in rules.illegal_by_rule(batch).items():
+            where = np.flatnonzero(np.broadcast_to(mask, batch.tp.shape))
+            counts[id] += len(where)
+            examples.setdefault(id, batch.rows(int(where[0])))
+    for id, count in counts.most_common():
+        yield Dropped(f"{id}: {rules.message(rules.RULES[id], examples[id])}", count, shown(examples[id]))
+
+
+def _too_large(batches: list[Priced]) -> Iterator[Dropped]:
+    count = sum(int((~b.fits).sum()) for b in batches)
+    if count:
+        worst = next(b for b in batches if (~b.fits).any())
+        row = int(np.flatnonzero(~worst.fits)[0])
+        need, have = worst.total_gib[row], worst.case.capacity_gib
+        yield Dropped("does not fit in memory", count, f"{shown(worst.case.rows(row))}: {need:.0f} of {have:.0f} GiB")
+
+
+def shown(case: Case) -> str:
+    """A layout in a few words."""
+    said: list[tuple[str, Any]] = [(name, getattr(case, name)) for name in SHOWN_NAMES]
+    return " ".join(f"{name}={value}" for name, value in said if value != 1)

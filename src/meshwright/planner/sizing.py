@@ -1,0 +1,104 @@
+"""How many GPUs: the smallest count that fits, the most efficient one, and days and cost for a token budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from meshwright import costs
+from meshwright.clusters import Gpu, cluster
+from meshwright.planner.goodput import Goodput, goodput
+from meshwright.planner.plan import Question
+from meshwright.planner.recommend import Start, case_of, layout_search, with_layout
+from meshwright.planner.search import best
+
+DAY = 86400.0
+GB_PER_GIB = 1.073741824
+MOST_GPUS = 131072
+
+
+class Size(msgspec.Struct, frozen=True):
+    """One GPU count with the best layout found for it."""
+
+    gpus: int
+    layout: str
+    fits: bool
+    total_gib: float
+    step_s: float
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    mfu: float
+    goodput: Goodput
+    days: float | None = None
+    cost: float | None = None
+
+
+class Sizing(msgspec.Struct, frozen=True):
+    """All counts that were tried, and the two that matter."""
+
+    sizes: tuple[Size, ...]
+    smallest: Size | None
+    most_efficient: Size | None
+
+
+def counts(gpu: Gpu, most: int = MOST_GPUS) -> list[int]:
+    """GPU counts people buy: parts of a node, then nodes by powers of two and their halves between."""
+    found = {2**i for i in range(18)} | {3 * 2**i * gpu.gpus_per_node for i in range(15)}
+    return sorted(n for n in found if n <= most)
+
+
+def size(
+    question: Question,
+    overrides: Sequence[str] = (),
+    tokens: float | None = None,
+    price: float | None = None,
+    most: int = MOST_GPUS,
+) -> Sizing:
+    """Sizes for a question's model, goal and GPU type; the question's own GPU count does not matter."""
+    gpu = question.cluster.gpu
+    found = []
+    for count in counts(gpu, most):
+        start = layout_search(msgspec.structs.replace(question, cluster=cluster(f"{count}x{gpu.name}")), overrides)
+        one = _sized(start, tokens, price)
+        if one is not None:
+            found.append(one)
+    fitting = [s for s in found if s.fits]
+    return Sizing(
+        sizes=tuple(found),
+        smallest=fitting[0] if fitting else None,
+        most_efficient=max(fitting, key=lambda s: s.tokens_per_s_per_gpu * s.goodput.share, default=None),
+    )
+
+
+def shown(layout: dict[str, Any]) -> str:
+    """A layout in a few words."""
+    degrees = " ".join(f"{name} {layout[name]}" for name in ("tp", "pp", "cp", "ep") if layout[name] > 1)
+    return f"{degrees or 'data parallel'}, micro {layout['micro_batch_size']}, recompute {layout['recompute']}"
+
+
+def _sized(start: Start, tokens: float | None, price: float | None) -> Size | None:
+    chosen = best(start.case, start.pinned)
+    if chosen is None:  # no layout divides this count
+        return None
+    case = case_of(with_layout(start.asked, chosen.layout), start.case.model, start.case.cluster, start.case.engine)
+    estimate = costs.estimate(case)
+    gpus = case.cluster.world
+    rate = float(estimate.tokens_per_s_per_gpu)
+    state = float(estimate.memory.weights + estimate.memory.optimizer) * GB_PER_GIB
+    kept = goodput(gpus, state)
+    days = tokens / (rate * gpus * kept.share * DAY) if tokens and kept.share > 0 else None
+    return Size(
+        gpus=gpus,
+        layout=shown(chosen.layout),
+        fits=bool(estimate.fits),
+        total_gib=float(estimate.memory.total),
+        step_s=float(estimate.step_s),
+        tokens_per_s=rate * gpus,
+        tokens_per_s_per_gpu=rate,
+        mfu=float(estimate.mfu),
+        goodput=kept,
+        days=days,
+        cost=days * 24 * gpus * price if days is not None and price is not None else None,
+    )

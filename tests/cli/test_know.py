@@ -1,0 +1,104 @@
+"""plan, size and estimate: the search, GPU counts, and the price of one exact layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+def test_plan_ranks_by_speed_and_says_what_was_dropped(meshwright: Any) -> None:
+    answer = meshwright("plan", "llama3-70b", "--gpus", "64xH100", "--goal", "pretrain", "--top", "4", "--json")
+    assert answer.code == 0
+    found = answer.json
+    steps = [p["estimate"]["step_s"] for p in found["plans"]]
+    assert len(steps) == 4
+    assert steps == sorted(steps)
+    assert all(p["estimate"]["fits"] for p in found["plans"])
+    assert found["searched"] > 5000
+    assert all(set(d) == {"reason", "count", "example"} and d["count"] > 0 for d in found["dropped"])
+    assert any("memory" in d["reason"] for d in found["dropped"])
+
+
+def test_plan_beats_or_equals_what_recommend_gives(meshwright: Any) -> None:
+    asked = ("qwen3-30b-a3b", "--gpus", "16xH100", "--goal", "pretrain")
+    best = meshwright("plan", *asked, "--top", "1", "--json").json["plans"][0]
+    given = meshwright("recommend", *asked, "--json").json
+    assert best["estimate"]["step_s"] <= given["estimate"]["step_s"] * 1.0001
+
+
+def test_the_trade_off_has_no_beaten_layout(meshwright: Any) -> None:
+    found = meshwright("plan", "llama3-8b", "--gpus", "8xH100", "--goal", "pretrain", "--json").json["pareto"]
+    assert len(found) > 2
+    for faster, slower in zip(found, found[1:], strict=False):
+        assert faster["step_s"] <= slower["step_s"]
+        assert faster["total_gib"] > slower["total_gib"]
+
+
+def test_plan_keeps_what_is_pinned_and_takes_a_recipe(meshwright: Any) -> None:
+    found = meshwright("plan", "llama3_70b_pretrain_config", "layout.tp=2", "--gpus", "64xH200", "--json")
+    assert {p["layout"]["tp"] for p in found.json["plans"]} == {2}
+
+
+def test_size_finds_the_smallest_and_the_days(meshwright: Any) -> None:
+    words = ("size", "llama3-8b", "--goal", "pretrain", "--gpu", "H100", "--tokens", "1T", "--price", "2", "--json")
+    found = meshwright(*words).json
+    assert found["smallest"]["fits"]
+    assert found["smallest"]["gpus"] in (2, 4, 8)
+    assert all(not s["fits"] for s in found["sizes"] if s["gpus"] < found["smallest"]["gpus"])
+    one = found["sizes"][-1]
+    hours = one["days"] * 24 * one["gpus"]
+    assert one["cost"] == pytest.approx(2 * hours)
+    seconds = 1e12 / (one["tokens_per_s"] * one["goodput"]["share"])
+    assert one["days"] == pytest.approx(seconds / 86400)
+
+
+def test_estimate_prices_exactly_what_is_asked(meshwright: Any) -> None:
+    found = meshwright(
+        "estimate", "llama3-8b", "layout.tp=2", "layout.recompute=full", "--gpus", "8xH100", "--json"
+    ).json
+    assert (found["layout"]["tp"], found["layout"]["recompute"]) == (2, "full")
+    assert "match" not in found["recipe"]
+    own = meshwright("estimate", "llama3_70b_pretrain_config", "--json").json
+    assert own["question"]["gpus"] == meshwright("recipe", "llama3_70b_pretrain_config", "--json").json["recipe"][
+        "cluster"
+    ].replace("32xH100", "4x8xH100")
+    assert own["changes"] == []
+
+
+def test_a_layout_that_cannot_exist_is_an_error_finding(meshwright: Any) -> None:
+    answer = meshwright("estimate", "llama3-8b", "layout.tp=3", "--gpus", "8xH100", "--json")
+    assert answer.code == 1
+    assert [f for f in answer.json["findings"] if f["severity"] == "error"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", "llama3-8b", "--gpus", "8xH100"),
+        ("plan", "llama3-8b", "--gpus", "8xH100", "--goal", "sft", "--top", "0"),
+        ("plan", "llama3_8b_sft_config", "--gpus", "8xH100", "--goal", "peft"),
+        ("plan", "llama3-8b", "--goal", "sft"),
+        ("size", "llama3-8b", "--goal", "sft", "--gpu", "H10O"),
+        ("size", "llama3-8b", "--goal", "sft", "--gpu", "H100", "--tokens", "lots"),
+        ("size", "llama3-8b", "--goal", "sft", "--gpu", "H100", "--tokens", "-3"),
+        ("estimate", "llama3-8b"),
+        ("estimate", "nosuchmodel", "--gpus", "8xH100"),
+    ],
+)
+def test_bad_input(meshwright: Any, words: tuple[str, ...]) -> None:
+    answer = meshwright(*words, "--json")
+    assert answer.code == 2
+    assert answer.json["error"]["message"]
+    assert "Traceback" not in answer.err
+
+
+@pytest.mark.parametrize("command", ["plan", "size", "estimate"])
+def test_help_has_examples(meshwright: Any, command: str) -> None:
+    assert "Examples:" in meshwright(command, "--help").out
+
+
+def test_text(meshwright: Any) -> None:
+    assert "legal layouts priced" in meshwright("plan", "llama3-8b", "--gpus", "8xH100", "--goal", "sft").out
+    assert "smallest" in meshwright("size", "qwen3-0.6b", "--goal", "sft", "--gpu", "H100").out
+    assert "nothing searched" in meshwright("estimate", "llama3_8b_sft_config").out
