@@ -70,6 +70,7 @@ def _layout_line(layout: dict[str, Any]) -> str:
         [
             layout["strategy"],
             *degrees,
+            *([layout["pp_schedule"]] if layout["pp"] > 1 else []),
             f"dp {layout['dp_shard']}{replicas}",
             f"micro batch {layout['micro_batch_size']} × {layout['gradient_accumulation']} accumulated",
             f"recompute {layout['recompute']}",
@@ -106,10 +107,8 @@ def plan(found: Any, explain: bool) -> None:
 
 
 def _step_line(estimate: dict[str, Any]) -> str:
-    parts = {
-        name: seconds for name, seconds in estimate["step_parts_s"].items() if seconds >= 0.005 * estimate["step_s"]
-    }
-    return "  ".join(f"{name} {seconds / estimate['step_s']:.0%}" for name, seconds in parts.items())
+    shares = {name: seconds / estimate["step_s"] for name, seconds in estimate["step_parts_s"].items()}
+    return "  ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
 
 
 def estimate(found: Any) -> None:
@@ -136,7 +135,7 @@ def ranking(found: Any) -> None:
     if answer["plans"]:
         _rows(out, "Against", [_change_line(c) for c in answer["plans"][0]["changes"]] or ["the recipe's own layout"])
     trades = [f"{c['step_s']:.2f} s, {c['total_gib']:.0f} GiB" for c in answer["pareto"]]
-    _rows(out, "Trade-off", ["  ·  ".join(trades[:8])] if trades else [])
+    _rows(out, "Trade", ["  ·  ".join(trades[:8])] if trades else [])
     dropped = [f"{d['count']:,} × {escape(d['reason'])}  [dim]{escape(d['example'])}[/]" for d in answer["dropped"]]
     _rows(out, "Dropped", dropped[:8] or ["nothing"])
     out.print(f"[dim]{answer['searched']:,} legal layouts priced[/]")

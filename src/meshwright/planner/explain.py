@@ -33,6 +33,8 @@ def with_value(case: Case, name: str, value: Any) -> Case:
     changed: dict[str, Any] = {name: value, "dp_shard": -1}
     if name == "tp":
         changed["sp"] = value > 1 and case.strategy != "megatron_fsdp"
+    if name == "vp":
+        changed["pp_schedule"] = "1f1b" if value == 1 else "interleaved_1f1b"
     if name == "pp":
         changed |= {"stage_layers": (), "vp": 1, "pp_schedule": "1f1b"}
     if name == "recompute":
