@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def test_plan_beats_or_equals_what_recommend_gives(meshwright: Any) -> None:
 def test_the_trade_off_has_no_beaten_layout(meshwright: Any) -> None:
     found = meshwright("plan", "llama3-8b", "--gpus", "8xH100", "--goal", "pretrain", "--json").json["pareto"]
     assert len(found) > 2
-    for faster, slower in zip(found, found[1:], strict=False):
+    for faster, slower in pairwise(found):
         assert faster["step_s"] <= slower["step_s"]
         assert faster["total_gib"] > slower["total_gib"]
 
@@ -54,15 +55,12 @@ def test_size_finds_the_smallest_and_the_days(meshwright: Any) -> None:
 
 
 def test_estimate_prices_exactly_what_is_asked(meshwright: Any) -> None:
-    found = meshwright(
-        "estimate", "llama3-8b", "layout.tp=2", "layout.recompute=full", "--gpus", "8xH100", "--json"
-    ).json
+    asked = ("layout.tp=2", "layout.recompute=full", "--gpus", "8xH100")
+    found = meshwright("estimate", "llama3-8b", *asked, "--json").json
     assert (found["layout"]["tp"], found["layout"]["recompute"]) == (2, "full")
     assert "match" not in found["recipe"]
     own = meshwright("estimate", "llama3_70b_pretrain_config", "--json").json
-    assert own["question"]["gpus"] == meshwright("recipe", "llama3_70b_pretrain_config", "--json").json["recipe"][
-        "cluster"
-    ].replace("32xH100", "4x8xH100")
+    assert own["question"]["gpus"] == "4x8xH100"
     assert own["changes"] == []
 
 
