@@ -1,0 +1,1 @@
+"""What runs on the GPUs themselves; everything here imports torch."""
