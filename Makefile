@@ -24,13 +24,13 @@ $(VENV)/.peers: $(VENV)/.core
 demo: setup  ## the main job: a recommendation for this machine and for an example cluster
 	$(BIN)/python benchmarks/demo.py
 
-lint: setup
+lint: $(VENV)/.peers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint $(VENV)/.peers
+test: lint
 	$(BIN)/python -m pytest -n 2
 
 docs: setup  ## writes the generated pages under docs/
