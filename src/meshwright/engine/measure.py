@@ -33,7 +33,7 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
 
 def _round(call: Callable[[], object], repeats: int, device: torch.device) -> float:
     if device.type == "cuda":
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch's
         torch.cuda.synchronize(device)
         start.record()
         for _ in range(repeats):
