@@ -113,7 +113,7 @@ JOBS = (
             kind="allocated",
             source=KEMPNER,
             step_s=3.13,
-            note="Micro batch 2 as in its launch script, its report says 4; ran without FSDP, Meshwright prices FSDP of one rank",
+            note="Micro batch 2 as in its launch script (report: 4); ran without FSDP, priced as FSDP of one rank",
         ),
         **KEMPNER_RUN,
     ),
