@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import click
 
@@ -14,36 +15,80 @@ from meshwright.cli.app import app
 from meshwright.errors import MeshwrightError
 
 BAD_INPUT = 2
+OUTPUT_FAILED = 3
 INTERRUPTED = 130
 
 
 def run(args: list[str] | None = None) -> NoReturn:
-    """Runs the command line; never ends in a traceback for a user's mistake."""
+    """Runs the command line; never ends in a traceback for a user's mistake or an output that fails."""
     words = sys.argv[1:] if args is None else args
+    for stream in (sys.stdout, sys.stderr):
+        _replace_what_cannot_be_shown(stream)
+    if sys.stdout is None:
+        _complain("the answer cannot be written: standard output is closed")
+        sys.exit(OUTPUT_FAILED)
+    output = sys.stdout
     try:
-        code = app.main(words, prog_name="meshwright", standalone_mode=False)
+        code = _answer(words)
         sys.stdout.flush()
-    except MeshwrightError as error:
-        code = _tell(error.to_dict(), str(error), words, error.exit_code)
-    except BrokenPipeError:  # the reader of a pipe went away, e.g. `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    except click.Abort:  # Ctrl-C or Ctrl-D at a question
-        code = INTERRUPTED
-    except click.ClickException as error:
-        text = error.format_message()
-        details = {"kind": "UsageError", "field": "", "value": None, "message": text, "fix": ["meshwright --help"]}
-        code = _tell(details, text, words, BAD_INPUT)
+    except OSError as error:
+        if error.filename is not None:  # about a file of its own, not about the output
+            raise
+        code = _output_failed(error)
+    except SystemExit as ended:  # when the reader of a pipe goes away, click swaps stdout and leaves; rich just leaves
+        gone = sys.stdout is not output or isinstance(ended.__context__, BrokenPipeError)
+        code = _output_failed(BrokenPipeError()) if gone else ended.code
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _answer(words: list[str]) -> Any:
+    """Runs a command; the exit code of however it ends."""
+    try:
+        return app.main(words, prog_name="meshwright", standalone_mode=False)
+    except MeshwrightError as error:
+        return _tell(error.to_dict(), str(error), words, error.exit_code)
+    except (KeyboardInterrupt, click.Abort):  # Ctrl-C, also with Ctrl-D at a question
+        return INTERRUPTED
+    except click.ClickException as error:
+        text = error.format_message()
+        details = {"kind": "UsageError", "field": "", "value": None, "message": text, "fix": ["meshwright --help"]}
+        return _tell(details, text, words, BAD_INPUT)
+
+
 def _tell(details: dict[str, Any], text: str, words: list[str], code: int) -> int:
+    _complain(text, [str(f) for f in details["fix"]])
     if "--json" in words:
         print(json.dumps({"schema": SCHEMA, "error": details}, indent=2))
-    print(f"error: {text}", file=sys.stderr)
-    fixes = [str(f) for f in details["fix"]]
-    if fixes:
-        print("fix:   " + " | ".join(fixes), file=sys.stderr)
     return code
+
+
+def _complain(text: str, fixes: list[str] | None = None) -> None:
+    """The error and its way out on stderr, where there is one."""
+    if sys.stderr is None:  # print would take stdout then
+        return
+    try:
+        print(f"error: {text}", file=sys.stderr)
+        if fixes:
+            print("fix:   " + " | ".join(fixes), file=sys.stderr)
+    except OSError:  # nobody listens; the exit code still tells
+        _discard(sys.stderr)
+
+
+def _output_failed(error: OSError) -> int:
+    """A reader that has enough, as with `| head`, is fine; a full disk is not."""
+    _discard(sys.stdout)
+    if isinstance(error, BrokenPipeError):
+        return 0
+    _complain(f"the answer cannot be written: {error.strerror or error}")
+    return OUTPUT_FAILED
+
+
+def _discard(stream: TextIO) -> None:
+    """Sends the rest of a stream nowhere: the interpreter flushes it once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _replace_what_cannot_be_shown(stream: TextIO | None) -> None:
+    """An encoding without our characters shows question marks in their place."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
