@@ -9,13 +9,19 @@ class MeshwrightError(Exception):
     """A mistake or a "no" that is told in one message, with the way out."""
 
     exit_code = 2
+    shown = 300  # characters of the value that are repeated
 
     def __init__(self, reason: str, field: str = "", value: object = None, fix: Sequence[str] = ()) -> None:
         super().__init__(reason)
         self.reason, self.field, self.value, self.fix = reason, field, value, fix
 
+    @property
+    def _value(self) -> str:
+        text = str(self.value)
+        return text if len(text) <= self.shown else f"{text[: self.shown]}… ({len(text)} characters)"
+
     def __str__(self) -> str:
-        where = f"{self.field}={self.value!s}: " if self.field and self.value is not None else ""
+        where = f"{self.field}={self._value}: " if self.field and self.value is not None else ""
         if self.field and self.value is None:
             where = f"{self.field}: "
         return where + self.reason
@@ -25,7 +31,7 @@ class MeshwrightError(Exception):
         return {
             "kind": type(self).__name__,
             "field": self.field,
-            "value": None if self.value is None else str(self.value),
+            "value": None if self.value is None else self._value,
             "message": self.reason,
             "fix": list(self.fix),
         }

@@ -75,6 +75,19 @@ BAD = [
     ("json", "[" * 100_000, "not JSON"),
     ("json", "3", "table of keys"),
     ("python", "", "unknown format"),
+    ("yaml", "base: null\n", "base: is the name of a shipped recipe"),
+    ("yaml", "base:\n", "base: is the name of a shipped recipe"),
+    ("toml", 'base = ""\n', "the name of a shipped recipe"),
+    ("toml", "base = 3\n", "the name of a shipped recipe"),
+    ("toml", 'base = "./other.toml"\n', "a shipped recipe, not a file"),
+    ("toml", 'base = "other.yaml"\n', "a shipped recipe, not a file"),
+    ("toml", HEAD + f"[train]\nsteps = {'9' * 25}\n", "from -9007199254740992 to 9007199254740992.*line 5"),
+    ("toml", HEAD + f"[train]\nsteps = {'9' * 5000}\n", "not TOML"),
+    ("json", '{"base": "llama3_8b_sft", "train": {"steps": ' + "9" * 5000 + "}}", "not JSON"),
+    ("json", '{"base": "llama3_8b_sft", "optimizer": {"lr": 1e999}}', "a finite number"),
+    ("toml", HEAD + "[optimizer]\nlr = inf\n", "a finite number"),
+    ("toml", HEAD + "[optimizer]\nlr = nan\n", "a finite number"),
+    ("yaml", "base: llama3_8b_sft\ndata: {blend: {a: .inf}}\n", "a finite number"),
 ]
 
 

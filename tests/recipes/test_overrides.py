@@ -392,6 +392,43 @@ def test_no_text_breaks_the_reader(key: str, value: str) -> None:
         assert log or made == BASE
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (f"layout.tp={'9' * 25}", "from -9007199254740992 to 9007199254740992"),
+        (f"layout.tp={'9' * 5000}", r"… \(5000 characters\): a whole number from"),
+        (f"train.seed={2**53 + 1}", "to 9007199254740992"),
+        ("layout.tp=²", "a whole number"),
+        ("layout.tp=٣", "a whole number"),
+        ("model.virtual_pipeline_model_parallel_size=²", "a whole number"),
+        ("model.recompute_num_layers=" + "9" * 5000, "without model.recompute_method"),
+        ("lr=1e999", "a finite number, at most 1.7e308"),
+        ("lr=" + "9" * 400, "a finite number"),
+        ("lr=nan", "a finite number"),
+        ("lr=-inf", "a finite number"),
+        ("lr=1e-٣", "a number"),
+        ('data.blend={"a":' + "9" * 5000 + "}", "sources with weights"),
+        ("data.blend=a:1e999", "sources with weights"),
+    ],
+)
+def test_numbers_that_no_field_can_mean(override: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as refused:
+        apply(BASE, [override])
+    assert len(str(refused.value)) < 600
+
+
+def test_the_largest_whole_number_is_kept() -> None:
+    assert apply(BASE, [f"train.seed={2**53}"]).train.seed == 2**53
+    assert apply(BASE, ["train.seed=000_" + "0" * 30 + "7"]).train.seed == 7
+
+
+@pytest.mark.parametrize("key", ["cluster", "gpus"])
+def test_gpus_among_the_overrides_are_repeated_as_the_option(key: str) -> None:
+    with pytest.raises(InputError, match="--gpus 16xA100-80") as refused:
+        apply(BASE, [f"{key}=16xA100-80"])
+    assert list(refused.value.fix) == ["--gpus 16xA100-80"]
+
+
 def test_nothing_changes_without_overrides() -> None:
     recipe = load("llama3_8b_sft")
     assert apply_with_log(recipe, []) == (recipe, [])

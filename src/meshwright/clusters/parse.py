@@ -61,7 +61,7 @@ def _written_cluster(text: str) -> Cluster:
 
 
 def _whole(text: str, number: str) -> int:
-    if not number.isdigit():
+    if not (number.isascii() and number.isdigit()):
         raise _bad(text, f"{number[:40]} is not a whole number of at least 1", EXAMPLES)
     if len(number.lstrip("0")) > len(str(MAX_GPUS)) or int(number) > MAX_GPUS:
         raise _bad(text, f"more than {MAX_GPUS} GPUs")

@@ -9,6 +9,7 @@ import msgspec
 from meshwright.errors import InputError, unknown
 from meshwright.recipes.aliases import PRECISION_NAMES
 from meshwright.recipes.types import Recipe
+from meshwright.recipes.values import whole
 
 Texts = Mapping[str, str]
 """Values as typed, by key."""
@@ -39,7 +40,7 @@ def _truth(key: str, text: str) -> bool:
 
 
 def _count(key: str, text: str, least: int = 0) -> int:
-    if not text.strip().isdigit() or int(text) < least:
+    if not (text.strip().isascii() and text.strip().isdigit()) or whole(text.strip(), key) < least:
         raise InputError(f"a whole number of at least {least} is wanted", field=key, value=text)
     return int(text)
 
@@ -214,8 +215,8 @@ RETIRED: dict[str, tuple[str, str]] = {
     "train.ce_chunk_size": ("chunks are sized by the engine", "kernels.loss=chunked"),
     "trainer.num_nodes": ("the GPUs belong to the question, not to the recipe", "--gpus 4x8xH100"),
     "trainer.devices": ("the GPUs belong to the question, not to the recipe", "--gpus 8xH100"),
-    "cluster": ("the GPUs belong to the question, not to the recipe", "--gpus 8xH100"),
-    "gpus": ("the GPUs belong to the question, not to the recipe", "--gpus 8xH100"),
+    "cluster": ("the GPUs belong to the question, not to the recipe", "--gpus {value}"),
+    "gpus": ("the GPUs belong to the question, not to the recipe", "--gpus {value}"),
     "goal": ("is chosen with the recipe", "--goal sft"),
     "model": ("is chosen with the recipe; its shape is changed in the architecture section", "architecture.layers=…"),
     "dp": ("follows from the GPUs and the other degrees; set how many ranks share one copy", "layout.dp_shard=…"),

@@ -14,8 +14,9 @@ import msgspec
 from meshwright.errors import InputError, MeshwrightError, unknown
 from meshwright.recipes import build
 from meshwright.recipes.build import checked, places
-from meshwright.recipes.index import load
+from meshwright.recipes.index import knows, load
 from meshwright.recipes.types import SECTIONS, Recipe, recipe_fields
+from meshwright.recipes.values import checked_range
 
 Format = Literal["toml", "yaml", "json", "python"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -91,7 +92,7 @@ def content_of(recipe: Recipe) -> dict[str, Any]:
 def _recipe(content: Mapping[str, Any]) -> Recipe:
     start: dict[str, Any] = {}
     if "base" in content:
-        start = msgspec.to_builtins(load(str(content["base"])))
+        start = msgspec.to_builtins(_base(content["base"]))
     for key, value in content.items():
         if key in SECTIONS:
             start[key] = {**start.get(key, {}), **_section(key, value)}
@@ -105,13 +106,23 @@ def _recipe(content: Mapping[str, Any]) -> Recipe:
     return checked(start, Recipe)
 
 
+def _base(name: Any) -> Recipe:
+    """The shipped recipe that a file starts from."""
+    if not isinstance(name, str) or not name.strip():
+        raise InputError("is the name of a shipped recipe, such as llama3_8b_sft_config", field="base", value=name)
+    if not knows(name) and (is_file(name) or "/" in name):
+        raise InputError("is the name of a shipped recipe, not a file", field="base", value=name)
+    return load(name)
+
+
 def _section(section: str, fields: Any) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise InputError("a section is a table of fields", field=section, value=fields)
     known = [key.split(".")[1] for key in recipe_fields() if key.startswith(f"{section}.")]
-    for field in fields:
+    for field, value in fields.items():
         if field not in known:
             raise unknown(f"{section} key", field, known)
+        checked_range(f"{section}.{field}", value)
     return fields
 
 
@@ -132,7 +143,7 @@ def _read_toml(text: str, where: str) -> Any:
 
     try:
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"is not TOML: {error}", field="file", value=where) from error
 
 
@@ -146,7 +157,7 @@ def _read_json(text: str, where: str) -> Any:
 
     try:
         return json.loads(text, object_pairs_hook=once)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"is not JSON: {error}", field="file", value=where) from error
 
 

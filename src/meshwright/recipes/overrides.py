@@ -41,8 +41,12 @@ def apply(recipe: Recipe, overrides: Iterable[str]) -> Recipe:
 
 def apply_with_log(recipe: Recipe, overrides: Iterable[str]) -> tuple[Recipe, list[Change]]:
     """The recipe with every `key=value` applied, and what that changed."""
-    settings = _settings(_split(overrides), recipe)
-    return change(recipe, {setting.key: setting.value for setting in settings})
+    return change(recipe, requested(recipe, overrides))
+
+
+def requested(recipe: Recipe, overrides: Iterable[str]) -> dict[str, Any]:
+    """The typed value of every key that overrides name, whether or not it differs from the recipe's."""
+    return {setting.key: setting.value for setting in _settings(_split(overrides), recipe)}
 
 
 def change(recipe: Recipe, values: Mapping[str, Any]) -> tuple[Recipe, list[Change]]:
@@ -125,6 +129,7 @@ def _plain(key: str, text: str) -> _Setting:
         return _typed(alias.own, _in_our_words(alias, text), key, f"{key}={text}")
     if key in RETIRED:
         reason, instead = RETIRED[key]
+        instead = instead.replace("{value}", text or "8xH100")
         raise InputError(f"{reason}; use {instead}", field=key, value=text, fix=[instead])
     raise unknown("key", key, known_keys())
 

@@ -14,8 +14,12 @@ import msgspec
 from meshwright.errors import InputError, closest
 from meshwright.recipes.types import RecipeField
 
-INTEGER = re.compile(r"[+-]?\d[\d_]*")
-NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?")
+INTEGER = re.compile(r"[+-]?[0-9][0-9_]*")
+NUMBER = re.compile(r"[+-]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
+LARGEST_INTEGER = 2**53  # what JSON readers and doubles hold exactly
+INTEGERS = f"a whole number from -{LARGEST_INTEGER} to {LARGEST_INTEGER}"
+NUMBERS = "a finite number, at most 1.7e308 either way,"
 
 
 def parse(info: RecipeField, text: str, key: str = "") -> Any:
@@ -54,7 +58,18 @@ def _parse(kind: Any, text: str, key: str) -> Any:
         return _weights(text, key)
     if kind is str:
         return _unquoted(text)
-    return {bool: _truth, int: _integer, float: _number}[kind](text, key)
+    return {bool: _truth, int: whole, float: _number}[kind](text, key)
+
+
+def checked_range(key: str, value: Any) -> None:
+    """Refuses numbers in plain values that no field can mean: endless ones, and those that are not numbers."""
+    if isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            checked_range(key, item)
+    elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        raise _wrong(key, f"a number of {len(hex(value)) * 6 // 5} digits", INTEGERS)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise _wrong(key, str(value), NUMBERS)
 
 
 def _wrong(key: str, text: str, wanted: str) -> InputError:
@@ -67,16 +82,23 @@ def _truth(text: str, key: str) -> bool:
     return text.lower() == "true"
 
 
-def _integer(text: str, key: str) -> int:
+def whole(text: str, key: str) -> int:
+    """The whole number that was typed for a key."""
     if not INTEGER.fullmatch(text):
         raise _wrong(key, text, "a whole number")
+    digits = text.lstrip("+-").replace("_", "").lstrip("0")
+    if len(digits) > len(str(LARGEST_INTEGER)) or int(digits or "0") > LARGEST_INTEGER:
+        raise _wrong(key, text, INTEGERS)
     return int(text)
 
 
 def _number(text: str, key: str) -> float:
-    if not NUMBER.fullmatch(text):
+    if not NUMBER.fullmatch(text) and not NOT_FINITE.fullmatch(text):
         raise _wrong(key, text, "a number")
-    return float(text)
+    number = float(text)
+    if not math.isfinite(number):
+        raise _wrong(key, text, NUMBERS)
+    return number
 
 
 def _choice(allowed: tuple[Any, ...], text: str, key: str) -> str:
@@ -107,7 +129,7 @@ def _weights(text: str, key: str) -> dict[str, float]:
     wanted = 'sources with weights, like a:0.7,b:0.3 or {"a":0.7,"b":0.3},'
     try:
         pairs = json.loads(text) if text[:1] == "{" else None
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # not JSON, or with a number nobody can read
         pairs = None
     if not isinstance(pairs, dict):
         inner = text[1:-1] if text[:1] == "{" and text[-1:] == "}" else text
