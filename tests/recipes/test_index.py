@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from meshwright.errors import InputError
 from meshwright.models import find
 from meshwright.recipes import closest, entries, for_model, knows, load, names, resolve, search
-from meshwright.recipes.index import architecture_class
+from meshwright.recipes.index import IndexEntry, architecture_class
 
 
 @pytest.mark.parametrize(
@@ -88,3 +90,39 @@ def test_the_closest_recipe_minds_the_sequence_length() -> None:
     spec = find("llama31_8b")
     assert closest(spec, "pretrain", 131072).name == "llama3_8b_128k_pretrain_config"
     assert closest(spec, "pretrain", 8192).name == "llama3_8b_pretrain_config"
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("8xH100", lambda entry: (entry.gpus, entry.gpu) == (8, "H100")),
+        ("4x8xH100", lambda entry: (entry.gpus, entry.gpu) == (32, "H100")),
+        ("h200", lambda entry: entry.gpu == "H200"),
+        ("qwen3 moe", lambda entry: "qwen3" in entry.name and find(entry.model).moe),
+        ("vision", lambda entry: find(entry.model).kind == "vision_language"),
+        ("lora", lambda entry: entry.goal == "peft"),
+        ("gemma peft", lambda entry: entry.goal == "peft" and entry.family == "gemma"),
+        ("128k", lambda entry: entry.seq_length == 131072),
+        ("llama 64xH100 pretraining", lambda entry: entry.family == "llama" and entry.gpus == 64),
+    ],
+)
+def test_words_speak_of_more_than_the_name(query: str, said: Callable[[IndexEntry], bool]) -> None:
+    found = search(query, benchmark=False)
+    assert found
+    assert {e.name for e in found} == {e.name for e in entries(False) if said(e)}
+
+
+def test_names_come_before_what_words_speak_of() -> None:
+    names_of = [entry.name for entry in search("qwen moe", benchmark=False)]
+    assert "qwen3_30b_a3b_sft_config" in names_of
+    found = search("moe", benchmark=False)
+    named = ["moe" in entry.name for entry in found]
+    assert named == sorted(named, reverse=True)
+    assert any(named)
+
+
+def test_a_gpu_without_recipes_is_no_typing_mistake() -> None:
+    assert search("gb200", benchmark=False) == []
+    assert search("8xGB300", benchmark=False) == []
+    assert {entry.gpu for entry in search("gb200", benchmark=True)} == {"GB200"}
+    assert search("_", benchmark=False) == search("...", benchmark=False) == []

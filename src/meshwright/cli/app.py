@@ -244,7 +244,9 @@ def estimate(
 
 @app.command(
     epilog=examples(
-        "meshwright recipes", "meshwright recipes llama --goal sft", "meshwright recipes gb200 --benchmark --json"
+        "meshwright recipes llama --goal sft",
+        'meshwright recipes "qwen3 moe 8xH100"',
+        "meshwright recipes gb200 --benchmark --json",
     )
 )
 @options(
@@ -255,7 +257,7 @@ def estimate(
     as_json,
 )
 def recipes(query: str | None, goal: str | None, family: str | None, benchmark: bool, as_json: bool) -> None:
-    """The index of recipes, by words of a name, goal and family."""
+    """The index of recipes. QUERY is a name, or words: a model, goal, GPUs (8xH100), tokens (128k), moe, vision, …"""
     found = api.find_recipes(query, goal=goal, family=family, benchmark=benchmark)
     if as_json:
         emit({"schema": api.SCHEMA, "recipes": api.entries_to_dicts(found)})
@@ -263,6 +265,10 @@ def recipes(query: str | None, goal: str | None, family: str | None, benchmark: 
         from meshwright.cli import render
 
         render.recipes(found)
+    if not found and not benchmark:
+        elsewhere = api.find_recipes(query, goal=goal, family=family, benchmark=True)
+        if elsewhere:
+            click.echo(f"{len(elsewhere)} throughput recipes match: add --benchmark", err=True)
     end(bool(found))
 
 

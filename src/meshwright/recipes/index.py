@@ -9,6 +9,7 @@ from math import log2, prod
 
 import msgspec
 
+from meshwright.clusters import knows as knows_gpu
 from meshwright.errors import unknown
 from meshwright.models import GatedDelta, Mamba2, ModelSpec, find
 from meshwright.recipes import build
@@ -16,8 +17,17 @@ from meshwright.recipes.build import DEFAULT_GPU, cluster_name
 from meshwright.recipes.registry import Mission, Registered, library, registry
 from meshwright.recipes.types import Goal, Recipe
 
+COUNT = re.compile("[0-9]{1,6}")
 FAMILY_HEAD_START = 1.0
 """A recipe of the same family wins over another that is nearer in size by up to a factor of two."""
+
+
+SAME_GOAL = {"pretrain": {"pretraining"}, "sft": {"finetune", "finetuning"}, "peft": {"lora", "adapters"}}
+SAME_KIND = {
+    "causal_lm": {"text"},
+    "vision_language": {"vision", "vl", "vlm", "multimodal", "images"},
+    "diffusion": {"diffusion", "images", "video"},
+}
 
 
 class IndexEntry(msgspec.Struct, frozen=True, dict=True):
@@ -37,6 +47,19 @@ class IndexEntry(msgspec.Struct, frozen=True, dict=True):
     def params_total(self) -> int:
         """Parameters of the recipe's model."""
         return find(self.model).params.total
+
+    @cached_property
+    def subjects(self) -> frozenset[str]:
+        """Words that the recipe answers to besides those in its name."""
+        kind, experts, mixer = architecture_class(find(self.model))
+        gpu, length = _plain(self.gpu), self.seq_length
+        return frozenset(
+            {
+                *self.family.split("_"), *self.model.split("_"), self.goal, *SAME_GOAL[self.goal],
+                *SAME_KIND[kind], experts, mixer, gpu, *gpu.split("_"), f"{self.gpus}x{gpu}",
+                str(length), f"{length // 1024}k",
+            }
+        )  # fmt: skip
 
 
 def names() -> list[str]:
@@ -98,6 +121,7 @@ def search(
 ) -> list[IndexEntry]:
     """Recipes that match all that is asked, best match of the query first.
 
+    The words of a query speak of name, family, model, goal, GPUs (8xH100) or tokens (128k), or say moe, vision, lora.
     A family includes its branches (qwen: qwen_moe and qwen_vl too); seq is the least sequence length.
     """
     branches = _branches(family)
@@ -199,22 +223,35 @@ def _spellings(benchmark: bool) -> dict[str, str]:
 
 
 def _matching(query: str, found: Iterable[IndexEntry]) -> list[IndexEntry]:
-    """Exact name, else names that begin with the query or hold all its words, else names spelled like it."""
+    """Exact name; else names that begin with the query, names that hold its words, and recipes its words speak of.
+
+    When none of these is found: names spelled like it, unless it asks for a GPU type, which is no typing mistake.
+    """
     pool = {_plain(entry.name): entry for entry in found}
     wanted = _plain(query)
     for exact in (wanted, f"{wanted}_config"):
         if exact in pool:
             return [pool[exact]]
-    words = [word for word in wanted.split("_") if word]
-    prefixed = [entry for name, entry in pool.items() if name.startswith(wanted)]
-    worded = [entry for name, entry in pool.items() if entry not in prefixed and all(word in name for word in words)]
-    return prefixed + worded or _spelled_like(wanted, pool)
+    words = [_one_count(word) for word in wanted.split("_") if word]
+    prefixed = [name for name in pool if name.startswith(wanted)]
+    worded = [name for name in pool if all(word in name for word in words)]
+    about = [name for name, entry in pool.items() if words and all(w in name or w in entry.subjects for w in words)]
+    ranked = list(dict.fromkeys(prefixed + worded + about)) if words else []
+    if not ranked and not any(knows_gpu(word.split("x")[-1]) for word in words):
+        ranked = _spelled_like(wanted, list(pool))
+    return [pool[name] for name in ranked]
 
 
-def _spelled_like(wanted: str, pool: dict[str, IndexEntry]) -> list[IndexEntry]:
+def _one_count(word: str) -> str:
+    """A cluster by its GPU count, as the index has it: 4x8xh100 is 32xh100."""
+    *counts, last = word.split("x")
+    return f"{prod(map(int, counts))}x{last}" if len(counts) > 1 and all(COUNT.fullmatch(c) for c in counts) else word
+
+
+def _spelled_like(wanted: str, names: list[str]) -> list[str]:
     from rapidfuzz import fuzz, process
 
-    near = process.extract(wanted, list(pool), scorer=fuzz.token_set_ratio, limit=20, score_cutoff=70)
+    near = process.extract(wanted, names, scorer=fuzz.token_set_ratio, limit=20, score_cutoff=70)
     if not near:
-        near = process.extract(wanted, list(pool), scorer=fuzz.WRatio, limit=20, score_cutoff=75)
-    return [pool[name] for name, _, _ in near]
+        near = process.extract(wanted, names, scorer=fuzz.WRatio, limit=20, score_cutoff=75)
+    return [name for name, _, _ in near]
