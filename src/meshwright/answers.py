@@ -44,9 +44,10 @@ def plan_to_dict(plan: Plan, explain: bool = False) -> dict[str, Any]:
         "changes": [{"field": c.field, "from": c.old, "to": c.new, "kind": c.kind, "why": c.why} for c in plan.changes],
         "findings": findings_to_dicts(plan.findings),
         "offers": [
-            {"title": o.title, "overrides": list(o.overrides), "kind": "contract", "why": o.why} for o in plan.offers
+            {"title": o.title, "overrides": list(o.overrides), "kind": o.kind, "why": o.why} for o in plan.offers
         ],
         "commands": launch.commands(plan),
+        "no_command": launch.left_out(plan),
     }
     if not plan.estimate.fits:
         out["smallest_that_fits"] = planner.smallest_fit(plan)

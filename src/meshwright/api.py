@@ -18,6 +18,8 @@ from meshwright.recipes.case import model_of
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding, Rule
 
+LONGEST = 100_000_000  # tokens in one sample
+
 
 def recommend(
     model: str,
@@ -131,6 +133,7 @@ def _question(
         model=spec,
         model_ref=reference,
         cluster=clusters.cluster(str(gpus)),
+        cluster_ref=str(Path(str(gpus)).resolve()) if str(gpus).endswith(".toml") else "",
         goal=_choice("goal", goal, types.GOALS),
         seq_length=_length(seq),
         engine=_choice("engine", engine, types.ENGINES),
@@ -191,6 +194,8 @@ def recipe_text(found: Recipe, format: str = "toml") -> str:
 
 def save_recipe(plan: Plan, path: str) -> None:
     """Writes the plan's recipe as a TOML file that `check` and `recipe` read back."""
+    if Path(path).suffix.lower() != ".toml":
+        raise InputError("a recipe is saved as TOML", field="save", value=path, fix=(f"--save {Path(path).stem}.toml",))
     named = msgspec.structs.replace(plan.recipe, name=Path(path).stem)
     try:
         Path(path).write_text(files.to_text(named, "toml"), encoding="utf-8")
@@ -227,7 +232,7 @@ recipe_names = index.names
 def _model(text: str) -> tuple[ModelSpec, str]:
     """The model and how a recipe refers to it."""
     spec = models.find(text)
-    return spec, spec.name if spec.name in models.names() else str(Path(text))
+    return spec, spec.name if spec.name in models.names() else str(Path(text).expanduser().resolve())
 
 
 def _is_recipe(name: str) -> bool:
@@ -239,7 +244,7 @@ def _recipe_from(name: str) -> Recipe:
 
 
 def _choice(field: str, value: str, known: Sequence[Any]) -> Any:
-    if value.lower() not in known:
+    if str(value).lower() not in known:
         raise unknown(field, value, known)
     return value.lower()
 
@@ -266,6 +271,7 @@ def _length(seq: int | str | None) -> int | None:
     text = str(seq).strip().lower()
     scale = 1024 if text.endswith("k") else 1
     digits = text.removesuffix("k")
-    if not digits.isdigit() or int(digits) < 1:
-        raise InputError("the sequence length is a whole number of tokens, e.g. 8192 or 8k", field="seq", value=seq)
+    whole = digits.isascii() and digits.isdigit() and len(digits) <= 9
+    if not whole or not 0 < int(digits) * scale <= LONGEST:
+        raise InputError(f"a sequence is 1 to {LONGEST:,} whole tokens, e.g. 8192 or 8k", field="seq", value=text[:40])
     return int(digits) * scale

@@ -149,9 +149,11 @@ class TestDecisionBranches:
         error = answer.json["error"]
         assert error["field"] == "gpus"
         assert "Traceback" not in answer.err
-        assert len(error["fix"]) == 3
-        for offered in error["fix"]:
+        assert len(error["fix"]) == 4
+        for offered in error["fix"][:3]:
             ask(meshwright, "llama3-8b", *offered.split(), "--goal", "pretrain")
+        assert error["fix"][3].startswith("train.global_batch_size=")
+        ask(meshwright, "llama3-8b", error["fix"][3], "--gpus", "37xH100", "--goal", "pretrain")
 
 
 def test_explain_gives_a_reason_for_every_number(meshwright: Any) -> None:

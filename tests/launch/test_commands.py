@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
-from meshwright import recipe, recommend
-from meshwright.launch import commands
+from meshwright import check, recipe, recommend
+from meshwright.launch import commands, left_out
 
 
 def said(text: str) -> dict[str, str]:
@@ -45,14 +45,31 @@ def test_bridge_spells_the_sequence_length_the_way_that_takes_effect() -> None:
     assert "model.seq_length" not in said(text)
 
 
+def bridge(model: str, gpus: str, goal: str) -> str:
+    return commands(recommend(model, gpus, goal, engine="megatron"))["megatron-bridge"]
+
+
 def test_bridge_needs_a_converted_checkpoint_for_fine_tuning() -> None:
-    assert "checkpoint.pretrained_checkpoint" in said(
-        commands(recommend("llama3-8b", "8xH100", "sft"))["megatron-bridge"]
-    )
-    assert (
-        "checkpoint.pretrained_checkpoint"
-        not in commands(recommend("llama3-8b", "8xH100", "pretrain"))["megatron-bridge"]
-    )
+    assert "checkpoint.pretrained_checkpoint" in said(bridge("llama3-8b", "8xH100", "sft"))
+    assert "checkpoint.pretrained_checkpoint" not in said(bridge("llama3-8b", "8xH100", "pretrain"))
+
+
+@pytest.mark.parametrize("goal", ["pretrain", "sft", "peft"])
+@pytest.mark.parametrize(
+    ("model", "gpus"), [("llama3-8b", "8xH100"), ("qwen3-30b-a3b", "16xH100"), ("qwen3-8b", "64xA100-40")]
+)
+def test_a_printed_bridge_command_passes_the_megatron_rules(model: str, gpus: str, goal: str) -> None:
+    plan = recommend(model, gpus, goal)
+    if "megatron-bridge" in commands(plan):
+        assert check(plan.recipe, gpus=gpus, engine="megatron").ok
+    else:
+        assert left_out(plan)["megatron-bridge"]
+
+
+def test_a_plan_that_does_not_fit_has_no_command() -> None:
+    plan = recommend("llama3.1-405b", "8xH100", "pretrain")
+    assert not plan.ok
+    assert commands(plan) == {}
 
 
 @pytest.mark.parametrize(("model", "goal"), [("qwen2.5-3b", "sft"), ("qwen2-14b", "pretrain"), ("llama3.2-1b", "sft")])

@@ -74,6 +74,7 @@ def _layout_line(layout: dict[str, Any]) -> str:
             f"dp {layout['dp_shard']}{replicas}",
             f"micro batch {layout['micro_batch_size']} × {layout['gradient_accumulation']} accumulated",
             f"recompute {layout['recompute']}",
+            *([f"offload {layout['offload']}"] if layout["offload"] != "none" else []),
         ]
     )
 
@@ -94,7 +95,8 @@ def plan(found: Any, explain: bool) -> None:
         _rows(out, "", ["[yellow]benchmark: upper-bound throughput on mock data, not a production setting[/]"])
     _rows(out, "Layout", [_layout_line(answer["layout"])])
     _rows(out, "Memory", _memory_lines(answer["estimate"]))
-    _rows(out, "Speed", [_speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
+    if answer["estimate"]["fits"]:
+        _rows(out, "Speed", [_speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
     if "smallest_that_fits" in answer:
         _rows(out, "Needs", [_needs_line(answer["smallest_that_fits"], found.question.cluster.gpu.name)])
     _rows(out, "Changed", [_change_line(c) for c in answer["changes"]] or ["nothing"])
@@ -102,6 +104,7 @@ def plan(found: Any, explain: bool) -> None:
     _rows(out, "Findings", _finding_lines(answer["findings"]) or ["none"])
     _rows(out, "Offers", [_offer_line(o) for o in answer["offers"]])
     _rows(out, "Run", [f"[dim]{name}[/]  {escape(text)}" for name, text in answer["commands"].items()])
+    _rows(out, "", [f"[dim]not {name}: {escape(why)}[/]" for name, why in answer["no_command"].items()])
     if not explain:
         out.print("[dim]Add --explain to see why each number was chosen, --json for scripts.[/]")
 

@@ -1,5 +1,5 @@
 """Commands and job scripts that start a plan."""
 
-from meshwright.launch.commands import commands
+from meshwright.launch.commands import commands, left_out
 
-__all__ = ["commands"]
+__all__ = ["commands", "left_out"]

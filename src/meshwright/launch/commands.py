@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from meshwright.planner import Plan
+from meshwright import rules
+from meshwright.planner import Plan, case_of, on_engine
 from meshwright.recipes.aliases import foreign_key, to_foreign
 from meshwright.recipes.aliases_joint import dispatcher_keys, recompute_keys
 from meshwright.recipes.index import family
@@ -24,9 +25,39 @@ BRIDGE_DERIVES = ("layout.strategy", "layout.pp_schedule", "layout.dp_shard", "k
 
 
 def commands(plan: Plan) -> dict[str, str]:
-    """Launch commands by framework; a framework that cannot run the plan is left out."""
-    written = {"meshwright": meshwright_command(plan), "megatron-bridge": bridge_command(plan)}
-    return {name: text for name, text in written.items() if text}
+    """Launch commands by framework; left out are frameworks that cannot run the plan, and plans that cannot run."""
+    if not plan.ok:
+        return {}
+    written = {"meshwright": meshwright_command(plan)}
+    if why_not_bridge(plan) is None:
+        written["megatron-bridge"] = bridge_command(plan)
+    return written
+
+
+def left_out(plan: Plan) -> dict[str, str]:
+    """The frameworks that have no command for this plan, and why."""
+    reason = why_not_bridge(plan) if plan.ok else None
+    return {} if reason is None else {"megatron-bridge": reason}
+
+
+def why_not_bridge(plan: Plan) -> str | None:
+    """Why Megatron-Bridge cannot run this plan as it is, or None when it can."""
+    name = plan.base.name
+    if plan.recipe.model != plan.base.model or name in NOT_IN_BRIDGE or family(name) in OWN_FAMILIES:
+        return "it has no recipe for this"
+    if plan.question.engine not in ("meshwright", "megatron"):
+        return f"the plan was made for the {plan.question.engine} engine"
+    unsaid = [c.field for c in plan.changes if c.field not in BRIDGE_DERIVES and not _sayable(c.field)]
+    if unsaid or plan.recipe.layout.strategy == "megatron_fsdp":
+        return f"it has no single key for {', '.join(unsaid) or 'layout.strategy'}"
+    case = case_of(on_engine(plan.recipe, "megatron"), plan.case.model, plan.case.cluster, "megatron")
+    broken = [r for r in rules.applicable(case, ("error",)) if bool(r.broken(case))]
+    return rules.message(broken[0], case) + " there; ask with --engine megatron" if broken else None
+
+
+def _sayable(field: str) -> bool:
+    special = field.startswith("layout.recompute") or field in ("moe.dispatcher", "layout.vp", "data.dataset")
+    return special or foreign_key(field, BRIDGE) is not None
 
 
 def meshwright_command(plan: Plan) -> str:
@@ -43,24 +74,18 @@ def meshwright_command(plan: Plan) -> str:
 
 
 def bridge_command(plan: Plan) -> str:
-    """How Megatron-Bridge starts the plan, in today's spelling; empty when it has no such recipe or setting."""
-    name = plan.base.name
-    if plan.recipe.model != plan.base.model or name in NOT_IN_BRIDGE or family(name) in OWN_FAMILIES:
-        return ""
-    overrides = _bridge_overrides(plan)
-    if overrides is None:
-        return ""
-    words = ["scripts/training/run_recipe.py", "--recipe", name.lower()]
+    """How Megatron-Bridge starts the plan, in today's spelling."""
+    words = ["scripts/training/run_recipe.py", "--recipe", plan.base.name.lower()]
     if not plan.base.benchmark:  # benchmark recipes bring their own mock data and refuse the flag
         words += ["--dataset", BRIDGE_DATASETS.get(plan.recipe.data.dataset, "local-jsonl")]
-    words += overrides
+    words += _bridge_overrides(plan)
     if plan.recipe.goal != "pretrain":  # no SFT or PEFT recipe starts there without a converted checkpoint
         words.append(f"checkpoint.pretrained_checkpoint={plan.recipe.checkpoint.pretrained or 'CONVERTED_CHECKPOINT'}")
     return shlex.join([*_torchrun(plan), *words])
 
 
-def _bridge_overrides(plan: Plan) -> list[str] | None:
-    """The plan's changes in Megatron-Bridge's keys, or None when one of them cannot be said there."""
+def _bridge_overrides(plan: Plan) -> list[str]:
+    """The plan's changes in Megatron-Bridge's keys."""
     said: dict[str, object] = {}
     for change in plan.changes:
         if change.field in BRIDGE_DERIVES or change.field == "data.dataset":
@@ -72,8 +97,6 @@ def _bridge_overrides(plan: Plan) -> list[str] | None:
             said |= {f"model.{key}": value for key, value in dispatcher_keys(change.new).items()}
         elif change.field == "layout.vp":
             said["model.virtual_pipeline_model_parallel_size"] = None if change.new == 1 else change.new
-        elif foreign_key(change.field, BRIDGE) is None:
-            return None
         else:
             key, value = to_foreign(change.field, change.new, BRIDGE)
             # The runner copies dataset.seq_length over model.seq_length, so only the former takes effect.

@@ -7,15 +7,17 @@ from typing import Any
 from meshwright import costs, rules
 from meshwright.costs.constants import RESERVE
 from meshwright.planner.plan import Plan, Reason
+from meshwright.planner.space import balanced_stages
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import recipe_fields
+from meshwright.rules.domains import divisors
 
 DEGREES = ("tp", "pp", "cp", "ep", "micro_batch_size")
 FOLLOWS = {
     "sp": "follows tp: with tp above 1 it cuts norms and residuals over the same ranks at no extra traffic",
     "pp_schedule": "follows pp and vp",
     "dp_shard": "filled with whatever tp × pp × cp leave",
-    "stage_layers": "follows pp: layers that do not divide evenly; the ends also hold embedding and head and get fewer",
+    "stage_layers": "follows pp: the layers do not divide evenly; the stages of embedding and head never get the more",
     "embedding_as_layer": "follows pp",
     "head_as_layer": "follows pp",
     "recompute_modules": "follows recompute",
@@ -36,7 +38,10 @@ def with_value(case: Case, name: str, value: Any) -> Case:
     if name == "vp":
         changed["pp_schedule"] = "1f1b" if value == 1 else "interleaved_1f1b"
     if name == "pp":
-        changed |= {"stage_layers": (), "vp": 1, "pp_schedule": "1f1b"}
+        even = case.layers % value == 0
+        stages = () if even else balanced_stages(case.layers, value)
+        changed |= {"stage_layers": stages, "vp": 1, "pp_schedule": "1f1b"}
+        changed |= {"embedding_as_layer": False, "head_as_layer": False}
     if name == "recompute":
         changed |= {"recompute_modules": (), "recompute_layers": 0}
     return case.replace(**changed)
@@ -45,7 +50,8 @@ def with_value(case: Case, name: str, value: Any) -> Case:
 def compared(case: Case, name: str, value: Any) -> str:
     """What would happen with another value of one layout field, measured by rules and estimate."""
     other = with_value(case, name, value)
-    errors = [r for r in rules.applicable(other, ("error",)) if r.subject != "memory" and bool(r.broken(other))]
+    ruled = [r for r in rules.applicable(other, ("error",)) if r.subject != "memory"]
+    errors = [r for r in ruled if bool(r.broken(other)) and not bool(r.broken(case))]
     if errors:
         return f"{value} is refused: {rules.message(errors[0], other)}"
     here, there = costs.estimate(case), costs.estimate(other)
@@ -92,13 +98,18 @@ def _interesting(case: Case) -> list[str]:
     return [name for name in DEGREES if name != "ep" or case.is_moe]
 
 
-def _neighbours(value: int) -> list[int]:
-    return [v for v in (value // 2 if value > 1 else 0, value * 2) if v]
+def neighbours(case: Case, name: str) -> list[int]:
+    """The next smaller and larger value that can be had: divisors of the GPUs, experts or batch."""
+    value = int(getattr(case, name))
+    whole: int = {"ep": case.experts, "micro_batch_size": case.global_batch_size}.get(name) or case.world
+    allowed = [d for d in divisors(whole) if name != "pp" or d <= case.layers]
+    smaller, larger = [d for d in allowed if d < value], [d for d in allowed if d > value]
+    return smaller[-1:] + larger[:1]
 
 
 def _degree(case: Case, name: str) -> str:
-    value = int(getattr(case, name))
-    return f"{meaning(name)}. " + "; ".join(compared(case, name, v) for v in _neighbours(value))
+    said = [compared(case, name, value) for value in neighbours(case, name)]
+    return f"{meaning(name)}. " + ("; ".join(said) or "there is no other")
 
 
 def _recompute(case: Case) -> str:

@@ -6,6 +6,7 @@ from math import log2
 from typing import Literal
 
 from meshwright import models
+from meshwright.clusters import gpu
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec
 from meshwright.planner.plan import Question
@@ -50,6 +51,7 @@ def _preferred(entries: list[IndexEntry], question: Question) -> IndexEntry:
         entries,
         key=lambda e: (
             question.benchmark and e.gpu != question.cluster.gpu.name,
+            question.benchmark and gpu(e.gpu).arch != question.cluster.gpu.arch,
             abs(log2(e.seq_length / question.seq_length)) if question.seq_length else 0,
             question.benchmark and abs(log2(e.gpus / question.cluster.world)),
             len(e.name),

@@ -16,6 +16,7 @@ from meshwright.rules import Finding
 Match = Literal["exact", "resized", "closest", "derived"]
 Approach = Literal[
     "use the recipe directly",
+    "use the recipe directly; data parallelism fills the GPUs",
     "recipe with its layout adjusted",
     "recipe with its contract changed: a new experiment",
     "recipe as a starting point for another architecture",
@@ -29,6 +30,7 @@ class Question(msgspec.Struct, frozen=True):
     model_ref: str  # catalogue name, or path of the user's config.json
     cluster: Cluster
     goal: Goal
+    cluster_ref: str = ""  # how a recipe refers to the cluster when its text would lose facts: the path of its file
     seq_length: int | None = None
     engine: Engine = "meshwright"
     benchmark: bool = False
@@ -45,11 +47,12 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """Overrides the user may want, which the plan does not take by itself because they change the contract."""
+    """Overrides the user may want, which the plan does not take by itself."""
 
     title: str
     overrides: tuple[str, ...]
     why: str
+    kind: FieldKind = "contract"
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -85,7 +88,10 @@ class Plan(msgspec.Struct, frozen=True):
             return "recipe as a starting point for another architecture"
         if any(c.kind != "layout" for c in self.changes):
             return "recipe with its contract changed: a new experiment"
-        return "recipe with its layout adjusted" if self.changes else "use the recipe directly"
+        if self.changes:
+            return "recipe with its layout adjusted"
+        same = self.match == "exact"
+        return "use the recipe directly" if same else "use the recipe directly; data parallelism fills the GPUs"
 
     def layout_dict(self) -> dict[str, Any]:
         """The layout with every implied number filled in."""

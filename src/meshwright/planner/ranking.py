@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,9 +11,10 @@ import numpy as np
 
 from meshwright import rules
 from meshwright.planner.plan import Plan, Question
-from meshwright.planner.recommend import layout_search, plan_with
+from meshwright.planner.recommend import plan_with
 from meshwright.planner.search import Candidate, Priced, priced
-from meshwright.planner.space import WHOLE, candidates, degrees
+from meshwright.planner.space import WHOLE, candidates, degrees, with_pins
+from meshwright.planner.start import begin
 from meshwright.recipes.case import Case
 
 SHOWN_NAMES = ("strategy", "tp", "pp", "vp", "cp", "ep", "etp", "micro_batch_size", "recompute")
@@ -38,13 +39,13 @@ class Ranking(msgspec.Struct, frozen=True):
 
 def ranked(question: Question, overrides: Sequence[str] = (), top: int = 5) -> Ranking:
     """The fastest plans of the whole legal space; overrides are kept as given."""
-    start = layout_search(question, overrides)
+    start = begin(question, overrides)
     batches = list(priced(start.case, start.pinned, WHOLE))
     best = _fastest(batches, top)
     return Ranking(
-        plans=tuple(plan_with(start, candidate.layout) for candidate in best),
+        plans=tuple(plan_with(start, {**candidate.layout, **start.pinned}) for candidate in best),
         pareto=pareto(batches),
-        dropped=(*_refused(start.case), *_too_large(batches)),
+        dropped=(*_refused(start.case, start.pinned), *_too_large(batches)),
         searched=sum(len(b) for b in batches),
     )
 
@@ -77,11 +78,12 @@ def pareto(batches: list[Priced]) -> tuple[Candidate, ...]:
     return tuple(kept)
 
 
-def _refused(case: Case) -> Iterator[Dropped]:
+def _refused(case: Case, pinned: Mapping[str, Any]) -> Iterator[Dropped]:
     """For every rule that refuses some layout: how many, and what it says of one."""
     counts: Counter[str] = Counter()
     examples: dict[str, Case] = {}
-    for batch in (*degrees(case, WHOLE), *candidates(case, WHOLE)):
+    space = with_pins(WHOLE, pinned)
+    for batch in (*degrees(case, space, pinned), *candidates(case, space, pinned)):
         for id, mask in rules.illegal_by_rule(batch).items():
             where = np.flatnonzero(np.broadcast_to(mask, batch.tp.shape))
             counts[id] += len(where)

@@ -5,11 +5,17 @@ from __future__ import annotations
 from math import sqrt
 from typing import Literal
 
+import msgspec
+
+from meshwright import costs, rules
 from meshwright.planner.plan import Offer
 from meshwright.recipes.case import Case
+from meshwright.recipes.overrides import apply
 from meshwright.recipes.types import Recipe
 
 LrLaw = Literal["sqrt", "linear"]
+LAWS: tuple[LrLaw, ...] = ("sqrt", "linear")
+WORTH_FP8 = 0.03  # of the step time
 
 
 def scaled_lr(lr: float, old_batch: int, new_batch: int, law: LrLaw = "sqrt") -> float:
@@ -18,9 +24,9 @@ def scaled_lr(lr: float, old_batch: int, new_batch: int, law: LrLaw = "sqrt") ->
     return float(f"{lr * (sqrt(ratio) if law == 'sqrt' else ratio):.3g}")
 
 
-def scaled_batch(old_batch: int, old_dp: int, new_dp: int) -> int:
-    """The global batch that keeps the number of samples per data-parallel rank."""
-    return max(round(old_batch / old_dp * new_dp), 1)
+def scaled_batch(old_batch: int, old_gpus: int, new_gpus: int) -> int:
+    """The global batch that keeps the samples per GPU (or per data-parallel rank, when those are counted)."""
+    return max(round(old_batch / old_gpus * new_gpus), 1)
 
 
 def batch_for_tokens(old_batch: int, old_seq: int, new_seq: int) -> int:
@@ -28,9 +34,25 @@ def batch_for_tokens(old_batch: int, old_seq: int, new_seq: int) -> int:
     return max(round(old_batch * old_seq / new_seq), 1)
 
 
-def offers(base: Recipe, base_dp: int, case: Case) -> tuple[Offer, ...]:
-    """What the user could change beyond the layout on this cluster."""
-    return (*_batch_offers(base, base_dp, case), *_length_offers(base, case), *_fp8_offers(case))
+def offers(base: Recipe, base_world: int, case: Case) -> tuple[Offer, ...]:
+    """What the user could change beyond the layout on this cluster; each was tried, is legal and fits."""
+    made = (*_batch_offers(base, base_world, case), *_length_offers(base, case), *_fp8_offers(case))
+    return tuple(offer for offer in made if _stands(offer, case))
+
+
+def _with(offer: Offer, case: Case) -> Case:
+    return Case(apply(case.recipe, offer.overrides), case.model, case.cluster, case.engine, memory_of=costs.memory)
+
+
+def _stands(offer: Offer, case: Case) -> bool:
+    tried = _with(offer, case)
+    return bool(rules.legal(tried)) and bool(tried.memory.fits) and not _new_warnings(tried, case)
+
+
+def _new_warnings(tried: Case, case: Case) -> set[str]:
+    """Warnings about the learning rate that the offer itself would bring."""
+    rated = [r for r in rules.applicable(tried, ("warning",)) if r.subject in ("learning_rate", "optimizer")]
+    return {r.id for r in rated if bool(r.broken(tried)) and not bool(r.broken(case))}
 
 
 def _whole_steps(batch: int, case: Case) -> int:
@@ -39,16 +61,15 @@ def _whole_steps(batch: int, case: Case) -> int:
     return max(batch // step, 1) * step
 
 
-def _batch_offers(base: Recipe, base_dp: int, case: Case) -> list[Offer]:
-    batch = _whole_steps(scaled_batch(base.train.global_batch_size, base_dp, int(case.dp)), case)
-    if batch == case.global_batch_size or int(case.dp) <= base_dp:
+def _batch_offers(base: Recipe, base_world: int, case: Case) -> list[Offer]:
+    old, world = base.train.global_batch_size, int(case.world)
+    batch = _whole_steps(scaled_batch(old, base_world, world), case)
+    if world <= base_world or batch <= case.global_batch_size:
         return []
-    lr = scaled_lr(base.optimizer.lr, base.train.global_batch_size, batch)
-    linear = scaled_lr(base.optimizer.lr, base.train.global_batch_size, batch, "linear")
-    per_rank = base.train.global_batch_size / base_dp
+    lr, linear = (scaled_lr(base.optimizer.lr, old, batch, law) for law in LAWS)
     why = (
-        f"data parallelism went from {base_dp} to {int(case.dp)} ranks; a batch grown with it keeps {per_rank:g} "
-        f"samples per rank and wants lr {lr:g} (sqrt law; {linear:g} by the linear one)"
+        f"{world} GPUs instead of {base_world}: a batch grown with them keeps the work per GPU "
+        f"and wants lr {lr:g} (sqrt law; {linear:g} by the linear one)"
     )
     return [Offer("scale the batch with the GPUs", (f"train.global_batch_size={batch}", f"optimizer.lr={lr:g}"), why)]
 
@@ -71,6 +92,9 @@ def _fp8_offers(case: Case) -> list[Offer]:
     if case.matmul != "same" or "fp8" not in peaks or case.goal == "peft" or case.is_diffusion:
         return []
     kind = "mxfp8" if case.gpu_arch in ("blackwell", "rubin") else "fp8_tensor"
-    ratio = peaks["fp8"] / peaks["bf16"]
-    why = f"{case.gpu} has {ratio:.1f}× its bf16 peak in fp8; the trained weights differ, so compare loss curves first"
-    return [Offer("compute linear layers in fp8", (f"precision.matmul={kind}",), why)]
+    offer = Offer("compute linear layers in fp8", (f"precision.matmul={kind}",), "")
+    gain = 1 - float(costs.step_time(_with(offer, case)).step_s) / float(costs.step_time(case).step_s)
+    if gain < WORTH_FP8:
+        return []
+    why = f"by our estimate {gain:.0%} less time per step; the trained weights differ, so compare loss curves first"
+    return [msgspec.structs.replace(offer, why=why)]

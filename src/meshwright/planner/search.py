@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from meshwright import costs, rules
-from meshwright.planner.space import NEAR, Space, candidates
+from meshwright.planner.space import NEAR, Space, candidates, degrees
 from meshwright.recipes.case import Case
 
 LAYOUT_NAMES = (
@@ -31,6 +31,7 @@ LAYOUT_NAMES = (
     "stage_layers",
     "embedding_as_layer",
     "head_as_layer",
+    "offload",
 )
 SAME_SPEED = 1.03  # layouts this close in step time are told apart by nearness to the recipe
 KEEP_WITHIN = 1.10  # the recipe's own layout stays when it is within this of the best
@@ -44,6 +45,7 @@ class Candidate(msgspec.Struct, frozen=True):
     step_s: float
     total_gib: float
     fits: bool
+    roomy: bool  # fits with room for an error of the estimate
 
 
 class Priced(msgspec.Struct, frozen=True):
@@ -66,16 +68,19 @@ class Priced(msgspec.Struct, frozen=True):
         """One layout with its price."""
         alone = self.case.rows(i)
         layout = {name: getattr(alone, name) for name in LAYOUT_NAMES}
-        return Candidate(layout, float(self.step_s[i]), float(self.total_gib[i]), bool(self.fits[i]))
+        return Candidate(
+            layout, float(self.step_s[i]), float(self.total_gib[i]), bool(self.fits[i]), bool(self.roomy[i])
+        )
 
 
-def priced(case: Case, pinned: dict[str, Any], space: Space = NEAR) -> Iterator[Priced]:
+def priced(
+    case: Case, pinned: Mapping[str, Any], space: Space = NEAR, ignoring: Container[str] = ()
+) -> Iterator[Priced]:
     """All legal candidates that keep the pinned values, with memory and step time, batch by batch."""
-    for batch in candidates(case, space):
-        ok = np.broadcast_to(rules.legal(batch), batch.tp.shape)
-        for name, value in pinned.items():
-            if name in LAYOUT_NAMES:
-                ok = ok & np.asarray(getattr(batch, name) == value)
+    for batch in candidates(case, space, pinned, ignoring):
+        ok = np.broadcast_to(rules.legal(batch, ignoring), batch.tp.shape)
+        if "sp" in pinned:
+            ok = ok & (batch.sp == pinned["sp"])
         if not ok.any():
             continue
         kept = batch.rows(ok)
@@ -84,14 +89,24 @@ def priced(case: Case, pinned: dict[str, Any], space: Space = NEAR) -> Iterator[
         yield Priced(kept, *columns)
 
 
-def any_legal(case: Case) -> bool:
+def any_legal(case: Case, pinned: Mapping[str, Any] | None = None) -> bool:
     """Whether some layout of this case breaks no rule, memory aside."""
-    return any(bool(np.any(rules.legal(batch))) for batch in candidates(case))
+    return any(bool(np.any(rules.legal(batch))) for batch in candidates(case, NEAR, pinned))
 
 
-def best(case: Case, pinned: dict[str, Any]) -> Candidate | None:
+def always_broken(case: Case) -> frozenset[str]:
+    """The rules that every choice of degrees breaks: no layout cures them, so something else is wrong."""
+    found: set[str] | None = None
+    for batch in degrees(case):
+        masks = rules.illegal_by_rule(batch)
+        here = {id for id, mask in masks.items() if np.broadcast_to(mask, batch.tp.shape).all()}
+        found = here if found is None else found & here
+    return frozenset(found or ())
+
+
+def best(case: Case, pinned: Mapping[str, Any], ignoring: Container[str] = ()) -> Candidate | None:
     """The fastest layout that fits, with room to spare if any has it; the smallest one when none fits."""
-    batches = list(priced(case, pinned))
+    batches = list(priced(case, pinned, NEAR, ignoring))
     if not batches:
         return None
     for allowed in ([b.roomy for b in batches], [b.fits for b in batches]):

@@ -11,8 +11,9 @@ from meshwright import costs
 from meshwright.clusters import Gpu, cluster
 from meshwright.planner.goodput import Goodput, goodput
 from meshwright.planner.plan import Question
-from meshwright.planner.recommend import Start, case_of, layout_search, with_layout
+from meshwright.planner.recommend import with_layout
 from meshwright.planner.search import best
+from meshwright.planner.start import Start, begin, case_of
 
 DAY = 86400.0
 GB_PER_GIB = 1.073741824
@@ -60,7 +61,7 @@ def size(
     gpu = question.cluster.gpu
     found = []
     for count in counts(gpu, most):
-        start = layout_search(msgspec.structs.replace(question, cluster=cluster(f"{count}x{gpu.name}")), overrides)
+        start = begin(msgspec.structs.replace(question, cluster=cluster(f"{count}x{gpu.name}")), overrides)
         one = _sized(start, tokens, price)
         if one is not None:
             found.append(one)

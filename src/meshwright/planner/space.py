@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from itertools import product
 from math import gcd
 from typing import Any
@@ -16,6 +16,8 @@ from meshwright.rules.domains import divisors
 
 MOST_STAGES = 64
 SHORTEST_PIECE = 1024  # tokens per context-parallel rank below which ring steps cannot hide their exchange
+CHUNKS = {"1f1b": (1,), "gpipe": (1,), "zbv": (2,), "dualpipe_v": (2,)}
+"""Chunks of layers per stage that a schedule can have; any number from two for the others."""
 
 
 class Space(msgspec.Struct, frozen=True):
@@ -23,10 +25,11 @@ class Space(msgspec.Struct, frozen=True):
 
     micro_batches: tuple[int, ...] = (1, 2, 4, 8)
     recompute: tuple[str, ...] = ("none", "selective", "full")
-    schedules: tuple[tuple[str, int], ...] = (("1f1b", 1), ("interleaved_1f1b", 2), ("interleaved_1f1b", 4))
-    cut_experts: tuple[bool, ...] = (False,)  # True: tp cuts the experts too (etp = tp)
+    schedules: tuple[tuple[str, tuple[int, ...]], ...] = (("1f1b", (1,)), ("interleaved_1f1b", (2, 3, 4, 5, 7)))
+    etps: tuple[int, ...] = (1,)  # 0 means tp: the experts are cut like everything else
     shard_nodes: tuple[int, ...] = (0,)  # nodes that share one copy of the state (HSDP); 0 means all of them
     strategies: tuple[str, ...] = ()  # beside the recipe's own
+    offloads: tuple[str, ...] = ("none",)  # beside the recipe's own
 
 
 NEAR = Space()
@@ -35,17 +38,38 @@ NEAR = Space()
 WHOLE = Space(
     micro_batches=(1, 2, 3, 4, 6, 8, 16),
     schedules=(
-        ("1f1b", 1),
-        *(("interleaved_1f1b", chunks) for chunks in (2, 3, 4, 5, 6, 8)),
-        ("interleaved_zero_bubble", 2),
-        ("zbv", 2),
-        ("dualpipe_v", 2),
+        ("1f1b", (1,)),
+        ("interleaved_1f1b", (2, 3, 4, 5, 6, 7, 8, 10)),
+        ("interleaved_zero_bubble", (2,)),
+        ("zbv", (2,)),
+        ("dualpipe_v", (2,)),
     ),
-    cut_experts=(False, True),
+    etps=(1, 0),
     shard_nodes=(0, 1, 4),
     strategies=("ddp", "megatron_fsdp"),
 )
 """Every value the engines know; GPipe and looped BFS are left out, which hold more and wait as long as their kin."""
+
+SIMPLEST: dict[str, Any] = {
+    "vp": 1,
+    "pp_schedule": "1f1b",
+    "micro_batch_size": 1,
+    "recompute": "none",
+    "recompute_modules": (),
+    "recompute_layers": 0,
+    "etp": 1,
+    "dp_shard": -1,
+    "dp_replicate": 1,
+    "embedding_as_layer": False,
+    "head_as_layer": False,
+}
+"""What every layout starts from: if its degrees are refused with these, no option makes them legal."""
+
+
+SPLITS = ("dp_replicate", "stage_layers", "embedding_as_layer", "head_as_layer")
+"""Pins that decide whether degrees are legal at all."""
+DETAILS = ("recompute_modules", "recompute_layers")
+"""Pins that only go with some options."""
 
 
 class Axes(msgspec.Struct, frozen=True):
@@ -75,25 +99,66 @@ def axes(case: Case) -> Axes:
 
 
 def balanced_stages(layers: int, chunks: int) -> tuple[int, ...]:
-    """Layers per stage chunk when they do not divide: the ends, which also hold embedding and head, get the fewer."""
+    """Layers per stage chunk when they do not divide: the ends, which hold embedding and head, never get the more."""
     low, more = divmod(layers, chunks)
-    start = (chunks - more) // 2
+    start = (chunks - more + 1) // 2 if chunks - more > 1 else 0
     return tuple(low + (start <= i < start + more) for i in range(chunks))
 
 
-def candidates(case: Case, space: Space = NEAR) -> Iterator[Case]:
+def with_pins(space: Space, pinned: Mapping[str, Any]) -> Space:
+    """The space in which every option that the user fixed has that one value."""
+    fixed: dict[str, Any] = {}
+    if "micro_batch_size" in pinned:
+        fixed["micro_batches"] = (pinned["micro_batch_size"],)
+    if "recompute" in pinned:
+        fixed["recompute"] = (pinned["recompute"],)
+    if "etp" in pinned:
+        fixed["etps"] = (pinned["etp"],)
+    if "dp_replicate" in pinned or "dp_shard" in pinned:
+        fixed["shard_nodes"] = (0,)
+    if "strategy" in pinned:
+        fixed["strategies"] = ()
+    if "offload" in pinned:
+        fixed["offloads"] = ()
+    if "vp" in pinned or "pp_schedule" in pinned:
+        chunks = (pinned["vp"],) if "vp" in pinned else (2, 3, 4, 5, 6, 7, 8)
+        plain = "1f1b" if chunks == (1,) else "interleaved_1f1b"
+        schedule = pinned.get("pp_schedule", plain)
+        fixed["schedules"] = ((schedule, chunks if "vp" in pinned else CHUNKS.get(schedule, chunks)),)
+    return msgspec.structs.replace(space, **fixed)
+
+
+def candidates(
+    case: Case, space: Space = NEAR, pinned: Mapping[str, Any] | None = None, ignoring: Container[str] = ()
+) -> Iterator[Case]:
     """Batches of layouts as columns: all options for those degrees that are legal with the simplest ones."""
-    for bare in degrees(case, space):
-        legal = np.broadcast_to(rules.legal(bare), bare.tp.shape)
+    pins = pinned or {}
+    chosen = with_pins(space, pins)
+    for bare in degrees(case, chosen, pins):
+        legal = np.broadcast_to(rules.legal(bare, ignoring), bare.tp.shape)
+        for name in ("tp", "pp", "cp", "ep"):
+            if name in pins:
+                legal = legal & (getattr(bare, name) == pins[name])
+        if "dp_shard" in pins and pins["dp_shard"] != -1:
+            legal = legal & (bare.shard == pins["dp_shard"])
         if legal.any():
-            yield from _schedules(bare, Axes(bare.tp, bare.pp, bare.cp, bare.ep).at(legal), space)
+            details = {name: pins[name] for name in DETAILS if name in pins}
+            for batch in _schedules(bare, Axes(bare.tp, bare.pp, bare.cp, bare.ep).at(legal), chosen):
+                yield batch.replace(**details)
 
 
-def degrees(case: Case, space: Space = NEAR) -> Iterator[Case]:
-    """All degrees with the simplest options, legal or not: a batch for each strategy and way to split the layers."""
-    for strategy in (case.strategy, *(s for s in space.strategies if s != case.strategy)):
-        based = case.replace(**SIMPLEST, strategy=strategy)
+def degrees(case: Case, space: Space = NEAR, pinned: Mapping[str, Any] | None = None) -> Iterator[Case]:
+    """All degrees with the simplest options, legal or not, for each strategy, offload and way to split the layers."""
+    pins = pinned or {}
+    start = {**SIMPLEST, **{name: pins[name] for name in SPLITS if name in pins}}
+    strategies = (case.strategy, *(s for s in space.strategies if s != case.strategy))
+    offloads = (case.offload, *(o for o in space.offloads if o != case.offload))
+    for strategy, offload in product(strategies, offloads):
+        based = case.replace(**start, strategy=strategy, offload=offload)
         found = axes(based)
+        if any(name in pins for name in SPLITS[1:]):
+            yield _with_degrees(based, found)
+            continue
         even = based.layers % found.pp == 0
         yield _with_degrees(based.replace(stage_layers=()), found.at(even))
         for pp in sorted(set(found.pp[~even].tolist())):
@@ -106,49 +171,35 @@ def _with_degrees(case: Case, found: Axes) -> Case:
     return case.replace(tp=found.tp, pp=found.pp, cp=found.cp, ep=found.ep, sp=sp)
 
 
-SIMPLEST: dict[str, Any] = {
-    "vp": 1,
-    "pp_schedule": "1f1b",
-    "micro_batch_size": 1,
-    "recompute": "none",
-    "recompute_modules": (),
-    "recompute_layers": 0,
-    "etp": 1,
-    "dp_shard": -1,
-    "dp_replicate": 1,
-    "embedding_as_layer": False,
-    "head_as_layer": False,
-}
-"""What every layout starts from: if its degrees are refused with these, no option makes them legal."""
-
-
 def _schedules(case: Case, found: Axes, space: Space) -> Iterator[Case]:
     """Every schedule that these degrees can have; several chunks per stage only where the layers divide."""
     for schedule, chunks in space.schedules:
-        if chunks == 1:
-            yield _options(case.replace(pp_schedule=schedule), found, space)
+        if chunks == (1,):
+            yield _options(case.replace(pp_schedule=schedule), found, np.ones_like(found.tp), space)
         elif not case.stage_layers:
-            divides = (found.pp > 1) & (case.layers % (found.pp * chunks) == 0)
+            rows, vp = np.array(list(product(range(len(found.tp)), chunks))).T
+            divides = (found.pp[rows] > 1) & (case.layers % (found.pp[rows] * vp) == 0)
             if divides.any():
-                yield _options(case.replace(pp_schedule=schedule, vp=chunks), found.at(divides), space)
+                yield _options(case.replace(pp_schedule=schedule), found.at(rows[divides]), vp[divides], space)
 
 
-def _options(case: Case, found: Axes, space: Space) -> Case:
+def _options(case: Case, found: Axes, vp: Any, space: Space) -> Case:
     """The product of these degrees with all options, as columns."""
-    cut = space.cut_experts if case.is_moe else (False,)
+    etps = space.etps if case.is_moe else (1,)
     nodes = space.shard_nodes if case.cluster.nodes > 1 and case.strategy == "fsdp2" else (0,)
-    micro = [m for m in space.micro_batches if m <= max(case.global_batch_size, 1)]
-    options = list(product(micro, space.recompute, cut, nodes))
+    options = list(product(space.micro_batches, space.recompute, etps, nodes))
     count, many = len(found.tp), len(options)
-    tp, pp, cp, ep = (np.repeat(column, many) for column in (found.tp, found.pp, found.cp, found.ep))
-    micro_batch, recompute, cut_experts, shard_nodes = (
+    tp, pp, cp, ep, chunks = (np.repeat(column, many) for column in (found.tp, found.pp, found.cp, found.ep, vp))
+    micro_batch, recompute, etp, shard_nodes = (
         np.tile(np.array(column), count) for column in zip(*options, strict=True)
     )
-    dp = case.cluster.world // (tp * pp * cp)
-    inside = np.maximum(shard_nodes * case.cluster.gpus_per_node // (tp * pp * cp), 1)
+    ranks = tp * pp * cp
+    inside = np.maximum(shard_nodes * case.cluster.gpus_per_node // ranks, 1)
+    replicas = np.where(shard_nodes > 0, np.maximum(case.cluster.world // ranks // inside, 1), case.dp_replicate)
     return _with_degrees(case, Axes(tp, pp, cp, ep)).replace(
-        etp=np.where(cut_experts, tp, 1),
+        vp=chunks,
+        etp=np.where(etp == 0, tp, etp),
         micro_batch_size=micro_batch,
         recompute=recompute,
-        dp_replicate=np.where(shard_nodes > 0, np.maximum(dp // inside, 1), 1),
+        dp_replicate=replicas,
     )

@@ -1,0 +1,77 @@
+"""Other GPU counts: those a training fits on, and those that divide when the asked one does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.clusters import Cluster, Gpu, usual_nodes
+from meshwright.errors import InputError
+from meshwright.planner.plan import Plan
+from meshwright.planner.search import any_legal, best
+from meshwright.planner.start import case_of
+from meshwright.recipes.case import Case
+
+COUNTS_OFFERED = 3
+COUNTS_TRIED = 40
+MOST_GPUS = 1_000_000
+MOST_SEARCHED = 16384
+
+
+def resized(case: Case, count: int) -> Case:
+    """The same training on another number of the same GPUs."""
+    gpu = case.cluster.gpu
+    return case_of(case.recipe, case.model, Cluster(gpu, *usual_nodes(count, gpu)), case.engine)
+
+
+def nearby(world: int, gpu: Gpu) -> Iterator[int]:
+    """Counts worth trying, nearest first: whole nodes around the asked count, its neighbours, powers of two."""
+    node = gpu.gpus_per_node
+    nodes = world // node
+    found = {k * node for k in range(max(nodes - 8, 1), nodes + 10)} | {world + d for d in (-2, -1, 1, 2)}
+    found |= {2**k for k in range(20)}
+    yield from sorted((n for n in found if 1 <= n <= MOST_GPUS and n != world), key=lambda n: (abs(n - world), n))
+
+
+def nearest_counts(case: Case, most: int = COUNTS_OFFERED) -> list[int]:
+    """GPU counts near the asked one for which some layout is legal."""
+    found: list[int] = []
+    for tried, count in enumerate(nearby(case.cluster.world, case.cluster.gpu)):
+        if tried >= COUNTS_TRIED or len(found) >= most:
+            break
+        if any_legal(resized(case, count)):
+            found.append(count)
+    return sorted(found)
+
+
+def nearest_batch(case: Case) -> int | None:
+    """A global batch near the recipe's for which the asked count has a layout."""
+    batch, world = case.global_batch_size, case.cluster.world
+    tries = sorted({max(round(batch / step), 1) * step for step in (world, world // 2 or 1, world // 4 or 1, 8)})
+    near = sorted(tries, key=lambda b: abs(b - batch))
+    return next((b for b in near if b != batch and any_legal(case.replace(global_batch_size=b))), None)
+
+
+def no_layout(case: Case) -> InputError:
+    """The error for a count that no layout divides, with counts and a batch that would do."""
+    near, batch = nearest_counts(case), nearest_batch(case)
+    fixes = [f"--gpus {n}x{case.cluster.gpu.name}" for n in near]
+    fixes += [f"train.global_batch_size={batch}"] if batch else []
+    facts = f"global batch {case.global_batch_size}, {case.heads} heads, {case.layers} layers"
+    counts = f"counts that work: {', '.join(map(str, near))}" if near else "no count near it works"
+    more = f"; or, as a new experiment, a global batch of {batch}" if batch else ""
+    return InputError(
+        f"no layout divides {case.cluster.world} GPUs for this recipe ({facts}); {counts}{more}",
+        field="gpus",
+        value=str(case.cluster),
+        fix=fixes,
+    )
+
+
+def smallest_fit(plan: Plan, most: int = MOST_SEARCHED) -> int | None:
+    """The smallest count, doubling from the asked one, on which this training fits."""
+    count = plan.case.cluster.world
+    while (count := count * 2) <= most:
+        found = best(resized(plan.case, count), {})
+        if found is not None and found.fits:
+            return count
+    return None

@@ -1,0 +1,153 @@
+"""Sizing: what is kept, what is pinned, what is offered, and what is said when nothing works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright import InputError, Plan, check, recipe, recommend
+from meshwright.planner import reasons
+from meshwright.planner.explain import neighbours
+from meshwright.recipes import index
+
+HOME = [
+    e.name
+    for e in index.entries(False)
+    if e.name.endswith(("_pretrain_config", "_sft_config", "_peft_config")) and e.family not in ("kempner", "sizes")
+][::9]
+
+
+@pytest.mark.parametrize("name", HOME)
+def test_a_recipe_on_its_own_cluster_is_used_as_it_is(name: str) -> None:
+    own = recipe(name)
+    plan = recommend(own.model, own.cluster, own.goal, seq=own.data.seq_length)
+    if plan.base.name == name:  # another recipe of the same model may be as near
+        assert plan.match == "exact"
+        assert plan.changes == ()
+        assert plan.ok
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("layout.tp=2", "layout.tp=1", "model.tensor_model_parallel_size=2", "layout.recompute=selective"),
+        *("layout.recompute=none", "layout.micro_batch_size=1", "layout.pp=2", "layout.cp=2", "layout.dp_replicate=2"),
+        *("layout.sp=false", "layout.offload=optimizer", "layout.vp=2", "layout.dp_shard=8", "layout.strategy=ddp"),
+    ],
+)
+def test_what_the_user_fixes_stays_even_when_it_is_the_recipes_own(override: str) -> None:
+    plan = recommend("llama3-8b", "16xH200", "pretrain", overrides=[override])
+    asked = recipe("llama3_8b_pretrain_config", [override])
+    field = {"model.tensor_model_parallel_size": "tp"}.get(key := override.split("=")[0], key.removeprefix("layout."))
+    assert getattr(plan.recipe.layout, field) == getattr(asked.layout, field)
+    assert plan.ok
+
+
+def test_the_rest_is_sized_around_what_is_fixed() -> None:
+    big = recommend("llama3-8b", "64xH100", "pretrain", overrides=["layout.micro_batch_size=8"])
+    assert big.recipe.layout.micro_batch_size == 8
+    assert big.ok
+    piped = recommend("llama3-8b", "64xH100", "pretrain", overrides=["layout.pp=4", "layout.pp_schedule=gpipe"])
+    assert (piped.recipe.layout.pp, piped.recipe.layout.pp_schedule) == (4, "gpipe")
+    assert piped.ok
+
+
+QUESTIONS = [
+    ("llama3-8b", "8xH100", "sft"),
+    ("llama3-70b", "128xH100", "pretrain"),
+    ("qwen3-30b-a3b", "32xH200", "pretrain"),
+    ("gemma3-vl-27b", "16xH100", "sft"),
+    ("qwen3-next-80b-a3b", "64xGB200", "sft"),
+    ("nemotron-3-nano", "16xGB200", "sft"),
+    ("flux-12b", "8xH100", "pretrain"),
+    ("deepseek-v3", "256xGB200", "pretrain"),
+]
+
+
+@pytest.fixture(params=QUESTIONS, ids=lambda q: "-".join(q), scope="module")
+def plan(request: pytest.FixtureRequest) -> Plan:
+    model, gpus, goal = request.param
+    return recommend(model, gpus, goal)
+
+
+def test_the_plan_runs(plan: Plan) -> None:
+    assert plan.ok
+    case = plan.case
+    assert case.dp * case.tp * case.pp * case.cp == case.world
+    assert case.shard * case.dp_replicate == case.dp
+    assert case.micro_batch_size * case.accumulation * case.dp == case.global_batch_size
+
+
+def test_every_offer_passes_the_rules_and_fits(plan: Plan) -> None:
+    for offer in plan.offers:
+        changed = check(recipe_of(plan, offer.overrides), gpus=str(plan.question.cluster))
+        assert changed.ok, offer
+
+
+def recipe_of(plan: Plan, overrides: tuple[str, ...]) -> object:
+    from meshwright.recipes.overrides import apply
+
+    return apply(plan.recipe, overrides)
+
+
+def test_layout_changes_only_unless_asked(plan: Plan) -> None:
+    assert {c.kind for c in plan.changes} <= {"layout"}
+    assert all(c.why for c in plan.changes)
+
+
+def test_advice_that_is_given_would_help(plan: Plan) -> None:
+    for finding in plan.findings:
+        if finding.severity == "advice" and all(k.startswith("layout.") for k in finding.fix):
+            better = check(recipe_of(plan, finding.fix), gpus=str(plan.question.cluster))
+            assert better.ok
+            assert float(better.estimate.step_s) < float(plan.estimate.step_s)
+
+
+def test_neighbours_that_are_compared_can_be_had(plan: Plan) -> None:
+    for name in ("tp", "pp", "cp"):
+        assert all(plan.case.world % value == 0 for value in neighbours(plan.case, name))
+    assert {r.field for r in reasons(plan)} >= {"tp", "pp", "cp", "dp", "recompute"}
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "goal", "rule"),
+    [
+        ("gpt3-175b", "64xH100", "sft", "sequence.position-table"),
+        ("nemotronh-56b", "64xA100-80", "pretrain", "precision.fp8-gpu"),
+    ],
+)
+def test_what_no_layout_cures_is_a_finding_with_its_fix(model: str, gpus: str, goal: str, rule: str) -> None:
+    plan = recommend(model, gpus, goal)
+    if plan.ok:
+        pytest.skip("the shipped recipe no longer meets this")
+    assert rule in {f.rule for f in plan.findings if f.severity == "error"}
+
+
+def test_a_setting_the_gpu_lacks_is_put_right_and_said() -> None:
+    plan = recommend("qwen3-next-80b-a3b", "64xGB200", "sft")
+    changed = {c.field: c for c in plan.changes}
+    assert changed["moe.dispatcher"].kind == "layout"
+    assert "deepep" in changed["moe.dispatcher"].why.lower()
+
+
+@pytest.mark.parametrize("gpus", ["49999xH100", "720720xH100", "1000000xH100"])
+def test_huge_counts_are_answered_at_once(gpus: str) -> None:
+    with pytest.raises(InputError) as refused:
+        recommend("llama3-70b", gpus, "pretrain")
+    assert gpus.split("x")[0] in refused.value.reason
+    assert len(refused.value.fix) <= 4
+
+
+def test_facts_of_a_cluster_file_are_kept(tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text('gpu = "H100"\nnodes = 1\ngpus_per_node = 8\nmemory_gib = 40.0\n')
+    plan = recommend("llama3-8b", str(file), "sft")
+    assert plan.case.capacity_gib == 40
+    assert plan.recipe.cluster == str(file)
+    assert check(plan.recipe).cluster.gpu.memory_gib == 40
+
+
+def test_a_length_is_asked_for_once() -> None:
+    with pytest.raises(InputError, match="8192"):
+        recommend("llama3-8b", "8xH100", "sft", seq=4096, overrides=["data.seq_length=8192"])
