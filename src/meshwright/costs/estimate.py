@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.costs.columns import Column, plain
-from meshwright.costs.compute import linear_precision, peak_flops
 from meshwright.costs.flops import flops_per_token
 from meshwright.costs.memory import PARTS as MEMORY_PARTS
-from meshwright.costs.memory import Memory, memory
+from meshwright.costs.memory import Memory, memory, memory_band
+from meshwright.costs.speeds import linear_precision, peak_flops
 from meshwright.costs.time import PARTS as STEP_PARTS
 from meshwright.costs.time import step_time
 from meshwright.recipes.case import Case
@@ -90,7 +90,7 @@ def _band(case: Case) -> Band:
         "unmeasured": case.matmul == "nvfp4" or case.is_diffusion or case.images or case.gpu_arch in ("rubin", "cdna3"),
     }
     bands = [BANDS["dense"], *(BANDS[kind] for kind, member in kinds.items() if member)]
-    return Band(max(step for step, _ in bands), max(gib for _, gib in bands))
+    return Band(max(step for step, _ in bands), memory_band(case))
 
 
 def to_dict(estimate: Estimate) -> dict[str, Any]:

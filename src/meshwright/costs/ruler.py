@@ -8,11 +8,13 @@ parallelism 1, the micro batch that the global batch implies, no recompute, and 
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import msgspec
 import numpy as np
 
 from meshwright.clusters import Cluster, Gpu, gpu
+from meshwright.costs.memory import Where
 from meshwright.costs.ruler_knobs import (
     Framework,
     framework_of,
@@ -48,6 +51,8 @@ COLUMNS = (
     "tp", "pp", "vp", "cp", "ep", "etp", "dp_shard", "dp_replicate", "sp", "micro_batch_size", "recompute", "strategy",
     "pp_schedule", "world", "nvlink_domain", "global_batch_size", "seq_length", "embedding_as_layer", "head_as_layer",
 )  # fmt: skip
+USUAL_TOKENS = 16384
+_META_HOST = re.compile(r"Meta dev host|Grand Teton")
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class Measured:
     reserved_gib: float
     oom: bool
     tiny: bool  # a test model whose step is launch-bound
-    last_stage: bool  # memory was read on the last pipeline stage only
+    stage: Where  # the pipeline stage whose memory was read
     values: dict[str, Any]  # every name the case replaces
     key: tuple[Any, ...]  # rows with equal keys can be priced as one batch
     model: ModelSpec | None = None
@@ -118,11 +123,18 @@ def _measured(row: dict[str, str], place: int) -> Measured:
         reserved_gib=number(row, "peak_mem_gib_reserved"),
         oom=row["status"].upper() == "OOM",
         tiny="tiny_model" in row.get("flag", ""),
-        last_stage="LAST rank" in row.get("notes", ""),
+        stage=_stage(row.get("notes", ""), values.get("memory_stage", "worst")),
         values=values,
         key=key,
         model=model,
     )
+
+
+def _stage(notes: str, usual: Where) -> Where:
+    """The pipeline stage whose memory was read: as noted, else where the framework logs it."""
+    if "LAST rank" in notes:
+        return "last"
+    return "first" if re.search(r"rank-0 peak|allocated rank0", notes) else usual
 
 
 def _step_s(row: dict[str, str], values: dict[str, Any]) -> float:
@@ -141,6 +153,8 @@ def _case(row: dict[str, str]) -> tuple[Case, dict[str, Any], tuple[Any, ...], M
         raise _UnusableError(entry.unsupported)
     _refuse_unusable(row)
     model = model_of_row(row["model"], row["hf_id_or_dims"], number(row, "n_params_b"))
+    if heads := set(re.findall(r"MTP-(\d)", row.get("notes", ""))):
+        model = msgspec.structs.replace(model, mtp_layers=len(heads))
     place = _cluster(row)
     values = _values(row, entry, model, place)
     if row["mode"] not in GOALS:
@@ -178,7 +192,10 @@ def _cluster(row: dict[str, str]) -> Cluster:
     size = min(size, world)
     if world % size:
         raise _UnusableError("GPUs are not a whole number of nodes")
-    return Cluster(_gpu(row["gpu"], row.get("interconnect", ""), whole(row, "gpus_per_node", 8)), world // size, size)
+    name = row["gpu"]
+    if name == "H100-SXM" and _META_HOST.search(row.get("notes", "") + row.get("interconnect", "")):
+        name = "H100-96"  # Meta's Grand Teton hosts run their H100 at 500 W
+    return Cluster(_gpu(name, row.get("interconnect", ""), whole(row, "gpus_per_node", 8)), world // size, size)
 
 
 @lru_cache(maxsize=512)
@@ -199,8 +216,12 @@ def _values(row: dict[str, str], entry: Framework, model: ModelSpec, place: Clus
     values["profile"] = entry.profile or entry.engine
     values["mtp_loss"] = 0.1 if values.pop("mtp", False) and model.mtp_layer else 0.0
     values.pop("etp_default", None)
+    if values.pop("split_by_cost", False) and values["pp"] > 1:
+        values["stage_layers"] = split_by_cost(model, values["pp"])
     if entry.engine == "megatron" and _has_mla(model) and entry.defaults.get("mtp"):
         values["moments"] = "bf16"  # NVIDIA's recipes of these models keep the moments in bf16
+    if "bridge@" in row.get("framework_version", ""):
+        values["grads"] = "fp32"  # a checkout's library recipe accumulates in fp32, performance containers in bf16
     if "muon" in row.get("optimizer", "").lower():
         values["optimizer_name"] = "muon"
     if "nf4" in row["precision"]:
@@ -214,17 +235,22 @@ def _layout(
     row: dict[str, str], entry: Framework, values: dict[str, Any], place: Cluster, model: ModelSpec
 ) -> dict[str, Any]:
     tp, pp, vp, cp, ep = (max(whole(row, name), 1) for name in ("tp", "pp", "vp", "cp", "ep"))
-    world, strategy = place.world, strategy_of(row, place.world)
+    world, strategy, chunk = place.world, strategy_of(row, place.world), values.pop("chunk_layers", 0)
+    if chunk and pp > 1 and not row.get("vp") and model.num_layers % (pp * chunk) == 0:
+        vp = model.num_layers // (pp * chunk)
     ranks = tp * pp * cp * (ep if entry.engine == "kempnerforge" else 1)
     if ranks > world or world % ranks:
         raise _UnusableError("tp x pp x cp does not divide the GPUs")
     dp = world // ranks
-    micro, batch = _batches(row, dp)
+    micro, batch = _batches(row, dp, pp)
     stated = {"true": True, "false": False}.get(row.get("sp", "").split("(")[0].lower())
     sp = (values.get("sp", False) if stated is None else stated) and tp > 1
+    if entry.engine == "kempnerforge":  # its plan cuts the sequence only for dense models without a pipeline
+        sp = sp and pp == 1 and not model.moe
     etp = whole(row, "etp", 1 if values.pop("etp", "") == "one" else tp)
     etp = etp if model.moe and etp * ep <= world // pp else 1
     ends = _ends_as_layers(model.num_layers, pp * vp)
+    given = _chunks_with_mtp(model, pp * vp) if values.get("mtp") and pp > 1 and model.mtp_layer else ()
     shard = re.search(r"zero1 group=(\d+)", row["dp_strategy"])
     group = int(shard[1]) if shard else whole(row, "dp_shard", 0) if row["dp_class"] == "hsdp" else 0
     group = group if group and dp % group == 0 else dp
@@ -232,19 +258,24 @@ def _layout(
         "tp": tp, "pp": pp, "vp": vp, "cp": cp, "ep": ep, "etp": etp, "sp": sp, "strategy": strategy, "world": world,
         "nvlink_domain": place.nvlink_domain, "micro_batch_size": micro, "global_batch_size": batch,
         "seq_length": whole(row, "seq_len"), "pp_schedule": "interleaved_1f1b" if vp > 1 else "1f1b",
+        "stage_layers": given,
         "dp_shard": group, "dp_replicate": dp // group, "embedding_as_layer": ends[0], "head_as_layer": ends[1],
         "tp_comm_overlap": bool(values.get("tp_comm_overlap", False)) and not model.moe,
     }  # fmt: skip
 
 
-def _batches(row: dict[str, str], dp: int) -> tuple[int, int]:
-    """Micro and global batch; each follows from the other and the accumulation where it is blank."""
+def _batches(row: dict[str, str], dp: int, pp: int) -> tuple[int, int]:
+    """Micro and global batch; each follows from the other and the accumulation where it is blank.
+
+    Where neither is stated a pipeline is taken to run single samples, and anything else about 16,000 tokens at once.
+    """
     micro, batch, rounds = (whole(row, name, 0) for name in ("mbs", "gbs", "grad_accum"))
     if not batch and number(row, "step_time_s") and number(row, "tokens_per_s_per_gpu"):
         tokens = number(row, "step_time_s") * number(row, "tokens_per_s_per_gpu") * whole(row, "n_gpus")
         batch = round(tokens / whole(row, "seq_len"))
     if not micro:
-        micro = max(batch // (dp * rounds), 1) if batch and rounds else 1
+        usual = 1 if pp > 1 else max(USUAL_TOKENS // whole(row, "seq_len"), 1)
+        micro = max(batch // (dp * rounds), 1) if batch and rounds else gcd(max(batch // dp, 1), usual)
     return micro, batch or micro * dp * max(rounds, 1)
 
 
@@ -255,6 +286,24 @@ def _ends_as_layers(layers: int, chunks: int) -> tuple[bool, bool]:
     if (layers + 2) % chunks == 0:
         return True, True
     return False, (layers + 1) % chunks == 0
+
+
+def split_by_cost(model: ModelSpec, stages: int) -> tuple[int, ...]:
+    """Layers per stage when the head counts as the layers it weighs as much as (nanotron)."""
+    layer = sum(group.count * group.layer.params(model.hidden) for group in model.groups) / model.num_layers
+    total = model.num_layers + model.vocab * model.hidden / layer
+    ends = [min(math.ceil(total * (i + 1) / stages - 1e-9), model.num_layers) for i in range(stages)]
+    return tuple(end - start for start, end in zip([0, *ends[:-1]], ends, strict=True))
+
+
+def _chunks_with_mtp(model: ModelSpec, chunks: int) -> tuple[int, ...]:
+    """Layers per chunk as NVIDIA's recipes lay out DeepSeek-V3: prediction modules and loss count as layers at the end.
+
+    61 layers in 16 chunks are 15 of 4 and one of 1, which also holds the module and the loss.
+    """
+    size = -(-(model.num_layers + model.mtp_layers + 1) // chunks)
+    whole, rest = divmod(model.num_layers, size)
+    return (*[size] * whole, rest, *[0] * chunks)[:chunks] if whole < chunks else ()
 
 
 def _has_mla(model: ModelSpec) -> bool:

@@ -28,6 +28,7 @@ class Framework:
     match: str
     engine: str = ""
     profile: str = ""
+    since: int = 0
     until: int = 9999
     unsupported: str = ""
     defaults: dict[str, Any] = field(default_factory=dict)
@@ -45,7 +46,7 @@ def framework_of(name: str, version: str) -> Framework | None:
     """The entry that describes a framework of that name and version."""
     year = _year(version)
     for entry in frameworks():
-        if re.search(entry.match, name) and year <= entry.until:
+        if re.search(entry.match, name) and entry.since <= year <= entry.until:
             return entry
     return None
 
@@ -132,17 +133,21 @@ def recompute_of(row: Row, defaults: Mapping[str, Any], engine: str) -> dict[str
 def kernels_of(row: Row) -> dict[str, Any]:
     """Compilation, CUDA graphs, attention kernel, loss and offload."""
     text, attention = row.get("compile_cudagraph", ""), row.get("attn_impl", "").lower()
-    names: dict[str, Any] = {"compile": "compile" in text, "cuda_graphs": _graphs(text)}
+    names: dict[str, Any] = {"compile": "compile" in text}
+    if text:
+        names["cuda_graphs"] = _graphs(text)
     if re.search(r"\btorch\b|unfused|no flash|^local", attention):
-        names["attention"] = "eager"
+        names |= {"attention": "eager", "attention_kernel": "eager"}
     elif attention == "fused":  # Megatron's fused scale, mask and softmax: the scores are still written
         names |= {"attention": "eager", "attention_kernel": "fused_softmax"}
-    elif re.search(r"flash_attentionv1|flashattention v1", attention):
+    elif re.search(r"flash_attentionv1|flashattention v1|triton/cuda", attention):
         names |= {"attention": "flash", "attention_kernel": "flash1"}
     elif re.search(r"flash|sdpa|fa\d", attention):
-        names["attention"] = "flash"
+        names |= {"attention": "flash", "attention_kernel": ""}
     if "async" in text.lower():
         names["tp_comm_overlap"] = True
+    if re.search(r"rms kernel|\bte\b", attention):
+        names["norm_kernel"] = "fused"
     if "no comm overlap" in attention:
         names |= {"overlap_grad_reduce": False, "overlap_param_gather": False, "tp_comm_overlap": False}
     if "liger" in text.lower():
@@ -175,9 +180,11 @@ def routing_of(row: Row) -> dict[str, Any]:
     elif "deepep" in text:
         names["dispatcher"] = "deepep"
     if "natural routing" in text or "natural moe routing" in text:
-        names |= {"force_balance": False, "tuned": False}
+        names |= {"force_balance": False, "cuda_graphs": "none"}  # a functional run, not a tuned one
     if "a2a_overlap': true" in text or "1f1b overlap" in text or "ep overlap on" in text:
         names["ep_overlap"] = True
+    if "token-drop" in text or "tokendrop" in text:
+        names["capacity_factor"] = 1.0
     if "unpacked experts" in text:
         names["grouped_gemm"] = False
     if "w/o mtp" in text:
