@@ -21,7 +21,6 @@ from meshwright.costs.time import step_time
 
 TIME_TIERS = ("A", "B")
 MEMORY_TIERS = ("A",)
-CONTEXT_GIB = 1.0  # CUDA context and the like, which torch's reserved memory does not count
 
 
 @dataclass(frozen=True)
@@ -69,10 +68,10 @@ def accuracy(path: str | Path) -> Report:
 
 def compare(rows: Sequence[Measured]) -> Report:
     """Compare the cost model with rows already read: tiers A and B for time, tier A and real models for memory."""
-    step, allocated, total, fits = predictions(rows)
+    step, allocated, reserved, fits = predictions(rows)
     timed = [i for i, r in enumerate(rows) if r.case and r.step_s and not r.oom and r.tier in TIME_TIERS]
     sized = [i for i, r in enumerate(rows) if r.case and _memory_row(r)]
-    gib = np.array([allocated[i] if rows[i].allocated_gib else total[i] - CONTEXT_GIB for i in sized])
+    gib = np.array([allocated[i] if rows[i].allocated_gib else reserved[i] for i in sized])
     seen = np.array([rows[i].allocated_gib or rows[i].reserved_gib for i in sized])
     return Report(
         rows=len(rows),
@@ -85,11 +84,13 @@ def compare(rows: Sequence[Measured]) -> Report:
 
 
 def predictions(rows: Sequence[Measured]) -> tuple[NDArray[np.float64], ...]:
-    """Step seconds, allocated GiB, total GiB and whether it fits (1 or 0); NaN where there is no case."""
+    """Step seconds, GiB allocated and reserved where a row reads them, and whether it fits; NaN without a case."""
     out = np.full((4, len(rows)), np.nan)
     for case, places in batches(rows):
-        gib = memory(case)
-        out[:, places] = np.broadcast_arrays(step_time(case).step_s, gib.allocated, gib.total, gib.fits)
+        out[0, places], out[3, places] = step_time(case).step_s, memory(case).fits
+        for stage in {rows[place].stage for place in places}:
+            gib, here = memory(case, stage), [rows[place].stage == stage for place in places]
+            out[1:3, np.array(places)[here]] = np.stack([gib.allocated, gib.reserved])[:, here]
     return tuple(out)
 
 
