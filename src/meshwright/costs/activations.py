@@ -200,8 +200,11 @@ def kept_bytes(case: Case, parts: Parts) -> tuple[Column, Column, Column]:
 
 def _op_level(case: Case, parts: Parts) -> Column:
     kept = sum(OP_KEEPS.get(name, 0.0) * value for name, value in parts.items())
-    queries = parts["core"] if "core" in parts and "proj" in parts else 0.0  # q is as wide as attention's output
-    return kept + queries + (0.0 if case.compile else parts["input"])
+    if "core" in parts and "up" not in parts:
+        kept = kept + parts["core"]  # the queries, as wide as attention's output
+    if "fc1" in parts and not case.compile:
+        kept = kept + parts["input"]  # the output of the last linear
+    return kept
 
 
 def working_bytes(case: Case, parts: Parts) -> Column:

@@ -29,8 +29,8 @@ DELTA_CHUNK = 64
 # NF4: half a byte and one fp32 scale per 64 weights, itself quantised.
 NF4_BYTES = 0.516
 
-# Half-width of the 80 per cent band of the total, in per cent: the 80th percentile of the residuals over published peaks
-# of both better tiers, less the four single-GPU runs that pair a small card with options no recipe has.
+# Half-width of the 80 per cent band of the total, in per cent: the 80th percentile of the residuals over published
+# peaks of the two better tiers, rounded up.
 MEMORY_BANDS = {
     "dense": 10.0,  # 118 peaks of 10 sources; 4.4 over the better 62
     "moe": 10.0,  # 23 peaks of 4 sources
