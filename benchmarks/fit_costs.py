@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costs.accuracy import TIME_TIERS, weighted_quantile
+from meshwright.costs.bands import bands, kind_of
 from meshwright.costs.calibration import PROFILES, Calibration, from_tables, read_tables
 from meshwright.costs.ruler import Measured, batches, read
 from meshwright.costs.time import step_time
@@ -56,12 +57,13 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Data:
-    """Rows with a measured time as batches, and what they weigh."""
+    """Rows with a measured time as batches, what they weigh, and the kind of training each is."""
 
     cases: list[tuple[Case, NDArray[np.int64]]]
     measured: Array
     weight: Array
     source: tuple[str, ...]
+    kind: tuple[str, ...]
 
 
 def parameters() -> list[Parameter]:
@@ -75,7 +77,8 @@ def load(path: Path) -> Data:
     count = Counter(r.source for r in rows)
     cases = [(case, np.array(places)) for case, places in batches(rows)]
     weight = np.array([1 / count[r.source] for r in rows])
-    return Data(cases, np.array([r.step_s for r in rows]), weight, tuple(r.source for r in rows))
+    kinds = tuple(kind_of(r.case) for r in rows if r.case)
+    return Data(cases, np.array([r.step_s for r in rows]), weight, tuple(r.source for r in rows), kinds)
 
 
 def get(tables: dict[str, Any], parameter: Parameter) -> float:
@@ -158,7 +161,7 @@ def solve(error: Array, slope: Array, weight: Array, theta: Array, fitted: list[
     return new
 
 
-PRIOR_WEIGHT = 0.0015  # a parameter one width off its prior costs as much as 0.08 % of error everywhere
+PRIOR_WEIGHT = 0.0004  # one width off the prior costs as much as 0.02 % of error everywhere, or 0.7 % in one source
 
 
 def report(name: str, error: Array, data: Data) -> tuple[float, float]:
@@ -236,6 +239,30 @@ def write(tables: dict[str, Any], fitted: list[Parameter], theta: Array) -> None
         path.write_text(tomlkit.dumps(document))
 
 
+def learnt_bands(error: Array, data: Data) -> dict[str, float]:
+    """The 80th percentile of the errors of every kind of training, every source counting the same within it."""
+    off, kinds, sources = np.expm1(np.abs(error)), np.array(data.kind), np.array(data.source)
+    found = {}
+    for kind in bands().step_pct:
+        mine = kinds == kind
+        count = Counter(sources[mine])
+        weight = np.array([1 / count[name] for name in sources[mine]])
+        found[kind] = round(100 * weighted_quantile(off[mine], weight, 0.8), 1)
+        print(f"  band {kind:16s} {found[kind]:5.1f} %   {mine.sum()} rows of {len(count)} sources")
+    return found
+
+
+def write_bands(found: dict[str, float]) -> None:
+    """Write the learnt bands beside the model; what widens them stays."""
+    import tomlkit
+
+    path = PROFILES.parent / "bands.toml"
+    document = tomlkit.parse(path.read_text())
+    for kind, value in found.items():
+        put({"bands": document}, Parameter("bands", f"step_pct/{kind}", 0, 0, 0, 0), value)
+    path.write_text(tomlkit.dumps(document))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", type=Path, default=HERE / "data" / "measurements.csv")
@@ -245,11 +272,18 @@ def main() -> None:
     data, tables, fitted = load(asked.csv), read_tables(PROFILES), parameters()
     print(f"{len(data.measured)} rows of {len(set(data.source))} sources, {len(fitted)} parameters")
     theta, error, slope = fit(data, tables, fitted, asked.rounds)
-    report("leave one source out", left_out(data, tables, fitted, theta, error, slope), data)
+    unseen = left_out(data, tables, fitted, theta, error, slope)
+    report("leave one source out", unseen, data)
+    found = learnt_bands(unseen, data)
+    inside = np.expm1(np.abs(error)) <= np.array([found[kind] for kind in data.kind]) / 100
+    print(
+        f"inside their band: {100 * np.average(inside, weights=data.weight):.1f} % of rows, sources weighing the same"
+    )
     for parameter, value in zip(fitted, np.exp(theta), strict=True):
         print(f"  {parameter.name:42s} {parameter.prior:10.4g} -> {value:10.4g}")
     if asked.write:
         write(tables, fitted, theta)
+        write_bands(found)
 
 
 if __name__ == "__main__":

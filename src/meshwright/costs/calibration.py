@@ -45,6 +45,7 @@ class EngineProfile(_Profile, frozen=True):
     traffic_compiled: float  # the same under torch.compile
     launch_s: float  # CPU seconds to launch one layer's kernels, forward and backward
     launch_compiled: float = 0.6  # of that under torch.compile
+    launch_tp: float = 0.0  # more of that for every doubling of the tensor-parallel ranks
     launch_8bit: float = 1.0  # launches with quantised matmuls over those without
     launch_moe_s: float = 0.0  # more for a layer with experts: routing, permutation, one kernel per step of it
     sync_moe_s: float = 0.0  # seconds the GPU waits in a layer with experts for the CPU to learn token counts
@@ -55,7 +56,7 @@ class EngineProfile(_Profile, frozen=True):
     bucket_params: float = 40.0  # parameters in one data-parallel collective, in millions
     bucket_per_rank: float = 0.0  # at least this many millions for every data-parallel rank
     imbalance: float = 1.2  # load of the fullest expert rank over the mean under natural routing
-    tp_blocking: float = 0.0  # seconds around every tensor-parallel collective in which the GPU idles
+    p2p_s: float = 0.0  # seconds a pipeline stage waits around the sends and receives of one micro batch
 
 
 class Shared(_Profile, frozen=True):
@@ -78,6 +79,7 @@ class Shared(_Profile, frozen=True):
     cp_visible: float
     p2p_visible: float
     selective_again: float  # op-level selective recompute: share of the forward done again
+    sharpness: float  # how sharply the longer of launching and computing decides: 1 adds them, large takes the longer
     jitter: float  # slowdown for every doubling of the nodes: stragglers
     adapter_bytes: float  # bytes per element of an adapted linear's input and output that an adapter moves
     graphs_left: dict[str, float]  # launch time left with CUDA graphs: of dense parts, of experts, of synchronisations

@@ -64,7 +64,7 @@ def step_time(case: Case) -> StepTime:
     micro = _micro(case, speed, held)
     slowest, rest = _slowest(case, held, micro)
     busy, rounds = slowest.busy, case.accumulation
-    idle = _soft_excess(slowest.launch, busy)
+    idle = _soft_excess(slowest.launch, busy, speed.shared.sharpness)
     bubble = rest / case.vp * (1 + idle / busy) * pick(case.pp_schedule, speed.shared.bubble)
     bubble = bubble + rounds * p2p_s(case, speed)
     params, trained = _held_params(case, held)
@@ -87,6 +87,7 @@ def _micro(case: Case, speed: Speeds, held: Stages) -> Micro:
     """One micro batch on each stage, kind of layer by kind of layer."""
     factor, again = training_factor(case), recomputed_share(case, held)
     passes = 2 + (case.recompute == "full") * again
+    again_launched = where(case.recompute == "full", 4 / 3, 1.0) * (1 + speed.engine.launch_tp * np.log2(case.tp))
     sums: list[Column] = [0.0] * 7
     for layer, number in held.layers:
         time = layer_time(case, speed, layer)
@@ -97,7 +98,7 @@ def _micro(case: Case, speed: Speeds, held: Stages) -> Micro:
             cp_s(case, speed, layer, time, passes),
             ep_s(case, speed, layer, passes),
             _wait_s(case, speed, layer),
-            _launch_s(case, speed, layer) * where(case.recompute == "full", 4 / 3, 1.0),
+            _launch_s(case, speed, layer) * again_launched,
         )
         sums = [total + number * share for total, share in zip(sums, shares, strict=True)]
     head, head_forward = head_s(case, speed, held)
@@ -128,10 +129,9 @@ def _wait_s(case: Case, speed: Speeds, layer: Layer) -> float:
     return speed.engine.sync_moe_s * left
 
 
-def _soft_excess(launch: Column, busy: Column) -> Column:
+def _soft_excess(launch: Column, busy: Column, sharpness: float) -> Column:
     """How far launching outlasts the GPU's work; near equality each delays the other now and then."""
-    ratio = launch / busy
-    return busy * ((1 + ratio**4) ** 0.25 - 1)
+    return busy * ((1 + (launch / busy) ** sharpness) ** (1 / sharpness) - 1)
 
 
 def _slowest(case: Case, held: Stages, micro: Micro) -> tuple[Micro, Column]:
