@@ -2,7 +2,7 @@
 
 from meshwright.costs.estimate import Band, Estimate, estimate, to_dict
 from meshwright.costs.flops import flops_per_token
-from meshwright.costs.memory import Memory, memory
+from meshwright.costs.memory import Memory, memory, memory_by_stage
 from meshwright.costs.parameters import parameters
 from meshwright.costs.time import StepTime, step_time
 
@@ -14,6 +14,7 @@ __all__ = [
     "estimate",
     "flops_per_token",
     "memory",
+    "memory_by_stage",
     "parameters",
     "step_time",
     "to_dict",

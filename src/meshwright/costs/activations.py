@@ -1,17 +1,18 @@
 """Bytes a layer keeps for its backward pass, per token on one rank, by named part.
 
-Parts are named so that recompute can drop them. All linears keep their input; attention is flash attention, which
-keeps q, k, v, the output and one fp32 log-sum per head, never the score matrix (unless kernels.attention is eager).
+Parts are named so that recompute can drop them. A trained linear keeps its input, a frozen one only where an adapter
+hangs on it; attention is flash attention, which keeps q, k, v, the output and one fp32 log-sum per head, never the
+score matrix (unless kernels.attention is eager). How norms and gated activations are kept differs by engine; counts
+for torch, eager and compiled, were read off the tensors that autograd saves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
-from meshwright.costs.columns import BYTES, Column
-from meshwright.costs.constants import DELTA_CHUNK, EXPERT_IMBALANCE, IMAGE_SHARE, MAMBA_CHUNK
+from meshwright.costs.columns import BYTES, Column, larger, smaller, where
+from meshwright.costs.memory_constants import DELTA_CHUNK, IMAGE_SHARE, MAMBA_CHUNK, SCORE_BYTES
+from meshwright.costs.memory_profiles import MemoryProfile, memory_profile
 from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, Mamba2, MoE
 from meshwright.models.spec import Mixer
 from meshwright.recipes.case import Case
@@ -28,12 +29,15 @@ MODULE_DROPS: Mapping[str, tuple[str, ...]] = {
     "moe_act": ("routed_act",),
     "mla_up_proj": ("up",),
     "shared_experts": ("shared_fc1", "shared_act"),
+    "attention": ("proj", "up", "core", "scores"),
 }
-# Op-level selective recompute (torch engines) keeps attention outputs and every second matmul.
+# Modules that selective recompute means where a recipe names none; other engines choose single operations.
+SELECTIVE_MODULES: Mapping[str, tuple[str, ...]] = {"megatron": ("core_attn",), "kempnerforge": ("attention",)}
+# Op-level selective recompute (torch engines) keeps attention's output and every second matmul: of a gated block's
+# seven, q, v, the first of the two up-projections and the last; a compiled block drops the last, which nothing reads.
 OP_KEEPS: Mapping[str, float] = {
     "input": 1.0,
     "core": 1.0,
-    "proj": 0.5,
     "up": 0.5,
     "fc1": 0.5,
     "shared_fc1": 0.5,
@@ -41,11 +45,14 @@ OP_KEEPS: Mapping[str, float] = {
     "routed_fc1": 0.5,
     "router": 1.0,
 }
+# What one layer's backward pass holds at once beside the activations, which go one by one: gradients of its widest
+# tensors. Measured on H200 with torch: 57,344 bytes per token of Llama 3 8B, the two outputs of its first linears.
+WORKING_BLOCKS = (("fc1",), ("routed_in", "routed_fc1", "routed_out"), ("proj", "up", "scores"))
 
 
 def residual_cut(case: Case) -> Column:
     """Ranks over which norms and residuals are cut: tp with sequence parallelism, else none."""
-    return np.where(case.sp, case.tp, 1)
+    return where(case.sp, case.tp, 1)
 
 
 def linear_input_bytes(case: Case) -> int:
@@ -55,12 +62,16 @@ def linear_input_bytes(case: Case) -> int:
 
 def layer_parts(case: Case, layer: Layer) -> Parts:
     """Everything one layer keeps, in bytes per token."""
+    profile = memory_profile(case)
     size, hidden, cut = BYTES[case.compute], case.model.hidden, residual_cut(case)
-    normed = linear_input_bytes(case)
-    blocks = (layer.mixer is not None) + (layer.cross is not None) + (layer.ffn is not None)
+    mixers = (layer.mixer is not None) + (layer.cross is not None)
+    blocks = mixers + (layer.ffn is not None)
+    feeds = mixers * _keeps(case, "qkv") + (layer.ffn is not None) * _keeps(case, "fc1")  # norms that feed a linear
+    normed = feeds * linear_input_bytes(case)
     parts: Parts = {
         "input": size * hidden / cut,
-        "norm": (blocks * normed + (blocks - 1) * size) * hidden / cut,  # each block's normed input, residuals between
+        "norm": normed * hidden / (1 if profile.gathers_inputs else cut)
+        + ((blocks - 1) * size + blocks * _norm_extra(case, profile) + _dropout(case, layer)) * hidden / cut,
     }
     for mixer in (layer.mixer, layer.cross):
         if mixer is not None:
@@ -72,6 +83,22 @@ def layer_parts(case: Case, layer: Layer) -> Parts:
     return parts
 
 
+def _keeps(case: Case, name: str) -> bool:
+    """Whether linears of that name keep their input: all that are trained or carry an adapter."""
+    return case.goal != "peft" or name in case.targets or (name == "qkv" and "mamba_in" in case.targets)
+
+
+def _norm_extra(case: Case, profile: MemoryProfile) -> float:
+    """fp32 copies of a norm that is not one kernel; compiling fuses it, and rows may name a kernel."""
+    return 0.0 if case.compile or getattr(case, "norm_kernel", "") == "fused" else profile.norm_extra
+
+
+def _dropout(case: Case, layer: Layer) -> int:
+    """Masks of the two dropouts on the residual stream, in models that have them: GPT, never Llama."""
+    plain = isinstance(layer.ffn, Dense) and not layer.ffn.gated
+    return 2 if plain and getattr(case, "dropout", False) else 0
+
+
 def _add(parts: Parts, more: Parts) -> None:
     for name, value in more.items():
         parts[name] = parts.get(name, 0.0) + value
@@ -80,13 +107,7 @@ def _add(parts: Parts, more: Parts) -> None:
 def _mixer_parts(case: Case, mixer: Mixer) -> Parts:
     size, tp = BYTES[case.compute], case.tp
     if isinstance(mixer, Attention):
-        gate = mixer.q_width if mixer.output_gate else 0
-        linear = mixer.q_width + gate + 2 * mixer.kv_width
-        rotated = mixer.q_width + mixer.kv_width if mixer.qk_norm != "none" else 0  # norm keeps its own input
-        parts = {"proj": size * (linear + rotated) / tp, "core": (size * (mixer.q_width + gate) + 4 * mixer.heads) / tp}
-        if case.attention == "eager":
-            parts["scores"] = 2 * size * mixer.heads * case.seq_length / tp
-        return parts
+        return _attention_parts(case, mixer)
     if isinstance(mixer, MLA):
         latent = size * (mixer.kv_lora + mixer.qk_rope + (mixer.q_lora or 0)) * 2 / residual_cut(case)  # and normed
         up = 2 * mixer.heads * mixer.qk_head + mixer.heads * mixer.v_head
@@ -100,6 +121,21 @@ def _mixer_parts(case: Case, mixer: Mixer) -> Parts:
     return _delta_parts(size, tp, mixer)
 
 
+def _attention_parts(case: Case, mixer: Attention) -> Parts:
+    size, tp = BYTES[case.compute], case.tp
+    gate = mixer.q_width if mixer.output_gate else 0
+    kv = mixer.q_width if memory_profile(case).repeats_kv else mixer.kv_width
+    rotated = mixer.q_width + mixer.kv_width if mixer.qk_norm != "none" else 0  # norm keeps its own input
+    parts: Parts = {
+        "proj": size * (mixer.q_width + gate + 2 * kv + rotated) / tp,
+        "core": (size * (mixer.q_width + gate) + 4 * mixer.heads) / tp,
+    }
+    if case.attention == "eager":
+        each = SCORE_BYTES.get(getattr(case, "attention_kernel", "eager"), SCORE_BYTES["eager"])
+        parts["scores"] = (each + 1.0 * getattr(case, "dropout", False)) * mixer.heads * case.seq_length / tp
+    return parts
+
+
 def _delta_parts(size: int, tp: Column, mixer: GatedDelta) -> Parts:
     conv = 2 * mixer.k_width + mixer.v_width
     repeated = 2 * mixer.v_heads * mixer.k_head_dim  # q and k, normed and repeated to the value heads
@@ -108,33 +144,30 @@ def _delta_parts(size: int, tp: Column, mixer: GatedDelta) -> Parts:
     return {"proj": size * (conv + mixer.v_width) / tp, "core": core / tp}
 
 
-def _act_copies(case: Case, gated: bool) -> int:
-    """Widths kept after the first linear: the product; eager torch also keeps the activation before it."""
-    eager = case.engine not in ("megatron", "deepspeed") and not case.compile
-    return 2 if gated and eager else 1
+def _product_bytes(case: Case, gated: bool) -> int:
+    """Bytes per element kept after the first linear: the product, and in unfused code the activation before it."""
+    fused = memory_profile(case).fused_activation or case.compile
+    product = linear_input_bytes(case) if _keeps(case, "fc2") else 0
+    return product + (BYTES[case.compute] if gated and not fused else 0)
 
 
 def _dense_parts(case: Case, block: Dense, fc1: str, act: str) -> Parts:
-    size, tp = BYTES[case.compute], case.tp
-    width = block.width / tp
-    kept = linear_input_bytes(case) + size * (_act_copies(case, block.gated) - 1)
-    return {fc1: (2 if block.gated else 1) * size * width, act: kept * width}
+    width = block.width / case.tp
+    first = (2 if block.gated else 1) * BYTES[case.compute] * width
+    return {fc1: first, act: _product_bytes(case, block.gated) * width}
 
 
 def _moe_parts(case: Case, moe: MoE) -> Parts:
     """Balanced routing gives each rank top-k copies of its own tokens, gathered over etp, cut at the expert width."""
     size, hidden, cut = BYTES[case.compute], case.model.hidden, residual_cut(case)
     etp = 1 if case.engine == "kempnerforge" else case.etp
-    imbalance = 1.0 if case.force_balance else EXPERT_IMBALANCE
-    copies = moe.topk * imbalance * etp / cut
+    copies = moe.topk * _imbalance(case) * etp / cut
     inner, width = moe.latent or hidden, moe.width / etp
-    taken = linear_input_bytes(case)
-    act = taken + size * (_act_copies(case, moe.gated) - 1)
     parts = {
         "router": 8.0 * moe.experts / cut,  # fp32 logits and probabilities
-        "routed_in": taken * inner * copies,
+        "routed_in": linear_input_bytes(case) * inner * copies,
         "routed_fc1": (2 if moe.gated else 1) * size * width * copies,
-        "routed_act": act * width * copies,
+        "routed_act": _product_bytes(case, moe.gated) * width * copies,
         "routed_out": size * inner * copies * (case.engine != "megatron"),  # Megatron scales inside the activation
     }
     if moe.latent:
@@ -145,15 +178,40 @@ def _moe_parts(case: Case, moe: MoE) -> Parts:
     return parts
 
 
+def _imbalance(case: Case) -> Column:
+    """Rows of the fullest rank's experts over the mean."""
+    if case.force_balance:
+        return 1.0
+    profile = memory_profile(case)
+    return profile.imbalance * where(case.ep > 1, profile.exchanged, 1.0)
+
+
 def kept_bytes(case: Case, parts: Parts) -> tuple[Column, Column, Column]:
     """Bytes kept per token without recompute, with selective and with full recompute."""
     everything = sum(parts.values())
-    if case.recompute_modules or case.engine == "megatron":
-        dropped = {p for module in case.recompute_modules or ("core_attn",) for p in MODULE_DROPS[module]}
+    modules = case.recompute_modules or SELECTIVE_MODULES.get(case.engine, ())
+    if modules:
+        dropped = {p for module in modules for p in MODULE_DROPS[module]}
         selective = everything - sum(parts.get(name, 0.0) for name in dropped)
     else:
-        selective = sum(OP_KEEPS.get(name, 0.0) * value for name, value in parts.items())
+        selective = smaller(_op_level(case, parts), everything)
     return everything, selective, parts["input"]
+
+
+def _op_level(case: Case, parts: Parts) -> Column:
+    kept = sum(OP_KEEPS.get(name, 0.0) * value for name, value in parts.items())
+    if "core" in parts and "up" not in parts:
+        kept = kept + parts["core"]  # the queries, as wide as attention's output
+    if "fc1" in parts and not case.compile:
+        kept = kept + parts["input"]  # the output of the last linear
+    return kept
+
+
+def working_bytes(case: Case, parts: Parts) -> Column:
+    """Bytes per token of the gradients one layer's backward pass holds at once, and that of its output."""
+    reused = {"fc1": "act"} if memory_profile(case).inplace_activation else {}
+    blocks = [sum(parts.get(reused.get(name, name), 0.0) for name in block) for block in WORKING_BLOCKS]
+    return larger(larger(blocks[0], blocks[1]), blocks[2]) + parts["input"]
 
 
 def vision_bytes(case: Case) -> Column:
@@ -164,4 +222,4 @@ def vision_bytes(case: Case) -> Column:
     size, patches = BYTES[case.compute], IMAGE_SHARE * tower.merge
     inputs = size * tower.hidden * tower.depth
     everything = tower.depth * size * (4 * tower.hidden + (4 * tower.hidden + 2 * tower.width) / case.tp)
-    return patches * np.where(case.recompute == "full", inputs, everything)
+    return patches * where(case.recompute == "full", inputs, everything)

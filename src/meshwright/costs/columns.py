@@ -65,3 +65,27 @@ def any_of(column: Column, *names: str) -> Column:
 def plain(value: Column) -> Column:
     """A Python number for a value without a shape; columns stay what they are."""
     return value.item() if isinstance(value, np.ndarray | np.generic) and np.ndim(value) == 0 else value
+
+
+# numpy's own functions cost microseconds for one number; an estimate of one layout calls a hundred of them.
+
+
+def where(condition: Column, yes: Column, no: Column) -> Column:
+    """numpy.where, and a plain branch for one condition."""
+    if isinstance(condition, bool | np.bool_):
+        return yes if condition else no
+    return np.where(condition, yes, no)
+
+
+def larger(one: Column, other: Column) -> Column:
+    """The larger of two values, column by column."""
+    if isinstance(one, float | int) and isinstance(other, float | int):
+        return one if one >= other else other
+    return np.maximum(one, other)
+
+
+def smaller(one: Column, other: Column) -> Column:
+    """The smaller of two values, column by column."""
+    if isinstance(one, float | int) and isinstance(other, float | int):
+        return one if one <= other else other
+    return np.minimum(one, other)

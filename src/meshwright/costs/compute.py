@@ -4,181 +4,172 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from meshwright.costs.activations import kept_bytes, layer_parts, residual_cut
-from meshwright.costs.columns import Column
-from meshwright.costs.constants import (
-    ATTENTION_BACKWARD,
-    ATTENTION_EFFICIENCY,
-    EXPERT_IMBALANCE,
-    GROUPED_EFFICIENCY,
-    HBM_EFFICIENCY,
-    MATMUL_EDGE,
-    MATMUL_EFFICIENCY,
-    MATMUL_EFFICIENCY_ELSE,
-    PASSES_EAGER,
-    PASSES_FUSED,
-    SCAN_EFFICIENCY,
-    SELECTIVE_AGAIN,
-)
+from meshwright.costs.activations import residual_cut
+from meshwright.costs.columns import Column, where
 from meshwright.costs.flops import core_flops, training_factor, vision_flops
-from meshwright.costs.memory import logit_bytes, recomputed_share, tokens
-from meshwright.costs.stages import Stages
-from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, Mamba2, MoE
+from meshwright.costs.linears import Linear, gradient_s, linear_s, linears, routing_imbalance, side_bytes
+from meshwright.costs.memory import recomputed_share, tokens
+from meshwright.costs.speeds import Speeds
+from meshwright.costs.stages import Stages, trains_mtp
+from meshwright.models import MLA, Attention, GatedDelta, Layer, Mamba2, MoE
 from meshwright.models.spec import Mixer
 from meshwright.recipes.case import Case
 
-LINEAR_PRECISION = {
-    "same": "",
-    "fp8_delayed": "fp8",
-    "fp8_tensor": "fp8",
-    "fp8_block": "fp8",
-    "mxfp8": "fp8",
-    "nvfp4": "fp4",
-}
-
-
-def linear_precision(case: Case) -> str:
-    """The precision linear layers compute in, as the GPU's peaks name it."""
-    wanted = LINEAR_PRECISION[case.matmul] or ("tf32" if case.compute == "fp32" else "bf16")
-    return wanted if wanted in case.cluster.gpu.peak_tflops else "bf16"
-
-
-def peak_flops(case: Case, precision: str) -> float:
-    """Dense peak in FLOP/s."""
-    peaks = case.cluster.gpu.peak_tflops
-    return peaks.get(precision, peaks.get("bf16", max(peaks.values()))) * 1e12
-
-
-def matmul_s(case: Case, rows: Column, outputs: Column, inputs: Column, precision: str = "") -> Column:
-    """Forward seconds of one linear layer."""
-    precision = precision or linear_precision(case)
-    share = MATMUL_EFFICIENCY[case.gpu_arch].get(precision, MATMUL_EFFICIENCY_ELSE)
-    edge = MATMUL_EDGE[precision]
-    slow = 1 + edge / np.maximum(rows, 1) + edge / outputs + edge / inputs
-    return 2.0 * rows * outputs * inputs * slow / (share * peak_flops(case, precision))
+UNFUSED_BIAS = 9.0  # more widths where experts have biases: adding them, clamping and gating are kernels of their own
+EAGER_NORM = 14.0  # more widths per block where a norm is written out in torch: five kernels, most of them in fp32
+VISION_SHARE = 0.5  # of the bf16 peak: vision towers are small and padded
 
 
 @dataclass(frozen=True)
 class LayerTime:
-    """Forward seconds of one layer's matmuls and core, and the bytes its memory-bound kernels touch."""
+    """Seconds of one layer for one micro batch on one rank, forward unless said otherwise."""
 
     matmul: Column
-    core: Column
+    core: Column  # attention or scan beside the projections
+    glue: Column  # memory-bound kernels
+    side: Column  # quantisation and adapters, forward and backward
+    gradient: Column  # accumulating weight gradients, in the backward
+    core_backward: float  # backward of the core over its forward
+
+    @property
+    def forward(self) -> Column:
+        return self.matmul + self.core + self.glue + self.side / 3
+
+    def both(self, factor: float) -> Column:
+        """Forward and backward, the matmuls `factor` times their forward."""
+        return factor * self.matmul + (1 + self.core_backward) * self.core + 3 * self.glue + self.side + self.gradient
 
 
-def layer_time(case: Case, layer: Layer) -> LayerTime:
-    """Forward seconds of one layer for one micro batch on one rank."""
-    count, matmul, core = tokens(case), 0.0, 0.0
+def layer_time(case: Case, speed: Speeds, layer: Layer) -> LayerTime:
+    """Seconds of one layer."""
+    count = tokens(case)
+    found = linears(case, speed, layer, count)
+    core, backward = _core_s(case, speed, layer.mixer, count)
+    cross, _ = _core_s(case, speed, layer.cross, count)
+    glue = speed.traffic * 2.0 * count * _touched(case, speed, layer) / speed.hbm
+    return LayerTime(
+        matmul=sum(linear_s(speed, linear) for linear in found),
+        core=core + cross,
+        glue=glue,
+        side=side_bytes(case, speed, found) / speed.hbm,
+        gradient=gradient_s(case, speed, found),
+        core_backward=backward,
+    )
+
+
+def _core_s(case: Case, speed: Speeds, mixer: Mixer | None, count: Column) -> tuple[Column, float]:
+    """Forward seconds of attention (over the causal half, a ring balances it) or of a scan; backward over forward."""
+    if mixer is None:
+        return 0.0, 2.0
+    both_ways = case.model.kind == "diffusion"
+    flops = count * core_flops(mixer, case.seq_length, "full" if both_ways else "causal") / case.tp
+    if isinstance(mixer, Mamba2 | GatedDelta):
+        return flops / speed.scan, 2.0
+    width = mixer.head_dim if isinstance(mixer, Attention) else (mixer.qk_head + mixer.v_head) / 2
+    if case.attention == "eager":
+        return _eager_s(case, speed, mixer, count), 2.0
+    # Softmax costs the same for narrow heads as for wide ones, and blocks on the diagonal are half wasted.
+    narrow = (1 + speed.shared.head_width / width) / (1 + speed.shared.head_width / 128)
+    return flops * narrow * (1 + speed.shared.block / case.seq_length) / speed.core, speed.shared.attention_backward
+
+
+def _eager_s(case: Case, speed: Speeds, mixer: Attention | MLA, count: Column) -> Column:
+    """Attention that writes its scores: two batched matmuls over the whole square, and passes over the scores."""
+    width = mixer.head_dim if isinstance(mixer, Attention) else mixer.qk_head
+    batches = count * mixer.heads / case.tp / case.seq_length
+    matmuls = 2 * linear_s(speed, Linear(case.seq_length, case.seq_length, width, batches, precision="bf16"))
+    kernel = getattr(case, "attention_kernel", "") or "eager"
+    passes = speed.shared.score_passes.get(kernel, speed.shared.score_passes["eager"])
+    scores = count * mixer.heads * case.seq_length / case.tp
+    return matmuls + passes / 3 * 2.0 * scores / speed.hbm
+
+
+def _touched(case: Case, speed: Speeds, layer: Layer) -> Column:
+    """Elements per token that the layer's memory-bound kernels read and write in the forward, if perfectly fused.
+
+    A norm reads and writes the residual, adding to it reads two and writes one: five widths per block. Rotary
+    embedding and norms of queries and keys read and write them; a gated activation reads two widths and writes one.
+    """
+    hidden, cut, tp = case.model.hidden, residual_cut(case), case.tp
+    blocks = (layer.mixer is not None) + (layer.cross is not None) + (layer.ffn is not None)
+    total = (5.0 + EAGER_NORM * (getattr(case, "norm_kernel", "") == "eager")) * blocks * hidden / cut
     for mixer in (layer.mixer, layer.cross):
-        if mixer is not None:
-            matmul = matmul + _mixer_s(case, mixer, count)
-            core = core + _core_s(case, mixer, count)
-    if isinstance(layer.ffn, MoE):
-        matmul = matmul + _moe_s(case, layer.ffn, count)
-    elif layer.ffn is not None:
-        matmul = matmul + _dense_s(case, layer.ffn, count)
-    return LayerTime(matmul, core)
+        total = total + _mixer_touched(mixer) / tp
+    ffn = layer.ffn
+    if isinstance(ffn, MoE):
+        etp = 1 if case.engine == "kempnerforge" else case.etp
+        inner = ffn.latent or hidden
+        copies = ffn.topk * routing_imbalance(case, speed) / cut
+        # permuting reads and writes every copy, unpermuting reads them and writes one; the router works in fp32
+        acted = ((3 if ffn.gated else 2) + UNFUSED_BIAS * ffn.bias) * ffn.width
+        total = total + copies * (3 * inner + acted) + (inner + 8 * ffn.experts) / cut
+        total = total + 2 * copies * inner * (etp - 1)  # gathered for the ranks that share an expert
+        beside = ffn.shared_width + (ffn.parallel.width if ffn.parallel else 0)
+        return total + (3 if ffn.gated else 2) * beside / tp
+    return total + ((3 if ffn.gated else 2) * ffn.width / tp if ffn is not None else 0)
 
 
-def _mixer_s(case: Case, mixer: Mixer, count: Column) -> Column:
-    hidden, tp = case.model.hidden, case.tp
+def _mixer_touched(mixer: Mixer | None) -> float:
     if isinstance(mixer, Attention):
-        gate = mixer.q_width if mixer.output_gate else 0
-        into = (mixer.q_width + gate + (1 if mixer.shared_kv else 2) * mixer.kv_width) / tp
-        out = mixer.q_width / tp
-    elif isinstance(mixer, MLA):
-        return _mla_s(case, mixer, count)
-    elif isinstance(mixer, Mamba2):
-        into, out = (mixer.inner + mixer.conv_width + mixer.heads) / tp, mixer.inner / tp
-    else:
-        into, out = (2 * mixer.k_width + 2 * mixer.v_width + 2 * mixer.v_heads) / tp, mixer.v_width / tp
-    return matmul_s(case, count, into, hidden) + matmul_s(case, count, hidden, out)
+        return 2.0 * (mixer.q_width + mixer.kv_width) * (2 if mixer.qk_norm != "none" else 1)
+    if isinstance(mixer, MLA):
+        return 2.0 * mixer.heads * 2 * mixer.qk_head + 4.0 * (mixer.kv_lora + (mixer.q_lora or 0))
+    if isinstance(mixer, Mamba2):
+        return 2.0 * mixer.conv_width + 4.0 * mixer.inner
+    if isinstance(mixer, GatedDelta):
+        return 2.0 * (2 * mixer.k_width + mixer.v_width) + 2.0 * mixer.v_heads * mixer.k_head_dim + 4.0 * mixer.v_width
+    return 0.0
 
 
-def _mla_s(case: Case, mixer: MLA, count: Column) -> Column:
-    hidden, tp = case.model.hidden, case.tp
-    cut = residual_cut(case)
-    down = matmul_s(case, count / cut, mixer.kv_lora + mixer.qk_rope, hidden)
-    q_width = mixer.heads * mixer.qk_head / tp
-    if mixer.q_lora:
-        down = down + matmul_s(case, count / cut, mixer.q_lora, hidden)
-    up = matmul_s(case, count, q_width, mixer.q_lora or hidden)
-    up = up + matmul_s(case, count, mixer.heads * (mixer.qk_nope + mixer.v_head) / tp, mixer.kv_lora)
-    return down + up + matmul_s(case, count, hidden, mixer.heads * mixer.v_head / tp)
+def repeated_s(case: Case, speed: Speeds, held: Stages, layer: Layer, time: LayerTime) -> Column:
+    """Seconds of forward work that recomputation does again."""
+    if isinstance(case.recompute, str) and case.recompute == "none":
+        return 0.0
+    full = recomputed_share(case, held) * time.forward
+    selective = _selective_s(case, speed, layer, time)
+    return where(case.recompute == "full", full, where(case.recompute == "selective", selective, 0.0))
 
 
-def _core_s(case: Case, mixer: Mixer, count: Column) -> Column:
-    """Attention over the causal half (a ring balances it), scans at their own speed."""
-    flops = count * core_flops(mixer, case.seq_length, "full" if case.model.kind == "diffusion" else "causal") / case.tp
-    share = SCAN_EFFICIENCY if isinstance(mixer, Mamba2 | GatedDelta) else ATTENTION_EFFICIENCY[case.gpu_arch]
-    return flops / (share * peak_flops(case, "bf16"))
-
-
-def _dense_s(case: Case, block: Dense, count: Column) -> Column:
-    hidden, width = case.model.hidden, block.width / case.tp
-    return matmul_s(case, count, (2 if block.gated else 1) * width, hidden) + matmul_s(case, count, hidden, width)
-
-
-def _moe_s(case: Case, moe: MoE, count: Column) -> Column:
-    """Router, shared and parallel blocks, latent projections, and the experts as one grouped matmul each way."""
-    hidden, cut = case.model.hidden, residual_cut(case)
-    etp = 1 if case.engine == "kempnerforge" else case.etp
-    routed = count * moe.topk * etp / cut * (1.0 if case.force_balance else EXPERT_IMBALANCE)
-    local = np.maximum(moe.experts / case.ep, 1)
-    width, inner = moe.width / etp, moe.latent or hidden
-    each = np.maximum(routed / local, 1)
-    one = matmul_s(case, each, (2 if moe.gated else 1) * width, inner) + matmul_s(case, each, inner, width)
-    total = local * one / GROUPED_EFFICIENCY + matmul_s(case, count / cut, moe.experts, hidden, "bf16")
-    if moe.latent:
-        total = total + 2 * matmul_s(case, count / cut, moe.latent, hidden)
-    for block in (Dense(moe.shared_width, moe.gated) if moe.shared_width else None, moe.parallel):
-        total = total + (_dense_s(case, block, count) if block else 0.0)
+def _selective_s(case: Case, speed: Speeds, layer: Layer, time: LayerTime) -> Column:
+    """Megatron names modules; torch engines keep every second matmul."""
+    if not (case.recompute_modules or case.engine == "megatron"):
+        return speed.shared.selective_again * time.forward
+    total: Column = 0.0
+    for module in case.recompute_modules or ("core_attn",):
+        if module == "core_attn":
+            total = total + time.core * isinstance(layer.mixer, Attention | MLA)
+        elif module == "moe" and isinstance(layer.ffn, MoE):
+            total = total + 0.6 * time.matmul + 0.5 * time.glue
+        elif module == "mlp" and not isinstance(layer.ffn, MoE):
+            total = total + 0.6 * time.matmul + 0.3 * time.glue
+        elif module == "mla_up_proj" and isinstance(layer.mixer, MLA):
+            total = total + 0.1 * time.matmul
+        elif module in ("layernorm", "moe_act", "shared_experts"):
+            total = total + 0.3 * time.glue
     return total
 
 
-def micro_batch_s(case: Case, held: Stages) -> tuple[Column, Column]:
-    """Seconds of one micro batch on each stage, forward plus backward with recomputation; and the forward alone."""
-    factor, count, again = training_factor(case), tokens(case), recomputed_share(case, held)
-    passes = PASSES_FUSED if case.compile or case.engine == "megatron" else PASSES_EAGER
-    hbm = case.cluster.gpu.hbm_gb_s * 1e9 * HBM_EFFICIENCY
-    total: Column = 0.0
-    forward: Column = 0.0
-    for layer, number in held.layers:
-        time = layer_time(case, layer)
-        everything, _, _ = kept_bytes(case, layer_parts(case, layer))
-        glue = passes * everything * count / hbm
-        once = time.matmul + time.core + glue / 3
-        redo = np.where(case.recompute == "full", again, _selective_again(case, time) * (case.recompute == "selective"))
-        both = factor * time.matmul + (1 + ATTENTION_BACKWARD) * time.core + glue + redo * once
-        total, forward = total + number * both, forward + number * once
-    head, head_forward = _head_s(case, held)
-    vision = held.first * vision_flops(case) * count / case.tp / (0.5 * peak_flops(case, "bf16"))
-    return total + head + 3 * vision, forward + head_forward + vision
-
-
-def _selective_again(case: Case, time: LayerTime) -> Column:
-    """Share of a layer's forward that selective recompute repeats."""
-    if not (case.recompute_modules or case.engine == "megatron"):
-        return SELECTIVE_AGAIN
-    whole = time.matmul + time.core
-    share: Column = 0.02
-    for module in case.recompute_modules or ("core_attn",):
-        share = share + {"core_attn": time.core / whole, "mlp": 0.5, "moe": 0.5, "mla_up_proj": 0.1}.get(module, 0.02)
-    return np.minimum(share, 1.0)
-
-
-def _head_s(case: Case, held: Stages) -> tuple[Column, Column]:
-    """LM head and loss on the last stage: matmuls in bf16, then passes over the logits."""
+def head_s(case: Case, speed: Speeds, held: Stages) -> tuple[Column, Column]:
+    """LM head and loss on the last stage: matmuls in bf16, then passes over the logits; both passes, and forward."""
     model, count = case.model, tokens(case)
     if not model.vocab:
         return 0.0, 0.0
-    matmul = matmul_s(case, count, model.vocab / case.tp, model.hidden, "bf16")
-    hbm = case.cluster.gpu.hbm_gb_s * 1e9 * HBM_EFFICIENCY
-    each, cut = logit_bytes(case)
-    glue = 2 * each * count * model.vocab / cut / hbm
-    redo = 1.0 if case.loss in ("chunked", "fused_linear") else 0.0
-    factor = training_factor(case) + redo
-    heads = held.last * (1 + model.mtp_layers * (case.mtp_loss > 0))
+    matmul = linear_s(speed, Linear(count, model.vocab / case.tp, model.hidden, precision="bf16"))
+    glue = _loss_bytes(case, speed) * count * model.vocab / speed.hbm
+    again = 1.0 if case.loss in ("chunked", "fused_linear") else 0.0
+    factor = training_factor(case) + again
+    heads = held.last * (1 + (model.mtp_layers if trains_mtp(case) else 0))
     return heads * (factor * matmul + glue), heads * (matmul + glue / 2)
+
+
+def _loss_bytes(case: Case, speed: Speeds) -> Column:
+    """Bytes the loss moves per logit of the whole vocabulary, on one rank; compiled losses are fused."""
+    kind = "vocab_parallel" if case.loss == "plain" and case.compile else case.loss
+    cut = case.tp if case.loss == "vocab_parallel" and case.engine != "kempnerforge" else 1
+    return speed.shared.loss_bytes[kind] / cut
+
+
+def vision_s(case: Case, speed: Speeds) -> Column:
+    """Forward seconds of the vision tower."""
+    flops = vision_flops(case)
+    return flops * tokens(case) / case.tp / (VISION_SHARE * speed.linear_bf16) if flops else 0.0

@@ -5,31 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.costs.bands import step_band
 from meshwright.costs.columns import Column, plain
-from meshwright.costs.compute import linear_precision, peak_flops
 from meshwright.costs.flops import flops_per_token
 from meshwright.costs.memory import PARTS as MEMORY_PARTS
-from meshwright.costs.memory import Memory, memory
+from meshwright.costs.memory import Memory, memory, memory_band
+from meshwright.costs.speeds import linear_precision, peak_flops
 from meshwright.costs.time import PARTS as STEP_PARTS
 from meshwright.costs.time import step_time
 from meshwright.recipes.case import Case
 
-# Per cent for step time and memory: 67th percentile of the residuals over 33 sources of published runs, every source
-# counting the same. The time constants were tuned on those runs, so new ones will lie somewhat further out.
-# Left out: functional runs that nobody tuned, and KempnerForge's MoE (steps there take two to four times our estimate).
-BANDS = {
-    "dense": (15.0, 15.0),  # 1,823 steps, 69 peaks
-    "moe": (30.0, 15.0),  # 115 steps, 24 peaks
-    "hybrid": (45.0, 30.0),  # 34 steps, 5 peaks
-    "peft": (20.0, 25.0),  # 42 steps, no comparable peak
-    "low_precision": (20.0, 25.0),  # fp8: 270 steps, 7 peaks
-    "unmeasured": (50.0, 35.0),  # fp4, diffusion, images, GPUs without published runs: a guess
-}
-
 
 @dataclass(frozen=True)
 class Band:
-    """Half-width of the error band in per cent: two of three comparable published runs lie within it."""
+    """Half-width of the error band in per cent: four of five comparable published runs lie within it."""
 
     step_pct: float
     memory_pct: float
@@ -68,7 +57,7 @@ def estimate(case: Case) -> Estimate:
         tflops_per_gpu=plain(achieved / 1e12),
         mfu=plain(achieved / peak_flops(case, peak)),
         mfu_convention=_convention(case, peak),
-        band=_band(case),
+        band=Band(step_band(case), memory_band(case)),
     )
 
 
@@ -78,19 +67,6 @@ def _convention(case: Case, peak: str) -> str:
         + (", frozen weights at 4 FLOPs per parameter" if case.goal == "peft" else "")
         + f"; peak = dense {peak} {peak_flops(case, peak) / 1e12:g} TFLOP/s"
     )
-
-
-def _band(case: Case) -> Band:
-    """The widest band of the kinds this case belongs to."""
-    kinds = {
-        "moe": case.is_moe,
-        "hybrid": case.is_hybrid,
-        "peft": case.goal == "peft",
-        "low_precision": case.matmul != "same",
-        "unmeasured": case.matmul == "nvfp4" or case.is_diffusion or case.images or case.gpu_arch in ("rubin", "cdna3"),
-    }
-    bands = [BANDS["dense"], *(BANDS[kind] for kind, member in kinds.items() if member)]
-    return Band(max(step for step, _ in bands), max(gib for _, gib in bands))
 
 
 def to_dict(estimate: Estimate) -> dict[str, Any]:

@@ -1,38 +1,45 @@
-"""Peak memory of the worst rank, by part."""
+"""Peak memory of every pipeline stage, by part; the worst is what has to fit.
+
+Two moments can be the peak of a stage: the loss, with logits alive, and the backward pass of one layer, with that
+layer rebuilt and its gradients alive. Both come on top of the state and of what all micro batches in flight keep.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from meshwright.costs.activations import kept_bytes, layer_parts, residual_cut, vision_bytes
-from meshwright.costs.columns import BYTES, GIB, Column, any_of, plain
-from meshwright.costs.constants import (
-    BACKWARD_WORKING_SET,
+from meshwright.costs.activations import kept_bytes, layer_parts, residual_cut, vision_bytes, working_bytes
+from meshwright.costs.columns import BYTES, GIB, Column, any_of, larger, shape_of, smaller, where
+from meshwright.costs.memory_constants import (
     COMMUNICATOR_GIB,
     CONTEXT_GIB,
-    FRAGMENTATION_DYNAMIC,
+    FRAGMENTATION_FLOOR,
     FRAGMENTATION_STATE,
     FUSED_CHUNK_TOKENS,
     GATHERED_LAYERS,
-    LOGIT_BYTES,
-    LOGIT_BYTES_GATHERED,
     LOSS_CHUNKS,
+    MEMORY_BANDS,
     RESERVE,
 )
+from meshwright.costs.memory_profiles import memory_profile
 from meshwright.costs.parameters import RankParams, rank_adapters, rank_params
 from meshwright.costs.schedule import in_flight
-from meshwright.costs.stages import Stages, stages, trains_mtp
+from meshwright.costs.stages import FIRST, LAST, Stages, stages, trains_mtp
 from meshwright.costs.state import State, frozen_weights, trained_state
+from meshwright.errors import InputError
 from meshwright.recipes.case import Case
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
+Where = Literal["worst", "first", "last"]
 
 
 @dataclass(frozen=True)
 class Memory:
-    """GiB on the worst rank; the parts add up to the total."""
+    """GiB on one rank, that of the worst stage unless another was asked for; the parts add up to the total."""
 
     weights: Column
     gradients: Column
@@ -43,6 +50,7 @@ class Memory:
     overhead: Column  # CUDA context, communicators, allocator loss
     total: Column
     capacity: float
+    cache: Column = 0.0  # the allocator's part of the overhead
 
     @property
     def allocated(self) -> Column:
@@ -50,32 +58,85 @@ class Memory:
         return self.total - self.overhead
 
     @property
+    def reserved(self) -> Column:
+        """What torch would report as max_memory_reserved."""
+        return self.allocated + self.cache
+
+    @property
     def fits(self) -> Column:
         """Whether the total leaves the stated reserve of the GPU free."""
-        return self.total <= self.capacity * (1 - RESERVE)
+        return self.total <= self.capacity * (1 - RESERVE) * (1 + 1e-12)
 
 
-def memory(case: Case) -> Memory:
-    """Peak memory of the worst rank."""
-    held = stages(case)
-    state, buffers = _state_and_buffers(case, held)
-    logits = _logits(case, held)
+@dataclass(frozen=True)
+class Peak:
+    """Bytes at one moment, on every stage."""
+
+    activations: Column
+    logits: Column
+    buffers: Column
+
+    @property
+    def total(self) -> Column:
+        return self.activations + self.logits + self.buffers
+
+
+def memory(case: Case, stage: Where = "worst") -> Memory:
+    """Peak memory of the worst stage, or of the first or the last."""
+    found = _on_stages(case, stages(case))
+    given = {"first": FIRST, "last": LAST}.get(stage)
+    at = found[-1].argmax(axis=0) if given is None else np.full(found.shape[2:], given)
+    if found.ndim == 2:
+        return _memory(case, found[:, int(at)].tolist())
+    return _memory(case, list(np.take_along_axis(found, at[None, None], axis=1)[:, 0]))
+
+
+def memory_by_stage(case: Case) -> tuple[Memory, ...]:
+    """Peak memory of every pipeline stage of one layout, first to last."""
+    if shape_of(case):
+        raise InputError("asks for one layout, not for columns of them", field="case")
+    return tuple(_memory(case, values) for values in _on_stages(case, stages(case, every=True)).T.tolist())
+
+
+def _memory(case: Case, values: list[Column]) -> Memory:
+    named = dict(zip((*PARTS, "cache", "total"), values, strict=True))
+    return Memory(**named, capacity=case.cluster.gpu.memory_gib)
+
+
+def _on_stages(case: Case, held: Stages) -> NDArray[np.float64]:
+    """GiB of every part, the allocator's loss and the total (rows) on every stage."""
+    out = np.empty((len(PARTS) + 2, *held.index.shape))
+    for row, value in enumerate(_values(case, held)):
+        out[row] = value
+    out[:7] /= GIB
+    fixed, owned = _fixed_gib(case), out[:6].sum(axis=0)
+    room = case.cluster.gpu.memory_gib * (1 - RESERVE) - owned - fixed
+    # Cached blocks go back before an allocation fails, all but a small share.
+    out[7] = np.maximum(np.minimum(out[6], room), FRAGMENTATION_FLOOR * owned)
+    out[6] = fixed + out[7]
+    out[8] = owned + out[6]
+    return out
+
+
+def _values(case: Case, held: Stages) -> tuple[Column, ...]:
+    """Bytes on every stage: the parts but overhead, and the allocator's loss."""
+    params = rank_params(case, held)
+    state, trained = _state(case, held, params)
     saved, working = _activations(case, held)
-    activations = saved + np.maximum(working - logits, 0)  # the two transients never meet
-    dynamic = activations + logits + buffers
-    fixed = state.weights + state.gradients + state.optimizer
-    overhead = _overhead_gib(case) * GIB + FRAGMENTATION_STATE * fixed + FRAGMENTATION_DYNAMIC * dynamic
-    values = (state.weights, state.gradients, state.optimizer, activations, logits, buffers, overhead)
-    return _worst(case, held, values)
+    loss = _loss_peak(case, held, params, trained, saved)
+    peak = _larger(loss, _backward_peak(case, held, params, trained, saved, working))
+    owned = state.weights + state.gradients + state.optimizer
+    cache = FRAGMENTATION_STATE * owned + memory_profile(case).fragmentation * peak.total
+    return (state.weights, state.gradients, state.optimizer, peak.activations, peak.logits, peak.buffers, cache)
 
 
-def _worst(case: Case, held: Stages, values: tuple[Column, ...]) -> Memory:
-    """The stage with the largest sum, in GiB."""
-    parts = [np.broadcast_to(value, held.index.shape) for value in values]
-    total = sum(parts[1:], start=parts[0])
-    at = np.argmax(total, axis=0)[None]
-    chosen = [plain(np.take_along_axis(part, at, axis=0)[0] / GIB) for part in parts]
-    return Memory(**dict(zip(PARTS, chosen, strict=True)), total=sum(chosen), capacity=case.cluster.gpu.memory_gib)
+def _larger(one: Peak, other: Peak) -> Peak:
+    first = one.total >= other.total
+    return Peak(
+        where(first, one.activations, other.activations),
+        where(first, one.logits, other.logits),
+        where(first, one.buffers, other.buffers),
+    )
 
 
 def tokens(case: Case) -> Column:
@@ -83,56 +144,76 @@ def tokens(case: Case) -> Column:
     return case.micro_batch_size * case.seq_length / case.cp
 
 
-def _state_and_buffers(case: Case, held: Stages) -> tuple[State, Column]:
-    params = rank_params(case, held)
+def _state(case: Case, held: Stages, params: RankParams) -> tuple[State, RankParams]:
+    """State of a rank, and the parameters that are trained."""
     if case.goal != "peft":
-        return trained_state(case, params), _buffers(case, params, params)
+        return trained_state(case, params), params
     adapters = rank_adapters(case, held)
     state = trained_state(case, adapters)
-    return State(state.weights + frozen_weights(case, params), state.gradients, state.optimizer), _buffers(
-        case, params, adapters
-    )
+    return State(state.weights + frozen_weights(case, params), state.gradients, state.optimizer), adapters
 
 
-def _buffers(case: Case, params: RankParams, trained: RankParams) -> Column:
-    """Gathered weights and gradients on their way to the owner, for the strategies that shard weights.
+def _shards_weights(case: Case) -> Column:
+    return any_of(case.strategy, "fsdp2", "megatron_fsdp")
 
-    The layer in use and the prefetched one are whole, and so are embedding and head. Inside a torch pipeline, or when
-    told not to reshard, all layers of the stage stay whole. One layer's gradients are whole before they are reduced.
-    """
+
+def _keeps_all(case: Case) -> Column:
+    """Where every layer of the stage stays gathered: inside a torch pipeline, or when told not to reshard."""
+    kept = memory_profile(case).keeps_experts_gathered and bool(case.is_moe)
+    return ((case.pp > 1) & (case.engine != "megatron")) | (not case.reshard_after_forward) | kept
+
+
+def _gathered(case: Case, params: RankParams, layers: float) -> Column:
+    """Bytes of gathered weights: embedding and head, and some layers or all of them."""
     size = 1 if case.fp8_gather else BYTES[case.compute]
-    some = GATHERED_LAYERS * (params.unit_dense + params.unit_routed) + params.ends
-    keeps_all = ((case.pp > 1) & (case.engine != "megatron")) | (not case.reshard_after_forward) | _keeps_experts(case)
-    gathered = np.where(keeps_all, params.total, np.minimum(some, params.total)) * size
-    reduced = (trained.unit_dense + trained.unit_routed) * (BYTES[case.compute] + BYTES[case.reduce])
-    return any_of(case.strategy, "fsdp2", "megatron_fsdp") * (gathered + reduced)
+    held = larger(layers * (params.unit_dense + params.unit_routed), memory_profile(case).live_parameters)
+    some = smaller(held + params.ends, params.total)
+    return _shards_weights(case) * where(_keeps_all(case), params.total, some) * size
 
 
-def _keeps_experts(case: Case) -> bool:
-    """KempnerForge's measured MoE runs only add up when gathered blocks stay: 16 experts on 8 GPUs need 33 GiB more."""
-    return case.engine == "kempnerforge" and bool(case.is_moe)
+def _loss_peak(case: Case, held: Stages, params: RankParams, trained: RankParams, saved: Column) -> Peak:
+    """The loss: logits with their softmax and gradient; sharded layers lie back with their owners."""
+    fresh = memory_profile(case).layer_gradients * held.last * (trained.head + trained.unit_dense)
+    return Peak(saved, _logits(case, held), _gathered(case, params, 0.0) + fresh)
+
+
+def _backward_peak(
+    case: Case, held: Stages, params: RankParams, trained: RankParams, saved: Column, working: Column
+) -> Peak:
+    """One layer's backward pass: it and the next are gathered, its gradients are whole before they are reduced."""
+    profile = memory_profile(case)
+    reduced = larger(trained.unit_dense + trained.unit_routed, smaller(profile.reduce_bucket, trained.total))
+    reduced = reduced * (BYTES[case.compute] + BYTES[case.reduce])
+    fresh = profile.layer_gradients * trained.unit_dense + profile.stacked_experts * trained.unit_routed
+    logits = profile.keeps_logits * held.last * tokens(case) * case.model.vocab
+    gathered = _gathered(case, params, GATHERED_LAYERS)
+    return Peak(saved + working, logits, gathered + _shards_weights(case) * reduced + fresh)
 
 
 def _logits(case: Case, held: Stages) -> Column:
     """Bytes of logits, their softmax and their gradient on the stage that computes the loss."""
     if not case.model.vocab:
         return 0.0
-    count = tokens(case)
+    count, profile = tokens(case), memory_profile(case)
     if case.loss == "chunked":
         count = count / LOSS_CHUNKS
     elif case.loss == "fused_linear":
-        count = np.minimum(count, FUSED_CHUNK_TOKENS)
+        count = smaller(count, FUSED_CHUNK_TOKENS)
     each, cut = logit_bytes(case)
     heads = 1 + (case.model.mtp_layers if trains_mtp(case) else 0)
-    return held.last * heads * count * case.model.vocab * each / cut
+    outputs = BYTES[case.compute] * (case.accumulation - 1) * (case.pp > 1) * tokens(case) * profile.keeps_outputs
+    return held.last * case.model.vocab * (heads * count * each + outputs) / cut
 
 
 def logit_bytes(case: Case) -> tuple[Column, Column]:
-    """Bytes alive per logit, and the ranks over which logits are cut; KempnerForge always gathers them."""
-    each = LOGIT_BYTES.get(case.engine, LOGIT_BYTES["torch"])
-    if case.loss == "vocab_parallel" and case.engine != "kempnerforge":
-        return each, case.tp
-    return each + LOGIT_BYTES_GATHERED * (case.tp > 1), 1
+    """Bytes alive per logit, and the ranks over which logits are cut."""
+    profile = memory_profile(case)
+    each = (profile.logits_compiled if case.compile else 0.0) or profile.logits
+    if case.loss == "plain" or profile.gathers_logits:
+        return each + profile.logits_gathered * (case.tp > 1), 1
+    if case.loss == "vocab_parallel" and profile.logits_parallel:
+        each = where(case.tp > 1, max(profile.logits_parallel, each), each)
+    return each, case.tp
 
 
 def _activations(case: Case, held: Stages) -> tuple[Column, Column]:
@@ -142,14 +223,13 @@ def _activations(case: Case, held: Stages) -> tuple[Column, Column]:
     working: Column = 0.0
     again = recomputed_share(case, held)
     for layer, number in held.layers:
-        everything, selective, inputs = kept_bytes(case, layer_parts(case, layer))
+        parts = layer_parts(case, layer)
+        everything, selective, inputs = kept_bytes(case, parts)
         full = again * inputs + (1 - again) * everything
-        kept = np.where(case.recompute == "none", everything, np.where(case.recompute == "full", full, selective))
+        kept = where(case.recompute == "none", everything, where(case.recompute == "full", full, selective))
         saved = saved + number * kept
-        rebuilt = np.where(
-            case.recompute == "none", 0, everything - np.where(case.recompute == "full", inputs, selective)
-        )
-        working = np.maximum(working, rebuilt + BACKWARD_WORKING_SET * everything)
+        rebuilt = where(case.recompute == "none", 0, everything - where(case.recompute == "full", inputs, selective))
+        working = larger(working, (number > 0) * (rebuilt + working_bytes(case, parts)))
     ends = held.first * vision_bytes(case) + 2 * held.last * BYTES[case.compute] * case.model.hidden / residual_cut(
         case
     )
@@ -159,11 +239,24 @@ def _activations(case: Case, held: Stages) -> tuple[Column, Column]:
 
 def recomputed_share(case: Case, held: Stages) -> Column:
     """Share of a stage's layers that full recompute covers."""
-    share = np.minimum(case.recompute_layers / np.maximum(held.count, 1), 1)
-    return np.where(case.recompute_layers == 0, 1.0, share)
+    share = smaller(case.recompute_layers / larger(held.count, 1), 1)
+    return where(case.recompute_layers == 0, 1.0, share)
 
 
-def _overhead_gib(case: Case) -> Column:
+def _fixed_gib(case: Case) -> Column:
     """CUDA context and one communicator per axis in use."""
     axes = (case.tp, case.pp, case.cp, case.ep, case.dp)
     return CONTEXT_GIB + COMMUNICATOR_GIB * sum((degree > 1) * 1 for degree in axes)
+
+
+def memory_band(case: Case) -> float:
+    """Half-width of the 80 per cent band of the total, in per cent: the widest of the kinds a case belongs to."""
+    kinds = {
+        "dense": True,
+        "moe": case.is_moe,
+        "low_precision": case.matmul != "same",
+        "hybrid": case.is_hybrid,
+        "peft": case.goal == "peft",
+        "unmeasured": case.matmul == "nvfp4" or case.is_diffusion or case.images or case.gpu_arch in ("rubin", "cdna3"),
+    }
+    return max(MEMORY_BANDS[kind] for kind, member in kinds.items() if member)

@@ -96,6 +96,7 @@ class RankParams:
     dense: Column  # layers without routed experts
     routed: Column  # routed experts
     ends: Column  # embedding, head, vision tower and other parts outside the layers
+    head: Column  # the output projection, part of ends
     unit_dense: Column  # largest single layer, what FSDP gathers at once
     unit_routed: Column
 
@@ -118,6 +119,7 @@ def rank_params(case: Case, held: Stages) -> RankParams:
         dense=sum(number * d for d, (_, number) in zip(dense, parts, strict=True)),
         routed=sum(number * p.routed for p, number in parts) / cut,
         ends=_ends(case, held),
+        head=held.last * case.model.vocab * hidden / case.tp,
         unit_dense=_largest(dense),
         unit_routed=max(p.routed for p, _ in parts) / cut,
     )
@@ -131,6 +133,7 @@ def rank_adapters(case: Case, held: Stages) -> RankParams:
         dense=sum(number * p.whole for p, number in parts),
         routed=sum(number * p.routed for p, number in parts) / cut,
         ends=0.0,
+        head=0.0,
         unit_dense=float(max(p.whole for p, _ in parts)),
         unit_routed=max(p.routed for p, _ in parts) / cut,
     )

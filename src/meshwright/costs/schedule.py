@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from meshwright.costs.columns import Column, any_of
+from meshwright.costs.columns import Column, any_of, smaller, where
 from meshwright.costs.stages import Stages
 from meshwright.recipes.case import Case
 
@@ -19,7 +17,7 @@ def in_flight(case: Case, held: Stages) -> Column:
     pp, vp, micro_batches = case.pp, case.vp, case.accumulation
     plain = pp - held.index
     chunks = 2 * (pp - held.index - 1) + (vp - 1) * pp + 1
-    kept = np.where(vp > 1, chunks / vp, plain)
-    kept = np.where(any_of(case.pp_schedule, "zbv", "dualpipe_v"), pp + 0.5 * (case.pp_schedule == "dualpipe_v"), kept)
-    kept = np.where(any_of(case.pp_schedule, "gpipe", "looped_bfs"), micro_batches, kept)
-    return np.where(pp > 1, np.minimum(kept, micro_batches), 1)
+    kept = where(vp > 1, chunks / vp, plain)
+    kept = where(any_of(case.pp_schedule, "zbv", "dualpipe_v"), pp + 0.5 * (case.pp_schedule == "dualpipe_v"), kept)
+    kept = where(any_of(case.pp_schedule, "gpipe", "looped_bfs"), micro_batches, kept)
+    return where(pp > 1, smaller(kept, micro_batches), 1)

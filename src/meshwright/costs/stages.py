@@ -8,6 +8,7 @@ along a leading axis of length 3, and the worst is reported.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ FIRST, MIDDLE, LAST = range(3)
 
 @dataclass(frozen=True)
 class Stages:
-    """Three stages of the pipeline: leading axis first, heaviest middle, last; then the candidates."""
+    """Stages of the pipeline, leading axis first, heaviest middle, last (or all); then the candidates."""
 
     index: Column  # place in the pipeline, 0 = first
     first: Column  # holds the embedding
@@ -39,32 +40,52 @@ def trains_mtp(case: Case) -> bool:
     return case.model.mtp_layer is not None and case.mtp_loss > 0
 
 
-def stages(case: Case) -> Stages:
-    """The three stages of every candidate; stage contents are worked out once per distinct pipeline shape."""
+def stages(case: Case, every: bool = False) -> Stages:
+    """The three stages of every candidate, worked out once per case; or every stage of one layout."""
+    if every:
+        return _stages(case, True)
+    if "_stages" not in case.__dict__:  # memory and time both ask, and a case never changes
+        case.__dict__["_stages"] = _stages(case, False)
+    found: Stages = case.__dict__["_stages"]
+    return found
+
+
+def _stages(case: Case, every: bool) -> Stages:
+    """Stage contents are worked out once per model and distinct pipeline shape."""
     shape, model = shape_of(case), case.model
     v_shaped = any_of(case.pp_schedule, "zbv", "dualpipe_v")
-    ends = (case.embedding_as_layer, case.head_as_layer)
-    keys = np.broadcast_arrays(*(np.asarray(k) for k in (case.pp, case.vp, v_shaped, *ends)))
-    flat = np.stack([np.broadcast_to(k, shape).reshape(-1) for k in keys]).astype(np.int64)
-    code = flat[0] * 4096 + flat[1] * 8 + flat[2] * 4 + flat[3] * 2 + flat[4]
-    _, at, inverse = np.unique(code, return_index=True, return_inverse=True)
-    tables = np.stack([_three_stages(model, case.stage_layers, *map(int, flat[:, i])) for i in at], axis=-1)
-    spread = tables[..., inverse].reshape(*tables.shape[:-1], *shape)  # (1 + kinds, 3, *shape)
-    index, last_index = spread[0], spread[0][LAST]
+    keys = (case.pp, case.vp, v_shaped, case.embedding_as_layer, case.head_as_layer)
+    if shape:
+        flat = np.stack([np.broadcast_to(key, shape).reshape(-1) for key in keys]).astype(np.int64)
+        code = flat[0] * 4096 + flat[1] * 8 + flat[2] * 4 + flat[3] * 2 + flat[4]
+        _, at, inverse = np.unique(code, return_index=True, return_inverse=True)
+        tables = np.stack([_table(model, case.stage_layers, every, *map(int, flat[:, i])) for i in at], axis=-1)
+        spread = tables[..., inverse].reshape(*tables.shape[:-1], *shape)  # (1 + kinds, stages, *shape)
+    else:
+        spread = _table(model, case.stage_layers, every, *map(int, keys))
+    index, last_index = spread[0], spread[0][-1]
     layers = [(group.layer, spread[1 + i]) for i, group in enumerate(model.groups)]
     if trains_mtp(case) and model.mtp_layer is not None:
         layers.append((model.mtp_layer, model.mtp_layers * (index == last_index)))
     return Stages(index, index == 0, index == last_index, tuple(layers))
 
 
-def _three_stages(
-    model: ModelSpec, given: tuple[int, ...], pp: int, vp: int, v_shaped: int, embedding: int, head: int
+def _table(model: ModelSpec, *shape: Any) -> NDArray[np.float64]:
+    """The stages of one pipeline shape, remembered with the model."""
+    known: dict[tuple[Any, ...], NDArray[np.float64]] = model.__dict__.setdefault("_stage_tables", {})
+    if shape not in known:
+        known[shape] = _chosen_stages(model, *shape)
+    return known[shape]
+
+
+def _chosen_stages(
+    model: ModelSpec, given: tuple[int, ...], every: bool, pp: int, vp: int, v_shaped: int, embedding: int, head: int
 ) -> NDArray[np.float64]:
-    """Rows: place in the pipeline, then the number of layers of each group; columns: the three stages."""
+    """Rows: place in the pipeline, then the number of layers of each group; columns: the stages."""
     counts = _stage_counts(model, chunk_layers(model.num_layers, given, pp * vp, embedding, head), pp, bool(v_shaped))
     weight = counts @ np.array([group.layer.params(model.hidden) for group in model.groups], dtype=float)
     middle = 1 + int(np.argmax(weight[1:-1])) if pp > 2 else 0
-    chosen = [0, middle, pp - 1]
+    chosen = list(range(pp)) if every else [0, middle, pp - 1]
     return np.vstack([np.array(chosen, dtype=float), counts[chosen].T])
 
 

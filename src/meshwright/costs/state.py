@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from meshwright.costs.columns import BYTES, Column, any_of
-from meshwright.costs.constants import NF4_BYTES
+from meshwright.costs.columns import BYTES, Column, any_of, larger, where
+from meshwright.costs.memory_constants import NF4_BYTES
+from meshwright.costs.memory_profiles import MemoryProfile, memory_profile
 from meshwright.costs.parameters import RankParams
 from meshwright.recipes.case import Case
 
@@ -34,8 +33,8 @@ class PerParam:
 
 
 def master_bytes(case: Case) -> int:
-    """Bytes of the weight the optimizer updates; KempnerForge trains in pure bf16."""
-    return 2 if case.engine == "kempnerforge" else BYTES[case.master]
+    """Bytes of the weight the optimizer updates; some engines train in the compute format throughout."""
+    return BYTES[case.compute] if memory_profile(case).pure_low else BYTES[case.master]
 
 
 def moment_bytes(case: Case) -> float:
@@ -45,7 +44,7 @@ def moment_bytes(case: Case) -> float:
 
 def defers_reduction(case: Case) -> Column:
     """Where whole gradients wait for the last micro batch: told to, or inside torch's pipeline, which always does."""
-    told = case.defer_grad_sync & (case.engine not in ("torchtitan", "fsdp1", "deepspeed"))
+    told = case.defer_grad_sync & memory_profile(case).defers
     return (case.accumulation > 1) & (told | ((case.pp > 1) & (case.engine != "megatron")))
 
 
@@ -54,21 +53,23 @@ def per_param(case: Case) -> PerParam:
 
     fsdp2          the updated weight, its gradient and the moments, all shared; deferred gradients are whole
     ddp            torch: 16 bytes on every rank. Megatron: bf16 weight, fp32 gradient, fp32 master, moments = 18
-    zero1          bf16 weight and gradient on every rank, master and moments shared: 6 + 12 / ranks
+    zero1          bf16 weight and its gradient on every rank, master and moments shared: 6 + 12 / ranks
     megatron_fsdp  bf16 weight, gradient, master and moments, all shared
     """
-    master, moments = master_bytes(case), moment_bytes(case)
-    low, accumulate = BYTES[case.compute], 2 if case.engine == "kempnerforge" else BYTES[case.grads]
+    master, moments, profile = master_bytes(case), moment_bytes(case), memory_profile(case)
+    low, accumulate = BYTES[case.compute], BYTES[case.compute] if profile.pure_low else BYTES[case.grads]
     reduce, deferred = BYTES[case.reduce], defers_reduction(case)
     separate = low if master > low else 0  # a compute copy exists beside a wider master
-    low_ddp = separate if case.engine in ("megatron", "deepspeed") else 0
-    fsdp, zero1 = case.strategy == "fsdp2", case.strategy == "zero1"
-    ddp, sharded = case.strategy == "ddp", case.strategy == "megatron_fsdp"
-    gradient = accumulate if case.engine in ("megatron", "deepspeed") else master
+    low_ddp = separate if profile.separate_copy else 0
+    zero1, ddp = case.strategy == "zero1", case.strategy == "ddp"
+    sharded = (case.strategy == "megatron_fsdp") | ((case.strategy == "fsdp2") & profile.separate_copy)
+    fsdp = (case.strategy == "fsdp2") & (not profile.separate_copy)
+    extra = _extra_gradients(case, profile)
+    gradient = (accumulate if profile.separate_copy else master) + extra
     return PerParam(
         weights_whole=ddp * (low_ddp or master) + zero1 * low,
         weights_shared=fsdp * master + sharded * (separate or master),
-        gradients_whole=ddp * gradient + zero1 * accumulate + fsdp * deferred * reduce,
+        gradients_whole=ddp * gradient + zero1 * (accumulate + extra) + fsdp * deferred * reduce,
         gradients_shared=fsdp * (1 - 1 * deferred) * master + sharded * accumulate,
         optimizer_whole=ddp * (moments + (master if low_ddp else 0)),
         optimizer_shared=fsdp * moments
@@ -77,16 +78,22 @@ def per_param(case: Case) -> PerParam:
     )
 
 
+def _extra_gradients(case: Case, profile: MemoryProfile) -> Column:
+    """Bytes per parameter beside the accumulated gradients: what ranks reduce, what one compiled graph returns."""
+    whole_graph = profile.whole_graph and case.compile
+    return profile.extra_gradients * (case.dp > 1) + whole_graph * (case.accumulation > 1) * BYTES[case.compute]
+
+
 def dense_ranks(case: Case) -> Column:
     """Ranks that share one copy of a dense parameter; context-parallel ranks hold the same weights and join in."""
-    return np.where(case.strategy == "ddp", 1, case.shard * case.cp)
+    return where(case.strategy == "ddp", 1, case.shard * case.cp)
 
 
 def expert_ranks(case: Case) -> Column:
     """Ranks that share one copy of an expert."""
     if case.engine == "kempnerforge":
         return dense_ranks(case)
-    return np.where(case.strategy == "ddp", 1, np.maximum(case.expert_dp // case.dp_replicate, 1))
+    return where(case.strategy == "ddp", 1, larger(case.expert_dp // case.dp_replicate, 1))
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ def trained_state(case: Case, params: RankParams) -> State:
     dense, routed = params.dense + params.ends, params.routed
     shared = dense / dense_ranks(case) + routed / expert_ranks(case)
     whole = dense + routed
-    on_gpu, optimizer_on_gpu = case.offload != "params", ~np.asarray(any_of(case.offload, "params", "optimizer"))
+    on_gpu, optimizer_on_gpu = case.offload != "params", where(any_of(case.offload, "params", "optimizer"), 0, 1)
     return State(
         weights=on_gpu * (each.weights_whole * whole + each.weights_shared * shared),
         gradients=on_gpu * (each.gradients_whole * whole + each.gradients_shared * shared),
@@ -117,6 +124,6 @@ def frozen_weights(case: Case, params: RankParams) -> Column:
     low = BYTES[case.compute]
     matrix = NF4_BYTES if case.method == "qlora" else low
     shares = any_of(case.strategy, "fsdp2", "megatron_fsdp")
-    dense = (params.dense * matrix + params.ends * low) / np.where(shares, dense_ranks(case), 1)
-    routed = params.routed * matrix / np.where(shares, expert_ranks(case), 1)
+    dense = (params.dense * matrix + params.ends * low) / where(shares, dense_ranks(case), 1)
+    routed = params.routed * matrix / where(shares, expert_ranks(case), 1)
     return (case.offload != "params") * (dense + routed)

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshwright.costs.columns import Column, any_of, pick, plain
+from meshwright.costs.columns import Column, any_of, larger, pick, plain, where
 from meshwright.costs.communication import cp_s, dp_s, ep_s, p2p_s, tp_s
-from meshwright.costs.compute import micro_batch_s
-from meshwright.costs.constants import (
-    BUBBLE,
-    CLIP_PASSES,
-    HBM_EFFICIENCY,
-    HOST_LINK_GB_S,
-    LAUNCH_COMPILE,
-    LAUNCH_GRAPHS,
-    LAUNCH_S,
-    STEP_FIXED_S,
-)
+from meshwright.costs.compute import head_s, layer_time, repeated_s, vision_s
+from meshwright.costs.flops import training_factor
+from meshwright.costs.memory import recomputed_share
 from meshwright.costs.parameters import RankParams, rank_adapters, rank_params
-from meshwright.costs.stages import Stages, stages
+from meshwright.costs.speeds import Speeds, speeds
+from meshwright.costs.stages import FIRST, LAST, MIDDLE, Stages, stages
 from meshwright.costs.state import dense_ranks, expert_ranks, moment_bytes
+from meshwright.models import Layer, MoE
 from meshwright.recipes.case import Case
 
 PARTS = ("compute", "tp", "cp", "ep", "pp_bubble", "dp", "optimizer", "other")
@@ -38,7 +32,7 @@ class StepTime:
     pp_bubble: Column
     dp: Column
     optimizer: Column
-    other: Column  # launches the GPU waits for, and what a step costs however small it is
+    other: Column  # launches the GPU waits for, stragglers, and what a step costs however small it is
     step_s: Column
 
     @property
@@ -46,55 +40,137 @@ class StepTime:
         return {name: getattr(self, name) for name in PARTS}
 
 
+@dataclass(frozen=True)
+class Micro:
+    """Seconds of one micro batch on each of the three stages."""
+
+    work: Column  # forward and backward on the GPU
+    forward: Column
+    tp: Column
+    cp: Column
+    ep: Column
+    wait: Column  # for token counts of experts
+    launch: Column  # CPU time to launch it all
+
+    @property
+    def busy(self) -> Column:
+        """Seconds in which the GPU or its links work."""
+        return self.work + self.tp + self.cp + self.ep + self.wait
+
+
 def step_time(case: Case) -> StepTime:
     """Seconds of one optimizer step: the slowest stage's micro batches, the bubble, and what happens once a step."""
-    held = stages(case)
-    work, forward = micro_batch_s(case, held)
-    shares = [work, forward, tp_s(case, held), cp_s(case, held), ep_s(case, held), _launch_s(case, held)]
-    work, forward, tp, cp, ep, launch = _slowest(held, shares)
-    busy, rounds = work + tp + cp + ep, case.accumulation
-    idle = np.maximum(launch - busy, 0)  # the GPU waits for the CPU
-    bubble = (case.pp - 1) / case.vp * (busy + idle) * pick(case.pp_schedule, BUBBLE) + rounds * p2p_s(case)
-    params = _largest_stage(rank_params(case, held))
-    trained = _largest_stage(rank_adapters(case, held)) if case.goal == "peft" else params
-    values = (
-        rounds * work,
-        rounds * tp,
-        rounds * cp,
-        rounds * ep,
+    held, speed = stages(case), speeds(case)
+    micro = _micro(case, speed, held)
+    slowest, rest = _slowest(case, held, micro)
+    busy, rounds = slowest.busy, case.accumulation
+    idle = _soft_excess(slowest.launch, busy, speed.shared.sharpness)
+    bubble = rest / case.vp * (1 + idle / busy) * pick(case.pp_schedule, speed.shared.bubble)
+    bubble = bubble + rounds * p2p_s(case, speed)
+    params, trained = _held_params(case, held)
+    values = [
+        rounds * slowest.work,
+        rounds * slowest.tp,
+        rounds * slowest.cp,
+        rounds * slowest.ep,
         bubble,
-        dp_s(case, params, trained, busy + idle, forward),
-        _optimizer_s(case, trained),
-        rounds * idle + STEP_FIXED_S,
-    )
+        dp_s(case, speed, params, trained, busy + idle, slowest.forward),
+        _optimizer_s(case, speed, trained),
+        rounds * (idle + slowest.wait) + speed.engine.step_s,
+    ]
+    values[-1] = values[-1] + _stragglers(case, speed) * sum(values)
     parts = [plain(np.broadcast_to(value, held.index.shape[1:]) * 1.0) for value in values]
     return StepTime(**dict(zip(PARTS, parts, strict=True)), step_s=sum(parts))
 
 
-def _slowest(held: Stages, shares: list[Column]) -> list[Column]:
-    """Each share on the stage that takes longest in all; the forward and the launches are not part of the sum."""
-    arrays = [np.broadcast_to(share, held.index.shape) for share in shares]
-    total = arrays[0] + arrays[2] + arrays[3] + arrays[4]
-    at = np.argmax(total, axis=0)[None]
-    return [np.take_along_axis(array, at, axis=0)[0] for array in arrays]
+def _micro(case: Case, speed: Speeds, held: Stages) -> Micro:
+    """One micro batch on each stage, kind of layer by kind of layer."""
+    factor, again = training_factor(case), recomputed_share(case, held)
+    passes = 2 + (case.recompute == "full") * again
+    again_launched = where(case.recompute == "full", 4 / 3, 1.0) * (1 + speed.engine.launch_tp * np.log2(case.tp))
+    sums: list[Column] = [0.0] * 7
+    for layer, number in held.layers:
+        time = layer_time(case, speed, layer)
+        shares = (
+            time.both(factor) + repeated_s(case, speed, held, layer, time),
+            time.forward,
+            tp_s(case, speed, layer, passes),
+            cp_s(case, speed, layer, time, passes),
+            ep_s(case, speed, layer, passes),
+            _wait_s(case, speed, layer),
+            _launch_s(case, speed, layer) * again_launched,
+        )
+        sums = [total + number * share for total, share in zip(sums, shares, strict=True)]
+    head, head_forward = head_s(case, speed, held)
+    vision = held.first * vision_s(case, speed)
+    return Micro(sums[0] + head + 3 * vision, sums[1] + head_forward + vision, *sums[2:])
+
+
+def _launch_s(case: Case, speed: Speeds, layer: Layer) -> float:
+    """CPU seconds to launch one layer's kernels, forward and backward."""
+    engine, left = speed.engine, speed.shared.graphs_left
+    dense, routed = engine.launch_s, engine.launch_moe_s if isinstance(layer.ffn, MoE) else 0.0
+    if case.capacity_factor:  # equal shapes for all experts: as few kernels as a dense block
+        routed = engine.launch_s
+    if case.cuda_graphs == "full_iteration":
+        return 0.0
+    if case.matmul != "same":
+        dense, routed = dense * engine.launch_8bit, routed * engine.launch_8bit
+    if case.cuda_graphs != "none":
+        return dense * left["dense"] + routed * left["moe"]
+    return (dense + routed) * (engine.launch_compiled if case.compile else 1.0)
+
+
+def _wait_s(case: Case, speed: Speeds, layer: Layer) -> float:
+    """Seconds a layer with experts leaves the GPU idle until the CPU knows how many tokens each expert gets."""
+    if not isinstance(layer.ffn, MoE) or case.cuda_graphs == "full_iteration" or case.capacity_factor:
+        return 0.0
+    left = speed.shared.graphs_left["sync"] if case.cuda_graphs != "none" else 1.0
+    return speed.engine.sync_moe_s * left
+
+
+def _soft_excess(launch: Column, busy: Column, sharpness: float) -> Column:
+    """How far launching outlasts the GPU's work; near equality each delays the other now and then."""
+    return busy * ((1 + (launch / busy) ** sharpness) ** (1 / sharpness) - 1)
+
+
+def _slowest(case: Case, held: Stages, micro: Micro) -> tuple[Micro, Column]:
+    """The stage that takes longest, and the seconds of all the other stages together, which the bubble waits for."""
+    shape = held.index.shape
+    names = ("work", "forward", "tp", "cp", "ep", "wait", "launch")
+    arrays = [np.broadcast_to(getattr(micro, name), shape) for name in names]
+    busy = np.broadcast_to(micro.busy, shape)
+    at = np.argmax(busy, axis=0)[None]
+    chosen = [np.take_along_axis(array, at, axis=0)[0] for array in arrays]
+    slowest = Micro(*chosen)
+    others = busy[FIRST] + busy[LAST] + larger(case.pp - 2, 0) * busy[MIDDLE] - slowest.busy
+    return slowest, where(case.pp > 1, larger(others, 0.0), 0.0)
+
+
+def _held_params(case: Case, held: Stages) -> tuple[RankParams, RankParams]:
+    """Parameters of the heaviest stage, and those of them that are trained; worked out once per case."""
+    if "_held_params" not in case.__dict__:
+        params = _largest_stage(rank_params(case, held))
+        trained = _largest_stage(rank_adapters(case, held)) if case.goal == "peft" else params
+        case.__dict__["_held_params"] = (params, trained)
+    found: tuple[RankParams, RankParams] = case.__dict__["_held_params"]
+    return found
 
 
 def _largest_stage(params: RankParams) -> RankParams:
     """The heaviest of the three stages, which sets the pace of data-parallel communication."""
     dense, routed, ends = (np.max(np.atleast_1d(part), axis=0) for part in (params.dense, params.routed, params.ends))
-    return RankParams(dense, routed, ends, params.unit_dense, params.unit_routed)
+    return replace(params, dense=dense, routed=routed, ends=ends)
 
 
-def _launch_s(case: Case, held: Stages) -> Column:
-    """CPU seconds to launch one micro batch's kernels on a stage."""
-    factor = LAUNCH_GRAPHS if case.cuda_graphs != "none" else (LAUNCH_COMPILE if case.compile else 1.0)
-    return held.count * LAUNCH_S * factor * np.where(case.recompute == "full", 4 / 3, 1)
+def _stragglers(case: Case, speed: Speeds) -> Column:
+    """Share of a step lost to the slowest of many nodes; it grows with every doubling."""
+    return speed.shared.jitter * np.log2(larger(case.world / case.cluster.gpu.gpus_per_node, 1))
 
 
-def _optimizer_s(case: Case, params: RankParams) -> Column:
+def _optimizer_s(case: Case, speed: Speeds, params: RankParams) -> Column:
     """Reads and writes of weights, gradients and moments at memory speed, plus the trip to the host when offloaded."""
     own = (params.dense + params.ends) / dense_ranks(case) + params.routed / expert_ranks(case)
-    moved = 2 * (4 + moment_bytes(case)) + 4 + 2 + 4 * CLIP_PASSES
-    on_gpu = own * moved / (case.cluster.gpu.hbm_gb_s * 1e9 * HBM_EFFICIENCY)
+    moved = 2 * (4 + moment_bytes(case)) + 4 + 2 + 4 * speed.shared.clip_passes
     off = any_of(case.offload, "optimizer", "params")
-    return on_gpu + off * own * 6 / (HOST_LINK_GB_S * 1e9)
+    return own * moved / speed.hbm + off * own * 6 / (speed.shared.host_gb_s * 1e9)

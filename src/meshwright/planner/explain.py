@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright import costs, rules
-from meshwright.costs.constants import RESERVE
+from meshwright.costs.memory_constants import RESERVE
 from meshwright.planner.plan import Plan, Reason
 from meshwright.planner.space import balanced_stages
 from meshwright.recipes.case import Case

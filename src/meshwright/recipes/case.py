@@ -44,6 +44,7 @@ class Case:
             raise AttributeError(name)
         for source in (self._columns, self._recipe_values, self._facts):
             if name in source:
+                self.__dict__[name] = source[name]  # found at once the next time; a case never changes
                 return source[name]
         raise AttributeError(f"a case has no {name!r}")
 

@@ -1,0 +1,160 @@
+"""How well the cost model meets published measurements: step time, memory, and fits or does not fit.
+
+Sources publish between one and hundreds of rows, many of them neighbours of each other, so every source counts the
+same: a row weighs one over the number of rows its source contributes. Errors are predicted over measured, less one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costs.memory import memory
+from meshwright.costs.ruler import Measured, batches, read
+from meshwright.costs.time import step_time
+
+TIME_TIERS = ("A", "B")
+MEMORY_TIERS = ("A",)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Signed errors of some rows, with the source and GPU of each."""
+
+    error: NDArray[np.float64]
+    source: tuple[str, ...]
+    gpu: tuple[str, ...]
+
+    @property
+    def weight(self) -> NDArray[np.float64]:
+        """One over the rows of the same source."""
+        count = Counter(self.source)
+        return np.array([1 / count[name] for name in self.source])
+
+    def quantile(self, share: float) -> float:
+        """The absolute error, in per cent, that this share of the rows stays below, every source counting the same."""
+        return 100 * weighted_quantile(np.abs(self.error), self.weight, share)
+
+    def by(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
+        """Rows, median absolute error and median signed error, in per cent, of each name."""
+        places: dict[str, list[int]] = defaultdict(list)
+        for place, name in enumerate(names):
+            places[name].append(place)
+        return {name: _group(self.error[np.array(at)]) for name, at in sorted(places.items())}
+
+
+@dataclass(frozen=True)
+class Report:
+    """The cost model against one table of measurements."""
+
+    rows: int
+    predicted: int
+    unsupported: dict[str, int]
+    step_time: Errors
+    memory: Errors
+    fit: dict[str, int]
+
+
+def accuracy(path: str | Path) -> Report:
+    """Compare the cost model with every row of a CSV of measurements."""
+    return compare(read(path))
+
+
+def compare(rows: Sequence[Measured]) -> Report:
+    """Compare the cost model with rows already read: tiers A and B for time, tier A and real models for memory."""
+    step, allocated, reserved, fits = predictions(rows)
+    timed = [i for i, r in enumerate(rows) if r.case and r.step_s and not r.oom and r.tier in TIME_TIERS]
+    sized = [i for i, r in enumerate(rows) if r.case and _memory_row(r)]
+    gib = np.array([allocated[i] if rows[i].allocated_gib else reserved[i] for i in sized])
+    seen = np.array([rows[i].allocated_gib or rows[i].reserved_gib for i in sized])
+    return Report(
+        rows=len(rows),
+        predicted=sum(row.case is not None for row in rows),
+        unsupported=dict(Counter(row.unsupported for row in rows if row.case is None).most_common()),
+        step_time=_errors(rows, timed, step[timed] / np.array([rows[i].step_s for i in timed])),
+        memory=_errors(rows, sized, gib / seen),
+        fit=_fit(rows, fits),
+    )
+
+
+def predictions(rows: Sequence[Measured]) -> tuple[NDArray[np.float64], ...]:
+    """Step seconds, GiB allocated and reserved where a row reads them, and whether it fits; NaN without a case."""
+    out = np.full((4, len(rows)), np.nan)
+    for case, places in batches(rows):
+        out[0, places], out[3, places] = step_time(case).step_s, memory(case).fits
+        for stage in {rows[place].stage for place in places}:
+            gib, here = memory(case, stage), [rows[place].stage == stage for place in places]
+            out[1:3, np.array(places)[here]] = np.stack([gib.allocated, gib.reserved])[:, here]
+    return tuple(out)
+
+
+def _memory_row(row: Measured) -> bool:
+    measured = bool(row.allocated_gib or row.reserved_gib)
+    return measured and not row.oom and not row.tiny and row.mem_tier in MEMORY_TIERS
+
+
+def _errors(rows: Sequence[Measured], at: Sequence[int], ratio: NDArray[np.float64]) -> Errors:
+    return Errors(ratio - 1, tuple(rows[i].source for i in at), tuple(rows[i].gpu for i in at))
+
+
+def _fit(rows: Sequence[Measured], fits: NDArray[np.float64]) -> dict[str, int]:
+    """Rows that ran and are called fits, rows that ran out of memory and are called so."""
+    labelled = [i for i, r in enumerate(rows) if r.case is not None and r.mem_tier and not r.tiny]
+    ran = [i for i in labelled if not rows[i].oom]
+    failed = [i for i in labelled if rows[i].oom]
+    return {
+        "ok_called_ok": int(np.sum(fits[ran] == 1)),
+        "ok_rows": len(ran),
+        "oom_called_oom": int(np.sum(fits[failed] == 0)),
+        "oom_rows": len(failed),
+    }
+
+
+def weighted_quantile(values: NDArray[np.float64], weight: NDArray[np.float64], share: float) -> float:
+    """The smallest value that at least this share of the weight stays at or below; NaN of nothing."""
+    if not len(values):
+        return float("nan")
+    order: NDArray[np.int64] = np.argsort(values)
+    running = np.cumsum(weight[order]) / weight.sum()
+    return float(values[order[min(int(np.searchsorted(running, share)), len(values) - 1)]])
+
+
+def _group(error: NDArray[np.float64]) -> dict[str, float]:
+    return {
+        "rows": len(error),
+        "median_abs_pct": _pct(float(np.median(np.abs(error)))),
+        "bias_pct": _pct(float(np.median(error))),
+    }
+
+
+def _pct(value: float) -> float:
+    return round(100 * value, 2)
+
+
+def to_dict(report: Report) -> dict[str, Any]:
+    """The report as the plain values of the outer contract."""
+
+    def part(errors: Errors) -> dict[str, Any]:
+        median, high = (errors.quantile(q) for q in (0.5, 0.9))
+        none = not len(errors.error)
+        return {
+            "median_abs_pct": None if none else round(median, 2),
+            "p90_abs_pct": None if none else round(high, 2),
+            "rows": len(errors.error),
+            "by_source": errors.by(errors.source),
+        }
+
+    return {
+        "rows": report.rows,
+        "predicted": report.predicted,
+        "unsupported": report.unsupported,
+        "step_time": {**part(report.step_time), "by_gpu": report.step_time.by(report.step_time.gpu)},
+        "memory": part(report.memory),
+        "fit": report.fit,
+    }

@@ -1,0 +1,154 @@
+"""Calibration profiles: what GPUs, engines and links reach in a running training, as data with its sources.
+
+`profiles/gpu_*.toml` hold one GPU architecture each, `profiles/engine_*.toml` one engine each, `profiles/shared.toml`
+what neither decides. benchmarks/fit_costs.py fits and writes them. A case may carry a calibration of its own, which
+is how the fit tries values and how a user's own machine is described.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from meshwright.errors import InputError
+from meshwright.recipes.case import Case
+
+PROFILES = Path(__file__).with_name("profiles")
+
+
+class _Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    source: str = ""  # where the numbers come from, and the command that fitted them
+
+
+class GpuProfile(_Profile, frozen=True):
+    """What one GPU architecture reaches."""
+
+    matmul: dict[str, float]  # share of the dense peak that large matmuls reach, by precision
+    attention: dict[str, float]  # share of the bf16 peak over the causal half, forward: flash1, flash2, best
+    scan: float  # the same for chunked scans of linear-time mixers
+    hbm: float  # share of the memory bandwidth that memory-bound kernels reach
+    link: float  # share of the NVLink (or PCIe) rate that collectives reach
+    network: float  # share of the network rate that collectives reach
+    all_to_all: float  # share of either that an all-to-all reaches
+    clock: dict[str, float] = {}  # sustained clock over that of the architecture's reference, by GPU name
+
+
+class EngineProfile(_Profile, frozen=True):
+    """How one engine executes a step."""
+
+    attention: str  # kernel behind flash attention: flash1, flash2 or best
+    traffic: float  # bytes its memory-bound kernels move over what perfectly fused ones would
+    traffic_compiled: float  # the same under torch.compile
+    launch_s: float  # CPU seconds to launch one layer's kernels, forward and backward
+    launch_compiled: float = 0.6  # of that under torch.compile
+    launch_tp: float = 0.0  # more of that for every doubling of the tensor-parallel ranks
+    launch_8bit: float = 1.0  # launches with quantised matmuls over those without
+    launch_moe_s: float = 0.0  # more for a layer with experts: routing, permutation, one kernel per step of it
+    sync_moe_s: float = 0.0  # seconds the GPU waits in a layer with experts for the CPU to learn token counts
+    step_s: float = 0.015  # what a step costs however small: data, logging, end-of-step synchronisation
+    grouped: float = 0.8  # expert matmuls over what their shapes would reach alone
+    dp_visible: float = 0.1  # share of an overlapped data-parallel collective that stays visible
+    dp_rate: float = 1.0  # of the links' rate that its data-parallel collectives reach
+    bucket_params: float = 40.0  # parameters in one data-parallel collective, in millions
+    bucket_per_rank: float = 0.0  # at least this many millions for every data-parallel rank
+    imbalance: float = 1.2  # load of the fullest expert rank over the mean under natural routing
+    p2p_s: float = 0.0  # seconds a pipeline stage waits around the sends and receives of one micro batch
+
+
+class Shared(_Profile, frozen=True):
+    """Physics that neither the GPU nor the engine decides."""
+
+    matmul_traffic: float  # share of a matmul's reads and writes that its arithmetic does not hide
+    attention_backward: float  # backward of flash attention over its forward
+    head_width: float  # work per score that does not grow with the head's width, in widths
+    block: float  # tokens a causal block wastes at the diagonal
+    score_passes: dict[str, float]  # passes over the scores, forward and backward: eager, fused_softmax
+    misaligned: float  # slowdown of a matmul whose width is no multiple of 64
+    quantise: dict[str, float]  # bytes per element of a linear's inputs and outputs to quantise them, by matmul format
+    loss_bytes: dict[str, float]  # bytes the loss moves per logit, forward and backward, by kind of loss
+    latency_s: float  # start of a collective
+    hop_s: float  # more for every rank of a ring inside a domain
+    far_hop_s: float  # more for every domain a ring passes
+    dispatch: dict[str, float]  # speed of a dispatcher of tokens over a plain all-to-all
+    tp_overlap_visible: float  # shares of communications that overlap does not hide
+    ep_overlap_visible: float
+    cp_visible: float
+    p2p_visible: float
+    selective_again: float  # op-level selective recompute: share of the forward done again
+    sharpness: float  # how sharply the longer of launching and computing decides: 1 adds them, large takes the longer
+    jitter: float  # slowdown for every doubling of the nodes: stragglers
+    adapter_bytes: float  # bytes per element of an adapted linear's input and output that an adapter moves
+    graphs_left: dict[str, float]  # launch time left with CUDA graphs: of dense parts, of experts, of synchronisations
+    host_gb_s: float  # host link of offloaded state
+    clip_passes: float  # passes over the gradients for their norm
+    bubble: dict[str, float]  # bubble of a schedule over that of 1F1B
+
+
+class Calibration(msgspec.Struct, frozen=True):
+    """All profiles together."""
+
+    gpus: dict[str, GpuProfile]
+    engines: dict[str, EngineProfile]
+    shared: Shared
+
+    def gpu(self, case: Case) -> GpuProfile:
+        """The profile of the case's GPU architecture."""
+        return self.gpus[case.cluster.gpu.arch]
+
+    def engine(self, case: Case) -> EngineProfile:
+        """The profile a case names, or that of its engine."""
+        return self.engines[getattr(case, "profile", "") or case.engine]
+
+
+def calibration(case: Case) -> Calibration:
+    """The calibration a case carries, or the shipped one."""
+    own: Calibration | None = getattr(case, "calibration", None)
+    return own if own is not None else shipped()
+
+
+@cache
+def shipped() -> Calibration:
+    """The profiles that come with Meshwright."""
+    return from_tables(read_tables(PROFILES))
+
+
+def read_tables(folder: Path) -> dict[str, dict[str, Any]]:
+    """Every profile file of a folder as plain tables, by file name without its ending."""
+    tables: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.glob("*.toml")):
+        try:
+            tables[path.stem] = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"not a profile: {error}", field="profile", value=str(path)) from None
+    return tables
+
+
+def from_tables(tables: dict[str, dict[str, Any]]) -> Calibration:
+    """The calibration that some tables describe; unknown, missing or nonsensical values are errors."""
+    try:
+        gpus = {_kind(name): msgspec.convert(t, GpuProfile) for name, t in tables.items() if name.startswith("gpu_")}
+        engines = {
+            _kind(name): msgspec.convert(t, EngineProfile) for name, t in tables.items() if name.startswith("engine_")
+        }
+        made = Calibration(gpus, engines, msgspec.convert(tables["shared"], Shared))
+    except (msgspec.ValidationError, KeyError) as error:
+        raise InputError(f"not a calibration: {error}", field="profile") from None
+    _refuse_nonsense(tables)
+    return made
+
+
+def _kind(name: str) -> str:
+    return name.split("_", 1)[1]
+
+
+def _refuse_nonsense(tables: dict[str, dict[str, Any]]) -> None:
+    """Every number of a profile is a share, a factor or a time: finite and not negative."""
+    for name, table in tables.items():
+        for key, value in table.items():
+            for number in value.values() if isinstance(value, dict) else [value]:
+                if isinstance(number, int | float) and not 0 <= number < 1e4:
+                    raise InputError("must be between 0 and 10,000", field=f"{name}.{key}", value=number)

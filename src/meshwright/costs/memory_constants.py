@@ -1,0 +1,41 @@
+"""Every number of the memory model that belongs to no engine, each with its reason; engines are in memory_profiles."""
+
+from __future__ import annotations
+
+# CUDA context, kernels and cuBLAS workspaces: 0.5-1 GB context plus 32 MiB workspaces per stream on Hopper.
+CONTEXT_GIB = 0.9
+# NCCL channels and proxies of one process group of size > 1 (buffers of 4 MiB x channels, both directions).
+COMMUNICATOR_GIB = 0.15
+# The caching allocator's loss: of 32 runs on B200 and GB200 that report both, reserved is 2.6 to 9.3 per cent above
+# allocated, least where state dominates. It gives cached blocks back before it fails, all but the second share.
+FRAGMENTATION_STATE = 0.025
+FRAGMENTATION_FLOOR = 0.02
+# A plan fits when this share of the GPU stays free: the driver and other processes take some, and step 2 peaks higher.
+RESERVE = 0.02
+
+LOSS_CHUNKS = 8  # chunked losses cut the tokens into this many pieces
+FUSED_CHUNK_TOKENS = 1024  # a fused linear cross-entropy works on about this many tokens at a time
+
+# Sharded weights: the layer in use and the prefetched one are whole.
+GATHERED_LAYERS = 2.0
+# Bytes per score of attention that writes its matrix: fp32 scores and softmax of torch, Megatron's fused softmax in 16
+# bits (5 with the mask of a dropout, as in Korthikanti et al. 2022).
+SCORE_BYTES = {"eager": 8.0, "fused_softmax": 4.0}
+# Share of the sequence that is image tokens when samples carry images.
+IMAGE_SHARE = 0.5
+# Tokens between stored states of a chunked scan (Mamba-2 256, gated delta rule 64).
+MAMBA_CHUNK = 256
+DELTA_CHUNK = 64
+# NF4: half a byte and one fp32 scale per 64 weights, itself quantised.
+NF4_BYTES = 0.516
+
+# Half-width of the 80 per cent band of the total, in per cent: the 80th percentile of the residuals over published
+# peaks of the two better tiers, rounded up.
+MEMORY_BANDS = {
+    "dense": 10.0,  # 118 peaks of 10 sources; 4.4 over the better 62
+    "moe": 10.0,  # 23 peaks of 4 sources
+    "low_precision": 15.0,  # 11 peaks of 3 sources
+    "hybrid": 20.0,  # 4 peaks of 2 sources
+    "peft": 25.0,  # 4 peaks of one source
+    "unmeasured": 35.0,  # fp4, diffusion, images, GPUs without published runs: a guess
+}

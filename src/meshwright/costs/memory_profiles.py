@@ -1,0 +1,60 @@
+"""What each engine keeps in GPU memory beyond the textbook, as data (memory_profiles.toml)."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from meshwright.errors import InputError
+from meshwright.recipes.case import Case
+
+
+class MemoryProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One engine's habits; the table says what each name means."""
+
+    logits: float
+    logits_compiled: float = 0.0
+    logits_parallel: float = 0.0
+    logits_gathered: float = 2.0
+    gathers_logits: bool = False
+    keeps_outputs: bool = False
+    keeps_logits: float = 0.0
+    separate_copy: bool = False
+    pure_low: bool = False
+    extra_gradients: float = 0.0
+    layer_gradients: float = 0.0
+    defers: bool = False
+    norm_extra: float = 0.0
+    fused_activation: bool = False
+    repeats_kv: bool = False
+    gathers_inputs: bool = False
+    keeps_experts_gathered: bool = False
+    whole_graph: bool = False
+    stacked_experts: float = 0.0
+    imbalance: float = 1.15
+    exchanged: float = 1.0
+    live_parameters: float = 0.0
+    reduce_bucket: float = 0.0
+    inplace_activation: bool = False
+    fragmentation: float = 0.06
+
+
+@cache
+def memory_profiles() -> dict[str, MemoryProfile]:
+    """Every profile by its name."""
+    path = Path(__file__).with_name("memory_profiles.toml")
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text()), dict[str, MemoryProfile])
+    except msgspec.ValidationError as error:
+        raise InputError(f"not a memory profile: {error}", field="file", value=str(path)) from None
+
+
+def memory_profile(case: Case) -> MemoryProfile:
+    """The profile of the framework a case names, else that of its engine; looked up once per case."""
+    found: MemoryProfile | None = case.__dict__.get("_memory_profile")
+    if found is None:
+        found = case.__dict__["_memory_profile"] = memory_profiles()[getattr(case, "memory_profile", "") or case.engine]
+    return found

@@ -1,0 +1,75 @@
+"""The rates a case's GPU, links and engine reach, worked out once per estimate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.clusters import Gpu
+from meshwright.costs.calibration import EngineProfile, GpuProfile, Shared, calibration
+from meshwright.recipes.case import Case
+
+LINEAR_PRECISION = {
+    "same": "",
+    "fp8_delayed": "fp8",
+    "fp8_tensor": "fp8",
+    "fp8_block": "fp8",
+    "mxfp8": "fp8",
+    "nvfp4": "fp4",
+}
+OPERAND_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5625}  # fp4: one scale per 16 values
+MATMUL_ELSE = 0.5  # share of the peak for a precision that a profile does not name
+
+
+def linear_precision(case: Case) -> str:
+    """The precision linear layers compute in, as the GPU's peaks name it."""
+    wanted = LINEAR_PRECISION[case.matmul] or ("tf32" if case.compute == "fp32" else "bf16")
+    return wanted if wanted in case.cluster.gpu.peak_tflops else "bf16"
+
+
+def peak_flops(case: Case, precision: str) -> float:
+    """Dense peak in FLOP/s."""
+    peaks = case.cluster.gpu.peak_tflops
+    return peaks.get(precision, peaks.get("bf16", max(peaks.values()))) * 1e12
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """FLOP/s and bytes/s that are reached, and the profiles they come from."""
+
+    gpu: Gpu
+    chip: GpuProfile
+    engine: EngineProfile
+    shared: Shared
+    precision: str  # of the linear layers
+    linear: float  # FLOP/s of large matmuls in that precision
+    linear_bf16: float
+    core: float  # FLOP/s of attention over the causal half, forward
+    scan: float
+    hbm: float  # bytes/s
+    link: float  # bytes/s inside a fast domain
+    network: float  # bytes/s between domains
+    traffic: float  # bytes moved by memory-bound kernels over what perfectly fused ones would
+
+
+def speeds(case: Case) -> Speeds:
+    """The rates of a case."""
+    own = calibration(case)
+    chip, engine, gpu = own.gpu(case), own.engine(case), case.cluster.gpu
+    clock, precision = chip.clock.get(gpu.name, 1.0), linear_precision(case)
+    bf16 = peak_flops(case, "bf16")
+    kernel = getattr(case, "attention_kernel", "") or engine.attention
+    return Speeds(
+        gpu=gpu,
+        chip=chip,
+        engine=engine,
+        shared=own.shared,
+        precision=precision,
+        linear=peak_flops(case, precision) * chip.matmul.get(precision, MATMUL_ELSE) * clock,
+        linear_bf16=bf16 * chip.matmul["bf16"] * clock,
+        core=bf16 * chip.attention.get(kernel, chip.attention["best"]) * clock,
+        scan=bf16 * chip.scan * clock,
+        hbm=gpu.hbm_gb_s * 1e9 * chip.hbm,
+        link=gpu.nvlink_gb_s * 1e9 * chip.link,
+        network=gpu.network_gb_s * 1e9 * chip.network,
+        traffic=engine.traffic_compiled if case.compile else engine.traffic,
+    )

@@ -1,0 +1,81 @@
+"""Calibration profiles and bands are data that is checked, and a case may bring its own."""
+
+from __future__ import annotations
+
+import copy
+
+import msgspec
+import pytest
+
+from meshwright import costs
+from meshwright.clusters import gpus
+from meshwright.costs.bands import bands, kind_of, step_band
+from meshwright.costs.calibration import PROFILES, from_tables, read_tables, shipped
+from meshwright.errors import InputError
+from meshwright.recipes.types import ENGINES
+
+from .helpers import case, diffusion, hybrid, llama, mixtral
+
+
+def test_every_engine_and_gpu_has_a_profile():
+    own = shipped()
+    assert set(ENGINES) <= set(own.engines)
+    assert {gpu.arch for gpu in gpus()} <= set(own.gpus)
+    names = {gpu.name for gpu in gpus()}
+    assert all(set(profile.clock) <= names for profile in own.gpus.values())
+
+
+def test_shares_are_shares():
+    for profile in shipped().gpus.values():
+        for share in (
+            *profile.matmul.values(),
+            *profile.attention.values(),
+            profile.hbm,
+            profile.link,
+            profile.network,
+        ):
+            assert 0 < share <= 1
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value"),
+    [("shared", "latency_s", "soon"), ("gpu_hopper", "hbm", -1.0), ("engine_megatron", "lunch_s", 0.1)],
+)
+def test_nonsense_is_refused(table, key, value):
+    tables = copy.deepcopy(read_tables(PROFILES))
+    tables[table][key] = value
+    with pytest.raises(InputError):
+        from_tables(tables)
+
+
+def test_a_broken_file_is_refused(tmp_path):
+    (tmp_path / "shared.toml").write_text("latency_s = = 1")
+    with pytest.raises(InputError, match="not a profile"):
+        read_tables(tmp_path)
+
+
+def test_a_case_may_bring_its_own_calibration():
+    own = shipped()
+    slow = msgspec.structs.replace(own.gpus["hopper"], matmul={**own.gpus["hopper"].matmul, "bf16": 0.1})
+    changed = msgspec.structs.replace(own, gpus={**own.gpus, "hopper": slow})
+    one = case(llama())
+    assert costs.step_time(one.replace(calibration=changed)).compute > 2 * costs.step_time(one).compute
+
+
+def test_bands_widen_beyond_the_ruler():
+    known = step_band(case(llama(), "64xH100", engine="megatron"))
+    assert known == bands().step_pct["dense"]
+    assert step_band(case(llama(), "64xMI300X", engine="megatron")) > known
+    assert step_band(case(llama(), "64xH100", engine="deepspeed")) > known
+    assert step_band(case(llama(), "64xH100", engine="megatron", matmul="fp8_block")) > known
+    assert step_band(case(llama(), "100000xH100", engine="megatron")) > known
+    assert step_band(case(llama(), "64xH100", engine="megatron", seq_length=2**20)) > known
+    assert step_band(case(diffusion(), "64xH100", engine="megatron")) > known
+
+
+def test_kinds_of_training():
+    assert kind_of(case(llama())) == "dense"
+    assert kind_of(case(mixtral(), force_balance=True)) == "moe"
+    assert kind_of(case(mixtral(), profile="megatron_untuned")) == "functional"
+    assert kind_of(case(hybrid())) == "hybrid"
+    assert kind_of(case(mixtral(), goal="peft")) == "peft"
