@@ -41,6 +41,9 @@ class InputError(MeshwrightError):
     """What was asked cannot be understood or cannot exist (exit code 2)."""
 
 
+SHORT = 5  # letters
+
+
 def closest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """The known names nearest to what was typed, best first; empty when nothing is near."""
     from rapidfuzz import fuzz, process
@@ -49,8 +52,10 @@ def closest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
         name.lower(), list(known), scorer=fuzz.WRatio, processor=str.lower, limit=5 * limit, score_cutoff=60
     )
     # WRatio finds parts of long names; among what it finds, the one nearest as a whole comes first.
-    ranked = sorted((match for match, _, _ in found), key=lambda m: -fuzz.ratio(name.lower(), m.lower()))
-    return ranked[:limit]
+    scored = [(match, score, fuzz.ratio(name.lower(), match.lower())) for match, score, _ in found]
+    if len(name) <= SHORT:  # a few letters are easily part of something: they must be there to the letter
+        scored = [one for one in scored if one[1] >= 85 or one[2] >= 60]
+    return [match for match, _, _ in sorted(scored, key=lambda one: -one[2])][:limit]
 
 
 def unknown(field: str, value: object, known: Iterable[str]) -> InputError:

@@ -202,3 +202,74 @@ def test_finding_a_model_is_quick_and_needs_no_heavy_library() -> None:
     for name in SPELLINGS:
         find(name)
     assert (time.process_time() - began) / len(SPELLINGS) < 0.005
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("1.3b", "megatron_1p3b"),
+        ("1p3B", "megatron_1p3b"),
+        ("7B", "megatron_7b"),
+        ("13b", "megatron_13b"),
+        ("70B", "megatron_70b"),
+        ("175B", "megatron_175b"),
+    ],
+)
+def test_a_common_size_alone_is_a_model(text: str, name: str) -> None:
+    assert find(text).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "some"), [("8B", "llama3_8b"), ("8 b", "qwen3_8b"), ("30b", "qwen3_30b_a3b"), ("600m", "qwen3_600m")]
+)
+def test_another_size_alone_lists_the_models_of_about_that_size(text: str, some: str) -> None:
+    with pytest.raises(InputError, match="which model of about this size") as caught:
+        find(text)
+    assert some in caught.value.fix
+    size = float(text.lower().rstrip("bm ")) * (1e6 if "m" in text else 1e9)
+    assert all(abs(find(name).params.total / size - 1) <= 0.25 for name in caught.value.fix)
+
+
+@pytest.mark.parametrize("text", ["9000b", "0b", "1m"])
+def test_a_size_that_no_model_has_is_told(text: str) -> None:
+    with pytest.raises(InputError, match="the nearest is"):
+        find(text)
+
+
+@pytest.mark.parametrize("text", ["NemotronNano v2", "nemotron nano v2"])
+def test_a_name_with_a_size_left_out_in_the_middle_is_ambiguous(text: str) -> None:
+    with pytest.raises(InputError, match="several models fit") as caught:
+        find(text)
+    assert {"nemotron_nano_9b_v2", "nemotron_nano_12b_v2", "nemotron_nano_v2_vl_12b"} == set(caught.value.fix)
+
+
+@pytest.mark.parametrize("text", ["nope", "foo", "abc", "zzz"])
+def test_a_few_letters_of_nonsense_suggest_nothing(text: str) -> None:
+    with pytest.raises(InputError, match="unknown model") as caught:
+        find(text)
+    assert list(caught.value.fix) == []
+
+
+@pytest.mark.parametrize("kind", ["jamba", "llava", "t5"])
+def test_an_unknown_architecture_is_not_repaired_by_renaming_it(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_of("llama3_8b") | {"model_type": kind}))
+    with pytest.raises(InputError, match=r"is not known; known: .*llama") as caught:
+        find(str(tmp_path))
+    assert list(caught.value.fix) == []
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_wrong_value_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_of("llama3_8b") | {"hidden_size": -1}))
+    with pytest.raises(InputError, match=r"config\.json") as caught:
+        find(str(tmp_path / "config.json"))
+    assert caught.value.field == "hidden_size"
+
+
+@pytest.mark.parametrize("file", ["x.toml", "deep/x.yaml", "./x.yml", "recipe.json"])
+def test_a_recipe_file_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("recipe.json").write_text('{"base": "llama3_8b_sft_config"}')
+    with pytest.raises(InputError, match="is a recipe file") as caught:
+        find(file)
+    assert f"meshwright check {file}" in caught.value.fix

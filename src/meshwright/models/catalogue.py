@@ -26,10 +26,20 @@ _CHECKPOINT_WORDS = frozenset(
     ("meta", "nvidia", "instruct", "it", "pt", "chat", "base", "hf", "bf16", "fp8", "diffusers", "thinking")
 )
 
+# What tells a recipe file from a model's config.
+_RECIPE_FILES = (".toml", ".yaml", ".yml")
+_RECIPE_KEYS = frozenset(("base", "goal", "cluster", "layout"))
+SIZE_BAND = 0.25
+
 
 def find(text: str) -> ModelSpec:
-    """The model under a name in any usual spelling, a Hugging Face id, or a path to a config.json or its folder."""
+    """The model under a name in any usual spelling, a Hugging Face id, or a path to a config.json or its folder.
+
+    A common size alone (1.3b, 7b, 13b, 70b, 175b) means the plain GPT of that size.
+    """
     text = text.strip()
+    if text.lower().endswith(_RECIPE_FILES):
+        raise _recipe_as_model(text)
     if _is_path(text):
         return _from_path(os.path.expanduser(text))
     name = _resolve(text)
@@ -37,7 +47,8 @@ def find(text: str) -> ModelSpec:
         return _spec(name)
     if os.path.exists(text):
         return _from_path(text)
-    raise unknown("model", text[:80], names())
+    size = _SIZE.fullmatch(text.lower().replace(" ", ""))
+    raise _unknown_size(text, size) if size and not size[1] else unknown("model", text[:80], names())
 
 
 def names() -> tuple[str, ...]:
@@ -112,8 +123,7 @@ def _normal(text: str, without: frozenset[str] = frozenset()) -> tuple[str, ...]
             continue
         size = _SIZE.fullmatch(word)
         if size:
-            millions = float(size[2].replace("p", ".")) * _SIZE_IN_MILLIONS[size[3]]
-            runs.append(f"{size[1]}{millions:g}m")
+            runs.append(f"{size[1]}{_millions(size):g}m")
             open_run = False
             continue
         plain = word.replace(".", "")
@@ -123,6 +133,10 @@ def _normal(text: str, without: frozenset[str] = frozenset()) -> tuple[str, ...]
             runs.append(plain)
         open_run = True
     return tuple(runs)
+
+
+def _millions(size: re.Match[str]) -> float:
+    return float(size[2].replace("p", ".")) * _SIZE_IN_MILLIONS[size[3]]
 
 
 def _resolve(text: str) -> str | None:
@@ -153,7 +167,8 @@ def _beginning_with(wanted: tuple[str, ...]) -> list[str]:
 @cache
 def _beginnings(name: str) -> frozenset[str]:
     words = name.split("_")
-    found = set()
+    plain = "_".join(word for word in words if not _SIZE.fullmatch(word))
+    found = {" ".join(_normal(plain))}  # a size may stand in the middle: nemotron nano v2 is also nemotron_nano_9b_v2
     for count in range(1, len(words) + 1):
         found.add(" ".join(_normal("_".join(words[:count]))))
         pieces = _PIECES.findall(words[count - 1])
@@ -161,6 +176,22 @@ def _beginnings(name: str) -> frozenset[str]:
             for cut in range(1, len(pieces)):
                 found.add(" ".join(_normal("_".join((*words[: count - 1], "".join(pieces[:cut]))))))
     return frozenset(found)
+
+
+def _unknown_size(text: str, size: re.Match[str]) -> InputError:
+    """The error for a size alone that is none of the common ones, with the models of about that size."""
+    wanted = _millions(size) * 1e6
+    gap = {spec.name: abs(spec.params.total / wanted - 1) if wanted else math.inf for spec in all_specs()}
+    near = sorted((name for name in gap if gap[name] <= SIZE_BAND), key=lambda name: gap[name])
+    if near:
+        return InputError(f"say which model of about this size: {', '.join(near)}", "model", text, near[:12])
+    nearest = min(all_specs(), key=lambda spec: abs(spec.params.total - wanted)).name
+    return InputError(f"no model within {SIZE_BAND:.0%} of this size is known; the nearest is {nearest}", "model", text)
+
+
+def _recipe_as_model(text: str) -> InputError:
+    fixes = [f"meshwright {command} {text}" for command in ("check", "estimate", "plan")]
+    return InputError("is a recipe file, not a model; check, estimate and plan take one", "model", text, fixes)
 
 
 def _is_path(text: str) -> bool:
@@ -173,6 +204,11 @@ def _is_path(text: str) -> bool:
 
 def _from_path(text: str) -> ModelSpec:
     config = load_config(text)
+    if "model_type" not in config and _RECIPE_KEYS & config.keys():
+        raise _recipe_as_model(text)
     path = Path(text).resolve()
     name = path.name if path.is_dir() else path.parent.name if path.name == "config.json" else path.stem
-    return spec_from_config(config, name or "model", source=text)
+    try:
+        return spec_from_config(config, name or "model", source=text)
+    except InputError as error:
+        raise InputError(f"{error.reason} (in {text})", error.field, error.value, error.fix) from error
