@@ -9,6 +9,9 @@ from typing import Any
 import msgspec
 
 from meshwright import answers, clusters, costs, launch, models, planner, rules
+from meshwright.costs import accuracy as accuracies
+from meshwright.costs import calibrate
+from meshwright.costs.calibrate import OwnProfile
 from meshwright.errors import InputError, unknown
 from meshwright.models import ModelSpec
 from meshwright.planner import Plan, Question, Ranking, Sizing
@@ -29,10 +32,13 @@ def recommend(
     seq: int | str | None = None,
     engine: str = "meshwright",
     benchmark: bool = False,
+    calibration: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Plan:
     """The plan for a model on a cluster: which recipe, which layout, does it fit, how fast, what will bite."""
-    return planner.recommend(_question(model, goal, seq, engine, benchmark, gpus=gpus), overrides)
+    return planner.recommend(
+        _question(model, goal, seq, engine, benchmark, gpus=gpus, calibration=calibration), overrides
+    )
 
 
 def plan(
@@ -43,12 +49,15 @@ def plan(
     seq: int | str | None = None,
     engine: str = "meshwright",
     top: int = 5,
+    calibration: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Ranking:
     """The fastest plans of the whole legal space for a model or recipe, and why others were dropped."""
     if top < 1:
         raise InputError("at least one plan must be asked for", field="top", value=top)
-    return planner.ranked(_question(*_model_and_goal(target, goal), seq, engine, gpus=gpus), overrides, top)
+    return planner.ranked(
+        _question(*_model_and_goal(target, goal), seq, engine, gpus=gpus, calibration=calibration), overrides, top
+    )
 
 
 def size(
@@ -60,10 +69,11 @@ def size(
     engine: str = "meshwright",
     tokens: float | str | None = None,
     price: float | None = None,
+    calibration: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Sizing:
     """GPU counts that fit a training, with speed, goodput, and days and cost for a token budget."""
-    question = _question(model, goal, seq, engine, gpus=f"1x{clusters.gpu(gpu).name}")
+    question = _question(model, goal, seq, engine, gpus=f"1x{clusters.gpu(gpu).name}", calibration=calibration)
     return planner.size(question, overrides, _tokens(tokens), price)
 
 
@@ -73,16 +83,53 @@ def estimate(
     gpus: str | int | None = None,
     goal: str | None = None,
     engine: str = "meshwright",
+    calibration: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Plan:
     """The estimate of exactly this layout: the recipe's own with overrides, nothing searched."""
     if _is_recipe(target):
         asked = _recipe_from(target)
-        question = _question(asked.model, asked.goal, asked.data.seq_length, engine, gpus=gpus or asked.cluster)
-        return planner.exactly(question, asked, overrides)
+        where = gpus or asked.cluster
+        length = asked.data.seq_length
+        question = _question(asked.model, asked.goal, length, engine, gpus=where, calibration=calibration)
+        return planner.exactly(msgspec.structs.replace(question, seq_length=None), asked, overrides)
     if gpus is None:
         raise InputError("a model's estimate needs the GPUs", field="gpus", fix=("--gpus 8xH100",))
-    return planner.exactly(_question(target, goal or "pretrain", None, engine, gpus=gpus), None, overrides)
+    question = _question(target, goal or "pretrain", None, engine, gpus=gpus, calibration=calibration)
+    return planner.exactly(question, None, overrides)
+
+
+def accuracy(path: str) -> accuracies.Report:
+    """The cost model against a table of measurements."""
+    return accuracies.accuracy(path)
+
+
+def calibrate_machine() -> tuple[OwnProfile, list[dict[str, Any]]]:
+    """Measures this machine's GPU; imports torch."""
+    from meshwright.engine.machine import measured
+
+    return measured()
+
+
+def calibrate_runs(path: str) -> list[OwnProfile]:
+    """Fits the speed of one's GPUs to a table of one's own runs."""
+    return calibrate.from_runs(path)
+
+
+def save_profile(profiles: Sequence[OwnProfile], path: str) -> None:
+    """Writes a machine's profile; runs on several GPU types need a file each."""
+    if len(profiles) != 1:
+        names = ", ".join(p.gpu for p in profiles)
+        raise InputError(
+            f"the runs are on several GPU types ({names}); give one table for each", field="out", value=path
+        )
+    _write(path, calibrate.to_text(profiles[0]), "out")
+
+
+def profile_to_dict(profile: OwnProfile) -> dict[str, Any]:
+    """A machine's profile as JSON."""
+    built: dict[str, Any] = msgspec.to_builtins(profile)
+    return built
 
 
 def recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -126,7 +173,14 @@ def check(
 
 
 def _question(
-    model: str, goal: str, seq: int | str | None, engine: str, benchmark: bool = False, *, gpus: str | int
+    model: str,
+    goal: str,
+    seq: int | str | None,
+    engine: str,
+    benchmark: bool = False,
+    *,
+    gpus: str | int,
+    calibration: str | None = None,
 ) -> Question:
     spec, reference = _model(model)
     return Question(
@@ -138,6 +192,7 @@ def _question(
         seq_length=_length(seq),
         engine=_choice("engine", engine, types.ENGINES),
         benchmark=benchmark,
+        calibration=None if calibration is None else calibrate.load(calibration),
     )
 
 
@@ -197,10 +252,7 @@ def save_recipe(plan: Plan, path: str) -> None:
     if Path(path).suffix.lower() != ".toml":
         raise InputError("a recipe is saved as TOML", field="save", value=path, fix=(f"--save {Path(path).stem}.toml",))
     named = msgspec.structs.replace(plan.recipe, name=Path(path).stem)
-    try:
-        Path(path).write_text(files.to_text(named, "toml"), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror}", field="save", value=path) from error
+    _write(path, files.to_text(named, "toml"), "save")
 
 
 def find_goal(text: str) -> str:
@@ -219,6 +271,8 @@ recipe_to_dict = answers.recipe_to_dict
 model_to_dict = answers.model_to_dict
 gpu_to_dict = answers.gpu_to_dict
 rule_to_dict = answers.rule_to_dict
+accuracy_to_dict = accuracies.to_dict
+profile_text = calibrate.to_text
 commands = launch.commands
 reasons = planner.reasons
 smallest_fit = planner.smallest_fit
@@ -247,6 +301,13 @@ def _choice(field: str, value: str, known: Sequence[Any]) -> Any:
     if str(value).lower() not in known:
         raise unknown(field, value, known)
     return value.lower()
+
+
+def _write(path: str, text: str, field: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", field=field, value=path) from error
 
 
 def _tokens(tokens: float | str | None) -> float | None:

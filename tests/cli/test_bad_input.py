@@ -84,6 +84,18 @@ def test_unknown_engine_option_and_command(meshwright: Any) -> None:
     refused(meshwright, "rules", "no-such-rule")
 
 
+@pytest.mark.parametrize("dialect", ["megatron-lm", "torchtitan", "accelerate"])
+def test_a_dialect_that_is_not_read_yet_is_told(meshwright: Any, dialect: str) -> None:
+    error = refused(meshwright, "check", "llama3_8b_sft_config", f"--dialect={dialect}")
+    assert "not read yet" in error["message"]
+    assert error["field"] == "dialect"
+
+
+def test_dialects_have_did_you_mean(meshwright: Any) -> None:
+    assert "torchtitan" in refused(meshwright, "check", "llama3_8b_sft_config", "--dialect=torchtitn")["fix"]
+    assert meshwright("check", "llama3_8b_sft_config", "--dialect=meshwright").code == 0
+
+
 def test_missing_answers_without_a_terminal(meshwright: Any) -> None:
     assert "--goal" in refused(meshwright, "recommend", "llama3-8b", "--gpus=8xH100")["message"]
     assert "MODEL" in refused(meshwright, "recommend")["message"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,3 +101,49 @@ def test_text(meshwright: Any) -> None:
     assert "legal layouts priced" in meshwright("plan", "llama3-8b", "--gpus", "8xH100", "--goal", "sft").out
     assert "smallest" in meshwright("size", "qwen3-0.6b", "--goal", "sft", "--gpu", "H100").out
     assert "nothing searched" in meshwright("estimate", "llama3_8b_sft_config").out
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_accuracy_has_the_shape_of_the_contract(meshwright: Any, tmp_path: Path) -> None:
+    lines = (ROOT / "benchmarks" / "data" / "measurements.csv").read_text().splitlines(keepends=True)
+    some = tmp_path / "some.csv"
+    some.write_text("".join([lines[0], *lines[1::12]]))
+    found = meshwright("accuracy", str(some), "--json").json
+    assert found["rows"] == len(lines[1::12])
+    assert found["predicted"] + sum(found["unsupported"].values()) == found["rows"]
+    assert set(found["step_time"]) >= {"median_abs_pct", "p90_abs_pct", "by_source", "by_gpu"}
+    assert set(found["memory"]) >= {"median_abs_pct", "p90_abs_pct", "by_source"}
+    assert set(found["fit"]) == {"ok_called_ok", "ok_rows", "oom_called_oom", "oom_rows"}
+    assert "rows predicted" in meshwright("accuracy", str(some)).out
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "source,model\n"])
+def test_accuracy_of_a_table_that_is_none(meshwright: Any, tmp_path: Path, text: str) -> None:
+    file = tmp_path / "bad.csv"
+    file.write_text(text)
+    assert meshwright("accuracy", str(file), "--json").code == 2
+    assert meshwright("calibrate", str(file), "--out", str(tmp_path / "none.toml"), "--json").code == 2
+    assert not (tmp_path / "none.toml").exists()
+
+
+def test_calibrate_to_runs_and_use_it(meshwright: Any, tmp_path: Path) -> None:
+    lines = (ROOT / "benchmarks" / "data" / "measurements.csv").read_text().splitlines(keepends=True)
+    runs, out = tmp_path / "runs.csv", tmp_path / "mine.toml"
+    runs.write_text("".join([lines[0], *(line for line in lines if ",torchtitan," in line and "H100" in line)][:9]))
+    answer = meshwright("calibrate", str(runs), "--json")
+    assert answer.code == 0
+    profile = answer.json["profiles"][0]
+    assert 0.4 <= profile["clock"] <= 2
+    assert meshwright("calibrate", str(runs), "--out", str(out)).code == 0
+    assert meshwright("estimate", "llama3_8b_sft_config", "--calibration", str(out), "--json").code == 0
+
+
+def test_calibrate_without_a_gpu_says_so(meshwright: Any) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    answer = meshwright("calibrate", "--json")
+    assert answer.code == 2
+    assert "GPU" in answer.json["error"]["message"]

@@ -12,8 +12,12 @@ from click.shell_completion import get_completion_class
 from meshwright import __version__, api
 from meshwright.cli import complete
 from meshwright.cli.ask import ask_missing
+from meshwright.errors import InputError, unknown
 
 FAILED = 1  # the answer is no
+DIALECTS = (
+    "meshwright", "megatron-lm", "megatron-bridge", "automodel", "torchtitan", "kempnerforge", "deepspeed", "accelerate",
+)  # fmt: skip
 
 
 def examples(*lines: str) -> str:
@@ -53,6 +57,11 @@ engine_option = click.option(
     metavar="ENGINE",
     help="What will run the plan: " + ", ".join(api.ENGINES) + ". It changes memory and speed.",
     shell_complete=complete.engines,
+)
+
+
+calibration_option = click.option(
+    "--calibration", metavar="FILE", help="A profile of your own machine, as `meshwright calibrate` writes it."
 )
 
 
@@ -102,6 +111,7 @@ def app(context: click.Context) -> None:
     goal_option,
     seq_option,
     engine_option,
+    calibration_option,
     click.option("--benchmark", is_flag=True, help="Upper-bound throughput on mock data; never a production setting."),
     click.option("--explain", is_flag=True, help="Say why each number of the layout was chosen."),
     click.option("--save", metavar="FILE", help="Write the plan's recipe to this TOML file."),
@@ -114,6 +124,7 @@ def recommend(
     goal: str | None = None,
     seq: str | None = None,
     engine: str = "meshwright",
+    calibration: str | None = None,
     benchmark: bool = False,
     explain: bool = False,
     save: str | None = None,
@@ -124,7 +135,9 @@ def recommend(
     MODEL is a name, a Hugging Face id, or the path of a config.json. Overrides are kept; the rest is sized around them.
     """
     model, gpus, goal = ask_missing(model, gpus, goal)
-    plan = api.recommend(model, gpus, goal, seq=seq, engine=engine, benchmark=benchmark, overrides=overrides)
+    plan = api.recommend(
+        model, gpus, goal, seq=seq, engine=engine, benchmark=benchmark, calibration=calibration, overrides=overrides
+    )
     if save:
         api.save_recipe(plan, save)
     if as_json:
@@ -150,6 +163,7 @@ def recommend(
     goal_option,
     seq_option,
     engine_option,
+    calibration_option,
     click.option("--top", type=int, default=5, show_default=True, help="How many plans."),
     as_json,
 )
@@ -160,11 +174,12 @@ def plan(
     goal: str | None,
     seq: str | None,
     engine: str,
+    calibration: str | None,
     top: int,
     as_json: bool,
 ) -> None:
     """Search every legal layout: the fastest that fit, what trades memory for speed, and why others were dropped."""
-    found = api.plan(target, gpus, goal, seq=seq, engine=engine, top=top, overrides=overrides)
+    found = api.plan(target, gpus, goal, seq=seq, engine=engine, top=top, calibration=calibration, overrides=overrides)
     if as_json:
         emit(api.ranking_to_dict(found))
     else:
@@ -187,6 +202,7 @@ def plan(
     click.option("--gpu", required=True, metavar="GPU", help="GPU type, e.g. H100."),
     seq_option,
     engine_option,
+    calibration_option,
     click.option("--tokens", metavar="N", help="Token budget, e.g. 15T: adds days, and cost with --price."),
     click.option("--price", type=float, metavar="PER_GPU_HOUR", help="Price of one GPU for one hour."),
     as_json,
@@ -198,12 +214,23 @@ def size(
     gpu: str,
     seq: str | None,
     engine: str,
+    calibration: str | None,
     tokens: str | None,
     price: float | None,
     as_json: bool,
 ) -> None:
     """How many GPUs: the smallest count that fits, the most efficient one, days and cost with failures counted in."""
-    found = api.size(model, goal, gpu, seq=seq, engine=engine, tokens=tokens, price=price, overrides=overrides)
+    found = api.size(
+        model,
+        goal,
+        gpu,
+        seq=seq,
+        engine=engine,
+        tokens=tokens,
+        price=price,
+        calibration=calibration,
+        overrides=overrides,
+    )
     if as_json:
         emit(api.sizing_to_dict(found))
     else:
@@ -226,13 +253,20 @@ def size(
     gpus_option,
     goal_option,
     engine_option,
+    calibration_option,
     as_json,
 )
 def estimate(
-    target: str, overrides: tuple[str, ...], gpus: str | None, goal: str | None, engine: str, as_json: bool
+    target: str,
+    overrides: tuple[str, ...],
+    gpus: str | None,
+    goal: str | None,
+    engine: str,
+    calibration: str | None,
+    as_json: bool,
 ) -> None:
     """Memory and step time by part of exactly this layout: the recipe's own with overrides, nothing searched."""
-    found = api.estimate(target, gpus=gpus, goal=goal, engine=engine, overrides=overrides)
+    found = api.estimate(target, gpus=gpus, goal=goal, engine=engine, calibration=calibration, overrides=overrides)
     if as_json:
         emit(api.estimate_to_dict(found))
     else:
@@ -240,6 +274,42 @@ def estimate(
 
         render.estimate(found)
     end(found.ok)
+
+
+@app.command(epilog=examples("meshwright accuracy runs.csv", "meshwright accuracy runs.csv --json"))
+@options(click.argument("file"), as_json)
+def accuracy(file: str, as_json: bool) -> None:
+    """The cost model against a CSV of measurements: error of step time and memory by source and GPU, fit labels."""
+    answer = {"schema": api.SCHEMA, **api.accuracy_to_dict(api.accuracy(file))}
+    if as_json:
+        emit(answer)
+    else:
+        from meshwright.cli import render
+
+        render.accuracy(answer)
+
+
+@app.command(
+    epilog=examples(
+        "meshwright calibrate --out mine.toml",
+        "meshwright calibrate my_runs.csv --out mine.toml",
+        "torchrun --nproc-per-node=8 -m meshwright calibrate --out mine.toml",
+    )
+)
+@options(
+    click.argument("runs", required=False),
+    click.option("--out", metavar="FILE", help="Where to write the profile; printed when left out."),
+    as_json,
+)
+def calibrate(runs: str | None, out: str | None, as_json: bool) -> None:
+    """Measure this machine's GPU, or fit to your own RUNS (a CSV), into a profile for --calibration."""
+    profiles = api.calibrate_runs(runs) if runs else [api.calibrate_machine()[0]]
+    if out:
+        api.save_profile(profiles, out)
+    if as_json:
+        emit({"schema": api.SCHEMA, "profiles": [api.profile_to_dict(p) for p in profiles]})
+    elif not out:
+        click.echo("\n".join(api.profile_text(p) for p in profiles))
 
 
 @app.command(
@@ -300,9 +370,20 @@ def recipe(name: str, overrides: tuple[str, ...], format: str, as_json: bool) ->
         "meshwright check llama3_70b_sft_config layout.tp=3",
     )
 )
-@options(click.argument("target", shell_complete=complete.recipes), overrides, gpus_option, engine_option, as_json)
-def check(target: str, overrides: tuple[str, ...], gpus: str | None, engine: str, as_json: bool) -> None:
+@options(
+    click.argument("target", shell_complete=complete.recipes),
+    overrides,
+    gpus_option,
+    engine_option,
+    click.option("--dialect", default=DIALECTS[0], show_default=True, help="Whose words a file is written in."),
+    as_json,
+)
+def check(target: str, overrides: tuple[str, ...], gpus: str | None, engine: str, dialect: str, as_json: bool) -> None:
     """What the rules find in a recipe or recipe file, on its own cluster or another."""
+    if dialect not in DIALECTS:
+        raise unknown("dialect", dialect, DIALECTS)
+    if dialect != DIALECTS[0]:
+        raise InputError("files of this framework are not read yet; meshwright is", field="dialect", value=dialect)
     result = api.check(target, gpus=gpus, engine=engine, overrides=overrides)
     if as_json:
         emit(api.check_to_dict(result))

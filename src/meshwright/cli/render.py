@@ -170,6 +170,23 @@ def _size_row(s: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+def accuracy(answer: dict[str, Any]) -> None:
+    """The cost model against measurements."""
+    out, step, memory, fit = console(), answer["step_time"], answer["memory"], answer["fit"]
+    out.print(f"{answer['predicted']:,} of {answer['rows']:,} rows predicted")
+    for name, part in (("step time", step), ("memory", memory)):
+        out.print(f"{name}: median |error| {part['median_abs_pct']} %, 90th percentile {part['p90_abs_pct']} %")
+    ran, oom = (fit["ok_called_ok"], fit["ok_rows"]), (fit["oom_called_oom"], fit["oom_rows"])
+    out.print(f"called fits: {ran[0]} of {ran[1]} that ran; called out of memory: {oom[0]} of {oom[1]} that were")
+    rows = [
+        (source, str(found["rows"]), f"{found['median_abs_pct']}", f"{found['bias_pct']:+}")
+        for source, found in step["by_source"].items()
+    ]
+    _table(rows, "source", "rows", "step time, median |error| %", "bias %")
+    for reason, count in answer["unsupported"].items():
+        out.print(f"[dim]{count} not predicted: {escape(reason)}[/]")
+
+
 def _needs_line(count: int | None, gpu: str) -> str:
     return f"--gpus {count}x{gpu} would fit" if count else "no count up to 16,384 fits this training"
 

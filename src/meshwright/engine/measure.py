@@ -11,6 +11,7 @@ from torch.nn import functional
 
 WARM_UP = 5
 ROUNDS = 3
+COLLECTIVE_CALLS = 10
 LEAST_S = 0.15  # each round repeats a call until it takes at least this long, so that clocks settle
 WIDTHS = ((1024, 4096), (4096, 4096), (4096, 14336), (8192, 8192), (8192, 28672), (2048, 768), (7168, 2048))
 GEMM_SHAPES = tuple((tokens, *widths) for tokens in (128, 512, 2048, 8192, 32768) for widths in WIDTHS)
@@ -119,6 +120,29 @@ def adam_steps(device: torch.device, count: int = 2**27) -> Iterator[dict[str, A
     yield {"kind": "adam", "parameters": count, "s": took, "gb_s": 28 * count / took / 1e9}
 
 
+def collectives(device: torch.device) -> Iterator[dict[str, Any]]:
+    """All-gathers over all ranks of a running process group: what one GPU receives per second."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    world = dist.get_world_size()
+    one_node = world <= torch.cuda.device_count() if device.type == "cuda" else True
+    for size in COPY_BYTES[:-1]:
+        piece = torch.ones(max(size // world // 2, 1), device=device, dtype=torch.bfloat16)
+        whole = torch.empty(piece.numel() * world, device=device, dtype=torch.bfloat16)
+        took = _together(lambda w=whole, p=piece: dist.all_gather_into_tensor(w, p), device)  # type: ignore[misc]
+        received = piece.numel() * 2 * (world - 1)
+        yield {"kind": "link" if one_node else "network", "bytes": size, "s": took, "gb_s": received / took / 1e9}
+
+
+def _together(call: Callable[[], object], device: torch.device) -> float:
+    """The time of a collective: every rank makes the same number of calls."""
+    for _ in range(WARM_UP):
+        call()
+    return min(_round(call, COLLECTIVE_CALLS, device) for _ in range(ROUNDS))
+
+
 def measure_all(device: torch.device) -> Iterator[dict[str, Any]]:
     """Everything above, one measured point at a time."""
     yield from launches(device)
@@ -126,3 +150,4 @@ def measure_all(device: torch.device) -> Iterator[dict[str, Any]]:
     yield from gemms(device)
     yield from attentions(device)
     yield from adam_steps(device)
+    yield from collectives(device)

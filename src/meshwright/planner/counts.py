@@ -8,7 +8,6 @@ from meshwright.clusters import Cluster, Gpu, usual_nodes
 from meshwright.errors import InputError
 from meshwright.planner.plan import Plan
 from meshwright.planner.search import any_legal, best
-from meshwright.planner.start import case_of
 from meshwright.recipes.case import Case
 
 COUNTS_OFFERED = 3
@@ -20,7 +19,7 @@ MOST_SEARCHED = 16384
 def resized(case: Case, count: int) -> Case:
     """The same training on another number of the same GPUs."""
     gpu = case.cluster.gpu
-    return case_of(case.recipe, case.model, Cluster(gpu, *usual_nodes(count, gpu)), case.engine)
+    return case.renewed(cluster=Cluster(gpu, *usual_nodes(count, gpu)))
 
 
 def nearby(world: int, gpu: Gpu) -> Iterator[int]:

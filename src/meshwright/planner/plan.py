@@ -34,6 +34,7 @@ class Question(msgspec.Struct, frozen=True):
     seq_length: int | None = None
     engine: Engine = "meshwright"
     benchmark: bool = False
+    calibration: Any = None  # a machine's own costs.Calibration
 
 
 class Change(msgspec.Struct, frozen=True):

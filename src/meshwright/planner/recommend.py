@@ -13,7 +13,7 @@ from meshwright.planner.explain import why_changed
 from meshwright.planner.plan import Change, Match, Offer, Plan, Question
 from meshwright.planner.scaling import offers
 from meshwright.planner.search import KEEP_WITHIN, LAYOUT_NAMES, ROOMY, Candidate, always_broken, any_legal, best
-from meshwright.planner.start import Start, begin, case_of
+from meshwright.planner.start import Start, begin
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.recipes.spelling import spell
@@ -69,7 +69,7 @@ def _without_legal_layout(start: Start) -> dict[str, Any]:
 def plan_with(start: Start, layout: Mapping[str, Any], faster: Candidate | None = None) -> Plan:
     """The plan that runs this layout, priced and judged; empty keeps the recipe's own."""
     recipe = with_layout(start.asked, layout)
-    case = case_of(recipe, start.case.model, start.question.cluster, start.question.engine)
+    case = start.case.renewed(recipe)
     estimate = costs.estimate(case)
     changes = changes_between(start, recipe, case)
     return Plan(
@@ -95,7 +95,7 @@ def _worth_saying(finding: Finding, case: Case, step_s: float) -> bool:
     if finding.severity != "advice" or not all(key.startswith("layout.") for key in finding.fix):
         return True
     changed = override.apply(case.recipe, finding.fix)
-    price = costs.estimate(case_of(changed, case.model, case.cluster, case.engine))
+    price = costs.estimate(case.renewed(changed))
     roomy = float(price.memory.total) <= ROOMY * case.capacity_gib
     return roomy and float(price.step_s) <= WORTH_ADVISING * step_s
 

@@ -41,7 +41,7 @@ def offers(base: Recipe, base_world: int, case: Case) -> tuple[Offer, ...]:
 
 
 def _with(offer: Offer, case: Case) -> Case:
-    return Case(apply(case.recipe, offer.overrides), case.model, case.cluster, case.engine, memory_of=costs.memory)
+    return case.renewed(apply(case.recipe, offer.overrides))
 
 
 def _stands(offer: Offer, case: Case) -> bool:

@@ -13,7 +13,7 @@ from meshwright.planner.goodput import Goodput, goodput
 from meshwright.planner.plan import Question
 from meshwright.planner.recommend import with_layout
 from meshwright.planner.search import best
-from meshwright.planner.start import Start, begin, case_of
+from meshwright.planner.start import Start, begin
 
 DAY = 86400.0
 GB_PER_GIB = 1.073741824
@@ -83,7 +83,7 @@ def _sized(start: Start, tokens: float | None, price: float | None) -> Size | No
     chosen = best(start.case, start.pinned)
     if chosen is None:  # no layout divides this count
         return None
-    case = case_of(with_layout(start.asked, chosen.layout), start.case.model, start.case.cluster, start.case.engine)
+    case = start.case.renewed(with_layout(start.asked, chosen.layout))
     estimate = costs.estimate(case)
     gpus = case.cluster.world
     rate = float(estimate.tokens_per_s_per_gpu)

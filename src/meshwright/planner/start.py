@@ -73,7 +73,7 @@ def begin(question: Question, overrides: Sequence[str] = (), recipe: Recipe | No
         base=base,
         kind=kind,
         asked=asked,
-        case=case_of(asked, model, question.cluster, question.engine),
+        case=_case(asked, model, question),
         pinned={recipe_fields()[key].flat: value for key, value in wanted.items() if key.startswith("layout.")},
         reasons={**reasons, **adapted},
     )
@@ -82,6 +82,11 @@ def begin(question: Question, overrides: Sequence[str] = (), recipe: Recipe | No
 def case_of(recipe: Recipe, model: ModelSpec, on: Cluster, engine: Any = "meshwright") -> Case:
     """A case whose memory can be asked for, so that memory rules speak too."""
     return Case(recipe, model, on, engine, memory_of=costs.memory)
+
+
+def _case(recipe: Recipe, model: ModelSpec, question: Question) -> Case:
+    made = case_of(recipe, model, question.cluster, question.engine)
+    return made if question.calibration is None else made.replace(calibration=question.calibration)
 
 
 def on_engine(recipe: Recipe, engine: str) -> Recipe:
@@ -125,7 +130,7 @@ def _adapted(
     """
     reasons: dict[str, str] = {}
     for _ in range(MOST_ADAPTATIONS):
-        case = case_of(recipe, model, question.cluster, question.engine)
+        case = _case(recipe, model, question)
         change = next((c for c in _cures(case) if not fixed & set(c[0])), None)
         if change is None:
             break

@@ -55,6 +55,12 @@ class Case:
             other.__dict__[name] = getattr(self, name)
         return other
 
+    def renewed(self, recipe: Recipe | None = None, cluster: Cluster | None = None) -> Case:
+        """The same model, engine and calibration with another recipe or cluster and no columns."""
+        kept = {name: self._columns[name] for name in ("calibration",) if name in self._columns}
+        where = cluster or self.cluster
+        return Case(recipe or self.recipe, self.model, where, self.engine, kept, self._memory_of)
+
     def rows(self, chosen: Any) -> Case:
         """The candidates that a mask or index chooses; an index of one row gives a case of plain values."""
         columns = {name: value[chosen] for name, value in self._columns.items() if isinstance(value, np.ndarray)}
@@ -188,5 +194,6 @@ def cluster_facts(cluster: Cluster) -> dict[str, Column]:
         "gpu_arch": cluster.gpu.arch,
         "capability": cluster.gpu.capability,
         "capacity_gib": cluster.gpu.memory_gib,
+        "host_gib": cluster.gpu.host_gib,
         "gpu_precisions": frozenset(cluster.gpu.peak_tflops),
     }

@@ -1,0 +1,142 @@
+"""Calibrating the cost model to one's own machine: from measured points, or from one's own runs."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from meshwright.clusters import Gpu, gpu
+from meshwright.costs.calibration import Calibration, GpuProfile, shipped
+from meshwright.costs.ruler import Measured, batches, read
+from meshwright.costs.time import step_time
+from meshwright.errors import InputError
+
+LARGE = 2048  # tokens and widths from which a matmul reaches its plateau
+FEWEST_RUNS = 1
+CLOCKS = np.geomspace(0.4, 2.0, 81)  # speeds tried against the shipped profile, 2 % apart
+
+
+class OwnProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one machine reaches, over the shipped profile of its GPU architecture."""
+
+    gpu: str
+    source: str = ""
+    clock: float = 1.0  # speed of compute over the architecture's profile
+    matmul: dict[str, float] = {}  # share of the dense peak, by precision
+    attention: float | None = None  # share of the bf16 peak over the causal half, forward, best kernel
+    hbm: float | None = None
+    link: float | None = None
+    network: float | None = None
+    runs: int = 0  # own runs it was fitted to
+    error_pct: float | None = None  # median error over them after the fit
+
+    def apply(self, to: Calibration) -> Calibration:
+        """The calibration with this machine's numbers in the place of its architecture's."""
+        arch = gpu(self.gpu).arch
+        known = to.gpus[arch]
+        changes: dict[str, Any] = {name: getattr(self, name) for name in ("hbm", "link", "network")}
+        made = msgspec.structs.replace(
+            known,
+            matmul={**known.matmul, **self.matmul},
+            attention={**known.attention, **({"best": self.attention} if self.attention else {})},
+            clock={**known.clock, gpu(self.gpu).name: self.clock},
+            **{name: value for name, value in changes.items() if value is not None},
+        )
+        return msgspec.structs.replace(to, gpus={**to.gpus, arch: made})
+
+
+def from_points(points: Iterable[Mapping[str, Any]], of: Gpu, source: str = "") -> OwnProfile:
+    """The profile that measured points of a GPU give: plateaus of matmuls, attention and memory traffic."""
+    rows = list(points)
+    shares: dict[str, list[float]] = {}
+    for row in rows:
+        if row["kind"] == "gemm" and min(row["shape"]) >= LARGE and row["precision"] in of.peak_tflops:
+            shares.setdefault(row["precision"], []).append(row["tflops"] / of.peak_tflops[row["precision"]])
+    ahead = [r["tflops"] / of.peak_tflops["bf16"] for r in rows if r["kind"] == "attention" and r["pass"] == "forward"]
+    copies = [r["gb_s"] / of.hbm_gb_s for r in rows if r["kind"] == "copy"]
+    if not shares or not copies:
+        raise InputError("no large matmul or memory copy was measured", field="points")
+    links = {name: _share(value) for name, value in _links(rows, of).items()}
+    return OwnProfile(
+        gpu=of.name,
+        source=source,
+        matmul={name: _share(median(values)) for name, values in shares.items()},
+        attention=_share(max(ahead)) if ahead else None,
+        hbm=_share(max(copies)),
+        link=links.get("link"),
+        network=links.get("network"),
+    )
+
+
+def _links(rows: list[Mapping[str, Any]], of: Gpu) -> dict[str, float]:
+    """Shares of the links' rates that collectives reached, where several ranks measured them."""
+    best = {where: max((r["gb_s"] for r in rows if r["kind"] == where), default=0.0) for where in ("link", "network")}
+    rates = {"link": of.nvlink_gb_s, "network": of.network_gb_s}
+    return {where: best[where] / rates[where] for where in best if best[where]}
+
+
+def _share(value: float) -> float:
+    return round(min(max(value, 0.01), 1.0), 4)
+
+
+def from_runs(path: str | Path) -> list[OwnProfile]:
+    """One profile for each GPU type in a table of one's own runs: the speed at which predictions meet them."""
+    rows = [r for r in read(path) if r.case is not None and r.step_s and not r.oom]
+    if len(rows) < FEWEST_RUNS:
+        raise InputError("no row has a model, GPUs and a step time we can use", field="runs", value=str(path))
+    names = sorted({r.case.cluster.gpu.name for r in rows if r.case is not None})
+    return [_fitted([r for r in rows if r.case is not None and r.case.cluster.gpu.name == n], n, path) for n in names]
+
+
+def _fitted(rows: list[Measured], name: str, path: str | Path) -> OwnProfile:
+    best = min((OwnProfile(gpu=name, clock=float(c)) for c in CLOCKS), key=lambda p: _error(rows, p))
+    return msgspec.structs.replace(
+        best,
+        clock=round(best.clock, 4),
+        source=f"fitted to {len(rows)} runs of {Path(path).name}",
+        runs=len(rows),
+        error_pct=round(100 * _error(rows, best), 2),
+    )
+
+
+def _error(rows: list[Measured], profile: OwnProfile) -> float:
+    """The median relative error of the step time over some runs with this profile."""
+    own = profile.apply(shipped())
+    errors: list[float] = []
+    for case, places in batches(rows):
+        predicted = np.broadcast_to(step_time(case.replace(calibration=own)).step_s, len(places))
+        errors += [abs(float(p) / rows[i].step_s - 1) for p, i in zip(predicted, places, strict=True)]
+    return float(np.median(errors))
+
+
+def load(path: str | Path) -> Calibration:
+    """The shipped calibration with the machine that a profile file describes."""
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        own = msgspec.convert(table, OwnProfile)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise InputError(f"not a calibration profile: {error}", field="calibration", value=str(path)) from None
+    numbers = {"clock": own.clock, "attention": own.attention, "hbm": own.hbm, **own.matmul}
+    for name, value in numbers.items():
+        if value is not None and not 0.01 <= value <= 10:
+            raise InputError("a share or speed lies between 0.01 and 10", field=f"calibration.{name}", value=value)
+    return own.apply(shipped())
+
+
+def to_text(profile: OwnProfile) -> str:
+    """A profile as the TOML file that `load` reads."""
+    import tomlkit
+
+    table = {k: v for k, v in msgspec.to_builtins(profile).items() if v not in (None, {}, "")}
+    return tomlkit.dumps(table)
+
+
+def shipped_profile(of: Gpu) -> GpuProfile:
+    """What ships for a GPU's architecture, to compare with."""
+    return shipped().gpus[of.arch]
