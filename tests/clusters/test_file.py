@@ -123,3 +123,12 @@ values = st.sampled_from(
 def test_nothing_but_an_input_error_escapes(read: Read, table: dict[str, str]) -> None:
     with suppress(InputError):
         assert read("\n".join(f"{key} = {value}" for key, value in table.items())).world >= 1
+
+
+def test_host_memory_can_be_said_and_has_a_default(read: Read) -> None:
+    assert read('gpu = "H100"').gpu.host_gib == 256
+    assert read('gpu = "H100"\nhost_gib = 96').gpu.host_gib == 96
+    assert read(OWN_GPU).gpu.host_gib == 128
+    assert read(OWN_GPU + "host_gib = 32\n").gpu.host_gib == 32
+    with pytest.raises(InputError, match="positive"):
+        read('gpu = "H100"\nhost_gib = -1')

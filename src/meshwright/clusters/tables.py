@@ -12,11 +12,11 @@ from meshwright.errors import closest
 PRECISIONS = ("fp32", "tf32", "bf16", "fp8", "fp4")
 MAX_GPUS = 1_000_000
 
-_NUMBERS = ("capability", "memory_gib", "hbm_gb_s", "nvlink_gb_s", "network_gb_s")
+_NUMBERS = ("capability", "memory_gib", "hbm_gb_s", "nvlink_gb_s", "network_gb_s", "host_gib")
 _COUNTS = ("nvlink_domain", "gpus_per_node")
 _TEXTS = ("name", "source", "note")
 _CHOICES: dict[str, tuple[str, ...]] = {"arch": get_args(GpuArch), "link": get_args(GpuLink)}
-_OPTIONAL = ("link", "source", "note", "aliases")
+_OPTIONAL = ("host_gib", "link", "source", "note", "aliases")
 
 GPU_KEYS = (*_TEXTS, *_CHOICES, *_NUMBERS, *_COUNTS, "peak_tflops", "aliases")
 REQUIRED_KEYS = tuple(key for key in GPU_KEYS if key not in _OPTIONAL)

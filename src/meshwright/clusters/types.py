@@ -23,6 +23,7 @@ class Gpu(msgspec.Struct, frozen=True):
     nvlink_domain: int  # GPUs that reach each other that fast (the node where there is no NVLink)
     network_gb_s: float  # per GPU between domains, as usually built
     gpus_per_node: int
+    host_gib: float = 128.0  # host memory per GPU, as usually built
     link: GpuLink = "nvlink"  # what nvlink_gb_s is
     source: str = ""
     note: str = ""  # what is announced, assumed or contested
