@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from meshwright.rules import judge, legal
+from meshwright import api
+from meshwright.recipes.case import Case
+from meshwright.recipes.types import Engine
+from meshwright.rules import RULES, judge, legal, repair
 
-from .helpers import case
+from .helpers import case, cluster
+
+
+def check(model: str, gpus: str, *overrides: str) -> api.Plan:
+    """The plan of exactly this layout, with its findings."""
+    return api.estimate(model, gpus=gpus, overrides=overrides)
 
 
 def test_a_sound_case_has_no_errors() -> None:
@@ -16,3 +25,59 @@ def test_a_sound_case_has_no_errors() -> None:
 def test_columns_are_masked_like_single_cases() -> None:
     tp = np.array([1, 2, 3, 4, 8])
     assert legal(case().replace(tp=tp)).tolist() == [bool(legal(case().replace(tp=int(t)))) for t in tp]
+
+
+def test_what_the_host_cannot_hold_is_an_error() -> None:
+    cut = ("layout.tp=8", "layout.pp=1", "layout.vp=1", "layout.cp=1", "layout.pp_schedule=1f1b")
+    found = {f.rule: f for f in check("llama31-405b", "8xH100", "layout.offload=params", *cut).findings}
+    assert found["memory.host"].severity == "error"
+    assert "256 GiB" in found["memory.host"].message
+    small = {f.rule for f in check("llama3-8b", "8xH100", "layout.offload=params").findings}
+    assert "memory.host" not in small
+
+
+@pytest.mark.parametrize("offload", ["none", "optimizer", "activations", "params"])
+@pytest.mark.parametrize("engine", ["meshwright", "torchtitan", "deepspeed"])
+def test_no_repair_offloads_more_than_the_host_holds(offload: str, engine: Engine) -> None:
+    def memory(c: Case) -> dict[str, float]:
+        return {"optimizer": 0.0 if c.offload in ("optimizer", "params") else 3000.0}
+
+    c = case(engine=engine, memory=memory, offload=offload)
+    offered = [override for finding in judge(c) for override in finding.fix if "offload" in override]
+    assert set(offered) <= {"layout.offload=none", "layout.offload=activations"}
+
+
+def test_a_small_state_may_be_offloaded() -> None:
+    c = case(memory=lambda c: {"optimizer": 0.0 if c.offload == "optimizer" else 100.0}, tp=8, sp=True)
+    assert repair(RULES["memory.state"], c) == ("layout.offload=optimizer",)
+
+
+def test_the_estimate_speaks_instead_of_the_rule_of_thumb() -> None:
+    rule = RULES["memory.replicated-state"]
+    assert bool(rule.broken(case(strategy="ddp")))
+    assert not bool(rule.broken(case(strategy="ddp", memory=lambda c: {"optimizer": 100.0})))
+    assert "memory.state" in {f.rule for f in judge(case(strategy="ddp", memory=lambda c: {"optimizer": 100.0}))}
+
+
+@pytest.mark.parametrize("engine", ["meshwright", "megatron"])
+@pytest.mark.parametrize("name", ["qwen3_vl_8b_sft_config", "gemma3_vl_4b_sft_config", "glm_45v_peft_config"])
+@pytest.mark.parametrize("dataset", ["squad", "mock", "cord-v2", "own_texts"])
+def test_a_model_with_eyes_gets_images_and_a_set_that_has_them(name: str, engine: str, dataset: str) -> None:
+    start = ["data.images=false", f"data.dataset={dataset}"]
+    before = api.check(name, engine=engine, overrides=start).findings
+    fix = next(f.fix for f in before if f.rule == "data.no-images")
+    assert "data.images=true" in fix
+    assert dataset == "cord-v2" or "data.dataset=cord-v2" in fix
+    said = {override.split("=")[0] for override in fix}
+    repaired = [*fix, *(override for override in start if override.split("=")[0] not in said)]
+    after = api.check(name, engine=engine, overrides=repaired).findings
+    new = {f.rule for f in after if f.severity != "advice"}
+    assert new <= {f.rule for f in before} - {"data.no-images"}
+
+
+def test_too_few_tokens_say_how_many_gpus_they_feed() -> None:
+    c = case(on=cluster(64), global_batch_size=64, seq_length=512)
+    finding = next(f for f in judge(c) if f.rule == "batch.too-few-tokens")
+    assert "only 512 tokens" in finding.message
+    assert "beyond 32 GPUs" in finding.message
+    assert finding.fix == ("train.global_batch_size=128",)

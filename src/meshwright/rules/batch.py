@@ -7,6 +7,20 @@ from meshwright.rules.domains import divisors, divisors_of, larger, multiples, n
 from meshwright.rules.rule import rule
 
 BENCHMARK_STEPS = 50
+LEAST_TOKENS = 1024
+"""Tokens per GPU and step below which matrix products no longer fill a GPU, and every step waits for its traffic."""
+
+
+def _fed_gpus(c: Case) -> int:
+    """GPUs that the tokens of a step can keep busy."""
+    return max(int(c.global_batch_size * c.seq_length) // LEAST_TOKENS, 1)
+
+
+def _filling_batches(c: Case) -> list[int]:
+    """The smallest global batch that gives every GPU enough tokens."""
+    unit = int(c.micro_batch_size * c.dp)
+    wanted = -(-LEAST_TOKENS * int(c.world) // int(c.seq_length))
+    return [-(-wanted // unit) * unit]
 
 
 def _micro_batches(c: Case) -> list[int]:
@@ -49,6 +63,20 @@ def global_batch_divides(c: Case) -> Column:
 )
 def global_batch_feeds_every_rank(c: Case) -> Column:
     return c.global_batch_size < c.dp
+
+
+@rule(
+    "batch.too-few-tokens",
+    "warning",
+    "global_batch_size",
+    message="a step gives each of {world} GPUs only {each:.0f} tokens; beyond {fed} GPUs more do not make it faster",
+    symptom="many GPUs, a low share of their peak, and a step that hardly gets shorter with more of them",
+    cause="matrix products over a few hundred tokens do not fill a GPU, and the traffic of a step stays the same",
+    fixes=({"global_batch_size": _filling_batches},),
+    figures={"each": lambda c: c.global_batch_size * c.seq_length / c.world, "fed": _fed_gpus},
+)
+def every_gpu_has_tokens(c: Case) -> Column:
+    return (c.world > 1) & (c.global_batch_size * c.seq_length < LEAST_TOKENS * c.world)
 
 
 @rule(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.domains import no
 from meshwright.rules.families import is_glm45, is_qwen3_next, is_qwen35
-from meshwright.rules.rule import rule
+from meshwright.rules.memory import ROOM
+from meshwright.rules.rule import Fix, rule
 
 INSTRUCTIONS = ("squad", "tulu3", "openmathinstruct2", "openmathinstruct2-thinking", "gsm8k")
 IMAGE_SETS = ("cord-v2", "medpix", "raven", "rdr", "llava-video-178k", "local-vlm")
@@ -42,6 +43,9 @@ def pretraining_has_text(c: Case) -> Column:
     return (c.goal == "pretrain") & (c.dataset in INSTRUCTIONS)
 
 
+WITH_IMAGES: Fix = {"images": [True], "dataset": lambda c: [c.dataset if c.dataset in IMAGE_SETS else IMAGE_SETS[0]]}
+
+
 @rule(
     "data.no-images",
     "warning",
@@ -49,7 +53,7 @@ def pretraining_has_text(c: Case) -> Column:
     message="a vision-language model is fine-tuned without images",
     symptom="runs, and what the model says about images is garbage afterwards",
     cause="text alone moves the language model away from what the vision tower feeds it",
-    fixes=({"images": [True]}, {"images": [True], "dataset": ["cord-v2"]}),
+    fixes=(WITH_IMAGES, *({**WITH_IMAGES, **room} for room in ROOM)),  # the vision tower's activations need room too
     pitfall="VLM SFT missing image data",
 )
 def vision_models_see_images(c: Case) -> Column:

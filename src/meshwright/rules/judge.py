@@ -73,26 +73,30 @@ def illegal_by_rule(case: Case) -> dict[str, Column]:
 def judge(case: Case) -> list[Finding]:
     """Everything the rules find in one case, errors first, each with overrides that repair it."""
     found = sorted((r for r in applicable(case) if bool(r.broken(case))), key=lambda r: ORDER.index(r.severity))
-    errors = frozenset(r.id for r in found if r.severity == "error")
-    findings = [_finding(r, case, errors) for r in found]
+    broken = frozenset(r.id for r in found)
+    findings = [_finding(r, case, broken) for r in found]
     return [f for f in findings if f.severity != "advice" or f.fix]  # advice that cannot be followed is none
 
 
-def _finding(rule: Rule, case: Case, errors: frozenset[str]) -> Finding:
+def _finding(rule: Rule, case: Case, broken: frozenset[str]) -> Finding:
     field = keys_by_flat_name().get(rule.field, rule.field)
-    return Finding(rule.id, rule.severity, field, message(rule, case), repair(rule, case, errors))
+    return Finding(rule.id, rule.severity, field, message(rule, case), repair(rule, case, broken))
 
 
-def repair(rule: Rule, case: Case, errors: frozenset[str] | None = None) -> tuple[str, ...]:
+def repair(rule: Rule, case: Case, broken: frozenset[str] | None = None) -> tuple[str, ...]:
     """Overrides that make the rule's finding disappear and break no other error rule; none when there are none.
 
-    `errors` are the ids of the error rules the case breaks, when they are known already.
+    A warning is not traded for another one where that can be helped. `broken` are the ids of the rules that the case
+    breaks, when they are known already.
     """
-    ruled = applicable(case, ("error",))
-    if errors is None:
-        errors = frozenset(r.id for r in ruled if bool(r.broken(case)))
-    others = [r for r in ruled if r.id not in errors and r is not rule]
-    change = _one_step(rule, case, others)
+    ruled = [r for r in applicable(case, ("error", "warning")) if r is not rule]
+    if broken is None:
+        broken = frozenset(r.id for r in ruled if bool(r.broken(case)))
+    kept = [r for r in ruled if r.id not in broken]
+    others = [r for r in kept if r.severity == "error"]
+    change = _one_step(rule, case, kept) if rule.severity == "warning" else None
+    if change is None:
+        change = _one_step(rule, case, others)
     if change is None and rule.severity == "error":
         change = _two_steps(rule, case, others)
     keys = keys_by_flat_name()

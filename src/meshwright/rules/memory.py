@@ -7,12 +7,32 @@ from typing import Any
 import numpy as np
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.domains import NO_TENSOR, larger, no
+from meshwright.rules.domains import NO_TENSOR, Domain, larger, no
 from meshwright.rules.rule import Fix, rule
 
 GIB = 2**30
 TIGHT = 0.92
 PLENTY = 0.5
+
+
+def host_memory_gib(c: Case) -> Column:
+    """GiB that one rank keeps in host memory: what the same case without offloading would hold on the GPU beside it."""
+    here, there = c.memory, c.replace(offload="none").memory if np.any(c.offload != "none") else None
+    if here is None or there is None:
+        return 0.0
+    parts = ("weights", "gradients", "optimizer", "activations")
+    return np.maximum(sum(getattr(there, part) - getattr(here, part) for part in parts), 0.0)
+
+
+def offloads(*values: str) -> Domain:
+    """Those of the values whose share of the host's memory is large enough."""
+    return lambda c: [value for value in values if not bool(host_is_full(c.replace(offload=value)))]
+
+
+def host_is_full(c: Case) -> Column:
+    """Where more is kept in host memory than the usual machine has for each GPU."""
+    return host_memory_gib(c) > c.host_gib
+
 
 # Cheapest first: a smaller micro batch costs a little, recompute a fifth of the speed, tensor parallelism most.
 RECOMPUTE: Fix = {"recompute": ["selective", "full"], "recompute_modules": [()]}
@@ -25,22 +45,27 @@ ROOM: tuple[Fix, ...] = (
     {"ep": larger("ep")},
     {"cp": larger("cp"), "micro_batch_size": [1]},
     {"pp": larger("pp"), "micro_batch_size": [1]},
-    {"offload": ["optimizer"]},
+    {"offload": offloads("optimizer")},
     {"tp": larger("tp"), "sp": [True], "micro_batch_size": [1]},
     {"micro_batch_size": [1], "recompute": ["full"], "recompute_modules": [()], "cp": larger("cp")},
     {"micro_batch_size": [1], "recompute": ["full"], "recompute_modules": [()], "pp": larger("pp")},
     {"micro_batch_size": [1], "recompute": ["full"], "recompute_modules": [()], "tp": larger("tp"), "sp": [True]},
-    {"micro_batch_size": [1], "recompute": ["full"], "recompute_modules": [()], "offload": ["optimizer", "params"]},
+    {
+        "micro_batch_size": [1],
+        "recompute": ["full"],
+        "recompute_modules": [()],
+        "offload": offloads("optimizer", "params"),
+    },
 )
 STATE: tuple[Fix, ...] = (
-    {"strategy": ["fsdp2"]},
+    {"strategy": ["fsdp2", "zero1", "megatron_fsdp"]},
     {"dp_replicate": [1], "dp_shard": [-1]},
     {"ep": larger("ep")},
-    {"offload": ["optimizer"]},
+    {"offload": offloads("optimizer")},
     {"pp": larger("pp")},
     {"tp": larger("tp"), "sp": [True]},
     {"tp": larger("tp"), "sp": [True], "pp": larger("pp")},
-    {"offload": ["params"]},
+    {"offload": offloads("params")},
 )
 
 
@@ -77,7 +102,7 @@ def replicated_state_gib(c: Case) -> Column:
     figures={"state": replicated_state_gib},
 )
 def replicated_state_fits(c: Case) -> Column:
-    return (c.strategy == "ddp") & (replicated_state_gib(c) > c.capacity_gib)
+    return c.memory is None and (c.strategy == "ddp") & (replicated_state_gib(c) > c.capacity_gib)
 
 
 @rule(
@@ -92,6 +117,27 @@ def replicated_state_fits(c: Case) -> Column:
 )
 def state_fits(c: Case) -> Column:
     return _state(c) > c.capacity_gib
+
+
+@rule(
+    "memory.host",
+    "error",
+    "offload",
+    message="{offload} on the host take {held:.0f} GiB of its memory per GPU, where there are {host_gib:.0f} GiB",
+    symptom="the kernel kills a process, or the host swaps, while the optimizer is built",
+    cause="host memory is shared by all GPUs of a node, and it is no larger than a few GPUs",
+    fixes=(
+        {"offload": ["none", "optimizer"]},
+        {"dp_replicate": [1], "dp_shard": [-1]},
+        {"ep": larger("ep")},
+        {"pp": larger("pp")},
+        {"tp": larger("tp"), "sp": [True]},
+        {"tp": larger("tp"), "sp": [True], "pp": larger("pp")},
+    ),
+    figures={"held": host_memory_gib},
+)
+def host_memory_is_enough(c: Case) -> Column:
+    return host_is_full(c)
 
 
 @rule(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.domains import NO_PIPELINE, no, one_of
+from meshwright.rules.memory import offloads
 from meshwright.rules.rule import Fix, rule
 
 OFFERED: dict[str, tuple[str, ...]] = {
@@ -25,7 +26,7 @@ NONE: Fix = {"offload": ["none"]}
     message="{engine} cannot keep {offload} in host memory",
     symptom="an unknown option, or no such option",
     cause="engines differ in what they can move to the host",
-    fixes=({"offload": ["params", "optimizer", "none"]},),
+    fixes=({"offload": offloads("params", "optimizer", "none")},),
 )
 def offload_is_offered(c: Case) -> Column:
     return no(one_of(c.offload, OFFERED[c.engine]))

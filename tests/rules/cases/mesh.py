@@ -104,6 +104,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # batch
     "batch.divides": ({"micro_batch_size": 3, "global_batch_size": 512}, {"micro_batch_size": 4}),
     "batch.smaller-than-data-parallel": ({"on": MANY, "global_batch_size": 32}, {"global_batch_size": 64}),
+    "batch.too-few-tokens": ({"on": MANY, "global_batch_size": 64, "seq_length": 512}, {"seq_length": 1024}),
     "batch.benchmark-as-production": ({"benchmark": True, "steps": 1000}, {"steps": 50}),
     "batch.one-huge-micro-batch": ({"micro_batch_size": 64}, {"micro_batch_size": 8}),
     # sequence

@@ -42,6 +42,11 @@ def _offloaded(c: Case) -> dict[str, Any]:
     return {"optimizer": 0.0 if c.offload == "optimizer" else 20.0}
 
 
+def _on_host(gib: float) -> Any:
+    """So much optimizer state over the GPUs that cut the model, which an offload of it takes to the host."""
+    return lambda c: {"optimizer": 0.0 if c.offload in ("optimizer", "params") else gib / (c.tp * c.pp)}
+
+
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # data
     "data.mock-fine-tuning": ({"goal": "sft", "dataset": "mock"}, {"dataset": "squad"}),
@@ -145,6 +150,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # memory
     "memory.replicated-state": ({"strategy": "ddp"}, {"goal": "peft"}),
     "memory.state": ({"memory": _state(150.0)}, {"tp": 4, "sp": True}),
+    "memory.host": ({"memory": _on_host(500.0), "offload": "params"}, {"tp": 4, "sp": True}),
     "memory.peak": ({"memory": _activations(30.0), "micro_batch_size": 4}, {"micro_batch_size": 1}),
     "memory.tight": ({"memory": _activations(18.0), "micro_batch_size": 4}, {"micro_batch_size": 1}),
     "memory.recompute-not-needed": ({"memory": _activations(30.0), "recompute": "full"}, {"micro_batch_size": 4}),
