@@ -60,7 +60,13 @@ def estimate_to_dict(plan: Plan) -> dict[str, Any]:
     """The plan object of one exact layout, without what only a search can say."""
     out = plan_to_dict(plan)
     del out["recipe"]["match"], out["recipe"]["approach"]
-    return {key: value for key, value in out.items() if key not in ("offers", "smallest_that_fits")}
+    kept = {key: value for key, value in out.items() if key not in ("offers", "smallest_that_fits")}
+    stages = costs.memory_by_stage(plan.case)
+    return {**kept, "memory_by_stage_gib": {str(i): _memory_parts(m) for i, m in enumerate(stages)}}
+
+
+def _memory_parts(memory: costs.Memory) -> dict[str, float]:
+    return {part: round(float(getattr(memory, part)), 4) for part in (*costs.PARTS, "total")}
 
 
 def ranking_to_dict(ranking: Ranking) -> dict[str, Any]:

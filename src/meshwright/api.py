@@ -104,6 +104,11 @@ def accuracy(path: str) -> accuracies.Report:
     return accuracies.accuracy(path)
 
 
+def accuracy_points(path: str) -> dict[str, list[tuple[float, float]]]:
+    """Measured against predicted, point by point."""
+    return accuracies.points(path)
+
+
 def calibrate_machine() -> tuple[OwnProfile, list[dict[str, Any]]]:
     """Measures this machine's GPU; imports torch."""
     from meshwright.engine.machine import measured

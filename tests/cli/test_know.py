@@ -147,3 +147,30 @@ def test_calibrate_without_a_gpu_says_so(meshwright: Any) -> None:
     answer = meshwright("calibrate", "--json")
     assert answer.code == 2
     assert "GPU" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_plots_are_written(meshwright: Any, tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip("matplotlib")
+    out = tmp_path / f"plot.{suffix}"
+    for words in (
+        ("estimate", "llama3_70b_pretrain_config"),
+        ("size", "qwen3-0.6b", "--goal", "sft", "--gpu", "H100"),
+    ):
+        assert meshwright(*words, "--plot", str(out)).code == 0
+        assert out.stat().st_size > 3000
+        out.unlink()
+
+
+def test_a_plot_of_another_kind_is_refused(meshwright: Any, tmp_path: Path) -> None:
+    answer = meshwright("estimate", "llama3_8b_sft_config", "--plot", str(tmp_path / "plot.pdf"), "--json")
+    assert answer.code == 2
+    assert answer.json["error"]["field"] == "plot"
+
+
+def test_every_stage_is_available_and_the_worst_is_reported(meshwright: Any) -> None:
+    found = meshwright("estimate", "llama3_70b_pretrain_config", "--json").json
+    stages = found["memory_by_stage_gib"]
+    assert len(stages) == found["layout"]["pp"]
+    worst = max(stage["total"] for stage in stages.values())
+    assert worst == pytest.approx(found["estimate"]["memory_gib"]["total"], rel=1e-3)

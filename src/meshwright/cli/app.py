@@ -16,7 +16,8 @@ from meshwright.errors import InputError, unknown
 
 FAILED = 1  # the answer is no
 DIALECTS = (
-    "meshwright", "megatron-lm", "megatron-bridge", "automodel", "torchtitan", "kempnerforge", "deepspeed", "accelerate",
+    "meshwright", "megatron-lm", "megatron-bridge", "automodel", "torchtitan", "kempnerforge", "deepspeed",
+    "accelerate",
 )  # fmt: skip
 
 
@@ -63,6 +64,9 @@ engine_option = click.option(
 calibration_option = click.option(
     "--calibration", metavar="FILE", help="A profile of your own machine, as `meshwright calibrate` writes it."
 )
+
+
+plot_option = click.option("--plot", metavar="FILE", help="Also draw it, as .svg or .png (needs matplotlib).")
 
 
 def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -205,6 +209,7 @@ def plan(
     calibration_option,
     click.option("--tokens", metavar="N", help="Token budget, e.g. 15T: adds days, and cost with --price."),
     click.option("--price", type=float, metavar="PER_GPU_HOUR", help="Price of one GPU for one hour."),
+    plot_option,
     as_json,
 )
 def size(
@@ -217,6 +222,7 @@ def size(
     calibration: str | None,
     tokens: str | None,
     price: float | None,
+    plot: str | None,
     as_json: bool,
 ) -> None:
     """How many GPUs: the smallest count that fits, the most efficient one, days and cost with failures counted in."""
@@ -231,6 +237,10 @@ def size(
         calibration=calibration,
         overrides=overrides,
     )
+    if plot:
+        from meshwright.cli import plots
+
+        plots.sizing(api.sizing_to_dict(found), plot)
     if as_json:
         emit(api.sizing_to_dict(found))
     else:
@@ -254,6 +264,7 @@ def size(
     goal_option,
     engine_option,
     calibration_option,
+    plot_option,
     as_json,
 )
 def estimate(
@@ -263,10 +274,15 @@ def estimate(
     goal: str | None,
     engine: str,
     calibration: str | None,
+    plot: str | None,
     as_json: bool,
 ) -> None:
     """Memory and step time by part of exactly this layout: the recipe's own with overrides, nothing searched."""
     found = api.estimate(target, gpus=gpus, goal=goal, engine=engine, calibration=calibration, overrides=overrides)
+    if plot:
+        from meshwright.cli import plots
+
+        plots.estimate(api.estimate_to_dict(found), plot)
     if as_json:
         emit(api.estimate_to_dict(found))
     else:
@@ -277,10 +293,14 @@ def estimate(
 
 
 @app.command(epilog=examples("meshwright accuracy runs.csv", "meshwright accuracy runs.csv --json"))
-@options(click.argument("file"), as_json)
-def accuracy(file: str, as_json: bool) -> None:
+@options(click.argument("file"), plot_option, as_json)
+def accuracy(file: str, plot: str | None, as_json: bool) -> None:
     """The cost model against a CSV of measurements: error of step time and memory by source and GPU, fit labels."""
     answer = {"schema": api.SCHEMA, **api.accuracy_to_dict(api.accuracy(file))}
+    if plot:
+        from meshwright.cli import plots
+
+        plots.accuracy(api.accuracy_points(file), plot)
     if as_json:
         emit(answer)
     else:

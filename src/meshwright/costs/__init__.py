@@ -2,11 +2,12 @@
 
 from meshwright.costs.estimate import Band, Estimate, estimate, to_dict
 from meshwright.costs.flops import flops_per_token
-from meshwright.costs.memory import Memory, memory, memory_by_stage
+from meshwright.costs.memory import PARTS, Memory, memory, memory_by_stage
 from meshwright.costs.parameters import parameters
 from meshwright.costs.time import StepTime, step_time
 
 __all__ = [
+    "PARTS",
     "Band",
     "Estimate",
     "Memory",

@@ -83,6 +83,21 @@ def compare(rows: Sequence[Measured]) -> Report:
     )
 
 
+def points(path: str | Path) -> dict[str, list[tuple[float, float]]]:
+    """Measured and predicted values of every usable row, for a plot."""
+    rows = read(path)
+    step, allocated, reserved, _ = predictions(rows)
+    usable = [(i, r) for i, r in enumerate(rows) if r.case is not None]
+    return {
+        "step time, s": [(r.step_s, float(step[i])) for i, r in usable if r.step_s and not r.oom],
+        "memory, GiB": [
+            (r.allocated_gib or r.reserved_gib, float(allocated[i] if r.allocated_gib else reserved[i]))
+            for i, r in usable
+            if _memory_row(r)
+        ],
+    }
+
+
 def predictions(rows: Sequence[Measured]) -> tuple[NDArray[np.float64], ...]:
     """Step seconds, GiB allocated and reserved where a row reads them, and whether it fits; NaN without a case."""
     out = np.full((4, len(rows)), np.nan)
