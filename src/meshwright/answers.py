@@ -161,6 +161,7 @@ def gpu_to_dict(gpu: Gpu) -> dict[str, Any]:
         "nvlink_domain": gpu.nvlink_domain,
         "network_gb_s": gpu.network_gb_s,
         "gpus_per_node": gpu.gpus_per_node,
+        "host_gib_per_gpu": gpu.host_gib,
         "source": gpu.source,
         "note": gpu.note,
     }

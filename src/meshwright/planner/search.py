@@ -11,6 +11,7 @@ import numpy as np
 from meshwright import costs, rules
 from meshwright.planner.space import NEAR, Space, candidates, degrees
 from meshwright.recipes.case import Case
+from meshwright.rules.memory import host_is_full
 
 LAYOUT_NAMES = (
     "strategy",
@@ -85,7 +86,8 @@ def priced(
             continue
         kept = batch.rows(ok)
         price = costs.estimate(kept)
-        columns = (np.broadcast_to(c, kept.tp.shape) for c in (price.step_s, price.memory.total, price.fits))
+        fits = price.fits & np.logical_not(host_is_full(kept))
+        columns = (np.broadcast_to(c, kept.tp.shape) for c in (price.step_s, price.memory.total, fits))
         yield Priced(kept, *columns)
 
 

@@ -17,9 +17,9 @@ PLENTY = 0.5
 
 def host_memory_gib(c: Case) -> Column:
     """GiB that one rank keeps in host memory: what the same case without offloading would hold on the GPU beside it."""
-    here, there = c.memory, c.replace(offload="none").memory if np.any(c.offload != "none") else None
-    if here is None or there is None:
+    if not np.any(c.offload != "none") or c.memory is None:
         return 0.0
+    here, there = c.memory, c.replace(offload="none").memory
     parts = ("weights", "gradients", "optimizer", "activations")
     return np.maximum(sum(getattr(there, part) - getattr(here, part) for part in parts), 0.0)
 
