@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
+import tomllib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ from meshwright.costs.time import step_time
 from meshwright.recipes.case import Case
 
 HERE = Path(__file__).parent
-PRIORS = HERE / "data" / "priors.json"
+PRIORS = HERE / "data" / "priors.toml"
 SMOOTH = 0.04  # below this log error the loss is quadratic
 CUT = 0.7  # beyond this log error (a factor of two) a row pulls no more
 STEP = 0.02  # of a log parameter, for the derivatives
@@ -68,7 +68,8 @@ class Data:
 
 def parameters() -> list[Parameter]:
     """Every fitted number, from the file of priors."""
-    return [Parameter(**entry) for entry in json.loads(PRIORS.read_text())]
+    groups = tomllib.loads(PRIORS.read_text())
+    return [Parameter(**entry) for group in groups.values() for entry in group["numbers"]]
 
 
 def load(path: Path) -> Data:
@@ -239,15 +240,20 @@ def write(tables: dict[str, Any], fitted: list[Parameter], theta: Array) -> None
         path.write_text(tomlkit.dumps(document))
 
 
-def learnt_bands(error: Array, data: Data) -> dict[str, float]:
-    """The 80th percentile of the errors of every kind of training, every source counting the same within it."""
-    off, kinds, sources = np.expm1(np.abs(error)), np.array(data.kind), np.array(data.source)
+def learnt_bands(seen: Array, unseen: Array, data: Data) -> dict[str, float]:
+    """Half-width of the 80 per cent band of every kind of training, every source counting the same within it.
+
+    New runs lie between those the fit has seen and those of sources it has not: the geometric mean of the two 80th
+    percentiles. Functional runs have no useful band and get a factor of two.
+    """
+    kinds, sources = np.array(data.kind), np.array(data.source)
     found = {}
     for kind in bands().step_pct:
         mine = kinds == kind
         count = Counter(sources[mine])
         weight = np.array([1 / count[name] for name in sources[mine]])
-        found[kind] = round(100 * weighted_quantile(off[mine], weight, 0.8), 1)
+        both = [weighted_quantile(np.expm1(np.abs(e[mine])), weight, 0.8) for e in (seen, unseen)]
+        found[kind] = round(min(100 * float(np.sqrt(both[0] * both[1])), 100.0), 1)
         print(f"  band {kind:16s} {found[kind]:5.1f} %   {mine.sum()} rows of {len(count)} sources")
     return found
 
@@ -274,7 +280,7 @@ def main() -> None:
     theta, error, slope = fit(data, tables, fitted, asked.rounds)
     unseen = left_out(data, tables, fitted, theta, error, slope)
     report("leave one source out", unseen, data)
-    found = learnt_bands(unseen, data)
+    found = learnt_bands(error, unseen, data)
     inside = np.expm1(np.abs(error)) <= np.array([found[kind] for kind in data.kind]) / 100
     print(
         f"inside their band: {100 * np.average(inside, weights=data.weight):.1f} % of rows, sources weighing the same"

@@ -32,7 +32,7 @@ def tp_s(case: Case, speed: Speeds, layer: Layer, passes: Column) -> Column:
     blocks = (layer.mixer is not None) + (layer.cross is not None)
     blocks += layer.ffn is not None and (not isinstance(layer.ffn, MoE) or bool(layer.ffn.shared_width))
     whole = tokens(case) * case.model.hidden * BYTES[case.compute]
-    once = gather_s(case, speed, whole, 1, case.tp)
+    once = gather_s(case, speed, whole, 1, case.tp) + (case.tp > 1) * speed.engine.tp_wait_s
     times = 2 * passes + (where(case.sp, 1, 0) if case.goal != "peft" else 0)
     visible = speed.shared.tp_overlap_visible if case.tp_comm_overlap else 1.0
     return blocks * times * once * visible
@@ -80,7 +80,7 @@ def p2p_s(case: Case, speed: Speeds) -> Column:
         return 0.0
     sent = tokens(case) * case.model.hidden * BYTES[case.compute] / residual_cut(case)
     one = neighbour_s(case, speed, sent, case.world // case.pp, case.pp)
-    return (case.pp > 1) * case.vp * (2 * speed.shared.p2p_visible * one + speed.engine.p2p_s)
+    return (case.pp > 1) * 2 * case.vp * speed.shared.p2p_visible * one
 
 
 def dp_s(

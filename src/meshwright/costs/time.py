@@ -64,7 +64,7 @@ def step_time(case: Case) -> StepTime:
     micro = _micro(case, speed, held)
     slowest, rest = _slowest(case, held, micro)
     busy, rounds = slowest.busy, case.accumulation
-    idle = _soft_excess(slowest.launch, busy, speed.shared.sharpness)
+    idle = _soft_excess(slowest.launch, busy, speed.engine.sharpness)
     bubble = rest / case.vp * (1 + idle / busy) * pick(case.pp_schedule, speed.shared.bubble)
     bubble = bubble + rounds * p2p_s(case, speed)
     params, trained = _held_params(case, held)
@@ -104,6 +104,7 @@ def _micro(case: Case, speed: Speeds, held: Stages) -> Micro:
         sums = [total + number * share for total, share in zip(sums, shares, strict=True)]
     head, head_forward = head_s(case, speed, held)
     vision = held.first * vision_s(case, speed)
+    sums[-1] = sums[-1] + (case.pp > 1) * case.vp * speed.engine.p2p_s
     return Micro(sums[0] + head + 3 * vision, sums[1] + head_forward + vision, *sums[2:])
 
 
