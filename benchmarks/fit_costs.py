@@ -4,8 +4,8 @@
 
 Every fitted number has a prior with a physical meaning (a share of a peak, a latency, bytes per element) and a width
 that says how far data may move it; numbers without data stay at their prior. The loss is the absolute error of the
-logarithm of the step time, smoothed near zero, and every source counts the same however many rows it has. Rows beyond
-a factor of two (functional runs, misread tables) pull no more than those at it.
+logarithm of the step time, smoothed near zero, with some of its square; every source counts the same however many rows
+it has. Rows beyond a factor of two (functional runs, misread tables) pull no more than those at it.
 
 Solved by Gauss-Newton with reweighting. Leave-one-source-out refits everything without the source, starting from the
 common solution and using its derivatives, then prices the source with the real model.
@@ -34,6 +34,7 @@ from meshwright.recipes.case import Case
 HERE = Path(__file__).parent
 PRIORS = HERE / "data" / "priors.toml"
 SMOOTH = 0.04  # below this log error the loss is quadratic
+TAIL = 2.0  # weight of the squared error beside the absolute one: large errors matter more than many small ones
 CUT = 0.7  # beyond this log error (a factor of two) a row pulls no more
 STEP = 0.02  # of a log parameter, for the derivatives
 Array = NDArray[np.float64]
@@ -153,7 +154,7 @@ def solve(error: Array, slope: Array, weight: Array, theta: Array, fitted: list[
     new = theta.copy()
     for _ in range(loops):
         now = error + slope @ (new - theta)
-        each = weight / total / np.maximum(np.abs(now), SMOOTH)
+        each = weight / total * (1 / np.maximum(np.abs(now), SMOOTH) + TAIL)
         each = np.where(np.abs(now) > CUT, each * CUT / np.abs(now), each)
         scaled = slope * each[:, None]
         left = slope.T @ scaled + PRIOR_WEIGHT * np.diag(pull)
@@ -176,8 +177,8 @@ def report(name: str, error: Array, data: Data) -> tuple[float, float]:
 def loss(error: Array, theta: Array, data: Data, fitted: list[Parameter]) -> float:
     """What the fit minimises."""
     off = np.abs(error)
-    each = np.where(off < SMOOTH, off**2 / (2 * SMOOTH) + SMOOTH / 2, off)
-    each = np.where(off > CUT, CUT, each)
+    each = np.where(off < SMOOTH, off**2 / (2 * SMOOTH) + SMOOTH / 2, off) + TAIL / 2 * off**2
+    each = np.minimum(each, CUT + TAIL / 2 * CUT**2)
     prior = np.log([p.prior for p in fitted])
     width = np.array([p.width for p in fitted])
     return float(

@@ -58,7 +58,6 @@ class EngineProfile(_Profile, frozen=True, kw_only=True):
     bucket_params: float = 40.0  # parameters in one data-parallel collective, in millions
     bucket_per_rank: float = 0.0  # at least this many millions for every data-parallel rank
     imbalance: float = 1.2  # load of the fullest expert rank over the mean under natural routing
-    tp_wait_s: float = 0.0  # seconds the GPU idles around every tensor-parallel collective
     p2p_s: float = 0.0  # CPU seconds a pipeline stage spends on the sends and receives of one micro batch
 
 

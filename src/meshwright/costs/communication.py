@@ -32,7 +32,7 @@ def tp_s(case: Case, speed: Speeds, layer: Layer, passes: Column) -> Column:
     blocks = (layer.mixer is not None) + (layer.cross is not None)
     blocks += layer.ffn is not None and (not isinstance(layer.ffn, MoE) or bool(layer.ffn.shared_width))
     whole = tokens(case) * case.model.hidden * BYTES[case.compute]
-    once = gather_s(case, speed, whole, 1, case.tp) + (case.tp > 1) * speed.engine.tp_wait_s
+    once = gather_s(case, speed, whole, 1, case.tp)
     times = 2 * passes + (where(case.sp, 1, 0) if case.goal != "peft" else 0)
     visible = speed.shared.tp_overlap_visible if case.tp_comm_overlap else 1.0
     return blocks * times * once * visible
