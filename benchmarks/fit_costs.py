@@ -4,8 +4,8 @@
 
 Every fitted number has a prior with a physical meaning (a share of a peak, a latency, bytes per element) and a width
 that says how far data may move it; numbers without data stay at their prior. The loss is the absolute error of the
-logarithm of the step time, smoothed near zero, and every source counts the same however many rows it has. Rows beyond
-a factor of two (functional runs, misread tables) pull no more than those at it.
+logarithm of the step time, smoothed near zero, with some of its square; every source counts the same however many rows
+it has. Rows beyond a factor of two (functional runs, misread tables) pull no more than those at it.
 
 Solved by Gauss-Newton with reweighting. Leave-one-source-out refits everything without the source, starting from the
 common solution and using its derivatives, then prices the source with the real model.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
+import tomllib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +32,9 @@ from meshwright.costs.time import step_time
 from meshwright.recipes.case import Case
 
 HERE = Path(__file__).parent
-PRIORS = HERE / "data" / "priors.json"
+PRIORS = HERE / "data" / "priors.toml"
 SMOOTH = 0.04  # below this log error the loss is quadratic
+TAIL = 2.0  # weight of the squared error beside the absolute one: large errors matter more than many small ones
 CUT = 0.7  # beyond this log error (a factor of two) a row pulls no more
 STEP = 0.02  # of a log parameter, for the derivatives
 Array = NDArray[np.float64]
@@ -68,7 +69,8 @@ class Data:
 
 def parameters() -> list[Parameter]:
     """Every fitted number, from the file of priors."""
-    return [Parameter(**entry) for entry in json.loads(PRIORS.read_text())]
+    groups = tomllib.loads(PRIORS.read_text())
+    return [Parameter(**entry) for group in groups.values() for entry in group["numbers"]]
 
 
 def load(path: Path) -> Data:
@@ -152,7 +154,7 @@ def solve(error: Array, slope: Array, weight: Array, theta: Array, fitted: list[
     new = theta.copy()
     for _ in range(loops):
         now = error + slope @ (new - theta)
-        each = weight / total / np.maximum(np.abs(now), SMOOTH)
+        each = weight / total * (1 / np.maximum(np.abs(now), SMOOTH) + TAIL)
         each = np.where(np.abs(now) > CUT, each * CUT / np.abs(now), each)
         scaled = slope * each[:, None]
         left = slope.T @ scaled + PRIOR_WEIGHT * np.diag(pull)
@@ -175,8 +177,8 @@ def report(name: str, error: Array, data: Data) -> tuple[float, float]:
 def loss(error: Array, theta: Array, data: Data, fitted: list[Parameter]) -> float:
     """What the fit minimises."""
     off = np.abs(error)
-    each = np.where(off < SMOOTH, off**2 / (2 * SMOOTH) + SMOOTH / 2, off)
-    each = np.where(off > CUT, CUT, each)
+    each = np.where(off < SMOOTH, off**2 / (2 * SMOOTH) + SMOOTH / 2, off) + TAIL / 2 * off**2
+    each = np.minimum(each, CUT + TAIL / 2 * CUT**2)
     prior = np.log([p.prior for p in fitted])
     width = np.array([p.width for p in fitted])
     return float(
@@ -239,15 +241,20 @@ def write(tables: dict[str, Any], fitted: list[Parameter], theta: Array) -> None
         path.write_text(tomlkit.dumps(document))
 
 
-def learnt_bands(error: Array, data: Data) -> dict[str, float]:
-    """The 80th percentile of the errors of every kind of training, every source counting the same within it."""
-    off, kinds, sources = np.expm1(np.abs(error)), np.array(data.kind), np.array(data.source)
+def learnt_bands(seen: Array, unseen: Array, data: Data) -> dict[str, float]:
+    """Half-width of the 80 per cent band of every kind of training, every source counting the same within it.
+
+    New runs lie between those the fit has seen and those of sources it has not: the geometric mean of the two 80th
+    percentiles. Functional runs have no useful band and get a factor of two.
+    """
+    kinds, sources = np.array(data.kind), np.array(data.source)
     found = {}
     for kind in bands().step_pct:
         mine = kinds == kind
         count = Counter(sources[mine])
         weight = np.array([1 / count[name] for name in sources[mine]])
-        found[kind] = round(100 * weighted_quantile(off[mine], weight, 0.8), 1)
+        both = [weighted_quantile(np.expm1(np.abs(e[mine])), weight, 0.8) for e in (seen, unseen)]
+        found[kind] = round(min(100 * float(np.sqrt(both[0] * both[1])), 100.0), 1)
         print(f"  band {kind:16s} {found[kind]:5.1f} %   {mine.sum()} rows of {len(count)} sources")
     return found
 
@@ -274,7 +281,7 @@ def main() -> None:
     theta, error, slope = fit(data, tables, fitted, asked.rounds)
     unseen = left_out(data, tables, fitted, theta, error, slope)
     report("leave one source out", unseen, data)
-    found = learnt_bands(unseen, data)
+    found = learnt_bands(error, unseen, data)
     inside = np.expm1(np.abs(error)) <= np.array([found[kind] for kind in data.kind]) / 100
     print(
         f"inside their band: {100 * np.average(inside, weights=data.weight):.1f} % of rows, sources weighing the same"

@@ -24,7 +24,7 @@ class _Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     source: str = ""  # where the numbers come from, and the command that fitted them
 
 
-class GpuProfile(_Profile, frozen=True):
+class GpuProfile(_Profile, frozen=True, kw_only=True):
     """What one GPU architecture reaches."""
 
     matmul: dict[str, float]  # share of the dense peak that large matmuls reach, by precision
@@ -37,14 +37,16 @@ class GpuProfile(_Profile, frozen=True):
     clock: dict[str, float] = {}  # sustained clock over that of the architecture's reference, by GPU name
 
 
-class EngineProfile(_Profile, frozen=True):
+class EngineProfile(_Profile, frozen=True, kw_only=True):
     """How one engine executes a step."""
 
     attention: str  # kernel behind flash attention: flash1, flash2 or best
+    matmul: float = 1.0  # rate of its matmuls over the GPU's usual: tuned libraries, no transposes between them
     traffic: float  # bytes its memory-bound kernels move over what perfectly fused ones would
     traffic_compiled: float  # the same under torch.compile
     launch_s: float  # CPU seconds to launch one layer's kernels, forward and backward
     launch_compiled: float = 0.6  # of that under torch.compile
+    sharpness: float = 5.0  # how sharply the longer of launching and computing decides: 1 adds them, large is a maximum
     launch_tp: float = 0.0  # more of that for every doubling of the tensor-parallel ranks
     launch_8bit: float = 1.0  # launches with quantised matmuls over those without
     launch_moe_s: float = 0.0  # more for a layer with experts: routing, permutation, one kernel per step of it
@@ -56,10 +58,10 @@ class EngineProfile(_Profile, frozen=True):
     bucket_params: float = 40.0  # parameters in one data-parallel collective, in millions
     bucket_per_rank: float = 0.0  # at least this many millions for every data-parallel rank
     imbalance: float = 1.2  # load of the fullest expert rank over the mean under natural routing
-    p2p_s: float = 0.0  # seconds a pipeline stage waits around the sends and receives of one micro batch
+    p2p_s: float = 0.0  # CPU seconds a pipeline stage spends on the sends and receives of one micro batch
 
 
-class Shared(_Profile, frozen=True):
+class Shared(_Profile, frozen=True, kw_only=True):
     """Physics that neither the GPU nor the engine decides."""
 
     matmul_traffic: float  # share of a matmul's reads and writes that its arithmetic does not hide
@@ -79,7 +81,6 @@ class Shared(_Profile, frozen=True):
     cp_visible: float
     p2p_visible: float
     selective_again: float  # op-level selective recompute: share of the forward done again
-    sharpness: float  # how sharply the longer of launching and computing decides: 1 adds them, large takes the longer
     jitter: float  # slowdown for every doubling of the nodes: stragglers
     adapter_bytes: float  # bytes per element of an adapted linear's input and output that an adapter moves
     graphs_left: dict[str, float]  # launch time left with CUDA graphs: of dense parts, of experts, of synchronisations

@@ -40,7 +40,8 @@ LAYOUT_NAMES = (
 
 def shape_of(case: Case) -> tuple[int, ...]:
     """The common shape of a case's columns; () when every name holds one value."""
-    return np.broadcast_shapes(*(np.shape(getattr(case, name)) for name in LAYOUT_NAMES))
+    columns = [value for value in (getattr(case, name) for name in LAYOUT_NAMES) if isinstance(value, np.ndarray)]
+    return np.broadcast_shapes(*(column.shape for column in columns)) if columns else ()
 
 
 def pick(column: Column, table: Mapping[str, float]) -> Column:
@@ -70,6 +71,9 @@ def plain(value: Column) -> Column:
 # numpy's own functions cost microseconds for one number; an estimate of one layout calls a hundred of them.
 
 
+_NUMBER = (float, int, np.integer)
+
+
 def where(condition: Column, yes: Column, no: Column) -> Column:
     """numpy.where, and a plain branch for one condition."""
     if isinstance(condition, bool | np.bool_):
@@ -79,13 +83,13 @@ def where(condition: Column, yes: Column, no: Column) -> Column:
 
 def larger(one: Column, other: Column) -> Column:
     """The larger of two values, column by column."""
-    if isinstance(one, float | int) and isinstance(other, float | int):
+    if isinstance(one, _NUMBER) and isinstance(other, _NUMBER):
         return one if one >= other else other
     return np.maximum(one, other)
 
 
 def smaller(one: Column, other: Column) -> Column:
     """The smaller of two values, column by column."""
-    if isinstance(one, float | int) and isinstance(other, float | int):
+    if isinstance(one, _NUMBER) and isinstance(other, _NUMBER):
         return one if one <= other else other
     return np.minimum(one, other)

@@ -80,7 +80,7 @@ def p2p_s(case: Case, speed: Speeds) -> Column:
         return 0.0
     sent = tokens(case) * case.model.hidden * BYTES[case.compute] / residual_cut(case)
     one = neighbour_s(case, speed, sent, case.world // case.pp, case.pp)
-    return (case.pp > 1) * case.vp * (2 * speed.shared.p2p_visible * one + speed.engine.p2p_s)
+    return (case.pp > 1) * 2 * case.vp * speed.shared.p2p_visible * one
 
 
 def dp_s(

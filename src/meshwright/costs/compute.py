@@ -11,7 +11,7 @@ from meshwright.costs.linears import Linear, gradient_s, linear_s, linears, rout
 from meshwright.costs.memory import recomputed_share, tokens
 from meshwright.costs.speeds import Speeds
 from meshwright.costs.stages import Stages, trains_mtp
-from meshwright.models import MLA, Attention, GatedDelta, Layer, Mamba2, MoE
+from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, Mamba2, MoE
 from meshwright.models.spec import Mixer
 from meshwright.recipes.case import Case
 
@@ -30,6 +30,7 @@ class LayerTime:
     side: Column  # quantisation and adapters, forward and backward
     gradient: Column  # accumulating weight gradients, in the backward
     core_backward: float  # backward of the core over its forward
+    last: Column  # of the matmuls, that of a dense block's last linear
 
     @property
     def forward(self) -> Column:
@@ -54,6 +55,7 @@ def layer_time(case: Case, speed: Speeds, layer: Layer) -> LayerTime:
         side=side_bytes(case, speed, found) / speed.hbm,
         gradient=gradient_s(case, speed, found),
         core_backward=backward,
+        last=linear_s(speed, found[-1]) if isinstance(layer.ffn, Dense) else 0.0,
     )
 
 
@@ -125,7 +127,9 @@ def repeated_s(case: Case, speed: Speeds, held: Stages, layer: Layer, time: Laye
     """Seconds of forward work that recomputation does again."""
     if isinstance(case.recompute, str) and case.recompute == "none":
         return 0.0
-    full = recomputed_share(case, held) * time.forward
+    # torch's checkpoint stops once everything saved is back, before the block's last linear; Megatron's runs to the end
+    stops = case.engine not in ("megatron", "deepspeed", "fsdp1")
+    full = recomputed_share(case, held) * (time.forward - (time.last if stops else 0.0))
     selective = _selective_s(case, speed, layer, time)
     return where(case.recompute == "full", full, where(case.recompute == "selective", selective, 0.0))
 

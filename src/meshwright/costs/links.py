@@ -36,6 +36,8 @@ def gather_s(
     case: Case, speed: Speeds, whole_bytes: Column, stride: Column, size: Column, messages: Column = 1
 ) -> Column:
     """An all-gather (or reduce-scatter) that ends with (or starts from) `whole_bytes` on every rank."""
+    if isinstance(size, int) and size == 1:
+        return 0.0
     moved = whole_bytes * (size - 1) / size
     one = moved / group_rate(case, speed, stride, size) + messages * start_s(case, speed, stride, size)
     return (size > 1) * one

@@ -56,7 +56,7 @@ def speeds(case: Case) -> Speeds:
     own = calibration(case)
     chip, engine, gpu = own.gpu(case), own.engine(case), case.cluster.gpu
     clock, precision = chip.clock.get(gpu.name, 1.0), linear_precision(case)
-    bf16 = peak_flops(case, "bf16")
+    bf16, tuned = peak_flops(case, "bf16"), clock * engine.matmul
     kernel = getattr(case, "attention_kernel", "") or engine.attention
     return Speeds(
         gpu=gpu,
@@ -64,8 +64,8 @@ def speeds(case: Case) -> Speeds:
         engine=engine,
         shared=own.shared,
         precision=precision,
-        linear=peak_flops(case, precision) * chip.matmul.get(precision, MATMUL_ELSE) * clock,
-        linear_bf16=bf16 * chip.matmul["bf16"] * clock,
+        linear=peak_flops(case, precision) * chip.matmul.get(precision, MATMUL_ELSE) * tuned,
+        linear_bf16=bf16 * chip.matmul["bf16"] * tuned,
         core=bf16 * chip.attention.get(kernel, chip.attention["best"]) * clock,
         scan=bf16 * chip.scan * clock,
         hbm=gpu.hbm_gb_s * 1e9 * chip.hbm,

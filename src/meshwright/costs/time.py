@@ -64,7 +64,7 @@ def step_time(case: Case) -> StepTime:
     micro = _micro(case, speed, held)
     slowest, rest = _slowest(case, held, micro)
     busy, rounds = slowest.busy, case.accumulation
-    idle = _soft_excess(slowest.launch, busy, speed.shared.sharpness)
+    idle = _soft_excess(slowest.launch, busy, speed.engine.sharpness)
     bubble = rest / case.vp * (1 + idle / busy) * pick(case.pp_schedule, speed.shared.bubble)
     bubble = bubble + rounds * p2p_s(case, speed)
     params, trained = _held_params(case, held)
@@ -79,7 +79,8 @@ def step_time(case: Case) -> StepTime:
         rounds * (idle + slowest.wait) + speed.engine.step_s,
     ]
     values[-1] = values[-1] + _stragglers(case, speed) * sum(values)
-    parts = [plain(np.broadcast_to(value, held.index.shape[1:]) * 1.0) for value in values]
+    shape = held.index.shape[1:]
+    parts = [plain(np.broadcast_to(value, shape) * 1.0) if shape else float(value) for value in values]
     return StepTime(**dict(zip(PARTS, parts, strict=True)), step_s=sum(parts))
 
 
@@ -103,6 +104,7 @@ def _micro(case: Case, speed: Speeds, held: Stages) -> Micro:
         sums = [total + number * share for total, share in zip(sums, shares, strict=True)]
     head, head_forward = head_s(case, speed, held)
     vision = held.first * vision_s(case, speed)
+    sums[-1] = sums[-1] + (case.pp > 1) * case.vp * speed.engine.p2p_s
     return Micro(sums[0] + head + 3 * vision, sums[1] + head_forward + vision, *sums[2:])
 
 
@@ -137,12 +139,13 @@ def _soft_excess(launch: Column, busy: Column, sharpness: float) -> Column:
 def _slowest(case: Case, held: Stages, micro: Micro) -> tuple[Micro, Column]:
     """The stage that takes longest, and the seconds of all the other stages together, which the bubble waits for."""
     shape = held.index.shape
-    names = ("work", "forward", "tp", "cp", "ep", "wait", "launch")
-    arrays = [np.broadcast_to(getattr(micro, name), shape) for name in names]
+    shares = (micro.work, micro.forward, micro.tp, micro.cp, micro.ep, micro.wait, micro.launch)
     busy = np.broadcast_to(micro.busy, shape)
-    at = np.argmax(busy, axis=0)[None]
-    chosen = [np.take_along_axis(array, at, axis=0)[0] for array in arrays]
-    slowest = Micro(*chosen)
+    at = np.argmax(busy, axis=0)
+    if len(shape) == 1:
+        slowest = Micro(*(float(share[at]) if isinstance(share, np.ndarray) else share for share in shares))
+    else:
+        slowest = Micro(*(np.take_along_axis(np.broadcast_to(share, shape), at[None], axis=0)[0] for share in shares))
     others = busy[FIRST] + busy[LAST] + larger(case.pp - 2, 0) * busy[MIDDLE] - slowest.busy
     return slowest, where(case.pp > 1, larger(others, 0.0), 0.0)
 
@@ -159,7 +162,8 @@ def _held_params(case: Case, held: Stages) -> tuple[RankParams, RankParams]:
 
 def _largest_stage(params: RankParams) -> RankParams:
     """The heaviest of the three stages, which sets the pace of data-parallel communication."""
-    dense, routed, ends = (np.max(np.atleast_1d(part), axis=0) for part in (params.dense, params.routed, params.ends))
+    parts = (params.dense, params.routed, params.ends)
+    dense, routed, ends = (part.max(axis=0) if isinstance(part, np.ndarray) else part for part in parts)
     return replace(params, dense=dense, routed=routed, ends=ends)
 
 

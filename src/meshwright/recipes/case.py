@@ -94,27 +94,30 @@ class Case:
     @property
     def dp(self) -> Column:
         """Data-parallel ranks: whatever the other axes leave."""
-        return np.maximum(self.world // self.model_ranks, 1)
+        return _at_least_one(self.world // self.model_ranks)
 
     @property
     def shard(self) -> Column:
         """Data-parallel ranks that share one copy of the state, with -1 filled in."""
-        return np.where(self.dp_shard == -1, np.maximum(self.dp // self.dp_replicate, 1), self.dp_shard)
+        rest = _at_least_one(self.dp // self.dp_replicate)
+        if isinstance(self.dp_shard, int):
+            return rest if self.dp_shard == -1 else self.dp_shard
+        return np.where(self.dp_shard == -1, rest, self.dp_shard)
 
     @property
     def accumulation(self) -> Column:
         """Micro batches per step on one rank: gradient accumulation, and what fills a pipeline."""
-        return np.maximum(self.global_batch_size // (self.micro_batch_size * self.dp), 1)
+        return _at_least_one(self.global_batch_size // (self.micro_batch_size * self.dp))
 
     @property
     def expert_ranks(self) -> Column:
         """Ranks of one pipeline stage, which expert parallelism cuts anew."""
-        return np.maximum(self.world // self.pp, 1)
+        return _at_least_one(self.world // self.pp)
 
     @property
     def expert_dp(self) -> Column:
         """Copies of each expert: ranks of a stage over ep × etp."""
-        return np.maximum(self.expert_ranks // (self.ep * self.etp), 1)
+        return _at_least_one(self.expert_ranks // (self.ep * self.etp))
 
     @property
     def stages(self) -> Column:
@@ -130,6 +133,11 @@ class Case:
     def fp8(self) -> Column:
         """Whether linear layers compute in 8 bits or fewer."""
         return self.matmul != "same"
+
+
+def _at_least_one(value: Column) -> Column:
+    """Where a quotient rounds down to nothing, one; plain numbers stay plain, which is many times faster."""
+    return max(value, 1) if isinstance(value, int) else np.maximum(value, 1)
 
 
 def model_of(recipe: Recipe) -> ModelSpec:
