@@ -90,17 +90,17 @@ def test_stages_hold_their_real_layers():
     one = case(model, "8xH100", pp=4)
     held = stages(one)
     dense, moe = (number for _, number in held.layers)
-    assert dense.tolist() == [1, 0, 0]
-    assert moe.tolist() == [1, 2, 2]
+    assert dense.tolist() == [1, 0, 0, 0]
+    assert moe.tolist() == [1, 2, 2, 2]
     total = rank_params(one, held).total
-    assert total[2] - total[1] == pytest.approx(model.vocab * model.hidden + model.final_norm_params)
+    assert total[-1] - total[1] == pytest.approx(model.vocab * model.hidden + model.final_norm_params)
 
 
 def test_uneven_stages_are_taken_as_given_and_ends_count_as_layers():
     assert chunk_layers(126, (), 8, 1, 1).tolist() == [15, 16, 16, 16, 16, 16, 16, 15]
     assert chunk_layers(10, (4, 6), 2, 0, 0).tolist() == [4, 6]
     held = stages(case(llama(layers=10), "8xH100", pp=2, stage_layers=(4, 6)))
-    assert held.count.tolist() == [4, 4, 6]
+    assert held.count.tolist() == [4, 4, 4, 6]
 
 
 def test_interleaving_keeps_more_micro_batches():

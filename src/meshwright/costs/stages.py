@@ -1,8 +1,8 @@
-"""Which layers the first, the heaviest middle and the last pipeline stage hold.
+"""Which layers four telling pipeline stages hold: the first, the heaviest middle, the fullest middle and the last.
 
-These three bound the peak: the first keeps the most micro batches and the embedding, the last has the head and the
-loss, and an uneven model may put its heaviest run of layers in between. Costs are computed for all three at once,
-along a leading axis of length 3, and the worst is reported.
+These bound the peak: the first keeps the most micro batches and the embedding, the last has the head and the loss, and
+an uneven model may put its heaviest run of layers in between, or a lighter one where more micro batches are kept.
+Costs are computed for all four at once, along a leading axis, and the worst is reported.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from meshwright.costs.columns import Column, any_of, shape_of
 from meshwright.models import Layer, ModelSpec
 from meshwright.recipes.case import Case
 
-FIRST, MIDDLE, LAST = range(3)
+FIRST, MIDDLE, FULLEST, LAST = range(4)
 
 
 @dataclass(frozen=True)
 class Stages:
-    """Stages of the pipeline, leading axis first, heaviest middle, last (or all); then the candidates."""
+    """Stages of the pipeline, leading axis first, heaviest and fullest middle, last (or all); then the candidates."""
 
     index: Column  # place in the pipeline, 0 = first
     first: Column  # holds the embedding
@@ -84,8 +84,10 @@ def _chosen_stages(
     """Rows: place in the pipeline, then the number of layers of each group; columns: the stages."""
     counts = _stage_counts(model, chunk_layers(model.num_layers, given, pp * vp, embedding, head), pp, bool(v_shaped))
     weight = counts @ np.array([group.layer.params(model.hidden) for group in model.groups], dtype=float)
-    middle = 1 + int(np.argmax(weight[1:-1])) if pp > 2 else 0
-    chosen = list(range(pp)) if every else [0, middle, pp - 1]
+    inner = weight[1:-1]
+    middle = 1 + int(np.argmax(inner)) if pp > 2 else 0
+    fullest = 1 + int(np.argmax(inner * np.arange(pp - 1, 1, -1))) if pp > 2 else 0
+    chosen = list(range(pp)) if every else [0, middle, fullest, pp - 1]
     return np.vstack([np.array(chosen, dtype=float), counts[chosen].T])
 
 
