@@ -8,7 +8,7 @@ from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
+@recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_config(),
@@ -17,14 +17,14 @@ def deepseek_v3_pretrain_256gpu_b200_bf16_config() -> Recipe:
         pp=16,
         ep=8,
         recompute="selective",
-        recompute_modules=("mla_up_proj", "layernorm", "moe_act"),
+        recompute_modules=("mla_up_proj",),
         dispatcher="hybridep",
         stage_layers=(4,) * 15 + (1,),
         moments="bf16",
     )
 
 
-@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
+@recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8cs")
 
@@ -40,18 +40,18 @@ def deepseek_v3_pretrain_256gpu_b200_fp8mx_config() -> Recipe:
         ep=32,
         dispatcher="deepep",
         ep_overlap=True,
-        recompute_modules=(),
+        recompute_modules=("mla_up_proj", "mlp", "layernorm", "moe_act"),
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
 
 
-@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
+@recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_b200_fp8mx_large_scale_config() -> Recipe:
     return benchmark(deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8mx", global_batch_size=256)
 
 
-@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj", "layernorm", "moe_act")}))
+@recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_b200_nvfp4_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -62,7 +62,7 @@ def deepseek_v3_pretrain_256gpu_b200_nvfp4_config() -> Recipe:
         ep=32,
         dispatcher="deepep",
         ep_overlap=True,
-        recompute_modules=(),
+        recompute_modules=("mla_up_proj", "layernorm", "moe_act"),
     )
 
 
@@ -74,7 +74,6 @@ def deepseek_v3_pretrain_256gpu_b300_bf16_config() -> Recipe:
         "bf16",
         pp=8,
         vp=2,
-        recompute_modules=("mla_up_proj",),
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
@@ -88,7 +87,6 @@ def deepseek_v3_pretrain_256gpu_b300_fp8cs_config() -> Recipe:
         "fp8cs",
         pp=8,
         vp=2,
-        recompute_modules=("mla_up_proj",),
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
@@ -103,7 +101,6 @@ def deepseek_v3_pretrain_256gpu_b300_fp8mx_config() -> Recipe:
         pp=8,
         vp=2,
         ep_overlap=True,
-        recompute_modules=("mla_up_proj",),
         cuda_graphs="full_iteration",
     )
 
@@ -118,7 +115,6 @@ def deepseek_v3_pretrain_256gpu_b300_fp8mx_large_scale_config() -> Recipe:
         vp=2,
         global_batch_size=256,
         ep_overlap=True,
-        recompute_modules=("mla_up_proj",),
         cuda_graphs="full_iteration",
     )
 
@@ -157,6 +153,7 @@ def deepseek_v3_pretrain_256gpu_gb200_bf16_config() -> Recipe:
         pp=4,
         vp=4,
         ep=64,
+        recompute_modules=("mla_up_proj", "layernorm", "moe_act"),
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
@@ -177,7 +174,7 @@ def deepseek_v3_pretrain_256gpu_gb200_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
+@recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -202,7 +199,6 @@ def deepseek_v3_pretrain_256gpu_gb200_fp8mx_large_scale_config() -> Recipe:
         ep=64,
         global_batch_size=256,
         ep_overlap=True,
-        recompute_modules=("mla_up_proj",),
         cuda_graphs="full_iteration",
     )
 
@@ -219,7 +215,6 @@ def deepseek_v3_pretrain_256gpu_gb200_fp8mx_partial_cg_dev_config() -> Recipe:
         global_batch_size=8192,
         grads="fp32",
         ep_overlap=True,
-        recompute_modules=("mla_up_proj",),
         offload="activations",
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
@@ -246,7 +241,6 @@ def deepseek_v3_pretrain_256gpu_gb200_nvfp4_config() -> Recipe:
     mission=Mission(
         start={
             "strategy": "megatron_fsdp",
-            "dp_replicate": 2,
             "recompute": "selective",
             "recompute_modules": ("layernorm", "mla_up_proj", "moe_act"),
         }
@@ -258,6 +252,7 @@ def deepseek_v3_pretrain_128gpu_gb300_fp8mx_hsdp_config() -> Recipe:
         "128xGB300",
         "fp8mx",
         ep=32,
+        dp_replicate=2,
         global_batch_size=256,
         cuda_graphs="full_iteration",
         dispatcher="hybridep",
@@ -361,44 +356,32 @@ def deepseek_v3_pretrain_256gpu_gb300_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(
-    family="deepseek",
-    mission=Mission(
-        start={
-            "strategy": "megatron_fsdp",
-            "recompute": "selective",
-            "recompute_modules": ("layernorm", "mla_up_proj", "moe_act"),
-        }
-    ),
-)
+@recipe(family="deepseek", mission=Mission(start={"strategy": "megatron_fsdp"}))
 def deepseek_v3_pretrain_64gpu_gb300_bf16_fsdp_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_128gpu_gb300_fp8mx_hsdp_config(),
         "64xGB300",
         "bf16",
         ep=64,
+        dp_replicate=1,
         micro_batch_size=2,
+        recompute="selective",
+        recompute_modules=("layernorm", "mla_up_proj", "moe_act"),
         cuda_graphs="none",
     )
 
 
-@recipe(
-    family="deepseek",
-    mission=Mission(
-        start={
-            "strategy": "megatron_fsdp",
-            "recompute": "selective",
-            "recompute_modules": ("layernorm", "mla_up_proj", "moe_act"),
-        }
-    ),
-)
+@recipe(family="deepseek", mission=Mission(start={"strategy": "megatron_fsdp"}))
 def deepseek_v3_pretrain_64gpu_gb300_fp8mx_fsdp_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_128gpu_gb300_fp8mx_hsdp_config(),
         "64xGB300",
         "fp8mx",
         ep=64,
+        dp_replicate=1,
         micro_batch_size=2,
+        recompute="selective",
+        recompute_modules=("layernorm", "mla_up_proj", "moe_act"),
         cuda_graphs="none",
     )
 
@@ -414,7 +397,7 @@ def deepseek_v3_pretrain_1024gpu_h100_bf16_config() -> Recipe:
         vp=4,
         ep=64,
         global_batch_size=16384,
-        recompute_modules=(),
+        recompute_modules=("mla_up_proj", "mlp", "layernorm", "moe_act"),
         stage_layers=(1,) + (2,) * 30 + (0,),
         overlap_grad_reduce=False,
     )
@@ -431,7 +414,7 @@ def deepseek_v3_pretrain_1024gpu_h100_fp8cs_config() -> Recipe:
         vp=4,
         ep=64,
         global_batch_size=16384,
-        recompute_modules=(),
+        recompute_modules=("mla_up_proj", "mlp", "layernorm", "moe_act"),
         stage_layers=(1,) + (2,) * 30 + (0,),
         overlap_grad_reduce=False,
     )
@@ -531,7 +514,6 @@ def deepseek_v3_pretrain_128gpu_vr200_bf16_config() -> Recipe:
         pp=2,
         ep=64,
         global_batch_size=2048,
-        recompute_modules=("mla_up_proj",),
         stage_layers=(31, 30),
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
@@ -570,7 +552,6 @@ def deepseek_v3_pretrain_128gpu_vr200_fp8mx_config() -> Recipe:
         ep=64,
         global_batch_size=2048,
         ep_overlap=True,
-        recompute_modules=("mla_up_proj",),
         stage_layers=(31, 30),
         cuda_graphs="full_iteration",
     )
@@ -589,7 +570,7 @@ def deepseek_v3_pretrain_128gpu_vr200_nvfp4_config() -> Recipe:
         ep=32,
         global_batch_size=2048,
         recompute_modules=("mlp",),
-        stage_layers=(15,) + (16,) + (15,) * 2,
+        stage_layers=(15,) * 2 + (16,) + (15,),
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from meshwright.recipes.build import benchmark
 from meshwright.recipes.library.gpt import gpt_oss_20b_pretrain_config, gpt_oss_120b_pretrain_config
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="gpt", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="gpt")
 def gpt_oss_120b_pretrain_64gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         gpt_oss_120b_pretrain_config(),
@@ -19,11 +19,10 @@ def gpt_oss_120b_pretrain_64gpu_b200_bf16_config() -> Recipe:
         global_batch_size=1280,
         recompute="selective",
         recompute_modules=("layernorm", "moe_act"),
-        loss="chunked",
     )
 
 
-@recipe(family="gpt", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="gpt")
 def gpt_oss_120b_pretrain_64gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(gpt_oss_120b_pretrain_64gpu_b200_bf16_config(), "64xB200", "fp8mx")
 
@@ -109,27 +108,20 @@ def gpt_oss_20b_pretrain_8gpu_b300_nvfp4_config() -> Recipe:
 
 @recipe(family="gpt")
 def gpt_oss_120b_pretrain_64gpu_gb200_bf16_config() -> Recipe:
-    return benchmark(
-        gpt_oss_120b_pretrain_64gpu_b200_bf16_config(),
-        "64xGB200",
-        "bf16",
-        ep=64,
-        ep_overlap=True,
-        loss="vocab_parallel",
-    )
+    return benchmark(gpt_oss_120b_pretrain_64gpu_b200_bf16_config(), "64xGB200", "bf16", ep=64, ep_overlap=True)
 
 
 @recipe(family="gpt")
 def gpt_oss_120b_pretrain_64gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(
-        gpt_oss_120b_pretrain_64gpu_b300_bf16_config(),
+        gpt_oss_120b_pretrain_64gpu_b200_bf16_config(),
         "64xGB200",
         "fp8mx",
         ep=64,
+        dispatcher="hybridep",
         ep_overlap=True,
-        recompute="selective",
+        recompute_modules=(),
         cuda_graphs="full_iteration",
-        cuda_graph_scope=(),
     )
 
 
@@ -239,26 +231,12 @@ def gpt_oss_20b_pretrain_8gpu_gb300_nvfp4_config() -> Recipe:
 
 @recipe(family="gpt")
 def gpt_oss_120b_pretrain_64gpu_h100_bf16_config() -> Recipe:
-    return benchmark(
-        gpt_oss_120b_pretrain_64gpu_b200_bf16_config(),
-        "64xH100",
-        "bf16",
-        pp=4,
-        micro_batch_size=1,
-        loss="vocab_parallel",
-    )
+    return benchmark(gpt_oss_120b_pretrain_64gpu_b200_bf16_config(), "64xH100", "bf16", pp=4, micro_batch_size=1)
 
 
 @recipe(family="gpt")
 def gpt_oss_120b_pretrain_64gpu_h100_fp8cs_config() -> Recipe:
-    return benchmark(
-        gpt_oss_120b_pretrain_64gpu_b200_bf16_config(),
-        "64xH100",
-        "fp8cs",
-        pp=4,
-        micro_batch_size=1,
-        loss="vocab_parallel",
-    )
+    return benchmark(gpt_oss_120b_pretrain_64gpu_b200_bf16_config(), "64xH100", "fp8cs", pp=4, micro_batch_size=1)
 
 
 @recipe(family="gpt")

@@ -8,7 +8,7 @@ from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot")
 def kimi_k2_pretrain_256gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         kimi_k2_pretrain_config(),
@@ -18,17 +18,17 @@ def kimi_k2_pretrain_256gpu_b200_bf16_config() -> Recipe:
         ep=16,
         global_batch_size=2048,
         recompute="selective",
-        recompute_modules=("mla_up_proj", "layernorm", "moe_act"),
+        recompute_modules=("mla_up_proj",),
         stage_layers=(4,) * 15 + (1,),
     )
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot")
 def kimi_k2_pretrain_256gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(kimi_k2_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8cs")
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot")
 def kimi_k2_pretrain_256gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(kimi_k2_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8mx", fp8_gather=False)
 
@@ -36,14 +36,24 @@ def kimi_k2_pretrain_256gpu_b200_fp8mx_config() -> Recipe:
 @recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_b300_bf16_config() -> Recipe:
     return benchmark(
-        kimi_k2_pretrain_256gpu_b200_bf16_config(), "256xB300", "bf16", micro_batch_size=2, global_batch_size=4096
+        kimi_k2_pretrain_256gpu_b200_bf16_config(),
+        "256xB300",
+        "bf16",
+        micro_batch_size=2,
+        global_batch_size=4096,
+        recompute_modules=("mla_up_proj", "layernorm", "moe_act"),
     )
 
 
 @recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_b300_fp8cs_config() -> Recipe:
     return benchmark(
-        kimi_k2_pretrain_256gpu_b200_bf16_config(), "256xB300", "fp8cs", micro_batch_size=2, global_batch_size=4096
+        kimi_k2_pretrain_256gpu_b200_bf16_config(),
+        "256xB300",
+        "fp8cs",
+        micro_batch_size=2,
+        global_batch_size=4096,
+        recompute_modules=("mla_up_proj", "layernorm", "moe_act"),
     )
 
 
@@ -56,6 +66,7 @@ def kimi_k2_pretrain_256gpu_b300_fp8mx_config() -> Recipe:
         micro_batch_size=2,
         global_batch_size=4096,
         fp8_gather=False,
+        recompute_modules=("mla_up_proj", "layernorm", "moe_act"),
     )
 
 
@@ -69,7 +80,7 @@ def kimi_k2_pretrain_256gpu_gb200_bf16_config() -> Recipe:
         vp=4,
         ep=64,
         dispatcher="hybridep",
-        recompute_modules=(),
+        recompute_modules=("mla_up_proj", "layernorm", "moe_act"),
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
     )
@@ -85,6 +96,7 @@ def kimi_k2_pretrain_256gpu_gb200_fp8cs_config() -> Recipe:
         vp=4,
         ep=64,
         dispatcher="hybridep",
+        recompute_modules=("mla_up_proj", "layernorm", "moe_act"),
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
     )
@@ -101,7 +113,7 @@ def kimi_k2_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
         ep=64,
         fp8_gather=False,
         dispatcher="hybridep",
-        recompute_modules=(),
+        recompute_modules=("mla_up_proj", "layernorm", "moe_act"),
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
     )

@@ -51,7 +51,7 @@ def llama31_405b_pretrain_256gpu_b200_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(start={"sp": True}))
+@recipe(family="llama", mission=Mission(start={"sp": True, "recompute": "none", "offload": "activations"}))
 def llama31_405b_pretrain_128gpu_b300_bf16_config() -> Recipe:
     return benchmark(
         llama31_405b_pretrain_config(),
@@ -61,13 +61,13 @@ def llama31_405b_pretrain_128gpu_b300_bf16_config() -> Recipe:
         strategy="megatron_fsdp",
         global_batch_size=768,
         tp_comm_overlap=True,
-        offload="activations",
+        recompute="full",
     )
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama")
 def llama31_405b_pretrain_128gpu_b300_fp8cs_config() -> Recipe:
-    return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xB300", "fp8cs", pp=8, vp=4)
+    return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xB300", "fp8cs", pp=8, vp=4, recompute="none")
 
 
 @recipe(family="llama", mission=Mission(start={"recompute": "none"}))
@@ -82,7 +82,7 @@ def llama31_405b_pretrain_128gpu_b300_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(start={"sp": True}))
+@recipe(family="llama", mission=Mission(start={"sp": True, "recompute": "none", "offload": "activations"}))
 def llama31_405b_pretrain_256gpu_b300_bf16_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b300_bf16_config(), "256xB300", "bf16", global_batch_size=1536)
 
@@ -135,14 +135,16 @@ def llama31_405b_pretrain_256gpu_gb200_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(start={"sp": True}))
+@recipe(family="llama", mission=Mission(start={"sp": True, "recompute": "none", "offload": "activations"}))
 def llama31_405b_pretrain_128gpu_gb300_bf16_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b300_bf16_config(), "128xGB300", "bf16")
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama")
 def llama31_405b_pretrain_128gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xGB300", "fp8cs", pp=8, vp=4)
+    return benchmark(
+        llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xGB300", "fp8cs", pp=8, vp=4, recompute="none"
+    )
 
 
 @recipe(family="llama", mission=Mission(start={"recompute": "none"}))
@@ -150,14 +152,20 @@ def llama31_405b_pretrain_128gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xGB300", "fp8mx", tp=2, pp=8, vp=4, cp=2)
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama")
 def llama31_405b_pretrain_128gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(
-        llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xGB300", "nvfp4", pp=8, vp=4, tp_comm_overlap=False
+        llama31_405b_pretrain_128gpu_b200_bf16_config(),
+        "128xGB300",
+        "nvfp4",
+        pp=8,
+        vp=4,
+        recompute="none",
+        tp_comm_overlap=False,
     )
 
 
-@recipe(family="llama", mission=Mission(start={"sp": True}))
+@recipe(family="llama", mission=Mission(start={"sp": True, "recompute": "none", "offload": "activations"}))
 def llama31_405b_pretrain_256gpu_gb300_bf16_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b300_bf16_config(), "256xGB300", "bf16", global_batch_size=1536)
 
@@ -189,37 +197,32 @@ def llama31_405b_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama")
 def llama31_405b_pretrain_256gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(
-        llama31_405b_pretrain_128gpu_b200_bf16_config(),
+        llama31_405b_pretrain_config(),
         "256xGB300",
         "nvfp4",
+        tp=4,
         pp=8,
         vp=4,
         global_batch_size=1536,
-        tp_comm_overlap=False,
+        embedding_as_layer=True,
+        head_as_layer=True,
     )
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama")
 def llama31_405b_pretrain_1024gpu_h100_bf16_config() -> Recipe:
     return benchmark(
-        llama31_405b_pretrain_128gpu_b200_bf16_config(), "1024xH100", "bf16", tp=8, pp=8, cp=2, global_batch_size=1536
+        llama31_405b_pretrain_256gpu_gb300_nvfp4_config(), "1024xH100", "bf16", tp=8, vp=8, cp=2, tp_comm_overlap=True
     )
 
 
 @recipe(family="llama")
 def llama31_405b_pretrain_1024gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
-        llama31_405b_pretrain_128gpu_b200_bf16_config(),
-        "1024xH100",
-        "fp8cs",
-        tp=8,
-        pp=8,
-        cp=2,
-        global_batch_size=1536,
-        recompute="none",
+        llama31_405b_pretrain_256gpu_gb300_nvfp4_config(), "1024xH100", "fp8cs", tp=8, vp=8, cp=2, tp_comm_overlap=True
     )
 
 
@@ -228,38 +231,38 @@ def llama31_405b_pretrain_512gpu_h100_bf16_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "512xH100", "bf16", tp=8, pp=8, cp=2)
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama")
 def llama31_405b_pretrain_512gpu_h100_fp8cs_config() -> Recipe:
-    return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "512xH100", "fp8cs", tp=8, pp=8, cp=2)
+    return benchmark(
+        llama31_405b_pretrain_128gpu_b200_bf16_config(), "512xH100", "fp8cs", tp=8, pp=8, cp=2, recompute="none"
+    )
 
 
 @recipe(family="llama", mission=Mission(start={"sp": True}))
 def llama31_405b_pretrain_256gpu_vr200_bf16_config() -> Recipe:
-    return benchmark(llama31_405b_pretrain_128gpu_b300_bf16_config(), "256xVR200", "bf16", global_batch_size=1536)
+    return benchmark(
+        llama31_405b_pretrain_128gpu_b300_bf16_config(),
+        "256xVR200",
+        "bf16",
+        global_batch_size=1536,
+        recompute="none",
+        offload="activations",
+    )
 
 
 @recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama31_405b_pretrain_256gpu_vr200_fp8mx_config() -> Recipe:
     return benchmark(
-        llama31_405b_pretrain_128gpu_b200_bf16_config(),
+        llama31_405b_pretrain_256gpu_gb300_nvfp4_config(),
         "256xVR200",
         "fp8mx",
         tp=2,
-        pp=8,
-        vp=4,
         cp=2,
-        global_batch_size=1536,
+        recompute="selective",
+        tp_comm_overlap=True,
     )
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama")
 def llama31_405b_pretrain_256gpu_vr200_nvfp4_config() -> Recipe:
-    return benchmark(
-        llama31_405b_pretrain_128gpu_b200_bf16_config(),
-        "256xVR200",
-        "nvfp4",
-        pp=8,
-        vp=4,
-        global_batch_size=1536,
-        tp_comm_overlap=False,
-    )
+    return benchmark(llama31_405b_pretrain_256gpu_gb300_nvfp4_config(), "256xVR200", "nvfp4")

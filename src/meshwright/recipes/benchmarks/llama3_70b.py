@@ -8,7 +8,7 @@ from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama")
 def llama3_70b_peft_8gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         llama3_70b_peft_config(),
@@ -22,20 +22,17 @@ def llama3_70b_peft_8gpu_b200_bf16_config() -> Recipe:
         overlap_grad_reduce=False,
         targets=("qkv",),
         pad_to_max_length=True,
-        recompute="selective",
-    )
-
-
-@recipe(family="llama", mission=Mission(start={"loss": "vocab_parallel"}))
-def llama3_70b_peft_8gpu_b200_fp8cs_config() -> Recipe:
-    return benchmark(
-        llama3_70b_peft_8gpu_b200_bf16_config(), "8xB200", "fp8cs", vp=20, recompute="none", loss="chunked"
     )
 
 
 @recipe(family="llama")
+def llama3_70b_peft_8gpu_b200_fp8cs_config() -> Recipe:
+    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xB200", "fp8cs", vp=20)
+
+
+@recipe(family="llama")
 def llama3_70b_peft_8gpu_b200_fp8mx_config() -> Recipe:
-    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xB200", "fp8mx", recompute="none")
+    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xB200", "fp8mx")
 
 
 @recipe(family="llama")
@@ -67,82 +64,68 @@ def llama3_70b_pretrain_64gpu_b200_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama")
 def llama3_70b_pretrain_64gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(
-        llama3_70b_pretrain_64gpu_b200_bf16_config(),
-        "64xB200",
-        "fp8mx",
-        cp=1,
-        recompute="selective",
-        cuda_graphs="none",
-        cuda_graph_scope=(),
+        llama3_70b_pretrain_64gpu_b200_bf16_config(), "64xB200", "fp8mx", cp=1, cuda_graphs="none", cuda_graph_scope=()
     )
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama")
 def llama3_70b_pretrain_64gpu_b200_nvfp4_config() -> Recipe:
-    return benchmark(
-        llama3_70b_pretrain_config(), "64xB200", "nvfp4", tp=2, pp=4, vp=5, global_batch_size=256, recompute="selective"
-    )
+    return benchmark(llama3_70b_pretrain_config(), "64xB200", "nvfp4", tp=2, pp=4, vp=5, global_batch_size=256)
 
 
 @recipe(family="llama")
 def llama3_70b_peft_8gpu_b300_bf16_config() -> Recipe:
-    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xB300", "bf16", pp=1, recompute="none")
+    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xB300", "bf16", pp=1)
 
 
 @recipe(family="llama")
 def llama3_70b_peft_8gpu_b300_fp8cs_config() -> Recipe:
-    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xB300", "fp8cs", recompute="none")
+    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xB300", "fp8cs")
 
 
 @recipe(family="llama")
 def llama3_70b_peft_8gpu_b300_fp8mx_config() -> Recipe:
-    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xB300", "fp8mx", recompute="none")
+    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xB300", "fp8mx")
 
 
-@recipe(family="llama", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="llama")
 def llama3_70b_pretrain_64gpu_b300_bf16_config() -> Recipe:
-    return benchmark(llama3_70b_pretrain_64gpu_b200_fp8cs_config(), "64xB300", "bf16", offload="none", loss="chunked")
+    return benchmark(llama3_70b_pretrain_64gpu_b200_fp8cs_config(), "64xB300", "bf16", offload="none")
 
 
-@recipe(family="llama", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="llama")
 def llama3_70b_pretrain_64gpu_b300_fp8cs_config() -> Recipe:
-    return benchmark(llama3_70b_pretrain_64gpu_b200_fp8cs_config(), "64xB300", "fp8cs", offload="none", loss="chunked")
+    return benchmark(llama3_70b_pretrain_64gpu_b200_fp8cs_config(), "64xB300", "fp8cs", offload="none")
 
 
 @recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama3_70b_pretrain_64gpu_b300_fp8mx_config() -> Recipe:
-    return benchmark(llama3_70b_pretrain_64gpu_b200_nvfp4_config(), "64xB300", "fp8mx", tp=1)
+    return benchmark(llama3_70b_pretrain_64gpu_b200_nvfp4_config(), "64xB300", "fp8mx", tp=1, recompute="selective")
 
 
 @recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama3_70b_pretrain_64gpu_b300_nvfp4_config() -> Recipe:
-    return benchmark(llama3_70b_pretrain_64gpu_b200_nvfp4_config(), "64xB300", "nvfp4", tp=1)
+    return benchmark(llama3_70b_pretrain_64gpu_b200_nvfp4_config(), "64xB300", "nvfp4", tp=1, recompute="selective")
 
 
 @recipe(family="llama")
 def llama3_70b_peft_8gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
-        llama3_70b_peft_8gpu_b200_bf16_config(),
-        "8xGB200",
-        "bf16",
-        vp=20,
-        global_batch_size=64,
-        seq_length=2048,
-        recompute="none",
+        llama3_70b_peft_8gpu_b200_bf16_config(), "8xGB200", "bf16", vp=20, global_batch_size=64, seq_length=2048
     )
 
 
 @recipe(family="llama")
 def llama3_70b_peft_8gpu_gb200_fp8cs_config() -> Recipe:
-    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xGB200", "fp8cs", vp=20, recompute="none")
+    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xGB200", "fp8cs", vp=20)
 
 
 @recipe(family="llama")
 def llama3_70b_peft_8gpu_gb200_fp8mx_config() -> Recipe:
-    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xGB200", "fp8mx", pp=4, vp=20, recompute="none")
+    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xGB200", "fp8mx", pp=4, vp=20)
 
 
 @recipe(family="llama")
@@ -150,10 +133,16 @@ def llama3_70b_pretrain_32gpu_gb200_bf16_config() -> Recipe:
     return benchmark(llama3_70b_pretrain_64gpu_b200_fp8cs_config(), "32xGB200", "bf16", global_batch_size=128)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none", "offload": "activations"}))
 def llama3_70b_pretrain_32gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
-        llama3_70b_pretrain_64gpu_b200_fp8cs_config(), "32xGB200", "fp8cs", micro_batch_size=2, global_batch_size=128
+        llama3_70b_pretrain_config(),
+        "32xGB200",
+        "fp8cs",
+        strategy="megatron_fsdp",
+        micro_batch_size=2,
+        global_batch_size=128,
+        recompute="full",
     )
 
 
@@ -162,26 +151,24 @@ def llama3_70b_pretrain_64gpu_gb200_bf16_config() -> Recipe:
     return benchmark(llama3_70b_pretrain_64gpu_b200_fp8cs_config(), "64xGB200", "bf16")
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none", "offload": "activations"}))
 def llama3_70b_pretrain_64gpu_gb200_fp8cs_config() -> Recipe:
-    return benchmark(llama3_70b_pretrain_64gpu_b200_fp8cs_config(), "64xGB200", "fp8cs", micro_batch_size=2)
+    return benchmark(llama3_70b_pretrain_32gpu_gb200_fp8cs_config(), "64xGB200", "fp8cs", global_batch_size=256)
 
 
 @recipe(family="llama")
 def llama3_70b_pretrain_64gpu_gb200_fp8mx_config() -> Recipe:
-    return benchmark(
-        llama3_70b_pretrain_64gpu_b200_nvfp4_config(), "64xGB200", "fp8mx", recompute="none", tp_comm_overlap=True
-    )
+    return benchmark(llama3_70b_pretrain_64gpu_b200_nvfp4_config(), "64xGB200", "fp8mx", tp_comm_overlap=True)
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama")
 def llama3_70b_pretrain_64gpu_gb200_nvfp4_config() -> Recipe:
     return benchmark(
         llama3_70b_pretrain_64gpu_b200_nvfp4_config(), "64xGB200", "nvfp4", cuda_graphs="transformer_engine"
     )
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama")
 def llama3_70b_sft_32gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
         llama3_70b_sft_config(),
@@ -195,82 +182,77 @@ def llama3_70b_sft_32gpu_gb200_bf16_config() -> Recipe:
         cuda_graph_scope=("mlp",),
         overlap_grad_reduce=False,
         pad_to_max_length=True,
-        recompute="selective",
     )
 
 
 @recipe(family="llama")
 def llama3_70b_sft_32gpu_gb200_fp8cs_config() -> Recipe:
-    return benchmark(llama3_70b_sft_32gpu_gb200_bf16_config(), "32xGB200", "fp8cs", recompute="none")
+    return benchmark(llama3_70b_sft_32gpu_gb200_bf16_config(), "32xGB200", "fp8cs")
 
 
 @recipe(family="llama")
 def llama3_70b_sft_32gpu_gb200_fp8mx_config() -> Recipe:
-    return benchmark(llama3_70b_sft_32gpu_gb200_bf16_config(), "32xGB200", "fp8mx", recompute="none")
+    return benchmark(llama3_70b_sft_32gpu_gb200_bf16_config(), "32xGB200", "fp8mx")
 
 
 @recipe(family="llama")
 def llama3_70b_peft_8gpu_gb300_bf16_config() -> Recipe:
-    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xGB300", "bf16", pp=1, recompute="none")
+    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xGB300", "bf16", pp=1)
 
 
 @recipe(family="llama")
 def llama3_70b_peft_8gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xGB300", "fp8cs", vp=20, recompute="none")
+    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xGB300", "fp8cs", vp=20)
 
 
 @recipe(family="llama")
 def llama3_70b_peft_8gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xGB300", "fp8mx", vp=20, recompute="none")
+    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xGB300", "fp8mx", vp=20)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none", "offload": "activations"}))
 def llama3_70b_pretrain_32gpu_gb300_bf16_config() -> Recipe:
-    return benchmark(
-        llama3_70b_pretrain_64gpu_b200_fp8cs_config(), "32xGB300", "bf16", micro_batch_size=2, global_batch_size=128
-    )
+    return benchmark(llama3_70b_pretrain_32gpu_gb200_fp8cs_config(), "32xGB300", "bf16")
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none", "offload": "activations"}))
 def llama3_70b_pretrain_32gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(
-        llama3_70b_pretrain_64gpu_b200_fp8cs_config(), "32xGB300", "fp8cs", micro_batch_size=2, global_batch_size=128
-    )
+    return benchmark(llama3_70b_pretrain_32gpu_gb200_fp8cs_config(), "32xGB300", "fp8cs")
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none", "offload": "activations"}))
 def llama3_70b_pretrain_64gpu_gb300_bf16_config() -> Recipe:
-    return benchmark(llama3_70b_pretrain_64gpu_b200_fp8cs_config(), "64xGB300", "bf16", micro_batch_size=2)
+    return benchmark(llama3_70b_pretrain_32gpu_gb200_fp8cs_config(), "64xGB300", "bf16", global_batch_size=256)
 
 
-@recipe(family="llama")
+@recipe(family="llama", mission=Mission(start={"recompute": "none", "offload": "activations"}))
 def llama3_70b_pretrain_64gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(llama3_70b_pretrain_64gpu_b200_fp8cs_config(), "64xGB300", "fp8cs", micro_batch_size=2)
+    return benchmark(llama3_70b_pretrain_32gpu_gb200_fp8cs_config(), "64xGB300", "fp8cs", global_batch_size=256)
 
 
 @recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama3_70b_pretrain_64gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(llama3_70b_pretrain_64gpu_b200_nvfp4_config(), "64xGB300", "fp8mx", tp=1)
+    return benchmark(llama3_70b_pretrain_64gpu_b200_nvfp4_config(), "64xGB300", "fp8mx", tp=1, recompute="selective")
 
 
 @recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama3_70b_pretrain_64gpu_gb300_nvfp4_config() -> Recipe:
-    return benchmark(llama3_70b_pretrain_64gpu_b200_nvfp4_config(), "64xGB300", "nvfp4", tp=1)
+    return benchmark(llama3_70b_pretrain_64gpu_b200_nvfp4_config(), "64xGB300", "nvfp4", tp=1, recompute="selective")
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama")
 def llama3_70b_sft_32gpu_gb300_bf16_config() -> Recipe:
     return benchmark(llama3_70b_sft_32gpu_gb200_bf16_config(), "32xGB300", "bf16", pp=2, vp=20)
 
 
 @recipe(family="llama")
 def llama3_70b_sft_32gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(llama3_70b_sft_32gpu_gb200_bf16_config(), "32xGB300", "fp8cs", pp=2, vp=20, recompute="none")
+    return benchmark(llama3_70b_sft_32gpu_gb200_bf16_config(), "32xGB300", "fp8cs", pp=2, vp=20)
 
 
 @recipe(family="llama")
 def llama3_70b_sft_32gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(llama3_70b_sft_32gpu_gb200_bf16_config(), "32xGB300", "fp8mx", pp=2, vp=20, recompute="none")
+    return benchmark(llama3_70b_sft_32gpu_gb200_bf16_config(), "32xGB300", "fp8mx", pp=2, vp=20)
 
 
 @recipe(family="llama", mission=Mission(start={"recompute_layers": 1}))
@@ -289,10 +271,10 @@ def llama3_70b_peft_8gpu_h100_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama")
 def llama3_70b_peft_8gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
-        llama3_70b_peft_8gpu_h100_bf16_config(), "8xH100", "fp8cs", tp=2, recompute="selective", tp_comm_overlap=True
+        llama3_70b_peft_8gpu_h100_bf16_config(), "8xH100", "fp8cs", tp=2, recompute="none", tp_comm_overlap=True
     )
 
 
@@ -311,12 +293,13 @@ def llama3_70b_pretrain_64gpu_h100_fp8cs_config() -> Recipe:
         "fp8cs",
         tp=4,
         pp=8,
+        recompute="selective",
         stage_layers=(2,) * 35 + (3,) + (2,) * 3 + (1,),
         tp_comm_overlap=True,
     )
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama")
 def llama3_70b_sft_32gpu_h100_bf16_config() -> Recipe:
     return benchmark(
         llama3_70b_sft_config(),
@@ -329,7 +312,6 @@ def llama3_70b_sft_32gpu_h100_bf16_config() -> Recipe:
         seq_length=4096,
         tp_comm_overlap=True,
         overlap_grad_reduce=False,
-        recompute="selective",
     )
 
 
@@ -340,7 +322,6 @@ def llama3_70b_sft_32gpu_h100_fp8cs_config() -> Recipe:
         "32xH100",
         "fp8cs",
         pad_to_max_length=True,
-        recompute="none",
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("mlp",),
     )
@@ -353,9 +334,9 @@ def llama3_70b_pretrain_64gpu_vr200_bf16_config() -> Recipe:
 
 @recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama3_70b_pretrain_64gpu_vr200_fp8mx_config() -> Recipe:
-    return benchmark(llama3_70b_pretrain_64gpu_b200_nvfp4_config(), "64xVR200", "fp8mx", tp=1)
+    return benchmark(llama3_70b_pretrain_64gpu_b200_nvfp4_config(), "64xVR200", "fp8mx", tp=1, recompute="selective")
 
 
 @recipe(family="llama", mission=Mission(start={"recompute": "none"}))
 def llama3_70b_pretrain_64gpu_vr200_nvfp4_config() -> Recipe:
-    return benchmark(llama3_70b_pretrain_64gpu_b200_nvfp4_config(), "64xVR200", "nvfp4", tp=1)
+    return benchmark(llama3_70b_pretrain_64gpu_b200_nvfp4_config(), "64xVR200", "nvfp4", tp=1, recompute="selective")

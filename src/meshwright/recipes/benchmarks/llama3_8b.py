@@ -48,45 +48,30 @@ def llama3_8b_pretrain_8gpu_b200_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="llama")
 def llama3_8b_pretrain_8gpu_b300_bf16_config() -> Recipe:
     return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(),
-        "8xB300",
-        "bf16",
-        micro_batch_size=4,
-        global_batch_size=128,
-        loss="chunked",
+        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xB300", "bf16", micro_batch_size=4, global_batch_size=128
     )
 
 
-@recipe(family="llama", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="llama")
 def llama3_8b_pretrain_8gpu_b300_fp8cs_config() -> Recipe:
     return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(),
-        "8xB300",
-        "fp8cs",
-        micro_batch_size=4,
-        global_batch_size=128,
-        loss="chunked",
+        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xB300", "fp8cs", micro_batch_size=4, global_batch_size=128
     )
 
 
-@recipe(family="llama", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="llama")
 def llama3_8b_pretrain_8gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(),
-        "8xB300",
-        "fp8mx",
-        micro_batch_size=4,
-        global_batch_size=128,
-        loss="chunked",
+        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xB300", "fp8mx", micro_batch_size=4, global_batch_size=128
     )
 
 
-@recipe(family="llama", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="llama")
 def llama3_8b_pretrain_8gpu_b300_nvfp4_config() -> Recipe:
-    return benchmark(llama3_8b_pretrain_8gpu_b200_nvfp4_config(), "8xB300", "nvfp4", recompute="none", loss="chunked")
+    return benchmark(llama3_8b_pretrain_8gpu_b200_nvfp4_config(), "8xB300", "nvfp4", recompute="none")
 
 
 @recipe(family="llama")
@@ -134,52 +119,60 @@ def llama3_8b_sft_8gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(llama3_8b_sft_8gpu_gb200_bf16_config(), "8xGB200", "fp8mx")
 
 
-@recipe(family="llama", mission=Mission(start={"defer_grad_sync": True}))
+@recipe(family="llama")
 def llama3_8b_pretrain_32gpu_gb300_bf16_config() -> Recipe:
     return benchmark(
-        llama3_8b_pretrain_config(),
-        "32xGB300",
-        "bf16",
-        micro_batch_size=4,
-        cuda_graphs="local",
-        cuda_graph_scope=("full_iteration",),
-        defer_grad_sync=False,
+        llama3_8b_pretrain_64gpu_b200_bf16_config(), "32xGB300", "bf16", micro_batch_size=4, global_batch_size=512
     )
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_32gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(llama3_8b_pretrain_32gpu_gb300_bf16_config(), "32xGB300", "fp8cs", defer_grad_sync=True)
+    return benchmark(
+        llama3_8b_pretrain_64gpu_b200_bf16_config(), "32xGB300", "fp8cs", micro_batch_size=4, global_batch_size=512
+    )
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_32gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(llama3_8b_pretrain_32gpu_gb300_bf16_config(), "32xGB300", "fp8mx", defer_grad_sync=True)
+    return benchmark(
+        llama3_8b_pretrain_64gpu_b200_bf16_config(), "32xGB300", "fp8mx", micro_batch_size=4, global_batch_size=512
+    )
 
 
-@recipe(family="llama", mission=Mission(start={"defer_grad_sync": True}))
+@recipe(family="llama")
 def llama3_8b_pretrain_32gpu_gb300_nvfp4_config() -> Recipe:
-    return benchmark(llama3_8b_pretrain_32gpu_gb300_bf16_config(), "32xGB300", "nvfp4")
+    return benchmark(
+        llama3_8b_pretrain_64gpu_b200_bf16_config(), "32xGB300", "nvfp4", micro_batch_size=4, global_batch_size=512
+    )
 
 
-@recipe(family="llama", mission=Mission(start={"defer_grad_sync": True}))
+@recipe(family="llama")
 def llama3_8b_pretrain_8gpu_gb300_bf16_config() -> Recipe:
-    return benchmark(llama3_8b_pretrain_32gpu_gb300_bf16_config(), "8xGB300", "bf16", global_batch_size=128)
+    return benchmark(
+        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xGB300", "bf16", micro_batch_size=4, global_batch_size=128
+    )
 
 
-@recipe(family="llama", mission=Mission(start={"defer_grad_sync": True}))
+@recipe(family="llama")
 def llama3_8b_pretrain_8gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(llama3_8b_pretrain_32gpu_gb300_bf16_config(), "8xGB300", "fp8cs", global_batch_size=128)
+    return benchmark(
+        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xGB300", "fp8cs", micro_batch_size=4, global_batch_size=128
+    )
 
 
-@recipe(family="llama", mission=Mission(start={"defer_grad_sync": True}))
+@recipe(family="llama")
 def llama3_8b_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(llama3_8b_pretrain_32gpu_gb300_bf16_config(), "8xGB300", "fp8mx", global_batch_size=128)
+    return benchmark(
+        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xGB300", "fp8mx", micro_batch_size=4, global_batch_size=128
+    )
 
 
-@recipe(family="llama", mission=Mission(start={"defer_grad_sync": True}))
+@recipe(family="llama")
 def llama3_8b_pretrain_8gpu_gb300_nvfp4_config() -> Recipe:
-    return benchmark(llama3_8b_pretrain_32gpu_gb300_bf16_config(), "8xGB300", "nvfp4", global_batch_size=128)
+    return benchmark(
+        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xGB300", "nvfp4", micro_batch_size=4, global_batch_size=128
+    )
 
 
 @recipe(family="llama")
@@ -244,49 +237,29 @@ def llama3_8b_pretrain_8gpu_r100_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="llama")
 def llama3_8b_pretrain_8gpu_vr200_bf16_config() -> Recipe:
     return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(),
-        "8xVR200",
-        "bf16",
-        micro_batch_size=4,
-        global_batch_size=128,
-        loss="chunked",
+        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xVR200", "bf16", micro_batch_size=4, global_batch_size=128
     )
 
 
-@recipe(family="llama", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="llama")
 def llama3_8b_pretrain_8gpu_vr200_fp8cs_config() -> Recipe:
     return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(),
-        "8xVR200",
-        "fp8cs",
-        micro_batch_size=4,
-        global_batch_size=128,
-        loss="chunked",
+        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xVR200", "fp8cs", micro_batch_size=4, global_batch_size=128
     )
 
 
-@recipe(family="llama", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="llama")
 def llama3_8b_pretrain_8gpu_vr200_fp8mx_config() -> Recipe:
     return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(),
-        "8xVR200",
-        "fp8mx",
-        micro_batch_size=4,
-        global_batch_size=128,
-        loss="chunked",
+        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xVR200", "fp8mx", micro_batch_size=4, global_batch_size=128
     )
 
 
-@recipe(family="llama", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="llama")
 def llama3_8b_pretrain_8gpu_vr200_nvfp4_config() -> Recipe:
     return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(),
-        "8xVR200",
-        "nvfp4",
-        micro_batch_size=4,
-        global_batch_size=128,
-        loss="chunked",
+        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xVR200", "nvfp4", micro_batch_size=4, global_batch_size=128
     )

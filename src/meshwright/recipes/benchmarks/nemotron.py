@@ -104,25 +104,19 @@ def nemotronh_56b_pretrain_64gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "64xB200", "fp8cs", cp=1)
 
 
-@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron")
 def nemotron_3_nano_pretrain_8gpu_b300_bf16_config() -> Recipe:
-    return benchmark(
-        nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xB300", "bf16", micro_batch_size=4, loss="chunked"
-    )
+    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xB300", "bf16", micro_batch_size=4)
 
 
-@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron")
 def nemotron_3_nano_pretrain_8gpu_b300_fp8mx_config() -> Recipe:
-    return benchmark(
-        nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xB300", "fp8mx", micro_batch_size=4, loss="chunked"
-    )
+    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xB300", "fp8mx", micro_batch_size=4)
 
 
-@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron")
 def nemotron_3_nano_pretrain_8gpu_b300_nvfp4_config() -> Recipe:
-    return benchmark(
-        nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xB300", "nvfp4", micro_batch_size=4, loss="chunked"
-    )
+    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xB300", "nvfp4", micro_batch_size=4)
 
 
 @recipe(family="nemotron")
@@ -138,7 +132,7 @@ def nemotron_3_super_pretrain_64gpu_b300_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(
         nemotron_3_super_pretrain_config(),
@@ -150,7 +144,6 @@ def nemotron_3_super_pretrain_64gpu_b300_fp8mx_config() -> Recipe:
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "mamba", "moe_router", "moe_preprocess"),
         dispatcher="hybridep",
-        loss="chunked",
     )
 
 
@@ -163,7 +156,6 @@ def nemotron_3_super_pretrain_64gpu_b300_nvfp4_config() -> Recipe:
         first_last_bf16=True,
         recompute="selective",
         recompute_modules=("moe_act", "layernorm"),
-        loss="vocab_parallel",
     )
 
 
@@ -234,28 +226,18 @@ def nemotron_3_nano_pretrain_8gpu_gb200_nvfp4_config() -> Recipe:
 
 @recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_gb200_bf16_config() -> Recipe:
-    return benchmark(
-        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xGB200", "bf16", tp=2, ep=64, loss="vocab_parallel"
-    )
+    return benchmark(nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xGB200", "bf16", tp=2, ep=64)
 
 
 @recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_gb200_fp8mx_config() -> Recipe:
-    return benchmark(
-        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xGB200", "fp8mx", tp=2, ep=64, loss="vocab_parallel"
-    )
+    return benchmark(nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xGB200", "fp8mx", tp=2, ep=64)
 
 
 @recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_gb200_nvfp4_config() -> Recipe:
     return benchmark(
-        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(),
-        "64xGB200",
-        "nvfp4",
-        tp=2,
-        ep=64,
-        first_last_bf16=True,
-        loss="vocab_parallel",
+        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xGB200", "nvfp4", tp=2, ep=64, first_last_bf16=True
     )
 
 
@@ -311,56 +293,59 @@ def nemotron_3_5_lightning_pretrain_8gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(), "8xGB300", "nvfp4", micro_batch_size=4)
 
 
-@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron")
 def nemotron_3_nano_pretrain_8gpu_gb300_bf16_config() -> Recipe:
-    return benchmark(
-        nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xGB300", "bf16", micro_batch_size=4, loss="chunked"
-    )
+    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xGB300", "bf16", micro_batch_size=4)
 
 
-@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron")
 def nemotron_3_nano_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(
-        nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xGB300", "fp8mx", micro_batch_size=4, loss="chunked"
-    )
+    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xGB300", "fp8mx", micro_batch_size=4)
 
 
-@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron")
 def nemotron_3_nano_pretrain_8gpu_gb300_nvfp4_config() -> Recipe:
-    return benchmark(
-        nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xGB300", "nvfp4", micro_batch_size=4, loss="chunked"
-    )
+    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xGB300", "nvfp4", micro_batch_size=4)
 
 
 @recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_gb300_bf16_config() -> Recipe:
-    return benchmark(
-        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xGB300", "bf16", ep=64, loss="vocab_parallel"
-    )
+    return benchmark(nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xGB300", "bf16", ep=64)
 
 
 @recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(
-        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xGB300", "fp8mx", ep=64, loss="vocab_parallel"
-    )
+    return benchmark(nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xGB300", "fp8mx", ep=64)
 
 
 @recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(
-        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(),
-        "64xGB300",
-        "nvfp4",
-        ep=64,
-        first_last_bf16=True,
-        loss="vocab_parallel",
+        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xGB300", "nvfp4", ep=64, first_last_bf16=True
     )
 
 
-@recipe(family="nemotron", mission=Mission(start={"strategy": "megatron_fsdp"}))
+@recipe(
+    family="nemotron",
+    mission=Mission(
+        start={
+            "strategy": "megatron_fsdp",
+            "recompute": "selective",
+            "recompute_modules": ("moe_act",),
+            "offload": "activations",
+        }
+    ),
+)
 def nemotron_3_ultra_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(nemotron_3_ultra_pretrain_256gpu_gb200_fp8mx_config(), "256xGB300", "fp8mx", tp=1)
+    return benchmark(
+        nemotron_3_ultra_pretrain_256gpu_gb200_fp8mx_config(),
+        "256xGB300",
+        "fp8mx",
+        tp=1,
+        recompute="full",
+        recompute_modules=(),
+        offload="none",
+    )
 
 
 @recipe(family="nemotron", mission=Mission(start={"cp": 1}))
@@ -397,7 +382,7 @@ def nemotron_3_5_lightning_pretrain_16gpu_h100_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(start={"recompute_modules": ("layernorm",), "loss": "vocab_parallel"}))
+@recipe(family="nemotron", mission=Mission(start={"defer_grad_sync": True, "loss": "vocab_parallel"}))
 def nemotron_3_5_lightning_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
         nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(),
@@ -406,7 +391,8 @@ def nemotron_3_5_lightning_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
         micro_batch_size=1,
         global_batch_size=1024,
         recompute="selective",
-        recompute_modules=("layernorm", "moe_act"),
+        recompute_modules=("layernorm",),
+        defer_grad_sync=False,
         cuda_graph_scope=("attn", "mamba"),
     )
 
@@ -461,48 +447,33 @@ def nemotronh_56b_pretrain_64gpu_h100_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron")
 def nemotron_3_nano_pretrain_8gpu_vr200_bf16_config() -> Recipe:
-    return benchmark(
-        nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xVR200", "bf16", micro_batch_size=4, loss="chunked"
-    )
+    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xVR200", "bf16", micro_batch_size=4)
 
 
-@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron")
 def nemotron_3_nano_pretrain_8gpu_vr200_fp8mx_config() -> Recipe:
-    return benchmark(
-        nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xVR200", "fp8mx", micro_batch_size=4, loss="chunked"
-    )
+    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xVR200", "fp8mx", micro_batch_size=4)
 
 
-@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron")
 def nemotron_3_nano_pretrain_8gpu_vr200_nvfp4_config() -> Recipe:
-    return benchmark(
-        nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xVR200", "nvfp4", micro_batch_size=4, loss="chunked"
-    )
+    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xVR200", "nvfp4", micro_batch_size=4)
 
 
 @recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_vr200_bf16_config() -> Recipe:
-    return benchmark(
-        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xVR200", "bf16", ep=64, loss="vocab_parallel"
-    )
+    return benchmark(nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xVR200", "bf16", ep=64)
 
 
 @recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_vr200_fp8mx_config() -> Recipe:
-    return benchmark(
-        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xVR200", "fp8mx", ep=64, loss="vocab_parallel"
-    )
+    return benchmark(nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xVR200", "fp8mx", ep=64)
 
 
 @recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_vr200_nvfp4_config() -> Recipe:
     return benchmark(
-        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(),
-        "64xVR200",
-        "nvfp4",
-        ep=64,
-        first_last_bf16=True,
-        loss="vocab_parallel",
+        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xVR200", "nvfp4", ep=64, first_last_bf16=True
     )

@@ -7,7 +7,7 @@ from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", mission=Mission(start={"ep_overlap": True, "recompute": "none"}))
 def qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         pretrain("qwen35_122b_a10b", 1, images=True),
@@ -18,20 +18,31 @@ def qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config() -> Recipe:
         ep=8,
         global_batch_size=1024,
         overlap_grad_reduce=False,
-        ep_overlap=True,
         per_token_loss=True,
-        recompute="selective",
+        recompute="full",
     )
 
 
 @recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen35_vl_122b_a10b_pretrain_32gpu_b200_fp8cs_config() -> Recipe:
-    return benchmark(qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(), "32xB200", "fp8cs")
+    return benchmark(
+        qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(),
+        "32xB200",
+        "fp8cs",
+        ep_overlap=True,
+        recompute="selective",
+    )
 
 
 @recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen35_vl_122b_a10b_pretrain_32gpu_b200_fp8mx_config() -> Recipe:
-    return benchmark(qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(), "32xB200", "fp8mx")
+    return benchmark(
+        qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(),
+        "32xB200",
+        "fp8mx",
+        ep_overlap=True,
+        recompute="selective",
+    )
 
 
 @recipe(family="qwen_vl")
@@ -171,25 +182,40 @@ def qwen35_vl_397b_a17b_pretrain_64gpu_b300_fp8mx_config() -> Recipe:
 @recipe(family="qwen_vl")
 def qwen35_vl_122b_a10b_pretrain_32gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
-        qwen35_vl_122b_a10b_pretrain_32gpu_b300_bf16_config(), "32xGB200", "bf16", pp=4, ep=8, micro_batch_size=1
+        qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(),
+        "32xGB200",
+        "bf16",
+        vp=1,
+        dispatcher="hybridep",
+        recompute="none",
     )
 
 
 @recipe(family="qwen_vl")
 def qwen35_vl_122b_a10b_pretrain_32gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
-        qwen35_vl_122b_a10b_pretrain_32gpu_b300_bf16_config(), "32xGB200", "fp8cs", pp=4, ep=8, micro_batch_size=1
+        qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(),
+        "32xGB200",
+        "fp8cs",
+        vp=1,
+        dispatcher="hybridep",
+        recompute="none",
     )
 
 
 @recipe(family="qwen_vl")
 def qwen35_vl_122b_a10b_pretrain_32gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(
-        qwen35_vl_122b_a10b_pretrain_32gpu_b300_bf16_config(), "32xGB200", "fp8mx", pp=4, ep=8, micro_batch_size=1
+        qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(),
+        "32xGB200",
+        "fp8mx",
+        vp=1,
+        dispatcher="hybridep",
+        recompute="none",
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="qwen_vl")
 def qwen35_vl_35b_a3b_pretrain_8gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
         qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -198,7 +224,6 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_gb200_bf16_config() -> Recipe:
         micro_batch_size=2,
         global_batch_size=480,
         dispatcher="hybridep",
-        loss="chunked",
     )
 
 
@@ -336,31 +361,13 @@ def qwen35_vl_397b_a17b_pretrain_64gpu_gb300_fp8mx_config() -> Recipe:
 
 @recipe(family="qwen_vl", mission=Mission(start={"ep_overlap": True, "recompute": "none"}))
 def qwen35_vl_122b_a10b_pretrain_128gpu_h100_bf16_config() -> Recipe:
-    return benchmark(
-        qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(),
-        "128xH100",
-        "bf16",
-        tp=2,
-        pp=8,
-        vp=2,
-        ep=16,
-        ep_overlap=False,
-        recompute="full",
-    )
+    return benchmark(qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(), "128xH100", "bf16", tp=2, pp=8, vp=2, ep=16)
 
 
 @recipe(family="qwen_vl", mission=Mission(start={"ep_overlap": True, "recompute": "none"}))
 def qwen35_vl_122b_a10b_pretrain_128gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
-        qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(),
-        "128xH100",
-        "fp8cs",
-        tp=2,
-        pp=8,
-        vp=2,
-        ep=16,
-        ep_overlap=False,
-        recompute="full",
+        qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(), "128xH100", "fp8cs", tp=2, pp=8, vp=2, ep=16
     )
 
 

@@ -30,7 +30,7 @@ def qwen3_235b_a22b_pretrain_128gpu_b200_fp8mx_deepep_dev_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_config(),
@@ -42,16 +42,15 @@ def qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config() -> Recipe:
         global_batch_size=8192,
         embedding_as_layer=True,
         head_as_layer=True,
-        recompute="selective",
     )
 
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_b200_fp8cs_config() -> Recipe:
-    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8cs", vp=1, recompute="none")
+    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8cs", vp=1)
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -64,7 +63,7 @@ def qwen3_235b_a22b_pretrain_256gpu_b200_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_b200_fp8mx_large_scale_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -80,29 +79,35 @@ def qwen3_235b_a22b_pretrain_256gpu_b200_fp8mx_large_scale_config() -> Recipe:
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_b200_nvfp4_config() -> Recipe:
-    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "256xB200", "nvfp4", vp=1, recompute="none")
+    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "256xB200", "nvfp4", vp=1)
 
 
 @recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_64gpu_b200_bf16_config() -> Recipe:
-    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "64xB200", "bf16", global_batch_size=2048)
+    return benchmark(
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "64xB200",
+        "bf16",
+        global_batch_size=2048,
+        recompute="selective",
+    )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_64gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "64xB200", "fp8cs", vp=1, global_batch_size=2048
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_64gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "64xB200", "fp8mx", vp=1, global_batch_size=2048
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_64gpu_b200_nvfp4_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "64xB200", "nvfp4", vp=1, global_batch_size=2048
@@ -128,7 +133,7 @@ def qwen3_235b_a22b_pretrain_128gpu_b300_fp8mx_hybridep_dev_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_b300_bf16_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -140,7 +145,7 @@ def qwen3_235b_a22b_pretrain_256gpu_b300_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_b300_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -162,6 +167,7 @@ def qwen3_235b_a22b_pretrain_256gpu_b300_fp8mx_config() -> Recipe:
         micro_batch_size=2,
         dispatcher="hybridep",
         ep_overlap=True,
+        recompute="selective",
         cuda_graphs="full_iteration",
     )
 
@@ -177,11 +183,12 @@ def qwen3_235b_a22b_pretrain_256gpu_b300_fp8mx_large_scale_config() -> Recipe:
         global_batch_size=512,
         dispatcher="hybridep",
         ep_overlap=True,
+        recompute="selective",
         cuda_graphs="full_iteration",
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_b300_nvfp4_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -203,6 +210,7 @@ def qwen3_235b_a22b_pretrain_64gpu_b300_bf16_config() -> Recipe:
         micro_batch_size=2,
         global_batch_size=2048,
         dispatcher="hybridep",
+        recompute="selective",
     )
 
 
@@ -216,6 +224,7 @@ def qwen3_235b_a22b_pretrain_64gpu_b300_fp8cs_config() -> Recipe:
         micro_batch_size=2,
         global_batch_size=2048,
         dispatcher="hybridep",
+        recompute="selective",
     )
 
 
@@ -229,6 +238,7 @@ def qwen3_235b_a22b_pretrain_64gpu_b300_fp8mx_config() -> Recipe:
         micro_batch_size=2,
         global_batch_size=2048,
         dispatcher="hybridep",
+        recompute="selective",
     )
 
 
@@ -242,6 +252,7 @@ def qwen3_235b_a22b_pretrain_64gpu_b300_nvfp4_config() -> Recipe:
         micro_batch_size=2,
         global_batch_size=2048,
         dispatcher="hybridep",
+        recompute="selective",
     )
 
 
@@ -282,7 +293,6 @@ def qwen3_235b_a22b_pretrain_256gpu_gb200_bf16_config() -> Recipe:
         "bf16",
         vp=1,
         dispatcher="hybridep",
-        recompute="none",
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
@@ -297,7 +307,6 @@ def qwen3_235b_a22b_pretrain_256gpu_gb200_fp8cs_config() -> Recipe:
         vp=1,
         ep=32,
         dispatcher="hybridep",
-        recompute="none",
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
@@ -313,7 +322,6 @@ def qwen3_235b_a22b_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
         ep=32,
         dispatcher="hybridep",
         ep_overlap=True,
-        recompute="none",
         cuda_graphs="full_iteration",
     )
 
@@ -329,7 +337,6 @@ def qwen3_235b_a22b_pretrain_256gpu_gb200_fp8mx_large_scale_config() -> Recipe:
         global_batch_size=512,
         dispatcher="hybridep",
         ep_overlap=True,
-        recompute="none",
         cuda_graphs="full_iteration",
     )
 
@@ -343,13 +350,12 @@ def qwen3_235b_a22b_pretrain_256gpu_gb200_nvfp4_config() -> Recipe:
         vp=1,
         ep=32,
         dispatcher="hybridep",
-        recompute="none",
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_64gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -408,18 +414,10 @@ def qwen3_235b_a22b_pretrain_64gpu_gb200_fp8mx_config() -> Recipe:
 
 @recipe(
     family="qwen_moe",
-    mission=Mission(start={"pp": 8, "recompute": "none", "embedding_as_layer": True, "head_as_layer": True}),
+    mission=Mission(start={"ep": 32, "stage_layers": (), "embedding_as_layer": True, "head_as_layer": True}),
 )
 def qwen3_235b_a22b_pretrain_64gpu_gb200_nvfp4_config() -> Recipe:
-    return benchmark(
-        qwen3_235b_a22b_pretrain_64gpu_gb200_fp8cs_config(),
-        "64xGB200",
-        "nvfp4",
-        pp=2,
-        ep=32,
-        recompute="selective",
-        stage_layers=(),
-    )
+    return benchmark(qwen3_235b_a22b_pretrain_64gpu_gb200_fp8cs_config(), "64xGB200", "nvfp4")
 
 
 @recipe(family="qwen_moe")
@@ -437,7 +435,7 @@ def qwen3_235b_a22b_pretrain_128gpu_gb300_fp8mx_paged_stash_dev_config() -> Reci
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_gb300_bf16_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -453,7 +451,7 @@ def qwen3_235b_a22b_pretrain_256gpu_gb300_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -469,7 +467,7 @@ def qwen3_235b_a22b_pretrain_256gpu_gb300_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -485,7 +483,7 @@ def qwen3_235b_a22b_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_gb300_fp8mx_large_scale_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -502,7 +500,7 @@ def qwen3_235b_a22b_pretrain_256gpu_gb300_fp8mx_large_scale_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -599,22 +597,29 @@ def qwen3_235b_a22b_pretrain_64gpu_gb300_nvfp4_config() -> Recipe:
 @recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_h100_bf16_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "256xH100", "bf16", tp=2, ep=32, ep_overlap=True
-    )
-
-
-@recipe(family="qwen_moe", mission=Mission(start={"recompute_modules": ("moe_act", "layernorm")}))
-def qwen3_235b_a22b_pretrain_256gpu_h100_bf16_hybridep_dev_config() -> Recipe:
-    return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
         "256xH100",
         "bf16",
         tp=2,
-        vp=3,
         ep=32,
-        global_batch_size=2048,
-        dispatcher="hybridep",
         ep_overlap=True,
+        recompute="selective",
+    )
+
+
+@recipe(family="qwen_moe")
+def qwen3_235b_a22b_pretrain_256gpu_h100_bf16_hybridep_dev_config() -> Recipe:
+    return benchmark(
+        qwen3_235b_a22b_pretrain_64gpu_gb300_fp8mx_config(),
+        "256xH100",
+        "bf16",
+        tp=2,
+        pp=8,
+        vp=3,
+        micro_batch_size=1,
+        recompute_modules=("moe_act", "layernorm"),
+        embedding_as_layer=True,
+        head_as_layer=True,
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
     )
@@ -623,7 +628,13 @@ def qwen3_235b_a22b_pretrain_256gpu_h100_bf16_hybridep_dev_config() -> Recipe:
 @recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "256xH100", "fp8cs", tp=2, ep=32, ep_overlap=True
+        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        "256xH100",
+        "fp8cs",
+        tp=2,
+        ep=32,
+        ep_overlap=True,
+        recompute="selective",
     )
 
 
@@ -637,10 +648,11 @@ def qwen3_235b_a22b_pretrain_256gpu_h100_fp8cs_large_scale_config() -> Recipe:
         ep=32,
         global_batch_size=512,
         ep_overlap=True,
+        recompute="selective",
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_vr200_bf16_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -670,7 +682,7 @@ def qwen3_235b_a22b_pretrain_256gpu_vr200_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_vr200_nvfp4_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),

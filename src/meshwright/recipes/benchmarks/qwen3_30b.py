@@ -8,7 +8,7 @@ from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="qwen_moe")
 def qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_config(),
@@ -20,11 +20,10 @@ def qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config() -> Recipe:
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
         dispatcher="hybridep",
-        loss="chunked",
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="qwen_moe")
 def qwen3_30b_a3b_pretrain_64gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "64xB200", "fp8cs")
 
@@ -32,24 +31,14 @@ def qwen3_30b_a3b_pretrain_64gpu_b200_fp8cs_config() -> Recipe:
 @recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_b200_bf16_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
-        "8xB200",
-        "bf16",
-        global_batch_size=512,
-        recompute="selective",
-        loss="vocab_parallel",
+        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "8xB200", "bf16", global_batch_size=512, recompute="selective"
     )
 
 
 @recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
-        "8xB200",
-        "fp8cs",
-        global_batch_size=512,
-        recompute="selective",
-        loss="vocab_parallel",
+        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "8xB200", "fp8cs", global_batch_size=512, recompute="selective"
     )
 
 
@@ -62,19 +51,13 @@ def qwen3_30b_a3b_pretrain_8gpu_b200_fp8mx_config() -> Recipe:
         global_batch_size=512,
         ep_overlap=True,
         recompute="selective",
-        loss="vocab_parallel",
     )
 
 
 @recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_b200_nvfp4_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
-        "8xB200",
-        "nvfp4",
-        global_batch_size=512,
-        recompute="selective",
-        loss="vocab_parallel",
+        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "8xB200", "nvfp4", global_batch_size=512, recompute="selective"
     )
 
 
@@ -88,7 +71,6 @@ def qwen3_30b_a3b_pretrain_8gpu_b300_bf16_config() -> Recipe:
         global_batch_size=512,
         recompute="selective",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
-        loss="vocab_parallel",
     )
 
 
@@ -102,7 +84,6 @@ def qwen3_30b_a3b_pretrain_8gpu_b300_fp8cs_config() -> Recipe:
         global_batch_size=512,
         recompute="selective",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
-        loss="vocab_parallel",
     )
 
 
@@ -166,12 +147,12 @@ def qwen3_30b_a3b_pretrain_16gpu_gb200_fp8mx_partial_cg_dev_config() -> Recipe:
     return benchmark(qwen3_30b_a3b_pretrain_16gpu_gb200_bf16_dev_config(), "16xGB200", "fp8mx", fp8_gather=False)
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="qwen_moe")
 def qwen3_30b_a3b_pretrain_32gpu_gb200_bf16_config() -> Recipe:
     return benchmark(qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "32xGB200", "bf16", global_batch_size=2048)
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="qwen_moe")
 def qwen3_30b_a3b_pretrain_32gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "32xGB200", "fp8cs", global_batch_size=2048)
 
@@ -179,12 +160,7 @@ def qwen3_30b_a3b_pretrain_32gpu_gb200_fp8cs_config() -> Recipe:
 @recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
-        "8xGB200",
-        "bf16",
-        global_batch_size=512,
-        recompute="selective",
-        loss="vocab_parallel",
+        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "8xGB200", "bf16", global_batch_size=512, recompute="selective"
     )
 
 
@@ -196,7 +172,6 @@ def qwen3_30b_a3b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
         "fp8cs",
         global_batch_size=512,
         recompute="selective",
-        loss="vocab_parallel",
     )
 
 
@@ -214,19 +189,18 @@ def qwen3_30b_a3b_pretrain_8gpu_gb200_nvfp4_config() -> Recipe:
         global_batch_size=512,
         grads="fp32",
         recompute="selective",
-        loss="vocab_parallel",
     )
 
 
 @recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_32gpu_gb300_bf16_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
+        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
         "32xGB300",
         "bf16",
+        micro_batch_size=8,
         global_batch_size=2048,
-        ep_overlap=False,
-        cuda_graphs="transformer_engine",
+        recompute="selective",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
     )
 
@@ -234,12 +208,12 @@ def qwen3_30b_a3b_pretrain_32gpu_gb300_bf16_config() -> Recipe:
 @recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_32gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
+        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
         "32xGB300",
         "fp8cs",
+        micro_batch_size=8,
         global_batch_size=2048,
-        ep_overlap=False,
-        cuda_graphs="transformer_engine",
+        recompute="selective",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
     )
 
@@ -328,10 +302,10 @@ def qwen3_30b_a3b_pretrain_32gpu_h100_bf16_dev_config() -> Recipe:
 @recipe(family="qwen_moe")
 def qwen3_30b_a3b_pretrain_32gpu_h100_fp8sc_dev_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_16gpu_h100_fp8cs_config(),
+        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
         "32xH100",
         "fp8sc",
-        ep=8,
+        micro_batch_size=1,
         global_batch_size=256,
         moments="bf16",
         grads="fp32",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.recipes.build import benchmark
 from meshwright.recipes.library.qwen_moe import qwen3_next_80b_a3b_pretrain_config
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import recipe
 from meshwright.recipes.types import Recipe
 
 
@@ -62,13 +62,15 @@ def qwen3_next_80b_a3b_pretrain_64gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(qwen3_next_80b_a3b_pretrain_64gpu_gb200_bf16_config(), "64xGB300", "fp8mx", micro_batch_size=4)
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"defer_grad_sync": True}))
+@recipe(family="qwen_moe")
 def qwen3_next_80b_a3b_pretrain_128gpu_h100_bf16_config() -> Recipe:
     return benchmark(
-        qwen3_next_80b_a3b_pretrain_config(), "128xH100", "bf16", ep=128, global_batch_size=1024, defer_grad_sync=False
+        qwen3_next_80b_a3b_pretrain_64gpu_b200_bf16_config(), "128xH100", "bf16", ep=128, dispatcher="alltoall"
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"defer_grad_sync": True}))
+@recipe(family="qwen_moe")
 def qwen3_next_80b_a3b_pretrain_128gpu_h100_fp8cs_config() -> Recipe:
-    return benchmark(qwen3_next_80b_a3b_pretrain_128gpu_h100_bf16_config(), "128xH100", "fp8cs")
+    return benchmark(
+        qwen3_next_80b_a3b_pretrain_64gpu_b200_bf16_config(), "128xH100", "fp8cs", ep=128, dispatcher="alltoall"
+    )

@@ -144,7 +144,7 @@ def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -153,11 +153,10 @@ def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
         micro_batch_size=4,
         dispatcher="hybridep",
         recompute="selective",
-        loss="chunked",
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -166,7 +165,6 @@ def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
         micro_batch_size=4,
         dispatcher="hybridep",
         recompute="selective",
-        loss="chunked",
     )
 
 

@@ -7,7 +7,7 @@ from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="glm", mission=Mission(tp=2, pp=8, ep=16, gpus=256, start={"recompute": "selective"}))
+@recipe(family="glm", mission=Mission(tp=2, pp=8, ep=16, gpus=256))
 def glm45_355b_pretrain_config() -> Recipe:
     return pretrain(
         "glm45_355b",
@@ -20,7 +20,7 @@ def glm45_355b_pretrain_config() -> Recipe:
         min_lr=1e-5,
         warmup_steps=2000,
         steps=1_000_000,
-        recompute="full",
+        recompute="selective",
         stage_layers=(10,) + (12,) * 6 + (10,),
         mtp_loss=0.1,
         shared_expert_overlap=True,
@@ -64,7 +64,7 @@ def glm45_355b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="glm", mission=Mission(tp=1, pp=4, ep=8, gpus=32, start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="glm", mission=Mission(tp=1, pp=4, ep=8, gpus=32, start={"recompute": "none"}))
 def glm45_air_106b_sft_config() -> Recipe:
     return sft(
         "glm45_air_106b",
@@ -76,7 +76,6 @@ def glm45_air_106b_sft_config() -> Recipe:
         overlap_grad_reduce=False,
         shared_expert_overlap=True,
         packing=False,
-        loss="chunked",
         recompute="full",
     )
 

@@ -103,9 +103,9 @@ def gpt_oss_120b_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="gpt", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="gpt", mission=Mission(start={"recompute": "none"}))
 def gpt_oss_120b_sft_config() -> Recipe:
-    return sft("gpt_oss_120b", 32, pp=4, ep=8, overlap_grad_reduce=False, loss="chunked", recompute="full")
+    return sft("gpt_oss_120b", 32, pp=4, ep=8, overlap_grad_reduce=False, recompute="full")
 
 
 @recipe(family="gpt")

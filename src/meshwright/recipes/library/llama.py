@@ -36,10 +36,7 @@ def llama3_8b_16k_pretrain_config() -> Recipe:
     )
 
 
-@recipe(
-    family="llama",
-    mission=Mission(tp=2, pp=1, cp=4, gpus=8, seq=65536, start={"defer_grad_sync": True, "loss": "vocab_parallel"}),
-)
+@recipe(family="llama", mission=Mission(tp=2, pp=1, cp=4, gpus=8, seq=65536, start={"loss": "vocab_parallel"}))
 def llama3_8b_64k_pretrain_config() -> Recipe:
     return pretrain(
         "llama3_8b",
@@ -51,7 +48,6 @@ def llama3_8b_64k_pretrain_config() -> Recipe:
         warmup_steps=2000,
         steps=1_168_251,
         loss="chunked",
-        defer_grad_sync=False,
     )
 
 
@@ -101,7 +97,7 @@ def llama3_70b_16k_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(tp=8, pp=4, cp=4, gpus=128, seq=65536, start={"recompute": "none"}))
+@recipe(family="llama", mission=Mission(tp=8, pp=4, cp=4, gpus=128, seq=65536))
 def llama3_70b_64k_pretrain_config() -> Recipe:
     return pretrain(
         "llama3_70b",
@@ -114,7 +110,6 @@ def llama3_70b_64k_pretrain_config() -> Recipe:
         warmup_steps=2000,
         steps=1_168_251,
         tp_comm_overlap=True,
-        recompute="selective",
     )
 
 
@@ -166,9 +161,9 @@ def llama31_405b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(tp=1, pp=1, gpus=1, seq=8192, start={"loss": "vocab_parallel"}))
+@recipe(family="llama", mission=Mission(tp=1, pp=1, gpus=1, seq=8192))
 def llama3_8b_peft_config() -> Recipe:
-    return peft("llama3_8b", 1, global_batch_size=8, seq_length=8192, rank=8, alpha=16.0, loss="chunked")
+    return peft("llama3_8b", 1, global_batch_size=8, seq_length=8192, rank=8, alpha=16.0)
 
 
 @recipe(family="llama", mission=Mission(tp=2, pp=4, gpus=8, seq=8192))

@@ -7,7 +7,7 @@ from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="ministral", mission=Mission(start={"recompute": "none"}))
+@recipe(family="ministral", mission=Mission(start={"loss": "vocab_parallel"}))
 def ministral3_3b_sft_config() -> Recipe:
     return sft(
         "ministral3_3b",
@@ -19,7 +19,7 @@ def ministral3_3b_sft_config() -> Recipe:
         steps=50,
         beta2=0.95,
         packing=False,
-        recompute="selective",
+        loss="chunked",
     )
 
 
@@ -39,7 +39,7 @@ def ministral3_3b_peft_config() -> Recipe:
     )
 
 
-@recipe(family="ministral", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="ministral", mission=Mission(start={"recompute": "none"}))
 def ministral3_8b_sft_config() -> Recipe:
     return sft(
         "ministral3_8b",
@@ -52,8 +52,7 @@ def ministral3_8b_sft_config() -> Recipe:
         steps=50,
         beta2=0.95,
         packing=False,
-        loss="chunked",
-        recompute="selective",
+        recompute="full",
     )
 
 

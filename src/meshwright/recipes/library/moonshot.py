@@ -7,7 +7,7 @@ from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="moonshot", mission=Mission(ep=8, start={"loss": "vocab_parallel"}))
+@recipe(family="moonshot", mission=Mission(ep=8))
 def moonlight_16b_pretrain_config() -> Recipe:
     return pretrain(
         "moonlight_16b",
@@ -22,7 +22,6 @@ def moonlight_16b_pretrain_config() -> Recipe:
         dispatcher="hybridep",
         ep_overlap=True,
         moments="bf16",
-        loss="chunked",
     )
 
 

@@ -72,7 +72,7 @@ def nemotronh_8b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron")
 def nemotronh_8b_peft_config() -> Recipe:
     return peft(
         "nemotronh_8b",
@@ -82,7 +82,6 @@ def nemotronh_8b_peft_config() -> Recipe:
         beta2=0.95,
         targets=("qkv", "proj", "fc1", "fc2", "mamba_in", "mamba_out"),
         shared_expert_overlap=True,
-        loss="chunked",
     )
 
 
@@ -280,10 +279,7 @@ def nemotron_3_super_peft_config() -> Recipe:
 
 
 @recipe(
-    family="nemotron",
-    mission=Mission(
-        pp=1, start={"cp": 1, "recompute": "none", "defer_grad_sync": True, "loss": "vocab_parallel", "gpus": 2}
-    ),
+    family="nemotron", mission=Mission(pp=1, start={"cp": 1, "recompute": "none", "loss": "vocab_parallel", "gpus": 2})
 )
 def nemotron_nano_9b_v2_pretrain_config() -> Recipe:
     return pretrain(
@@ -298,16 +294,13 @@ def nemotron_nano_9b_v2_pretrain_config() -> Recipe:
         tp_comm_overlap=True,
         shared_expert_overlap=True,
         loss="chunked",
-        defer_grad_sync=False,
         recompute="full",
     )
 
 
-@recipe(family="nemotron", mission=Mission(pp=1, start={"recompute": "none"}))
+@recipe(family="nemotron", mission=Mission(pp=1))
 def nemotron_nano_9b_v2_sft_config() -> Recipe:
-    return sft(
-        "nemotron_nano_9b_v2", 2, tp=2, min_lr=1e-6, beta2=0.95, shared_expert_overlap=True, recompute="selective"
-    )
+    return sft("nemotron_nano_9b_v2", 2, tp=2, min_lr=1e-6, beta2=0.95, shared_expert_overlap=True)
 
 
 @recipe(family="nemotron", mission=Mission(pp=1))
@@ -323,25 +316,13 @@ def nemotron_nano_9b_v2_peft_config() -> Recipe:
 
 
 @recipe(
-    family="nemotron",
-    mission=Mission(
-        pp=1,
-        start={
-            "tp": 4,
-            "cp": 1,
-            "recompute": "none",
-            "offload": "none",
-            "defer_grad_sync": True,
-            "loss": "vocab_parallel",
-        },
-    ),
+    family="nemotron", mission=Mission(pp=1, start={"recompute": "none", "offload": "none", "loss": "vocab_parallel"})
 )
 def nemotron_nano_12b_v2_pretrain_config() -> Recipe:
     return pretrain(
         "nemotron_nano_12b_v2",
         4,
-        tp=2,
-        cp=2,
+        tp=4,
         global_batch_size=768,
         seq_length=131_072,
         warmup_steps=2000,
@@ -350,7 +331,6 @@ def nemotron_nano_12b_v2_pretrain_config() -> Recipe:
         shared_expert_overlap=True,
         offload="optimizer",
         loss="chunked",
-        defer_grad_sync=False,
         recompute="full",
     )
 

@@ -297,9 +297,9 @@ def qwen3_32b_sft_config() -> Recipe:
     return sft("qwen3_32b", 16, tp=8, pp=2, global_batch_size=8, recompute="full")
 
 
-@recipe(family="qwen", mission=Mission(tp=1, pp=1, start={"loss": "vocab_parallel"}))
+@recipe(family="qwen", mission=Mission(tp=1, pp=1))
 def qwen3_32b_peft_config() -> Recipe:
-    return peft("qwen3_32b", 1, global_batch_size=8, recompute="full", loss="chunked")
+    return peft("qwen3_32b", 1, global_batch_size=8, recompute="full")
 
 
 @recipe(family="qwen", mission=Mission(tp=1, pp=1, cp=8, seq=131072))

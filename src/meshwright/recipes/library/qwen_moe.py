@@ -74,7 +74,10 @@ def qwen3_235b_a22b_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(tp=4, pp=8, ep=8, gpus=256, start={"recompute": "none"}))
+@recipe(
+    family="qwen_moe",
+    mission=Mission(tp=4, pp=8, ep=8, gpus=256, start={"recompute": "none", "loss": "vocab_parallel"}),
+)
 def qwen3_235b_a22b_sft_config() -> Recipe:
     return sft(
         "qwen3_235b_a22b",
@@ -89,6 +92,7 @@ def qwen3_235b_a22b_sft_config() -> Recipe:
         dispatcher="deepep",
         embedding_as_layer=True,
         head_as_layer=True,
+        loss="chunked",
         recompute="full",
     )
 

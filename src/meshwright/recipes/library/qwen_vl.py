@@ -26,7 +26,7 @@ def qwen25_vl_3b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="qwen_vl")
 def qwen25_vl_3b_peft_config() -> Recipe:
     return peft(
         "qwen25_vl_3b",
@@ -40,7 +40,6 @@ def qwen25_vl_3b_peft_config() -> Recipe:
         beta2=0.95,
         images=True,
         packing=True,
-        loss="chunked",
     )
 
 
@@ -139,7 +138,7 @@ def qwen25_vl_72b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel", "gpus": 1}))
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "gpus": 1}))
 def qwen25_vl_72b_peft_config() -> Recipe:
     return peft(
         "qwen25_vl_72b",
@@ -153,7 +152,6 @@ def qwen25_vl_72b_peft_config() -> Recipe:
         beta2=0.95,
         images=True,
         packing=True,
-        loss="chunked",
         recompute="full",
     )
 
@@ -352,7 +350,7 @@ def qwen35_vl_2b_peft_config() -> Recipe:
         mtp_loss=0.1,
         images=True,
         loss="chunked",
-        recompute="selective",
+        recompute="full",
     )
 
 
@@ -395,7 +393,7 @@ def qwen35_vl_4b_peft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_9b_sft_config() -> Recipe:
     return sft(
         "qwen35_9b",
@@ -410,7 +408,8 @@ def qwen35_vl_9b_sft_config() -> Recipe:
         beta2=0.95,
         mtp_loss=0.1,
         images=True,
-        recompute="full",
+        loss="chunked",
+        recompute="selective",
     )
 
 
@@ -563,13 +562,14 @@ def qwen35_vl_122b_a10b_peft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"tp": 2, "micro_batch_size": 4}))
+@recipe(family="qwen_vl", mission=Mission(start={"cp": 1, "micro_batch_size": 4}))
 def qwen35_vl_397b_a17b_sft_config() -> Recipe:
     return sft(
         "qwen35_397b_a17b",
         128,
-        tp=4,
+        tp=2,
         pp=4,
+        cp=2,
         ep=32,
         global_batch_size=32,
         seq_length=4096,

@@ -21,9 +21,9 @@ def megatron_1p3b_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="sizes", mission=Mission(tp=1, pp=1, seq=4096, start={"loss": "vocab_parallel"}))
+@recipe(family="sizes", mission=Mission(tp=1, pp=1, seq=4096))
 def megatron_7b_pretrain_config() -> Recipe:
-    return pretrain("megatron_7b", 8, micro_batch_size=2, global_batch_size=512, warmup_steps=2000, loss="chunked")
+    return pretrain("megatron_7b", 8, micro_batch_size=2, global_batch_size=512, warmup_steps=2000)
 
 
 @recipe(family="sizes", mission=Mission(tp=2, pp=1, seq=4096))
