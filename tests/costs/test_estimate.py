@@ -90,7 +90,7 @@ MEGATRON = {"engine": "megatron", "strategy": "zero1", "sp": True}
                 "global_batch_size": 32,
             },
             3.36,
-            0.20,
+            0.25,
         ),
         (
             llama(),
@@ -103,7 +103,7 @@ MEGATRON = {"engine": "megatron", "strategy": "zero1", "sp": True}
                 "global_batch_size": 512,
             },
             7.05,
-            0.20,
+            0.25,
         ),
         (
             llama(80, 8192, 28672, 64, 8),
