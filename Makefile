@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint docs bench clean
+.PHONY: setup demo test lint docs bench accuracy clean
 
 setup: $(VENV)/.core  ## the tool itself, without torch
 
@@ -36,8 +36,12 @@ test: lint
 docs: setup  ## writes the generated pages under docs/
 	$(BIN)/python docs/make.py
 
-bench: setup  ## CPU time of the adviser, one table
+bench: setup  ## CPU time of the adviser and of the search, one table each
 	$(BIN)/python benchmarks/adviser_speed.py
+	$(BIN)/python benchmarks/search_speed.py
+
+accuracy: setup  ## the cost model against published measurements; refits without each source in turn (minutes)
+	$(BIN)/python benchmarks/accuracy_report.py --left-out
 
 clean:
 	rm -rf $(VENV) dist build

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from meshwright import answers, clusters, costs, launch, models, planner, rules
-from meshwright.costs import accuracy as accuracies
-from meshwright.costs import calibrate
-from meshwright.costs.calibrate import OwnProfile
 from meshwright.errors import InputError, unknown
 from meshwright.models import ModelSpec
 from meshwright.planner import Plan, Question, Ranking, Sizing
@@ -20,6 +17,10 @@ from meshwright.recipes import overrides as override
 from meshwright.recipes.case import model_of
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding, Rule
+
+if TYPE_CHECKING:
+    from meshwright.costs.accuracy import Report
+    from meshwright.costs.calibrate import OwnProfile
 
 LONGEST = 100_000_000  # tokens in one sample
 
@@ -37,7 +38,7 @@ def recommend(
 ) -> Plan:
     """The plan for a model on a cluster: which recipe, which layout, does it fit, how fast, what will bite."""
     return planner.recommend(
-        _question(model, goal, seq, engine, benchmark, gpus=gpus, calibration=calibration), overrides
+        question_of(model, goal, seq, engine, benchmark, gpus=gpus, calibration=calibration), overrides
     )
 
 
@@ -56,7 +57,7 @@ def plan(
     if top < 1:
         raise InputError("at least one plan must be asked for", field="top", value=top)
     return planner.ranked(
-        _question(*_model_and_goal(target, goal), seq, engine, gpus=gpus, calibration=calibration), overrides, top
+        question_of(*_model_and_goal(target, goal), seq, engine, gpus=gpus, calibration=calibration), overrides, top
     )
 
 
@@ -73,7 +74,7 @@ def size(
     overrides: Sequence[str] = (),
 ) -> Sizing:
     """GPU counts that fit a training, with speed, goodput, and days and cost for a token budget."""
-    question = _question(model, goal, seq, engine, gpus=f"1x{clusters.gpu(gpu).name}", calibration=calibration)
+    question = question_of(model, goal, seq, engine, gpus=f"1x{clusters.gpu(gpu).name}", calibration=calibration)
     return planner.size(question, overrides, _tokens(tokens), price)
 
 
@@ -91,21 +92,25 @@ def estimate(
         asked = _recipe_from(target)
         where = gpus or asked.cluster
         length = asked.data.seq_length
-        question = _question(asked.model, asked.goal, length, engine, gpus=where, calibration=calibration)
+        question = question_of(asked.model, asked.goal, length, engine, gpus=where, calibration=calibration)
         return planner.exactly(msgspec.structs.replace(question, seq_length=None), asked, overrides)
     if gpus is None:
         raise InputError("a model's estimate needs the GPUs", field="gpus", fix=("--gpus 8xH100",))
-    question = _question(target, goal or "pretrain", None, engine, gpus=gpus, calibration=calibration)
+    question = question_of(target, goal or "pretrain", None, engine, gpus=gpus, calibration=calibration)
     return planner.exactly(question, None, overrides)
 
 
-def accuracy(path: str) -> accuracies.Report:
+def accuracy(path: str) -> Report:
     """The cost model against a table of measurements."""
+    from meshwright.costs import accuracy as accuracies
+
     return accuracies.accuracy(path)
 
 
 def accuracy_points(path: str) -> dict[str, list[tuple[float, float]]]:
     """Measured against predicted, point by point."""
+    from meshwright.costs import accuracy as accuracies
+
     return accuracies.points(path)
 
 
@@ -118,6 +123,8 @@ def calibrate_machine() -> tuple[OwnProfile, list[dict[str, Any]]]:
 
 def calibrate_runs(path: str) -> list[OwnProfile]:
     """Fits the speed of one's GPUs to a table of one's own runs."""
+    from meshwright.costs import calibrate
+
     return calibrate.from_runs(path)
 
 
@@ -128,7 +135,21 @@ def save_profile(profiles: Sequence[OwnProfile], path: str) -> None:
         raise InputError(
             f"the runs are on several GPU types ({names}); give one table for each", field="out", value=path
         )
-    _write(path, calibrate.to_text(profiles[0]), "out")
+    _write(path, profile_text(profiles[0]), "out")
+
+
+def profile_text(profile: OwnProfile) -> str:
+    """A machine's profile as the TOML file that --calibration reads."""
+    from meshwright.costs import calibrate
+
+    return calibrate.to_text(profile)
+
+
+def accuracy_to_dict(report: Report) -> dict[str, Any]:
+    """The accuracy object of the outer contract."""
+    from meshwright.costs import accuracy as accuracies
+
+    return accuracies.to_dict(report)
 
 
 def profile_to_dict(profile: OwnProfile) -> dict[str, Any]:
@@ -177,16 +198,17 @@ def check(
     return Check(asked, cluster, engine, tuple(rules.judge(case)), costs.estimate(case))
 
 
-def _question(
+def question_of(
     model: str,
     goal: str,
-    seq: int | str | None,
-    engine: str,
+    seq: int | str | None = None,
+    engine: str = "meshwright",
     benchmark: bool = False,
     *,
     gpus: str | int,
     calibration: str | None = None,
 ) -> Question:
+    """A question in words as the values the planner works with."""
     spec, reference = _model(model)
     return Question(
         model=spec,
@@ -197,8 +219,14 @@ def _question(
         seq_length=_length(seq),
         engine=_choice("engine", engine, types.ENGINES),
         benchmark=benchmark,
-        calibration=None if calibration is None else calibrate.load(calibration),
+        calibration=None if calibration is None else _calibration(calibration),
     )
+
+
+def _calibration(path: str) -> Any:
+    from meshwright.costs import calibrate
+
+    return calibrate.load(path)
 
 
 def _model_and_goal(target: str, goal: str | None) -> tuple[str, str]:
@@ -276,8 +304,6 @@ recipe_to_dict = answers.recipe_to_dict
 model_to_dict = answers.model_to_dict
 gpu_to_dict = answers.gpu_to_dict
 rule_to_dict = answers.rule_to_dict
-accuracy_to_dict = accuracies.to_dict
-profile_text = calibrate.to_text
 commands = launch.commands
 reasons = planner.reasons
 smallest_fit = planner.smallest_fit

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,8 +23,7 @@ TIME_TIERS = ("A", "B")
 MEMORY_TIERS = ("A",)
 
 
-@dataclass(frozen=True)
-class Errors:
+class Errors(msgspec.Struct, frozen=True):
     """Signed errors of some rows, with the source and GPU of each."""
 
     error: NDArray[np.float64]
@@ -49,8 +48,7 @@ class Errors:
         return {name: _group(self.error[np.array(at)]) for name, at in sorted(places.items())}
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """The cost model against one table of measurements."""
 
     rows: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from meshwright.costs.activations import residual_cut
 from meshwright.costs.columns import Column, where
@@ -20,8 +20,7 @@ EAGER_NORM = 14.0  # more widths per block where a norm is written out in torch:
 VISION_SHARE = 0.5  # of the bf16 peak: vision towers are small and padded
 
 
-@dataclass(frozen=True)
-class LayerTime:
+class LayerTime(msgspec.Struct, frozen=True):
     """Seconds of one layer for one micro batch on one rank, forward unless said otherwise."""
 
     matmul: Column

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from meshwright.costs.bands import step_band
 from meshwright.costs.columns import Column, plain
@@ -16,16 +17,14 @@ from meshwright.costs.time import step_time
 from meshwright.recipes.case import Case
 
 
-@dataclass(frozen=True)
-class Band:
+class Band(msgspec.Struct, frozen=True):
     """Half-width of the error band in per cent: four of five comparable published runs lie within it."""
 
     step_pct: float
     memory_pct: float
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(msgspec.Struct, frozen=True):
     """What one layout costs, or a column of layouts."""
 
     memory: Memory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from meshwright.costs.activations import residual_cut
 from meshwright.costs.columns import BYTES, Column, larger, where
@@ -15,8 +15,7 @@ ALIGNED = 64
 EXPERT_TILE = 64.0  # half a tile of 128 rows: what each expert's tokens are padded by on average
 
 
-@dataclass(frozen=True)
-class Linear:
+class Linear(msgspec.Struct, frozen=True):
     """One matmul: rows × inputs by inputs × outputs, done `copies` times (once per local expert)."""
 
     rows: Column

@@ -6,9 +6,9 @@ layer rebuilt and its gradients alive. Both come on top of the state and of what
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,8 +37,7 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers"
 Where = Literal["worst", "first", "last"]
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(msgspec.Struct, frozen=True):
     """GiB on one rank, that of the worst stage unless another was asked for; the parts add up to the total."""
 
     weights: Column
@@ -68,8 +67,7 @@ class Memory:
         return self.total <= self.capacity * (1 - RESERVE) * (1 + 1e-12)
 
 
-@dataclass(frozen=True)
-class Peak:
+class Peak(msgspec.Struct, frozen=True):
     """Bytes at one moment, on every stage."""
 
     activations: Column

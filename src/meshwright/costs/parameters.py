@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from meshwright.costs.columns import Column, plain
@@ -13,8 +12,7 @@ from meshwright.models.spec import Mixer
 from meshwright.recipes.case import Case
 
 
-@dataclass(frozen=True)
-class LayerParams:
+class LayerParams(msgspec.Struct, frozen=True):
     """Parameters of one layer: cut by tensor parallelism, whole on every rank, cut by expert parallelism."""
 
     cut: int
@@ -89,8 +87,7 @@ def _dense_blocks(layer: Layer) -> list[Dense]:
     return shared + ([ffn.parallel] if ffn.parallel else [])
 
 
-@dataclass(frozen=True)
-class RankParams:
+class RankParams(msgspec.Struct, frozen=True):
     """Parameters one rank of each stage holds before data-parallel sharding."""
 
     dense: Column  # layers without routed experts

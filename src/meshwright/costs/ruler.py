@@ -12,7 +12,6 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
 from pathlib import Path
@@ -55,8 +54,7 @@ USUAL_TOKENS = 16384
 _META_HOST = re.compile(r"Meta dev host|Grand Teton")
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(msgspec.Struct, frozen=True):
     """One row: its case or why there is none, and what was measured."""
 
     row_id: str

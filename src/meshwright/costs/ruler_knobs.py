@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 Row = Mapping[str, str]
 
@@ -21,8 +22,7 @@ _PORTS = re.compile(r"(\d+)x\s?(?:[A-Za-z]+ )?(\d+)\s?(Gb|GB)")
 _PER_NODE = re.compile(r"(\d+)\s*Gbps")
 
 
-@dataclass(frozen=True)
-class Framework:
+class Framework(msgspec.Struct, frozen=True):
     """What a framework's rows are taken to be."""
 
     match: str
@@ -31,7 +31,7 @@ class Framework:
     since: int = 0
     until: int = 9999
     unsupported: str = ""
-    defaults: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from meshwright.clusters import Gpu
 from meshwright.costs.calibration import EngineProfile, GpuProfile, Shared, calibration
@@ -32,8 +32,7 @@ def peak_flops(case: Case, precision: str) -> float:
     return peaks.get(precision, peaks.get("bf16", max(peaks.values()))) * 1e12
 
 
-@dataclass(frozen=True)
-class Speeds:
+class Speeds(msgspec.Struct, frozen=True):
     """FLOP/s and bytes/s that are reached, and the profiles they come from."""
 
     gpu: Gpu

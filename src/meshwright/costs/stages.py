@@ -7,9 +7,9 @@ Costs are computed for all four at once, along a leading axis, and the worst is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,8 +20,7 @@ from meshwright.recipes.case import Case
 FIRST, MIDDLE, FULLEST, LAST = range(4)
 
 
-@dataclass(frozen=True)
-class Stages:
+class Stages(msgspec.Struct, frozen=True):
     """Stages of the pipeline, leading axis first, heaviest and fullest middle, last (or all); then the candidates."""
 
     index: Column  # place in the pipeline, 0 = first

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from meshwright.costs.columns import BYTES, Column, any_of, larger, where
 from meshwright.costs.memory_constants import NF4_BYTES
@@ -20,8 +20,7 @@ MOMENTS = {
 }
 
 
-@dataclass(frozen=True)
-class PerParam:
+class PerParam(msgspec.Struct, frozen=True):
     """Bytes per parameter: on every data-parallel rank, and divided among those that share one copy."""
 
     weights_whole: Column
@@ -96,8 +95,7 @@ def expert_ranks(case: Case) -> Column:
     return where(case.strategy == "ddp", 1, larger(case.expert_dp // case.dp_replicate, 1))
 
 
-@dataclass(frozen=True)
-class State:
+class State(msgspec.Struct, frozen=True):
     """Bytes on one rank of each stage."""
 
     weights: Column

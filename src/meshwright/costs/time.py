@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
+import msgspec
 import numpy as np
 
 from meshwright.costs.columns import Column, any_of, larger, pick, plain, where
@@ -21,8 +20,7 @@ from meshwright.recipes.case import Case
 PARTS = ("compute", "tp", "cp", "ep", "pp_bubble", "dp", "optimizer", "other")
 
 
-@dataclass(frozen=True)
-class StepTime:
+class StepTime(msgspec.Struct, frozen=True):
     """Seconds; the parts add up to the step."""
 
     compute: Column
@@ -40,8 +38,7 @@ class StepTime:
         return {name: getattr(self, name) for name in PARTS}
 
 
-@dataclass(frozen=True)
-class Micro:
+class Micro(msgspec.Struct, frozen=True):
     """Seconds of one micro batch on each of the three stages."""
 
     work: Column  # forward and backward on the GPU
@@ -164,7 +161,7 @@ def _largest_stage(params: RankParams) -> RankParams:
     """The heaviest of the three stages, which sets the pace of data-parallel communication."""
     parts = (params.dense, params.routed, params.ends)
     dense, routed, ends = (part.max(axis=0) if isinstance(part, np.ndarray) else part for part in parts)
-    return replace(params, dense=dense, routed=routed, ends=ends)
+    return msgspec.structs.replace(params, dense=dense, routed=routed, ends=ends)
 
 
 def _stragglers(case: Case, speed: Speeds) -> Column:
