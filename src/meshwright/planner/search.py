@@ -85,10 +85,12 @@ def priced(
         if not ok.any():
             continue
         kept = batch.rows(ok)
-        price = costs.estimate(kept)
-        fits = price.fits & np.logical_not(host_is_full(kept))
-        columns = (np.broadcast_to(c, kept.tp.shape) for c in (price.step_s, price.memory.total, fits))
-        yield Priced(kept, *columns)
+        memory = costs.memory(kept)
+        fits = np.broadcast_to(memory.fits & np.logical_not(host_is_full(kept)), kept.tp.shape)
+        step_s = np.full(kept.tp.shape, np.inf)  # nobody waits for what does not fit
+        if fits.any():
+            step_s[fits] = costs.step_time(kept.rows(fits)).step_s
+        yield Priced(kept, step_s, np.broadcast_to(memory.total, kept.tp.shape), fits)
 
 
 def any_legal(case: Case, pinned: Mapping[str, Any] | None = None) -> bool:
