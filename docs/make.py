@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -255,7 +257,22 @@ PAGES = {
 }
 
 
+README = HERE.parent / "README.md"
+EXAMPLE = ("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "sft", "--explain")
+MARKS = ("<!-- example -->\n", "<!-- /example -->")
+
+
+def readme_page() -> str:
+    """The README with what its example command answers today."""
+    command = [sys.executable, "-m", "meshwright", *EXAMPLE]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout.rstrip()
+    text = README.read_text(encoding="utf-8")
+    before, after = text.split(MARKS[0])[0], text.split(MARKS[1])[1]
+    return f"{before}{MARKS[0]}```\n{answer}\n```\n{MARKS[1]}{after}"
+
+
 def main() -> None:
+    README.write_text(readme_page(), encoding="utf-8")
     for name, page in PAGES.items():
         (HERE / name).write_text(NOTE + page(), encoding="utf-8")
         print(f"wrote docs/{name}")

@@ -26,6 +26,11 @@ def test_page_is_up_to_date(page: str) -> None:
     assert (DOCS / page).read_text(encoding="utf-8") == made.NOTE + made.PAGES[page](), "stale: run `make docs`"
 
 
+def test_the_readmes_example_is_todays_answer() -> None:
+    made = maker()
+    assert made.README.read_text(encoding="utf-8") == made.readme_page(), "stale: run `make docs`"
+
+
 def test_every_link_of_the_readme_leads_somewhere() -> None:
     import re
 
