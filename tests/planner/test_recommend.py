@@ -111,17 +111,19 @@ def test_neighbours_that_are_compared_can_be_had(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "gpus", "goal", "rule"),
+    ("model", "gpus", "goal", "seq", "rule"),
     [
-        ("gpt3-175b", "64xH100", "sft", "sequence.position-table"),
-        ("nemotronh-56b", "64xA100-80", "pretrain", "precision.fp8-gpu"),
+        ("gpt3-175b", "64xH100", "pretrain", 8192, "sequence.position-table"),
+        ("nemotronh-56b", "64xA100-80", "pretrain", None, "precision.fp8-gpu"),
     ],
 )
-def test_what_no_layout_cures_is_a_finding_with_its_fix(model: str, gpus: str, goal: str, rule: str) -> None:
-    plan = recommend(model, gpus, goal)
-    if plan.ok:
-        pytest.skip("the shipped recipe no longer meets this")
-    assert rule in {f.rule for f in plan.findings if f.severity == "error"}
+def test_what_no_layout_cures_is_a_finding_with_its_fix(
+    model: str, gpus: str, goal: str, seq: int | None, rule: str
+) -> None:
+    plan = recommend(model, gpus, goal, seq=seq)
+    assert not plan.ok
+    found = {f.rule: f for f in plan.findings if f.severity == "error"}
+    assert found[rule].fix
 
 
 def test_a_setting_the_gpu_lacks_is_put_right_and_said() -> None:
