@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshwright.recipes.build import pretrain
 from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
+
+DEEPSEEK_PRETRAIN: dict[str, Any] = {"warmup_steps": 2000, "steps": 1_000_000}
 
 
 @recipe(family="deepseek", mission=Mission(tp=1, pp=1, ep=8, gpus=8))
@@ -14,10 +18,9 @@ def deepseek_v2_lite_pretrain_config() -> Recipe:
         8,
         ep=8,
         global_batch_size=512,
-        warmup_steps=2000,
-        steps=1_000_000,
         recompute="full",
         shared_expert_overlap=True,
+        **DEEPSEEK_PRETRAIN,
     )
 
 
@@ -29,10 +32,9 @@ def deepseek_v2_pretrain_config() -> Recipe:
         pp=4,
         ep=32,
         global_batch_size=512,
-        warmup_steps=2000,
-        steps=1_000_000,
         recompute="full",
         shared_expert_overlap=True,
+        **DEEPSEEK_PRETRAIN,
     )
 
 
@@ -45,8 +47,6 @@ def deepseek_v3_pretrain_config() -> Recipe:
         pp=16,
         ep=64,
         global_batch_size=4096,
-        warmup_steps=2000,
-        steps=1_000_000,
         reduce="bf16",
         grads="bf16",
         dispatcher="hybridep",
@@ -54,6 +54,7 @@ def deepseek_v3_pretrain_config() -> Recipe:
         mtp_loss=0.1,
         moments="bf16",
         recompute="selective",
+        **DEEPSEEK_PRETRAIN,
     )
 
 
@@ -66,8 +67,6 @@ def deepseek_v3_pretrain_config_32nodes() -> Recipe:
         pp=8,
         ep=32,
         global_batch_size=4096,
-        warmup_steps=2000,
-        steps=1_000_000,
         recompute="full",
         reduce="bf16",
         grads="bf16",
@@ -75,4 +74,5 @@ def deepseek_v3_pretrain_config_32nodes() -> Recipe:
         stage_layers=(8,) * 7 + (5,),
         mtp_loss=0.1,
         moments="bf16",
+        **DEEPSEEK_PRETRAIN,
     )

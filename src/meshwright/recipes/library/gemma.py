@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshwright.recipes.build import peft, pretrain, sft
 from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
+
+GEMMA2_SFT: dict[str, Any] = {"warmup_steps": 10, "steps": 100, "beta2": 0.95}
+GEMMA2_PEFT: dict[str, Any] = {"warmup_steps": 10, "steps": 100, "beta2": 0.95}
+GEMMA3_SFT: dict[str, Any] = {"global_batch_size": 32, "warmup_steps": 10, "beta2": 0.95}
+GEMMA3_PEFT: dict[str, Any] = {"global_batch_size": 32, "warmup_steps": 10, "beta2": 0.95}
 
 
 @recipe(family="gemma")
@@ -14,12 +21,12 @@ def gemma2_2b_pretrain_config() -> Recipe:
 
 @recipe(family="gemma")
 def gemma2_2b_sft_config() -> Recipe:
-    return sft("gemma2_2b", 1, warmup_steps=10, steps=100, beta2=0.95)
+    return sft("gemma2_2b", 1, **GEMMA2_SFT)
 
 
 @recipe(family="gemma")
 def gemma2_2b_peft_config() -> Recipe:
-    return peft("gemma2_2b", 1, warmup_steps=10, steps=100, beta2=0.95)
+    return peft("gemma2_2b", 1, **GEMMA2_PEFT)
 
 
 @recipe(family="gemma")
@@ -29,12 +36,12 @@ def gemma2_9b_pretrain_config() -> Recipe:
 
 @recipe(family="gemma")
 def gemma2_9b_sft_config() -> Recipe:
-    return sft("gemma2_9b", 4, tp=4, warmup_steps=10, steps=100, beta2=0.95)
+    return sft("gemma2_9b", 4, tp=4, **GEMMA2_SFT)
 
 
 @recipe(family="gemma")
 def gemma2_9b_peft_config() -> Recipe:
-    return peft("gemma2_9b", 1, warmup_steps=10, steps=100, beta2=0.95)
+    return peft("gemma2_9b", 1, **GEMMA2_PEFT)
 
 
 @recipe(family="gemma")
@@ -44,12 +51,12 @@ def gemma2_27b_pretrain_config() -> Recipe:
 
 @recipe(family="gemma")
 def gemma2_27b_sft_config() -> Recipe:
-    return sft("gemma2_27b", 16, tp=8, pp=2, warmup_steps=10, steps=100, beta2=0.95)
+    return sft("gemma2_27b", 16, tp=8, pp=2, **GEMMA2_SFT)
 
 
 @recipe(family="gemma")
 def gemma2_27b_peft_config() -> Recipe:
-    return peft("gemma2_27b", 4, tp=4, warmup_steps=10, steps=100, beta2=0.95)
+    return peft("gemma2_27b", 4, tp=4, **GEMMA2_PEFT)
 
 
 @recipe(family="gemma", mission=Mission(tp=1, pp=1, seq=32768, start={"recompute": "none", "loss": "vocab_parallel"}))
@@ -68,17 +75,7 @@ def gemma3_1b_pretrain_config() -> Recipe:
 
 @recipe(family="gemma", mission=Mission(tp=1, pp=1, seq=32768, start={"recompute": "none", "loss": "vocab_parallel"}))
 def gemma3_1b_sft_config() -> Recipe:
-    return sft(
-        "gemma3_1b",
-        1,
-        global_batch_size=32,
-        seq_length=32768,
-        warmup_steps=10,
-        steps=100,
-        beta2=0.95,
-        loss="chunked",
-        recompute="selective",
-    )
+    return sft("gemma3_1b", 1, seq_length=32768, steps=100, loss="chunked", recompute="selective", **GEMMA3_SFT)
 
 
 @recipe(family="gemma", mission=Mission(tp=1, pp=1, seq=32768, start={"recompute": "none", "loss": "vocab_parallel"}))
@@ -86,15 +83,13 @@ def gemma3_1b_peft_config() -> Recipe:
     return peft(
         "gemma3_1b",
         1,
-        global_batch_size=32,
         seq_length=32768,
-        warmup_steps=10,
         steps=100,
-        beta2=0.95,
         rank=8,
         alpha=16.0,
         loss="chunked",
         recompute="selective",
+        **GEMMA3_PEFT,
     )
 
 
@@ -103,16 +98,14 @@ def gemma3_vl_4b_sft_config() -> Recipe:
     return sft(
         "gemma3_vl_4b",
         1,
-        global_batch_size=32,
         seq_length=4096,
         lr=5e-5,
         min_lr=5e-6,
-        warmup_steps=10,
         steps=50,
-        beta2=0.95,
         images=True,
         loss="chunked",
         recompute="full",
+        **GEMMA3_SFT,
     )
 
 
@@ -122,15 +115,13 @@ def gemma3_vl_4b_peft_config() -> Recipe:
         "gemma3_vl_4b",
         1,
         micro_batch_size=2,
-        global_batch_size=32,
         seq_length=4096,
         lr=2e-4,
         min_lr=2e-5,
-        warmup_steps=10,
         steps=50,
-        beta2=0.95,
         images=True,
         recompute="full",
+        **GEMMA3_PEFT,
     )
 
 
@@ -141,15 +132,13 @@ def gemma3_vl_12b_sft_config() -> Recipe:
         4,
         tp=4,
         micro_batch_size=2,
-        global_batch_size=32,
         seq_length=4096,
         lr=5e-5,
         min_lr=5e-6,
-        warmup_steps=10,
         steps=50,
-        beta2=0.95,
         images=True,
         recompute="full",
+        **GEMMA3_SFT,
     )
 
 
@@ -159,15 +148,13 @@ def gemma3_vl_12b_peft_config() -> Recipe:
         "gemma3_vl_12b",
         1,
         micro_batch_size=2,
-        global_batch_size=32,
         seq_length=4096,
         lr=2e-4,
         min_lr=2e-5,
-        warmup_steps=10,
         steps=50,
-        beta2=0.95,
         images=True,
         recompute="full",
+        **GEMMA3_PEFT,
     )
 
 
@@ -179,15 +166,13 @@ def gemma3_vl_27b_sft_config() -> Recipe:
         tp=8,
         pp=2,
         micro_batch_size=2,
-        global_batch_size=32,
         seq_length=4096,
         lr=5e-5,
         min_lr=5e-6,
-        warmup_steps=10,
         steps=50,
-        beta2=0.95,
         images=True,
         recompute="full",
+        **GEMMA3_SFT,
     )
 
 
@@ -198,13 +183,11 @@ def gemma3_vl_27b_peft_config() -> Recipe:
         4,
         tp=4,
         micro_batch_size=2,
-        global_batch_size=32,
         seq_length=4096,
         lr=2e-4,
         min_lr=2e-5,
-        warmup_steps=10,
         steps=50,
-        beta2=0.95,
         images=True,
         recompute="selective",
+        **GEMMA3_PEFT,
     )

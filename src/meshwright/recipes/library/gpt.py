@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshwright.recipes.build import peft, pretrain, sft
 from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
+GPT_PRETRAIN: dict[str, Any] = {
+    "global_batch_size": 512,
+    "warmup_steps": 2000,
+    "steps": 1_000_000,
+    "per_token_loss": True,
+}
+
 
 @recipe(family="gpt")
 def gpt_oss_20b_pretrain_config() -> Recipe:
-    return pretrain(
-        "gpt_oss_20b",
-        16,
-        tp=2,
-        pp=4,
-        ep=4,
-        global_batch_size=512,
-        warmup_steps=2000,
-        steps=1_000_000,
-        per_token_loss=True,
-    )
+    return pretrain("gpt_oss_20b", 16, tp=2, pp=4, ep=4, **GPT_PRETRAIN)
 
 
 @recipe(family="gpt")
@@ -34,18 +33,7 @@ def gpt_oss_20b_peft_config() -> Recipe:
 
 @recipe(family="gpt")
 def gpt_oss_20b_pretrain_fp8_current_scaling_config() -> Recipe:
-    return pretrain(
-        "gpt_oss_20b",
-        16,
-        tp=2,
-        pp=4,
-        ep=4,
-        global_batch_size=512,
-        warmup_steps=2000,
-        steps=1_000_000,
-        matmul="fp8_tensor",
-        per_token_loss=True,
-    )
+    return pretrain("gpt_oss_20b", 16, tp=2, pp=4, ep=4, matmul="fp8_tensor", **GPT_PRETRAIN)
 
 
 @recipe(family="gpt")
@@ -61,19 +49,7 @@ def gpt_oss_20b_peft_fp8_current_scaling_config() -> Recipe:
 @recipe(family="gpt")
 def gpt_oss_20b_pretrain_mxfp8_config() -> Recipe:
     """MXFP8 needs block-scaled tensor cores, which Hopper has not."""
-    return pretrain(
-        "gpt_oss_20b",
-        "16xB200",
-        tp=2,
-        pp=4,
-        ep=4,
-        global_batch_size=512,
-        warmup_steps=2000,
-        steps=1_000_000,
-        matmul="mxfp8",
-        fp8_gather=True,
-        per_token_loss=True,
-    )
+    return pretrain("gpt_oss_20b", "16xB200", tp=2, pp=4, ep=4, matmul="mxfp8", fp8_gather=True, **GPT_PRETRAIN)
 
 
 @recipe(family="gpt")
@@ -90,17 +66,7 @@ def gpt_oss_20b_peft_mxfp8_config() -> Recipe:
 
 @recipe(family="gpt")
 def gpt_oss_120b_pretrain_config() -> Recipe:
-    return pretrain(
-        "gpt_oss_120b",
-        64,
-        tp=2,
-        pp=4,
-        ep=16,
-        global_batch_size=512,
-        warmup_steps=2000,
-        steps=1_000_000,
-        per_token_loss=True,
-    )
+    return pretrain("gpt_oss_120b", 64, tp=2, pp=4, ep=16, **GPT_PRETRAIN)
 
 
 @recipe(family="gpt", mission=Mission(start={"recompute": "none"}))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshwright.recipes.build import peft, pretrain, sft
 from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
+
+LLAMA3_PRETRAIN: dict[str, Any] = {"global_batch_size": 512, "warmup_steps": 2000, "steps": 1_168_251}
 
 
 @recipe(family="llama", mission=Mission(tp=2, pp=1, gpus=2, seq=4096))
@@ -16,101 +20,37 @@ def llama2_7b_pretrain_config() -> Recipe:
     family="llama", mission=Mission(tp=2, pp=1, gpus=2, seq=8192, start={"recompute": "none", "loss": "vocab_parallel"})
 )
 def llama3_8b_pretrain_config() -> Recipe:
-    return pretrain(
-        "llama3_8b",
-        2,
-        tp=2,
-        global_batch_size=512,
-        seq_length=8192,
-        warmup_steps=2000,
-        steps=1_168_251,
-        loss="chunked",
-        recompute="selective",
-    )
+    return pretrain("llama3_8b", 2, tp=2, seq_length=8192, loss="chunked", recompute="selective", **LLAMA3_PRETRAIN)
 
 
 @recipe(family="llama", mission=Mission(tp=2, pp=1, cp=2, gpus=4, seq=16384))
 def llama3_8b_16k_pretrain_config() -> Recipe:
-    return pretrain(
-        "llama3_8b", 4, tp=2, cp=2, global_batch_size=512, seq_length=16384, warmup_steps=2000, steps=1_168_251
-    )
+    return pretrain("llama3_8b", 4, tp=2, cp=2, seq_length=16384, **LLAMA3_PRETRAIN)
 
 
 @recipe(family="llama", mission=Mission(tp=2, pp=1, cp=4, gpus=8, seq=65536, start={"loss": "vocab_parallel"}))
 def llama3_8b_64k_pretrain_config() -> Recipe:
-    return pretrain(
-        "llama3_8b",
-        8,
-        tp=2,
-        cp=4,
-        global_batch_size=512,
-        seq_length=65536,
-        warmup_steps=2000,
-        steps=1_168_251,
-        loss="chunked",
-    )
+    return pretrain("llama3_8b", 8, tp=2, cp=4, seq_length=65536, loss="chunked", **LLAMA3_PRETRAIN)
 
 
 @recipe(family="llama", mission=Mission(tp=2, pp=1, cp=8, gpus=16, seq=131072, start={"defer_grad_sync": True}))
 def llama3_8b_128k_pretrain_config() -> Recipe:
-    return pretrain(
-        "llama3_8b",
-        16,
-        tp=2,
-        cp=8,
-        global_batch_size=512,
-        seq_length=131_072,
-        warmup_steps=2000,
-        steps=1_168_251,
-        defer_grad_sync=False,
-    )
+    return pretrain("llama3_8b", 16, tp=2, cp=8, seq_length=131_072, defer_grad_sync=False, **LLAMA3_PRETRAIN)
 
 
 @recipe(family="llama", mission=Mission(tp=8, pp=4, gpus=32, seq=8192))
 def llama3_70b_pretrain_config() -> Recipe:
-    return pretrain(
-        "llama3_70b",
-        32,
-        tp=8,
-        pp=4,
-        global_batch_size=512,
-        seq_length=8192,
-        warmup_steps=2000,
-        steps=1_168_251,
-        tp_comm_overlap=True,
-    )
+    return pretrain("llama3_70b", 32, tp=8, pp=4, seq_length=8192, tp_comm_overlap=True, **LLAMA3_PRETRAIN)
 
 
 @recipe(family="llama", mission=Mission(tp=8, pp=4, cp=2, gpus=64, seq=16384))
 def llama3_70b_16k_pretrain_config() -> Recipe:
-    return pretrain(
-        "llama3_70b",
-        64,
-        tp=8,
-        pp=4,
-        cp=2,
-        global_batch_size=512,
-        seq_length=16384,
-        warmup_steps=2000,
-        steps=1_168_251,
-        tp_comm_overlap=True,
-    )
+    return pretrain("llama3_70b", 64, tp=8, pp=4, cp=2, seq_length=16384, tp_comm_overlap=True, **LLAMA3_PRETRAIN)
 
 
 @recipe(family="llama", mission=Mission(tp=8, pp=4, cp=4, gpus=128, seq=65536))
 def llama3_70b_64k_pretrain_config() -> Recipe:
-    return pretrain(
-        "llama3_70b",
-        128,
-        tp=8,
-        pp=4,
-        cp=4,
-        global_batch_size=512,
-        seq_length=65536,
-        warmup_steps=2000,
-        steps=1_168_251,
-        tp_comm_overlap=True,
-    )
+    return pretrain("llama3_70b", 128, tp=8, pp=4, cp=4, seq_length=65536, tp_comm_overlap=True, **LLAMA3_PRETRAIN)
 
 
 @recipe(family="llama", mission=Mission(tp=8, pp=16, gpus=128, seq=8192, start={"recompute": "none"}))

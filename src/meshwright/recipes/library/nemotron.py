@@ -2,123 +2,74 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshwright.recipes.build import peft, pretrain, sft
 from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
+NEMOTRONH_PRETRAIN: dict[str, Any] = {
+    "global_batch_size": 768,
+    "seq_length": 8192,
+    "warmup_steps": 2000,
+    "steps": 1_168_251,
+    "shared_expert_overlap": True,
+}
+NEMOTRONH_SFT: dict[str, Any] = {"seq_length": 8192, "min_lr": 1e-6, "beta2": 0.95, "shared_expert_overlap": True}
+NEMOTRONH_PEFT: dict[str, Any] = {
+    "seq_length": 8192,
+    "min_lr": 1e-5,
+    "beta2": 0.95,
+    "targets": ("qkv", "proj", "fc1", "fc2", "mamba_in", "mamba_out"),
+    "shared_expert_overlap": True,
+}
+
 
 @recipe(family="nemotron", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def nemotronh_4b_pretrain_config() -> Recipe:
-    return pretrain(
-        "nemotronh_4b",
-        1,
-        global_batch_size=768,
-        seq_length=8192,
-        warmup_steps=2000,
-        steps=1_168_251,
-        shared_expert_overlap=True,
-        loss="chunked",
-        recompute="full",
-    )
+    return pretrain("nemotronh_4b", 1, loss="chunked", recompute="full", **NEMOTRONH_PRETRAIN)
 
 
 @recipe(family="nemotron", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def nemotronh_4b_sft_config() -> Recipe:
-    return sft(
-        "nemotronh_4b",
-        1,
-        seq_length=8192,
-        min_lr=1e-6,
-        beta2=0.95,
-        shared_expert_overlap=True,
-        loss="chunked",
-        recompute="full",
-    )
+    return sft("nemotronh_4b", 1, loss="chunked", recompute="full", **NEMOTRONH_SFT)
 
 
 @recipe(family="nemotron")
 def nemotronh_4b_peft_config() -> Recipe:
-    return peft(
-        "nemotronh_4b",
-        1,
-        seq_length=8192,
-        min_lr=1e-5,
-        beta2=0.95,
-        targets=("qkv", "proj", "fc1", "fc2", "mamba_in", "mamba_out"),
-        shared_expert_overlap=True,
-    )
+    return peft("nemotronh_4b", 1, **NEMOTRONH_PEFT)
 
 
 @recipe(family="nemotron", mission=Mission(start={"recompute": "none"}))
 def nemotronh_8b_pretrain_config() -> Recipe:
-    return pretrain(
-        "nemotronh_8b",
-        2,
-        tp=2,
-        global_batch_size=768,
-        seq_length=8192,
-        warmup_steps=2000,
-        steps=1_168_251,
-        tp_comm_overlap=True,
-        shared_expert_overlap=True,
-        recompute="full",
-    )
+    return pretrain("nemotronh_8b", 2, tp=2, tp_comm_overlap=True, recompute="full", **NEMOTRONH_PRETRAIN)
 
 
 @recipe(family="nemotron", mission=Mission(start={"recompute": "none"}))
 def nemotronh_8b_sft_config() -> Recipe:
-    return sft(
-        "nemotronh_8b", 2, tp=2, seq_length=8192, min_lr=1e-6, beta2=0.95, shared_expert_overlap=True, recompute="full"
-    )
+    return sft("nemotronh_8b", 2, tp=2, recompute="full", **NEMOTRONH_SFT)
 
 
 @recipe(family="nemotron")
 def nemotronh_8b_peft_config() -> Recipe:
-    return peft(
-        "nemotronh_8b",
-        1,
-        seq_length=8192,
-        min_lr=1e-5,
-        beta2=0.95,
-        targets=("qkv", "proj", "fc1", "fc2", "mamba_in", "mamba_out"),
-        shared_expert_overlap=True,
-    )
+    return peft("nemotronh_8b", 1, **NEMOTRONH_PEFT)
 
 
 @recipe(family="nemotron", mission=Mission(start={"offload": "none"}))
 def nemotronh_47b_pretrain_config() -> Recipe:
     return pretrain(
-        "nemotronh_47b",
-        8,
-        tp=8,
-        global_batch_size=768,
-        seq_length=8192,
-        warmup_steps=2000,
-        steps=1_168_251,
-        matmul="fp8_tensor",
-        tp_comm_overlap=True,
-        shared_expert_overlap=True,
-        offload="optimizer",
+        "nemotronh_47b", 8, tp=8, matmul="fp8_tensor", tp_comm_overlap=True, offload="optimizer", **NEMOTRONH_PRETRAIN
     )
 
 
 @recipe(family="nemotron")
 def nemotronh_47b_sft_config() -> Recipe:
-    return sft("nemotronh_47b", 16, tp=8, pp=2, seq_length=8192, min_lr=1e-6, beta2=0.95, shared_expert_overlap=True)
+    return sft("nemotronh_47b", 16, tp=8, pp=2, **NEMOTRONH_SFT)
 
 
 @recipe(family="nemotron")
 def nemotronh_47b_peft_config() -> Recipe:
-    return peft(
-        "nemotronh_47b",
-        4,
-        tp=4,
-        seq_length=8192,
-        min_lr=1e-5,
-        beta2=0.95,
-        targets=("qkv", "proj", "fc1", "fc2", "mamba_in", "mamba_out"),
-        shared_expert_overlap=True,
-    )
+    return peft("nemotronh_47b", 4, tp=4, **NEMOTRONH_PEFT)
 
 
 @recipe(family="nemotron", mission=Mission(start={"recompute": "none", "offload": "none"}))
@@ -127,46 +78,22 @@ def nemotronh_56b_pretrain_config() -> Recipe:
         "nemotronh_56b",
         8,
         tp=8,
-        global_batch_size=768,
-        seq_length=8192,
-        warmup_steps=2000,
-        steps=1_168_251,
         matmul="fp8_tensor",
         tp_comm_overlap=True,
-        shared_expert_overlap=True,
         offload="optimizer",
         recompute="selective",
+        **NEMOTRONH_PRETRAIN,
     )
 
 
 @recipe(family="nemotron", mission=Mission(start={"recompute": "none", "offload": "none"}))
 def nemotronh_56b_sft_config() -> Recipe:
-    return sft(
-        "nemotronh_56b",
-        8,
-        tp=8,
-        seq_length=8192,
-        min_lr=1e-6,
-        beta2=0.95,
-        shared_expert_overlap=True,
-        offload="optimizer",
-        recompute="selective",
-    )
+    return sft("nemotronh_56b", 8, tp=8, offload="optimizer", recompute="selective", **NEMOTRONH_SFT)
 
 
 @recipe(family="nemotron", mission=Mission(start={"recompute": "none"}))
 def nemotronh_56b_peft_config() -> Recipe:
-    return peft(
-        "nemotronh_56b",
-        4,
-        tp=4,
-        seq_length=8192,
-        min_lr=1e-5,
-        beta2=0.95,
-        targets=("qkv", "proj", "fc1", "fc2", "mamba_in", "mamba_out"),
-        shared_expert_overlap=True,
-        recompute="selective",
-    )
+    return peft("nemotronh_56b", 4, tp=4, recompute="selective", **NEMOTRONH_PEFT)
 
 
 @recipe(family="nemotron", mission=Mission(pp=1, ep=8, start={"loss": "vocab_parallel"}))

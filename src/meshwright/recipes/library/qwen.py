@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshwright.recipes.build import peft, pretrain, sft
 from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
+
+QWEN2_SFT: dict[str, Any] = {"warmup_steps": 10, "steps": 100, "beta2": 0.95}
+QWEN2_PEFT: dict[str, Any] = {"warmup_steps": 10, "steps": 100, "beta2": 0.95}
+QWEN25_SFT: dict[str, Any] = {"warmup_steps": 10, "steps": 100, "beta2": 0.95}
+QWEN25_PEFT: dict[str, Any] = {"warmup_steps": 10, "steps": 100, "beta2": 0.95}
 
 
 @recipe(family="qwen")
@@ -14,12 +21,12 @@ def qwen2_500m_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen2_500m_sft_config() -> Recipe:
-    return sft("qwen2_500m", 1, warmup_steps=10, steps=100, beta2=0.95)
+    return sft("qwen2_500m", 1, **QWEN2_SFT)
 
 
 @recipe(family="qwen")
 def qwen2_500m_peft_config() -> Recipe:
-    return peft("qwen2_500m", 1, warmup_steps=10, steps=100, beta2=0.95)
+    return peft("qwen2_500m", 1, **QWEN2_PEFT)
 
 
 @recipe(family="qwen")
@@ -29,12 +36,12 @@ def qwen2_1p5b_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen2_1p5b_sft_config() -> Recipe:
-    return sft("qwen2_1p5b", 1, warmup_steps=10, steps=100, beta2=0.95)
+    return sft("qwen2_1p5b", 1, **QWEN2_SFT)
 
 
 @recipe(family="qwen")
 def qwen2_1p5b_peft_config() -> Recipe:
-    return peft("qwen2_1p5b", 1, warmup_steps=10, steps=100, beta2=0.95)
+    return peft("qwen2_1p5b", 1, **QWEN2_PEFT)
 
 
 @recipe(family="qwen", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
@@ -44,12 +51,12 @@ def qwen2_7b_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen2_7b_sft_config() -> Recipe:
-    return sft("qwen2_7b", 2, tp=2, warmup_steps=10, steps=100, beta2=0.95)
+    return sft("qwen2_7b", 2, tp=2, **QWEN2_SFT)
 
 
 @recipe(family="qwen")
 def qwen2_7b_peft_config() -> Recipe:
-    return peft("qwen2_7b", 1, warmup_steps=10, steps=100, beta2=0.95)
+    return peft("qwen2_7b", 1, **QWEN2_PEFT)
 
 
 @recipe(family="qwen", mission=Mission(start={"recompute": "none"}))
@@ -59,12 +66,12 @@ def qwen2_14b_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen2_14b_sft_config() -> Recipe:
-    return sft("qwen2_14b", 4, tp=4, warmup_steps=10, steps=100, beta2=0.95)
+    return sft("qwen2_14b", 4, tp=4, **QWEN2_SFT)
 
 
 @recipe(family="qwen")
 def qwen2_14b_peft_config() -> Recipe:
-    return peft("qwen2_14b", 1, warmup_steps=10, steps=100, beta2=0.95)
+    return peft("qwen2_14b", 1, **QWEN2_PEFT)
 
 
 @recipe(family="qwen")
@@ -74,12 +81,12 @@ def qwen2_32b_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen2_32b_sft_config() -> Recipe:
-    return sft("qwen2_32b", 16, tp=8, pp=2, warmup_steps=10, steps=100, beta2=0.95)
+    return sft("qwen2_32b", 16, tp=8, pp=2, **QWEN2_SFT)
 
 
 @recipe(family="qwen")
 def qwen2_32b_peft_config() -> Recipe:
-    return peft("qwen2_32b", 8, tp=8, warmup_steps=10, steps=100, beta2=0.95)
+    return peft("qwen2_32b", 8, tp=8, **QWEN2_PEFT)
 
 
 @recipe(family="qwen")
@@ -89,12 +96,12 @@ def qwen2_72b_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen2_72b_sft_config() -> Recipe:
-    return sft("qwen2_72b", 32, tp=8, pp=4, warmup_steps=10, steps=100, beta2=0.95)
+    return sft("qwen2_72b", 32, tp=8, pp=4, **QWEN2_SFT)
 
 
 @recipe(family="qwen")
 def qwen2_72b_peft_config() -> Recipe:
-    return peft("qwen2_72b", 8, tp=8, warmup_steps=10, steps=100, beta2=0.95)
+    return peft("qwen2_72b", 8, tp=8, **QWEN2_PEFT)
 
 
 @recipe(family="qwen")
@@ -104,12 +111,12 @@ def qwen25_500m_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen25_500m_sft_config() -> Recipe:
-    return sft("qwen25_500m", 1, warmup_steps=10, steps=100, beta2=0.95)
+    return sft("qwen25_500m", 1, **QWEN25_SFT)
 
 
 @recipe(family="qwen")
 def qwen25_500m_peft_config() -> Recipe:
-    return peft("qwen25_500m", 1, warmup_steps=10, steps=100, beta2=0.95)
+    return peft("qwen25_500m", 1, **QWEN25_PEFT)
 
 
 @recipe(family="qwen")
@@ -119,12 +126,12 @@ def qwen25_1p5b_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen25_1p5b_sft_config() -> Recipe:
-    return sft("qwen25_1p5b", 1, warmup_steps=10, steps=100, beta2=0.95)
+    return sft("qwen25_1p5b", 1, **QWEN25_SFT)
 
 
 @recipe(family="qwen")
 def qwen25_1p5b_peft_config() -> Recipe:
-    return peft("qwen25_1p5b", 1, warmup_steps=10, steps=100, beta2=0.95)
+    return peft("qwen25_1p5b", 1, **QWEN25_PEFT)
 
 
 @recipe(family="qwen", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
@@ -134,12 +141,12 @@ def qwen25_3b_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen25_3b_sft_config() -> Recipe:
-    return sft("qwen25_3b", 1, warmup_steps=10, steps=100, beta2=0.95)
+    return sft("qwen25_3b", 1, **QWEN25_SFT)
 
 
 @recipe(family="qwen")
 def qwen25_3b_peft_config() -> Recipe:
-    return peft("qwen25_3b", 1, warmup_steps=10, steps=100, beta2=0.95)
+    return peft("qwen25_3b", 1, **QWEN25_PEFT)
 
 
 @recipe(family="qwen", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
@@ -149,12 +156,12 @@ def qwen25_7b_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen25_7b_sft_config() -> Recipe:
-    return sft("qwen25_7b", 2, tp=2, warmup_steps=10, steps=100, beta2=0.95)
+    return sft("qwen25_7b", 2, tp=2, **QWEN25_SFT)
 
 
 @recipe(family="qwen")
 def qwen25_7b_peft_config() -> Recipe:
-    return peft("qwen25_7b", 1, warmup_steps=10, steps=100, beta2=0.95)
+    return peft("qwen25_7b", 1, **QWEN25_PEFT)
 
 
 @recipe(family="qwen", mission=Mission(start={"recompute": "none"}))
@@ -164,12 +171,12 @@ def qwen25_14b_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen25_14b_sft_config() -> Recipe:
-    return sft("qwen25_14b", 4, tp=4, warmup_steps=10, steps=100, beta2=0.95)
+    return sft("qwen25_14b", 4, tp=4, **QWEN25_SFT)
 
 
 @recipe(family="qwen")
 def qwen25_14b_peft_config() -> Recipe:
-    return peft("qwen25_14b", 1, warmup_steps=10, steps=100, beta2=0.95)
+    return peft("qwen25_14b", 1, **QWEN25_PEFT)
 
 
 @recipe(family="qwen")
@@ -179,12 +186,12 @@ def qwen25_32b_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen25_32b_sft_config() -> Recipe:
-    return sft("qwen25_32b", 16, tp=8, pp=2, warmup_steps=10, steps=100, beta2=0.95)
+    return sft("qwen25_32b", 16, tp=8, pp=2, **QWEN25_SFT)
 
 
 @recipe(family="qwen")
 def qwen25_32b_peft_config() -> Recipe:
-    return peft("qwen25_32b", 8, tp=8, warmup_steps=10, steps=100, beta2=0.95)
+    return peft("qwen25_32b", 8, tp=8, **QWEN25_PEFT)
 
 
 @recipe(family="qwen")
@@ -194,12 +201,12 @@ def qwen25_72b_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen25_72b_sft_config() -> Recipe:
-    return sft("qwen25_72b", 32, tp=8, pp=4, warmup_steps=10, steps=100, beta2=0.95)
+    return sft("qwen25_72b", 32, tp=8, pp=4, **QWEN25_SFT)
 
 
 @recipe(family="qwen")
 def qwen25_72b_peft_config() -> Recipe:
-    return peft("qwen25_72b", 8, tp=8, warmup_steps=10, steps=100, beta2=0.95)
+    return peft("qwen25_72b", 8, tp=8, **QWEN25_PEFT)
 
 
 @recipe(family="qwen")

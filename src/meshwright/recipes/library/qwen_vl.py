@@ -2,158 +2,110 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshwright.recipes.build import peft, sft
 from meshwright.recipes.registry import Mission, recipe
 from meshwright.recipes.types import Recipe
 
+QWEN25_SFT: dict[str, Any] = {
+    "micro_batch_size": 2,
+    "global_batch_size": 32,
+    "seq_length": 4096,
+    "min_lr": 1e-6,
+    "warmup_steps": 500,
+    "steps": 300_000,
+    "beta2": 0.95,
+    "images": True,
+    "packing": True,
+}
+QWEN25_PEFT: dict[str, Any] = {
+    "micro_batch_size": 2,
+    "global_batch_size": 32,
+    "seq_length": 4096,
+    "min_lr": 1e-5,
+    "warmup_steps": 500,
+    "steps": 300_000,
+    "beta2": 0.95,
+    "images": True,
+    "packing": True,
+}
+QWEN3_SFT: dict[str, Any] = {
+    "micro_batch_size": 2,
+    "global_batch_size": 32,
+    "seq_length": 4096,
+    "beta2": 0.95,
+    "images": True,
+    "packing": True,
+}
+QWEN3_PEFT: dict[str, Any] = {
+    "micro_batch_size": 2,
+    "global_batch_size": 32,
+    "seq_length": 4096,
+    "min_lr": 1e-5,
+    "warmup_steps": 500,
+    "steps": 300_000,
+    "beta2": 0.95,
+    "images": True,
+    "packing": True,
+}
+QWEN35_SFT: dict[str, Any] = {
+    "seq_length": 4096,
+    "warmup_steps": 200,
+    "steps": 300_000,
+    "beta2": 0.95,
+    "mtp_loss": 0.1,
+    "images": True,
+}
+QWEN35_PEFT: dict[str, Any] = {
+    "seq_length": 4096,
+    "min_lr": 3e-5,
+    "warmup_steps": 200,
+    "steps": 300_000,
+    "beta2": 0.95,
+    "mtp_loss": 0.1,
+    "images": True,
+}
+
 
 @recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen25_vl_3b_sft_config() -> Recipe:
-    return sft(
-        "qwen25_vl_3b",
-        1,
-        micro_batch_size=2,
-        global_batch_size=32,
-        seq_length=4096,
-        min_lr=1e-6,
-        warmup_steps=500,
-        steps=300_000,
-        beta2=0.95,
-        images=True,
-        packing=True,
-        loss="chunked",
-        recompute="full",
-    )
+    return sft("qwen25_vl_3b", 1, loss="chunked", recompute="full", **QWEN25_SFT)
 
 
 @recipe(family="qwen_vl")
 def qwen25_vl_3b_peft_config() -> Recipe:
-    return peft(
-        "qwen25_vl_3b",
-        1,
-        micro_batch_size=2,
-        global_batch_size=32,
-        seq_length=4096,
-        min_lr=1e-5,
-        warmup_steps=500,
-        steps=300_000,
-        beta2=0.95,
-        images=True,
-        packing=True,
-    )
+    return peft("qwen25_vl_3b", 1, **QWEN25_PEFT)
 
 
 @recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen25_vl_7b_sft_config() -> Recipe:
-    return sft(
-        "qwen25_vl_7b",
-        2,
-        tp=2,
-        micro_batch_size=2,
-        global_batch_size=32,
-        seq_length=4096,
-        min_lr=1e-6,
-        warmup_steps=500,
-        steps=300_000,
-        beta2=0.95,
-        images=True,
-        packing=True,
-        loss="chunked",
-        recompute="full",
-    )
+    return sft("qwen25_vl_7b", 2, tp=2, loss="chunked", recompute="full", **QWEN25_SFT)
 
 
 @recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen25_vl_7b_peft_config() -> Recipe:
-    return peft(
-        "qwen25_vl_7b",
-        1,
-        micro_batch_size=2,
-        global_batch_size=32,
-        seq_length=4096,
-        min_lr=1e-5,
-        warmup_steps=500,
-        steps=300_000,
-        beta2=0.95,
-        images=True,
-        packing=True,
-        recompute="selective",
-    )
+    return peft("qwen25_vl_7b", 1, recompute="selective", **QWEN25_PEFT)
 
 
 @recipe(family="qwen_vl")
 def qwen25_vl_32b_sft_config() -> Recipe:
-    return sft(
-        "qwen25_vl_32b",
-        16,
-        tp=8,
-        pp=2,
-        micro_batch_size=2,
-        global_batch_size=32,
-        seq_length=4096,
-        min_lr=1e-6,
-        warmup_steps=500,
-        steps=300_000,
-        beta2=0.95,
-        images=True,
-        packing=True,
-    )
+    return sft("qwen25_vl_32b", 16, tp=8, pp=2, **QWEN25_SFT)
 
 
 @recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "gpus": 1}))
 def qwen25_vl_32b_peft_config() -> Recipe:
-    return peft(
-        "qwen25_vl_32b",
-        2,
-        micro_batch_size=2,
-        global_batch_size=32,
-        seq_length=4096,
-        min_lr=1e-5,
-        warmup_steps=500,
-        steps=300_000,
-        beta2=0.95,
-        images=True,
-        packing=True,
-        recompute="full",
-    )
+    return peft("qwen25_vl_32b", 2, recompute="full", **QWEN25_PEFT)
 
 
 @recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen25_vl_72b_sft_config() -> Recipe:
-    return sft(
-        "qwen25_vl_72b",
-        32,
-        tp=8,
-        pp=4,
-        micro_batch_size=2,
-        global_batch_size=32,
-        seq_length=4096,
-        min_lr=1e-6,
-        warmup_steps=500,
-        steps=300_000,
-        beta2=0.95,
-        images=True,
-        packing=True,
-        recompute="full",
-    )
+    return sft("qwen25_vl_72b", 32, tp=8, pp=4, recompute="full", **QWEN25_SFT)
 
 
 @recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "gpus": 1}))
 def qwen25_vl_72b_peft_config() -> Recipe:
-    return peft(
-        "qwen25_vl_72b",
-        4,
-        micro_batch_size=2,
-        global_batch_size=32,
-        seq_length=4096,
-        min_lr=1e-5,
-        warmup_steps=500,
-        steps=300_000,
-        beta2=0.95,
-        images=True,
-        packing=True,
-        recompute="full",
-    )
+    return peft("qwen25_vl_72b", 4, recompute="full", **QWEN25_PEFT)
 
 
 @recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
@@ -162,37 +114,19 @@ def qwen3_vl_8b_sft_config() -> Recipe:
         "qwen3_vl_8b",
         2,
         tp=2,
-        micro_batch_size=2,
-        global_batch_size=32,
-        seq_length=4096,
         lr=5e-5,
         min_lr=5e-6,
         warmup_steps=10,
         steps=50,
-        beta2=0.95,
-        images=True,
-        packing=True,
         loss="chunked",
         recompute="full",
+        **QWEN3_SFT,
     )
 
 
 @recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen3_vl_8b_peft_config() -> Recipe:
-    return peft(
-        "qwen3_vl_8b",
-        1,
-        micro_batch_size=2,
-        global_batch_size=32,
-        seq_length=4096,
-        min_lr=1e-5,
-        warmup_steps=500,
-        steps=300_000,
-        beta2=0.95,
-        images=True,
-        packing=True,
-        recompute="selective",
-    )
+    return peft("qwen3_vl_8b", 1, recompute="selective", **QWEN3_PEFT)
 
 
 @recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
@@ -201,40 +135,21 @@ def qwen3_vl_30b_a3b_sft_config() -> Recipe:
         "qwen3_vl_30b_a3b",
         8,
         ep=8,
-        micro_batch_size=2,
-        global_batch_size=32,
-        seq_length=4096,
         lr=5e-5,
         min_lr=5e-6,
         warmup_steps=10,
         steps=50,
-        beta2=0.95,
         overlap_grad_reduce=False,
-        images=True,
-        packing=True,
         loss="chunked",
         recompute="full",
+        **QWEN3_SFT,
     )
 
 
 @recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen3_vl_30b_a3b_peft_config() -> Recipe:
     return peft(
-        "qwen3_vl_30b_a3b",
-        4,
-        ep=4,
-        micro_batch_size=2,
-        global_batch_size=32,
-        seq_length=4096,
-        min_lr=1e-5,
-        warmup_steps=500,
-        steps=300_000,
-        beta2=0.95,
-        overlap_grad_reduce=False,
-        images=True,
-        packing=True,
-        loss="chunked",
-        recompute="selective",
+        "qwen3_vl_30b_a3b", 4, ep=4, overlap_grad_reduce=False, loss="chunked", recompute="selective", **QWEN3_PEFT
     )
 
 
@@ -245,75 +160,29 @@ def qwen3_vl_235b_a22b_sft_config() -> Recipe:
         32,
         tp=4,
         ep=32,
-        micro_batch_size=2,
-        global_batch_size=32,
-        seq_length=4096,
         min_lr=1e-6,
         warmup_steps=500,
         steps=300_000,
-        beta2=0.95,
         overlap_grad_reduce=False,
-        images=True,
-        packing=True,
         offload="optimizer",
         recompute="full",
+        **QWEN3_SFT,
     )
 
 
 @recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
 def qwen3_vl_235b_a22b_peft_config() -> Recipe:
-    return peft(
-        "qwen3_vl_235b_a22b",
-        16,
-        ep=16,
-        micro_batch_size=2,
-        global_batch_size=32,
-        seq_length=4096,
-        min_lr=1e-5,
-        warmup_steps=500,
-        steps=300_000,
-        beta2=0.95,
-        overlap_grad_reduce=False,
-        images=True,
-        packing=True,
-        recompute="full",
-    )
+    return peft("qwen3_vl_235b_a22b", 16, ep=16, overlap_grad_reduce=False, recompute="full", **QWEN3_PEFT)
 
 
 @recipe(family="qwen_vl", mission=Mission(start={"loss": "vocab_parallel"}))
 def qwen35_vl_800m_sft_config() -> Recipe:
-    return sft(
-        "qwen35_800m",
-        1,
-        micro_batch_size=4,
-        global_batch_size=32,
-        seq_length=4096,
-        min_lr=5e-7,
-        warmup_steps=200,
-        steps=300_000,
-        beta2=0.95,
-        mtp_loss=0.1,
-        images=True,
-        loss="chunked",
-    )
+    return sft("qwen35_800m", 1, micro_batch_size=4, global_batch_size=32, min_lr=5e-7, loss="chunked", **QWEN35_SFT)
 
 
 @recipe(family="qwen_vl", mission=Mission(start={"loss": "vocab_parallel"}))
 def qwen35_vl_800m_peft_config() -> Recipe:
-    return peft(
-        "qwen35_800m",
-        1,
-        micro_batch_size=4,
-        global_batch_size=32,
-        seq_length=4096,
-        min_lr=3e-5,
-        warmup_steps=200,
-        steps=300_000,
-        beta2=0.95,
-        mtp_loss=0.1,
-        images=True,
-        loss="chunked",
-    )
+    return peft("qwen35_800m", 1, micro_batch_size=4, global_batch_size=32, loss="chunked", **QWEN35_PEFT)
 
 
 @recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
@@ -323,34 +192,17 @@ def qwen35_vl_2b_sft_config() -> Recipe:
         1,
         micro_batch_size=4,
         global_batch_size=32,
-        seq_length=4096,
         min_lr=5e-7,
-        warmup_steps=200,
-        steps=300_000,
-        beta2=0.95,
-        mtp_loss=0.1,
-        images=True,
         loss="chunked",
         recompute="full",
+        **QWEN35_SFT,
     )
 
 
 @recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_2b_peft_config() -> Recipe:
     return peft(
-        "qwen35_2b",
-        1,
-        micro_batch_size=4,
-        global_batch_size=32,
-        seq_length=4096,
-        min_lr=3e-5,
-        warmup_steps=200,
-        steps=300_000,
-        beta2=0.95,
-        mtp_loss=0.1,
-        images=True,
-        loss="chunked",
-        recompute="full",
+        "qwen35_2b", 1, micro_batch_size=4, global_batch_size=32, loss="chunked", recompute="full", **QWEN35_PEFT
     )
 
 
@@ -362,34 +214,17 @@ def qwen35_vl_4b_sft_config() -> Recipe:
         tp=2,
         micro_batch_size=4,
         global_batch_size=32,
-        seq_length=4096,
         min_lr=5e-7,
-        warmup_steps=200,
-        steps=300_000,
-        beta2=0.95,
-        mtp_loss=0.1,
-        images=True,
         loss="chunked",
         recompute="full",
+        **QWEN35_SFT,
     )
 
 
 @recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_4b_peft_config() -> Recipe:
     return peft(
-        "qwen35_4b",
-        1,
-        micro_batch_size=4,
-        global_batch_size=32,
-        seq_length=4096,
-        min_lr=3e-5,
-        warmup_steps=200,
-        steps=300_000,
-        beta2=0.95,
-        mtp_loss=0.1,
-        images=True,
-        loss="chunked",
-        recompute="full",
+        "qwen35_4b", 1, micro_batch_size=4, global_batch_size=32, loss="chunked", recompute="full", **QWEN35_PEFT
     )
 
 
@@ -401,34 +236,17 @@ def qwen35_vl_9b_sft_config() -> Recipe:
         tp=4,
         micro_batch_size=4,
         global_batch_size=32,
-        seq_length=4096,
         min_lr=5e-7,
-        warmup_steps=200,
-        steps=300_000,
-        beta2=0.95,
-        mtp_loss=0.1,
-        images=True,
         loss="chunked",
         recompute="selective",
+        **QWEN35_SFT,
     )
 
 
 @recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_9b_peft_config() -> Recipe:
     return peft(
-        "qwen35_9b",
-        1,
-        micro_batch_size=4,
-        global_batch_size=32,
-        seq_length=4096,
-        min_lr=3e-5,
-        warmup_steps=200,
-        steps=300_000,
-        beta2=0.95,
-        mtp_loss=0.1,
-        images=True,
-        loss="chunked",
-        recompute="full",
+        "qwen35_9b", 1, micro_batch_size=4, global_batch_size=32, loss="chunked", recompute="full", **QWEN35_PEFT
     )
 
 
@@ -441,34 +259,16 @@ def qwen35_vl_27b_sft_config() -> Recipe:
         pp=4,
         micro_batch_size=4,
         global_batch_size=32,
-        seq_length=4096,
         min_lr=5e-7,
-        warmup_steps=200,
-        steps=300_000,
-        beta2=0.95,
-        mtp_loss=0.1,
-        images=True,
         recompute="full",
+        **QWEN35_SFT,
     )
 
 
 @recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_27b_peft_config() -> Recipe:
     return peft(
-        "qwen35_27b",
-        2,
-        tp=2,
-        micro_batch_size=4,
-        global_batch_size=32,
-        seq_length=4096,
-        min_lr=3e-5,
-        warmup_steps=200,
-        steps=300_000,
-        beta2=0.95,
-        mtp_loss=0.1,
-        images=True,
-        loss="chunked",
-        recompute="full",
+        "qwen35_27b", 2, tp=2, micro_batch_size=4, global_batch_size=32, loss="chunked", recompute="full", **QWEN35_PEFT
     )
 
 
@@ -480,19 +280,14 @@ def qwen35_vl_35b_a3b_sft_config() -> Recipe:
         pp=2,
         ep=8,
         global_batch_size=32,
-        seq_length=4096,
         lr=2e-5,
         min_lr=2e-6,
-        warmup_steps=200,
-        steps=300_000,
-        beta2=0.95,
         recompute="full",
         dispatcher="hybridep",
         stage_layers=(17, 23),
-        mtp_loss=0.1,
         overlap_grad_reduce=False,
-        images=True,
         loss="chunked",
+        **QWEN35_SFT,
     )
 
 
@@ -504,16 +299,10 @@ def qwen35_vl_35b_a3b_peft_config() -> Recipe:
         tp=2,
         ep=4,
         global_batch_size=32,
-        seq_length=4096,
         lr=2e-4,
-        min_lr=3e-5,
-        warmup_steps=200,
-        steps=300_000,
-        beta2=0.95,
         recompute="full",
-        mtp_loss=0.1,
         overlap_grad_reduce=False,
-        images=True,
+        **QWEN35_PEFT,
     )
 
 
@@ -526,16 +315,11 @@ def qwen35_vl_122b_a10b_sft_config() -> Recipe:
         pp=6,
         ep=8,
         global_batch_size=36,
-        seq_length=4096,
         lr=2e-5,
         min_lr=2e-6,
-        warmup_steps=200,
-        steps=300_000,
-        beta2=0.95,
         recompute="full",
-        mtp_loss=0.1,
         overlap_grad_reduce=False,
-        images=True,
+        **QWEN35_SFT,
     )
 
 
@@ -548,17 +332,11 @@ def qwen35_vl_122b_a10b_peft_config() -> Recipe:
         ep=8,
         micro_batch_size=3,
         global_batch_size=36,
-        seq_length=4096,
         lr=2e-4,
-        min_lr=3e-5,
-        warmup_steps=200,
-        steps=300_000,
-        beta2=0.95,
-        mtp_loss=0.1,
         overlap_grad_reduce=False,
-        images=True,
         loss="chunked",
         recompute="full",
+        **QWEN35_PEFT,
     )
 
 
@@ -572,16 +350,11 @@ def qwen35_vl_397b_a17b_sft_config() -> Recipe:
         cp=2,
         ep=32,
         global_batch_size=32,
-        seq_length=4096,
         lr=2e-5,
         min_lr=2e-6,
-        warmup_steps=200,
-        steps=300_000,
-        beta2=0.95,
         recompute="full",
-        mtp_loss=0.1,
         overlap_grad_reduce=False,
-        images=True,
+        **QWEN35_SFT,
     )
 
 
@@ -594,14 +367,8 @@ def qwen35_vl_397b_a17b_peft_config() -> Recipe:
         ep=32,
         micro_batch_size=2,
         global_batch_size=32,
-        seq_length=4096,
         lr=2e-4,
-        min_lr=3e-5,
-        warmup_steps=200,
-        steps=300_000,
-        beta2=0.95,
-        mtp_loss=0.1,
         overlap_grad_reduce=False,
-        images=True,
         recompute="full",
+        **QWEN35_PEFT,
     )
