@@ -85,7 +85,7 @@ def recipes_page(benchmark: bool) -> str:
 def adapted_page() -> str:
     rows = []
     for e in index.entries():
-        shipped, published = index.load(e.name), index.mission_recipe(e.name)
+        shipped, published = index.load(e.name), index.published_recipe(e.name)
         if published == shipped:
             continue
         case = case_of(published, model_of(published), clusters.cluster(published.cluster))

@@ -13,11 +13,11 @@ import pytest
 COMMANDS = ("recommend", "recipes", "recipe", "check", "models", "gpus", "rules")
 
 
-def test_recipes_lists_every_mission_name(meshwright: Any) -> None:
-    mission = (Path(__file__).parents[1] / "recipes" / "mission_names.txt").read_text().split()
-    assert len(mission) == 201
+def test_recipes_lists_every_published_name(meshwright: Any) -> None:
+    published = (Path(__file__).parents[1] / "recipes" / "published_names.txt").read_text().split()
+    assert len(published) == 201
     listed = {r["name"] for r in meshwright("recipes", "--json").json["recipes"]}
-    assert set(mission) <= listed
+    assert set(published) <= listed
 
 
 def test_recipes_by_words_goal_family_and_fuzzy(meshwright: Any) -> None:

@@ -1,4 +1,4 @@
-"""Every override example of the mission, in every spelling, on the command line's JSON."""
+"""Every override example people paste, in every spelling, on the command line's JSON."""
 
 from __future__ import annotations
 

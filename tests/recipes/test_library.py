@@ -10,18 +10,18 @@ import pytest
 
 from meshwright.clusters import cluster
 from meshwright.models import find
-from meshwright.recipes import Recipe, entries, load, mission_recipe, names, recipe_fields
+from meshwright.recipes import Recipe, entries, load, names, published_recipe, recipe_fields
 from meshwright.recipes import library as library_package
 from meshwright.recipes import registry as registry_module
 from meshwright.recipes.registry import registry
 
-MISSION_NAMES = (Path(__file__).parent / "mission_names.txt").read_text().split()
+PUBLISHED_NAMES = (Path(__file__).parent / "published_names.txt").read_text().split()
 PACKAGE = Path(library_package.__file__).parent.parent
 
 
-def test_every_name_of_the_mission_is_there() -> None:
-    assert len(MISSION_NAMES) == 201
-    assert set(MISSION_NAMES) <= set(names())
+def test_every_published_name_is_there() -> None:
+    assert len(PUBLISHED_NAMES) == 201
+    assert set(PUBLISHED_NAMES) <= set(names())
 
 
 @pytest.mark.parametrize("room", ["library", "benchmarks"])
@@ -74,13 +74,13 @@ def test_the_name_says_the_goal_and_the_gpus_of_a_benchmark() -> None:
         if entry.benchmark:
             assert f"_{entry.goal}_" in entry.name
             assert f"_{entry.gpus}gpu_{entry.gpu.lower()}_" in entry.name
-        elif entry.name in MISSION_NAMES:
+        elif entry.name in PUBLISHED_NAMES:
             assert f"_{entry.goal}_" in entry.name
 
 
-def test_mission_numbers_come_back() -> None:
-    for name in MISSION_NAMES:
-        stated, made = registry()[name].mission, mission_recipe(name)
+def test_published_numbers_come_back() -> None:
+    for name in PUBLISHED_NAMES:
+        stated, made = registry()[name].published, published_recipe(name)
         for field in ("tp", "pp", "cp", "ep"):
             if (degree := getattr(stated, field)) is not None:
                 assert getattr(made.layout, field) == degree, name

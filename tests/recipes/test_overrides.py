@@ -32,7 +32,7 @@ def read(recipe: Recipe, key: str) -> Any:
 
 
 SPELLINGS = [
-    # the mission's own examples
+    # examples people paste
     ("model.tensor_model_parallel_size=2", {"layout.tp": 2}),
     ("training.global_batch_size=64", {"train.global_batch_size": 64}),
     ("model.expert_model_parallel_size=4", {"layout.ep": 4}),

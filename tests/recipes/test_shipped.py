@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.clusters import cluster
 from meshwright.costs import memory
-from meshwright.recipes import Recipe, load, mission_recipe, names
+from meshwright.recipes import Recipe, load, names, published_recipe
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.registry import registry
 from meshwright.rules.judge import applicable
@@ -30,7 +30,7 @@ def test_every_recipe_is_legal_and_fits_its_own_cluster(family: str) -> None:
 
 
 def test_a_published_layout_is_only_left_when_it_cannot_work() -> None:
-    changed = [name for name in names() if mission_recipe(name) != load(name)]
+    changed = [name for name in names() if published_recipe(name) != load(name)]
     assert len(changed) > 100
     for name in changed:
-        assert broken(case_of(mission_recipe(name))), name
+        assert broken(case_of(published_recipe(name))), name

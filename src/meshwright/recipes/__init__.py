@@ -9,19 +9,19 @@ from meshwright.recipes.index import (
     for_model,
     knows,
     load,
-    mission_recipe,
     names,
+    published_recipe,
     resolve,
     search,
 )
 from meshwright.recipes.overrides import Change, apply, apply_with_log, change
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe, RecipeField, recipe_fields
 
 __all__ = [
     "Change",
     "IndexEntry",
-    "Mission",
+    "Published",
     "Recipe",
     "RecipeField",
     "apply",
@@ -35,10 +35,10 @@ __all__ = [
     "from_text",
     "knows",
     "load",
-    "mission_recipe",
     "names",
     "peft",
     "pretrain",
+    "published_recipe",
     "recipe",
     "recipe_fields",
     "resolve",

@@ -158,7 +158,7 @@ MEGATRON_BRIDGE: dict[str, Row] = {
     "model.moe_router_topk": "architecture.topk",
 }
 
-MISSION: dict[str, Row] = {
+LEGACY: dict[str, Row] = {
     "training.global_batch_size": "train.global_batch_size",
     "training.micro_batch_size": "layout.micro_batch_size",
     "training.train_iters": "train.steps",
@@ -339,7 +339,7 @@ TABLES: dict[str, dict[str, Row]] = {
     "automodel": AUTOMODEL,
     "torchtitan": TORCHTITAN,
     "kempnerforge": KEMPNERFORGE,
-    "mission": MISSION,
+    "legacy": LEGACY,
 }
 
 PRECISION_NAMES: dict[str, dict[tuple[str, str], str]] = {

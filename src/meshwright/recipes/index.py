@@ -14,7 +14,7 @@ from meshwright.errors import unknown
 from meshwright.models import GatedDelta, Mamba2, ModelSpec, find
 from meshwright.recipes import build
 from meshwright.recipes.build import DEFAULT_GPU, cluster_name
-from meshwright.recipes.registry import Mission, Registered, library, registry
+from meshwright.recipes.registry import Published, Registered, library, registry
 from meshwright.recipes.types import Goal, Recipe
 
 COUNT = re.compile("[0-9]{1,6}")
@@ -41,7 +41,7 @@ class IndexEntry(msgspec.Struct, frozen=True, dict=True):
     gpu: str
     seq_length: int
     benchmark: bool
-    mission: Mission
+    published: Published
 
     @cached_property
     def params_total(self) -> int:
@@ -86,14 +86,20 @@ def knows(name: str) -> bool:
     return any(_plain(name) in _spellings(benchmark) for benchmark in (False, True))
 
 
-def mission_recipe(name: str) -> Recipe:
+def published_recipe(name: str) -> Recipe:
     """A recipe with the numbers it set out from, to see what had to change and why."""
     entry = _registered(resolve(name))
-    made, mission = entry.build(), entry.mission
-    stated = {"tp": mission.tp, "pp": mission.pp, "cp": mission.cp, "ep": mission.ep, "seq_length": mission.seq}
-    values = {**mission.start, **{flat: value for flat, value in stated.items() if value is not None}}
+    made, published = entry.build(), entry.published
+    stated = {
+        "tp": published.tp,
+        "pp": published.pp,
+        "cp": published.cp,
+        "ep": published.ep,
+        "seq_length": published.seq,
+    }
+    values = {**published.start, **{flat: value for flat, value in stated.items() if value is not None}}
     gpus, gpu = _gpus(made.cluster)
-    wanted = mission.gpus or values.pop("gpus", gpus)
+    wanted = published.gpus or values.pop("gpus", gpus)
     return build.change(made, values, f"{wanted}x{gpu}" if wanted != gpus else made.cluster)
 
 
@@ -197,7 +203,7 @@ def _entry(name: str) -> IndexEntry:
         gpu=gpu,
         seq_length=made.data.seq_length,
         benchmark=made.benchmark,
-        mission=entry.mission,
+        published=entry.published,
     )
 
 

@@ -23,7 +23,7 @@ BENCHMARKS = (
 )  # fmt: skip
 
 
-class Mission(msgspec.Struct, frozen=True):
+class Published(msgspec.Struct, frozen=True):
     """What the index this library set out from says of a recipe; None where it says nothing.
 
     Where the shipped recipe had to leave its first numbers to be legal and fit, `start` holds the fields that the index
@@ -44,14 +44,14 @@ class Registered(msgspec.Struct, frozen=True):
 
     name: str
     family: str
-    mission: Mission
+    published: Published
     build: Builder
 
 
 _REGISTRY: dict[str, Registered] = {}
 
 
-def recipe(*, family: str, mission: Mission | None = None) -> Callable[[Builder], Builder]:
+def recipe(*, family: str, published: Published | None = None) -> Callable[[Builder], Builder]:
     """Registers a function without arguments as a recipe of its own name."""
 
     def register(function: Builder) -> Builder:
@@ -68,7 +68,7 @@ def recipe(*, family: str, mission: Mission | None = None) -> Callable[[Builder]
 
         build.__name__ = build.__qualname__ = name
         build.__module__, build.__doc__ = function.__module__, function.__doc__
-        _REGISTRY[name] = Registered(name, family, mission or Mission(), build)
+        _REGISTRY[name] = Registered(name, family, published or Published(), build)
         return build
 
     return register

@@ -30,7 +30,7 @@ class Rule(msgspec.Struct, frozen=True):
     cause: str
     fixes: tuple[Fix, ...]
     engines: tuple[str, ...]
-    pitfall: str = ""  # its row in the mission's pitfall table, when it has one
+    pitfall: str = ""  # its row in the well-known pitfalls, when it has one
     figures: Mapping[str, Figure] = msgspec.field(default_factory=dict)  # named by the message
 
 

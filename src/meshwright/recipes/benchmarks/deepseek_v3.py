@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.recipes.build import benchmark
 from meshwright.recipes.library.deepseek import deepseek_v3_pretrain_config
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 
@@ -29,7 +29,7 @@ def deepseek_v3_pretrain_256gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8cs")
 
 
-@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj", "mlp")}))
+@recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj", "mlp")}))
 def deepseek_v3_pretrain_256gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -121,7 +121,7 @@ def deepseek_v3_pretrain_256gpu_b300_fp8mx_large_scale_config() -> Recipe:
 
 @recipe(
     family="deepseek",
-    mission=Mission(
+    published=Published(
         start={
             "recompute": "selective",
             "recompute_modules": ("mla_up_proj",),
@@ -144,7 +144,7 @@ def deepseek_v3_pretrain_256gpu_b300_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
+@recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -159,7 +159,7 @@ def deepseek_v3_pretrain_256gpu_gb200_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mlp",)}))
+@recipe(family="deepseek", published=Published(start={"recompute_modules": ("mlp",)}))
 def deepseek_v3_pretrain_256gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -221,7 +221,7 @@ def deepseek_v3_pretrain_256gpu_gb200_fp8mx_partial_cg_dev_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mlp",)}))
+@recipe(family="deepseek", published=Published(start={"recompute_modules": ("mlp",)}))
 def deepseek_v3_pretrain_256gpu_gb200_nvfp4_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -238,7 +238,7 @@ def deepseek_v3_pretrain_256gpu_gb200_nvfp4_config() -> Recipe:
 
 @recipe(
     family="deepseek",
-    mission=Mission(
+    published=Published(
         start={
             "strategy": "megatron_fsdp",
             "recompute": "selective",
@@ -276,7 +276,7 @@ def deepseek_v3_pretrain_256gpu_gb300_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
+@recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -341,7 +341,7 @@ def deepseek_v3_pretrain_256gpu_gb300_fp8mx_partial_cg_dev_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
+@recipe(family="deepseek", published=Published(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -356,7 +356,7 @@ def deepseek_v3_pretrain_256gpu_gb300_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek", mission=Mission(start={"strategy": "megatron_fsdp"}))
+@recipe(family="deepseek", published=Published(start={"strategy": "megatron_fsdp"}))
 def deepseek_v3_pretrain_64gpu_gb300_bf16_fsdp_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_128gpu_gb300_fp8mx_hsdp_config(),
@@ -371,7 +371,7 @@ def deepseek_v3_pretrain_64gpu_gb300_bf16_fsdp_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek", mission=Mission(start={"strategy": "megatron_fsdp"}))
+@recipe(family="deepseek", published=Published(start={"strategy": "megatron_fsdp"}))
 def deepseek_v3_pretrain_64gpu_gb300_fp8mx_fsdp_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_128gpu_gb300_fp8mx_hsdp_config(),
@@ -386,7 +386,7 @@ def deepseek_v3_pretrain_64gpu_gb300_fp8mx_fsdp_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj", "mlp")}))
+@recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj", "mlp")}))
 def deepseek_v3_pretrain_1024gpu_h100_bf16_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -403,7 +403,7 @@ def deepseek_v3_pretrain_1024gpu_h100_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj", "mlp")}))
+@recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj", "mlp")}))
 def deepseek_v3_pretrain_1024gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -420,7 +420,7 @@ def deepseek_v3_pretrain_1024gpu_h100_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj", "mlp")}))
+@recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj", "mlp")}))
 def deepseek_v3_pretrain_1024gpu_h100_fp8sc_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -436,7 +436,7 @@ def deepseek_v3_pretrain_1024gpu_h100_fp8sc_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj", "mlp")}))
+@recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj", "mlp")}))
 def deepseek_v3_pretrain_1024gpu_h100_fp8sc_large_scale_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -454,7 +454,7 @@ def deepseek_v3_pretrain_1024gpu_h100_fp8sc_large_scale_config() -> Recipe:
 
 @recipe(
     family="deepseek",
-    mission=Mission(
+    published=Published(
         start={
             "tp": 2,
             "pp": 8,
@@ -485,7 +485,7 @@ def deepseek_v3_pretrain_64gpu_h100_bf16_config() -> Recipe:
 
 @recipe(
     family="deepseek",
-    mission=Mission(
+    published=Published(
         start={
             "tp": 2,
             "pp": 8,
@@ -504,7 +504,7 @@ def deepseek_v3_pretrain_64gpu_h100_fp8cs_config() -> Recipe:
 
 @recipe(
     family="deepseek",
-    mission=Mission(start={"pp": 4, "vp": 4, "pp_schedule": "interleaved_1f1b", "stage_layers": (4,) * 15 + (1,)}),
+    published=Published(start={"pp": 4, "vp": 4, "pp_schedule": "interleaved_1f1b", "stage_layers": (4,) * 15 + (1,)}),
 )
 def deepseek_v3_pretrain_128gpu_vr200_bf16_config() -> Recipe:
     return benchmark(
@@ -522,7 +522,7 @@ def deepseek_v3_pretrain_128gpu_vr200_bf16_config() -> Recipe:
 
 @recipe(
     family="deepseek",
-    mission=Mission(start={"pp": 4, "vp": 4, "pp_schedule": "interleaved_1f1b", "stage_layers": (4,) * 15 + (1,)}),
+    published=Published(start={"pp": 4, "vp": 4, "pp_schedule": "interleaved_1f1b", "stage_layers": (4,) * 15 + (1,)}),
 )
 def deepseek_v3_pretrain_128gpu_vr200_fp8cs_config() -> Recipe:
     return benchmark(
@@ -541,7 +541,7 @@ def deepseek_v3_pretrain_128gpu_vr200_fp8cs_config() -> Recipe:
 
 @recipe(
     family="deepseek",
-    mission=Mission(start={"pp": 4, "vp": 4, "pp_schedule": "interleaved_1f1b", "stage_layers": (4,) * 15 + (1,)}),
+    published=Published(start={"pp": 4, "vp": 4, "pp_schedule": "interleaved_1f1b", "stage_layers": (4,) * 15 + (1,)}),
 )
 def deepseek_v3_pretrain_128gpu_vr200_fp8mx_config() -> Recipe:
     return benchmark(
@@ -559,7 +559,7 @@ def deepseek_v3_pretrain_128gpu_vr200_fp8mx_config() -> Recipe:
 
 @recipe(
     family="deepseek",
-    mission=Mission(start={"vp": 4, "ep": 64, "pp_schedule": "interleaved_1f1b", "stage_layers": (4,) * 15 + (1,)}),
+    published=Published(start={"vp": 4, "ep": 64, "pp_schedule": "interleaved_1f1b", "stage_layers": (4,) * 15 + (1,)}),
 )
 def deepseek_v3_pretrain_128gpu_vr200_nvfp4_config() -> Recipe:
     return benchmark(
@@ -590,7 +590,7 @@ def deepseek_v3_pretrain_256gpu_vr200_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
+@recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_vr200_fp8cs_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -619,7 +619,7 @@ def deepseek_v3_pretrain_256gpu_vr200_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek", mission=Mission(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
+@recipe(family="deepseek", published=Published(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_vr200_nvfp4_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.recipes.build import benchmark
 from meshwright.recipes.library.moonshot import kimi_k2_pretrain_config
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 
@@ -33,7 +33,7 @@ def kimi_k2_pretrain_256gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(kimi_k2_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8mx", fp8_gather=False)
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_b300_bf16_config() -> Recipe:
     return benchmark(
         kimi_k2_pretrain_256gpu_b200_bf16_config(),
@@ -45,7 +45,7 @@ def kimi_k2_pretrain_256gpu_b300_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_b300_fp8cs_config() -> Recipe:
     return benchmark(
         kimi_k2_pretrain_256gpu_b200_bf16_config(),
@@ -57,7 +57,7 @@ def kimi_k2_pretrain_256gpu_b300_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(
         kimi_k2_pretrain_256gpu_b200_bf16_config(),
@@ -70,7 +70,7 @@ def kimi_k2_pretrain_256gpu_b300_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
         kimi_k2_pretrain_256gpu_b200_bf16_config(),
@@ -86,7 +86,7 @@ def kimi_k2_pretrain_256gpu_gb200_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
         kimi_k2_pretrain_256gpu_b200_bf16_config(),
@@ -102,7 +102,7 @@ def kimi_k2_pretrain_256gpu_gb200_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(
         kimi_k2_pretrain_256gpu_b200_bf16_config(),
@@ -119,7 +119,7 @@ def kimi_k2_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_gb300_bf16_config() -> Recipe:
     return benchmark(
         kimi_k2_pretrain_config(),
@@ -135,17 +135,17 @@ def kimi_k2_pretrain_256gpu_gb300_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xGB300", "fp8cs")
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xGB300", "fp8mx", fp8_gather=False)
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xGB300", "nvfp4")
 
@@ -195,11 +195,11 @@ def kimi_k2_pretrain_1024gpu_h100_fp8sc_config() -> Recipe:
     )
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_vr200_bf16_config() -> Recipe:
     return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xVR200", "bf16")
 
 
-@recipe(family="moonshot", mission=Mission(start={"recompute_modules": ("mla_up_proj",)}))
+@recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_vr200_fp8mx_config() -> Recipe:
     return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xVR200", "fp8mx", fp8_gather=False)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from meshwright.recipes.build import benchmark
 from meshwright.recipes.library.llama import llama31_405b_pretrain_config
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         llama31_405b_pretrain_config(),
@@ -25,22 +25,22 @@ def llama31_405b_pretrain_128gpu_b200_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xB200", "fp8cs", vp=4)
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xB200", "fp8mx")
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_b200_nvfp4_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xB200", "nvfp4", tp_comm_overlap=False)
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_256gpu_b200_nvfp4_config() -> Recipe:
     return benchmark(
         llama31_405b_pretrain_128gpu_b200_bf16_config(),
@@ -51,7 +51,7 @@ def llama31_405b_pretrain_256gpu_b200_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(start={"sp": True, "recompute": "none", "offload": "activations"}))
+@recipe(family="llama", published=Published(start={"sp": True, "recompute": "none", "offload": "activations"}))
 def llama31_405b_pretrain_128gpu_b300_bf16_config() -> Recipe:
     return benchmark(
         llama31_405b_pretrain_config(),
@@ -70,61 +70,61 @@ def llama31_405b_pretrain_128gpu_b300_fp8cs_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xB300", "fp8cs", pp=8, vp=4, recompute="none")
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xB300", "fp8mx", tp=2, pp=8, vp=4, cp=2)
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_b300_nvfp4_config() -> Recipe:
     return benchmark(
         llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xB300", "nvfp4", pp=8, vp=4, tp_comm_overlap=False
     )
 
 
-@recipe(family="llama", mission=Mission(start={"sp": True, "recompute": "none", "offload": "activations"}))
+@recipe(family="llama", published=Published(start={"sp": True, "recompute": "none", "offload": "activations"}))
 def llama31_405b_pretrain_256gpu_b300_bf16_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b300_bf16_config(), "256xB300", "bf16", global_batch_size=1536)
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_gb200_bf16_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xGB200", "bf16")
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xGB200", "fp8cs", vp=4)
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xGB200", "fp8mx")
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_gb200_nvfp4_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xGB200", "nvfp4", tp_comm_overlap=False)
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_256gpu_gb200_bf16_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "256xGB200", "bf16", global_batch_size=1536)
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_256gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
         llama31_405b_pretrain_128gpu_b200_bf16_config(), "256xGB200", "fp8cs", vp=4, global_batch_size=1536
     )
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "256xGB200", "fp8mx", global_batch_size=1536)
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_256gpu_gb200_nvfp4_config() -> Recipe:
     return benchmark(
         llama31_405b_pretrain_128gpu_b200_bf16_config(),
@@ -135,7 +135,7 @@ def llama31_405b_pretrain_256gpu_gb200_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(start={"sp": True, "recompute": "none", "offload": "activations"}))
+@recipe(family="llama", published=Published(start={"sp": True, "recompute": "none", "offload": "activations"}))
 def llama31_405b_pretrain_128gpu_gb300_bf16_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b300_bf16_config(), "128xGB300", "bf16")
 
@@ -147,7 +147,7 @@ def llama31_405b_pretrain_128gpu_gb300_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xGB300", "fp8mx", tp=2, pp=8, vp=4, cp=2)
 
@@ -165,7 +165,7 @@ def llama31_405b_pretrain_128gpu_gb300_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(start={"sp": True, "recompute": "none", "offload": "activations"}))
+@recipe(family="llama", published=Published(start={"sp": True, "recompute": "none", "offload": "activations"}))
 def llama31_405b_pretrain_256gpu_gb300_bf16_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b300_bf16_config(), "256xGB300", "bf16", global_batch_size=1536)
 
@@ -183,7 +183,7 @@ def llama31_405b_pretrain_256gpu_gb300_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(
         llama31_405b_pretrain_128gpu_b200_bf16_config(),
@@ -226,7 +226,7 @@ def llama31_405b_pretrain_1024gpu_h100_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_512gpu_h100_bf16_config() -> Recipe:
     return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "512xH100", "bf16", tp=8, pp=8, cp=2)
 
@@ -238,7 +238,7 @@ def llama31_405b_pretrain_512gpu_h100_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(start={"sp": True}))
+@recipe(family="llama", published=Published(start={"sp": True}))
 def llama31_405b_pretrain_256gpu_vr200_bf16_config() -> Recipe:
     return benchmark(
         llama31_405b_pretrain_128gpu_b300_bf16_config(),
@@ -250,7 +250,7 @@ def llama31_405b_pretrain_256gpu_vr200_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_256gpu_vr200_fp8mx_config() -> Recipe:
     return benchmark(
         llama31_405b_pretrain_256gpu_gb300_nvfp4_config(),

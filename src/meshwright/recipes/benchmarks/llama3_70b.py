@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.recipes.build import benchmark
 from meshwright.recipes.library.llama import llama3_70b_peft_config, llama3_70b_pretrain_config, llama3_70b_sft_config
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 
@@ -101,12 +101,12 @@ def llama3_70b_pretrain_64gpu_b300_fp8cs_config() -> Recipe:
     return benchmark(llama3_70b_pretrain_64gpu_b200_fp8cs_config(), "64xB300", "fp8cs", offload="none")
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama3_70b_pretrain_64gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(llama3_70b_pretrain_64gpu_b200_nvfp4_config(), "64xB300", "fp8mx", tp=1, recompute="selective")
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama3_70b_pretrain_64gpu_b300_nvfp4_config() -> Recipe:
     return benchmark(llama3_70b_pretrain_64gpu_b200_nvfp4_config(), "64xB300", "nvfp4", tp=1, recompute="selective")
 
@@ -133,7 +133,7 @@ def llama3_70b_pretrain_32gpu_gb200_bf16_config() -> Recipe:
     return benchmark(llama3_70b_pretrain_64gpu_b200_fp8cs_config(), "32xGB200", "bf16", global_batch_size=128)
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none", "offload": "activations"}))
+@recipe(family="llama", published=Published(start={"recompute": "none", "offload": "activations"}))
 def llama3_70b_pretrain_32gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
         llama3_70b_pretrain_config(),
@@ -151,7 +151,7 @@ def llama3_70b_pretrain_64gpu_gb200_bf16_config() -> Recipe:
     return benchmark(llama3_70b_pretrain_64gpu_b200_fp8cs_config(), "64xGB200", "bf16")
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none", "offload": "activations"}))
+@recipe(family="llama", published=Published(start={"recompute": "none", "offload": "activations"}))
 def llama3_70b_pretrain_64gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(llama3_70b_pretrain_32gpu_gb200_fp8cs_config(), "64xGB200", "fp8cs", global_batch_size=256)
 
@@ -210,32 +210,32 @@ def llama3_70b_peft_8gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xGB300", "fp8mx", vp=20)
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none", "offload": "activations"}))
+@recipe(family="llama", published=Published(start={"recompute": "none", "offload": "activations"}))
 def llama3_70b_pretrain_32gpu_gb300_bf16_config() -> Recipe:
     return benchmark(llama3_70b_pretrain_32gpu_gb200_fp8cs_config(), "32xGB300", "bf16")
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none", "offload": "activations"}))
+@recipe(family="llama", published=Published(start={"recompute": "none", "offload": "activations"}))
 def llama3_70b_pretrain_32gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(llama3_70b_pretrain_32gpu_gb200_fp8cs_config(), "32xGB300", "fp8cs")
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none", "offload": "activations"}))
+@recipe(family="llama", published=Published(start={"recompute": "none", "offload": "activations"}))
 def llama3_70b_pretrain_64gpu_gb300_bf16_config() -> Recipe:
     return benchmark(llama3_70b_pretrain_32gpu_gb200_fp8cs_config(), "64xGB300", "bf16", global_batch_size=256)
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none", "offload": "activations"}))
+@recipe(family="llama", published=Published(start={"recompute": "none", "offload": "activations"}))
 def llama3_70b_pretrain_64gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(llama3_70b_pretrain_32gpu_gb200_fp8cs_config(), "64xGB300", "fp8cs", global_batch_size=256)
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama3_70b_pretrain_64gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(llama3_70b_pretrain_64gpu_b200_nvfp4_config(), "64xGB300", "fp8mx", tp=1, recompute="selective")
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama3_70b_pretrain_64gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(llama3_70b_pretrain_64gpu_b200_nvfp4_config(), "64xGB300", "nvfp4", tp=1, recompute="selective")
 
@@ -255,7 +255,7 @@ def llama3_70b_sft_32gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(llama3_70b_sft_32gpu_gb200_bf16_config(), "32xGB300", "fp8mx", pp=2, vp=20)
 
 
-@recipe(family="llama", mission=Mission(start={"recompute_layers": 1}))
+@recipe(family="llama", published=Published(start={"recompute_layers": 1}))
 def llama3_70b_peft_8gpu_h100_bf16_config() -> Recipe:
     return benchmark(
         llama3_70b_peft_config(),
@@ -285,7 +285,7 @@ def llama3_70b_pretrain_64gpu_h100_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama3_70b_pretrain_64gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
         llama3_70b_pretrain_64gpu_b200_nvfp4_config(),
@@ -332,11 +332,11 @@ def llama3_70b_pretrain_64gpu_vr200_bf16_config() -> Recipe:
     return benchmark(llama3_70b_pretrain_64gpu_b200_fp8cs_config(), "64xVR200", "bf16", micro_batch_size=2)
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama3_70b_pretrain_64gpu_vr200_fp8mx_config() -> Recipe:
     return benchmark(llama3_70b_pretrain_64gpu_b200_nvfp4_config(), "64xVR200", "fp8mx", tp=1, recompute="selective")
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama3_70b_pretrain_64gpu_vr200_nvfp4_config() -> Recipe:
     return benchmark(llama3_70b_pretrain_64gpu_b200_nvfp4_config(), "64xVR200", "nvfp4", tp=1, recompute="selective")

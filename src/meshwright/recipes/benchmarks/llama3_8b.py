@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.recipes.build import benchmark
 from meshwright.recipes.library.llama import llama3_8b_pretrain_config, llama3_8b_sft_config
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 
@@ -41,7 +41,7 @@ def llama3_8b_pretrain_8gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xB200", "fp8mx", global_batch_size=128)
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama3_8b_pretrain_8gpu_b200_nvfp4_config() -> Recipe:
     return benchmark(
         llama3_8b_pretrain_config(), "8xB200", "nvfp4", micro_batch_size=4, global_batch_size=128, recompute="selective"
@@ -99,7 +99,7 @@ def llama3_8b_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xGB200", "fp8mx", global_batch_size=128)
 
 
-@recipe(family="llama", mission=Mission(start={"recompute": "none"}))
+@recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama3_8b_pretrain_8gpu_gb200_nvfp4_config() -> Recipe:
     return benchmark(llama3_8b_pretrain_8gpu_b200_nvfp4_config(), "8xGB200", "nvfp4")
 
@@ -192,7 +192,7 @@ def llama3_8b_pretrain_8gpu_h100_bf16_config() -> Recipe:
     return benchmark(llama3_8b_pretrain_64gpu_h100_bf16_config(), "8xH100", "bf16", global_batch_size=128)
 
 
-@recipe(family="llama", mission=Mission(start={"defer_grad_sync": True}))
+@recipe(family="llama", published=Published(start={"defer_grad_sync": True}))
 def llama3_8b_pretrain_8gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
         llama3_8b_pretrain_64gpu_h100_fp8cs_config(), "8xH100", "fp8cs", global_batch_size=128, defer_grad_sync=False

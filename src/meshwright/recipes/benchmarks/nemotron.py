@@ -8,7 +8,7 @@ from meshwright.recipes.library.nemotron import (
     nemotron_3_super_pretrain_config,
     nemotronh_56b_pretrain_config,
 )
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 
@@ -52,7 +52,7 @@ def nemotron_3_super_pretrain_64gpu_b200_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron", published=Published(start={"loss": "vocab_parallel"}))
 def nemotron_3_super_pretrain_64gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(
         nemotron_3_super_pretrain_64gpu_b200_bf16_config(),
@@ -78,7 +78,7 @@ def nemotron_3_super_pretrain_64gpu_b200_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(start={"cp": 1}))
+@recipe(family="nemotron", published=Published(start={"cp": 1}))
 def nemotronh_56b_pretrain_256gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         nemotronh_56b_pretrain_config(),
@@ -164,7 +164,7 @@ def nemotronh_56b_pretrain_64gpu_b300_fp8cs_config() -> Recipe:
     return benchmark(nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "64xB300", "fp8cs", cp=1)
 
 
-@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron", published=Published(start={"loss": "vocab_parallel"}))
 def nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
         pretrain("nemotron_3_5_lightning", 1),
@@ -182,14 +182,14 @@ def nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron", published=Published(start={"loss": "vocab_parallel"}))
 def nemotron_3_5_lightning_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(), "8xGB200", "fp8mx")
 
 
 @recipe(
     family="nemotron",
-    mission=Mission(start={"strategy": "megatron_fsdp", "recompute": "none", "loss": "vocab_parallel"}),
+    published=Published(start={"strategy": "megatron_fsdp", "recompute": "none", "loss": "vocab_parallel"}),
 )
 def nemotron_3_5_lightning_pretrain_8gpu_gb200_fp8mx_fsdp_config() -> Recipe:
     return benchmark(
@@ -204,7 +204,7 @@ def nemotron_3_5_lightning_pretrain_8gpu_gb200_fp8mx_fsdp_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron", published=Published(start={"loss": "vocab_parallel"}))
 def nemotron_3_5_lightning_pretrain_8gpu_gb200_nvfp4_config() -> Recipe:
     return benchmark(nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(), "8xGB200", "nvfp4")
 
@@ -241,7 +241,7 @@ def nemotron_3_super_pretrain_64gpu_gb200_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(start={"strategy": "megatron_fsdp"}))
+@recipe(family="nemotron", published=Published(start={"strategy": "megatron_fsdp"}))
 def nemotron_3_ultra_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(
         pretrain("nemotron_3_ultra", 1),
@@ -265,17 +265,17 @@ def nemotronh_56b_pretrain_64gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "64xGB200", "fp8cs", cp=1)
 
 
-@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron", published=Published(start={"loss": "vocab_parallel"}))
 def nemotron_3_5_lightning_pretrain_8gpu_gb300_bf16_config() -> Recipe:
     return benchmark(nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(), "8xGB300", "bf16", micro_batch_size=4)
 
 
-@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron", published=Published(start={"loss": "vocab_parallel"}))
 def nemotron_3_5_lightning_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(), "8xGB300", "fp8mx", micro_batch_size=4)
 
 
-@recipe(family="nemotron", mission=Mission(start={"strategy": "megatron_fsdp", "loss": "vocab_parallel"}))
+@recipe(family="nemotron", published=Published(start={"strategy": "megatron_fsdp", "loss": "vocab_parallel"}))
 def nemotron_3_5_lightning_pretrain_8gpu_gb300_fp8mx_fsdp_config() -> Recipe:
     return benchmark(
         nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(),
@@ -288,7 +288,7 @@ def nemotron_3_5_lightning_pretrain_8gpu_gb300_fp8mx_fsdp_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron", published=Published(start={"loss": "vocab_parallel"}))
 def nemotron_3_5_lightning_pretrain_8gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(), "8xGB300", "nvfp4", micro_batch_size=4)
 
@@ -327,7 +327,7 @@ def nemotron_3_super_pretrain_64gpu_gb300_nvfp4_config() -> Recipe:
 
 @recipe(
     family="nemotron",
-    mission=Mission(
+    published=Published(
         start={
             "strategy": "megatron_fsdp",
             "recompute": "selective",
@@ -348,7 +348,7 @@ def nemotron_3_ultra_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(start={"cp": 1}))
+@recipe(family="nemotron", published=Published(start={"cp": 1}))
 def nemotronh_56b_pretrain_256gpu_gb300_bf16_config() -> Recipe:
     return benchmark(nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "256xGB300", "bf16")
 
@@ -382,7 +382,7 @@ def nemotron_3_5_lightning_pretrain_16gpu_h100_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(start={"defer_grad_sync": True, "loss": "vocab_parallel"}))
+@recipe(family="nemotron", published=Published(start={"defer_grad_sync": True, "loss": "vocab_parallel"}))
 def nemotron_3_5_lightning_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
         nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(),
@@ -412,7 +412,7 @@ def nemotron_3_nano_pretrain_16gpu_h100_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron", published=Published(start={"loss": "vocab_parallel"}))
 def nemotron_3_nano_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
         nemotron_3_nano_pretrain_16gpu_h100_bf16_config(),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from meshwright.recipes.build import benchmark, pretrain
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"ep_overlap": True, "recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"ep_overlap": True, "recompute": "none"}))
 def qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         pretrain("qwen35_122b_a10b", 1, images=True),
@@ -23,7 +23,7 @@ def qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen35_vl_122b_a10b_pretrain_32gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(
         qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(),
@@ -34,7 +34,7 @@ def qwen35_vl_122b_a10b_pretrain_32gpu_b200_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen35_vl_122b_a10b_pretrain_32gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(
         qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(),
@@ -67,7 +67,7 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(), "8xB200", "fp8mx")
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"ep_overlap": True, "recompute": "none", "stage_layers": ()}))
+@recipe(family="qwen_vl", published=Published(start={"ep_overlap": True, "recompute": "none", "stage_layers": ()}))
 def qwen35_vl_397b_a17b_pretrain_64gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         pretrain("qwen35_397b_a17b", 1, images=True),
@@ -84,12 +84,12 @@ def qwen35_vl_397b_a17b_pretrain_64gpu_b200_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"ep_overlap": True, "recompute": "none", "stage_layers": ()}))
+@recipe(family="qwen_vl", published=Published(start={"ep_overlap": True, "recompute": "none", "stage_layers": ()}))
 def qwen35_vl_397b_a17b_pretrain_64gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(qwen35_vl_397b_a17b_pretrain_64gpu_b200_bf16_config(), "64xB200", "fp8cs")
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"ep_overlap": True, "recompute": "none", "stage_layers": ()}))
+@recipe(family="qwen_vl", published=Published(start={"ep_overlap": True, "recompute": "none", "stage_layers": ()}))
 def qwen35_vl_397b_a17b_pretrain_64gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(qwen35_vl_397b_a17b_pretrain_64gpu_b200_bf16_config(), "64xB200", "fp8mx")
 
@@ -119,7 +119,7 @@ def qwen35_vl_122b_a10b_pretrain_32gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(qwen35_vl_122b_a10b_pretrain_32gpu_b300_bf16_config(), "32xB300", "fp8mx")
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_b300_bf16_config() -> Recipe:
     return benchmark(
         qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -131,7 +131,7 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_b300_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_b300_fp8cs_config() -> Recipe:
     return benchmark(
         qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -143,7 +143,7 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_b300_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(
         qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -227,7 +227,7 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_gb200_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
         qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -241,7 +241,7 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(
         qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -257,7 +257,7 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "stage_layers": ()}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "stage_layers": ()}))
 def qwen35_vl_397b_a17b_pretrain_64gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
         qwen35_vl_397b_a17b_pretrain_64gpu_b200_bf16_config(),
@@ -269,7 +269,7 @@ def qwen35_vl_397b_a17b_pretrain_64gpu_gb200_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "stage_layers": ()}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "stage_layers": ()}))
 def qwen35_vl_397b_a17b_pretrain_64gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
         qwen35_vl_397b_a17b_pretrain_64gpu_b200_bf16_config(),
@@ -281,7 +281,7 @@ def qwen35_vl_397b_a17b_pretrain_64gpu_gb200_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "stage_layers": ()}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "stage_layers": ()}))
 def qwen35_vl_397b_a17b_pretrain_64gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(
         qwen35_vl_397b_a17b_pretrain_64gpu_b200_bf16_config(),
@@ -308,7 +308,7 @@ def qwen35_vl_122b_a10b_pretrain_32gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(qwen35_vl_122b_a10b_pretrain_32gpu_b300_bf16_config(), "32xGB300", "fp8mx")
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_gb300_bf16_config() -> Recipe:
     return benchmark(
         qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -320,7 +320,7 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_gb300_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(
         qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -332,7 +332,7 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_gb300_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(
         qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -359,12 +359,12 @@ def qwen35_vl_397b_a17b_pretrain_64gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(qwen35_vl_397b_a17b_pretrain_64gpu_b300_bf16_config(), "64xGB300", "fp8mx")
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"ep_overlap": True, "recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"ep_overlap": True, "recompute": "none"}))
 def qwen35_vl_122b_a10b_pretrain_128gpu_h100_bf16_config() -> Recipe:
     return benchmark(qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(), "128xH100", "bf16", tp=2, pp=8, vp=2, ep=16)
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"ep_overlap": True, "recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"ep_overlap": True, "recompute": "none"}))
 def qwen35_vl_122b_a10b_pretrain_128gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
         qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(), "128xH100", "fp8cs", tp=2, pp=8, vp=2, ep=16
@@ -387,7 +387,7 @@ def qwen35_vl_35b_a3b_pretrain_16gpu_h100_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"ep_overlap": True, "recompute": "none", "stage_layers": ()}))
+@recipe(family="qwen_vl", published=Published(start={"ep_overlap": True, "recompute": "none", "stage_layers": ()}))
 def qwen35_vl_35b_a3b_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
         qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -400,12 +400,12 @@ def qwen35_vl_35b_a3b_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"ep_overlap": True, "recompute": "none", "stage_layers": ()}))
+@recipe(family="qwen_vl", published=Published(start={"ep_overlap": True, "recompute": "none", "stage_layers": ()}))
 def qwen35_vl_397b_a17b_pretrain_256gpu_h100_bf16_config() -> Recipe:
     return benchmark(qwen35_vl_397b_a17b_pretrain_64gpu_b200_bf16_config(), "256xH100", "bf16", tp=2, ep=32)
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"ep_overlap": True, "recompute": "none", "stage_layers": ()}))
+@recipe(family="qwen_vl", published=Published(start={"ep_overlap": True, "recompute": "none", "stage_layers": ()}))
 def qwen35_vl_397b_a17b_pretrain_256gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(qwen35_vl_397b_a17b_pretrain_64gpu_b200_bf16_config(), "256xH100", "fp8cs", tp=2, ep=32)
 
@@ -425,7 +425,7 @@ def qwen35_vl_122b_a10b_pretrain_32gpu_vr200_fp8mx_config() -> Recipe:
     return benchmark(qwen35_vl_122b_a10b_pretrain_32gpu_b300_bf16_config(), "32xVR200", "fp8mx")
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_vr200_bf16_config() -> Recipe:
     return benchmark(
         qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -437,7 +437,7 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_vr200_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_vr200_fp8cs_config() -> Recipe:
     return benchmark(
         qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -449,7 +449,7 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_vr200_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_vr200_fp8mx_config() -> Recipe:
     return benchmark(
         qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from meshwright.recipes.build import benchmark
 from meshwright.recipes.library.qwen_moe import qwen3_235b_a22b_pretrain_config
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_128gpu_b200_fp8mx_deepep_dev_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_config(),
@@ -82,7 +82,7 @@ def qwen3_235b_a22b_pretrain_256gpu_b200_nvfp4_config() -> Recipe:
     return benchmark(qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "256xB200", "nvfp4", vp=1)
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_64gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -157,7 +157,7 @@ def qwen3_235b_a22b_pretrain_256gpu_b300_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -172,7 +172,7 @@ def qwen3_235b_a22b_pretrain_256gpu_b300_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_b300_fp8mx_large_scale_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -200,7 +200,7 @@ def qwen3_235b_a22b_pretrain_256gpu_b300_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_64gpu_b300_bf16_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -214,7 +214,7 @@ def qwen3_235b_a22b_pretrain_64gpu_b300_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_64gpu_b300_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -228,7 +228,7 @@ def qwen3_235b_a22b_pretrain_64gpu_b300_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_64gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -242,7 +242,7 @@ def qwen3_235b_a22b_pretrain_64gpu_b300_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_64gpu_b300_nvfp4_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -371,7 +371,7 @@ def qwen3_235b_a22b_pretrain_64gpu_gb200_bf16_config() -> Recipe:
 
 @recipe(
     family="qwen_moe",
-    mission=Mission(start={"ep": 32, "stage_layers": (), "embedding_as_layer": True, "head_as_layer": True}),
+    published=Published(start={"ep": 32, "stage_layers": (), "embedding_as_layer": True, "head_as_layer": True}),
 )
 def qwen3_235b_a22b_pretrain_64gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
@@ -390,7 +390,7 @@ def qwen3_235b_a22b_pretrain_64gpu_gb200_fp8cs_config() -> Recipe:
 
 @recipe(
     family="qwen_moe",
-    mission=Mission(
+    published=Published(
         start={
             "vp": 3,
             "ep": 32,
@@ -414,7 +414,7 @@ def qwen3_235b_a22b_pretrain_64gpu_gb200_fp8mx_config() -> Recipe:
 
 @recipe(
     family="qwen_moe",
-    mission=Mission(start={"ep": 32, "stage_layers": (), "embedding_as_layer": True, "head_as_layer": True}),
+    published=Published(start={"ep": 32, "stage_layers": (), "embedding_as_layer": True, "head_as_layer": True}),
 )
 def qwen3_235b_a22b_pretrain_64gpu_gb200_nvfp4_config() -> Recipe:
     return benchmark(qwen3_235b_a22b_pretrain_64gpu_gb200_fp8cs_config(), "64xGB200", "nvfp4")
@@ -518,7 +518,7 @@ def qwen3_235b_a22b_pretrain_256gpu_gb300_nvfp4_config() -> Recipe:
 
 @recipe(
     family="qwen_moe",
-    mission=Mission(start={"pp": 4, "recompute": "none", "embedding_as_layer": True, "head_as_layer": True}),
+    published=Published(start={"pp": 4, "recompute": "none", "embedding_as_layer": True, "head_as_layer": True}),
 )
 def qwen3_235b_a22b_pretrain_64gpu_gb300_bf16_config() -> Recipe:
     return benchmark(
@@ -535,7 +535,7 @@ def qwen3_235b_a22b_pretrain_64gpu_gb300_bf16_config() -> Recipe:
 
 @recipe(
     family="qwen_moe",
-    mission=Mission(start={"pp": 4, "recompute": "none", "embedding_as_layer": True, "head_as_layer": True}),
+    published=Published(start={"pp": 4, "recompute": "none", "embedding_as_layer": True, "head_as_layer": True}),
 )
 def qwen3_235b_a22b_pretrain_64gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(
@@ -552,7 +552,7 @@ def qwen3_235b_a22b_pretrain_64gpu_gb300_fp8cs_config() -> Recipe:
 
 @recipe(
     family="qwen_moe",
-    mission=Mission(
+    published=Published(
         start={
             "pp": 4,
             "vp": 12,
@@ -581,7 +581,7 @@ def qwen3_235b_a22b_pretrain_64gpu_gb300_fp8mx_config() -> Recipe:
 
 @recipe(
     family="qwen_moe",
-    mission=Mission(start={"pp": 4, "recompute": "none", "embedding_as_layer": True, "head_as_layer": True}),
+    published=Published(start={"pp": 4, "recompute": "none", "embedding_as_layer": True, "head_as_layer": True}),
 )
 def qwen3_235b_a22b_pretrain_64gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(
@@ -594,7 +594,7 @@ def qwen3_235b_a22b_pretrain_64gpu_gb300_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_h100_bf16_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -625,7 +625,7 @@ def qwen3_235b_a22b_pretrain_256gpu_h100_bf16_hybridep_dev_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -638,7 +638,7 @@ def qwen3_235b_a22b_pretrain_256gpu_h100_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_h100_fp8cs_large_scale_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
@@ -668,7 +668,7 @@ def qwen3_235b_a22b_pretrain_256gpu_vr200_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_vr200_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_64gpu_gb300_fp8mx_config(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.recipes.build import benchmark
 from meshwright.recipes.library.qwen_moe import qwen3_30b_a3b_pretrain_config
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 
@@ -28,21 +28,21 @@ def qwen3_30b_a3b_pretrain_64gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "64xB200", "fp8cs")
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "8xB200", "bf16", global_batch_size=512, recompute="selective"
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "8xB200", "fp8cs", global_batch_size=512, recompute="selective"
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
@@ -54,14 +54,14 @@ def qwen3_30b_a3b_pretrain_8gpu_b200_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_b200_nvfp4_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "8xB200", "nvfp4", global_batch_size=512, recompute="selective"
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_b300_bf16_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
@@ -74,7 +74,7 @@ def qwen3_30b_a3b_pretrain_8gpu_b300_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_b300_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
@@ -87,7 +87,7 @@ def qwen3_30b_a3b_pretrain_8gpu_b300_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_config(),
@@ -103,7 +103,7 @@ def qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_b300_nvfp4_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
@@ -115,7 +115,7 @@ def qwen3_30b_a3b_pretrain_8gpu_b300_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="qwen_moe", published=Published(start={"loss": "vocab_parallel"}))
 def qwen3_30b_a3b_pretrain_16gpu_gb200_bf16_dev_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_config(),
@@ -130,7 +130,7 @@ def qwen3_30b_a3b_pretrain_16gpu_gb200_bf16_dev_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="qwen_moe", published=Published(start={"loss": "vocab_parallel"}))
 def qwen3_30b_a3b_pretrain_16gpu_gb200_fp8mx_paged_stash_dev_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_16gpu_gb200_bf16_dev_config(),
@@ -142,7 +142,7 @@ def qwen3_30b_a3b_pretrain_16gpu_gb200_fp8mx_paged_stash_dev_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="qwen_moe", published=Published(start={"loss": "vocab_parallel"}))
 def qwen3_30b_a3b_pretrain_16gpu_gb200_fp8mx_partial_cg_dev_config() -> Recipe:
     return benchmark(qwen3_30b_a3b_pretrain_16gpu_gb200_bf16_dev_config(), "16xGB200", "fp8mx", fp8_gather=False)
 
@@ -157,14 +157,14 @@ def qwen3_30b_a3b_pretrain_32gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "32xGB200", "fp8cs", global_batch_size=2048)
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "8xGB200", "bf16", global_batch_size=512, recompute="selective"
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
@@ -175,12 +175,12 @@ def qwen3_30b_a3b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(), "8xGB200", "fp8mx", micro_batch_size=4)
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb200_nvfp4_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
@@ -192,7 +192,7 @@ def qwen3_30b_a3b_pretrain_8gpu_gb200_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_32gpu_gb300_bf16_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
@@ -205,7 +205,7 @@ def qwen3_30b_a3b_pretrain_32gpu_gb300_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_32gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
@@ -218,7 +218,7 @@ def qwen3_30b_a3b_pretrain_32gpu_gb300_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb300_bf16_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
@@ -230,7 +230,7 @@ def qwen3_30b_a3b_pretrain_8gpu_gb300_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
@@ -242,12 +242,12 @@ def qwen3_30b_a3b_pretrain_8gpu_gb300_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(), "8xGB300", "fp8mx")
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
@@ -323,7 +323,7 @@ def qwen3_30b_a3b_pretrain_64gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(qwen3_30b_a3b_pretrain_16gpu_h100_fp8cs_config(), "64xH100", "fp8cs", global_batch_size=4096)
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_vr200_bf16_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
@@ -342,7 +342,7 @@ def qwen3_30b_a3b_pretrain_8gpu_vr200_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_vr200_nvfp4_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),

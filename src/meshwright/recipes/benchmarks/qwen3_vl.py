@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from meshwright.recipes.build import benchmark, pretrain
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         pretrain("qwen3_vl_235b_a22b", 1, images=True),
@@ -25,12 +25,12 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen3_vl_235b_a22b_pretrain_64gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(), "64xB200", "fp8cs")
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen3_vl_235b_a22b_pretrain_64gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(), "64xB200", "fp8mx")
 
@@ -61,7 +61,7 @@ def qwen3_vl_30b_a3b_pretrain_8gpu_b200_fp8mx_config() -> Recipe:
 
 @recipe(
     family="qwen_vl",
-    mission=Mission(
+    published=Published(
         start={
             "recompute": "none",
             "cuda_graphs": "transformer_engine",
@@ -85,7 +85,7 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_gb200_bf16_config() -> Recipe:
 
 @recipe(
     family="qwen_vl",
-    mission=Mission(
+    published=Published(
         start={
             "recompute": "none",
             "cuda_graphs": "transformer_engine",
@@ -109,7 +109,7 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_gb200_fp8cs_config() -> Recipe:
 
 @recipe(
     family="qwen_vl",
-    mission=Mission(
+    published=Published(
         start={
             "recompute": "none",
             "cuda_graphs": "transformer_engine",
@@ -131,7 +131,7 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_gb200_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
         qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -144,7 +144,7 @@ def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -156,7 +156,7 @@ def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -210,7 +210,7 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_gb300_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_bf16_config() -> Recipe:
     return benchmark(
         qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -223,7 +223,7 @@ def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -236,7 +236,7 @@ def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -251,7 +251,7 @@ def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
 
 @recipe(
     family="qwen_vl",
-    mission=Mission(
+    published=Published(
         start={
             "ep_overlap": True,
             "recompute": "none",
@@ -279,7 +279,7 @@ def qwen3_vl_235b_a22b_pretrain_256gpu_h100_bf16_config() -> Recipe:
 
 @recipe(
     family="qwen_vl",
-    mission=Mission(
+    published=Published(
         start={
             "ep_overlap": True,
             "recompute": "none",
@@ -305,7 +305,7 @@ def qwen3_vl_235b_a22b_pretrain_256gpu_h100_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen3_vl_30b_a3b_pretrain_16gpu_h100_bf16_config() -> Recipe:
     return benchmark(
         qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -318,7 +318,7 @@ def qwen3_vl_30b_a3b_pretrain_16gpu_h100_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen3_vl_30b_a3b_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.recipes.build import pretrain
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 DEEPSEEK_PRETRAIN: dict[str, Any] = {"warmup_steps": 2000, "steps": 1_000_000}
 
 
-@recipe(family="deepseek", mission=Mission(tp=1, pp=1, ep=8, gpus=8))
+@recipe(family="deepseek", published=Published(tp=1, pp=1, ep=8, gpus=8))
 def deepseek_v2_lite_pretrain_config() -> Recipe:
     return pretrain(
         "deepseek_v2_lite",
@@ -24,7 +24,7 @@ def deepseek_v2_lite_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek", mission=Mission(tp=1, pp=4, ep=32, gpus=128))
+@recipe(family="deepseek", published=Published(tp=1, pp=4, ep=32, gpus=128))
 def deepseek_v2_pretrain_config() -> Recipe:
     return pretrain(
         "deepseek_v2",
@@ -38,7 +38,7 @@ def deepseek_v2_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek", mission=Mission(tp=2, pp=16, ep=64, gpus=2048, start={"recompute": "none"}))
+@recipe(family="deepseek", published=Published(tp=2, pp=16, ep=64, gpus=2048, start={"recompute": "none"}))
 def deepseek_v3_pretrain_config() -> Recipe:
     return pretrain(
         "deepseek_v3",
@@ -58,7 +58,7 @@ def deepseek_v3_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek", mission=Mission(tp=2, pp=8, ep=32, gpus=256))
+@recipe(family="deepseek", published=Published(tp=2, pp=8, ep=32, gpus=256))
 def deepseek_v3_pretrain_config_32nodes() -> Recipe:
     return pretrain(
         "deepseek_v3",

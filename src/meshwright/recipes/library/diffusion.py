@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from meshwright.recipes.build import pretrain, sft
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="diffusion", mission=Mission(tp=1, cp=8))
+@recipe(family="diffusion", published=Published(tp=1, cp=8))
 def wan_1_3B_pretrain_config() -> Recipe:  # noqa: N802
     return pretrain(
         "wan_1_3b",
@@ -24,7 +24,7 @@ def wan_1_3B_pretrain_config() -> Recipe:  # noqa: N802
     )
 
 
-@recipe(family="diffusion", mission=Mission(tp=1, cp=8))
+@recipe(family="diffusion", published=Published(tp=1, cp=8))
 def wan_1_3B_sft_config() -> Recipe:  # noqa: N802
     return sft(
         "wan_1_3b",
@@ -44,7 +44,7 @@ def wan_1_3B_sft_config() -> Recipe:  # noqa: N802
     )
 
 
-@recipe(family="diffusion", mission=Mission(tp=2, cp=4))
+@recipe(family="diffusion", published=Published(tp=2, cp=4))
 def wan_14B_pretrain_config() -> Recipe:  # noqa: N802
     return pretrain(
         "wan_14b",
@@ -63,7 +63,7 @@ def wan_14B_pretrain_config() -> Recipe:  # noqa: N802
     )
 
 
-@recipe(family="diffusion", mission=Mission(tp=2, cp=4))
+@recipe(family="diffusion", published=Published(tp=2, cp=4))
 def wan_14B_sft_config() -> Recipe:  # noqa: N802
     return sft(
         "wan_14b",
@@ -85,7 +85,7 @@ def wan_14B_sft_config() -> Recipe:  # noqa: N802
     )
 
 
-@recipe(family="diffusion", mission=Mission(tp=2, cp=1, start={"offload": "none"}))
+@recipe(family="diffusion", published=Published(tp=2, cp=1, start={"offload": "none"}))
 def flux_12b_pretrain_config() -> Recipe:
     return pretrain(
         "flux_12b",
@@ -103,7 +103,7 @@ def flux_12b_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="diffusion", mission=Mission(tp=2, cp=1, start={"offload": "none"}))
+@recipe(family="diffusion", published=Published(tp=2, cp=1, start={"offload": "none"}))
 def flux_12b_sft_config() -> Recipe:
     return sft(
         "flux_12b",

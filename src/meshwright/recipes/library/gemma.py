@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.recipes.build import peft, pretrain, sft
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 GEMMA2_SFT: dict[str, Any] = {"warmup_steps": 10, "steps": 100, "beta2": 0.95}
@@ -59,7 +59,9 @@ def gemma2_27b_peft_config() -> Recipe:
     return peft("gemma2_27b", 4, tp=4, **GEMMA2_PEFT)
 
 
-@recipe(family="gemma", mission=Mission(tp=1, pp=1, seq=32768, start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(
+    family="gemma", published=Published(tp=1, pp=1, seq=32768, start={"recompute": "none", "loss": "vocab_parallel"})
+)
 def gemma3_1b_pretrain_config() -> Recipe:
     return pretrain(
         "gemma3_1b",
@@ -73,12 +75,16 @@ def gemma3_1b_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="gemma", mission=Mission(tp=1, pp=1, seq=32768, start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(
+    family="gemma", published=Published(tp=1, pp=1, seq=32768, start={"recompute": "none", "loss": "vocab_parallel"})
+)
 def gemma3_1b_sft_config() -> Recipe:
     return sft("gemma3_1b", 1, seq_length=32768, steps=100, loss="chunked", recompute="selective", **GEMMA3_SFT)
 
 
-@recipe(family="gemma", mission=Mission(tp=1, pp=1, seq=32768, start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(
+    family="gemma", published=Published(tp=1, pp=1, seq=32768, start={"recompute": "none", "loss": "vocab_parallel"})
+)
 def gemma3_1b_peft_config() -> Recipe:
     return peft(
         "gemma3_1b",
@@ -93,7 +99,9 @@ def gemma3_1b_peft_config() -> Recipe:
     )
 
 
-@recipe(family="gemma", mission=Mission(start={"micro_batch_size": 2, "recompute": "none", "loss": "vocab_parallel"}))
+@recipe(
+    family="gemma", published=Published(start={"micro_batch_size": 2, "recompute": "none", "loss": "vocab_parallel"})
+)
 def gemma3_vl_4b_sft_config() -> Recipe:
     return sft(
         "gemma3_vl_4b",
@@ -109,7 +117,7 @@ def gemma3_vl_4b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="gemma", mission=Mission(start={"recompute": "none"}))
+@recipe(family="gemma", published=Published(start={"recompute": "none"}))
 def gemma3_vl_4b_peft_config() -> Recipe:
     return peft(
         "gemma3_vl_4b",
@@ -125,7 +133,7 @@ def gemma3_vl_4b_peft_config() -> Recipe:
     )
 
 
-@recipe(family="gemma", mission=Mission(start={"recompute": "none"}))
+@recipe(family="gemma", published=Published(start={"recompute": "none"}))
 def gemma3_vl_12b_sft_config() -> Recipe:
     return sft(
         "gemma3_vl_12b",
@@ -142,7 +150,7 @@ def gemma3_vl_12b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="gemma", mission=Mission(start={"recompute": "none"}))
+@recipe(family="gemma", published=Published(start={"recompute": "none"}))
 def gemma3_vl_12b_peft_config() -> Recipe:
     return peft(
         "gemma3_vl_12b",
@@ -158,7 +166,7 @@ def gemma3_vl_12b_peft_config() -> Recipe:
     )
 
 
-@recipe(family="gemma", mission=Mission(start={"recompute": "none"}))
+@recipe(family="gemma", published=Published(start={"recompute": "none"}))
 def gemma3_vl_27b_sft_config() -> Recipe:
     return sft(
         "gemma3_vl_27b",
@@ -176,7 +184,7 @@ def gemma3_vl_27b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="gemma", mission=Mission(start={"recompute": "none"}))
+@recipe(family="gemma", published=Published(start={"recompute": "none"}))
 def gemma3_vl_27b_peft_config() -> Recipe:
     return peft(
         "gemma3_vl_27b",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from meshwright.recipes.build import peft, pretrain, sft
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="glm", mission=Mission(tp=2, pp=8, ep=16, gpus=256))
+@recipe(family="glm", published=Published(tp=2, pp=8, ep=16, gpus=256))
 def glm45_355b_pretrain_config() -> Recipe:
     return pretrain(
         "glm45_355b",
@@ -27,7 +27,7 @@ def glm45_355b_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="glm", mission=Mission(tp=1, pp=4, ep=8, gpus=32, start={"sp": False}))
+@recipe(family="glm", published=Published(tp=1, pp=4, ep=8, gpus=32, start={"sp": False}))
 def glm45_air_106b_pretrain_config() -> Recipe:
     return pretrain(
         "glm45_air_106b",
@@ -47,7 +47,7 @@ def glm45_air_106b_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="glm", mission=Mission(tp=2, pp=8, ep=16, gpus=256, start={"recompute": "none"}))
+@recipe(family="glm", published=Published(tp=2, pp=8, ep=16, gpus=256, start={"recompute": "none"}))
 def glm45_355b_sft_config() -> Recipe:
     return sft(
         "glm45_355b",
@@ -64,7 +64,7 @@ def glm45_355b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="glm", mission=Mission(tp=1, pp=4, ep=8, gpus=32, start={"recompute": "none"}))
+@recipe(family="glm", published=Published(tp=1, pp=4, ep=8, gpus=32, start={"recompute": "none"}))
 def glm45_air_106b_sft_config() -> Recipe:
     return sft(
         "glm45_air_106b",
@@ -80,7 +80,7 @@ def glm45_air_106b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="glm", mission=Mission(tp=2, pp=4, ep=4, gpus=32, start={"recompute": "none"}))
+@recipe(family="glm", published=Published(tp=2, pp=4, ep=4, gpus=32, start={"recompute": "none"}))
 def glm45_355b_peft_config() -> Recipe:
     return peft(
         "glm45_355b",
@@ -96,7 +96,7 @@ def glm45_355b_peft_config() -> Recipe:
     )
 
 
-@recipe(family="glm", mission=Mission(tp=1, pp=2, ep=4, gpus=8, start={"recompute": "none"}))
+@recipe(family="glm", published=Published(tp=1, pp=2, ep=4, gpus=8, start={"recompute": "none"}))
 def glm45_air_106b_peft_config() -> Recipe:
     return peft(
         "glm45_air_106b",
@@ -111,7 +111,7 @@ def glm45_air_106b_peft_config() -> Recipe:
     )
 
 
-@recipe(family="glm", mission=Mission(tp=1, pp=8, start={"cp": 1, "stage_layers": (1,) + (7,) * 6 + (3,)}))
+@recipe(family="glm", published=Published(tp=1, pp=8, start={"cp": 1, "stage_layers": (1,) + (7,) * 6 + (3,)}))
 def glm_45v_sft_config() -> Recipe:
     return sft(
         "glm_45v",
@@ -132,7 +132,7 @@ def glm_45v_sft_config() -> Recipe:
     )
 
 
-@recipe(family="glm", mission=Mission(tp=1, pp=8, start={"recompute": "none"}))
+@recipe(family="glm", published=Published(tp=1, pp=8, start={"recompute": "none"}))
 def glm_45v_peft_config() -> Recipe:
     return peft(
         "glm_45v",

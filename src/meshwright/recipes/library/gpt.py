@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.recipes.build import peft, pretrain, sft
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 GPT_PRETRAIN: dict[str, Any] = {
@@ -69,7 +69,7 @@ def gpt_oss_120b_pretrain_config() -> Recipe:
     return pretrain("gpt_oss_120b", 64, tp=2, pp=4, ep=16, **GPT_PRETRAIN)
 
 
-@recipe(family="gpt", mission=Mission(start={"recompute": "none"}))
+@recipe(family="gpt", published=Published(start={"recompute": "none"}))
 def gpt_oss_120b_sft_config() -> Recipe:
     return sft("gpt_oss_120b", 32, pp=4, ep=8, overlap_grad_reduce=False, recompute="full")
 
@@ -84,7 +84,7 @@ def vanilla_gpt_pretrain_config() -> Recipe:
     return pretrain("vanilla_gpt", 1, micro_batch_size=2, seq_length=1024)
 
 
-@recipe(family="gpt", mission=Mission(tp=4, pp=8, start={"recompute": "none", "offload": "none"}))
+@recipe(family="gpt", published=Published(tp=4, pp=8, start={"recompute": "none", "offload": "none"}))
 def gpt3_175b_pretrain_config() -> Recipe:
     return pretrain(
         "gpt3_175b",

@@ -7,11 +7,11 @@ itself asks for bf16; otherwise batch, learning rate and layout are the preset's
 from __future__ import annotations
 
 from meshwright.recipes.build import pretrain
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="kempner", mission=Mission(tp=1, pp=1, ep=1, gpus=1))
+@recipe(family="kempner", published=Published(tp=1, pp=1, ep=1, gpus=1))
 def kempner_7b_1gpu_config() -> Recipe:
     """One GPU, to see that everything starts; bf16 state, for fp32 masters of 8B weights leave no room."""
     return pretrain(
@@ -30,7 +30,7 @@ def kempner_7b_1gpu_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", mission=Mission(tp=1, pp=1, ep=1, gpus=4))
+@recipe(family="kempner", published=Published(tp=1, pp=1, ep=1, gpus=4))
 def kempner_7b_4gpu_config() -> Recipe:
     """The single-node baseline with the highest MFU: sharding only."""
     return pretrain(
@@ -46,7 +46,7 @@ def kempner_7b_4gpu_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", mission=Mission(tp=4, pp=1, ep=1, gpus=12))
+@recipe(family="kempner", published=Published(tp=4, pp=1, ep=1, gpus=12))
 def kempner_7b_12gpu_tp4_config() -> Recipe:
     """TP inside the node, sharding across, for an uncommon GPU count."""
     return pretrain(
@@ -65,7 +65,7 @@ def kempner_7b_12gpu_tp4_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", mission=Mission(tp=1, pp=1, ep=1, gpus=16))
+@recipe(family="kempner", published=Published(tp=1, pp=1, ep=1, gpus=16))
 def kempner_7b_16gpu_adamw_config() -> Recipe:
     """Long preemptible runs."""
     return pretrain(
@@ -82,7 +82,7 @@ def kempner_7b_16gpu_adamw_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", mission=Mission(tp=1, pp=1, ep=1, gpus=16))
+@recipe(family="kempner", published=Published(tp=1, pp=1, ep=1, gpus=16))
 def kempner_7b_16gpu_fp8_config() -> Recipe:
     """FP8 compute with bf16 masters."""
     return pretrain(
@@ -100,7 +100,7 @@ def kempner_7b_16gpu_fp8_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", mission=Mission(tp=1, pp=1, ep=1, gpus=16))
+@recipe(family="kempner", published=Published(tp=1, pp=1, ep=1, gpus=16))
 def kempner_7b_16gpu_muon_config() -> Recipe:
     """Muon, z-loss and chunked cross-entropy together."""
     return pretrain(
@@ -121,7 +121,7 @@ def kempner_7b_16gpu_muon_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", mission=Mission(tp=1, pp=1, ep=1, gpus=32))
+@recipe(family="kempner", published=Published(tp=1, pp=1, ep=1, gpus=32))
 def kempner_7b_32gpu_fsdp_config() -> Recipe:
     """The simple multi-node baseline."""
     return pretrain(
@@ -139,7 +139,7 @@ def kempner_7b_32gpu_fsdp_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", mission=Mission(tp=1, pp=1, ep=1, gpus=8))
+@recipe(family="kempner", published=Published(tp=1, pp=1, ep=1, gpus=8))
 def kempner_13b_8gpu_fsdp_config() -> Recipe:
     """Sharding only, as long as 13B fits."""
     return pretrain(
@@ -154,7 +154,7 @@ def kempner_13b_8gpu_fsdp_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", mission=Mission(tp=4, pp=1, ep=1, gpus=24))
+@recipe(family="kempner", published=Published(tp=4, pp=1, ep=1, gpus=24))
 def kempner_13b_24gpu_validation_config() -> Recipe:
     """Full validation: evaluation, profiler trace and synchronous checkpoints."""
     return pretrain(
@@ -176,7 +176,7 @@ def kempner_13b_24gpu_validation_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", mission=Mission(tp=4, pp=2, ep=1, gpus=32))
+@recipe(family="kempner", published=Published(tp=4, pp=2, ep=1, gpus=32))
 def kempner_13b_32gpu_tp4_pp2_config() -> Recipe:
     """Two pipeline stages of 20 layers."""
     return pretrain(
@@ -194,7 +194,7 @@ def kempner_13b_32gpu_tp4_pp2_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", mission=Mission(tp=4, pp=2, ep=1, gpus=32))
+@recipe(family="kempner", published=Published(tp=4, pp=2, ep=1, gpus=32))
 def kempner_29b_32gpu_tp4_pp2_config() -> Recipe:
     """Two pipeline stages of 28 layers."""
     return pretrain(
@@ -212,7 +212,7 @@ def kempner_29b_32gpu_tp4_pp2_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", mission=Mission(tp=4, pp=1, ep=1, gpus=32))
+@recipe(family="kempner", published=Published(tp=4, pp=1, ep=1, gpus=32))
 def kempner_70b_32gpu_tp4_config() -> Recipe:
     """The preferred 70B: no pipeline bubble."""
     return pretrain(
@@ -232,7 +232,7 @@ def kempner_70b_32gpu_tp4_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", mission=Mission(tp=4, pp=4, ep=1, gpus=32))
+@recipe(family="kempner", published=Published(tp=4, pp=4, ep=1, gpus=32))
 def kempner_70b_32gpu_tp4_pp4_config() -> Recipe:
     """Four pipeline stages of 20 layers for tight memory."""
     return pretrain(
@@ -282,7 +282,7 @@ def kempner_debug_moe_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", mission=Mission(tp=4, pp=1, ep=1, gpus=8))
+@recipe(family="kempner", published=Published(tp=4, pp=1, ep=1, gpus=8))
 def kempner_moe_8gpu_stress_config() -> Recipe:
     """Dropless routing that fills two nodes."""
     return pretrain(
@@ -300,7 +300,7 @@ def kempner_moe_8gpu_stress_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", mission=Mission(tp=4, pp=1, ep=1, gpus=24))
+@recipe(family="kempner", published=Published(tp=4, pp=1, ep=1, gpus=24))
 def kempner_moe_24gpu_config() -> Recipe:
     """Long accumulation without recompute."""
     return pretrain(
@@ -317,7 +317,7 @@ def kempner_moe_24gpu_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", mission=Mission(tp=4, pp=1, ep=2, gpus=32))
+@recipe(family="kempner", published=Published(tp=4, pp=1, ep=2, gpus=32))
 def kempner_moe_ep_32gpu_config() -> Recipe:
     """Expert parallel across nodes.
 

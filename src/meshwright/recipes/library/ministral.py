@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.recipes.build import peft, sft
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 MINISTRAL3_SFT: dict[str, Any] = {
@@ -29,7 +29,7 @@ MINISTRAL3_PEFT: dict[str, Any] = {
 }
 
 
-@recipe(family="ministral", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="ministral", published=Published(start={"loss": "vocab_parallel"}))
 def ministral3_3b_sft_config() -> Recipe:
     return sft("ministral3_3b", 1, loss="chunked", **MINISTRAL3_SFT)
 
@@ -39,7 +39,7 @@ def ministral3_3b_peft_config() -> Recipe:
     return peft("ministral3_3b", 1, **MINISTRAL3_PEFT)
 
 
-@recipe(family="ministral", mission=Mission(start={"recompute": "none"}))
+@recipe(family="ministral", published=Published(start={"recompute": "none"}))
 def ministral3_8b_sft_config() -> Recipe:
     return sft("ministral3_8b", 2, tp=2, recompute="full", **MINISTRAL3_SFT)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from meshwright.recipes.build import peft, pretrain, sft
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="moonshot", mission=Mission(ep=8))
+@recipe(family="moonshot", published=Published(ep=8))
 def moonlight_16b_pretrain_config() -> Recipe:
     return pretrain(
         "moonlight_16b",
@@ -25,7 +25,7 @@ def moonlight_16b_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="moonshot", mission=Mission(ep=8, start={"loss": "vocab_parallel"}))
+@recipe(family="moonshot", published=Published(ep=8, start={"loss": "vocab_parallel"}))
 def moonlight_16b_sft_config() -> Recipe:
     return sft(
         "moonlight_16b",
@@ -45,7 +45,7 @@ def moonlight_16b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="moonshot", mission=Mission(ep=8))
+@recipe(family="moonshot", published=Published(ep=8))
 def moonlight_16b_peft_config() -> Recipe:
     return peft(
         "moonlight_16b",
@@ -62,7 +62,7 @@ def moonlight_16b_peft_config() -> Recipe:
     )
 
 
-@recipe(family="moonshot", mission=Mission(tp=2, pp=16, ep=32))
+@recipe(family="moonshot", published=Published(tp=2, pp=16, ep=32))
 def kimi_k2_pretrain_config() -> Recipe:
     return pretrain(
         "kimi_k2",

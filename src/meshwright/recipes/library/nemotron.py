@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.recipes.build import peft, pretrain, sft
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 NEMOTRONH_PRETRAIN: dict[str, Any] = {
@@ -25,12 +25,12 @@ NEMOTRONH_PEFT: dict[str, Any] = {
 }
 
 
-@recipe(family="nemotron", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="nemotron", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def nemotronh_4b_pretrain_config() -> Recipe:
     return pretrain("nemotronh_4b", 1, loss="chunked", recompute="full", **NEMOTRONH_PRETRAIN)
 
 
-@recipe(family="nemotron", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="nemotron", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def nemotronh_4b_sft_config() -> Recipe:
     return sft("nemotronh_4b", 1, loss="chunked", recompute="full", **NEMOTRONH_SFT)
 
@@ -40,12 +40,12 @@ def nemotronh_4b_peft_config() -> Recipe:
     return peft("nemotronh_4b", 1, **NEMOTRONH_PEFT)
 
 
-@recipe(family="nemotron", mission=Mission(start={"recompute": "none"}))
+@recipe(family="nemotron", published=Published(start={"recompute": "none"}))
 def nemotronh_8b_pretrain_config() -> Recipe:
     return pretrain("nemotronh_8b", 2, tp=2, tp_comm_overlap=True, recompute="full", **NEMOTRONH_PRETRAIN)
 
 
-@recipe(family="nemotron", mission=Mission(start={"recompute": "none"}))
+@recipe(family="nemotron", published=Published(start={"recompute": "none"}))
 def nemotronh_8b_sft_config() -> Recipe:
     return sft("nemotronh_8b", 2, tp=2, recompute="full", **NEMOTRONH_SFT)
 
@@ -55,7 +55,7 @@ def nemotronh_8b_peft_config() -> Recipe:
     return peft("nemotronh_8b", 1, **NEMOTRONH_PEFT)
 
 
-@recipe(family="nemotron", mission=Mission(start={"offload": "none"}))
+@recipe(family="nemotron", published=Published(start={"offload": "none"}))
 def nemotronh_47b_pretrain_config() -> Recipe:
     return pretrain(
         "nemotronh_47b", 8, tp=8, matmul="fp8_tensor", tp_comm_overlap=True, offload="optimizer", **NEMOTRONH_PRETRAIN
@@ -72,7 +72,7 @@ def nemotronh_47b_peft_config() -> Recipe:
     return peft("nemotronh_47b", 4, tp=4, **NEMOTRONH_PEFT)
 
 
-@recipe(family="nemotron", mission=Mission(start={"recompute": "none", "offload": "none"}))
+@recipe(family="nemotron", published=Published(start={"recompute": "none", "offload": "none"}))
 def nemotronh_56b_pretrain_config() -> Recipe:
     return pretrain(
         "nemotronh_56b",
@@ -86,17 +86,17 @@ def nemotronh_56b_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(start={"recompute": "none", "offload": "none"}))
+@recipe(family="nemotron", published=Published(start={"recompute": "none", "offload": "none"}))
 def nemotronh_56b_sft_config() -> Recipe:
     return sft("nemotronh_56b", 8, tp=8, offload="optimizer", recompute="selective", **NEMOTRONH_SFT)
 
 
-@recipe(family="nemotron", mission=Mission(start={"recompute": "none"}))
+@recipe(family="nemotron", published=Published(start={"recompute": "none"}))
 def nemotronh_56b_peft_config() -> Recipe:
     return peft("nemotronh_56b", 4, tp=4, recompute="selective", **NEMOTRONH_PEFT)
 
 
-@recipe(family="nemotron", mission=Mission(pp=1, ep=8, start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron", published=Published(pp=1, ep=8, start={"loss": "vocab_parallel"}))
 def nemotron_3_nano_pretrain_config() -> Recipe:
     return pretrain(
         "nemotron_3_nano",
@@ -119,7 +119,7 @@ def nemotron_3_nano_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(pp=1, ep=8, start={"defer_grad_sync": True, "loss": "vocab_parallel"}))
+@recipe(family="nemotron", published=Published(pp=1, ep=8, start={"defer_grad_sync": True, "loss": "vocab_parallel"}))
 def nemotron_3_nano_sft_config() -> Recipe:
     return sft(
         "nemotron_3_nano",
@@ -133,7 +133,7 @@ def nemotron_3_nano_sft_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(pp=1, ep=8))
+@recipe(family="nemotron", published=Published(pp=1, ep=8))
 def nemotron_3_nano_peft_config() -> Recipe:
     return peft(
         "nemotron_3_nano",
@@ -146,7 +146,7 @@ def nemotron_3_nano_peft_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(tp=4, pp=1, ep=8))
+@recipe(family="nemotron", published=Published(tp=4, pp=1, ep=8))
 def nemotron_3_super_pretrain_config() -> Recipe:
     return pretrain(
         "nemotron_3_super",
@@ -171,7 +171,7 @@ def nemotron_3_super_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(tp=4, pp=1, ep=8, start={"recompute": "none", "offload": "none"}))
+@recipe(family="nemotron", published=Published(tp=4, pp=1, ep=8, start={"recompute": "none", "offload": "none"}))
 def nemotron_3_super_sft_config() -> Recipe:
     return sft(
         "nemotron_3_super",
@@ -191,7 +191,7 @@ def nemotron_3_super_sft_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(tp=4, pp=1, ep=8))
+@recipe(family="nemotron", published=Published(tp=4, pp=1, ep=8))
 def nemotron_3_super_peft_config() -> Recipe:
     return peft(
         "nemotron_3_super",
@@ -206,7 +206,8 @@ def nemotron_3_super_peft_config() -> Recipe:
 
 
 @recipe(
-    family="nemotron", mission=Mission(pp=1, start={"cp": 1, "recompute": "none", "loss": "vocab_parallel", "gpus": 2})
+    family="nemotron",
+    published=Published(pp=1, start={"cp": 1, "recompute": "none", "loss": "vocab_parallel", "gpus": 2}),
 )
 def nemotron_nano_9b_v2_pretrain_config() -> Recipe:
     return pretrain(
@@ -225,12 +226,12 @@ def nemotron_nano_9b_v2_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(pp=1))
+@recipe(family="nemotron", published=Published(pp=1))
 def nemotron_nano_9b_v2_sft_config() -> Recipe:
     return sft("nemotron_nano_9b_v2", 2, tp=2, min_lr=1e-6, beta2=0.95, shared_expert_overlap=True)
 
 
-@recipe(family="nemotron", mission=Mission(pp=1))
+@recipe(family="nemotron", published=Published(pp=1))
 def nemotron_nano_9b_v2_peft_config() -> Recipe:
     return peft(
         "nemotron_nano_9b_v2",
@@ -243,7 +244,8 @@ def nemotron_nano_9b_v2_peft_config() -> Recipe:
 
 
 @recipe(
-    family="nemotron", mission=Mission(pp=1, start={"recompute": "none", "offload": "none", "loss": "vocab_parallel"})
+    family="nemotron",
+    published=Published(pp=1, start={"recompute": "none", "offload": "none", "loss": "vocab_parallel"}),
 )
 def nemotron_nano_12b_v2_pretrain_config() -> Recipe:
     return pretrain(
@@ -262,12 +264,12 @@ def nemotron_nano_12b_v2_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(pp=1))
+@recipe(family="nemotron", published=Published(pp=1))
 def nemotron_nano_12b_v2_sft_config() -> Recipe:
     return sft("nemotron_nano_12b_v2", 4, tp=4, beta2=0.95, shared_expert_overlap=True)
 
 
-@recipe(family="nemotron", mission=Mission(pp=1))
+@recipe(family="nemotron", published=Published(pp=1))
 def nemotron_nano_12b_v2_peft_config() -> Recipe:
     return peft(
         "nemotron_nano_12b_v2",
@@ -279,7 +281,7 @@ def nemotron_nano_12b_v2_peft_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(pp=1, gpus=8))
+@recipe(family="nemotron", published=Published(pp=1, gpus=8))
 def nemotron_nano_v2_vl_12b_sft_config() -> Recipe:
     return sft(
         "nemotron_nano_v2_vl_12b",
@@ -296,7 +298,7 @@ def nemotron_nano_v2_vl_12b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", mission=Mission(pp=1, gpus=8))
+@recipe(family="nemotron", published=Published(pp=1, gpus=8))
 def nemotron_nano_v2_vl_12b_peft_config() -> Recipe:
     return peft(
         "nemotron_nano_v2_vl_12b",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from meshwright.recipes.build import peft, pretrain, sft
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="olmoe", mission=Mission(ep=8))
+@recipe(family="olmoe", published=Published(ep=8))
 def olmoe_7b_pretrain_config() -> Recipe:
     return pretrain(
         "olmoe_7b",
@@ -23,7 +23,7 @@ def olmoe_7b_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="olmoe", mission=Mission(ep=8))
+@recipe(family="olmoe", published=Published(ep=8))
 def olmoe_7b_sft_config() -> Recipe:
     return sft(
         "olmoe_7b",
@@ -38,7 +38,7 @@ def olmoe_7b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="olmoe", mission=Mission(ep=8))
+@recipe(family="olmoe", published=Published(ep=8))
 def olmoe_7b_peft_config() -> Recipe:
     return peft(
         "olmoe_7b",

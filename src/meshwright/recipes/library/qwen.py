@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.recipes.build import peft, pretrain, sft
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 QWEN2_SFT: dict[str, Any] = {"warmup_steps": 10, "steps": 100, "beta2": 0.95}
@@ -44,7 +44,7 @@ def qwen2_1p5b_peft_config() -> Recipe:
     return peft("qwen2_1p5b", 1, **QWEN2_PEFT)
 
 
-@recipe(family="qwen", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen2_7b_pretrain_config() -> Recipe:
     return pretrain("qwen2_7b", 2, tp=2, micro_batch_size=2, loss="chunked", recompute="selective")
 
@@ -59,7 +59,7 @@ def qwen2_7b_peft_config() -> Recipe:
     return peft("qwen2_7b", 1, **QWEN2_PEFT)
 
 
-@recipe(family="qwen", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen", published=Published(start={"recompute": "none"}))
 def qwen2_14b_pretrain_config() -> Recipe:
     return pretrain("qwen2_14b", 4, tp=4, micro_batch_size=2, recompute="selective")
 
@@ -134,7 +134,7 @@ def qwen25_1p5b_peft_config() -> Recipe:
     return peft("qwen25_1p5b", 1, **QWEN25_PEFT)
 
 
-@recipe(family="qwen", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen25_3b_pretrain_config() -> Recipe:
     return pretrain("qwen25_3b", 1, micro_batch_size=2, loss="chunked", recompute="selective")
 
@@ -149,7 +149,7 @@ def qwen25_3b_peft_config() -> Recipe:
     return peft("qwen25_3b", 1, **QWEN25_PEFT)
 
 
-@recipe(family="qwen", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen25_7b_pretrain_config() -> Recipe:
     return pretrain("qwen25_7b", 2, tp=2, micro_batch_size=2, loss="chunked", recompute="selective")
 
@@ -164,7 +164,7 @@ def qwen25_7b_peft_config() -> Recipe:
     return peft("qwen25_7b", 1, **QWEN25_PEFT)
 
 
-@recipe(family="qwen", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen", published=Published(start={"recompute": "none"}))
 def qwen25_14b_pretrain_config() -> Recipe:
     return pretrain("qwen25_14b", 4, tp=4, micro_batch_size=2, recompute="selective")
 
@@ -219,7 +219,7 @@ def qwen3_600m_sft_config() -> Recipe:
     return sft("qwen3_600m", 1, global_batch_size=8)
 
 
-@recipe(family="qwen", mission=Mission(tp=1, pp=1))
+@recipe(family="qwen", published=Published(tp=1, pp=1))
 def qwen3_600m_peft_config() -> Recipe:
     return peft("qwen3_600m", 1, global_batch_size=8)
 
@@ -234,7 +234,7 @@ def qwen3_1p7b_sft_config() -> Recipe:
     return sft("qwen3_1p7b", 1, global_batch_size=8)
 
 
-@recipe(family="qwen", mission=Mission(tp=1, pp=1))
+@recipe(family="qwen", published=Published(tp=1, pp=1))
 def qwen3_1p7b_peft_config() -> Recipe:
     return peft("qwen3_1p7b", 1, global_batch_size=8)
 
@@ -249,7 +249,7 @@ def qwen3_4b_sft_config() -> Recipe:
     return sft("qwen3_4b", 2, tp=2, global_batch_size=8)
 
 
-@recipe(family="qwen", mission=Mission(tp=1, pp=1))
+@recipe(family="qwen", published=Published(tp=1, pp=1))
 def qwen3_4b_peft_config() -> Recipe:
     return peft("qwen3_4b", 1, global_batch_size=8)
 
@@ -264,7 +264,7 @@ def qwen3_8b_sft_config() -> Recipe:
     return sft("qwen3_8b", 4, tp=4, global_batch_size=32, warmup_steps=10, steps=100, beta2=0.95)
 
 
-@recipe(family="qwen", mission=Mission(tp=1, pp=1))
+@recipe(family="qwen", published=Published(tp=1, pp=1))
 def qwen3_8b_peft_config() -> Recipe:
     return peft(
         "qwen3_8b",
@@ -289,7 +289,7 @@ def qwen3_14b_sft_config() -> Recipe:
     return sft("qwen3_14b", 8, tp=8, global_batch_size=8)
 
 
-@recipe(family="qwen", mission=Mission(tp=1, pp=1))
+@recipe(family="qwen", published=Published(tp=1, pp=1))
 def qwen3_14b_peft_config() -> Recipe:
     return peft("qwen3_14b", 1, global_batch_size=8)
 
@@ -304,12 +304,12 @@ def qwen3_32b_sft_config() -> Recipe:
     return sft("qwen3_32b", 16, tp=8, pp=2, global_batch_size=8, recompute="full")
 
 
-@recipe(family="qwen", mission=Mission(tp=1, pp=1))
+@recipe(family="qwen", published=Published(tp=1, pp=1))
 def qwen3_32b_peft_config() -> Recipe:
     return peft("qwen3_32b", 1, global_batch_size=8, recompute="full")
 
 
-@recipe(family="qwen", mission=Mission(tp=1, pp=1, cp=8, seq=131072))
+@recipe(family="qwen", published=Published(tp=1, pp=1, cp=8, seq=131072))
 def qwen3_600m_sft_128k_config() -> Recipe:
     return sft(
         "qwen3_600m",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from meshwright.recipes.build import peft, pretrain, sft
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 
 @recipe(
-    family="qwen_moe", mission=Mission(tp=1, pp=1, ep=8, gpus=8, start={"recompute": "none", "loss": "vocab_parallel"})
+    family="qwen_moe",
+    published=Published(tp=1, pp=1, ep=8, gpus=8, start={"recompute": "none", "loss": "vocab_parallel"}),
 )
 def qwen3_30b_a3b_pretrain_config() -> Recipe:
     return pretrain(
@@ -26,7 +27,8 @@ def qwen3_30b_a3b_pretrain_config() -> Recipe:
 
 
 @recipe(
-    family="qwen_moe", mission=Mission(tp=1, pp=1, ep=8, gpus=8, start={"recompute": "none", "defer_grad_sync": True})
+    family="qwen_moe",
+    published=Published(tp=1, pp=1, ep=8, gpus=8, start={"recompute": "none", "defer_grad_sync": True}),
 )
 def qwen3_30b_a3b_sft_config() -> Recipe:
     return sft(
@@ -42,7 +44,7 @@ def qwen3_30b_a3b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(tp=1, pp=1, ep=1, gpus=1, start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(tp=1, pp=1, ep=1, gpus=1, start={"recompute": "none"}))
 def qwen3_30b_a3b_peft_config() -> Recipe:
     return peft(
         "qwen3_30b_a3b",
@@ -59,7 +61,7 @@ def qwen3_30b_a3b_peft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(tp=4, pp=16, cp=2, ep=8, gpus=512))
+@recipe(family="qwen_moe", published=Published(tp=4, pp=16, cp=2, ep=8, gpus=512))
 def qwen3_235b_a22b_pretrain_config() -> Recipe:
     return pretrain(
         "qwen3_235b_a22b",
@@ -76,7 +78,7 @@ def qwen3_235b_a22b_pretrain_config() -> Recipe:
 
 @recipe(
     family="qwen_moe",
-    mission=Mission(tp=4, pp=8, ep=8, gpus=256, start={"recompute": "none", "loss": "vocab_parallel"}),
+    published=Published(tp=4, pp=8, ep=8, gpus=256, start={"recompute": "none", "loss": "vocab_parallel"}),
 )
 def qwen3_235b_a22b_sft_config() -> Recipe:
     return sft(
@@ -97,7 +99,7 @@ def qwen3_235b_a22b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(tp=1, pp=4, ep=4, gpus=16, start={"sp": False}))
+@recipe(family="qwen_moe", published=Published(tp=1, pp=4, ep=4, gpus=16, start={"sp": False}))
 def qwen3_235b_a22b_peft_config() -> Recipe:
     return peft(
         "qwen3_235b_a22b",
@@ -118,7 +120,7 @@ def qwen3_235b_a22b_peft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(tp=1, pp=4, ep=8, start={"micro_batch_size": 2}))
+@recipe(family="qwen_moe", published=Published(tp=1, pp=4, ep=8, start={"micro_batch_size": 2}))
 def qwen3_next_80b_a3b_pretrain_config() -> Recipe:
     return pretrain(
         "qwen3_next_80b_a3b",
@@ -134,7 +136,9 @@ def qwen3_next_80b_a3b_pretrain_config() -> Recipe:
 
 @recipe(
     family="qwen_moe",
-    mission=Mission(tp=1, pp=2, ep=8, start={"recompute_modules": ("layernorm", "moe", "moe_act"), "offload": "none"}),
+    published=Published(
+        tp=1, pp=2, ep=8, start={"recompute_modules": ("layernorm", "moe", "moe_act"), "offload": "none"}
+    ),
 )
 def qwen3_next_80b_a3b_sft_config() -> Recipe:
     return sft(
@@ -151,7 +155,7 @@ def qwen3_next_80b_a3b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", mission=Mission(tp=1, pp=1, ep=4))
+@recipe(family="qwen_moe", published=Published(tp=1, pp=1, ep=4))
 def qwen3_next_80b_a3b_peft_config() -> Recipe:
     return peft(
         "qwen3_next_80b_a3b",

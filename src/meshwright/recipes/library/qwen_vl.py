@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.recipes.build import peft, sft
-from meshwright.recipes.registry import Mission, recipe
+from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 QWEN25_SFT: dict[str, Any] = {
@@ -68,7 +68,7 @@ QWEN35_PEFT: dict[str, Any] = {
 }
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen25_vl_3b_sft_config() -> Recipe:
     return sft("qwen25_vl_3b", 1, loss="chunked", recompute="full", **QWEN25_SFT)
 
@@ -78,12 +78,12 @@ def qwen25_vl_3b_peft_config() -> Recipe:
     return peft("qwen25_vl_3b", 1, **QWEN25_PEFT)
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen25_vl_7b_sft_config() -> Recipe:
     return sft("qwen25_vl_7b", 2, tp=2, loss="chunked", recompute="full", **QWEN25_SFT)
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen25_vl_7b_peft_config() -> Recipe:
     return peft("qwen25_vl_7b", 1, recompute="selective", **QWEN25_PEFT)
 
@@ -93,22 +93,22 @@ def qwen25_vl_32b_sft_config() -> Recipe:
     return sft("qwen25_vl_32b", 16, tp=8, pp=2, **QWEN25_SFT)
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "gpus": 1}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "gpus": 1}))
 def qwen25_vl_32b_peft_config() -> Recipe:
     return peft("qwen25_vl_32b", 2, recompute="full", **QWEN25_PEFT)
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen25_vl_72b_sft_config() -> Recipe:
     return sft("qwen25_vl_72b", 32, tp=8, pp=4, recompute="full", **QWEN25_SFT)
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "gpus": 1}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "gpus": 1}))
 def qwen25_vl_72b_peft_config() -> Recipe:
     return peft("qwen25_vl_72b", 4, recompute="full", **QWEN25_PEFT)
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen3_vl_8b_sft_config() -> Recipe:
     return sft(
         "qwen3_vl_8b",
@@ -124,12 +124,12 @@ def qwen3_vl_8b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen3_vl_8b_peft_config() -> Recipe:
     return peft("qwen3_vl_8b", 1, recompute="selective", **QWEN3_PEFT)
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen3_vl_30b_a3b_sft_config() -> Recipe:
     return sft(
         "qwen3_vl_30b_a3b",
@@ -146,14 +146,14 @@ def qwen3_vl_30b_a3b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen3_vl_30b_a3b_peft_config() -> Recipe:
     return peft(
         "qwen3_vl_30b_a3b", 4, ep=4, overlap_grad_reduce=False, loss="chunked", recompute="selective", **QWEN3_PEFT
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "offload": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "offload": "none"}))
 def qwen3_vl_235b_a22b_sft_config() -> Recipe:
     return sft(
         "qwen3_vl_235b_a22b",
@@ -170,22 +170,22 @@ def qwen3_vl_235b_a22b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen3_vl_235b_a22b_peft_config() -> Recipe:
     return peft("qwen3_vl_235b_a22b", 16, ep=16, overlap_grad_reduce=False, recompute="full", **QWEN3_PEFT)
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", published=Published(start={"loss": "vocab_parallel"}))
 def qwen35_vl_800m_sft_config() -> Recipe:
     return sft("qwen35_800m", 1, micro_batch_size=4, global_batch_size=32, min_lr=5e-7, loss="chunked", **QWEN35_SFT)
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", published=Published(start={"loss": "vocab_parallel"}))
 def qwen35_vl_800m_peft_config() -> Recipe:
     return peft("qwen35_800m", 1, micro_batch_size=4, global_batch_size=32, loss="chunked", **QWEN35_PEFT)
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_2b_sft_config() -> Recipe:
     return sft(
         "qwen35_2b",
@@ -199,14 +199,14 @@ def qwen35_vl_2b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_2b_peft_config() -> Recipe:
     return peft(
         "qwen35_2b", 1, micro_batch_size=4, global_batch_size=32, loss="chunked", recompute="full", **QWEN35_PEFT
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_4b_sft_config() -> Recipe:
     return sft(
         "qwen35_4b",
@@ -221,14 +221,14 @@ def qwen35_vl_4b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_4b_peft_config() -> Recipe:
     return peft(
         "qwen35_4b", 1, micro_batch_size=4, global_batch_size=32, loss="chunked", recompute="full", **QWEN35_PEFT
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_9b_sft_config() -> Recipe:
     return sft(
         "qwen35_9b",
@@ -243,14 +243,14 @@ def qwen35_vl_9b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_9b_peft_config() -> Recipe:
     return peft(
         "qwen35_9b", 1, micro_batch_size=4, global_batch_size=32, loss="chunked", recompute="full", **QWEN35_PEFT
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen35_vl_27b_sft_config() -> Recipe:
     return sft(
         "qwen35_27b",
@@ -265,14 +265,14 @@ def qwen35_vl_27b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_27b_peft_config() -> Recipe:
     return peft(
         "qwen35_27b", 2, tp=2, micro_batch_size=4, global_batch_size=32, loss="chunked", recompute="full", **QWEN35_PEFT
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", published=Published(start={"loss": "vocab_parallel"}))
 def qwen35_vl_35b_a3b_sft_config() -> Recipe:
     return sft(
         "qwen35_35b_a3b",
@@ -306,7 +306,7 @@ def qwen35_vl_35b_a3b_peft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"micro_batch_size": 4}))
+@recipe(family="qwen_vl", published=Published(start={"micro_batch_size": 4}))
 def qwen35_vl_122b_a10b_sft_config() -> Recipe:
     return sft(
         "qwen35_122b_a10b",
@@ -323,7 +323,9 @@ def qwen35_vl_122b_a10b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"micro_batch_size": 4, "recompute": "none", "loss": "vocab_parallel"}))
+@recipe(
+    family="qwen_vl", published=Published(start={"micro_batch_size": 4, "recompute": "none", "loss": "vocab_parallel"})
+)
 def qwen35_vl_122b_a10b_peft_config() -> Recipe:
     return peft(
         "qwen35_122b_a10b",
@@ -340,7 +342,7 @@ def qwen35_vl_122b_a10b_peft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"cp": 1, "micro_batch_size": 4}))
+@recipe(family="qwen_vl", published=Published(start={"cp": 1, "micro_batch_size": 4}))
 def qwen35_vl_397b_a17b_sft_config() -> Recipe:
     return sft(
         "qwen35_397b_a17b",
@@ -358,7 +360,7 @@ def qwen35_vl_397b_a17b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", mission=Mission(start={"micro_batch_size": 4, "recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"micro_batch_size": 4, "recompute": "none"}))
 def qwen35_vl_397b_a17b_peft_config() -> Recipe:
     return peft(
         "qwen35_397b_a17b",
