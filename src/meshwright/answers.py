@@ -40,7 +40,7 @@ def plan_to_dict(plan: Plan, explain: bool = False) -> dict[str, Any]:
         },
         "contract": plan.contract_dict(),
         "layout": plan.layout_dict(),
-        "estimate": costs.to_dict(plan.estimate),
+        "estimate": _estimate(plan),
         "changes": [{"field": c.field, "from": c.old, "to": c.new, "kind": c.kind, "why": c.why} for c in plan.changes],
         "findings": findings_to_dicts(plan.findings),
         "offers": [
@@ -54,6 +54,12 @@ def plan_to_dict(plan: Plan, explain: bool = False) -> dict[str, Any]:
     if explain:
         out["reasons"] = [{"field": r.field, "value": r.value, "why": r.why} for r in planner.reasons(plan)]
     return out
+
+
+def _estimate(plan: Plan) -> dict[str, Any]:
+    """The estimate; a layout that cannot be built fits nowhere, whatever its arithmetic says."""
+    made = costs.to_dict(plan.estimate)
+    return made if plan.exists else {**made, "fits": False}
 
 
 def estimate_to_dict(plan: Plan) -> dict[str, Any]:

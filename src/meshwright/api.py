@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshwright import answers, clusters, costs, launch, models, planner, rules
-from meshwright.errors import InputError, unknown
+from meshwright.errors import InputError, OutputError, closest, unknown
 from meshwright.models import ModelSpec
 from meshwright.planner import Plan, Question, Ranking, Sizing
 from meshwright.recipes import files, index, types
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from meshwright.costs.calibrate import OwnProfile
 
 LONGEST = 100_000_000  # tokens in one sample
+MOST_PLANS = 100
 
 
 def recommend(
@@ -54,8 +55,8 @@ def plan(
     overrides: Sequence[str] = (),
 ) -> Ranking:
     """The fastest plans of the whole legal space for a model or recipe, and why others were dropped."""
-    if top < 1:
-        raise InputError("at least one plan must be asked for", field="top", value=top)
+    if not 1 <= top <= MOST_PLANS:
+        raise InputError(f"ask for 1 to {MOST_PLANS} plans", field="top", value=top)
     return planner.ranked(
         question_of(*_model_and_goal(target, goal), seq, engine, gpus=gpus, calibration=calibration), overrides, top
     )
@@ -75,6 +76,9 @@ def size(
 ) -> Sizing:
     """GPU counts that fit a training, with speed, goodput, and days and cost for a token budget."""
     question = question_of(model, goal, seq, engine, gpus=f"1x{clusters.gpu(gpu).name}", calibration=calibration)
+    if price is not None and not (tokens is not None and 0 <= price < 1e6):
+        reason = "a price is a number of at least 0" if tokens is not None else "a price needs a token budget"
+        raise InputError(reason, field="price", value=price, fix=("--tokens 1T --price 2.5",))
     return planner.size(question, overrides, _tokens(tokens), price)
 
 
@@ -90,10 +94,10 @@ def estimate(
     """The estimate of exactly this layout: the recipe's own with overrides, nothing searched."""
     if _is_recipe(target):
         asked = _recipe_from(target)
-        where = gpus or asked.cluster
-        length = asked.data.seq_length
-        question = question_of(asked.model, asked.goal, length, engine, gpus=where, calibration=calibration)
-        return planner.exactly(msgspec.structs.replace(question, seq_length=None), asked, overrides)
+        model, found_goal = _model_and_goal(target, goal)
+        question = question_of(model, found_goal, None, engine, gpus=gpus or asked.cluster, calibration=calibration)
+        return planner.exactly(question, asked, overrides)
+    _refuse_unknown(target)
     if gpus is None:
         raise InputError("a model's estimate needs the GPUs", field="gpus", fix=("--gpus 8xH100",))
     question = question_of(target, goal or "pretrain", None, engine, gpus=gpus, calibration=calibration)
@@ -128,14 +132,19 @@ def calibrate_runs(path: str) -> list[OwnProfile]:
     return calibrate.from_runs(path)
 
 
-def save_profile(profiles: Sequence[OwnProfile], path: str) -> None:
-    """Writes a machine's profile; runs on several GPU types need a file each."""
-    if len(profiles) != 1:
-        names = ", ".join(p.gpu for p in profiles)
-        raise InputError(
-            f"the runs are on several GPU types ({names}); give one table for each", field="out", value=path
-        )
-    _write(path, profile_text(profiles[0]), "out")
+def refuse_mixed_runs(path: str) -> None:
+    """A profile is for one GPU type: a table with several is refused before anything is fitted."""
+    from meshwright.costs import calibrate
+
+    names = sorted({r.case.cluster.gpu.name for r in calibrate.usable_runs(path) if r.case is not None})
+    if len(names) > 1:
+        said = ", ".join(names)
+        raise InputError(f"the runs are on several GPU types ({said}); give a table for each", field="runs", value=path)
+
+
+def save_profile(profile: OwnProfile, path: str) -> None:
+    """Writes a machine's profile."""
+    _write(path, profile_text(profile), "out")
 
 
 def profile_text(profile: OwnProfile) -> str:
@@ -320,6 +329,17 @@ def _model(text: str) -> tuple[ModelSpec, str]:
     return spec, spec.name if spec.name in models.names() else str(Path(text).expanduser().resolve())
 
 
+def _refuse_unknown(target: str) -> None:
+    """A name that is neither a model nor a recipe is told with what it may have been of both."""
+    try:
+        models.find(target)
+    except InputError:
+        near = closest(target, index.names(), 2)
+        if near and "_" in target:
+            raise unknown("model or recipe", target, [*near, *closest(target, models.names(), 1)]) from None
+        raise
+
+
 def _is_recipe(name: str) -> bool:
     return files.is_file(name) or index.knows(name)
 
@@ -338,7 +358,7 @@ def _write(path: str, text: str, field: str) -> None:
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror}", field=field, value=path) from error
+        raise OutputError(f"cannot be written: {error.strerror}", field=field, value=path) from error
 
 
 def _tokens(tokens: float | str | None) -> float | None:

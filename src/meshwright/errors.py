@@ -44,6 +44,12 @@ class InputError(MeshwrightError):
 SHORT = 5  # letters
 
 
+class OutputError(MeshwrightError):
+    """An answer was there and could not be written (exit code 3)."""
+
+    exit_code = 3
+
+
 def closest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """The known names nearest to what was typed, best first; empty when nothing is near."""
     from rapidfuzz import fuzz, process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -174,3 +175,65 @@ def test_every_stage_is_available_and_the_worst_is_reported(meshwright: Any) -> 
     assert len(stages) == found["layout"]["pp"]
     worst = max(stage["total"] for stage in stages.values())
     assert worst == pytest.approx(found["estimate"]["memory_gib"]["total"], rel=1e-3)
+
+
+def test_ranked_plans_differ(meshwright: Any) -> None:
+    found = meshwright("plan", "qwen3-30b-a3b", "--gpus", "16xH100", "--goal", "pretrain", "--json").json["plans"]
+    layouts = [tuple(sorted((k, str(v)) for k, v in p["layout"].items())) for p in found]
+    assert len(set(layouts)) == len(layouts) == 5
+
+
+def test_a_layout_that_cannot_be_built_fits_nowhere(meshwright: Any) -> None:
+    answer = meshwright("estimate", "llama3-8b", "layout.tp=16", "--gpus", "8xH100", "--json")
+    assert answer.code == 1
+    assert answer.json["estimate"]["fits"] is False
+    assert "cannot be built" in meshwright("estimate", "llama3-8b", "layout.tp=16", "--gpus", "8xH100").out
+
+
+def test_what_the_user_fixed_is_named_when_nothing_can_keep_it(meshwright: Any) -> None:
+    found = meshwright("plan", "llama3-8b", "layout.tp=3", "--gpus", "8xH100", "--goal", "sft", "--json").json
+    assert found["plans"] == []
+    assert "tp=3" in found["dropped"][0]["reason"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", "llama3-8b", "--gpus", "8xH100", "--goal", "sft", "--top", "100000000"),
+        ("size", "llama3-8b", "--goal", "sft", "--gpu", "H100", "--tokens", "1T", "--price", "nan"),
+        ("size", "llama3-8b", "--goal", "sft", "--gpu", "H100", "--tokens", "1T", "--price", "-3"),
+        ("size", "llama3-8b", "--goal", "sft", "--gpu", "H100", "--price", "3"),
+        ("estimate", "llama3_8b_sft_config", "--goal", "pretrain"),
+        ("estimate", "llama3_8b_sft_cofig"),
+    ],
+)
+def test_more_bad_input(meshwright: Any, words: tuple[str, ...]) -> None:
+    answer = meshwright(*words, "--json")
+    assert answer.code == 2
+    assert "NaN" not in answer.out
+
+
+def test_a_saved_recipe_is_estimated(meshwright: Any, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    asked = ("--gpus", "8xH100", "--goal", "sft")
+    plan = meshwright("recommend", "llama3-8b", *asked, "--save", str(file), "--json").json
+    again = meshwright("estimate", str(file), "--json").json
+    assert again["estimate"]["step_s"] == pytest.approx(plan["estimate"]["step_s"])
+
+
+def test_what_cannot_be_written_ends_with_three(meshwright: Any, tmp_path: Path) -> None:
+    asked = ("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "sft")
+    assert meshwright(*asked, "--save", str(tmp_path / "no" / "x.toml"), "--json").code == 3
+
+
+@pytest.mark.parametrize("step", ["nan", "1e9", "-1", "inf"])
+def test_runs_that_make_no_sense_are_not_fitted(meshwright: Any, tmp_path: Path, step: str) -> None:
+    with (ROOT / "benchmarks" / "data" / "measurements.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["source"] == "fms_fsdp"]
+    runs, out = tmp_path / "runs.csv", tmp_path / "mine.toml"
+    with runs.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows({**row, "step_time_s": step, "tokens_per_s_per_gpu": ""} for row in rows)
+    assert meshwright("calibrate", str(runs), "--out", str(out), "--json").code == 2
+    assert not out.exists()

@@ -153,3 +153,16 @@ def test_facts_of_a_cluster_file_are_kept(tmp_path: Path) -> None:
 def test_a_length_is_asked_for_once() -> None:
     with pytest.raises(InputError, match="8192"):
         recommend("llama3-8b", "8xH100", "sft", seq=4096, overrides=["data.seq_length=8192"])
+
+
+def test_an_offered_batch_stays_within_reason() -> None:
+    plan = recommend("llama3-8b", "1024xH100", "pretrain")
+    for offer in plan.offers:
+        batch = [o for o in offer.overrides if o.startswith("train.global_batch_size=")]
+        if batch:
+            assert int(batch[0].split("=")[1]) * plan.recipe.data.seq_length <= 16 * 2**20
+
+
+def test_gpus_with_too_little_to_do_are_offered_a_larger_batch() -> None:
+    plan = recommend("qwen3-235b-a22b", "128xB200", "pretrain")
+    assert any(o.title == "scale the batch" for o in plan.offers)

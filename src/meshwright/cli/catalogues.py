@@ -131,9 +131,11 @@ def accuracy(file: str, plot: str | None, as_json: bool) -> None:
 )
 def calibrate(runs: str | None, out: str | None, as_json: bool) -> None:
     """Measure this machine's GPU, or fit to your own RUNS (a CSV), into a profile for --calibration."""
+    if runs and out:
+        api.refuse_mixed_runs(runs)
     profiles = api.calibrate_runs(runs) if runs else [api.calibrate_machine()[0]]
     if out:
-        api.save_profile(profiles, out)
+        api.save_profile(profiles[0], out)
     if as_json:
         emit({"schema": api.SCHEMA, "profiles": [api.profile_to_dict(p) for p in profiles]})
     elif not out:

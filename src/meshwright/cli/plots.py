@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, OutputError
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
 SUFFIXES = (".svg", ".png")
@@ -30,7 +30,7 @@ def save(made: Any, path: str) -> None:
     try:
         made.savefig(path, dpi=150)
     except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror}", field="plot", value=path) from error
+        raise OutputError(f"cannot be written: {error.strerror}", field="plot", value=path) from error
 
 
 def estimate(answer: dict[str, Any], path: str) -> None:

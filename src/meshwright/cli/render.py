@@ -22,6 +22,7 @@ PARTS = {
     "overhead": "white",
 }
 MARKS = {"error": ("✗", "red"), "warning": ("!", "yellow"), "advice": ("·", "cyan")}
+NO_LAYOUT = "[red]no figures: this layout cannot be built (see the findings)[/]"
 LETTERS = {part: part[0].upper() for part in PARTS} | {"overhead": "x"}
 
 
@@ -94,7 +95,7 @@ def plan(found: Any, explain: bool) -> None:
     if recipe["benchmark"]:
         _rows(out, "", ["[yellow]benchmark: upper-bound throughput on mock data, not a production setting[/]"])
     _rows(out, "Layout", [_layout_line(answer["layout"])])
-    _rows(out, "Memory", _memory_lines(answer["estimate"]))
+    _rows(out, "Memory", _memory_lines(answer["estimate"]) if found.exists else [NO_LAYOUT])
     if answer["estimate"]["fits"]:
         _rows(out, "Speed", [_speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
     if "smallest_that_fits" in answer:
@@ -120,9 +121,12 @@ def estimate(found: Any) -> None:
     out.print(f"[bold green]{answer['recipe']['name']}[/]  exactly this layout, nothing searched")
     _rows(out, "Train", [_train_line(answer, api.model_to_dict(found.case.model))])
     _rows(out, "Layout", [_layout_line(answer["layout"])])
-    _rows(out, "Memory", _memory_lines(answer["estimate"]))
-    _rows(out, "Speed", [_speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
-    _rows(out, "Step", [_step_line(answer["estimate"])])
+    if found.exists:
+        _rows(out, "Memory", _memory_lines(answer["estimate"]))
+        _rows(out, "Speed", [_speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
+        _rows(out, "Step", [_step_line(answer["estimate"])])
+    else:
+        _rows(out, "Memory", [NO_LAYOUT])
     _rows(out, "Findings", _finding_lines(answer["findings"]) or ["none"])
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from meshwright.costs.memory import memory
 from meshwright.costs.ruler import Measured, batches, read
 from meshwright.costs.time import step_time
+from meshwright.errors import InputError
 
 TIME_TIERS = ("A", "B")
 MEMORY_TIERS = ("A",)
@@ -61,7 +62,11 @@ class Report(msgspec.Struct, frozen=True):
 
 def accuracy(path: str | Path) -> Report:
     """Compare the cost model with every row of a CSV of measurements."""
-    return compare(read(path))
+    rows = read(path)
+    if not any(row.case is not None for row in rows):
+        reason = Counter(row.unsupported for row in rows).most_common(1)[0][0]
+        raise InputError(f"none of its {len(rows)} rows can be predicted: {reason}", field="file", value=str(path))
+    return compare(rows)
 
 
 def compare(rows: Sequence[Measured]) -> Report:

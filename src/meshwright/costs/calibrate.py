@@ -18,8 +18,8 @@ from meshwright.costs.time import step_time
 from meshwright.errors import InputError
 
 LARGE = 2048  # tokens and widths from which a matmul reaches its plateau
-FEWEST_RUNS = 1
-CLOCKS = np.geomspace(0.4, 2.0, 81)  # speeds tried against the shipped profile, 2 % apart
+SLOWEST, FASTEST = 0.3, 3.0  # speeds tried over the shipped profile
+WORST_FIT = 0.5  # median error above which the runs are not explained
 
 
 class OwnProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,22 +87,37 @@ def _share(value: float) -> float:
 
 def from_runs(path: str | Path) -> list[OwnProfile]:
     """One profile for each GPU type in a table of one's own runs: the speed at which predictions meet them."""
-    rows = [r for r in read(path) if r.case is not None and r.step_s and not r.oom]
-    if len(rows) < FEWEST_RUNS:
-        raise InputError("no row has a model, GPUs and a step time we can use", field="runs", value=str(path))
+    rows = usable_runs(path)
     names = sorted({r.case.cluster.gpu.name for r in rows if r.case is not None})
     return [_fitted([r for r in rows if r.case is not None and r.case.cluster.gpu.name == n], n, path) for n in names]
 
 
+def usable_runs(path: str | Path) -> list[Measured]:
+    """The rows of a table with a model, GPUs and a step time we can use; at least one."""
+    rows = [r for r in read(path) if r.case is not None and r.step_s > 0 and not r.oom]
+    if not rows:
+        raise InputError("no row has a model, GPUs and a step time we can use", field="runs", value=str(path))
+    return rows
+
+
 def _fitted(rows: list[Measured], name: str, path: str | Path) -> OwnProfile:
-    best = min((OwnProfile(gpu=name, clock=float(c)) for c in CLOCKS), key=lambda p: _error(rows, p))
-    return msgspec.structs.replace(
-        best,
-        clock=round(best.clock, 4),
-        source=f"fitted to {len(rows)} runs of {Path(path).name}",
-        runs=len(rows),
-        error_pct=round(100 * _error(rows, best), 2),
-    )
+    """The clock with the least error: a coarse look, then a closer one around the best."""
+    low, high = SLOWEST, FASTEST
+    for steps in (9, 9, 9):
+        tried = [float(c) for c in np.geomspace(low, high, steps)]
+        errors = [_error(rows, OwnProfile(gpu=name, clock=c)) for c in tried]
+        at = int(np.argmin(errors))
+        low, high = tried[max(at - 1, 0)], tried[min(at + 1, steps - 1)]
+    clock, error = tried[at], errors[at]
+    if error > WORST_FIT or not SLOWEST * 1.01 < clock < FASTEST / 1.01:
+        raise InputError(
+            f"no speed of {name} explains these runs: the best leaves a median error of {100 * error:.0f} %",
+            field="runs",
+            value=str(path),
+            fix=("check the step times and layouts of the rows",),
+        )
+    source = f"fitted to {len(rows)} runs of {Path(path).name}"
+    return OwnProfile(name, source, round(clock, 4), runs=len(rows), error_pct=round(100 * error, 2))
 
 
 def _error(rows: list[Measured], profile: OwnProfile) -> float:

@@ -42,8 +42,8 @@ from meshwright.recipes.types import GOALS, Recipe
 
 REQUIRED = (
     "source", "framework", "model", "hf_id_or_dims", "mode", "gpu", "gpus_per_node", "n_gpus", "seq_len", "mbs", "gbs",
-    "precision", "tp", "pp", "cp", "dp_strategy", "recompute", "step_time_s", "tokens_per_s_per_gpu", "status", "tier",
-    "mem_tier", "precision_class", "recompute_class", "dp_class",
+    "precision", "tp", "pp", "cp", "dp_strategy", "recompute", "step_time_s", "tokens_per_s_per_gpu", "status",
+    "precision_class", "recompute_class", "dp_class",
 )  # fmt: skip
 # Names that may differ between the rows of one batch; all others must be equal.
 COLUMNS = (
@@ -111,8 +111,8 @@ def _measured(row: dict[str, str], place: int) -> Measured:
     return Measured(
         row_id=row.get("row_id") or str(place + 1),
         source=row["source"],
-        tier=row["tier"],
-        mem_tier=row["mem_tier"],
+        tier=row.get("tier") or "A",
+        mem_tier=row.get("mem_tier") or "A",
         gpu=row["gpu"],
         case=case,
         unsupported=reason,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -63,14 +64,15 @@ def whole(row: Row, column: str, default: int = 1) -> int:
     """A count; blank or unreadable cells take the default."""
     try:
         return int(float(row.get(column, "")))
-    except ValueError:
+    except (ValueError, OverflowError):
         return default
 
 
 def number(row: Row, column: str) -> float:
     """A positive measurement; 0 where the cell is blank or unreadable."""
     try:
-        return max(float(row.get(column, "")), 0.0)
+        value = float(row.get(column, ""))
+        return value if math.isfinite(value) and value > 0 else 0.0
     except ValueError:
         return 0.0
 

@@ -8,7 +8,7 @@ from meshwright import rules
 from meshwright.planner import Plan, case_of, on_engine
 from meshwright.recipes.aliases import foreign_key, to_foreign
 from meshwright.recipes.aliases_joint import dispatcher_keys, recompute_keys
-from meshwright.recipes.index import family
+from meshwright.recipes.index import family, knows
 from meshwright.recipes.spelling import spell
 
 # Megatron-Bridge (commit 067f987, 2026-08-22) has no recipe of these names, or one that raises.
@@ -43,7 +43,7 @@ def left_out(plan: Plan) -> dict[str, str]:
 def why_not_bridge(plan: Plan) -> str | None:
     """Why Megatron-Bridge cannot run this plan as it is, or None when it can."""
     name = plan.base.name
-    if plan.recipe.model != plan.base.model or name in NOT_IN_BRIDGE or family(name) in OWN_FAMILIES:
+    if not knows(name) or plan.recipe.model != plan.base.model or name in NOT_IN_BRIDGE or family(name) in OWN_FAMILIES:
         return "it has no recipe for this"
     if plan.question.engine not in ("meshwright", "megatron"):
         return f"the plan was made for the {plan.question.engine} engine"

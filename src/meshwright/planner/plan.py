@@ -83,6 +83,11 @@ class Plan(msgspec.Struct, frozen=True):
         return bool(self.estimate.fits) and not any(f.severity == "error" for f in self.findings)
 
     @property
+    def exists(self) -> bool:
+        """Whether such a layout can be built at all, memory aside."""
+        return not any(f.severity == "error" and not f.rule.startswith("memory.") for f in self.findings)
+
+    @property
     def approach(self) -> Approach:
         """How far this is from running the recipe as shipped."""
         if self.recipe.model != self.base.model or any(c.field.startswith("architecture.") for c in self.changes):

@@ -14,9 +14,10 @@ from meshwright.planner.plan import Plan, Question
 from meshwright.planner.recommend import plan_with
 from meshwright.planner.search import Candidate, Priced, priced
 from meshwright.planner.space import WHOLE, candidates, degrees, with_pins
-from meshwright.planner.start import begin
+from meshwright.planner.start import Start, begin
 from meshwright.recipes.case import Case
 
+ALIKE = 12  # candidates looked at for each plan shown: several options may come to the same layout
 SHOWN_NAMES = ("strategy", "tp", "pp", "vp", "cp", "ep", "etp", "micro_batch_size", "recompute")
 
 
@@ -45,21 +46,22 @@ def ranked(question: Question, overrides: Sequence[str] = (), top: int = 5) -> R
     return Ranking(
         plans=tuple(plan_with(start, {**candidate.layout, **start.pinned}) for candidate in best),
         pareto=pareto(batches),
-        dropped=(*_refused(start.case, start.pinned), *_too_large(batches)),
+        dropped=(*_own_errors(start, batches), *_refused(start.case, start.pinned), *_too_large(batches)),
         searched=sum(len(b) for b in batches),
     )
 
 
 def _fastest(batches: list[Priced], top: int) -> list[Candidate]:
-    """The fastest that fit; the smallest one when none does."""
+    """The fastest different layouts that fit; the smallest one when none does."""
     found = [
         b.row(int(i))
         for b in batches
-        for i in np.flatnonzero(b.fits)[np.argsort(b.step_s[b.fits], kind="stable")][:top]
+        for i in np.flatnonzero(b.fits)[np.argsort(b.step_s[b.fits], kind="stable")][: ALIKE * top]
     ]
     if not found and batches:
         return [min((b.row(int(np.argmin(b.total_gib))) for b in batches), key=lambda c: c.total_gib)]
-    return sorted(found, key=lambda c: c.step_s)[:top]
+    distinct = {tuple(sorted(c.layout.items(), key=str)): c for c in sorted(found, key=lambda c: -c.step_s)}
+    return sorted(distinct.values(), key=lambda c: c.step_s)[:top]
 
 
 def pareto(batches: list[Priced]) -> tuple[Candidate, ...]:
@@ -76,6 +78,15 @@ def pareto(batches: list[Priced]) -> tuple[Candidate, ...]:
         if not kept or candidate.total_gib < kept[-1].total_gib:
             kept.append(candidate)
     return tuple(kept)
+
+
+def _own_errors(start: Start, batches: list[Priced]) -> Iterator[Dropped]:
+    """What the rules say of the user's own numbers when no layout can keep them."""
+    if batches or not start.pinned:
+        return
+    for rule in rules.applicable(start.case, ("error",)):
+        if rule.field in start.pinned and bool(rule.broken(start.case)):
+            yield Dropped(f"{rule.id}: {rules.message(rule, start.case)}", 1, shown(start.case))
 
 
 def _refused(case: Case, pinned: Mapping[str, Any]) -> Iterator[Dropped]:

@@ -80,7 +80,7 @@ def plan_with(start: Start, layout: Mapping[str, Any], faster: Candidate | None 
         case=case,
         estimate=estimate,
         changes=changes,
-        findings=tuple(f for f in rules.judge(case) if _worth_saying(f, case, float(estimate.step_s))),
+        findings=tuple(_weighed(rules.judge(case), case, float(estimate.step_s))),
         offers=(*_faster_layout(case, estimate, faster), *offers(start.base, start.base_cluster.world, case)),
     )
 
@@ -90,12 +90,19 @@ def with_layout(recipe: Recipe, layout: Mapping[str, Any]) -> Recipe:
     return msgspec.structs.replace(recipe, layout=msgspec.structs.replace(recipe.layout, **layout))
 
 
-def _worth_saying(finding: Finding, case: Case, step_s: float) -> bool:
-    """Whether advice to change the layout would really make it faster and leave room; anything else always is."""
-    if finding.severity != "advice" or not all(key.startswith("layout.") for key in finding.fix):
-        return True
-    changed = override.apply(case.recipe, finding.fix)
-    price = costs.estimate(case.renewed(changed))
+def _weighed(findings: Iterable[Finding], case: Case, step_s: float) -> Iterable[Finding]:
+    """Advice stays when following it is really faster and leaves room; a warning stays, its fix only then."""
+    for finding in findings:
+        of_memory = finding.rule.startswith("memory.") and finding.severity == "warning"
+        about_layout = bool(finding.fix) and all(key.startswith("layout.") for key in finding.fix)
+        if finding.severity == "error" or of_memory or not about_layout or _helps(finding, case, step_s):
+            yield finding
+        elif finding.severity == "warning":
+            yield msgspec.structs.replace(finding, fix=())
+
+
+def _helps(finding: Finding, case: Case, step_s: float) -> bool:
+    price = costs.estimate(case.renewed(override.apply(case.recipe, finding.fix)))
     roomy = float(price.memory.total) <= ROOMY * case.capacity_gib
     return roomy and float(price.step_s) <= WORTH_ADVISING * step_s
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import sqrt
+from math import ceil, sqrt
 from typing import Literal
 
 import msgspec
@@ -15,6 +15,9 @@ from meshwright.recipes.types import Recipe
 
 LrLaw = Literal["sqrt", "linear"]
 LAWS: tuple[LrLaw, ...] = ("sqrt", "linear")
+MOST_TOKENS = 16 * 2**20  # per step; the largest published trainings take about this
+MOST_GROWTH = 16  # of the batch: beyond, no law of the learning rate was tried
+ENOUGH_TOKENS = 4096  # per GPU and step
 WORTH_FP8 = 0.03  # of the step time
 
 
@@ -62,16 +65,21 @@ def _whole_steps(batch: int, case: Case) -> int:
 
 
 def _batch_offers(base: Recipe, base_world: int, case: Case) -> list[Offer]:
+    """A larger batch when the GPUs grew or each has too little to do; never more tokens than big trainings take."""
     old, world = base.train.global_batch_size, int(case.world)
-    batch = _whole_steps(scaled_batch(old, base_world, world), case)
-    if world <= base_world or batch <= case.global_batch_size:
+    per_gpu = case.global_batch_size * case.seq_length / world
+    if world > base_world:
+        wanted, why = scaled_batch(old, base_world, world), f"{world} GPUs instead of {base_world}"
+    elif per_gpu < ENOUGH_TOKENS:
+        wanted, why = ceil(ENOUGH_TOKENS * world / case.seq_length), f"each GPU gets {per_gpu:,.0f} tokens per step"
+    else:
+        return []
+    batch = _whole_steps(min(wanted, MOST_TOKENS // case.seq_length, MOST_GROWTH * old), case)
+    if batch <= case.global_batch_size:
         return []
     lr, linear = (scaled_lr(base.optimizer.lr, old, batch, law) for law in LAWS)
-    why = (
-        f"{world} GPUs instead of {base_world}: a batch grown with them keeps the work per GPU "
-        f"and wants lr {lr:g} (sqrt law; {linear:g} by the linear one)"
-    )
-    return [Offer("scale the batch with the GPUs", (f"train.global_batch_size={batch}", f"optimizer.lr={lr:g}"), why)]
+    why += f": a batch of {batch} keeps them busier and wants lr {lr:g} (sqrt law; {linear:g} by the linear one)"
+    return [Offer("scale the batch", (f"train.global_batch_size={batch}", f"optimizer.lr={lr:g}"), why)]
 
 
 def _length_offers(base: Recipe, case: Case) -> list[Offer]:

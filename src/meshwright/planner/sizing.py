@@ -66,8 +66,9 @@ def size(
         if one is not None:
             found.append(one)
     fitting = [s for s in found if s.fits]
+    below = [s for s in found if not fitting or s.gpus < fitting[0].gpus][-1:]
     return Sizing(
-        sizes=tuple(found),
+        sizes=(*below, *(s for s in found if fitting and s.gpus >= fitting[0].gpus)),
         smallest=fitting[0] if fitting else None,
         most_efficient=max(fitting, key=lambda s: s.tokens_per_s_per_gpu * s.goodput.share, default=None),
     )
@@ -89,7 +90,7 @@ def _sized(start: Start, tokens: float | None, price: float | None) -> Size | No
     rate = float(estimate.tokens_per_s_per_gpu)
     state = float(estimate.memory.weights + estimate.memory.optimizer) * GB_PER_GIB
     kept = goodput(gpus, state)
-    days = tokens / (rate * gpus * kept.share * DAY) if tokens and kept.share > 0 else None
+    days = tokens / (rate * gpus * kept.share * DAY) if tokens and kept.share > 0 and estimate.fits else None
     return Size(
         gpus=gpus,
         layout=shown(chosen.layout),
