@@ -13,7 +13,7 @@ from meshwright.planner.explain import why_changed
 from meshwright.planner.plan import Change, Match, Offer, Plan, Question
 from meshwright.planner.scaling import offers
 from meshwright.planner.search import KEEP_WITHIN, LAYOUT_NAMES, ROOMY, Candidate, always_broken, any_legal, best
-from meshwright.planner.start import Start, begin
+from meshwright.planner.start import ENGINE_STRATEGY, Start, begin
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.recipes.spelling import spell
@@ -130,7 +130,7 @@ def changes_between(start: Start, recipe: Recipe, case: Case) -> tuple[Change, .
 
 
 def _why(name: str, old: Any, case: Case) -> str:
-    if name == "strategy":
+    if name == "strategy" and ENGINE_STRATEGY.get(case.engine) == case.strategy:
         return f"what the {case.engine} engine makes of {old}"
     return why_changed(case, name, old)
 
