@@ -111,8 +111,8 @@ def _measured(row: dict[str, str], place: int) -> Measured:
     return Measured(
         row_id=row.get("row_id") or str(place + 1),
         source=row["source"],
-        tier=row.get("tier") or "A",
-        mem_tier=row.get("mem_tier") or "A",
+        tier=row.get("tier", "A"),
+        mem_tier=row.get("mem_tier", "A"),
         gpu=row["gpu"],
         case=case,
         unsupported=reason,
