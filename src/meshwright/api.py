@@ -75,6 +75,11 @@ def size(
     overrides: Sequence[str] = (),
 ) -> Sizing:
     """GPU counts that fit a training, with speed, goodput, and days and cost for a token budget."""
+    if not clusters.knows(gpu) and gpu[:1].isdigit():
+        kind = gpu.split("x")[-1]
+        raise InputError(
+            "give the GPU type alone; the count is what is asked", field="gpu", value=gpu, fix=(f"--gpu {kind}",)
+        )
     question = question_of(model, goal, seq, engine, gpus=f"1x{clusters.gpu(gpu).name}", calibration=calibration)
     if price is not None and not (tokens is not None and 0 <= price < 1e6):
         reason = "a price is a number of at least 0" if tokens is not None else "a price needs a token budget"
@@ -87,6 +92,7 @@ def estimate(
     *,
     gpus: str | int | None = None,
     goal: str | None = None,
+    seq: int | str | None = None,
     engine: str = "meshwright",
     calibration: str | None = None,
     overrides: Sequence[str] = (),
@@ -95,12 +101,12 @@ def estimate(
     if _is_recipe(target):
         asked = _recipe_from(target)
         model, found_goal = _model_and_goal(target, goal)
-        question = question_of(model, found_goal, None, engine, gpus=gpus or asked.cluster, calibration=calibration)
+        question = question_of(model, found_goal, seq, engine, gpus=gpus or asked.cluster, calibration=calibration)
         return planner.exactly(question, asked, overrides)
     _refuse_unknown(target)
     if gpus is None:
         raise InputError("a model's estimate needs the GPUs", field="gpus", fix=("--gpus 8xH100",))
-    question = question_of(target, goal or "pretrain", None, engine, gpus=gpus, calibration=calibration)
+    question = question_of(target, goal or "pretrain", seq, engine, gpus=gpus, calibration=calibration)
     return planner.exactly(question, None, overrides)
 
 

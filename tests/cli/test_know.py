@@ -237,3 +237,14 @@ def test_runs_that_make_no_sense_are_not_fitted(meshwright: Any, tmp_path: Path,
         writer.writerows({**row, "step_time_s": step, "tokens_per_s_per_gpu": ""} for row in rows)
     assert meshwright("calibrate", str(runs), "--out", str(out), "--json").code == 2
     assert not out.exists()
+
+
+def test_estimate_takes_a_sequence_length(meshwright: Any) -> None:
+    found = meshwright("estimate", "llama3_8b_sft_config", "--seq", "4k", "--json").json
+    assert found["contract"]["seq_length"] == 4096
+
+
+def test_size_asks_for_the_type_alone(meshwright: Any) -> None:
+    answer = meshwright("size", "llama3-8b", "--goal", "sft", "--gpu", "8xH100", "--json")
+    assert answer.code == 2
+    assert answer.json["error"]["fix"] == ["--gpu H100"]

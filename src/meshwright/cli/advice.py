@@ -192,6 +192,7 @@ def size(
     overrides,
     gpus_option,
     goal_option,
+    seq_option,
     engine_option,
     calibration_option,
     plot_option,
@@ -202,13 +203,16 @@ def estimate(
     overrides: tuple[str, ...],
     gpus: str | None,
     goal: str | None,
+    seq: str | None,
     engine: str,
     calibration: str | None,
     plot: str | None,
     as_json: bool,
 ) -> None:
     """Memory and step time by part of exactly this layout: the recipe's own with overrides, nothing searched."""
-    found = api.estimate(target, gpus=gpus, goal=goal, engine=engine, calibration=calibration, overrides=overrides)
+    found = api.estimate(
+        target, gpus=gpus, goal=goal, seq=seq, engine=engine, calibration=calibration, overrides=overrides
+    )
     if plot:
         from meshwright.cli import plots
 

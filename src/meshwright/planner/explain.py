@@ -25,6 +25,11 @@ FOLLOWS = {
 }
 
 
+def counted(number: int, thing: str) -> str:
+    """A number of things, one of them without its s."""
+    return f"{number} {thing}" + ("" if number == 1 else "s")
+
+
 def meaning(name: str) -> str:
     """What a layout field is, in the words of its own documentation."""
     return recipe_fields()[f"layout.{name}"].text
@@ -80,7 +85,8 @@ def reasons(plan: Plan) -> tuple[Reason, ...]:
         Reason(
             "dp",
             int(case.dp),
-            f"{case.world} GPUs / {int(case.model_ranks)} per model copy; {int(case.shard)} ranks share one state"
+            f"{counted(case.world, 'GPU')} / {int(case.model_ranks)} per model copy; "
+            + ("one rank holds the whole state" if case.shard == 1 else f"{int(case.shard)} ranks share one state")
             + (f", {layout.dp_replicate} copies of it" if layout.dp_replicate > 1 else ""),
         )
     )
