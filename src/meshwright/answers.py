@@ -20,8 +20,17 @@ SCHEMA = "meshwright/1"
 
 def plan_to_dict(plan: Plan, explain: bool = False) -> dict[str, Any]:
     """The plan object."""
-    q = plan.question
-    out: dict[str, Any] = {
+    out = _plan(plan)
+    if not plan.estimate.fits:
+        out["smallest_that_fits"] = planner.smallest_fit(plan)
+    if explain:
+        out["reasons"] = [{"field": r.field, "value": r.value, "why": r.why} for r in planner.reasons(plan)]
+    return out
+
+
+def _plan(plan: Plan) -> dict[str, Any]:
+    q, no_command = plan.question, launch.left_out(plan)
+    return {
         "schema": SCHEMA,
         "question": {
             "model": q.model_ref,
@@ -46,14 +55,9 @@ def plan_to_dict(plan: Plan, explain: bool = False) -> dict[str, Any]:
         "offers": [
             {"title": o.title, "overrides": list(o.overrides), "kind": o.kind, "why": o.why} for o in plan.offers
         ],
-        "commands": launch.commands(plan),
-        "no_command": launch.left_out(plan),
+        "commands": launch.commands(plan, no_command),
+        "no_command": no_command,
     }
-    if not plan.estimate.fits:
-        out["smallest_that_fits"] = planner.smallest_fit(plan)
-    if explain:
-        out["reasons"] = [{"field": r.field, "value": r.value, "why": r.why} for r in planner.reasons(plan)]
-    return out
 
 
 def _estimate(plan: Plan) -> dict[str, Any]:
@@ -64,11 +68,10 @@ def _estimate(plan: Plan) -> dict[str, Any]:
 
 def estimate_to_dict(plan: Plan) -> dict[str, Any]:
     """The plan object of one exact layout, without what only a search can say."""
-    out = plan_to_dict(plan)
-    del out["recipe"]["match"], out["recipe"]["approach"]
-    kept = {key: value for key, value in out.items() if key not in ("offers", "smallest_that_fits")}
+    out = _plan(plan)
+    del out["recipe"]["match"], out["recipe"]["approach"], out["offers"]
     stages = costs.memory_by_stage(plan.case)
-    return {**kept, "memory_by_stage_gib": {str(i): _memory_parts(m) for i, m in enumerate(stages)}}
+    return {**out, "memory_by_stage_gib": {str(i): _memory_parts(m) for i, m in enumerate(stages)}}
 
 
 def _memory_parts(memory: costs.Memory) -> dict[str, float]:

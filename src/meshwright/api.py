@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from meshwright import answers, clusters, costs, launch, models, planner, rules
+from meshwright import answers, clusters, costs, models, planner, rules
 from meshwright.errors import InputError, OutputError, closest, unknown
 from meshwright.models import ModelSpec
 from meshwright.planner import Plan, Question, Ranking, Sizing
@@ -117,13 +117,6 @@ def accuracy(path: str) -> Report:
     return accuracies.accuracy(path)
 
 
-def accuracy_points(path: str) -> dict[str, list[tuple[float, float]]]:
-    """Measured against predicted, point by point."""
-    from meshwright.costs import accuracy as accuracies
-
-    return accuracies.points(path)
-
-
 def calibrate_machine() -> tuple[OwnProfile, list[dict[str, Any]]]:
     """Measures this machine's GPU; imports torch."""
     from meshwright.engine.machine import measured
@@ -131,21 +124,11 @@ def calibrate_machine() -> tuple[OwnProfile, list[dict[str, Any]]]:
     return measured()
 
 
-def calibrate_runs(path: str) -> list[OwnProfile]:
-    """Fits the speed of one's GPUs to a table of one's own runs."""
+def calibrate_runs(path: str, *, one_type: bool = False) -> list[OwnProfile]:
+    """Fits the speed of one's GPUs to a table of one's own runs; one_type refuses a table with several GPU types."""
     from meshwright.costs import calibrate
 
-    return calibrate.from_runs(path)
-
-
-def refuse_mixed_runs(path: str) -> None:
-    """A profile is for one GPU type: a table with several is refused before anything is fitted."""
-    from meshwright.costs import calibrate
-
-    names = sorted({r.case.cluster.gpu.name for r in calibrate.usable_runs(path) if r.case is not None})
-    if len(names) > 1:
-        said = ", ".join(names)
-        raise InputError(f"the runs are on several GPU types ({said}); give a table for each", field="runs", value=path)
+    return calibrate.from_runs(path, one_type=one_type)
 
 
 def save_profile(profile: OwnProfile, path: str) -> None:
@@ -246,7 +229,7 @@ def _calibration(path: str) -> Any:
 
 def _model_and_goal(target: str, goal: str | None) -> tuple[str, str]:
     """The model and goal that a recipe name stands for, or the model itself and the goal asked for."""
-    if index.knows(target) or files.is_file(target):
+    if _is_recipe(target):
         found = _recipe_from(target)
         if goal is not None and goal != found.goal:
             raise InputError(
@@ -319,9 +302,6 @@ recipe_to_dict = answers.recipe_to_dict
 model_to_dict = answers.model_to_dict
 gpu_to_dict = answers.gpu_to_dict
 rule_to_dict = answers.rule_to_dict
-commands = launch.commands
-reasons = planner.reasons
-smallest_fit = planner.smallest_fit
 gpu_catalogue = clusters.gpus
 find_model = models.find
 find_cluster = clusters.cluster

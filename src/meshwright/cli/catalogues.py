@@ -104,11 +104,12 @@ def rules(query: str | None, pitfalls: bool, as_json: bool) -> None:
 @options(click.argument("file"), plot_option, as_json)
 def accuracy(file: str, plot: str | None, as_json: bool) -> None:
     """The cost model against a CSV of measurements: error of step time and memory by source and GPU, fit labels."""
-    answer = {"schema": api.SCHEMA, **api.accuracy_to_dict(api.accuracy(file))}
+    report = api.accuracy(file)
+    answer = {"schema": api.SCHEMA, **api.accuracy_to_dict(report)}
     if plot:
         from meshwright.cli import plots
 
-        plots.accuracy(api.accuracy_points(file), plot)
+        plots.accuracy(report.points, plot)
     if as_json:
         emit(answer)
     else:
@@ -131,9 +132,7 @@ def accuracy(file: str, plot: str | None, as_json: bool) -> None:
 )
 def calibrate(runs: str | None, out: str | None, as_json: bool) -> None:
     """Measure this machine's GPU, or fit to your own RUNS (a CSV), into a profile for --calibration."""
-    if runs and out:
-        api.refuse_mixed_runs(runs)
-    profiles = api.calibrate_runs(runs) if runs else [api.calibrate_machine()[0]]
+    profiles = api.calibrate_runs(runs, one_type=bool(out)) if runs else [api.calibrate_machine()[0]]
     if out:
         api.save_profile(profiles[0], out)
     if as_json:

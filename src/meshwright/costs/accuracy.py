@@ -58,6 +58,7 @@ class Report(msgspec.Struct, frozen=True):
     step_time: Errors
     memory: Errors
     fit: dict[str, int]
+    points: dict[str, list[tuple[float, float]]]  # measured and predicted values of every usable row, for a plot
 
 
 def accuracy(path: str | Path) -> Report:
@@ -83,22 +84,13 @@ def compare(rows: Sequence[Measured]) -> Report:
         step_time=_errors(rows, timed, step[timed] / np.array([rows[i].step_s for i in timed])),
         memory=_errors(rows, sized, gib / seen),
         fit=_fit(rows, fits),
+        points={
+            "step time, s": [
+                (r.step_s, float(step[i])) for i, r in enumerate(rows) if r.case and r.step_s and not r.oom
+            ],
+            "memory, GiB": list(zip(seen.tolist(), gib.tolist(), strict=True)),
+        },
     )
-
-
-def points(path: str | Path) -> dict[str, list[tuple[float, float]]]:
-    """Measured and predicted values of every usable row, for a plot."""
-    rows = read(path)
-    step, allocated, reserved, _ = predictions(rows)
-    usable = [(i, r) for i, r in enumerate(rows) if r.case is not None]
-    return {
-        "step time, s": [(r.step_s, float(step[i])) for i, r in usable if r.step_s and not r.oom],
-        "memory, GiB": [
-            (r.allocated_gib or r.reserved_gib, float(allocated[i] if r.allocated_gib else reserved[i]))
-            for i, r in usable
-            if _memory_row(r)
-        ],
-    }
 
 
 def predictions(rows: Sequence[Measured]) -> tuple[NDArray[np.float64], ...]:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from meshwright.clusters import Gpu, gpu
-from meshwright.costs.calibration import Calibration, GpuProfile, shipped
+from meshwright.costs.calibration import Calibration, shipped
 from meshwright.costs.ruler import Measured, batches, read
 from meshwright.costs.time import step_time
 from meshwright.errors import InputError
@@ -85,11 +85,21 @@ def _share(value: float) -> float:
     return round(min(max(value, 0.01), 1.0), 4)
 
 
-def from_runs(path: str | Path) -> list[OwnProfile]:
-    """One profile for each GPU type in a table of one's own runs: the speed at which predictions meet them."""
-    rows = usable_runs(path)
-    names = sorted({r.case.cluster.gpu.name for r in rows if r.case is not None})
-    return [_fitted([r for r in rows if r.case is not None and r.case.cluster.gpu.name == n], n, path) for n in names]
+def from_runs(path: str | Path, *, one_type: bool = False) -> list[OwnProfile]:
+    """One profile for each GPU type in a table of one's own runs: the speed at which predictions meet them.
+
+    With one_type, a table of several types is refused before anything is fitted.
+    """
+    runs: dict[str, list[Measured]] = {}
+    for row in usable_runs(path):
+        if row.case is not None:
+            runs.setdefault(row.case.cluster.gpu.name, []).append(row)
+    if one_type and len(runs) > 1:
+        said = ", ".join(sorted(runs))
+        raise InputError(
+            f"the runs are on several GPU types ({said}); give a table for each", field="runs", value=str(path)
+        )
+    return [_fitted(runs[name], name, path) for name in sorted(runs)]
 
 
 def usable_runs(path: str | Path) -> list[Measured]:
@@ -150,8 +160,3 @@ def to_text(profile: OwnProfile) -> str:
 
     table = {k: v for k, v in msgspec.to_builtins(profile).items() if v not in (None, {}, "")}
     return tomlkit.dumps(table)
-
-
-def shipped_profile(of: Gpu) -> GpuProfile:
-    """What ships for a GPU's architecture, to compare with."""
-    return shipped().gpus[of.arch]

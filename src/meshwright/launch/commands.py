@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 
 from meshwright import rules
 from meshwright.planner import Plan, case_of, on_engine
@@ -24,12 +25,12 @@ BRIDGE_DERIVES = ("layout.strategy", "layout.pp_schedule", "layout.dp_shard", "k
 """What Megatron-Bridge works out by itself: there is no key to set."""
 
 
-def commands(plan: Plan) -> dict[str, str]:
-    """Launch commands by framework; left out are frameworks that cannot run the plan, and plans that cannot run."""
+def commands(plan: Plan, refused: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Launch commands by framework, but for those refused (as left_out says); none for a plan that cannot run."""
     if not plan.ok:
         return {}
     written = {"meshwright": meshwright_command(plan)}
-    if why_not_bridge(plan) is None:
+    if "megatron-bridge" not in (left_out(plan) if refused is None else refused):
         written["megatron-bridge"] = bridge_command(plan)
     return written
 

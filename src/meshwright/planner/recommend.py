@@ -12,7 +12,7 @@ from meshwright.planner.counts import no_layout
 from meshwright.planner.explain import why_changed
 from meshwright.planner.plan import Change, Match, Offer, Plan, Question
 from meshwright.planner.scaling import offers
-from meshwright.planner.search import KEEP_WITHIN, LAYOUT_NAMES, ROOMY, Candidate, always_broken, any_legal, best
+from meshwright.planner.search import KEEP_WITHIN, LAYOUT_NAMES, Candidate, always_broken, any_legal, best, is_roomy
 from meshwright.planner.start import ENGINE_STRATEGY, Start, begin
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
@@ -51,7 +51,7 @@ def keeps_own(start: Start, found: Candidate) -> bool:
         return False
     if start.at_home:
         return True
-    roomy = float(price.memory.total) <= ROOMY * start.case.capacity_gib
+    roomy = is_roomy(float(price.memory.total), start.case)
     return float(price.step_s) <= KEEP_WITHIN * found.step_s and (roomy or not found.roomy)
 
 
@@ -103,7 +103,7 @@ def _weighed(findings: Iterable[Finding], case: Case, step_s: float) -> Iterable
 
 def _helps(finding: Finding, case: Case, step_s: float) -> bool:
     price = costs.estimate(case.renewed(override.apply(case.recipe, finding.fix)))
-    roomy = float(price.memory.total) <= ROOMY * case.capacity_gib
+    roomy = is_roomy(float(price.memory.total), case)
     return roomy and float(price.step_s) <= WORTH_ADVISING * step_s
 
 
@@ -138,5 +138,4 @@ def _why(name: str, old: Any, case: Case) -> str:
 def _match(start: Start, changes: tuple[Change, ...]) -> Match:
     if start.kind != "own":
         return start.kind
-    made_for, on = start.base_cluster, start.question.cluster
-    return "exact" if (made_for.world, made_for.gpu) == (on.world, on.gpu) and not changes else "resized"
+    return "exact" if start.same_gpus and not changes else "resized"

@@ -39,6 +39,11 @@ KEEP_WITHIN = 1.10  # the recipe's own layout stays when it is within this of th
 ROOMY = 0.92  # of the capacity: what a layout may use before a small error of the estimate means out of memory
 
 
+def is_roomy(total_gib: Any, case: Case) -> Any:
+    """Whether so much memory leaves room for an error of the estimate."""
+    return total_gib <= ROOMY * case.capacity_gib
+
+
 class Candidate(msgspec.Struct, frozen=True):
     """One layout with its price."""
 
@@ -60,7 +65,7 @@ class Priced(msgspec.Struct, frozen=True):
     @property
     def roomy(self) -> Any:
         """Where it fits with room for an error of the estimate."""
-        return self.fits & (self.total_gib <= ROOMY * self.case.capacity_gib)
+        return self.fits & is_roomy(self.total_gib, self.case)
 
     def __len__(self) -> int:
         return len(self.step_s)
@@ -93,9 +98,9 @@ def priced(
         yield Priced(kept, step_s, np.broadcast_to(memory.total, kept.tp.shape), fits)
 
 
-def any_legal(case: Case, pinned: Mapping[str, Any] | None = None) -> bool:
+def any_legal(case: Case) -> bool:
     """Whether some layout of this case breaks no rule, memory aside."""
-    return any(bool(np.any(rules.legal(batch))) for batch in candidates(case, NEAR, pinned))
+    return any(bool(np.any(rules.legal(batch))) for batch in candidates(case))
 
 
 def always_broken(case: Case) -> frozenset[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from meshwright import costs, rules
-from meshwright.clusters import Cluster
+from meshwright.clusters import Cluster, cluster
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec
 from meshwright.planner.match import StartKind, starting_recipe
@@ -37,15 +37,17 @@ class Start(msgspec.Struct, frozen=True):
     @property
     def at_home(self) -> bool:
         """Whether nothing but the engine differs from what the recipe was made for."""
+        return self.kind == "own" and self.same_gpus and not self.reasons and not self.pinned
+
+    @property
+    def same_gpus(self) -> bool:
+        """Whether the recipe was made for as many GPUs of this type."""
         made_for, on = self.base_cluster, self.question.cluster
-        same_gpus = (made_for.world, made_for.gpu) == (on.world, on.gpu)
-        return self.kind == "own" and same_gpus and not self.reasons and not self.pinned
+        return (made_for.world, made_for.gpu) == (on.world, on.gpu)
 
     @property
     def base_cluster(self) -> Cluster:
         """The cluster the recipe was made for."""
-        from meshwright.clusters import cluster
-
         return cluster(self.base.cluster)
 
 
