@@ -1,0 +1,52 @@
+"""The learning rate of every optimizer step, as plain arithmetic.
+
+Steps count from 0, so the last of `steps` has the number steps - 1. The warm-up rises in equal parts and ends on the
+peak at step `warmup_steps`; its first step already learns. The decay starts there and reaches `min_lr` at step
+`decay_steps` (0: the last step), where the learning rate stays from then on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from meshwright.recipes.types import Schedule
+
+# wsd stays at the peak and decays over the last fifth of the way from the warm-up to the decay's end, by one minus the
+# square root of the progress (the shape Hägele et al., arXiv 2405.18392, found best).
+WSD_DECAY_SHARE = 0.2
+
+
+def _wsd(progress: float) -> float:
+    return 1 - math.sqrt(max(0.0, (progress - (1 - WSD_DECAY_SHARE)) / WSD_DECAY_SHARE))
+
+
+# What is left of the distance between peak and min_lr when a share of the decay is done.
+SHAPES: Mapping[str, Callable[[float], float]] = {
+    "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+    "linear": lambda progress: 1 - progress,
+    "wsd": _wsd,
+    "rex": lambda progress: (1 - progress) / (1 - progress / 2),  # Chen et al., arXiv 2107.04197
+}
+
+
+def learning_rate(schedule: Schedule, peak: float, steps: int, step: int) -> float:
+    """The learning rate of step `step` (from 0) in a training of `steps` steps; a min_lr above the peak is the peak."""
+    warmup = schedule.warmup_steps
+    if step < warmup:
+        return peak * (step + 1) / (warmup + 1)
+    end = schedule.decay_steps or steps - 1
+    floor = min(schedule.min_lr, peak)
+    if schedule.name == "constant":
+        return peak
+    if schedule.name == "inverse_sqrt":
+        # The rate falls with the root of the step whatever the length of the run, so it need not reach min_lr.
+        start = warmup + 1
+        return max(floor, peak * math.sqrt(start / max(start, min(step, end) + 1)))
+    return floor + (peak - floor) * SHAPES[schedule.name](_progress(step, warmup, end))
+
+
+def _progress(step: int, warmup: int, end: int) -> float:
+    if step <= warmup:
+        return 0.0
+    return 1.0 if step >= end else (step - warmup) / (end - warmup)
