@@ -1,0 +1,105 @@
+"""Collectives with a gradient, on plain tensors: the four conjugate pairs that cutting a layer needs.
+
+Gradients are summed over ranks everywhere, never averaged: the loss is already divided by the global normaliser.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from meshwright.engine.mesh import Axis
+
+
+def copy_in(x: torch.Tensor, axis: Axis) -> torch.Tensor:
+    """The same tensor on every rank going forward; its gradient is the sum over the ranks."""
+    return x if axis.size == 1 else _CopyIn.apply(x, axis)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def sum_out(x: torch.Tensor, axis: Axis) -> torch.Tensor:
+    """The sum over the ranks going forward; the gradient passes as it is."""
+    return x if axis.size == 1 else _SumOut.apply(x, axis)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def gather(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
+    """All ranks' parts along a dimension; the gradient is summed and each rank keeps its part."""
+    return x if axis.size == 1 else _Gather.apply(x, axis, dim)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def sum_scatter(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
+    """The sum over the ranks, of which each keeps its part along a dimension; the gradient is gathered."""
+    return x if axis.size == 1 else _SumScatter.apply(x, axis, dim)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def total(x: torch.Tensor, *axes: Axis) -> torch.Tensor:
+    """The sum of a value over the ranks of some axes, without a gradient."""
+    x = x.detach().clone()
+    for axis in axes:
+        if axis.size > 1:
+            dist.all_reduce(x, group=axis.group)
+    return x
+
+
+def _all_gather(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
+    parts = x.movedim(dim, 0).contiguous()
+    whole = parts.new_empty((axis.size * parts.shape[0], *parts.shape[1:]))
+    dist.all_gather_into_tensor(whole, parts, group=axis.group)
+    return whole.movedim(0, dim)
+
+
+def _reduce_scatter(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
+    whole = x.movedim(dim, 0).contiguous()
+    part = whole.new_empty((whole.shape[0] // axis.size, *whole.shape[1:]))
+    dist.reduce_scatter_tensor(part, whole, group=axis.group)
+    return part.movedim(0, dim)
+
+
+def _all_reduce(x: torch.Tensor, axis: Axis) -> torch.Tensor:
+    x = x.contiguous().clone()
+    dist.all_reduce(x, group=axis.group)
+    return x
+
+
+class _CopyIn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, axis: Axis) -> torch.Tensor:
+        ctx.axis = axis
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return _all_reduce(grads[0], ctx.axis), None
+
+
+class _SumOut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, axis: Axis) -> torch.Tensor:
+        return _all_reduce(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads[0], None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
+        ctx.axis, ctx.dim = axis, dim
+        return _all_gather(x, axis, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return _reduce_scatter(grads[0], ctx.axis, ctx.dim), None, None
+
+
+class _SumScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
+        ctx.axis, ctx.dim = axis, dim
+        return _reduce_scatter(x, axis, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return _all_gather(grads[0], ctx.axis, ctx.dim), None, None

@@ -1,0 +1,144 @@
+"""From a layout to process groups: who shares what with whom.
+
+Ranks are counted with tensor parallelism innermost (it talks most), then context, sharded data, replicated data, and
+the pipeline outermost (it talks least). Expert parallelism cuts the ranks of a pipeline stage anew: the dense mesh and
+the expert mesh lie over the same ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from meshwright.errors import InputError
+from meshwright.recipes.types import Layout
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The ranks that share one thing with this rank, and this rank's place among them."""
+
+    size: int
+    rank: int
+    group: Any = None  # a process group; None where there is nobody to talk to
+    ranks: tuple[int, ...] = (0,)  # global ranks, in order
+
+
+SOLO = Axis(1, 0)
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Every group of ranks that training talks in, seen from one rank."""
+
+    device_type: str
+    world: Axis
+    pp: Axis
+    dp: Axis  # replicas and shards: ranks that see different samples
+    cp: Axis
+    tp: Axis
+    stage: Axis  # all ranks of this rank's pipeline stage
+    sequence: Axis  # cp × tp: ranks that hold parts of the same samples
+    experts: Axis  # ep × etp, ep major
+    ends: Axis  # the first and last stage at this rank's place in the stage; SOLO for middle stages
+    state: DeviceMesh  # pp, dp_replicate, fsdp, tp: how dense parameters are stored
+    expert_state: DeviceMesh  # pp, dp_replicate, efsdp, ep, etp: how experts are stored
+    cp_groups: tuple[tuple[int, ...], ...]  # the global ranks of every context-parallel group
+
+    @property
+    def fsdp(self) -> DeviceMesh:
+        """The mesh over which dense parameters are sharded, with the replicas in front where there are any."""
+        return self.state["dp_replicate", "fsdp"] if self.state["dp_replicate"].size() > 1 else self.state["fsdp"]
+
+    @property
+    def expert_fsdp(self) -> DeviceMesh:
+        """The mesh over which experts are sharded, with the replicas in front where there are any."""
+        mesh = self.expert_state
+        return mesh["dp_replicate", "efsdp"] if mesh["dp_replicate"].size() > 1 else mesh["efsdp"]
+
+
+def sizes(layout: Layout, world: int) -> dict[str, int]:
+    """The size of every axis, with the data-parallel one inferred; an error names what does not divide."""
+    model = layout.tp * layout.pp * layout.cp
+    if world % model:
+        raise InputError(
+            f"{world} processes cannot be cut into tp × pp × cp = {layout.tp} × {layout.pp} × {layout.cp} = {model}",
+            field="world size",
+            value=world,
+            fix=(f"start a multiple of {model} processes", "or change layout.tp, layout.pp or layout.cp"),
+        )
+    dp, replicate = world // model, layout.dp_replicate
+    shard = dp // replicate if layout.dp_shard == -1 else layout.dp_shard
+    if shard * replicate != dp:
+        raise InputError(
+            f"dp_replicate × dp_shard = {replicate} × {shard} is not the {dp} data-parallel ranks that are left",
+            field="layout.dp_shard",
+            value=layout.dp_shard,
+            fix=("layout.dp_shard=-1", f"layout.dp_replicate={1}"),
+        )
+    stage, expert = shard * layout.cp * layout.tp, layout.ep * layout.etp
+    if stage % expert:
+        raise InputError(
+            f"ep × etp = {layout.ep} × {layout.etp} does not divide the {stage} ranks of one stage and copy",
+            field="layout.ep",
+            value=layout.ep,
+            fix=("layout.ep=1 layout.etp=1",),
+        )
+    return {
+        "pp": layout.pp,
+        "dp_replicate": replicate,
+        "dp_shard": shard,
+        "cp": layout.cp,
+        "tp": layout.tp,
+        "efsdp": stage // expert,
+        "ep": layout.ep,
+        "etp": layout.etp,
+    }
+
+
+def build_mesh(layout: Layout, device_type: str) -> Mesh:
+    """The mesh of this process group; every rank must call it, with the same layout."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    n = sizes(layout, world)
+    data = n["dp_replicate"] * n["dp_shard"]
+    grid = np.arange(world).reshape(n["pp"], data, n["cp"], n["tp"])
+    experts = np.arange(world).reshape(-1, n["ep"] * n["etp"])
+    first_and_last = [(int(a), int(b)) for a, b in zip(grid[0].ravel(), grid[-1].ravel(), strict=True)]
+    return Mesh(
+        device_type=device_type,
+        world=Axis(world, rank, dist.group.WORLD, tuple(range(world))),
+        pp=_axis(rank, np.moveaxis(grid, 0, -1).reshape(-1, n["pp"])),
+        dp=_axis(rank, np.moveaxis(grid, 1, -1).reshape(-1, data)),
+        cp=_axis(rank, np.moveaxis(grid, 2, -1).reshape(-1, n["cp"])),
+        tp=_axis(rank, grid.reshape(-1, n["tp"])),
+        stage=_axis(rank, grid.reshape(n["pp"], -1)),
+        sequence=_axis(rank, grid.reshape(-1, n["cp"] * n["tp"])),
+        experts=_axis(rank, experts),
+        ends=_axis(rank, np.array(first_and_last)) if n["pp"] > 1 else SOLO,
+        state=init_device_mesh(
+            device_type,
+            (n["pp"], n["dp_replicate"], n["dp_shard"] * n["cp"], n["tp"]),
+            mesh_dim_names=("pp", "dp_replicate", "fsdp", "tp"),
+        ),
+        expert_state=init_device_mesh(
+            device_type,
+            (n["pp"], n["dp_replicate"], n["efsdp"], n["ep"], n["etp"]),
+            mesh_dim_names=("pp", "dp_replicate", "efsdp", "ep", "etp"),
+        ),
+        cp_groups=tuple(tuple(map(int, row)) for row in np.moveaxis(grid, 2, -1).reshape(-1, n["cp"])),
+    )
+
+
+def _axis(rank: int, rows: np.ndarray[Any, Any]) -> Axis:
+    """This rank's axis among rows of ranks; all ranks make all groups, in the same order."""
+    mine = SOLO
+    for row in rows:
+        members = [int(r) for r in row]
+        group = dist.new_group(members) if len(members) > 1 else None
+        if rank in members:
+            mine = Axis(len(members), members.index(rank), group, tuple(members))
+    return mine

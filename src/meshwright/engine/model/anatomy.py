@@ -1,0 +1,83 @@
+"""Where the parts of a causal language model are, whatever its family calls them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from meshwright.errors import InputError
+
+NAMES = {  # part -> the names transformers has for it
+    "body": ("model", "transformer"),
+    "embedding": ("embed_tokens", "embeddings", "wte"),
+    "positions": ("wpe",),
+    "layers": ("layers", "h"),
+    "norm": ("norm", "norm_f", "ln_f"),
+    "rotary": ("rotary_emb",),
+}
+SCALED_BY_THE_MODEL = ("gemma2",)  # families whose model, not its embedding module, multiplies by sqrt(hidden)
+ROTARY_BY_LAYER_TYPE = ("gemma3_text",)
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """The names of a model's parts, and how positions reach its layers."""
+
+    body: str
+    embedding: str
+    layers: str
+    norm: str
+    positions: str | None  # a learnt position table
+    rotary: str | None
+    embedding_scale: float
+    rotary_by_layer_type: bool
+
+
+def anatomy(model: nn.Module) -> Anatomy:
+    """Finds the parts of a transformers causal language model."""
+    body = _named(model, "body")
+    inner = getattr(model, body)
+    config: Any = model.config
+    found = {part: _named(inner, part, needed=part not in ("positions", "rotary")) for part in NAMES if part != "body"}
+    return Anatomy(
+        body=body,
+        embedding=found["embedding"],
+        layers=found["layers"],
+        norm=found["norm"],
+        positions=found["positions"] or None,
+        rotary=found["rotary"] or None,
+        embedding_scale=config.hidden_size**0.5 if config.model_type in SCALED_BY_THE_MODEL else 1.0,
+        rotary_by_layer_type=config.model_type in ROTARY_BY_LAYER_TYPE,
+    )
+
+
+def _named(module: nn.Module, part: str, needed: bool = True) -> str:
+    found = next((name for name in NAMES[part] if isinstance(getattr(module, name, None), nn.Module)), "")
+    if needed and not found:
+        raise InputError(
+            f"{type(module).__name__} has no {part} under any of the names {', '.join(NAMES[part])}",
+            field="model",
+            fix=("meshwright models",),
+        )
+    return found
+
+
+def rotary_tables(body: nn.Module, parts: Anatomy, like: torch.Tensor, positions: torch.Tensor) -> dict[str, Any]:
+    """Cosines and sines of the positions by layer type; one entry under "" where all layers share them."""
+    if parts.rotary is None:
+        return {}
+    rotary = getattr(body, parts.rotary)
+    if not parts.rotary_by_layer_type:
+        return {"": rotary(like, positions)}
+    return {kind: rotary(like, positions, kind) for kind in sorted(set(body.config.layer_types))}  # type: ignore[union-attr,arg-type]
+
+
+def layer_arguments(body: nn.Module, parts: Anatomy, tables: dict[str, Any], layer: int) -> dict[str, Any]:
+    """What one layer is told about positions."""
+    if not tables:
+        return {}
+    kind = body.config.layer_types[layer] if parts.rotary_by_layer_type else ""  # type: ignore[union-attr,index]
+    return {"position_embeddings": tables[kind]}

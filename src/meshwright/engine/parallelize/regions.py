@@ -1,0 +1,163 @@
+"""Which modules are cut over tensor-parallel ranks, and how: one table for every family.
+
+A region is a module that takes whole hidden states and computes its own heads or columns of them; what leaves it is a
+partial sum. Only its parameters are cut: the module's own code runs on what its rank holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+Segments = Callable[[Any], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A parameter cut along a dimension; one made of several parts (query, key, value) is cut part by part."""
+
+    dim: int
+    segments: Segments | None = None
+    heads: str = "q"  # "kv": follows the key/value heads, which may be fewer than the ranks
+
+
+ROWS, COLUMNS = Cut(0), Cut(1)
+KV_ROWS = Cut(0, heads="kv")
+ONCE = "once"  # a bias behind the partial sum: one rank adds it
+
+
+@dataclass(frozen=True)
+class Region:
+    """A kind of module, known by its children, and how each of its parameters is cut."""
+
+    name: str
+    children: tuple[str, ...]
+    cuts: Mapping[str, Cut | str]
+    local: tuple[str, ...] = ()  # attributes that count heads or widths, divided by the ranks
+    mixes_tokens: bool = False  # context-parallel ranks must see the whole sequence (and share the heads)
+    inner: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the same, of children
+
+
+def _linear(name: str, cut: Cut) -> dict[str, Cut | str]:
+    """A linear layer cut by rows (with its bias) or by columns (its bias is added once)."""
+    bias: Cut | str = Cut(0, cut.segments, cut.heads) if cut.dim == 0 else ONCE
+    return {f"{name}.weight": cut, f"{name}.bias": bias}
+
+
+def _mamba_in(m: Any) -> tuple[int, ...]:
+    states = m.n_groups * m.ssm_state_size
+    return (m.intermediate_size, m.intermediate_size, states, states, m.num_heads)
+
+
+def _mamba_conv(m: Any) -> tuple[int, ...]:
+    states = m.n_groups * m.ssm_state_size
+    return (m.intermediate_size, states, states)
+
+
+def _delta_qkv(m: Any) -> tuple[int, ...]:
+    return (m.key_dim, m.key_dim, m.value_dim)
+
+
+def _gpt2_qkv(m: Any) -> tuple[int, ...]:
+    return (m.embed_dim,) * 3
+
+
+DELTA: dict[str, Cut | str] = {
+    "conv1d.weight": Cut(0, _delta_qkv),
+    "A_log": ROWS,
+    "dt_bias": ROWS,
+    "out_proj.weight": COLUMNS,
+}
+DELTA_LOCAL = ("num_k_heads", "num_v_heads", "key_dim", "value_dim", "conv_dim")
+
+REGIONS = (
+    Region(
+        "latent attention",
+        ("kv_b_proj", "o_proj"),
+        {
+            **_linear("q_proj", ROWS),
+            **_linear("q_b_proj", ROWS),
+            **_linear("kv_b_proj", ROWS),
+            **_linear("o_proj", COLUMNS),
+        },
+        local=("num_heads",),
+    ),
+    Region(
+        "attention",
+        ("q_proj", "k_proj", "v_proj", "o_proj"),
+        {
+            **_linear("q_proj", ROWS),
+            **_linear("k_proj", KV_ROWS),
+            **_linear("v_proj", KV_ROWS),
+            **_linear("o_proj", COLUMNS),
+            "sinks": ROWS,
+        },
+    ),
+    Region(
+        "fused attention",
+        ("c_attn", "c_proj"),
+        {
+            "c_attn.weight": Cut(1, _gpt2_qkv),
+            "c_attn.bias": Cut(0, _gpt2_qkv),
+            "c_proj.weight": ROWS,
+            "c_proj.bias": ONCE,
+        },
+        local=("split_size",),
+        inner={"c_attn": ("nf",)},
+    ),
+    Region(
+        "state space",
+        ("in_proj", "conv1d", "out_proj"),
+        {
+            **_linear("in_proj", Cut(0, _mamba_in)),
+            **_linear("conv1d", Cut(0, _mamba_conv)),
+            "A_log": ROWS,
+            "D": ROWS,
+            "dt_bias": ROWS,
+            "norm.weight": ROWS,
+            **_linear("out_proj", COLUMNS),
+        },
+        local=("intermediate_size", "conv_dim", "num_heads", "n_groups"),
+        mixes_tokens=True,
+    ),
+    Region(
+        "gated delta",
+        ("in_proj_qkvz", "in_proj_ba", "conv1d", "out_proj"),
+        {"in_proj_qkvz.weight": ROWS, "in_proj_ba.weight": ROWS, **DELTA},
+        local=DELTA_LOCAL,
+        mixes_tokens=True,
+    ),
+    Region(
+        "gated delta, separate",
+        ("in_proj_qkv", "in_proj_z", "conv1d", "out_proj"),
+        {
+            "in_proj_qkv.weight": Cut(0, _delta_qkv),
+            "in_proj_z.weight": ROWS,
+            "in_proj_b.weight": ROWS,
+            "in_proj_a.weight": ROWS,
+            **DELTA,
+        },
+        local=DELTA_LOCAL,
+        mixes_tokens=True,
+    ),
+    Region(
+        "feed-forward",
+        ("up_proj", "down_proj"),
+        {**_linear("gate_proj", ROWS), **_linear("up_proj", ROWS), **_linear("down_proj", COLUMNS)},
+    ),
+    Region(
+        "fused feed-forward",
+        ("c_fc", "c_proj"),
+        {"c_fc.weight": Cut(1), "c_fc.bias": Cut(0), "c_proj.weight": ROWS, "c_proj.bias": ONCE},
+        inner={"c_fc": ("nf",)},
+    ),
+)
+
+
+def region_of(module: nn.Module) -> Region | None:
+    """The kind of region a module is, or None."""
+    children = {name for name, child in module.named_children() if child is not None}
+    return next((region for region in REGIONS if children.issuperset(region.children)), None)

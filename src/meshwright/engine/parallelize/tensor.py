@@ -1,0 +1,287 @@
+"""Tensor and sequence parallelism: regions of the model computed by heads or columns, each rank its own.
+
+Parameters are stored as DTensors cut over the ranks and computed with as plain local tensors. With sequence
+parallelism what enters a region is gathered along the sequence and what leaves it is summed and scattered; without, it
+is copied and summed. Parameters that are not cut get a part of their gradient on every rank: they are marked, and the
+step sums them at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from meshwright.engine.collectives import copy_in, gather, sum_out, sum_scatter
+from meshwright.engine.mesh import SOLO, Axis, Mesh
+from meshwright.engine.parallelize.regions import KV_ROWS, ONCE, Cut, Region, region_of
+from meshwright.errors import InputError
+
+PARTIAL = "partial_over_tp"  # marks a parameter whose gradient the step sums over tp
+TOKENS = -2  # the dimension of hidden states that counts tokens
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """How the sequence is spread inside a stage: over tp between regions, and over cp everywhere."""
+
+    tp: Axis = SOLO
+    sp: bool = False
+    cp: Axis = SOLO
+    order: torch.Tensor | None = None  # the position of every token when the cp ranks' parts are put side by side
+
+
+@dataclass(frozen=True)
+class _Use:
+    """How the tensor that a module computes with is made from what is stored."""
+
+    owner: nn.Module
+    attribute: str
+    stored: tuple[str, ...]  # parameters of the owner: one, or one for each segment
+    make: Callable[[torch.Tensor], torch.Tensor]
+    dim: int
+
+
+def cut_layer(layer: nn.Module, mesh: Mesh, sequence: Sequence) -> None:
+    """Cuts every region of a layer over the tensor-parallel ranks; state-space mixers over context-parallel ones too."""
+    for module in list(layer.modules()):
+        region = region_of(module)
+        if region is not None:
+            _cut_region(module, region, mesh.state, sequence)
+
+
+def mark_partial(stage: nn.Module, sequence: Sequence) -> None:
+    """Marks the parameters whose gradients are partial sums: with sp all that are not cut, without those in regions."""
+    if sequence.tp.size == 1:
+        return
+    inside = {id(p) for m in stage.modules() if region_of(m) is not None for p in m.parameters()}
+    for parameter in stage.parameters():
+        if not isinstance(parameter, DTensor) and (sequence.sp or id(parameter) in inside):
+            setattr(parameter, PARTIAL, True)
+
+
+def split_segments(layer: nn.Module) -> None:
+    """Stores a parameter made of several parts as several, so that each can be cut by itself; in every layout alike."""
+    for module in list(layer.modules()):
+        region = region_of(module)
+        for path, cut in region.cuts.items() if region is not None else ():
+            owner, name = _owner(module, path)
+            whole = getattr(owner, name, None) if owner is not None else None
+            if whole is None or not isinstance(cut, Cut) or cut.segments is None:
+                continue
+            assert owner is not None
+            for i, part in enumerate(whole.data.split(cut.segments(module), cut.dim)):
+                owner.register_parameter(f"{name}_{i}", nn.Parameter(part.contiguous(), whole.requires_grad))
+            owner.register_parameter(name, None)
+
+
+def _cut_region(module: nn.Module, region: Region, state: DeviceMesh, sequence: Sequence) -> None:
+    tp = sequence.tp
+    cp = sequence.cp if region.mixes_tokens else SOLO
+    uses = [use for path, cut in _cuts(module, region) for use in _use(module, path, cut, state, tp, cp)]
+    if not uses:
+        return
+    for name in region.local:
+        setattr(module, name, getattr(module, name) // (tp.size * cp.size))
+    for child, names in region.inner.items():
+        for name in names:
+            owner = getattr(module, child)
+            setattr(owner, name, getattr(owner, name) // (tp.size * cp.size))
+    if tp.size * cp.size > 1:
+        _widen_norms(module, tp)
+    _wrap(module, uses, sequence if cp.size > 1 else Sequence(tp, sequence.sp))
+
+
+def _cuts(module: nn.Module, region: Region) -> Iterator[tuple[str, Cut | str]]:
+    yield from region.cuts.items()
+    for name in _wide_norms(module):
+        yield f"{name}.weight", KV_ROWS if name == "k_norm" else Cut(0)
+
+
+def _wide_norms(module: nn.Module) -> list[str]:
+    """Norms over the whole width of queries or keys (OLMoE), not over one head."""
+    head = getattr(module, "head_dim", None)
+    norms = {name: getattr(module, name, None) for name in ("q_norm", "k_norm")}
+    return [n for n, m in norms.items() if isinstance(m, nn.Module) and m.weight.numel() != head]  # type: ignore[operator,union-attr]
+
+
+def _widen_norms(module: nn.Module, tp: Axis) -> None:
+    """A norm over a cut width takes the mean square over all ranks' parts."""
+
+    def widen(norm: Any) -> None:
+        eps = norm.variance_epsilon
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            wide = x.float()
+            squares = sum_out(copy_in(wide.pow(2).sum(-1, keepdim=True), tp), tp)
+            return (norm.weight * (wide * torch.rsqrt(squares / (x.shape[-1] * tp.size) + eps)).to(x.dtype)).to(x.dtype)
+
+        norm.forward = forward
+
+    for name in _wide_norms(module):
+        widen(getattr(module, name))
+
+
+def _use(module: nn.Module, path: str, cut: Cut | str, state: DeviceMesh, tp: Axis, cp: Axis) -> Iterator[_Use]:
+    owner, name = _owner(module, path)
+    if owner is None:
+        return
+    parts = _stored(owner, name)
+    if not parts:
+        return
+    if cut == ONCE:
+        if tp.size * cp.size > 1:
+            mine = tp.rank == 0 and cp.rank == 0
+            yield _Use(owner, name, parts, lambda p: p if mine else p * 0, 0)
+        return
+    assert isinstance(cut, Cut)
+    dim = cut.dim
+    copies = _copies(module, cut, tp)
+    if copies > 1:
+        first, count = _copied_rows(module, getattr(owner, parts[0]), tp)
+        yield _Use(owner, name, parts, lambda p: p.narrow(0, first, count), 0)
+        return
+    if tp.size > 1:
+        for part in parts:
+            parameter = getattr(owner, part)
+            _check_divides(parameter, dim, tp, f"{type(module).__name__}.{path}")
+            cut_parameter(owner, part, state["tp"], dim)
+    if tp.size > 1 or cp.size > 1 or len(parts) > 1:
+        yield _Use(owner, name, parts, lambda p: _local(p, dim, cp), dim)
+
+
+def _local(parameter: torch.Tensor, dim: int, cp: Axis) -> torch.Tensor:
+    part = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return part if cp.size == 1 else part.chunk(cp.size, dim)[cp.rank]
+
+
+def cut_parameter(owner: nn.Module, name: str, mesh: DeviceMesh, *dims: int | None) -> None:
+    """Stores a parameter cut along one dimension for each axis of a mesh (None: not along that axis)."""
+    from torch.distributed.tensor import Replicate
+
+    parameter = getattr(owner, name)
+    places = [Replicate() if dim is None else Shard(dim) for dim in dims]
+    cut = distribute_tensor(parameter.data, mesh, places, src_data_rank=None)
+    setattr(owner, name, nn.Parameter(cut, parameter.requires_grad))
+
+
+def _check_divides(parameter: torch.Tensor, dim: int, tp: Axis, what: str) -> None:
+    if parameter.shape[dim] % tp.size:
+        raise InputError(
+            f"{what} of width {parameter.shape[dim]} cannot be shared by {tp.size} ranks", field="layout.tp", value=tp.size
+        )
+
+
+def _copies(module: nn.Module, cut: Cut, tp: Axis) -> int:
+    """Ranks that hold the same key/value head."""
+    if cut.heads != "kv":
+        return 1
+    return max(1, tp.size // _kv_heads(module))
+
+
+def _kv_heads(module: nn.Module) -> int:
+    config: Any = module.config
+    return int(config.num_key_value_heads)
+
+
+def _copied_rows(module: nn.Module, parameter: torch.Tensor, tp: Axis) -> tuple[int, int]:
+    """The rows of the one key/value head that this rank computes with."""
+    width = parameter.shape[0] // _kv_heads(module)
+    return (tp.rank * _kv_heads(module) // tp.size) * width, width
+
+
+def _owner(module: nn.Module, path: str) -> tuple[nn.Module | None, str]:
+    *way, name = path.split(".")
+    for step in way:
+        module = getattr(module, step, None)  # type: ignore[assignment]
+        if module is None:
+            return None, name
+    return module, name
+
+
+def _stored(owner: nn.Module, name: str) -> tuple[str, ...]:
+    """The parameter, or the parameters it was split into; none where the layer has no such thing (a bias)."""
+    if getattr(owner, name, None) is not None:
+        return (name,)
+    return tuple(n for n, _ in owner.named_parameters(recurse=False) if n.rpartition("_")[0] == name)
+
+
+def _wrap(module: nn.Module, uses: list[_Use], sequence: Sequence) -> None:
+    """Runs the module's own forward on local parameters, between the collectives that the region needs."""
+    inner = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _with_hidden(args, kwargs, lambda hidden: _enter(hidden, sequence))
+        with _computing_with(uses):
+            out = inner(*args, **kwargs)
+        if isinstance(out, tuple):
+            return (_leave(out[0], sequence), *out[1:])
+        return _leave(out, sequence)
+
+    module.forward = forward  # type: ignore[method-assign]
+
+
+def _with_hidden(args: Any, kwargs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, Any]:
+    if args:
+        return (change(args[0]), *args[1:]), kwargs
+    name = "hidden_states" if "hidden_states" in kwargs else "x"
+    return args, {**kwargs, name: change(kwargs[name])}
+
+
+@contextmanager
+def _computing_with(uses: list[_Use]) -> Iterator[None]:
+    """The modules' parameters replaced by the tensors made from what is stored."""
+    before = [(use, use.owner._parameters.get(use.attribute)) for use in uses]
+    try:
+        for use in uses:
+            made = [use.make(getattr(use.owner, part)) for part in use.stored]
+            use.owner._parameters[use.attribute] = made[0] if len(made) == 1 else torch.cat(made, use.dim)  # type: ignore[assignment]
+        yield
+    finally:
+        for use, stored in before:
+            use.owner._parameters[use.attribute] = stored
+
+
+def _enter(hidden: torch.Tensor, sequence: Sequence) -> torch.Tensor:
+    tp, cp = sequence.tp, sequence.cp
+    hidden = gather(hidden, tp, hidden.dim() + TOKENS) if sequence.sp else copy_in(hidden, tp)
+    if cp.size > 1:
+        assert sequence.order is not None
+        hidden = gather(hidden, cp, hidden.dim() + TOKENS)
+        hidden = hidden.index_select(TOKENS, sequence.order.argsort().to(hidden.device))
+    return hidden
+
+
+def _leave(out: torch.Tensor, sequence: Sequence) -> torch.Tensor:
+    tp, cp = sequence.tp, sequence.cp
+    if cp.size > 1:
+        assert sequence.order is not None
+        out = sum_scatter(out.index_select(TOKENS, sequence.order.to(out.device)), cp, out.dim() + TOKENS)
+    return sum_scatter(out, tp, out.dim() + TOKENS) if sequence.sp else sum_out(out, tp)
+
+
+def cut_embedding(embedding: Any, mesh: Mesh, sp: bool) -> None:
+    """A vocabulary cut over the ranks: each looks up its own tokens, and the sum is everybody's."""
+    tp = mesh.tp
+    rows = embedding.weight.shape[0]
+    step = -(-rows // tp.size)
+    first = tp.rank * step
+    last = min(first + step, rows)
+    cut_parameter(embedding, "weight", mesh.state["tp"], 0)
+    use = _Use(embedding, "weight", ("weight",), lambda p: _local(p, 0, SOLO), 0)
+    inner = embedding.forward
+
+    def forward(tokens: torch.Tensor) -> torch.Tensor:
+        elsewhere = (tokens < first) | (tokens >= last)
+        with _computing_with([use]):
+            found = inner((tokens - first).masked_fill(elsewhere, 0))
+        found = found.masked_fill(elsewhere.unsqueeze(-1), 0)
+        return sum_scatter(found, tp, found.dim() + TOKENS) if sp else sum_out(found, tp)
+
+    embedding.forward = forward
