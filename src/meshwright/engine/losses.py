@@ -1,0 +1,344 @@
+"""The loss of a language-model head, from the last hidden states and the head's weight.
+
+Every kind gives the same numbers; they differ in what is kept between forward and backward and in how often the logits
+are computed. T tokens, V_local rows of the head on this rank, H wide:
+
+plain           torch's cross entropy on full fp32 logits [T, V]; keeps them
+vocab_parallel  own arithmetic on this rank's slice; keeps one copy of [T, V_local] in the compute format
+chunked         keeps one number per token; the backward pass computes the logits again, `chunk` tokens at a time
+fused_linear    the forward pass already computes the gradients, `chunk` tokens at a time: keeps d(hidden) [T, H] in the
+                compute format and d(weight) [V_local, H] in fp32; the backward pass only scales them
+
+Softmax arithmetic is fp32 (float64 for float64 inputs). chunked and fused_linear sum the weight's gradient over chunks
+in fp32. Under tp each rank holds an equal, contiguous slice of the vocabulary, in rank order; one small all-gather per
+chunk (two numbers per token and rank) makes the slices one softmax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, ParamSpec, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812 (torch's own habit)
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Kind = Literal["vocab_parallel", "plain", "chunked", "fused_linear"]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss and its parts: total = cross_entropy + z; only total carries a gradient."""
+
+    total: Tensor
+    cross_entropy: Tensor
+    z: Tensor
+
+
+@dataclass(frozen=True)
+class _Terms:
+    z_loss: float
+    softcap: float | None
+    group: dist.ProcessGroup | None
+    chunk: int
+
+
+def head_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    weights: Tensor,
+    *,
+    kind: Kind = "vocab_parallel",
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    group: dist.ProcessGroup | None = None,
+    chunk: int = 2048,
+    reduce_hidden: bool = True,
+) -> Loss:
+    """The sum over tokens of weights * (cross entropy + z_loss * log-partition²), on every tp rank.
+
+    `weights` already hold the global normaliser; a negative label counts nothing. With `reduce_hidden` the gradient of
+    `hidden` is summed over `group`; without, each rank returns the part of its own slice.
+    """
+    weights = torch.where(labels >= 0, weights, 0.0)
+    if group is not None and reduce_hidden:
+        hidden = _apply(_SumGradient, hidden, group)
+    weight = weight.to(hidden.dtype)
+    bias = None if bias is None else bias.to(hidden.dtype)
+    terms = _Terms(z_loss, softcap, group, chunk)
+    if kind == "plain":
+        return _plain(F.linear(hidden, weight, bias), labels, weights, terms)
+    # From here on a label is the row of this rank's slice; those of other slices lie outside it.
+    labels = labels - _first_row(weight.shape[0], group)
+    if kind == "vocab_parallel":
+        return Loss(*_apply(_VocabParallel, F.linear(hidden, weight, bias), labels, weights, terms))
+    # Without a backward pass to come the two are the same, and gradients would be wasted.
+    function = _FusedLinear if kind == "fused_linear" and torch.is_grad_enabled() else _Chunked
+    return Loss(*_apply(function, hidden, weight, bias, labels, weights, terms))
+
+
+def _apply(function: type[torch.autograd.Function], *args: object) -> Any:
+    return function.apply(*args)  # type: ignore[no-untyped-call]  # torch gives it no types
+
+
+def _first_row(rows: int, group: dist.ProcessGroup | None) -> int:
+    return 0 if group is None else rows * dist.get_rank(group)
+
+
+# --- arithmetic of one block of logits ---------------------------------------------------------------------------
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _capped(logits: Tensor, softcap: float | None) -> Tensor:
+    wide = _wide(logits)
+    return wide if softcap is None else softcap * torch.tanh(wide / softcap)
+
+
+def _local_statistics(logits: Tensor, labels: Tensor, softcap: float | None) -> Tensor:
+    """Log-sum-exp of the slice, and the label's logit where the slice holds it: [2, n]."""
+    capped = _capped(logits, softcap)
+    rows = logits.shape[1]
+    held = (labels >= 0) & (labels < rows)
+    target = capped.gather(1, labels.clamp(0, rows - 1)[:, None])[:, 0]
+    return torch.stack([torch.logsumexp(capped, 1), torch.where(held, target, 0.0)])
+
+
+def _logit_gradient(
+    logits: Tensor, labels: Tensor, log_sum: Tensor, weights: Tensor, z_loss: float, softcap: float | None
+) -> Tensor:
+    """The gradient of the weighted loss by the raw logits, in the logits' format."""
+    capped = _capped(logits, softcap)
+    slope = weights * (1 + 2 * z_loss * log_sum)
+    gradient = torch.exp(capped - log_sum[:, None]) * slope[:, None]
+    rows = torch.arange(logits.shape[1], device=logits.device)
+    gradient = torch.where(rows == labels[:, None], gradient - weights[:, None], gradient)
+    if softcap is not None:
+        gradient = gradient * (1 - (capped / softcap) ** 2)
+    return gradient.to(logits.dtype)
+
+
+@cache
+def _compiled(function: Callable[P, R]) -> Callable[P, R]:
+    return torch.compile(function)
+
+
+def _fast(function: Callable[P, R], like: Tensor) -> Callable[P, R]:
+    """The function as one kernel on a real GPU; as written on a CPU and on tensors without data."""
+    real = type(like) in (Tensor, torch.nn.Parameter)
+    return _compiled(function) if real and like.is_cuda else function
+
+
+def _statistics(logits: Tensor, labels: Tensor, terms: _Terms) -> Tensor:
+    """Log-sum-exp over the whole vocabulary, and the label's logit: [2, n]."""
+    local = _fast(_local_statistics, logits)(logits, labels, terms.softcap)
+    if terms.group is None:
+        return local
+    every = _of_all_ranks(local, terms.group)
+    return torch.stack([torch.logsumexp(every[:, 0], 0), every[:, 1].sum(0)])
+
+
+def _of_all_ranks(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    world = dist.get_world_size(group)
+    every = tensor.new_empty(world * tensor.shape[0], *tensor.shape[1:])
+    dist.all_gather_into_tensor(every, tensor.contiguous(), group=group)
+    return every.view(world, *tensor.shape)
+
+
+def _parts(statistics: Tensor, weights: Tensor, terms: _Terms) -> tuple[Tensor, Tensor, Tensor]:
+    log_sum, target = statistics
+    cross_entropy = (weights * (log_sum - target)).sum()
+    z = (weights * terms.z_loss * log_sum**2).sum()
+    return cross_entropy + z, cross_entropy, z
+
+
+def _blocks(tokens: int, chunk: int) -> Iterator[slice]:
+    return (slice(start, min(start + chunk, tokens)) for start in range(0, tokens, chunk))
+
+
+# --- plain -------------------------------------------------------------------------------------------------------
+
+
+def _plain(logits: Tensor, labels: Tensor, weights: Tensor, terms: _Terms) -> Loss:
+    if terms.group is not None:
+        logits = _apply(_GatherVocabulary, logits, terms.group)
+    capped = _capped(logits, terms.softcap)
+    cross_entropy = (weights * F.cross_entropy(capped, labels.clamp(min=-1), ignore_index=-1, reduction="none")).sum()
+    if not terms.z_loss:
+        return Loss(cross_entropy, cross_entropy.detach(), torch.zeros_like(cross_entropy))
+    z = (weights * terms.z_loss * torch.logsumexp(capped, 1) ** 2).sum()
+    return Loss(cross_entropy + z, cross_entropy.detach(), z.detach())
+
+
+class _GatherVocabulary(torch.autograd.Function):
+    """Slices of all ranks side by side; every rank computes the same loss, so a slice's gradient is its own part."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _of_all_ranks(logits, group).movedim(0, 1).flatten(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.chunk(dist.get_world_size(ctx.group), 1)[dist.get_rank(ctx.group)].contiguous(), None
+
+
+class _SumGradient(torch.autograd.Function):
+    """Hands hidden states on; sums their gradient over the ranks that each know a slice of the vocabulary."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+# --- vocab_parallel ----------------------------------------------------------------------------------------------
+
+
+class _VocabParallel(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor, terms: _Terms
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        statistics = _wide(logits.new_empty(2, len(logits)))
+        for rows in _blocks(len(logits), terms.chunk):
+            statistics[:, rows] = _statistics(logits[rows], labels[rows], terms)
+        ctx.terms = terms
+        ctx.save_for_backward(logits, labels, weights, statistics[0])
+        parts = _parts(statistics, weights, terms)
+        ctx.mark_non_differentiable(*parts[1:])
+        return parts
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor, *_: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, labels, weights, log_sum = ctx.saved_tensors
+        terms: _Terms = ctx.terms
+        gradient = torch.empty_like(logits)
+        for rows in _blocks(len(logits), terms.chunk):
+            gradient[rows] = _fast(_logit_gradient, logits)(
+                logits[rows], labels[rows], log_sum[rows], weights[rows] * scale, terms.z_loss, terms.softcap
+            )
+        return gradient, None, None, None
+
+
+# --- chunked and fused_linear ------------------------------------------------------------------------------------
+
+
+class _HeadGradients:
+    """Gradients of hidden states, weight and bias, built up block by block; what nobody asked for stays None."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: Sequence[bool]) -> None:
+        self.hidden = torch.empty_like(hidden) if wanted[0] else None
+        self.weight = torch.zeros_like(_empty_wide(weight)) if wanted[1] else None
+        self.bias = torch.zeros_like(_empty_wide(bias)) if bias is not None and wanted[2] else None
+
+    def add(self, rows: slice, logit_gradient: Tensor, hidden: Tensor, weight: Tensor) -> None:
+        if self.hidden is not None:
+            torch.mm(logit_gradient, weight, out=self.hidden[rows])
+        if self.weight is not None:
+            _add_product(self.weight, logit_gradient.t(), hidden)
+        if self.bias is not None:
+            self.bias += logit_gradient.sum(0, dtype=self.bias.dtype)
+
+    @property
+    def all(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        return self.hidden, self.weight, self.bias
+
+
+def _empty_wide(like: Tensor) -> Tensor:
+    return torch.empty_like(like, dtype=torch.promote_types(like.dtype, torch.float32))
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Adds left @ right to the total without rounding the product to a narrow format first."""
+    if total.dtype == right.dtype:
+        total.addmm_(left, right)
+    elif right.is_cuda:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total.addmm_(left.to(total.dtype), right.to(total.dtype))
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, weights: Tensor, terms: _Terms
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        statistics = _wide(hidden.new_empty(2, len(hidden)))
+        for rows in _blocks(len(hidden), terms.chunk):
+            statistics[:, rows] = _statistics(F.linear(hidden[rows], weight, bias), labels[rows], terms)
+        ctx.terms = terms
+        ctx.save_for_backward(hidden, weight, bias, labels, weights, statistics[0])
+        parts = _parts(statistics, weights, terms)
+        ctx.mark_non_differentiable(*parts[1:])
+        return parts
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, labels, weights, log_sum = ctx.saved_tensors
+        terms: _Terms = ctx.terms
+        gradients = _HeadGradients(hidden, weight, bias, ctx.needs_input_grad)
+        for rows in _blocks(len(hidden), terms.chunk):
+            logits = F.linear(hidden[rows], weight, bias)
+            by_logits = _fast(_logit_gradient, logits)(
+                logits, labels[rows], log_sum[rows], weights[rows] * scale, terms.z_loss, terms.softcap
+            )
+            gradients.add(rows, by_logits, hidden[rows], weight)
+        narrow = (None if one is None else one.to(hidden.dtype) for one in gradients.all)
+        return *narrow, None, None, None
+
+
+def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    # Widened first: torch would round the factor itself to a narrow gradient's format.
+    return (_wide(gradient) * factor).to(dtype)
+
+
+class _FusedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, weights: Tensor, terms: _Terms
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        # The loss scale of fp16 is not known yet, and 1/tokens would vanish there: the largest weight is kept apart.
+        unit = weights.abs().amax().clamp(min=torch.finfo(weights.dtype).tiny) if len(weights) else weights.new_ones(())
+        statistics = _wide(hidden.new_empty(2, len(hidden)))
+        gradients = _HeadGradients(hidden, weight, bias, ctx.needs_input_grad)
+        for rows in _blocks(len(hidden), terms.chunk):
+            logits = F.linear(hidden[rows], weight, bias)
+            statistics[:, rows] = _statistics(logits, labels[rows], terms)
+            by_logits = _fast(_logit_gradient, logits)(
+                logits, labels[rows], statistics[0, rows], weights[rows] / unit, terms.z_loss, terms.softcap
+            )
+            gradients.add(rows, by_logits, hidden[rows], weight)
+        ctx.save_for_backward(unit, *gradients.all)
+        ctx.format = hidden.dtype
+        parts = _parts(statistics, weights, terms)
+        ctx.mark_non_differentiable(*parts[1:])
+        return parts
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        unit, *gradients = ctx.saved_tensors
+        factor = scale * unit
+        scaled = (None if one is None else _fast(_scaled, one)(one, factor, ctx.format) for one in gradients)
+        return *scaled, None, None, None
