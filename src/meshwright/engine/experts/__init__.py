@@ -1,0 +1,47 @@
+"""Experts: their storage, their computation, how tokens reach them and how their loads stay even."""
+
+from __future__ import annotations
+
+from meshwright.engine.experts.balance import Balancing
+from meshwright.engine.experts.dispatch import ExpertAxis, Traffic, balanced_counts, exchange_counts, experts_forward
+from meshwright.engine.experts.router import (
+    RouterState,
+    attach_router,
+    reset,
+    router_states,
+    statistics,
+    update_biases,
+)
+from meshwright.engine.experts.storage import Cut, ExpertBlock, cuts, expert_blocks, fused_shape, reshape_experts
+
+IMPLEMENTATION = "meshwright"
+
+__all__ = [
+    "IMPLEMENTATION",
+    "Balancing",
+    "Cut",
+    "ExpertAxis",
+    "ExpertBlock",
+    "RouterState",
+    "Traffic",
+    "attach_router",
+    "balanced_counts",
+    "cuts",
+    "exchange_counts",
+    "expert_blocks",
+    "experts_forward",
+    "fused_shape",
+    "register",
+    "reset",
+    "reshape_experts",
+    "router_states",
+    "statistics",
+    "update_biases",
+]
+
+
+def register() -> None:
+    """Makes `config._experts_implementation = "meshwright"` known to transformers; calling it again changes nothing."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, experts_forward)

@@ -1,0 +1,116 @@
+"""How experts' parameters are stored, so that ep and etp each cut one plain dimension.
+
+Models fuse an expert's gate and up matrices into one dimension of 2·I. A cut of that dimension over etp would give one
+rank all gates and another all ups; here it becomes two dimensions, 2 and I, of the same bytes in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+ROUTER_NAMES = ("gate", "router")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The dimension of a parameter that each axis cuts; None where every rank of the axis holds all of it."""
+
+    ep_dim: int
+    etp_dim: int | None
+
+
+@dataclass(frozen=True)
+class ExpertBlock:
+    """A mixture-of-experts block of a model: its name, the block, its router and its experts."""
+
+    name: str
+    block: nn.Module
+    router: nn.Module
+    experts: nn.Module
+
+
+def expert_blocks(model: nn.Module) -> Iterator[ExpertBlock]:
+    """All blocks of a model whose experts run through the experts interface."""
+    for name, block in model.named_modules():
+        experts = getattr(block, "experts", None)
+        router = next((getattr(block, one) for one in ROUTER_NAMES if hasattr(block, one)), None)
+        if isinstance(experts, nn.Module) and hasattr(experts, "is_concatenated") and isinstance(router, nn.Module):
+            yield ExpertBlock(name, block, router, experts)
+
+
+def first_name(experts: Any) -> str:
+    """The name of the first projection: gate and up together, or up alone."""
+    return "gate_up_proj" if experts.has_gate else "up_proj"
+
+
+def parameter_names(experts: Any) -> tuple[str, ...]:
+    """The experts' parameters in the order in which they are used."""
+    names = (first_name(experts), "down_proj")
+    return tuple(part for name in names for part in ((name, f"{name}_bias") if experts.has_bias else (name,)))
+
+
+def reshape_experts(experts: nn.Module) -> None:
+    """Splits the fused dimension of gate and up, in place; names and bytes stay, a second call changes nothing."""
+    for name in parameter_names(experts):
+        parameter = getattr(experts, name)
+        if not _holds_pairs(experts, name) or parameter.ndim == _split_ndim(name):
+            continue
+        at = _inner_dim(experts, name)
+        pair = (2, -1) if experts.is_concatenated else (-1, 2)
+        split = nn.Parameter(parameter.data.unflatten(at, pair), requires_grad=parameter.requires_grad)
+        split.__dict__.update(parameter.__dict__)  # what loaders noted on the parameter stays true of it
+        setattr(experts, name, split)
+
+
+def fused_shape(experts: nn.Module, name: str) -> tuple[int, ...]:
+    """The shape a parameter has in the model's own files, for `parameter.view(...)` on export."""
+    shape = tuple(getattr(experts, name).shape)
+    if not _holds_pairs(experts, name) or len(shape) != _split_ndim(name):
+        return shape
+    at = _inner_dim(experts, name)
+    return (*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :])
+
+
+def cuts(experts: nn.Module) -> dict[str, Cut]:
+    """On which dimension ep and etp cut each parameter, after `reshape_experts`."""
+    return {name: Cut(0, _etp_dim(experts, name)) for name in parameter_names(experts)}
+
+
+def fused(experts: nn.Module, name: str) -> torch.Tensor:
+    """This rank's slice of a parameter as a plain tensor, gate and up in one dimension again."""
+    from torch.distributed.tensor import DTensor
+
+    parameter = getattr(experts, name)
+    local: torch.Tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    if _holds_pairs(experts, name) and local.ndim == _split_ndim(name):
+        at = _inner_dim(experts, name)
+        return local.flatten(at, at + 1)
+    return local
+
+
+def _holds_pairs(experts: Any, name: str) -> bool:
+    return bool(experts.has_gate) and not name.startswith("down_proj")
+
+
+def _split_ndim(name: str) -> int:
+    return 3 if name.endswith("_bias") else 4
+
+
+def _inner_dim(experts: Any, name: str) -> int:
+    """Where the fused parameter holds the experts' inner width."""
+    if name.endswith("_bias"):
+        return 1
+    columns_last = bool(experts.is_transposed)  # stored [in, out] rather than [out, in]
+    return 2 if columns_last != name.startswith("down_proj") else 1
+
+
+def _etp_dim(experts: Any, name: str) -> int | None:
+    if name == "down_proj_bias":
+        return None
+    behind_the_pair = _holds_pairs(experts, name) and experts.is_concatenated
+    return _inner_dim(experts, name) + int(behind_the_pair)
