@@ -1,0 +1,92 @@
+"""Tiny mixture-of-experts blocks of the families in transformers, with transformers' loop or with our function."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import nn
+
+from meshwright.engine import experts as room
+from meshwright.engine.experts.dispatch import ExpertAxis
+
+H, I, E, K = 16, 8, 8, 2  # noqa: E741 - the width's usual letter
+WIDTHS = {"hidden_size": H, "moe_intermediate_size": I, "intermediate_size": I, "num_experts_per_tok": K}
+WIDTHS |= {"num_attention_heads": 2, "num_key_value_heads": 2}  # blocks have none, configs check them
+SHARED = {"n_shared_experts": 1, "n_group": 2, "topk_group": 1}
+QWEN = {"num_experts": E, "norm_topk_prob": True, "shared_expert_intermediate_size": I}
+# family: (config class, block class, what its config calls the widths above)
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeSparseMoeBlock", QWEN),
+    "mixtral": ("MixtralConfig", "MixtralSparseMoeBlock", {"num_local_experts": E}),
+    "olmoe": ("OlmoeConfig", "OlmoeSparseMoeBlock", {"num_experts": E}),
+    "deepseek_v2": (
+        "DeepseekV2Config",
+        "DeepseekV2Moe",
+        {"n_routed_experts": E, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5} | SHARED,
+    ),
+    "deepseek_v3": ("DeepseekV3Config", "DeepseekV3MoE", {"n_routed_experts": E} | SHARED),
+    "glm4_moe": ("Glm4MoeConfig", "Glm4MoeMoE", {"n_routed_experts": E} | SHARED),
+    "gpt_oss": ("GptOssConfig", "GptOssMLP", {"num_local_experts": E}),
+    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextSparseMoeBlock", QWEN),
+    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeSparseMoeBlock", QWEN),
+    "nemotron_h": (
+        "NemotronHConfig",
+        "NemotronHMoE",
+        {"n_routed_experts": E, "moe_shared_expert_intermediate_size": I, "moe_latent_size": 12} | SHARED,
+    ),
+}
+for _family in FAMILIES:  # before the ranks are forked: an import in each of them costs seconds
+    importlib.import_module(f"transformers.models.{_family}.modeling_{_family}")
+
+
+def block_of(family: str, device: str = "cpu") -> Any:
+    """A family's tiny block with parameters that matter, running transformers' own loop."""
+    config_name, block_name, words = FAMILIES[family]
+    package = f"transformers.models.{family}"
+    config = getattr(importlib.import_module(f"{package}.configuration_{family}"), config_name)(**WIDTHS | words)
+    config._experts_implementation = "eager"
+    torch.manual_seed(0)
+    with torch.device(device):
+        block = getattr(importlib.import_module(f"{package}.modeling_{family}"), block_name)(config)
+    for tensor in (*block.parameters(), *block.buffers()):
+        nn.init.normal_(tensor, std=0.3)
+    return block.train()
+
+
+def ours(family: str, axis: ExpertAxis | None = None) -> Any:
+    """The same block through our function, cut for this rank of an axis."""
+    room.register()
+    block = block_of(family)
+    block.experts.config._experts_implementation = room.IMPLEMENTATION
+    room.reshape_experts(block.experts)
+    if axis is not None:
+        block.experts.axis = axis
+        for name, cut in room.cuts(block.experts).items():
+            part = slice_of(getattr(block.experts, name).data, cut, axis)
+            setattr(block.experts, name, nn.Parameter(part.contiguous()))
+    return block
+
+
+def slice_of(whole: torch.Tensor, cut: room.Cut, axis: ExpertAxis) -> torch.Tensor:
+    part = whole.chunk(axis.ep, cut.ep_dim)[axis.rank // axis.etp]
+    return part if cut.etp_dim is None else part.chunk(axis.etp, cut.etp_dim)[axis.etp_rank]
+
+
+def forward(block: Any, x: torch.Tensor) -> torch.Tensor:
+    out = block(x)
+    return out[0] if isinstance(out, tuple) else out
+
+
+def differ(found: torch.Tensor | None, wanted: torch.Tensor | None) -> float:
+    assert found is not None
+    assert wanted is not None
+    if not wanted.numel():
+        return 0.0
+    return float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
+
+
+def inputs(tokens: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(2, tokens // 2, H), torch.randn(2, tokens // 2, H)

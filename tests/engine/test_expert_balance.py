@@ -1,0 +1,230 @@
+"""Balancing losses, biases and figures of routers: against the formulas written out on one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.engine.expert_cases import E, K, block_of, differ, forward, inputs, ours
+from tests.engine.ranks import run
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from meshwright.engine import experts as room
+from meshwright.engine.experts.dispatch import ExpertAxis
+from meshwright.errors import InputError
+
+SCALE = 0.25
+SIGMOID = ("deepseek_v3", "glm4_moe", "nemotron_h")
+LOSSES = {
+    "aux_loss": {"kind": "aux_loss", "aux_loss": 3.0},
+    "seq_aux_loss": {"kind": "seq_aux_loss", "aux_loss": 3.0, "samples": 2},
+    "z_loss": {"kind": "none", "router_z_loss": 2.0},
+    "both": {"kind": "aux_loss", "aux_loss": 3.0, "router_z_loss": 2.0},
+}
+
+
+def settings_of(family: str, **words: Any) -> room.Balancing:
+    return room.Balancing(experts=E, topk=K, score="sigmoid" if family in SIGMOID else "softmax", **words)
+
+
+def attach(family: str, block: Any, **words: Any) -> room.RouterState:
+    state = room.attach_router(block.gate, block, settings_of(family, **words))
+    state.scale = SCALE
+    return state
+
+
+def written_out(family: str, gate: nn.Module, x: torch.Tensor, words: dict[str, Any]) -> torch.Tensor:
+    """The losses as the papers write them, expert by expert."""
+    logits, _, chosen = gate(x.reshape(-1, x.shape[-1]))
+    scores = logits.sigmoid() if family in SIGMOID else logits.softmax(-1)
+    probabilities = scores / scores.sum(-1, keepdim=True)
+    sequences = words.get("samples", 1)
+    aux = logits.new_zeros(())
+    for p, c in zip(probabilities.chunk(sequences), chosen.chunk(sequences), strict=True):
+        for expert in range(E):
+            tokens_to_it = (c == expert).sum() / c.shape[0]
+            aux = aux + E / K * tokens_to_it * p[:, expert].mean() / sequences
+    z = (logits.exp().sum(-1).log() ** 2).mean()
+    return words.get("aux_loss", 0.0) * aux + words.get("router_z_loss", 0.0) * z
+
+
+def split_sequences(rank: int, world: int, family: str, words: dict[str, Any]) -> float:
+    """Each rank holds a part of both sequences; the sums of the ranks' gradients are those of one process."""
+    x, probe = inputs()
+    whole = block_of(family)
+    leaf = x.clone().requires_grad_()
+    loss = written_out(family, whole.gate, leaf, words)
+    ((forward(whole, leaf) * probe).sum() + SCALE * loss).backward()
+
+    group = dist.group.WORLD if world > 1 else None
+    block = ours(family)
+    state = attach(family, block, group=group, **words)
+    own = x.chunk(world, 1)[rank].clone().requires_grad_()
+    out = forward(block, own)
+    (out * probe.chunk(world, 1)[rank]).sum().backward()
+    total = block.gate.weight.grad.clone()
+    if group is not None:
+        dist.all_reduce(total)
+    figures = room.statistics([state], group)
+    reported = torch.tensor(figures["aux_loss"] + figures["z_loss"])
+    return max(
+        differ(total, whole.gate.weight.grad),
+        differ(own.grad, leaf.grad.chunk(world, 1)[rank]),
+        differ(reported, loss.detach()),
+    )
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_over_parts_of_sequences_is_the_formula(loss: str, family: str, world: int) -> None:
+    assert max(run(world, split_sequences, family, LOSSES[loss])) < 1e-5
+
+
+def other_sequences(rank: int, world: int, kind: str) -> float:
+    """Two dp ranks: with global_aux_loss the fractions are those of all sequences, else each rank's own."""
+    x, _ = inputs()
+    whole = block_of("qwen3_moe")
+    _, _, every = whole.gate(x.view(-1, x.shape[-1]))
+    for one in x:
+        logits, _, chosen = whole.gate(one)
+        fraction = torch.bincount((every if kind == "global_aux_loss" else chosen).flatten(), minlength=E).float()
+        loss = 3.0 * E * (fraction / fraction.sum() * logits.softmax(-1).mean(0)).sum()
+        (SCALE * loss).backward()
+
+    block = ours("qwen3_moe")
+    attach("qwen3_moe", block, kind=kind, aux_loss=3.0, dp_group=dist.group.WORLD)
+    (forward(block, x[rank][None]) * 0).sum().backward()
+    total = block.gate.weight.grad.clone()
+    dist.all_reduce(total)
+    return differ(total, whole.gate.weight.grad)
+
+
+@pytest.mark.parametrize("kind", ["aux_loss", "global_aux_loss"])
+def test_only_the_global_loss_counts_other_sequences(kind: str) -> None:
+    assert max(run(2, other_sequences, kind)) < 1e-5
+
+
+def recomputed(rank: int, world: int, recompute: bool) -> tuple[list[int], dict[str, float], list[float]]:
+    block = ours("deepseek_v3", ExpertAxis(2, 1, dist.group.WORLD, rank))
+    state = attach("deepseek_v3", block, kind="seq_aux_loss", aux_loss=3.0, samples=2)
+    for _ in range(2):
+        x = inputs()[0].requires_grad_()
+        out = checkpoint(forward, block, x, use_reentrant=False) if recompute else forward(block, x)
+        out.square().sum().backward()
+    assert state.counts is not None
+    return state.counts.tolist(), room.statistics([state], dist.group.WORLD), block.gate.weight.grad.flatten().tolist()
+
+
+def test_recomputing_counts_nothing_twice() -> None:
+    counts, figures, grads = run(2, recomputed, False)[0]
+    again = run(2, recomputed, True)[0]
+    assert sum(counts) == 2 * 12 * K
+    assert again[0] == counts
+    assert again[1] == pytest.approx(figures)
+    assert again[2] == pytest.approx(grads, rel=1e-5)
+
+
+def biased(rank: int, world: int) -> tuple[list[float], list[float], list[int]]:
+    block = ours("deepseek_v3")
+    state = attach("deepseek_v3", block, kind="bias")
+    before = block.gate.e_score_correction_bias.clone()
+    with torch.no_grad():
+        forward(block, inputs()[0].chunk(world)[rank])
+    assert state.counts is not None
+    counts = state.counts.clone()
+    dist.all_reduce(counts)
+    room.update_biases(room.router_states(block), dist.group.WORLD, 0.5)
+    room.reset([state])
+    assert state.counts is None
+    return before.tolist(), block.gate.e_score_correction_bias.tolist(), counts.tolist()
+
+
+def test_biases_move_against_the_load_of_all_ranks() -> None:
+    first, second = run(2, biased)
+    before, after, counts = first
+    assert second[1] == after
+    mean = sum(counts) / E
+    moves = [0.5 * ((mean > count) - (mean < count)) for count in counts]
+    assert len(set(moves)) > 1
+    assert [b - a for a, b in zip(before, after, strict=True)] == pytest.approx(moves)
+
+
+def counted(rank: int, world: int) -> None:
+    block = ours("qwen3_moe")
+    state = attach("qwen3_moe", block, kind="none", router_in_fp32=False)
+    nn.init.zeros_(block.gate.weight)  # all experts alike: the first K of them get every token
+    forward(block, inputs()[0])
+    block.eval()
+    forward(block, inputs()[0])
+    figures = room.statistics([state], None)
+    idle = sum(count == 0 for count in state.counts.tolist()) / E
+    assert figures == pytest.approx({
+        "max_over_mean_load": E / K,
+        "experts_without_tokens": idle,
+        "aux_loss": 0.0,
+        "z_loss": 0.0,
+        "entropy": torch.tensor(float(E)).log().item(),
+    })  # fmt: skip
+    assert idle == 1 - K / E
+    assert room.statistics([], None) == {}
+
+
+def test_figures_of_a_step_are_those_of_training_alone() -> None:
+    run(1, counted)
+
+
+def in_fp32(rank: int, world: int, family: str, autocast: bool) -> None:
+    block = ours(family)
+    router = getattr(block, "gate", None) or block.router
+    if not autocast:
+        block.to(torch.bfloat16)
+    x = inputs()[0].to(router.weight.dtype).view(-1, router.weight.shape[1])
+    bias = None if getattr(router, "bias", None) is None else router.bias.float()
+    wanted = nn.functional.linear(x.float(), router.weight.float(), bias)
+    room.attach_router(router, block, settings_of(family, kind="aux_loss", aux_loss=1.0))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        logits, weights, _ = router(x)
+        out = forward(block, x[None])
+    assert (logits.dtype, weights.dtype) == (torch.float32, torch.float32)
+    assert torch.equal(logits, wanted)
+    assert autocast or out.dtype == torch.bfloat16
+    out.float().square().sum().backward()
+    assert router.weight.grad.dtype == router.weight.dtype
+    assert float(router.weight.grad.abs().sum()) > 0
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", "gpt_oss", "nemotron_h"])
+def test_a_router_computes_in_fp32(family: str, autocast: bool) -> None:
+    run(1, in_fp32, family, autocast)
+
+
+def bf16_bias(rank: int, world: int) -> None:
+    block = ours("deepseek_v3").to(torch.bfloat16)
+    attach("deepseek_v3", block, kind="bias")
+    assert block.gate.e_score_correction_bias.dtype == torch.float32
+    assert "gate.e_score_correction_bias" in block.state_dict()
+
+
+def test_a_bias_is_kept_in_fp32() -> None:
+    run(1, bf16_bias)
+
+
+def test_a_router_without_a_bias_cannot_be_balanced_by_one() -> None:
+    with pytest.raises(InputError, match="has no bias"):
+        room.attach_router(nn.Linear(2, 2), nn.Module(), settings_of("qwen3_moe", kind="bias"))
+
+
+def uneven(rank: int, world: int) -> None:
+    block = ours("qwen3_moe")
+    attach("qwen3_moe", block, kind="seq_aux_loss", aux_loss=1.0, samples=5)
+    with pytest.raises(InputError, match="not 5 sequences"):
+        forward(block, inputs()[0])
+
+
+def test_sequences_of_uneven_length_are_refused() -> None:
+    run(1, uneven)

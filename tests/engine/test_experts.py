@@ -1,0 +1,239 @@
+"""Experts alone, cut over ep and etp, and their balancing: against transformers' own loop on one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.engine.expert_cases import FAMILIES, E, H, I, K, block_of, differ, forward, inputs, ours, slice_of
+from tests.engine.ranks import run
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+from torch.utils.checkpoint import checkpoint
+
+from meshwright.engine import experts as room
+from meshwright.engine.experts.compute import grouped_mm
+from meshwright.engine.experts.dispatch import ExpertAxis, Traffic, balanced_counts, experts_forward, round_robin
+
+
+def alone(rank: int, world: int, family: str) -> float:
+    x, probe = inputs()
+    eager, own = block_of(family), ours(family)
+    results = []
+    for block in (eager, own):
+        leaf = x.clone().requires_grad_()
+        out = forward(block, leaf)
+        (out * probe).sum().backward()
+        results.append((out.detach(), leaf.grad))
+    worst = max(differ(found, wanted) for found, wanted in zip(results[1], results[0], strict=True))
+    for name, parameter in eager.named_parameters():
+        grad = own.get_parameter(name).grad
+        worst = max(worst, differ(grad.view(parameter.shape), parameter.grad))
+    return worst
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_our_function_alone_equals_each_familys_loop(family: str) -> None:
+    assert run(1, alone, family)[0] < 1e-5
+
+
+def shares(world: int, tokens: int, empty: bool) -> list[int]:
+    return [tokens, *[0] * (world - 1)] if empty else [tokens // world] * world
+
+
+def over_ranks(rank: int, world: int, family: str, ep: int, etp: int, empty: bool, recompute: bool) -> float:
+    """The worst difference of outputs and gradients from one process that sees all ranks' tokens."""
+    x, probe = (one.reshape(1, -1, H) for one in inputs())
+    whole = block_of(family)
+    leaf = x.clone().requires_grad_()
+    wanted = forward(whole, leaf)
+    (wanted * probe).sum().backward()
+
+    axis = ExpertAxis(ep, etp, dist.group.WORLD, rank)
+    block = ours(family, axis)
+    mine = slice(sum(shares(world, 12, empty)[:rank]), sum(shares(world, 12, empty)[: rank + 1]))
+    own = x[:, mine].clone().requires_grad_()
+    out = checkpoint(forward, block, own, use_reentrant=False) if recompute else forward(block, own)
+    (out * probe[:, mine]).sum().backward()
+
+    worst = max(differ(out, wanted[:, mine]), differ(own.grad, leaf.grad[:, mine]))
+    return max(worst, *gradient_differences(whole, block, axis))
+
+
+def gradient_differences(whole: Any, block: Any, axis: ExpertAxis) -> list[float]:
+    """Each rank's gradients put at their place in a whole tensor and summed: what the engine's reduction gives."""
+    differences = []
+    cuts = room.cuts(block.experts)
+    every = {name: parameter.grad for name, parameter in whole.named_parameters()}
+    room.reshape_experts(whole.experts)
+    for name, parameter in block.named_parameters():
+        wanted = every[name]
+        grad = parameter.grad
+        grad = grad.to_local() if isinstance(grad, DTensor) else grad
+        if name.startswith("experts."):
+            short = name.removeprefix("experts.")
+            total = torch.zeros(getattr(whole.experts, short).shape)
+            slice_of(total, cuts[short], axis).copy_(grad)
+        else:
+            total = grad.clone()
+        dist.all_reduce(total)
+        differences.append(differ(total.view(wanted.shape), wanted))
+    return differences
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ep_times_etp_equals_one_process(family: str) -> None:
+    assert max(run(4, over_ranks, family, 2, 2, False, False)) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "nemotron_h"])
+@pytest.mark.parametrize(("ep", "etp"), [(2, 1), (4, 1), (1, 2)])
+def test_ep_or_etp_equals_one_process(family: str, ep: int, etp: int) -> None:
+    assert max(run(ep * etp, over_ranks, family, ep, etp, False, False)) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_ranks_without_tokens_serve_the_others(family: str) -> None:
+    assert max(run(4, over_ranks, family, 2, 2, True, False)) < 1e-5
+
+
+def test_recomputed_layers_send_their_tokens_again() -> None:
+    assert max(run(2, over_ranks, "deepseek_v3", 2, 1, False, True)) < 1e-5
+
+
+def one_expert(rank: int, world: int) -> list[float]:
+    """All tokens go to the last expert: the others, and rank 0, compute nothing and still have gradients."""
+    axis = ExpertAxis(2, 1, dist.group.WORLD, rank)
+    experts = ours("gpt_oss", axis).experts
+    x = inputs()[0].view(-1, H).requires_grad_()
+    index, weights = torch.full((12, 1), E - 1), torch.ones(12, 1)
+    experts(x, index, weights).square().sum().backward()
+    return [float(experts.gate_up_proj.grad[e].abs().sum()) for e in range(E // 2)]
+
+
+def test_an_expert_without_tokens_has_a_gradient_of_zero() -> None:
+    first, last = run(2, one_expert)
+    assert first == [0.0] * 4
+    assert last[:3] == [0.0] * 3
+    assert last[3] > 0
+
+
+def sharded(rank: int, world: int) -> float:
+    """Parameters held as DTensors, as the engine stores them."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "etp"))
+    axis = ExpertAxis(2, 2, dist.group.WORLD, rank)
+    block = ours("gpt_oss", axis)
+    for name, cut in room.cuts(block.experts).items():
+        placements = [Shard(cut.ep_dim), Shard(cut.etp_dim)] if cut.etp_dim else [Shard(cut.ep_dim)]
+        over = mesh if cut.etp_dim else mesh["ep"]
+        stored = DTensor.from_local(getattr(block.experts, name).data, over, placements)
+        setattr(block.experts, name, nn.Parameter(stored))
+    whole = block_of("gpt_oss")
+    x, probe = (one.reshape(1, -1, H) for one in inputs())
+    (forward(whole, x) * probe).sum().backward()
+    mine = slice(3 * rank, 3 * rank + 3)
+    (forward(block, x[:, mine]) * probe[:, mine]).sum().backward()
+    assert tuple(block.experts.gate_up_proj.shape) == (E, H, I, 2)
+    return max(gradient_differences(whole, block, axis))
+
+
+def test_parameters_may_be_dtensors() -> None:
+    assert max(run(4, sharded)) < 1e-5
+
+
+def stored_shapes(rank: int, world: int, family: str) -> None:
+    for device in ("cpu", "meta"):
+        experts = block_of(family, device).experts
+        names = [name for name, _ in experts.named_parameters()]
+        before = {name: getattr(experts, name).data for name in names}
+        for _ in range(2):
+            room.reshape_experts(experts)
+        assert [name for name, _ in experts.named_parameters()] == names
+        assert set(room.cuts(experts)) == set(names)
+        for name, old in before.items():
+            new = getattr(experts, name)
+            assert room.fused_shape(experts, name) == tuple(old.shape)
+            assert new.shape[0] == E
+            etp_dim = room.cuts(experts)[name].etp_dim
+            assert etp_dim is None or new.shape[etp_dim] == I
+            if device == "cpu":
+                assert new.data_ptr() == old.data_ptr()
+                assert torch.equal(new.view(room.fused_shape(experts, name)), old)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "nemotron_h"])
+def test_storage_is_split_in_place_and_can_be_fused_again(family: str) -> None:
+    run(1, stored_shapes, family)
+
+
+def blocks_found(rank: int, world: int) -> None:
+    model = nn.ModuleDict({"dense": nn.Linear(2, 2), "one": block_of("gpt_oss"), "two": block_of("deepseek_v3")})
+    found = list(room.expert_blocks(model))
+    assert [one.name for one in found] == ["one", "two"]
+    assert found[0].router is model["one"].router
+    assert found[1].experts is model["two"].experts
+
+
+def test_blocks_are_found_in_a_model() -> None:
+    run(1, blocks_found)
+
+
+def fallback(rank: int, world: int) -> None:
+    torch.manual_seed(0)
+    rows, columns = torch.randn(10, 6), torch.randn(3, 6, 5)  # 24 and 20 bytes a row: no grouped kernel takes them
+    out = grouped_mm(rows, columns, torch.tensor([4, 4, 10], dtype=torch.int32))
+    torch.testing.assert_close(out, torch.cat((rows[:4] @ columns[0], rows[4:] @ columns[2])))
+
+
+def test_odd_widths_are_computed_one_expert_at_a_time() -> None:
+    run(1, fallback)
+
+
+def forced(rank: int, world: int) -> list[int]:
+    seen: list[int] = []
+
+    def spy(counts: torch.Tensor, rows: int, axis: ExpertAxis) -> Traffic:
+        seen.extend(counts.flatten().tolist())
+        traffic, assumed = room.exchange_counts(counts, rows, axis), balanced_counts(counts, rows, axis)
+        assert (traffic.send, traffic.receive) == (assumed.send, assumed.receive)
+        assert torch.equal(traffic.arriving, assumed.arriving)
+        return traffic
+
+    experts = ours("qwen3_moe", ExpertAxis(2, 1, dist.group.WORLD, rank, force_balance=True, exchange=spy)).experts
+    x = inputs(32)[0].view(-1, H)
+    experts(x, torch.zeros(32, K, dtype=torch.long), torch.rand(32, K))
+    return seen
+
+
+def test_forced_balance_loads_every_expert_equally() -> None:
+    assert run(2, forced) == [[32 * K // E] * E] * 2
+
+
+def odd_loads(rank: int, world: int) -> None:
+    index = torch.zeros(5, 3, dtype=torch.long)
+    both = torch.cat([round_robin(index, 8, rank) for rank in range(2)])
+    assert all(len(set(row)) == 3 for row in both.tolist())
+    counts = torch.bincount(both.flatten(), minlength=8)
+    assert int(counts.max() - counts.min()) <= 1
+
+
+def test_forced_balance_goes_on_where_the_rank_before_stopped() -> None:
+    run(1, odd_loads)
+
+
+def bf16_close_to_fp32(rank: int, world: int) -> float:
+    experts = ours("qwen3_moe").experts
+    x = inputs()[0].view(-1, H)
+    index, weights = torch.arange(24).view(12, 2) % E, torch.rand(12, 2)
+    wanted = experts_forward(experts, x, index, weights)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = experts_forward(experts, x, index, weights)
+    assert found.dtype == torch.float32
+    assert not torch.equal(found, wanted)
+    return differ(found, wanted)
+
+
+def test_autocast_reaches_the_experts() -> None:
+    assert run(1, bf16_close_to_fp32)[0] < 2e-2
