@@ -1,0 +1,134 @@
+"""Ends a rank that waits for ever, and says which rank it waits for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from meshwright.engine.faults import FAULT_KEY, RunError, announce, leave, named, ranks_store, tell, within
+from meshwright.engine.launched import Process
+
+ASK_S = 3.0  # how long a rank that gave up waits to hear where the others are
+PLACE_KEY = "meshwright/place"
+SHOWN_RANKS = 8
+
+
+class Place(NamedTuple):
+    """Where a rank is in its work."""
+
+    step: int
+    phase: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}, {self.phase}"
+
+
+class Watchdog:
+    """Watches one rank: when no phase of a step begins for `timeout_s`, the rank says where it hangs and ends with 3.
+
+    Also ends a rank of torchrun or SLURM soon after another one has failed. The first phases include compilation, so
+    `first_s` holds until the first step is over.
+    """
+
+    def __init__(
+        self, process: Process, timeout_s: float = 600.0, first_s: float | None = None, poll_s: float = 5.0
+    ) -> None:
+        self._process, self._timeout_s = process, timeout_s
+        self._first_s = max(timeout_s, first_s or 3 * timeout_s)
+        self._poll_s = min(poll_s, timeout_s / 4)
+        self._last = (Place(0, "start"), time.monotonic())  # replaced as a whole: the thread reads it without a lock
+        self._first_step: int | None = None
+        self._done = threading.Event()
+        self._store: Any = None
+        self._thread = threading.Thread(target=self._watch, name="meshwright-watchdog", daemon=True)
+
+    def phase(self, step: int, name: str) -> None:
+        """Says that this rank now begins a phase of a step, such as data, forward, backward or optimizer."""
+        if self._first_step is None:
+            self._first_step = step
+        self._last = (Place(step, name), time.monotonic())
+
+    def __enter__(self) -> Watchdog:
+        store = ranks_store()
+        with suppress(Exception):  # a store that cannot be shared between threads is not asked
+            self._store = store.clone() if store is not None else None
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._done.set()
+        self._thread.join(self._poll_s)
+        if error is not None:
+            error.add_note(f"in {self._last[0]}")
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds the present phase may take."""
+        return self._timeout_s if self._last[0].step != self._first_step else self._first_s
+
+    def _watch(self) -> None:
+        while not self._done.wait(self._poll_s):
+            place, since = self._last
+            if time.monotonic() - since > self.limit_s:
+                self._give_up(place)
+            elif self._process.how in ("torchrun", "slurm"):
+                self._look_for_a_fault(place)
+
+    def _give_up(self, place: Place) -> None:
+        error = RunError(
+            f"{named(self._process.rank, self._process.world)} hangs in {place}: nothing happened for "
+            f"{self.limit_s:g} s. {self._others(place)}".strip(),
+            fix=("look at the rank that is behind", "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 records the collectives"),
+        )
+        self._end(error)
+
+    def _look_for_a_fault(self, place: Place) -> None:
+        if self._store is None:
+            return
+        try:
+            failed = self._store.check([FAULT_KEY])
+        except Exception:  # the process that holds the store is gone
+            if not self._done.wait(self._poll_s):  # unless it is only this run that ends
+                rank = named(self._process.rank, self._process.world)
+                tell(RunError(f"{rank} in {place}: the rank that all meet at went away"), self._process)
+                leave(RunError.exit_code)
+            return
+        if failed and not self._done.wait(self._poll_s):  # it may be about to fail by itself
+            leave(RunError.exit_code)
+
+    def _end(self, error: RunError) -> None:
+        if self._process.how == "nproc":
+            with suppress(OSError):
+                self._process.last_words.write_text(error.reason)
+        elif announce(error):
+            tell(error, self._process)
+        leave(error.exit_code)
+
+    def _others(self, place: Place) -> str:
+        """Where the other ranks are, as far as they say: they run out of time at about the same moment."""
+        world = self._process.world
+        if world == 1 or self._store is None:
+            return ""
+        places: dict[int, str] = {self._process.rank: str(place)}
+        within(2 * ASK_S, lambda: self._ask(places))
+        silent = [rank for rank in range(world) if rank not in places]
+        told = [f"rank {rank} is in {where}" for rank, where in sorted(places.items()) if where != str(place)]
+        if silent:
+            told.append(f"nothing is heard from rank {_listed(silent)}")
+        return "; ".join(told[:SHOWN_RANKS]) or "All ranks are at the same place."
+
+    def _ask(self, places: dict[int, str]) -> None:
+        self._store.set(f"{PLACE_KEY}/{self._process.rank}", str(self._last[0]))
+        until = time.monotonic() + ASK_S
+        while time.monotonic() < until:  # to the end: the others want this rank's answer as well
+            for rank in [rank for rank in range(self._process.world) if rank not in places]:
+                if self._store.check([f"{PLACE_KEY}/{rank}"]):
+                    places[rank] = self._store.get(f"{PLACE_KEY}/{rank}").decode()
+            self._done.wait(0.2)
+
+
+def _listed(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks[:SHOWN_RANKS])) + (" …" if len(ranks) > SHOWN_RANKS else "")
