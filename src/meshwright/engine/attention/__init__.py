@@ -1,0 +1,8 @@
+"""Attention of the engine: exact, without mask tensors, on one rank or over the cp axis."""
+
+from __future__ import annotations
+
+from meshwright.engine.attention.axis import ContextAxis, context_axis, positions
+from meshwright.engine.attention.interface import NAME, attend, register
+
+__all__ = ["NAME", "ContextAxis", "attend", "context_axis", "positions", "register"]

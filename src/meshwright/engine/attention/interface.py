@@ -1,0 +1,138 @@
+"""The attention of every model: the function that transformers' attention layers call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from meshwright.engine.attention import exchange
+from meshwright.engine.attention.axis import ContextAxis, Span, chunk_spans
+from meshwright.engine.attention.local import attend_local, refuse_dropout
+from meshwright.engine.attention.ring import Track, attend_blocks
+from meshwright.engine.attention.terms import Terms
+from meshwright.errors import InputError
+
+NAME = "meshwright"
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    documents: Tensor | None = None,
+    is_causal: bool | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention of [batch, heads, tokens, width] tensors, returned as [batch, tokens, heads, width].
+
+    There is no mask tensor: causality, `sliding_window` and `documents` ([batch, tokens] ids; no attention across
+    documents) say who sees whom. The module may carry `context` (its cp axis) and `kernel` (kernels.attention).
+    """
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    _refuse_unknown_mask(attention_mask, query, key, causal, sliding_window)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    terms = Terms(scale, causal, sliding_window or None, softcap or None)
+    axis: ContextAxis | None = getattr(module, "context", None)
+    kernel: str = getattr(module, "kernel", "auto")
+    if axis is None or axis.size == 1:
+        out = attend_local(query, key, value, terms, s_aux, documents, kernel, dropout)
+    else:
+        refuse_dropout(dropout)
+        out = _attend_across(query, key, value, terms, s_aux, documents, kernel, axis)
+    return out.transpose(1, 2), None
+
+
+def register() -> None:
+    """Makes `attn_implementation="meshwright"` known to transformers, without any mask tensor."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, _no_mask)
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    return None
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
+def _attend_across(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Terms,
+    sinks: Tensor | None,
+    documents: Tensor | None,
+    kernel: str,
+    axis: ContextAxis,
+) -> Tensor:
+    """The cp paths: an all-to-all inside where there is one, and a ring or a gather outside."""
+    seq_length = q.shape[2] * axis.size
+    terms = terms.over(seq_length)
+    inner = _made(axis.inner_group)
+    if axis.inner > 1:
+        k, v = (exchange.shared_among(x, q, axis.inner) for x in (k, v))
+        q, k, v = exchange.heads_to_sequence([q, k, v], inner, axis.parts)
+        sinks = None if sinks is None else sinks.chunk(axis.inner)[axis.inner_rank]
+        documents = None if documents is None else exchange.join_documents(documents, inner, axis.parts)
+    if axis.ring == 1:
+        out = attend_local(q, k, v, terms, sinks, documents, kernel)
+    else:
+        out = _attend_chunks(q, k, v, terms, sinks, documents, kernel, axis, seq_length)
+    return exchange.sequence_to_heads(out, inner, axis.parts) if axis.inner > 1 else out
+
+
+def _attend_chunks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Terms,
+    sinks: Tensor | None,
+    documents: Tensor | None,
+    kernel: str,
+    axis: ContextAxis,
+    seq_length: int,
+) -> Tensor:
+    held = tuple(chunk_spans(seq_length, axis.ring, rank) for rank in range(axis.ring))
+    track = Track(held[axis.ring_rank], held, axis.ring_rank, axis.ring_group)
+    pair = None if documents is None else (documents, documents)
+    if axis.comm == "allgather":
+        group = _made(axis.group)
+        k, v = exchange.gather_keys_values(k, v, group)
+        if documents is not None:
+            pair = (documents, exchange.gather_documents(documents, group))
+        length = seq_length // (2 * axis.ring)
+        track = Track(track.queries, (tuple(Span(at, at, length) for at in range(0, seq_length, length)),))
+    return attend_blocks(q, k, v, terms, track, sinks, pair, flash=kernel not in ("eager", "flex"))
+
+
+def _made(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    if group is None:
+        raise InputError("this cp axis has no process groups; context_axis() makes them", field="context")
+    return group
+
+
+def _refuse_unknown_mask(
+    mask: Tensor | None, query: Tensor, key: Tensor, causal: bool, sliding_window: int | None
+) -> None:
+    """Says no to what would be computed wrongly: foreign masks, caches, windows to both sides."""
+    if mask is not None:
+        raise InputError("attention takes documents, not mask tensors", field="attention_mask", value=tuple(mask.shape))
+    if causal and query.shape[2] != key.shape[2]:
+        raise InputError(
+            f"causal attention of {query.shape[2]} queries to {key.shape[2]} keys: training uses no cache",
+            field="use_cache",
+            fix=("use_cache=false",),
+        )
+    if sliding_window and not causal:
+        raise InputError("a sliding window is causal here", field="sliding_window", value=sliding_window)

@@ -1,0 +1,116 @@
+"""Attention within one rank, tokens in their natural order: which kernel computes what on which device.
+
+kernels.attention picks the kernel of plain (causal or full) attention. A window, a softcap, sinks or documents go to
+flex attention on CUDA and to exact blocks elsewhere, unless `eager` asks for the written-out computation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody knows
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from meshwright.engine.attention import kernels
+from meshwright.engine.attention.axis import Span
+from meshwright.engine.attention.flex import attend_flex
+from meshwright.engine.attention.ring import Track, attend_blocks
+from meshwright.engine.attention.terms import Block, Terms, visible
+from meshwright.errors import InputError, unknown
+
+# What torch may choose from for plain attention on CUDA, best first; empty leaves the choice to torch.
+BACKENDS: dict[str, list[SDPBackend]] = {
+    "auto": [
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+    ],
+    "flash": [SDPBackend.FLASH_ATTENTION],
+    "cudnn": [SDPBackend.CUDNN_ATTENTION],
+    "sdpa": [],
+}
+KERNELS = (*BACKENDS, "flex", "eager")
+
+
+def attend_local(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Terms,
+    sinks: Tensor | None = None,
+    documents: Tensor | None = None,
+    kernel: str = "auto",
+    dropout: float = 0.0,
+) -> Tensor:
+    """Attention [batch, heads, tokens, width] of whole sequences on this rank."""
+    if kernel not in KERNELS:
+        raise unknown("kernels.attention", kernel, KERNELS)
+    terms = terms.over(k.shape[2])
+    plain = terms.window is None and terms.softcap is None and sinks is None and documents is None
+    if kernel == "eager":
+        return _written_out(q, k, v, terms, sinks, documents, dropout)
+    if plain and (kernel in BACKENDS or not q.is_cuda):
+        return _sdpa(q, k, v, terms, kernel, dropout)
+    refuse_dropout(dropout)
+    if q.is_cuda:
+        return attend_flex(q, k, v, terms, sinks, documents)
+    span = Span(0, 0, q.shape[2])
+    pair = None if documents is None else (documents, documents)
+    return attend_blocks(q, k, v, terms, Track((span,), ((span,),)), sinks, pair)
+
+
+def refuse_dropout(dropout: float) -> None:
+    """Attention dropout needs the probabilities, which only plain and eager attention on one rank can drop."""
+    if dropout:
+        raise InputError(
+            "attention dropout works with cp=1, and with a window, softcap, sinks or documents only in eager attention",
+            field="attention_dropout",
+            value=dropout,
+            fix=("attention_dropout=0", "kernels.attention=eager"),
+        )
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, terms: Terms, kernel: str, dropout: float) -> Tensor:
+    width = v.shape[-1]
+    if q.is_cuda and width != q.shape[-1] and not _uneven_heads(kernel, q):
+        v = F.pad(v, (0, q.shape[-1] - width))
+    grouped = q.shape[1] != k.shape[1]
+    with _chosen(kernel, q):
+        out = F.scaled_dot_product_attention(
+            q, k, v, dropout_p=dropout, is_causal=terms.causal, scale=terms.scale, enable_gqa=grouped
+        )
+    return out[..., :width]
+
+
+def _chosen(kernel: str, q: Tensor) -> contextlib.AbstractContextManager[object]:
+    backends = BACKENDS.get(kernel)
+    return sdpa_kernel(backends, set_priority=True) if q.is_cuda and backends else contextlib.nullcontext()
+
+
+def _uneven_heads(kernel: str, q: Tensor) -> bool:
+    """Whether the kernel takes values narrower than keys (MLA); where not, they are padded with zeros.
+
+    cuDNN does on Hopper and later; torch's own choice may be flash, which does not.
+    """
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    return kernel in ("auto", "cudnn") and half and torch.cuda.get_device_capability(q.device)[0] >= 9
+
+
+def _written_out(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Terms,
+    sinks: Tensor | None,
+    documents: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    block = Block(Span(0, 0, q.shape[2]), Span(0, 0, k.shape[2]), "partial")
+    pair = None if documents is None else (documents, documents)
+    out, lse = kernels.math_forward(q, k, v, visible(block, terms, pair, q.device), terms, dropout)
+    if sinks is not None:
+        out = out * torch.sigmoid(lse - sinks.float()[:, None])[..., None]
+    return out.to(q.dtype)
