@@ -12,6 +12,10 @@ import torch.distributed as dist
 
 from meshwright.engine.mesh import Axis
 
+# torch 2.13 renamed these two; 2.11 has only the old names.
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 def copy_in(x: torch.Tensor, axis: Axis) -> torch.Tensor:
     """The same tensor on every rank going forward; its gradient is the sum over the ranks."""
@@ -45,15 +49,15 @@ def total(x: torch.Tensor, *axes: Axis) -> torch.Tensor:
 def _all_gather(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
     parts = x.movedim(dim, 0).contiguous()
     whole = parts.new_empty((axis.size * parts.shape[0], *parts.shape[1:]))
-    dist.all_gather_into_tensor(whole, parts, group=axis.group)
-    return whole.movedim(0, dim)
+    all_gather(whole, parts, group=axis.group)
+    return whole.movedim(0, dim).contiguous()
 
 
 def _reduce_scatter(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
     whole = x.movedim(dim, 0).contiguous()
     part = whole.new_empty((whole.shape[0] // axis.size, *whole.shape[1:]))
-    dist.reduce_scatter_tensor(part, whole, group=axis.group)
-    return part.movedim(0, dim)
+    reduce_scatter(part, whole, group=axis.group)
+    return part.movedim(0, dim).contiguous()
 
 
 def _all_reduce(x: torch.Tensor, axis: Axis) -> torch.Tensor:

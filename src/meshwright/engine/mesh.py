@@ -121,16 +121,21 @@ def build_mesh(layout: Layout, device_type: str) -> Mesh:
         ends=_axis(rank, np.array(first_and_last)) if n["pp"] > 1 else SOLO,
         state=init_device_mesh(
             device_type,
-            (n["pp"], n["dp_replicate"], n["dp_shard"] * n["cp"], n["tp"]),
+            (n["pp"], *_stored(layout, n["dp_replicate"], n["dp_shard"] * n["cp"]), n["tp"]),
             mesh_dim_names=("pp", "dp_replicate", "fsdp", "tp"),
         ),
         expert_state=init_device_mesh(
             device_type,
-            (n["pp"], n["dp_replicate"], n["efsdp"], n["ep"], n["etp"]),
+            (n["pp"], *_stored(layout, n["dp_replicate"], n["efsdp"]), n["ep"], n["etp"]),
             mesh_dim_names=("pp", "dp_replicate", "efsdp", "ep", "etp"),
         ),
         cp_groups=tuple(tuple(map(int, row)) for row in np.moveaxis(grid, 2, -1).reshape(-1, n["cp"])),
     )
+
+
+def _stored(layout: Layout, replicas: int, shards: int) -> tuple[int, int]:
+    """Copies of the state and ranks that share each; plain data parallelism keeps a copy on every rank."""
+    return (replicas * shards, 1) if layout.strategy == "ddp" else (replicas, shards)
 
 
 def _axis(rank: int, rows: np.ndarray[Any, Any]) -> Axis:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from meshwright.engine.model.anatomy import Anatomy, anatomy, layer_arguments, rotary_tables
-
-Head = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Stage(nn.Module):
@@ -24,6 +21,7 @@ class Stage(nn.Module):
         super().__init__()
         self.parts: Anatomy = anatomy(model)
         self.first, self.last = first, last
+        self.sequence_rank = 0  # this rank's part of the tokens between regions, with sequence parallelism
         body = getattr(model, self.parts.body)
         kept = {str(i): layer for i, layer in enumerate(getattr(body, self.parts.layers)) if i in layers}
         setattr(body, self.parts.layers, nn.ModuleDict(kept))  # a dict, so that layers keep their numbers
@@ -77,7 +75,9 @@ class Stage(nn.Module):
         if self.parts.embedding_scale != 1.0:
             hidden = hidden * torch.tensor(self.parts.embedding_scale, dtype=hidden.dtype)
         if self.parts.positions is not None:
-            hidden = hidden + getattr(self.body, self.parts.positions)(positions)
+            table = getattr(self.body, self.parts.positions)(positions)
+            parts = positions.shape[1] // hidden.shape[1]  # with sequence parallelism a rank holds a part of the tokens
+            hidden = hidden + table.chunk(parts, 1)[self.sequence_rank % parts]
         return hidden
 
 

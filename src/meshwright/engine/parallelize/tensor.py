@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,13 +40,30 @@ class Sequence:
 
 @dataclass(frozen=True)
 class _Use:
-    """How the tensor that a module computes with is made from what is stored."""
+    """How the tensor that a module computes with is made from what is stored.
 
-    owner: nn.Module
+    local  this rank's part of a cut parameter (cut once more over cp where the region mixes tokens)
+    rows   some rows of a parameter that every rank holds whole
+    once   the parameter on one rank, nothing on the others
+    """
+
+    how: str
+    child: str  # the module that has the parameter, by its name in the region; empty: the region itself
     attribute: str
-    stored: tuple[str, ...]  # parameters of the owner: one, or one for each segment
-    make: Callable[[torch.Tensor], torch.Tensor]
-    dim: int
+    stored: tuple[str, ...]  # parameters of that module: one, or one for each segment
+    dim: int = 0
+    cp: Axis = SOLO
+    first: int = 0
+    count: int = 0
+    mine: bool = True
+
+    def make(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The tensor to compute with."""
+        if self.how == "rows":
+            return parameter.narrow(0, self.first, self.count)
+        if self.how == "once":
+            return parameter if self.mine else parameter * 0
+        return _local(parameter, self.dim, self.cp)
 
 
 def cut_layer(layer: nn.Module, mesh: Mesh, sequence: Sequence) -> None:
@@ -71,7 +89,8 @@ def split_segments(layer: nn.Module) -> None:
     for module in list(layer.modules()):
         region = region_of(module)
         for path, cut in region.cuts.items() if region is not None else ():
-            owner, name = _owner(module, path)
+            child, _, name = path.rpartition(".")
+            owner = _child(module, child)
             whole = getattr(owner, name, None) if owner is not None else None
             if whole is None or not isinstance(cut, Cut) or cut.segments is None:
                 continue
@@ -129,31 +148,25 @@ def _widen_norms(module: nn.Module, tp: Axis) -> None:
 
 
 def _use(module: nn.Module, path: str, cut: Cut | str, state: DeviceMesh, tp: Axis, cp: Axis) -> Iterator[_Use]:
-    owner, name = _owner(module, path)
-    if owner is None:
+    child, _, name = path.rpartition(".")
+    owner = _child(module, child)
+    parts = _stored(owner, name) if owner is not None else ()
+    if owner is None or not parts:
         return
-    parts = _stored(owner, name)
-    if not parts:
-        return
-    if cut == ONCE:
+    if isinstance(cut, str):
         if tp.size * cp.size > 1:
-            mine = tp.rank == 0 and cp.rank == 0
-            yield _Use(owner, name, parts, lambda p: p if mine else p * 0, 0)
+            yield _Use("once", child, name, parts, mine=tp.rank == 0 and cp.rank == 0)
         return
-    assert isinstance(cut, Cut)
-    dim = cut.dim
-    copies = _copies(module, cut, tp)
-    if copies > 1:
-        first, count = _copied_rows(module, getattr(owner, parts[0]), tp)
-        yield _Use(owner, name, parts, lambda p: p.narrow(0, first, count), 0)
+    if _copies(module, cut, tp) > 1:
+        first, count = _copied_rows(module, getattr(owner, name), tp)
+        yield _Use("rows", child, name, parts, first=first, count=count)
         return
     if tp.size > 1:
         for part in parts:
-            parameter = getattr(owner, part)
-            _check_divides(parameter, dim, tp, f"{type(module).__name__}.{path}")
-            cut_parameter(owner, part, state["tp"], dim)
+            _check_divides(getattr(owner, part), cut.dim, tp, f"{type(module).__name__}.{path}")
+            cut_parameter(owner, part, state["tp"], cut.dim)
     if tp.size > 1 or cp.size > 1 or len(parts) > 1:
-        yield _Use(owner, name, parts, lambda p: _local(p, dim, cp), dim)
+        yield _Use("local", child, name, parts, cut.dim, cp)
 
 
 def _local(parameter: torch.Tensor, dim: int, cp: Axis) -> torch.Tensor:
@@ -196,13 +209,8 @@ def _copied_rows(module: nn.Module, parameter: torch.Tensor, tp: Axis) -> tuple[
     return (tp.rank * _kv_heads(module) // tp.size) * width, width
 
 
-def _owner(module: nn.Module, path: str) -> tuple[nn.Module | None, str]:
-    *way, name = path.split(".")
-    for step in way:
-        module = getattr(module, step, None)  # type: ignore[assignment]
-        if module is None:
-            return None, name
-    return module, name
+def _child(module: Any, name: str) -> nn.Module | None:
+    return getattr(module, name, None) if name else module
 
 
 def _stored(owner: nn.Module, name: str) -> tuple[str, ...]:
@@ -212,19 +220,26 @@ def _stored(owner: nn.Module, name: str) -> tuple[str, ...]:
     return tuple(n for n, _ in owner.named_parameters(recurse=False) if n.rpartition("_")[0] == name)
 
 
-def _wrap(module: nn.Module, uses: list[_Use], sequence: Sequence) -> None:
+def _wrap(module: Any, uses: list[_Use], sequence: Sequence) -> None:
     """Runs the module's own forward on local parameters, between the collectives that the region needs."""
-    inner = module.forward
+    module.region_uses, module.region_sequence = tuple(uses), sequence
+    module.__class__ = _in_region(type(module))
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+
+@cache
+def _in_region(kind: type[Any]) -> type[Any]:
+    """The module's class with a forward that computes in its region; one class for all layers, so one graph too."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        sequence = self.region_sequence
         args, kwargs = _with_hidden(args, kwargs, lambda hidden: _enter(hidden, sequence))
-        with _computing_with(uses):
-            out = inner(*args, **kwargs)
+        with _computing_with(self, self.region_uses):
+            out = kind.forward(self, *args, **kwargs)
         if isinstance(out, tuple):
             return (_leave(out[0], sequence), *out[1:])
         return _leave(out, sequence)
 
-    module.forward = forward  # type: ignore[method-assign]
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
 
 def _with_hidden(args: Any, kwargs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, Any]:
@@ -235,17 +250,18 @@ def _with_hidden(args: Any, kwargs: Any, change: Callable[[torch.Tensor], torch.
 
 
 @contextmanager
-def _computing_with(uses: list[_Use]) -> Iterator[None]:
-    """The modules' parameters replaced by the tensors made from what is stored."""
-    before = [(use, use.owner._parameters.get(use.attribute)) for use in uses]
+def _computing_with(module: nn.Module, uses: tuple[_Use, ...]) -> Iterator[None]:
+    """The module's parameters replaced by the tensors made from what is stored."""
+    owners: list[Any] = [_child(module, use.child) for use in uses]
+    before = [owner._parameters.get(use.attribute) for owner, use in zip(owners, uses, strict=True)]
     try:
-        for use in uses:
-            made = [use.make(getattr(use.owner, part)) for part in use.stored]
-            use.owner._parameters[use.attribute] = made[0] if len(made) == 1 else torch.cat(made, use.dim)  # type: ignore[assignment]
+        for owner, use in zip(owners, uses, strict=True):
+            made = [use.make(owner._parameters[part]) for part in use.stored]
+            owner._parameters[use.attribute] = made[0] if len(made) == 1 else torch.cat(made, use.dim)
         yield
     finally:
-        for use, stored in before:
-            use.owner._parameters[use.attribute] = stored
+        for owner, use, stored in zip(owners, uses, before, strict=True):
+            owner._parameters[use.attribute] = stored
 
 
 def _enter(hidden: torch.Tensor, sequence: Sequence) -> torch.Tensor:
@@ -274,12 +290,12 @@ def cut_embedding(embedding: Any, mesh: Mesh, sp: bool) -> None:
     first = tp.rank * step
     last = min(first + step, rows)
     cut_parameter(embedding, "weight", mesh.state["tp"], 0)
-    use = _Use(embedding, "weight", ("weight",), lambda p: _local(p, 0, SOLO), 0)
+    uses = (_Use("local", "", "weight", ("weight",)),)
     inner = embedding.forward
 
     def forward(tokens: torch.Tensor) -> torch.Tensor:
         elsewhere = (tokens < first) | (tokens >= last)
-        with _computing_with([use]):
+        with _computing_with(embedding, uses):
             found = inner((tokens - first).masked_fill(elsewhere, 0))
         found = found.masked_fill(elsewhere.unsqueeze(-1), 0)
         return sum_scatter(found, tp, found.dim() + TOKENS) if sp else sum_out(found, tp)

@@ -1,0 +1,30 @@
+"""Made-up samples: a function of the seed and the sample's number, so that any layout and any resume sees the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshwright.engine.data.source import Samples
+
+NOISE = 0.1  # part of the tokens that follow no pattern
+
+
+class Mock:
+    """Sequences that count upwards from a random token, with noise: a model can learn them, so that its loss falls."""
+
+    def __init__(self, vocab: int, seq_length: int, seed: int) -> None:
+        self.vocab, self.seq_length, self.seed = vocab, seq_length, seed
+
+    def samples(self, numbers: Sequence[int]) -> Samples:
+        """The samples with these numbers."""
+        tokens = np.stack([self._sample(number) for number in numbers])
+        return Samples(tokens, np.ones((len(numbers), self.seq_length), dtype=bool))
+
+    def _sample(self, number: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        random = np.random.Generator(np.random.Philox(key=[self.seed, number]))
+        length = self.seq_length + 1
+        counted = (random.integers(self.vocab) + np.arange(length)) % self.vocab
+        noise = random.integers(self.vocab, size=length)
+        return np.where(random.random(length) < NOISE, noise, counted)

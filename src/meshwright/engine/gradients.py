@@ -1,0 +1,93 @@
+"""What is left to do to gradients after the backward pass: sums that no wrapper makes, their norm, clipping."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from meshwright.engine.mesh import Axis, Mesh
+from meshwright.engine.model.stage import Stage
+from meshwright.engine.parallelize.materialise import tied_name
+from meshwright.engine.parallelize.tensor import PARTIAL
+
+
+def finish(stages: list[Stage], mesh: Mesh) -> None:
+    """Sums partial gradients over tp, and those of tied embeddings over the two ends of the pipeline."""
+    parameters = [p for stage in stages for p in stage.parameters() if p.grad is not None]
+    _sum([p for p in parameters if getattr(p, PARTIAL, False)], mesh.tp)
+    if mesh.ends.size > 1:
+        _sum([p for stage in stages for p in _tied_copies(stage)], mesh.ends)
+
+
+def _tied_copies(stage: Stage) -> list[nn.Parameter]:
+    """The embedding on the first stage and the head on the last, where they are one weight in two places."""
+    if not tied_name(stage) or (stage.first and stage.last):
+        return []
+    return [stage.embedding.weight] if stage.first else [stage.lm_head.weight] if stage.last else []
+
+
+def _sum(parameters: list[nn.Parameter], axis: Axis) -> None:
+    """One all-reduce for each number format."""
+    if axis.size == 1:
+        return
+    by_format: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
+    for parameter in parameters:
+        gradient = local_gradient(parameter)
+        by_format[gradient.dtype].append(gradient)
+    for gradients in by_format.values():
+        flat = torch.cat([g.reshape(-1) for g in gradients])
+        dist.all_reduce(flat, group=axis.group)
+        for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(summed.view_as(gradient))
+
+
+def local_gradient(parameter: torch.Tensor) -> torch.Tensor:
+    """The part of a gradient that this rank holds."""
+    gradient = parameter.grad
+    assert gradient is not None
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
+def copies(parameter: torch.Tensor, mesh: Mesh) -> int:
+    """How many ranks of the stage hold the same part of a parameter."""
+    if not isinstance(parameter, DTensor):
+        return mesh.stage.size
+    parts = 1
+    for i, place in enumerate(parameter.placements):
+        parts *= parameter.device_mesh.size(i) if place.is_shard() or hasattr(place, "split_factor") else 1
+    return mesh.stage.size // parts
+
+
+def norm(stages: list[Stage], mesh: Mesh) -> torch.Tensor:
+    """The norm of all gradients of the model, each counted once whatever the layout."""
+    squares = torch.zeros((), dtype=torch.float32, device=_device(stages))
+    for parameter, weight in _counted(stages, mesh):
+        gradient = local_gradient(parameter)
+        squares += gradient.float().square().sum().to(squares.device) * weight
+    if mesh.world.size > 1:
+        dist.all_reduce(squares)
+    return squares.sqrt()
+
+
+def _counted(stages: list[Stage], mesh: Mesh) -> Iterable[tuple[nn.Parameter, float]]:
+    for stage in stages:
+        second = {id(p) for p in _tied_copies(stage)} if stage.last else set()
+        for parameter in stage.parameters():
+            if parameter.grad is not None and id(parameter) not in second:
+                yield parameter, 1.0 / copies(parameter, mesh)
+
+
+def scale(stages: list[Stage], factor: torch.Tensor) -> None:
+    """Multiplies all gradients: clipping, and taking back the loss scale."""
+    gradients = [local_gradient(p) for s in stages for p in s.parameters() if p.grad is not None]
+    if gradients:
+        torch._foreach_mul_(gradients, factor.to(gradients[0].device))
+
+
+def _device(stages: list[Stage]) -> torch.device:
+    return next(b.device for s in stages for b in (*s.buffers(), *s.parameters()))

@@ -1,0 +1,101 @@
+"""The order of techniques, on one page. Each works on what the one before it left; the model's own code knows none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from meshwright.engine import attention
+from meshwright.engine.kernels.norms import fuse_norms
+from meshwright.engine.mesh import Mesh
+from meshwright.engine.model.build import build_model
+from meshwright.engine.model.initial import record_initial
+from meshwright.engine.model.stage import Stage
+from meshwright.engine.parallelize.data import share, storage_dtype
+from meshwright.engine.parallelize.expert import balance_routers, cut_experts, store_experts
+from meshwright.engine.parallelize.head import make_loss
+from meshwright.engine.parallelize.materialise import materialise
+from meshwright.engine.parallelize.offload import offload_activations
+from meshwright.engine.parallelize.pipeline import split, stage_numbers
+from meshwright.engine.parallelize.recompute import recompute
+from meshwright.engine.parallelize.tensor import Sequence, cut_embedding, cut_layer, mark_partial, split_segments
+from meshwright.recipes.types import Recipe
+
+
+def parallelize(config: Any, recipe: Recipe, mesh: Mesh, device: torch.device) -> list[Stage]:
+    """The stages of this rank: cut, wrapped and filled as the recipe's layout says."""
+    layout = recipe.layout
+    whole = [build_model(config, storage_dtype(recipe.precision)) for _ in stage_numbers(layout, mesh.pp)]
+    initial = record_initial(whole[0], recipe.train.seed)
+
+    # Pipeline first: nothing below is done to layers that other ranks hold.
+    stages = split(whole, layout, config.num_hidden_layers, mesh.pp)
+    sequence = spread_sequence(recipe, mesh)
+    for stage in stages:
+        prepare(stage, recipe)
+        # Tensor parallelism before anything that looks at parameters: it decides their shapes.
+        cut_tensors(stage, mesh, recipe, sequence)
+        # Context parallelism only tells attention with whom to share the sequence.
+        tell_attention(stage, sequence, recipe)
+        # Experts are cut anew, over the same ranks.
+        for layer in stage.layers.values():
+            cut_experts(layer, mesh, recipe)
+            balance_routers(layer, mesh, recipe, config)
+        # Recompute inside compile: the compiler then sees what is computed again and fuses it.
+        recompute(stage.layers, layout)
+        offload_activations(stage.layers, layout)
+        if recipe.kernels.compile:
+            # One block at a time: all blocks share one graph, and a whole model takes minutes to compile.
+            for layer in stage.layers.values():
+                layer.compile(fullgraph=True)
+        # Sharding outermost: it gathers a block's weights just before the block runs.
+        share(stage, mesh, recipe)
+        # Only now do weights come into being, on each rank its own part.
+        materialise(stage, initial, recipe.train.seed, device, offloaded=layout.offload in ("params", "optimizer"))
+    return stages
+
+
+def prepare(stage: Stage, recipe: Recipe) -> None:
+    """What is done to a stage in every layout: storage that can be cut, fused norms."""
+    for layer in stage.layers.values():
+        split_segments(layer)
+        store_experts(layer)
+    fuse_norms(stage)
+
+
+def spread_sequence(recipe: Recipe, mesh: Mesh) -> tuple[Sequence, attention.ContextAxis | None]:
+    """How the sequence lies over the tp and cp ranks, and with whom attention exchanges keys and values."""
+    layout = recipe.layout
+    if layout.cp == 1:
+        return Sequence(mesh.tp, layout.sp), None
+    context = attention.context_axis(mesh.cp_groups, layout.cp_comm, layout.cp_inner, mesh.cp.group)
+    parts = [attention.positions(recipe.data.seq_length, replace(context, rank=rank)) for rank in range(layout.cp)]
+    return Sequence(mesh.tp, layout.sp, mesh.cp, torch.cat(parts)), context
+
+
+def cut_tensors(stage: Stage, mesh: Mesh, recipe: Recipe, spread: tuple[Sequence, Any]) -> None:
+    """Cuts the layers, the embedding and the head over the tensor-parallel ranks."""
+    sequence, _ = spread
+    for layer in stage.layers.values():
+        cut_layer(layer, mesh, sequence)
+    if stage.first and mesh.tp.size > 1:
+        cut_embedding(stage.embedding, mesh, recipe.layout.sp)
+    if stage.last:
+        make_loss(stage, mesh, recipe)
+    stage.sequence_rank = mesh.tp.rank if recipe.layout.sp else 0
+    mark_partial(stage, sequence)
+
+
+def tell_attention(stage: Stage, spread: tuple[Sequence, Any], recipe: Recipe) -> None:
+    """Tells every attention module which kernel to use and with whom it shares the sequence."""
+    for module in stage.modules():
+        if is_attention(module):
+            module.context, module.kernel = spread[1], recipe.kernels.attention  # type: ignore[assignment]
+
+
+def is_attention(module: nn.Module) -> bool:
+    """Whether a module calls the attention interface."""
+    return hasattr(module, "is_causal") and hasattr(module, "config")

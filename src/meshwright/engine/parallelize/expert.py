@@ -1,0 +1,56 @@
+"""Expert parallelism: experts cut over ep (whole experts) and etp (inside each), and their routers kept balanced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from meshwright.engine import experts
+from meshwright.engine.mesh import Mesh
+from meshwright.engine.parallelize.tensor import cut_parameter
+from meshwright.recipes.types import Recipe
+
+SIGMOID_ROUTERS = ("deepseek_v3", "glm4_moe", "nemotron_h")
+
+
+def store_experts(layer: nn.Module) -> None:
+    """Stores fused expert weights in the shape that can be cut, in every layout alike."""
+    for block in experts.expert_blocks(layer):
+        experts.reshape_experts(block.experts)
+
+
+def cut_experts(layer: nn.Module, mesh: Mesh, recipe: Recipe) -> None:
+    """Gives each rank its experts and tells them how tokens travel."""
+    layout = recipe.layout
+    axis = experts.ExpertAxis(
+        layout.ep, layout.etp, mesh.experts.group, mesh.experts.rank, force_balance=recipe.moe.force_balance
+    )
+    for block in experts.expert_blocks(layer):
+        block.experts.axis = axis  # type: ignore[assignment]
+        if axis.size > 1:
+            for name, cut in experts.cuts(block.experts).items():
+                cut_parameter(block.experts, name, mesh.expert_state["ep", "etp"], cut.ep_dim, cut.etp_dim)
+
+
+def balance_routers(layer: nn.Module, mesh: Mesh, recipe: Recipe, config: Any) -> None:
+    """Attaches the balancing that the recipe asks for to every router."""
+    moe, layout = recipe.moe, recipe.layout
+    same_samples = mesh.sequence if layout.sp else mesh.cp
+    for block in experts.expert_blocks(layer):
+        experts.attach_router(
+            block.router,
+            block.block,
+            experts.Balancing(
+                kind=moe.balancing,
+                experts=int(block.experts.num_experts),  # type: ignore[arg-type]
+                topk=int(block.router.top_k),  # type: ignore[arg-type]
+                score="sigmoid" if config.model_type in SIGMOID_ROUTERS else "softmax",
+                aux_loss=moe.aux_loss,
+                router_z_loss=moe.router_z_loss,
+                samples=layout.micro_batch_size,
+                group=same_samples.group,
+                dp_group=mesh.dp.group,
+                router_in_fp32=moe.router_dtype == "fp32",
+            ),
+        )

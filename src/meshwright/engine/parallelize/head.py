@@ -1,0 +1,55 @@
+"""The head of the model turned into the loss: logits are never handed around, only what the loss needs of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from meshwright.engine.collectives import gather
+from meshwright.engine.losses import head_loss
+from meshwright.engine.mesh import Mesh
+from meshwright.engine.model.stage import Stage
+from meshwright.engine.parallelize.tensor import TOKENS, cut_parameter
+from meshwright.recipes.types import Recipe
+
+
+def make_loss(stage: Stage, mesh: Mesh, recipe: Recipe) -> None:
+    """Makes the last stage's head take labels and weights and return the loss of its micro batch."""
+    head, tp, sp = stage.lm_head, mesh.tp, recipe.layout.sp
+    if tp.size > 1:
+        _cut_vocabulary(stage, mesh)
+    config: Any = stage.body.config
+    settings: dict[str, Any] = {
+        "kind": recipe.kernels.loss,
+        "z_loss": recipe.train.z_loss,
+        "softcap": getattr(config, "final_logit_softcapping", None),
+        "group": tp.group,
+        "reduce_hidden": not sp,  # the gather below sums already
+    }
+    stage.losses = []
+
+    def forward(hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        if sp:
+            hidden = gather(hidden, tp, hidden.dim() + TOKENS)
+        weight, bias = _local(head.weight), _local(head.bias)
+        loss = head_loss(hidden.flatten(0, 1), weight, bias, labels.flatten(), weights.flatten(), **settings)
+        stage.losses.append(torch.stack([loss.cross_entropy, loss.z]))
+        return loss.total
+
+    head.forward = forward
+
+
+def _cut_vocabulary(stage: Stage, mesh: Mesh) -> None:
+    head = stage.lm_head
+    if stage.first and getattr(stage.body.config, "tie_word_embeddings", False):
+        head.weight = stage.embedding.weight  # cut already, with the embedding
+    else:
+        cut_parameter(head, "weight", mesh.state["tp"], 0)
+    if head.bias is not None:
+        cut_parameter(head, "bias", mesh.state["tp"], 0)
+
+
+def _local(parameter: Any) -> Any:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

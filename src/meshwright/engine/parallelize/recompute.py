@@ -1,0 +1,131 @@
+"""Activation recompute: what a layer keeps for its backward pass and what it computes again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from meshwright.engine.experts.storage import expert_blocks
+from meshwright.recipes.types import Layout
+
+# With selective recompute by operation, the outputs of these are kept and everything else is computed again.
+COSTLY = (
+    "mm",
+    "addmm",
+    "bmm",
+    "_grouped_mm",
+    "_scaled_mm",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+)
+NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "norm", "ln_1", "ln_2")
+UP_PROJECTIONS = ("q_b_proj", "kv_b_proj")
+
+
+def recompute(layers: dict[int, nn.Module], layout: Layout) -> None:
+    """Makes the layers of a stage compute again what the layout says; a layer's names stay as they are."""
+    if layout.recompute == "full":
+        chosen = list(layers.values())[: layout.recompute_layers or None]
+        for layer in chosen:
+            _again(layer)
+    elif layout.recompute == "selective":
+        for layer in layers.values():
+            _selective(layer, layout.recompute_modules or ("core_attn",))
+
+
+def _selective(layer: nn.Module, modules: tuple[str, ...]) -> None:
+    if "ops" in modules:
+        _again(layer, by_operation=True)
+        return
+    for name in modules:
+        for module in PARTS[name](layer):
+            _again(module)
+    if "core_attn" in modules:
+        for module in layer.modules():
+            if _is_attention(module):
+                module.recompute_core = True  # type: ignore[assignment]
+
+
+def _again(module: Any, by_operation: bool = False) -> None:
+    """The module's forward is run again in the backward pass, but for costly operations where only those are kept."""
+    module.__class__ = _recomputing(type(module), by_operation)
+
+
+@cache
+def _recomputing(kind: type[Any], by_operation: bool) -> type[Any]:
+    """The module's class with a checkpointed forward; one class for all layers, so that they share one graph."""
+    # Nothing random runs inside a layer, so no random state is kept.
+    settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    if by_operation:
+        settings["context_fn"] = _keep_costly
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return checkpoint(partial(kind.forward, self), *args, **settings, **kwargs)
+
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+
+
+def _keep_costly() -> Any:
+    return create_selective_checkpoint_contexts(_policy)
+
+
+def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    name = operation.overloadpacket.__name__ if isinstance(operation, torch._ops.OpOverload) else ""
+    return CheckpointPolicy.MUST_SAVE if name in COSTLY else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _is_attention(module: nn.Module) -> bool:
+    return hasattr(module, "is_causal") and hasattr(module, "config")
+
+
+def _children(layer: nn.Module, names: tuple[str, ...]) -> Iterator[nn.Module]:
+    for name in names:
+        child = getattr(layer, name, None)
+        if isinstance(child, nn.Module):
+            yield child
+
+
+def _dense_blocks(layer: nn.Module) -> Iterator[nn.Module]:
+    routed = {id(block.block) for block in expert_blocks(layer)}
+    for name in ("mlp", "mixer"):
+        child = getattr(layer, name, None)
+        if isinstance(child, nn.Module) and id(child) not in routed and hasattr(child, "down_proj"):
+            yield child
+
+
+def _expert_activations(layer: nn.Module) -> Iterator[nn.Module]:
+    for block in expert_blocks(layer):
+        block.experts.recompute_activation = True  # type: ignore[assignment]
+    return iter(())
+
+
+def _shared(layer: nn.Module) -> Iterator[nn.Module]:
+    for block in expert_blocks(layer):
+        yield from _children(block.block, ("shared_experts", "shared_expert"))
+
+
+def _up_projections(layer: nn.Module) -> Iterator[nn.Module]:
+    for module in layer.modules():
+        yield from _children(module, UP_PROJECTIONS)
+
+
+PARTS: dict[str, Callable[[nn.Module], Iterator[nn.Module]]] = {
+    "core_attn": lambda layer: iter(()),
+    "layernorm": lambda layer: _children(layer, NORMS),
+    "mlp": _dense_blocks,
+    "moe": lambda layer: (block.block for block in expert_blocks(layer)),
+    "moe_act": _expert_activations,
+    "mla_up_proj": _up_projections,
+    "shared_experts": _shared,
+}
