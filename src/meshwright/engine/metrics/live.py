@@ -1,0 +1,145 @@
+"""Progress for the person who watches: a live panel on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, TextIO
+
+from meshwright.engine.metrics.memory import estimated_peak
+from meshwright.engine.metrics.meter import Constants
+from meshwright.engine.metrics.record import StepRecord
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
+
+REFRESH_S = 0.25
+SHORT = {"data": "data", "forward_backward": "fwd+bwd", "optimizer": "optimizer", "other": "other"}
+
+
+class ConsoleSink:
+    """Shows where the run is; on stderr where stdout belongs to a JSON answer."""
+
+    def __init__(
+        self,
+        constants: Constants,
+        log_every: int = 10,
+        json: bool = False,
+        stream: TextIO | None = None,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        self._constants, self._log_every, self._now = constants, max(1, log_every), now
+        self._stream = stream if stream is not None else (sys.stderr if json else sys.stdout)
+        self._live: Live | None = None
+        self._shown_at, self._works, self._first = 0.0, True, True
+        self._last: StepRecord | None = None
+
+    def step(self, record: StepRecord) -> None:
+        """Shows one step, or waits for the next that is due."""
+        self._last = record
+        try:
+            if self._works and self._stream.isatty():
+                self._show_live(record, last=record.step == self._constants.steps)
+            elif self._works and self._is_due(record):
+                print(line(record, self._constants, self._now()), file=self._stream, flush=True)
+        except (OSError, ValueError):  # nobody reads it any more, or the disk behind it is full: the training goes on
+            self._works = False
+        self._first = False
+
+    def close(self) -> None:
+        """Leaves the last state on the screen."""
+        try:
+            if self._live is not None and self._last is not None:
+                self._live.update(panel(self._last, self._constants, self._now()), refresh=True)
+                self._live.stop()
+        except (OSError, ValueError):
+            self._works = False
+        self._live = None
+
+    def _is_due(self, record: StepRecord) -> bool:
+        last = self._constants.steps
+        return self._first or record.skipped or record.step % self._log_every == 0 or record.step == last
+
+    def _show_live(self, record: StepRecord, last: bool) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        if self._live is None:
+            self._live = Live(console=Console(file=self._stream), auto_refresh=False)
+            self._live.start()
+        if last or time.monotonic() - self._shown_at >= REFRESH_S:
+            self._live.update(panel(record, self._constants, self._now()), refresh=True)
+            self._shown_at = time.monotonic()
+
+
+def line(record: StepRecord, constants: Constants, now: datetime) -> str:
+    """One step as one plain line."""
+    return "  ".join(f"{name} {value}".strip() for name, value in facts(record, constants, now))
+
+
+def panel(record: StepRecord, constants: Constants, now: datetime) -> Table:
+    """One step as the live panel of a terminal."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column()
+    if constants.steps:
+        table.add_row("", ProgressBar(total=constants.steps, completed=record.step, width=40))
+    for name, value in facts(record, constants, now):
+        bad = name == "loss" and (record.skipped or record.loss != record.loss)
+        table.add_row(name, f"[bold red]{value}[/]" if bad else value)
+    return table
+
+
+def facts(record: StepRecord, constants: Constants, now: datetime) -> list[tuple[str, str]]:
+    """What is shown of a step, in order."""
+    told = [
+        ("step", f"{record.step}/{constants.steps}" if constants.steps else str(record.step)),
+        ("loss", f"{record.loss:.4f}" + (" (skipped)" if record.skipped else "")),
+        ("lr", f"{record.lr:.2e}"),
+    ]
+    if record.grad_norm is not None:
+        told.append(("grad norm", f"{record.grad_norm:.3g}"))
+    told.append(("tokens/s/GPU" if record.mfu is not None else "tokens/s/rank", f"{record.tokens_per_s_per_gpu:,.0f}"))
+    if record.mfu is not None:
+        told.append(("MFU", f"{record.mfu:.1%}"))
+    told.append(("step time", _beside(record.step_s, constants.estimate_step_s, "s")))
+    if "peak" in record.memory_gib:
+        told.append(
+            ("memory", _beside(record.memory_gib["peak"], estimated_peak(constants.estimate_memory_gib), "GiB"))
+        )
+    told.append(("parts", parts(record)))
+    if record.remaining_s is not None:
+        end = now + timedelta(seconds=record.remaining_s)
+        told.append(("ends", f"{end:%Y-%m-%d %H:%M} (in {duration(record.remaining_s)})"))
+    return told
+
+
+def parts(record: StepRecord) -> str:
+    """The parts of a step as shares of it."""
+    shares = ((SHORT.get(name, name), seconds / record.step_s) for name, seconds in record.parts_s.items())
+    return " · ".join(f"{name} {share:.0%}" for name, share in shares)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 45 s, 3 min, 2 h 05 min, 3 d 4 h."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes = round(whole / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    hours = round(minutes / 60)
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def _beside(measured: float, estimate: float | None, unit: str) -> str:
+    beside = f" (estimate {estimate:.3g})" if estimate else ""
+    return f"{measured:.3g} {unit}{beside}"
