@@ -28,6 +28,7 @@ CASES = {
     "plain": Case(),
     "gqa": Case(heads=8, kv_heads=2),
     "mqa": Case(kv_heads=1),
+    "odd groups": Case(heads=12, kv_heads=3),
     "mla": Case(width=12, value_width=8),
     "window": Case(kv_heads=2, window=7),
     "wide window": Case(window=21),

@@ -40,7 +40,8 @@ def attend_flex(
 
 @functools.cache
 def _compiled_flex() -> Callable[..., Any]:
-    return torch.compile(flex_attention, dynamic=False)
+    # fullgraph: too many different shapes must be an error, not a silent return to holding the score matrix.
+    return torch.compile(flex_attention, fullgraph=True)
 
 
 def block_mask(seq_length: int, terms: Terms, documents: Tensor | None, device: torch.device) -> BlockMask | None:

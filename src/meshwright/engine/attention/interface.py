@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from meshwright.engine.attention import exchange
 from meshwright.engine.attention.axis import ContextAxis, Span, chunk_spans
-from meshwright.engine.attention.local import attend_local, refuse_dropout
+from meshwright.engine.attention.local import KERNELS, attend_local, refuse_dropout
 from meshwright.engine.attention.ring import Track, attend_blocks
 from meshwright.engine.attention.terms import Terms
-from meshwright.errors import InputError
+from meshwright.errors import InputError, unknown
 
 NAME = "meshwright"
 
@@ -44,6 +44,8 @@ def attend(
     terms = Terms(scale, causal, sliding_window or None, softcap or None)
     axis: ContextAxis | None = getattr(module, "context", None)
     kernel: str = getattr(module, "kernel", "auto")
+    if kernel not in KERNELS:
+        raise unknown("kernels.attention", kernel, KERNELS)
     if axis is None or axis.size == 1:
         out = attend_local(query, key, value, terms, s_aux, documents, kernel, dropout)
     else:

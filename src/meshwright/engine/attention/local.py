@@ -18,7 +18,7 @@ from meshwright.engine.attention.axis import Span
 from meshwright.engine.attention.flex import attend_flex
 from meshwright.engine.attention.ring import Track, attend_blocks
 from meshwright.engine.attention.terms import Block, Terms, visible
-from meshwright.errors import InputError, unknown
+from meshwright.errors import InputError
 
 # What torch may choose from for plain attention on CUDA, best first; empty leaves the choice to torch.
 BACKENDS: dict[str, list[SDPBackend]] = {
@@ -46,8 +46,6 @@ def attend_local(
     dropout: float = 0.0,
 ) -> Tensor:
     """Attention [batch, heads, tokens, width] of whole sequences on this rank."""
-    if kernel not in KERNELS:
-        raise unknown("kernels.attention", kernel, KERNELS)
     terms = terms.over(k.shape[2])
     plain = terms.window is None and terms.softcap is None and sinks is None and documents is None
     if kernel == "eager":
