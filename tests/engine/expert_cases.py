@@ -84,6 +84,7 @@ def differ(found: torch.Tensor | None, wanted: torch.Tensor | None) -> float:
     assert wanted is not None
     if not wanted.numel():
         return 0.0
+    found, wanted = found.detach(), wanted.detach()
     return float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
 
 

@@ -10,11 +10,13 @@ import torch.distributed as dist
 from tests.engine.expert_cases import FAMILIES, E, H, I, K, block_of, differ, forward, inputs, ours, slice_of
 from tests.engine.ranks import run
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend without ranks
 from torch.utils.checkpoint import checkpoint
 
 from meshwright.engine import experts as room
-from meshwright.engine.experts.compute import grouped_mm
+from meshwright.engine.experts.compute import grouped_mm, one_by_one
 from meshwright.engine.experts.dispatch import ExpertAxis, Traffic, balanced_counts, experts_forward, round_robin
 
 
@@ -180,15 +182,48 @@ def test_blocks_are_found_in_a_model() -> None:
     run(1, blocks_found)
 
 
-def fallback(rank: int, world: int) -> None:
+def both_products(rank: int, world: int) -> float:
+    """The grouped kernel and the product per expert on the same bf16 numbers, one expert without rows."""
     torch.manual_seed(0)
-    rows, columns = torch.randn(10, 6), torch.randn(3, 6, 5)  # 24 and 20 bytes a row: no grouped kernel takes them
+    ends = torch.tensor([4, 4, 10], dtype=torch.int32)
+    results = []
+    for product in (grouped_mm, one_by_one):
+        torch.manual_seed(1)
+        rows = torch.randn(10, 16).bfloat16().requires_grad_()
+        matrices = torch.randn(3, 8, 16).bfloat16().requires_grad_()
+        out = product(rows, matrices.transpose(-2, -1), ends)
+        (out * 2).sum().backward()
+        results.append((out, rows.grad, matrices.grad))
+    return max(differ(found, wanted) for found, wanted in zip(*results, strict=True))
+
+
+def test_the_grouped_kernel_equals_one_product_per_expert() -> None:
+    assert run(1, both_products)[0] < 1e-2
+
+
+def odd_widths(rank: int, world: int) -> None:
+    rows, columns = torch.randn(10, 6).bfloat16(), torch.randn(3, 6, 5).bfloat16()  # 12 bytes a row: no kernel's
     out = grouped_mm(rows, columns, torch.tensor([4, 4, 10], dtype=torch.int32))
     torch.testing.assert_close(out, torch.cat((rows[:4] @ columns[0], rows[4:] @ columns[2])))
 
 
 def test_odd_widths_are_computed_one_expert_at_a_time() -> None:
-    run(1, fallback)
+    run(1, odd_widths)
+
+
+def without_values(rank: int, world: int, dtype: torch.dtype) -> None:
+    torch.set_default_dtype(dtype)
+    axis = ExpertAxis(2, 2, dist.new_group([0], backend="fake"), rank, exchange=balanced_counts)
+    with FakeTensorMode():
+        block = ours("gpt_oss", axis)
+        x = torch.randn(2, 5, H, requires_grad=True)
+        forward(block, x).square().sum().backward()
+        assert all(one.grad is not None and one.grad.shape == one.shape for one in (x, *block.parameters()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_dry_run_needs_no_values(dtype: torch.dtype) -> None:
+    run(1, without_values, dtype)
 
 
 def forced(rank: int, world: int) -> list[int]:

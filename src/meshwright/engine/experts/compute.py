@@ -50,19 +50,54 @@ def _bias_of_rows(bias: torch.Tensor, ends: torch.Tensor, rows: int, share: floa
 
 def grouped_mm(rows: torch.Tensor, columns: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """Each expert's rows [N, in] times its matrix of [E, in, out]."""
-    if _fits_grouped_kernel(rows, columns):
+    if _fits_grouped_kernel(columns):
         return functional.grouped_mm(rows, columns, offs=ends)
-    return _one_by_one(rows, columns, ends)
+    out: torch.Tensor = one_by_one(rows, columns, ends)
+    return out
 
 
-def _fits_grouped_kernel(rows: torch.Tensor, columns: torch.Tensor) -> bool:
-    if rows.device.type == "cuda" and rows.dtype != torch.bfloat16:
-        return False
-    widths = (columns.shape[-2], columns.shape[-1])
-    return all(width * rows.element_size() % ALIGNMENT == 0 for width in widths)
+def _fits_grouped_kernel(columns: torch.Tensor) -> bool:
+    # fp32 has a kernel on CPUs, but none on GPUs and no shape rule for compiling and dry runs.
+    aligned = all(width * columns.element_size() % ALIGNMENT == 0 for width in columns.shape[1:])
+    return columns.dtype == torch.bfloat16 and aligned
 
 
-def _one_by_one(rows: torch.Tensor, columns: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """One product per expert, where no grouped kernel fits; asks the device for the group sizes."""
-    sizes = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
-    return torch.cat([part @ columns[e] for e, part in enumerate(rows.split_with_sizes(sizes))])
+@torch.library.custom_op("meshwright::one_by_one", mutates_args=())
+def one_by_one(rows: torch.Tensor, columns: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """One product per expert, where no grouped kernel fits; waits for the group sizes."""
+    out = rows.new_empty((rows.shape[0], columns.shape[2]))
+    for e, part in enumerate(_parts(ends)):
+        out[part] = rows[part] @ columns[e]
+    return out
+
+
+@one_by_one.register_fake
+def _(rows: torch.Tensor, columns: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    return rows.new_empty((rows.shape[0], columns.shape[2]))
+
+
+@torch.library.custom_op("meshwright::one_by_one_columns", mutates_args=())
+def _columns_gradient(rows: torch.Tensor, grad: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    return torch.stack([rows[part].T @ grad[part] for part in _parts(ends)])
+
+
+@_columns_gradient.register_fake
+def _(rows: torch.Tensor, grad: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    return rows.new_empty((ends.shape[0], rows.shape[1], grad.shape[1]))
+
+
+def _remember(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    rows, columns, ends = ctx.saved_tensors
+    return one_by_one(grad, columns.transpose(-2, -1), ends), _columns_gradient(rows, grad, ends), None
+
+
+one_by_one.register_autograd(_gradients, setup_context=_remember)
+
+
+def _parts(ends: torch.Tensor) -> list[slice]:
+    stops: list[int] = ends.tolist()
+    return [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
