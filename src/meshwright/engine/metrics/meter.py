@@ -47,7 +47,7 @@ def constants(case: Case, estimate: Estimate | None = None, on_gpu: bool = True)
         world=case.world,
         peak_flops=peak_flops(case, linear_precision(case)) if on_gpu else None,
         mfu_convention=told.get("mfu_convention", ""),
-        steps=case.recipe.train.steps,
+        steps=case.steps,
         estimate_step_s=told.get("step_s"),
         estimate_memory_gib=told.get("memory_gib", {}),
     )
