@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine.ranks import run
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from meshwright.engine.losses import Kind, Loss, head_loss
 
@@ -137,6 +138,16 @@ def test_chunked_kinds_keep_no_logits() -> None:
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             head_loss(**case, kind=kind, chunk=16)
         assert sum(sizes) <= kept
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loss_can_be_traced_on_tensors_without_data(kind: Kind) -> None:
+    with FakeTensorMode():
+        hidden, weight = torch.empty(10, 8, requires_grad=True), torch.empty(16, 8, requires_grad=True)
+        labels, weights = torch.zeros(10, dtype=torch.long), torch.ones(10)
+        head_loss(hidden, weight, None, labels, weights, kind=kind, z_loss=0.1, chunk=4).total.backward()
+    assert weight.grad is not None
+    assert weight.grad.shape == weight.shape
 
 
 # --- several tp ranks ---------------------------------------------------------------------------------------------

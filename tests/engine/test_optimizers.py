@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.engine.ranks import run
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -22,6 +23,7 @@ from torch.nn import Parameter
 
 from meshwright.engine.optimizers import LocalOptimizer, build_optimizer
 from meshwright.engine.optimizers.elementwise import AdamW, ScheduleFreeAdamW
+from meshwright.engine.optimizers.exchange import ranks_of
 from meshwright.engine.optimizers.grouping import decays, is_hidden_matrix
 from meshwright.engine.optimizers.muon import Muon, matrix_dims, orthogonalized
 from meshwright.engine.scaling import LossScale
@@ -47,11 +49,11 @@ def descend(parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer, ste
         optimizer.step()
 
 
+SHAPES = {"model.layers.0.self_attn.q_proj.weight": (8, 6), "model.layers.0.self_attn.q_proj.bias": (8,)}
+
+
 def weights(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    return {
-        "model.layers.0.self_attn.q_proj.weight": Parameter(seeded(8, 6).to(dtype)),
-        "model.layers.0.self_attn.q_proj.bias": Parameter(seeded(8, seed=1).to(dtype)),
-    }
+    return {key: Parameter(seeded(*shape, seed=i).to(dtype)) for i, (key, shape) in enumerate(SHAPES.items())}
 
 
 # --- groups -------------------------------------------------------------------------------------------------------
@@ -387,6 +389,28 @@ def _checkpoint(rank: int, world: int, name: str, flat: bool) -> bool:
 @pytest.mark.parametrize("name", RULES)
 def test_torch_checkpoints_take_the_state_of_cut_parameters(name: str, flat: bool) -> None:
     assert all(run(4, _checkpoint, name, flat))
+
+
+def _traced(rank: int, world: int) -> list[int]:
+    mesh = init_device_mesh("cpu", (world, 1))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return ranks_of(mesh)
+
+
+def test_a_mesh_is_read_while_a_step_is_traced() -> None:
+    assert run(2, _traced) == [[0, 1]] * 2
+
+
+@pytest.mark.parametrize("moments", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", RULES)
+def test_a_step_can_be_traced_on_tensors_without_data(name: str, moments: Any) -> None:
+    with FakeTensorMode():
+        parameters = {key: Parameter(torch.empty(shape)) for key, shape in SHAPES.items()}
+        optimizer = built(parameters, Precision(moments=moments), name=name)
+        for parameter in parameters.values():
+            parameter.grad = torch.empty_like(parameter)
+        optimizer.step()
+    assert {tuple(one.shape) for state in optimizer.state.values() for one in state.values()} == {(8, 6), (8,)}
 
 
 # --- loss scale ---------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def head_loss(
     z_loss: float = 0.0,
     softcap: float | None = None,
     group: dist.ProcessGroup | None = None,
-    chunk: int = 2048,
+    chunk: int = 4096,
     reduce_hidden: bool = True,
 ) -> Loss:
     """The sum over tokens of weights * (cross entropy + z_loss * log-partition²), on every tp rank.

@@ -12,6 +12,7 @@ from itertools import product
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -38,11 +39,17 @@ def _cuts(tensor: DTensor) -> list[tuple[int, int]]:
     return [(axis, dim) for _, axis, dim in sorted(found)]
 
 
-def blocks(tensor: DTensor) -> dict[int, Block]:
-    """Which part of the tensor each rank of its mesh holds, by global rank."""
+def ranks_of(mesh: DeviceMesh) -> list[int]:
+    """The mesh's ranks, first axis outermost."""
+    with unset_fake_temporarily():  # a mesh is real also where a step is traced on tensors without data
+        ranks: list[int] = mesh.mesh.flatten().tolist()
+    return ranks
+
+
+def blocks(tensor: DTensor, ranks: Sequence[int]) -> dict[int, Block]:
+    """Which part of the tensor each of its mesh's ranks holds."""
     mesh, cuts = tensor.device_mesh, _cuts(tensor)
     places = product(*(range(mesh.size(axis)) for axis in range(mesh.ndim)))
-    ranks = mesh.mesh.flatten().tolist()
     return {rank: _block(tensor.shape, mesh, cuts, place) for rank, place in zip(ranks, places, strict=True)}
 
 
@@ -66,9 +73,13 @@ class Exchange:
     """Carries blocks between the ranks of one mesh."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
-        ranks = sorted(mesh.mesh.flatten().tolist())
+        self.mesh_ranks = ranks_of(mesh)
         # Only the mesh's own ranks take part, so others need not know of the group.
-        self.group = mesh.get_group() if mesh.ndim == 1 else dist.new_group(ranks, use_local_synchronization=True)
+        self.group = (
+            mesh.get_group()
+            if mesh.ndim == 1
+            else dist.new_group(sorted(self.mesh_ranks), use_local_synchronization=True)
+        )
         self.ranks = dist.get_process_group_ranks(self.group)
         self.me = dist.get_rank()
 
@@ -83,7 +94,7 @@ class Exchange:
 
         `parts` are this rank's blocks, all of one format and device; the values of the tensors themselves are not read.
         """
-        held = [blocks(tensor) for tensor in tensors]
+        held = [blocks(tensor, self.mesh_ranks) for tensor in tensors]
         senders = [_first_holders(one) for one in held]
         sent = [part if self.me in who else part[:0] for part, who in zip(parts, senders, strict=True)]
         own = self.ranks.index(self.me)
