@@ -53,7 +53,7 @@ REMEDIES = (
         r"^MemoryError|Cannot allocate memory|can't allocate memory", "the machine ran out of memory", LESS_HOST_MEMORY
     ),
     Remedy(
-        r"bus error|insufficient shared memory|/dev/shm",
+        r"[Bb]us error|insufficient shared memory|/dev/shm",
         "the shared memory for data loading is too small",
         ("data.workers=0", "a larger /dev/shm (docker run --shm-size=16g)"),
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +91,8 @@ def _saved(done: Any, path: Path) -> Path | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         done.export_chrome_trace(str(path))
     except (OSError, RuntimeError) as error:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
         say(f"the profiler trace {path} cannot be written ({error})")
         return None
     return path

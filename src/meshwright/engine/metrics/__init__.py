@@ -6,7 +6,7 @@ from meshwright.engine.metrics.memory import MemoryParts, beside_estimate, memor
 from meshwright.engine.metrics.meter import Constants, Meter, Speed, constants
 from meshwright.engine.metrics.record import StepRecord, header
 from meshwright.engine.metrics.reporter import Reporter
-from meshwright.engine.metrics.sinks import JsonlSink, Sink, TensorBoardSink
+from meshwright.engine.metrics.sinks import JsonlSink, Sink, TensorBoardSink, open_sinks
 
 __all__ = [
     "PARTS",
@@ -26,5 +26,6 @@ __all__ = [
     "constants",
     "header",
     "memory_parts",
+    "open_sinks",
     "optimizer_tensors",
 ]

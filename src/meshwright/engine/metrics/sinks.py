@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from meshwright.engine.launched import Process
 from meshwright.engine.metrics.jsonl import Lines, say
-from meshwright.engine.metrics.record import StepRecord
+from meshwright.engine.metrics.live import ConsoleSink
+from meshwright.engine.metrics.meter import Constants
+from meshwright.engine.metrics.record import StepRecord, header
 from meshwright.errors import InputError
 
 METRICS_FILE = "metrics.jsonl"
@@ -78,6 +81,26 @@ class TensorBoardSink:
         except OSError as error:
             self._works = False
             self._warn(f"TensorBoard files cannot be written ({error.strerror or error}); training goes on without")
+
+
+def open_sinks(
+    process: Process,
+    recipe: str,
+    constants: Constants,
+    folder: Path,
+    first_step: int = 1,
+    tensorboard: bool = False,
+    log_every: int = 10,
+    json: bool = False,
+) -> list[Sink]:
+    """The sinks of a run on this rank: file and console (and TensorBoard) on rank 0, none elsewhere."""
+    if process.rank != 0:
+        return []
+    told = header(recipe, constants, first_step)
+    sinks: list[Sink] = [JsonlSink(folder, told)]
+    if tensorboard:
+        sinks.append(TensorBoardSink(Path(folder) / "tensorboard", told))
+    return [*sinks, ConsoleSink(constants, log_every, json)]
 
 
 def scalars(record: StepRecord) -> Iterator[tuple[str, float]]:

@@ -1,0 +1,120 @@
+"""What only a GPU can show: NCCL, CUDA events, out of memory, and forking beside CUDA."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.engine.children import child
+
+from meshwright.engine.faults import LossGuard, RunError
+from meshwright.engine.joining import join
+from meshwright.engine.launched import Process
+from meshwright.engine.metrics import Clock, Constants, Meter, Reporter, memory_parts, optimizer_tensors
+from meshwright.engine.processes import _can_fork, fork
+from meshwright.engine.profiling import window
+from meshwright.errors import InputError
+
+
+def gpus() -> int:
+    """Asked in a child: asking here would spoil this process for forking."""
+    import multiprocessing as mp
+
+    context = mp.get_context("fork")
+    answer: Any = context.Queue()
+    asker = context.Process(target=lambda: answer.put(torch.cuda.device_count()))
+    asker.start()
+    count = int(answer.get(timeout=60))
+    asker.join()
+    return count
+
+
+pytestmark = pytest.mark.skipif(gpus() == 0, reason="needs a GPU")
+
+
+def backend_and_sum(process: Process) -> tuple[str, str, float]:
+    number = torch.tensor(2.0, device=process.device)
+    dist.all_reduce(number)
+    return dist.get_backend(), str(process.device), number.item()
+
+
+def test_a_forked_rank_uses_its_gpu() -> None:
+    assert fork(1, backend_and_sum, timeout=120) == [("nccl", "cuda:0", 2.0)]
+
+
+def test_a_rank_too_many_is_told_how_many_gpus_there_are() -> None:
+    count = gpus()
+    with pytest.raises(InputError, match=f"rank {count} asks for GPU {count}; this machine has {count}"):
+        fork(count + 1, backend_and_sum, timeout=120, collective_timeout_s=60)
+
+
+def takes_all(process: Process) -> None:
+    torch.empty(1 << 50, device=process.device)
+
+
+def test_out_of_memory_says_what_to_change() -> None:
+    with pytest.raises(RunError, match="the GPU ran out of memory") as failed:
+        fork(1, takes_all, timeout=120)
+    assert "layout.recompute=full" in failed.value.fix
+
+
+def test_a_process_that_used_cuda_is_not_forked(tmp_path: Path) -> None:
+    def work() -> tuple[bool, bool]:
+        before = _can_fork()
+        torch.zeros(1, device="cuda")
+        return before, _can_fork()
+
+    assert child(tmp_path, work, timeout=60) == (True, False)
+
+
+class Kept(list[Any]):
+    """A sink that remembers."""
+
+    step = list.append
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def test_steps_are_timed_told_and_profiled_on_the_gpu(tmp_path: Path) -> None:
+    def work() -> tuple[Any, ...]:
+        kept = Kept()
+        with join(Process()) as process, window(True, tmp_path, 1, 1, 2) as seen:
+            device, clock = process.device, Clock(process.device)
+            weight = torch.nn.Parameter(torch.randn(4096, 4096, device=device))
+            optimizer = torch.optim.AdamW([weight])
+            guard = LossGuard("stop", 1, tmp_path, device)
+            reporter = Reporter(Meter(Constants(4096, 6.0 * 4096**2, 1, 1e15)), clock, [kept])
+            for step in range(1, 7):
+                clock.start()
+                with clock.part("data"):
+                    batch = torch.randn(4096, 4096, device=device)
+                with clock.part("forward_backward"):
+                    loss = (batch @ weight).square().mean()
+                    loss.backward()
+                with clock.part("optimizer"):
+                    if guard.allows(step, loss, weight.grad.norm()):  # type: ignore[union-attr]
+                        optimizer.step()
+                reporter.end_step(step, loss=loss, lr=1e-3, grad_norm=weight.grad.norm())  # type: ignore[union-attr]
+                seen.step()
+            gradients = [weight.grad]
+            memory = memory_parts([weight], gradients, optimizer_tensors(optimizer.state), device)
+            reporter.close()
+        return list(kept), memory, seen.table, [path.name for path in tmp_path.glob("trace*")]
+
+    records, memory, table, traces = child(tmp_path, work, timeout=120)
+    assert [one.step for one in records] == [1, 2, 3, 4, 5, 6]
+    for one in records:
+        assert one.loss > 0
+        assert sum(one.parts_s.values()) == pytest.approx(one.step_s)
+        assert one.parts_s["forward_backward"] > 0
+        assert 0 < one.mfu < 1
+    mib64 = 64 / 1024
+    assert (memory.weights, memory.gradients) == (mib64, mib64)
+    assert memory.optimizer == pytest.approx(2 * mib64, rel=1e-3)
+    assert memory.peak > 5 * mib64
+    assert "CUDA" in table
+    assert traces == ["trace_rank0_steps3-4.json.gz"]
