@@ -359,7 +359,8 @@ def test_plain_lines_come_when_due_and_without_colour() -> None:
     assert "\x1b" not in out.getvalue()
     assert lines[1] == (
         "step 10/25  loss 2.5000  lr 3.00e-04  grad norm 1.25  tokens/s/GPU 256  MFU 41.0%"
-        "  step time 2 s (estimate 1.9)  memory 61.2 GiB (estimate 64)  parts data 5% · fwd+bwd 80% · optimizer 10% · other 5%"
+        "  step time 2 s (estimate 1.9)  memory 61.2 GiB (estimate 64)"
+        "  parts data 5% · fwd+bwd 80% · optimizer 10% · other 5%"
         "  ends 2026-01-01 14:05 (in 2 h 05 min)"
     )
     assert "(skipped)" in lines[2]

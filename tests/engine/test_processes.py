@@ -27,7 +27,7 @@ from meshwright.engine import joining, processes
 from meshwright.engine.faults import RunError
 from meshwright.engine.joining import join
 from meshwright.engine.launched import PORTS, Process, detect, hosts
-from meshwright.engine.processes import fork, start
+from meshwright.engine.processes import start
 from meshwright.engine.watchdog import Watchdog
 from meshwright.errors import InputError, MeshwrightError
 
@@ -205,6 +205,8 @@ def test_a_rank_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 # Forking
+
+fork = partial(processes.fork, device_type="cpu")  # as many ranks as we like, GPUs or not
 
 
 def ranks_and_sum(process: Process, more: int) -> tuple[int, int, float, int]:
@@ -390,7 +392,7 @@ if __name__ == "__main__":
     processes.PROBE_S = 1.0
     before = processes._can_fork()
     torch.ones(1 << 16).sum()
-    print(before, processes._can_fork(), *processes.fork(1, rank_of_world, timeout=60))
+    print(before, processes._can_fork(), *processes.fork(1, rank_of_world, timeout=60, device_type='cpu'))
 """
 
 
@@ -398,7 +400,7 @@ if __name__ == "__main__":
 def test_a_process_that_started_openmp_threads_starts_its_ranks_afresh(tmp_path: Path) -> None:
     root, script = Path(__file__).parents[2], tmp_path / "afresh.py"
     script.write_text(AFRESH)
-    paths = os.pathsep.join([str(root), str(root / "src")])
+    paths = os.pathsep.join([str(root), str(root / "src"), *sys.path[1:]])
     env = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "True False 0 of 1", done.stderr
