@@ -58,7 +58,7 @@ def _own_device(process: Process) -> torch.device:
             f"rank {process.rank} asks for GPU {process.gpu}; this machine has {count}",
             field="--nproc" if process.how == "nproc" else "LOCAL_RANK",
             value=process.local_world if process.how == "nproc" else process.local_rank,
-            fix=(f"start {count} ranks per machine",) if count else ("--device cpu",),
+            fix=(f"start {count} ranks per machine",) if count else ("run it on a machine with GPUs",),
         )
     torch.cuda.set_device(device)
     return device
