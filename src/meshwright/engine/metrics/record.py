@@ -38,9 +38,7 @@ def header(recipe: str, constants: Constants, first_step: int = 1) -> dict[str, 
     """The first line of a metrics file, and of every part that a resumed run adds to it."""
     import torch
 
-    from meshwright import __version__
-
-    versions = {"meshwright": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+    versions = {"meshwright": _own_version(), "torch": str(torch.__version__), "python": platform.python_version()}
     return {
         "kind": "header",
         "recipe": recipe,
@@ -49,3 +47,12 @@ def header(recipe: str, constants: Constants, first_step: int = 1) -> dict[str, 
         "versions": versions,
         **msgspec.structs.asdict(constants),
     }
+
+
+def _own_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("meshwright")
+    except PackageNotFoundError:  # run from its sources
+        return "unknown"
