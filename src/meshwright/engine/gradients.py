@@ -13,13 +13,12 @@ from torch.distributed.tensor import DTensor
 from meshwright.engine.mesh import Axis, Mesh
 from meshwright.engine.model.stage import Stage
 from meshwright.engine.parallelize.materialise import tied_name
-from meshwright.engine.parallelize.tensor import PARTIAL
 
 
 def finish(stages: list[Stage], mesh: Mesh) -> None:
     """Sums partial gradients over tp, and those of tied embeddings over the two ends of the pipeline."""
-    parameters = [p for stage in stages for p in stage.parameters() if p.grad is not None]
-    _sum([p for p in parameters if getattr(p, PARTIAL, False)], mesh.tp)
+    partial = [p for s in stages for name, p in s.named_parameters() if name in s.partial and p.grad is not None]
+    _sum(partial, mesh.tp)
     if mesh.ends.size > 1:
         _sum([p for stage in stages for p in _tied_copies(stage)], mesh.ends)
 
@@ -82,11 +81,17 @@ def _counted(stages: list[Stage], mesh: Mesh) -> Iterable[tuple[nn.Parameter, fl
                 yield parameter, 1.0 / copies(parameter, mesh)
 
 
-def scale(stages: list[Stage], factor: torch.Tensor) -> None:
-    """Multiplies all gradients: clipping, and taking back the loss scale."""
-    gradients = [local_gradient(p) for s in stages for p in s.parameters() if p.grad is not None]
+def clip(stages: list[Stage], total: torch.Tensor, limit: float) -> None:
+    """Scales all gradients down to the limit where their norm is above it."""
+    gradients = local_gradients(stages)
     if gradients:
+        factor = (limit / (total + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(gradients, factor.to(gradients[0].device))
+
+
+def local_gradients(stages: list[Stage]) -> list[torch.Tensor]:
+    """The parts of all gradients that this rank holds."""
+    return [local_gradient(p) for stage in stages for p in stage.parameters() if p.grad is not None]
 
 
 def _device(stages: list[Stage]) -> torch.device:

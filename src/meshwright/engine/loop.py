@@ -87,7 +87,9 @@ class Trainer:
         batch = self.loader.batch(number)
         loss = self.forward_backward(batch)
         norm = self.finish_gradients()
-        skipped = self.scale is not None and not self.scale.accepts(norm)
+        skipped = self.scale is not None and not bool(torch.isfinite(norm))
+        if self.scale is not None:
+            self.scale.update(finite=not skipped)
         lr = learning_rate(self.recipe.schedule, self.recipe.optimizer.lr, self.recipe.train.steps, number)
         if not skipped:
             self.update(norm, lr)
@@ -124,15 +126,16 @@ class Trainer:
         return torch.stack(found).sum(0) if found else torch.zeros(2, device=self.device)
 
     def finish_gradients(self) -> torch.Tensor:
-        """Sums what is left to sum; the norm of the gradients of the whole model, without the loss scale."""
+        """Sums what is left to sum and takes the loss scale back; the norm of the whole model's gradients."""
         gradients.finish(self.stages, self.mesh)
-        return gradients.norm(self.stages, self.mesh) / self._multiplier()
+        if self.scale is not None:
+            self.scale.unscale(gradients.local_gradients(self.stages))
+        return gradients.norm(self.stages, self.mesh)
 
     def update(self, norm: torch.Tensor, lr: float) -> None:
         """Clips and takes the optimizer's step; routers' biases move too."""
-        limit = self.recipe.optimizer.clip_grad
-        scale = (limit / (norm + 1e-6)).clamp(max=1.0) if limit else torch.ones_like(norm)
-        gradients.scale(self.stages, scale / self._multiplier())
+        if self.recipe.optimizer.clip_grad:
+            gradients.clip(self.stages, norm, self.recipe.optimizer.clip_grad)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         self.optimizer.step()

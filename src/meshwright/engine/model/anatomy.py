@@ -20,6 +20,7 @@ NAMES = {  # part -> the names transformers has for it
 }
 SCALED_BY_THE_MODEL = ("gemma2",)  # families whose model, not its embedding module, multiplies by sqrt(hidden)
 ROTARY_BY_LAYER_TYPE = ("gemma3_text",)
+THREE_POSITIONS = ("qwen3_5_text", "qwen3_5_moe_text")  # time, height and width of a token; equal for text
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ def rotary_tables(body: nn.Module, parts: Anatomy, like: torch.Tensor, positions
     if parts.rotary is None:
         return {}
     rotary = getattr(body, parts.rotary)
+    if body.config.model_type in THREE_POSITIONS:  # type: ignore[union-attr]
+        positions = positions.expand(3, *positions.shape)
     if not parts.rotary_by_layer_type:
         return {"": rotary(like, positions)}
     return {kind: rotary(like, positions, kind) for kind in sorted(set(body.config.layer_types))}  # type: ignore[union-attr,arg-type]

@@ -80,12 +80,32 @@ def record_initial(model: Any, seed: int) -> dict[str, Initial]:
         torch.manual_seed(_key(seed, names[id(module)]))  # for vectors that transformers draws itself
         with recorder, torch.no_grad():
             model._init_weights(module)
-    found = {}
+    found = _drawn_vectors(model, names, recorder, seed)
     for name, tensor in _tensors(model):
+        if name in found:
+            continue
         if id(tensor) not in recorder.deeds:
             raise MeshwrightError(f"transformers does not say how {name} is initialised", field="model")
         found[name] = recorder.deeds[id(tensor)]
     return found | _scaled_outputs(model)
+
+
+def _drawn_vectors(model: Any, names: dict[int, str], recorder: _Recorder, seed: int) -> dict[str, Initial]:
+    """Vectors that transformers draws on the device of the model: drawn once more with real tensors in their place."""
+    found = {}
+    for module in model.modules():
+        own = module._parameters
+        missing = [n for n, p in own.items() if p is not None and p.ndim == 1 and id(p) not in recorder.deeds]
+        if not missing:
+            continue
+        before = {n: p for n, p in own.items() if p is not None and p.ndim == 1}
+        own.update({n: nn.Parameter(torch.zeros(p.shape)) for n, p in before.items()})
+        torch.manual_seed(_key(seed, names[id(module)]))
+        model._init_weights(module)
+        for n in missing:
+            found[f"{names[id(module)]}.{n}"] = Initial("values", values=own[n].detach().clone())
+        own.update(before)
+    return found
 
 
 def _scaled_outputs(model: Any) -> dict[str, Initial]:

@@ -22,6 +22,8 @@ class Stage(nn.Module):
         self.parts: Anatomy = anatomy(model)
         self.first, self.last = first, last
         self.sequence_rank = 0  # this rank's part of the tokens between regions, with sequence parallelism
+        self.partial: frozenset[str] = frozenset()  # parameters whose gradients the step sums over tp
+        self.losses: list[torch.Tensor] = []  # cross entropy and z-loss of each micro batch, on the last stage
         body = getattr(model, self.parts.body)
         kept = {str(i): layer for i, layer in enumerate(getattr(body, self.parts.layers)) if i in layers}
         setattr(body, self.parts.layers, nn.ModuleDict(kept))  # a dict, so that layers keep their numbers

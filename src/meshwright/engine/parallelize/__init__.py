@@ -21,7 +21,7 @@ from meshwright.engine.parallelize.materialise import materialise
 from meshwright.engine.parallelize.offload import offload_activations
 from meshwright.engine.parallelize.pipeline import split, stage_numbers
 from meshwright.engine.parallelize.recompute import recompute
-from meshwright.engine.parallelize.tensor import Sequence, cut_embedding, cut_layer, mark_partial, split_segments
+from meshwright.engine.parallelize.tensor import Sequence, cut_embedding, cut_layer, partial_names, split_segments
 from meshwright.recipes.types import Recipe
 
 
@@ -86,7 +86,7 @@ def cut_tensors(stage: Stage, mesh: Mesh, recipe: Recipe, spread: tuple[Sequence
     if stage.last:
         make_loss(stage, mesh, recipe)
     stage.sequence_rank = mesh.tp.rank if recipe.layout.sp else 0
-    mark_partial(stage, sequence)
+    stage.partial = partial_names(stage, sequence)
 
 
 def tell_attention(stage: Stage, spread: tuple[Sequence, Any], recipe: Recipe) -> None:

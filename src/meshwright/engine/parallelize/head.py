@@ -28,7 +28,6 @@ def make_loss(stage: Stage, mesh: Mesh, recipe: Recipe) -> None:
         "group": tp.group,
         "reduce_hidden": not sp,  # the gather below sums already
     }
-    stage.losses = []
 
     def forward(hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         if sp:

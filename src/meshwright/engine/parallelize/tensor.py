@@ -20,11 +20,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from meshwright.engine.collectives import copy_in, gather, sum_out, sum_scatter
+from meshwright.engine.experts import expert_blocks
 from meshwright.engine.mesh import SOLO, Axis, Mesh
 from meshwright.engine.parallelize.regions import KV_ROWS, ONCE, Cut, Region, region_of
 from meshwright.errors import InputError
 
-PARTIAL = "partial_over_tp"  # marks a parameter whose gradient the step sums over tp
 TOKENS = -2  # the dimension of hidden states that counts tokens
 
 
@@ -74,14 +74,20 @@ def cut_layer(layer: nn.Module, mesh: Mesh, sequence: Sequence) -> None:
             _cut_region(module, region, mesh.state, sequence)
 
 
-def mark_partial(stage: nn.Module, sequence: Sequence) -> None:
-    """Marks the parameters whose gradients are partial sums: with sp all that are not cut, without those in regions."""
+def partial_names(stage: nn.Module, sequence: Sequence) -> frozenset[str]:
+    """Parameters whose gradients are partial sums: with sp all that are not cut, without those in regions.
+
+    Experts are left out: they are cut and summed over ranks of their own.
+    """
     if sequence.tp.size == 1:
-        return
-    inside = {id(p) for m in stage.modules() if region_of(m) is not None for p in m.parameters()}
-    for parameter in stage.parameters():
-        if not isinstance(parameter, DTensor) and (sequence.sp or id(parameter) in inside):
-            setattr(parameter, PARTIAL, True)
+        return frozenset()
+    regions = {id(p) for m in stage.modules() if region_of(m) is not None for p in m.parameters()}
+    routed = {id(p) for block in expert_blocks(stage) for p in block.experts.parameters()}
+    return frozenset(
+        name
+        for name, p in stage.named_parameters()
+        if not isinstance(p, DTensor) and id(p) not in routed and (sequence.sp or id(p) in regions)
+    )
 
 
 def split_segments(layer: nn.Module) -> None:

@@ -1,0 +1,132 @@
+"""Trains a tiny model in some layout and in one process, and compares losses and every gradient."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import transformers
+from torch.distributed.tensor import DTensor
+
+from meshwright.engine.data.mock import Mock
+from meshwright.engine.loop import Trainer
+from meshwright.engine.mesh import build_mesh
+from meshwright.engine.model.build import transformers_config
+from meshwright.recipes import types
+from tests.engine.families import FAMILIES
+from tests.engine.ranks import run
+
+transformers.logging.set_verbosity_error()
+for _kind in {config["model_type"] for config in FAMILIES.values()}:  # once here, not on every rank
+    transformers.AutoModelForCausalLM._model_mapping[type(transformers_config({"model_type": _kind}))]
+
+STEPS = 5
+SEQ = 32
+BATCH = 8
+TOLERANCE = 1e-5
+# Some gradients are nought but for rounding (a bias of keys shifts all scores alike): below this, differences count
+# against the floor and not against the value.
+FLOOR = {"gradients": 1e-4, "weights": 1e-2}
+
+
+def recipe(layout: types.Layout, **sections: Any) -> types.Recipe:
+    """A recipe for parity: fp32 throughout, plain SGD (AdamW would hide a gradient of the wrong scale)."""
+    given = {
+        "precision": types.Precision(compute="fp32"),
+        "optimizer": types.Optimizer(name="sgd", lr=0.1, beta1=0.0, weight_decay=0.0),
+        "schedule": types.Schedule(name="constant", warmup_steps=0),
+        "train": types.Train(global_batch_size=BATCH, steps=100),
+        "data": types.Data(seq_length=SEQ),
+        "moe": types.Moe(aux_loss=0.01),
+    }
+    return types.Recipe(
+        name="parity", model="llama3_8b", goal="pretrain", cluster="1xH100", layout=layout, **{**given, **sections}
+    )
+
+
+def train(rank: int, world: int, family: str, given: types.Recipe, steps: int) -> dict[str, Any]:
+    """Losses and gradient norms of the steps, the gradients of the first, the weights after the last; on any rank."""
+    config = transformers_config(FAMILIES[family])
+    mesh = build_mesh(given.layout, "cpu")
+    source = Mock(config.vocab_size, given.data.seq_length, given.train.seed)
+    trainer = Trainer(given, config, mesh, torch.device("cpu"), source)
+    trainer.forward_backward(trainer.loader.batch(0))
+    trainer.finish_gradients()
+    found: dict[str, Any] = {"gradients": _whole(trainer, "grad")}
+    trainer.optimizer.zero_grad(set_to_none=True)
+    from meshwright.engine import experts
+
+    experts.reset(trainer.routers)
+    results = [trainer.step(step) for step in range(steps)]
+    found["losses"] = [result.loss for result in results]
+    found["norms"] = [result.grad_norm for result in results]
+    found["weights"] = _whole(trainer, "data")
+    return found
+
+
+def _whole(trainer: Trainer, what: str) -> dict[str, Any]:
+    """Whole tensors by name; an expert's weights in the order of the experts, whatever the layout."""
+    found = {}
+    for stage in trainer.stages:
+        for name, parameter in stage.named_parameters():
+            value = parameter.grad if what == "grad" else parameter.detach()
+            if value is None:
+                found[name] = None
+                continue
+            found[name] = (value.full_tensor() if isinstance(value, DTensor) else value).float().numpy().copy()
+    return found
+
+
+@lru_cache(maxsize=64)
+def reference(family: str, encoded: bytes, steps: int) -> dict[str, Any]:
+    """One process with the same micro batches."""
+    given = msgspec.msgpack.decode(encoded, type=types.Recipe)
+    return run(1, train, family, given, steps)[0]  # type: ignore[no-any-return]
+
+
+def alone(given: types.Recipe) -> types.Recipe:
+    """The same training without any parallelism."""
+    layout = types.Layout(micro_batch_size=given.layout.micro_batch_size)
+    return msgspec.structs.replace(given, layout=layout)
+
+
+def differences(family: str, world: int, given: types.Recipe, steps: int = STEPS) -> dict[str, float]:
+    """The largest relative difference of losses, norms, gradients and weights between the layout and one process."""
+    expected = reference(family, msgspec.msgpack.encode(alone(given)), steps)
+    ranks = run(world, train, family, given, steps, timeout=180)
+    worst = {"gradients": 0.0, "weights": 0.0}
+    seen: set[str] = set()
+    for found in ranks:
+        for what in worst:
+            for name, value in found[what].items():
+                seen.add(name)
+                worst[what] = max(worst[what], _relative(value, _expected(expected[what], name), FLOOR[what]))
+    missing = set(expected["gradients"]) - seen
+    assert not missing, f"nobody holds {sorted(missing)}"
+    for what in ("losses", "norms"):
+        worst[what] = max(_relative(np.array(found[what]), np.array(expected[what])) for found in ranks)
+    return worst
+
+
+def _expected(values: dict[str, Any], name: str) -> Any:
+    """A tied head on the last stage of a pipeline is the embedding."""
+    if name in values:
+        return values[name]
+    return next(value for known, value in values.items() if known.endswith(("embed_tokens.weight", "wte.weight")))
+
+
+def _relative(found: Any, expected: Any, floor: float = 0.0) -> float:
+    if expected is None or found is None:
+        return 0.0 if expected is found else float("inf")
+    scale = max(float(np.abs(expected).max()), floor)
+    return float(np.abs(found - expected).max()) / scale if scale else float(np.abs(found).max())
+
+
+def check(family: str, world: int, layout: types.Layout, **sections: Any) -> None:
+    """Fails where any difference is above the tolerance."""
+    worst = differences(family, world, recipe(layout, **sections))
+    bad = {what: value for what, value in worst.items() if not value <= TOLERANCE}
+    assert not bad, f"{family} at {world} ranks: {bad}"
