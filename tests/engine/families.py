@@ -34,6 +34,7 @@ LATENT: dict[str, Any] = {
     "n_shared_experts": 1,
 }
 DELTA: dict[str, Any] = {
+    "initializer_range": 0.03,  # exponentials of sums of gates: wider ones leave fp32 no digits to agree on
     "linear_num_value_heads": 8,
     "linear_num_key_heads": 4,
     "linear_key_head_dim": 8,

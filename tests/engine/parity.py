@@ -27,9 +27,9 @@ STEPS = 5
 SEQ = 32
 BATCH = 8
 TOLERANCE = 1e-5
-# Some gradients are nought but for rounding (a bias of keys shifts all scores alike): below this, differences count
-# against the floor and not against the value.
-FLOOR = {"gradients": 1e-4, "weights": 1e-2}
+# Some gradients are nought but for rounding (a bias of keys shifts all scores alike): a difference counts against the
+# tensor's largest entry, but no less than this part of the norm of all gradients (or, for weights, of one).
+FLOOR = {"gradients": 1e-3, "weights": 1e-2}
 
 
 def recipe(layout: types.Layout, **sections: Any) -> types.Recipe:
@@ -103,7 +103,8 @@ def differences(family: str, world: int, given: types.Recipe, steps: int = STEPS
         for what in worst:
             for name, value in found[what].items():
                 seen.add(name)
-                worst[what] = max(worst[what], _relative(value, _expected(expected[what], name), FLOOR[what]))
+                floor = FLOOR[what] * (expected["norms"][0] if what == "gradients" else 1.0)
+                worst[what] = max(worst[what], _relative(value, _expected(expected[what], name), floor))
     missing = set(expected["gradients"]) - seen
     assert not missing, f"nobody holds {sorted(missing)}"
     for what in ("losses", "norms"):

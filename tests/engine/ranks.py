@@ -58,16 +58,12 @@ def _collect(world: int, results: Any, deadline: float) -> list[Any]:
     return [done[rank] for rank in range(world)]
 
 
-def _rank(
-    rank: int, world: int, work: Callable[..., Any], args: Any, store: str, results: Any, timeout: float
-) -> None:
+def _rank(rank: int, world: int, work: Callable[..., Any], args: Any, store: str, results: Any, timeout: float) -> None:
     try:
         torch.set_num_threads(1)
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
         limit = datetime.timedelta(seconds=timeout)
-        dist.init_process_group(
-            "gloo", rank=rank, world_size=world, store=dist.FileStore(store, world), timeout=limit
-        )
+        dist.init_process_group("gloo", rank=rank, world_size=world, store=dist.FileStore(store, world), timeout=limit)
         value = work(rank, world, *args)
         results.put((rank, None, value))
         dist.barrier()

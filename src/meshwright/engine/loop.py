@@ -78,7 +78,9 @@ class Trainer:
             layout,
             self.mesh.pp,
             self.micro_batches,
-            hidden=torch.empty(size, between, width, dtype=DTYPES[self.recipe.precision.compute], device="meta"),
+            hidden=torch.empty(
+                (size, between, width), dtype=DTYPES[self.recipe.precision.compute], device="meta", requires_grad=True
+            ),
             tokens=torch.empty(size, tokens, dtype=torch.int64, device="meta"),
         )
 

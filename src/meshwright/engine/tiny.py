@@ -23,7 +23,9 @@ def tiny_recipe(recipe: Recipe, config: Any, world: int) -> tuple[Recipe, Any]:
     layers = chunks * max(1, -(-kinds // chunks))
     small = tiny(config, max(layers, 2))
     dp = world // (layout.tp * layout.pp * layout.cp)
-    experts = next((getattr(small, n) for n in ("num_experts", "n_routed_experts", "num_local_experts") if hasattr(small, n)), 1)
+    experts = next(
+        (getattr(small, n) for n in ("num_experts", "n_routed_experts", "num_local_experts") if hasattr(small, n)), 1
+    )
     layout = msgspec.structs.replace(layout, ep=_common(layout.ep, experts or 1))
     replace = msgspec.structs.replace
     return (

@@ -70,7 +70,8 @@ class Stage(nn.Module):
             hidden = hidden[0] if isinstance(hidden, tuple) else hidden
         if not self.last:
             return hidden
-        return self.lm_head(self.norm(hidden), labels, weights)  # type: ignore[no-any-return]
+        loss: torch.Tensor = self.lm_head(self.norm(hidden), labels, weights)
+        return loss.reshape(1)  # pipelines put outputs side by side and need a dimension for it
 
     def _embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         hidden: torch.Tensor = self.embedding(tokens)

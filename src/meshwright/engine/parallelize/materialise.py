@@ -34,9 +34,7 @@ def _recorded(name: str, initial: dict[str, Initial]) -> str:
     return name if name in initial else name.rpartition("_")[0]
 
 
-def _fill_buffers(
-    module: nn.Module, path: str, initial: dict[str, Initial], seed: int, device: torch.device
-) -> None:
+def _fill_buffers(module: nn.Module, path: str, initial: dict[str, Initial], seed: int, device: torch.device) -> None:
     for name, buffer in list(module.named_buffers(recurse=False)):
         known = f"{path}.{name}"
         if known in initial:

@@ -58,12 +58,18 @@ class Pipeline:
     """The schedule of a pipeline: runs the forward and backward pass of all micro batches of a step."""
 
     def __init__(
-        self, stages: list[Stage], layout: Layout, pp: Axis, micro_batches: int, hidden: torch.Tensor, tokens: torch.Tensor
+        self,
+        stages: list[Stage],
+        layout: Layout,
+        pp: Axis,
+        micro_batches: int,
+        hidden: torch.Tensor,
+        tokens: torch.Tensor,
     ) -> None:
         """`hidden` and `tokens` are meta tensors of the shapes that travel between stages and enter the first."""
         device = next(stages[0].parameters()).device
         numbers, count = stage_numbers(layout, pp), layout.pp * layout.vp
-        loss = torch.empty((), device="meta")
+        loss = torch.empty(1, device="meta", requires_grad=True)
         torch_stages = [
             PipelineStage(
                 stage,
@@ -84,7 +90,7 @@ class Pipeline:
         self.schedule: Any = kind(
             torch_stages if several else torch_stages[0],  # type: ignore[arg-type]
             n_microbatches=micro_batches,
-            loss_fn=lambda loss, _: loss * self.multiplier,  # the last stage computes it
+            loss_fn=lambda loss, _: loss.sum() * self.multiplier,  # the last stage computes it
             scale_grads=False,  # the loss is already divided by the global normaliser
         )
 
@@ -102,5 +108,3 @@ class Pipeline:
 
     def _target(self, tokens: torch.Tensor) -> dict[str, Any]:
         return {"target": tokens, "losses": []} if self.last else {}
-
-

@@ -193,7 +193,9 @@ def cut_parameter(owner: nn.Module, name: str, mesh: DeviceMesh, *dims: int | No
 def _check_divides(parameter: torch.Tensor, dim: int, tp: Axis, what: str) -> None:
     if parameter.shape[dim] % tp.size:
         raise InputError(
-            f"{what} of width {parameter.shape[dim]} cannot be shared by {tp.size} ranks", field="layout.tp", value=tp.size
+            f"{what} of width {parameter.shape[dim]} cannot be shared by {tp.size} ranks",
+            field="layout.tp",
+            value=tp.size,
         )
 
 
