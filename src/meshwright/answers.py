@@ -189,3 +189,36 @@ def rule_to_dict(rule: Rule) -> dict[str, Any]:
         "fix_fields": sorted({name for fix in rule.fixes for name in fix}),
         "pitfall": rule.pitfall,
     }
+
+
+def training_to_dict(done: Any) -> dict[str, Any]:
+    """The training object: what was run, how it went, and the estimate beside it."""
+    recipe, outcome = done.recipe, done.outcome
+    estimate = costs.to_dict(done.estimate)
+    on_gpu = outcome.mfu is not None
+    return {
+        "schema": SCHEMA,
+        "recipe": recipe.name,
+        "model": recipe.model,
+        "goal": recipe.goal,
+        "ranks": done.case.world,
+        "device": outcome.device,
+        "layout": msgspec.to_builtins(recipe.layout),
+        "precision": msgspec.to_builtins(recipe.precision),
+        "seq_length": recipe.data.seq_length,
+        "global_batch_size": recipe.train.global_batch_size,
+        "steps": len(outcome.losses),
+        "losses": outcome.losses,
+        "grad_norms": outcome.grad_norms,
+        "eval_losses": {str(step): loss for step, loss in outcome.eval_losses.items()},
+        "skipped": outcome.skipped,
+        "step_s": outcome.step_s,
+        "step_parts_s": outcome.parts_s,
+        "tokens_per_s_per_gpu": outcome.tokens_per_s_per_gpu,
+        "tflops_per_gpu": outcome.tflops_per_gpu,
+        "mfu": outcome.mfu,
+        "mfu_convention": estimate["mfu_convention"],
+        "memory_gib": outcome.memory_gib,
+        "estimate": estimate if on_gpu else None,
+        "folder": done.folder,
+    }

@@ -21,6 +21,7 @@ from meshwright.rules import Finding, Rule
 if TYPE_CHECKING:
     from meshwright.costs.accuracy import Report
     from meshwright.costs.calibrate import OwnProfile
+    from meshwright.engine.start import Finished
 
 LONGEST = 100_000_000  # tokens in one sample
 MOST_PLANS = 100
@@ -115,6 +116,84 @@ def accuracy(path: str) -> Report:
     from meshwright.costs import accuracy as accuracies
 
     return accuracies.accuracy(path)
+
+
+def train(
+    target: str | Recipe,
+    *,
+    dataset: str | None = None,
+    model: str | None = None,
+    nproc: int | None = None,
+    tiny: bool = False,
+    out: str | None = None,
+    tensorboard: bool = False,
+    on_nan: str = "stop",
+    timeout: float = 600.0,
+    json: bool = False,
+    quiet: bool = False,
+    overrides: Sequence[str] = (),
+) -> Finished:
+    """Trains a recipe on our own engine; imports torch."""
+    settings = {
+        "nproc": nproc,
+        "tiny": tiny,
+        "folder": out,
+        "tensorboard": tensorboard,
+        "on_nan": on_nan,
+        "timeout_s": timeout,
+        "json": json,
+        "quiet": quiet,
+    }
+    return _run(target, dataset, model, settings, overrides)
+
+
+def bench(
+    target: str | Recipe,
+    *,
+    model: str | None = None,
+    nproc: int | None = None,
+    tiny: bool = False,
+    out: str | None = None,
+    tensorboard: bool = False,
+    timeout: float = 600.0,
+    json: bool = False,
+    quiet: bool = False,
+    overrides: Sequence[str] = (),
+) -> Finished:
+    """Measures the throughput of a recipe on our own engine: 50 steps of mock data; imports torch."""
+    settings = {
+        "nproc": nproc,
+        "tiny": tiny,
+        "folder": out,
+        "tensorboard": tensorboard,
+        "timeout_s": timeout,
+        "json": json,
+        "quiet": quiet,
+    }
+    return _run(target, "mock", model, settings, (*BENCH_OVERRIDES, *overrides))
+
+
+BENCH_OVERRIDES = ("train.steps=50", "train.check_nan=false", "train.log_every=10", "train.eval_every=0")
+
+
+def _run(
+    target: str | Recipe, dataset: str | None, model: str | None, settings: dict[str, Any], overrides: Sequence[str]
+) -> Finished:
+    from meshwright.engine import start
+
+    found = target if isinstance(target, Recipe) else _recipe_from(target)
+    if model is not None:
+        found = msgspec.structs.replace(found, model=_model(model)[1])
+    automatic = [text for text in overrides if text.replace(" ", "").endswith("micro_batch_size=auto")]
+    given = [text for text in overrides if text not in automatic]
+    asked = override.apply(found, [*given, *([f"data.dataset={dataset}"] if dataset else [])])
+    pinned = override.requested(found, given)
+    return start.train(asked, start.Settings(find_micro_batch=bool(automatic), **settings), pinned)
+
+
+def training_to_dict(done: Finished) -> dict[str, Any]:
+    """The training object of the outer contract."""
+    return answers.training_to_dict(done)
 
 
 def calibrate_machine() -> tuple[OwnProfile, list[dict[str, Any]]]:

@@ -6,7 +6,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from meshwright import __version__
-from meshwright.cli import advice, catalogues
+from meshwright.cli import advice, catalogues, training
 from meshwright.cli.options import examples
 
 
@@ -24,7 +24,7 @@ from meshwright.cli.options import examples
 def app(context: click.Context) -> None:
     """Tell it your model, your GPUs and your goal: it picks the training recipe, sizes it, checks it and says why.
 
-    Run without a command on a terminal, it asks. Exit codes: 0 fine, 1 the answer is no, 2 bad input.
+    Run without a command on a terminal, it asks. Exit codes: 0 fine, 1 the answer is no, 2 bad input, 3 a run failed.
     """
     if context.invoked_subcommand is None:
         context.invoke(advice.recommend)
@@ -36,6 +36,8 @@ for command in (
     advice.size,
     advice.estimate,
     advice.check,
+    training.train,
+    training.bench,
     catalogues.recipes,
     catalogues.recipe,
     catalogues.accuracy,

@@ -292,3 +292,42 @@ def rules(found: Sequence[Any]) -> None:
         out.print(f"    symptom  {escape(r['symptom'])}\n    cause    {escape(r['cause'])}")
         if r["fix_fields"]:
             out.print(f"    fix      {', '.join(r['fix_fields'])}")
+
+
+def training(answer: dict[str, Any]) -> None:
+    """How a run went, and the estimate beside it where it ran on the GPUs that the estimate is of."""
+    out, losses, memory = console(), answer["losses"], answer["memory_gib"]
+    where = f"{answer['steps']} steps on {answer['ranks']} × {escape(answer['device'])}"
+    out.print(f"[bold]{escape(answer['recipe'])}[/]  {where}  {_layout_words(answer['layout'])}")
+    out.print(
+        f"loss    {losses[0]:.4f} → {losses[-1]:.4f}"
+        + (f"  skipped steps {answer['skipped']}" * bool(answer["skipped"]))
+    )
+    speed = f"{answer['tokens_per_s_per_gpu']:,.0f} tokens/s/rank, step {answer['step_s']:.3g} s"
+    if answer["mfu"] is not None:
+        speed += f", {answer['tflops_per_gpu']:.0f} TFLOP/s/GPU, MFU {answer['mfu']:.1%} ({answer['mfu_convention']})"
+    out.print(f"speed   {speed}")
+    out.print("memory  " + "  ".join(f"{part} {value:.3g}" for part, value in memory.items()) + " GiB")
+    if answer["estimate"] is not None:
+        out.print(f"beside  {_beside(answer)}")
+    if answer["folder"]:
+        out.print(f"metrics {escape(answer['folder'])}")
+
+
+def _layout_words(layout: dict[str, Any]) -> str:
+    sizes = [
+        f"{axis} {layout[axis]}" for axis in ("tp", "pp", "vp", "cp", "ep", "etp", "dp_replicate") if layout[axis] > 1
+    ]
+    return ", ".join(
+        [layout["strategy"], *sizes, f"micro batch {layout['micro_batch_size']}", f"recompute {layout['recompute']}"]
+    )
+
+
+def _beside(answer: dict[str, Any]) -> str:
+    """Measured over estimated: above 1 the run was slower, or took more memory, than was said."""
+    estimate = answer["estimate"]
+    total = estimate["memory_gib"]["total"] - estimate["memory_gib"]["overhead"]
+    return (
+        f"step {answer['step_s'] / estimate['step_s']:.2f} × the estimate ({estimate['step_s']:.3g} s), "
+        f"peak memory {answer['memory_gib']['peak'] / total:.2f} × the estimate ({total:.3g} GiB)"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,18 +27,45 @@ BIAS_RATE = 1e-3  # how far the balancing bias of a router moves in a step (Deep
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step says about itself; the same on every rank."""
+    """What a step says about itself, the same on every rank; numbers stay on the device until they are asked for."""
 
     step: int
-    loss: float
-    cross_entropy: float
-    z_loss: float
-    grad_norm: float
+    losses: torch.Tensor  # cross entropy and z-loss of the whole step
+    further: torch.Tensor  # cross entropy of multi-token prediction, before its weight
+    norm: torch.Tensor  # of the gradients, before clipping
     lr: float
     tokens: int  # predictions that counted
     skipped: bool = False
-    samples: list[int] = field(default_factory=list)  # of this rank
     router: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> float:
+        """Cross entropy and z-loss of the next tokens: the loss that runs with and without mtp_loss can compare."""
+        return float(self.losses.sum())
+
+    @property
+    def mtp_loss(self) -> float:
+        """The cross entropy of the tokens two ahead, before its weight; 0 where they are not trained."""
+        return float(self.further)
+
+    @property
+    def grad_norm(self) -> float:
+        return float(self.norm)
+
+
+class Watch:
+    """What looks on while a step runs; this one does nothing."""
+
+    def part(self, name: str) -> AbstractContextManager[None]:
+        """A part of the step begins: data, forward_backward or optimizer."""
+        return nullcontext()
+
+    def allows(self, step: int, losses: torch.Tensor, norm: torch.Tensor, samples: list[int]) -> bool:
+        """Whether the optimizer may take the step."""
+        return True
+
+
+NOBODY = Watch()
 
 
 class Trainer:
@@ -65,6 +93,7 @@ class Trainer:
             positions=attention.positions(recipe.data.seq_length, context),
             per_token=train.per_token_loss,
             device=device,
+            mtp=train.mtp_loss > 0,
         )
         self.pipeline = self._pipeline() if layout.pp > 1 else None
 
@@ -84,23 +113,32 @@ class Trainer:
             tokens=torch.empty(size, tokens, dtype=torch.int64, device="meta"),
         )
 
-    def step(self, number: int) -> StepResult:
-        """Trains on the samples of one step."""
-        batch = self.loader.batch(number)
-        loss = self.forward_backward(batch)
-        norm = self.finish_gradients()
-        skipped = self.scale is not None and not bool(torch.isfinite(norm))
-        if self.scale is not None:
-            self.scale.update(finite=not skipped)
-        lr = learning_rate(self.recipe.schedule, self.recipe.optimizer.lr, self.recipe.train.steps, number)
-        if not skipped:
-            self.update(norm, lr)
-        result = self._result(number, batch, loss, norm, lr, skipped)
-        self.optimizer.zero_grad(set_to_none=True)
-        return result
+    def step(self, number: int, watch: Watch = NOBODY, figures: bool = True) -> StepResult:
+        """Trains on the samples of one step; `figures` also asks the routers, which makes the device wait."""
+        with watch.part("data"):
+            batch = self.loader.batch(number)
+        with watch.part("forward_backward"):
+            losses = self._everywhere(self.forward_backward(batch))
+        with watch.part("optimizer"):
+            norm = self.finish_gradients()
+            lr = learning_rate(self.recipe.schedule, self.recipe.optimizer.lr, self.recipe.train.steps, number)
+            taken = self._scale_allows(norm) and watch.allows(number, losses, norm, batch.numbers)
+            if taken:
+                self.update(norm, lr)
+            self.optimizer.zero_grad(set_to_none=True)
+        router = experts.statistics(self.routers, self.mesh.stage.group) if figures else {}
+        experts.reset(self.routers)
+        return StepResult(number, losses[:2], losses[2], norm, lr, batch.counted, not taken, router)
+
+    def _scale_allows(self, norm: torch.Tensor) -> bool:
+        if self.scale is None:
+            return True
+        finite = bool(torch.isfinite(norm))
+        self.scale.update(finite)
+        return finite
 
     def forward_backward(self, batch: Batch) -> torch.Tensor:
-        """Gradients of all micro batches; this rank's part of cross entropy and z-loss, zero where it has no head."""
+        """Gradients of all micro batches; this rank's part of their losses (see Stage), zero where it has no head."""
         for state in self.routers:
             state.scale = self._multiplier() / (self.micro_batches * self.mesh.dp.size)
         if self.pipeline is not None:
@@ -125,7 +163,7 @@ class Trainer:
         for stage in self.stages:
             if stage.last:
                 stage.losses.clear()
-        return torch.stack(found).sum(0) if found else torch.zeros(2, device=self.device)
+        return torch.stack(found).sum(0) if found else torch.zeros(3, device=self.device)
 
     def finish_gradients(self) -> torch.Tensor:
         """Sums what is left to sum and takes the loss scale back; the norm of the whole model's gradients."""
@@ -143,32 +181,12 @@ class Trainer:
         self.optimizer.step()
         experts.update_biases(self.routers, self.mesh.stage.group, BIAS_RATE)
 
-    def _result(
-        self, number: int, batch: Batch, loss: torch.Tensor, norm: torch.Tensor, lr: float, skipped: bool
-    ) -> StepResult:
-        cross_entropy, z = self._everywhere(loss)
-        router = experts.statistics(self.routers, self.mesh.stage.group)
-        experts.reset(self.routers)
-        return StepResult(
-            step=number,
-            loss=cross_entropy + z,
-            cross_entropy=cross_entropy,
-            z_loss=z,
-            grad_norm=float(norm),
-            lr=lr,
-            tokens=batch.counted,
-            skipped=skipped,
-            samples=batch.numbers,
-            router=router,
-        )
-
-    def _everywhere(self, loss: torch.Tensor) -> tuple[float, float]:
+    def _everywhere(self, loss: torch.Tensor) -> torch.Tensor:
         """The step's losses, summed over the ranks that hold different tokens and known to all."""
         loss = loss / self.mesh.tp.size  # every tp rank computed the same
         if self.mesh.world.size > 1:
             dist.all_reduce(loss)
-        cross_entropy, z = loss.tolist()
-        return cross_entropy, z
+        return loss
 
     @torch.no_grad()
     def evaluate(self, source: Source, steps: int) -> float:
@@ -184,7 +202,7 @@ class Trainer:
             else:
                 for tokens, told in batch.micro_batches(self.recipe.layout.micro_batch_size):
                     self.stages[0](tokens, **told)
-            total += self._everywhere(self._take_losses())[0]
+            total += float(self._everywhere(self._take_losses())[0])
         for stage in self.stages:
             stage.train()
         self.loader.source = kept

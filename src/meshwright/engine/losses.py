@@ -27,6 +27,8 @@ import torch.nn.functional as F  # noqa: N812 (torch's own habit)
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from meshwright.engine.collectives import all_gather
+
 Kind = Literal["vocab_parallel", "plain", "chunked", "fused_linear"]
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -151,7 +153,7 @@ def _statistics(logits: Tensor, labels: Tensor, terms: _Terms) -> Tensor:
 def _of_all_ranks(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     world = dist.get_world_size(group)
     every = tensor.new_empty(world * tensor.shape[0], *tensor.shape[1:])
-    dist.all_gather_into_tensor(every, tensor.contiguous(), group=group)
+    all_gather(every, tensor.contiguous(), group=group)
     return every.view(world, *tensor.shape)
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwright.engine.collectives import all_gather, reduce_scatter
 from meshwright.errors import InputError
 
 
@@ -41,7 +42,7 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         own = torch.empty(grad.shape[1:], dtype=torch.float32, device=grad.device)
-        dist.reduce_scatter_tensor(own, grad.float().flatten(0, 1).contiguous(), group=ctx.group)
+        reduce_scatter(own, grad.float().flatten(0, 1).contiguous(), group=ctx.group)
         return own.to(grad.dtype), None
 
 
@@ -121,5 +122,5 @@ def _in_order(by_rank: Tensor, dim: int) -> Tensor:
 def _gathered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     size = dist.get_world_size(group)
     out = x.new_empty(size * x.shape[0], *x.shape[1:])
-    dist.all_gather_into_tensor(out, x.contiguous(), group=group)
+    all_gather(out, x.contiguous(), group=group)
     return out.view(size, *x.shape)

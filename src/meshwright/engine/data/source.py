@@ -34,7 +34,9 @@ class Batch:
     """One rank's part of a step: all its micro batches, one after the other, and its part of the sequence."""
 
     tokens: torch.Tensor  # [micro batches × size, seq / cp]
-    told: dict[str, torch.Tensor]  # labels, weights, positions (and documents) of the same shape
+    # Labels, weights, positions (and documents; with multi-token prediction next_tokens, labels_2, weights_2) of the
+    # same shape.
+    told: dict[str, torch.Tensor]
     numbers: list[int]  # the samples
     counted: int  # predictions of the whole step, over all ranks
 
@@ -64,7 +66,9 @@ class Loader:
         positions: torch.Tensor,
         per_token: bool,
         device: torch.device,
+        mtp: bool = False,
     ) -> None:
+        self.mtp = mtp  # whether the tokens two ahead are predicted too
         self.source, self.mesh, self.device = source, mesh, device
         self.global_batch, self.micro_batch, self.per_token = global_batch, micro_batch, per_token
         self.positions = positions  # of the tokens this rank holds, in the order it holds them
@@ -80,11 +84,27 @@ class Loader:
             "labels": torch.from_numpy(samples.tokens[:, 1:]).masked_fill(~counted, -100),
             "weights": self._weights(counted, everywhere),
         }
+        if self.mtp:
+            held |= self._two_ahead(samples)
         if samples.documents is not None:
             held["documents"] = torch.from_numpy(samples.documents)
         told = {name: self._part(value) for name, value in held.items()}
         told["positions"] = self.positions.to(self.device).expand(len(numbers), -1)
         return Batch(self._part(torch.from_numpy(samples.tokens[:, :-1])), told, numbers, everywhere)
+
+    def _two_ahead(self, samples: Samples) -> dict[str, torch.Tensor]:
+        """The tokens after the next ones and what their predictions count; the last place of a sample has none."""
+        next_tokens = torch.from_numpy(samples.tokens[:, 1:])
+        counted = torch.zeros(next_tokens.shape, dtype=torch.bool)
+        counted[:, :-1] = torch.from_numpy(samples.counted[:, 1:])
+        if samples.documents is not None:  # a token and the next must be of one document, as the next two are
+            counted[:, :-1] &= torch.from_numpy(samples.documents[:, :-1] == samples.documents[:, 1:])
+        everywhere = int(total(counted.sum().to(self.device), self.mesh.dp))
+        return {
+            "next_tokens": next_tokens,
+            "labels_2": next_tokens.roll(-1, 1).masked_fill(~counted, -100),
+            "weights_2": self._weights(counted, everywhere),
+        }
 
     def _weights(self, counted: torch.Tensor, everywhere: int) -> torch.Tensor:
         """What each prediction adds to the loss: tokens count alike, or samples do and share it among their tokens."""

@@ -1,0 +1,177 @@
+"""From a recipe to a run: the ranks it will have, the judgement of the rules, and the start."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from meshwright import costs, rules
+from meshwright.clusters import Cluster, cluster
+from meshwright.engine import processes
+from meshwright.engine.faults import LESS_GPU_MEMORY, RunError
+from meshwright.engine.launched import Process, detect
+from meshwright.engine.run import Job, Outcome, work
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.models import spec_from_config
+from meshwright.recipes.case import Case
+from meshwright.recipes.types import Recipe
+from meshwright.rules import Finding
+
+PRELOADED = ("transformers", "meshwright.engine.loop")
+RUNS = "runs"
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """How a run is started and what it leaves behind."""
+
+    nproc: int | None = None
+    tiny: bool = False
+    find_micro_batch: bool = False  # take the largest that fits, instead of the recipe's
+    folder: str | None = None
+    tensorboard: bool = False
+    json: bool = False
+    quiet: bool = False
+    on_nan: Literal["stop", "skip"] = "stop"
+    timeout_s: float = 600.0
+
+
+class RefusedError(MeshwrightError):
+    """The rules refuse the layout on these ranks (exit code 1)."""
+
+    exit_code = 1
+
+    def __init__(self, findings: list[Finding]) -> None:
+        told = "\n  ".join(f"{finding.message} ({finding.rule})" for finding in findings)
+        super().__init__(f"the rules refuse this layout:\n  {told}", fix=tuple(findings[0].fix))
+        self.findings = findings
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """A run that ended well: what was trained, and how it went."""
+
+    recipe: Recipe
+    case: Case
+    estimate: costs.Estimate
+    outcome: Outcome | None  # None on ranks other than 0
+    folder: str | None
+
+
+def train(recipe: Recipe, settings: Settings, pinned: Mapping[str, Any] | None = None) -> Finished:
+    """Runs a recipe to its end: in this process, on ranks of its own, or as one rank of torchrun or SLURM.
+
+    `pinned` are the values a user fixed, which --tiny leaves alone.
+    """
+    from meshwright.engine.model.config import config_for
+
+    config = config_for(recipe)
+    process = detect()
+    world = settings.nproc or (process.world if process else 1)
+    if settings.tiny:
+        from meshwright.engine.tiny import tiny_recipe
+
+        recipe, config = tiny_recipe(recipe, config, world, pinned or {})
+    if settings.find_micro_batch:
+        recipe = with_largest_micro_batch(recipe, config, process, world, settings)
+    case = judged(recipe, config, process, world)
+    with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
+        folder = settings.folder or (scratch if settings.tiny else _folder(recipe))
+        results = processes.start(work, _job(recipe, config, case, folder, settings), **_how(config, settings))
+    outcome = next((result for result in results if result is not None), None)
+    return Finished(recipe, case, costs.estimate(case), outcome, None if folder == scratch else folder)
+
+
+def _job(recipe: Recipe, config: Any, case: Case, folder: str, settings: Settings) -> Job:
+    return Job(
+        recipe=recipe,
+        config=config.to_dict(),
+        case=case,
+        folder=folder,
+        tensorboard=settings.tensorboard,
+        json=settings.json,
+        quiet=settings.quiet,
+        on_nan=settings.on_nan,
+        timeout_s=settings.timeout_s,
+    )
+
+
+def _how(config: Any, settings: Settings) -> dict[str, Any]:
+    module = str(config.model_type).removesuffix("_text")  # the text part of a model has no module of its own
+    return {
+        "nproc": settings.nproc,
+        "device_type": "cpu" if settings.tiny else "auto",
+        "preload": (*PRELOADED, f"transformers.models.{module}.modeling_{module}"),
+    }
+
+
+def with_largest_micro_batch(
+    recipe: Recipe, config: Any, process: Process | None, world: int, settings: Settings
+) -> Recipe:
+    """The recipe with the largest micro batch that fits by estimate, confirmed by one step of it.
+
+    Under torchrun and SLURM, where ranks cannot be started for a try, the estimate alone decides.
+    """
+    samples = recipe.train.global_batch_size // mesh_sizes(recipe, world)
+    for size in sorted((d for d in range(1, samples + 1) if samples % d == 0), reverse=True):
+        tried = msgspec.structs.replace(recipe, layout=msgspec.structs.replace(recipe.layout, micro_batch_size=size))
+        with suppress(RefusedError):
+            case = judged(tried, config, process, world)
+            if process is not None and process.world > 1:
+                return tried
+            if _one_step_fits(tried, config, case, settings):
+                return tried
+    raise InputError(
+        "no micro batch fits, not even one sample",
+        field="layout.micro_batch_size",
+        value="auto",
+        fix=("layout.recompute=full", "layout.tp=2 layout.sp=true", "a larger cluster"),
+    )
+
+
+def mesh_sizes(recipe: Recipe, world: int) -> int:
+    """Data-parallel ranks of a recipe in this world."""
+    layout = recipe.layout
+    return max(1, world // (layout.tp * layout.pp * layout.cp))
+
+
+def _one_step_fits(recipe: Recipe, config: Any, case: Case, settings: Settings) -> bool:
+    one = msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, steps=1, eval_every=0))
+    quiet = msgspec.structs.replace(settings, quiet=True, tensorboard=False, nproc=settings.nproc or 1)
+    with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
+        how = _how(config, quiet)
+        try:
+            processes.fork(how.pop("nproc"), work, _job(one, config, case, scratch, quiet), **how)
+        except RunError as error:
+            if tuple(error.fix) != LESS_GPU_MEMORY:
+                raise
+            return False
+    return True
+
+
+def judged(recipe: Recipe, config: Any, process: Process | None, world: int) -> Case:
+    """The recipe on the ranks it will have, or the findings that refuse it; no process group exists yet."""
+    model = spec_from_config(config.to_dict(), recipe.model)
+    ranks = run_cluster(recipe, process, world)
+    case = Case(recipe, model, ranks, memory_of=lambda c: costs.memory(c))
+    errors = [finding for finding in rules.judge(case) if finding.severity == "error"]
+    if errors:
+        raise RefusedError(errors)
+    return case
+
+
+def run_cluster(recipe: Recipe, process: Process | None, world: int) -> Cluster:
+    """This run's ranks as a cluster: this machine's GPUs, or the recipe's type of GPU where there is none."""
+    gpu = cluster(recipe.cluster).gpu.name
+    with suppress(InputError):
+        gpu = cluster("auto").gpu.name
+    local = process.local_world if process and process.world > 1 else world
+    return cluster(f"{world // local}x{local}x{gpu}")
+
+
+def _folder(recipe: Recipe) -> str:
+    return str(Path(RUNS) / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
