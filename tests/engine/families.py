@@ -32,15 +32,16 @@ LATENT: dict[str, Any] = {
     "n_group": 2,
     "topk_group": 1,
     "n_shared_experts": 1,
+    "num_nextn_predict_layers": 1,
 }
 DELTA: dict[str, Any] = {
     "initializer_range": 0.03,  # exponentials of sums of gates: wider ones leave fp32 no digits to agree on
+    "mtp_num_hidden_layers": 1,
     "linear_num_value_heads": 8,
     "linear_num_key_heads": 4,
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
     "layer_types": ["linear_attention", "full_attention"] * 2,
-    "shared_expert_intermediate_size": 16,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
 }
 SLIDING = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
@@ -70,7 +71,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "gpt_oss": {
         "model_type": "gpt_oss",
-        **{k: v for k, v in MOE.items() if k != "num_experts"},
+        **{k: v for k, v in MOE.items() if k not in ("num_experts", "moe_intermediate_size")},
         **SLIDING,
         "num_local_experts": 8,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
@@ -98,8 +99,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "n_group": 1,
     },
-    "qwen3_next": {"model_type": "qwen3_next", **MOE, **DELTA},
-    "qwen3_5_moe": {"model_type": "qwen3_5_moe_text", **MOE, **DELTA},
+    "qwen3_next": {"model_type": "qwen3_next", **MOE, **DELTA, "shared_expert_intermediate_size": 16},
+    "qwen3_5_moe": {"model_type": "qwen3_5_moe_text", **MOE, **DELTA, "shared_expert_intermediate_size": 16},
     "qwen3_5": {"model_type": "qwen3_5_text", **BASE, **DELTA},
     "nemotron_h": {
         "model_type": "nemotron_h",
@@ -117,5 +118,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "n_shared_experts": 1,
         "mamba_hidden_act": "silu",
         "mlp_hidden_act": "relu2",
+        "num_nextn_predict_layers": 1,
     },
 }
+
+ALL = tuple(FAMILIES)
+SPARSE = tuple(
+    name for name, config in FAMILIES.items() if {"num_experts", "n_routed_experts", "num_local_experts"} & set(config)
+)
+DENSE = tuple(name for name in FAMILIES if name not in SPARSE)
+LATENT_ATTENTION = ("deepseek_v2", "deepseek_v3")
+BALANCE_BIAS = ("deepseek_v3", "glm4_moe", "nemotron_h")  # the router has a bias that steers its choice
+SHARED_EXPERTS = ("deepseek_v2", "deepseek_v3", "glm4_moe", "qwen3_next", "qwen3_5_moe", "nemotron_h")

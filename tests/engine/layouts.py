@@ -1,0 +1,300 @@
+"""Every technique that training can use, as data: the layouts whose training must equal that of one process.
+
+A layout is tried with some families. For the others either a rule refuses it, which is named, or one family stands for
+all that share the code in question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshwright.recipes import types
+from tests.engine.families import ALL, BALANCE_BIAS, DENSE, LATENT_ATTENTION, SHARED_EXPERTS, SPARSE
+
+EXPERTS_NEED_SP = "sequence_parallel.experts-need-it"
+NO_EXPERTS = "moe.ep-needs-experts"
+FOREIGN_MODULE = "recompute.modules-of-the-model"
+NO_BIAS = "moe.bias-balancing"
+
+# One family for each kind of code: plain, tied, windowed with softcap, fused; experts, biased experts, latent attention
+# with shared experts, state space, gated delta.
+KINDS = ("llama", "gemma2", "olmoe", "deepseek_v3", "nemotron_h", "qwen3_next")
+FEW = ("llama", "qwen3_moe")
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A layout, the families it is tried with and the rules that refuse it for others."""
+
+    name: str
+    technique: str  # its column on the page of what is supported
+    world: int
+    layout: Mapping[str, Any]
+    families: tuple[str, ...] = ALL
+    sections: Mapping[str, Any] = field(default_factory=dict)  # of the recipe, beside the layout
+    refused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # rule -> families it speaks for
+    quick: tuple[str, ...] = ()  # families that every test run tries; the others are slow
+
+
+def _pipeline(schedule: str, chunks: int = 1, **more: Any) -> dict[str, Any]:
+    return {"pp": 2, "vp": chunks, "pp_schedule": schedule, **more}
+
+
+def _selective(*modules: str) -> dict[str, Any]:
+    return {"recompute": "selective", "recompute_modules": modules}
+
+
+TP_SP: dict[str, Any] = {"tp": 2, "sp": True}
+ADAM = {"lr": 1e-2, "eps": 1e-4, "weight_decay": 0.1}  # a large eps: gradients of nought but rounding move nothing
+
+DATA = (
+    Tried("ddp", "ddp", 2, {"strategy": "ddp"}, quick=("qwen2",)),
+    Tried("fsdp2", "fsdp2", 2, {}, quick=("gpt_oss",)),
+    Tried("hsdp", "hsdp", 4, {"dp_replicate": 2, "micro_batch_size": 1}, quick=("mixtral",)),
+    Tried("weights-kept", "fsdp2 options", 2, {"reshard_after_forward": False}, FEW),
+    Tried("sums-every-micro-batch", "fsdp2 options", 2, {"defer_grad_sync": False}, FEW),
+    Tried(
+        "sums-every-micro-batch-hsdp",
+        "fsdp2 options",
+        4,
+        {"defer_grad_sync": False, "dp_replicate": 2, "micro_batch_size": 1},
+        FEW,
+        quick=("llama",),
+    ),  # fmt: skip
+)
+TENSOR = (
+    Tried("tp", "tp", 2, {"tp": 2}, DENSE, refused={EXPERTS_NEED_SP: SPARSE}, quick=("gpt2",)),
+    Tried("tp-sp", "tp+sp", 2, TP_SP, quick=("olmoe",)),
+    Tried("tp4-copied-kv", "tp+sp", 4, {"tp": 4, "sp": True}, quick=("qwen3",)),
+    Tried("tp4-copied-kv-no-sp", "tp", 4, {"tp": 4}, DENSE, refused={EXPERTS_NEED_SP: SPARSE}),
+)
+PIPELINE = (
+    Tried("1f1b", "pp", 2, _pipeline("1f1b"), quick=("deepseek_v2",)),
+    Tried("gpipe", "pp", 2, _pipeline("gpipe"), KINDS),
+    Tried("interleaved", "pp interleaved", 2, _pipeline("interleaved_1f1b", 2), quick=("gemma3_text",)),
+    Tried("looped-bfs", "pp interleaved", 2, _pipeline("looped_bfs", 2), KINDS, quick=("llama",)),
+    Tried("interleaved-zero-bubble", "pp zero bubble", 2, _pipeline("interleaved_zero_bubble", 2), KINDS),
+    Tried("zbv", "pp zero bubble", 2, _pipeline("zbv", 2), quick=("qwen3",)),
+    Tried("dualpipe-v", "pp zero bubble", 2, _pipeline("dualpipe_v", 2), KINDS, quick=("qwen3_moe",)),
+    Tried("uneven-stages", "pp", 2, _pipeline("1f1b", stage_layers=(3, 1)), FEW, quick=("llama",)),
+    Tried("uneven-chunks", "pp interleaved", 2, _pipeline("interleaved_1f1b", 2, stage_layers=(1, 1, 1, 1)), FEW),
+    Tried("ends-as-layers", "pp", 3, {"pp": 3, "embedding_as_layer": True, "head_as_layer": True}, FEW),
+)
+CONTEXT = (
+    Tried("cp-ring", "cp ring", 2, {"cp": 2}, quick=("gemma2",)),
+    Tried("cp-a2a", "cp a2a", 2, {"cp": 2, "cp_comm": "a2a"}, quick=("qwen3_5",)),
+    Tried("cp-allgather", "cp allgather", 2, {"cp": 2, "cp_comm": "allgather"}, quick=("gpt_oss",)),
+    Tried("cp-a2a-ring", "cp a2a+ring", 4, {"cp": 4, "cp_comm": "a2a+ring", "cp_inner": 2}, quick=("nemotron_h",)),
+)
+EXPERTS = (
+    Tried("ep", "ep", 2, {"ep": 2}, SPARSE, refused={NO_EXPERTS: DENSE}, quick=("glm4_moe",)),
+    Tried("ep4", "ep", 4, {"ep": 4, "micro_batch_size": 1}, SPARSE, refused={NO_EXPERTS: DENSE}),
+    Tried("etp", "etp", 2, {"etp": 2}, SPARSE, refused={NO_EXPERTS: DENSE}, quick=("gpt_oss",)),
+    Tried("ep-etp", "etp", 4, {"ep": 2, "etp": 2, "micro_batch_size": 1}, SPARSE, refused={NO_EXPERTS: DENSE}),
+    Tried("ep-tp-sp", "ep × tp", 2, {**TP_SP, "ep": 2}, SPARSE, refused={NO_EXPERTS: DENSE}, quick=("deepseek_v3",)),
+    Tried(
+        "ep-hsdp",
+        "ep × hsdp",
+        4,
+        {"ep": 2, "dp_replicate": 2, "micro_batch_size": 1},
+        SPARSE,
+        refused={NO_EXPERTS: DENSE},
+    ),  # fmt: skip
+    Tried(
+        "ep-over-copies",
+        "ep × hsdp",
+        4,
+        {"ep": 4, "dp_replicate": 2, "micro_batch_size": 1},
+        (),
+        refused={"topology.expert-shard-group": SPARSE, NO_EXPERTS: DENSE},
+    ),  # fmt: skip
+    Tried("ep-cp", "ep × cp", 2, {"ep": 2, "cp": 2}, ("olmoe", "deepseek_v3"), quick=("qwen3_next",)),
+    Tried("ep-pp", "ep × pp", 4, _pipeline("1f1b", ep=2), ("olmoe", "deepseek_v3", "gpt_oss", "nemotron_h")),
+    Tried("ep-zero-bubble", "ep × pp", 4, _pipeline("zbv", 2, ep=2, micro_batch_size=1), ("olmoe", "deepseek_v3")),
+)
+
+
+def _balancing(**moe: Any) -> dict[str, Any]:
+    return {"moe": types.Moe(**{"aux_loss": 0.05, **moe})}
+
+
+BALANCED_IN: dict[str, tuple[int, dict[str, Any]]] = {
+    "ep": (2, {"ep": 2}),
+    "tp-sp": (2, TP_SP),
+    "cp": (2, {"cp": 2}),
+    "pp": (2, {"pp": 2}),
+}
+BALANCING = (
+    *(
+        Tried(f"{kind}-{place}", "balancing", world, layout, ("olmoe", "deepseek_v3"), _balancing(**moe))
+        for place, (world, layout) in BALANCED_IN.items()
+        for kind, moe in {
+            "sequence-loss": {"balancing": "seq_aux_loss"},
+            "global-loss": {"balancing": "global_aux_loss"},
+            "router-z-loss": {"router_z_loss": 0.01},
+        }.items()
+    ),
+    *(
+        Tried(
+            f"bias-{place}",
+            "balancing",
+            world,
+            layout,
+            BALANCE_BIAS,
+            _balancing(balancing="bias"),
+            refused={NO_BIAS: tuple(f for f in SPARSE if f not in BALANCE_BIAS)},
+            quick=("glm4_moe",) if place == "ep" else (),
+        )
+        for place, (world, layout) in BALANCED_IN.items()
+    ),
+    Tried(
+        "capacity",
+        "token dropping",
+        2,
+        {"ep": 2},
+        (),
+        _balancing(capacity_factor=1.0),
+        refused={"moe.no-capacity": SPARSE},
+    ),  # fmt: skip
+)
+RECOMPUTE = (
+    Tried("recompute", "recompute full", 2, {"recompute": "full"}, quick=("qwen3_5_moe",)),
+    Tried("recompute-one-layer", "recompute full", 2, {"recompute": "full", "recompute_layers": 1}, FEW),
+    Tried("recompute-tp-sp", "recompute full", 2, {"recompute": "full", **TP_SP}, KINDS),
+    Tried("recompute-cp", "recompute full", 2, {"recompute": "full", "cp": 2}, KINDS),
+    Tried("recompute-ep", "recompute full", 2, {"recompute": "full", "ep": 2}, ("olmoe", "deepseek_v3")),
+    Tried("recompute-pp", "recompute full", 2, _pipeline("1f1b", recompute="full"), KINDS),
+    Tried("recompute-zero-bubble", "recompute full", 2, _pipeline("zbv", 2, recompute="full"), KINDS),
+    Tried("recompute-ops", "recompute ops", 2, _selective("ops"), quick=("qwen3_next",)),
+    Tried("recompute-ops-tp-sp", "recompute ops", 2, {**_selective("ops"), **TP_SP}, KINDS),
+    Tried("recompute-ops-cp", "recompute ops", 2, {**_selective("ops"), "cp": 2}, KINDS),
+    Tried(
+        "recompute-ops-zero-bubble",
+        "recompute ops",
+        2,
+        _pipeline("interleaved_zero_bubble", 2, **_selective("ops")),
+        KINDS,
+    ),  # fmt: skip
+    *(
+        Tried(f"recompute-{module}", f"recompute {module}", 2, _selective(module), families, refused=refused)
+        for module, families, refused in (
+            ("core_attn", KINDS, {}),
+            ("layernorm", KINDS, {}),
+            ("mlp", KINDS, {}),
+            ("moe", SPARSE, {FOREIGN_MODULE: DENSE}),
+            ("moe_act", SPARSE, {FOREIGN_MODULE: DENSE}),
+            ("mla_up_proj", LATENT_ATTENTION, {FOREIGN_MODULE: tuple(f for f in ALL if f not in LATENT_ATTENTION)}),
+            ("shared_experts", SHARED_EXPERTS, {FOREIGN_MODULE: tuple(f for f in ALL if f not in SHARED_EXPERTS)}),
+        )
+    ),
+    Tried(
+        "recompute-several",
+        "recompute core_attn",
+        2,
+        {**_selective("core_attn", "layernorm", "moe_act", "shared_experts"), **TP_SP},
+        ("deepseek_v3",),
+        quick=("deepseek_v3",),
+    ),  # fmt: skip
+    Tried("recompute-mla-tp-sp", "recompute mla_up_proj", 2, {**_selective("mla_up_proj"), **TP_SP}, LATENT_ATTENTION),
+)
+OFFLOAD = (
+    Tried("offload-params", "offload", 2, {"offload": "params"}, FEW, quick=("llama",)),
+    Tried("offload-optimizer", "offload", 2, {"offload": "optimizer"}, FEW),
+    Tried("offload-activations", "offload", 2, {"offload": "activations"}, KINDS, quick=("llama",)),
+    Tried("offload-activations-tp-sp", "offload", 2, {"offload": "activations", **TP_SP}, FEW),
+    Tried("offload-params-tp-sp", "offload", 4, {"offload": "params", **TP_SP}, FEW),
+    Tried("offload-params-pp", "offload", 4, _pipeline("1f1b", offload="params"), FEW),
+    Tried("offload-params-ep", "offload", 2, {"offload": "params", "ep": 2}, ("olmoe",)),
+)
+
+
+def _loss(kind: str) -> dict[str, Any]:
+    return {
+        "kernels": types.Kernels(loss=kind),  # type: ignore[arg-type]  # one of the four names
+        "train": types.Train(global_batch_size=8, steps=100, z_loss=1e-2, per_token_loss=True),
+    }
+
+
+LOSSES = tuple(
+    Tried(f"{kind}-loss{'-' * bool(place)}{place}", "losses", 2, layout, ("llama", "gemma2"), _loss(kind), quick=quick)
+    for kind in ("vocab_parallel", "plain", "chunked", "fused_linear")
+    for place, layout, quick in (
+        ("", {}, ()),
+        ("tp", {"tp": 2}, ()),
+        ("tp-sp", TP_SP, ("gemma2",)),
+        ("cp", {"cp": 2}, ()),
+    )
+)
+
+
+def _optimizer(name: str) -> dict[str, Any]:
+    return {"optimizer": types.Optimizer(name=name, **ADAM, clip_grad=0.5)}  # type: ignore[arg-type]
+
+
+OPTIMIZERS = tuple(
+    Tried(f"{name}-{place}", f"optimizer {name}", world, layout, families, _optimizer(name), quick=quick)
+    for name in ("adamw", "muon", "lion", "schedule_free_adamw")
+    for place, world, layout, families, quick in (
+        ("fsdp2", 2, {}, FEW, ()),
+        ("tp-sp", 2, TP_SP, ("llama", "deepseek_v3"), ()),
+        ("ep-tp-sp", 4, {**TP_SP, "ep": 2}, ("olmoe",), ("olmoe",) if name in ("muon", "adamw") else ()),
+        ("pp", 2, {"pp": 2}, ("llama", "qwen3"), ()),
+    )
+)
+COMPILE = (
+    Tried("compile", "compile", 2, {}, sections={"kernels": types.Kernels(compile=True)}),
+    Tried("compile-tp-sp", "compile", 2, TP_SP, sections={"kernels": types.Kernels(compile=True)}),
+    Tried(
+        "compile-recompute",
+        "compile",
+        2,
+        {"recompute": "full"},
+        KINDS,
+        sections={"kernels": types.Kernels(compile=True)},
+    ),  # fmt: skip
+    Tried("compile-ops", "compile", 2, _selective("ops"), KINDS, sections={"kernels": types.Kernels(compile=True)}),
+    Tried(
+        "compile-ep",
+        "compile",
+        2,
+        {"ep": 2},
+        ("olmoe", "deepseek_v3"),
+        sections={"kernels": types.Kernels(compile=True)},
+    ),  # fmt: skip
+    Tried("compile-cp", "compile", 2, {"cp": 2}, KINDS, sections={"kernels": types.Kernels(compile=True)}),
+    Tried("compile-pp", "compile", 2, {"pp": 2}, KINDS, sections={"kernels": types.Kernels(compile=True)}),
+)
+PACKED = tuple(
+    Tried(f"packed-{place}", "packing", world, layout, KINDS, {"data": types.Data(seq_length=32, packing=True)})
+    for place, world, layout in (("fsdp2", 2, {}), ("tp-sp", 2, TP_SP), ("pp", 2, {"pp": 2}), ("cp", 2, {"cp": 2}), ("cp-a2a", 2, {"cp": 2, "cp_comm": "a2a"}))
+)  # fmt: skip
+SEVERAL = (
+    Tried("tp-sp-cp", "several axes", 4, {**TP_SP, "cp": 2}, quick=("llama",)),
+    Tried("pp-tp-sp", "several axes", 4, _pipeline("1f1b", **TP_SP), KINDS),
+    Tried("pp-cp", "several axes", 4, _pipeline("1f1b", cp=2), KINDS),
+    Tried("3d", "several axes", 8, _pipeline("1f1b", **TP_SP), quick=("qwen3",)),
+    Tried("3d-interleaved", "several axes", 8, _pipeline("interleaved_1f1b", 2, **TP_SP, micro_batch_size=1), KINDS),
+    Tried("3d-cp", "several axes", 8, {**TP_SP, "cp": 2}, KINDS),
+    Tried("3d-experts", "several axes", 8, _pipeline("1f1b", **TP_SP, ep=4), ("olmoe", "deepseek_v3", "nemotron_h")),
+    Tried("hsdp-tp-sp", "several axes", 8, {**TP_SP, "dp_replicate": 2, "micro_batch_size": 1}, KINDS),
+    Tried("hsdp-tp-sp-ep", "several axes", 8, {**TP_SP, "dp_replicate": 2, "ep": 4, "micro_batch_size": 1}, ("olmoe",)),
+    Tried("4d", "several axes", 16, _pipeline("1f1b", **TP_SP, cp=2), KINDS),
+    Tried(
+        "4d-experts",
+        "several axes",
+        16,
+        _pipeline("zbv", 2, **TP_SP, cp=2, ep=4, micro_batch_size=1, recompute="full"),
+        ("deepseek_v3", "qwen3_next"),
+    ),  # fmt: skip
+)
+REFUSED = (Tried("zero1", "zero1", 2, {"strategy": "zero1"}, (), refused={"strategy.offered": ALL}),)
+
+TRIED: dict[str, Tried] = {
+    one.name: one
+    for one in (
+        *DATA, *TENSOR, *PIPELINE, *CONTEXT, *EXPERTS, *BALANCING, *RECOMPUTE, *OFFLOAD, *LOSSES, *OPTIMIZERS,
+        *COMPILE, *PACKED, *SEVERAL, *REFUSED,
+    )
+}  # fmt: skip
