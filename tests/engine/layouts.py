@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshwright.recipes import types
 from tests.engine.families import ALL, BALANCE_BIAS, DENSE, LATENT_ATTENTION, SHARED_EXPERTS, SPARSE
+
+from meshwright.recipes import types
 
 EXPERTS_NEED_SP = "sequence_parallel.experts-need-it"
 NO_EXPERTS = "moe.ep-needs-experts"
@@ -62,7 +63,7 @@ DATA = (
         {"defer_grad_sync": False, "dp_replicate": 2, "micro_batch_size": 1},
         FEW,
         quick=("llama",),
-    ),  # fmt: skip
+    ),
 )
 TENSOR = (
     Tried("tp", "tp", 2, {"tp": 2}, DENSE, refused={EXPERTS_NEED_SP: SPARSE}, quick=("gpt2",)),
@@ -101,7 +102,7 @@ EXPERTS = (
         {"ep": 2, "dp_replicate": 2, "micro_batch_size": 1},
         SPARSE,
         refused={NO_EXPERTS: DENSE},
-    ),  # fmt: skip
+    ),
     Tried(
         "ep-over-copies",
         "ep × hsdp",
@@ -109,7 +110,7 @@ EXPERTS = (
         {"ep": 4, "dp_replicate": 2, "micro_batch_size": 1},
         (),
         refused={"topology.expert-shard-group": SPARSE, NO_EXPERTS: DENSE},
-    ),  # fmt: skip
+    ),
     Tried("ep-cp", "ep × cp", 2, {"ep": 2, "cp": 2}, ("olmoe", "deepseek_v3"), quick=("qwen3_next",)),
     Tried("ep-pp", "ep × pp", 4, _pipeline("1f1b", ep=2), ("olmoe", "deepseek_v3", "gpt_oss", "nemotron_h")),
     Tried("ep-zero-bubble", "ep × pp", 4, _pipeline("zbv", 2, ep=2, micro_batch_size=1), ("olmoe", "deepseek_v3")),
@@ -157,7 +158,7 @@ BALANCING = (
         (),
         _balancing(capacity_factor=1.0),
         refused={"moe.no-capacity": SPARSE},
-    ),  # fmt: skip
+    ),
 )
 RECOMPUTE = (
     Tried("recompute", "recompute full", 2, {"recompute": "full"}, quick=("qwen3_5_moe",)),
@@ -176,7 +177,7 @@ RECOMPUTE = (
         2,
         _pipeline("interleaved_zero_bubble", 2, **_selective("ops")),
         KINDS,
-    ),  # fmt: skip
+    ),
     *(
         Tried(f"recompute-{module}", f"recompute {module}", 2, _selective(module), families, refused=refused)
         for module, families, refused in (
@@ -196,7 +197,7 @@ RECOMPUTE = (
         {**_selective("core_attn", "layernorm", "moe_act", "shared_experts"), **TP_SP},
         ("deepseek_v3",),
         quick=("deepseek_v3",),
-    ),  # fmt: skip
+    ),
     Tried("recompute-mla-tp-sp", "recompute mla_up_proj", 2, {**_selective("mla_up_proj"), **TP_SP}, LATENT_ATTENTION),
 )
 OFFLOAD = (
@@ -253,7 +254,7 @@ COMPILE = (
         {"recompute": "full"},
         KINDS,
         sections={"kernels": types.Kernels(compile=True)},
-    ),  # fmt: skip
+    ),
     Tried("compile-ops", "compile", 2, _selective("ops"), KINDS, sections={"kernels": types.Kernels(compile=True)}),
     Tried(
         "compile-ep",
@@ -262,14 +263,20 @@ COMPILE = (
         {"ep": 2},
         ("olmoe", "deepseek_v3"),
         sections={"kernels": types.Kernels(compile=True)},
-    ),  # fmt: skip
+    ),
     Tried("compile-cp", "compile", 2, {"cp": 2}, KINDS, sections={"kernels": types.Kernels(compile=True)}),
     Tried("compile-pp", "compile", 2, {"pp": 2}, KINDS, sections={"kernels": types.Kernels(compile=True)}),
 )
 PACKED = tuple(
     Tried(f"packed-{place}", "packing", world, layout, KINDS, {"data": types.Data(seq_length=32, packing=True)})
-    for place, world, layout in (("fsdp2", 2, {}), ("tp-sp", 2, TP_SP), ("pp", 2, {"pp": 2}), ("cp", 2, {"cp": 2}), ("cp-a2a", 2, {"cp": 2, "cp_comm": "a2a"}))
-)  # fmt: skip
+    for place, world, layout in (
+        ("fsdp2", 2, {}),
+        ("tp-sp", 2, TP_SP),
+        ("pp", 2, {"pp": 2}),
+        ("cp", 2, {"cp": 2}),
+        ("cp-a2a", 2, {"cp": 2, "cp_comm": "a2a"}),
+    )
+)
 SEVERAL = (
     Tried("tp-sp-cp", "several axes", 4, {**TP_SP, "cp": 2}, quick=("llama",)),
     Tried("pp-tp-sp", "several axes", 4, _pipeline("1f1b", **TP_SP), KINDS),
@@ -287,14 +294,26 @@ SEVERAL = (
         16,
         _pipeline("zbv", 2, **TP_SP, cp=2, ep=4, micro_batch_size=1, recompute="full"),
         ("deepseek_v3", "qwen3_next"),
-    ),  # fmt: skip
+    ),
 )
 REFUSED = (Tried("zero1", "zero1", 2, {"strategy": "zero1"}, (), refused={"strategy.offered": ALL}),)
 
 TRIED: dict[str, Tried] = {
     one.name: one
     for one in (
-        *DATA, *TENSOR, *PIPELINE, *CONTEXT, *EXPERTS, *BALANCING, *RECOMPUTE, *OFFLOAD, *LOSSES, *OPTIMIZERS,
-        *COMPILE, *PACKED, *SEVERAL, *REFUSED,
+        *DATA,
+        *TENSOR,
+        *PIPELINE,
+        *CONTEXT,
+        *EXPERTS,
+        *BALANCING,
+        *RECOMPUTE,
+        *OFFLOAD,
+        *LOSSES,
+        *OPTIMIZERS,
+        *COMPILE,
+        *PACKED,
+        *SEVERAL,
+        *REFUSED,
     )
-}  # fmt: skip
+}

@@ -11,6 +11,9 @@ import msgspec
 import numpy as np
 import torch
 import transformers
+from tests.engine.families import FAMILIES
+from tests.engine.layouts import Tried
+from tests.engine.ranks import run
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -20,9 +23,6 @@ from meshwright.engine.loop import Trainer
 from meshwright.engine.mesh import build_mesh, sizes
 from meshwright.engine.model.build import transformers_config
 from meshwright.recipes import types
-from tests.engine.families import FAMILIES
-from tests.engine.layouts import Tried
-from tests.engine.ranks import run
 
 transformers.logging.set_verbosity_error()
 for _kind in {config["model_type"] for config in FAMILIES.values()}:  # once here, not on every rank
@@ -60,7 +60,7 @@ def recipe_of(tried: Tried) -> types.Recipe:
 
 
 class Ragged:
-    """Made-up samples of which some predictions do not count, by sample a different number; packed ones of documents."""
+    """Made-up samples in which some predictions do not count, a different number in each; with documents if packed."""
 
     def __init__(self, inner: Mock, packed: bool) -> None:
         self.inner, self.packed = inner, packed
