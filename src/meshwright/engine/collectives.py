@@ -19,22 +19,22 @@ reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduc
 
 def copy_in(x: torch.Tensor, axis: Axis) -> torch.Tensor:
     """The same tensor on every rank going forward; its gradient is the sum over the ranks."""
-    return x if axis.size == 1 else _CopyIn.apply(x, axis)  # type: ignore[no-any-return,no-untyped-call]
+    return x if axis.size == 1 else _CopyIn.apply(x, axis)  # type: ignore[no-untyped-call]
 
 
 def sum_out(x: torch.Tensor, axis: Axis) -> torch.Tensor:
     """The sum over the ranks going forward; the gradient passes as it is."""
-    return x if axis.size == 1 else _SumOut.apply(x, axis)  # type: ignore[no-any-return,no-untyped-call]
+    return x if axis.size == 1 else _SumOut.apply(x, axis)  # type: ignore[no-untyped-call]
 
 
 def gather(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
     """All ranks' parts along a dimension; the gradient is summed and each rank keeps its part."""
-    return x if axis.size == 1 else _Gather.apply(x, axis, dim)  # type: ignore[no-any-return,no-untyped-call]
+    return x if axis.size == 1 else _Gather.apply(x, axis, dim)  # type: ignore[no-untyped-call]
 
 
 def sum_scatter(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
     """The sum over the ranks, of which each keeps its part along a dimension; the gradient is gathered."""
-    return x if axis.size == 1 else _SumScatter.apply(x, axis, dim)  # type: ignore[no-any-return,no-untyped-call]
+    return x if axis.size == 1 else _SumScatter.apply(x, axis, dim)  # type: ignore[no-untyped-call]
 
 
 def total(x: torch.Tensor, *axes: Axis) -> torch.Tensor:

@@ -16,18 +16,30 @@ from meshwright.engine.parallelize.materialise import tied_name
 
 
 def finish(stages: list[Stage], mesh: Mesh) -> None:
-    """Sums partial gradients over tp, and those of tied embeddings over the two ends of the pipeline."""
+    """Sums partial gradients over tp, and those of weights that both ends of the pipeline hold over the two."""
     partial = [p for s in stages for name, p in s.named_parameters() if name in s.partial and p.grad is not None]
     _sum(partial, mesh.tp)
-    if mesh.ends.size > 1:
-        _sum([p for stage in stages for p in _tied_copies(stage)], mesh.ends)
+    copied = [p for stage in stages for p in _copied_at_ends(stage)]
+    if len(copied) == 2:  # a V-shaped pipeline has both ends on one rank
+        _add_up(*copied)
+    elif copied:
+        _sum(copied, mesh.ends)
 
 
-def _tied_copies(stage: Stage) -> list[nn.Parameter]:
-    """The embedding on the first stage and the head on the last, where they are one weight in two places."""
-    if not tied_name(stage) or (stage.first and stage.last):
+def _copied_at_ends(stage: Stage) -> list[nn.Parameter]:
+    """The embedding, where the last stage holds it too: as the head tied to it, or for multi-token prediction."""
+    if stage.first == stage.last:
         return []
-    return [stage.embedding.weight] if stage.first else [stage.lm_head.weight] if stage.last else []
+    tied = bool(tied_name(stage))
+    if stage.first:
+        return [stage.embedding.weight] if tied or stage.embedding_at_end else []
+    return [stage.lm_head.weight] if tied else [stage.embedding.weight] if stage.embedding_at_end else []
+
+
+def _add_up(first: nn.Parameter, second: nn.Parameter) -> None:
+    one, other = local_gradient(first), local_gradient(second)
+    one.add_(other)
+    other.copy_(one)
 
 
 def _sum(parameters: list[nn.Parameter], axis: Axis) -> None:
@@ -41,7 +53,7 @@ def _sum(parameters: list[nn.Parameter], axis: Axis) -> None:
     for gradients in by_format.values():
         flat = torch.cat([g.reshape(-1) for g in gradients])
         dist.all_reduce(flat, group=axis.group)
-        for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        for gradient, summed in zip(gradients, flat.split_with_sizes([g.numel() for g in gradients]), strict=True):
             gradient.copy_(summed.view_as(gradient))
 
 
@@ -75,7 +87,7 @@ def norm(stages: list[Stage], mesh: Mesh) -> torch.Tensor:
 
 def _counted(stages: list[Stage], mesh: Mesh) -> Iterable[tuple[nn.Parameter, float]]:
     for stage in stages:
-        second = {id(p) for p in _tied_copies(stage)} if stage.last else set()
+        second = {id(p) for p in _copied_at_ends(stage)} if stage.last else set()
         for parameter in stage.parameters():
             if parameter.grad is not None and id(parameter) not in second:
                 yield parameter, 1.0 / copies(parameter, mesh)

@@ -66,21 +66,21 @@ def _named(module: nn.Module, part: str, needed: bool = True) -> str:
     return found
 
 
-def rotary_tables(body: nn.Module, parts: Anatomy, like: torch.Tensor, positions: torch.Tensor) -> dict[str, Any]:
+def rotary_tables(body: Any, parts: Anatomy, like: torch.Tensor, positions: torch.Tensor) -> dict[str, Any]:
     """Cosines and sines of the positions by layer type; one entry under "" where all layers share them."""
     if parts.rotary is None:
         return {}
     rotary = getattr(body, parts.rotary)
-    if body.config.model_type in THREE_POSITIONS:  # type: ignore[union-attr]
+    if body.config.model_type in THREE_POSITIONS:
         positions = positions.expand(3, *positions.shape)
     if not parts.rotary_by_layer_type:
         return {"": rotary(like, positions)}
-    return {kind: rotary(like, positions, kind) for kind in sorted(set(body.config.layer_types))}  # type: ignore[union-attr,arg-type]
+    return {kind: rotary(like, positions, kind) for kind in sorted(set(body.config.layer_types))}
 
 
-def layer_arguments(body: nn.Module, parts: Anatomy, tables: dict[str, Any], layer: int) -> dict[str, Any]:
+def layer_arguments(body: Any, parts: Anatomy, tables: dict[str, Any], layer: int) -> dict[str, Any]:
     """What one layer is told about positions."""
     if not tables:
         return {}
-    kind = body.config.layer_types[layer] if parts.rotary_by_layer_type else ""  # type: ignore[union-attr,index]
+    kind = body.config.layer_types[layer] if parts.rotary_by_layer_type else ""
     return {"position_embeddings": tables[kind]}

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from meshwright.engine import attention, experts
+from meshwright.engine.model.mtp import add_mtp
 from meshwright.errors import InputError
 
 SAME_CLASS = {"kimi_k2": "deepseek_v3"}  # model types that run in another one's class
@@ -39,20 +40,25 @@ def transformers_config(values: Mapping[str, Any]) -> Any:
     return config
 
 
-def build_model(config: Any, dtype: torch.dtype) -> nn.Module:
-    """The causal language model of a config on the meta device, its attention and experts led to the engine's own."""
+def build_model(config: Any, dtype: torch.dtype, mtp: bool = False) -> nn.Module:
+    """The causal language model of a config on the meta device, its attention and experts led to the engine's own.
+
+    With `mtp` it has its multi-token prediction, which transformers leaves out.
+    """
     from transformers import AutoModelForCausalLM
 
     attention.register()
     experts.register()
     try:
         with torch.device("meta"):
-            model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
     except ValueError as error:
         raise InputError(
             f"{config.model_type} is no causal language model in transformers: {str(error).splitlines()[0]}",
             field="model",
         ) from None
+    if mtp:
+        add_mtp(model, dtype)
     for module in model.modules():  # composite models hold several configs
         inner = getattr(module, "config", None)
         if inner is not None:

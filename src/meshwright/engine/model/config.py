@@ -141,7 +141,7 @@ TINY: dict[str, int | Callable[[Mapping[str, Any]], int]] = {
 def tiny(config: Any, layers: int) -> Any:
     """A config of the same structure with a few thousand weights: every kind of layer is there, widths are small."""
     values = _values(config)
-    changed = {
+    changed: dict[str, Any] = {
         name: (to(values) if callable(to) else to) for name, to in TINY.items() if isinstance(values.get(name), int)
     }
     if "partial_rotary_factor" in (values.get("rope_parameters") or {}):

@@ -23,15 +23,21 @@ class Stage(nn.Module):
         self.first, self.last = first, last
         self.sequence_rank = 0  # this rank's part of the tokens between regions, with sequence parallelism
         self.partial: frozenset[str] = frozenset()  # parameters whose gradients the step sums over tp
-        self.losses: list[torch.Tensor] = []  # cross entropy and z-loss of each micro batch, on the last stage
+        self.losses: list[torch.Tensor] = []  # on the last stage: cross entropy, z-loss and mtp of each micro batch
         body = getattr(model, self.parts.body)
+        self.depth = len(getattr(body, self.parts.layers))
         kept = {str(i): layer for i, layer in enumerate(getattr(body, self.parts.layers)) if i in layers}
         setattr(body, self.parts.layers, nn.ModuleDict(kept))  # a dict, so that layers keep their numbers
+        mtp: Any = getattr(model, "mtp", None)
+        self.embedding_at_end = mtp is not None  # the last stage of the pipeline holds a copy of it
         if not first:
-            _drop(body, self.parts.embedding, self.parts.positions)
+            _drop(body, self.parts.positions)
+        if not first and not (last and self.embedding_at_end):
+            _drop(body, self.parts.embedding)
         if not last:
             _drop(body, self.parts.norm)
         self.add_module(self.parts.body, body)
+        self.mtp: Any = mtp if last else None
         self.lm_head: Any = model.lm_head if last else None
 
     @property
@@ -40,12 +46,18 @@ class Stage(nn.Module):
 
     @property
     def layers(self) -> dict[int, nn.Module]:
-        """The layers of this stage by their place in the whole model."""
+        """The layers of this stage by their place in the whole model; multi-token prediction's come after the last."""
+        further = self.mtp.layers if self.mtp is not None else ()
+        return self.own_layers | {self.depth + i: layer for i, layer in enumerate(further)}
+
+    @property
+    def own_layers(self) -> dict[int, nn.Module]:
+        """The layers of this stage that hidden states run through, one after the other."""
         return {int(i): layer for i, layer in getattr(self.body, self.parts.layers).items()}
 
     @property
     def embedding(self) -> Any:
-        """The token embedding, on the first stage."""
+        """The token embedding: on the first stage, and on the last where multi-token prediction needs it; else None."""
         return getattr(self.body, self.parts.embedding)
 
     @property
@@ -60,28 +72,41 @@ class Stage(nn.Module):
         labels: torch.Tensor | None = None,
         weights: torch.Tensor | None = None,
         documents: torch.Tensor | None = None,
+        next_tokens: torch.Tensor | None = None,
+        labels_2: torch.Tensor | None = None,
+        weights_2: torch.Tensor | None = None,
     ) -> torch.Tensor:
         hidden = self._embed(x, positions) if self.first else x
-        told = {} if documents is None else {"documents": documents}
+        told: dict[str, Any] = {"attention_mask": None, "position_ids": positions}
+        if documents is not None:
+            told["documents"] = documents
         tables = rotary_tables(self.body, self.parts, hidden, positions)
-        for i, layer in self.layers.items():
+        for i, layer in self.own_layers.items():
             where = layer_arguments(self.body, self.parts, tables, i)
-            hidden = layer(hidden, attention_mask=None, position_ids=positions, **where, **told)
+            hidden = layer(hidden, **where, **told)
             hidden = hidden[0] if isinstance(hidden, tuple) else hidden
         if not self.last:
             return hidden
-        loss: torch.Tensor = self.lm_head(self.norm(hidden), labels, weights)
+        further: tuple[Any, ...] = ()
+        if self.mtp is not None and self.training:
+            where = layer_arguments(self.body, self.parts, tables, self.depth - 1)
+            further = (self.mtp(hidden, self._look_up(next_tokens), **where, **told), labels_2, weights_2)
+        # One call of the head for both: it may be gathered for the call and freed after it.
+        loss: torch.Tensor = self.lm_head(self.norm(hidden), labels, weights, *further)
         return loss.reshape(1)  # pipelines put outputs side by side and need a dimension for it
 
     def _embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        hidden: torch.Tensor = self.embedding(tokens)
-        if self.parts.embedding_scale != 1.0:
-            hidden = hidden * torch.tensor(self.parts.embedding_scale, dtype=hidden.dtype)
+        hidden = self._look_up(tokens)
         if self.parts.positions is not None:
             table = getattr(self.body, self.parts.positions)(positions)
             parts = positions.shape[1] // hidden.shape[1]  # with sequence parallelism a rank holds a part of the tokens
             hidden = hidden + table.chunk(parts, 1)[self.sequence_rank % parts]
         return hidden
+
+    def _look_up(self, tokens: torch.Tensor | None) -> torch.Tensor:
+        found: torch.Tensor = self.embedding(tokens)
+        scale = self.parts.embedding_scale
+        return found if scale == 1.0 else found * torch.tensor(scale, dtype=found.dtype)
 
 
 def _drop(module: nn.Module, *names: str | None) -> None:

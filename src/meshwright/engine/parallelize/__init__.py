@@ -28,7 +28,8 @@ from meshwright.recipes.types import Recipe
 def parallelize(config: Any, recipe: Recipe, mesh: Mesh, device: torch.device) -> list[Stage]:
     """The stages of this rank: cut, wrapped and filled as the recipe's layout says."""
     layout = recipe.layout
-    whole = [build_model(config, storage_dtype(recipe.precision)) for _ in stage_numbers(layout, mesh.pp)]
+    dtype, mtp = storage_dtype(recipe.precision), recipe.train.mtp_loss > 0
+    whole = [build_model(config, dtype, mtp) for _ in stage_numbers(layout, mesh.pp)]
     initial = record_initial(whole[0], recipe.train.seed)
 
     # Pipeline first: nothing below is done to layers that other ranks hold.
@@ -81,7 +82,7 @@ def cut_tensors(stage: Stage, mesh: Mesh, recipe: Recipe, spread: tuple[Sequence
     sequence, _ = spread
     for layer in stage.layers.values():
         cut_layer(layer, mesh, sequence)
-    if stage.first and mesh.tp.size > 1:
+    if stage.embedding is not None and mesh.tp.size > 1:
         cut_embedding(stage.embedding, mesh, recipe.layout.sp)
     if stage.last:
         make_loss(stage, mesh, recipe)

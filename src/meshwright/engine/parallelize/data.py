@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -41,7 +40,9 @@ def share(stage: Stage, mesh: Mesh, recipe: Recipe) -> None:
         for block in expert_blocks(layer):
             _wrap(block.experts, expert, settings)
         _wrap(layer, dense, settings)
-    if stage.first and not _tied(stage):
+    if stage.mtp is not None:
+        _wrap(stage.mtp, dense, settings)
+    if stage.embedding is not None and not _tied(stage):
         _wrap(stage.embedding, dense, settings)
     if stage.last and not _tied(stage):
         # The last to be used forward is the first to be used backward: gathered again at once if it were freed.
@@ -73,4 +74,4 @@ def _wrap(module: Any, mesh: DeviceMesh, settings: dict[str, Any]) -> None:
 
 
 def _tied(stage: Stage) -> bool:
-    return stage.first and stage.last and stage.lm_head.weight is stage.embedding.weight
+    return stage.last and stage.embedding is not None and stage.lm_head.weight is stage.embedding.weight

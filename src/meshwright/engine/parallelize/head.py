@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from meshwright.engine.collectives import gather
-from meshwright.engine.losses import head_loss
+from meshwright.engine.losses import Loss, head_loss
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.stage import Stage
 from meshwright.engine.parallelize.tensor import TOKENS, cut_parameter
@@ -16,33 +16,45 @@ from meshwright.recipes.types import Recipe
 
 
 def make_loss(stage: Stage, mesh: Mesh, recipe: Recipe) -> None:
-    """Makes the last stage's head take labels and weights and return the loss of its micro batch."""
+    """Makes the last stage's head take labels and weights and return the loss of its micro batch.
+
+    Behind them it takes the same three things of multi-token prediction, whose loss is added with its own weight.
+    """
     head, tp, sp = stage.lm_head, mesh.tp, recipe.layout.sp
     if tp.size > 1:
         _cut_vocabulary(stage, mesh)
     config: Any = stage.body.config
     settings: dict[str, Any] = {
         "kind": recipe.kernels.loss,
-        "z_loss": recipe.train.z_loss,
         "softcap": getattr(config, "final_logit_softcapping", None),
         "group": tp.group,
         "reduce_hidden": not sp,  # the gather below sums already
     }
 
-    def forward(hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def loss_of(hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, z_loss: float) -> Loss:
         if sp:
             hidden = gather(hidden, tp, hidden.dim() + TOKENS)
         weight, bias = _local(head.weight), _local(head.bias)
-        loss = head_loss(hidden.flatten(0, 1), weight, bias, labels.flatten(), weights.flatten(), **settings)
-        stage.losses.append(torch.stack([loss.cross_entropy, loss.z]))
-        return loss.total
+        tokens = hidden.flatten(0, 1)
+        return head_loss(tokens, weight, bias, labels.flatten(), weights.flatten(), z_loss=z_loss, **settings)
+
+    def forward(
+        hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, *further: torch.Tensor
+    ) -> torch.Tensor:
+        main = loss_of(hidden, labels, weights, recipe.train.z_loss)
+        if not further:
+            stage.losses.append(torch.stack([main.cross_entropy, main.z, torch.zeros_like(main.z)]))
+            return main.total
+        second = loss_of(*further, z_loss=0.0)
+        stage.losses.append(torch.stack([main.cross_entropy, main.z, second.cross_entropy]))
+        return main.total + recipe.train.mtp_loss * second.total
 
     head.forward = forward
 
 
 def _cut_vocabulary(stage: Stage, mesh: Mesh) -> None:
     head = stage.lm_head
-    if stage.first and getattr(stage.body.config, "tie_word_embeddings", False):
+    if stage.embedding is not None and getattr(stage.body.config, "tie_word_embeddings", False):
         head.weight = stage.embedding.weight  # cut already, with the embedding
     else:
         cut_parameter(head, "weight", mesh.state["tp"], 0)

@@ -26,4 +26,4 @@ def _offloaded(layer: nn.Module) -> None:
         with save_on_cpu(pin_memory=pin):
             return inner(*args, **kwargs)
 
-    layer.forward = forward  # type: ignore[method-assign]
+    layer.forward = forward

@@ -88,7 +88,7 @@ class Pipeline:
         self.multiplier = 1.0  # of the loss: fp16 training scales it up
         self.first, self.last = stages[0].first, any(stage.last for stage in stages)
         self.schedule: Any = kind(
-            torch_stages if several else torch_stages[0],  # type: ignore[arg-type]
+            torch_stages if several else torch_stages[0],
             n_microbatches=micro_batches,
             loss_fn=lambda loss, _: loss.sum() * self.multiplier,  # the last stage computes it
             scale_grads=False,  # the loss is already divided by the global normaliser

@@ -59,7 +59,7 @@ def _selective(layer: nn.Module, modules: tuple[str, ...]) -> None:
 
 def _again(module: Any, by_operation: bool = False) -> None:
     """The module's forward is run again in the backward pass, but for costly operations where only those are kept."""
-    module.__class__ = _recomputing(type(module), by_operation)
+    module.__class__ = _recomputing(type(module), by_operation)  # type: ignore[arg-type]  # mypy: classes are no Hashable
 
 
 @cache
@@ -77,7 +77,7 @@ def _recomputing(kind: type[Any], by_operation: bool) -> type[Any]:
 
 
 def _keep_costly() -> Any:
-    return create_selective_checkpoint_contexts(_policy)
+    return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

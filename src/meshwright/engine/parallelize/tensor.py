@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from meshwright.engine.collectives import copy_in, gather, sum_out, sum_scatter
 from meshwright.engine.experts import expert_blocks
 from meshwright.engine.mesh import SOLO, Axis, Mesh
-from meshwright.engine.parallelize.regions import KV_ROWS, ONCE, Cut, Region, region_of
+from meshwright.engine.parallelize.regions import KV_ROWS, Cut, Region, region_of
 from meshwright.errors import InputError
 
 TOKENS = -2  # the dimension of hidden states that counts tokens
@@ -67,7 +67,7 @@ class _Use:
 
 
 def cut_layer(layer: nn.Module, mesh: Mesh, sequence: Sequence) -> None:
-    """Cuts every region of a layer over the tensor-parallel ranks; state-space mixers over context-parallel ones too."""
+    """Cuts every region of a layer over the tp ranks; state-space mixers over the cp ranks too."""
     for module in list(layer.modules()):
         region = region_of(module)
         if region is not None:
@@ -132,8 +132,8 @@ def _cuts(module: nn.Module, region: Region) -> Iterator[tuple[str, Cut | str]]:
 def _wide_norms(module: nn.Module) -> list[str]:
     """Norms over the whole width of queries or keys (OLMoE), not over one head."""
     head = getattr(module, "head_dim", None)
-    norms = {name: getattr(module, name, None) for name in ("q_norm", "k_norm")}
-    return [n for n, m in norms.items() if isinstance(m, nn.Module) and m.weight.numel() != head]  # type: ignore[operator,union-attr]
+    norms: dict[str, Any] = {name: getattr(module, name, None) for name in ("q_norm", "k_norm")}
+    return [name for name, norm in norms.items() if norm is not None and norm.weight.numel() != head]
 
 
 def _widen_norms(module: nn.Module, tp: Axis) -> None:
@@ -143,9 +143,11 @@ def _widen_norms(module: nn.Module, tp: Axis) -> None:
         eps = norm.variance_epsilon
 
         def forward(x: torch.Tensor) -> torch.Tensor:
+            weight: torch.Tensor = norm.weight
             wide = x.float()
             squares = sum_out(copy_in(wide.pow(2).sum(-1, keepdim=True), tp), tp)
-            return (norm.weight * (wide * torch.rsqrt(squares / (x.shape[-1] * tp.size) + eps)).to(x.dtype)).to(x.dtype)
+            normed = wide * torch.rsqrt(squares / (x.shape[-1] * tp.size) + eps)
+            return (weight * normed.to(x.dtype)).to(x.dtype)
 
         norm.forward = forward
 
@@ -231,7 +233,7 @@ def _stored(owner: nn.Module, name: str) -> tuple[str, ...]:
 def _wrap(module: Any, uses: list[_Use], sequence: Sequence) -> None:
     """Runs the module's own forward on local parameters, between the collectives that the region needs."""
     module.region_uses, module.region_sequence = tuple(uses), sequence
-    module.__class__ = _in_region(type(module))
+    module.__class__ = _in_region(type(module))  # type: ignore[arg-type]  # mypy: classes are no Hashable
 
 
 @cache

@@ -1,0 +1,77 @@
+"""Multi-token prediction: one more layer at the end of the model learns the token after the next one.
+
+transformers leaves these modules out, so they are built here, of the model's own kinds of layer and norm. From the
+hidden state h at a place, before the last norm, and the embedding e of the token that follows it (DeepSeek-V3, 2.2):
+
+    h' = layer(fc(cat[norm(e), norm(h)])),  loss = mtp_loss · cross entropy of head(norm(h')) and the token two ahead
+
+Embedding and head are the model's own.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from meshwright.engine.model.anatomy import anatomy
+from meshwright.errors import InputError
+
+DEPTH_NAMES = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+
+
+class MultiTokenPrediction(nn.Module):
+    """Turns hidden states and the embeddings of the next tokens into the head's input for the tokens after those."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        parts, config = anatomy(model), model.config
+        body = getattr(model, parts.body)
+        layers, norm = getattr(body, parts.layers), getattr(body, parts.norm)
+        # Named as Qwen3-Next's and Qwen3.5's own weights are.
+        self.pre_fc_norm_embedding = copy.deepcopy(norm)
+        self.pre_fc_norm_hidden = copy.deepcopy(norm)
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)  # type: ignore[operator,arg-type,union-attr]  # a config, not a module
+        self.layers = nn.ModuleList(_layers(type(layers[-1]), config))
+        self.norm = copy.deepcopy(norm)
+
+    def forward(self, hidden: torch.Tensor, embedded: torch.Tensor, **told: Any) -> torch.Tensor:
+        both = torch.cat([self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)], -1)
+        hidden = self.fc(both)
+        for layer in self.layers:
+            out = layer(hidden, **told)
+            hidden = out[0] if isinstance(out, tuple) else out
+        predicted: torch.Tensor = self.norm(hidden)
+        return predicted
+
+
+def mtp_depth(config: Any) -> int:
+    """How many tokens beyond the next one a model learns to predict."""
+    return next((int(value) for name in DEPTH_NAMES if (value := getattr(config, name, None))), 0)
+
+
+def add_mtp(model: Any, dtype: torch.dtype) -> None:
+    """Gives a model on the meta device its multi-token prediction, as `mtp`."""
+    depth = mtp_depth(model.config)
+    if depth != 1:
+        has = f"{depth} multi-token-prediction modules, and training works with one" if depth else "none"
+        raise InputError(
+            f"train.mtp_loss trains the multi-token prediction of a model, and {model.config.model_type} has {has}",
+            field="train.mtp_loss",
+            fix=("train.mtp_loss=0",),
+        )
+    with torch.device("meta"):
+        model.mtp = MultiTokenPrediction(model).to(dtype)
+
+
+def _layers(kind: Any, config: Any) -> list[nn.Module]:
+    """The module's layers: full attention and the model's last kind of feed-forward block, or as the config lists."""
+    changed = copy.copy(config)
+    if hasattr(config, "mtp_layers_block_type"):  # Nemotron-H: attention and experts are layers of their own
+        changed.layers_block_type = list(config.mtp_layers_block_type)
+        return [kind(changed, i) for i in range(len(config.mtp_layers_block_type))]
+    if getattr(config, "layer_types", None):
+        changed.layer_types = ["full_attention"] * config.num_hidden_layers
+    return [kind(changed, config.num_hidden_layers - 1)]
