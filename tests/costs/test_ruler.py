@@ -47,7 +47,7 @@ def names(row: ruler.Measured, *wanted: str) -> tuple[Any, ...]:
 
 def test_an_old_megatron_row(tmp_path):
     row = read_one(tmp_path)
-    assert names(row, "tp", "micro_batch_size", "global_batch_size", "recompute", "strategy", "profile", "sp") == (
+    assert names(row, "tp", "micro_batch_size", "global_batch_size", "recompute", "strategy", "speed_profile", "sp") == (
         4, 1, 512, "full", "ddp", "megatron_2021", False,
     )  # fmt: skip
     assert names(row, "attention", "compute", "overlap_grad_reduce") == ("eager", "fp16", False)
@@ -60,7 +60,7 @@ def test_an_old_megatron_row(tmp_path):
 def test_a_current_row_of_the_same_framework(tmp_path):
     row = read_one(tmp_path, framework_version="mcore 2025", precision="fp8-mx", precision_class="fp8-mx", gpu="GB200",
                    gpus_per_node="4", recompute="", recompute_class="unknown", dp_class="zero1")  # fmt: skip
-    assert names(row, "profile", "matmul", "recompute", "strategy", "sp", "nvlink_domain") == (
+    assert names(row, "speed_profile", "matmul", "recompute", "strategy", "sp", "nvlink_domain") == (
         "megatron", "mxfp8", "none", "zero1", True, 72,
     )  # fmt: skip
 

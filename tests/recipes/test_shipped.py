@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.clusters import cluster
-from meshwright.costs import memory
+from meshwright.costs import estimate, memory
 from meshwright.recipes import Recipe, load, names, published_recipe
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.registry import registry
@@ -34,3 +34,10 @@ def test_a_published_layout_is_only_left_when_it_cannot_work() -> None:
     assert len(changed) > 100
     for name in changed:
         assert broken(case_of(published_recipe(name))), name
+
+
+def test_a_recipe_that_asks_for_a_trace_has_an_estimate() -> None:
+    """The field train.profile once hid the cost model's own name."""
+    recipe = load("kempner_13b_24gpu_validation_config")
+    assert recipe.train.profile
+    assert estimate(Case(recipe, model_of(recipe), cluster(recipe.cluster))).step_s > 0

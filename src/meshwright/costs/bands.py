@@ -68,7 +68,7 @@ def step_band(case: Case) -> float:
 
 
 def _profile(case: Case) -> str:
-    return getattr(case, "profile", "") or str(case.engine)
+    return getattr(case, "speed_profile", "") or str(case.engine)
 
 
 def _doublings(value: object, limit: int) -> float:

@@ -102,7 +102,7 @@ class Calibration(msgspec.Struct, frozen=True):
 
     def engine(self, case: Case) -> EngineProfile:
         """The profile a case names, or that of its engine."""
-        return self.engines[getattr(case, "profile", "") or case.engine]
+        return self.engines[getattr(case, "speed_profile", "") or case.engine]
 
 
 def calibration(case: Case) -> Calibration:

@@ -211,7 +211,7 @@ def _values(row: dict[str, str], entry: Framework, model: ModelSpec, place: Clus
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.defaults.items()}
     values |= precision_of(row) | recompute_of(row, entry.defaults, entry.engine) | kernels_of(row) | routing_of(row)
     values |= _layout(row, entry, values, place, model)
-    values.setdefault("profile", entry.profile or entry.engine)
+    values.setdefault("speed_profile", entry.profile or entry.engine)
     values["mtp_loss"] = 0.1 if values.pop("mtp", False) and model.mtp_layer else 0.0
     values.pop("etp_default", None)
     if values.pop("split_by_cost", False) and values["pp"] > 1:

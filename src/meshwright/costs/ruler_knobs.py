@@ -184,7 +184,7 @@ def routing_of(row: Row) -> dict[str, Any]:
     if "natural routing" in text or "natural moe routing" in text:
         names["force_balance"] = False
     if "functional run" in text:  # default kernels, no graphs, real data, logging at every step
-        names |= {"profile": "megatron_untuned", "cuda_graphs": "none"}
+        names |= {"speed_profile": "megatron_untuned", "cuda_graphs": "none"}
     if "a2a_overlap': true" in text or "1f1b overlap" in text or "ep overlap on" in text:
         names["ep_overlap"] = True
     if "token-drop" in text or "tokendrop" in text:
