@@ -181,6 +181,7 @@ def model_facts(model: ModelSpec) -> dict[str, Column]:
         "topk": moe.topk if moe else 0,
         "expert_width": moe.width if moe else 0,
         "expert_bias": moe.bias if moe else False,
+        "balance_bias": moe.balance_bias if moe else False,
         "has_shared_experts": bool(moe and moe.shared_width),
         "has_vision": model.vision is not None,
         "is_diffusion": model.kind == "diffusion",

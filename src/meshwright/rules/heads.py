@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
+from meshwright.recipes.types import ENGINES
 from meshwright.rules.domains import NO_TENSOR, divisors_of
 from meshwright.rules.rule import Fix, rule
 
 REPLICATING_KV = ("megatron", "meshwright")
 STRICT_KV = ("torchtitan", "automodel", "kempnerforge", "deepspeed")
+PADDING_VOCABULARY = tuple(engine for engine in ENGINES if engine != "meshwright")
 TP_PITFALL = "TP > num_kv_heads"
 
 
@@ -92,9 +94,24 @@ def ffn_divides(c: Case) -> Column:
     "heads.vocabulary",
     "advice",
     "tp",
+    engines=PADDING_VOCABULARY,
     message="the vocabulary of {vocab} is padded, because tp={tp} does not divide it",
     symptom="the embedding of the checkpoint and of the model differ by a few rows",
     cause="the vocabulary is cut over the tensor-parallel ranks and padded until it can be",
+    fixes=_cut("vocab"),
+)
+def vocabulary_is_not_padded(c: Case) -> Column:
+    return c.vocab % c.tp != 0
+
+
+@rule(
+    "heads.vocabulary-parts",
+    "error",
+    "tp",
+    engines=("meshwright",),
+    message="the vocabulary of {vocab} cannot be cut into tp={tp} equal parts",
+    symptom="the embedding is refused when it is cut, before any weight exists",
+    cause="rows are cut over the tensor-parallel ranks and then sharded; nothing is padded, so that checkpoints fit",
     fixes=_cut("vocab"),
 )
 def vocabulary_divides(c: Case) -> Column:

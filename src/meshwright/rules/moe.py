@@ -182,6 +182,34 @@ def router_is_balanced(c: Case) -> Column:
 
 
 @rule(
+    "moe.no-capacity",
+    "error",
+    "capacity_factor",
+    engines=("meshwright",),
+    message="a capacity factor ({capacity_factor}) drops tokens, which this engine never does",
+    symptom="the setting would change nothing: every token reaches its experts",
+    cause="grouped products take any number of tokens per expert, so there is no capacity to fill",
+    fixes=({"capacity_factor": [0.0]},),
+)
+def no_capacity_is_kept(c: Case) -> Column:
+    return c.is_moe & (c.capacity_factor > 0)
+
+
+@rule(
+    "moe.bias-balancing",
+    "error",
+    "balancing",
+    engines=("meshwright",),
+    message="balancing=bias moves a bias on the router's choice, which {family} routers do not have",
+    symptom="the router has no bias on its choice of experts: refused when the model is built",
+    cause="the bias is part of the architecture (DeepSeek-V3, GLM-4.5, Nemotron) and of its checkpoints",
+    fixes=({"balancing": ["aux_loss"]}, {"balancing": ["aux_loss"], "aux_loss": [1e-3]}),
+)
+def bias_exists(c: Case) -> Column:
+    return c.is_moe & (c.balancing == "bias") & no(c.balance_bias)
+
+
+@rule(
     "moe.drops-tokens",
     "warning",
     "capacity_factor",

@@ -40,15 +40,18 @@ def _another_rule_speaks(c: Case) -> Column:
     """Where sequence parallelism is refused, or required by an error rule."""
     if c.engine == "megatron":
         return c.is_moe
+    refused = c.strategy == "megatron_fsdp"
+    if c.engine == "meshwright":
+        return c.is_moe | refused
     refusing_model = (c.engine == "automodel") & (c.is_moe | (c.mamba_heads > 0))
-    return refusing_model | (c.strategy == "megatron_fsdp")
+    return refusing_model | refused
 
 
 @rule(
     "sequence_parallel.experts-need-it",
     "error",
     "sp",
-    engines=("megatron",),
+    engines=("megatron", "meshwright"),
     message="mixture-of-experts layers with tp={tp} need sequence parallelism to train",
     symptom="ValueError in the MoE layer's first forward; the message speaks of performance",
     cause="without it every tensor-parallel rank would send the same tokens to the experts",

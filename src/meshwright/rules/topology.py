@@ -66,15 +66,15 @@ def expert_mesh_divides_world(c: Case) -> Column:
     "topology.expert-shard-group",
     "error",
     "ep",
-    engines=("torchtitan",),
-    message="ep={ep} does not divide the {borrowed} ranks (dp_shard × cp × tp) it borrows from",
+    engines=("torchtitan", "meshwright"),
+    message="ep × etp = {ep} × {etp} does not divide the {borrowed} ranks (dp_shard × cp × tp) it borrows from",
     symptom="an assertion on dp_shard × cp × tp and the expert-parallel degree when the meshes are built",
     cause="experts are spread over the ranks of one sharding group; the copies of HSDP do not count",
-    fixes=({"ep": degrees("ep")}, {"dp_replicate": [1]}),
+    fixes=({"ep": degrees("ep")}, {"dp_replicate": [1]}, {"ep": [1], "etp": [1]}),
     figures={"borrowed": lambda c: c.shard * c.cp * c.tp},
 )
 def experts_divide_shard_group(c: Case) -> Column:
-    return (c.ep > 1) & ((c.shard * c.cp * c.tp) % c.ep != 0)
+    return (c.ep * c.etp > 1) & ((c.shard * c.cp * c.tp) % (c.ep * c.etp) != 0)
 
 
 @rule(

@@ -44,7 +44,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "heads.kv-heads": ({"engine": "torchtitan", "on": cluster(16), "tp": 16}, {"tp": 8}),
     "heads.kv-copies": ({"on": cluster(16), "tp": 16, "sp": True}, {"tp": 8}),
     "heads.ffn-width": ({"engine": "megatron", "spec": ODD_WIDTH, "tp": 8}, {"tp": 1}),
-    "heads.vocabulary": ({"spec": ODD_WIDTH, "tp": 2, "sp": True}, {"tp": 1}),
+    "heads.vocabulary": ({"engine": "megatron", "spec": ODD_WIDTH, "tp": 2, "sp": True}, {"tp": 1}),
+    "heads.vocabulary-parts": ({"spec": ODD_WIDTH, "tp": 2, "sp": True}, {"tp": 1}),
     "heads.mamba": ({"spec": STATE_SPACE, "on": cluster(16), "tp": 16}, {"tp": 8}),
     "heads.mamba-context": ({"spec": STATE_SPACE, "on": cluster(128), "cp": 128}, {"cp": 64}),
     "heads.gated-delta": ({"spec": DELTA, "on": cluster(32), "tp": 32}, {"tp": 16}),
@@ -176,6 +177,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "moe.same-batch-on-expert-ranks": ({"engine": "kempnerforge", "spec": MIXTURE, "ep": 4}, {"ep": 1}),
     "moe.forced-balance": ({"spec": MIXTURE, "force_balance": True}, {"benchmark": True}),
     "moe.unbalanced-router": ({"spec": MIXTURE, "balancing": "none"}, {"balancing": "bias"}),
+    "moe.no-capacity": ({"spec": MIXTURE, "capacity_factor": 1.25}, {"capacity_factor": 0.0}),
+    "moe.bias-balancing": ({"spec": MIXTURE, "balancing": "bias"}, {"balancing": "aux_loss"}),
     "moe.drops-tokens": ({"spec": MIXTURE, "capacity_factor": 0.8}, {"capacity_factor": 1.25}),
     "moe.router-precision": ({"spec": MIXTURE, "router_dtype": "bf16"}, {"router_dtype": "fp32"}),
     # dispatch
