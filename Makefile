@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint docs bench accuracy clean
+.PHONY: setup demo test lint docs bench accuracy sweep clean
 
 setup: $(VENV)/.core  ## the tool itself, without torch
 
@@ -14,14 +14,18 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	$(BIN)/python -m compileall -q src  # an editable install has no bytecode yet; answers are faster with it
 	touch $@
 
-# torch, transformers and diffusers: the tests build models on the meta device and compare parameter counts.
-# torch is asked for by its exact version so that a CPU build is taken where there is one.
-$(VENV)/.peers: $(VENV)/.core
+# What the engine needs. torch is asked for by its exact version so that a CPU build is taken where there is one.
+$(VENV)/.engine: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt transformers diffusers
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt transformers safetensors tensorboard
 	touch $@
 
-demo: setup  ## the main job: a recommendation for this machine and for an example cluster
+# What the tests compare with: parameter counts of diffusers' models, adapters of peft.
+$(VENV)/.peers: $(VENV)/.engine
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt diffusers peft
+	touch $@
+
+demo: $(VENV)/.engine  ## the main job: recommendations for this machine and an example cluster, then a tiny training run
 	$(BIN)/python benchmarks/demo.py
 
 lint: $(VENV)/.peers
@@ -32,6 +36,9 @@ lint: $(VENV)/.peers
 
 test: lint
 	$(BIN)/python -m pytest -n 2
+
+sweep: $(VENV)/.engine  ## trains a tiny model of every language-model recipe on 2 processes; writes the table (half an hour)
+	$(BIN)/python benchmarks/tiny_sweep.py --nproc 2
 
 docs: setup  ## writes the generated pages under docs/
 	$(BIN)/python docs/make.py

@@ -1,7 +1,8 @@
-"""The main job, shown: a recommendation for this machine, then for an example cluster."""
+"""The main job, shown: a recommendation for this machine, then for example clusters, then a real (tiny) training run."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ EXAMPLES = (
     ("recommend", "qwen3-30b-a3b", "--gpus", "4x8xH100", "--goal", "pretrain", "--seq", "32k"),
     ("check", "llama3_8b_pretrain_config", "--gpus", "8xA100-40", "layout.tp=3"),
 )
+TRAINING = ("train", "qwen3_30b_a3b_pretrain_config", "--tiny", "--nproc", "2", "--json")
 
 
 def meshwright(*words: str) -> subprocess.CompletedProcess[str]:
@@ -34,7 +36,25 @@ def main() -> int:
         code = show(("recommend", "qwen3-1.7b", "--gpus", "1xRTX4090", "--goal", "peft"))
     print("== example clusters ==")
     codes = [show(words) for words in EXAMPLES]
-    return 0 if code in (0, 1) and codes == [0, 0, 1] else 1
+    print("== a real training run: the recipe's structure and layout, a model of laptop size ==")
+    fell = train()
+    return 0 if code in (0, 1) and codes == [0, 0, 1] and fell else 1
+
+
+def train() -> bool:
+    """Trains for a few seconds on two processes; whether the loss fell."""
+    print(f"$ meshwright {' '.join(TRAINING)}")
+    done = meshwright(*TRAINING)
+    if done.returncode:
+        print(done.stdout, done.stderr)
+        return False
+    run = json.loads(done.stdout)
+    losses, layout = run["losses"], run["layout"]
+    print(
+        f"{run['steps']} steps on {run['ranks']} {run['device']} processes ({layout['strategy']}, ep {layout['ep']}): "
+        f"loss {losses[0]:.3f} → {losses[-1]:.3f}, {run['tokens_per_s_per_gpu']:,.0f} tokens/s per process"
+    )
+    return bool(losses[-1] < 0.95 * losses[0])
 
 
 if __name__ == "__main__":
