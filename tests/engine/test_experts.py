@@ -65,7 +65,7 @@ def over_ranks(rank: int, world: int, family: str, ep: int, etp: int, empty: boo
 
 
 def gradient_differences(whole: Any, block: Any, axis: ExpertAxis) -> list[float]:
-    """Each rank's gradients put at their place in a whole tensor and summed: what the engine's reduction gives."""
+    """Each rank's gradients put at their place in a whole tensor and summed; copies on etp ranks are counted once."""
     differences = []
     cuts = room.cuts(block.experts)
     every = {name: parameter.grad for name, parameter in whole.named_parameters()}
@@ -77,7 +77,7 @@ def gradient_differences(whole: Any, block: Any, axis: ExpertAxis) -> list[float
         if name.startswith("experts."):
             short = name.removeprefix("experts.")
             total = torch.zeros(getattr(whole.experts, short).shape)
-            slice_of(total, cuts[short], axis).copy_(grad)
+            slice_of(total, cuts[short], axis).copy_(grad / (axis.etp if cuts[short].etp_dim is None else 1))
         else:
             total = grad.clone()
         dist.all_reduce(total)

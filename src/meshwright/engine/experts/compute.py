@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from meshwright.engine.experts.storage import first_name, fused
+from meshwright.engine.experts.storage import adapter_of, first_name, fused
 
 ALIGNMENT = 16  # bytes: what the grouped kernels ask of the rows of both matrices
 
@@ -20,18 +20,22 @@ def run_experts(experts: Any, rows: torch.Tensor, ends: torch.Tensor, adds_down_
     """
     inner = _linear(experts, first_name(experts), rows, ends)
     inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
-    return _linear(experts, "down_proj", inner, ends, 1.0 if adds_down_bias else 0.0)
+    return _linear(experts, "down_proj", inner, ends, adds_down_bias)
 
 
 def _linear(
-    experts: nn.Module, name: str, rows: torch.Tensor, ends: torch.Tensor, bias_share: float = 1.0
+    experts: nn.Module, name: str, rows: torch.Tensor, ends: torch.Tensor, adds_bias: bool = True
 ) -> torch.Tensor:
     weight = fused(experts, name)
     dtype = _compute_dtype(weight)
     columns = weight if experts.is_transposed else weight.transpose(-2, -1)
     out = grouped_mm(rows.to(dtype), columns.to(dtype), ends)
+    adapter = adapter_of(experts, name)
+    if adapter is not None:
+        first, second = (part.to(dtype).transpose(-2, -1) for part in adapter)
+        out = out + grouped_mm(grouped_mm(rows.to(dtype), first, ends) * experts.lora_scale, second, ends)
     if experts.has_bias:
-        out = out + _bias_of_rows(fused(experts, f"{name}_bias").to(dtype), ends, rows.shape[0], bias_share)
+        out = out + _bias_of_rows(fused(experts, f"{name}_bias").to(dtype), ends, rows.shape[0], adds_bias)
     return out
 
 
@@ -42,10 +46,11 @@ def _compute_dtype(weight: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if autocast else weight.dtype
 
 
-def _bias_of_rows(bias: torch.Tensor, ends: torch.Tensor, rows: int, share: float) -> torch.Tensor:
+def _bias_of_rows(bias: torch.Tensor, ends: torch.Tensor, rows: int, adds: bool) -> torch.Tensor:
     expert = torch.searchsorted(ends, torch.arange(rows, device=ends.device, dtype=ends.dtype), right=True)
-    # A share of zero keeps the bias in the graph: its gradient exists on every rank and is summed like any other.
-    return functional.embedding(expert, bias if share == 1.0 else bias * share)
+    # Ranks that do not add it see its whole gradient all the same (the sum's gradient reaches each of them), so that
+    # copies of the bias stay equal without a sum over etp.
+    return functional.embedding(expert, bias if adds else bias - bias.detach())
 
 
 def grouped_mm(rows: torch.Tensor, columns: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
@@ -90,9 +95,14 @@ def _remember(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) 
     ctx.save_for_backward(*inputs)
 
 
-def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
     rows, columns, ends = ctx.saved_tensors
-    return one_by_one(grad, columns.transpose(-2, -1), ends), _columns_gradient(rows, grad, ends), None
+    wanted, learnt, _ = ctx.needs_input_grad
+    return (
+        one_by_one(grad, columns.transpose(-2, -1), ends) if wanted else None,
+        _columns_gradient(rows, grad, ends) if learnt else None,
+        None,
+    )
 
 
 one_by_one.register_autograd(_gradients, setup_context=_remember)
