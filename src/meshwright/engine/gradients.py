@@ -10,16 +10,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from meshwright.engine.kernels.updates import sum_of_squares
+from meshwright.engine.experts.storage import expert_blocks, whole_adapters
 from meshwright.engine.mesh import Axis, Mesh
 from meshwright.engine.model.stage import Stage
 from meshwright.engine.parallelize.materialise import tied_name
 
 
 def finish(stages: list[Stage], mesh: Mesh) -> None:
-    """Sums partial gradients over tp, and those of weights that both ends of the pipeline hold over the two."""
+    """Sums partial gradients over tp and etp, and those of weights that both ends of the pipeline hold over the two."""
     partial = [p for s in stages for name, p in s.named_parameters() if name in s.partial and p.grad is not None]
     _sum(partial, mesh.tp)
-    copied = [p for stage in stages for p in _copied_at_ends(stage)]
+    whole = [p for s in stages for block in expert_blocks(s) for p in whole_adapters(block.experts)]
+    _sum([p for p in whole if p.grad is not None], mesh.etp)
+    copied = [p for stage in stages for p in _copied_at_ends(stage) if p.grad is not None]
     if len(copied) == 2:  # a V-shaped pipeline has both ends on one rank
         _add_up(*copied)
     elif copied:
@@ -77,27 +81,34 @@ def copies(parameter: torch.Tensor, mesh: Mesh) -> int:
 def norm(stages: list[Stage], mesh: Mesh) -> torch.Tensor:
     """The norm of all gradients of the model, each counted once whatever the layout."""
     squares = torch.zeros((), dtype=torch.float32, device=_device(stages))
-    for parameter, weight in _counted(stages, mesh):
-        gradient = local_gradient(parameter)
-        squares += gradient.float().square().sum().to(squares.device) * weight
+    by_copies: dict[int, list[torch.Tensor]] = defaultdict(list)
+    for parameter in _counted(stages):
+        by_copies[copies(parameter, mesh)].append(local_gradient(parameter).contiguous())
+    for number, gradients in by_copies.items():
+        squares += sum_of_squares(gradients).to(squares.device) / number
     if mesh.world.size > 1:
         dist.all_reduce(squares)
     return squares.sqrt()
 
 
-def _counted(stages: list[Stage], mesh: Mesh) -> Iterable[tuple[nn.Parameter, float]]:
+def _counted(stages: list[Stage]) -> Iterable[nn.Parameter]:
+    """Every parameter with a gradient; the second copy of a tied one is left out."""
     for stage in stages:
         second = {id(p) for p in _copied_at_ends(stage)} if stage.last else set()
         for parameter in stage.parameters():
             if parameter.grad is not None and id(parameter) not in second:
-                yield parameter, 1.0 / copies(parameter, mesh)
+                yield parameter
 
 
-def clip(stages: list[Stage], total: torch.Tensor, limit: float) -> None:
-    """Scales all gradients down to the limit where their norm is above it."""
+def clip_factor(total: torch.Tensor, limit: float) -> torch.Tensor:
+    """What gradients are multiplied by so that their norm does not pass the limit; 0 sets none."""
+    return (limit / (total + 1e-6)).clamp(max=1.0) if limit else torch.ones_like(total)
+
+
+def scale(stages: list[Stage], factor: torch.Tensor) -> None:
+    """Multiplies all gradients."""
     gradients = local_gradients(stages)
     if gradients:
-        factor = (limit / (total + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(gradients, factor.to(gradients[0].device))
 
 

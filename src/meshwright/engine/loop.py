@@ -174,8 +174,11 @@ class Trainer:
 
     def update(self, norm: torch.Tensor, lr: float) -> None:
         """Clips and takes the optimizer's step; routers' biases move too."""
-        if self.recipe.optimizer.clip_grad:
-            gradients.clip(self.stages, norm, self.recipe.optimizer.clip_grad)
+        factor = gradients.clip_factor(norm, self.recipe.optimizer.clip_grad)
+        if self.optimizer.takes_factor:
+            self.optimizer.factor = factor
+        elif self.recipe.optimizer.clip_grad:
+            gradients.scale(self.stages, factor)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         self.optimizer.step()

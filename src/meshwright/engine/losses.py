@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from meshwright.engine.collectives import all_gather
+from meshwright.engine.kernels.cross_entropy import logits_to_gradient_
 
 Kind = Literal["vocab_parallel", "plain", "chunked", "fused_linear"]
 P = ParamSpec("P")
@@ -137,8 +138,11 @@ def _compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 def _fast(function: Callable[P, R], like: Tensor) -> Callable[P, R]:
     """The function as one kernel on a real GPU; as written on a CPU and on tensors without data."""
-    real = type(like) in (Tensor, torch.nn.Parameter)
-    return _compiled(function) if real and like.is_cuda else function
+    return _compiled(function) if _is_real_cuda(like) else function
+
+
+def _is_real_cuda(tensor: Tensor) -> bool:
+    return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.is_cuda
 
 
 def _statistics(logits: Tensor, labels: Tensor, terms: _Terms) -> Tensor:
@@ -315,6 +319,15 @@ def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     return (_wide(gradient) * factor).to(dtype)
 
 
+def _statistics_and_gradient(logits: Tensor, labels: Tensor, weights: Tensor, terms: _Terms) -> tuple[Tensor, Tensor]:
+    """Both at once; where no other rank has a say and on a real GPU, the logits become their own gradient."""
+    if terms.group is None and _is_real_cuda(logits):
+        return logits_to_gradient_(logits, labels, weights, terms.z_loss, terms.softcap), logits
+    statistics = _statistics(logits, labels, terms)
+    gradient = _fast(_logit_gradient, logits)(logits, labels, statistics[0], weights, terms.z_loss, terms.softcap)
+    return statistics, gradient
+
+
 class _FusedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -326,10 +339,8 @@ class _FusedLinear(torch.autograd.Function):
         gradients = _HeadGradients(hidden, weight, bias, ctx.needs_input_grad)
         for rows in _blocks(len(hidden), terms.chunk):
             logits = F.linear(hidden[rows], weight, bias)
-            statistics[:, rows] = _statistics(logits, labels[rows], terms)
-            by_logits = _fast(_logit_gradient, logits)(
-                logits, labels[rows], statistics[0, rows], weights[rows] / unit, terms.z_loss, terms.softcap
-            )
+            share = weights[rows] / unit
+            statistics[:, rows], by_logits = _statistics_and_gradient(logits, labels[rows], share, terms)
             gradients.add(rows, by_logits, hidden[rows], weight)
         ctx.save_for_backward(unit, *gradients.all)
         ctx.format = hidden.dtype

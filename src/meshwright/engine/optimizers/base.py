@@ -67,6 +67,12 @@ class LocalOptimizer(torch.optim.Optimizer):
     def __init__(self, groups: list[Group], lr: float) -> None:
         # lr_scale: the loop sets every group's lr to the schedule's times this.
         super().__init__(groups, {"lr": lr, "lr_scale": 1.0, "weight_decay": 0.0, "rule": "", "step": 0})
+        self.factor: Tensor | None = None  # gradients count times this: clipping, where the rule can do it in its pass
+
+    @property
+    def takes_factor(self) -> bool:
+        """Whether `step` multiplies gradients by `factor` itself."""
+        return False
 
     def fresh_state(self, parameter: Parameter, group: Group) -> dict[str, Tensor]:
         """The state of a parameter before its first step."""

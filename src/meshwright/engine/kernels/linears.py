@@ -1,0 +1,108 @@
+"""Linear layers of a model that compute through other products: tuned bf16 ones, or fp8."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.engine.kernels.fp8 import MULTIPLE, fp8_linear
+from meshwright.engine.kernels.matmul import product, product_add
+
+
+def tune_linears(block: nn.Module) -> int:
+    """Sends the plain linear layers of a block through the products tuned for long load; says how many.
+
+    Worth it for bf16 on Hopper GPUs; elsewhere the products are torch's own.
+    """
+    return _swap(block, TunedLinear, lambda _: True)
+
+
+def use_fp8(block: nn.Module, exact_gradients: bool = True) -> int:
+    """Makes the plain linear layers of a block compute in fp8 where their widths allow it; says how many.
+
+    Give it decoder layers: the head and the embedding stay as they are. Compile the block, or the casts cost more than
+    the products save.
+    """
+    return _swap(block, Fp8Linear if exact_gradients else FastFp8Linear, _fits_fp8)
+
+
+def _swap(block: nn.Module, kind: type[nn.Linear], suits: Any) -> int:
+    chosen = [one for one in block.modules() if type(one) is nn.Linear and suits(one)]
+    for linear in chosen:
+        linear.__class__ = kind
+    return len(chosen)
+
+
+def _fits_fp8(linear: nn.Linear) -> bool:
+    return linear.in_features % MULTIPLE == 0 and linear.out_features % MULTIPLE == 0
+
+
+class TunedLinear(nn.Linear):
+    """A linear layer through the tuned products."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The same numbers as torch's linear layer, but for the order of sums."""
+        out = _apply(_Tuned, input.flatten(0, -2), self.weight).unflatten(0, input.shape[:-1])
+        return out if self.bias is None else out + self.bias
+
+
+class Fp8Linear(nn.Linear):
+    """A linear layer in fp8, with fp32 sums in the backward pass."""
+
+    exact_gradients = True
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Torch's linear layer to fp8's precision."""
+        out = fp8_linear(input.flatten(0, -2), self.weight, self.exact_gradients).unflatten(0, input.shape[:-1])
+        return out if self.bias is None else out + self.bias
+
+
+class FastFp8Linear(Fp8Linear):
+    """A linear layer in fp8, with the tensor cores' short sums both ways."""
+
+    exact_gradients = False
+
+
+def linear_add(add: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:
+    """hidden @ weight.T + add, with the sum made inside the product."""
+    out = _apply(_TunedAdd, add.flatten(0, -2), hidden.flatten(0, -2), weight)
+    return out.unflatten(0, add.shape[:-1])
+
+
+def _apply(function: type[torch.autograd.Function], *tensors: Tensor) -> Tensor:
+    out: Tensor = function.apply(*tensors)  # type: ignore[no-untyped-call]  # torch gives it no types
+    return out
+
+
+class _Tuned(torch.autograd.Function):
+    @staticmethod
+    def forward(hidden: Tensor, weight: Tensor) -> Tensor:
+        return product(hidden, weight, False, True)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return _gradients(gradient.contiguous(), *ctx.saved_tensors)
+
+
+class _TunedAdd(torch.autograd.Function):
+    @staticmethod
+    def forward(add: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:
+        return product_add(add, hidden, weight, True)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return gradient, *_gradients(gradient.contiguous(), *ctx.saved_tensors)
+
+
+def _gradients(gradient: Tensor, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    return product(gradient, weight, False, False), product(gradient, hidden, True, False)

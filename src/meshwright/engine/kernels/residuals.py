@@ -1,0 +1,98 @@
+"""Decoder layers whose last projections add the residual stream themselves, instead of a pass of its own.
+
+Only layers written as `x + attention(norm(x))`, then `x + mlp(norm(x))`, are changed: their source is compared, since
+what matters is what the forward pass says, not what the family is called. Of transformers 5.17's decoder layers 68 are.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from functools import cache
+from typing import Any
+
+from torch import Tensor, nn
+
+from meshwright.engine.kernels.linears import TunedLinear, linear_add
+
+LAYER = """
+residual = hidden_states
+hidden_states = self.input_layernorm(hidden_states)
+hidden_states, _ = self.self_attn(hidden_states=hidden_states, attention_mask=attention_mask, position_ids=position_ids,
+    past_key_values=past_key_values, use_cache=use_cache, position_embeddings=position_embeddings, **kwargs)
+hidden_states = residual + hidden_states
+residual = hidden_states
+hidden_states = self.post_attention_layernorm(hidden_states)
+hidden_states = self.mlp(hidden_states)
+hidden_states = residual + hidden_states
+return hidden_states
+"""
+LAST_OF_ATTENTION = "attn_output = self.o_proj(attn_output)\nreturn attn_output, attn_weights"
+LAST_OF_MLP = "down_proj = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))\nreturn down_proj"
+
+
+def fold_residuals(model: nn.Module) -> int:
+    """Lets o_proj and down_proj of every suitable layer add the residual; says how many projections do.
+
+    For whole layers on one rank, after `tune_linears`: under tp the sum over ranks comes before the residual.
+    """
+    folded = 0
+    for layer in list(model.modules()):
+        if _says(type(layer), LAYER):
+            attention = _postpone(layer.self_attn, "o_proj", LAST_OF_ATTENTION)
+            mlp = _postpone(layer.mlp, "down_proj", LAST_OF_MLP)
+            if attention or mlp:
+                layer.__class__ = _folded_class(type(layer), attention, mlp)
+            folded += attention + mlp
+    return folded
+
+
+def _postpone(module: Any, name: str, ending: str) -> bool:
+    """Leaves a module's last projection to its layer, where it is the last thing that the module does."""
+    last = getattr(module, name, None)
+    if type(last) is not TunedLinear or last.bias is not None or not _says(type(module), ending):
+        return False
+    last.__class__ = Postponed
+    return True
+
+
+class Postponed(nn.Linear):
+    """A projection that the layer computes, together with its residual."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """What the layer shall project."""
+        return input
+
+
+@cache
+def _folded_class(kind: Any, attention: bool, mlp: bool) -> Any:
+    def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        named = dict(zip(("attention_mask", "position_ids", "past_key_values", "use_cache"), args, strict=False))
+        inner, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **named, **kwargs)
+        hidden_states = _add(hidden_states, inner, self.self_attn.o_proj) if attention else hidden_states + inner
+        inner = self.mlp(self.post_attention_layernorm(hidden_states))
+        return _add(hidden_states, inner, self.mlp.down_proj) if mlp else hidden_states + inner
+
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+
+
+def _add(residual: Tensor, inner: Tensor, last: nn.Linear) -> Tensor:
+    return linear_add(residual, inner, last.weight)
+
+
+@cache
+def _says(kind: Any, ending: str) -> bool:
+    """Whether a module's forward pass ends with these statements."""
+    statements = [ast.unparse(one) for one in ast.parse(ending).body]
+    return _statements(kind)[-len(statements) :] == statements
+
+
+@cache
+def _statements(kind: Any) -> list[str]:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind.forward)))
+    except (OSError, TypeError, SyntaxError):
+        return []
+    body = getattr(tree.body[0], "body", [])
+    return [ast.unparse(one) for one in body if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))]
