@@ -151,6 +151,8 @@ class _Run:
         result = self.trainer.step(number, self, figures)  # type: ignore[arg-type]  # a Watch by its methods
         self.results.append(result)
         extra = {f"router_{name}": value for name, value in result.router.items()}
+        if figures and train.mtp_loss > 0:
+            extra["mtp_loss"] = result.mtp_loss
         self.reporter.end_step(
             number + 1,
             loss=result.losses.sum(),

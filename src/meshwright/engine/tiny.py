@@ -36,7 +36,6 @@ def tiny_recipe(recipe: Recipe, config: Any, world: int, pinned: Mapping[str, An
             recipe.train,
             global_batch_size=max(MICRO_BATCHES, layout.pp) * layout.micro_batch_size * dp,
             steps=STEPS,
-            mtp_loss=0.0,
             log_every=1,
         ),
         optimizer=replace(recipe.optimizer, lr=LEARNING_RATE),
