@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from meshwright.engine.kernels.updates import sum_of_squares
 from meshwright.engine.experts.storage import expert_blocks, whole_adapters
+from meshwright.engine.kernels.updates import sum_of_squares
 from meshwright.engine.mesh import Axis, Mesh
 from meshwright.engine.model.stage import Stage
 from meshwright.engine.parallelize.materialise import tied_name

@@ -60,6 +60,12 @@ class Mesh:
         mesh = self.expert_state
         return mesh["dp_replicate", "efsdp"] if mesh["dp_replicate"].size() > 1 else mesh["efsdp"]
 
+    @property
+    def etp(self) -> Axis:
+        """The ranks that hold slices of the same experts."""
+        mesh = self.expert_state["etp"]
+        return Axis(mesh.size(), mesh.get_local_rank(), mesh.get_group() if mesh.size() > 1 else None)
+
 
 def sizes(layout: Layout, world: int) -> dict[str, int]:
     """The size of every axis, with the data-parallel one inferred; an error names what does not divide."""

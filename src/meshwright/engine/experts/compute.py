@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from meshwright.engine.experts.storage import adapter_of, first_name, fused
 
@@ -19,13 +19,20 @@ def run_experts(experts: Any, rows: torch.Tensor, ends: torch.Tensor, adds_down_
     Of the ranks that hold slices of one expert, a single one adds the bias of the sum.
     """
     inner = _linear(experts, first_name(experts), rows, ends)
+    if getattr(experts, "recompute_activation", False):
+        # With the product behind it, so that the activation is not kept as its input; the product itself is not run
+        # again, since recomputing stops at the last tensor that is missing.
+        out: torch.Tensor = checkpoint(_second_half, experts, inner, ends, adds_down_bias, use_reentrant=False)
+        return out
+    return _second_half(experts, inner, ends, adds_down_bias)
+
+
+def _second_half(experts: Any, inner: torch.Tensor, ends: torch.Tensor, adds_down_bias: bool) -> torch.Tensor:
     inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
     return _linear(experts, "down_proj", inner, ends, adds_down_bias)
 
 
-def _linear(
-    experts: nn.Module, name: str, rows: torch.Tensor, ends: torch.Tensor, adds_bias: bool = True
-) -> torch.Tensor:
+def _linear(experts: Any, name: str, rows: torch.Tensor, ends: torch.Tensor, adds_bias: bool = True) -> torch.Tensor:
     weight = fused(experts, name)
     dtype = _compute_dtype(weight)
     columns = weight if experts.is_transposed else weight.transpose(-2, -1)

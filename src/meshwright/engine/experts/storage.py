@@ -78,19 +78,64 @@ def fused_shape(experts: nn.Module, name: str) -> tuple[int, ...]:
 
 def cuts(experts: nn.Module) -> dict[str, Cut]:
     """On which dimension ep and etp cut each parameter, after `reshape_experts`."""
-    return {name: Cut(0, _etp_dim(experts, name)) for name in parameter_names(experts)}
+    return {name: Cut(0, _etp_dim(experts, name)) for name in parameter_names(experts)} | _adapter_cuts(experts)
+
+
+def add_expert_adapter(experts: Any, name: str, rank: int, scale: float, dtype: torch.dtype) -> int:
+    """Gives one projection of all experts low-rank adapters, A [E, rank, in] and B [E, out, rank]; says how wide in is.
+
+    Of a gate and up projection the two share A, and B's outputs are two dimensions like the weight's.
+    """
+    count, *widths = fused_shape(experts, name)
+    inputs, outputs = widths if experts.is_transposed else reversed(widths)
+    pair = (2, outputs // 2) if experts.is_concatenated else (outputs // 2, 2)
+    split = pair if _holds_pairs(experts, name) else (outputs,)
+    device = getattr(experts, name).device
+    for part, shape in (("A", (count, rank, inputs)), ("B", (count, *split, rank))):
+        empty = torch.empty(shape, dtype=dtype, device=device)
+        experts.register_parameter(f"{name}_lora_{part}", nn.Parameter(empty))
+    experts.lora_scale = scale
+    return int(inputs)
+
+
+def adapter_of(experts: nn.Module, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """This rank's slices of a projection's A [E, rank, in] and B [E, out, rank]; None where it has no adapter."""
+    if not hasattr(experts, f"{name}_lora_A"):
+        return None
+    first, second = (_local(getattr(experts, f"{name}_lora_{part}")) for part in "AB")
+    return first, second.flatten(1, -2)
+
+
+def whole_adapters(experts: nn.Module) -> list[nn.Parameter]:
+    """Adapters that every etp rank holds whole; each computes a part of their gradients."""
+    return [getattr(experts, name) for name, cut in _adapter_cuts(experts).items() if cut.etp_dim is None]
+
+
+def _adapter_cuts(experts: Any) -> dict[str, Cut]:
+    first = first_name(experts)
+    behind_the_pair = _holds_pairs(experts, first) and experts.is_concatenated
+    possible = {
+        f"{first}_lora_A": Cut(0, None),
+        f"{first}_lora_B": Cut(0, 2 if behind_the_pair else 1),
+        "down_proj_lora_A": Cut(0, 2),
+        "down_proj_lora_B": Cut(0, None),
+    }
+    return {name: cut for name, cut in possible.items() if hasattr(experts, name)}
 
 
 def fused(experts: nn.Module, name: str) -> torch.Tensor:
     """This rank's slice of a parameter as a plain tensor, gate and up in one dimension again."""
-    from torch.distributed.tensor import DTensor
-
-    parameter = getattr(experts, name)
-    local: torch.Tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    local = _local(getattr(experts, name))
     if _holds_pairs(experts, name) and local.ndim == _split_ndim(name):
         at = _inner_dim(experts, name)
         return local.flatten(at, at + 1)
     return local
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    from torch.distributed.tensor import DTensor
+
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _holds_pairs(experts: Any, name: str) -> bool:

@@ -11,10 +11,12 @@ from torch import nn
 from meshwright.engine import attention
 from meshwright.engine.kernels.norms import fuse_norms
 from meshwright.engine.mesh import Mesh
+from meshwright.engine.model.adapters import add_adapters, start_magnitudes
 from meshwright.engine.model.build import build_model
 from meshwright.engine.model.initial import record_initial
 from meshwright.engine.model.stage import Stage
-from meshwright.engine.parallelize.data import share, storage_dtype
+from meshwright.engine.parallelize import megatron
+from meshwright.engine.parallelize.data import base_dtype, share, storage_dtype
 from meshwright.engine.parallelize.expert import balance_routers, cut_experts, store_experts
 from meshwright.engine.parallelize.head import make_loss
 from meshwright.engine.parallelize.materialise import materialise
@@ -28,14 +30,19 @@ from meshwright.recipes.types import Recipe
 def parallelize(config: Any, recipe: Recipe, mesh: Mesh, device: torch.device) -> list[Stage]:
     """The stages of this rank: cut, wrapped and filled as the recipe's layout says."""
     layout = recipe.layout
-    dtype, mtp = storage_dtype(recipe.precision), recipe.train.mtp_loss > 0
-    whole = [build_model(config, dtype, mtp) for _ in stage_numbers(layout, mesh.pp)]
+    if layout.strategy == "megatron_fsdp":
+        megatron.require(device)
+    mtp = recipe.train.mtp_loss > 0
+    whole = [build_model(config, base_dtype(recipe), mtp) for _ in stage_numbers(layout, mesh.pp)]
     initial = record_initial(whole[0], recipe.train.seed)
 
     # Pipeline first: nothing below is done to layers that other ranks hold.
     stages = split(whole, layout, config.num_hidden_layers, mesh.pp)
     sequence = spread_sequence(recipe, mesh)
     for stage in stages:
+        # Adapters before anything is cut: they are cut with what they adapt.
+        if recipe.goal == "peft":
+            initial |= add_adapters(stage, recipe.peft, storage_dtype(recipe.precision))
         prepare(stage, recipe)
         # Tensor parallelism before anything that looks at parameters: it decides their shapes.
         cut_tensors(stage, mesh, recipe, sequence)
@@ -46,16 +53,20 @@ def parallelize(config: Any, recipe: Recipe, mesh: Mesh, device: torch.device) -
             cut_experts(layer, mesh, recipe)
             balance_routers(layer, mesh, recipe, config)
         # Recompute inside compile: the compiler then sees what is computed again and fuses it.
-        recompute(stage.layers, layout)
+        recompute(stage.layers, layout, recipe.kernels.compile)
         offload_activations(stage.layers, layout)
         if recipe.kernels.compile:
             # One block at a time: all blocks share one graph, and a whole model takes minutes to compile.
             for layer in stage.layers.values():
                 layer.compile(fullgraph=True)
         # Sharding outermost: it gathers a block's weights just before the block runs.
+        if layout.strategy == "megatron_fsdp":
+            megatron.share_and_fill(stage, mesh, recipe, initial, device)
+            continue
         share(stage, mesh, recipe)
         # Only now do weights come into being, on each rank its own part.
         materialise(stage, initial, recipe.train.seed, device, offloaded=layout.offload in ("params", "optimizer"))
+        start_magnitudes(stage)
     return stages
 
 

@@ -25,6 +25,11 @@ def storage_dtype(precision: Precision) -> torch.dtype:
     return DTYPES[precision.master]
 
 
+def base_dtype(recipe: Recipe) -> torch.dtype:
+    """The format in which the model's own weights are kept: frozen ones in that of their computation."""
+    return DTYPES[recipe.precision.compute] if recipe.goal == "peft" else storage_dtype(recipe.precision)
+
+
 def needs_wrapping(mesh: Mesh, precision: Precision) -> bool:
     """One rank that computes in the format it stores needs no machinery at all."""
     return mesh.stage.size > 1 or storage_dtype(precision) != DTYPES[precision.compute]

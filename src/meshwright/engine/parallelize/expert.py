@@ -36,18 +36,19 @@ def cut_experts(layer: nn.Module, mesh: Mesh, recipe: Recipe) -> None:
 def balance_routers(layer: nn.Module, mesh: Mesh, recipe: Recipe, config: Any) -> None:
     """Attaches the balancing that the recipe asks for to every router."""
     moe, layout = recipe.moe, recipe.layout
+    learns = recipe.goal != "peft"  # a frozen router is not balanced, only watched
     same_samples = mesh.sequence if layout.sp else mesh.cp
     for block in experts.expert_blocks(layer):
         experts.attach_router(
             block.router,
             block.block,
             experts.Balancing(
-                kind=moe.balancing,
+                kind=moe.balancing if learns else "none",
                 experts=int(block.experts.num_experts),  # type: ignore[arg-type]
                 topk=int(block.router.top_k),  # type: ignore[arg-type]
                 score="sigmoid" if config.model_type in SIGMOID_ROUTERS else "softmax",
-                aux_loss=moe.aux_loss,
-                router_z_loss=moe.router_z_loss,
+                aux_loss=moe.aux_loss if learns else 0.0,
+                router_z_loss=moe.router_z_loss if learns else 0.0,
                 samples=layout.micro_batch_size,
                 group=same_samples.group,
                 dp_group=mesh.dp.group,

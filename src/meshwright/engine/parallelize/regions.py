@@ -6,7 +6,7 @@ partial sum. Only its parameters are cut: the module's own code runs on what its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,6 +155,21 @@ REGIONS = (
         inner={"c_fc": ("nf",)},
     ),
 )
+
+
+def adapter_cuts(module: nn.Module, region: Region) -> Iterator[tuple[str, Cut]]:
+    """How the adapters in a region are cut: B and magnitudes with the outputs of their linear layer, A with its inputs."""
+    for path, cut in region.cuts.items():
+        child, _, name = path.rpartition(".")
+        linear: Any = getattr(module, child, None)
+        if name != "weight" or not isinstance(cut, Cut) or not hasattr(linear, "lora_A"):
+            continue
+        if cut.dim == int(linear.lora_inputs_first):
+            outputs = Cut(0, cut.segments, cut.heads)
+            yield f"{child}.lora_B", outputs
+            yield f"{child}.lora_magnitude", outputs
+        else:
+            yield f"{child}.lora_A", COLUMNS
 
 
 def region_of(module: nn.Module) -> Region | None:

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from meshwright.engine.collectives import copy_in, gather, sum_out, sum_scatter
 from meshwright.engine.experts import expert_blocks
 from meshwright.engine.mesh import SOLO, Axis, Mesh
-from meshwright.engine.parallelize.regions import KV_ROWS, Cut, Region, region_of
+from meshwright.engine.parallelize.regions import KV_ROWS, Cut, Region, adapter_cuts, region_of
 from meshwright.errors import InputError
 
 TOKENS = -2  # the dimension of hidden states that counts tokens
@@ -94,7 +94,7 @@ def split_segments(layer: nn.Module) -> None:
     """Stores a parameter made of several parts as several, so that each can be cut by itself; in every layout alike."""
     for module in list(layer.modules()):
         region = region_of(module)
-        for path, cut in region.cuts.items() if region is not None else ():
+        for path, cut in list(_cuts(module, region)) if region is not None else ():
             child, _, name = path.rpartition(".")
             owner = _child(module, child)
             whole = getattr(owner, name, None) if owner is not None else None
@@ -120,11 +120,15 @@ def _cut_region(module: nn.Module, region: Region, state: DeviceMesh, sequence: 
             setattr(owner, name, getattr(owner, name) // (tp.size * cp.size))
     if tp.size * cp.size > 1:
         _widen_norms(module, tp)
+        for path, cut in adapter_cuts(module, region):
+            if cut.dim == 1:  # the norm of a row that is cut is taken over all its parts
+                getattr(module, path.rpartition(".")[0]).lora_axes = (tp, cp)
     _wrap(module, uses, sequence if cp.size > 1 else Sequence(tp, sequence.sp))
 
 
 def _cuts(module: nn.Module, region: Region) -> Iterator[tuple[str, Cut | str]]:
     yield from region.cuts.items()
+    yield from adapter_cuts(module, region)
     for name in _wide_norms(module):
         yield f"{name}.weight", KV_ROWS if name == "k_norm" else Cut(0)
 

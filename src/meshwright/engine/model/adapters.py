@@ -1,0 +1,209 @@
+"""Adapters: low-rank pairs beside frozen linear layers. They alone learn; the model's own weights stay as they are.
+
+    y = W·x + s·B·A·x         s = alpha / rank (lora, dora) or alpha / √rank (rslora)
+    y = m·(W + s·B·A)·x / n   dora: m is learnt, n is the norm of each row of W + s·B·A and has no gradient
+
+A, B and m are parameters of the layer that they adapt, so all other names stay the model's own. A starts uniformly in
+±1/√inputs, B at nought and m at the norms of W: an adapted model starts as the model itself.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from meshwright.engine.collectives import sum_out
+from meshwright.engine.experts.storage import add_expert_adapter, expert_blocks, first_name
+from meshwright.engine.model.initial import Initial, start
+from meshwright.engine.model.stage import Stage
+from meshwright.errors import InputError
+from meshwright.recipes.types import Peft
+
+# What the recipe's targets are called in the models: a name matches the end of a path. Experts are stacked in one
+# tensor per projection and come under fc1 and fc2 too. Of latent attention the projections that make the heads are
+# adapted, not those into the latent space; gated delta rules stand where attention stands in other layers.
+TARGETS: dict[str, tuple[str, ...]] = {
+    "qkv": (
+        *("q_proj", "k_proj", "v_proj"),
+        *("q_b_proj", "kv_b_proj"),
+        *("in_proj_qkvz", "in_proj_qkv", "in_proj_z"),
+        "c_attn",
+    ),
+    "proj": ("o_proj", "linear_attn.out_proj", "attn.c_proj"),
+    "fc1": ("gate_proj", "up_proj", "c_fc"),
+    "fc2": ("down_proj", "mlp.c_proj"),
+    "mamba_in": ("mixer.in_proj",),
+    "mamba_out": ("mixer.out_proj",),
+}
+NOUGHT = Initial("constant", 0.0)
+
+
+def add_adapters(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, Initial]:
+    """Freezes a stage and gives the linear layers that the recipe names adapters; says how those start."""
+    _check_offered(peft)
+    stage.requires_grad_(False)
+    found: dict[str, Initial] = {}
+    for name, module in list(stage.named_modules()):
+        if target_of(name) in peft.targets and is_linear(module):
+            _adapt(module, peft, dtype)
+            found |= {f"{name}.{part}": initial for part, initial in _starts(module).items()}
+            if name.endswith("mixer.out_proj"):
+                _keep_out_of_fused_kernels(stage.get_submodule(name.rpartition(".")[0]))
+    found |= _adapt_experts(stage, peft, dtype)
+    if not found:
+        raise InputError(
+            f"layers {', '.join(map(str, stage.layers))} have none of the linear layers that get adapters",
+            field="peft.targets",
+            value=",".join(peft.targets),
+            fix=("name other targets, or give every pipeline stage layers that have them",),
+        )
+    return found
+
+
+def target_of(path: str) -> str:
+    """What recipes call a module, by its path in the model; empty where it is never adapted."""
+    ends = (f".{path}".endswith(f".{name}") for names in TARGETS.values() for name in names)
+    targets = (target for target, names in TARGETS.items() for _ in names)
+    return next((target for target, matches in zip(targets, ends, strict=True) if matches), "")
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module multiplies by one matrix: torch's linear layer, or GPT-2's, which stores it transposed."""
+    return isinstance(module, nn.Linear) or _inputs_first(module)
+
+
+def _inputs_first(module: nn.Module) -> bool:
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
+def scale_of(peft: Peft) -> float:
+    """The factor of the adapters' output."""
+    return peft.alpha / (math.sqrt(peft.rank) if peft.method == "rslora" else peft.rank)
+
+
+def _check_offered(peft: Peft) -> None:
+    if peft.method == "qlora":
+        raise InputError(
+            "training with base weights in 4 bits is not implemented",
+            field="peft.method",
+            value="qlora",
+            fix=("peft.method=lora",),
+        )
+    if peft.dropout:
+        raise InputError(
+            "adapters train without dropout: nothing random runs inside a layer, so that every layout and every "
+            "recomputed layer gives the same numbers",
+            field="peft.dropout",
+            value=peft.dropout,
+            fix=("peft.dropout=0",),
+        )
+
+
+def _adapt(module: Any, peft: Peft, dtype: torch.dtype) -> None:
+    """Adds the parameters of an adapter to a linear layer and makes its forward use them."""
+    inputs_first = _inputs_first(module)
+    inputs, outputs = module.weight.shape if inputs_first else reversed(module.weight.shape)
+    normed = peft.method == "dora"
+    device = module.weight.device
+    module.lora_A = nn.Parameter(torch.empty(peft.rank, inputs, dtype=dtype, device=device))
+    module.lora_B = nn.Parameter(torch.empty(outputs, peft.rank, dtype=dtype, device=device))
+    if normed:
+        module.lora_magnitude = nn.Parameter(torch.empty(outputs, dtype=dtype, device=device))
+    module.lora_scale, module.lora_inputs_first = scale_of(peft), inputs_first
+    module.lora_axes = ()  # ranks that hold other inputs of the same rows
+    module.__class__ = _adapted(type(module), normed)
+
+
+def _starts(module: Any) -> dict[str, Initial]:
+    starts = {"lora_A": _uniform(module.lora_A.shape[-1]), "lora_B": NOUGHT}
+    if hasattr(module, "lora_magnitude"):
+        starts["lora_magnitude"] = Initial("constant", 1.0)  # until `start_magnitudes` knows the weights
+    return starts
+
+
+def _uniform(inputs: int) -> Initial:
+    return Initial("uniform", -1 / math.sqrt(inputs), 1 / math.sqrt(inputs))
+
+
+@cache
+def _adapted(kind: type[Any], normed: bool) -> type[Any]:
+    """The module's class with an adapter; one class for all layers, so that they share one graph."""
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        low = functional.linear(x, self.lora_A) * self.lora_scale
+        out: torch.Tensor = kind.forward(self, x) + functional.linear(low, self.lora_B)
+        return _renormed(self, out) if normed else out
+
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+
+
+def _renormed(linear: Any, out: torch.Tensor) -> torch.Tensor:
+    """Rows of the adapted weight taken to the length that dora learns; the bias stays out of it."""
+    ratio = linear.lora_magnitude / _row_norms(linear).to(linear.lora_magnitude.dtype)
+    renormed: torch.Tensor = out * ratio if linear.bias is None else (out - linear.bias) * ratio + linear.bias
+    return renormed
+
+
+def _row_norms(linear: Any) -> torch.Tensor:
+    with torch.no_grad():
+        weight = linear.weight.t() if linear.lora_inputs_first else linear.weight
+        adapted = weight + linear.lora_scale * (linear.lora_B @ linear.lora_A)
+        squares: torch.Tensor = adapted.float().square().sum(1)
+        for axis in linear.lora_axes:
+            squares = sum_out(squares, axis)
+        return squares.sqrt()
+
+
+@torch.no_grad()
+def start_magnitudes(stage: Stage) -> None:
+    """Sets what dora learns to the norms of the weights as they are; call it whenever base weights were filled."""
+    for module in stage.modules():
+        linear: Any = module
+        parts = dict(linear.named_parameters(recurse=False))
+        for name in (n for n in parts if n.startswith("lora_magnitude")):
+            weight = _whole(parts[name.replace("lora_magnitude", "weight")])
+            norms = weight.float().norm(dim=0 if linear.lora_inputs_first else 1)
+            start(parts[name], name, Initial("values", values=norms), seed=0)
+
+
+def _whole(parameter: torch.Tensor) -> torch.Tensor:
+    if not isinstance(parameter, DTensor):
+        return parameter
+    there = parameter.to(parameter.device_mesh.device_type)  # offloaded weights wait where no collective reaches them
+    return there.full_tensor()  # type: ignore[no-any-return,attr-defined]  # still a DTensor
+
+
+def _adapt_experts(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, Initial]:
+    found: dict[str, Initial] = {}
+    for block in expert_blocks(stage):
+        for target, name in (("fc1", first_name(block.experts)), ("fc2", "down_proj")):
+            if target not in peft.targets:
+                continue
+            if peft.method == "dora":
+                raise InputError(
+                    f"dora adapts single matrices, not the stacked experts that {target} names too",
+                    field="peft.method",
+                    value="dora",
+                    fix=("peft.method=lora", "peft.targets=qkv,proj"),
+                )
+            inputs = add_expert_adapter(block.experts, name, peft.rank, scale_of(peft), dtype)
+            path = f"{block.name}.experts.{name}"
+            found |= {f"{path}_lora_A": _uniform(inputs), f"{path}_lora_B": NOUGHT}
+    return found
+
+
+def _keep_out_of_fused_kernels(mixer: Any) -> None:
+    """State-space kernels multiply by the output projection's weight themselves, past its adapter, when training."""
+    mixer.__class__ = _never_training(type(mixer))
+
+
+@cache
+def _never_training(kind: type[Any]) -> type[Any]:
+    told = property(lambda self: False, lambda self, value: None)
+    return type(kind.__name__, (kind,), {"training": told, "__module__": kind.__module__})
