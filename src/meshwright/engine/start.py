@@ -18,7 +18,6 @@ from meshwright.engine.faults import LESS_GPU_MEMORY, RunError
 from meshwright.engine.launched import Process, detect
 from meshwright.engine.run import Job, Outcome, work
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.models import spec_from_config
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding
@@ -155,9 +154,10 @@ def _one_step_fits(recipe: Recipe, config: Any, case: Case, settings: Settings) 
 
 def judged(recipe: Recipe, config: Any, process: Process | None, world: int) -> Case:
     """The recipe on the ranks it will have, or the findings that refuse it; no process group exists yet."""
-    model = spec_from_config(config.to_dict(), recipe.model)
+    from meshwright.engine.model.config import spec_of
+
     ranks = run_cluster(recipe, process, world)
-    case = Case(recipe, model, ranks, memory_of=lambda c: costs.memory(c))
+    case = Case(recipe, spec_of(recipe, config), ranks, memory_of=lambda c: costs.memory(c))
     errors = [finding for finding in rules.judge(case) if finding.severity == "error"]
     if errors:
         raise RefusedError(errors)

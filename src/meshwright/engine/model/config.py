@@ -9,7 +9,7 @@ import msgspec
 
 from meshwright.engine.model.build import transformers_config
 from meshwright.errors import InputError
-from meshwright.models import config_of, find, load_config, names
+from meshwright.models import ModelSpec, config_of, find, load_config, names, spec_from_config
 from meshwright.recipes.types import Recipe
 
 # A recipe's architecture field -> the names transformers has for it.
@@ -39,6 +39,19 @@ def config_for(recipe: Recipe) -> Any:
     return transformers_config(values)
 
 
+def spec_of(recipe: Recipe, config: Any) -> ModelSpec:
+    """The facts of the model that a transformers config builds, for the rules and the estimate."""
+    published = _published(recipe.model)
+    text = published.get("text_config")
+    # transformers gives every key a value, also those of blocks that a model of the family does not have.
+    known = {*published, *(text if isinstance(text, Mapping) else {}), "model_type", *LISTS}
+    known |= {stored for name, stored in config.attribute_map.items() if name in known}
+    return spec_from_config({k: v for k, v in config.to_dict().items() if k in known}, recipe.model)
+
+
+LISTS = ("layer_types", "layers_block_type")
+
+
 def _published(model: str) -> Mapping[str, Any]:
     """The config.json of a catalogue name in any spelling, or at a path."""
     name = find(model).name
@@ -46,9 +59,9 @@ def _published(model: str) -> Mapping[str, Any]:
 
 
 def _values(config: Any) -> dict[str, Any]:
-    """A config as plain values; None and what transformers adds by itself left out."""
-    dropped = ("architectures", "transformers_version", "dtype", "torch_dtype", "qk_head_dim")
-    return {k: v for k, v in config.to_dict().items() if v is not None and k not in dropped and not k.startswith("_")}
+    """A config as plain values; what transformers adds or derives by itself left out. None says something too."""
+    dropped = ("architectures", "transformers_version", "dtype", "torch_dtype", "problem_type", "qk_head_dim")
+    return {k: v for k, v in config.to_dict().items() if k not in dropped and not k.startswith("_")}
 
 
 def _named(values: Mapping[str, Any], field: str) -> str:
