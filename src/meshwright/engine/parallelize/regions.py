@@ -158,7 +158,7 @@ REGIONS = (
 
 
 def adapter_cuts(module: nn.Module, region: Region) -> Iterator[tuple[str, Cut]]:
-    """How the adapters in a region are cut: B and magnitudes with the outputs of their linear layer, A with its inputs."""
+    """How adapters in a region are cut: B and magnitudes with the outputs of their linear layer, A with its inputs."""
     for path, cut in region.cuts.items():
         child, _, name = path.rpartition(".")
         linear: Any = getattr(module, child, None)
