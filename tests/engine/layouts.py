@@ -16,6 +16,7 @@ from meshwright.recipes import types
 
 EXPERTS_NEED_SP = "sequence_parallel.experts-need-it"
 NO_EXPERTS = "moe.ep-needs-experts"
+ONE_BACKWARD = "recompute.ops-zero-bubble"
 FOREIGN_MODULE = "recompute.modules-of-the-model"
 NO_BIAS = "moe.bias-balancing"
 
@@ -176,7 +177,8 @@ RECOMPUTE = (
         "recompute ops",
         2,
         _pipeline("interleaved_zero_bubble", 2, **_selective("ops")),
-        KINDS,
+        (),
+        refused={ONE_BACKWARD: ALL},
     ),
     *(
         Tried(f"recompute-{module}", f"recompute {module}", 2, _selective(module), families, refused=refused)
@@ -244,28 +246,26 @@ OPTIMIZERS = tuple(
         ("pp", 2, {"pp": 2}, ("llama", "qwen3"), ()),
     )
 )
+
+
+def _compiled(
+    place: str, layout: dict[str, Any], families: tuple[str, ...], quick: tuple[str, ...] = (), **more: Any
+) -> Tried:
+    name = f"compile{'-' * bool(place)}{place}"
+    return Tried(name, "compile", 2, layout, families, {"kernels": types.Kernels(compile=True)}, quick=quick, **more)
+
+
 COMPILE = (
-    Tried("compile", "compile", 2, {}, sections={"kernels": types.Kernels(compile=True)}),
-    Tried("compile-tp-sp", "compile", 2, TP_SP, sections={"kernels": types.Kernels(compile=True)}),
-    Tried(
-        "compile-recompute",
-        "compile",
-        2,
-        {"recompute": "full"},
-        KINDS,
-        sections={"kernels": types.Kernels(compile=True)},
-    ),
-    Tried("compile-ops", "compile", 2, _selective("ops"), KINDS, sections={"kernels": types.Kernels(compile=True)}),
-    Tried(
-        "compile-ep",
-        "compile",
-        2,
-        {"ep": 2},
-        ("olmoe", "deepseek_v3"),
-        sections={"kernels": types.Kernels(compile=True)},
-    ),
-    Tried("compile-cp", "compile", 2, {"cp": 2}, KINDS, sections={"kernels": types.Kernels(compile=True)}),
-    Tried("compile-pp", "compile", 2, {"pp": 2}, KINDS, sections={"kernels": types.Kernels(compile=True)}),
+    _compiled("", {}, ALL),
+    _compiled("tp-sp", TP_SP, KINDS, quick=("llama",)),
+    _compiled("recompute", {"recompute": "full"}, KINDS),
+    _compiled("ops", _selective("ops"), KINDS),
+    _compiled("selective", _selective("core_attn", "layernorm", "mlp"), ("llama", "deepseek_v3")),
+    _compiled("mla-tp-sp", {**_selective("mla_up_proj", "moe_act"), **TP_SP}, ("deepseek_v3",)),
+    _compiled("ep", {"ep": 2}, ("olmoe", "deepseek_v3")),
+    _compiled("cp", {"cp": 2}, KINDS),
+    _compiled("pp", {"pp": 2}, KINDS),
+    _compiled("zero-bubble", _pipeline("zbv", 2), KINDS),
 )
 PACKED = tuple(
     Tried(f"packed-{place}", "packing", world, layout, KINDS, {"data": types.Data(seq_length=32, packing=True)})

@@ -190,7 +190,7 @@ def kept_bytes(case: Case, parts: Parts) -> tuple[Column, Column, Column]:
     """Bytes kept per token without recompute, with selective and with full recompute."""
     everything = sum(parts.values())
     modules = case.recompute_modules or SELECTIVE_MODULES.get(case.engine, ())
-    if modules:
+    if modules and "ops" not in modules:
         dropped = {p for module in modules for p in MODULE_DROPS[module]}
         selective = everything - sum(parts.get(name, 0.0) for name in dropped)
     else:

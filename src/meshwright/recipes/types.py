@@ -176,10 +176,10 @@ class Layout(Section, frozen=True):
     ] = "none"
     recompute_modules: Annotated[
         tuple[
-            Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj", "shared_experts"],
+            Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj", "shared_experts", "ops"],
             ...,
         ],
-        layout("modules for selective recompute; empty means core_attn"),
+        layout("modules for selective recompute, or ops: single operations; empty means the engine's own choice"),
     ] = ()
     recompute_layers: Annotated[int, layout("full recompute of this many layers per stage; 0 means all", ge=0)] = 0
     pp_schedule: Annotated[

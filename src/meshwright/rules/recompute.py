@@ -7,6 +7,7 @@ import numpy as np
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.domains import no, one_of, without
 from meshwright.rules.rule import Fix, rule
+from meshwright.rules.schedule import ZERO_BUBBLE
 
 EXPERT_MODULES = ("moe", "moe_act", "shared_experts")
 NOTHING: Fix = {"recompute": ["none"], "recompute_modules": [()], "recompute_layers": [0]}
@@ -31,6 +32,39 @@ def _foreign(c: Case) -> tuple[str, ...]:
 )
 def modules_exist(c: Case) -> Column:
     return (c.recompute == "selective") & bool(set(_foreign(c)) & set(c.recompute_modules))
+
+
+@rule(
+    "recompute.ops-offered",
+    "error",
+    "recompute_modules",
+    engines=("megatron", "kempnerforge", "deepspeed"),
+    message="{engine} recomputes modules, not single operations",
+    symptom="an unknown module name in the list",
+    cause="choosing by operation is a feature of torch's selective checkpointing",
+    fixes=({"recompute_modules": without("recompute_modules", lambda c: ("ops",))},),
+)
+def operations_can_be_chosen(c: Case) -> Column:
+    return (c.recompute == "selective") & ("ops" in c.recompute_modules)
+
+
+@rule(
+    "recompute.ops-zero-bubble",
+    "error",
+    "recompute",
+    engines=("meshwright",),
+    message="{pp_schedule} runs the backward pass in two parts, and recompute by operation allows one",
+    symptom="RuntimeError: Trying to backward an extra time, in the first step",
+    cause="what was kept of an operation is given away when it is asked for the first time",
+    fixes=(
+        {"recompute": ["full"], "recompute_modules": [()]},
+        {"recompute": ["none"], "recompute_modules": [()]},
+        {"pp_schedule": ["interleaved_1f1b"]},
+    ),
+)
+def operations_are_asked_for_once(c: Case) -> Column:
+    by_operation = (c.recompute == "selective") & (len(c.recompute_modules) == 0 or "ops" in c.recompute_modules)
+    return (c.pp > 1) & one_of(c.pp_schedule, ZERO_BUBBLE) & by_operation
 
 
 @rule(

@@ -263,6 +263,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"recompute": "selective", "recompute_modules": ("core_attn", "moe_act")},
         {"spec": MIXTURE},
     ),
+    "recompute.ops-offered": (
+        {"engine": "megatron", "recompute": "selective", "recompute_modules": ("ops",)},
+        {"engine": "torchtitan"},
+    ),
+    "recompute.ops-zero-bubble": (
+        {"pp": 2, "vp": 2, "pp_schedule": "zbv", "recompute": "selective"},
+        {"recompute_modules": ("layernorm",)},
+    ),
     "recompute.modules-unused": ({"recompute": "full", "recompute_modules": ("mlp",)}, {"recompute": "selective"}),
     "recompute.layers-with-selective": (
         {"engine": "megatron", "recompute": "selective", "recompute_layers": 2},

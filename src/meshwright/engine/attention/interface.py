@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from meshwright.engine.attention import exchange
 from meshwright.engine.attention.axis import ContextAxis, Span, chunk_spans
@@ -36,7 +38,8 @@ def attend(
     """Attention of [batch, heads, tokens, width] tensors, returned as [batch, tokens, heads, width].
 
     There is no mask tensor: causality, `sliding_window` and `documents` ([batch, tokens] ids; no attention across
-    documents) say who sees whom. The module may carry `context` (its cp axis) and `kernel` (kernels.attention).
+    documents) say who sees whom. The module may carry `context` (its cp axis), `kernel` (kernels.attention) and
+    `recompute_core` (attention is computed again in the backward pass).
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     _refuse_unknown_mask(attention_mask, query, key, causal, sliding_window)
@@ -47,10 +50,14 @@ def attend(
     if kernel not in KERNELS:
         raise unknown("kernels.attention", kernel, KERNELS)
     if axis is None or axis.size == 1:
-        out = attend_local(query, key, value, terms, s_aux, documents, kernel, dropout)
+        core = partial(attend_local, terms=terms, documents=documents, kernel=kernel, dropout=dropout)
     else:
         refuse_dropout(dropout)
-        out = _attend_across(query, key, value, terms, s_aux, documents, kernel, axis)
+        core = partial(_attend_across, terms=terms, documents=documents, kernel=kernel, axis=axis)
+    if getattr(module, "recompute_core", False):
+        out: Tensor = checkpoint(core, query, key, value, sinks=s_aux, use_reentrant=False)
+    else:
+        out = core(query, key, value, sinks=s_aux)
     return out.transpose(1, 2), None
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from meshwright.engine import attention
+from meshwright.engine.experts import expert_blocks
 from meshwright.engine.kernels.norms import fuse_norms
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.adapters import add_adapters, start_magnitudes
@@ -24,7 +25,7 @@ from meshwright.engine.parallelize.offload import offload_activations
 from meshwright.engine.parallelize.pipeline import split, stage_numbers
 from meshwright.engine.parallelize.recompute import recompute
 from meshwright.engine.parallelize.tensor import Sequence, cut_embedding, cut_layer, partial_names, split_segments
-from meshwright.recipes.types import Recipe
+from meshwright.recipes.types import Layout, Recipe
 
 
 def parallelize(config: Any, recipe: Recipe, mesh: Mesh, device: torch.device) -> list[Stage]:
@@ -58,7 +59,7 @@ def parallelize(config: Any, recipe: Recipe, mesh: Mesh, device: torch.device) -
         if recipe.kernels.compile:
             # One block at a time: all blocks share one graph, and a whole model takes minutes to compile.
             for layer in stage.layers.values():
-                layer.compile(fullgraph=True)
+                layer.compile(fullgraph=is_one_graph(layer, layout))
         # Sharding outermost: it gathers a block's weights just before the block runs.
         if layout.strategy == "megatron_fsdp":
             megatron.share_and_fill(stage, mesh, recipe, initial, device)
@@ -106,6 +107,11 @@ def tell_attention(stage: Stage, spread: tuple[Sequence, Any], recipe: Recipe) -
     for module in stage.modules():
         if is_attention(module):
             module.context, module.kernel = spread[1], recipe.kernels.attention  # type: ignore[assignment]
+
+
+def is_one_graph(layer: nn.Module, layout: Layout) -> bool:
+    """Whether nothing in a layer runs outside its graph: tokens travel to experts, keys and values to other ranks."""
+    return layout.cp == 1 and not list(expert_blocks(layer))
 
 
 def is_attention(module: nn.Module) -> bool:

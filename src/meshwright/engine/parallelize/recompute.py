@@ -15,25 +15,24 @@ from torch.utils.checkpoint import (
 )
 
 from meshwright.engine.experts.storage import expert_blocks
+from meshwright.engine.parallelize.dropping import drop_outputs
 from meshwright.recipes.types import Layout
 
-# With selective recompute by operation, the outputs of these are kept and everything else is computed again.
-COSTLY = (
-    "mm",
-    "addmm",
-    "bmm",
-    "_grouped_mm",
-    "_scaled_mm",
+# With selective recompute by operation, what attention gives and every second product of weights are kept, and
+# everything else is computed again. bmm is none of them: it makes the scores of eager attention.
+ATTENTION = (
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
 )
+PRODUCTS = ("mm", "addmm", "_grouped_mm", "_scaled_mm", "one_by_one")
+OPERATIONS = "ops"
 NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "norm", "ln_1", "ln_2")
 UP_PROJECTIONS = ("q_b_proj", "kv_b_proj")
 
 
-def recompute(layers: dict[int, nn.Module], layout: Layout) -> None:
+def recompute(layers: dict[int, nn.Module], layout: Layout, compiled: bool) -> None:
     """Makes the layers of a stage compute again what the layout says; a layer's names stay as they are."""
     if layout.recompute == "full":
         chosen = list(layers.values())[: layout.recompute_layers or None]
@@ -41,20 +40,25 @@ def recompute(layers: dict[int, nn.Module], layout: Layout) -> None:
             _again(layer)
     elif layout.recompute == "selective":
         for layer in layers.values():
-            _selective(layer, layout.recompute_modules or ("core_attn",))
+            _selective(layer, layout.recompute_modules or (OPERATIONS,), compiled)
 
 
-def _selective(layer: nn.Module, modules: tuple[str, ...]) -> None:
-    if "ops" in modules:
+def _selective(layer: nn.Module, names: tuple[str, ...], compiled: bool) -> None:
+    if OPERATIONS in names:
         _again(layer, by_operation=True)
         return
-    for name in modules:
-        for module in PARTS[name](layer):
+    for name in names:
+        for module in BLOCKS[name](layer) if name in BLOCKS else ():
             _again(module)
-    if "core_attn" in modules:
-        for module in layer.modules():
-            if _is_attention(module):
-                module.recompute_core = True  # type: ignore[assignment]
+    for name, mark in MARKED.items():
+        if name in names:
+            mark(layer)
+    outputs = [module for name in names if name in OUTPUTS for module in OUTPUTS[name](layer)]
+    if not compiled:
+        drop_outputs(layer, outputs)
+        return
+    for module in outputs:  # the compiler sees who keeps an output, and computes it again in the backward graph
+        _again(module)
 
 
 def _again(module: Any, by_operation: bool = False) -> None:
@@ -77,12 +81,15 @@ def _recomputing(kind: type[Any], by_operation: bool) -> type[Any]:
 
 
 def _keep_costly() -> Any:
-    return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+    products = {False: 0, True: 0}  # seen in the first forward and in the second
 
+    def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        name = operation.overloadpacket.__name__ if isinstance(operation, torch._ops.OpOverload) else ""
+        products[context.is_recompute] += name in PRODUCTS
+        kept = name in ATTENTION or (name in PRODUCTS and products[context.is_recompute] % 2 == 1)
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
-def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    name = operation.overloadpacket.__name__ if isinstance(operation, torch._ops.OpOverload) else ""
-    return CheckpointPolicy.MUST_SAVE if name in COSTLY else CheckpointPolicy.PREFER_RECOMPUTE
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
 
 
 def _is_attention(module: nn.Module) -> bool:
@@ -104,10 +111,15 @@ def _dense_blocks(layer: nn.Module) -> Iterator[nn.Module]:
             yield child
 
 
-def _expert_activations(layer: nn.Module) -> Iterator[nn.Module]:
+def _attention_cores(layer: nn.Module) -> None:
+    for module in layer.modules():
+        if _is_attention(module):
+            module.recompute_core = True  # type: ignore[assignment]
+
+
+def _expert_activations(layer: nn.Module) -> None:
     for block in expert_blocks(layer):
         block.experts.recompute_activation = True  # type: ignore[assignment]
-    return iter(())
 
 
 def _shared(layer: nn.Module) -> Iterator[nn.Module]:
@@ -120,12 +132,21 @@ def _up_projections(layer: nn.Module) -> Iterator[nn.Module]:
         yield from _children(module, UP_PROJECTIONS)
 
 
-PARTS: dict[str, Callable[[nn.Module], Iterator[nn.Module]]] = {
-    "core_attn": lambda layer: iter(()),
-    "layernorm": lambda layer: _children(layer, NORMS),
+Parts = Callable[[nn.Module], Iterator[nn.Module]]
+
+# Blocks that keep their input alone.
+BLOCKS: dict[str, Parts] = {
     "mlp": _dense_blocks,
     "moe": lambda layer: (block.block for block in expert_blocks(layer)),
-    "moe_act": _expert_activations,
-    "mla_up_proj": _up_projections,
     "shared_experts": _shared,
+}
+# Modules whose output nobody keeps.
+OUTPUTS: dict[str, Parts] = {
+    "layernorm": lambda layer: _children(layer, NORMS),
+    "mla_up_proj": _up_projections,
+}
+# Parts of the engine's own functions, which look at a mark.
+MARKED: dict[str, Callable[[nn.Module], None]] = {
+    "core_attn": _attention_cores,
+    "moe_act": _expert_activations,
 }
