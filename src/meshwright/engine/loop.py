@@ -17,6 +17,7 @@ from meshwright.engine.model.stage import Stage
 from meshwright.engine.optimizers import build_optimizer
 from meshwright.engine.parallelize import parallelize, spread_sequence
 from meshwright.engine.parallelize.data import DTYPES
+from meshwright.engine.parallelize.megatron import wait_for_gradients
 from meshwright.engine.parallelize.pipeline import Pipeline
 from meshwright.engine.scaling import LossScale
 from meshwright.engine.schedules import learning_rate
@@ -151,8 +152,10 @@ class Trainer:
         stage, layout = self.stages[0], self.recipe.layout
         parts = batch.micro_batches(layout.micro_batch_size)
         for i, (tokens, told) in enumerate(parts):
+            last = i == len(parts) - 1
             if isinstance(stage, FSDPModule):
-                stage.set_requires_gradient_sync(i == len(parts) - 1 or not layout.defer_grad_sync)
+                stage.set_requires_gradient_sync(last or not layout.defer_grad_sync)
+            wait_for_gradients(stage, last)
             (stage(tokens, **told) * self._multiplier()).backward()
 
     def _multiplier(self) -> float:

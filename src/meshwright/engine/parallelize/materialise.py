@@ -17,9 +17,8 @@ def materialise(stage: Stage, initial: dict[str, Initial], seed: int, device: to
         stage.lm_head.weight = stage.embedding.weight
     for name, parameter in stage.named_parameters():
         known = tied if tied and name == "lm_head.weight" else name
-        start(parameter, known, initial[_recorded(known, initial)], seed)
-    for module_name, module in stage.named_modules():
-        _fill_buffers(module, module_name, initial, seed, device)
+        start(parameter, known, initial[recorded(known, initial)], seed)
+    fill_buffers(stage, initial, seed, device)
 
 
 def tied_name(stage: Stage) -> str:
@@ -29,14 +28,16 @@ def tied_name(stage: Stage) -> str:
     return f"{stage.parts.body}.{stage.parts.embedding}.weight"
 
 
-def _recorded(name: str, initial: dict[str, Initial]) -> str:
+def recorded(name: str, initial: dict[str, Initial]) -> str:
     """The name under which the start of a parameter was recorded: a part of a split one starts like the whole."""
     return name if name in initial else name.rpartition("_")[0]
 
 
-def _fill_buffers(module: nn.Module, path: str, initial: dict[str, Initial], seed: int, device: torch.device) -> None:
-    for name, buffer in list(module.named_buffers(recurse=False)):
-        known = f"{path}.{name}"
-        if known in initial:
-            module._buffers[name] = torch.empty_like(buffer, device=device)
-            start(module._buffers[name], known, initial[known], seed)  # type: ignore[arg-type]
+def fill_buffers(stage: nn.Module, initial: dict[str, Initial], seed: int, device: torch.device) -> None:
+    """Allocates the buffers of a stage and fills them; those that nothing was recorded of stay as they are."""
+    for path, module in stage.named_modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            known = f"{path}.{name}"
+            if known in initial:
+                module._buffers[name] = torch.empty_like(buffer, device=device)
+                start(module._buffers[name], known, initial[known], seed)
