@@ -1,0 +1,256 @@
+"""Our engine beside a plain transformers loop, on one GPU, in one call: tokens per second, ratio and peak memory.
+
+    python benchmarks/engine_h200.py OUT.json [--tiny] [CASE ...]
+
+The plain loop is what a careful user writes: AutoModelForCausalLM in bf16, SDPA, torch.compile of each block, the loss in
+checkpointed chunks, clip_grad_norm_, fused AdamW. Both train on the same shapes with bf16 weights, gradients and
+optimizer state. Times are CUDA events over the timed steps; the ratio is what to compare between machines.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+import traceback
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
+
+from meshwright.engine.data.mock import Mock
+from meshwright.engine.loop import Trainer
+from meshwright.engine.mesh import build_mesh
+from meshwright.engine.model.config import config_for, spec_of, tiny
+from meshwright.recipes.types import (
+    Architecture,
+    Data,
+    Kernels,
+    Layout,
+    Moe,
+    Optimizer,
+    Precision,
+    Recipe,
+    Schedule,
+    Train,
+)
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+TINY = "--tiny" in sys.argv
+WARM, TIMED = (1, 2) if TINY else (4, 8)
+BF16 = Precision(master="bf16", moments="bf16", grads="bf16", reduce="bf16")
+FP8 = msgspec.structs.replace(BF16, matmul="fp8_tensor")
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One row of the table."""
+
+    name: str
+    model: str
+    micro_batch: int
+    engine: bool = True  # ours, or the plain loop
+    precision: Precision = BF16
+    recompute: str = "none"
+    recompute_modules: tuple[str, ...] = ()
+    layers: int | None = None  # a slice of the model
+    against: str = ""  # the row this one is compared with
+
+
+RUNS = (
+    Run("8B plain", "llama3_8b", 3, engine=False),
+    Run("8B engine, micro batch 3", "llama3_8b", 3, against="8B plain"),
+    Run("8B engine, planner's micro batch 4", "llama3_8b", 4, against="8B plain"),
+    Run("8B engine, largest micro batch 5", "llama3_8b", 5, against="8B plain"),
+    Run("8B engine, fp8", "llama3_8b", 6, precision=FP8, against="8B plain"),
+    Run("1B plain", "llama32_1b", 8, engine=False),
+    Run("1B engine", "llama32_1b", 8, against="1B plain"),
+    Run("OLMoE plain", "olmoe_7b", 2, engine=False),
+    Run("OLMoE engine", "olmoe_7b", 2, against="OLMoE plain"),
+    Run("Qwen3-30B-A3B 8 layers plain", "qwen3_30b_a3b", 4, engine=False, layers=8),
+    Run("Qwen3-30B-A3B 8 layers engine", "qwen3_30b_a3b", 4, layers=8, against="Qwen3-30B-A3B 8 layers plain"),
+)
+
+
+def recipe_of(run: Run) -> Recipe:
+    """The recipe of a row: one micro batch a step, so that a step is a micro batch."""
+    return Recipe(
+        name=run.name,
+        model=run.model,
+        goal="pretrain",
+        cluster="1xH200",
+        architecture=Architecture(layers=run.layers),
+        data=Data(seq_length=64 if TINY else 4096),
+        train=Train(global_batch_size=run.micro_batch, steps=1000, check_nan=False),
+        optimizer=Optimizer(lr=1e-4),
+        schedule=Schedule(name="constant", warmup_steps=0),
+        precision=run.precision,
+        moe=Moe(router_dtype="fp32"),
+        layout=Layout(
+            micro_batch_size=run.micro_batch,
+            recompute=run.recompute,  # type: ignore[arg-type]
+            recompute_modules=run.recompute_modules,  # type: ignore[arg-type]
+        ),
+        kernels=Kernels(compile=not TINY, loss="fused_linear"),
+    )
+
+
+def ours(run: Run, recipe: Recipe, config: Any) -> Any:
+    """A step of our engine."""
+    mesh = build_mesh(recipe.layout, DEVICE.type)
+    source = Mock(config.vocab_size, recipe.data.seq_length, 1)
+    trainer = Trainer(recipe, config, mesh, DEVICE, source)
+    numbers = iter(range(10**6))
+    return lambda: trainer.step(next(numbers), figures=False).losses.sum()
+
+
+def plain(run: Run, recipe: Recipe, config: Any) -> Any:
+    """A step of the loop that a careful user writes."""
+    from transformers import AutoModelForCausalLM
+
+    config._attn_implementation = "sdpa"
+    if recipe.model in ("olmoe_7b", "qwen3_30b_a3b"):
+        config._experts_implementation = "grouped_mm"
+    torch.manual_seed(0)
+    with DEVICE:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32 if TINY else torch.bfloat16).train()
+    if not TINY:
+        for layer in model.model.layers:
+            layer.compile(fullgraph=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    source = Mock(config.vocab_size, recipe.data.seq_length, 1)
+    numbers = iter(range(10**6))
+
+    def chunk_loss(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        logits = model.lm_head(hidden).float()
+        return torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+
+    def step() -> torch.Tensor:
+        first = next(numbers) * run.micro_batch
+        tokens = torch.from_numpy(source.samples(range(first, first + run.micro_batch)).tokens).to(DEVICE)
+        hidden = model.model(input_ids=tokens[:, :-1]).last_hidden_state.flatten(0, 1)
+        labels = tokens[:, 1:].flatten()
+        parts = [
+            checkpoint(chunk_loss, h, y, use_reentrant=False)
+            for h, y in zip(hidden.chunk(8), labels.chunk(8), strict=True)
+        ]
+        loss = torch.stack(parts).sum() / labels.numel()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """Tokens per second of a row, its peak memory, its losses."""
+    recipe = recipe_of(run)
+    config = config_for(recipe)
+    if TINY:
+        config = tiny(config, 2)
+        recipe = msgspec.structs.replace(recipe, precision=Precision(compute="fp32"))
+    began = time.monotonic()
+    if DEVICE.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    step = (ours if run.engine else plain)(run, recipe, config)
+    losses = [step()]
+    first_s = time.monotonic() - began
+    losses += [step() for _ in range(WARM - 1)]
+    spent = timed(step, losses)
+    row = {
+        "name": run.name,
+        "engine": run.engine,
+        "micro_batch": run.micro_batch,
+        "parameters": spec_of(recipe, config).params.total,
+        "tokens_per_s": run.micro_batch * recipe.data.seq_length / spent,
+        "step_s": spent,
+        "first_step_s": first_s,
+        "losses": [round(float(loss), 4) for loss in losses],
+    }
+    if DEVICE.type == "cuda":
+        row |= {
+            "peak_allocated_gib": torch.cuda.max_memory_allocated() / 2**30,
+            "peak_reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
+        }
+    return row
+
+
+def timed(step: Any, losses: list[torch.Tensor]) -> float:
+    """Seconds of one step, over several."""
+    if DEVICE.type != "cuda":
+        began = time.perf_counter()
+        losses += [step() for _ in range(TIMED)]
+        return (time.perf_counter() - began) / TIMED
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    losses += [step() for _ in range(TIMED)]
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3 / TIMED
+
+
+def main() -> None:
+    out, names = Path(sys.argv[1]), [a for a in sys.argv[2:] if not a.startswith("--")]
+    limit = float(os.environ.get("BENCH_SECONDS", "1e9"))  # no new row is begun after this
+    began = time.monotonic()
+    dist.init_process_group("nccl" if DEVICE.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    rows: list[dict[str, Any]] = []
+    for run in RUNS:
+        if (names and not any(name in run.name for name in names)) or time.monotonic() - began > limit:
+            continue
+        try:
+            row = measure(run)
+        except Exception as error:
+            row = {
+                "name": run.name,
+                "error": f"{type(error).__name__}: {error}"[:400],
+                "where": traceback.format_exc()[-1500:],
+            }
+        base = next((r for r in rows if r["name"] == run.against and "tokens_per_s" in r), None)
+        if base and "tokens_per_s" in row:
+            row["ratio"] = row["tokens_per_s"] / base["tokens_per_s"]
+        rows.append(row)
+        told = row.get("error") or (
+            f"{row['tokens_per_s']:>9,.0f} tok/s  {row.get('ratio', 1):.3f} ×  "
+            f"{row.get('peak_allocated_gib', 0):.1f} GiB  first step {row['first_step_s']:.0f} s  loss {row['losses'][-1]}"
+        )
+        print(f"{run.name:<40} {told}", flush=True)
+        save(out, rows)
+        gc.collect()
+        torch._dynamo.reset()
+        if DEVICE.type == "cuda":
+            torch.cuda.empty_cache()
+    dist.destroy_process_group()
+
+
+def save(path: Path, rows: list[dict[str, Any]]) -> None:
+    """What was measured so far."""
+    import transformers
+
+    found = {
+        "command": "python benchmarks/engine_h200.py OUT.json",
+        "date": date.today().isoformat(),
+        "device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU",
+        "versions": {
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": sys.version.split()[0],
+        },
+        "convention": "seq 4096, bf16 weights, gradients and AdamW state, clipping on, mock data, one micro batch per step",
+        "rows": rows,
+    }
+    path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
