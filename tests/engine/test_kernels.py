@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import importlib
+import logging
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from meshwright.engine.kernels.cross_entropy import logits_to_gradient_
+from meshwright.engine.kernels.fp8 import ACTIVATION, to_fp8
+from meshwright.engine.kernels.linears import TunedLinear, tune_linears, use_fp8
+from meshwright.engine.kernels.matmul import product, product_add
 from meshwright.engine.kernels.norms import fuse_norms
+from meshwright.engine.kernels.residuals import fold_residuals
 from meshwright.engine.kernels.updates import adamw_, scale_unless_one_, sum_of_squares
 
+SETTINGS: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8}
 NORMS = (
     ("llama", "LlamaRMSNorm"),
     ("qwen3", "Qwen3RMSNorm"),
@@ -44,7 +53,8 @@ def test_a_fused_norm_gives_the_familys_output_and_gradients(family: str, name: 
     expected = outcome()
     own = type(norm).forward
     assert fuse_norms(nn.ModuleList([norm])) == 1
-    assert type(norm).forward is not own and list(norm.state_dict()) == ["weight"]
+    assert type(norm).forward is not own
+    assert list(norm.state_dict()) == ["weight"]
     for got, want in zip(outcome(), expected, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
 
@@ -52,7 +62,8 @@ def test_a_fused_norm_gives_the_familys_output_and_gradients(family: str, name: 
 def test_layers_share_one_fused_class() -> None:
     """One class for all layers is what lets them share one compiled graph."""
     model = nn.ModuleList([norm_of("llama", "LlamaRMSNorm") for _ in range(3)])
-    assert fuse_norms(model) == 3 and len({type(norm) for norm in model}) == 1
+    assert fuse_norms(model) == 3
+    assert len({type(norm) for norm in model}) == 1
 
 
 def test_a_second_call_changes_nothing_but_still_counts() -> None:
@@ -106,7 +117,7 @@ def test_adamw_is_torchs_with_the_gradient_times_the_factor() -> None:
     torch.manual_seed(0)
     mine = torch.randn(50)
     reference = nn.Parameter(mine.clone())
-    optimizer = torch.optim.AdamW([reference], lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    optimizer = torch.optim.AdamW([reference], **SETTINGS, weight_decay=0.1)
     average, square = torch.zeros(50), torch.zeros(50)
     factor = torch.tensor(0.25)
     for step in range(1, 5):
@@ -136,7 +147,7 @@ def test_adamw_keeps_bf16_moments_in_their_format() -> None:
         eps=1e-8,
         weight_decay=0.0,
     )
-    assert average.dtype is torch.bfloat16 and parameter.dtype is torch.bfloat16
+    assert {parameter.dtype, average.dtype, square.dtype} == {torch.bfloat16}
     torch.testing.assert_close(parameter.float(), before.float() - 0.1 * gradient.float().sign(), rtol=0, atol=2e-2)
 
 
@@ -150,3 +161,185 @@ def test_scaling_by_one_and_by_another_number() -> None:
     values = torch.arange(5.0)
     assert scale_unless_one_(values, torch.tensor(1.0)) is values
     torch.testing.assert_close(scale_unless_one_(values, torch.tensor(0.5)), torch.arange(5.0) / 2)
+
+
+@pytest.mark.parametrize(("left_t", "right_t"), [(False, True), (False, False), (True, False)])
+def test_products_know_their_value_their_shape_and_their_flop(left_t: bool, right_t: bool) -> None:
+    torch.manual_seed(0)
+    left = torch.randn((5, 3) if left_t else (3, 5))
+    right = torch.randn((4, 5) if right_t else (5, 4))
+    expected = (left.t() if left_t else left) @ (right.t() if right_t else right)
+    with FlopCounterMode(display=False) as counted:
+        got = product(left, right, left_t, right_t)
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+    assert counted.get_total_flops() == 2 * 3 * 5 * 4
+    assert product(left.to("meta"), right.to("meta"), left_t, right_t).shape == expected.shape
+
+
+def test_a_product_adds_a_matrix() -> None:
+    torch.manual_seed(0)
+    add, left, right = torch.randn(3, 4), torch.randn(3, 5), torch.randn(4, 5)
+    before = add.clone()
+    torch.testing.assert_close(product_add(add, left, right, True), before + left @ right.t(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(add, before, rtol=0, atol=0)
+    assert product_add(add.to("meta"), left.to("meta"), right.to("meta"), True).shape == (3, 4)
+
+
+def outcome(module: nn.Module, rows: torch.Tensor, direction: torch.Tensor) -> list[torch.Tensor]:
+    out = module(rows)
+    return [out.detach(), *torch.autograd.grad((out * direction).sum(), [rows, *module.parameters()])]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_tuned_linear_layer_is_torchs(bias: bool) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(6, 4, bias=bias)
+    rows, direction = torch.randn(2, 3, 6, requires_grad=True), torch.randn(2, 3, 4)
+    expected = outcome(linear, rows, direction)
+    assert tune_linears(nn.ModuleList([linear, nn.Bilinear(2, 2, 2)])) == 1
+    assert type(linear) is TunedLinear
+    for got, want in zip(outcome(linear, rows, direction), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+
+
+def test_fp8_gives_a_tensor_to_the_precision_of_the_format() -> None:
+    values = torch.tensor([[1000.0, -3.0], [0.5, 0.0]])
+    narrow, unit = to_fp8(values, ACTIVATION)
+    assert narrow.float().abs().max() == torch.finfo(ACTIVATION).max
+    torch.testing.assert_close(narrow.float() * unit, values, rtol=0.07, atol=0.01)
+    assert to_fp8(torch.zeros(2, 2), ACTIVATION)[0].float().abs().max() == 0
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_an_fp8_linear_layer_is_near_torchs(exact: bool) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(64, 32)
+    rows, direction = torch.randn(2, 16, 64, requires_grad=True), torch.randn(2, 16, 32)
+    expected = outcome(linear, rows, direction)
+    assert use_fp8(nn.ModuleList([linear, nn.Linear(64, 24)]), exact_gradients=exact) == 1  # 24 does not divide
+    for got, want in zip(outcome(linear, rows, direction), expected, strict=True):
+        error = ((got - want).norm() / want.norm()).item()
+        assert error < 0.08, error
+    assert (linear(rows) - expected[0]).abs().max() > 0, "it computes in fp32"
+
+
+def test_fp8_leaves_odd_numbers_of_tokens_to_torch() -> None:
+    linear = nn.Linear(16, 16)
+    rows = torch.randn(5, 16)
+    expected = linear(rows)
+    use_fp8(linear)
+    torch.testing.assert_close(linear(rows), expected, rtol=0, atol=0)
+
+
+def tiny(family: str) -> Any:
+    config = AutoConfig.for_model(
+        family,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        vocab_size=64,
+        pad_token_id=None,
+        eos_token_id=None,
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def gradients(model: Any, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    model(tokens, labels=tokens, use_cache=False).loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize(
+    ("family", "folded"), [("llama", 4), ("qwen2", 4), ("qwen3", 4), ("mistral", 4), ("olmoe", 2), ("gemma3_text", 0)]
+)
+def test_folded_residuals_change_no_gradient(family: str, folded: int) -> None:
+    """An expert block ends in no projection of its own: there only attention's is folded. Gemma norms what it adds."""
+    model = tiny(family)
+    tokens = torch.randint(64, (2, 8))
+    expected = gradients(model, tokens)
+    tune_linears(model.model.layers)
+    assert fold_residuals(model) == folded
+    got = gradients(model, tokens)
+    assert got.keys() == expected.keys()
+    for name, want in expected.items():
+        torch.testing.assert_close(got[name], want, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_residuals_stay_where_a_projection_is_not_plain() -> None:
+    model = tiny("llama")
+    assert fold_residuals(model) == 0  # not tuned: nothing would be gained
+    tune_linears(model.model.layers)
+    model.model.layers[0].self_attn.o_proj.__class__ = type("Adapted", (nn.Linear,), {})
+    assert fold_residuals(model) == 3
+
+
+def test_all_layers_share_one_compiled_graph(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "torch.__trace")  # pytest would format every graph that torch traces
+    model = tiny("llama")
+    fuse_norms(model)
+    tune_linears(model.model.layers)
+    fold_residuals(model)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for layer in model.model.layers:
+        layer.compile(fullgraph=True, backend="aot_eager")
+    hidden = torch.randn(2, 8, 32, requires_grad=True)
+    rope = model.model.rotary_emb(hidden, torch.arange(8)[None])
+    for layer in model.model.layers:
+        hidden = layer(hidden, position_embeddings=rope)
+    hidden.sum().backward()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+@on_a_gpu
+@pytest.mark.parametrize(("z_loss", "softcap"), [(0.0, None), (1e-2, 3.0)])
+def test_the_gpus_cross_entropy_is_the_cpus(z_loss: float, softcap: float | None) -> None:
+    torch.manual_seed(0)
+    logits, weights = torch.randn(9, 40003), torch.rand(9)
+    labels = torch.tensor([3, 40002, -100, 50000, 0, 7, 9, 11, 13])
+    mine = logits.cuda()
+    statistics = logits_to_gradient_(mine, labels.cuda(), weights.cuda(), z_loss, softcap)
+    torch.testing.assert_close(
+        statistics.cpu(), logits_to_gradient_(logits, labels, weights, z_loss, softcap), rtol=1e-5, atol=1e-5
+    )
+    torch.testing.assert_close(mine.cpu(), logits, rtol=1e-4, atol=1e-7)
+
+
+@on_a_gpu
+def test_the_gpus_updates_are_the_cpus() -> None:
+    torch.manual_seed(0)
+    here = [torch.rand(30001) for _ in range(4)]
+    there = [one.cuda() for one in here]
+    factor = torch.tensor(0.3)
+    adamw_(*here, factor, step=3, **SETTINGS, weight_decay=0.1)
+    adamw_(*there, factor.cuda(), step=3, **SETTINGS, weight_decay=0.1)
+    for one, other in zip(here, there, strict=True):
+        torch.testing.assert_close(other.cpu(), one, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(sum_of_squares(there).cpu(), sum_of_squares(here), rtol=1e-5, atol=0)
+    torch.testing.assert_close(scale_unless_one_(there[1], factor.cuda()).cpu(), here[1] * 0.3, rtol=1e-6, atol=0)
+
+
+@on_a_gpu
+@pytest.mark.parametrize(("left_t", "right_t"), [(False, True), (False, False), (True, False)])
+def test_the_gpus_tuned_products_are_torchs(left_t: bool, right_t: bool) -> None:
+    torch.manual_seed(0)
+    for rows, columns, inner in ((512, 4096, 1024), (512, 14336, 512), (256, 65536, 128), (1024, 8, 64)):
+        left = torch.randn((inner, rows) if left_t else (rows, inner), device="cuda", dtype=torch.bfloat16)
+        right = torch.randn((columns, inner) if right_t else (inner, columns), device="cuda", dtype=torch.bfloat16)
+        exact = (left.t() if left_t else left).double() @ (right.t() if right_t else right).double()
+        torch.testing.assert_close(product(left, right, left_t, right_t).double(), exact, rtol=1e-2, atol=0.2)
+        if not left_t:
+            add = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
+            got = product_add(add, left, right, right_t).double()
+            torch.testing.assert_close(got, exact + add.double(), rtol=1e-2, atol=0.2)

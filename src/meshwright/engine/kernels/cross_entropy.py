@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-BLOCK = 16384  # columns per pass of a program; with 16 warps a row of 128k columns takes eight passes
-WARPS = 16
+from meshwright.engine.kernels._where import on_gpu
+
+# Columns per pass of a program. On an H200 every choice between 2048 and 32768 takes 0.8 ms for 4096 rows of 128256.
+BLOCK, WARPS = 16384, 32
 
 
 def logits_to_gradient_(
@@ -17,7 +19,7 @@ def logits_to_gradient_(
     The loss is the sum of weights * (log_sum - target + z_loss * log_sum²); a label outside the vocabulary has target
     zero and no share in the gradient but the softmax's.
     """
-    if logits.is_cuda:
+    if on_gpu(logits):
         return _on_gpu(logits, labels, weights, z_loss, softcap)
     statistics = _statistics(logits, labels, softcap)
     logits.copy_(_gradient(logits, labels, weights, statistics[0], z_loss, softcap))

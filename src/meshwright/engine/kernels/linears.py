@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from meshwright.engine.kernels.fp8 import MULTIPLE, fp8_linear
 from meshwright.engine.kernels.matmul import product, product_add
@@ -44,7 +45,7 @@ class TunedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """The same numbers as torch's linear layer, but for the order of sums."""
-        out = _apply(_Tuned, input.flatten(0, -2), self.weight).unflatten(0, input.shape[:-1])
+        out = _apply(_Tuned, input.flatten(0, -2), self.weight).view(*input.shape[:-1], self.out_features)
         return out if self.bias is None else out + self.bias
 
 
@@ -54,8 +55,11 @@ class Fp8Linear(nn.Linear):
     exact_gradients = True
 
     def forward(self, input: Tensor) -> Tensor:
-        """Torch's linear layer to fp8's precision."""
-        out = fp8_linear(input.flatten(0, -2), self.weight, self.exact_gradients).unflatten(0, input.shape[:-1])
+        """Torch's linear layer to fp8's precision; torch's own where the number of tokens is not a multiple of 16."""
+        rows = input.flatten(0, -2)
+        if rows.shape[0] % MULTIPLE:
+            return functional.linear(input, self.weight, self.bias)
+        out = fp8_linear(rows, self.weight, self.exact_gradients).view(*input.shape[:-1], self.out_features)
         return out if self.bias is None else out + self.bias
 
 
@@ -67,8 +71,7 @@ class FastFp8Linear(Fp8Linear):
 
 def linear_add(add: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:
     """hidden @ weight.T + add, with the sum made inside the product."""
-    out = _apply(_TunedAdd, add.flatten(0, -2), hidden.flatten(0, -2), weight)
-    return out.unflatten(0, add.shape[:-1])
+    return _apply(_TunedAdd, add.flatten(0, -2), hidden.flatten(0, -2), weight).view(add.shape)
 
 
 def _apply(function: type[torch.autograd.Function], *tensors: Tensor) -> Tensor:
@@ -79,7 +82,7 @@ def _apply(function: type[torch.autograd.Function], *tensors: Tensor) -> Tensor:
 class _Tuned(torch.autograd.Function):
     @staticmethod
     def forward(hidden: Tensor, weight: Tensor) -> Tensor:
-        return product(hidden, weight, False, True)
+        return _product(hidden, weight, False, True)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -93,7 +96,8 @@ class _Tuned(torch.autograd.Function):
 class _TunedAdd(torch.autograd.Function):
     @staticmethod
     def forward(add: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:
-        return product_add(add, hidden, weight, True)
+        out: Tensor = product_add(add, hidden, weight, True)
+        return out
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -105,4 +109,9 @@ class _TunedAdd(torch.autograd.Function):
 
 
 def _gradients(gradient: Tensor, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    return product(gradient, weight, False, False), product(gradient, hidden, True, False)
+    return _product(gradient, weight, False, False), _product(gradient, hidden, True, False)
+
+
+def _product(left: Tensor, right: Tensor, left_transposed: bool, right_transposed: bool) -> Tensor:
+    out: Tensor = product(left, right, left_transposed, right_transposed)
+    return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,8 @@ def fuse_norms(model: nn.Module) -> int:
     """Makes every plain RMS norm of a model compute through torch's own; says how many were changed."""
     changed = 0
     for module in model.modules():
-        fused = _fused_class(type(module)) if _looks_like_a_norm(module) else None
+        kind: Any = type(module)
+        fused = _fused_class(kind) if _looks_like_a_norm(module) else None
         if fused is not None:
             module.__class__ = fused  # the class, not the instance's forward: all layers then share one compiled graph
             changed += 1
@@ -39,7 +41,7 @@ def _epsilon_name(module: nn.Module) -> str | None:
 
 
 @cache
-def _fused_class(kind: type[nn.Module]) -> type[nn.Module] | None:
+def _fused_class(kind: Any) -> Any:
     """A subclass of this norm with a fused forward, or nothing where the norm computes something else."""
     for forward in (_scaled_by_weight, _scaled_by_one_plus_weight):
         fused = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
@@ -48,28 +50,26 @@ def _fused_class(kind: type[nn.Module]) -> type[nn.Module] | None:
     return None
 
 
-def _scaled_by_weight(self: nn.Module, hidden_states: Tensor) -> Tensor:
+def _scaled_by_weight(self: Any, hidden_states: Tensor) -> Tensor:
     weight, epsilon = _weight(self), _epsilon(self)
     return functional.rms_norm(hidden_states, (weight.shape[0],), weight, epsilon)
 
 
-def _scaled_by_one_plus_weight(self: nn.Module, hidden_states: Tensor) -> Tensor:
+def _scaled_by_one_plus_weight(self: Any, hidden_states: Tensor) -> Tensor:
     # Gemma's and Qwen3-Next's weights are small offsets from one: the sum keeps them only in fp32.
     weight = 1.0 + _weight(self).float()
     normed = functional.rms_norm(hidden_states.float(), (weight.shape[0],), weight, _epsilon(self))
     return normed.type_as(hidden_states)
 
 
-def _weight(module: nn.Module) -> Tensor:
-    weight = module.weight
-    return weight  # type: ignore[return-value]  # a module's attributes are Tensor or Module to mypy
+def _weight(module: Any) -> Tensor:
+    weight: Tensor = module.weight
+    return weight
 
 
-def _epsilon(module: nn.Module) -> float:
-    for name in EPSILON_NAMES:
-        if hasattr(module, name):
-            return getattr(module, name)  # type: ignore[no-any-return]  # the same
-    raise AttributeError(f"{type(module).__name__} has none of {', '.join(EPSILON_NAMES)}")
+def _epsilon(module: Any) -> float:
+    epsilon: float = next(getattr(module, name) for name in EPSILON_NAMES if hasattr(module, name))
+    return epsilon
 
 
 def _agree(original: type[nn.Module], fused: type[nn.Module]) -> bool:

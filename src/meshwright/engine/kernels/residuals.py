@@ -38,20 +38,23 @@ def fold_residuals(model: nn.Module) -> int:
     For whole layers on one rank, after `tune_linears`: under tp the sum over ranks comes before the residual.
     """
     folded = 0
+    layer: Any
     for layer in list(model.modules()):
-        if _says(type(layer), LAYER):
+        kind: Any = type(layer)
+        if _says(kind, LAYER):
             attention = _postpone(layer.self_attn, "o_proj", LAST_OF_ATTENTION)
             mlp = _postpone(layer.mlp, "down_proj", LAST_OF_MLP)
             if attention or mlp:
-                layer.__class__ = _folded_class(type(layer), attention, mlp)
+                layer.__class__ = _folded_class(kind, attention, mlp)
             folded += attention + mlp
     return folded
 
 
 def _postpone(module: Any, name: str, ending: str) -> bool:
     """Leaves a module's last projection to its layer, where it is the last thing that the module does."""
+    kind: Any = type(module)
     last = getattr(module, name, None)
-    if type(last) is not TunedLinear or last.bias is not None or not _says(type(module), ending):
+    if type(last) is not TunedLinear or last.bias is not None or not _says(kind, ending):
         return False
     last.__class__ = Postponed
     return True
