@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.engine.experts.storage import expert_blocks, whole_adapters
 from meshwright.engine.kernels.updates import sum_of_squares
-from meshwright.engine.mesh import Axis, Mesh
+from meshwright.engine.mesh import SOLO, Axis, Mesh
 from meshwright.engine.model.stage import Stage
 from meshwright.engine.parallelize.materialise import tied_name
 
@@ -24,26 +24,34 @@ def finish(stages: list[Stage], mesh: Mesh) -> None:
     whole = [p for s in stages for block in expert_blocks(s) for p in whole_adapters(block.experts)]
     _sum([p for p in whole if p.grad is not None], mesh.etp)
     copied = [p for stage in stages for p in _copied_at_ends(stage) if p.grad is not None]
-    if len(copied) == 2:  # a V-shaped pipeline has both ends on one rank
-        _add_up(*copied)
-    elif copied:
-        _sum(copied, mesh.ends)
+    if copied:
+        _sum_copies(copied, _other_end(stages, mesh))
 
 
 def _copied_at_ends(stage: Stage) -> list[nn.Parameter]:
     """The embedding, where the last stage holds it too: as the head tied to it, or for multi-token prediction."""
     if stage.first == stage.last:
         return []
-    tied = bool(tied_name(stage))
+    tied, needed = bool(tied_name(stage)), stage.embedding_at_end
     if stage.first:
-        return [stage.embedding.weight] if tied or stage.embedding_at_end else []
-    return [stage.lm_head.weight] if tied else [stage.embedding.weight] if stage.embedding_at_end else []
+        return [stage.embedding.weight] if tied or needed else []
+    return [*([stage.lm_head.weight] if tied else []), *([stage.embedding.weight] if needed else [])]
 
 
-def _add_up(first: nn.Parameter, second: nn.Parameter) -> None:
-    one, other = local_gradient(first), local_gradient(second)
-    one.add_(other)
-    other.copy_(one)
+def _other_end(stages: list[Stage], mesh: Mesh) -> Axis:
+    """With whom this end of the pipeline sums: a V has both ends on one rank."""
+    both = any(stage.first for stage in stages) and any(stage.last for stage in stages)
+    return SOLO if both else mesh.ends
+
+
+def _sum_copies(copied: list[nn.Parameter], ends: Axis) -> None:
+    """Gives all copies of a weight, here and at the other end, the sum of their gradients."""
+    first, *others = (local_gradient(parameter) for parameter in copied)
+    for other in others:
+        first.add_(other)
+    _sum(copied[:1], ends)
+    for other in others:
+        other.copy_(first)
 
 
 def _sum(parameters: list[nn.Parameter], axis: Axis) -> None:
@@ -92,7 +100,7 @@ def norm(stages: list[Stage], mesh: Mesh) -> torch.Tensor:
 
 
 def _counted(stages: list[Stage]) -> Iterable[nn.Parameter]:
-    """Every parameter with a gradient; the second copy of a tied one is left out."""
+    """Every parameter with a gradient; further copies at the end of the pipeline are left out."""
     for stage in stages:
         second = {id(p) for p in _copied_at_ends(stage)} if stage.last else set()
         for parameter in stage.parameters():

@@ -39,6 +39,10 @@ class Stage(nn.Module):
         self.add_module(self.parts.body, body)
         self.mtp: Any = mtp if last else None
         self.lm_head: Any = model.lm_head if last else None
+        if last and not first and self.embedding_at_end:
+            # A head tied to the embedding is another copy: schedules that split the backward pass cannot follow a
+            # weight that is used at both ends of a stage.
+            self.lm_head.weight = nn.Parameter(self.lm_head.weight.detach().clone())
 
     @property
     def body(self) -> Any:

@@ -79,4 +79,4 @@ def _wrap(module: Any, mesh: DeviceMesh, settings: dict[str, Any]) -> None:
 
 
 def _tied(stage: Stage) -> bool:
-    return stage.last and stage.embedding is not None and stage.lm_head.weight is stage.embedding.weight
+    return stage.first and stage.last and stage.lm_head.weight is stage.embedding.weight

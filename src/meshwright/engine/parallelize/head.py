@@ -54,7 +54,7 @@ def make_loss(stage: Stage, mesh: Mesh, recipe: Recipe) -> None:
 
 def _cut_vocabulary(stage: Stage, mesh: Mesh) -> None:
     head = stage.lm_head
-    if stage.embedding is not None and getattr(stage.body.config, "tie_word_embeddings", False):
+    if stage.first and getattr(stage.body.config, "tie_word_embeddings", False):
         head.weight = stage.embedding.weight  # cut already, with the embedding
     else:
         cut_parameter(head, "weight", mesh.state["tp"], 0)

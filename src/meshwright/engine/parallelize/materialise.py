@@ -13,7 +13,7 @@ def materialise(stage: Stage, initial: dict[str, Initial], seed: int, device: to
     """Allocates a rank's part of a stage and fills it as the seed and the names say."""
     tied = tied_name(stage)
     stage.to_empty(device="cpu" if offloaded else device)
-    if tied and stage.last and stage.embedding is not None:
+    if tied and stage.first and stage.last:
         stage.lm_head.weight = stage.embedding.weight
     for name, parameter in stage.named_parameters():
         known = tied if tied and name == "lm_head.weight" else name
