@@ -39,6 +39,11 @@ class Tried:
     refused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # rule -> families it speaks for
     quick: tuple[str, ...] = ()  # families that every test run tries; the others are slow
 
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """All families it is tried with."""
+        return tuple(dict.fromkeys((*self.families, *self.quick)))
+
 
 def _pipeline(schedule: str, chunks: int = 1, **more: Any) -> dict[str, Any]:
     return {"pp": 2, "vp": chunks, "pp_schedule": schedule, **more}
@@ -103,6 +108,7 @@ EXPERTS = (
         {"ep": 2, "dp_replicate": 2, "micro_batch_size": 1},
         SPARSE,
         refused={NO_EXPERTS: DENSE},
+        quick=("olmoe",),
     ),
     Tried(
         "ep-over-copies",
@@ -113,7 +119,7 @@ EXPERTS = (
         refused={"topology.expert-shard-group": SPARSE, NO_EXPERTS: DENSE},
     ),
     Tried("ep-cp", "ep × cp", 2, {"ep": 2, "cp": 2}, ("olmoe", "deepseek_v3"), quick=("qwen3_next",)),
-    Tried("ep-pp", "ep × pp", 4, _pipeline("1f1b", ep=2), ("olmoe", "deepseek_v3", "gpt_oss", "nemotron_h")),
+    Tried("ep-pp", "ep × pp", 4, _pipeline("1f1b", ep=2), ("olmoe", "deepseek_v3", "gpt_oss"), quick=("nemotron_h",)),
     Tried("ep-zero-bubble", "ep × pp", 4, _pipeline("zbv", 2, ep=2, micro_batch_size=1), ("olmoe", "deepseek_v3")),
 )
 
@@ -181,7 +187,7 @@ RECOMPUTE = (
         refused={ONE_BACKWARD: ALL},
     ),
     *(
-        Tried(f"recompute-{module}", f"recompute {module}", 2, _selective(module), families, refused=refused)
+        Tried(f"recompute-{module}", "recompute modules", 2, _selective(module), families, refused=refused)
         for module, families, refused in (
             ("core_attn", KINDS, {}),
             ("layernorm", KINDS, {}),
@@ -194,13 +200,13 @@ RECOMPUTE = (
     ),
     Tried(
         "recompute-several",
-        "recompute core_attn",
+        "recompute modules",
         2,
         {**_selective("core_attn", "layernorm", "moe_act", "shared_experts"), **TP_SP},
         ("deepseek_v3",),
         quick=("deepseek_v3",),
     ),
-    Tried("recompute-mla-tp-sp", "recompute mla_up_proj", 2, {**_selective("mla_up_proj"), **TP_SP}, LATENT_ATTENTION),
+    Tried("recompute-mla-tp-sp", "recompute modules", 2, {**_selective("mla_up_proj"), **TP_SP}, LATENT_ATTENTION),
 )
 OFFLOAD = (
     Tried("offload-params", "offload", 2, {"offload": "params"}, FEW, quick=("llama",)),
@@ -226,7 +232,7 @@ LOSSES = tuple(
     for place, layout, quick in (
         ("", {}, ()),
         ("tp", {"tp": 2}, ()),
-        ("tp-sp", TP_SP, ("gemma2",)),
+        ("tp-sp", TP_SP, ("gemma2",) if kind == "fused_linear" else ()),
         ("cp", {"cp": 2}, ()),
     )
 )
@@ -237,12 +243,12 @@ def _optimizer(name: str) -> dict[str, Any]:
 
 
 OPTIMIZERS = tuple(
-    Tried(f"{name}-{place}", f"optimizer {name}", world, layout, families, _optimizer(name), quick=quick)
+    Tried(f"{name}-{place}", "optimizers", world, layout, families, _optimizer(name), quick=quick)
     for name in ("adamw", "muon", "lion", "schedule_free_adamw")
     for place, world, layout, families, quick in (
         ("fsdp2", 2, {}, FEW, ()),
         ("tp-sp", 2, TP_SP, ("llama", "deepseek_v3"), ()),
-        ("ep-tp-sp", 4, {**TP_SP, "ep": 2}, ("olmoe",), ("olmoe",) if name in ("muon", "adamw") else ()),
+        ("ep-tp-sp", 4, {**TP_SP, "ep": 2}, ("olmoe",), ("olmoe",) if name == "muon" else ()),
         ("pp", 2, {"pp": 2}, ("llama", "qwen3"), ()),
     )
 )
@@ -267,15 +273,16 @@ COMPILE = (
     _compiled("pp", {"pp": 2}, KINDS),
     _compiled("zero-bubble", _pipeline("zbv", 2), KINDS),
 )
+PACKED_DATA = {"data": types.Data(seq_length=32, packing=True)}
 PACKED = tuple(
-    Tried(f"packed-{place}", "packing", world, layout, KINDS, {"data": types.Data(seq_length=32, packing=True)})
-    for place, world, layout in (
-        ("fsdp2", 2, {}),
-        ("tp-sp", 2, TP_SP),
-        ("pp", 2, {"pp": 2}),
-        ("cp", 2, {"cp": 2}),
-        ("cp-a2a", 2, {"cp": 2, "cp_comm": "a2a"}),
-    )
+    Tried(f"packed-{place}", "packing", 2, layout, KINDS, PACKED_DATA, quick=("llama",) if place == "cp" else ())
+    for place, layout in {
+        "fsdp2": {},
+        "tp-sp": TP_SP,
+        "pp": {"pp": 2},
+        "cp": {"cp": 2},
+        "cp-a2a": {"cp": 2, "cp_comm": "a2a"},
+    }.items()
 )
 SEVERAL = (
     Tried("tp-sp-cp", "several axes", 4, {**TP_SP, "cp": 2}, quick=("llama",)),

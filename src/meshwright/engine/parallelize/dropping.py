@@ -68,10 +68,10 @@ def _unpack(kept: Any) -> torch.Tensor:
 def drop_outputs(layer: Any, modules: list[nn.Module]) -> None:
     """Makes a layer keep none of these modules' outputs."""
     for module in modules:
-        module.layer_notes = layer.__dict__.setdefault("notes_now", [])  # type: ignore[assignment]  # shared by all
+        module.layer_notes = layer.__dict__.setdefault("notes_now", [])  # shared by all
         module.__class__ = _dropping(type(module))  # type: ignore[arg-type]  # mypy: classes are no Hashable
     if modules:
-        layer.__class__ = _noting(type(layer))
+        layer.__class__ = _noting(type(layer))  # type: ignore[arg-type]  # mypy: classes are no Hashable
 
 
 @cache

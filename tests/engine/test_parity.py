@@ -1,0 +1,57 @@
+"""Every layout trains like one process: losses of five steps, every gradient and every weight agree.
+
+A few of the combinations run every time and touch every family and every technique; `make parity` runs all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.engine.families import FAMILIES
+from tests.engine.layouts import TRIED
+from tests.engine.parity import TOLERANCE, differences, recipe_of
+
+from meshwright import clusters, models, rules
+from meshwright.recipes.case import Case
+
+
+def combinations() -> Iterator[Any]:
+    for name, tried in TRIED.items():
+        for family in tried.runs:
+            marks = [] if family in tried.quick else [pytest.mark.slow]
+            yield pytest.param(name, family, id=f"{name}-{family}", marks=marks)
+
+
+@pytest.mark.parametrize(("name", "family"), list(combinations()))
+def test_a_layout_trains_like_one_process(name: str, family: str, record_property: Any) -> None:
+    tried = TRIED[name]
+    found = differences(family, tried.world, recipe_of(tried))
+    record_property("parity", json.dumps({"layout": name, "family": family, "differences": found}))
+    assert not {what: value for what, value in found.items() if not value <= TOLERANCE}
+
+
+def broken_rules(name: str, family: str) -> set[str]:
+    tried = TRIED[name]
+    spec = models.spec_from_config(FAMILIES[family], family)
+    case = Case(recipe_of(tried), spec, clusters.cluster(f"{tried.world}xH100"), "meshwright")
+    return set(rules.illegal_by_rule(case))
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_the_rules_refuse_what_is_not_tried_and_nothing_else(name: str, record_property: Any) -> None:
+    tried = TRIED[name]
+    refused = {family: rule for rule, families in tried.refused.items() for family in families}
+    for family, rule in refused.items():
+        assert rule in broken_rules(name, family), family
+    for family in tried.runs:
+        assert not broken_rules(name, family), family
+    record_property("refused", json.dumps({"layout": name, "families": refused}))
+
+
+def test_every_family_and_technique_is_tried_every_time() -> None:
+    tried = [one for one in TRIED.values() if one.runs]
+    assert {family for one in tried for family in one.quick} == set(FAMILIES)
+    assert {one.technique for one in tried} == {one.technique for one in tried if one.quick}
