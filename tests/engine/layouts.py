@@ -24,6 +24,7 @@ NO_BIAS = "moe.bias-balancing"
 # with shared experts, state space, gated delta.
 KINDS = ("llama", "gemma2", "olmoe", "deepseek_v3", "nemotron_h", "qwen3_next")
 FEW = ("llama", "qwen3_moe")
+MIXTURES = ("olmoe", "gpt_oss", "deepseek_v3", "nemotron_h")
 
 
 @dataclass(frozen=True)
@@ -192,8 +193,8 @@ RECOMPUTE = (
             ("core_attn", KINDS, {}),
             ("layernorm", KINDS, {}),
             ("mlp", KINDS, {}),
-            ("moe", SPARSE, {FOREIGN_MODULE: DENSE}),
-            ("moe_act", SPARSE, {FOREIGN_MODULE: DENSE}),
+            ("moe", MIXTURES, {FOREIGN_MODULE: DENSE}),
+            ("moe_act", MIXTURES, {FOREIGN_MODULE: DENSE}),
             ("mla_up_proj", LATENT_ATTENTION, {FOREIGN_MODULE: tuple(f for f in ALL if f not in LATENT_ATTENTION)}),
             ("shared_experts", SHARED_EXPERTS, {FOREIGN_MODULE: tuple(f for f in ALL if f not in SHARED_EXPERTS)}),
         )
@@ -262,16 +263,16 @@ def _compiled(
 
 
 COMPILE = (
-    _compiled("", {}, ALL),
+    _compiled("", {}, (*KINDS, "gpt2", "gpt_oss")),
     _compiled("tp-sp", TP_SP, KINDS, quick=("llama",)),
-    _compiled("recompute", {"recompute": "full"}, KINDS),
-    _compiled("ops", _selective("ops"), KINDS),
+    _compiled("recompute", {"recompute": "full"}, ("llama", "olmoe")),
+    _compiled("ops", _selective("ops"), ("llama", "olmoe")),
     _compiled("selective", _selective("core_attn", "layernorm", "mlp"), ("llama", "deepseek_v3")),
     _compiled("mla-tp-sp", {**_selective("mla_up_proj", "moe_act"), **TP_SP}, ("deepseek_v3",)),
     _compiled("ep", {"ep": 2}, ("olmoe", "deepseek_v3")),
-    _compiled("cp", {"cp": 2}, KINDS),
-    _compiled("pp", {"pp": 2}, KINDS),
-    _compiled("zero-bubble", _pipeline("zbv", 2), KINDS),
+    _compiled("cp", {"cp": 2}, ("llama", "nemotron_h")),
+    _compiled("pp", {"pp": 2}, ("llama", "olmoe")),
+    _compiled("zero-bubble", _pipeline("zbv", 2), ("llama", "olmoe")),
 )
 PACKED_DATA = {"data": types.Data(seq_length=32, packing=True)}
 PACKED = tuple(
@@ -289,12 +290,18 @@ SEVERAL = (
     Tried("pp-tp-sp", "several axes", 4, _pipeline("1f1b", **TP_SP), KINDS),
     Tried("pp-cp", "several axes", 4, _pipeline("1f1b", cp=2), KINDS),
     Tried("3d", "several axes", 8, _pipeline("1f1b", **TP_SP), quick=("qwen3",)),
-    Tried("3d-interleaved", "several axes", 8, _pipeline("interleaved_1f1b", 2, **TP_SP, micro_batch_size=1), KINDS),
-    Tried("3d-cp", "several axes", 8, {**TP_SP, "cp": 2}, KINDS),
+    Tried(
+        "3d-interleaved",
+        "several axes",
+        8,
+        _pipeline("interleaved_1f1b", 2, **TP_SP, micro_batch_size=1),
+        ("llama", "nemotron_h"),
+    ),
+    Tried("3d-cp", "several axes", 8, {**TP_SP, "cp": 2}, ("llama", "deepseek_v3", "qwen3_next")),
     Tried("3d-experts", "several axes", 8, _pipeline("1f1b", **TP_SP, ep=4), ("olmoe", "deepseek_v3", "nemotron_h")),
-    Tried("hsdp-tp-sp", "several axes", 8, {**TP_SP, "dp_replicate": 2, "micro_batch_size": 1}, KINDS),
+    Tried("hsdp-tp-sp", "several axes", 8, {**TP_SP, "dp_replicate": 2, "micro_batch_size": 1}, ("llama", "gemma2")),
     Tried("hsdp-tp-sp-ep", "several axes", 8, {**TP_SP, "dp_replicate": 2, "ep": 4, "micro_batch_size": 1}, ("olmoe",)),
-    Tried("4d", "several axes", 16, _pipeline("1f1b", **TP_SP, cp=2), KINDS),
+    Tried("4d", "several axes", 16, _pipeline("1f1b", **TP_SP, cp=2), ("llama", "gemma2", "nemotron_h")),
     Tried(
         "4d-experts",
         "several axes",
