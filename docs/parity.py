@@ -1,0 +1,79 @@
+"""Turns the report of the parity tests into docs/parity_results.json; `make parity` calls it with that report."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).parent / "parity_results.json"
+PACKAGES = ("torch", "transformers", "numpy")
+
+
+def properties(test: ElementTree.Element) -> dict[str, Any]:
+    """What a test said about itself, by name."""
+    found = test.findall("./properties/property")
+    return {one.get("name", ""): json.loads(one.get("value", "null")) for one in found}
+
+
+def outcome(test: ElementTree.Element) -> str:
+    """passed, failed or skipped."""
+    if test.find("skipped") is not None:
+        return "skipped"
+    return "failed" if test.find("failure") is not None or test.find("error") is not None else "passed"
+
+
+def rounded(value: float) -> float:
+    """Two digits: the next run's last ones are others."""
+    return float(f"{value:.1e}")
+
+
+def results(report: Path) -> Iterator[dict[str, Any]]:
+    """One row for each combination that ran or that a rule refuses."""
+    from tests.engine.families import FAMILIES
+    from tests.engine.layouts import TRIED
+
+    pairs = {f"{name}-{family}": (name, family) for name in TRIED for family in FAMILIES}
+    for test in ElementTree.parse(report).iter("testcase"):
+        said, parameters = properties(test), test.get("name", "").partition("[")[2].rstrip("]")
+        if parameters in pairs:
+            name, family = pairs[parameters]
+            differences = said.get("parity", {}).get("differences", {})  # none where the run itself failed
+            yield _layout(TRIED[name]) | {
+                "family": family,
+                "outcome": outcome(test),
+                "differences": {what: rounded(value) for what, value in differences.items()},
+                "seconds": round(float(test.get("time", "0")), 1),
+            }
+        elif "refused" in said and outcome(test) == "passed":
+            one = said["refused"]
+            for family, rule in one["families"].items():
+                yield _layout(TRIED[one["layout"]]) | {"family": family, "outcome": "refused", "rule": rule}
+
+
+def _layout(tried: Any) -> dict[str, Any]:
+    return {"layout": tried.name, "technique": tried.technique, "world": tried.world}
+
+
+def main(report: str) -> None:
+    sys.path.insert(0, str(ROOT))
+    found = {
+        "date": date.today().isoformat(),
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
+        "results": list(results(Path(report))),
+    }
+    lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in found["results"])  # type: ignore[union-attr]
+    head = json.dumps({name: found[name] for name in ("date", "versions")})[:-1]
+    RESULTS.write_text(f'{head}, "results": [\n{lines}\n]}}\n', encoding="utf-8")
+    print(f"wrote {RESULTS.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
