@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -43,6 +44,12 @@ def attend(
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     _refuse_unknown_mask(attention_mask, query, key, causal, sliding_window)
+    if _is_plain(module, query, value, sliding_window, softcap, s_aux, documents):
+        # Most models' attention, with nothing around torch's own call that a compiler would have to see through.
+        grouped = query.shape[1] != key.shape[1]
+        return F.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=grouped
+        ).transpose(1, 2), None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     terms = Terms(scale, causal, sliding_window or None, softcap or None)
     axis: ContextAxis | None = getattr(module, "context", None)
@@ -59,6 +66,17 @@ def attend(
     else:
         out = core(query, key, value, sinks=s_aux)
     return out.transpose(1, 2), None
+
+
+def _is_plain(module: Any, query: Tensor, value: Tensor, *terms: Any) -> bool:
+    """Whether torch's own choice of kernel can be asked directly: no cp, no terms, one width, no wish for a kernel."""
+    return (
+        getattr(module, "context", None) is None
+        and getattr(module, "kernel", "auto") == "auto"
+        and not getattr(module, "recompute_core", False)
+        and all(term is None for term in terms)
+        and query.shape[-1] == value.shape[-1]
+    )
 
 
 def register() -> None:

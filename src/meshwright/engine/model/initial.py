@@ -141,12 +141,12 @@ def start(tensor: torch.Tensor, name: str, initial: Initial, seed: int) -> None:
     places = _places(tensor, local.device)
     if initial.kind == "values":
         assert initial.values is not None
-        local.copy_(initial.values.reshape(-1).to(local.device)[places].reshape(local.shape))
+        local.copy_(initial.values.reshape(-1).to(local.device)[_sum(places)].reshape(local.shape))
         return
     key = _key(seed, name)
-    for start_row, rows in _blocks(local):
-        part = places[start_row : start_row + rows.shape[0]]
-        rows.copy_(_draw(initial, key, part))
+    for first, rows in _blocks(local):
+        part = [places[0][first : first + rows.shape[0]], *places[1:]] if places else []
+        rows.copy_(_draw(initial, key, _sum(part)))
 
 
 BLOCK = 1 << 22  # numbers drawn at once: bounds the memory that integers need beside the weights
@@ -159,16 +159,23 @@ def _blocks(local: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         yield first, rows[first : first + step]
 
 
-def _places(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The place in the whole tensor of every number this rank holds, in the shape of its part."""
+def _places(tensor: torch.Tensor, device: torch.device) -> list[torch.Tensor]:
+    """What each dimension adds to the place in the whole tensor of the numbers this rank holds; to be summed."""
     shape = tensor.shape
-    result = torch.zeros((1,) * len(shape), dtype=torch.int64, device=device)
+    found: list[torch.Tensor] = []
     stride = 1
     for dim in reversed(range(len(shape))):
         rows = held(tensor, dim).to(device)
-        result = result + (rows * stride).reshape([-1 if d == dim else 1 for d in range(len(shape))])
+        found.insert(0, (rows * stride).reshape([-1 if d == dim else 1 for d in range(len(shape))]))
         stride *= shape[dim]
-    return result
+    return found
+
+
+def _sum(parts: list[torch.Tensor]) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.int64)
+    for part in parts:
+        total = part + total.to(part.device)
+    return total
 
 
 def held(tensor: torch.Tensor, dim: int) -> torch.Tensor:

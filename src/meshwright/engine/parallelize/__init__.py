@@ -20,7 +20,7 @@ from meshwright.engine.parallelize import megatron
 from meshwright.engine.parallelize.data import base_dtype, share, storage_dtype
 from meshwright.engine.parallelize.expert import balance_routers, cut_experts, store_experts
 from meshwright.engine.parallelize.head import make_loss
-from meshwright.engine.parallelize.low_precision import compute_low
+from meshwright.engine.parallelize.low_precision import compute_low, tune
 from meshwright.engine.parallelize.materialise import materialise
 from meshwright.engine.parallelize.offload import offload_activations
 from meshwright.engine.parallelize.pipeline import split, stage_numbers
@@ -56,6 +56,7 @@ def parallelize(config: Any, recipe: Recipe, mesh: Mesh, device: torch.device) -
             balance_routers(layer, mesh, recipe, config)
         # Eight bits only change how a linear layer computes.
         compute_low(stage, recipe.precision, config.num_hidden_layers)
+        tune(stage, recipe, mesh)
         # Recompute inside compile: the compiler then sees what is computed again and fuses it.
         recompute(stage.layers, layout, recipe.kernels.compile)
         offload_activations(stage.layers, layout)
