@@ -145,7 +145,7 @@ def test_the_loss_is_the_one_written_out(family: str) -> None:
 
 def _reported(rank: int, world: int, layout: types.Layout) -> list[tuple[float, float]]:
     trainer = _trainer("deepseek_v3", layout)
-    return [(result.loss, result.mtp_loss) for result in map(trainer.step, range(3))]
+    return [(result.loss, result.mtp_loss) for result in map(trainer.step, (0, 0, 0))]
 
 
 def test_its_loss_is_reported_apart_and_falls() -> None:

@@ -19,6 +19,7 @@ from meshwright.rules import (  # noqa: F401  # importing a subject registers it
     peft,
     pipeline,
     precision,
+    prediction,
     recompute,
     schedule,
     sequence,

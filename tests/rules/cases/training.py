@@ -13,6 +13,7 @@ from ..helpers import (
     MIXTURE,
     NEXT,
     ODD_WIDTH,
+    TWO_PREDICTIONS,
     VISION_LANGUAGE,
     cluster,
 )
@@ -258,6 +259,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "precision.bf16-reduction": ({"on": cluster(256), "reduce": "bf16"}, {"on": MANY}),
     "precision.bf16-accumulation": ({"grads": "bf16"}, {"micro_batch_size": 8}),
     "precision.nvfp4-everywhere": ({"on": B200, "matmul": "nvfp4"}, {"first_last_bf16": True}),
+    # prediction
+    "prediction.no-modules": ({"spec": DENSE, "mtp_loss": 0.1}, {"spec": LATENT}),
+    "prediction.one-module": ({"spec": TWO_PREDICTIONS, "mtp_loss": 0.1}, {"spec": LATENT}),
     # recompute
     "recompute.modules-of-the-model": (
         {"recompute": "selective", "recompute_modules": ("core_attn", "moe_act")},
