@@ -1,0 +1,86 @@
+"""Recompute frees what it names: bytes that a layer keeps for its backward pass, measured and as they are priced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.families import FAMILIES
+from tests.engine.kept import kept_bytes
+from tests.engine.parity import recipe
+from tests.engine.ranks import run
+
+from meshwright import clusters
+from meshwright.costs.activations import kept_bytes as predicted_bytes
+from meshwright.costs.activations import layer_parts
+from meshwright.engine.data.mock import Mock
+from meshwright.engine.loop import Trainer
+from meshwright.engine.mesh import build_mesh
+from meshwright.engine.model.build import transformers_config
+from meshwright.models import spec_from_config
+from meshwright.recipes import types
+from meshwright.recipes.case import Case
+
+SEQ, SAMPLES = 64, 2
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 64, "num_attention_heads": 8}
+NOTHING = types.Layout(micro_batch_size=SAMPLES)
+CASES = {  # module -> a family that has it
+    "core_attn": "llama",
+    "layernorm": "llama",
+    "mlp": "llama",
+    "ops": "llama",
+    "moe": "deepseek_v3",
+    "moe_act": "deepseek_v3",
+    "mla_up_proj": "deepseek_v3",
+    "shared_experts": "deepseek_v3",
+}
+
+
+def selective(*modules: str) -> types.Layout:
+    return types.Layout(micro_batch_size=SAMPLES, recompute="selective", recompute_modules=modules)  # type: ignore[arg-type]
+
+
+def wide(family: str, layers: int) -> dict[str, Any]:
+    config = FAMILIES[family] | {name: value for name, value in WIDE.items() if name in FAMILIES[family]}
+    if "kv_lora_rank" in config:
+        config |= {"first_k_dense_replace": 0, "num_key_value_heads": config["num_attention_heads"]}
+    return config | {"num_hidden_layers": layers}
+
+
+def given(layout: types.Layout, attention: str) -> types.Recipe:
+    kernels = types.Kernels(attention=attention)  # type: ignore[arg-type]
+    return recipe(layout, data=types.Data(seq_length=SEQ), kernels=kernels)
+
+
+def kept_by_layers(rank: int, world: int, family: str, layouts: list[types.Layout], attention: str) -> list[float]:
+    """Numbers (of 4 bytes) that a layer keeps per token, with each layout."""
+
+    def kept(layout: types.Layout, layers: int) -> int:
+        config = transformers_config(wide(family, layers))
+        mesh = build_mesh(layout, "cpu")
+        source = Mock(config.vocab_size, SEQ, seed=1)
+        trainer = Trainer(given(layout, attention), config, mesh, torch.device("cpu"), source)
+        (stage,) = trainer.stages
+        tokens, told = trainer.loader.batch(0).micro_batches(SAMPLES)[0]
+        return kept_bytes(stage, lambda: stage(tokens, **told))
+
+    return [(kept(layout, 3) - kept(layout, 1)) / 2 / (SEQ * SAMPLES) / 4 for layout in layouts]
+
+
+@pytest.mark.parametrize("module", CASES)
+def test_a_module_is_not_kept(module: str) -> None:
+    attention = "eager" if module == "core_attn" else "auto"  # flash attention has no scores to drop
+    full = types.Layout(micro_batch_size=SAMPLES, recompute="full")
+    every, some, least = run(1, kept_by_layers, CASES[module], [NOTHING, selective(module), full], attention)[0]
+    assert least < some < 0.97 * every
+    assert least == pytest.approx(WIDE["hidden_size"], rel=0.01)  # the layer's input
+
+
+def test_operations_are_kept_as_priced() -> None:
+    layout = selective("ops")
+    (measured,) = run(1, kept_by_layers, "llama", [layout], "auto")[0]
+    spec = spec_from_config(wide("llama", 1), "llama")
+    case = Case(given(layout, "auto"), spec, clusters.cluster("1xH100"), "meshwright")
+    _, priced, _ = predicted_bytes(case, layer_parts(case, spec.groups[0].layer))
+    assert measured * 4 == pytest.approx(priced, rel=0.1)
