@@ -117,7 +117,8 @@ def _adapt(module: Any, peft: Peft, dtype: torch.dtype) -> None:
         module.lora_magnitude = nn.Parameter(torch.empty(outputs, dtype=dtype, device=device))
     module.lora_scale, module.lora_inputs_first = scale_of(peft), inputs_first
     module.lora_axes = ()  # ranks that hold other inputs of the same rows
-    module.__class__ = _adapted(type(module), normed)
+    kind: Any = type(module)
+    module.__class__ = _adapted(kind, normed)
 
 
 def _starts(module: Any) -> dict[str, Initial]:
@@ -200,7 +201,8 @@ def _adapt_experts(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, In
 
 def _keep_out_of_fused_kernels(mixer: Any) -> None:
     """State-space kernels multiply by the output projection's weight themselves, past its adapter, when training."""
-    mixer.__class__ = _never_training(type(mixer))
+    kind: Any = type(mixer)
+    mixer.__class__ = _never_training(kind)
 
 
 @cache

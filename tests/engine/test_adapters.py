@@ -1,0 +1,371 @@
+"""Adapters: the same numbers as the peft library, every layout alike, and nothing but them learns."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import transformers
+from tests.engine import expert_cases, parity
+from tests.engine.families import FAMILIES
+from tests.engine.ranks import run
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from meshwright.engine.data.mock import Mock
+from meshwright.engine.experts.storage import add_expert_adapter, first_name
+from meshwright.engine.loop import Trainer
+from meshwright.engine.mesh import build_mesh
+from meshwright.engine.model import adapters
+from meshwright.engine.model.build import build_model, transformers_config
+from meshwright.engine.model.initial import Initial
+from meshwright.engine.model.stage import Stage
+from meshwright.errors import InputError
+from meshwright.recipes import types
+
+EVERYTHING = ("qkv", "proj", "fc1", "fc2", "mamba_in", "mamba_out")
+NO_EXPERTS = ("qkv", "proj", "mamba_in", "mamba_out")
+PEFT = types.Peft(rank=4, alpha=8.0, targets=EVERYTHING)
+TP_SP = {"tp": 2, "sp": True}
+STEPS = 3
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B does not start at nought, so that A has a gradient from the first step on."""
+    monkeypatch.setattr(adapters, "NOUGHT", Initial("uniform", -0.3, 0.3))
+
+
+def recipe(layout: dict[str, Any] | None = None, peft: types.Peft = PEFT, **sections: Any) -> types.Recipe:
+    given = parity.recipe(types.Layout(**{"micro_batch_size": parity.MICRO_BATCH, **(layout or {})}), **sections)
+    return msgspec.structs.replace(given, goal="peft", peft=peft)
+
+
+def trainer_of(family: str, given: types.Recipe) -> Trainer:
+    config = transformers_config(FAMILIES[family])
+    source = Mock(config.vocab_size, given.data.seq_length, given.train.seed)
+    return Trainer(given, config, build_mesh(given.layout, "cpu"), torch.device("cpu"), source)
+
+
+# The same numbers as the peft library
+
+
+def stuck_together(tensors: dict[str, torch.Tensor], names: set[str]) -> dict[str, torch.Tensor]:
+    """Tensors under the names and in the shapes that transformers has; parts of a split one are put side by side."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        whole = name if name in names else re.sub(r"_\d+$", "", name)
+        found[whole] = torch.cat([found[whole], tensor]) if whole in found else tensor
+    return found
+
+
+def like_peft(rank: int, world: int, family: str, given: types.Peft) -> float:
+    """The worst difference of loss and gradients from transformers with the peft library's adapters."""
+    from peft import LoraConfig, get_peft_model
+    from peft.tuners import tuners_utils
+
+    # The library refuses output projections of state-space layers: fused kernels, of which there are none here, would
+    # not run the adapter.
+    tuners_utils._check_lora_target_modules_mamba = lambda *_: None
+    trainer = trainer_of(family, recipe(peft=given))
+    stage = trainer.stages[0]
+    batch = trainer.loader.batch(0)
+    loss = trainer.forward_backward(batch).sum()
+
+    config = transformers_config(FAMILIES[family])
+    config._attn_implementation = config._experts_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    paths = [name for name, module in stage.named_modules() if hasattr(module, "lora_scale")]
+    settings = LoraConfig(
+        r=given.rank,
+        lora_alpha=given.alpha,
+        target_modules=paths,
+        use_rslora=given.method == "rslora",
+        use_dora=given.method == "dora",
+    )
+    names = {name for name, _ in model.named_parameters()}
+    names |= {f"{path}.{part}" for path in paths for part in ("lora_A", "lora_B", "lora_magnitude")}
+    wrapped: Any = get_peft_model(model, settings)
+    theirs = {own_name(name): p for name, p in wrapped.named_parameters()}
+    ours = stuck_together({name: p.detach() for name, p in stage.named_parameters()}, names)
+    with torch.no_grad():
+        for name, parameter in theirs.items():
+            parameter.copy_(ours[name].view(parameter.shape))
+
+    logits = wrapped(batch.tokens, use_cache=False).logits
+    each = functional.cross_entropy(logits.flatten(0, 1), batch.told["labels"].flatten(), reduction="none")
+    expected = (each * batch.told["weights"].flatten()).sum()
+    expected.backward()
+    gradients = {name: p.grad for name, p in stage.named_parameters() if p.grad is not None}
+    gradients = stuck_together(gradients, names)
+    assert set(gradients) == {name for name, p in theirs.items() if p.grad is not None}
+    assert all(float(gradient.abs().max()) > 1e-6 for gradient in gradients.values())
+    worst = float((loss - expected).abs() / expected)
+    return max(worst, *(expert_cases.differ(gradients[n], theirs[n].grad) for n in gradients))
+
+
+def own_name(name: str) -> str:
+    """The peft library's name of a parameter as ours."""
+    name = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+    return re.sub(r"\.lora_(A|B|magnitude)(_vector)?\.default\.weight$", r".lora_\1", name)
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize(
+    ("family", "given"),
+    [
+        ("llama", PEFT),
+        ("llama", types.Peft(method="rslora", rank=4, alpha=4.0, targets=("qkv", "fc2"))),
+        ("llama", types.Peft(method="dora", rank=4, alpha=8.0)),
+        ("qwen2", types.Peft(method="dora", rank=4, alpha=8.0)),
+        ("qwen3_moe", types.Peft(rank=4, alpha=8.0, targets=("qkv", "proj"))),
+        ("nemotron_h", types.Peft(rank=4, alpha=8.0, targets=NO_EXPERTS)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{value.method}-{'+'.join(value.targets)}",
+)
+def test_one_process_equals_the_peft_library(family: str, given: types.Peft) -> None:
+    pytest.importorskip("peft")
+    assert run(1, like_peft, family, given)[0] < 2e-5
+
+
+def experts_like_merged(rank: int, world: int, family: str) -> float:
+    """The worst difference of output and gradients from experts whose weights are W + s·B·A."""
+    block, x = expert_cases.ours(family), expert_cases.inputs()[0]
+    own, scale = block.experts.requires_grad_(False), 0.7
+    merged: dict[str, torch.Tensor] = {}
+    for name in (first_name(own), "down_proj"):
+        add_expert_adapter(own, name, 4, scale, torch.float32)
+        a, b = (nn.init.normal_(getattr(own, f"{name}_lora_{part}"), std=0.3) for part in "AB")
+        product = torch.einsum("e...r,eri->e...i", b, a)
+        if own.is_transposed:
+            product = product.movedim(-1, 1)
+        merged[f"experts.{name}"] = getattr(own, name) + scale * product
+    learnt = {name: p for name, p in own.named_parameters() if "lora" in name}
+    outs = [expert_cases.forward(block, x)]
+    for name in learnt:  # the second run has no adapters but in its weights
+        delattr(own, name)
+    room = torch.func.functional_call(block, merged, (x,))
+    outs.append(room[0] if isinstance(room, tuple) else room)
+    found, wanted = (torch.autograd.grad(out.square().sum(), list(learnt.values()), retain_graph=True) for out in outs)
+    worst = max(expert_cases.differ(one, other) for one, other in zip(found, wanted, strict=True))
+    return max(worst, expert_cases.differ(outs[0], outs[1]))
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "nemotron_h"])
+def test_adapted_experts_equal_experts_with_the_sum_as_their_weight(family: str) -> None:
+    assert run(1, experts_like_merged, family)[0] < 1e-5
+
+
+# Every layout alike
+
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "fsdp": (2, {}),
+    "hsdp": (4, {"dp_replicate": 2, "micro_batch_size": 1}),
+    "tp": (2, {"tp": 2}),
+    "tp-sp": (2, TP_SP),
+    "tp4-copied-kv": (4, {"tp": 4, "sp": True}),
+    "pp": (2, {"pp": 2}),
+    "zbv": (2, {"pp": 2, "vp": 2, "pp_schedule": "zbv"}),
+    "cp": (2, {"cp": 2}),
+    "ep": (2, {"ep": 2}),
+    "etp": (2, {"etp": 2}),
+    "ep-tp-sp": (2, {**TP_SP, "ep": 2}),
+    "recompute": (2, {**TP_SP, "recompute": "full"}),
+}
+DENSE = ("fsdp", "tp-sp", "pp", "cp")
+SPARSE = (*DENSE, "ep", "etp")
+TRIED = {
+    "llama": (*DENSE, "hsdp", "tp", "tp4-copied-kv", "zbv", "recompute"),
+    "gpt2": DENSE,
+    "qwen3_moe": (*SPARSE, "zbv"),
+    "deepseek_v3": (*SPARSE, "ep-tp-sp"),
+    "nemotron_h": SPARSE,
+    "gpt_oss": ("ep", "etp"),
+    "qwen3_next": ("tp-sp", "cp"),
+    "qwen3_5": ("tp-sp", "cp"),
+}
+QUICK = {
+    ("llama", "tp4-copied-kv"),
+    ("llama", "zbv"),
+    ("gpt2", "tp-sp"),
+    ("gpt2", "pp"),
+    ("qwen3_moe", "fsdp"),
+    ("deepseek_v3", "ep-tp-sp"),
+    ("nemotron_h", "tp-sp"),
+    ("nemotron_h", "cp"),
+    ("gpt_oss", "etp"),
+}
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        pytest.param(family, name, marks=[] if (family, name) in QUICK else [pytest.mark.slow])
+        for family, names in TRIED.items()
+        for name in names
+    ],
+)
+def test_adapters_train_alike_in_every_layout(family: str, name: str) -> None:
+    world, layout = LAYOUTS[name]
+    found = parity.differences(family, world, recipe(layout), STEPS)
+    assert max(found.values()) <= parity.TOLERANCE, found
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("llama", "tp-sp"),
+        ("nemotron_h", "cp"),
+        pytest.param("gpt2", "tp-sp", marks=pytest.mark.slow),
+        pytest.param("llama", "fsdp", marks=pytest.mark.slow),
+    ],
+)
+def test_dora_trains_alike_in_every_layout(family: str, name: str) -> None:
+    targets = NO_EXPERTS if family == "nemotron_h" else EVERYTHING
+    peft = msgspec.structs.replace(PEFT, method="dora", targets=targets)
+    world, layout = LAYOUTS[name]
+    found = parity.differences(family, world, recipe(layout, peft), STEPS)
+    assert max(found.values()) <= parity.TOLERANCE, found
+
+
+# Nothing else learns
+
+
+def steps(rank: int, world: int, family: str, given: types.Recipe, count: int = STEPS) -> dict[str, Any]:
+    """What changed in some steps, and what the optimizer keeps state for."""
+    trainer = trainer_of(family, given)
+    stage = trainer.stages[0]
+    before = {name: local(p).clone() for name, p in stage.named_parameters()}
+    for number in range(count):
+        trainer.step(number)
+    names = {id(p): name for name, p in stage.named_parameters()}
+    return {
+        "changed": {n for n, p in stage.named_parameters() if not torch.equal(local(p), before[n])},
+        "state": {names[id(p)] for p in trainer.optimizer.state},
+        "formats": {n: str(p.dtype) for n, p in stage.named_parameters()},
+        "biases": [float(b.abs().sum()) for n, b in stage.named_buffers() if n.endswith("_bias")],
+    }
+
+
+def local(parameter: torch.Tensor) -> torch.Tensor:
+    return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach()
+
+
+@pytest.mark.parametrize(("family", "world", "layout"), [("deepseek_v3", 2, {"ep": 2}), ("qwen3", 1, {})])
+def test_only_adapters_change_and_have_state(family: str, world: int, layout: dict[str, Any]) -> None:
+    sections = {
+        "optimizer": types.Optimizer(lr=1e-2, weight_decay=0.1),
+        "moe": types.Moe(balancing="bias", aux_loss=0.01, router_z_loss=0.01),
+    }
+    for found in run(world, steps, family, recipe(layout, **sections)):
+        learnt = {name for name in found["formats"] if "lora_" in name}
+        assert learnt
+        assert found["changed"] == found["state"] == learnt
+        assert not any(found["biases"])  # a frozen router is not balanced either
+
+
+@pytest.mark.usefixtures("wide")
+def test_frozen_weights_are_stored_as_they_are_computed_with() -> None:
+    given = recipe(
+        peft=msgspec.structs.replace(PEFT, rank=8),  # what the grouped product of bf16 needs
+        precision=types.Precision(compute="bf16", master="fp32"),
+        data=types.Data(seq_length=8),  # bf16 is slow on CPUs
+        train=types.Train(global_batch_size=parity.MICRO_BATCH, steps=100),
+    )
+    found = run(1, steps, "qwen3_moe", given, 1)[0]
+    assert found["changed"] == {name for name in found["formats"] if "lora_" in name}
+    for name, kind in found["formats"].items():
+        assert kind == ("torch.float32" if "lora_" in name else "torch.bfloat16")
+
+
+def first_loss(rank: int, world: int, given: types.Recipe) -> float:
+    return trainer_of("qwen3_moe", given).step(0).loss
+
+
+@pytest.mark.parametrize("method", ["lora", "dora"])
+def test_an_adapted_model_starts_as_the_model_itself(method: Any) -> None:
+    given = recipe(peft=types.Peft(method=method, rank=4, targets=("qkv", "proj")))
+    whole = msgspec.structs.replace(given, goal="pretrain")
+    losses = [run(1, first_loss, one)[0] for one in (given, whole)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+# Which layers have adapters, and what is refused
+
+
+def stage_of(family: str) -> Stage:
+    config = transformers_config(FAMILIES[family])
+    model = build_model(config, torch.float32)
+    return Stage(model, range(config.num_hidden_layers), first=True, last=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_layers_for_every_target(family: str) -> None:
+    mixers = {"mamba_in", "mamba_out"} if family == "nemotron_h" else set()
+    for target in {"qkv", "proj", "fc1", "fc2"} | mixers:
+        starts = adapters.add_adapters(stage_of(family), types.Peft(targets=(target,)), torch.float32)  # type: ignore[arg-type]
+        assert {name[-1] for name in starts} == {"A", "B"}
+
+
+def test_targets_of_a_few_paths() -> None:
+    found = {path: adapters.target_of(path) for path in EXPECTED}
+    assert found == EXPECTED
+
+
+EXPECTED = {
+    "transformer.h.0.attn.c_attn": "qkv",
+    "transformer.h.0.attn.c_proj": "proj",
+    "transformer.h.0.mlp.c_proj": "fc2",
+    "model.layers.0.self_attn.kv_b_proj": "qkv",
+    "model.layers.0.self_attn.kv_a_proj_with_mqa": "",
+    "model.layers.0.mlp.shared_experts.up_proj": "fc1",
+    "model.layers.0.mlp.gate": "",
+    "model.layers.0.linear_attn.out_proj": "proj",
+    "model.layers.0.mixer.out_proj": "mamba_out",
+    "lm_head": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "peft", "field"),
+    [
+        ("llama", types.Peft(method="qlora"), "peft.method"),
+        ("llama", types.Peft(dropout=0.1), "peft.dropout"),
+        ("qwen3_moe", types.Peft(method="dora"), "peft.method"),
+        ("llama", types.Peft(targets=("mamba_in",)), "peft.targets"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(family: str, peft: types.Peft, field: str) -> None:
+    with pytest.raises(InputError) as refused:
+        adapters.add_adapters(stage_of(family), peft, torch.float32)
+    assert refused.value.field == field
+
+
+class Mixer(nn.Module):
+    """A state-space mixer as far as kernels are concerned: in training they multiply by the weight themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out_proj = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self.out_proj.weight) if self.training else self.out_proj(x)
+
+
+def past_the_adapter(rank: int, world: int) -> bool:
+    mixer = Mixer()
+    adapters._adapt(mixer.out_proj, PEFT, torch.float32)
+    adapters._keep_out_of_fused_kernels(mixer)
+    mixer.train()
+    mixer(torch.ones(1, 4)).sum().backward()
+    return mixer.out_proj.lora_A.grad is None  # type: ignore[union-attr]
+
+
+def test_no_fused_kernel_goes_past_an_adapter() -> None:
+    assert not run(1, past_the_adapter)[0]
