@@ -42,7 +42,8 @@ class Stage(nn.Module):
         if last and not first and self.embedding_at_end:
             # A head tied to the embedding is another copy: schedules that split the backward pass cannot follow a
             # weight that is used at both ends of a stage.
-            self.lm_head.weight = nn.Parameter(self.lm_head.weight.detach().clone())
+            head: Any = model.lm_head
+            head.weight = nn.Parameter(head.weight.detach().clone())
 
     @property
     def body(self) -> Any:

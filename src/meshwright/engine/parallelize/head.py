@@ -31,7 +31,7 @@ def make_loss(stage: Stage, mesh: Mesh, recipe: Recipe) -> None:
         "reduce_hidden": not sp,  # the gather below sums already
     }
 
-    def loss_of(hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, z_loss: float) -> Loss:
+    def loss_of(z_loss: float, hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> Loss:
         if sp:
             hidden = gather(hidden, tp, hidden.dim() + TOKENS)
         weight, bias = _local(head.weight), _local(head.bias)
@@ -41,11 +41,11 @@ def make_loss(stage: Stage, mesh: Mesh, recipe: Recipe) -> None:
     def forward(
         hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, *further: torch.Tensor
     ) -> torch.Tensor:
-        main = loss_of(hidden, labels, weights, recipe.train.z_loss)
+        main = loss_of(recipe.train.z_loss, hidden, labels, weights)
         if not further:
             stage.losses.append(torch.stack([main.cross_entropy, main.z, torch.zeros_like(main.z)]))
             return main.total
-        second = loss_of(*further, z_loss=0.0)
+        second = loss_of(0.0, *further)
         stage.losses.append(torch.stack([main.cross_entropy, main.z, second.cross_entropy]))
         return main.total + recipe.train.mtp_loss * second.total
 
