@@ -128,7 +128,7 @@ def adapted_experts_stay_whole(c: Case) -> Column:
     "peft.dora-experts",
     "error",
     "method",
-    engines=("automodel",),
+    engines=("meshwright", "automodel"),
     message="dora works on plain linear layers, not on grouped experts (targets={targets})",
     symptom="dora is only supported for nn.Linear",
     cause="the norm of each weight row is not defined for a stack of experts",
@@ -136,6 +136,20 @@ def adapted_experts_stay_whole(c: Case) -> Column:
 )
 def dora_spares_experts(c: Case) -> Column:
     return _adapts(c) & (c.method == "dora") & c.is_moe & bool({"fc1", "fc2"} & set(c.targets))
+
+
+@rule(
+    "peft.dropout",
+    "error",
+    "dropout",
+    engines=("meshwright",),
+    message="adapters train without dropout here, not with {dropout}",
+    symptom="other masks in every layout, and other ones in recomputed layers than in the forward pass",
+    cause="nothing random runs inside a layer, so that every layout trains alike",
+    fixes=({"dropout": [0.0]},),
+)
+def adapters_are_not_dropped(c: Case) -> Column:
+    return _adapts(c) & (c.dropout > 0)
 
 
 @rule(

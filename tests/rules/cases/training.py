@@ -221,6 +221,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"engine": "automodel", "spec": MIXTURE, "goal": "peft", "method": "dora"},
         {"targets": ("qkv",)},
     ),
+    "peft.dropout": ({"goal": "peft", "dropout": 0.1}, {"dropout": 0.0}),
     "peft.qlora-tensor-parallel": ({"goal": "peft", "method": "qlora", "tp": 2, "sp": True}, {"tp": 1, "sp": False}),
     "peft.qlora-fp8": ({"goal": "peft", "method": "qlora", "matmul": "fp8_tensor"}, {"method": "lora"}),
     "peft.scale": ({"goal": "peft", "alpha": 512.0}, {"alpha": 64.0}),
