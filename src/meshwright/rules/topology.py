@@ -74,7 +74,7 @@ def expert_mesh_divides_world(c: Case) -> Column:
     figures={"borrowed": lambda c: c.shard * c.cp * c.tp},
 )
 def experts_divide_shard_group(c: Case) -> Column:
-    return (c.ep * c.etp > 1) & ((c.shard * c.cp * c.tp) % (c.ep * c.etp) != 0)
+    return (c.dp_replicate > 1) & (c.ep * c.etp > 1) & ((c.shard * c.cp * c.tp) % (c.ep * c.etp) != 0)
 
 
 @rule(

@@ -197,6 +197,7 @@ def cut_parameter(owner: nn.Module, name: str, mesh: DeviceMesh, *dims: int | No
 
 
 def _check_divides(parameter: torch.Tensor, dim: int, tp: Axis, what: str) -> None:
+    """Refuses a cut into unequal parts: sharding would have to cut them once more."""
     if parameter.shape[dim] % tp.size:
         raise InputError(
             f"{what} of width {parameter.shape[dim]} cannot be shared by {tp.size} ranks",
@@ -299,10 +300,9 @@ def _leave(out: torch.Tensor, sequence: Sequence) -> torch.Tensor:
 def cut_embedding(embedding: Any, mesh: Mesh, sp: bool) -> None:
     """A vocabulary cut over the ranks: each looks up its own tokens, and the sum is everybody's."""
     tp = mesh.tp
-    rows = embedding.weight.shape[0]
-    step = -(-rows // tp.size)
-    first = tp.rank * step
-    last = min(first + step, rows)
+    _check_divides(embedding.weight, 0, tp, "the vocabulary")
+    rows = embedding.weight.shape[0] // tp.size
+    first, last = tp.rank * rows, (tp.rank + 1) * rows
     cut_parameter(embedding, "weight", mesh.state["tp"], 0)
     uses = (_Use("local", "", "weight", ("weight",)),)
     inner = embedding.forward
