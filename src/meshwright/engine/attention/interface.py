@@ -62,7 +62,8 @@ def attend(
         refuse_dropout(dropout)
         core = partial(_attend_across, terms=terms, documents=documents, kernel=kernel, axis=axis)
     if getattr(module, "recompute_core", False):
-        out: Tensor = checkpoint(core, query, key, value, sinks=s_aux, use_reentrant=False)
+        again: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": dropout > 0}
+        out: Tensor = checkpoint(core, query, key, value, sinks=s_aux, **again)
     else:
         out = core(query, key, value, sinks=s_aux)
     return out.transpose(1, 2), None

@@ -22,7 +22,9 @@ def run_experts(experts: Any, rows: torch.Tensor, ends: torch.Tensor, adds_down_
     if getattr(experts, "recompute_activation", False):
         # With the product behind it, so that the activation is not kept as its input; the product itself is not run
         # again, since recomputing stops at the last tensor that is missing.
-        out: torch.Tensor = checkpoint(_second_half, experts, inner, ends, adds_down_bias, use_reentrant=False)
+        out: torch.Tensor = checkpoint(
+            _second_half, experts, inner, ends, adds_down_bias, use_reentrant=False, preserve_rng_state=False
+        )
         return out
     return _second_half(experts, inner, ends, adds_down_bias)
 
