@@ -32,7 +32,7 @@ class Refusal(NamedTuple):
 
 
 TORCH_DDP = ("meshwright", "automodel", "torchtitan")
-MFSDP = ("meshwright", "automodel")  # Megatron's own engine runs it with experts, sequence parallelism and replicas
+MFSDP = ("meshwright", "automodel")  # Megatron's own engine runs it with experts and sequence parallelism
 REPLICATED = "every rank holds and updates the whole model; no other axis has a place in it"
 NOT_THERE = "this sharding works on whole models over the data-parallel ranks"
 REFUSALS = (
@@ -44,7 +44,7 @@ REFUSALS = (
     Refusal("megatron_fsdp", "pp", (*MFSDP, "megatron"), NO_PIPELINE, "fsdp2", NOT_THERE),
     Refusal("megatron_fsdp", "ep", MFSDP, NO_EXPERT, "fsdp2", NOT_THERE),
     Refusal("megatron_fsdp", "sp", MFSDP, {"sp": [False], "tp_comm_overlap": [False]}, "fsdp2", NOT_THERE),
-    Refusal("megatron_fsdp", "dp_replicate", MFSDP, {"dp_replicate": [1]}, "fsdp2", NOT_THERE),
+    Refusal("megatron_fsdp", "dp_replicate", ("automodel",), {"dp_replicate": [1]}, "fsdp2", NOT_THERE),
     Refusal("fsdp2", "pp", ("megatron",), NO_PIPELINE, "zero1", "torch FSDP2 inside Megatron wraps whole models"),
     Refusal("fsdp2", "ep", ("megatron",), NO_EXPERT, "zero1", "torch FSDP2 inside Megatron wraps whole models"),
 )
@@ -70,6 +70,47 @@ def _refuse(refusal: Refusal) -> None:
 
 for _refusal in REFUSALS:
     _refuse(_refusal)
+
+
+class Unfit(NamedTuple):
+    """A value that our engine's megatron_fsdp cannot combine with, what to say instead of it, and why."""
+
+    name: str
+    field: str
+    value: object
+    without: Fix
+    cause: str
+
+
+UNFIT = (
+    Unfit(
+        "compile", "compile", True, {"compile": [False]}, "a compiled block is one graph, its hooks are not part of it"
+    ),
+    Unfit("muon", "optimizer_name", "muon", {"optimizer_name": ["adamw"]}, "it cuts weights between any two rows"),
+    Unfit("offload", "offload", "optimizer", {"offload": ["none"]}, "it keeps all state in buffers on the GPU"),
+    Unfit("peft", "goal", "peft", {}, "it fills and cuts a model at once; adapters start from weights that are there"),
+)
+
+
+def _refuse_value(unfit: Unfit) -> None:
+    def combined(c: Case) -> Column:
+        return (c.strategy == "megatron_fsdp") & (getattr(c, unfit.field) == unfit.value)
+
+    without = ({**unfit.without}, {"strategy": ["fsdp2"], **unfit.without}) if unfit.without else ()
+    rule(
+        f"strategy.megatron-fsdp-{unfit.name}",
+        "error",
+        "strategy",
+        engines=("meshwright",),
+        message=f"the megatron_fsdp strategy cannot run with {unfit.field}={{{unfit.field}}}",
+        symptom="an error when training starts",
+        cause=unfit.cause,
+        fixes=({"strategy": ["fsdp2"]}, *without),
+    )(combined)
+
+
+for _unfit in UNFIT:
+    _refuse_value(_unfit)
 
 
 @rule(

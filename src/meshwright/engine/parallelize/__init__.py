@@ -67,7 +67,7 @@ def parallelize(config: Any, recipe: Recipe, mesh: Mesh, device: torch.device) -
         # Sharding outermost: it gathers a block's weights just before the block runs.
         if layout.strategy == "megatron_fsdp":
             megatron.share_and_fill(stage, mesh, recipe, initial, device)
-            continue
+            continue  # it made the weights too
         share(stage, mesh, recipe)
         # Only now do weights come into being, on each rank its own part.
         materialise(stage, initial, recipe.train.seed, device, offloaded=layout.offload in ("params", "optimizer"))

@@ -46,12 +46,8 @@ def share_and_fill(stage: Stage, mesh: Mesh, recipe: Recipe, initial: dict[str, 
     """Shards a stage with one unit for each layer, and fills it as the seed and the names say."""
     from megatron_fsdp import fully_shard_model  # type: ignore[import-not-found]  # optional
 
-    layout, kernels, seed = recipe.layout, recipe.kernels, recipe.train.seed
-    stored = list(_make_plain(stage, DTYPES[recipe.precision.compute]))
-    modules = {id(one.owner): one.owner for one in stored}
-    for module in modules.values():
-        own = [one for one in stored if one.owner is module]
-        module.reset_parameters = partial(_fill, own, initial, recipe)  # type: ignore[assignment]
+    layout, kernels = recipe.layout, recipe.kernels
+    modules = teach_to_fill(stage, recipe, initial)
     wrapper = fully_shard_model(
         stage,
         device_mesh=mesh.state,
@@ -68,9 +64,9 @@ def share_and_fill(stage: Stage, mesh: Mesh, recipe: Recipe, initial: dict[str, 
         sync_model_each_microbatch=False,
         calculate_per_token_loss=True,  # gradients are summed, never averaged
     )
-    for module in modules.values():
+    for module in modules:
         del module.reset_parameters
-    fill_buffers(stage, initial, seed, device)
+    fill_buffers(stage, initial, recipe.train.seed, device)
     stage.__dict__[WRAPPER] = wrapper
     stage.register_forward_pre_hook(_before_forward, prepend=True)
     stage.register_forward_hook(_after_forward)
@@ -131,6 +127,16 @@ class _Stored:
     name: str  # in the stage
     before: torch.Tensor
     sharers: tuple[tuple[nn.Module, str], ...]  # all modules that hold it: more than one where weights are tied
+
+
+def teach_to_fill(stage: nn.Module, recipe: Recipe, initial: dict[str, Initial]) -> list[nn.Module]:
+    """Makes parameters plain and gives the modules that have some a `reset_parameters` to start them as ours do."""
+    own: dict[nn.Module, list[_Stored]] = {}
+    for one in _make_plain(stage, DTYPES[recipe.precision.compute]):
+        own.setdefault(one.owner, []).append(one)
+    for module, stored in own.items():
+        module.reset_parameters = partial(_fill, stored, initial, recipe)  # type: ignore[assignment]
+    return list(own)
 
 
 def _make_plain(stage: nn.Module, compute: torch.dtype) -> Iterator[_Stored]:
