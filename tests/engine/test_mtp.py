@@ -20,6 +20,7 @@ from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import build_model, transformers_config
 from meshwright.engine.model.mtp import mtp_depth
 from meshwright.errors import InputError
+from meshwright.models import config_of, find
 from meshwright.recipes import types
 
 WEIGHT = 0.3  # large, so that gradients show what is wrong with it
@@ -200,6 +201,15 @@ def test_labels_two_ahead_stay_in_their_sample_and_document() -> None:
     assert told["next_tokens"] == [11, 12, 13, 14, 15, 16]
     assert told["labels_2"] == [12, 13, -100, -100, 16, -100]
     assert told["weights_2"] == pytest.approx([1 / 3, 1 / 3, 0, 0, 1 / 3, 0])
+
+
+PUBLISHED = ("qwen35_800m", "qwen3_next_80b_a3b", "glm45_air_106b", "nemotron_3_super", "deepseek_v3")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_it_has_the_parameters_that_the_catalogue_counts(name: str) -> None:
+    model: Any = build_model(transformers_config(config_of(name)).get_text_config(), torch.bfloat16, mtp=True)
+    assert sum(p.numel() for p in model.mtp.parameters()) == find(name).params.mtp
 
 
 @pytest.mark.parametrize("family", ["llama", "olmoe"])
