@@ -76,6 +76,6 @@ def test_bands_widen_beyond_the_ruler():
 def test_kinds_of_training():
     assert kind_of(case(llama())) == "dense"
     assert kind_of(case(mixtral(), force_balance=True)) == "moe"
-    assert kind_of(case(mixtral(), profile="megatron_untuned")) == "functional"
+    assert kind_of(case(mixtral(), speed_profile="megatron_untuned")) == "functional"
     assert kind_of(case(hybrid())) == "hybrid"
     assert kind_of(case(mixtral(), goal="peft")) == "peft"

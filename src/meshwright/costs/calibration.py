@@ -28,7 +28,7 @@ class GpuProfile(_Profile, frozen=True, kw_only=True):
     """What one GPU architecture reaches."""
 
     matmul: dict[str, float]  # share of the dense peak that large matmuls reach, by precision
-    attention: dict[str, float]  # share of the bf16 peak over the causal half, forward: flash1, flash2, best
+    attention: dict[str, float]  # share of the bf16 peak over the causal half, forward: flash1, flash2, cudnn, best
     scan: float  # the same for chunked scans of linear-time mixers
     hbm: float  # share of the memory bandwidth that memory-bound kernels reach
     link: float  # share of the NVLink (or PCIe) rate that collectives reach
@@ -40,7 +40,7 @@ class GpuProfile(_Profile, frozen=True, kw_only=True):
 class EngineProfile(_Profile, frozen=True, kw_only=True):
     """How one engine executes a step."""
 
-    attention: str  # kernel behind flash attention: flash1, flash2 or best
+    attention: str  # kernel behind flash attention: flash1, flash2, cudnn or best
     matmul: float = 1.0  # rate of its matmuls over the GPU's usual: tuned libraries, no transposes between them
     traffic: float  # bytes its memory-bound kernels move over what perfectly fused ones would
     traffic_compiled: float  # the same under torch.compile

@@ -123,9 +123,26 @@ def _values(case: Case, held: Stages) -> tuple[Column, ...]:
     saved, working = _activations(case, held)
     loss = _loss_peak(case, held, params, trained, saved)
     peak = _larger(loss, _backward_peak(case, held, params, trained, saved, working))
+    state, peak = _with_growing_gradients(case, state, peak, _backward_peak(case, held, params, trained, 0.0, working))
     owned = state.weights + state.gradients + state.optimizer
     cache = FRAGMENTATION_STATE * owned + memory_profile(case).fragmentation * peak.total
     return (state.weights, state.gradients, state.optimizer, peak.activations, peak.logits, peak.buffers, cache)
+
+
+def _with_growing_gradients(case: Case, state: State, peak: Peak, end: Peak) -> tuple[State, Peak]:
+    """Gradients of a step's only micro batch appear while activations go: the peak is where either is whole."""
+    grows = (case.accumulation == 1) & memory_profile(case).fresh_gradients
+    early = grows & (peak.total >= state.gradients + end.total)  # all activations, no gradient yet
+    late = grows & (peak.total < state.gradients + end.total)
+    gradients = where(early, 0.0, state.gradients)
+    return (
+        State(state.weights, gradients, state.optimizer),
+        Peak(
+            where(late, end.activations, peak.activations),
+            where(late, end.logits, peak.logits),
+            where(late, end.buffers, peak.buffers),
+        ),
+    )
 
 
 def _larger(one: Peak, other: Peak) -> Peak:

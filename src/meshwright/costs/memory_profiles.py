@@ -40,6 +40,7 @@ class MemoryProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reduce_bucket: float = 0.0
     inplace_activation: bool = False
     fragmentation: float = 0.06
+    fresh_gradients: bool = False
 
 
 @cache
