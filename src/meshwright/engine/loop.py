@@ -198,6 +198,7 @@ class Trainer:
     def evaluate(self, source: Source, steps: int) -> float:
         """The mean loss over some steps of another source, without training."""
         kept, self.loader.source = self.loader.source, source
+        self.optimizer.eval_mode()
         for stage in self.stages:
             stage.eval()
         total = 0.0
@@ -211,5 +212,9 @@ class Trainer:
             total += float(self._everywhere(self._take_losses())[0])
         for stage in self.stages:
             stage.train()
+            for module in stage.modules():  # what stayed gathered are the weights that were evaluated
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+        self.optimizer.train_mode()
         self.loader.source = kept
         return total / steps

@@ -25,7 +25,7 @@ def moonlight_16b_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="moonshot", published=Published(ep=8, start={"loss": "vocab_parallel"}))
+@recipe(family="moonshot")
 def moonlight_16b_sft_config() -> Recipe:
     return sft(
         "moonlight_16b",
@@ -41,7 +41,6 @@ def moonlight_16b_sft_config() -> Recipe:
         dispatcher="hybridep",
         ep_overlap=True,
         moments="bf16",
-        loss="chunked",
     )
 
 
