@@ -45,7 +45,7 @@ def recompute(layers: dict[int, nn.Module], layout: Layout, compiled: bool) -> N
 
 def _selective(layer: nn.Module, names: tuple[str, ...], compiled: bool) -> None:
     if OPERATIONS in names:
-        _again(layer, by_operation=True)
+        _by_operation(layer)
         return
     for name in names:
         for module in BLOCKS[name](layer) if name in BLOCKS else ():
@@ -59,6 +59,22 @@ def _selective(layer: nn.Module, names: tuple[str, ...], compiled: bool) -> None
         return
     for module in outputs:  # the compiler sees who keeps an output, and computes it again in the backward graph
         _again(module)
+
+
+def _by_operation(layer: nn.Module) -> None:
+    """Keeps costly operations of a layer; experts are wrapped by themselves and only drop their activations.
+
+    torch counts every operation of a region that is run again, those of a wrapper inside it too, and a wrapper need
+    not gather twice.
+    """
+    routed = {id(block.block) for block in expert_blocks(layer)}
+    if not routed:
+        _again(layer, by_operation=True)
+        return
+    for child in layer.children():
+        if id(child) not in routed:
+            _again(child, by_operation=True)
+    _expert_activations(layer)
 
 
 def _again(module: Any, by_operation: bool = False) -> None:
