@@ -170,14 +170,19 @@ def bench(
         "json": json,
         "quiet": quiet,
     }
-    return _run(target, "mock", model, settings, (*BENCH_OVERRIDES, *overrides))
+    return _run(target, "mock", model, settings, overrides, BENCH_OVERRIDES)
 
 
 BENCH_OVERRIDES = ("train.steps=50", "train.check_nan=false", "train.log_every=10", "train.eval_every=0")
 
 
 def _run(
-    target: str | Recipe, dataset: str | None, model: str | None, settings: dict[str, Any], overrides: Sequence[str]
+    target: str | Recipe,
+    dataset: str | None,
+    model: str | None,
+    settings: dict[str, Any],
+    overrides: Sequence[str],
+    defaults: Sequence[str] = (),
 ) -> Finished:
     from meshwright.engine import start
 
@@ -186,8 +191,10 @@ def _run(
         found = msgspec.structs.replace(found, model=_model(model)[1])
     automatic = [text for text in overrides if text.replace(" ", "").endswith("micro_batch_size=auto")]
     given = [text for text in overrides if text not in automatic]
+    set_first = override.requested(found, defaults)
+    found = override.change(found, set_first)[0]
     asked = override.apply(found, [*given, *([f"data.dataset={dataset}"] if dataset else [])])
-    pinned = override.requested(found, given)
+    pinned = set_first | override.requested(found, given)
     return start.train(asked, start.Settings(find_micro_batch=bool(automatic), **settings), pinned)
 
 

@@ -140,7 +140,7 @@ class _Run:
         """Whether loss and gradients are numbers; not looked at where the recipe does not want to wait for it."""
         if not self.job.recipe.train.check_nan:
             return True
-        return self.guard.allows(step + 1, losses, norm, samples)
+        return self.guard.allows(step + 1, losses.sum(), norm, samples)
 
     def step(self, number: int) -> None:
         """One step, reported; an evaluation where it is due."""

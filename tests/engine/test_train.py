@@ -1,0 +1,113 @@
+"""Whole runs: a recipe in, falling losses out, and every way a run can end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright import api
+from meshwright.engine.faults import RunError
+from meshwright.engine.start import RefusedError
+from meshwright.errors import InputError
+
+
+def tiny(name: str, nproc: int = 2, **options: object) -> dict[str, object]:
+    """A short tiny run, as the JSON answer of the command."""
+    steps = options.pop("steps", 6)
+    overrides = [f"train.steps={steps}", *options.pop("overrides", [])]  # type: ignore[misc]
+    done = api.train(name, tiny=True, nproc=nproc, quiet=True, overrides=overrides, **options)  # type: ignore[arg-type]
+    return api.training_to_dict(done)
+
+
+@pytest.mark.parametrize(
+    ("name", "axis"),
+    [
+        ("llama3_8b_pretrain_config", "tp"),
+        ("qwen3_30b_a3b_pretrain_config", "ep"),
+        ("deepseek_v2_pretrain_config", "pp"),
+        ("nemotronh_8b_sft_config", "tp"),
+    ],
+)
+def test_a_recipe_trains_in_its_own_layout(name: str, axis: str) -> None:
+    answer = tiny(name)
+    losses = answer["losses"]
+    assert len(losses) == 6  # type: ignore[arg-type]
+    assert losses[-1] < losses[0]  # type: ignore[index]
+    assert answer["layout"][axis] == 2  # type: ignore[index]
+    assert answer["schema"] == "meshwright/1"
+    assert answer["mfu"] is None  # a CPU has no peak to speak of
+
+
+def test_a_run_leaves_metrics_behind(tmp_path: Path) -> None:
+    tiny("llama3_8b_pretrain_config", nproc=1, out=str(tmp_path), steps=3, overrides=["train.eval_every=2"])
+    header, *steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert header["kind"] == "header"
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    assert all(step["loss"] > 0 and step["tokens"] > 0 for step in steps)
+
+
+def test_evaluation_is_on_other_samples() -> None:
+    answer = tiny("llama3_8b_pretrain_config", steps=4, overrides=["train.eval_every=2", "train.eval_steps=2"])
+    assert set(answer["eval_losses"]) == {"2", "4"}  # type: ignore[call-overload]
+
+
+def test_the_same_run_twice_is_the_same() -> None:
+    assert tiny("gemma3_1b_pretrain_config")["losses"] == tiny("gemma3_1b_pretrain_config")["losses"]
+
+
+def test_adapters_train_and_the_rest_stays() -> None:
+    answer = tiny("llama3_8b_peft_config")
+    assert answer["goal"] == "peft"
+    assert answer["memory_gib"]["optimizer"] < answer["memory_gib"]["weights"]  # type: ignore[index]
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"not finite|nan|inf") as stopped:
+        tiny("llama3_8b_pretrain_config", out=str(tmp_path), overrides=["optimizer.lr=1e38", "optimizer.clip_grad=0"])
+    assert stopped.value.exit_code == 3
+    assert json.loads((tmp_path / "bad_batches.jsonl").read_text().splitlines()[0])["samples"]
+
+
+def test_a_step_that_is_not_a_number_can_be_left_out(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="skipped steps in a row"):
+        tiny(
+            "llama3_8b_pretrain_config",
+            out=str(tmp_path),
+            steps=20,
+            on_nan="skip",
+            overrides=["optimizer.lr=1e38", "optimizer.clip_grad=0"],
+        )
+
+
+def test_rules_refuse_a_layout_before_anything_starts() -> None:
+    with pytest.raises(RefusedError) as refused:
+        tiny(
+            "llama3_8b_pretrain_config",
+            overrides=["layout.tp=1", "layout.pp=2", "layout.micro_batch_size=8", "train.global_batch_size=8"],
+        )
+    assert refused.value.exit_code == 1
+    assert refused.value.findings
+
+
+def test_a_world_that_the_layout_does_not_divide_is_refused() -> None:
+    with pytest.raises((RefusedError, InputError), match="2"):
+        tiny("llama3_8b_pretrain_config", nproc=3, overrides=["layout.tp=2"])
+
+
+def test_a_data_set_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(InputError, match="made-up"):
+        api.train("llama3_8b_pretrain_config", tiny=True, nproc=1, quiet=True, overrides=["data.dataset=nowhere"])
+
+
+def test_the_largest_micro_batch_is_found_and_tried() -> None:
+    answer = tiny(
+        "llama3_8b_pretrain_config", overrides=["layout.micro_batch_size=auto", "layout.tp=1", "layout.sp=false"]
+    )
+    assert answer["layout"]["micro_batch_size"] == answer["global_batch_size"] // 2  # type: ignore[index,operator]
+
+
+def test_bench_says_what_it_measured() -> None:
+    done = api.bench("llama3_8b_pretrain_config", tiny=True, nproc=1, quiet=True, overrides=["train.steps=3"])
+    assert api.training_to_dict(done)["tokens_per_s_per_gpu"] > 0
