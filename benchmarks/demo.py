@@ -1,4 +1,4 @@
-"""The main job, shown: a recommendation for this machine, then for example clusters, then a real (tiny) training run."""
+"""The main job, shown: recommendations for this machine and example clusters, then a real (tiny) training run."""
 
 from __future__ import annotations
 

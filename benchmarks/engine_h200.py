@@ -2,8 +2,8 @@
 
     python benchmarks/engine_h200.py OUT.json [--tiny] [CASE ...]
 
-The plain loop is what a careful user writes: AutoModelForCausalLM in bf16, SDPA, torch.compile of each block, the loss in
-checkpointed chunks, clip_grad_norm_, fused AdamW. Both train on the same shapes with bf16 weights, gradients and
+The plain loop is what a careful user writes: AutoModelForCausalLM in bf16, SDPA, torch.compile of each block, the loss
+in checkpointed chunks, clip_grad_norm_, fused AdamW. Both train on the same shapes with bf16 weights, gradients and
 optimizer state. Times are CUDA events over the timed steps; the ratio is what to compare between machines.
 """
 
@@ -223,7 +223,7 @@ def main() -> None:
         broken = run.engine and "error" in row and not any(r.get("engine") for r in rows)
         told = row.get("error") or (
             f"{row['tokens_per_s']:>9,.0f} tok/s  {row.get('ratio', 1):.3f} ×  "
-            f"{row.get('peak_allocated_gib', 0):.1f} GiB  first step {row['first_step_s']:.0f} s  loss {row['losses'][-1]}"
+            f"{row.get('peak_allocated_gib', 0):.1f} GiB  first {row['first_step_s']:.0f} s  loss {row['losses'][-1]}"
         )
         print(f"{run.name:<40} {told}", flush=True)
         save(out, rows)
@@ -250,7 +250,7 @@ def save(path: Path, rows: list[dict[str, Any]]) -> None:
             "transformers": transformers.__version__,
             "python": sys.version.split()[0],
         },
-        "convention": "seq 4096, bf16 weights, gradients and AdamW state, clipping on, mock data, one micro batch per step",
+        "convention": "seq 4096, bf16 weights, gradients and AdamW state, clipping, mock data, one micro batch a step",
         "rows": rows,
     }
     path.write_text(json.dumps(found, indent=1) + "\n")

@@ -23,7 +23,7 @@ from meshwright.recipes.case import model_of
 from meshwright.recipes.index import entries, load
 
 RESULTS = Path(__file__).parent / "results" / "tiny_sweep.json"
-STEPS = 6
+STEPS = {"pretrain": 6, "sft": 6, "peft": 12}  # adapters start as nothing and take longer
 
 
 def language_models() -> list[str]:
@@ -36,7 +36,7 @@ def run(name: str, nproc: int) -> dict[str, Any]:
     began = time.monotonic()
     row: dict[str, Any] = {"recipe": name}
     try:
-        done = api.train(name, tiny=True, nproc=nproc, quiet=True, overrides=[f"train.steps={STEPS}"])
+        done = api.train(name, tiny=True, nproc=nproc, quiet=True, overrides=[f"train.steps={STEPS[load(name).goal]}"])
         answer = api.training_to_dict(done)
         layout = answer["layout"]
         axes = [f"{axis}{layout[axis]}" for axis in ("tp", "pp", "vp", "cp", "ep", "etp") if layout[axis] > 1]

@@ -301,10 +301,11 @@ def sweep_page() -> str:
     found = json.loads((RESULTS / "tiny_sweep.json").read_text())
     rows = found["rows"]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    trained = f"{sum(row['ok'] for row in rows)} of {len(rows)}"
     text = f"""# Every recipe, trained at laptop size
 
-{sum(row["ok"] for row in rows)} of {len(rows)} recipes train on 2 processes ({found["machine"]}, {versions}, {found["date"]}; `make sweep`):
-the structure of the recipe's model at small widths, its layout scaled to 2 ranks, {found["steps"]} steps of made-up data.
+{trained} recipes train on 2 processes ({found["machine"]}, {versions}, {found["date"]}; `make sweep`): the structure
+of the recipe's model at small widths, its layout scaled to 2 ranks, a few steps of made-up data.
 
 """
     return text + table(

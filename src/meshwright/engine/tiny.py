@@ -14,7 +14,7 @@ from meshwright.recipes.types import Architecture, Kernels, Layout, Moe, Precisi
 SEQ_LENGTH = 64
 STEPS = 20
 MICRO_BATCHES = 4  # for each rank and step: gradients accumulate and pipelines fill
-LEARNING_RATE = 3e-3
+LEARNING_RATE = {"pretrain": 3e-3, "sft": 3e-3, "peft": 3e-2}  # adapters of random weights have little to go by
 EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
@@ -38,7 +38,7 @@ def tiny_recipe(recipe: Recipe, config: Any, world: int, pinned: Mapping[str, An
             steps=STEPS,
             log_every=1,
         ),
-        optimizer=replace(recipe.optimizer, lr=LEARNING_RATE),
+        optimizer=replace(recipe.optimizer, lr=LEARNING_RATE[recipe.goal]),
         schedule=replace(recipe.schedule, warmup_steps=2, min_lr=0.0, decay_steps=0),
         # A CPU computes bf16 a hundred times slower than fp32, and has neither 8-bit nor captured kernels.
         precision=Precision(compute="fp32"),
