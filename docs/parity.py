@@ -24,10 +24,8 @@ def properties(test: ElementTree.Element) -> dict[str, Any]:
 
 
 def outcome(test: ElementTree.Element) -> str:
-    """passed, failed or skipped."""
-    if test.find("skipped") is not None:
-        return "skipped"
-    return "failed" if test.find("failure") is not None or test.find("error") is not None else "passed"
+    """passed or failed; a failure that is known counts as one."""
+    return "failed" if any(test.find(one) is not None for one in ("failure", "error", "skipped")) else "passed"
 
 
 def rounded(value: float) -> float:
@@ -45,12 +43,16 @@ def results(report: Path) -> Iterator[dict[str, Any]]:
         if parameters in pairs:
             name, family = pairs[parameters]
             differences = said.get("parity", {}).get("differences", {})  # none where the run itself failed
-            yield _layout(TRIED[name]) | {
-                "family": family,
-                "outcome": outcome(test),
-                "differences": {what: rounded(value) for what, value in differences.items()},
-                "seconds": round(float(test.get("time", "0")), 1),
-            }
+            yield (
+                _layout(TRIED[name])
+                | {
+                    "family": family,
+                    "outcome": outcome(test),
+                    "differences": {what: rounded(value) for what, value in differences.items()},
+                    "seconds": round(float(test.get("time", "0")), 1),
+                }
+                | ({"why": TRIED[name].fails[family]} if family in TRIED[name].fails else {})
+            )
         elif "refused" in said and outcome(test) == "passed":
             one = said["refused"]
             for family, rule in one["families"].items():
@@ -61,15 +63,20 @@ def _layout(tried: Any) -> dict[str, Any]:
     return {"layout": tried.name, "technique": tried.technique, "world": tried.world}
 
 
+def in_order(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As the tables of layouts and families have them; tests end in any order."""
+    from tests.engine.families import FAMILIES
+    from tests.engine.layouts import TRIED
+
+    layouts, families = list(TRIED), list(FAMILIES)
+    return sorted(rows, key=lambda row: (layouts.index(row["layout"]), families.index(row["family"])))
+
+
 def main(report: str) -> None:
     sys.path.insert(0, str(ROOT))
-    found = {
-        "date": date.today().isoformat(),
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
-        "results": list(results(Path(report))),
-    }
-    lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in found["results"])  # type: ignore[union-attr]
-    head = json.dumps({name: found[name] for name in ("date", "versions")})[:-1]
+    versions = {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+    head = json.dumps({"date": date.today().isoformat(), "versions": versions})[:-1]
+    lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in in_order(results(Path(report))))
     RESULTS.write_text(f'{head}, "results": [\n{lines}\n]}}\n', encoding="utf-8")
     print(f"wrote {RESULTS.relative_to(ROOT)}")
 
