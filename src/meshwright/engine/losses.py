@@ -28,7 +28,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from meshwright.engine.collectives import all_gather
-from meshwright.engine.kernels.cross_entropy import logits_to_gradient_
+from meshwright.engine.kernels.cross_entropy import (
+    capped,
+    logit_gradient,
+    logits_to_gradient_,
+    slice_statistics,
+    wide,
+)
 
 Kind = Literal["vocab_parallel", "plain", "chunked", "fused_linear"]
 P = ParamSpec("P")
@@ -99,38 +105,6 @@ def _first_row(rows: int, group: dist.ProcessGroup | None) -> int:
 # --- arithmetic of one block of logits ---------------------------------------------------------------------------
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def _capped(logits: Tensor, softcap: float | None) -> Tensor:
-    wide = _wide(logits)
-    return wide if softcap is None else softcap * torch.tanh(wide / softcap)
-
-
-def _local_statistics(logits: Tensor, labels: Tensor, softcap: float | None) -> Tensor:
-    """Log-sum-exp of the slice, and the label's logit where the slice holds it: [2, n]."""
-    capped = _capped(logits, softcap)
-    rows = logits.shape[1]
-    held = (labels >= 0) & (labels < rows)
-    target = capped.gather(1, labels.clamp(0, rows - 1)[:, None])[:, 0]
-    return torch.stack([torch.logsumexp(capped, 1), torch.where(held, target, 0.0)])
-
-
-def _logit_gradient(
-    logits: Tensor, labels: Tensor, log_sum: Tensor, weights: Tensor, z_loss: float, softcap: float | None
-) -> Tensor:
-    """The gradient of the weighted loss by the raw logits, in the logits' format."""
-    capped = _capped(logits, softcap)
-    slope = weights * (1 + 2 * z_loss * log_sum)
-    gradient = torch.exp(capped - log_sum[:, None]) * slope[:, None]
-    rows = torch.arange(logits.shape[1], device=logits.device)
-    gradient = torch.where(rows == labels[:, None], gradient - weights[:, None], gradient)
-    if softcap is not None:
-        gradient = gradient * (1 - (capped / softcap) ** 2)
-    return gradient.to(logits.dtype)
-
-
 @cache
 def _compiled(function: Callable[P, R]) -> Callable[P, R]:
     return torch.compile(function)
@@ -147,7 +121,7 @@ def _is_real_cuda(tensor: Tensor) -> bool:
 
 def _statistics(logits: Tensor, labels: Tensor, terms: _Terms) -> Tensor:
     """Log-sum-exp over the whole vocabulary, and the label's logit: [2, n]."""
-    local = _fast(_local_statistics, logits)(logits, labels, terms.softcap)
+    local = _fast(slice_statistics, logits)(logits, labels, terms.softcap)
     if terms.group is None:
         return local
     every = _of_all_ranks(local, terms.group)
@@ -178,11 +152,11 @@ def _blocks(tokens: int, chunk: int) -> Iterator[slice]:
 def _plain(logits: Tensor, labels: Tensor, weights: Tensor, terms: _Terms) -> Loss:
     if terms.group is not None:
         logits = _apply(_GatherVocabulary, logits, terms.group)
-    capped = _capped(logits, terms.softcap)
-    cross_entropy = (weights * F.cross_entropy(capped, labels.clamp(min=-1), ignore_index=-1, reduction="none")).sum()
+    within = capped(logits, terms.softcap)
+    cross_entropy = (weights * F.cross_entropy(within, labels.clamp(min=-1), ignore_index=-1, reduction="none")).sum()
     if not terms.z_loss:
         return Loss(cross_entropy, cross_entropy.detach(), torch.zeros_like(cross_entropy))
-    z = (weights * terms.z_loss * torch.logsumexp(capped, 1) ** 2).sum()
+    z = (weights * terms.z_loss * torch.logsumexp(within, 1) ** 2).sum()
     return Loss(cross_entropy + z, cross_entropy.detach(), z.detach())
 
 
@@ -224,7 +198,7 @@ class _VocabParallel(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor, terms: _Terms
     ) -> tuple[Tensor, Tensor, Tensor]:
-        statistics = _wide(logits.new_empty(2, len(logits)))
+        statistics = wide(logits.new_empty(2, len(logits)))
         for rows in _blocks(len(logits), terms.chunk):
             statistics[:, rows] = _statistics(logits[rows], labels[rows], terms)
         ctx.terms = terms
@@ -240,7 +214,7 @@ class _VocabParallel(torch.autograd.Function):
         terms: _Terms = ctx.terms
         gradient = torch.empty_like(logits)
         for rows in _blocks(len(logits), terms.chunk):
-            gradient[rows] = _fast(_logit_gradient, logits)(
+            gradient[rows] = _fast(logit_gradient, logits)(
                 logits[rows], labels[rows], log_sum[rows], weights[rows] * scale, terms.z_loss, terms.softcap
             )
         return gradient, None, None, None
@@ -254,8 +228,8 @@ class _HeadGradients:
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: Sequence[bool]) -> None:
         self.hidden = torch.empty_like(hidden) if wanted[0] else None
-        self.weight = torch.zeros_like(_empty_wide(weight)) if wanted[1] else None
-        self.bias = torch.zeros_like(_empty_wide(bias)) if bias is not None and wanted[2] else None
+        self.weight = torch.zeros_like(_emptywide(weight)) if wanted[1] else None
+        self.bias = torch.zeros_like(_emptywide(bias)) if bias is not None and wanted[2] else None
 
     def add(self, rows: slice, logit_gradient: Tensor, hidden: Tensor, weight: Tensor) -> None:
         if self.hidden is not None:
@@ -270,7 +244,7 @@ class _HeadGradients:
         return self.hidden, self.weight, self.bias
 
 
-def _empty_wide(like: Tensor) -> Tensor:
+def _emptywide(like: Tensor) -> Tensor:
     return torch.empty_like(like, dtype=torch.promote_types(like.dtype, torch.float32))
 
 
@@ -289,7 +263,7 @@ class _Chunked(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, weights: Tensor, terms: _Terms
     ) -> tuple[Tensor, Tensor, Tensor]:
-        statistics = _wide(hidden.new_empty(2, len(hidden)))
+        statistics = wide(hidden.new_empty(2, len(hidden)))
         for rows in _blocks(len(hidden), terms.chunk):
             statistics[:, rows] = _statistics(F.linear(hidden[rows], weight, bias), labels[rows], terms)
         ctx.terms = terms
@@ -306,7 +280,7 @@ class _Chunked(torch.autograd.Function):
         gradients = _HeadGradients(hidden, weight, bias, ctx.needs_input_grad)
         for rows in _blocks(len(hidden), terms.chunk):
             logits = F.linear(hidden[rows], weight, bias)
-            by_logits = _fast(_logit_gradient, logits)(
+            by_logits = _fast(logit_gradient, logits)(
                 logits, labels[rows], log_sum[rows], weights[rows] * scale, terms.z_loss, terms.softcap
             )
             gradients.add(rows, by_logits, hidden[rows], weight)
@@ -316,7 +290,7 @@ class _Chunked(torch.autograd.Function):
 
 def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     # Widened first: torch would round the factor itself to a narrow gradient's format.
-    return (_wide(gradient) * factor).to(dtype)
+    return (wide(gradient) * factor).to(dtype)
 
 
 def _statistics_and_gradient(logits: Tensor, labels: Tensor, weights: Tensor, terms: _Terms) -> tuple[Tensor, Tensor]:
@@ -324,7 +298,7 @@ def _statistics_and_gradient(logits: Tensor, labels: Tensor, weights: Tensor, te
     if terms.group is None and _is_real_cuda(logits):
         return logits_to_gradient_(logits, labels, weights, terms.z_loss, terms.softcap), logits
     statistics = _statistics(logits, labels, terms)
-    gradient = _fast(_logit_gradient, logits)(logits, labels, statistics[0], weights, terms.z_loss, terms.softcap)
+    gradient = _fast(logit_gradient, logits)(logits, labels, statistics[0], weights, terms.z_loss, terms.softcap)
     return statistics, gradient
 
 
@@ -335,7 +309,7 @@ class _FusedLinear(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         # The loss scale of fp16 is not known yet, and 1/tokens would vanish there: the largest weight is kept apart.
         unit = weights.abs().amax().clamp(min=torch.finfo(weights.dtype).tiny) if len(weights) else weights.new_ones(())
-        statistics = _wide(hidden.new_empty(2, len(hidden)))
+        statistics = wide(hidden.new_empty(2, len(hidden)))
         gradients = _HeadGradients(hidden, weight, bias, ctx.needs_input_grad)
         for rows in _blocks(len(hidden), terms.chunk):
             logits = F.linear(hidden[rows], weight, bias)

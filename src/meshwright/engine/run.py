@@ -125,7 +125,6 @@ class _Run:
         self.results: list[StepResult] = []
         self.evaluated: dict[int, float] = {}
         self.number = 0
-        self.peak: dict[str, float] = {}
 
     # What the step asks for while it runs (see loop.Watch).
 

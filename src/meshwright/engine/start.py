@@ -19,7 +19,7 @@ from meshwright.engine.launched import Process, detect
 from meshwright.engine.run import Job, Outcome, work
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.recipes.case import Case
-from meshwright.recipes.types import Recipe
+from meshwright.recipes.types import Layout, Recipe
 from meshwright.rules import Finding
 
 PRELOADED = ("transformers", "meshwright.engine.loop")
@@ -115,7 +115,7 @@ def with_largest_micro_batch(
 
     Under torchrun and SLURM, where ranks cannot be started for a try, the estimate alone decides.
     """
-    samples = recipe.train.global_batch_size // mesh_sizes(recipe, world)
+    samples = recipe.train.global_batch_size // data_ranks(recipe.layout, world)
     for size in sorted((d for d in range(1, samples + 1) if samples % d == 0), reverse=True):
         tried = msgspec.structs.replace(recipe, layout=msgspec.structs.replace(recipe.layout, micro_batch_size=size))
         with suppress(RefusedError):
@@ -132,9 +132,8 @@ def with_largest_micro_batch(
     )
 
 
-def mesh_sizes(recipe: Recipe, world: int) -> int:
-    """Data-parallel ranks of a recipe in this world."""
-    layout = recipe.layout
+def data_ranks(layout: Layout, world: int) -> int:
+    """Data-parallel ranks of a layout in this world."""
     return max(1, world // (layout.tp * layout.pp * layout.cp))
 
 

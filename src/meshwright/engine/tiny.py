@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from meshwright.engine.model.config import kinds_of_layers, tiny
+from meshwright.engine.start import data_ranks
 from meshwright.recipes.overrides import change
 from meshwright.recipes.types import Architecture, Kernels, Layout, Moe, Precision, Recipe
 
@@ -26,7 +27,7 @@ def tiny_recipe(recipe: Recipe, config: Any, world: int, pinned: Mapping[str, An
     small = tiny(config, _layers(layout, kinds_of_layers(config)))
     if "layout.ep" not in kept:
         layout = replace(layout, ep=_common(layout.ep, _experts(small)))
-    dp = max(1, world // (layout.tp * layout.pp * layout.cp))
+    dp = data_ranks(layout, world)
     scaled = replace(
         recipe,
         architecture=Architecture(),

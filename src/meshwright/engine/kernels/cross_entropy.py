@@ -21,8 +21,8 @@ def logits_to_gradient_(
     """
     if on_gpu(logits):
         return _on_gpu(logits, labels, weights, z_loss, softcap)
-    statistics = _statistics(logits, labels, softcap)
-    logits.copy_(_gradient(logits, labels, weights, statistics[0], z_loss, softcap))
+    statistics = slice_statistics(logits, labels, softcap)
+    logits.copy_(logit_gradient(logits, labels, statistics[0], weights, z_loss, softcap))
     return statistics
 
 
@@ -38,25 +38,34 @@ def _on_gpu(logits: Tensor, labels: Tensor, weights: Tensor, z_loss: float, soft
     return statistics
 
 
-def _capped(logits: Tensor, softcap: float | None) -> Tensor:
-    wide = logits.float()
-    return wide if softcap is None else softcap * torch.tanh(wide / softcap)
+def wide(tensor: Tensor) -> Tensor:
+    """The tensor in fp32, or in its own format where that is wider."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _statistics(logits: Tensor, labels: Tensor, softcap: float | None) -> Tensor:
-    capped = _capped(logits, softcap)
+def capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """Logits in fp32, pressed into ±softcap where there is one."""
+    return wide(logits) if softcap is None else softcap * torch.tanh(wide(logits) / softcap)
+
+
+def slice_statistics(logits: Tensor, labels: Tensor, softcap: float | None) -> Tensor:
+    """Log-sum-exp of a slice of the vocabulary, and the label's logit where the slice holds it: [2, n]."""
+    within = capped(logits, softcap)
     columns = logits.shape[1]
     held = (labels >= 0) & (labels < columns)
-    target = capped.gather(1, labels.clamp(0, columns - 1)[:, None])[:, 0]
-    return torch.stack([torch.logsumexp(capped, 1), torch.where(held, target, 0.0)])
+    target = within.gather(1, labels.clamp(0, columns - 1)[:, None])[:, 0]
+    return torch.stack([torch.logsumexp(within, 1), torch.where(held, target, 0.0)])
 
 
-def _gradient(
-    logits: Tensor, labels: Tensor, weights: Tensor, log_sum: Tensor, z_loss: float, softcap: float | None
+def logit_gradient(
+    logits: Tensor, labels: Tensor, log_sum: Tensor, weights: Tensor, z_loss: float, softcap: float | None
 ) -> Tensor:
-    capped = _capped(logits, softcap)
+    """The gradient of the weighted loss by the raw logits, in the logits' format."""
+    within = capped(logits, softcap)
     slope = weights * (1 + 2 * z_loss * log_sum)
-    gradient = torch.exp(capped - log_sum[:, None]) * slope[:, None]
+    gradient = torch.exp(within - log_sum[:, None]) * slope[:, None]
     columns = torch.arange(logits.shape[1], device=logits.device)
     gradient = torch.where(columns == labels[:, None], gradient - weights[:, None], gradient)
-    return gradient if softcap is None else gradient * (1 - (capped / softcap) ** 2)
+    if softcap is not None:
+        gradient = gradient * (1 - (within / softcap) ** 2)
+    return gradient.to(logits.dtype)

@@ -84,3 +84,8 @@ def layer_arguments(body: Any, parts: Anatomy, tables: dict[str, Any], layer: in
         return {}
     kind = body.config.layer_types[layer] if parts.rotary_by_layer_type else ""
     return {"position_embeddings": tables[kind]}
+
+
+def is_attention(module: nn.Module) -> bool:
+    """Whether a module calls the attention interface."""
+    return hasattr(module, "is_causal") and hasattr(module, "config")

@@ -13,6 +13,7 @@ from meshwright.engine.experts import expert_blocks
 from meshwright.engine.kernels.norms import fuse_norms
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.adapters import add_adapters, start_magnitudes
+from meshwright.engine.model.anatomy import is_attention
 from meshwright.engine.model.build import build_model
 from meshwright.engine.model.initial import record_initial
 from meshwright.engine.model.stage import Stage
@@ -116,8 +117,3 @@ def tell_attention(stage: Stage, spread: tuple[Sequence, Any], recipe: Recipe) -
 def is_one_graph(layer: nn.Module, layout: Layout) -> bool:
     """Whether nothing in a layer runs outside its graph: tokens travel to experts, keys and values to other ranks."""
     return layout.cp == 1 and not list(expert_blocks(layer))
-
-
-def is_attention(module: nn.Module) -> bool:
-    """Whether a module calls the attention interface."""
-    return hasattr(module, "is_causal") and hasattr(module, "config")

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import (
 )
 
 from meshwright.engine.experts.storage import expert_blocks
+from meshwright.engine.model.anatomy import is_attention
 from meshwright.engine.parallelize.dropping import drop_outputs
 from meshwright.recipes.types import Layout
 
@@ -108,10 +109,6 @@ def _keep_costly() -> Any:
     return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
 
 
-def _is_attention(module: nn.Module) -> bool:
-    return hasattr(module, "is_causal") and hasattr(module, "config")
-
-
 def _children(layer: nn.Module, names: tuple[str, ...]) -> Iterator[nn.Module]:
     for name in names:
         child = getattr(layer, name, None)
@@ -129,7 +126,7 @@ def _dense_blocks(layer: nn.Module) -> Iterator[nn.Module]:
 
 def _attention_cores(layer: nn.Module) -> None:
     for module in layer.modules():
-        if _is_attention(module):
+        if is_attention(module):
             module.recompute_core = True  # type: ignore[assignment]
 
 
