@@ -283,7 +283,7 @@ def examples(key: str) -> list[Any]:
         inner = get_args(kind)[0]
         return [(), tuple(get_args(inner)[:2]) if get_origin(inner) is Literal else (3, 2)]
     if get_origin(kind) is dict:
-        return [{}, {"a": 0.5, "b c": 2.0}]
+        return [{}, {"a": 0.5, "b c": 2.0} if get_args(kind)[1] is float else {"a": "b", "c d": "e f"}]
     return {bool: [True, False], int: [1, 2, 77], float: [0.125, 0.5], str: ["", "a b", "x/y"]}[kind]
 
 

@@ -12,6 +12,7 @@ LINEAR_PRECISION = {
     "same": "",
     "fp8_delayed": "fp8",
     "fp8_tensor": "fp8",
+    "fp8_row": "fp8",
     "fp8_block": "fp8",
     "mxfp8": "fp8",
     "nvfp4": "fp4",

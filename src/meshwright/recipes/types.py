@@ -65,6 +65,25 @@ class Data(Section, frozen=True):
     packing: Annotated[bool, contract("several documents in one sample, kept apart by masks")] = False
     pad_to_max_length: Annotated[bool, layout("pad packed samples to one static length")] = False
     images: Annotated[bool, contract("samples carry images or video")] = False
+    columns: Annotated[
+        dict[str, str], contract("what the data set calls a sample's parts: messages, prompt, response, text, images")
+    ] = {}
+    split: Annotated[str, contract("part of the data set that is trained on")] = "train"
+    validation: Annotated[str, contract("data set or split that is only evaluated on; empty: validation_part")] = ""
+    validation_part: Annotated[float, contract("share of the samples held out for evaluation", ge=0, lt=1)] = 0.0
+    train_on: Annotated[
+        Literal["answers", "last_answer", "all"], contract("tokens of a conversation whose predictions count")
+    ] = "answers"
+    chat_template: Annotated[str, contract("file of the chat template; empty takes the tokenizer's own")] = ""
+    truncation: Annotated[
+        Literal["end", "start", "drop", "refuse"], contract("what is done with samples longer than seq_length")
+    ] = "end"
+    group_by_length: Annotated[bool, contract("samples of like length in one step, padded to its longest")] = False
+    streaming: Annotated[bool, layout("read the data set as it comes instead of indexing it first")] = False
+    temperature: Annotated[float, contract("above 1 evens out the weights of a blend", gt=0)] = 1.0
+    anneal_blend: Annotated[dict[str, float], contract("weights of the sources in the last anneal_steps")] = {}
+    anneal_steps: Annotated[int, contract("steps at the end that draw from anneal_blend", ge=0)] = 0
+    prefetch: Annotated[int, layout("steps whose samples are prepared ahead; 0 prepares none", ge=0)] = 2
     workers: Annotated[int, layout("data loading processes per rank", ge=0)] = 4
 
 
@@ -81,6 +100,10 @@ class Train(Section, frozen=True):
     eval_steps: Annotated[int, layout("batches per evaluation", ge=1)] = 32
     log_every: Annotated[int, layout("steps between log lines", ge=1)] = 10
     profile: Annotated[bool, layout("record a profiler trace of a few steps")] = False
+    freeze: Annotated[
+        tuple[Literal["language", "vision", "projector"], ...],
+        contract("parts of a vision-language model that are not trained"),
+    ] = ()
     check_nan: Annotated[bool, benchmark("stop or skip on a loss that is not a number; off saves a sync")] = True
 
 
@@ -114,7 +137,7 @@ class Precision(Section, frozen=True):
 
     compute: Annotated[Literal["bf16", "fp16", "fp32"], contract("format of activations and matmuls")] = "bf16"
     matmul: Annotated[
-        Literal["same", "fp8_delayed", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"],
+        Literal["same", "fp8_delayed", "fp8_tensor", "fp8_row", "fp8_block", "mxfp8", "nvfp4"],
         contract("format inside linear layers; same means that of compute"),
     ] = "same"
     master: Annotated[Literal["fp32", "bf16"], contract("format the optimizer updates")] = "fp32"
@@ -234,7 +257,13 @@ class Checkpoint(Section, frozen=True):
     ] = ""
     save_every: Annotated[int, layout("steps between checkpoints; 0 saves only at the end", ge=0)] = 1000
     keep: Annotated[int, layout("checkpoints kept", ge=1)] = 3
+    milestone_every: Annotated[int, layout("checkpoints of every so many steps are kept for good; 0 none", ge=0)] = 0
     async_save: Annotated[bool, layout("write checkpoints while training goes on")] = True
+    resume: Annotated[bool, layout("go on from the last good checkpoint of the run's folder")] = True
+    grace_s: Annotated[float, layout("seconds in which a run that is told to end saves and leaves", gt=0)] = 60.0
+    export: Annotated[
+        Literal["none", "sharded", "consolidated"], layout("Hugging Face folder written when the run ends")
+    ] = "sharded"
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -55,7 +55,7 @@ def _parse(kind: Any, text: str, key: str) -> Any:
     if origin is tuple:
         return tuple(_parse(get_args(kind)[0], part, key) for part in _items(text))
     if origin is dict:
-        return _weights(text, key)
+        return _weights(text, key) if get_args(kind)[1] is float else _names(text, key)
     if kind is str:
         return _unquoted(text)
     return {bool: _truth, int: whole, float: _number}[kind](text, key)
@@ -127,6 +127,16 @@ def _items(text: str) -> list[str]:
 def _weights(text: str, key: str) -> dict[str, float]:
     """{"a": 0.7, "b": 0.3} or a:0.7,b:0.3."""
     wanted = 'sources with weights, like a:0.7,b:0.3 or {"a":0.7,"b":0.3},'
+    return {name: _weight(weight, key, text, wanted) for name, weight in _pairs(text, key, wanted).items()}
+
+
+def _names(text: str, key: str) -> dict[str, str]:
+    """{"prompt": "question"} or prompt:question."""
+    wanted = 'names, like prompt:question,response:answer or {"prompt":"question"},'
+    return {name: _unquoted(str(other)) for name, other in _pairs(text, key, wanted).items()}
+
+
+def _pairs(text: str, key: str, wanted: str) -> dict[str, Any]:
     try:
         pairs = json.loads(text) if text[:1] == "{" else None
     except (ValueError, RecursionError):  # not JSON, or with a number nobody can read
@@ -134,10 +144,10 @@ def _weights(text: str, key: str) -> dict[str, float]:
     if not isinstance(pairs, dict):
         inner = text[1:-1] if text[:1] == "{" and text[-1:] == "}" else text
         parts = [part.rpartition(":") for part in inner.split(",") if part.strip()]
-        pairs = {_unquoted(name.strip()): weight.strip() for name, colon, weight in parts if name and colon}
+        pairs = {_unquoted(name.strip()): value.strip() for name, colon, value in parts if name and colon}
         if len(pairs) != len(parts):
             raise _wrong(key, text, wanted)
-    return {str(name): _weight(weight, key, text, wanted) for name, weight in pairs.items()}
+    return {str(name): value for name, value in pairs.items()}
 
 
 def _weight(weight: Any, key: str, text: str, wanted: str) -> float:

@@ -8,11 +8,11 @@ from meshwright.recipes.case import Case, Column
 from meshwright.rules.domains import NO_TENSOR, divisors_of, no, one_of
 from meshwright.rules.rule import Fix, rule
 
-FP8 = ("fp8_delayed", "fp8_tensor", "fp8_block")
+FP8 = ("fp8_delayed", "fp8_tensor", "fp8_row", "fp8_block")
 PLAIN: Fix = {"matmul": ["same"], "fp8_gather": [False], "first_last_bf16": [False]}
 TORCHAO = ("meshwright", "torchtitan", "automodel", "kempnerforge")
 FORMATS: dict[str, tuple[str, ...]] = {
-    "torchtitan": ("same", "fp8_tensor", "mxfp8", "nvfp4"),
+    "torchtitan": ("same", "fp8_tensor", "fp8_row", "mxfp8", "nvfp4"),
     "automodel": ("same", "fp8_tensor", "fp8_block", "mxfp8"),
     "kempnerforge": ("same", "fp8_tensor"),
 }
