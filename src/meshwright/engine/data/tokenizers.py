@@ -1,0 +1,91 @@
+"""The tokenizer of a recipe, from a local folder or the local Hugging Face cache; its code is never downloaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.models.catalogue import find
+from meshwright.recipes.types import Recipe
+
+FIELD = "data.tokenizer"
+
+
+def load_tokenizer(named: Recipe | str | Path, pretrained: Path | None = None) -> Any:
+    """The tokenizer of a recipe (its own, else the pretrained weights' or the model's), of a folder or of a cached id."""
+    name = _name(named, pretrained) if isinstance(named, Recipe) else str(named)
+    path = Path(name).expanduser()
+    if path.is_file():
+        path = path.parent
+    if path.is_dir():
+        return _load(str(path), name, cached=False)
+    if path.is_absolute() or name.startswith((".", "~")):
+        raise InputError("there is no such folder", field=FIELD, value=name, fix=_folder_fix())
+    return _load(name, name, cached=True)
+
+
+def check_ids(tokenizer: Any, vocab: int, field: str = FIELD) -> None:
+    """Refuses a tokenizer that gives ids the model has no embedding for."""
+    highest = max(tokenizer.get_vocab().values(), default=-1)
+    if highest >= vocab:
+        raise InputError(
+            f"the tokenizer gives ids up to {highest}, the model knows {vocab} tokens (0 to {vocab - 1})",
+            field=field,
+            value=tokenizer.name_or_path,
+            fix=("data.tokenizer=the model's own tokenizer", f"architecture.vocab={highest + 1}"),
+        )
+
+
+def _name(recipe: Recipe, pretrained: Path | None) -> str:
+    if recipe.data.tokenizer:
+        return recipe.data.tokenizer
+    if pretrained is not None:
+        return str(pretrained)
+    if recipe.checkpoint.pretrained:
+        return recipe.checkpoint.pretrained
+    if Path(recipe.model).expanduser().exists():
+        return recipe.model
+    hub_id = find(recipe.model).hf_id
+    if hub_id:
+        return hub_id
+    raise InputError(
+        f"{recipe.data.dataset} is text and the run has no tokenizer",
+        field=FIELD,
+        value="",
+        fix=(*_folder_fix(), "--dataset mock"),
+    )
+
+
+def _folder_fix() -> tuple[str, ...]:
+    return ("data.tokenizer=FOLDER with tokenizer.json and tokenizer_config.json",)
+
+
+def _load(source: str, name: str, cached: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+    except ImportError as error:
+        raise InputError(
+            f"the tokenizer needs another package: {_first_line(error)}", field=FIELD, value=name
+        ) from None
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError and others for the same mistakes
+        raise _refusal(name, cached, error) from None
+
+
+def _refusal(name: str, cached: bool, error: Exception) -> InputError:
+    if "trust_remote_code" in str(error):
+        reason = "the tokenizer comes as code of its own, which is never run"
+        return InputError(reason, field=FIELD, value=name, fix=_folder_fix())
+    if cached:
+        reason = "neither a folder nor a tokenizer in the local Hugging Face cache"
+        fix = (f"hf download {name} --include '*token*' '*.jinja'", *_folder_fix())
+        return InputError(reason, field=FIELD, value=name, fix=fix)
+    return InputError(
+        f"holds no tokenizer that can be read: {_first_line(error)}", field=FIELD, value=name, fix=_folder_fix()
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
