@@ -59,10 +59,9 @@ def step_time(case: Case) -> StepTime:
     """Seconds of one optimizer step: the slowest stage's micro batches, the bubble, and what happens once a step."""
     held, speed = stages(case), speeds(case)
     micro = _micro(case, speed, held)
-    slowest, rest = _slowest(case, held, micro)
+    slowest, idle, rest = _slowest(case, held, micro, speed.engine.sharpness)
     busy, rounds = slowest.busy, case.accumulation
-    idle = _soft_excess(slowest.launch, busy, speed.engine.sharpness)
-    bubble = rest / case.vp * (1 + idle / busy) * pick(case.pp_schedule, speed.shared.bubble)
+    bubble = rest / case.vp * pick(case.pp_schedule, speed.shared.bubble)
     bubble = bubble + rounds * p2p_s(case, speed)
     params, trained = _held_params(case, held)
     values = [
@@ -133,18 +132,26 @@ def _soft_excess(launch: Column, busy: Column, sharpness: float) -> Column:
     return busy * ((1 + (launch / busy) ** sharpness) ** (1 / sharpness) - 1)
 
 
-def _slowest(case: Case, held: Stages, micro: Micro) -> tuple[Micro, Column]:
-    """The stage that takes longest, and the seconds of all the other stages together, which the bubble waits for."""
+def _slowest(case: Case, held: Stages, micro: Micro, sharpness: float) -> tuple[Micro, Column, Column]:
+    """The stage that takes longest, how long its GPU idles, and the seconds of all the other stages together.
+
+    The bubble waits for those. Each stage idles by its own launches: a GPU of fewer idle seconds is never a slower one.
+    """
     shape = held.index.shape
     shares = (micro.work, micro.forward, micro.tp, micro.cp, micro.ep, micro.wait, micro.launch)
     busy = np.broadcast_to(micro.busy, shape)
-    at = np.argmax(busy, axis=0)
-    if len(shape) == 1:
-        slowest = Micro(*(float(share[at]) if isinstance(share, np.ndarray) else share for share in shares))
-    else:
-        slowest = Micro(*(np.take_along_axis(np.broadcast_to(share, shape), at[None], axis=0)[0] for share in shares))
-    others = busy[FIRST] + busy[LAST] + larger(case.pp - 2, 0) * busy[MIDDLE] - slowest.busy
-    return slowest, where(case.pp > 1, larger(others, 0.0), 0.0)
+    idle = np.broadcast_to(_soft_excess(micro.launch, busy, sharpness), shape)
+    taken = busy + idle
+    at = np.argmax(taken, axis=0)
+
+    def there(share: Column) -> Column:
+        if len(shape) == 1:
+            return float(share[at]) if isinstance(share, np.ndarray) else share
+        found: Column = np.take_along_axis(np.broadcast_to(share, shape), at[None], axis=0)[0]
+        return found
+
+    others = taken[FIRST] + taken[LAST] + larger(case.pp - 2, 0) * taken[MIDDLE] - there(taken)
+    return Micro(*map(there, shares)), there(idle), where(case.pp > 1, larger(others, 0.0), 0.0)
 
 
 def _held_params(case: Case, held: Stages) -> tuple[RankParams, RankParams]:
