@@ -74,7 +74,7 @@ class Trainer:
 
     def __init__(self, recipe: Recipe, config: Any, mesh: Mesh, device: torch.device, source: Source) -> None:
         self.recipe, self.config, self.mesh, self.device = recipe, config, mesh, device
-        self.stages: list[Stage] = parallelize(config, recipe, mesh, device)
+        self.stages: list[Stage] = self._make_stages()
         self.routers = [state for stage in self.stages for state in experts.router_states(stage)]
         self.optimizer = build_optimizer(
             [item for stage in self.stages for item in stage.named_parameters()],
@@ -85,18 +85,27 @@ class Trainer:
         self.scale = LossScale() if recipe.precision.compute == "fp16" else None
         train, layout = recipe.train, recipe.layout
         self.micro_batches = train.global_batch_size // (layout.micro_batch_size * mesh.dp.size)
-        context = spread_sequence(recipe, mesh)[1]
-        self.loader = Loader(
+        self.loader = self._make_loader(source)
+        self.pipeline = self._pipeline() if layout.pp > 1 else None
+
+    # What differs between kinds of models: their stages, and what a step's samples are.
+
+    def _make_stages(self) -> list[Stage]:
+        return parallelize(self.config, self.recipe, self.mesh, self.device)
+
+    def _make_loader(self, source: Any) -> Any:
+        train, layout = self.recipe.train, self.recipe.layout
+        context = spread_sequence(self.recipe, self.mesh)[1]
+        return Loader(
             source,
-            mesh,
+            self.mesh,
             global_batch=train.global_batch_size,
             micro_batch=layout.micro_batch_size,
-            positions=attention.positions(recipe.data.seq_length, context),
+            positions=attention.positions(self.recipe.data.seq_length, context),
             per_token=train.per_token_loss,
-            device=device,
+            device=self.device,
             mtp=train.mtp_loss > 0,
         )
-        self.pipeline = self._pipeline() if layout.pp > 1 else None
 
     def _pipeline(self) -> Pipeline:
         layout, width = self.recipe.layout, self.config.hidden_size

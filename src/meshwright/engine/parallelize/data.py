@@ -39,23 +39,24 @@ def share(stage: Stage, mesh: Mesh, recipe: Recipe) -> None:
     """Wraps every layer of a stage, its experts apart, and the ends; does nothing where one rank needs nothing."""
     if not needs_wrapping(mesh, recipe.precision):
         return
-    settings = _settings(recipe, mesh)
+    settings = fsdp_settings(recipe, mesh)
     dense, expert = mesh.fsdp, mesh.expert_fsdp
     for layer in stage.layers.values():
         for block in expert_blocks(layer):
-            _wrap(block.experts, expert, settings)
-        _wrap(layer, dense, settings)
+            wrap(block.experts, expert, settings)
+        wrap(layer, dense, settings)
     if stage.mtp is not None:
-        _wrap(stage.mtp, dense, settings)
+        wrap(stage.mtp, dense, settings)
     if stage.embedding is not None and not _tied(stage):
-        _wrap(stage.embedding, dense, settings)
+        wrap(stage.embedding, dense, settings)
     if stage.last and not _tied(stage):
         # The last to be used forward is the first to be used backward: gathered again at once if it were freed.
-        _wrap([stage.norm, stage.lm_head], dense, {**settings, "reshard_after_forward": False})
-    _wrap(stage, dense, settings)
+        wrap([stage.norm, stage.lm_head], dense, {**settings, "reshard_after_forward": False})
+    wrap(stage, dense, settings)
 
 
-def _settings(recipe: Recipe, mesh: Mesh) -> dict[str, Any]:
+def fsdp_settings(recipe: Recipe, mesh: Mesh) -> dict[str, Any]:
+    """What every wrapper of a stage is told: number formats, when gathered weights are freed, where state waits."""
     layout, precision = recipe.layout, recipe.precision
     policy = MixedPrecisionPolicy(
         param_dtype=DTYPES[precision.compute],
@@ -70,7 +71,8 @@ def _settings(recipe: Recipe, mesh: Mesh) -> dict[str, Any]:
     return settings
 
 
-def _wrap(module: Any, mesh: DeviceMesh, settings: dict[str, Any]) -> None:
+def wrap(module: Any, mesh: DeviceMesh, settings: dict[str, Any]) -> None:
+    """Shards a module over a mesh; its gradients are summed, never averaged."""
     fully_shard(module, mesh=mesh, **settings)
     for one in module if isinstance(module, list) else [module]:
         if isinstance(one, FSDPModule):
