@@ -13,7 +13,7 @@ FIELD = "data.tokenizer"
 
 
 def load_tokenizer(named: Recipe | str | Path, pretrained: Path | None = None) -> Any:
-    """The tokenizer of a recipe (its own, else the pretrained weights' or the model's), of a folder or of a cached id."""
+    """The tokenizer of a recipe (its own, the pretrained weights' or the model's), of a folder or of a cached id."""
     name = _name(named, pretrained) if isinstance(named, Recipe) else str(named)
     path = Path(name).expanduser()
     if path.is_file():
