@@ -72,6 +72,8 @@ class Ragged:
         counted = np.stack([r.random(length) < r.uniform(0.3, 1.0) for r in random])
         borders = np.stack([np.sort(r.integers(1, length, size=2)) for r in random])
         documents = (np.arange(length) >= borders[:, :, None]).sum(1)
+        if self.packed:  # the last token of a document does not predict the first of the next
+            counted[:, :-1] &= documents[:, 1:] == documents[:, :-1]
         return replace(self.inner.samples(numbers), counted=counted, documents=documents if self.packed else None)
 
 

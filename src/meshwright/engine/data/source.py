@@ -2,40 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from meshwright.engine.attention import ContextAxis
+from meshwright.engine.attention import positions as held_positions
 from meshwright.engine.collectives import total
 from meshwright.engine.mesh import Mesh
+
+NOT_COUNTED = -100  # the label of a prediction that does not count
+PAD = 0  # the token that fills a sample up; it is never predicted, and nothing before it sees it
+
+
+class Sample(NamedTuple):
+    """One sample of a corpus: tokens [width + 1], which of its width predictions count, and what goes along uncut."""
+
+    tokens: NDArray[np.int64]
+    counted: NDArray[np.bool_]  # [width]: whether predicting tokens[i + 1] from tokens[: i + 1] counts
+    documents: NDArray[np.int64] | None = None  # [width]: see Samples
+    whole: Mapping[str, NDArray[Any]] = {}
+
+
+class Corpus(Protocol):
+    """A finite set of samples by index, in the order they lie on disk; `order.Shuffled` makes a Source of it.
+
+    `sample` is a function of the index alone and may be called from several threads at once.
+    """
+
+    def __len__(self) -> int: ...
+
+    def sample(self, index: int) -> Sample: ...
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Tokens [n, seq + 1] and which of the seq predictions count [n, seq]."""
+    """Tokens [n, width + 1] and which of the width predictions count [n, width].
+
+    The width is at most data.seq_length and the same for all samples of a step, on all ranks (the Loader pads where a
+    layout needs it). Where samples are packed, `documents` [n, width] gives each token a number that its document
+    shares with no other of the sample; a document's tokens lie side by side. Predictions across a border do not count:
+    where documents[i] != documents[i + 1], counted[i] is False; the Loader refuses samples that break this. Whether
+    the last prediction crosses a border only the source can know.
+
+    `whole` holds values of n samples (leading dimension n) that go along with their samples uncut, such as images.
+    """
 
     tokens: NDArray[np.int64]
     counted: NDArray[np.bool_]
-    documents: NDArray[np.int64] | None = None  # [n, seq]: which document a token belongs to, where samples are packed
+    documents: NDArray[np.int64] | None = None
+    whole: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    @property
+    def width(self) -> int:
+        """Predictions in one sample."""
+        return int(self.counted.shape[1])
 
 
 class Source(Protocol):
-    """Samples by number: the same number gives the same sample, whoever asks and whenever."""
+    """Samples by number, without an end: the same number gives the same sample, whoever asks and whenever.
+
+    `samples` may be called from several threads at once. A source that must be read in order, by one thread, says so
+    with an attribute `in_order = True`.
+    """
 
     def samples(self, numbers: Sequence[int]) -> Samples: ...
+
+
+def stack(samples: Sequence[Sample]) -> Samples:
+    """Samples of one width, side by side."""
+    documents = [sample.documents for sample in samples]
+    return Samples(
+        np.stack([sample.tokens for sample in samples]),
+        np.stack([sample.counted for sample in samples]),
+        None if documents[0] is None else np.stack([d for d in documents if d is not None]),
+        {name: np.stack([sample.whole[name] for sample in samples]) for name in samples[0].whole},
+    )
 
 
 @dataclass(frozen=True)
 class Batch:
     """One rank's part of a step: all its micro batches, one after the other, and its part of the sequence."""
 
-    tokens: torch.Tensor  # [micro batches × size, seq / cp]
+    tokens: torch.Tensor  # [micro batches × size, width / cp]
     # Labels, weights, positions (and documents; with multi-token prediction next_tokens, labels_2, weights_2) of the
-    # same shape.
+    # same shape; and the values that go along whole, [micro batches × size, …].
     told: dict[str, torch.Tensor]
     numbers: list[int]  # the samples
     counted: int  # predictions of the whole step, over all ranks
@@ -53,6 +108,43 @@ def sample_numbers(step: int, global_batch: int, micro_batch: int, dp: int, rank
     return [first + (i * dp + rank) * micro_batch + j for i in range(micro_batches) for j in range(micro_batch)]
 
 
+def places_in_documents(documents: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The place of every token [n, width] in its document, counted from 0."""
+    places = np.arange(documents.shape[1])
+    begins = np.zeros(documents.shape, dtype=np.int64)
+    begins[:, 1:] = np.where(documents[:, 1:] != documents[:, :-1], places[1:], 0)
+    found: NDArray[np.int64] = places - np.maximum.accumulate(begins, axis=1)
+    return found
+
+
+def padded(samples: Samples, width: int) -> Samples:
+    """Samples filled up at their end to a width, with tokens that are not counted and belong to no document of it."""
+    more = width - samples.width
+    if more == 0:
+        return samples
+    documents = samples.documents
+    if documents is not None:
+        fill = documents.max(1, keepdims=True) + 1
+        documents = np.concatenate([documents, np.repeat(fill, more, 1)], 1)
+    return Samples(
+        np.pad(samples.tokens, ((0, 0), (0, more)), constant_values=PAD),
+        np.pad(samples.counted, ((0, 0), (0, more))),
+        documents,
+        samples.whole,
+    )
+
+
+def refuse_predictions_across_documents(samples: Samples, numbers: Sequence[int]) -> None:
+    """Refuses samples of a source that counts the prediction of one document's first token from another's last."""
+    documents = samples.documents
+    if documents is None:
+        return
+    wrong = samples.counted[:, :-1] & (documents[:, 1:] != documents[:, :-1])
+    if wrong.any():
+        row, place = (int(i) for i in np.argwhere(wrong)[0])
+        raise ValueError(f"sample {numbers[row]} counts the prediction at {place}, which is of another document")
+
+
 class Loader:
     """Gives each rank its part of every step."""
 
@@ -67,51 +159,82 @@ class Loader:
         per_token: bool,
         device: torch.device,
         mtp: bool = False,
+        context: ContextAxis | None = None,
     ) -> None:
+        """`positions` are those of the tokens this rank holds of a whole sample, in the order it holds them.
+
+        `context` is the cp axis, which lets samples stay narrower than that; without it cp ranks see padded ones.
+        """
         self.mtp = mtp  # whether the tokens two ahead are predicted too
         self.source, self.mesh, self.device = source, mesh, device
         self.global_batch, self.micro_batch, self.per_token = global_batch, micro_batch, per_token
-        self.positions = positions  # of the tokens this rank holds, in the order it holds them
+        self.positions, self.context = positions, context
+        self.seq_length = len(positions) * mesh.cp.size
+        self._held: dict[int, NDArray[np.int64]] = {self.seq_length: positions.numpy()}
 
     def batch(self, step: int) -> Batch:
         """This rank's part of a step."""
         dp = self.mesh.dp
         numbers = sample_numbers(step, self.global_batch, self.micro_batch, dp.size, dp.rank)
         samples = self.source.samples(numbers)
-        counted = torch.from_numpy(samples.counted)
-        everywhere = int(total(counted.sum().to(self.device), dp))
-        held = {
-            "labels": torch.from_numpy(samples.tokens[:, 1:]).masked_fill(~counted, -100),
-            "weights": self._weights(counted, everywhere),
+        refuse_predictions_across_documents(samples, numbers)
+        samples = padded(samples, self._width(samples.width))
+        counted = [samples.counted, self._two_ahead(samples)] if self.mtp else [samples.counted]
+        everywhere = [int(total(torch.tensor(int(mask.sum()), device=self.device), dp)) for mask in counted]
+        return self._batch(samples, numbers, counted, everywhere)
+
+    def _width(self, given: int) -> int:
+        """The width at which this layout runs samples: pipelines need one, cp and tp equal parts."""
+        if given > self.seq_length:
+            raise ValueError(f"samples of {given} tokens, of at most {self.seq_length}")
+        cp, tp = self.mesh.cp.size, self.mesh.tp.size
+        if self.mesh.pp.size > 1 or (cp > 1 and self.context is None):
+            return self.seq_length
+        unit = tp * cp * (self.context.parts if self.context is not None else 1)
+        return min(-(-given // unit) * unit, self.seq_length)
+
+    def _batch(
+        self, samples: Samples, numbers: list[int], counted: list[NDArray[np.bool_]], everywhere: list[int]
+    ) -> Batch:
+        held = self._positions(samples.width)
+        next_tokens = samples.tokens[:, 1:]
+        told: dict[str, NDArray[Any]] = {
+            "labels": np.where(counted[0], next_tokens, NOT_COUNTED),
+            "weights": self._weights(counted[0], everywhere[0]),
         }
         if self.mtp:
-            held |= self._two_ahead(samples)
+            told["next_tokens"] = next_tokens
+            told["labels_2"] = np.where(counted[1], np.roll(next_tokens, -1, 1), NOT_COUNTED)
+            told["weights_2"] = self._weights(counted[1], everywhere[1])
         if samples.documents is not None:
-            held["documents"] = torch.from_numpy(samples.documents)
-        told = {name: self._part(value) for name, value in held.items()}
-        told["positions"] = self.positions.to(self.device).expand(len(numbers), -1)
-        return Batch(self._part(torch.from_numpy(samples.tokens[:, :-1])), told, numbers, everywhere)
+            told["documents"] = samples.documents
+            told["positions"] = places_in_documents(samples.documents)
+        parts = {name: self._to_device(value[:, held]) for name, value in told.items()}
+        if samples.documents is None:
+            parts["positions"] = self._to_device(held).expand(len(numbers), -1)
+        parts |= {name: self._to_device(value) for name, value in samples.whole.items()}
+        return Batch(self._to_device(samples.tokens[:, :-1][:, held]), parts, numbers, everywhere[0])
 
-    def _two_ahead(self, samples: Samples) -> dict[str, torch.Tensor]:
-        """The tokens after the next ones and what their predictions count; the last place of a sample has none."""
-        next_tokens = torch.from_numpy(samples.tokens[:, 1:])
-        counted = torch.zeros(next_tokens.shape, dtype=torch.bool)
-        counted[:, :-1] = torch.from_numpy(samples.counted[:, 1:])
+    def _positions(self, width: int) -> NDArray[np.int64]:
+        if width not in self._held:
+            self._held[width] = held_positions(width, self.context).numpy()
+        return self._held[width]
+
+    def _two_ahead(self, samples: Samples) -> NDArray[np.bool_]:
+        """Which predictions of the tokens after the next count; the last place of a sample has none."""
+        counted = np.zeros_like(samples.counted)
+        counted[:, :-1] = samples.counted[:, 1:]
         if samples.documents is not None:  # a token and the next must be of one document, as the next two are
-            counted[:, :-1] &= torch.from_numpy(samples.documents[:, :-1] == samples.documents[:, 1:])
-        everywhere = int(total(counted.sum().to(self.device), self.mesh.dp))
-        return {
-            "next_tokens": next_tokens,
-            "labels_2": next_tokens.roll(-1, 1).masked_fill(~counted, -100),
-            "weights_2": self._weights(counted, everywhere),
-        }
+            counted[:, :-1] &= samples.documents[:, :-1] == samples.documents[:, 1:]
+        return counted
 
-    def _weights(self, counted: torch.Tensor, everywhere: int) -> torch.Tensor:
+    def _weights(self, counted: NDArray[np.bool_], everywhere: int) -> NDArray[np.float32]:
         """What each prediction adds to the loss: tokens count alike, or samples do and share it among their tokens."""
-        mask = counted.float()
+        mask = counted.astype(np.float32)
         if self.per_token:
-            return mask / max(everywhere, 1)
-        return mask / mask.sum(1, keepdim=True).clamp(min=1) / self.global_batch
+            return mask / np.float32(max(everywhere, 1))
+        share: NDArray[np.float32] = mask / np.maximum(mask.sum(1, keepdims=True), 1) / np.float32(self.global_batch)
+        return share
 
-    def _part(self, value: torch.Tensor) -> Any:
-        return value[:, self.positions].to(self.device, non_blocking=True)
+    def _to_device(self, value: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(value)).to(self.device, non_blocking=True)
