@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from meshwright.engine.collectives import sum_out
 from meshwright.engine.experts.storage import add_expert_adapter, expert_blocks, first_name
+from meshwright.engine.kernels.adapted import adapted_linear
 from meshwright.engine.model.initial import Initial, start
 from meshwright.engine.model.stage import Stage
 from meshwright.errors import InputError
@@ -64,6 +65,14 @@ def add_adapters(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, Init
             fix=("name other targets, or give every pipeline stage layers that have them",),
         )
     return found
+
+
+def tune_adapted(layer: nn.Module) -> int:
+    """Sends the products of adapted linear layers through the kernels tuned for long load; says how many."""
+    adapted: list[Any] = [module for module in layer.modules() if hasattr(module, "lora_tuned")]
+    for linear in adapted:
+        linear.lora_tuned = True
+    return len(adapted)
 
 
 def target_of(path: str) -> str:
@@ -116,6 +125,7 @@ def _adapt(module: Any, peft: Peft, dtype: torch.dtype) -> None:
     if normed:
         module.lora_magnitude = nn.Parameter(torch.empty(outputs, dtype=dtype, device=device))
     module.lora_scale, module.lora_inputs_first = scale_of(peft), inputs_first
+    module.lora_tuned = False
     module.lora_axes = ()  # ranks that hold other inputs of the same rows
     kind: Any = type(module)
     module.__class__ = _adapted(kind, normed)
@@ -135,8 +145,12 @@ def _uniform(inputs: int) -> Initial:
 @cache
 def _adapted(kind: type[Any], normed: bool) -> type[Any]:
     """The module's class with an adapter; one class for all layers, so that they share one graph."""
+    fused = kind is nn.Linear and not normed
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        if fused:
+            made = adapted_linear(x, self.weight, self.lora_A, self.lora_B, self.lora_scale, self.lora_tuned)
+            return made if self.bias is None else made + self.bias
         low = functional.linear(x, self.lora_A) * self.lora_scale
         out: torch.Tensor = kind.forward(self, x) + functional.linear(low, self.lora_B)
         return _renormed(self, out) if normed else out

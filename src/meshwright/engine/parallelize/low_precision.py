@@ -7,6 +7,7 @@ import torch
 from meshwright.engine.kernels.linears import tune_linears, use_fp8
 from meshwright.engine.kernels.residuals import fold_residuals
 from meshwright.engine.mesh import Mesh
+from meshwright.engine.model.adapters import tune_adapted
 from meshwright.engine.model.stage import Stage
 from meshwright.errors import InputError
 from meshwright.recipes.types import Precision, Recipe
@@ -32,10 +33,13 @@ def compute_low(stage: Stage, precision: Precision, layers: int) -> None:
 
 def tune(stage: Stage, recipe: Recipe, mesh: Mesh) -> None:
     """On Hopper, bf16 products by kernels that hold their speed at the power limit: 1.5 % of a step of Llama 3 8B."""
-    plain = recipe.precision.compute == "bf16" and recipe.precision.matmul == "same" and recipe.goal != "peft"
+    plain = recipe.precision.compute == "bf16" and recipe.precision.matmul == "same"
     if not (plain and recipe.kernels.compile and _is_hopper(mesh)):
         return
     for layer in stage.layers.values():
+        if recipe.goal == "peft":
+            tune_adapted(layer)
+            continue
         tune_linears(layer)
         if mesh.tp.size == 1:  # with tp the sum over ranks comes before the residual
             fold_residuals(layer)

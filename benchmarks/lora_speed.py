@@ -1,0 +1,232 @@
+"""LoRA of the Llama-3-8B shape on one GPU: our engine beside a plain transformers + peft loop, in one call.
+
+    python benchmarks/lora_speed.py OUT.json [--tiny] [CASE ...]
+
+Rank 32 on all linears, seq 4096, bf16 weights, adapters and AdamW state. The plain loop is what a careful user writes:
+AutoModelForCausalLM in bf16, SDPA, peft's adapters kept in bf16, torch.compile of each block, the loss in checkpointed
+chunks, clip_grad_norm_, fused AdamW. Times are CUDA events over the timed steps; ratios are to the plain loop's row.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+import traceback
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
+
+from benchmarks.engine_h200 import BF16, DEVICE, TINY, WARM, timed
+from meshwright.engine.data.mock import Mock
+from meshwright.engine.loop import Trainer
+from meshwright.engine.mesh import build_mesh
+from meshwright.engine.model.config import config_for, tiny
+from meshwright.recipes.types import (
+    Data,
+    Kernels,
+    Layout,
+    Optimizer,
+    Peft,
+    Precision,
+    Recipe,
+    Schedule,
+    Train,
+)
+
+RANK = 32
+LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One row of the table."""
+
+    name: str
+    micro_batch: int
+    engine: bool = True  # ours, or the plain loop
+    method: str = "lora"
+    recompute: str = "none"
+    against: str = ""  # the row this one is compared with
+
+
+RUNS = (  # a row comes after the one it is compared with
+    Run("plain", 4, engine=False),
+    Run("engine", 4, against="plain"),
+    Run("engine, micro batch 5", 5, against="plain"),
+    Run("engine, micro batch 6", 6, against="plain"),
+    Run("engine, qlora", 4, method="qlora", against="plain"),
+    Run("plain, full recompute", 4, engine=False, recompute="full"),
+    Run("engine, full recompute", 4, recompute="full", against="plain, full recompute"),
+)
+
+
+def recipe_of(run: Run) -> Recipe:
+    """The recipe of a row: one micro batch a step, so that a step is a micro batch."""
+    return Recipe(
+        name=run.name,
+        model="llama3_8b",
+        goal="peft",
+        cluster="1xH200",
+        data=Data(seq_length=64 if TINY else 4096),
+        train=Train(global_batch_size=run.micro_batch, steps=1000, check_nan=False),
+        optimizer=Optimizer(lr=1e-4),
+        schedule=Schedule(name="constant", warmup_steps=0),
+        precision=Precision(compute="fp32") if TINY else BF16,
+        peft=Peft(method=run.method, rank=RANK, alpha=float(RANK)),  # type: ignore[arg-type]
+        layout=Layout(micro_batch_size=run.micro_batch, recompute=run.recompute),  # type: ignore[arg-type]
+        kernels=Kernels(compile=not TINY, loss="fused_linear"),
+    )
+
+
+def ours(run: Run, recipe: Recipe, config: Any) -> Any:
+    """A step of our engine."""
+    mesh = build_mesh(recipe.layout, DEVICE.type)
+    source = Mock(config.vocab_size, recipe.data.seq_length, 1)
+    trainer = Trainer(recipe, config, mesh, DEVICE, source)
+    numbers = iter(range(10**6))
+    return lambda: trainer.step(next(numbers), figures=False).losses.sum()
+
+
+def plain(run: Run, recipe: Recipe, config: Any) -> Any:
+    """A step of the loop that a careful user writes."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    config._attn_implementation = "sdpa"
+    torch.manual_seed(0)
+    with DEVICE:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32 if TINY else torch.bfloat16)
+    settings = LoraConfig(r=RANK, lora_alpha=RANK, target_modules=list(LINEARS))
+    wrapped = get_peft_model(model, settings, autocast_adapter_dtype=False).to(DEVICE).train()
+    if run.recompute == "full":
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if not TINY:
+        for layer in model.model.layers:
+            layer.compile(fullgraph=True)
+    learnt = [p for p in wrapped.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(learnt, lr=1e-4, fused=True)
+    source = Mock(config.vocab_size, recipe.data.seq_length, 1)
+    numbers = iter(range(10**6))
+
+    def chunk_loss(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        logits = model.lm_head(hidden).float()
+        return torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+
+    def step() -> torch.Tensor:
+        first = next(numbers) * run.micro_batch
+        tokens = torch.from_numpy(source.samples(range(first, first + run.micro_batch)).tokens).to(DEVICE)
+        hidden = model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state.flatten(0, 1)
+        labels = tokens[:, 1:].flatten()
+        parts = [
+            checkpoint(chunk_loss, h, y, use_reentrant=False)
+            for h, y in zip(hidden.chunk(8), labels.chunk(8), strict=True)
+        ]
+        loss = torch.stack(parts).sum() / labels.numel()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(learnt, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """Tokens per second of a row, its peak memory, its losses."""
+    recipe = recipe_of(run)
+    config = config_for(recipe)
+    if TINY:
+        config = tiny(config, 2)
+    began = time.monotonic()
+    if DEVICE.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    step = (ours if run.engine else plain)(run, recipe, config)
+    losses = [step()]
+    first_s = time.monotonic() - began
+    losses += [step() for _ in range(WARM - 1)]
+    spent = timed(step, losses)
+    row = {
+        **msgspec.to_builtins(run),
+        "tokens_per_s": run.micro_batch * recipe.data.seq_length / spent,
+        "step_s": spent,
+        "first_step_s": first_s,
+        "losses": [round(float(loss), 4) for loss in losses],
+    }
+    if DEVICE.type == "cuda":
+        row |= {
+            "peak_allocated_gib": torch.cuda.max_memory_allocated() / 2**30,
+            "peak_reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
+        }
+    return row
+
+
+def main() -> None:
+    out, names = Path(sys.argv[1]), [a for a in sys.argv[2:] if not a.startswith("--")]
+    dist.init_process_group("nccl" if DEVICE.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    rows: list[dict[str, Any]] = []
+    print(f"{'variant':<26} {'batch':>5} {'recompute':>9} {'tok/s':>8} {'ratio':>6} {'peak GiB':>8}")
+    for run in (one for one in RUNS if not names or one.name in names):
+        rows.append(tried(run, rows))
+        print(told(rows[-1]), flush=True)
+        save(out, rows)
+        gc.collect()
+        torch._dynamo.reset()
+        if DEVICE.type == "cuda":
+            torch.cuda.empty_cache()
+    dist.destroy_process_group()
+
+
+def tried(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A row, with its ratio to the one it is compared with; one that failed says why."""
+    try:
+        row = measure(run)
+    except Exception as error:
+        where = traceback.format_exc()[-1500:]
+        return {**msgspec.to_builtins(run), "error": f"{type(error).__name__}: {error}"[:400], "where": where}
+    base = next((r for r in rows if r["name"] == run.against and "tokens_per_s" in r), None)
+    return row | ({"ratio": row["tokens_per_s"] / base["tokens_per_s"]} if base else {})
+
+
+def told(row: dict[str, Any]) -> str:
+    """A row of the table."""
+    begins = f"{row['name']:<26} {row['micro_batch']:>5} {row['recompute']:>9}"
+    if "error" in row:
+        return f"{begins} {row['error']}\n{row['where']}"
+    ratio = f"{row['ratio']:.3f}" if "ratio" in row else ""
+    return f"{begins} {row['tokens_per_s']:>8,.0f} {ratio:>6} {row.get('peak_allocated_gib', 0.0):>8.1f}"
+
+
+def save(path: Path, rows: list[dict[str, Any]]) -> None:
+    """What was measured so far."""
+    import peft
+    import transformers
+
+    found = {
+        "command": "python benchmarks/lora_speed.py OUT.json",
+        "date": date.today().isoformat(),
+        "device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU",
+        "versions": {
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "peft": peft.__version__,
+            "python": sys.version.split()[0],
+        },
+        "convention": f"Llama-3-8B shape, LoRA of rank {RANK} on all linears, seq 4096, bf16 weights, adapters, "
+        "gradients and AdamW state, clipping, mock data, one micro batch a step",
+        "rows": rows,
+    }
+    path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
