@@ -1,0 +1,1 @@
+"""Diffusers folders: config.json and diffusion_pytorch_model.safetensors, read and written."""

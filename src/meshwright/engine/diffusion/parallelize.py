@@ -1,0 +1,62 @@
+"""The order of techniques for diffusion models: the engine's, less pipelines and experts."""
+
+from __future__ import annotations
+
+import torch
+
+from meshwright.engine import attention
+from meshwright.engine.diffusion.attention import lead_attention
+from meshwright.engine.diffusion.build import build_denoiser, record_initial
+from meshwright.engine.diffusion.config import DenoiserConfig
+from meshwright.engine.diffusion.denoiser import Denoiser
+from meshwright.engine.diffusion.tensor import Spread, cut_block, partial_names, split_packed
+from meshwright.engine.mesh import Mesh
+from meshwright.engine.model.initial import Initial, start
+from meshwright.engine.parallelize.data import DTYPES, fsdp_settings, needs_wrapping, storage_dtype, wrap
+from meshwright.engine.parallelize.materialise import fill_buffers, recorded
+from meshwright.engine.parallelize.offload import offload_activations
+from meshwright.engine.parallelize.recompute import recompute
+from meshwright.recipes.types import Recipe
+
+
+def parallelize(config: DenoiserConfig, recipe: Recipe, mesh: Mesh, device: torch.device) -> Denoiser:
+    """The model of this rank: cut, wrapped and filled as the recipe's layout says."""
+    layout, precision = recipe.layout, recipe.precision
+    model = build_denoiser(config, storage_dtype(precision), DTYPES[precision.compute])
+    initial = record_initial(model)
+    model.spread = Spread(mesh.tp, layout.sp)
+    context = None
+    if layout.cp > 1:
+        context = attention.context_axis(mesh.cp_groups, layout.cp_comm, layout.cp_inner, mesh.cp.group)
+    lead_attention(model, model.spread, context, recipe.kernels.attention)
+    for block in model.layers.values():
+        split_packed(block)
+        cut_block(block, model.spread, mesh.state)
+    model.partial = partial_names(model, model.spread)
+    recompute(model.layers, layout, recipe.kernels.compile)
+    offload_activations(model.layers, layout)
+    if recipe.kernels.compile:
+        for block in model.layers.values():
+            block.compile(fullgraph=layout.cp == 1)
+    _share(model, mesh, recipe)
+    _fill(model, initial, recipe, device)
+    return model
+
+
+def _share(model: Denoiser, mesh: Mesh, recipe: Recipe) -> None:
+    """Shards every block by itself, and what is around the blocks together."""
+    if not needs_wrapping(mesh, recipe.precision):
+        return
+    settings = fsdp_settings(recipe, mesh)
+    for block in model.layers.values():
+        wrap(block, mesh.fsdp, settings)
+    wrap(model, mesh.fsdp, {**settings, "reshard_after_forward": False})
+
+
+def _fill(model: Denoiser, initial: dict[str, Initial], recipe: Recipe, device: torch.device) -> None:
+    """Weights come into being, on each rank its own part."""
+    offloaded = recipe.layout.offload in ("params", "optimizer")
+    model.to_empty(device="cpu" if offloaded else device)
+    for name, parameter in model.named_parameters():
+        start(parameter, name, initial[recorded(name, initial)], recipe.train.seed)
+    fill_buffers(model, initial, recipe.train.seed, device)

@@ -1,0 +1,198 @@
+"""Tensor and sequence parallelism of diffusers' blocks: heads and feed-forward columns, each rank its own.
+
+Weights are stored as DTensors cut over the ranks and computed with as plain local tensors. With sequence parallelism
+every rank holds a part of the tokens between the linear layers: what enters is gathered, what leaves is summed and
+scattered. Without, it is copied and summed. The projections that make shifts, scales and gates are not cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody knows
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from meshwright.engine.collectives import copy_in, gather, sum_out, sum_scatter
+from meshwright.engine.mesh import SOLO, Axis
+from meshwright.engine.parallelize.tensor import cut_parameter
+from meshwright.errors import InputError
+
+TOKENS = 1  # the dimension of hidden states that counts tokens
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How hidden states lie over the tp ranks between linear layers: copied, or with sp a part of the tokens each."""
+
+    tp: Axis = SOLO
+    sp: bool = False
+
+    def enter(self, x: torch.Tensor) -> torch.Tensor:
+        """All tokens, for layers that compute a part of the columns."""
+        return gather(x, self.tp, TOKENS) if self.sp else copy_in(x, self.tp)
+
+    def leave(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over the ranks' columns."""
+        return sum_scatter(x, self.tp, TOKENS) if self.sp else sum_out(x, self.tp)
+
+    def condition(self, x: torch.Tensor) -> torch.Tensor:
+        """What every rank holds whole also with sp: there its gradient stays partial, like that of all weights."""
+        return x if self.sp else copy_in(x, self.tp)
+
+
+def local(parameter: Any) -> Any:
+    """The part of a parameter to compute with; None stays None."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def swap(module: Any, forward: Callable[..., Any]) -> None:
+    """Gives a module another forward by its class: one class for all blocks, so that they share one graph."""
+    module.__class__ = _with_forward(type(module), forward)  # type: ignore[arg-type]  # mypy: classes are no Hashable
+
+
+@cache
+def _with_forward(kind: type[Any], forward: Callable[..., Any]) -> type[Any]:
+    return type(
+        kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__, "whole_forward": kind.forward}
+    )
+
+
+# Forwards of modules whose weights are cut; each module has its `spread`.
+
+
+def _by_rows(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, local(self.weight), local(self.bias))
+
+
+def _by_columns(self: Any, x: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = self.spread.leave(F.linear(x, local(self.weight)))
+    return out if self.bias is None else out + self.bias
+
+
+def _by_packed_columns(self: Any, x: torch.Tensor) -> torch.Tensor:
+    weights = [local(self.weight_0), local(self.weight_1)]
+    parts = x.split_with_sizes([weight.shape[1] for weight in weights], -1)
+    first, second = (F.linear(part, weight) for part, weight in zip(parts, weights, strict=True))
+    out: torch.Tensor = self.spread.leave(first + second)
+    bias: torch.Tensor = self.bias
+    return out + bias
+
+
+def _over_all_heads(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """An RMS norm over heads that several ranks hold: the mean square is that of all their parts."""
+    tp, wide = self.spread.tp, x.float()
+    squares = sum_out(copy_in(wide.square().sum(-1, keepdim=True), tp), tp)
+    normed = wide * torch.rsqrt(squares / (x.shape[-1] * tp.size) + self.eps)
+    weight: torch.Tensor = local(self.weight)
+    return (normed * weight).to(x.dtype)
+
+
+def _entered(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    return self.whole_forward(self.spread.enter(x), *args, **kwargs)
+
+
+def _entering(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """The norm of a FLUX single block: attention and feed-forward share what it gives."""
+    x, gate = self.whole_forward(*args, **kwargs)
+    return self.spread.enter(x), gate
+
+
+@dataclass(frozen=True)
+class Role:
+    """What is done to a module of a block: its weights cut along a dimension, and the forward that goes with it."""
+
+    forward: Callable[..., Any]
+    cut: dict[str, int]
+
+
+ROWS = Role(_by_rows, {"weight": 0, "bias": 0})
+COLUMNS = Role(_by_columns, {"weight": 1})
+PACKED = Role(_by_packed_columns, {"weight_0": 1, "weight_1": 1})
+HEADS_NORM = Role(_over_all_heads, {"weight": 0})
+ENTERED = Role(_entered, {})
+ENTERING = Role(_entering, {})
+
+FEED_FORWARD = {"": ENTERED, "net.0.proj": ROWS, "net.2": COLUMNS}
+
+
+def _inside(path: str, roles: dict[str, Role]) -> dict[str, Role]:
+    return {f"{path}.{name}" if name else path: role for name, role in roles.items()}
+
+
+WAN_ATTENTION = {
+    "to_q": ROWS,
+    "to_k": ROWS,
+    "to_v": ROWS,
+    "norm_q": HEADS_NORM,
+    "norm_k": HEADS_NORM,
+    "to_out.0": COLUMNS,
+}
+QKV = {"to_q": ROWS, "to_k": ROWS, "to_v": ROWS}
+JOINT_QKV = {**QKV, "add_q_proj": ROWS, "add_k_proj": ROWS, "add_v_proj": ROWS}
+# Paths inside a block of each kind.
+BLOCKS: dict[str, dict[str, Role]] = {
+    "WanTransformerBlock": {
+        **_inside("attn1", WAN_ATTENTION),
+        **_inside("attn2", WAN_ATTENTION),
+        **_inside("ffn", FEED_FORWARD),
+    },
+    "FluxTransformerBlock": {
+        **_inside("attn", {**JOINT_QKV, "to_out.0": COLUMNS, "to_add_out": COLUMNS}),
+        **_inside("ff", FEED_FORWARD),
+        **_inside("ff_context", FEED_FORWARD),
+    },
+    "FluxSingleTransformerBlock": {**_inside("attn", QKV), "norm": ENTERING, "proj_mlp": ROWS, "proj_out": PACKED},
+}
+# Norms of single heads: every rank holds them whole and sees the gradient of its own heads.
+HEAD_NORMS = ("norm_q", "norm_k", "norm_added_q", "norm_added_k")
+
+
+def split_packed(block: nn.Module) -> None:
+    """Stores the output projection of a FLUX single block as two, of attention and feed-forward; in every layout."""
+    if type(block).__name__ != "FluxSingleTransformerBlock":
+        return
+    linear: Any = block.proj_out
+    widths = linear.out_features, linear.in_features - linear.out_features
+    for i, part in enumerate(linear.weight.data.split(widths, 1)):
+        linear.register_parameter(f"weight_{i}", nn.Parameter(part.contiguous()))
+    linear.register_parameter("weight", None)
+    linear.spread = Spread()
+    swap(linear, _by_packed_columns)
+
+
+def cut_block(block: Any, spread: Spread, state: DeviceMesh) -> None:
+    """Cuts a block's weights over the tp ranks."""
+    if spread.tp.size == 1:
+        return
+    for path, role in BLOCKS[type(block).__name__].items():
+        module = block.get_submodule(path)
+        module.spread = spread
+        for name, dim in role.cut.items():
+            if getattr(module, name, None) is not None:
+                _check_divides(getattr(module, name), dim, spread.tp, f"{type(block).__name__}.{path}")
+                cut_parameter(module, name, state["tp"], dim)
+        if role is not PACKED:  # has its forward already
+            swap(module, role.forward)
+
+
+def _check_divides(parameter: torch.Tensor, dim: int, tp: Axis, what: str) -> None:
+    if parameter.shape[dim] % tp.size:
+        raise InputError(
+            f"{what} of width {parameter.shape[dim]} cannot be shared by {tp.size} ranks",
+            field="layout.tp",
+            value=tp.size,
+        )
+
+
+def partial_names(model: nn.Module, spread: Spread) -> frozenset[str]:
+    """Parameters whose gradients are partial sums: with sp all that are not cut, without the norms of single heads."""
+    if spread.tp.size == 1:
+        return frozenset()
+    uncut = (name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor))
+    return frozenset(name for name in uncut if spread.sp or name.split(".")[-2:][0] in HEAD_NORMS)
