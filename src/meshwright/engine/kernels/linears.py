@@ -1,4 +1,4 @@
-"""Linear layers of a model that compute through other products: tuned bf16 ones, or fp8."""
+"""Linear layers of a model that compute through other products: tuned bf16 ones, or 8 bits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from meshwright.engine.kernels.fp8 import MULTIPLE, fp8_linear
+from meshwright.engine.kernels.fp8 import MULTIPLE, Scaling, fp8_linear
 from meshwright.engine.kernels.matmul import product, product_add
 
 
@@ -20,13 +20,19 @@ def tune_linears(block: nn.Module) -> int:
     return _swap(block, TunedLinear, lambda _: True)
 
 
-def use_fp8(block: nn.Module, exact_gradients: bool = True) -> int:
-    """Makes the plain linear layers of a block compute in fp8 where their widths allow it; says how many.
+def use_fp8(block: nn.Module, exact_gradients: bool = True, scaling: Scaling = "tensor") -> int:
+    """Makes the plain linear layers of a block compute in 8 bits where their widths allow it; says how many.
 
     Give it decoder layers: the head and the embedding stay as they are. Compile the block, or the casts cost more than
     the products save.
     """
-    return _swap(block, Fp8Linear if exact_gradients else FastFp8Linear, _fits_fp8)
+    kind = LOW[scaling] if exact_gradients else FastFp8Linear
+    return _swap(block, kind, lambda linear: divides(linear.weight.shape, scaling))
+
+
+def divides(shape: tuple[int, ...], scaling: Scaling) -> bool:
+    """Whether products in 8 bits can work on a weight of this shape."""
+    return all(width % MULTIPLE[scaling] == 0 for width in shape)
 
 
 def _swap(block: nn.Module, kind: type[nn.Linear], suits: Any) -> int:
@@ -34,10 +40,6 @@ def _swap(block: nn.Module, kind: type[nn.Linear], suits: Any) -> int:
     for linear in chosen:
         linear.__class__ = kind
     return len(chosen)
-
-
-def _fits_fp8(linear: nn.Linear) -> bool:
-    return linear.in_features % MULTIPLE == 0 and linear.out_features % MULTIPLE == 0
 
 
 class TunedLinear(nn.Linear):
@@ -50,16 +52,19 @@ class TunedLinear(nn.Linear):
 
 
 class Fp8Linear(nn.Linear):
-    """A linear layer in fp8, with fp32 sums in the backward pass."""
+    """A linear layer in 8 bits with one scale for each operand, and fp32 sums in the backward pass."""
 
     exact_gradients = True
+    scaling: Scaling = "tensor"
 
     def forward(self, input: Tensor) -> Tensor:
-        """Torch's linear layer to fp8's precision; torch's own where the number of tokens is not a multiple of 16."""
+        """Torch's linear layer to 8 bits' precision; torch's own where the number of tokens is not a multiple of 16."""
         rows = input.flatten(0, -2)
-        if rows.shape[0] % MULTIPLE:
+        if rows.shape[0] % MULTIPLE[self.scaling]:
             return functional.linear(input, self.weight, self.bias)
-        out = fp8_linear(rows, self.weight, self.exact_gradients).view(*input.shape[:-1], self.out_features)
+        out = fp8_linear(rows, self.weight, self.exact_gradients, self.scaling)
+        # The width of the weight: that of the layer counts what all tensor-parallel ranks hold.
+        out = out.view(*input.shape[:-1], self.weight.shape[0])
         return out if self.bias is None else out + self.bias
 
 
@@ -67,6 +72,21 @@ class FastFp8Linear(Fp8Linear):
     """A linear layer in fp8, with the tensor cores' short sums both ways."""
 
     exact_gradients = False
+
+
+class RowFp8Linear(Fp8Linear):
+    """A linear layer in fp8 with a scale for every row and column."""
+
+    scaling: Scaling = "row"
+
+
+class Mxfp8Linear(Fp8Linear):
+    """A linear layer in MXFP8; untested on GPUs that have it."""
+
+    scaling: Scaling = "mx"
+
+
+LOW: dict[Scaling, type[Fp8Linear]] = {"tensor": Fp8Linear, "row": RowFp8Linear, "mx": Mxfp8Linear}
 
 
 def linear_add(add: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:

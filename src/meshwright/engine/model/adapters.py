@@ -75,6 +75,12 @@ def tune_adapted(layer: nn.Module) -> int:
     return len(adapted)
 
 
+def change_base(linear: Any, kind: type[nn.Linear]) -> None:
+    """Makes an adapted linear layer compute what it adapts as another kind of linear layer does."""
+    base: Any = kind
+    linear.__class__ = _adapted(base, hasattr(linear, "lora_magnitude"))
+
+
 def target_of(path: str) -> str:
     """What recipes call a module, by its path in the model; empty where it is never adapted."""
     ends = (f".{path}".endswith(f".{name}") for names in TARGETS.values() for name in names)

@@ -20,6 +20,7 @@ from meshwright.engine.model.stage import Stage
 from meshwright.engine.parallelize import megatron
 from meshwright.engine.parallelize.data import base_dtype, share, storage_dtype
 from meshwright.engine.parallelize.expert import balance_routers, cut_experts, store_experts
+from meshwright.engine.parallelize.fp8_gather import gather_in_fp8
 from meshwright.engine.parallelize.head import make_loss
 from meshwright.engine.parallelize.low_precision import compute_low, tune
 from meshwright.engine.parallelize.materialise import materialise
@@ -73,6 +74,7 @@ def parallelize(config: Any, recipe: Recipe, mesh: Mesh, device: torch.device) -
         # Only now do weights come into being, on each rank its own part.
         materialise(stage, initial, recipe.train.seed, device, offloaded=layout.offload in ("params", "optimizer"))
         start_magnitudes(stage)
+        gather_in_fp8(stage, mesh, recipe)
     return stages
 
 
