@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,8 +73,17 @@ NOBODY = Watch()
 class Trainer:
     """A model, its optimizer and its data, on one rank of a mesh."""
 
-    def __init__(self, recipe: Recipe, config: Any, mesh: Mesh, device: torch.device, source: Source) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        config: Any,
+        mesh: Mesh,
+        device: torch.device,
+        source: Source,
+        weights: Path | None = None,
+    ) -> None:
         self.recipe, self.config, self.mesh, self.device = recipe, config, mesh, device
+        self.weights = weights  # a Hugging Face folder to start from
         self.stages: list[Stage] = self._make_stages()
         self.routers = [state for stage in self.stages for state in experts.router_states(stage)]
         self.optimizer = build_optimizer(
@@ -91,7 +101,7 @@ class Trainer:
     # What differs between kinds of models: their stages, and what a step's samples are.
 
     def _make_stages(self) -> list[Stage]:
-        return parallelize(self.config, self.recipe, self.mesh, self.device)
+        return parallelize(self.config, self.recipe, self.mesh, self.device, self.weights)
 
     def _make_loader(self, source: Any) -> Any:
         train, layout = self.recipe.train, self.recipe.layout

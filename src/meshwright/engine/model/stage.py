@@ -23,6 +23,7 @@ class Stage(nn.Module):
         self.first, self.last = first, last
         self.sequence_rank = 0  # this rank's part of the tokens between regions, with sequence parallelism
         self.partial: frozenset[str] = frozenset()  # parameters whose gradients the step sums over tp
+        self.loaded: Any = None  # on a rank's first stage: what was read of a folder (folders.Loaded)
         self.losses: list[torch.Tensor] = []  # on the last stage: cross entropy, z-loss and mtp of each micro batch
         body = getattr(model, self.parts.body)
         self.depth = len(getattr(body, self.parts.layers))

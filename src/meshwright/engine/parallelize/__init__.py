@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from meshwright.engine import attention
 from meshwright.engine.experts import expert_blocks
+from meshwright.engine.folders import Weights, describe
 from meshwright.engine.kernels.norms import fuse_norms
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.adapters import add_adapters, start_magnitudes
@@ -31,14 +33,17 @@ from meshwright.engine.parallelize.tensor import Sequence, cut_embedding, cut_la
 from meshwright.recipes.types import Layout, Recipe
 
 
-def parallelize(config: Any, recipe: Recipe, mesh: Mesh, device: torch.device) -> list[Stage]:
-    """The stages of this rank: cut, wrapped and filled as the recipe's layout says."""
+def parallelize(
+    config: Any, recipe: Recipe, mesh: Mesh, device: torch.device, weights: Path | None = None
+) -> list[Stage]:
+    """The stages of this rank: cut, wrapped and filled as the recipe's layout says, from a folder where one is given."""
     layout = recipe.layout
     if layout.strategy == "megatron_fsdp":
         megatron.require(device)
     mtp = recipe.train.mtp_loss > 0
     whole = [build_model(config, base_dtype(recipe), mtp) for _ in stage_numbers(layout, mesh.pp)]
     initial = record_initial(whole[0], recipe.train.seed)
+    given = Weights(weights, describe(config, mtp)) if weights is not None else None
 
     # Pipeline first: nothing below is done to layers that other ranks hold.
     stages = split(whole, layout, config.num_hidden_layers, mesh.pp)
@@ -68,13 +73,17 @@ def parallelize(config: Any, recipe: Recipe, mesh: Mesh, device: torch.device) -
                 layer.compile(fullgraph=is_one_graph(layer, layout))
         # Sharding outermost: it gathers a block's weights just before the block runs.
         if layout.strategy == "megatron_fsdp":
-            megatron.share_and_fill(stage, mesh, recipe, initial, device)
+            megatron.share_and_fill(stage, mesh, recipe, initial, device, given)
             continue  # it made the weights too
         share(stage, mesh, recipe)
         # Only now do weights come into being, on each rank its own part.
-        materialise(stage, initial, recipe.train.seed, device, offloaded=layout.offload in ("params", "optimizer"))
+        offloaded = layout.offload in ("params", "optimizer")
+        materialise(stage, initial, recipe.train.seed, device, offloaded, given)
         start_magnitudes(stage)
         gather_in_fp8(stage, mesh, recipe)
+    if given is not None:
+        stages[0].loaded = given.report()
+        given.files.close()
     return stages
 
 

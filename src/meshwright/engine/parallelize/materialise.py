@@ -5,20 +5,36 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from meshwright.engine.folders.places import Place
+from meshwright.engine.folders.read import Weights
 from meshwright.engine.model.initial import Initial, start
 from meshwright.engine.model.stage import Stage
 
 
-def materialise(stage: Stage, initial: dict[str, Initial], seed: int, device: torch.device, offloaded: bool) -> None:
-    """Allocates a rank's part of a stage and fills it as the seed and the names say."""
+def materialise(
+    stage: Stage,
+    initial: dict[str, Initial],
+    seed: int,
+    device: torch.device,
+    offloaded: bool,
+    weights: Weights | None = None,
+) -> None:
+    """Allocates a rank's part of a stage and fills it from a folder; what that does not hold as seed and names say."""
     tied = tied_name(stage)
     stage.to_empty(device="cpu" if offloaded else device)
     if tied and stage.first and stage.last:
         stage.lm_head.weight = stage.embedding.weight
+    where = places_in(stage, weights)
     for name, parameter in stage.named_parameters():
         known = tied if tied and name == "lm_head.weight" else name
-        start(parameter, known, initial[recorded(known, initial)], seed)
-    fill_buffers(stage, initial, seed, device)
+        if weights is None or not weights.fill(parameter, name, where.get(name)):
+            start(parameter, known, initial[recorded(known, initial)], seed)
+    fill_buffers(stage, initial, seed, device, weights)
+
+
+def places_in(stage: nn.Module, weights: Weights | None) -> dict[str, Place]:
+    """Where the tensors of a stage lie in the model that a folder was opened for; empty without a folder."""
+    return {} if weights is None else weights.places_of([*stage.named_parameters(), *stage.named_buffers()])
 
 
 def tied_name(stage: Stage) -> str:
@@ -33,11 +49,16 @@ def recorded(name: str, initial: dict[str, Initial]) -> str:
     return name if name in initial else name.rpartition("_")[0]
 
 
-def fill_buffers(stage: nn.Module, initial: dict[str, Initial], seed: int, device: torch.device) -> None:
+def fill_buffers(
+    stage: nn.Module, initial: dict[str, Initial], seed: int, device: torch.device, weights: Weights | None = None
+) -> None:
     """Allocates the buffers of a stage and fills them; those that nothing was recorded of stay as they are."""
+    where = places_in(stage, weights)
     for path, module in stage.named_modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
             known = f"{path}.{name}"
             if known in initial:
-                module._buffers[name] = torch.empty_like(buffer, device=device)
-                start(module._buffers[name], known, initial[known], seed)
+                made = module._buffers[name] = torch.empty_like(buffer, device=device)
+                # Tables that are computed from the config are in no file.
+                if weights is None or known not in where or not weights.fill(made, known, where[known]):
+                    start(made, known, initial[known], seed)

@@ -18,11 +18,13 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
+from meshwright.engine.folders.places import Place
+from meshwright.engine.folders.read import Weights
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.initial import Initial, start
 from meshwright.engine.model.stage import Stage
 from meshwright.engine.parallelize.data import DTYPES, storage_dtype
-from meshwright.engine.parallelize.materialise import fill_buffers, recorded
+from meshwright.engine.parallelize.materialise import fill_buffers, places_in, recorded
 from meshwright.errors import InputError
 from meshwright.recipes.types import Precision, Recipe
 
@@ -42,12 +44,19 @@ def require(device: torch.device) -> None:
         raise InputError(reason, field="layout.strategy", value="megatron_fsdp", fix=fix)
 
 
-def share_and_fill(stage: Stage, mesh: Mesh, recipe: Recipe, initial: dict[str, Initial], device: torch.device) -> None:
-    """Shards a stage with one unit for each layer, and fills it as the seed and the names say."""
+def share_and_fill(
+    stage: Stage,
+    mesh: Mesh,
+    recipe: Recipe,
+    initial: dict[str, Initial],
+    device: torch.device,
+    weights: Weights | None = None,
+) -> None:
+    """Shards a stage with one unit for each layer, and fills it from a folder or as the seed and the names say."""
     from megatron_fsdp import fully_shard_model  # type: ignore[import-not-found]  # optional
 
     layout, kernels = recipe.layout, recipe.kernels
-    modules = teach_to_fill(stage, recipe, initial)
+    modules = teach_to_fill(stage, recipe, initial, weights)
     wrapper = fully_shard_model(
         stage,
         device_mesh=mesh.state,
@@ -66,7 +75,7 @@ def share_and_fill(stage: Stage, mesh: Mesh, recipe: Recipe, initial: dict[str, 
     )
     for module in modules:
         del module.reset_parameters
-    fill_buffers(stage, initial, recipe.train.seed, device)
+    fill_buffers(stage, initial, recipe.train.seed, device, weights)
     stage.__dict__[WRAPPER] = wrapper
     stage.register_forward_pre_hook(_before_forward, prepend=True)
     stage.register_forward_hook(_after_forward)
@@ -129,13 +138,16 @@ class _Stored:
     sharers: tuple[tuple[nn.Module, str], ...]  # all modules that hold it: more than one where weights are tied
 
 
-def teach_to_fill(stage: nn.Module, recipe: Recipe, initial: dict[str, Initial]) -> list[nn.Module]:
+def teach_to_fill(
+    stage: nn.Module, recipe: Recipe, initial: dict[str, Initial], weights: Weights | None = None
+) -> list[nn.Module]:
     """Makes parameters plain and gives the modules that have some a `reset_parameters` to start them as ours do."""
     own: dict[nn.Module, list[_Stored]] = {}
+    where = places_in(stage, weights)
     for one in _make_plain(stage, DTYPES[recipe.precision.compute]):
         own.setdefault(one.owner, []).append(one)
     for module, stored in own.items():
-        module.reset_parameters = partial(_fill, stored, initial, recipe)  # type: ignore[assignment]
+        module.reset_parameters = partial(_fill, stored, initial, recipe, weights, where)  # type: ignore[assignment]
     return list(own)
 
 
@@ -170,13 +182,21 @@ def _plain(parameter: nn.Parameter, compute: torch.dtype) -> nn.Parameter:
 
 
 @torch.no_grad()
-def _fill(own: list[_Stored], initial: dict[str, Initial], recipe: Recipe) -> None:
+def _fill(
+    own: list[_Stored],
+    initial: dict[str, Initial],
+    recipe: Recipe,
+    weights: Weights | None,
+    where: dict[str, Place],
+) -> None:
     """Fills the parameters of one module, which have just been allocated."""
     precision = recipe.precision
     for one in own:
         parameter: Any = one.owner._parameters[one.attribute]
         value = torch.empty(parameter.shape, dtype=storage_dtype(precision), device=parameter.device)
-        start(_as_cut(value, one.before), one.name, initial[recorded(one.name, initial)], recipe.train.seed)
+        cut = _as_cut(value, one.before)
+        if weights is None or not weights.fill(cut, one.name, where.get(one.name)):
+            start(cut, one.name, initial[recorded(one.name, initial)], recipe.train.seed)
         parameter.copy_(value)
         if parameter.requires_grad and value.dtype != parameter.dtype:
             # Megatron-FSDP's way to fill master weights with more digits than those of the computation.

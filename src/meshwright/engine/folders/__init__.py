@@ -1,0 +1,9 @@
+"""Hugging Face folders in and out: weights read into any layout, models and adapters written as the hub has them."""
+
+from __future__ import annotations
+
+from meshwright.engine.folders.find import find
+from meshwright.engine.folders.names import Described, describe, describe_model
+from meshwright.engine.folders.read import Loaded, Weights, load_weights
+
+__all__ = ["Described", "Loaded", "Weights", "describe", "describe_model", "find", "load_weights"]
