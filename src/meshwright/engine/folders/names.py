@@ -62,7 +62,7 @@ class Described:
     """What is to be known of a model to read and write its files; it holds no weights."""
 
     model: Any = field(repr=False)  # on the meta device
-    shapes: Mapping[str, Shape]
+    shapes: dict[str, Shape]
     tied: Mapping[str, str]  # names without weights of their own, and whose they share
     kept: Mapping[str, torch.dtype]  # buffers: their format is the model's, not the recipe's
 

@@ -81,7 +81,7 @@ class Weights:
             self.files.bytes_read,
             tuple(self._kept),
             tuple(self.ignored),
-            tuple(_differences(self.config, self.described.config)),
+            tuple(_differences(self.folder, self.config, self.described.config)),
         )
 
     def _sorted(self, names: Iterable[str]) -> dict[str, list[Block]]:
@@ -237,15 +237,21 @@ def _refuse_quantized(folder: Path, config: Mapping[str, Any]) -> None:
         )
 
 
-def _differences(published: Mapping[str, Any], config: Any) -> list[str]:
+def _differences(folder: Path, published: Mapping[str, Any], config: Any) -> list[str]:
     """Values in which a folder's config differs from the model's: their numbers would come out otherwise."""
+    from transformers import AutoConfig
+
     inner = published.get("text_config")
-    theirs = inner if isinstance(inner, Mapping) else published
-    ours = config.to_dict()
+    said = inner if isinstance(inner, Mapping) else published
+    try:  # both as transformers reads them: it spells some values anew
+        theirs = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config().to_dict()
+    except (ValueError, KeyError, OSError):  # a model type that only we know
+        theirs = dict(said)
+    ours = config.get_text_config().to_dict()
     return [
         f"{name}: {theirs[name]} in the folder, {ours[name]} in the recipe's model"
-        for name in sorted(theirs)
-        if name in ours and name not in UNTOLD and not name.startswith("_") and theirs[name] != ours[name]
+        for name in sorted(said)
+        if name in ours and name in theirs and name not in UNTOLD and theirs[name] != ours[name]
     ]
 
 

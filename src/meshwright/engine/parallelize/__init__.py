@@ -36,7 +36,7 @@ from meshwright.recipes.types import Layout, Recipe
 def parallelize(
     config: Any, recipe: Recipe, mesh: Mesh, device: torch.device, weights: Path | None = None
 ) -> list[Stage]:
-    """The stages of this rank: cut, wrapped and filled as the recipe's layout says, from a folder where one is given."""
+    """The stages of this rank: cut, wrapped and filled as the recipe's layout says, from a folder where it is given."""
     layout = recipe.layout
     if layout.strategy == "megatron_fsdp":
         megatron.require(device)
