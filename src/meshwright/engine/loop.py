@@ -118,7 +118,7 @@ class Trainer:
         )
 
     def _pipeline(self) -> Pipeline:
-        layout, width = self.recipe.layout, self.config.hidden_size
+        layout, width = self.recipe.layout, self.config.get_text_config().hidden_size
         tokens = self.recipe.data.seq_length // layout.cp
         between = tokens // layout.tp if layout.sp else tokens
         size = layout.micro_batch_size

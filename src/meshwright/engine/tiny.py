@@ -60,7 +60,8 @@ def _layers(layout: Layout, kinds: int) -> int:
 
 
 def _experts(config: Any) -> int:
-    return next((getattr(config, name) for name in EXPERTS if getattr(config, name, None)), 1)
+    text = config.get_text_config()
+    return next((getattr(text, name) for name in EXPERTS if getattr(text, name, None)), 1)
 
 
 def _moe(moe: Moe) -> Moe:

@@ -20,14 +20,20 @@ SIDE = 128  # tokens of a block
 
 
 def attend_flex(
-    q: Tensor, k: Tensor, v: Tensor, terms: Terms, sinks: Tensor | None = None, documents: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Terms,
+    sinks: Tensor | None = None,
+    documents: Tensor | None = None,
+    groups: Tensor | None = None,
 ) -> Tensor:
-    """Attention in natural order with any terms, sinks and documents, never holding the score matrix."""
+    """Attention in natural order with any terms, sinks, documents and images, never holding the score matrix."""
     # Inside a compiled region flex is compiled with it.
     flex: Any = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
     options: dict[str, Any] = {
         "score_mod": _score_mod(terms),
-        "block_mask": block_mask(q.shape[2], terms, documents, q.device),
+        "block_mask": block_mask(q.shape[2], terms, documents, q.device, groups),
         "scale": terms.scale,
         "enable_gqa": q.shape[1] != k.shape[1],
     }
@@ -44,7 +50,9 @@ def _compiled_flex() -> Callable[..., Any]:
     return torch.compile(flex_attention, fullgraph=True)
 
 
-def block_mask(seq_length: int, terms: Terms, documents: Tensor | None, device: torch.device) -> BlockMask | None:
+def block_mask(
+    seq_length: int, terms: Terms, documents: Tensor | None, device: torch.device, groups: Tensor | None = None
+) -> BlockMask | None:
     """Which blocks of the score matrix are empty, full or mixed; None where everything is seen."""
     if not terms.causal and terms.window is None and documents is None:
         return None
@@ -57,11 +65,15 @@ def block_mask(seq_length: int, terms: Terms, documents: Tensor | None, device: 
     if terms.causal:
         some = some & (first <= last[:, None])
         full = full & (last <= first[:, None])
+    inside = torch.arange(count * SIDE, device=device).clamp_max(seq_length - 1)
+    if groups is not None:  # images are numbered in order, so a block holds a range of them, or none (low > high)
+        tiled = torch.unflatten(groups[:, inside], 1, (count, SIDE))
+        low, high = tiled.masked_fill(tiled < 0, seq_length).amin(-1), tiled.amax(-1)
+        some = some | ((low[:, :, None] <= high[:, None]) & (low[:, None] <= high[:, :, None]))
     if terms.window is not None:
         some = some & (first[:, None] - last < terms.window)
         full = full & (last[:, None] - first < terms.window)
     if documents is not None:
-        inside = torch.arange(count * SIDE, device=device).clamp_max(seq_length - 1)
         low, high = torch.unflatten(documents[:, inside], 1, (count, SIDE)).aminmax(dim=-1)
         some = some & (low[:, :, None] <= high[:, None]) & (low[:, None] <= high[:, :, None])
         full = full & (low[:, :, None] == high[:, None]) & (low[:, None] == high[:, :, None])
@@ -70,7 +82,7 @@ def block_mask(seq_length: int, terms: Terms, documents: Tensor | None, device: 
         *mixed,
         *_numbered(some & full),
         BLOCK_SIZE=SIDE,
-        mask_mod=_mask_mod(terms, documents),
+        mask_mod=_mask_mod(terms, documents, groups),
         seq_lengths=(seq_length, seq_length),
     )
 
@@ -81,11 +93,15 @@ def _numbered(table: Tensor) -> tuple[Tensor, Tensor]:
     return table.sum(-1, dtype=torch.int32)[:, None], columns.to(torch.int32)[:, None]
 
 
-def _mask_mod(terms: Terms, documents: Tensor | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def _mask_mod(
+    terms: Terms, documents: Tensor | None, groups: Tensor | None = None
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     causal, window = terms.causal, terms.window
 
     def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         seen = key <= query if causal else key >= 0
+        if groups is not None:
+            seen = seen | ((groups[batch, query] == groups[batch, key]) & (groups[batch, query] >= 0))
         if window is not None:
             seen = seen & (query - key < window)
         if documents is not None:

@@ -33,18 +33,20 @@ def attend(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     documents: Tensor | None = None,
+    image_groups: Tensor | None = None,
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention of [batch, heads, tokens, width] tensors, returned as [batch, tokens, heads, width].
 
-    There is no mask tensor: causality, `sliding_window` and `documents` ([batch, tokens] ids; no attention across
-    documents) say who sees whom. The module may carry `context` (its cp axis), `kernel` (kernels.attention) and
+    There is no mask tensor: causality, `sliding_window`, `documents` ([batch, tokens] ids; no attention across
+    documents) and `image_groups` ([batch, tokens] images, -1 for text; an image's tokens see each other, later ones
+    too) say who sees whom. The module may carry `context` (its cp axis), `kernel` (kernels.attention) and
     `recompute_core` (attention is computed again in the backward pass).
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     _refuse_unknown_mask(attention_mask, query, key, causal, sliding_window)
-    if _is_plain(module, query, value, sliding_window, softcap, s_aux, documents):
+    if _is_plain(module, query, value, sliding_window, softcap, s_aux, documents, image_groups):
         # Most models' attention, with nothing around torch's own call that a compiler would have to see through.
         grouped = query.shape[1] != key.shape[1]
         return F.scaled_dot_product_attention(
@@ -57,9 +59,12 @@ def attend(
     if kernel not in KERNELS:
         raise unknown("kernels.attention", kernel, KERNELS)
     if axis is None or axis.size == 1:
-        core = partial(attend_local, terms=terms, documents=documents, kernel=kernel, dropout=dropout)
+        core = partial(
+            attend_local, terms=terms, documents=documents, groups=image_groups, kernel=kernel, dropout=dropout
+        )
     else:
         refuse_dropout(dropout)
+        _refuse_groups(image_groups)
         core = partial(_attend_across, terms=terms, documents=documents, kernel=kernel, axis=axis)
     if getattr(module, "recompute_core", False):
         again: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": dropout > 0}
@@ -148,6 +153,13 @@ def _made(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     if group is None:
         raise InputError("this cp axis has no process groups; context_axis() makes them", field="context")
     return group
+
+
+def _refuse_groups(groups: Tensor | None) -> None:
+    if groups is not None:
+        raise InputError(
+            "tokens of an image that see each other cannot be spread over cp ranks", field="layout.cp", fix=("cp=1",)
+        )
 
 
 def _refuse_unknown_mask(

@@ -42,17 +42,21 @@ def attend_local(
     documents: Tensor | None = None,
     kernel: str = "auto",
     dropout: float = 0.0,
+    groups: Tensor | None = None,
 ) -> Tensor:
-    """Attention [batch, heads, tokens, width] of whole sequences on this rank."""
+    """Attention [batch, heads, tokens, width] of whole sequences on this rank.
+
+    `groups` are the images that tokens belong to, -1 for text: those of one image see each other both ways.
+    """
     terms = terms.over(k.shape[2])
-    plain = terms.window is None and terms.softcap is None and sinks is None and documents is None
-    if kernel == "eager":
-        return _written_out(q, k, v, terms, sinks, documents, dropout)
+    plain = terms.window is None and terms.softcap is None and sinks is None and documents is None and groups is None
+    if kernel == "eager" or (groups is not None and not q.is_cuda):
+        return _written_out(q, k, v, terms, sinks, documents, dropout, groups)
     if plain and (kernel in BACKENDS or not q.is_cuda):
         return _sdpa(q, k, v, terms, kernel, dropout)
     refuse_dropout(dropout)
     if q.is_cuda:
-        return attend_flex(q, k, v, terms, sinks, documents)
+        return attend_flex(q, k, v, terms, sinks, documents, groups)
     span = Span(0, 0, q.shape[2])
     pair = None if documents is None else (documents, documents)
     return attend_blocks(q, k, v, terms, Track((span,), ((span,),)), sinks, pair)
@@ -103,10 +107,11 @@ def _written_out(
     sinks: Tensor | None,
     documents: Tensor | None,
     dropout: float,
+    groups: Tensor | None = None,
 ) -> Tensor:
     block = Block(Span(0, 0, q.shape[2]), Span(0, 0, k.shape[2]), "partial")
     pair = None if documents is None else (documents, documents)
-    out, lse = kernels.math_forward(q, k, v, visible(block, terms, pair, q.device), terms, dropout)
+    out, lse = kernels.math_forward(q, k, v, visible(block, terms, pair, q.device, groups), terms, dropout)
     if sinks is not None:
         out = out * torch.sigmoid(lse - sinks.float()[:, None])[..., None]
     return out.to(q.dtype)

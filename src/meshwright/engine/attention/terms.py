@@ -87,26 +87,34 @@ def tiles(block: Block, terms: Terms, rows: int) -> list[Block]:
     return strips
 
 
-def visible(block: Block, terms: Terms, documents: Documents, device: torch.device) -> Tensor | None:
-    """True where a query of the block sees a key, [batch or 1, queries, keys]; None when all see all."""
+def visible(
+    block: Block, terms: Terms, documents: Documents, device: torch.device, groups: Tensor | None = None
+) -> Tensor | None:
+    """True where a query of the block sees a key, [batch or 1, queries, keys]; None when all see all.
+
+    `groups` [batch, tokens] are the images of all tokens, -1 for text: within an image causality does not count.
+    """
     seen = None
     if documents is not None:
         seen = documents[0][:, block.rows, None] == documents[1][:, None, block.columns]
     if block.kind != "full":
-        near = _in_reach(block, terms, device)
+        near = _in_reach(block, terms, device, groups)
         seen = near if seen is None else seen & near
     return seen
 
 
-def _in_reach(block: Block, terms: Terms, device: torch.device) -> Tensor:
+def _in_reach(block: Block, terms: Terms, device: torch.device, groups: Tensor | None) -> Tensor:
     query = torch.arange(block.query.position, block.query.end, device=device)[:, None]
     key = torch.arange(block.key.position, block.key.end, device=device)
-    reach = torch.ones(block.query.length, block.key.length, dtype=torch.bool, device=device)
+    reach = torch.ones(1, block.query.length, block.key.length, dtype=torch.bool, device=device)
     if terms.causal:
-        reach &= key <= query
+        reach = reach & (key <= query)
+    if groups is not None:
+        own, other = groups[:, block.rows, None], groups[:, None, block.columns]
+        reach = reach | ((own == other) & (own >= 0))
     if terms.window is not None:
-        reach &= query - key < terms.window
-    return reach[None]
+        reach = reach & (query - key < terms.window)
+    return reach
 
 
 def _kind(query: Span, key: Span, terms: Terms) -> Kind | None:

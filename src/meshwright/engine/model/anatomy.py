@@ -11,7 +11,7 @@ from torch import nn
 from meshwright.errors import InputError
 
 NAMES = {  # part -> the names transformers has for it
-    "body": ("model", "transformer"),
+    "body": ("model.language_model", "model", "transformer"),
     "embedding": ("embed_tokens", "embeddings", "wte"),
     "positions": ("wpe",),
     "layers": ("layers", "h"),
@@ -20,14 +20,18 @@ NAMES = {  # part -> the names transformers has for it
 }
 SCALED_BY_THE_MODEL = ("gemma2",)  # families whose model, not its embedding module, multiplies by sqrt(hidden)
 ROTARY_BY_LAYER_TYPE = ("gemma3_text",)
-THREE_POSITIONS = ("qwen3_5_text", "qwen3_5_moe_text")  # time, height and width of a token; equal for text
+# Time, height and width of a token; equal for text.
+THREE_POSITIONS = (
+    *("qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text", "qwen3_5_moe_text"),
+    "glm4v_moe_text",
+)
 
 
 @dataclass(frozen=True)
 class Anatomy:
     """The names of a model's parts, and how positions reach its layers."""
 
-    body: str
+    body: str  # its path in the model
     embedding: str
     layers: str
     norm: str
@@ -38,10 +42,10 @@ class Anatomy:
 
 
 def anatomy(model: nn.Module) -> Anatomy:
-    """Finds the parts of a transformers causal language model."""
+    """Finds the parts of a transformers causal language model, or of the one in a vision-language model."""
     body = _named(model, "body")
-    inner = getattr(model, body)
-    config: Any = model.config
+    inner = model.get_submodule(body)
+    config: Any = inner.config
     found = {part: _named(inner, part, needed=part not in ("positions", "rotary")) for part in NAMES if part != "body"}
     return Anatomy(
         body=body,
@@ -56,7 +60,7 @@ def anatomy(model: nn.Module) -> Anatomy:
 
 
 def _named(module: nn.Module, part: str, needed: bool = True) -> str:
-    found = next((name for name in NAMES[part] if isinstance(getattr(module, name, None), nn.Module)), "")
+    found = next((name for name in NAMES[part] if _has(module, name)), "")
     if needed and not found:
         raise InputError(
             f"{type(module).__name__} has no {part} under any of the names {', '.join(NAMES[part])}",
@@ -66,13 +70,23 @@ def _named(module: nn.Module, part: str, needed: bool = True) -> str:
     return found
 
 
+def _has(module: nn.Module, path: str) -> bool:
+    found: Any = module
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return isinstance(found, nn.Module)
+
+
 def rotary_tables(body: Any, parts: Anatomy, like: torch.Tensor, positions: torch.Tensor) -> dict[str, Any]:
-    """Cosines and sines of the positions by layer type; one entry under "" where all layers share them."""
+    """Cosines and sines of the positions by layer type; one entry under "" where all layers share them.
+
+    Positions are [batch, tokens], or [batch, 3, tokens] where images give them three axes.
+    """
     if parts.rotary is None:
         return {}
     rotary = getattr(body, parts.rotary)
     if body.config.model_type in THREE_POSITIONS:
-        positions = positions.expand(3, *positions.shape)
+        positions = positions.transpose(0, 1) if positions.dim() == 3 else positions.expand(3, *positions.shape)
     if not parts.rotary_by_layer_type:
         return {"": rotary(like, positions)}
     return {kind: rotary(like, positions, kind) for kind in sorted(set(body.config.layer_types))}

@@ -10,6 +10,7 @@ from torch import nn
 
 from meshwright.engine import attention, experts
 from meshwright.engine.model.mtp import add_mtp
+from meshwright.engine.vision.parts import EYES, eyes_of
 from meshwright.errors import InputError
 
 SAME_CLASS = {"kimi_k2": "deepseek_v3"}  # model types that run in another one's class
@@ -31,32 +32,40 @@ def transformers_config(values: Mapping[str, Any]) -> Any:
         raise InputError(
             f"transformers has no model of type {kind!r}: {error}", field="model", fix=("meshwright models",)
         ) from None
-    for name in DROPOUTS:
-        if hasattr(config, name):
-            setattr(config, name, 0.0)
-    for name, value in SETTINGS.items():
-        if hasattr(config, name):
-            setattr(config, name, value)
+    for part in (config, *_inner(config)):
+        _set_present(part, dict.fromkeys(DROPOUTS, 0.0) | SETTINGS)
     return config
 
 
+def _inner(config: Any) -> list[Any]:
+    """The configs inside the config of a composite model."""
+    return [part for name in ("text_config", "vision_config") if (part := getattr(config, name, None)) is not None]
+
+
+def _set_present(config: Any, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if hasattr(config, name):
+            setattr(config, name, value)
+
+
 def build_model(config: Any, dtype: torch.dtype, mtp: bool = False) -> nn.Module:
-    """The causal language model of a config on the meta device, its attention and experts led to the engine's own.
+    """The model of a config on the meta device, its attention and experts led to the engine's own.
 
-    With `mtp` it has its multi-token prediction, which transformers leaves out.
+    A causal language model, or a vision-language model where the config has a vision part. With `mtp` it has its
+    multi-token prediction, which transformers leaves out.
     """
-    from transformers import AutoModelForCausalLM
-
     attention.register()
     experts.register()
+    kind, said = _class_for(config)
     try:
         with torch.device("meta"):
-            model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+            model: nn.Module = kind.from_config(config, dtype=dtype)
     except ValueError as error:
         raise InputError(
-            f"{config.model_type} is no causal language model in transformers: {str(error).splitlines()[0]}",
+            f"{config.model_type} is no {said} in transformers: {str(error).splitlines()[0]}",
             field="model",
         ) from None
+    _settle_tying(model)
     if mtp:
         add_mtp(model, dtype)
     for module in model.modules():  # composite models hold several configs
@@ -65,3 +74,24 @@ def build_model(config: Any, dtype: torch.dtype, mtp: bool = False) -> nn.Module
             inner._attn_implementation = "meshwright"
             inner._experts_implementation = "meshwright"
     return model.train()
+
+
+def _class_for(config: Any) -> tuple[Any, str]:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    if getattr(config, "vision_config", None) is None:
+        return AutoModelForCausalLM, "causal language model"
+    if eyes_of(config) is None:
+        raise InputError(
+            f"the engine does not know the vision parts of {config.model_type}; it knows those of {', '.join(EYES)}",
+            field="model",
+            fix=("data.images=false",),
+        )
+    return AutoModelForImageTextToText, "vision-language model"
+
+
+def _settle_tying(model: Any) -> None:
+    """Says in the language model's own config whether head and embedding are one: composite configs say it outside."""
+    text = model.config.get_text_config()
+    if text is not model.config:
+        text.tie_word_embeddings = model.lm_head.weight is model.get_input_embeddings().weight

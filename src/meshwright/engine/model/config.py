@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from meshwright.engine.model.build import transformers_config
+from meshwright.engine.vision.parts import EYES
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec, config_of, find, load_config, names, spec_from_config
 from meshwright.recipes.types import Recipe
@@ -27,26 +28,59 @@ NAMES = {
 
 
 def config_for(recipe: Recipe) -> Any:
-    """The transformers config of the language model that a recipe trains."""
-    config = transformers_config(_published(recipe.model)).get_text_config()
+    """The transformers config of the model that a recipe trains: with its vision parts where the data have images."""
+    config = transformers_config(_published(recipe.model))
+    if not recipe.data.images:
+        config = config.get_text_config()
     values = _values(config)
+    text = language_values(values)
     changes = {k: v for k, v in msgspec.structs.asdict(recipe.architecture).items() if v is not None}
     for field, value in changes.items():
         if field == "layers":
-            values = with_layers(values, [i % layer_count(values) for i in range(value)])
+            text = with_layers(text, [i % layer_count(text) for i in range(value)])
         else:
-            values[_named(values, field)] = value
-    return transformers_config(values)
+            text[_named(text, field)] = value
+    return transformers_config(_with_language(values, text))
+
+
+def language_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The language model's part of a config: inside the config of a model that sees, else all of it."""
+    return dict(values["text_config"] if _sees(values) else values)
+
+
+def _sees(values: Mapping[str, Any]) -> bool:
+    return isinstance(values.get("vision_config"), Mapping) and isinstance(values.get("text_config"), Mapping)
+
+
+def _with_language(values: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
+    if not _sees(values):
+        return dict(text)
+    vision = dict(values["vision_config"])
+    if "out_hidden_size" in vision:
+        vision["out_hidden_size"] = text["hidden_size"]
+    return {**values, "text_config": dict(text), "vision_config": vision}
 
 
 def spec_of(recipe: Recipe, config: Any) -> ModelSpec:
     """The facts of the model that a transformers config builds, for the rules and the estimate."""
     published = _published(recipe.model)
+    values = config.to_dict()
+    known = _named_in(published, config)
+    if not _sees(values):
+        return spec_from_config({k: v for k, v in values.items() if k in known}, recipe.model)
+    text = {k: v for k, v in values["text_config"].items() if k in known}
+    towers = {*published.get("vision_config", {}), "in_channels", "in_chans"}
+    vision = {k: v for k, v in values["vision_config"].items() if k in towers}
+    outer = ({*published} - {*text}) | {"model_type", "tie_word_embeddings"}
+    outside = {k: v for k, v in values.items() if k in outer}
+    return spec_from_config({**outside, "text_config": text, "vision_config": vision}, recipe.model)
+
+
+def _named_in(published: Mapping[str, Any], config: Any) -> set[str]:
+    """The keys that a config.json has: transformers gives every key a value, also those of blocks it does not have."""
     text = published.get("text_config")
-    # transformers gives every key a value, also those of blocks that a model of the family does not have.
     known = {*published, *(text if isinstance(text, Mapping) else {}), "model_type", *LISTS}
-    known |= {stored for name, stored in config.attribute_map.items() if name in known}
-    return spec_from_config({k: v for k, v in config.to_dict().items() if k in known}, recipe.model)
+    return known | {stored for name, stored in config.get_text_config().attribute_map.items() if name in known}
 
 
 LISTS = ("layer_types", "layers_block_type")
@@ -60,8 +94,16 @@ def _published(model: str) -> Mapping[str, Any]:
 
 def _values(config: Any) -> dict[str, Any]:
     """A config as plain values; what transformers adds or derives by itself left out. None says something too."""
-    dropped = ("architectures", "transformers_version", "dtype", "torch_dtype", "problem_type", "qk_head_dim")
-    return {k: v for k, v in config.to_dict().items() if k not in dropped and not k.startswith("_")}
+    return _plain(config.to_dict())
+
+
+DROPPED = ("architectures", "transformers_version", "dtype", "torch_dtype", "problem_type", "qk_head_dim")
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {k: v for k, v in values.items() if k not in DROPPED and not k.startswith("_")}
+    inner = {k: _plain(v) for k, v in kept.items() if k in ("text_config", "vision_config") and isinstance(v, Mapping)}
+    return kept | inner
 
 
 def _named(values: Mapping[str, Any], field: str) -> str:
@@ -154,13 +196,55 @@ TINY: dict[str, int | Callable[[Mapping[str, Any]], int]] = {
 def tiny(config: Any, layers: int) -> Any:
     """A config of the same structure with a few thousand weights: every kind of layer is there, widths are small."""
     values = _values(config)
-    changed: dict[str, Any] = {
-        name: (to(values) if callable(to) else to) for name, to in TINY.items() if isinstance(values.get(name), int)
+    text = language_values(values)
+    sees = _sees(values)
+    small = {**with_layers(text, _telling_layers(text, layers)), **_shrunk(text, TINY)}
+    if "partial_rotary_factor" in (text.get("rope_parameters") or {}):
+        # Three axes of positions need three frequencies: six numbers of a head that are rotated.
+        part = 0.75 if sees else 0.5
+        small["rope_parameters"] = {**text["rope_parameters"], "partial_rotary_factor": part}
+        small["partial_rotary_factor"] = part
+    if not sees:
+        return transformers_config(small)
+    return transformers_config(_with_language(_tiny_eyes(values, small), small))
+
+
+def _shrunk(values: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: (to(values) if callable(to) else to) for name, to in table.items() if isinstance(values.get(name), int)
     }
-    if "partial_rotary_factor" in (values.get("rope_parameters") or {}):
-        changed["rope_parameters"] = {**values["rope_parameters"], "partial_rotary_factor": 0.5}
-        changed["partial_rotary_factor"] = 0.5
-    return transformers_config({**with_layers(values, _telling_layers(values, layers)), **changed})
+
+
+# Of the vision parts: 2 blocks, images of 4 by 4 patches, 4 patches to a token.
+PATCH, SIDE = 4, 4
+TINY_VISION: dict[str, int] = {
+    "depth": 2,
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_heads": 4,
+    "num_attention_heads": 4,
+    "patch_size": PATCH,
+    "image_size": SIDE * PATCH,
+    "num_position_embeddings": SIDE * SIDE,
+    "window_size": SIDE * PATCH,
+}
+TINY_PLACES = {"deepstack_visual_indexes": [0], "fullatt_block_indexes": [1]}
+TOKEN_ENDS = ("_token_id", "_token_index")
+
+
+def _tiny_eyes(values: Mapping[str, Any], text: dict[str, Any]) -> dict[str, Any]:
+    """The outer config and vision part to go with a tiny language model, whose positions get axes that fit."""
+    vision = {**values["vision_config"], **_shrunk(values["vision_config"], TINY_VISION)}
+    vision |= {name: places for name, places in TINY_PLACES.items() if vision.get(name)}
+    marks = sorted(name for name, value in values.items() if name.endswith(TOKEN_ENDS) and isinstance(value, int))
+    tokens = {name: text["vocab_size"] - 1 - i for i, name in enumerate(marks)}
+    if values["model_type"] in EYES and not EYES[values["model_type"]].sees_whole_images:
+        rope = text.get("rope_parameters") or {}
+        width = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
+        pairs = int(width * rope.get("partial_rotary_factor", 1.0)) // 2
+        text["rope_parameters"] = {**rope, "mrope_section": [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]}
+    return {**values, **tokens, **_shrunk(values, {"mm_tokens_per_image": SIDE}), "vision_config": vision}
 
 
 def _telling_layers(values: Mapping[str, Any], count: int) -> list[int]:
@@ -177,4 +261,4 @@ def _telling_layers(values: Mapping[str, Any], count: int) -> list[int]:
 
 def kinds_of_layers(config: Any) -> int:
     """How many kinds of layers a model has: a tiny one cannot have fewer layers."""
-    return len(set(layer_kinds(_values(config))))
+    return len(set(layer_kinds(language_values(_values(config)))))

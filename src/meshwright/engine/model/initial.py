@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from meshwright.engine.model.anatomy import anatomy
 from meshwright.errors import MeshwrightError
 
 aten = torch.ops.aten
@@ -76,21 +77,35 @@ def record_initial(model: Any, seed: int) -> dict[str, Initial]:
     """What transformers would put into every parameter and buffer of a meta model, by name."""
     recorder = _Recorder()
     names = {id(module): name for name, module in model.named_modules()}
+    owners = _owners(model)
     for module in reversed(list(model.modules())):  # children first, as transformers does: parents may override
         torch.manual_seed(_key(seed, names[id(module)]))  # for vectors that transformers draws itself
         with recorder, torch.no_grad():
-            model._init_weights(module)
-    found = _drawn_vectors(model, names, recorder, seed)
+            owners[id(module)]._init_weights(module)
+    found = _drawn_vectors(model, owners, names, recorder, seed)
     for name, tensor in _tensors(model):
         if name in found:
             continue
         if id(tensor) not in recorder.deeds:
             raise MeshwrightError(f"transformers does not say how {name} is initialised", field="model")
         found[name] = recorder.deeds[id(tensor)]
-    return found | _scaled_outputs(model)
+    return found | _scaled_outputs(model) | _patch_embeddings(model)
 
 
-def _drawn_vectors(model: Any, names: dict[int, str], recorder: _Recorder, seed: int) -> dict[str, Initial]:
+def _owners(model: Any) -> dict[int, Any]:
+    """The model whose rules each module starts by: in a composite model those of the innermost one around it."""
+    owners: dict[int, Any] = {}
+    for module in model.modules():  # outer ones first
+        if hasattr(module, "_init_weights"):
+            owners |= {id(inner): module for inner in module.modules()}
+    if getattr(model, "mtp", None) is not None:  # made of the language model's layers
+        owners |= dict.fromkeys(map(id, model.mtp.modules()), model.get_submodule(anatomy(model).body))
+    return owners
+
+
+def _drawn_vectors(
+    model: Any, owners: dict[int, Any], names: dict[int, str], recorder: _Recorder, seed: int
+) -> dict[str, Initial]:
     """Vectors that transformers draws on the device of the model: drawn once more with real tensors in their place."""
     found = {}
     for module in model.modules():
@@ -101,7 +116,7 @@ def _drawn_vectors(model: Any, names: dict[int, str], recorder: _Recorder, seed:
         before = {n: p for n, p in own.items() if p is not None and p.ndim == 1}
         own.update({n: nn.Parameter(torch.zeros(p.shape)) for n, p in before.items()})
         torch.manual_seed(_key(seed, names[id(module)]))
-        model._init_weights(module)
+        owners[id(module)]._init_weights(module)
         for n in missing:
             found[f"{names[id(module)]}.{n}"] = Initial("values", values=own[n].detach().clone())
         own.update(before)
@@ -117,6 +132,17 @@ def _scaled_outputs(model: Any) -> dict[str, Initial]:
         name: Initial("uniform", -1 / math.sqrt(p.shape[1]) / depth, 1 / math.sqrt(p.shape[1]) / depth)
         for name, p in model.named_parameters()
         if name.endswith("out_proj.weight")
+    }
+
+
+def _patch_embeddings(model: Any) -> dict[str, Initial]:
+    """SigLIP draws its patches' weights from a normal that is cut off far outside: torch does not do so on meta."""
+    return {
+        f"{name}.patch_embedding.weight": Initial(
+            "normal", 0.0, 1 / math.sqrt(module.patch_embedding.weight[0].numel())
+        )
+        for name, module in model.named_modules()
+        if type(module).__name__ == "SiglipVisionEmbeddings"
     }
 
 

@@ -5,7 +5,7 @@ hidden state h at a place, before the last norm, and the embedding e of the toke
 
     h' = layer(fc(cat[norm(e), norm(h)])),  loss = mtp_loss · cross entropy of head(norm(h')) and the token two ahead
 
-Embedding and head are the model's own.
+Embedding and head are the model's own. In the place of an image token e is the embedding of its placeholder.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ class MultiTokenPrediction(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        parts, config = anatomy(model), model.config
-        body = getattr(model, parts.body)
+        parts = anatomy(model)
+        body: Any = model.get_submodule(parts.body)
+        config = body.config
         layers, norm = getattr(body, parts.layers), getattr(body, parts.norm)
         # Named as Qwen3-Next's and Qwen3.5's own weights are.
         self.pre_fc_norm_embedding = copy.deepcopy(norm)
         self.pre_fc_norm_hidden = copy.deepcopy(norm)
-        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)  # type: ignore[operator,arg-type,union-attr]  # a config, not a module
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.layers = nn.ModuleList(_layers(type(layers[-1]), config))
         self.norm = copy.deepcopy(norm)
 
@@ -54,7 +55,7 @@ def mtp_depth(config: Any) -> int:
 
 def add_mtp(model: Any, dtype: torch.dtype) -> None:
     """Gives a model on the meta device its multi-token prediction, as `mtp`."""
-    depth = mtp_depth(model.config)
+    depth = mtp_depth(model.config.get_text_config())
     if depth != 1:
         has = f"{depth} multi-token-prediction modules, and training works with one" if depth else "none"
         raise InputError(

@@ -8,24 +8,27 @@ import torch
 from torch import nn
 
 from meshwright.engine.model.anatomy import Anatomy, anatomy, layer_arguments, rotary_tables
+from meshwright.engine.vision import Eyes, eyes_of, flat_places, image_groups, look
 
 
 class Stage(nn.Module):
     """A run of layers that keep the names they have in the whole model.
 
     The first stage takes token ids, the others hidden states; the last returns the loss of its micro batch (already
-    divided by the global normaliser), the others hidden states.
+    divided by the global normaliser), the others hidden states. The vision parts of a model are on the first stage.
     """
 
     def __init__(self, model: nn.Module, layers: range, first: bool, last: bool) -> None:
         super().__init__()
         self.parts: Anatomy = anatomy(model)
+        self.eyes: Eyes | None = eyes_of(model.config)
         self.first, self.last = first, last
         self.sequence_rank = 0  # this rank's part of the tokens between regions, with sequence parallelism
+        self.places: torch.Tensor | None = None  # of this rank's tokens in the sequence, with context parallelism
         self.partial: frozenset[str] = frozenset()  # parameters whose gradients the step sums over tp
         self.loaded: Any = None  # on a rank's first stage: what was read of a folder (folders.Loaded)
         self.losses: list[torch.Tensor] = []  # on the last stage: cross entropy, z-loss and mtp of each micro batch
-        body = getattr(model, self.parts.body)
+        body: Any = model.get_submodule(self.parts.body)
         self.depth = len(getattr(body, self.parts.layers))
         kept = {str(i): layer for i, layer in enumerate(getattr(body, self.parts.layers)) if i in layers}
         setattr(body, self.parts.layers, nn.ModuleDict(kept))  # a dict, so that layers keep their numbers
@@ -37,7 +40,12 @@ class Stage(nn.Module):
             _drop(body, self.parts.embedding)
         if not last:
             _drop(body, self.parts.norm)
-        self.add_module(self.parts.body, body)
+        if self.eyes is not None and not first:
+            for path in self.eyes.called:
+                owner, _, name = path.rpartition(".")
+                setattr(model.get_submodule(owner), name, None)
+        outermost = self.parts.body.partition(".")[0]
+        self.add_module(outermost, getattr(model, outermost))
         self.mtp: Any = mtp if last else None
         self.lm_head: Any = model.lm_head if last else None
         if last and not first and self.embedding_at_end:
@@ -48,7 +56,21 @@ class Stage(nn.Module):
 
     @property
     def body(self) -> Any:
-        return getattr(self, self.parts.body)
+        return self.get_submodule(self.parts.body)
+
+    @property
+    def seeing(self) -> list[nn.Module]:
+        """The vision parts that are called by themselves, on the first stage of a model that sees; else none."""
+        if self.eyes is None or not self.first:
+            return []
+        return [self.get_submodule(path) for path in self.eyes.called]
+
+    @property
+    def seeing_blocks(self) -> dict[int, nn.Module]:
+        """The layers of the vision tower, where `seeing` has one."""
+        if self.eyes is None or not self.first:
+            return {}
+        return dict(enumerate(self.get_submodule(self.eyes.blocks).children()))
 
     @property
     def layers(self) -> dict[int, nn.Module]:
@@ -81,16 +103,26 @@ class Stage(nn.Module):
         next_tokens: torch.Tensor | None = None,
         labels_2: torch.Tensor | None = None,
         weights_2: torch.Tensor | None = None,
+        **images: torch.Tensor,
     ) -> torch.Tensor:
+        at = self._held(flat_places(images)) if images else None
+        seen = look(self.model, images) if images and self.first else None
         hidden = self._embed(x, positions) if self.first else x
+        if seen is not None and at is not None:
+            hidden = seen.placed(hidden, self._between(at, hidden))
         told: dict[str, Any] = {"attention_mask": None, "position_ids": positions}
         if documents is not None:
             told["documents"] = documents
-        tables = rotary_tables(self.body, self.parts, hidden, positions)
+        if at is not None and self.eyes is not None and self.eyes.sees_whole_images:
+            told["image_groups"] = image_groups(at)
+        axes = self._held(images["axes"]) if "axes" in images else positions
+        tables = rotary_tables(self.body, self.parts, hidden, axes)
         for i, layer in self.own_layers.items():
             where = layer_arguments(self.body, self.parts, tables, i)
             hidden = layer(hidden, **where, **told)
             hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+            if seen is not None and at is not None:
+                hidden = seen.deepened(hidden, self._between(at, hidden), i)
         if not self.last:
             return hidden
         further: tuple[Any, ...] = ()
@@ -105,9 +137,17 @@ class Stage(nn.Module):
         hidden = self._look_up(tokens)
         if self.parts.positions is not None:
             table = getattr(self.body, self.parts.positions)(positions)
-            parts = positions.shape[1] // hidden.shape[1]  # with sequence parallelism a rank holds a part of the tokens
-            hidden = hidden + table.chunk(parts, 1)[self.sequence_rank % parts]
+            hidden = hidden + self._between(table, hidden)
         return hidden
+
+    def _held(self, value: torch.Tensor) -> torch.Tensor:
+        """Of a value for each token of the sequence, those that this rank holds."""
+        return value if self.places is None else value[..., self.places]
+
+    def _between(self, value: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Of a value for each of the rank's tokens, those between regions: with sequence parallelism a part."""
+        parts = value.shape[1] // hidden.shape[1]
+        return value.chunk(parts, 1)[self.sequence_rank % parts]
 
     def _look_up(self, tokens: torch.Tensor | None) -> torch.Tensor:
         found: torch.Tensor = self.embedding(tokens)

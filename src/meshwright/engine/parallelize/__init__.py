@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
@@ -30,6 +31,7 @@ from meshwright.engine.parallelize.offload import offload_activations
 from meshwright.engine.parallelize.pipeline import split, stage_numbers
 from meshwright.engine.parallelize.recompute import recompute
 from meshwright.engine.parallelize.tensor import Sequence, cut_embedding, cut_layer, partial_names, split_segments
+from meshwright.engine.vision import freeze, is_seen_by
 from meshwright.recipes.types import Layout, Recipe
 
 
@@ -46,9 +48,12 @@ def parallelize(
     given = Weights(weights, describe(config, mtp)) if weights is not None else None
 
     # Pipeline first: nothing below is done to layers that other ranks hold.
-    stages = split(whole, layout, config.num_hidden_layers, mesh.pp)
+    text = config.get_text_config()  # of a model that sees, the language model's part
+    stages = split(whole, layout, text.num_hidden_layers, mesh.pp)
     sequence = spread_sequence(recipe, mesh)
     for stage in stages:
+        if stage.eyes is not None:
+            freeze(stage, stage.eyes, recipe.train.freeze)
         # Adapters before anything is cut: they are cut with what they adapt.
         if recipe.goal == "peft":
             initial |= add_adapters(stage, recipe.peft, storage_dtype(recipe.precision))
@@ -60,12 +65,14 @@ def parallelize(
         # Experts are cut anew, over the same ranks.
         for layer in stage.layers.values():
             cut_experts(layer, mesh, recipe)
-            balance_routers(layer, mesh, recipe, config)
+            balance_routers(layer, mesh, recipe, text)
         # Eight bits only change how a linear layer computes.
-        compute_low(stage, recipe.precision, config.num_hidden_layers)
+        compute_low(stage, recipe.precision, text.num_hidden_layers)
         tune(stage, recipe, mesh)
         # Recompute inside compile: the compiler then sees what is computed again and fuses it.
         recompute(stage.layers, layout, recipe.kernels.compile)
+        if layout.recompute == "full":
+            recompute(stage.seeing_blocks, msgspec.structs.replace(layout, recompute_layers=0), compiled=False)
         offload_activations(stage.layers, layout)
         if recipe.kernels.compile:
             # One block at a time: all blocks share one graph, and a whole model takes minutes to compile.
@@ -115,14 +122,16 @@ def cut_tensors(stage: Stage, mesh: Mesh, recipe: Recipe, spread: tuple[Sequence
     if stage.last:
         make_loss(stage, mesh, recipe)
     stage.sequence_rank = mesh.tp.rank if recipe.layout.sp else 0
+    if mesh.cp.size > 1:
+        stage.places = attention.positions(recipe.data.seq_length, spread[1])
     stage.partial = partial_names(stage, sequence)
 
 
 def tell_attention(stage: Stage, spread: tuple[Sequence, Any], recipe: Recipe) -> None:
     """Tells every attention module which kernel to use and with whom it shares the sequence."""
-    for module in stage.modules():
-        if is_attention(module):
-            module.context, module.kernel = spread[1], recipe.kernels.attention  # type: ignore[assignment]
+    for path, module in stage.named_modules():
+        if is_attention(module) and not is_seen_by(stage.eyes, path):  # an image is seen whole, by torch's own choice
+            module.context, module.kernel = spread[1], recipe.kernels.attention
 
 
 def is_one_graph(layer: nn.Module, layout: Layout) -> bool:

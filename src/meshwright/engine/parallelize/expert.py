@@ -11,7 +11,7 @@ from meshwright.engine.mesh import Mesh
 from meshwright.engine.parallelize.tensor import cut_parameter
 from meshwright.recipes.types import Recipe
 
-SIGMOID_ROUTERS = ("deepseek_v3", "glm4_moe", "nemotron_h")
+SIGMOID_ROUTERS = ("deepseek_v3", "glm4_moe", "glm4v_moe_text", "nemotron_h")
 
 
 def store_experts(layer: nn.Module) -> None:
@@ -36,7 +36,8 @@ def cut_experts(layer: nn.Module, mesh: Mesh, recipe: Recipe) -> None:
 def balance_routers(layer: nn.Module, mesh: Mesh, recipe: Recipe, config: Any) -> None:
     """Attaches the balancing that the recipe asks for to every router."""
     moe, layout = recipe.moe, recipe.layout
-    learns = recipe.goal != "peft"  # a frozen router is not balanced, only watched
+    # A frozen router is not balanced, only watched.
+    learns = recipe.goal != "peft" and "language" not in recipe.train.freeze
     same_samples = mesh.sequence if layout.sp else mesh.cp
     for block in experts.expert_blocks(layer):
         experts.attach_router(

@@ -74,14 +74,16 @@ def cut_layer(layer: nn.Module, mesh: Mesh, sequence: Sequence) -> None:
             _cut_region(module, region, mesh.state, sequence)
 
 
-def partial_names(stage: nn.Module, sequence: Sequence) -> frozenset[str]:
+def partial_names(stage: Any, sequence: Sequence) -> frozenset[str]:
     """Parameters whose gradients are partial sums: with sp all that are not cut, without those in regions.
 
-    Experts are left out: they are cut and summed over ranks of their own.
+    Experts are left out: they are cut and summed over ranks of their own. Vision parts are no regions: every rank
+    computes them whole, and with sp each uses what is seen in the places of its own tokens.
     """
     if sequence.tp.size == 1:
         return frozenset()
-    regions = {id(p) for m in stage.modules() if region_of(m) is not None for p in m.parameters()}
+    inside = (module for layer in stage.layers.values() for module in layer.modules())
+    regions = {id(p) for m in inside if region_of(m) is not None for p in m.parameters()}
     routed = {id(p) for block in expert_blocks(stage) for p in block.experts.parameters()}
     return frozenset(
         name

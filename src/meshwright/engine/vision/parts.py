@@ -1,0 +1,72 @@
+"""Where the parts of a vision-language model are, whatever its family calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+LANGUAGE, VISION, PROJECTOR = "language", "vision", "projector"
+
+
+@dataclass(frozen=True)
+class Eyes:
+    """The vision parts of a model by their paths in it."""
+
+    tower: str
+    blocks: str  # the tower's layers, all alike
+    projector: tuple[str, ...]  # what takes the tower's output to the width of the language model
+    sees_whole_images: bool = False  # a token of an image attends to all tokens of that image
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """The modules that are called by themselves; a projector inside the tower is called by the tower."""
+        return (self.tower, *(path for path in self.projector if not _inside(path, self.tower)))
+
+
+_QWEN = Eyes("model.visual", "model.visual.blocks", ("model.visual.merger",))
+_QWEN3 = Eyes("model.visual", "model.visual.blocks", ("model.visual.merger", "model.visual.deepstack_merger_list"))
+EYES: dict[str, Eyes] = {  # by the model_type of the whole model
+    "qwen2_5_vl": _QWEN,
+    "qwen3_vl": _QWEN3,
+    "qwen3_vl_moe": _QWEN3,
+    "qwen3_5": _QWEN,
+    "qwen3_5_moe": _QWEN,
+    "glm4v_moe": Eyes("model.visual", "model.visual.blocks", ("model.visual.downsample", "model.visual.merger")),
+    "gemma3": Eyes(
+        "model.vision_tower",
+        "model.vision_tower.encoder.layers",
+        ("model.multi_modal_projector",),
+        sees_whole_images=True,
+    ),
+}
+
+
+def eyes_of(config: Any) -> Eyes | None:
+    """The vision parts of the model that a transformers config builds; None for a language model."""
+    return EYES.get(config.model_type)
+
+
+def is_seen_by(eyes: Eyes | None, path: str) -> bool:
+    """Whether a module or parameter belongs to the vision parts."""
+    return eyes is not None and any(_inside(path, part) for part in (eyes.tower, *eyes.projector))
+
+
+def part_of(eyes: Eyes, path: str) -> str:
+    """The part of a vision-language model that a parameter belongs to: language, vision or projector."""
+    if any(_inside(path, projector) for projector in eyes.projector):
+        return PROJECTOR
+    return VISION if _inside(path, eyes.tower) else LANGUAGE
+
+
+def freeze(stage: nn.Module, eyes: Eyes, parts: Sequence[str]) -> None:
+    """Takes the parameters of these parts out of training: no gradient is computed or kept for them."""
+    for path, parameter in stage.named_parameters():
+        if part_of(eyes, path) in parts:
+            parameter.requires_grad_(False)
+
+
+def _inside(path: str, module: str) -> bool:
+    return path == module or path.startswith(f"{module}.")
