@@ -221,4 +221,7 @@ def training_to_dict(done: Any) -> dict[str, Any]:
         "memory_gib": outcome.memory_gib,
         "estimate": estimate if on_gpu else None,
         "folder": done.folder,
+        "first_step": outcome.first_step,
+        "checkpoint": outcome.checkpoint,
+        "resumed_from": outcome.resumed_from,
     }

@@ -131,9 +131,10 @@ def train(
     timeout: float = 600.0,
     json: bool = False,
     quiet: bool = False,
+    accept_changes: bool = False,
     overrides: Sequence[str] = (),
 ) -> Finished:
-    """Trains a recipe on our own engine; imports torch."""
+    """Trains a recipe on our own engine; imports torch. Goes on from the checkpoints that `out` holds."""
     settings = {
         "nproc": nproc,
         "tiny": tiny,
@@ -143,6 +144,7 @@ def train(
         "timeout_s": timeout,
         "json": json,
         "quiet": quiet,
+        "accept_changes": accept_changes,
     }
     return _run(target, dataset, model, settings, overrides)
 
@@ -169,6 +171,7 @@ def bench(
         "timeout_s": timeout,
         "json": json,
         "quiet": quiet,
+        "checkpoints": False,
     }
     return _run(target, "mock", model, settings, overrides, BENCH_OVERRIDES)
 

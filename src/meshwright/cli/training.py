@@ -18,7 +18,9 @@ shared = options(
     click.option(
         "--tiny", is_flag=True, help="A laptop-size model of the same structure, on CPU, the layout scaled to N."
     ),
-    click.option("--out", metavar="DIR", help="Where metrics go; runs/RECIPE-DATE by default (nowhere with --tiny)."),
+    click.option(
+        "--out", metavar="DIR", help="Run folder: metrics, checkpoints. Default runs/RECIPE-DATE (--tiny: none)."
+    ),
     click.option("--tensorboard", is_flag=True, help="Metrics for TensorBoard too."),
     click.option(
         "--timeout", type=float, default=600.0, show_default=True, help="Seconds after which a hanging rank ends."
@@ -45,6 +47,9 @@ shared = options(
         show_default=True,
         help="What to do with a step whose loss is not a number; its samples are recorded either way.",
     ),
+    click.option(
+        "--accept-changes", is_flag=True, help="Go on from checkpoints though fields that make the training changed."
+    ),
 )
 def train(
     recipe: str,
@@ -58,10 +63,15 @@ def train(
     as_json: bool,
     dataset: str | None,
     on_nan: str,
+    accept_changes: bool,
 ) -> None:
     """Trains a RECIPE (a name or a file) on our own engine: alone, on N ranks, under torchrun or under SLURM.
 
-    Exit codes: 0 fine, 1 the rules refuse the layout, 2 bad input, 3 the run failed.
+    A run folder that holds checkpoints is gone on from, on any number of ranks and in any layout. SIGTERM and SIGUSR1
+    make the run save and end.
+
+    Exit codes: 0 fine, 1 the rules refuse the layout, 2 bad input, 3 the run failed, 75 it was asked to end, has saved
+    and wants to be started again.
     """
     done = api.train(
         recipe,
@@ -75,6 +85,7 @@ def train(
         on_nan=on_nan,
         timeout=timeout,
         json=as_json,
+        accept_changes=accept_changes,
     )
     _answer(done, as_json)
 

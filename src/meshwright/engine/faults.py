@@ -33,6 +33,15 @@ class RunError(MeshwrightError):
     exit_code = 3
 
 
+class StoppedError(RunError):
+    """A run that was asked to end from outside, has saved and wants to be started again (exit code 75)."""
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later
+
+    def __init__(self, reason: str, field: str = "", value: object = None, fix: Sequence[str] = ()) -> None:
+        super().__init__(reason, field, value, fix or AGAIN)
+
+
 class Remedy(NamedTuple):
     """What the text of an error means, and what to do about it."""
 
@@ -43,6 +52,7 @@ class Remedy(NamedTuple):
 
 LESS_GPU_MEMORY = ("layout.micro_batch_size=1", "layout.recompute=full")
 LESS_HOST_MEMORY = ("data.workers=0", "layout.offload=none", "a smaller --nproc")
+AGAIN = ("start the run again: it goes on from the last checkpoint",)
 OTHER_RANK = ("read what the other rank said first",)
 
 REMEDIES = (
@@ -86,7 +96,7 @@ REMEDIES = (
 SIGNALS = {
     signal.SIGKILL: ("killed, usually because the machine ran out of memory", LESS_HOST_MEMORY),
     signal.SIGBUS: ("ended, usually because /dev/shm is full", ("data.workers=0", "a larger /dev/shm")),
-    signal.SIGTERM: ("asked to end from outside", ("start the run again: it goes on from the last checkpoint",)),
+    signal.SIGTERM: ("asked to end from outside", AGAIN),
     signal.SIGSEGV: ("ended by a crash in native code", ("kernels.compile=false", "PYTHONFAULTHANDLER=1 shows where")),
     signal.SIGABRT: ("ended by native code that gave up", ("read what it said above",)),
 }
@@ -121,7 +131,7 @@ def explain_death(rank: int, world: int, exit_code: int) -> RunError:
 
 def interrupted() -> RunError:
     """The run was ended from the keyboard."""
-    return RunError("interrupted", fix=("start the run again: it goes on from the last checkpoint",))
+    return RunError("interrupted", fix=AGAIN)
 
 
 def blames_another(error: MeshwrightError) -> bool:
@@ -163,7 +173,10 @@ def guard(process: Process) -> Iterator[None]:
             if explained is error:
                 raise
             raise explained from error
-        if announce(explained):
+        if isinstance(explained, StoppedError):  # all ranks leave together, and none of them failed
+            if process.rank == 0:
+                tell(explained, process)
+        elif announce(explained):
             tell(explained, process)
         leave(explained.exit_code)
 
@@ -183,6 +196,20 @@ def tell(error: MeshwrightError, process: Process) -> None:
     lines = [f"error: {rank}{error}", *(["fix:   " + " | ".join(error.fix)] if error.fix else [])]
     with suppress(OSError, ValueError):
         print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def ran_out_of_grace(process: Process, name: str, grace_s: float) -> NoReturn:
+    """Ends a rank that was asked to end and could not save in time."""
+    error = RunError(
+        f"{named(process.rank, process.world)} was asked to end ({name}) and could not save within {grace_s:g} s",
+        fix=("a larger checkpoint.grace_s", *AGAIN),
+    )
+    if process.how == "nproc":
+        with suppress(OSError):
+            process.last_words.write_text(error.reason)
+    elif announce(error):
+        tell(error, process)
+    leave(error.exit_code)
 
 
 def leave(code: int) -> NoReturn:

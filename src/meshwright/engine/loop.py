@@ -66,6 +66,13 @@ class Watch:
         """Whether the optimizer may take the step."""
         return True
 
+    def wants_to_stop(self) -> bool:
+        """Whether this rank was asked to end the run."""
+        return False
+
+    def hear(self, stops: torch.Tensor) -> None:
+        """Takes how many ranks were asked to end the run, the same number on all of them; still on the device."""
+
 
 NOBODY = Watch()
 
@@ -138,11 +145,12 @@ class Trainer:
         with watch.part("data"):
             batch = self.loader.batch(number)
         with watch.part("forward_backward"):
-            losses = self._everywhere(self.forward_backward(batch))
+            losses, stops = self._everywhere(self.forward_backward(batch), watch)
         with watch.part("optimizer"):
             norm = self.finish_gradients()
             lr = learning_rate(self.recipe.schedule, self.recipe.optimizer.lr, self.recipe.train.steps, number)
             taken = self._scale_allows(norm) and watch.allows(number, losses, norm, batch.numbers)
+            watch.hear(stops)
             if taken:
                 self.update(norm, lr)
             self.optimizer.zero_grad(set_to_none=True)
@@ -206,21 +214,22 @@ class Trainer:
         self.optimizer.step()
         experts.update_biases(self.routers, self.mesh.stage.group, BIAS_RATE)
 
-    def _everywhere(self, loss: torch.Tensor) -> torch.Tensor:
-        """The step's losses, summed over the ranks that hold different tokens and known to all."""
-        loss = loss / self.mesh.tp.size  # every tp rank computed the same
+    def _everywhere(self, losses: torch.Tensor, watch: Watch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The step's losses, summed over the ranks that hold different tokens, and how many ranks want to stop."""
+        stops = torch.full((1,), float(watch.wants_to_stop()), device=losses.device)  # travels along, at no cost
+        both = torch.cat([losses / self.mesh.tp.size, stops])  # every tp rank computed the same losses
         if self.mesh.world.size > 1:
-            dist.all_reduce(loss)
-        return loss
+            dist.all_reduce(both)
+        return both[:-1], both[-1]
 
     @torch.no_grad()
-    def evaluate(self, source: Source, steps: int) -> float:
-        """The mean loss over some steps of another source, without training."""
+    def evaluate(self, source: Source, steps: int, watch: Watch = NOBODY) -> float | None:
+        """The mean loss over some steps of another source, without training; None when the run is asked to end."""
         kept, self.loader.source = self.loader.source, source
         self.optimizer.eval_mode()
         for stage in self.stages:
             stage.eval()
-        total = 0.0
+        total, stopped = 0.0, False
         for number in range(steps):
             batch = self.loader.batch(number)
             if self.pipeline is not None:
@@ -228,7 +237,11 @@ class Trainer:
             else:
                 for tokens, told in batch.micro_batches(self.recipe.layout.micro_batch_size):
                     self.stages[0](tokens, **told)
-            total += float(self._everywhere(self._take_losses())[0])
+            losses, stops = self._everywhere(self._take_losses(), watch)
+            watch.hear(stops)
+            total, stopped = total + float(losses[0]), bool(stops)
+            if stopped:
+                break
         for stage in self.stages:
             stage.train()
             for module in stage.modules():  # what stayed gathered are the weights that were evaluated
@@ -236,4 +249,4 @@ class Trainer:
                     module.reshard()
         self.optimizer.train_mode()
         self.loader.source = kept
-        return total / steps
+        return None if stopped else total / steps

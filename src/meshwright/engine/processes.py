@@ -45,7 +45,9 @@ TICK_S = 0.5  # a rank's own children can hide its end from the pipe that tells 
 PROBE_S = 3.0
 PRELOADED = ("torch", "torch.distributed", "torch._dynamo")  # dynamo: AdamW imports it, 1.6 s on every rank
 PR_SET_PDEATHSIG = 1
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+ASKING_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SAME_S = 1.0  # a SIGTERM may come twice, from a scheduler that tells every process and one that passes it on
 
 Work = Callable[..., Any]
 
@@ -57,10 +59,11 @@ def start(
     device_type: DeviceType = "auto",
     timeout_s: float = COLLECTIVE_TIMEOUT_S,
     preload: Sequence[str] = (),
+    grace_s: float | None = None,
 ) -> list[Any]:
     """Runs `work(process, *args)` as this process was started: one rank of torchrun or SLURM, `nproc` ranks, or alone.
 
-    Gives the results of the ranks started here, by rank.
+    Gives the results of the ranks started here, by rank. `grace_s`: see `fork`.
     """
     process = detect()
     if process is not None and process.world > 1 and nproc is not None and nproc != process.local_world:
@@ -71,7 +74,15 @@ def start(
             fix=("leave --nproc out",),
         )
     if nproc is not None and nproc > 1 and (process is None or process.world == 1):
-        return fork(nproc, work, *args, device_type=device_type, collective_timeout_s=timeout_s, preload=preload)
+        return fork(
+            nproc,
+            work,
+            *args,
+            device_type=device_type,
+            collective_timeout_s=timeout_s,
+            preload=preload,
+            grace_s=grace_s,
+        )
     process = replace(process or Process(), device_type=device_type)
     with guard(process), join(process, timeout_s=timeout_s), guard(process):
         return [work(process, *args)]
@@ -95,6 +106,7 @@ class _Job:
     args: tuple[Any, ...]
     threads: int
     collective_timeout_s: float
+    listens: bool  # it will listen for requests to end: until then they wait
 
 
 @dataclass(frozen=True)
@@ -114,12 +126,16 @@ def fork(
     device_type: DeviceType = "auto",
     collective_timeout_s: float = COLLECTIVE_TIMEOUT_S,
     preload: Sequence[str] = (),
+    grace_s: float | None = None,
 ) -> list[Any]:
     """Runs `work(process, *args)` on `nproc` ranks of this machine: the results by rank.
 
     The first rank that fails ends the others and is named in the error. `preload` are modules that all ranks need:
     they are imported once, before the ranks part. Where this process has already used CUDA or OpenMP threads the
     ranks cannot be forked from it; they are started afresh, which takes seconds longer.
+
+    A signal that asks this process to end, ends the ranks. With `grace_s` they are asked to end by themselves, within
+    that many seconds, when it is the first SIGTERM or SIGUSR1.
     """
     if nproc < 1:
         raise InputError("must be at least 1", field="--nproc", value=nproc)
@@ -127,7 +143,7 @@ def fork(
         with (
             tempfile.TemporaryDirectory(prefix="meshwright-") as folder,
             _environment({"OMP_NUM_THREADS": str(_threads(nproc)), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}),
-            _ends_when_told(),
+            _ends_when_told(grace_s) as request,
         ):
             for module in (*PRELOADED, *preload):
                 import_module(module)
@@ -135,12 +151,14 @@ def fork(
                 Process(rank, nproc, rank, nproc, how="nproc", gpu=rank, device_type=device_type, folder=folder)
                 for rank in range(nproc)
             ]
-            return _run(ranks, _Job(work, args, _threads(nproc), collective_timeout_s), timeout)
+            return _run(
+                ranks, _Job(work, args, _threads(nproc), collective_timeout_s, grace_s is not None), timeout, request
+            )
     except KeyboardInterrupt:
         raise interrupted() from None
 
 
-def _run(places: list[Process], job: _Job, timeout: float | None) -> list[Any]:
+def _run(places: list[Process], job: _Job, timeout: float | None, request: _Request) -> list[Any]:
     how = "fork" if _can_fork() else "spawn"
     ranks: list[_Rank] = []
     grace_s = 0.0
@@ -148,7 +166,8 @@ def _run(places: list[Process], job: _Job, timeout: float | None) -> list[Any]:
         for place in places:
             with _undisturbed():  # a rank that was started and not noted could not be ended
                 ranks.append(_started(how, place, job))
-        results = _results(ranks, timeout)
+                request.pass_on(ranks)  # what was asked before this rank was there
+        results = _results(ranks, timeout, request)
         grace_s = GRACE_S
         return results
     finally:
@@ -174,19 +193,50 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+class _Request:
+    """What this process was asked from outside, and to whom it passes that on."""
+
+    def __init__(self, grace_s: float | None) -> None:
+        self.grace_s = grace_s
+        self.asked: signal.Signals | None = None
+        self.deadline = math.inf  # when the ranks must have ended
+        self._terminated_at = 0.0
+        self._told: set[int] = set()  # process ids
+
+    def hear(self, number: int, _: object) -> None:
+        """A signal has come: the first request is noted for `pass_on`; anything else ends the run now."""
+        now = time.monotonic()
+        asks = number in ASKING_SIGNALS and self.grace_s is not None
+        again = number == signal.SIGTERM and self._terminated_at and now - self._terminated_at > SAME_S
+        if not asks or again:
+            raise explain_death(0, 1, -number)
+        if number == signal.SIGTERM:
+            self._terminated_at = self._terminated_at or now
+        if self.asked is None:
+            self.asked = signal.Signals(number)
+            self.deadline = now + (self.grace_s or 0.0) + GRACE_S
+
+    def pass_on(self, ranks: list[_Rank]) -> None:
+        """Asks the ranks that were not asked yet."""
+        for one in ranks if self.asked is not None else ():
+            pid = one.process.pid
+            if pid and pid not in self._told and one.process.is_alive():
+                self._told.add(pid)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, self.asked or signal.SIGTERM)
+
+
 @contextmanager
-def _ends_when_told() -> Iterator[None]:
-    """Turns a signal that asks this process to end into an error, so that its ranks are ended as well."""
+def _ends_when_told(grace_s: float | None) -> Iterator[_Request]:
+    """Turns a signal that asks this process to end into a request to its ranks, or into an error that ends them."""
+    request = _Request(grace_s)
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers
+        yield request  # only the main thread may set handlers
         return
-
-    def told(number: int, _: object) -> None:
-        raise explain_death(0, 1, -number)
-
-    before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heard = (signal.SIGTERM, signal.SIGHUP, *((signal.SIGUSR1,) if grace_s is not None else ()))
+    before = {number: signal.signal(number, request.hear) for number in heard}
     try:
-        yield
+        yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -247,7 +297,7 @@ def _started(how: str, place: Process, job: _Job) -> _Rank:
 
 def _rank(place: Process, parent: int, job: _Job, pipe: Connection) -> None:
     """The life of one rank, inside its own process."""
-    _settle_in(parent)
+    _settle_in(parent, job.listens)
     import torch
 
     try:
@@ -268,13 +318,14 @@ def _rank(place: Process, parent: int, job: _Job, pipe: Connection) -> None:
         _tell_and_leave(pipe, place, error)
 
 
-def _settle_in(parent: int) -> None:
+def _settle_in(parent: int, listens: bool) -> None:
     """Out of the terminal's reach, and never outliving the process that started it."""
     with suppress(OSError):
         os.setpgid(0, 0)  # one group per rank, so that the processes it starts end with it
     for number in ENDING_SIGNALS:
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
+    held_back = ASKING_SIGNALS if listens else ()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number for number in ENDING_SIGNALS if number not in held_back])
     if sys.platform == "linux":
         import ctypes
 
@@ -300,7 +351,7 @@ def _send(pipe: Connection, news: _News) -> None:
         pipe.send_bytes(data)
 
 
-def _results(ranks: list[_Rank], timeout: float | None) -> list[Any]:
+def _results(ranks: list[_Rank], timeout: float | None, request: _Request) -> list[Any]:
     """The results by rank, as soon as all are there; the cause as an error, soon after the first rank failed."""
     heard: dict[int, _News] = {}
     deadline = math.inf if timeout is None else time.monotonic() + timeout
@@ -309,6 +360,9 @@ def _results(ranks: list[_Rank], timeout: float | None) -> list[Any]:
         if time.monotonic() >= deadline:
             missing = ", ".join(str(one.place.rank) for one in ranks if one.place.rank not in heard)
             raise RunError(f"the run took longer than {timeout:g} s; rank {missing} had not ended")
+        if time.monotonic() >= request.deadline:
+            raise RunError(f"the ranks were asked to end and had not done so after {request.grace_s:g} s")
+        request.pass_on(ranks)
         _listen([one for one in ranks if one.place.rank not in heard], heard)
         if settled == math.inf and any(news.error for news in heard.values()):
             settled = time.monotonic() + SETTLE_S

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +14,7 @@ import msgspec
 
 from meshwright import costs
 from meshwright.engine import metrics
-from meshwright.engine.faults import LossGuard
+from meshwright.engine.faults import LossGuard, StoppedError, ran_out_of_grace
 from meshwright.engine.launched import Process
 from meshwright.engine.profiling import window
 from meshwright.engine.watchdog import Watchdog
@@ -23,9 +24,11 @@ from meshwright.recipes.types import Recipe
 if TYPE_CHECKING:
     import torch
 
+    from meshwright.engine.checkpoint import Checkpoints, StopRequest
     from meshwright.engine.loop import StepResult, Trainer
 
 MOST_SKIPPED = 10  # steps in a row that a loss which is not a number may cost
+STOP_LAG = 2  # steps that a request to end may wait for the GPU, where nothing else makes the step wait for it
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -40,6 +43,8 @@ class Job(msgspec.Struct, frozen=True):
     quiet: bool = False
     on_nan: Literal["stop", "skip"] = "stop"
     timeout_s: float = 600.0
+    checkpoints: bool = False  # whether the folder keeps them
+    accept_changes: bool = False  # go on from a checkpoint of a training with another contract
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -56,6 +61,9 @@ class Outcome(msgspec.Struct, frozen=True):
     parts_s: dict[str, float]
     skipped: list[int]
     device: str
+    first_step: int = 1  # the first that this run took; losses begin there
+    checkpoint: str | None = None  # the last one written
+    resumed_from: str | None = None
 
 
 def work(process: Process, job: Job) -> Outcome | None:
@@ -64,18 +72,43 @@ def work(process: Process, job: Job) -> Outcome | None:
 
     device = process.device
     _settle(job.recipe, device)
-    with Watchdog(process, job.timeout_s) as dog:
+    job = _of_rank_0(process, job)
+    with ExitStack() as left_in_turn:
+        told = _listen(left_in_turn, process, job)
+        dog = left_in_turn.enter_context(Watchdog(process, job.timeout_s))
         dog.phase(0, "build")
         trainer = build(job, device)
-        run = _Run(process, job, trainer, dog)
-        with window(job.recipe.train.profile, Path(job.folder), process=process) as profile:
-            for number in range(job.recipe.train.steps):
-                run.step(number)
-                profile.step()
-        outcome = run.outcome()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+        run = _Run(process, job, trainer, dog, told)
+        run.resume()
+        profile = left_in_turn.enter_context(window(job.recipe.train.profile, Path(job.folder), process=process))
+        for number in range(run.first, job.recipe.train.steps):
+            run.step(number)
+            profile.step()
+        outcome = run.finish()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
     return outcome if process.rank == 0 else None
+
+
+def _of_rank_0(process: Process, job: Job) -> Job:
+    """The job with the folder that rank 0 has: ranks of torchrun and SLURM each named one by their own clock."""
+    from meshwright.engine.checkpoint.load import gathered
+
+    if process.how not in ("torchrun", "slurm"):
+        return job
+    return msgspec.structs.replace(job, folder=gathered(job.folder)[0])
+
+
+def _listen(block: ExitStack, process: Process, job: Job) -> StopRequest | None:
+    """Listens for signals that ask to end, and keeps other runs out of the folder; where checkpoints are kept."""
+    from meshwright.engine.checkpoint import Lock, StopRequest
+
+    if not job.checkpoints:
+        return None
+    if process.rank == 0:
+        block.callback(Lock(Path(job.folder)).release)
+    grace_s = job.recipe.checkpoint.grace_s
+    return block.enter_context(StopRequest(grace_s, lambda name: ran_out_of_grace(process, name, grace_s)))
 
 
 def build(job: Job, device: torch.device) -> Trainer:
@@ -107,24 +140,55 @@ def _settle(recipe: Recipe, device: torch.device) -> None:
 class _Run:
     """Steps a trainer under the eyes of the clock, the watchdog and the guard of the loss."""
 
-    def __init__(self, process: Process, job: Job, trainer: Trainer, dog: Watchdog) -> None:
-        self.process, self.job, self.trainer, self.dog = process, job, trainer, dog
-        device = trainer.device
+    def __init__(
+        self, process: Process, job: Job, trainer: Trainer, dog: Watchdog, told: StopRequest | None = None
+    ) -> None:
+        self.process, self.job, self.trainer, self.dog, self.told = process, job, trainer, dog, told
+        self.guard = LossGuard(job.on_nan, MOST_SKIPPED, Path(job.folder), trainer.device)
+        self.checkpoints = self._checkpoints() if job.checkpoints else None
+        self.results: list[StepResult] = []
+        self.evaluated: dict[int, float] = {}
+        self.first = self.number = 0
+        self.resumed_from: str | None = None
+        self.stopping = False  # all ranks know of a request to end
+        self._stops: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
+
+    def _checkpoints(self) -> Checkpoints:
+        from meshwright.engine.checkpoint import Checkpoints
+
+        job = self.job
+        return Checkpoints(Path(job.folder), self.process, self.trainer, job.config, job.accept_changes)
+
+    def resume(self) -> None:
+        """Goes on from the newest good checkpoint of the run's folder, where there is one; opens what reports."""
+        from meshwright.engine.checkpoint.load import gathered
+
+        if self.checkpoints is not None:
+            self.dog.phase(0, "resume")
+            state = self.checkpoints.resume()
+            if state is not None:
+                self.first = state.step
+                self.resumed_from = self.checkpoints.path(state.step)
+                self.guard.skipped_in_a_row = state.skipped_in_a_row
+            if self.job.recipe.checkpoint.save_every:
+                self.checkpoints.saver.prepare()
+            if any(gathered(self.wants_to_stop(), self.checkpoints.saver.group)):
+                raise StoppedError("the run was asked to end before its first step")
+        self._open_reports()
+
+    def _open_reports(self) -> None:
+        process, job, device = self.process, self.job, self.trainer.device
         on_gpu = device.type == "cuda"  # the estimate is of GPUs: beside a CPU it would say nothing
         constants = metrics.constants(job.case, costs.estimate(job.case) if on_gpu else None, on_gpu)
         self.clock = metrics.Clock(device)
         self.meter = metrics.Meter(constants)
         every = job.recipe.train.log_every
         sinks = metrics.open_sinks(
-            process, job.recipe.name, constants, Path(job.folder), 1, job.tensorboard, every, job.json
+            process, job.recipe.name, constants, Path(job.folder), self.first + 1, job.tensorboard, every, job.json
         )
         if job.quiet:
             sinks = sinks[:-1]
         self.reporter = metrics.Reporter(self.meter, self.clock, sinks, self.memory)
-        self.guard = LossGuard(job.on_nan, MOST_SKIPPED, Path(job.folder), device)
-        self.results: list[StepResult] = []
-        self.evaluated: dict[int, float] = {}
-        self.number = 0
 
     # What the step asks for while it runs (see loop.Watch).
 
@@ -141,8 +205,35 @@ class _Run:
             return True
         return self.guard.allows(step + 1, losses.sum(), norm, samples)
 
+    def wants_to_stop(self) -> bool:
+        """Whether this rank was asked to end."""
+        return self.told is not None and self.told.asked
+
+    def hear(self, stops: torch.Tensor) -> None:
+        """Learns whether any rank was asked to end, in the same step on all of them; comes before every update.
+
+        Where the step has just waited for the GPU the answer is there. Where it never waits, it is read steps later.
+        """
+        import torch
+
+        if self.checkpoints is not None:
+            self.checkpoints.saver.before_update()
+        if self.told is None:
+            return
+        if stops.device.type != "cuda" or self.job.recipe.train.check_nan:
+            self.stopping |= bool(stops)
+            return
+        answer = torch.empty((), pin_memory=True).copy_(stops, non_blocking=True)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record()
+        self._stops.append((answer, copied))
+        if len(self._stops) > STOP_LAG:
+            answer, copied = self._stops.popleft()
+            copied.synchronize()
+            self.stopping |= bool(answer)
+
     def step(self, number: int) -> None:
-        """One step, reported; an evaluation where it is due."""
+        """One step, reported; an evaluation and a checkpoint where they are due."""
         train = self.job.recipe.train
         self.number = number
         self.clock.start()
@@ -152,6 +243,9 @@ class _Run:
         extra = {f"router_{name}": value for name, value in result.router.items()}
         if figures and train.mtp_loss > 0:
             extra["mtp_loss"] = result.mtp_loss
+        if self.checkpoints is not None:
+            self.checkpoints.saver.poll()
+            extra |= self.checkpoints.saver.take_figures()
         self.reporter.end_step(
             number + 1,
             loss=result.losses.sum(),
@@ -161,15 +255,41 @@ class _Run:
             skipped=result.skipped,
             extra=extra,
         )
-        if train.eval_every and (number + 1) % train.eval_every == 0:
+        if train.eval_every and (number + 1) % train.eval_every == 0 and not self.stopping:
             self._evaluate(number + 1)
+        every = self.job.recipe.checkpoint.save_every
+        if self.stopping:
+            self._stop(number + 1)
+        elif self.checkpoints is not None and every and (number + 1) % every == 0:
+            self._save(number + 1)
 
     def _evaluate(self, step: int) -> None:
         from meshwright.engine.data import open_source
 
         self.dog.phase(step, "evaluation")
+        if self.checkpoints is not None:
+            self.checkpoints.saver.before_update()  # some rules evaluate other weights than they train
         held_out = open_source(self.job.recipe, self.trainer.config.vocab_size, held_out=True)
-        self.evaluated[step] = self.trainer.evaluate(held_out, self.job.recipe.train.eval_steps)
+        loss = self.trainer.evaluate(held_out, self.job.recipe.train.eval_steps, self)  # type: ignore[arg-type]  # a Watch
+        if loss is not None:
+            self.evaluated[step] = loss
+
+    def _save(self, step: int, wait: bool = False, read_back: bool = True) -> None:
+        if self.checkpoints is None or self.checkpoints.saver.last == step:
+            return
+        self.dog.phase(step, "save")
+        self.checkpoints.skipped_in_a_row = self.guard.skipped_in_a_row
+        self.checkpoints.save(step, wait, read_back)
+
+    def _stop(self, step: int) -> None:
+        """Saves and leaves, because the run was asked to end; there may be no time to read back what was written."""
+        assert self.checkpoints is not None
+        saver = self.checkpoints.saver
+        saver.settle()
+        self._save(step, wait=True, read_back=False)
+        self.reporter.close()
+        name = self.told.name if self.told is not None else ""
+        raise StoppedError(f"the run was asked to end{f' ({name})' if name else ''} and has saved step {step}")
 
     def memory(self) -> dict[str, float]:
         """GiB of this rank by part, and their peak."""
@@ -183,25 +303,30 @@ class _Run:
         )
         return {**parts.parts, "peak": parts.peak, "reserved": parts.reserved}
 
-    def outcome(self) -> Outcome:
-        """How the run went; closes what reports."""
+    def finish(self) -> Outcome:
+        """Saves the last step; how the run went. Closes what reports."""
+        if self.checkpoints is not None:
+            self.checkpoints.saver.settle()
+            self._save(self.job.recipe.train.steps, wait=True)
         memory = self.memory()
         self.reporter.close()
-        last, steady = self.reporter.last, self.meter.steady
-        assert last is not None
-        assert steady is not None
+        last, steady = self.reporter.last, self.meter.steady  # none where a finished run is started once more
+        saved = self.checkpoints.path(self.checkpoints.saver.last) if self.checkpoints is not None else None
         return Outcome(
             losses=[result.loss for result in self.results],
             grad_norms=[result.grad_norm for result in self.results],
             eval_losses=self.evaluated,
-            step_s=steady.step_s,
-            tokens_per_s_per_gpu=steady.tokens_per_s_per_gpu,
-            tflops_per_gpu=steady.tflops_per_gpu,
-            mfu=steady.mfu,
+            step_s=steady.step_s if steady else 0.0,
+            tokens_per_s_per_gpu=steady.tokens_per_s_per_gpu if steady else 0.0,
+            tflops_per_gpu=steady.tflops_per_gpu if steady else 0.0,
+            mfu=steady.mfu if steady else None,
             memory_gib=memory,
-            parts_s=dict(last.parts_s),
+            parts_s=dict(last.parts_s) if last else {},
             skipped=[result.step + 1 for result in self.results if result.skipped],
             device=_device_name(self.trainer.device),
+            first_step=self.first + 1,
+            checkpoint=saved,
+            resumed_from=self.resumed_from,
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -38,6 +40,8 @@ class Settings(msgspec.Struct, frozen=True):
     quiet: bool = False
     on_nan: Literal["stop", "skip"] = "stop"
     timeout_s: float = 600.0
+    checkpoints: bool = True  # keep them in the folder, and go on from those that are there
+    accept_changes: bool = False  # go on from a checkpoint of a training with another contract
 
 
 class RefusedError(MeshwrightError):
@@ -79,13 +83,16 @@ def train(recipe: Recipe, settings: Settings, pinned: Mapping[str, Any] | None =
         recipe = with_largest_micro_batch(recipe, config, process, world, settings)
     case = judged(recipe, config, process, world)
     with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
-        folder = settings.folder or (scratch if settings.tiny else _folder(recipe))
-        results = processes.start(work, _job(recipe, config, case, folder, settings), **_how(config, settings))
+        folder = settings.folder or (scratch if settings.tiny else _folder(recipe, process))
+        kept = settings.checkpoints and folder != scratch
+        job = _job(recipe, config, case, folder, settings, kept)
+        grace_s = recipe.checkpoint.grace_s if kept else None
+        results = processes.start(work, job, grace_s=grace_s, **_how(config, settings))
     outcome = next((result for result in results if result is not None), None)
     return Finished(recipe, case, costs.estimate(case), outcome, None if folder == scratch else folder)
 
 
-def _job(recipe: Recipe, config: Any, case: Case, folder: str, settings: Settings) -> Job:
+def _job(recipe: Recipe, config: Any, case: Case, folder: str, settings: Settings, checkpoints: bool = False) -> Job:
     return Job(
         recipe=recipe,
         config=config.to_dict(),
@@ -96,6 +103,8 @@ def _job(recipe: Recipe, config: Any, case: Case, folder: str, settings: Setting
         quiet=settings.quiet,
         on_nan=settings.on_nan,
         timeout_s=settings.timeout_s,
+        checkpoints=checkpoints,
+        accept_changes=settings.accept_changes,
     )
 
 
@@ -172,5 +181,11 @@ def run_cluster(recipe: Recipe, process: Process | None, world: int) -> Cluster:
     return cluster(f"{world // local}x{local}x{gpu}")
 
 
-def _folder(recipe: Recipe) -> str:
-    return str(Path(RUNS) / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
+def _folder(recipe: Recipe, process: Process | None, env: Mapping[str, str] = os.environ) -> str:
+    """A new folder; ranks that their scheduler starts again find the one they had."""
+    which = f"{datetime.now():%Y%m%d-%H%M%S}"
+    if process is not None and process.how == "slurm" and env.get("SLURM_JOB_ID"):
+        which = f"{env['SLURM_JOB_ID']}-{env['SLURM_STEP_ID']}"
+    elif process is not None and env.get("TORCHELASTIC_RUN_ID", "none") != "none":
+        which = env["TORCHELASTIC_RUN_ID"]
+    return str(Path(RUNS) / f"{recipe.name}-{re.sub(r'[^A-Za-z0-9._-]', '_', which)}")
