@@ -31,7 +31,7 @@ class Rows:
 
     name: str  # as the user wrote it
     files: tuple[Path, ...] = ()
-    saved: Any = field(default=None, compare=False)  # a datasets.Dataset, where there are no files
+    saved: Any = field(default=None, compare=False)  # a Dataset or IterableDataset, where there are no files
 
     def __iter__(self) -> Iterator[tuple[str, Row]]:
         """Each row and its place, such as talks.jsonl:17."""
@@ -40,8 +40,8 @@ class Rows:
     def read(self, start: int = 0) -> Iterator[tuple[str, Row]]:
         """The rows from a number on; the ones before are passed over without being understood."""
         if self.saved is not None:
-            for number in range(start, len(self.saved)):
-                yield f"{self.name}[{number}]", self.saved[number]
+            for number, row in enumerate(self.saved.skip(start), start):
+                yield f"{self.name}[{number}]", row
             return
         for path in self.files:
             passed = 0
@@ -58,10 +58,12 @@ class Rows:
             return [self.name, self.saved._fingerprint, len(self.saved)]
         return [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in self.files]
 
-    @property
-    def size(self) -> int:
-        """Bytes on disk, for a progress bar and for choosing how many processes work."""
-        return sum(path.stat().st_size for path in self.files) if self.saved is None else len(self.saved) * 1024
+    def count(self) -> int | None:
+        """How many rows there are, where that can be told without understanding them."""
+        if self.saved is not None:
+            return len(self.saved)
+        counts = [_COUNTERS[_ending(path)](path) if _ending(path) in _COUNTERS else None for path in self.files]
+        return None if None in counts else sum(count for count in counts if count is not None)
 
 
 def find_rows(path: Path, split: str, name: str = "") -> Rows:
@@ -233,3 +235,19 @@ _READERS = {
     ".csv": _csv,
     ".parquet": _parquet,
 }
+
+
+def _lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 24), b""))
+
+
+def _parquet_rows(path: Path) -> int | None:
+    try:
+        rows: int = need("pyarrow.parquet").read_metadata(path).num_rows
+    except (OSError, ValueError):  # reading it will say what is wrong
+        return None
+    return rows
+
+
+_COUNTERS = {".jsonl": _lines, ".ndjson": _lines, ".parquet": _parquet_rows}
