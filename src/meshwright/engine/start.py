@@ -26,6 +26,7 @@ from meshwright.rules import Finding
 
 PRELOADED = ("transformers", "meshwright.engine.loop")
 RUNS = "runs"
+ESTIMATED_ONLY = ("precision.format-published",)  # what a recipe may be estimated with, but not trained
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -166,7 +167,7 @@ def judged(recipe: Recipe, config: Any, process: Process | None, world: int) -> 
 
     ranks = run_cluster(recipe, process, world)
     case = Case(recipe, spec_of(recipe, config), ranks, memory_of=lambda c: costs.memory(c))
-    errors = [finding for finding in rules.judge(case) if finding.severity == "error"]
+    errors = [one for one in rules.judge(case) if one.severity == "error" or one.rule in ESTIMATED_ONLY]
     if errors:
         raise RefusedError(errors)
     return case

@@ -12,6 +12,7 @@ FP8 = ("fp8_delayed", "fp8_tensor", "fp8_row", "fp8_block")
 PLAIN: Fix = {"matmul": ["same"], "fp8_gather": [False], "first_last_bf16": [False]}
 TORCHAO = ("meshwright", "torchtitan", "automodel", "kempnerforge")
 FORMATS: dict[str, tuple[str, ...]] = {
+    "meshwright": ("same", "fp8_tensor", "fp8_row", "mxfp8"),
     "torchtitan": ("same", "fp8_tensor", "fp8_row", "mxfp8", "nvfp4"),
     "automodel": ("same", "fp8_tensor", "fp8_block", "mxfp8"),
     "kempnerforge": ("same", "fp8_tensor"),
@@ -68,7 +69,64 @@ def hardware_scales_are_used(c: Case) -> Column:
     fixes=({"matmul": ["fp8_tensor"]}, PLAIN),
 )
 def format_is_offered(c: Case) -> Column:
+    return _lacks_format(c) & no(_publishes(c))
+
+
+def _lacks_format(c: Case) -> Column:
     return no(one_of(c.matmul, FORMATS.get(c.engine, (c.matmul,))))
+
+
+def _publishes(c: Case) -> Column:
+    """Whether this is a benchmark recipe on the default engine: the record of what some other engine reached."""
+    return c.benchmark & (c.engine == "meshwright")
+
+
+@rule(
+    "precision.format-published",
+    "warning",
+    "matmul",
+    engines=("meshwright",),
+    message="this benchmark was published with {matmul}, which meshwright has not: it can be estimated, not trained",
+    symptom="training is refused before it starts",
+    cause="the published figure is of another engine, whose low-precision layers know this scaling",
+    fixes=({"matmul": ["mxfp8", "fp8_row", "fp8_tensor"]}, PLAIN),
+)
+def published_format_is_offered(c: Case) -> Column:
+    return _lacks_format(c) & _publishes(c)
+
+
+@rule(
+    "precision.mxfp8-untried",
+    "warning",
+    "matmul",
+    engines=("meshwright",),
+    message="mxfp8 was tested as an emulation on CPUs, never on {gpu}",
+    symptom="unknown: the first run on such a GPU is the test",
+    cause="no GPU with this format was at hand when it was built",
+    fixes=({"matmul": ["fp8_row", "fp8_tensor"]}, PLAIN),
+)
+def format_was_run(c: Case) -> Column:
+    return (c.matmul == "mxfp8") & no(c.benchmark)
+
+
+@rule(
+    "precision.fp8-tokens",
+    "warning",
+    "matmul",
+    engines=("meshwright",),
+    message="a micro batch of {tokens} tokens is not in steps of {step}: nothing computes in {matmul}",
+    symptom="the speed of bf16",
+    cause="8-bit matrix kernels work on aligned blocks, in the number of tokens too",
+    fixes=({"micro_batch_size": [2, 4, 8, 16, 32]}, PLAIN),
+    figures={"tokens": lambda c: _tokens(c), "step": lambda c: 32 if c.matmul == "mxfp8" else 16},
+)
+def micro_batches_are_aligned(c: Case) -> Column:
+    return c.fp8 & (_tokens(c) % np.where(c.matmul == "mxfp8", 32, 16) != 0)
+
+
+def _tokens(c: Case) -> Column:
+    """The tokens that a linear layer sees at once."""
+    return c.micro_batch_size * (c.seq_length // c.cp)
 
 
 @rule(
@@ -124,6 +182,21 @@ def fp8_gather_needs_fp8(c: Case) -> Column:
 )
 def fp8_gather_needs_sharding(c: Case) -> Column:
     return c.fp8_gather & (c.strategy == "ddp")
+
+
+@rule(
+    "precision.gather-stays-wide",
+    "warning",
+    "fp8_gather",
+    engines=("meshwright",),
+    message="fp8_gather changes nothing with matmul={matmul}, offload={offload} and {strategy}: weights travel in bf16",
+    symptom="the traffic of bf16 weights, twice that of 8 bits",
+    cause="only weights with one scale (fp8_tensor) that wait on the GPU in FSDP2's shards are cast before they travel",
+    fixes=({"fp8_gather": [False]}, {"matmul": ["fp8_tensor"]}),
+)
+def weights_travel_in_fp8(c: Case) -> Column:
+    shards = (c.strategy == "fsdp2") & no(one_of(c.offload, ("params", "optimizer")))
+    return c.fp8_gather & no((c.matmul == "fp8_tensor") & shards) & no(c.benchmark)
 
 
 @rule(

@@ -230,6 +230,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "precision.block-scaled-gpu": ({"matmul": "mxfp8"}, {"on": B200}),
     "precision.blockwise-on-blackwell": ({"matmul": "fp8_block", "on": B200}, {"on": cluster(8)}),
     "precision.format-offered": ({"engine": "torchtitan", "matmul": "fp8_delayed"}, {"matmul": "fp8_tensor"}),
+    "precision.format-published": ({"matmul": "nvfp4", "benchmark": True, "on": B200}, {"matmul": "mxfp8"}),
+    "precision.mxfp8-untried": ({"matmul": "mxfp8", "on": B200}, {"benchmark": True}),
+    "precision.fp8-tokens": (
+        {"matmul": "fp8_tensor", "seq_length": 4104, "micro_batch_size": 1},
+        {"micro_batch_size": 2},
+    ),
+    "precision.gather-stays-wide": ({"matmul": "fp8_row", "fp8_gather": True}, {"matmul": "fp8_tensor"}),
     "precision.delayed-first-last": (
         {"engine": "megatron", "matmul": "fp8_delayed", "first_last_bf16": True},
         {"matmul": "fp8_tensor"},

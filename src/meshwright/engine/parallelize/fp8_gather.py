@@ -52,9 +52,9 @@ def gather_in_fp8(stage: nn.Module, mesh: Mesh, recipe: Recipe) -> list[str]:
     """Lets the weights of a stage's 8-bit linear layers travel in 8 bits; the names of those that do.
 
     Call it when the weights exist. Weights that the ranks hold unequal parts of are gathered as before, and so are
-    those that something else than a product looks at (dora).
+    those that wait in host memory, have more than one scale, or that something else than a product looks at (dora).
     """
-    if not recipe.precision.fp8_gather:
+    if not recipe.precision.fp8_gather or recipe.layout.offload in ("params", "optimizer"):
         return []
     found = {
         f"{name}.weight": module.weight
