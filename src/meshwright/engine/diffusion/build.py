@@ -19,7 +19,9 @@ TABLE = "scale_shift_table"
 def build_denoiser(config: DenoiserConfig, dtype: torch.dtype, compute: torch.dtype) -> Denoiser:
     """The transformer of a config on the meta device: no weight exists until it is known who holds it."""
     with torch.device("meta"):
-        model = diffusers_model(config).to(dtype)
+        model = diffusers_model(config)
+    for parameter in model.parameters():  # and not the tables of cosines and sines
+        parameter.data = parameter.data.to(dtype)
     return DENOISERS[config.model_type](model, config, compute).train()
 
 

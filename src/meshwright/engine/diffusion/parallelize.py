@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from meshwright.engine import attention
@@ -9,6 +11,7 @@ from meshwright.engine.diffusion.attention import lead_attention
 from meshwright.engine.diffusion.build import build_denoiser, record_initial
 from meshwright.engine.diffusion.config import DenoiserConfig
 from meshwright.engine.diffusion.denoiser import Denoiser
+from meshwright.engine.diffusion.folders import load_weights
 from meshwright.engine.diffusion.tensor import Spread, cut_block, partial_names, split_packed
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.initial import Initial, start
@@ -19,8 +22,10 @@ from meshwright.engine.parallelize.recompute import recompute
 from meshwright.recipes.types import Recipe
 
 
-def parallelize(config: DenoiserConfig, recipe: Recipe, mesh: Mesh, device: torch.device) -> Denoiser:
-    """The model of this rank: cut, wrapped and filled as the recipe's layout says."""
+def parallelize(
+    config: DenoiserConfig, recipe: Recipe, mesh: Mesh, device: torch.device, weights: Path | None = None
+) -> Denoiser:
+    """The model of this rank: cut, wrapped and filled as the recipe's layout says, from a folder where it is given."""
     layout, precision = recipe.layout, recipe.precision
     model = build_denoiser(config, storage_dtype(precision), DTYPES[precision.compute])
     initial = record_initial(model)
@@ -40,6 +45,8 @@ def parallelize(config: DenoiserConfig, recipe: Recipe, mesh: Mesh, device: torc
             block.compile(fullgraph=layout.cp == 1)
     _share(model, mesh, recipe)
     _fill(model, initial, recipe, device)
+    if weights is not None:
+        load_weights(model, weights)
     return model
 
 

@@ -16,7 +16,7 @@ class DiffusionTrainer(Trainer):
     """
 
     def _make_stages(self) -> list[Any]:
-        return [parallelize(self.config, self.recipe, self.mesh, self.device)]
+        return [parallelize(self.config, self.recipe, self.mesh, self.device, self.weights)]
 
     def _make_loader(self, source: Any) -> LatentLoader:
         return LatentLoader(source, self.config, self.recipe, self.mesh, self.device)
