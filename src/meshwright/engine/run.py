@@ -113,14 +113,13 @@ def _listen(block: ExitStack, process: Process, job: Job) -> StopRequest | None:
 
 def build(job: Job, device: torch.device) -> Trainer:
     """The trainer of this rank."""
-    from meshwright.engine.data import open_source
-    from meshwright.engine.loop import Trainer
+    from meshwright.engine.kinds import kind_of
     from meshwright.engine.mesh import build_mesh
-    from meshwright.engine.model.build import transformers_config
 
-    config = transformers_config(job.config)
+    kind = kind_of(job.recipe)
+    config = kind.read_config(job.config)
     mesh = build_mesh(job.recipe.layout, device.type)
-    return Trainer(job.recipe, config, mesh, device, open_source(job.recipe, config.vocab_size))
+    return kind.trainer()(job.recipe, config, mesh, device, kind.open_source(job.recipe, config, False))
 
 
 def _settle(recipe: Recipe, device: torch.device) -> None:
@@ -264,12 +263,12 @@ class _Run:
             self._save(number + 1)
 
     def _evaluate(self, step: int) -> None:
-        from meshwright.engine.data import open_source
+        from meshwright.engine.kinds import kind_of
 
         self.dog.phase(step, "evaluation")
         if self.checkpoints is not None:
             self.checkpoints.saver.before_update()  # some rules evaluate other weights than they train
-        held_out = open_source(self.job.recipe, self.trainer.config.vocab_size, held_out=True)
+        held_out = kind_of(self.job.recipe).open_source(self.job.recipe, self.trainer.config, True)
         loss = self.trainer.evaluate(held_out, self.job.recipe.train.eval_steps, self)  # type: ignore[arg-type]  # a Watch
         if loss is not None:
             self.evaluated[step] = loss

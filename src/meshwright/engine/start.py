@@ -24,7 +24,7 @@ from meshwright.recipes.case import Case
 from meshwright.recipes.types import Layout, Recipe
 from meshwright.rules import Finding
 
-PRELOADED = ("transformers", "meshwright.engine.loop")
+PRELOADED = ("meshwright.engine.loop",)
 RUNS = "runs"
 ESTIMATED_ONLY = ("precision.format-published",)  # what a recipe may be estimated with, but not trained
 
@@ -71,9 +71,9 @@ def train(recipe: Recipe, settings: Settings, pinned: Mapping[str, Any] | None =
 
     `pinned` are the values a user fixed, which --tiny leaves alone.
     """
-    from meshwright.engine.model.config import config_for
+    from meshwright.engine.kinds import kind_of
 
-    config = config_for(recipe)
+    config = kind_of(recipe).config_for(recipe)
     process = detect()
     world = settings.nproc or (process.world if process else 1)
     if settings.tiny:
@@ -88,7 +88,7 @@ def train(recipe: Recipe, settings: Settings, pinned: Mapping[str, Any] | None =
         kept = settings.checkpoints and folder != scratch
         job = _job(recipe, config, case, folder, settings, kept)
         grace_s = recipe.checkpoint.grace_s if kept else None
-        results = processes.start(work, job, grace_s=grace_s, **_how(config, settings))
+        results = processes.start(work, job, grace_s=grace_s, **_how(recipe, config, settings))
     outcome = next((result for result in results if result is not None), None)
     return Finished(recipe, case, costs.estimate(case), outcome, None if folder == scratch else folder)
 
@@ -109,12 +109,13 @@ def _job(recipe: Recipe, config: Any, case: Case, folder: str, settings: Setting
     )
 
 
-def _how(config: Any, settings: Settings) -> dict[str, Any]:
-    module = str(config.model_type).removesuffix("_text")  # the text part of a model has no module of its own
+def _how(recipe: Recipe, config: Any, settings: Settings) -> dict[str, Any]:
+    from meshwright.engine.kinds import kind_of
+
     return {
         "nproc": settings.nproc,
         "device_type": "cpu" if settings.tiny else "auto",
-        "preload": (*PRELOADED, f"transformers.models.{module}.modeling_{module}"),
+        "preload": (*PRELOADED, *kind_of(recipe).modules(config)),
     }
 
 
@@ -151,7 +152,7 @@ def _one_step_fits(recipe: Recipe, config: Any, case: Case, settings: Settings) 
     one = msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, steps=1, eval_every=0))
     quiet = msgspec.structs.replace(settings, quiet=True, tensorboard=False, nproc=settings.nproc or 1)
     with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
-        how = _how(config, quiet)
+        how = _how(recipe, config, quiet)
         try:
             processes.fork(how.pop("nproc"), work, _job(one, config, case, scratch, quiet), **how)
         except RunError as error:
@@ -163,10 +164,10 @@ def _one_step_fits(recipe: Recipe, config: Any, case: Case, settings: Settings) 
 
 def judged(recipe: Recipe, config: Any, process: Process | None, world: int) -> Case:
     """The recipe on the ranks it will have, or the findings that refuse it; no process group exists yet."""
-    from meshwright.engine.model.config import spec_of
+    from meshwright.engine.kinds import kind_of
 
     ranks = run_cluster(recipe, process, world)
-    case = Case(recipe, spec_of(recipe, config), ranks, memory_of=lambda c: costs.memory(c))
+    case = Case(recipe, kind_of(recipe).spec_of(recipe, config), ranks, memory_of=lambda c: costs.memory(c))
     errors = [one for one in rules.judge(case) if one.severity == "error" or one.rule in ESTIMATED_ONLY]
     if errors:
         raise RefusedError(errors)

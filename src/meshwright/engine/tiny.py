@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from meshwright.engine.model.config import kinds_of_layers, tiny
+from meshwright.engine.kinds import kind_of
 from meshwright.engine.start import data_ranks
 from meshwright.recipes.overrides import change
 from meshwright.recipes.types import Architecture, Kernels, Layout, Moe, Precision, Recipe
@@ -24,7 +24,8 @@ def tiny_recipe(recipe: Recipe, config: Any, world: int, pinned: Mapping[str, An
     kept = {key: value for key, value in pinned.items() if not key.startswith("architecture.")}
     replace = msgspec.structs.replace
     layout = replace(scaled_layout(recipe.layout, world), **_of_section(kept, "layout"))
-    small = tiny(config, _layers(layout, kinds_of_layers(config)))
+    kind = kind_of(recipe)
+    small = kind.tiny(config, _layers(layout, kind.kinds_of_layers(config)))
     if "layout.ep" not in kept:
         layout = replace(layout, ep=_common(layout.ep, _experts(small)))
     dp = data_ranks(layout, world)
@@ -60,7 +61,7 @@ def _layers(layout: Layout, kinds: int) -> int:
 
 
 def _experts(config: Any) -> int:
-    text = config.get_text_config()
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return next((getattr(text, name) for name in EXPERTS if getattr(text, name, None)), 1)
 
 
