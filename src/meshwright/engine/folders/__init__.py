@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from meshwright.engine.folders.beside import copy_tokenizer
 from meshwright.engine.folders.find import find
 from meshwright.engine.folders.names import Described, describe, describe_model
 from meshwright.engine.folders.read import Loaded, Weights, load_weights
+from meshwright.engine.folders.write import Saved, save_model, write_folder
 
-__all__ = ["Described", "Loaded", "Weights", "describe", "describe_model", "find", "load_weights"]
+__all__ = [
+    "Described",
+    "Loaded",
+    "Saved",
+    "Weights",
+    "copy_tokenizer",
+    "describe",
+    "describe_model",
+    "find",
+    "load_weights",
+    "save_model",
+    "write_folder",
+]
