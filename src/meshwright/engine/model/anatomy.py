@@ -18,7 +18,8 @@ NAMES = {  # part -> the names transformers has for it
     "norm": ("norm", "norm_f", "ln_f"),
     "rotary": ("rotary_emb",),
 }
-SCALED_BY_THE_MODEL = ("gemma2",)  # families whose model, not its embedding module, multiplies by sqrt(hidden)
+# Families whose model multiplies by sqrt(hidden), unless its embedding module does (since transformers 5).
+SCALED_BY_THE_MODEL = ("gemma2",)
 ROTARY_BY_LAYER_TYPE = ("gemma3_text",)
 # Time, height and width of a token; equal for text.
 THREE_POSITIONS = (
@@ -47,6 +48,7 @@ def anatomy(model: nn.Module) -> Anatomy:
     inner = model.get_submodule(body)
     config: Any = inner.config
     found = {part: _named(inner, part, needed=part not in ("positions", "rotary")) for part in NAMES if part != "body"}
+    scales_itself = hasattr(getattr(inner, found["embedding"]), "embed_scale")
     return Anatomy(
         body=body,
         embedding=found["embedding"],
@@ -54,7 +56,7 @@ def anatomy(model: nn.Module) -> Anatomy:
         norm=found["norm"],
         positions=found["positions"] or None,
         rotary=found["rotary"] or None,
-        embedding_scale=config.hidden_size**0.5 if config.model_type in SCALED_BY_THE_MODEL else 1.0,
+        embedding_scale=1.0 if scales_itself or config.model_type not in SCALED_BY_THE_MODEL else config.hidden_size**0.5,
         rotary_by_layer_type=config.model_type in ROTARY_BY_LAYER_TYPE,
     )
 
