@@ -87,7 +87,8 @@ class MockLatents:
         self.text_shape = (min(TEXT_TOKENS, seq_length), config.text_width)
         self.seed = seed
         random = np.random.Generator(np.random.Philox(key=[classes_seed, 1 << 62]))
-        self.means = _normal(random, (CLASSES, config.channels, 1, 1, 1))
+        # Signs, so that samples of all classes are as hard as each other and the loss of a step tells what was learnt.
+        self.means = np.sign(_normal(random, (CLASSES, config.channels, 1, 1, 1)))
         self.texts = _normal(random, (CLASSES, config.text_width))
         self.pooled = _normal(random, (CLASSES, config.pooled_width)) if config.pooled_width else None
 
