@@ -299,6 +299,11 @@ def training(answer: dict[str, Any]) -> None:
     out, losses, memory = console(), answer["losses"], answer["memory_gib"]
     where = f"{answer['steps']} steps on {answer['ranks']} × {escape(answer['device'])}"
     out.print(f"[bold]{escape(answer['recipe'])}[/]  {where}  {_layout_words(answer['layout'])}")
+    if answer["resumed_from"]:
+        out.print(f"resumed {escape(answer['resumed_from'])}")
+    if not losses:
+        out.print("the run had already come to its end; nothing was trained")
+        return
     out.print(
         f"loss    {losses[0]:.4f} → {losses[-1]:.4f}"
         + (f"  skipped steps {answer['skipped']}" * bool(answer["skipped"]))
@@ -312,6 +317,8 @@ def training(answer: dict[str, Any]) -> None:
         out.print(f"beside  {_beside(answer)}")
     if answer["folder"]:
         out.print(f"metrics {escape(answer['folder'])}")
+    if answer["checkpoint"]:
+        out.print(f"saved   {escape(answer['checkpoint'])}")
 
 
 def _layout_words(layout: dict[str, Any]) -> str:

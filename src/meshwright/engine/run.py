@@ -257,7 +257,7 @@ class _Run:
         if train.eval_every and (number + 1) % train.eval_every == 0 and not self.stopping:
             self._evaluate(number + 1)
         every = self.job.recipe.checkpoint.save_every
-        if self.stopping:
+        if self.stopping and number + 1 < train.steps:
             self._stop(number + 1)
         elif self.checkpoints is not None and every and (number + 1) % every == 0:
             self._save(number + 1)
