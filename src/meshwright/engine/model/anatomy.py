@@ -48,7 +48,8 @@ def anatomy(model: nn.Module) -> Anatomy:
     inner = model.get_submodule(body)
     config: Any = inner.config
     found = {part: _named(inner, part, needed=part not in ("positions", "rotary")) for part in NAMES if part != "body"}
-    scales_itself = hasattr(getattr(inner, found["embedding"]), "embed_scale")
+    by_itself = hasattr(getattr(inner, found["embedding"]), "embed_scale")
+    scaled = config.model_type in SCALED_BY_THE_MODEL and not by_itself
     return Anatomy(
         body=body,
         embedding=found["embedding"],
@@ -56,7 +57,7 @@ def anatomy(model: nn.Module) -> Anatomy:
         norm=found["norm"],
         positions=found["positions"] or None,
         rotary=found["rotary"] or None,
-        embedding_scale=1.0 if scales_itself or config.model_type not in SCALED_BY_THE_MODEL else config.hidden_size**0.5,
+        embedding_scale=config.hidden_size**0.5 if scaled else 1.0,
         rotary_by_layer_type=config.model_type in ROTARY_BY_LAYER_TYPE,
     )
 
