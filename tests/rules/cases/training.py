@@ -74,6 +74,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "diffusion.pipeline": ({"spec": DIFFUSION, "pp": 2}, {"pp": 1}),
     "diffusion.packing": ({"spec": DIFFUSION, "packing": True}, {"packing": False}),
     "diffusion.adapters": ({"spec": DIFFUSION, "goal": "peft"}, {"goal": "sft"}),
+    "diffusion.strategy": ({"spec": DIFFUSION, "strategy": "megatron_fsdp"}, {"strategy": "fsdp2"}),
+    "diffusion.low-precision": ({"spec": DIFFUSION, "matmul": "fp8_tensor"}, {"matmul": "same"}),
+    "diffusion.recompute-modules": (
+        {"spec": DIFFUSION, "recompute": "selective", "recompute_modules": ("core_attn",)},
+        {"recompute_modules": ("ops",)},
+    ),
+    "diffusion.z-loss": ({"spec": DIFFUSION, "z_loss": 1e-4}, {"z_loss": 0.0}),
     # graphs
     "graphs.offered": ({"engine": "kempnerforge", "cuda_graphs": "local"}, {"engine": "torchtitan"}),
     "graphs.random-states": (

@@ -53,6 +53,13 @@ class LatentSource(Protocol):
 def open_latents(recipe: Recipe, config: DenoiserConfig, held_out: bool = False) -> LatentSource:
     """The samples of a recipe's data set, or those held out from it."""
     data, seed = recipe.data, recipe.train.seed
+    if data.blend or data.anneal_blend:
+        raise InputError(
+            "diffusion models are trained on one folder of latents",
+            field="data.blend" if data.blend else "data.anneal_blend",
+            value=data.blend or data.anneal_blend,
+            fix=("data.dataset=FOLDER without a blend",),
+        )
     if data.dataset in MOCK_NAMES:
         return MockLatents(config, data.seq_length, seed, seed + HELD_OUT * held_out)
     if held_out and data.validation:
