@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from meshwright.engine.data.mock import Mock
-from meshwright.engine.data.source import Batch, Loader, Samples, Source
-from meshwright.errors import InputError
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from meshwright.recipes.types import Recipe
 
-__all__ = ["Batch", "Loader", "Mock", "Samples", "Source", "open_source"]
+if TYPE_CHECKING:
+    from meshwright.engine.data.source import Source
 
-MOCK_NAMES = ("mock", "llm-pretrain-mock")
-HELD_OUT = 1 << 20  # added to the seed of samples that are only evaluated on
+__all__ = ["open_source"]
 
 
-def open_source(recipe: Recipe, vocab: int, held_out: bool = False) -> Source:
-    """The samples of a recipe's data set, or those held out from it."""
-    data = recipe.data
-    if data.dataset not in MOCK_NAMES:
-        raise InputError(
-            "only made-up data can be trained on so far",
-            field="data.dataset",
-            value=data.dataset,
-            fix=("--dataset mock",),
-        )
-    return Mock(vocab, data.seq_length, recipe.train.seed + HELD_OUT * held_out)
+def open_source(recipe: Recipe, vocab: int, held_out: bool = False, pretrained: Path | None = None) -> Source:
+    """The samples of a recipe's data set, or those held out from it; `pretrained` is the folder it starts from."""
+    # Imported here because processes that tokenise load this package, and must not load torch with it.
+    from meshwright.engine.data.opening import opened
+
+    return opened(recipe, vocab, held_out, pretrained)

@@ -230,7 +230,7 @@ class ShardWriter:
 
     def add(self, tokens: NDArray[Any], ends: Sequence[int] | NDArray[np.int64]) -> None:
         """More tokens, and the places among them where documents end; what is behind the last end goes on later."""
-        self.max_token = max(self.max_token, int(tokens.max(initial=-1)))
+        self.max_token = max(self.max_token, int(tokens.max()) if len(tokens) else -1)
         begin = 0
         while len(ends):
             room = max(self.shard_tokens - self._tokens, 0)
