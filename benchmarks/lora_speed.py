@@ -25,9 +25,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import msgspec
 import torch
 import torch.distributed as dist
+from benchmarks.engine_h200 import BF16, DEVICE, TINY, WARM, timed
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.engine_h200 import BF16, DEVICE, TINY, WARM, timed
 from meshwright.engine.data.mock import Mock
 from meshwright.engine.loop import Trainer
 from meshwright.engine.mesh import build_mesh

@@ -335,7 +335,6 @@ EXPECTED = {
 @pytest.mark.parametrize(
     ("family", "peft", "field"),
     [
-        ("llama", types.Peft(method="qlora"), "peft.method"),
         ("llama", types.Peft(dropout=0.1), "peft.dropout"),
         ("qwen3_moe", types.Peft(method="dora"), "peft.method"),
         ("llama", types.Peft(targets=("mamba_in",)), "peft.targets"),

@@ -8,7 +8,8 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from meshwright.engine.experts.storage import adapter_of, first_name, fused
+from meshwright.engine.experts.storage import adapter_of, first_name, fused, packed_experts
+from meshwright.engine.kernels.nf4 import unpack
 
 ALIGNMENT = 16  # bytes: what the grouped kernels ask of the rows of both matrices
 
@@ -35,10 +36,15 @@ def _second_half(experts: Any, inner: torch.Tensor, ends: torch.Tensor, adds_dow
 
 
 def _linear(experts: Any, name: str, rows: torch.Tensor, ends: torch.Tensor, adds_bias: bool = True) -> torch.Tensor:
-    weight = fused(experts, name)
-    dtype = _compute_dtype(weight)
-    columns = weight if experts.is_transposed else weight.transpose(-2, -1)
-    out = grouped_mm(rows.to(dtype), columns.to(dtype), ends)
+    packed = packed_experts(experts, name)
+    if packed is None:
+        weight = fused(experts, name)
+        dtype = _compute_dtype(weight)
+        columns = weight if experts.is_transposed else weight.transpose(-2, -1)
+        out = grouped_mm(rows.to(dtype), columns.to(dtype), ends)
+    else:
+        dtype = _compute_dtype(packed[1])
+        out = _PackedGrouped.apply(rows.to(dtype), *packed, ends, bool(experts.is_transposed))  # type: ignore[no-untyped-call]  # torch's
     adapter = adapter_of(experts, name)
     if adapter is not None:
         first, second = (part.to(dtype).transpose(-2, -1) for part in adapter)
@@ -68,6 +74,28 @@ def grouped_mm(rows: torch.Tensor, columns: torch.Tensor, ends: torch.Tensor) ->
         return functional.grouped_mm(rows, columns, offs=ends)
     out: torch.Tensor = one_by_one(rows, columns, ends)
     return out
+
+
+class _PackedGrouped(torch.autograd.Function):
+    """The grouped product with frozen experts in four bits: each pass unpacks them for itself, nothing keeps them."""
+
+    @staticmethod
+    def forward(
+        rows: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, ends: torch.Tensor, transposed: bool
+    ) -> torch.Tensor:
+        weight = unpack(codes, scales, False).to(rows.dtype)
+        return grouped_mm(rows, weight if transposed else weight.transpose(-2, -1), ends)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        _, codes, scales, ends, ctx.transposed = inputs
+        ctx.save_for_backward(codes, scales, ends)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        codes, scales, ends = ctx.saved_tensors
+        weight = unpack(codes, scales, True).to(grad.dtype)
+        return grouped_mm(grad, weight.transpose(-2, -1) if ctx.transposed else weight, ends), None, None, None, None
 
 
 def _fits_grouped_kernel(columns: torch.Tensor) -> bool:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from meshwright.engine.kernels.nf4 import packed_shapes
+
 ROUTER_NAMES = ("gate", "router")
 
 
@@ -58,7 +60,7 @@ def reshape_experts(experts: nn.Module) -> None:
     """Splits the fused dimension of gate and up, in place; names and bytes stay, a second call changes nothing."""
     for name in parameter_names(experts):
         parameter = getattr(experts, name)
-        if not _holds_pairs(experts, name) or parameter.ndim == _split_ndim(name):
+        if parameter is None or not _holds_pairs(experts, name) or parameter.ndim == _split_ndim(name):
             continue
         at = _inner_dim(experts, name)
         pair = (2, -1) if experts.is_concatenated else (-1, 2)
@@ -78,7 +80,47 @@ def fused_shape(experts: nn.Module, name: str) -> tuple[int, ...]:
 
 def cuts(experts: nn.Module) -> dict[str, Cut]:
     """On which dimension ep and etp cut each parameter, after `reshape_experts`."""
-    return {name: Cut(0, _etp_dim(experts, name)) for name in parameter_names(experts)} | _adapter_cuts(experts)
+    stored = (part for name in parameter_names(experts) for part in (name, *packed_names(name)))
+    held = (name for name in stored if getattr(experts, name, None) is not None)
+    return {name: Cut(0, _etp_dim(experts, name)) for name in held} | _adapter_cuts(experts)
+
+
+def packed_names(name: str) -> tuple[str, str]:
+    """What the codes and scales of a projection in four bits are called."""
+    return f"{name}_codes", f"{name}_scales"
+
+
+def pack_expert(experts: Any, name: str) -> None:
+    """Stores one projection of all experts as codes and scales, in the order of the model's own numbers."""
+    reshape_experts(experts)
+    weight = getattr(experts, name)
+    shape = tuple(weight.shape)
+    if _ends_in_pairs(experts, name):  # gate and up of one place side by side: both halves of a byte
+        shape = (*shape[:-2], 2 * shape[-2])
+    for part, packed, dtype in zip(packed_names(name), packed_shapes(shape), (torch.uint8, weight.dtype), strict=True):
+        empty = torch.empty(packed, dtype=dtype, device=weight.device)
+        experts.register_parameter(part, nn.Parameter(empty, requires_grad=False))
+    experts.register_parameter(name, None)
+
+
+def packed_experts(experts: Any, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """This rank's codes and scales of a projection, gate and up in one dimension; None where it is not packed."""
+    if getattr(experts, name) is not None:
+        return None
+    codes, scales = (_local(getattr(experts, part)) for part in packed_names(name))
+    if not _holds_pairs(experts, name) or _ends_in_pairs(experts, name):
+        return codes, scales
+    at = _inner_dim(experts, name)
+    return codes.flatten(at, at + 1), scales.flatten(at, at + 1)
+
+
+def unpacked_shape(experts: Any, name: str, codes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a projection that is stored as codes of this shape."""
+    return (*codes, 2) if _ends_in_pairs(experts, name) else (*codes[:-1], 2 * codes[-1])
+
+
+def _ends_in_pairs(experts: Any, name: str) -> bool:
+    return _holds_pairs(experts, name) and not experts.is_concatenated and bool(experts.is_transposed)
 
 
 def add_expert_adapter(experts: Any, name: str, rank: int, scale: float, dtype: torch.dtype) -> int:

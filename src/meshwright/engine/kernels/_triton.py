@@ -91,3 +91,17 @@ def scale_unless_one(values, factor, count, BLOCK: tl.constexpr):
         inside = offsets < count
         x = tl.load(values + offsets, inside, 0.0).to(tl.float32)
         tl.store(values + offsets, (x * by).to(values.dtype.element_ty), inside)
+
+
+@triton.jit
+def unpack_nf4(codes, scales, levels, out, count, bytes_per_scale, BLOCK: tl.constexpr):
+    """Two numbers for every byte: the level that each half names, times the scale of its block."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < count
+    pair = tl.load(codes + offsets, inside, 0).to(tl.int32)
+    scale = tl.load(scales + offsets // bytes_per_scale, inside, 0.0).to(tl.float32)
+    first = tl.load(levels + (pair >> 4)) * scale
+    second = tl.load(levels + (pair & 15)) * scale
+    both = tl.interleave(first, second)
+    places = tl.program_id(0).to(tl.int64) * (2 * BLOCK) + tl.arange(0, 2 * BLOCK)
+    tl.store(out + places, both.to(out.dtype.element_ty), places < 2 * count)

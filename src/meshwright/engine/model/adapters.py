@@ -3,6 +3,8 @@
     y = W·x + s·B·A·x         s = alpha / rank (lora, dora) or alpha / √rank (rslora)
     y = m·(W + s·B·A)·x / n   dora: m is learnt, n is the norm of each row of W + s·B·A and has no gradient
 
+qlora is lora on weights that are stored in four bits.
+
 A, B and m are parameters of the layer that they adapt, so all other names stay the model's own. A starts uniformly in
 ±1/√inputs, B at nought and m at the norms of W: an adapted model starts as the model itself.
 """
@@ -19,9 +21,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from meshwright.engine.collectives import sum_out
-from meshwright.engine.experts.storage import add_expert_adapter, expert_blocks, first_name
+from meshwright.engine.experts.storage import add_expert_adapter, expert_blocks, first_name, pack_expert
 from meshwright.engine.kernels.adapted import adapted_linear
+from meshwright.engine.kernels.nf4 import block_length
 from meshwright.engine.model.initial import Initial, start
+from meshwright.engine.model.packed import pack_linear
 from meshwright.engine.model.stage import Stage
 from meshwright.errors import InputError
 from meshwright.recipes.types import Peft
@@ -53,6 +57,8 @@ def add_adapters(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, Init
     for name, module in list(stage.named_modules()):
         if target_of(name) in peft.targets and is_linear(module):
             _adapt(module, peft, dtype)
+            if peft.method == "qlora":
+                pack_linear(module, name)
             found |= {f"{name}.{part}": initial for part, initial in _starts(module).items()}
             if name.endswith("mixer.out_proj"):
                 _keep_out_of_fused_kernels(stage.get_submodule(name.rpartition(".")[0]))
@@ -78,7 +84,7 @@ def tune_adapted(layer: nn.Module) -> int:
 def change_base(linear: Any, kind: type[nn.Linear]) -> None:
     """Makes an adapted linear layer compute what it adapts as another kind of linear layer does."""
     base: Any = kind
-    linear.__class__ = _adapted(base, hasattr(linear, "lora_magnitude"))
+    linear.__class__ = _adapted(base, hasattr(linear, "lora_magnitude"), packed=False)
 
 
 def target_of(path: str) -> str:
@@ -103,13 +109,6 @@ def scale_of(peft: Peft) -> float:
 
 
 def _check_offered(peft: Peft) -> None:
-    if peft.method == "qlora":
-        raise InputError(
-            "training with base weights in 4 bits is not implemented",
-            field="peft.method",
-            value="qlora",
-            fix=("peft.method=lora",),
-        )
     if peft.dropout:
         raise InputError(
             "adapters train without dropout: nothing random runs inside a layer, so that every layout and every "
@@ -132,9 +131,10 @@ def _adapt(module: Any, peft: Peft, dtype: torch.dtype) -> None:
         module.lora_magnitude = nn.Parameter(torch.empty(outputs, dtype=dtype, device=device))
     module.lora_scale, module.lora_inputs_first = scale_of(peft), inputs_first
     module.lora_tuned = False
+    module.base_block = block_length(module.weight.shape[-1])
     module.lora_axes = ()  # ranks that hold other inputs of the same rows
     kind: Any = type(module)
-    module.__class__ = _adapted(kind, normed)
+    module.__class__ = _adapted(kind, normed, peft.method == "qlora")
 
 
 def _starts(module: Any) -> dict[str, Initial]:
@@ -149,13 +149,15 @@ def _uniform(inputs: int) -> Initial:
 
 
 @cache
-def _adapted(kind: type[Any], normed: bool) -> type[Any]:
+def _adapted(kind: type[Any], normed: bool, packed: bool) -> type[Any]:
     """The module's class with an adapter; one class for all layers, so that they share one graph."""
-    fused = kind is nn.Linear and not normed
+    fused = packed or (kind is nn.Linear and not normed)
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         if fused:
-            made = adapted_linear(x, self.weight, self.lora_A, self.lora_B, self.lora_scale, self.lora_tuned)
+            weight, scales = (self.base_codes, self.base_scales) if packed else (self.weight, None)
+            pair, turned, tuned = (self.lora_A, self.lora_B), self.lora_inputs_first, self.lora_tuned
+            made = adapted_linear(x, weight, scales, *pair, self.lora_scale, turned, tuned)
             return made if self.bias is None else made + self.bias
         low = functional.linear(x, self.lora_A) * self.lora_scale
         out: torch.Tensor = kind.forward(self, x) + functional.linear(low, self.lora_B)
@@ -214,6 +216,8 @@ def _adapt_experts(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, In
                     fix=("peft.method=lora", "peft.targets=qkv,proj"),
                 )
             inputs = add_expert_adapter(block.experts, name, peft.rank, scale_of(peft), dtype)
+            if peft.method == "qlora":
+                pack_expert(block.experts, name)
             path = f"{block.name}.experts.{name}"
             found |= {f"{path}_lora_A": _uniform(inputs), f"{path}_lora_B": NOUGHT}
     return found

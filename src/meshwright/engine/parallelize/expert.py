@@ -9,6 +9,7 @@ from torch import nn
 from meshwright.engine import experts
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.parallelize.tensor import cut_parameter
+from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
 
 SIGMOID_ROUTERS = ("deepseek_v3", "glm4_moe", "glm4v_moe_text", "nemotron_h")
@@ -30,7 +31,15 @@ def cut_experts(layer: nn.Module, mesh: Mesh, recipe: Recipe) -> None:
         block.experts.axis = axis  # type: ignore[assignment]
         if axis.size > 1:
             for name, cut in experts.cuts(block.experts).items():
+                _check_divides(block.experts, name, cut, layout.etp)
                 cut_parameter(block.experts, name, mesh.expert_state["ep", "etp"], cut.ep_dim, cut.etp_dim)
+
+
+def _check_divides(owner: nn.Module, name: str, cut: experts.Cut, etp: int) -> None:
+    """Refuses a cut into unequal parts; of weights in four bits also one through a block that shares a scale."""
+    width = 0 if cut.etp_dim is None else getattr(owner, name).shape[cut.etp_dim]
+    if width % etp:
+        raise InputError(f"{name} of width {width} cannot be shared by {etp} ranks", field="layout.etp", value=etp)
 
 
 def balance_routers(layer: nn.Module, mesh: Mesh, recipe: Recipe, config: Any) -> None:

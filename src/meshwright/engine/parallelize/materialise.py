@@ -8,6 +8,7 @@ from torch import nn
 from meshwright.engine.folders.places import Place
 from meshwright.engine.folders.read import Weights
 from meshwright.engine.model.initial import Initial, start
+from meshwright.engine.model.packed import shapes_to_fill, weights_to_fill
 from meshwright.engine.model.stage import Stage
 
 
@@ -25,7 +26,7 @@ def materialise(
     if tied and stage.first and stage.last:
         stage.lm_head.weight = stage.embedding.weight
     where = places_in(stage, weights)
-    for name, parameter in stage.named_parameters():
+    for name, parameter in weights_to_fill(stage):
         known = tied if tied and name == "lm_head.weight" else name
         if weights is None or not weights.fill(parameter, name, where.get(name)):
             start(parameter, known, initial[recorded(known, initial)], seed)
@@ -34,7 +35,10 @@ def materialise(
 
 def places_in(stage: nn.Module, weights: Weights | None) -> dict[str, Place]:
     """Where the tensors of a stage lie in the model that a folder was opened for; empty without a folder."""
-    return {} if weights is None else weights.places_of([*stage.named_parameters(), *stage.named_buffers()])
+    if weights is None:
+        return {}
+    whole = ((name, torch.empty(shape, device="meta")) for name, shape in shapes_to_fill(stage).items())
+    return weights.places_of([*whole, *stage.named_buffers()])
 
 
 def tied_name(stage: Stage) -> str:

@@ -158,18 +158,30 @@ REGIONS = (
 
 
 def adapter_cuts(module: nn.Module, region: Region) -> Iterator[tuple[str, Cut]]:
-    """How adapters in a region are cut: B and magnitudes with the outputs of their linear layer, A with its inputs."""
+    """How adapters in a region are cut: B and magnitudes with the outputs of their linear layer, A with its inputs.
+
+    A weight in four bits is cut like the weight; along its rows there are fewer codes and scales than numbers.
+    """
     for path, cut in region.cuts.items():
         child, _, name = path.rpartition(".")
         linear: Any = getattr(module, child, None)
         if name != "weight" or not isinstance(cut, Cut) or not hasattr(linear, "lora_A"):
             continue
+        yield f"{child}.base_codes", _packed_cut(cut, 2)
+        yield f"{child}.base_scales", _packed_cut(cut, linear.base_block)
         if cut.dim == int(linear.lora_inputs_first):
             outputs = Cut(0, cut.segments, cut.heads)
             yield f"{child}.lora_B", outputs
             yield f"{child}.lora_magnitude", outputs
         else:
             yield f"{child}.lora_A", COLUMNS
+
+
+def _packed_cut(cut: Cut, numbers: int) -> Cut:
+    segments = cut.segments
+    if cut.dim == 0 or segments is None:
+        return cut
+    return Cut(cut.dim, lambda module: tuple(width // numbers for width in segments(module)), cut.heads)
 
 
 def region_of(module: nn.Module) -> Region | None:

@@ -1,0 +1,111 @@
+"""Weights in four bits: NF4, sixteen levels that lie where a normal distribution's weight does.
+
+A block of 64 numbers that follow each other along the last dimension shares a scale, its largest magnitude; a number is
+stored as the nearest level times the scale, two to a byte, the first in the high half. Scales keep the weights' own
+format, in which a largest magnitude is exact: 4.25 bits a weight for bf16, 4.5 for fp32. No scale knows more than its
+block, so a weight that is cut between blocks has the codes of the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from meshwright.engine.kernels._where import on_gpu
+
+BLOCK = 64
+# The levels of the QLoRA paper (Dettmers et al., 2023, appendix E): quantiles of the normal distribution, scaled to ±1.
+LEVELS = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+BYTES_AT_ONCE = 2**22  # codes made at once: bounds the memory of comparing
+PROGRAM_BYTES = 1024  # codes that one program on a GPU unpacks
+
+
+def block_length(width: int) -> int:
+    """How many numbers of a row this wide share a scale: 64, or fewer where 64 does not divide the width."""
+    return math.gcd(width, BLOCK)
+
+
+def packed_shapes(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of the codes and scales of a weight."""
+    *rows, width = shape
+    return (*rows, width // 2), (*rows, width // block_length(width))
+
+
+@torch.no_grad()
+def pack(weight: Tensor, codes: Tensor, scales: Tensor) -> None:
+    """Puts the codes and scales of a weight, of the same rows, where they belong."""
+    block = 2 * codes.shape[-1] // scales.shape[-1]
+    blocks, into = weight.reshape(-1, block), codes.view(-1, block // 2)
+    largest = blocks.abs().amax(1)
+    scales.copy_(largest.view(scales.shape))
+    between = _middles(weight.device)
+    step = max(1, 2 * BYTES_AT_ONCE // block)
+    for first in range(0, len(blocks), step):
+        part = slice(first, first + step)
+        # A block of noughts has no scale to divide by; its levels are nought anyway.
+        relative = blocks[part].float() / largest[part].float().clamp(min=1e-38)[:, None]
+        found = torch.bucketize(relative, between, out_int32=True).to(torch.uint8)
+        into[part] = found[:, 0::2] << 4 | found[:, 1::2]
+
+
+def _middles(device: torch.device) -> Tensor:
+    levels = torch.tensor(LEVELS, dtype=torch.float64)
+    return ((levels[1:] + levels[:-1]) / 2).to(device=device, dtype=torch.float32)
+
+
+@torch.library.custom_op("meshwright::unpack", mutates_args=())
+def unpack(codes: Tensor, scales: Tensor, again: bool) -> Tensor:
+    """The weight that codes and scales stand for, in the format of the scales.
+
+    `again` says that the backward pass asks: a compiler must not take it for the forward pass's and keep that one.
+    """
+    codes = codes.to(torch.uint8).contiguous()  # some versions of fully_shard hand bytes out as floating numbers
+    scales = scales.contiguous()
+    if on_gpu(codes):
+        return _on_gpu(codes, scales)
+    levels = torch.tensor(LEVELS, dtype=torch.float32, device=codes.device)
+    numbers = torch.stack([levels[(codes >> 4).int()], levels[(codes & 15).int()]], -1).view(*scales.shape, -1)
+    return (numbers * scales[..., None].float()).to(scales.dtype).view(*codes.shape[:-1], -1)
+
+
+@unpack.register_fake
+def _(codes: Tensor, scales: Tensor, again: bool) -> Tensor:
+    return scales.new_empty(*codes.shape[:-1], 2 * codes.shape[-1])
+
+
+def _on_gpu(codes: Tensor, scales: Tensor) -> Tensor:
+    from meshwright.engine.kernels import _triton
+
+    out = torch.empty(*codes.shape[:-1], 2 * codes.shape[-1], dtype=scales.dtype, device=codes.device)
+    count = codes.numel()
+    levels = _levels_on(codes.device)
+    grid = (-(-count // PROGRAM_BYTES),)
+    _triton.unpack_nf4[grid](
+        codes, scales, levels, out, count, codes.shape[-1] // scales.shape[-1], BLOCK=PROGRAM_BYTES
+    )
+    return out
+
+
+@cache
+def _levels_on(device: torch.device) -> Tensor:
+    return torch.tensor(LEVELS, dtype=torch.float32, device=device)

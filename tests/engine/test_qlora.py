@@ -1,0 +1,196 @@
+"""Base weights in four bits: the codes of NF4, the numbers of lora on unpacked weights, every layout alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from tests.engine import expert_cases, parity
+from tests.engine.families import FAMILIES
+from tests.engine.ranks import run
+from tests.engine.test_adapters import PEFT, STEPS, recipe, trainer_of
+from torch import nn
+
+from meshwright.engine.kernels import nf4
+from meshwright.engine.model import adapters
+from meshwright.engine.model.initial import Initial
+from meshwright.engine.model.packed import weights_to_fill
+from meshwright.errors import InputError
+from meshwright.recipes import types
+
+QLORA = msgspec.structs.replace(PEFT, method="qlora")
+# Wide enough that two ranks can cut rows between blocks of 64.
+WIDTHS: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
+WIDE: dict[str, dict[str, Any]] = {
+    "llama_wide": {**FAMILIES["llama"], **WIDTHS},
+    "qwen3_moe_wide": {**FAMILIES["qwen3_moe"], **WIDTHS, "moe_intermediate_size": 128},
+    "gpt_oss_wide": {**FAMILIES["gpt_oss"], **WIDTHS},
+    "gpt2_wide": {**FAMILIES["gpt2"], "n_embd": 128, "n_inner": 128},
+}
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models with rows of several blocks; B does not start at nought, so that A has a gradient from the first step."""
+    monkeypatch.setattr(adapters, "NOUGHT", Initial("uniform", -0.3, 0.3))
+    for name, values in WIDE.items():
+        monkeypatch.setitem(FAMILIES, name, values)
+
+
+# The codes
+
+
+def packed(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    codes, scales = nf4.packed_shapes(tuple(weight.shape))
+    made = torch.empty(codes, dtype=torch.uint8), torch.empty(scales, dtype=weight.dtype)
+    nf4.pack(weight, *made)
+    return made
+
+
+def codes_of_a_ramp(rank: int, world: int) -> dict[str, Any]:
+    ramp = torch.linspace(-1.0, 1.0, 64)
+    levels = 3.0 * torch.tensor(nf4.LEVELS).repeat(4)
+    rows = torch.stack([ramp, levels, torch.zeros(64)])
+    found: dict[str, Any] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        codes, scales = packed(rows.to(dtype))
+        found[str(dtype)] = ([bytes(row.tolist()).hex() for row in codes], scales.flatten().tolist())
+    codes, scales = packed(rows)
+    found["exact"] = torch.equal(nf4.unpack(codes, scales, False)[1], levels)
+    return found
+
+
+# What bitsandbytes 0.50.2 stores for the same rows, block size 64, fp32 scales.
+RAMP = "00000111111112222233344445556667788899aaabbbccccddddeeeeeeefffff"
+
+
+def test_codes_are_those_of_bitsandbytes() -> None:
+    found = run(1, codes_of_a_ramp)[0]
+    for dtype in ("torch.float32", "torch.bfloat16"):
+        codes, scales = found[dtype]
+        assert codes == [RAMP, "0123456789abcdef" * 4, "77" * 32]
+        assert scales == [1.0, 3.0, 0.0]
+    assert found["exact"]
+
+
+def stored_bits(rank: int, world: int, compute: Any) -> tuple[float, set[str]]:
+    """Bits for each weight of the packed layers, and which linear layers still hold a weight."""
+    peft = msgspec.structs.replace(QLORA, targets=("qkv", "proj", "fc1", "fc2"))
+    given = recipe(peft=peft, precision=types.Precision(compute=compute, master=compute))
+    stage = trainer_of("qwen3_moe_wide", given).stages[0]
+    parts = [p for name, p in stage.named_parameters() if "_codes" in name or "_scales" in name]
+    assert not any(p.requires_grad for p in parts)
+    count = sum(2 * p.numel() for p in parts if p.dtype == torch.uint8)
+    dense = {name for name, p in stage.named_parameters() if p.ndim > 1 and p.dtype != torch.uint8}
+    return 8 * sum(p.nbytes for p in parts) / count, {name for name in dense if "lora" not in name}
+
+
+@pytest.mark.parametrize(("compute", "bits"), [("fp32", 4.5), ("bf16", 4.25)])
+def test_a_weight_takes_four_bits_and_its_share_of_a_scale(compute: str, bits: float) -> None:
+    found, dense = run(1, stored_bits, compute)[0]
+    assert found == bits
+    left = ("scales", "embed_tokens.weight", "lm_head.weight", "gate.weight")
+    assert all(name.endswith(left) for name in dense), dense
+
+
+# The numbers
+
+
+def like_lora(rank: int, world: int, family: str) -> float:
+    """The worst difference of loss and gradients from lora whose weights are what the codes stand for."""
+    four = trainer_of(family, recipe(peft=QLORA))
+    plain = trainer_of(family, recipe(peft=PEFT))
+    unpacked = {name: tensor.clone() for name, tensor in unpacked_weights(four.stages[0])}
+    apart = 0.0
+    with torch.no_grad():
+        for name, parameter in plain.stages[0].named_parameters():
+            apart = max(apart, expert_cases.differ(parameter, unpacked[name].view(parameter.shape)))
+            parameter.copy_(unpacked[name].view(parameter.shape))
+    assert apart > 1e-2  # rounding to four bits is felt
+    batch = plain.loader.batch(0)
+    losses = [float(one.forward_backward(batch).sum()) for one in (four, plain)]
+    gradients = [
+        {name: p.grad for name, p in one.stages[0].named_parameters() if p.grad is not None} for one in (four, plain)
+    ]
+    assert set(gradients[0]) == set(gradients[1])
+    worst = max(expert_cases.differ(gradients[0][name], gradients[1][name]) for name in gradients[0])
+    return max(worst, abs(losses[0] - losses[1]) / losses[1])
+
+
+def unpacked_weights(stage: nn.Module) -> Any:
+    """Every weight of a stage under the model's name, as the codes say."""
+    own = dict(stage.named_parameters())
+    for name, tensor in weights_to_fill(stage):
+        if name in own:
+            yield name, own[name].detach()
+            continue
+        path, _, last = name.rpartition(".")
+        module = stage.get_submodule(path)
+        codes = last.replace("weight", "base_codes") if last.startswith("weight") else f"{last}_codes"
+        found = nf4.unpack(getattr(module, codes), getattr(module, codes.replace("_codes", "_scales")), False)
+        tensor.copy_(found.view(tensor.shape))
+        yield name, tensor
+
+
+@pytest.mark.parametrize("family", ["llama_wide", "qwen3_moe_wide", "gpt_oss_wide", "gpt2_wide", "nemotron_h"])
+def test_qlora_is_lora_on_unpacked_weights(family: str) -> None:
+    assert run(1, like_lora, family)[0] < 1e-5
+
+
+# Every layout alike
+
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "fsdp": (2, {}),
+    "tp-sp": (2, {"tp": 2, "sp": True}),
+    "tp-fsdp": (4, {"tp": 2}),
+    "pp": (2, {"pp": 2}),
+    "cp": (2, {"cp": 2}),
+    "ep": (2, {"ep": 2}),
+    "etp": (2, {"etp": 2}),
+    "recompute": (2, {"recompute": "full"}),
+}
+QUICK = {
+    ("llama_wide", "tp-fsdp"),
+    ("llama_wide", "pp"),
+    ("llama_wide", "recompute"),
+    ("qwen3_moe_wide", "ep"),
+    ("gpt_oss_wide", "etp"),
+    ("nemotron_h", "fsdp"),
+}
+TRIED = [
+    *(("llama_wide", name) for name in LAYOUTS if name not in ("ep", "etp")),
+    *(("qwen3_moe_wide", name) for name in LAYOUTS),
+    *((family, name) for family in ("gpt_oss_wide", "nemotron_h") for name in ("fsdp", "ep", "pp")),
+    ("gpt_oss_wide", "etp"),
+    ("gpt2_wide", "tp-sp"),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in TRIED],
+)
+def test_qlora_trains_alike_in_every_layout(family: str, name: str) -> None:
+    world, layout = LAYOUTS[name]
+    found = parity.differences(family, world, recipe(layout, QLORA), STEPS)
+    assert max(found.values()) <= parity.TOLERANCE, found
+
+
+@pytest.mark.slow
+def test_qlora_trains_alike_when_compiled() -> None:
+    given = recipe({}, QLORA, kernels=types.Kernels(compile=True))
+    found = parity.differences("llama_wide", 1, given, STEPS)
+    assert max(found.values()) <= parity.TOLERANCE, found
+
+
+def refused(rank: int, world: int, family: str, layout: dict[str, Any]) -> str:
+    with pytest.raises(InputError) as error:
+        trainer_of(family, recipe(layout, QLORA))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("family", "axis"), [("llama", "tp"), ("qwen3_moe", "etp")])
+def test_a_cut_through_a_block_is_refused(family: str, axis: str) -> None:
+    assert all("shared by 2 ranks" in told for told in run(2, refused, family, {axis: 2}))
