@@ -1,0 +1,175 @@
+"""Tiny models that see, of every family: trained in some layout, by one process, and by transformers itself."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import transformers
+from tests.engine.parity import FLOOR, _expected, _relative, _whole, alone, recipe
+from tests.engine.ranks import run
+
+from meshwright.engine.data.images import MockImages
+from meshwright.engine.data.source import Batch
+from meshwright.engine.loop import Trainer
+from meshwright.engine.mesh import build_mesh
+from meshwright.engine.model.build import transformers_config
+from meshwright.engine.model.config import config_for, tiny
+from meshwright.engine.model.initial import Initial, start
+from meshwright.engine.vision.optics import optics_of
+from meshwright.recipes import load, types
+
+# The recipes whose models stand for the families.
+FAMILIES = {
+    "gemma3": "gemma3_vl_4b_sft_config",
+    "qwen2_5_vl": "qwen25_vl_3b_sft_config",
+    "qwen3_vl": "qwen3_vl_8b_sft_config",
+    "qwen3_vl_moe": "qwen3_vl_30b_a3b_sft_config",
+    "qwen3_5": "qwen35_vl_800m_sft_config",
+    "qwen3_5_moe": "qwen35_vl_35b_a3b_sft_config",
+    "glm4v_moe": "glm_45v_sft_config",
+}
+for _kind in (*FAMILIES, "siglip"):  # once here, not on every rank
+    import_module(f"transformers.models.{_kind}.modeling_{_kind}")
+SEQ, BATCH = 64, 4
+NOUGHT_AT_FIRST = "mm_input_projection_weight"  # Gemma's projector: nothing would reach the tower
+# Exponentials of sums of gates leave fp32 fewer digits (see tests/engine/families.py).
+WIDTH = {"qwen3_5": 0.05, "qwen3_5_moe": 0.05}
+
+
+@lru_cache(maxsize=16)
+def values_of(family: str, layers: int = 2) -> dict[str, Any]:
+    """The config of a family's tiny model, with initial weights wide enough to matter."""
+    config = tiny(config_for(load(FAMILIES[family])), layers)
+    for part in (config, config.text_config, config.vision_config):
+        part.initializer_range = WIDTH.get(family, 0.1)
+    return config.to_dict()  # type: ignore[no-any-return]
+
+
+def given_recipe(layout: types.Layout, packing: bool = False, **train: Any) -> types.Recipe:
+    """A recipe for parity on images."""
+    return recipe(
+        msgspec.structs.replace(layout, micro_batch_size=2),
+        data=types.Data(seq_length=SEQ, images=True, packing=packing),
+        train=types.Train(**{"global_batch_size": BATCH, "steps": 100, **train}),
+        moe=types.Moe(balancing="none", aux_loss=0.0),
+    )
+
+
+def trainer_of(values: dict[str, Any], given: types.Recipe) -> Trainer:
+    """A trainer on made-up images, on any rank."""
+    config = transformers_config(values)
+    source = MockImages(optics_of(config), given.data.seq_length, given.train.seed, given.data.packing)
+    trainer = Trainer(given, config, build_mesh(given.layout, "cpu"), torch.device("cpu"), source)
+    for stage in trainer.stages:
+        for name, parameter in stage.named_parameters():
+            if name.endswith(NOUGHT_AT_FIRST):
+                start(parameter, name, Initial("normal", 0.0, 0.1), seed=0)
+    return trainer
+
+
+def train(rank: int, world: int, family: str, given: types.Recipe, steps: int = 2, layers: int = 2) -> dict[str, Any]:
+    """Losses and norms of some steps, the gradients of the first and the weights after the last."""
+    trainer = trainer_of(values_of(family, layers), given)
+    found: dict[str, Any] = {}
+    finish = trainer.finish_gradients
+
+    def finish_and_keep() -> torch.Tensor:
+        norm = finish()
+        found.setdefault("gradients", _whole(trainer, "grad"))
+        return norm
+
+    trainer.finish_gradients = finish_and_keep  # type: ignore[method-assign]
+    results = [trainer.step(step) for step in range(steps)]
+    found["losses"] = [result.loss for result in results]
+    found["norms"] = [result.grad_norm for result in results]
+    found["weights"] = _whole(trainer, "data")
+    return found
+
+
+@lru_cache(maxsize=64)
+def _reference(family: str, encoded: bytes, layers: int) -> dict[str, Any]:
+    given = msgspec.msgpack.decode(encoded, type=types.Recipe)
+    return run(1, train, family, given, 2, layers)[0]  # type: ignore[no-any-return]
+
+
+def differences(family: str, world: int, given: types.Recipe, layers: int = 2) -> dict[str, float]:
+    """The largest relative differences between a layout and one process."""
+    values_of(family, layers)  # read once, before the ranks fork
+    expected = _reference(family, msgspec.msgpack.encode(alone(given, world)), layers)
+    ranks = run(world, train, family, given, 2, layers, timeout=240)
+    worst = {"gradients": 0.0, "weights": 0.0}
+    seen: set[str] = set()
+    for found in ranks:
+        for what in worst:
+            floor = FLOOR[what] * (expected["norms"][0] if what == "gradients" else 1.0)
+            for name, value in found[what].items():
+                seen.add(name)
+                worst[what] = max(worst[what], _relative(value, _expected(expected[what], name), floor))
+    assert not set(expected["gradients"]) - seen
+    for what in ("losses", "norms"):
+        worst[what] = max(_relative(np.array(found[what]), np.array(expected[what])) for found in ranks)
+    return worst
+
+
+def against_transformers(rank: int, world: int, family: str, given: types.Recipe) -> tuple[float, dict[str, float]]:
+    """How far the loss and each gradient of one micro batch are from those of transformers' own model."""
+    trainer = trainer_of(values_of(family), given)
+    batch = trainer.loader.batch(0)
+    loss = float(trainer.forward_backward(batch).detach().sum())
+    own = dict(trainer.stages[0].named_parameters())
+    config = transformers_config(values_of(family))
+    model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").train()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(_joined(own, name, parameter.shape))
+    expected = _loss_of(model, config, batch)
+    expected.backward()
+    floor = 1e-3 * float(torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm())
+    far = {}
+    for name, parameter in model.named_parameters():
+        gradients = {n: p.grad for n, p in own.items() if p.grad is not None}
+        found = _joined(gradients, name, parameter.shape)
+        far[name] = _relative(found.numpy(), parameter.grad.numpy(), floor)
+    return abs(loss - float(expected)) / abs(float(expected)), far
+
+
+def _joined(own: dict[str, Any], name: str, shape: torch.Size) -> torch.Tensor:
+    parts = [own[name]] if name in own else [own[part] for part in own if part.rpartition("_")[0] == name]
+    return torch.cat([part.detach() for part in parts]).reshape(shape)
+
+
+def _loss_of(model: Any, config: Any, batch: Batch) -> torch.Tensor:
+    """The loss of a micro batch, one document at a time where samples are packed."""
+    total = torch.zeros(())
+    told = batch.told
+    for i, tokens in enumerate(batch.tokens):
+        documents = told["documents"][i] if "documents" in told else torch.zeros_like(tokens)
+        pixels, grids = 0, 0
+        for number in documents.unique():
+            held = documents == number
+            seen = {}
+            images = int((tokens[held] == config.image_token_id).sum())
+            if images:
+                seen, pixels, grids = _seen(told, i, pixels, grids, whole="grids" not in told)
+                kind = (tokens[held] == config.image_token_id)[None].long()
+                seen["token_type_ids" if "grids" not in told else "mm_token_type_ids"] = kind
+            logits = model(input_ids=tokens[held][None], attention_mask=torch.ones_like(tokens[held][None]), **seen)
+            losses = torch.nn.functional.cross_entropy(
+                logits.logits[0].float(), told["labels"][i][held], reduction="none", ignore_index=-100
+            )
+            total = total + (losses * told["weights"][i][held]).sum()
+    return total
+
+
+def _seen(told: dict[str, Any], i: int, pixels: int, grids: int, whole: bool) -> tuple[dict[str, Any], int, int]:
+    """The next image of a sample, as transformers takes it (made-up documents have one each)."""
+    if whole:
+        return {"pixel_values": told["pixels"][i, pixels : pixels + 1]}, pixels + 1, grids
+    grid = told["grids"][i, grids]
+    end = pixels + int(grid.prod())
+    return {"pixel_values": told["pixels"][i, pixels:end], "image_grid_thw": grid[None]}, end, grids + 1
