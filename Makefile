@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint docs bench accuracy sweep parity clean
+.PHONY: setup demo test lint docs bench accuracy sweep parity faults clean
 
 setup: $(VENV)/.core  ## the tool itself, without torch
 
@@ -43,6 +43,9 @@ sweep: $(VENV)/.engine  ## trains a tiny model of every language-model recipe on
 parity: $(VENV)/.engine  ## every layout against one process, and the page of what is supported (about an hour)
 	$(BIN)/python -m pytest -m "slow or not slow" tests/engine/test_parity.py -n 2 --junitxml=build/parity.xml; \
 	  status=$$?; $(BIN)/python docs/parity.py build/parity.xml && $(BIN)/python docs/make.py && exit $$status
+
+faults: $(VENV)/.engine  ## kills, signals and damaged checkpoints; writes the table (ten minutes)
+	$(BIN)/python benchmarks/faults.py
 
 docs: setup  ## writes the generated pages under docs/
 	$(BIN)/python docs/make.py
