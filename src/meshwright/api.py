@@ -172,6 +172,7 @@ def bench(
         "json": json,
         "quiet": quiet,
         "checkpoints": False,
+        "random_weights": True,
     }
     return _run(target, "mock", model, settings, overrides, BENCH_OVERRIDES)
 
@@ -196,7 +197,8 @@ def _run(
     given = [text for text in overrides if text not in automatic]
     set_first = override.requested(found, defaults)
     found = override.change(found, set_first)[0]
-    asked = override.apply(found, [*given, *([f"data.dataset={dataset}"] if dataset else [])])
+    given += [f"data.dataset={dataset}"] if dataset else []
+    asked = override.apply(found, given)
     pinned = set_first | override.requested(found, given)
     return start.train(asked, start.Settings(find_micro_batch=bool(automatic), **settings), pinned)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.models import ModelSpec
@@ -25,9 +26,11 @@ class Kind:
     spec_of: Callable[[Recipe, Any], ModelSpec]
     tiny: Callable[[Any, int], Any]  # a config with this many layers
     kinds_of_layers: Callable[[Any], int]
-    open_source: Callable[[Recipe, Any, bool], Any]  # with the config, and whether the samples are those held out
+    open_source: Callable[[Recipe, Any, bool, Path | None], Any]  # config, whether held out, the folder it starts from
     trainer: Callable[[], type[Trainer]]
     modules: Callable[[Any], tuple[str, ...]]  # worth importing before ranks are forked
+    write_start: Callable[[Any, Path, int], Path]  # a folder of random weights that --tiny starts from
+    export: Callable[[Trainer, Path, bool], None]  # writes the trained model, in one file where that is wanted
 
 
 def kind_of(recipe: Recipe) -> Kind:
@@ -50,13 +53,15 @@ def _language() -> Kind:
         open_source=_open_tokens,
         trainer=_language_trainer,
         modules=_transformers_modules,
+        write_start=_write_transformers,
+        export=_export_transformers,
     )
 
 
-def _open_tokens(recipe: Recipe, config: Any, held_out: bool) -> Any:
+def _open_tokens(recipe: Recipe, config: Any, held_out: bool, start: Path | None) -> Any:
     from meshwright.engine.data import open_source
 
-    return open_source(recipe, config.get_text_config().vocab_size, held_out)
+    return open_source(recipe, config.get_text_config().vocab_size, held_out, start)
 
 
 def _language_trainer() -> type[Trainer]:
@@ -70,6 +75,40 @@ def _transformers_modules(config: Any) -> tuple[str, ...]:
     return ("transformers", f"transformers.models.{module}.modeling_{module}")
 
 
+def _write_transformers(config: Any, folder: Path, seed: int) -> Path:
+    from meshwright.engine.tiny_folder import write_tiny_folder
+
+    return write_tiny_folder(config, folder, seed)
+
+
+def _export_transformers(trainer: Trainer, folder: Path, consolidated: bool) -> None:
+    from meshwright.engine import folders
+    from meshwright.engine.parallelize.data import DTYPES
+
+    recipe, start = trainer.recipe, trainer.weights
+    tokenizer = tokenizer_folder(recipe, start)
+    if recipe.goal == "peft":
+        base = str(start) if start is not None else recipe.model
+        folders.save_adapters(trainer.stages, trainer.mesh, recipe.peft, folder, base, tokenizer=tokenizer)
+        return
+    folders.save_model(
+        trainer.stages,
+        trainer.mesh,
+        trainer.config,
+        folder,
+        dtype=DTYPES[recipe.precision.compute],
+        consolidated=consolidated,
+        tokenizer=tokenizer,
+        overwrite=True,
+    )
+
+
+def tokenizer_folder(recipe: Recipe, start: Path | None) -> Path | None:
+    """Where the tokenizer of a training lies that its export takes along; None where it had none."""
+    named = Path(recipe.data.tokenizer).expanduser() if recipe.data.tokenizer else start
+    return named if named is not None and (named / "tokenizer_config.json").is_file() else None
+
+
 def _diffusion() -> Kind:
     from meshwright.engine.diffusion import config
     from meshwright.engine.diffusion.data import open_latents
@@ -80,9 +119,11 @@ def _diffusion() -> Kind:
         spec_of=config.spec_of,
         tiny=config.tiny,
         kinds_of_layers=config.kinds_of_layers,
-        open_source=open_latents,
+        open_source=lambda recipe, config, held_out, start: open_latents(recipe, config, held_out),
         trainer=_diffusion_trainer,
         modules=_diffusers_modules,
+        write_start=_write_diffusers,
+        export=_export_diffusers,
     )
 
 
@@ -94,3 +135,23 @@ def _diffusion_trainer() -> type[Trainer]:
 
 def _diffusers_modules(config: Any) -> tuple[str, ...]:
     return (f"diffusers.models.transformers.transformer_{config.model_type}", "meshwright.engine.diffusion.trainer")
+
+
+def _write_diffusers(config: Any, folder: Path, seed: int) -> Path:
+    import torch
+
+    from meshwright.engine.diffusion.build import diffusers_model
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        diffusers_model(config).save_pretrained(folder)
+    return folder
+
+
+def _export_diffusers(trainer: Trainer, folder: Path, consolidated: bool) -> None:
+    from meshwright.engine.diffusion import folders
+    from meshwright.engine.parallelize.data import DTYPES
+
+    model: Any = trainer.stages[0]
+    most = {"file_bytes": 1 << 62} if consolidated else {}
+    folders.save_model(model, folder, DTYPES[trainer.recipe.precision.compute], **most)

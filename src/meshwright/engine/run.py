@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -45,6 +45,8 @@ class Job(msgspec.Struct, frozen=True):
     timeout_s: float = 600.0
     checkpoints: bool = False  # whether the folder keeps them
     accept_changes: bool = False  # go on from a checkpoint of a training with another contract
+    weights: str | None = None  # the folder that training starts from
+    makes_weights: bool = False  # --tiny: that folder is written first, with random weights
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -64,6 +66,7 @@ class Outcome(msgspec.Struct, frozen=True):
     first_step: int = 1  # the first that this run took; losses begin there
     checkpoint: str | None = None  # the last one written
     resumed_from: str | None = None
+    model: str | None = None  # the Hugging Face folder written at the end
 
 
 def work(process: Process, job: Job) -> Outcome | None:
@@ -119,7 +122,22 @@ def build(job: Job, device: torch.device) -> Trainer:
     kind = kind_of(job.recipe)
     config = kind.read_config(job.config)
     mesh = build_mesh(job.recipe.layout, device.type)
-    return kind.trainer()(job.recipe, config, mesh, device, kind.open_source(job.recipe, config, False))
+    weights = Path(job.weights) if job.weights is not None else None
+    if weights is not None and job.makes_weights:
+        _by_rank_0(lambda: kind.write_start(config, weights, job.recipe.train.seed))
+    source = kind.open_source(job.recipe, config, False, weights)
+    return kind.trainer()(job.recipe, config, mesh, device, source, weights)
+
+
+def _by_rank_0(write: Callable[[], object]) -> None:
+    """Something that one rank does while the others wait."""
+    import torch.distributed as dist
+
+    together = dist.is_initialized()
+    if not together or dist.get_rank() == 0:
+        write()
+    if together:
+        dist.barrier()
 
 
 def _settle(recipe: Recipe, device: torch.device) -> None:
@@ -268,7 +286,9 @@ class _Run:
         self.dog.phase(step, "evaluation")
         if self.checkpoints is not None:
             self.checkpoints.saver.before_update()  # some rules evaluate other weights than they train
-        held_out = kind_of(self.job.recipe).open_source(self.job.recipe, self.trainer.config, True)
+        held_out = kind_of(self.job.recipe).open_source(
+            self.job.recipe, self.trainer.config, True, self.trainer.weights
+        )
         loss = self.trainer.evaluate(held_out, self.job.recipe.train.eval_steps, self)  # type: ignore[arg-type]  # a Watch
         if loss is not None:
             self.evaluated[step] = loss
@@ -307,6 +327,7 @@ class _Run:
         if self.checkpoints is not None:
             self.checkpoints.saver.settle()
             self._save(self.job.recipe.train.steps, wait=True)
+        model = self._export()
         memory = self.memory()
         self.reporter.close()
         last, steady = self.reporter.last, self.meter.steady  # none where a finished run is started once more
@@ -326,7 +347,25 @@ class _Run:
             first_step=self.first + 1,
             checkpoint=saved,
             resumed_from=self.resumed_from,
+            model=model,
         )
+
+    def _export(self) -> str | None:
+        """Writes the trained model as a Hugging Face folder with its card, where the run's folder is kept."""
+        from meshwright.engine.kinds import kind_of
+        from meshwright.engine.trained.card import write_card
+
+        recipe = self.job.recipe
+        if self.checkpoints is None or recipe.checkpoint.export == "none":
+            return None
+        self.dog.phase(recipe.train.steps, "export")
+        folder = Path(self.job.folder) / "model"
+        self.trainer.optimizer.eval_mode()
+        kind_of(recipe).export(self.trainer, folder, recipe.checkpoint.export == "consolidated")
+        self.trainer.optimizer.train_mode()
+        if self.process.rank == 0:
+            write_card(folder, recipe, self.job.weights or "", Path(self.job.folder))
+        return str(folder)
 
 
 def _device_name(device: torch.device) -> str:

@@ -43,6 +43,7 @@ class Settings(msgspec.Struct, frozen=True):
     timeout_s: float = 600.0
     checkpoints: bool = True  # keep them in the folder, and go on from those that are there
     accept_changes: bool = False  # go on from a checkpoint of a training with another contract
+    random_weights: bool = False  # start from chance whatever the recipe says: for throughput runs
 
 
 class RefusedError(MeshwrightError):
@@ -72,14 +73,18 @@ def train(recipe: Recipe, settings: Settings, pinned: Mapping[str, Any] | None =
     `pinned` are the values a user fixed, which --tiny leaves alone.
     """
     from meshwright.engine.kinds import kind_of
+    from meshwright.engine.origin import config_in, is_named, weights_folder
 
-    config = kind_of(recipe).config_for(recipe)
+    kind = kind_of(recipe)
+    made_up = settings.tiny and not is_named(recipe, pinned or {})  # weights of the tiny model's own
+    weights = None if settings.random_weights or made_up else weights_folder(recipe)
+    config = kind.config_for(recipe) if weights is None else config_in(weights, recipe, kind.config_for)
     process = detect()
     world = settings.nproc or (process.world if process else 1)
     if settings.tiny:
         from meshwright.engine.tiny import tiny_recipe
 
-        recipe, config = tiny_recipe(recipe, config, world, pinned or {})
+        recipe, config = tiny_recipe(recipe, config, world, pinned or {}, shrink=weights is None)
     if settings.find_micro_batch:
         recipe = with_largest_micro_batch(recipe, config, process, world, settings)
     case = judged(recipe, config, process, world)
@@ -87,6 +92,10 @@ def train(recipe: Recipe, settings: Settings, pinned: Mapping[str, Any] | None =
         folder = settings.folder or (scratch if settings.tiny else _folder(recipe, process))
         kept = settings.checkpoints and folder != scratch
         job = _job(recipe, config, case, folder, settings, kept)
+        if weights is not None:
+            job = msgspec.structs.replace(job, weights=str(weights))
+        elif made_up and recipe.goal != "pretrain" and not settings.random_weights:
+            job = msgspec.structs.replace(job, weights=str(Path(folder) / "start"), makes_weights=True)
         grace_s = recipe.checkpoint.grace_s if kept else None
         results = processes.start(work, job, grace_s=grace_s, **_how(recipe, config, settings))
     outcome = next((result for result in results if result is not None), None)

@@ -19,13 +19,18 @@ LEARNING_RATE = {"pretrain": 3e-3, "sft": 3e-3, "peft": 3e-2}  # adapters of ran
 EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
-def tiny_recipe(recipe: Recipe, config: Any, world: int, pinned: Mapping[str, Any]) -> tuple[Recipe, Any]:
-    """The recipe and model config scaled to a laptop and this many processes; pinned values stay as they are."""
+def tiny_recipe(
+    recipe: Recipe, config: Any, world: int, pinned: Mapping[str, Any], shrink: bool = True
+) -> tuple[Recipe, Any]:
+    """The recipe and model config scaled to a laptop and this many processes; pinned values stay as they are.
+
+    The model of a folder that somebody named is taken as it is: `shrink` says no.
+    """
     kept = {key: value for key, value in pinned.items() if not key.startswith("architecture.")}
     replace = msgspec.structs.replace
     layout = replace(scaled_layout(recipe.layout, world), **_of_section(kept, "layout"))
     kind = kind_of(recipe)
-    small = kind.tiny(config, _layers(layout, kind.kinds_of_layers(config)))
+    small = kind.tiny(config, _layers(layout, kind.kinds_of_layers(config))) if shrink else config
     if "layout.ep" not in kept:
         layout = replace(layout, ep=_common(layout.ep, _experts(small)))
     dp = data_ranks(layout, world)
