@@ -21,6 +21,7 @@ from meshwright.engine.model.build import build_model
 from meshwright.engine.model.initial import record_initial
 from meshwright.engine.model.stage import Stage
 from meshwright.engine.parallelize import megatron
+from meshwright.engine.parallelize.borders import keep_documents_apart, runs_by_document
 from meshwright.engine.parallelize.data import base_dtype, share, storage_dtype
 from meshwright.engine.parallelize.expert import balance_routers, cut_experts, store_experts
 from meshwright.engine.parallelize.fp8_gather import gather_in_fp8
@@ -95,10 +96,12 @@ def parallelize(
 
 
 def prepare(stage: Stage, recipe: Recipe) -> None:
-    """What is done to a stage in every layout: storage that can be cut, fused norms."""
+    """What is done to a stage in every layout: storage that can be cut, documents kept apart, fused norms."""
     for layer in stage.layers.values():
         split_segments(layer)
         store_experts(layer)
+        if recipe.data.packing:
+            keep_documents_apart(layer)
     fuse_norms(stage)
 
 
@@ -136,4 +139,4 @@ def tell_attention(stage: Stage, spread: tuple[Sequence, Any], recipe: Recipe) -
 
 def is_one_graph(layer: nn.Module, layout: Layout) -> bool:
     """Whether nothing in a layer runs outside its graph: tokens travel to experts, keys and values to other ranks."""
-    return layout.cp == 1 and not list(expert_blocks(layer))
+    return layout.cp == 1 and not list(expert_blocks(layer)) and not runs_by_document(layer)
