@@ -8,11 +8,13 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 
 from meshwright.engine.attention import ContextAxis
 from meshwright.engine.attention import positions as held_positions
-from meshwright.engine.collectives import total
+from meshwright.engine.data.prefetch import Ahead
+from meshwright.engine.faults import RunError
 from meshwright.engine.mesh import Mesh
 
 NOT_COUNTED = -100  # the label of a prediction that does not count
@@ -145,8 +147,17 @@ def refuse_predictions_across_documents(samples: Samples, numbers: Sequence[int]
         raise ValueError(f"sample {numbers[row]} counts the prediction at {place}, which is of another document")
 
 
+@dataclass(frozen=True)
+class _Read:
+    """The samples of a rank in a step, at the width they run at, and which predictions count."""
+
+    samples: Samples
+    numbers: list[int]
+    counted: list[NDArray[np.bool_]]  # of the next token; with multi-token prediction also of the one after it
+
+
 class Loader:
-    """Gives each rank its part of every step."""
+    """Gives each rank its part of every step; prepares the steps that follow meanwhile."""
 
     def __init__(
         self,
@@ -160,28 +171,83 @@ class Loader:
         device: torch.device,
         mtp: bool = False,
         context: ContextAxis | None = None,
+        prefetch: int = 0,
+        readers: int = 1,
     ) -> None:
         """`positions` are those of the tokens this rank holds of a whole sample, in the order it holds them.
 
         `context` is the cp axis, which lets samples stay narrower than that; without it cp ranks see padded ones.
+        `prefetch` steps are prepared ahead, read by this many threads. Every data-parallel rank must make its loaders
+        and ask for steps in the same order.
         """
         self.mtp = mtp  # whether the tokens two ahead are predicted too
-        self.source, self.mesh, self.device = source, mesh, device
+        self.mesh, self.device = mesh, device
         self.global_batch, self.micro_batch, self.per_token = global_batch, micro_batch, per_token
         self.positions, self.context = positions, context
         self.seq_length = len(positions) * mesh.cp.size
         self._held: dict[int, NDArray[np.int64]] = {self.seq_length: positions.numpy()}
+        self._own = self._source = source
+        self._ahead: Ahead[_Read, tuple[Batch, Any]] = Ahead(self._read, self._finish, prefetch, readers)
+        self._counts = _counting_group(mesh)
+        self._copies: Any = torch.cuda.Stream(device) if device.type == "cuda" and prefetch else None  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    @property
+    def source(self) -> Source:
+        """Where samples come from; another one may take its place for a while, as evaluation does."""
+        return self._source
+
+    @source.setter
+    def source(self, source: Source) -> None:
+        self._source = source
+        self._ahead.keep_only(self._own, source)
 
     def batch(self, step: int) -> Batch:
         """This rank's part of a step."""
+        batch, copied = self._ahead.get(self._source, step)
+        if copied is not None:
+            stream = torch.cuda.current_stream(self.device)
+            stream.wait_event(copied)
+            for tensor in (batch.tokens, *batch.told.values()):
+                tensor.record_stream(stream)
+        return batch
+
+    def close(self) -> None:
+        """Ends what runs in the background."""
+        self._ahead.close()
+
+    def _read(self, source: Source, step: int) -> _Read:
         dp = self.mesh.dp
         numbers = sample_numbers(step, self.global_batch, self.micro_batch, dp.size, dp.rank)
-        samples = self.source.samples(numbers)
+        samples = source.samples(numbers)
         refuse_predictions_across_documents(samples, numbers)
         samples = padded(samples, self._width(samples.width))
         counted = [samples.counted, self._two_ahead(samples)] if self.mtp else [samples.counted]
-        everywhere = [int(total(torch.tensor(int(mask.sum()), device=self.device), dp)) for mask in counted]
-        return self._batch(samples, numbers, counted, everywhere)
+        return _Read(samples, numbers, counted)
+
+    def _finish(self, step: int, read: _Read | BaseException) -> tuple[Batch, Any]:
+        """The batch on the device, and the event that says when its copy is there."""
+        everywhere = self._everywhere(step, read)
+        assert isinstance(read, _Read)
+        if self._copies is None:
+            return self._batch(read, everywhere), None
+        with torch.cuda.stream(self._copies):
+            batch = self._batch(read, everywhere)
+            return batch, self._copies.record_event()
+
+    def _everywhere(self, step: int, read: _Read | BaseException) -> list[int]:
+        """How many predictions count over all ranks; all ranks fail where one could not read its samples."""
+        own = [] if isinstance(read, BaseException) else [int(mask.sum()) for mask in read.counted]
+        told = torch.zeros(3, dtype=torch.int64)  # of the next token, of the one after it, ranks that failed
+        told[: len(own)] = torch.tensor(own, dtype=torch.int64)
+        told[2] = isinstance(read, BaseException)
+        if self._counts is not None:
+            dist.all_reduce(told, group=self._counts)
+        if isinstance(read, BaseException):
+            raise read
+        *counted, failures = told.tolist()
+        if failures:
+            raise RunError(f"another rank could not read its samples of step {step + 1}; its message says why")
+        return counted
 
     def _width(self, given: int) -> int:
         """The width at which this layout runs samples: pipelines need one, cp and tp equal parts."""
@@ -193,9 +259,8 @@ class Loader:
         unit = tp * cp * (self.context.parts if self.context is not None else 1)
         return min(-(-given // unit) * unit, self.seq_length)
 
-    def _batch(
-        self, samples: Samples, numbers: list[int], counted: list[NDArray[np.bool_]], everywhere: list[int]
-    ) -> Batch:
+    def _batch(self, read: _Read, everywhere: list[int]) -> Batch:
+        samples, counted = read.samples, read.counted
         held = self._positions(samples.width)
         next_tokens = samples.tokens[:, 1:]
         told: dict[str, NDArray[Any]] = {
@@ -211,9 +276,9 @@ class Loader:
             told["positions"] = places_in_documents(samples.documents)
         parts = {name: self._to_device(value[:, held]) for name, value in told.items()}
         if samples.documents is None:
-            parts["positions"] = self._to_device(held).expand(len(numbers), -1)
+            parts["positions"] = self._to_device(held).expand(len(read.numbers), -1)
         parts |= {name: self._to_device(value) for name, value in samples.whole.items()}
-        return Batch(self._to_device(samples.tokens[:, :-1][:, held]), parts, numbers, everywhere[0])
+        return Batch(self._to_device(samples.tokens[:, :-1][:, held]), parts, read.numbers, everywhere[0])
 
     def _positions(self, width: int) -> NDArray[np.int64]:
         if width not in self._held:
@@ -237,4 +302,16 @@ class Loader:
         return share
 
     def _to_device(self, value: NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(value)).to(self.device, non_blocking=True)
+        tensor = torch.from_numpy(np.ascontiguousarray(value))
+        if self.device.type == "cuda":  # only from pinned memory does a copy run beside the host
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True)
+
+
+def _counting_group(mesh: Mesh) -> Any:
+    """A group of the data-parallel ranks for counts alone: on the host, where they neither stop the device nor meet
+    the step's own collectives.
+    """
+    if mesh.dp.size == 1:
+        return None
+    return dist.new_group(list(mesh.dp.ranks), backend="gloo", use_local_synchronization=True)
