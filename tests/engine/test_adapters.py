@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from meshwright.engine.data.mock import Mock
 from meshwright.engine.experts.storage import add_expert_adapter, first_name
+from meshwright.engine.kernels import noise
 from meshwright.engine.loop import Trainer
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model import adapters
@@ -234,6 +235,79 @@ def test_dora_trains_alike_in_every_layout(family: str, name: str) -> None:
     assert max(found.values()) <= parity.TOLERANCE, found
 
 
+DROPOUT = msgspec.structs.replace(PEFT, dropout=0.3, targets=("qkv", "proj", "fc1", "fc2"))
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("llama", "tp-sp"),
+        ("llama", "pp"),
+        ("llama", "cp"),
+        ("gpt2", "hsdp"),
+        pytest.param("llama", "recompute", marks=pytest.mark.slow),
+        pytest.param("llama", "zbv", marks=pytest.mark.slow),
+        pytest.param("llama", "tp4-copied-kv", marks=pytest.mark.slow),
+        pytest.param("gpt2", "tp-sp", marks=pytest.mark.slow),
+        pytest.param("deepseek_v3", "ep-tp-sp", marks=pytest.mark.slow),
+    ],
+)
+def test_dropout_is_the_same_in_every_layout(family: str, name: str) -> None:
+    targets = ("qkv", "proj") if family == "deepseek_v3" else DROPOUT.targets
+    world, layout = LAYOUTS[name]
+    given = recipe(layout, msgspec.structs.replace(DROPOUT, targets=targets))
+    found = parity.differences(family, world, given, STEPS)
+    assert max(found.values()) <= parity.TOLERANCE, found
+
+
+def drop_outs(rank: int, world: int) -> dict[str, Any]:
+    """Shares of numbers that dropout leaves, and what it depends on."""
+    keys = noise.token_keys(7, [5, 6, 2**40], torch.arange(50))
+    x = torch.ones(3, 50, 400)
+    out = noise.dropped(x, keys, 11, 0, 0.25)
+    others = {
+        "adapter": noise.dropped(x, keys, 12, 0, 0.25),
+        "layer": noise.dropped(x, noise.layer_keys(keys, 3), 11, 0, 0.25),
+        "seed": noise.dropped(x, noise.token_keys(8, [5, 6, 2**40], torch.arange(50)), 11, 0, 0.25),
+        "token": out.roll(1, 1),
+        "sample": out.roll(1, 0),
+        "channel": out.roll(1, 2),
+    }
+    return {
+        "mean": float(out.mean()),
+        "kept": float((out > 0).float().mean()),
+        "by_token": float((out > 0).float().mean(2).std()),
+        "part": torch.equal(noise.dropped(x[..., 100:], keys, 11, 100, 0.25), out[..., 100:]),
+        "alike": {name: float(((one > 0) == (out > 0)).float().mean()) for name, one in others.items()},
+    }
+
+
+def test_dropout_keeps_the_mean_and_depends_on_everything() -> None:
+    found = run(1, drop_outs)[0]
+    assert found["mean"] == pytest.approx(1.0, abs=0.01)
+    assert found["kept"] == pytest.approx(0.75, abs=0.01)
+    assert found["by_token"] == pytest.approx((0.75 * 0.25 / 400) ** 0.5, rel=0.3)  # as of independent draws
+    assert found["part"]
+    independent = 0.75**2 + 0.25**2
+    assert found["alike"] == {name: pytest.approx(independent, abs=0.01) for name in found["alike"]}
+
+
+def dropout_and_none(rank: int, world: int) -> list[float]:
+    """Losses of a step with dropout, of one in evaluation, and of one without."""
+    noisy, plain = (trainer_of("llama", recipe(peft=peft)) for peft in (DROPOUT, PEFT))
+    batch = plain.loader.batch(0)
+    trained = [float(one.forward_backward(batch).sum()) for one in (noisy, plain)]
+    return [*trained, *(one.evaluate(one.loader.source, 1) for one in (noisy, plain))]
+
+
+@pytest.mark.usefixtures("wide")
+def test_dropout_is_for_training_only() -> None:
+    noisy, plain, *evaluated = run(1, dropout_and_none)[0]
+    assert noisy != pytest.approx(plain, rel=1e-4)
+    assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-6)
+
+
 # Nothing else learns
 
 
@@ -335,7 +409,9 @@ EXPECTED = {
 @pytest.mark.parametrize(
     ("family", "peft", "field"),
     [
-        ("llama", types.Peft(dropout=0.1), "peft.dropout"),
+        ("llama", types.Peft(method="dora", dropout=0.1), "peft.dropout"),
+        ("qwen3_moe", types.Peft(dropout=0.1), "peft.dropout"),
+        ("nemotron_h", types.Peft(dropout=0.1, targets=("mamba_in",)), "peft.dropout"),
         ("qwen3_moe", types.Peft(method="dora"), "peft.method"),
         ("llama", types.Peft(targets=("mamba_in",)), "peft.targets"),
     ],

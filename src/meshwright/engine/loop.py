@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from meshwright.engine import attention, experts, gradients
 from meshwright.engine.data.source import Batch, Loader, Source
+from meshwright.engine.kernels.noise import token_keys
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.stage import Stage
 from meshwright.engine.optimizers import build_optimizer
@@ -53,6 +54,14 @@ class StepResult:
     @property
     def grad_norm(self) -> float:
         return float(self.norm)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation found."""
+
+    loss: float
+    tokens: int  # predictions that counted
 
 
 class Watch:
@@ -169,11 +178,21 @@ class Trainer:
         """Gradients of all micro batches; this rank's part of their losses (see Stage), zero where it has no head."""
         for state in self.routers:
             state.scale = self._multiplier() / (self.micro_batches * self.mesh.dp.size)
+        batch = self._with_noise(batch)
         if self.pipeline is not None:
             self.pipeline.step(batch.tokens, batch.told, self._multiplier())
         else:
             self._accumulate(batch)
         return self._take_losses()
+
+    def _with_noise(self, batch: Batch) -> Batch:
+        """The batch with the keys of its tokens, where adapters have dropout."""
+        if self.recipe.goal != "peft" or not self.recipe.peft.dropout:
+            return batch
+        width = batch.tokens.shape[1] * self.mesh.cp.size
+        places = attention.positions(width, spread_sequence(self.recipe, self.mesh)[1])
+        keys = token_keys(self.recipe.train.seed, batch.numbers, places)
+        return replace(batch, told={**batch.told, "noise": keys.to(self.device, non_blocking=True)})
 
     def _accumulate(self, batch: Batch) -> None:
         stage, layout = self.stages[0], self.recipe.layout
@@ -222,16 +241,26 @@ class Trainer:
             dist.all_reduce(both)
         return both[:-1], both[-1]
 
-    @torch.no_grad()
     def evaluate(self, source: Source, steps: int, watch: Watch = NOBODY) -> float | None:
         """The mean loss over some steps of another source, without training; None when the run is asked to end."""
+        found = self.measure(source, steps, watch)
+        return found.loss if found is not None else None
+
+    @torch.no_grad()
+    def measure(self, source: Source, steps: int, watch: Watch = NOBODY) -> Evaluation | None:
+        """The mean loss and how many tokens it is of; None when the run is asked to end.
+
+        Where tokens count alike in the loss, they count alike over the steps too, however many each step has.
+        """
         kept, self.loader.source = self.loader.source, source
         self.optimizer.eval_mode()
         for stage in self.stages:
             stage.eval()
-        total, stopped = 0.0, False
+        total, shares, counted, stopped = 0.0, 0, 0, False
         for number in range(steps):
             batch = self.loader.batch(number)
+            share = batch.counted if self.recipe.train.per_token_loss else 1
+            counted += batch.counted
             if self.pipeline is not None:
                 self.pipeline.evaluate(batch.tokens, batch.told)
             else:
@@ -239,7 +268,7 @@ class Trainer:
                     self.stages[0](tokens, **told)
             losses, stops = self._everywhere(self._take_losses(), watch)
             watch.hear(stops)
-            total, stopped = total + float(losses[0]), bool(stops)
+            total, shares, stopped = total + float(losses[0]) * share, shares + share, bool(stops)
             if stopped:
                 break
         for stage in self.stages:
@@ -249,4 +278,4 @@ class Trainer:
                     module.reshard()
         self.optimizer.train_mode()
         self.loader.source = kept
-        return None if stopped else total / steps
+        return None if stopped else Evaluation(total / max(shares, 1), counted)

@@ -3,7 +3,7 @@
     y = W·x + s·B·A·x         s = alpha / rank (lora, dora) or alpha / √rank (rslora)
     y = m·(W + s·B·A)·x / n   dora: m is learnt, n is the norm of each row of W + s·B·A and has no gradient
 
-qlora is lora on weights that are stored in four bits.
+qlora is lora on weights that are stored in four bits. Dropout drops channels of what A multiplies.
 
 A, B and m are parameters of the layer that they adapt, so all other names stay the model's own. A starts uniformly in
 ±1/√inputs, B at nought and m at the norms of W: an adapted model starts as the model itself.
@@ -12,6 +12,7 @@ A, B and m are parameters of the layer that they adapt, so all other names stay 
 from __future__ import annotations
 
 import math
+import zlib
 from functools import cache
 from typing import Any
 
@@ -22,8 +23,9 @@ from torch.nn import functional
 
 from meshwright.engine.collectives import sum_out
 from meshwright.engine.experts.storage import add_expert_adapter, expert_blocks, first_name, pack_expert
-from meshwright.engine.kernels.adapted import adapted_linear
+from meshwright.engine.kernels.adapted import adapted_linear, packed_linear
 from meshwright.engine.kernels.nf4 import block_length
+from meshwright.engine.kernels.noise import dropped
 from meshwright.engine.model.initial import Initial, start
 from meshwright.engine.model.packed import pack_linear
 from meshwright.engine.model.stage import Stage
@@ -51,7 +53,6 @@ NOUGHT = Initial("constant", 0.0)
 
 def add_adapters(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, Initial]:
     """Freezes a stage and gives the linear layers that the recipe names adapters; says how those start."""
-    _check_offered(peft)
     stage.requires_grad_(False)
     found: dict[str, Initial] = {}
     for name, module in list(stage.named_modules()):
@@ -70,6 +71,9 @@ def add_adapters(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, Init
             value=",".join(peft.targets),
             fix=("name other targets, or give every pipeline stage layers that have them",),
         )
+    if peft.dropout:
+        _check_dropout(stage, peft)
+        _drop_out(stage, peft.dropout)
     return found
 
 
@@ -108,15 +112,61 @@ def scale_of(peft: Peft) -> float:
     return peft.alpha / (math.sqrt(peft.rank) if peft.method == "rslora" else peft.rank)
 
 
-def _check_offered(peft: Peft) -> None:
-    if peft.dropout:
+class Told:
+    """What the adapters of a layer are told with every micro batch: the keys of its tokens."""
+
+    keys: torch.Tensor | None = None
+
+
+def _drop_out(stage: Stage, probability: float) -> None:
+    """Gives the adapters of a stage dropout; the keys of the tokens come with the layers' arguments."""
+    layer: Any
+    for layer in stage.layers.values():
+        layer.adapters_told = Told()
+        adapted: list[tuple[str, Any]] = [(n, m) for n, m in layer.named_modules() if hasattr(m, "lora_A")]
+        for name, linear in adapted:
+            # Keys differ between layers already, so that all layers share one graph.
+            linear.lora_key, linear.lora_told = zlib.crc32(name.encode()), layer.adapters_told
+            linear.lora_dropout = probability
+        kind: Any = type(layer)
+        layer.__class__ = _telling(kind)
+
+
+@cache
+def _telling(kind: type[Any]) -> type[Any]:
+    """The layer's class with a forward that hands its adapters the keys of the tokens; also when it is run again."""
+
+    def forward(self: Any, *args: Any, noise: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        self.adapters_told.keys = noise
+        return kind.forward(self, *args, **kwargs)
+
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+
+
+def _check_dropout(stage: Stage, peft: Peft) -> None:
+    """Refuses dropout where a linear layer does not know which token is which, and where dora would go past it."""
+    routed = list(expert_blocks(stage)) if {"fc1", "fc2"} & set(peft.targets) else []
+    mixers = [
+        name for name, m in stage.named_modules() if hasattr(m, "conv1d") and any(_is_adapted(c) for c in m.children())
+    ]
+    why = ""
+    if peft.method == "dora":
+        why, fix = "dora takes the norms of whole weights, past the dropout", "peft.method=lora"
+    elif routed:
+        why, fix = f"tokens reach the experts of {routed[0].name} out of order", "peft.targets=qkv,proj"
+    elif mixers:
+        why, fix = f"{mixers[0]} takes documents and sequences apart before its linear layers", "peft.dropout=0"
+    if why:
         raise InputError(
-            "adapters train without dropout: nothing random runs inside a layer, so that every layout and every "
-            "recomputed layer gives the same numbers",
+            f"{why}: there would be other masks in every layout",
             field="peft.dropout",
             value=peft.dropout,
-            fix=("peft.dropout=0",),
+            fix=tuple(dict.fromkeys((fix, "peft.dropout=0"))),
         )
+
+
+def _is_adapted(module: nn.Module) -> bool:
+    return hasattr(module, "lora_A")
 
 
 def _adapt(module: Any, peft: Peft, dtype: torch.dtype) -> None:
@@ -130,7 +180,7 @@ def _adapt(module: Any, peft: Peft, dtype: torch.dtype) -> None:
     if normed:
         module.lora_magnitude = nn.Parameter(torch.empty(outputs, dtype=dtype, device=device))
     module.lora_scale, module.lora_inputs_first = scale_of(peft), inputs_first
-    module.lora_tuned = False
+    module.lora_tuned, module.lora_dropout = False, 0.0
     module.base_block = block_length(module.weight.shape[-1])
     module.lora_axes = ()  # ranks that hold other inputs of the same rows
     kind: Any = type(module)
@@ -154,6 +204,10 @@ def _adapted(kind: type[Any], normed: bool, packed: bool) -> type[Any]:
     fused = packed or (kind is nn.Linear and not normed)
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        if self.lora_dropout and self.training:
+            low = functional.linear(_dropped(self, x), self.lora_A) * self.lora_scale
+            base = _packed_base(self, x) if packed else kind.forward(self, x)
+            return base + functional.linear(low, self.lora_B)
         if fused:
             weight, scales = (self.base_codes, self.base_scales) if packed else (self.weight, None)
             pair, turned, tuned = (self.lora_A, self.lora_B), self.lora_inputs_first, self.lora_tuned
@@ -164,6 +218,16 @@ def _adapted(kind: type[Any], normed: bool, packed: bool) -> type[Any]:
         return _renormed(self, out) if normed else out
 
     return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+
+
+def _dropped(linear: Any, x: torch.Tensor) -> torch.Tensor:
+    first = linear.lora_axes[0].rank * x.shape[-1] if linear.lora_axes else 0
+    return dropped(x, linear.lora_told.keys, linear.lora_key, first, linear.lora_dropout)
+
+
+def _packed_base(linear: Any, x: torch.Tensor) -> torch.Tensor:
+    made = packed_linear(x, linear.base_codes, linear.base_scales, linear.lora_inputs_first)
+    return made if linear.bias is None else made + linear.bias
 
 
 def _renormed(linear: Any, out: torch.Tensor) -> torch.Tensor:

@@ -231,14 +231,14 @@ def _draw(initial: Initial, key: int, places: torch.Tensor) -> torch.Tensor:
 
 def _uniform(places: torch.Tensor, key: int) -> torch.Tensor:
     """Numbers in [0, 1) from an integer hash of place and key."""
-    mixed = _mix(_mix(places & MASK) + (places >> 32) * 0x9E3779B1 + key)  # mixed before the key joins: names differ
-    return (mixed >> 8).to(torch.float32) * 2.0**-24
+    drawn = mixed(mixed(places & MASK) + (places >> 32) * 0x9E3779B1 + key)  # mixed before the key joins: names differ
+    return (drawn >> 8).to(torch.float32) * 2.0**-24
 
 
 MASK = 0xFFFFFFFF
 
 
-def _mix(x: torch.Tensor) -> torch.Tensor:
+def mixed(x: torch.Tensor) -> torch.Tensor:
     """A 32-bit integer hash: rounds of xor-shift and multiply, in 64-bit integers whose low half is kept."""
     x = x & MASK
     for multiplier in (0x7FEB352D, 0x846CA68B):

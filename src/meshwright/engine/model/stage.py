@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from meshwright.engine.kernels.noise import layer_keys
 from meshwright.engine.model.anatomy import Anatomy, anatomy, layer_arguments, rotary_tables
 from meshwright.engine.vision import Eyes, eyes_of, flat_places, image_groups, look
 
@@ -103,6 +104,7 @@ class Stage(nn.Module):
         next_tokens: torch.Tensor | None = None,
         labels_2: torch.Tensor | None = None,
         weights_2: torch.Tensor | None = None,
+        noise: torch.Tensor | None = None,
         **images: torch.Tensor,
     ) -> torch.Tensor:
         at = self._held(flat_places(images)) if images else None
@@ -118,7 +120,7 @@ class Stage(nn.Module):
         axes = self._held(images["axes"]) if "axes" in images else positions
         tables = rotary_tables(self.body, self.parts, hidden, axes)
         for i, layer in self.own_layers.items():
-            where = layer_arguments(self.body, self.parts, tables, i)
+            where = layer_arguments(self.body, self.parts, tables, i) | _noise(noise, i)
             hidden = layer(hidden, **where, **told)
             hidden = hidden[0] if isinstance(hidden, tuple) else hidden
             if seen is not None and at is not None:
@@ -127,7 +129,7 @@ class Stage(nn.Module):
             return hidden
         further: tuple[Any, ...] = ()
         if self.mtp is not None and self.training:
-            where = layer_arguments(self.body, self.parts, tables, self.depth - 1)
+            where = layer_arguments(self.body, self.parts, tables, self.depth - 1) | _noise(noise, self.depth)
             further = (self.mtp(hidden, self._look_up(next_tokens), **where, **told), labels_2, weights_2)
         # One call of the head for both: it may be gathered for the call and freed after it.
         loss: torch.Tensor = self.lm_head(self.norm(hidden), labels, weights, *further)
@@ -153,6 +155,11 @@ class Stage(nn.Module):
         found: torch.Tensor = self.embedding(tokens)
         scale = self.parts.embedding_scale
         return found if scale == 1.0 else found * torch.tensor(scale, dtype=found.dtype)
+
+
+def _noise(keys: torch.Tensor | None, layer: int) -> dict[str, torch.Tensor]:
+    """What adapters with dropout are told of the tokens in a layer."""
+    return {} if keys is None else {"noise": layer_keys(keys, layer)}
 
 
 def _drop(module: nn.Module, *names: str | None) -> None:

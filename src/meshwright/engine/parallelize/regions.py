@@ -167,8 +167,9 @@ def adapter_cuts(module: nn.Module, region: Region) -> Iterator[tuple[str, Cut]]
         linear: Any = getattr(module, child, None)
         if name != "weight" or not isinstance(cut, Cut) or not hasattr(linear, "lora_A"):
             continue
-        yield f"{child}.base_codes", _packed_cut(cut, 2)
-        yield f"{child}.base_scales", _packed_cut(cut, linear.base_block)
+        if hasattr(linear, "base_codes"):
+            yield f"{child}.base_codes", _packed_cut(cut, 2)
+            yield f"{child}.base_scales", _packed_cut(cut, linear.base_block)
         if cut.dim == int(linear.lora_inputs_first):
             outputs = Cut(0, cut.segments, cut.heads)
             yield f"{child}.lora_B", outputs

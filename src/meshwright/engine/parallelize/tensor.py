@@ -122,8 +122,8 @@ def _cut_region(module: nn.Module, region: Region, state: DeviceMesh, sequence: 
             setattr(owner, name, getattr(owner, name) // (tp.size * cp.size))
     if tp.size * cp.size > 1:
         _widen_norms(module, tp)
-        for path, cut in adapter_cuts(module, region):
-            if cut.dim == 1:  # the norm of a row that is cut is taken over all its parts
+        for path, _ in adapter_cuts(module, region):
+            if path.endswith("lora_A"):  # rows of the weight are cut: their norm is taken over all parts
                 getattr(module, path.rpartition(".")[0]).lora_axes = (tp, cp)
     _wrap(module, uses, sequence if cp.size > 1 else Sequence(tp, sequence.sp))
 
