@@ -61,6 +61,10 @@ def _language() -> Kind:
 def _open_tokens(recipe: Recipe, config: Any, held_out: bool, start: Path | None) -> Any:
     from meshwright.engine.data import open_source
 
+    if getattr(config, "vision_config", None) is not None:
+        from meshwright.engine.data.images import open_images
+
+        return open_images(recipe, config, held_out, start)
     return open_source(recipe, config.get_text_config().vocab_size, held_out, start)
 
 

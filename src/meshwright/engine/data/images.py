@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from math import isqrt
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,13 +21,79 @@ LARGEST_SIDE = 16  # tokens along a side of a made-up image
 HELD_OUT = 1 << 20  # added to the seed of samples that are only evaluated on
 
 
-def open_images(recipe: Recipe, config: Any, held_out: bool = False) -> Source:
+def open_images(recipe: Recipe, config: Any, held_out: bool = False, pretrained: Path | None = None) -> Source:
     """The samples of a recipe for a model that sees, or those held out from them."""
     data = recipe.data
-    if data.dataset not in MOCK_NAMES:
-        raise InputError("only made-up images", field="data.dataset", value=data.dataset, fix=("--dataset mock",))
-    seed = recipe.train.seed + HELD_OUT * held_out
-    return MockImages(optics_of(config), data.seq_length, seed, packed=data.packing)
+    optics = optics_of(config)
+    _refuse_what_images_do_not_have(recipe)
+    if data.dataset in MOCK_NAMES:
+        seed = recipe.train.seed + HELD_OUT * held_out
+        return MockImages(optics, data.seq_length, seed, packed=data.packing)
+    return _open_records(recipe, optics, held_out, pretrained)
+
+
+def _open_records(recipe: Recipe, optics: Optics, held_out: bool, pretrained: Path | None) -> Source:
+    # Imported here because made-up images need none of it.
+    from meshwright.engine.data.instructions import where_to_read
+    from meshwright.engine.data.named import columns_of, open_rows
+    from meshwright.engine.data.tokenizers import load_tokenizer
+    from meshwright.engine.vision.records import Conversations, ShuffledImages, Writer, load_processor, read_records
+
+    data = recipe.data
+    name, split = where_to_read(recipe, held_out)
+    rows = open_rows(name, split)
+    root = (rows.files[0].parent if rows.files else Path(name)).expanduser()
+    if Path(name).expanduser().is_dir():
+        root = Path(name).expanduser()
+    processor = load_processor(load_tokenizer(recipe, pretrained).name_or_path, optics)
+    rewrite = REWRITTEN.get(name)
+    records = read_records(rows, columns_of(name, data.columns), data.train_on, rewrite)
+    if data.validation_part and not data.validation:
+        records = [record for record in records if (record.share < data.validation_part) == held_out]
+    if not records:
+        raise InputError("no conversation is left", field="data.validation_part", value=data.validation_part)
+    writer = Writer(processor, optics, data, root)
+    return ShuffledImages(Conversations(records, writer, data.seq_length, data.packing), recipe.train.seed)
+
+
+def _receipt(row: dict[str, Any]) -> dict[str, Any]:
+    """CORD: a receipt, and what stands on it as JSON."""
+    read = json.loads(row["ground_truth"])
+    answer = json.dumps(read.get("gt_parse", read), ensure_ascii=False)
+    return {"images": [row["image"]], "prompt": "Describe this image.", "response": answer}
+
+
+def _captioned(row: dict[str, Any]) -> dict[str, Any]:
+    return {"images": [row["image"]], "prompt": "Describe this image.", "response": row["text"]}
+
+
+# Named sets whose rows are no questions and answers; others are read by their columns.
+REWRITTEN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"cord-v2": _receipt, "rdr": _captioned}
+
+
+def _refuse_what_images_do_not_have(recipe: Recipe) -> None:
+    data = recipe.data
+    asked = {
+        "data.blend": bool(data.blend),
+        "data.anneal_steps": data.anneal_steps > 0,
+        "data.streaming": data.streaming,
+        "data.group_by_length": data.group_by_length,
+    }
+    plain = {"data.blend": "{}", "data.anneal_steps": "0"}
+    for field, is_asked in asked.items():
+        if is_asked:
+            raise InputError(
+                "samples with images come from one data set, indexed, each filled up to data.seq_length",
+                field=field,
+                fix=(f"{field}={plain.get(field, 'false')}",),
+            )
+    if data.truncation == "start":
+        raise InputError(
+            "cutting off the start of a conversation would take its images away",
+            field="data.truncation",
+            value="start",
+            fix=("data.truncation=end", "data.truncation=drop"),
+        )
 
 
 class MockImages:

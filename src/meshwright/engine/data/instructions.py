@@ -39,7 +39,7 @@ def open_instructions(recipe: Recipe, vocab: int, pretrained: Path | None = None
         return _grouped(made_up, recipe) if data.group_by_length else made_up
     tokenizer = load_tokenizer(recipe, pretrained)
     check_ids(tokenizer, vocab)
-    name, split = _where(recipe, held_out)
+    name, split = where_to_read(recipe, held_out)
     rows = open_rows(name, split, data.streaming)
     policy = Policy(data.train_on, data.truncation, data.seq_length + 1)
     given = columns_of(name, data.columns)
@@ -106,7 +106,7 @@ def _streamed(rows: Rows, given: dict[str, str], template: Template, policy: Pol
     return Streamed(rows, detect_columns(first[1], given, rows.name), template, policy, seq_length)
 
 
-def _where(recipe: Recipe, held_out: bool) -> tuple[str, str]:
+def where_to_read(recipe: Recipe, held_out: bool) -> tuple[str, str]:
     """The data set and the split of it to read."""
     data = recipe.data
     known = NAMED.get(data.dataset)

@@ -73,6 +73,12 @@ class Template:
         pairs = zip(encoded["input_ids"], encoded["offset_mapping"], written, strict=True)
         return [_marked(ids, offsets, spans) for ids, offsets, (_, spans) in pairs]
 
+    def tokens_of(self, talk: Conversation, where: str, mark: str, words: Sequence[str]) -> Tokens:
+        """One conversation's tokens, where images stand in it: each mark of one gives way to words of its own."""
+        text, spans = _replaced(*self._written(talk, where), mark, words, where)
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return _marked(encoded["input_ids"], encoded["offset_mapping"], spans)
+
     def _written(self, talk: Conversation, where: str) -> tuple[str, list[Span]]:
         """The conversation as one text, and the parts of it that are learnt."""
         if not talk.messages:
@@ -150,6 +156,22 @@ class Template:
                 ("data.train_on=last_answer", MARK_FIX),
             )
         return len(before), _through_end_of_turn(through, len(before), self._ends)
+
+
+def _replaced(
+    text: str, spans: Sequence[Span], mark: str, words: Sequence[str], where: str
+) -> tuple[str, list[Span]]:
+    """The text with each mark replaced by the next of the words, and the spans as they lie in it then."""
+    pieces = text.split(mark)
+    if len(pieces) - 1 != len(words):
+        raise bad(where, f"the chat template writes {len(pieces) - 1} marks {mark} for {len(words)} images")
+    found = [match.end() for match in re.finditer(re.escape(mark), text)]
+
+    def moved(place: int) -> int:
+        return place + sum(len(word) - len(mark) for end, word in zip(found, words, strict=True) if end <= place)
+
+    joined = "".join(part for pair in zip(pieces, [*words, ""], strict=True) for part in pair)
+    return joined, [(moved(begin), moved(end)) for begin, end in spans]
 
 
 def _through_end_of_turn(text: str, begin: int, ends: tuple[str, ...]) -> int:

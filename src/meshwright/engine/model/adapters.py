@@ -29,6 +29,7 @@ from meshwright.engine.kernels.noise import dropped
 from meshwright.engine.model.initial import Initial, start
 from meshwright.engine.model.packed import pack_linear
 from meshwright.engine.model.stage import Stage
+from meshwright.engine.vision.parts import is_seen_by
 from meshwright.errors import InputError
 from meshwright.recipes.types import Peft
 
@@ -56,6 +57,8 @@ def add_adapters(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, Init
     stage.requires_grad_(False)
     found: dict[str, Initial] = {}
     for name, module in list(stage.named_modules()):
+        if is_seen_by(stage.eyes, name):
+            continue  # adapters are the language model's
         if target_of(name) in peft.targets and is_linear(module):
             _adapt(module, peft, dtype)
             if peft.method == "qlora":

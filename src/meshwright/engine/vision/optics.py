@@ -37,7 +37,7 @@ class Optics:
         """Whether images are pictures of one size."""
         return self.tokens > 0
 
-    def tokens_of(self, grid: Sequence[int]) -> int:
+    def tokens_of(self, grid: Sequence[int] | Ints) -> int:
         """How many tokens an image of time × height × width patches becomes."""
         return self.tokens or int(np.prod(grid)) // self.merge**2
 
@@ -48,7 +48,7 @@ def optics_of(config: Any) -> Optics:
     values = {name: value for name, value in config.to_dict().items() if isinstance(value, int)}
     marks = [value for name, value in values.items() if name.endswith(TOKEN_ENDS) and value > 0]
     vocab = config.get_text_config().vocab_size
-    channels = int(getattr(vision, "in_channels", None) or getattr(vision, "num_channels", 3))
+    channels: int = getattr(vision, "in_channels", None) or getattr(vision, "num_channels", None) or 3
     whole = EYES[config.model_type].sees_whole_images
     pixels = channels * getattr(vision, "temporal_patch_size", 1) * vision.patch_size**2
     return Optics(

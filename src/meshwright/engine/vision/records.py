@@ -1,0 +1,260 @@
+"""Conversations about images: rows of a data set, written out by the model's own processor."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from meshwright.engine.data.conversations import Conversation, Message, conversation, detect_columns, fault
+from meshwright.engine.data.files import FIELD, Row, Rows, bad
+from meshwright.engine.data.order import Shuffled
+from meshwright.engine.data.packing import pack
+from meshwright.engine.data.source import Sample, Samples
+from meshwright.engine.data.templates import Template
+from meshwright.engine.vision.optics import Document, Optics, sample_of, stack_padded
+from meshwright.engine.vision.pictures import load_picture, open_picture
+from meshwright.errors import InputError
+from meshwright.recipes.types import Data
+
+MARK = "<image>"  # where an image of a column goes in the text; without marks images come first
+_HERE = "\ue000image\ue000"  # stands for an image while the text around it is read; no data set has it
+IMAGE_COLUMNS = ("images", "image")
+IMAGE_KEYS = ("image", "image_url", "url", "path", "bytes")
+FRAME = 8  # tokens that a template may put around an image, at most
+
+
+@dataclass(frozen=True)
+class Record:
+    """A conversation whose messages have images among their parts, and where those images are."""
+
+    where: str
+    talk: Conversation
+    pictures: tuple[Any, ...]
+
+    @property
+    def share(self) -> float:
+        """A number in [0, 1) that equal conversations have in common."""
+        digest = hashlib.blake2b(msgspec.json.encode(self.talk.messages), digest_size=8).digest()
+        return int.from_bytes(digest, "little") / 2**64
+
+
+def read_records(
+    rows: Rows, given: Mapping[str, str], train_on: str, rewrite: Callable[[Row], Row] | None = None
+) -> list[Record]:
+    """All rows as conversations; a row without anything to learn is refused by its place."""
+    found: list[Record] = []
+    columns: dict[str, str] = {}
+    image_column = ""
+    for where, read in rows:
+        row = _rewritten(read, rewrite, where)
+        if not columns:
+            image_column = given.get("images") or next((name for name in IMAGE_COLUMNS if name in row), "")
+            columns = detect_columns(row, given, rows.name)
+        found.append(_record(row, columns, image_column, where))
+        reason = fault(found[-1].talk, train_on)
+        if reason:
+            raise bad(where, reason)
+    if not found:
+        raise InputError("the data set has no rows", field=FIELD, value=rows.name)
+    return found
+
+
+def _rewritten(row: Row, rewrite: Callable[[Row], Row] | None, where: str) -> Row:
+    try:
+        return row if rewrite is None else rewrite(row)
+    except (KeyError, TypeError, ValueError) as error:
+        raise bad(where, f"the row is not as the rows of this data set are: {error!r}") from None
+
+
+def _record(row: Row, columns: Mapping[str, str], image_column: str, where: str) -> Record:
+    inside: list[Any] = []
+    if "messages" in columns and isinstance(row.get(columns["messages"]), list):
+        name = columns["messages"]
+        row = {**row, name: [_without_pictures(message, inside) for message in row[name]]}
+    talk = conversation(row, columns, where)
+    beside = _as_list(row.get(image_column)) if image_column else []
+    if inside and beside:
+        beside = []  # the column repeats, for readers that want them apart, what the messages hold
+    messages = [dict(message) for message in talk.messages]
+    if beside:
+        _place(messages, len(beside), where)
+    pictures = (*inside, *beside)
+    held = [message for message in messages if _HERE in message["content"]]
+    if any(message["role"] == "assistant" for message in held):
+        raise bad(where, "an answer holds an image; models that see answer with text")
+    count = sum(message["content"].count(_HERE) for message in held)
+    if count != len(pictures):
+        raise bad(where, f"the text has places for {count} images, and there are {len(pictures)}")
+    for message in held:
+        message["content"] = _parts(message["content"])
+    return Record(where, replace(talk, messages=messages), pictures)
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _without_pictures(message: Any, found: list[Any]) -> Any:
+    """A message whose images are taken out of its content and stand elsewhere."""
+    if not isinstance(message, dict) or not isinstance(message.get("content"), list):
+        return message
+    texts = []
+    for part in message["content"]:
+        if isinstance(part, dict) and part.get("type") in ("image", "image_url"):
+            value = next((part[key] for key in IMAGE_KEYS if part.get(key) is not None), None)
+            if value is not None:  # else a place for an image of the column
+                found.append(value)
+            texts.append(_HERE)
+        else:
+            texts.append(part.get("text", "") if isinstance(part, dict) and part.get("type") == "text" else str(part))
+    return {**message, "content": "".join(texts)}
+
+
+def _place(messages: list[Message], count: int, where: str) -> None:
+    """Puts the images of a column where the text marks them, or before the first question."""
+    if any(_HERE in message["content"] for message in messages):
+        return
+    asked = [message for message in messages if message["role"] == "user"]
+    if not asked:
+        raise bad(where, "no message asks anything (role user), so its images have no place")
+    if any(MARK in message["content"] for message in asked):
+        for message in asked:
+            message["content"] = message["content"].replace(MARK, _HERE)
+    else:
+        asked[0]["content"] = _HERE * count + asked[0]["content"]
+
+
+def _parts(content: str) -> list[dict[str, str]]:
+    """The content as chat templates of models that see take it."""
+    parts: list[dict[str, str]] = []
+    for number, text in enumerate(content.split(_HERE)):
+        parts += [{"type": "image"}] if number else []
+        parts += [{"type": "text", "text": text}] if text else []
+    return parts
+
+
+class Writer:
+    """Turns records into documents: the template writes the text, the processor makes tokens of the images."""
+
+    def __init__(self, processor: Any, optics: Optics, data: Data, root: Path) -> None:
+        self.processor, self.optics, self.root, self.data = processor, optics, root, data
+        text = getattr(processor, "chat_template", None)
+        tokenizer = processor.tokenizer
+        if isinstance(text, str) and text and not data.chat_template:
+            tokenizer.chat_template = text
+        self.template = Template(tokenizer, data.chat_template, data.train_on)
+
+    def document(self, record: Record) -> Document:
+        """A record as tokens and pixels."""
+        pictures = [load_picture(one, self.root, record.where) for one in record.pictures]
+        seen = self.processor.image_processor(pictures, return_tensors="pt") if pictures else {}
+        words = [str(self.processor.replace_image_token(seen, image_idx=i)) for i in range(len(pictures))]
+        tokens = self.template.tokens_of(record.talk, record.where, self.processor.image_token, words)
+        pixels = seen["pixel_values"].numpy().astype(np.float32) if pictures else np.zeros((0, *self.optics.shape))
+        if pixels.shape[1:] != self.optics.shape:
+            raise InputError(
+                f"the processor makes images of the shape {pixels.shape[1:]}, the model takes {self.optics.shape}",
+                field="data.tokenizer",
+                value=getattr(self.processor.tokenizer, "name_or_path", ""),
+                fix=("data.tokenizer=the folder of the model itself",),
+            )
+        grids = None
+        if not self.optics.whole:
+            grids = seen["image_grid_thw"].numpy().astype(np.int64) if pictures else np.zeros((0, 3), dtype=np.int64)
+        ids = tokens.ids.astype(np.int64)
+        shapes: Sequence[Any] = [()] * len(pixels) if grids is None else list(grids)
+        made = sum(self.optics.tokens_of(shape) for shape in shapes)
+        if int((ids == self.optics.image_token).sum()) != made:
+            raise InputError(
+                f"{record.where}: the images become {made} tokens, and the text has another number of places for them",
+                field="data.tokenizer",
+                fix=("data.tokenizer=the folder of the model itself",),
+            )
+        return Document(ids, tokens.learnt, pixels.astype(np.float32), grids)
+
+    def length(self, record: Record) -> int:
+        """Tokens of a record at most, told by the sizes of its images without decoding them."""
+        sizes = [open_picture(one, self.root, record.where).size for one in record.pictures]
+        counts: Sequence[int] = ()
+        if sizes:
+            heights = [(height, width) for width, height in sizes]
+            counts = self.processor._get_num_multimodal_tokens(image_sizes=heights)["num_image_tokens"]
+        words = self.template.tokens_of(record.talk, record.where, self.processor.image_token, [""] * len(sizes))
+        return len(words.ids) + sum(count + FRAME for count in counts)
+
+
+class Conversations:
+    """Conversations about images by index: one in each sample, or several."""
+
+    def __init__(self, records: Sequence[Record], writer: Writer, seq_length: int, packed: bool) -> None:
+        self.records, self.writer, self.seq_length, self.packed = records, writer, seq_length, packed
+        room = seq_length + 1
+        lengths = [min(writer.length(record), room) for record in records] if packed else []
+        self.packs = pack(lengths, room) if packed else [[i] for i in range(len(records))]
+
+    def __len__(self) -> int:
+        return len(self.packs)
+
+    def sample(self, index: int) -> Sample:
+        """One sample."""
+        documents = [self._fitting(self.records[i]) for i in self.packs[index]]
+        return sample_of(documents, self.writer.optics, self.seq_length, self.packed)
+
+    def _fitting(self, record: Record) -> Document:
+        document, room = self.writer.document(record), self.seq_length + 1
+        if len(document.tokens) <= room or self.writer.data.truncation == "end":
+            return document  # what is too long is cut off where samples are laid out
+        if self.writer.data.truncation == "drop":
+            return replace(document, learnt=np.zeros_like(document.learnt))
+        raise InputError(
+            f"{record.where}: the conversation has {len(document.tokens)} tokens, a sample has room for {room}",
+            field="data.truncation",
+            value=self.writer.data.truncation,
+            fix=(f"data.seq_length={len(document.tokens) - 1}", "data.truncation=end", "data.truncation=drop"),
+        )
+
+
+class ShuffledImages(Shuffled):
+    """Samples with images without an end, in an order of its own for every epoch."""
+
+    def __init__(self, corpus: Conversations, seed: int) -> None:
+        super().__init__(corpus, seed)
+        self.optics = corpus.writer.optics
+
+    def samples(self, numbers: Sequence[int]) -> Samples:
+        """The samples with these numbers."""
+        return stack_padded([self.corpus.sample(self.index(number)) for number in numbers], self.optics)
+
+
+def load_processor(folder: str, optics: Optics) -> Any:
+    """The processor in a folder, which must know the model's image token; no code of its own is ever run."""
+    from transformers import AutoProcessor
+
+    fix = ("data.tokenizer=FOLDER of the model, with its processor_config.json or preprocessor_config.json",)
+    try:
+        load: Any = AutoProcessor.from_pretrained
+        processor = load(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError and others for the same mistakes
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise InputError(
+            f"holds no processor of images that can be read: {reason}", field="data.tokenizer", value=folder, fix=fix
+        ) from None
+    if not hasattr(processor, "image_processor") or not getattr(processor, "image_token", None):
+        raise InputError("holds a tokenizer, and no processor of images", field="data.tokenizer", value=folder, fix=fix)
+    ids = set(processor.tokenizer.get_vocab().values())
+    if optics.image_token not in ids:
+        raise InputError(
+            f"the processor has no token {optics.image_token}, which stands for an image in the model",
+            field="data.tokenizer",
+            value=folder,
+            fix=("data.tokenizer=the folder of the model itself",),
+        )
+    return processor
