@@ -191,6 +191,11 @@ def rule_to_dict(rule: Rule) -> dict[str, Any]:
     }
 
 
+def plainly(result: msgspec.Struct, **more: Any) -> dict[str, Any]:
+    """What a command found, as the JSON object of the outer contract."""
+    return {"schema": SCHEMA, **more, **msgspec.to_builtins(result, enc_hook=str)}
+
+
 def training_to_dict(done: Any) -> dict[str, Any]:
     """The training object: what was run, how it went, and the estimate beside it."""
     recipe, outcome = done.recipe, done.outcome
@@ -224,4 +229,5 @@ def training_to_dict(done: Any) -> dict[str, Any]:
         "first_step": outcome.first_step,
         "checkpoint": outcome.checkpoint,
         "resumed_from": outcome.resumed_from,
+        "exported": outcome.model,
     }

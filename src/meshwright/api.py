@@ -203,6 +203,85 @@ def _run(
     return start.train(asked, start.Settings(find_micro_batch=bool(automatic), **settings), pinned)
 
 
+def tokenize(
+    inputs: Sequence[str],
+    tokenizer: str,
+    out: str,
+    *,
+    column: str = "text",
+    workers: int | None = None,
+    shard_tokens: int | None = None,
+    skip_bad_lines: bool = False,
+    format: str = "shards",
+) -> dict[str, Any]:
+    """Turns text, JSON lines or Parquet into tokens that training reads from disk."""
+    from meshwright.engine.data.tokenise import SHARD_TOKENS, tokenise
+
+    made = tokenise(
+        inputs,
+        tokenizer,
+        out,
+        text_column=column,
+        workers=workers,
+        shard_tokens=shard_tokens or SHARD_TOKENS,
+        bad_lines="skip" if skip_bad_lines else "refuse",
+        format=_choice("format", format, ("shards", "megatron")),
+    )
+    return answers.plainly(made)
+
+
+def generate(
+    checkpoint: str,
+    prompt: str,
+    *,
+    max_tokens: int = 64,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    chat: bool | None = None,
+) -> dict[str, Any]:
+    """Lets a trained model go on from a prompt; imports torch."""
+    from meshwright.engine.trained.generate import Asking
+    from meshwright.engine.trained.generate import generate as ask
+
+    said = ask(checkpoint, prompt, Asking(max_tokens, temperature, top_p, seed, chat))
+    return answers.plainly(said, prompt=prompt)
+
+
+def evaluate(
+    checkpoint: str,
+    *,
+    dataset: str | None = None,
+    samples: int = 256,
+    nproc: int | None = None,
+    answers_only: bool = False,
+    overrides: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The perplexity of a trained model; imports torch."""
+    from meshwright.engine.trained.perplexity import evaluate as measure
+
+    found = measure(
+        checkpoint, dataset=dataset, samples=samples, nproc=nproc, answers=answers_only, overrides=overrides
+    )
+    return answers.plainly(found, checkpoint=checkpoint)
+
+
+def convert(
+    checkpoint: str,
+    out: str,
+    *,
+    dtype: str | None = None,
+    shard_gib: float = 5.0,
+    consolidated: bool = False,
+    merge: bool = False,
+) -> dict[str, Any]:
+    """Writes the model of a checkpoint as a Hugging Face folder; imports torch."""
+    from meshwright.engine.trained.convert import convert as write
+
+    made = write(checkpoint, out, dtype=dtype, shard_gib=shard_gib, consolidated=consolidated, merge=merge)
+    return answers.plainly(made, checkpoint=checkpoint)
+
+
 def training_to_dict(done: Finished) -> dict[str, Any]:
     """The training object of the outer contract."""
     return answers.training_to_dict(done)

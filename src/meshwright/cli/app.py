@@ -6,7 +6,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from meshwright import __version__
-from meshwright.cli import advice, catalogues, training
+from meshwright.cli import advice, catalogues, trained, training
 from meshwright.cli.options import examples
 
 
@@ -38,6 +38,10 @@ for command in (
     advice.check,
     training.train,
     training.bench,
+    trained.tokenize,
+    trained.generate,
+    trained.evaluate,
+    trained.convert,
     catalogues.recipes,
     catalogues.recipe,
     catalogues.accuracy,

@@ -315,10 +315,41 @@ def training(answer: dict[str, Any]) -> None:
     out.print("memory  " + "  ".join(f"{part} {value:.3g}" for part, value in memory.items()) + " GiB")
     if answer["estimate"] is not None:
         out.print(f"beside  {_beside(answer)}")
-    if answer["folder"]:
-        out.print(f"metrics {escape(answer['folder'])}")
-    if answer["checkpoint"]:
-        out.print(f"saved   {escape(answer['checkpoint'])}")
+    for word, key in (("metrics", "folder"), ("saved", "checkpoint"), ("model", "exported")):
+        if answer[key]:
+            out.print(f"{word:<7} {escape(answer[key])}")
+
+
+def tokenized(answer: dict[str, Any]) -> None:
+    """What was made of some text."""
+    out = console()
+    out.print(f"[bold]{escape(answer['folder'])}[/]  {answer['tokens']:,} tokens of {answer['documents']:,} documents")
+    rate = answer["tokens"] / max(answer["seconds"], 1e-9)
+    out.print(f"{answer['shards']} shards of {answer['dtype']}, {answer['seconds']:.1f} s, {rate:,.0f} tokens/s")
+    if answer["skipped"] or answer["empty"]:
+        out.print(f"left out: {answer['skipped']} bad lines, {answer['empty']} documents without text")
+    for line in answer["skipped_lines"]:
+        out.print(f"  {escape(line)}")
+
+
+def generated(answer: dict[str, Any]) -> None:
+    """What a model said, and nothing else: it can be piped on."""
+    console().print(answer["text"], markup=False)
+
+
+def evaluated(answer: dict[str, Any]) -> None:
+    """The perplexity and what it is of."""
+    held = ", held out" if answer["held_out"] else ""
+    console().print(
+        f"perplexity {answer['perplexity']:.4g} (loss {answer['loss']:.4f}) over {answer['tokens']:,} tokens of "
+        f"{answer['samples']:,} samples of {escape(answer['dataset'])}{held}"
+    )
+
+
+def converted(answer: dict[str, Any]) -> None:
+    """What was written."""
+    size = answer["bytes"] / 1024**3
+    console().print(f"{escape(str(answer['folder']))}  {answer['files']} files, {size:.3g} GiB, {answer['dtype']}")
 
 
 def _layout_words(layout: dict[str, Any]) -> str:

@@ -93,7 +93,9 @@ def _export_transformers(trainer: Trainer, folder: Path, consolidated: bool) -> 
     tokenizer = tokenizer_folder(recipe, start)
     if recipe.goal == "peft":
         base = str(start) if start is not None else recipe.model
-        folders.save_adapters(trainer.stages, trainer.mesh, recipe.peft, folder, base, tokenizer=tokenizer)
+        folders.save_adapters(trainer.stages, trainer.mesh, recipe.peft, folder, base)
+        if tokenizer is not None and trainer.mesh.world.rank == 0:
+            folders.copy_tokenizer(tokenizer, folder)
         return
     folders.save_model(
         trainer.stages,

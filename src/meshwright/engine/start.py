@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -24,8 +24,12 @@ from meshwright.recipes.case import Case
 from meshwright.recipes.types import Layout, Recipe
 from meshwright.rules import Finding
 
+if TYPE_CHECKING:
+    from meshwright.engine.kinds import Kind
+
 PRELOADED = ("meshwright.engine.loop",)
 RUNS = "runs"
+START = "start"  # in a run's folder: the random weights that --tiny fine-tunes from
 ESTIMATED_ONLY = ("precision.format-published",)  # what a recipe may be estimated with, but not trained
 
 
@@ -95,7 +99,7 @@ def train(recipe: Recipe, settings: Settings, pinned: Mapping[str, Any] | None =
         if weights is not None:
             job = msgspec.structs.replace(job, weights=str(weights))
         elif made_up and recipe.goal != "pretrain" and not settings.random_weights:
-            job = msgspec.structs.replace(job, weights=str(Path(folder) / "start"), makes_weights=True)
+            job = msgspec.structs.replace(job, weights=str(Path(folder) / START), makes_weights=True)
         grace_s = recipe.checkpoint.grace_s if kept else None
         results = processes.start(work, job, grace_s=grace_s, **_how(recipe, config, settings))
     outcome = next((result for result in results if result is not None), None)
@@ -124,8 +128,13 @@ def _how(recipe: Recipe, config: Any, settings: Settings) -> dict[str, Any]:
     return {
         "nproc": settings.nproc,
         "device_type": "cpu" if settings.tiny else "auto",
-        "preload": (*PRELOADED, *kind_of(recipe).modules(config)),
+        "preload": preloaded(kind_of(recipe), config),
     }
+
+
+def preloaded(kind: Kind, config: Any) -> tuple[str, ...]:
+    """Modules that are imported once, before ranks are forked."""
+    return (*PRELOADED, *kind.modules(config))
 
 
 def with_largest_micro_batch(

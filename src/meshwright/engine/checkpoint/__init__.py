@@ -88,6 +88,7 @@ class Checkpoints:
             loss_scale=scale.state_dict() if scale is not None else None,
             skipped_in_a_row=self.skipped_in_a_row,
             versions={"torch": str(torch.__version__), "python": platform.python_version()},
+            recipe=recipe.name,
         )
 
 

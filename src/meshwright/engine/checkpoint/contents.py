@@ -74,6 +74,7 @@ class State(msgspec.Struct, frozen=True):
     loss_scale: dict[str, float] | None
     skipped_in_a_row: int
     versions: dict[str, str]
+    recipe: str = ""  # its name
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):

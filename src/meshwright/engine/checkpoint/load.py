@@ -30,6 +30,8 @@ from meshwright.engine.metrics.jsonl import say
 if TYPE_CHECKING:
     from meshwright.engine.loop import Trainer
 
+MODEL = "model/"  # begins the names of weights and buffers
+
 
 def newest_good(folder: Folder, group: Any = None) -> Path | None:
     """The newest checkpoint whose every file is what was written; None where there is none at all.
@@ -81,6 +83,22 @@ def load(trainer: Trainer, checkpoint: Path, parts: list[Part] | None = None) ->
     if trainer.scale is not None and state.loss_scale is not None:
         trainer.scale.load_state_dict(state.loss_scale)
     return state
+
+
+def load_model_only(trainer: Trainer, checkpoint: Path) -> None:
+    """Puts the weights of a verified checkpoint into a trainer, and nothing else."""
+    manifest = read_manifest(checkpoint)
+    parts = [part for part in held_parts(trainer) if part.name.startswith(MODEL)]
+    load_tensors(parts, checkpoint, read_index(checkpoint, manifest), manifest)
+
+
+def whole_tensor(checkpoint: Path, index: Index, name: str) -> torch.Tensor:
+    """One tensor of a verified checkpoint, put together from its parts."""
+    whole = index.tensors[name]
+    dtype = next(dtype for dtype, format in FORMATS.items() if format == whole.format)
+    part = Part(name, whole.shape, (0,) * len(whole.shape), torch.empty(whole.shape, dtype=dtype))
+    load_tensors([part], checkpoint, index, read_manifest(checkpoint))
+    return part.tensor
 
 
 def load_tensors(parts: list[Part], checkpoint: Path, index: Index, manifest: Manifest) -> None:

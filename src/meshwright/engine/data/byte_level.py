@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,21 @@ def write_byte_tokenizer(folder: Path) -> Path:
     fast = kind(tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, pad_token=PAD, unk_token=UNKNOWN)
     fast.chat_template = TEMPLATE
     fast.save_pretrained(folder)
+    return folder
+
+
+def kept() -> Path:
+    """The folder of this tokenizer among what is kept between runs; written by whoever asks first."""
+    from meshwright.engine.data.talks import cache_folder
+
+    folder = cache_folder() / "tokenizers" / NAME
+    if not (folder / "tokenizer_config.json").is_file():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = write_byte_tokenizer(Path(tempfile.mkdtemp(dir=folder.parent)))
+        try:
+            os.rename(made, folder)
+        except OSError:  # another process was faster
+            shutil.rmtree(made)
     return folder
 
 

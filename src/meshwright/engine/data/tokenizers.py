@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from meshwright.engine.data import byte_level
 from meshwright.errors import InputError
 from meshwright.models.catalogue import find
 from meshwright.recipes.types import Recipe
@@ -15,6 +16,8 @@ FIELD = "data.tokenizer"
 def load_tokenizer(named: Recipe | str | Path, pretrained: Path | None = None) -> Any:
     """The tokenizer of a recipe (its own, the pretrained weights' or the model's), of a folder or of a cached id."""
     name = _name(named, pretrained) if isinstance(named, Recipe) else str(named)
+    if name == byte_level.NAME:
+        name = str(byte_level.kept())
     path = Path(name).expanduser()
     if path.is_file():
         path = path.parent

@@ -1,0 +1,155 @@
+"""What a path holds that somebody calls a checkpoint, and its model as transformers' own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from meshwright.engine.faults import RunError
+from meshwright.engine.start import START
+from meshwright.errors import InputError
+from meshwright.recipes.types import Recipe
+
+Kind = Literal["model", "adapters", "checkpoint", "run"]
+FIELD = "checkpoint"
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A folder and what it is: a Hugging Face model, adapters for one, one checkpoint of ours, or a run with some."""
+
+    kind: Kind
+    path: Path
+
+
+def look(path: str) -> Found:
+    """What a path is."""
+    from meshwright.engine.checkpoint.folder import MANIFEST
+
+    folder = Path(path).expanduser()
+    if not folder.exists():
+        from meshwright.engine import folders
+
+        return Found("model", folders.find(path))
+    if folder.is_file():
+        folder = folder.parent
+    for kind, name in (*MARKS, ("checkpoint", MANIFEST)):
+        if (folder / name).exists():
+            return Found(kind, folder)
+    raise InputError(
+        "holds neither a Hugging Face model (config.json), adapters (adapter_config.json), a checkpoint of ours "
+        "nor a run with checkpoints",
+        field=FIELD,
+        value=path,
+        fix=("name the folder that `meshwright train --out` was given", "name a folder with config.json"),
+    )
+
+
+MARKS: tuple[tuple[Kind, str], ...] = (
+    ("adapters", "adapter_config.json"),
+    ("run", "checkpoints"),
+    ("model", "config.json"),
+)
+
+
+@contextmanager
+def as_model_folder(path: str, merged: bool = False) -> Iterator[Path]:
+    """A Hugging Face folder with the model of a path: itself, or one that exists while it is used.
+
+    `merged` asks for a model with its adapters merged into it.
+    """
+    import tempfile
+
+    from meshwright.engine.trained.convert import convert
+
+    found = look(path)
+    if found.kind == "model" or (found.kind == "adapters" and not merged):
+        yield found.path
+        return
+    with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
+        yield convert(path, str(Path(scratch) / "model"), merge=merged).folder
+
+
+def newest(found: Found) -> Path:
+    """The checkpoint that was named, or the newest good one of a run; every file of it is verified."""
+    from meshwright.engine.checkpoint import Folder
+    from meshwright.engine.checkpoint.load import newest_good, problems_of
+
+    if found.kind == "run":
+        good = newest_good(Folder(found.path))
+        if good is None:
+            raise InputError("the run has no checkpoint yet", field=FIELD, value=str(found.path))
+        return good
+    problems = problems_of(found.path)
+    if problems:
+        raise RunError(f"{found.path} is damaged: {'; '.join(problems)}", fix=("name another checkpoint of the run",))
+    return found.path
+
+
+def recipe_of(checkpoint: Path) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe that a checkpoint was trained by, as far as it determines the weights, and the model's config."""
+    from meshwright.engine.checkpoint.contents import read_state
+
+    state = read_state(checkpoint)
+    content: dict[str, Any] = {"name": state.recipe or "training", "cluster": "1xH100"}
+    config: dict[str, Any] = {}
+    for key, value in state.contract.items():
+        section, _, name = key.partition(".")
+        if section == "config":
+            config[name] = value
+        elif name:
+            content.setdefault(section, {})[name] = value
+        else:
+            content[key] = value
+    try:
+        return msgspec.convert(content, Recipe), config
+    except msgspec.ValidationError as error:
+        raise RunError(f"{checkpoint} was written by another version: {error}") from None
+
+
+def start_of(checkpoint: Path, recipe: Recipe) -> Path:
+    """The folder of the frozen weights that a checkpoint's adapters belong to."""
+    from meshwright.engine.origin import weights_folder
+
+    made = checkpoint.parent.parent / START
+    if made.is_dir():
+        return made
+    folder = weights_folder(recipe)
+    if folder is None:
+        raise InputError("the adapters belong to random weights that were not kept", field=FIELD, value=checkpoint)
+    return folder
+
+
+def load_model(folder: Path, dtype: str = "auto") -> Any:
+    """A model folder, or adapters put onto the model they are for, as a transformers model ready to be asked."""
+    if not (folder / "adapter_config.json").exists():
+        return _transformers_model(folder, dtype)
+    from peft import PeftModel
+
+    base = base_of(folder)
+    return PeftModel.from_pretrained(_transformers_model(base, dtype), str(folder)).eval()
+
+
+def base_of(adapters: Path) -> Path:
+    """The folder of the model that adapters are for."""
+    from meshwright.engine import folders
+
+    named = json.loads((adapters / "adapter_config.json").read_text()).get("base_model_name_or_path") or ""
+    beside = (adapters / named).resolve()
+    return beside if named and beside.is_dir() else folders.find(named)
+
+
+def _transformers_model(folder: Path, dtype: str) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(folder, **safe)
+    kind: Any = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+    try:
+        return kind.from_pretrained(folder, dtype=dtype, use_safetensors=True, **safe).eval()
+    except (OSError, ValueError) as error:
+        raise InputError(str(error).strip().splitlines()[0], field=FIELD, value=str(folder)) from None
