@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from meshwright.recipes.case import Case, Column
 from meshwright.recipes.types import Peft
 from meshwright.rules.domains import NO_TENSOR, no, one_of, without
@@ -143,19 +145,51 @@ def dora_spares_experts(c: Case) -> Column:
     "error",
     "dropout",
     engines=("meshwright",),
-    message="adapters train without dropout here, not with {dropout}",
+    message="adapters with dropout={dropout} are for attention and dense layers, not for {method} on targets={targets}",
     symptom="other masks in every layout, and other ones in recomputed layers than in the forward pass",
-    cause="nothing random runs inside a layer, so that every layout trains alike",
-    fixes=({"dropout": [0.0]},),
+    cause="tokens reach experts and state-space layers out of order, and dora takes norms of whole weights",
+    fixes=(
+        LORA,
+        {"targets": without("targets", lambda c: _tokens_out_of_order(c))},
+        {"dropout": [0.0]},
+    ),
 )
-def adapters_are_not_dropped(c: Case) -> Column:
-    return _adapts(c) & (c.dropout > 0)
+def dropout_knows_its_tokens(c: Case) -> Column:
+    unordered = bool(set(_tokens_out_of_order(c)) & set(c.targets))
+    return _adapts(c) & (c.dropout > 0) & ((c.method == "dora") | unordered)
+
+
+def _tokens_out_of_order(c: Case) -> tuple[str, ...]:
+    """Targets whose linears do not know which token is which."""
+    experts = ("fc1", "fc2") if c.is_moe else ()
+    delta = ("qkv", "proj") if c.delta_v_heads else ()
+    return (*experts, *delta, "mamba_in", "mamba_out")
+
+
+@rule(
+    "peft.dropout-recompute",
+    "error",
+    "dropout",
+    engines=("meshwright",),
+    message="dropout={dropout} in adapters of parts that are recomputed by themselves does not go with pp={pp}",
+    symptom="recomputed parts drop other channels than the forward pass did",
+    cause="a part of a layer has the keys of the last micro batch, and a pipeline runs several before it comes back",
+    fixes=(
+        {"recompute": ["full"], "recompute_modules": [()]},
+        {"recompute": ["none"], "recompute_modules": [()]},
+        {"dropout": [0.0]},
+    ),
+)
+def dropped_parts_are_recomputed_with_their_layer(c: Case) -> Column:
+    apart = c.is_moe | bool(set(c.recompute_modules) - {"ops"})
+    return _adapts(c) & (c.dropout > 0) & (c.pp > 1) & (c.recompute == "selective") & apart
 
 
 @rule(
     "peft.qlora-tensor-parallel",
     "error",
     "tp",
+    engines=("megatron", "torchtitan", "automodel", "kempnerforge", "fsdp1", "deepspeed"),
     message="4-bit base weights cannot be cut by tp={tp}",
     symptom="a shape or type error when the quantised weights are distributed",
     cause="packed 4-bit weights have neither rows nor columns to cut",
@@ -163,6 +197,42 @@ def adapters_are_not_dropped(c: Case) -> Column:
 )
 def quantised_weights_stay_whole(c: Case) -> Column:
     return _adapts(c) & (c.method == "qlora") & (c.tp > 1)
+
+
+NF4_BLOCK = 64  # numbers that share a scale
+
+
+@rule(
+    "peft.qlora-blocks",
+    "error",
+    "tp",
+    engines=("meshwright",),
+    message="rows of {ffn} or {expert_width} 4-bit weights cannot be cut by tp={tp}, etp={etp} between blocks of 64",
+    symptom="a scale that two ranks would have to share",
+    cause="64 numbers along a row share a scale; a cut falls between blocks, so that codes are those of the whole",
+    fixes=({"etp": [1]}, NO_TENSOR, {**NO_TENSOR, "etp": [1]}, LORA),
+)
+def quantised_rows_are_cut_between_blocks(c: Case) -> Column:
+    split = _blocks(c.ffn) % c.tp + _blocks(c.expert_width) % c.etp
+    return _adapts(c) & (c.method == "qlora") & ("fc2" in c.targets) & (split > 0)
+
+
+def _blocks(width: Column) -> Column:
+    return width // np.gcd(width, NF4_BLOCK)
+
+
+@rule(
+    "peft.qlora-strategy",
+    "error",
+    "strategy",
+    engines=("meshwright",),
+    message="4-bit base weights are sharded by fsdp2 or not at all, not by {strategy}",
+    symptom="codes that are gathered as if they were weights",
+    cause="Megatron-FSDP keeps the parameters of a unit in one buffer of one format",
+    fixes=({"strategy": ["fsdp2"]}, LORA),
+)
+def quantised_weights_are_sharded_apart(c: Case) -> Column:
+    return _adapts(c) & (c.method == "qlora") & (c.strategy == "megatron_fsdp")
 
 
 @rule(

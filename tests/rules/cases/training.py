@@ -228,8 +228,26 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"engine": "automodel", "spec": MIXTURE, "goal": "peft", "method": "dora"},
         {"targets": ("qkv",)},
     ),
-    "peft.dropout": ({"goal": "peft", "dropout": 0.1}, {"dropout": 0.0}),
-    "peft.qlora-tensor-parallel": ({"goal": "peft", "method": "qlora", "tp": 2, "sp": True}, {"tp": 1, "sp": False}),
+    "peft.dropout": (
+        {"spec": MIXTURE, "goal": "peft", "dropout": 0.1},
+        {"targets": ("qkv", "proj")},
+    ),
+    "peft.dropout-recompute": (
+        {"goal": "peft", "dropout": 0.1, "pp": 2, "recompute": "selective", "recompute_modules": ("mlp",)},
+        {"recompute_modules": ("ops",)},
+    ),
+    "peft.qlora-tensor-parallel": (
+        {"engine": "automodel", "goal": "peft", "method": "qlora", "tp": 2, "sp": True},
+        {"engine": "meshwright"},
+    ),
+    "peft.qlora-blocks": (
+        {"spec": ODD_WIDTH, "goal": "peft", "method": "qlora", "tp": 2, "sp": True},
+        {"tp": 1, "sp": False},
+    ),
+    "peft.qlora-strategy": (
+        {"goal": "peft", "method": "qlora", "strategy": "megatron_fsdp"},
+        {"strategy": "fsdp2"},
+    ),
     "peft.qlora-fp8": ({"goal": "peft", "method": "qlora", "matmul": "fp8_tensor"}, {"method": "lora"}),
     "peft.scale": ({"goal": "peft", "alpha": 512.0}, {"alpha": 64.0}),
     # precision
