@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshwright.engine.folders.beside import copy_tokenizer
 from meshwright.engine.folders.find import find
 from meshwright.engine.folders.names import Described, describe, describe_model
+from meshwright.engine.folders.peft import load_adapters, save_adapters
 from meshwright.engine.folders.read import Loaded, Weights, load_weights
 from meshwright.engine.folders.write import Saved, save_model, write_folder
 
@@ -17,7 +18,9 @@ __all__ = [
     "describe",
     "describe_model",
     "find",
+    "load_adapters",
     "load_weights",
+    "save_adapters",
     "save_model",
     "write_folder",
 ]

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from meshwright.engine.folders.beside import GENERATION, copy_tokenizer, generation, published_config
@@ -33,6 +32,7 @@ from meshwright.engine.folders.shards import (
     sync_folder,
     write_text,
 )
+from meshwright.engine.folders.together import Emitted, gathered, on_first, raise_everywhere, write_in_turns
 from meshwright.engine.mesh import Mesh
 from meshwright.errors import InputError, MeshwrightError, OutputError
 
@@ -115,16 +115,16 @@ def save_model(
             fix=("merged=True puts them into the weights", "save_adapters writes them alone"),
         )
     wholes = _wholes(source, described, dtype, scale)
-    plan = _common_plan(wholes, mesh, source.writes, _limit(max_shard_gib, consolidated))
-    _on_first(mesh, lambda: _prepare(folder, plan, overwrite))
+    plan = _common_plan(wholes, mesh, _limit(max_shard_gib, consolidated))
+    on_first(mesh, lambda: _prepare(folder, plan, overwrite))
     _require_complete(described, plan)
-    failure = None
-    if consolidated and mesh.pp.size > 1:
-        failure = _write_in_turns(wholes, source, plan, folder, mesh, scale)
+    if consolidated:
+        name, entries = plan.files[0]
+        write_in_turns(entries, lambda: _all_emitted(wholes, source, scale), folder / name, mesh)
     else:
         failure = _write_files(wholes, source, plan, folder, scale, mesh.pp.rank if source.writes else None)
-    _raise_everywhere(mesh, failure)
-    _on_first(mesh, lambda: _finish(folder, plan, described, dtype, tokenizer))
+        raise_everywhere(mesh, failure)
+    on_first(mesh, lambda: _finish(folder, plan, described, dtype, tokenizer))
     return _saved(folder, plan)
 
 
@@ -208,16 +208,10 @@ def _require_plain(stages: Sequence[Any]) -> None:
         )
 
 
-def _common_plan(wholes: Sequence[Whole], mesh: Mesh, writes: bool, limit: float) -> Plan:
+def _common_plan(wholes: Sequence[Whole], mesh: Mesh, limit: float) -> Plan:
     """The files of all pipeline stages, numbered through; each stage's tensors in files of its own."""
     own = [whole.entry(block) for whole in wholes for block in whole.blocks]
-    entries: list[Any] = [None] * mesh.world.size
-    mine = (mesh.pp.rank, own) if writes else None
-    if mesh.world.size > 1:
-        dist.all_gather_object(entries, mine)
-    else:
-        entries = [mine]
-    by_stage = dict(sorted(one for one in entries if one is not None))
+    by_stage = dict(enumerate(gathered(mesh, own)))
     if limit == float("inf"):
         together = [entry for own in by_stage.values() for entry in own]
         return Plan([(file_names(1)[0], together)])
@@ -263,29 +257,10 @@ def _write_files(
     return failure
 
 
-def _write_in_turns(
-    wholes: Sequence[Whole], source: Held, plan: Plan, folder: Path, mesh: Mesh, scale: float | None
-) -> OutputError | None:
-    """One file of all stages: each stage adds its tensors when the one before it is done."""
-    name, entries = plan.files[0]
-    failure: OutputError | None = None
-    for turn in range(mesh.pp.size):
-        if turn == mesh.pp.rank:
-            try:
-                file = File(folder / name, entries, create=turn == 0) if source.writes else None
-            except OutputError as error:
-                file, failure = None, error
-            for whole in wholes:
-                for tensor, first_byte, part, _ in _emitted(whole, source, scale):
-                    if file is not None and part is not None and failure is None:
-                        try:
-                            file.put(tensor, first_byte, part)
-                        except OutputError as error:
-                            failure = error
-            if file is not None and failure is None:
-                file.finish() if turn == mesh.pp.size - 1 else file.close()
-        dist.barrier()
-    return failure
+def _all_emitted(wholes: Sequence[Whole], source: Source, scale: float | None) -> Emitted:
+    for whole in wholes:
+        for name, first_byte, part, _ in _emitted(whole, source, scale):
+            yield name, first_byte, part
 
 
 def _emitted(whole: Whole, source: Source, scale: float | None) -> Iterator[tuple[str, int, torch.Tensor | None, bool]]:
@@ -404,28 +379,3 @@ def _finish(folder: Path, plan: Plan, described: Described, dtype: torch.dtype, 
 
 def _saved(folder: Path, plan: Plan) -> Saved:
     return Saved(folder, tuple(name for name, _ in plan.files), len(plan.where), plan.bytes)
-
-
-def _on_first(mesh: Mesh, work: Callable[[], None]) -> None:
-    """Does something on the first rank; if it fails, it fails on every rank."""
-    failure: MeshwrightError | None = None
-    if mesh.world.rank == 0:
-        try:
-            work()
-        except MeshwrightError as error:
-            failure = error
-    _raise_everywhere(mesh, failure)
-
-
-def _raise_everywhere(mesh: Mesh, failure: MeshwrightError | None) -> None:
-    """Raises the first rank's error that there is on all ranks, so that none waits for another."""
-    told: list[Any] = [None] * mesh.world.size
-    mine = (type(failure), failure.reason, failure.field, failure.value, tuple(failure.fix)) if failure else None
-    if mesh.world.size > 1:
-        dist.all_gather_object(told, mine)
-    else:
-        told = [mine]
-    first = next((one for one in told if one is not None), None)
-    if first is not None:
-        kind, *rest = first
-        raise kind(*rest)
