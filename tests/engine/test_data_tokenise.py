@@ -17,6 +17,7 @@ from tests.engine.test_data_files import write_megatron
 from meshwright.engine.data import open_source, shards, texts
 from meshwright.engine.data import tokenise as module
 from meshwright.engine.data.byte_level import write_byte_tokenizer
+from meshwright.engine.data.megatron_files import open_megatron
 from meshwright.engine.data.mock import Mock
 from meshwright.engine.data.tokenise import tokenise
 from meshwright.errors import InputError
@@ -104,6 +105,19 @@ def test_processes_give_what_one_gives(tmp_path: Path, tokenizer: str, monkeypat
     assert len(names) > 5
     for name in names:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_megatrons_files_hold_the_same_documents(tmp_path: Path, tokenizer: str) -> None:
+    path = jsonl(tmp_path / "a.jsonl", rows())
+    tokenise([path], tokenizer, str(tmp_path / "out"), shard_tokens=8)
+    report = tokenise([path], tokenizer, str(tmp_path / "mega"), shard_tokens=8, format="megatron")
+    ours, theirs = shards.open_shards(tmp_path / "out")[0], open_megatron(Path(report.folder)).stream()
+    assert len(ours.parts) > 1
+    assert (ours.read(0, len(ours)) == theirs.read(0, len(theirs))).all()
+    assert ours.ends(0, len(ours)) == theirs.ends(0, len(theirs))
+    assert {p.name for p in tmp_path.iterdir()} == {"a.jsonl", "out", "mega.bin", "mega.idx"}
+    with pytest.raises(InputError, match="something already"):
+        tokenise([path], tokenizer, str(tmp_path / "mega"), format="megatron")
 
 
 BAD = {

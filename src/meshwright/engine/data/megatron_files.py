@@ -154,6 +154,17 @@ class MegatronWriter:
             _settle(file)
 
 
+def write_stream(stream: Stream, prefix: Path, dtype: Any) -> None:
+    """Writes the documents of a stream as a pair of files, one sequence for each."""
+    with MegatronWriter(prefix, dtype) as writer:
+        for part in stream.parts:
+            begin = 0
+            for end in part.ends:
+                writer.add(part.tokens[begin : int(end)])
+                writer.end_document()
+                begin = int(end)
+
+
 def _settle(file: Any) -> None:
     file.flush()
     os.fsync(file.fileno())

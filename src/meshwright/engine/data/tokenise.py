@@ -7,16 +7,18 @@ import hashlib
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from meshwright.engine.data import shards
+from meshwright.engine.data.megatron_files import write_stream
 from meshwright.engine.data.texts import BadLines, blocks, encoded, found_files
 from meshwright.engine.faults import RunError
 from meshwright.errors import InputError
@@ -64,8 +66,11 @@ def tokenise(
     shard_tokens: int = SHARD_TOKENS,
     bad_lines: BadLines = "refuse",
     append_eos: bool = True,
+    format: Literal["shards", "megatron"] = "shards",
 ) -> Tokenised:
     """Turns files and folders of text into a folder of shards, which appears when it is whole.
+
+    With format megatron `out` is the prefix of a pair of .bin and .idx files instead.
 
     JSON lines and Parquet hold a document per row, in `text_column`; a plain text file is one document. The result does
     not depend on the number of workers (processes; by default one for each core).
@@ -74,7 +79,16 @@ def tokenise(
     tokenizer = load(tokenizer_folder, append_eos)
     folder = _refuse_existing(Path(out).expanduser())
     workers = (os.cpu_count() or 1) if workers is None else workers
-    return _tokenise(files, tokenizer, folder, text_column, workers, shard_tokens, bad_lines)
+    if format == "shards":
+        return _tokenise(files, tokenizer, folder, text_column, workers, shard_tokens, bad_lines)
+    for ending in (".bin", ".idx"):
+        _refuse_existing(Path(f"{folder}{ending}"))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
+        made = _tokenise(files, tokenizer, Path(scratch) / "shards", text_column, workers, shard_tokens, bad_lines)
+        stream, manifest = shards.open_shards(Path(made.folder))
+        write_stream(stream, folder, "uint16" if manifest.dtype == "uint16" else "int32")  # Megatron has no uint32
+    return msgspec.structs.replace(made, folder=str(folder), shards=1)
 
 
 def _tokenise(

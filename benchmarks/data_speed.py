@@ -1,0 +1,211 @@
+"""How fast samples come, against how fast a GPU uses them up: one table and a JSON file.
+
+PYTHONPATH=src python benchmarks/data_speed.py
+
+All runs are of one rank that reads with `THREADS` threads. The rate of the engine is that of Llama-3-8B on one H200
+(results/engine_h200_2026-11-15.json). The stall is what a step waits for its batch while the device computes for
+`STEP_S`, with steps prepared ahead and without.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+
+from meshwright.engine.data.blend import Blend
+from meshwright.engine.data.byte_level import write_byte_tokenizer
+from meshwright.engine.data.megatron_files import open_megatron, write_stream
+from meshwright.engine.data.mock import Mock
+from meshwright.engine.data.opening import opened
+from meshwright.engine.data.order import Shuffled
+from meshwright.engine.data.shards import Manifest, ShardWriter, StreamCorpus, open_shards, write_manifest
+from meshwright.engine.data.source import Loader, Source
+from meshwright.engine.data.tokenise import tokenise
+from meshwright.engine.mesh import SOLO, Mesh
+from meshwright.recipes import types
+
+ENGINE = 17_284  # tokens/s of one GPU
+GOAL = 20
+SEQ, BATCH, VOCAB = 4096, 16, 50_000
+TOKENS = 64_000_000
+DOCUMENT = 900  # tokens of a document, on average
+THREADS = 2
+PREFETCH = 2
+STEPS = 40
+STEP_S = 0.05
+
+
+def write_tokens(folder: Path) -> Path:
+    """A folder of shards with made-up documents."""
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    writer = ShardWriter(folder, "uint16", TOKENS // 4)
+    documents = 0
+    for _ in range(64):
+        lengths = random.integers(DOCUMENT // 4, DOCUMENT * 7 // 4, size=TOKENS // 64 // DOCUMENT)
+        writer.add(random.integers(VOCAB, size=int(lengths.sum()), dtype=np.int64), np.cumsum(lengths))
+        documents += len(lengths)
+    writer.close()
+    manifest = Manifest(
+        dtype="uint16",
+        tokens=sum(shard.tokens for shard in writer.shards),
+        documents=documents,
+        max_token=writer.max_token,
+        eos=None,
+        tokenizer="none",
+        tokenizer_sha256="",
+        vocab=VOCAB,
+        sources=[],
+        shards=writer.shards,
+    )
+    write_manifest(folder, manifest)
+    return folder
+
+
+def write_talks(path: Path) -> Path:
+    """Made-up conversations of different lengths."""
+    random = np.random.default_rng(0)
+    with path.open("w") as file:
+        for _ in range(4000):
+            words = [" ".join(["word"] * int(n)) for n in random.integers(5, 200, size=2)]
+            file.write(json.dumps({"prompt": words[0], "response": words[1]}) + "\n")
+    return path
+
+
+def sources(folder: Path) -> dict[str, Callable[[], Source]]:
+    """The sources that are measured, by name."""
+    os.environ["MESHWRIGHT_CACHE"] = str(folder / "cache")
+    stream, _ = open_shards(write_tokens(folder / "shards"))
+    write_stream(stream, folder / "megatron", "uint16")
+    theirs = open_megatron(folder / "megatron").stream()
+
+    def plain(packing: bool = False, of: Any = stream) -> Source:
+        return Shuffled(StreamCorpus(of, SEQ, vocab=VOCAB, packing=packing), 1)
+
+    def talks() -> Source:
+        data = types.Data(
+            dataset=str(write_talks(folder / "talks.jsonl")),
+            tokenizer=str(write_byte_tokenizer(folder / "tokenizer")),
+            seq_length=SEQ,
+            packing=True,
+        )
+        recipe = types.Recipe(name="bench", model="llama3_8b", goal="sft", cluster="1xH200", data=data)
+        return opened(recipe, VOCAB, False, None)
+
+    return {
+        "shards": plain,
+        "shards, documents apart": lambda: plain(True),
+        "Megatron .bin/.idx": lambda: plain(of=theirs),
+        "Megatron, documents apart": lambda: plain(True, theirs),
+        "blend of 3": lambda: Blend([plain(), plain(of=theirs), plain()], [0.6, 0.3, 0.1]),
+        "conversations, packed": talks,
+        "made up": lambda: Mock(VOCAB, SEQ, 1),
+    }
+
+
+def loader(source: Source, prefetch: int) -> Loader:
+    """A loader of a run on one rank."""
+    state: Any = None
+    mesh = Mesh("cpu", SOLO, SOLO, SOLO, SOLO, SOLO, SOLO, SOLO, SOLO, SOLO, state, state, ((0,),))
+    return Loader(
+        source,
+        mesh,
+        global_batch=BATCH,
+        micro_batch=1,
+        positions=torch.arange(SEQ),
+        per_token=True,
+        device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+        prefetch=prefetch,
+        readers=THREADS,
+    )
+
+
+def rate(source: Source) -> float:
+    """Tokens per second when nothing but loading is done."""
+    made = loader(source, PREFETCH)
+    made.batch(0)
+    begun = time.perf_counter()
+    for step in range(1, STEPS + 1):
+        made.batch(step)
+    took = time.perf_counter() - begun
+    made.close()
+    return STEPS * BATCH * SEQ / took
+
+
+def stall(source: Source, prefetch: int) -> float:
+    """Milliseconds a step waits for its batch, by the median, while the device is busy between."""
+    made = loader(source, prefetch)
+    waits = []
+    for step in range(STEPS):
+        begun = time.perf_counter()
+        made.batch(step)
+        waits.append(time.perf_counter() - begun)
+        time.sleep(STEP_S)  # the host waits for the device
+    made.close()
+    return median(waits[1:]) * 1e3
+
+
+def tokenising(folder: Path) -> dict[str, Any]:
+    """How fast text becomes tokens, with one process and with two."""
+    path = folder / "text.jsonl"
+    line = json.dumps({"text": "the quick brown fox jumps over the lazy dog, " * 60}) + "\n"
+    path.write_text(line * (24_000_000 // len(line)))
+    tokenizer = str(write_byte_tokenizer(folder / "bytes"))
+    found = {}
+    for workers in (1, 2):
+        report = tokenise([str(path)], tokenizer, str(folder / f"out{workers}"), workers=workers)
+        found[f"{workers} processes" if workers > 1 else "1 process"] = round(
+            report.text_bytes / report.seconds / 1e6, 2
+        )
+    return found
+
+
+def main() -> None:
+    """Prints the table and writes it beside this file."""
+    rows = []
+    print(f"{'source':28} {'tokens/s':>14} {'× one GPU':>10} {'stall ms':>9} {'without prefetch':>17}")
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, opening in sources(Path(scratch)).items():
+            source = opening()
+            found = rate(source)
+            row = {
+                "source": name,
+                "tokens_per_s": round(found),
+                "times_one_gpu": round(found / ENGINE, 1),
+                "stall_ms": round(stall(source, PREFETCH), 3),
+                "stall_without_prefetch_ms": round(stall(source, 0), 3),
+            }
+            rows.append(row)
+            print("{:28} {:>14,} {:>9}× {:>9} {:>17}".format(*row.values()))
+        text = tokenising(Path(scratch))
+        print(f"tokenising, MB of text per second with a tokenizer of bytes: {text}")
+    result = {
+        "date": date.today().isoformat(),
+        "command": "python benchmarks/data_speed.py",
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        "settings": {"seq_length": SEQ, "samples": BATCH, "threads": THREADS, "prefetch": PREFETCH, "step_s": STEP_S},
+        "engine_tokens_per_s_per_gpu": ENGINE,
+        "goal_times": GOAL,
+        "sources": rows,
+        "tokenising_mb_per_s": text,
+    }
+    out = Path(__file__).parent / "results" / "data_speed.json"
+    out.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"written to {out}")
+
+
+if __name__ == "__main__":
+    main()
