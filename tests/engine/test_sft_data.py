@@ -473,6 +473,15 @@ def test_what_does_not_go_together_is_refused(changes: dict[str, Any], reason: s
         open_instructions(recipe("mock", **changes), VOCAB)
 
 
+def test_rows_of_a_stream_that_train_nothing_are_said(
+    tmp_path: Path, bare: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": "a", "response": "b"}, {"prompt": "a", "response": ""}, {"prompt": "a" * 80, "response": "b"}]
+    source = open_instructions(recipe(written(tmp_path / "talks.jsonl", rows), bare, streaming=True), VOCAB)
+    assert source.samples([0, 1, 2]).counted.any(1).tolist() == [True, False, False]
+    assert "talks.jsonl:2: every answer is empty; 1 row so far trained nothing" in capsys.readouterr().err
+
+
 def test_grouping_under_pipelines_is_refused() -> None:
     piped = msgspec.structs.replace(recipe("mock", group_by_length=True), layout=types.Layout(pp=2))
     with pytest.raises(InputError, match="pipelines need samples of one length"):

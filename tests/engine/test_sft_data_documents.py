@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,12 @@ import torch
 from tests.engine import parity
 from tests.engine.families import FAMILIES
 from tests.engine.ranks import run
+from tests.engine.tiny_tokenizer import write_tiny_tokenizer
 
 from meshwright.engine.data.answers import MockAnswers
+from meshwright.engine.data.instructions import open_instructions
 from meshwright.engine.data.source import Samples, places_in_documents
+from meshwright.engine.loop import Trainer
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import transformers_config
 from meshwright.engine.parallelize import parallelize
@@ -112,3 +117,36 @@ def test_losses_and_gradients_over_answers_are_those_of_one_process(
     )
     worst = parity.differences(family, world, given, steps=1)
     assert max(worst.values()) < 1e-5, worst
+
+
+def learn(rank: int, world: int, recipe: types.Recipe) -> list[float | None]:
+    """The losses of a tiny model over the steps of a recipe, and its loss on what was held out."""
+    config = transformers_config({**FAMILIES["llama"], "vocab_size": 256})
+    source = open_instructions(recipe, config.vocab_size)
+    trainer = Trainer(recipe, config, build_mesh(recipe.layout, "cpu"), torch.device("cpu"), source)
+    losses = [trainer.step(step).loss for step in range(recipe.train.steps)]
+    return [*losses, trainer.evaluate(open_instructions(recipe, config.vocab_size, held_out=True), 1)]
+
+
+@pytest.mark.parametrize("how", ["packing", "group_by_length"])
+def test_a_model_learns_the_answers_of_a_file(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path / "cache"))
+    talks = [
+        {"messages": [{"role": "user", "content": "x" * i}, {"role": "assistant", "content": "yes" + "s" * (i % 7)}]}
+        for i in range(1, 65)
+    ]
+    file = tmp_path / "talks.jsonl"
+    file.write_text("".join(json.dumps(talk) + "\n" for talk in talks))
+    tokenizer = write_tiny_tokenizer(tmp_path / "tokenizer")
+    data = types.Data(
+        dataset=str(file), tokenizer=str(tokenizer), seq_length=128, workers=0, validation_part=0.2, **{how: True}
+    )
+    recipe = parity.recipe(
+        types.Layout(micro_batch_size=2),
+        data=data,
+        optimizer=types.Optimizer(lr=1e-2, weight_decay=0.0),
+        train=types.Train(global_batch_size=4, steps=12, per_token_loss=True, eval_every=12),
+    )
+    losses = run(1, learn, recipe)[0]
+    assert losses[0] > 4.0
+    assert max(losses[-2:]) < 2.0  # the last step, and what was held out

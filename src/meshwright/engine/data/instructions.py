@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from meshwright.engine.data.answers import MockAnswers
 from meshwright.engine.data.conversations import detect_columns
 from meshwright.engine.data.files import FIELD, Rows
 from meshwright.engine.data.lengths import ByLength
+from meshwright.engine.data.mock import Mock
 from meshwright.engine.data.named import NAMED, columns_of, open_rows
 from meshwright.engine.data.order import Shuffled
 from meshwright.engine.data.packing import Packed, Padded
@@ -34,6 +36,8 @@ def open_instructions(recipe: Recipe, vocab: int, pretrained: Path | None = None
     """The samples that a recipe fine-tunes on, or those it is evaluated on."""
     _refuse_what_does_not_go_together(recipe)
     data, seed = recipe.data, recipe.train.seed
+    if data.dataset == MOCK and recipe.benchmark:  # an upper bound: every place holds a token that counts
+        return Mock(vocab, data.seq_length, seed + HELD_OUT * held_out)
     if data.dataset == MOCK:
         made_up = MockAnswers(vocab, data.seq_length, seed + HELD_OUT * held_out, data.packing)
         return _grouped(made_up, recipe) if data.group_by_length else made_up
@@ -137,10 +141,14 @@ def _refuse_what_does_not_go_together(recipe: Recipe) -> None:
     data = recipe.data
     if data.group_by_length and data.packing:
         raise _both("packed samples are all of one length", "data.group_by_length", "data.packing=false")
-    if data.group_by_length and (recipe.layout.pp > 1 or recipe.kernels.cuda_graphs != "none"):
-        why = "pipelines" if recipe.layout.pp > 1 else "CUDA graphs"
-        fix = "layout.pp=1" if recipe.layout.pp > 1 else "kernels.cuda_graphs=none"
-        raise _both(f"{why} need samples of one length, so grouping would save nothing", "data.group_by_length", fix)
+    for needed, why, fix in (
+        (recipe.layout.pp > 1, "pipelines need", "layout.pp=1"),
+        (recipe.layout.cp > 1, "context parallelism needs", "layout.cp=1"),
+        (recipe.kernels.cuda_graphs != "none", "CUDA graphs need", "kernels.cuda_graphs=none"),
+    ):
+        if data.group_by_length and needed:
+            reason = f"{why} samples of one length, so that grouping would save nothing"
+            raise _both(reason, "data.group_by_length", fix)
     if data.streaming and (data.packing or data.group_by_length):
         which = "packing" if data.packing else "group_by_length"
         raise _both("lengths are not known before they are read", "data.streaming", f"data.{which}=false")
@@ -157,8 +165,12 @@ def _both(reason: str, field: str, fix: str) -> InputError:
 
 
 def tell(recipe: Recipe, lines: Sequence[str]) -> None:
-    """Says on stderr, once for all ranks, what was found in the data."""
-    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
-        return
+    """Says on stderr, once for all ranks and evaluations, what was found in the data."""
+    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+        _tell_once(f"{recipe.data.dataset}: {'; '.join(lines)}")
+
+
+@lru_cache(maxsize=64)
+def _tell_once(text: str) -> None:
     with suppress(OSError, ValueError):  # a closed or full stderr must not end a training
-        print(f"{recipe.data.dataset}: {'; '.join(lines)}", file=sys.stderr, flush=True)
+        print(text, file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ from meshwright.engine.data.packing import alone
 from meshwright.engine.data.source import Sample, Samples, stack
 from meshwright.engine.data.talks import Policy, fit
 from meshwright.engine.data.templates import Template, Tokens
+from meshwright.engine.metrics.jsonl import say
 from meshwright.errors import InputError
 
 EMPTY = Tokens(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.bool_))
@@ -46,13 +47,23 @@ class Streamed:
 
     def _sample(self, where: str, row: Row) -> Sample:
         talk = conversation(row, self.columns, where)
+        reason = fault(talk, self.policy.train_on)
         tokens: Tokens | None = None
-        if not fault(talk, self.policy.train_on):
+        if not reason:
             tokens = fit(self.template.tokens([talk], [where])[0], self.policy, where)
+            reason = "the conversation is too long" if tokens is None else "no learnt token is left after cutting"
         if tokens is None or not tokens.learnt.any():
-            self.left_out += 1
+            self._note_left_out(where, reason)
             tokens = EMPTY
         return alone(tokens, self.seq_length)
+
+    def _note_left_out(self, where: str, reason: str) -> None:
+        """Says the first row that trains nothing, and then each time there are ten times as many."""
+        self.left_out += 1
+        if self.left_out in (1, 10, 100, 1000, 10_000, 100_000, 1_000_000):
+            say(
+                f"{where}: {reason}; {self.left_out} row{'s' * (self.left_out > 1)} so far trained nothing on this rank"
+            )
 
     def _row(self, number: int) -> tuple[str, Row]:
         if self._size is not None:
