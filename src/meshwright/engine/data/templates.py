@@ -48,7 +48,7 @@ class Template:
         self.tokenizer, self.train_on = tokenizer, train_on
         self.text: str = _read(file) if file else _own(tokenizer)
         self.marked = bool(MARKS.search(self.text))
-        first = tokenizer("a")["input_ids"][:1]
+        first = tokenizer("a")["input_ids"][:1]  # which also takes back any cutting that tokenizer.json asks for
         self._bos: str = tokenizer.bos_token if first == [tokenizer.bos_token_id] else ""
         self._ends = tuple(str(token) for token in tokenizer.added_tokens_decoder.values())
 
@@ -62,22 +62,9 @@ class Template:
     def tokens(self, talks: Sequence[Conversation], places: Sequence[str]) -> list[Tokens]:
         """The conversations' tokens; places are named in errors."""
         written = [self._written(talk, where) for talk, where in zip(talks, places, strict=True)]
-        encoded = self.tokenizer(
-            [text for text, _ in written],
-            add_special_tokens=False,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )
-        pairs = zip(encoded["input_ids"], encoded["offset_mapping"], written, strict=True)
-        return [_marked(ids, offsets, spans) for ids, offsets, (_, spans) in pairs]
-
-    def tokens_of(self, talk: Conversation, where: str, mark: str, words: Sequence[str]) -> Tokens:
-        """One conversation's tokens, where images stand in it: each mark of one gives way to words of its own."""
-        text, spans = _replaced(*self._written(talk, where), mark, words, where)
-        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        return _marked(encoded["input_ids"], encoded["offset_mapping"], spans)
+        # Past the tokenizer's own call, which makes lists of every token's letters; only answers' borders are needed.
+        encoded = self.tokenizer.backend_tokenizer.encode_batch([text for text, _ in written], add_special_tokens=False)
+        return [_marked(one, len(text), spans) for one, (text, spans) in zip(encoded, written, strict=True)]
 
     def _written(self, talk: Conversation, where: str) -> tuple[str, list[Span]]:
         """The conversation as one text, and the parts of it that are learnt."""
@@ -158,9 +145,7 @@ class Template:
         return len(before), _through_end_of_turn(through, len(before), self._ends)
 
 
-def _replaced(
-    text: str, spans: Sequence[Span], mark: str, words: Sequence[str], where: str
-) -> tuple[str, list[Span]]:
+def _replaced(text: str, spans: Sequence[Span], mark: str, words: Sequence[str], where: str) -> tuple[str, list[Span]]:
     """The text with each mark replaced by the next of the words, and the spans as they lie in it then."""
     pieces = text.split(mark)
     if len(pieces) - 1 != len(words):
@@ -180,14 +165,25 @@ def _through_end_of_turn(text: str, begin: int, ends: tuple[str, ...]) -> int:
     return max(begin, len(bare)) if bare.endswith(ends) else len(text)
 
 
-def _marked(ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]) -> Tokens:
+def _marked(encoded: Any, letters: int, spans: Sequence[Span]) -> Tokens:
     """A token is learnt when its first letter is: one that begins in the prompt is not the answer's."""
-    begins = np.fromiter((begin for begin, _ in offsets), dtype=np.int64, count=len(offsets))
+    ids = np.array(encoded.ids, dtype=np.int32)
     learnt = np.zeros(len(ids), dtype=np.bool_)
     for begin, end in spans:
-        learnt |= (begins >= begin) & (begins < end)
+        learnt[_first_token(encoded, begin, letters) : _first_token(encoded, end, letters)] = True
     learnt[:1] = False
-    return Tokens(np.asarray(ids, dtype=np.int32), learnt)
+    return Tokens(ids, learnt)
+
+
+def _first_token(encoded: Any, letter: int, letters: int) -> int:
+    """The first token that begins at a letter or behind it."""
+    found = (encoded.char_to_token(place) for place in range(letter, letters))
+    token: int | None = next((token for token in found if token is not None), None)  # some letters are in no token
+    if token is None:
+        return len(encoded.ids)
+    while token < len(encoded.ids) and encoded.token_to_chars(token)[0] < letter:
+        token += 1
+    return token
 
 
 def _read(file: str) -> str:
