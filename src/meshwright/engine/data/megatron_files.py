@@ -20,7 +20,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.engine.data.shards import Part, Stream
+from meshwright.engine.data.shards import Part, Stream, map_file
 from meshwright.errors import InputError
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -87,13 +87,13 @@ def open_megatron(prefix: Path) -> MegatronFile:
     dtype, sequences, listed = _header(index)
     at, parts = HEADER.size, []
     for kind, count in ((LENGTHS, sequences), (PLACES, sequences), (PLACES, listed)):
-        parts.append(_mapped(index, kind, count, at))
+        parts.append(map_file(index, kind, count, at))
         at += kind.itemsize * count
     lengths, places, document_list = parts
     size = data.stat().st_size
     contiguous = _check_sequences(index, lengths, places, dtype, size)
     _check_documents(index, document_list, sequences)
-    tokens = _mapped(data, dtype, size // dtype.itemsize, 0)
+    tokens = map_file(data, dtype, size // dtype.itemsize, 0)
     return MegatronFile(prefix, dtype, lengths, places, document_list, tokens, contiguous)
 
 
@@ -240,10 +240,6 @@ def _header(path: Path) -> tuple[np.dtype[Any], int, int]:
             path, f"{sequences:,} sequences and {listed:,} document borders need {expected:,} bytes, not {size:,}"
         )
     return DTYPES[code], sequences, listed
-
-
-def _mapped(path: Path, dtype: np.dtype[Any], count: int, offset: int) -> NDArray[Any]:
-    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,)) if count else np.zeros(0, dtype)
 
 
 def _check_sequences(

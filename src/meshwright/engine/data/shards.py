@@ -104,14 +104,14 @@ class Stream:
         ]
         return np.concatenate(found).astype(np.int64) if len(found) != 1 else np.array(found[0], dtype=np.int64)
 
-    def ends(self, begin: int, end: int) -> list[int]:
+    def ends(self, begin: int, end: int) -> NDArray[np.int64]:
         """The places behind `begin` and up to `end` where documents end."""
-        found: list[int] = []
+        found = []
         for i in self._parts_between(begin, end):
             ends, start = self.parts[i].ends, self.starts[i]
             first, last = bisect_right(ends, begin - start), bisect_right(ends, end - start)
-            found += [start + int(ends[at]) for at in range(first, last)]
-        return found
+            found.append(np.array(ends[first:last], dtype=np.int64) + start)
+        return np.concatenate(found)
 
     def document_border(self, place: int) -> int:
         """The last end of a document that is not behind a place; 0 where there is none."""
@@ -160,7 +160,7 @@ class StreamCorpus:
         counted = np.ones(self.seq_length, dtype=bool)
         if not self.packing:
             return Sample(tokens, counted)
-        ends = np.array(self.stream.ends(begin, begin + self.seq_length), dtype=np.int64) - begin
+        ends = self.stream.ends(begin, begin + self.seq_length) - begin
         counted[ends - 1] = False
         borders = np.zeros(self.seq_length, dtype=np.int64)
         borders[ends[ends < self.seq_length]] = 1
@@ -324,7 +324,15 @@ def mapped(path: Path, dtype: np.dtype[Any], count: int, folder: Path) -> NDArra
         raise _damaged(folder, f"{path.name} is missing")
     if size != count * dtype.itemsize:
         raise _damaged(folder, f"{path.name} has {size:,} bytes, not {count * dtype.itemsize:,}")
-    return np.memmap(path, dtype=dtype, mode="r", shape=(count,)) if count else np.zeros(0, dtype)
+    return map_file(path, dtype, count)
+
+
+def map_file(path: Path, dtype: np.dtype[Any], count: int, offset: int = 0) -> NDArray[Any]:
+    """Numbers of a file that are read when they are looked at; the file must have them."""
+    if not count:
+        return np.zeros(0, dtype)
+    # As a plain array: slices of numpy's own class for it cost ten times as much.
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,)))
 
 
 def _damaged(folder: Path, reason: str) -> InputError:

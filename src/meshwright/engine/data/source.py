@@ -274,11 +274,14 @@ class Loader:
         if samples.documents is not None:
             told["documents"] = samples.documents
             told["positions"] = places_in_documents(samples.documents)
-        parts = {name: self._to_device(value[:, held]) for name, value in told.items()}
+        told["tokens"] = samples.tokens[:, :-1]
+        if self.mesh.cp.size > 1:
+            told = {name: value[:, held] for name, value in told.items()}
+        parts = {name: self._to_device(value) for name, value in told.items()}
         if samples.documents is None:
             parts["positions"] = self._to_device(held).expand(len(read.numbers), -1)
         parts |= {name: self._to_device(value) for name, value in samples.whole.items()}
-        return Batch(self._to_device(samples.tokens[:, :-1][:, held]), parts, read.numbers, everywhere[0])
+        return Batch(parts.pop("tokens"), parts, read.numbers, everywhere[0])
 
     def _positions(self, width: int) -> NDArray[np.int64]:
         if width not in self._held:

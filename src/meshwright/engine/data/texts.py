@@ -7,6 +7,7 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -77,7 +78,7 @@ class Encoder:
         if block.kind == "text" and block.ends:
             length += self._end(ids)
             ends.append(length)
-        tokens = np.fromiter((token for own in ids for token in own), dtype=np.uint32, count=length)
+        tokens = np.fromiter(chain.from_iterable(ids), dtype=np.uint32, count=length)
         return Encoded(tokens, np.array(ends, dtype=np.int64), bad, empty)
 
     def _end(self, ids: list[list[int]]) -> int:
