@@ -111,7 +111,11 @@ def _export_transformers(trainer: Trainer, folder: Path, consolidated: bool) -> 
 
 def tokenizer_folder(recipe: Recipe, start: Path | None) -> Path | None:
     """Where the tokenizer of a training lies that its export takes along; None where it had none."""
+    from meshwright.engine.data import byte_level
+
     named = Path(recipe.data.tokenizer).expanduser() if recipe.data.tokenizer else start
+    if recipe.data.tokenizer == byte_level.NAME:
+        named = byte_level.kept()
     return named if named is not None and (named / "tokenizer_config.json").is_file() else None
 
 

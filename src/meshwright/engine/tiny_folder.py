@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from meshwright.engine.data.byte_level import write_byte_tokenizer
+from meshwright.engine.quiet import no_progress
 
 SHARD = "100KB"  # so that even a tiny model has several files, as large ones do
 
@@ -18,22 +17,8 @@ def write_tiny_folder(config: Any, folder: Path, seed: int) -> Path:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     kind: Any = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
-    with torch.random.fork_rng(devices=[]), _no_progress():
+    with torch.random.fork_rng(devices=[]), no_progress():
         torch.manual_seed(seed)
         kind.from_config(config, dtype=torch.float32).save_pretrained(folder, max_shard_size=SHARD)
     write_byte_tokenizer(folder)
     return folder
-
-
-@contextmanager
-def _no_progress() -> Iterator[None]:
-    """transformers draws a bar for every file; here they are done before it is drawn."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers'
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # transformers'

@@ -8,11 +8,13 @@ from typing import Any
 import msgspec
 
 from meshwright.engine.launched import Process
+from meshwright.engine.quiet import no_progress
 from meshwright.engine.start import START
 from meshwright.engine.trained.opening import Found, load_model, look, newest, recipe_of, start_of
 from meshwright.errors import InputError
 from meshwright.recipes.types import Kernels, Layout, Recipe
 
+ENDLESS = 1 << 62  # bytes
 FORMATS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -180,8 +182,9 @@ def _from_folder(found: Found, folder: Path, wanted: Wanted) -> None:
     model = load_model(found.path, FORMATS[wanted.dtype] if wanted.dtype else "auto")
     if found.kind == "adapters":
         model = model.merge_and_unload()
-    size = "1000000GB" if wanted.consolidated else f"{max(1, round(wanted.shard_gib * 1024**3))}B"
-    model.save_pretrained(folder, max_shard_size=size)
+    largest = ENDLESS if wanted.consolidated else max(1, round(wanted.shard_gib * 1024**3))
+    with no_progress():
+        model.save_pretrained(folder, max_shard_size=largest)
     for place in (found.path, *([base_of(found.path)] if found.kind == "adapters" else [])):
         if (place / "tokenizer_config.json").is_file():
             folders.copy_tokenizer(place, folder)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from meshwright.engine.faults import RunError
+from meshwright.engine.quiet import no_progress
 from meshwright.engine.start import START
 from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
@@ -150,6 +151,7 @@ def _transformers_model(folder: Path, dtype: str) -> Any:
     config = AutoConfig.from_pretrained(folder, **safe)
     kind: Any = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
     try:
-        return kind.from_pretrained(folder, dtype=dtype, use_safetensors=True, **safe).eval()
+        with no_progress():
+            return kind.from_pretrained(folder, dtype=dtype, use_safetensors=True, **safe).eval()
     except (OSError, ValueError) as error:
         raise InputError(str(error).strip().splitlines()[0], field=FIELD, value=str(folder)) from None
