@@ -45,7 +45,7 @@ def _open_records(recipe: Recipe, optics: Optics, held_out: bool, pretrained: Pa
     root = (rows.files[0].parent if rows.files else Path(name)).expanduser()
     if Path(name).expanduser().is_dir():
         root = Path(name).expanduser()
-    processor = load_processor(load_tokenizer(recipe, pretrained).name_or_path, optics)
+    processor = load_processor(load_tokenizer(recipe, pretrained), optics)
     rewrite = REWRITTEN.get(name)
     records = read_records(rows, columns_of(name, data.columns), data.train_on, rewrite)
     if data.validation_part and not data.validation:

@@ -66,6 +66,12 @@ class Template:
         encoded = self.tokenizer.backend_tokenizer.encode_batch([text for text, _ in written], add_special_tokens=False)
         return [_marked(one, len(text), spans) for one, (text, spans) in zip(encoded, written, strict=True)]
 
+    def tokens_of(self, talk: Conversation, where: str, mark: str, words: Sequence[str]) -> Tokens:
+        """One conversation's tokens, where images stand in it: each mark of one gives way to words of its own."""
+        text, spans = _replaced(*self._written(talk, where), mark, words, where)
+        encoded = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+        return _marked(encoded, len(text), spans)
+
     def _written(self, talk: Conversation, where: str) -> tuple[str, list[Span]]:
         """The conversation as one text, and the parts of it that are learnt."""
         if not talk.messages:

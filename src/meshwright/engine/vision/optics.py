@@ -31,6 +31,7 @@ class Optics:
     shape: tuple[int, ...]  # of a patch's numbers, or of a whole picture
     merge: int  # patches along each side of a token
     tokens: int  # of a whole picture; 0 where it depends on the number of patches
+    processor: str  # the family in transformers whose image processor makes patches for it
 
     @property
     def whole(self) -> bool:
@@ -59,6 +60,7 @@ def optics_of(config: Any) -> Optics:
         shape=(channels, vision.image_size, vision.image_size) if whole else (pixels,),
         merge=1 if whole else vision.spatial_merge_size,
         tokens=config.mm_tokens_per_image if whole else 0,
+        processor=EYES[config.model_type].images,
     )
 
 

@@ -18,6 +18,7 @@ class Eyes:
     tower: str
     blocks: str  # the tower's layers, all alike
     projector: tuple[str, ...]  # what takes the tower's output to the width of the language model
+    images: str  # the family in transformers whose image processor makes patches for it
     sees_whole_images: bool = False  # a token of an image attends to all tokens of that image
 
     @property
@@ -26,19 +27,24 @@ class Eyes:
         return (self.tower, *(path for path in self.projector if not _inside(path, self.tower)))
 
 
-_QWEN = Eyes("model.visual", "model.visual.blocks", ("model.visual.merger",))
-_QWEN3 = Eyes("model.visual", "model.visual.blocks", ("model.visual.merger", "model.visual.deepstack_merger_list"))
+_QWEN = Eyes("model.visual", "model.visual.blocks", ("model.visual.merger",), "qwen2_vl")
+_QWEN3 = Eyes(
+    "model.visual", "model.visual.blocks", ("model.visual.merger", "model.visual.deepstack_merger_list"), "qwen2_vl"
+)
 EYES: dict[str, Eyes] = {  # by the model_type of the whole model
     "qwen2_5_vl": _QWEN,
     "qwen3_vl": _QWEN3,
     "qwen3_vl_moe": _QWEN3,
     "qwen3_5": _QWEN,
     "qwen3_5_moe": _QWEN,
-    "glm4v_moe": Eyes("model.visual", "model.visual.blocks", ("model.visual.downsample", "model.visual.merger")),
+    "glm4v_moe": Eyes(
+        "model.visual", "model.visual.blocks", ("model.visual.downsample", "model.visual.merger"), "glm4v"
+    ),
     "gemma3": Eyes(
         "model.vision_tower",
         "model.vision_tower.encoder.layers",
         ("model.multi_modal_projector",),
+        "gemma3",
         sees_whole_images=True,
     ),
 }

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.engine.data.conversations import Conversation, Message, conversation, detect_columns, fault
 from meshwright.engine.data.files import FIELD, Row, Rows, bad
@@ -17,7 +19,7 @@ from meshwright.engine.data.order import Shuffled
 from meshwright.engine.data.packing import pack
 from meshwright.engine.data.source import Sample, Samples
 from meshwright.engine.data.templates import Template
-from meshwright.engine.vision.optics import Document, Optics, sample_of, stack_padded
+from meshwright.engine.vision.optics import Document, Ints, Optics, sample_of, stack_padded
 from meshwright.engine.vision.pictures import load_picture, open_picture
 from meshwright.errors import InputError
 from meshwright.recipes.types import Data
@@ -26,7 +28,6 @@ MARK = "<image>"  # where an image of a column goes in the text; without marks i
 _HERE = "\ue000image\ue000"  # stands for an image while the text around it is read; no data set has it
 IMAGE_COLUMNS = ("images", "image")
 IMAGE_KEYS = ("image", "image_url", "url", "path", "bytes")
-FRAME = 8  # tokens that a template may put around an image, at most
 
 
 @dataclass(frozen=True)
@@ -142,53 +143,111 @@ def _parts(content: str) -> list[dict[str, str]]:
 
 
 class Writer:
-    """Turns records into documents: the template writes the text, the processor makes tokens of the images."""
+    """Turns records into documents: the template writes the text, the processor makes patches of the images."""
 
-    def __init__(self, processor: Any, optics: Optics, data: Data, root: Path) -> None:
+    def __init__(self, processor: Processor, optics: Optics, data: Data, root: Path) -> None:
         self.processor, self.optics, self.root, self.data = processor, optics, root, data
-        text = getattr(processor, "chat_template", None)
-        tokenizer = processor.tokenizer
-        if isinstance(text, str) and text and not data.chat_template:
-            tokenizer.chat_template = text
-        self.template = Template(tokenizer, data.chat_template, data.train_on)
+        self.template = Template(processor.tokenizer, data.chat_template, data.train_on)
 
     def document(self, record: Record) -> Document:
         """A record as tokens and pixels."""
         pictures = [load_picture(one, self.root, record.where) for one in record.pictures]
-        seen = self.processor.image_processor(pictures, return_tensors="pt") if pictures else {}
-        words = [str(self.processor.replace_image_token(seen, image_idx=i)) for i in range(len(pictures))]
-        tokens = self.template.tokens_of(record.talk, record.where, self.processor.image_token, words)
-        pixels = seen["pixel_values"].numpy().astype(np.float32) if pictures else np.zeros((0, *self.optics.shape))
-        if pixels.shape[1:] != self.optics.shape:
-            raise InputError(
-                f"the processor makes images of the shape {pixels.shape[1:]}, the model takes {self.optics.shape}",
-                field="data.tokenizer",
-                value=getattr(self.processor.tokenizer, "name_or_path", ""),
-                fix=("data.tokenizer=the folder of the model itself",),
-            )
-        grids = None
-        if not self.optics.whole:
-            grids = seen["image_grid_thw"].numpy().astype(np.int64) if pictures else np.zeros((0, 3), dtype=np.int64)
-        ids = tokens.ids.astype(np.int64)
+        pixels, grids = self.processor.seen(pictures)
         shapes: Sequence[Any] = [()] * len(pixels) if grids is None else list(grids)
-        made = sum(self.optics.tokens_of(shape) for shape in shapes)
-        if int((ids == self.optics.image_token).sum()) != made:
-            raise InputError(
-                f"{record.where}: the images become {made} tokens, and the text has another number of places for them",
-                field="data.tokenizer",
-                fix=("data.tokenizer=the folder of the model itself",),
-            )
-        return Document(ids, tokens.learnt, pixels.astype(np.float32), grids)
+        words = [self.processor.words(self.optics.tokens_of(shape)) for shape in shapes]
+        tokens = self.template.tokens_of(record.talk, record.where, self.processor.mark, words)
+        return Document(tokens.ids.astype(np.int64), tokens.learnt, pixels, grids)
 
     def length(self, record: Record) -> int:
-        """Tokens of a record at most, told by the sizes of its images without decoding them."""
-        sizes = [open_picture(one, self.root, record.where).size for one in record.pictures]
-        counts: Sequence[int] = ()
-        if sizes:
-            heights = [(height, width) for width, height in sizes]
-            counts = self.processor._get_num_multimodal_tokens(image_sizes=heights)["num_image_tokens"]
-        words = self.template.tokens_of(record.talk, record.where, self.processor.image_token, [""] * len(sizes))
-        return len(words.ids) + sum(count + FRAME for count in counts)
+        """Tokens of a record, told by the sizes of its images without decoding them."""
+        pictures = [open_picture(one, self.root, record.where) for one in record.pictures]
+        words = [self.processor.words(self.processor.tokens_for(one.height, one.width)) for one in pictures]
+        return len(self.template.tokens_of(record.talk, record.where, self.processor.mark, words).ids)
+
+
+class Processor:
+    """The tokenizer and image processor of a model's folder.
+
+    transformers' own class for both is not asked: it needs torchvision for the videos that nobody has here.
+    """
+
+    def __init__(self, tokenizer: Any, images: Any, optics: Optics) -> None:
+        self.tokenizer, self.images, self.optics = tokenizer, images, optics
+        named = [tokenizer.convert_ids_to_tokens(i) for i in (optics.image_token, *optics.before, *optics.after)]
+        if None in named:
+            raise _foreign(tokenizer, f"has no token {optics.image_token}, which stands for an image in the model")
+        # Templates of models that see whole pictures write the token that begins one.
+        self.image, self.mark = named[0], named[1] if optics.whole else named[0]
+        self.end = named[-1]
+
+    def words(self, count: int) -> str:
+        """What is written in the place of an image that becomes so many tokens."""
+        inner = self.image * count
+        return f"\n\n{self.mark}{inner}{self.end}\n\n" if self.optics.whole else inner
+
+    def seen(self, pictures: Sequence[Any]) -> tuple[NDArray[np.float32], Ints | None]:
+        """The patches of pictures and their shapes; or whole pictures, and None."""
+        whole = self.optics.whole
+        if not pictures:
+            none = np.zeros((0, *self.optics.shape), dtype=np.float32)
+            return none, None if whole else np.zeros((0, 3), dtype=np.int64)
+        made = self.images(list(pictures), return_tensors="pt")
+        pixels = made["pixel_values"].numpy().astype(np.float32)
+        if pixels.shape[1:] != self.optics.shape:
+            raise _foreign(
+                self.tokenizer, f"makes images of the shape {pixels.shape[1:]}, the model takes {self.optics.shape}"
+            )
+        return pixels, None if whole else made["image_grid_thw"].numpy().astype(np.int64)
+
+    def tokens_for(self, height: int, width: int) -> int:
+        """How many tokens a picture of this size becomes."""
+        if self.optics.whole:
+            return self.optics.tokens
+        return int(self.images.get_number_of_image_patches(height, width, {})) // self.optics.merge**2
+
+
+def _foreign(tokenizer: Any, reason: str) -> InputError:
+    return InputError(
+        f"the processor {reason}",
+        field="data.tokenizer",
+        value=tokenizer.name_or_path,
+        fix=("data.tokenizer=the folder of the model itself",),
+    )
+
+
+def load_processor(tokenizer: Any, optics: Optics) -> Processor:
+    """The processor in a tokenizer's folder; no code of its own is ever run."""
+    folder = tokenizer.name_or_path
+    try:
+        images = _image_processor(optics.processor).from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError and others for the same mistakes
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise InputError(
+            f"holds no image processor that can be read: {reason}",
+            field="data.tokenizer",
+            value=folder,
+            fix=("data.tokenizer=FOLDER of the model, with its preprocessor_config.json", "--dataset mock"),
+        ) from None
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = _older_template(Path(folder))
+    return Processor(tokenizer, images, optics)
+
+
+def _image_processor(family: str) -> Any:
+    """transformers' image processor of a family, of the kind that computes with Pillow: the same on every machine."""
+    module = import_module(f"transformers.models.{family}.image_processing_pil_{family}")
+    return next(kind for name, kind in vars(module).items() if name.endswith("ImageProcessorPil"))
+
+
+def _older_template(folder: Path) -> str | None:
+    """The chat template of a folder that keeps it in a file of its own, as processors once did."""
+    path = folder / "chat_template.json"
+    if not path.is_file():
+        return None
+    try:
+        return str(msgspec.json.decode(path.read_bytes(), type=dict[str, Any])["chat_template"])
+    except (OSError, KeyError, msgspec.DecodeError) as error:
+        raise InputError(f"cannot be read: {error}", field="data.tokenizer", value=path) from None
 
 
 class Conversations:
@@ -232,29 +291,3 @@ class ShuffledImages(Shuffled):
     def samples(self, numbers: Sequence[int]) -> Samples:
         """The samples with these numbers."""
         return stack_padded([self.corpus.sample(self.index(number)) for number in numbers], self.optics)
-
-
-def load_processor(folder: str, optics: Optics) -> Any:
-    """The processor in a folder, which must know the model's image token; no code of its own is ever run."""
-    from transformers import AutoProcessor
-
-    fix = ("data.tokenizer=FOLDER of the model, with its processor_config.json or preprocessor_config.json",)
-    try:
-        load: Any = AutoProcessor.from_pretrained
-        processor = load(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers raises OSError, ValueError, KeyError and others for the same mistakes
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-        raise InputError(
-            f"holds no processor of images that can be read: {reason}", field="data.tokenizer", value=folder, fix=fix
-        ) from None
-    if not hasattr(processor, "image_processor") or not getattr(processor, "image_token", None):
-        raise InputError("holds a tokenizer, and no processor of images", field="data.tokenizer", value=folder, fix=fix)
-    ids = set(processor.tokenizer.get_vocab().values())
-    if optics.image_token not in ids:
-        raise InputError(
-            f"the processor has no token {optics.image_token}, which stands for an image in the model",
-            field="data.tokenizer",
-            value=folder,
-            fix=("data.tokenizer=the folder of the model itself",),
-        )
-    return processor
