@@ -13,6 +13,7 @@ import torch
 from diffusers import FluxTransformer2DModel, WanTransformer3DModel  # once here, not on every rank
 from safetensors.numpy import save_file
 from tests.engine.ranks import run
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from meshwright.engine.diffusion import flow
@@ -58,6 +59,8 @@ def trainer_of(given: types.Recipe, weights: Path | None = None) -> DiffusionTra
 
 def train(rank: int, world: int, given: types.Recipe, steps: int = 2) -> dict[str, Any]:
     """Losses, the gradients of the first step and the weights after the last."""
+    if given.kernels.compile:
+        _compile_without_a_compiler()
     trainer = trainer_of(given)
     found: dict[str, Any] = {}
     finish = trainer.finish_gradients
@@ -75,6 +78,16 @@ def train(rank: int, world: int, given: types.Recipe, steps: int = 2) -> dict[st
     return found
 
 
+def _compile_without_a_compiler() -> None:
+    """In this rank's process graphs are captured and run as they are: a C++ compiler would take most of a minute."""
+    inner = nn.Module.compile
+
+    def compile(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        inner(self, *args, **{**kwargs, "backend": "aot_eager"})
+
+    nn.Module.compile = compile  # type: ignore[method-assign,assignment]
+
+
 def _whole(value: torch.Tensor | None) -> Any:
     assert value is not None
     return (value.full_tensor() if isinstance(value, DTensor) else value).numpy().copy()
@@ -86,6 +99,7 @@ def alone(model: str) -> dict[str, Any]:
     return run(1, train, recipe(model, types.Layout(micro_batch_size=2)))[0]  # type: ignore[no-any-return]
 
 
+COMPILED = {"kernels": types.Kernels(compile=True)}
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "fsdp2": (2, {}, {}),
     "ddp": (2, {"strategy": "ddp"}, {}),
@@ -100,6 +114,12 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "recompute_full": (1, {"recompute": "full"}, {}),
     "recompute_ops": (1, {"recompute": "selective"}, {}),
     "offloaded": (2, {"offload": "optimizer"}, {}),
+    "activations_offloaded": (1, {"offload": "activations"}, {}),
+    "compiled": (1, {}, COMPILED),
+    "compiled_recompute_full": (1, {"recompute": "full"}, COMPILED),
+    "compiled_tp2_sp": (2, {"tp": 2, "sp": True}, COMPILED),
+    "compiled_cp2": (2, {"cp": 2}, COMPILED),
+    "eager_attention": (1, {}, {"kernels": types.Kernels(attention="eager")}),
 }
 
 

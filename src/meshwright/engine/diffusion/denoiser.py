@@ -142,9 +142,10 @@ class FluxDenoiser(Denoiser):
         joint, single = self._tables(positions, text.shape[1])
         for block in whole.transformer_blocks:
             text, hidden = block(hidden, text, time, joint)
+        both = torch.cat((text, hidden), 1)
         for block in whole.single_transformer_blocks:
-            text, hidden = block(hidden, text, time, single)
-        out: torch.Tensor = whole.proj_out(whole.norm_out(hidden, time))
+            both = block(both, time, single)
+        out: torch.Tensor = whole.proj_out(whole.norm_out(both[:, text.shape[1] :], time))
         return out
 
     def _tables(self, positions: torch.Tensor, text_tokens: int) -> tuple[Tables, Tables]:

@@ -12,7 +12,7 @@ from meshwright.engine.diffusion.build import build_denoiser, record_initial
 from meshwright.engine.diffusion.config import DenoiserConfig
 from meshwright.engine.diffusion.denoiser import Denoiser
 from meshwright.engine.diffusion.folders import load_weights
-from meshwright.engine.diffusion.tensor import Spread, cut_block, partial_names, split_packed
+from meshwright.engine.diffusion.tensor import Spread, cut_block, partial_names, prepare_block
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.initial import Initial, start
 from meshwright.engine.parallelize.data import DTYPES, fsdp_settings, needs_wrapping, storage_dtype, wrap
@@ -35,7 +35,7 @@ def parallelize(
         context = attention.context_axis(mesh.cp_groups, layout.cp_comm, layout.cp_inner, mesh.cp.group)
     lead_attention(model, model.spread, context, recipe.kernels.attention)
     for block in model.layers.values():
-        split_packed(block)
+        prepare_block(block)
         cut_block(block, model.spread, mesh.state)
     model.partial = partial_names(model, model.spread)
     recompute(model.layers, layout, recipe.kernels.compile)
@@ -52,7 +52,7 @@ def parallelize(
 
 def _share(model: Denoiser, mesh: Mesh, recipe: Recipe) -> None:
     """Shards every block by itself, and what is around the blocks together."""
-    if not needs_wrapping(mesh, recipe.precision):
+    if not needs_wrapping(mesh, recipe):
         return
     settings = fsdp_settings(recipe, mesh)
     for block in model.layers.values():

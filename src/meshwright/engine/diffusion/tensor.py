@@ -75,11 +75,11 @@ def _by_columns(self: Any, x: torch.Tensor) -> torch.Tensor:
     return out if self.bias is None else out + self.bias
 
 
-def _by_packed_columns(self: Any, x: torch.Tensor) -> torch.Tensor:
-    weights = [local(self.weight_0), local(self.weight_1)]
-    parts = x.split_with_sizes([weight.shape[1] for weight in weights], -1)
-    first, second = (F.linear(part, weight) for part, weight in zip(parts, weights, strict=True))
-    out: torch.Tensor = self.spread.leave(first + second)
+def _by_packed_columns(self: Any, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """The product of two inputs side by side, which are never put there."""
+    out: torch.Tensor = self.spread.leave(
+        F.linear(first, local(self.weight_0)) + F.linear(second, local(self.weight_1))
+    )
     bias: torch.Tensor = self.bias
     return out + bias
 
@@ -153,8 +153,16 @@ BLOCKS: dict[str, dict[str, Role]] = {
 HEAD_NORMS = ("norm_q", "norm_k", "norm_added_q", "norm_added_k")
 
 
-def split_packed(block: nn.Module) -> None:
-    """Stores the output projection of a FLUX single block as two, of attention and feed-forward; in every layout."""
+def _single_block(self: Any, hidden: torch.Tensor, time: torch.Tensor, tables: Any) -> torch.Tensor:
+    """A FLUX single block on text and image as the one sequence that they stay from block to block."""
+    normed, gate = self.norm(hidden, emb=time)
+    found = self.proj_out(self.attn(normed, image_rotary_emb=tables), self.act_mlp(self.proj_mlp(normed)))
+    out: torch.Tensor = hidden + gate.unsqueeze(1) * found
+    return out.clip(-65504, 65504) if out.dtype == torch.float16 else out  # what fp16 can hold, as diffusers has it
+
+
+def prepare_block(block: nn.Module) -> None:
+    """A FLUX single block's output projection becomes two, of attention and feed-forward; in every layout."""
     if type(block).__name__ != "FluxSingleTransformerBlock":
         return
     linear: Any = block.proj_out
@@ -164,6 +172,7 @@ def split_packed(block: nn.Module) -> None:
     linear.register_parameter("weight", None)
     linear.spread = Spread()
     swap(linear, _by_packed_columns)
+    swap(block, _single_block)
 
 
 def cut_block(block: Any, spread: Spread, state: DeviceMesh) -> None:

@@ -91,8 +91,10 @@ def _recomputing(kind: type[Any], by_operation: bool) -> type[Any]:
     if by_operation:
         settings["context_fn"] = _keep_costly
 
+    inner = kind.forward  # taken here: a compiler does not look into classes that diffusers declares one operation
+
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return checkpoint(partial(kind.forward, self), *args, **settings, **kwargs)
+        return checkpoint(partial(inner, self), *args, **settings, **kwargs)
 
     return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
