@@ -58,7 +58,8 @@ def attend_local(
     if q.is_cuda:
         return attend_flex(q, k, v, terms, sinks, documents, groups)
     span = Span(0, 0, q.shape[2])
-    pair = None if documents is None else (documents, documents)
+    # A copy, because compilers refuse an autograd function that is given one tensor twice.
+    pair = None if documents is None else (documents, documents.clone())
     return attend_blocks(q, k, v, terms, Track((span,), ((span,),)), sinks, pair)
 
 
