@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +27,16 @@ TOKENS = 32
 
 
 def write(path: Path, family: str, **told: Any) -> Path:
-    """A tiny folder, written in a process of its own: the parent of ranks never computes."""
-    return Path(run(1, _write, str(path), family, told)[0])
+    """A tiny folder, to be changed at will."""
+    return Path(shutil.copytree(_made(family, tuple(told.items())).name, path))
+
+
+@lru_cache(maxsize=64)
+def _made(family: str, told: tuple[tuple[str, Any], ...]) -> tempfile.TemporaryDirectory[str]:
+    """The folder as it was made, once; in a process of its own, as the parent of ranks never computes."""
+    folder = tempfile.TemporaryDirectory()
+    run(1, _write, folder.name, family, dict(told))
+    return folder
 
 
 def _write(rank: int, world: int, path: str, family: str, told: dict[str, Any]) -> str:
@@ -72,7 +83,11 @@ def logits(model: Any) -> torch.Tensor:
 
 def load(folder: Path | str) -> tuple[Any, dict[str, Any]]:
     """The model that transformers loads, and what it was not happy with."""
-    model, told = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    model, told = transformers.AutoModelForCausalLM.from_pretrained(
+        folder,
+        output_loading_info=True,
+        attn_implementation="eager",  # others leave out Gemma 2's softcap
+    )
     return model, {what: names for what, names in told.items() if names}
 
 
