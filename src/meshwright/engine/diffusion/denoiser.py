@@ -43,6 +43,11 @@ class Denoiser(nn.Module):
         blocks = [block for name in self.blocks_in for block in getattr(self, name)]
         return dict(enumerate(blocks))
 
+    @property
+    def body(self) -> Denoiser:
+        """The model without its head: here there is none that could share weights with an embedding."""
+        return self
+
     def forward(
         self,
         latents: torch.Tensor,
