@@ -63,33 +63,34 @@ def fp8_linear(hidden: Tensor, weight: Tensor, exact_gradients: bool, scaling: S
     Sums of the forward pass are kept in the tensor cores' own short format; those of the backward pass in fp32 with
     `exact_gradients`. A weight without gradients costs no third product.
     """
-    out: Tensor = _Fp8Linear.apply(hidden, weight, exact_gradients, scaling)  # type: ignore[no-untyped-call]  # torch's
+    # Asked here: what torch 2.11 compiles takes every weight for frozen when the function's context is asked.
+    trained = weight.requires_grad
+    out: Tensor = _Fp8Linear.apply(hidden, weight, exact_gradients, scaling, trained)  # type: ignore[no-untyped-call]
     return out
 
 
 class _Fp8Linear(torch.autograd.Function):
     @staticmethod
-    def forward(hidden: Tensor, weight: Tensor, exact_gradients: bool, scaling: Scaling) -> Tensor:
+    def forward(hidden: Tensor, weight: Tensor, exact_gradients: bool, scaling: Scaling, trained: bool) -> Tensor:
         return _product(_cast(hidden, scaling), _cast_weight(weight, scaling), hidden.dtype, scaling, False)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        hidden, weight, ctx.exact, ctx.scaling = inputs
+        hidden, weight, ctx.exact, ctx.scaling, ctx.trained = inputs
         ctx.save_for_backward(hidden, weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         # Written as if cast again; the compiler sees that the casts are those of the forward pass and keeps the
         # cheaper of the two, the fp8 copy or its source.
         hidden, weight = ctx.saved_tensors
         scaling: Scaling = ctx.scaling
         by_rows, by_columns = _cast_gradient(gradient, scaling)
-        by_hidden = by_weight = None
-        if ctx.needs_input_grad[0]:
-            by_hidden = _product(by_rows, _cast_weight(weight, scaling, True), gradient.dtype, scaling, ctx.exact)
-        if ctx.needs_input_grad[1]:
+        by_hidden = _product(by_rows, _cast_weight(weight, scaling, True), gradient.dtype, scaling, ctx.exact)
+        by_weight = None
+        if ctx.trained:
             by_weight = _product(by_columns, _cast(hidden, scaling, True), gradient.dtype, scaling, ctx.exact)
-        return by_hidden, by_weight, None, None
+        return by_hidden, by_weight, None, None, None
 
 
 def _cast(tensor: Tensor, scaling: Scaling, transposed: bool = False) -> Operand:
@@ -125,13 +126,13 @@ def _product(left: Operand, right: Operand, dtype: torch.dtype, scaling: Scaling
     """left @ right.T."""
     if scaling == "mx":
         return mxfp8.product(left.codes, left.unit, right.codes, right.unit, dtype)
-    # Products with a scale for each row come in bf16 alone on GPUs.
-    made = torch.bfloat16 if scaling == "row" and left.codes.is_cuda else dtype
+    if scaling == "row" and not left.codes.is_cuda:  # not every torch has it for CPUs
+        return ((left.codes.float() @ right.codes.float().t()) * left.unit * right.unit.t()).to(dtype)
     return torch._scaled_mm(
         left.codes,
         right.codes.t(),
         scale_a=left.unit,
         scale_b=right.unit.t() if scaling == "row" else right.unit,
-        out_dtype=made,
+        out_dtype=torch.bfloat16 if scaling == "row" else dtype,  # the only one that products by rows come in
         use_fast_accum=not exact,
     ).to(dtype)
