@@ -150,7 +150,7 @@ def beside_diffusers(rank: int, world: int, given: types.Recipe, folder: str) ->
     """The loss and gradients of a step, and those of diffusers' own model with the same weights."""
     trainer = trainer_of(given)
     model: Any = trainer.stages[0]
-    save_model(model, Path(folder))
+    save_model(model, Path(folder), trainer.mesh)
     losses = trainer.forward_backward(trainer.loader.batch(0))
     reference = CLASSES[given.model].from_pretrained(folder)
     config, samples = trainer.config, trainer.loader.source.samples(range(given.train.global_batch_size))
@@ -207,7 +207,7 @@ def saved(rank: int, world: int, given: types.Recipe, folder: str) -> None:
     """Trains a step and writes the folder in several files."""
     trainer = trainer_of(given)
     trainer.step(0)
-    save_model(trainer.stages[0], Path(folder), file_bytes=50_000)  # type: ignore[arg-type]
+    save_model(trainer.stages[0], Path(folder), trainer.mesh, file_bytes=50_000)  # type: ignore[arg-type]
 
 
 def loaded(rank: int, world: int, given: types.Recipe, folder: str) -> float:

@@ -164,4 +164,4 @@ def _export_diffusers(trainer: Trainer, folder: Path, consolidated: bool) -> Non
 
     model: Any = trainer.stages[0]
     most = {"file_bytes": 1 << 62} if consolidated else {}
-    folders.save_model(model, folder, DTYPES[trainer.recipe.precision.compute], **most)
+    folders.save_model(model, folder, trainer.mesh, DTYPES[trainer.recipe.precision.compute], **most)

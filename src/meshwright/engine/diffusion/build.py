@@ -34,7 +34,7 @@ def diffusers_model(config: DenoiserConfig) -> Any:
             "training diffusion models needs the diffusers library",
             field="model",
             value=config.model_type,
-            fix=("pip install diffusers",),
+            fix=('pip install "meshwright[train,diffusion]"',),
         ) from None
     values = {key: value for key, value in config.values.items() if key != CLASS}
     return getattr(diffusers, config.class_name)(**values)

@@ -13,14 +13,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from meshwright.engine.diffusion.build import diffusers_model
 from meshwright.engine.diffusion.config import CLASS, DenoiserConfig, denoiser_config
 from meshwright.engine.diffusion.denoiser import Denoiser
 from meshwright.engine.folders.files import Files
 from meshwright.engine.folders.find import CONFIG, FIELD, read_json
+from meshwright.engine.folders.gather import Held
 from meshwright.engine.folders.places import Place, Shape, pieces, places
+from meshwright.engine.mesh import Mesh
 from meshwright.errors import InputError
 
 NAME = "diffusion_pytorch_model"
@@ -93,47 +94,48 @@ def _refuse_other_tensors(files: Files, shapes: Mapping[str, Shape], folder: Pat
             raise InputError(f"{name} is {files.shape(name)}, not {shape}", field=FIELD, value=str(folder))
 
 
-@torch.no_grad()
-def save_model(model: Denoiser, folder: Path, dtype: torch.dtype | None = None, file_bytes: int = FILE_BYTES) -> None:
+def save_model(
+    model: Denoiser, folder: Path, mesh: Mesh, dtype: torch.dtype | None = None, file_bytes: int = FILE_BYTES
+) -> None:
     """Writes a diffusers folder; every rank must call it, rank 0 writes. Weights are gathered one file at a time."""
-    writes = not dist.is_initialized() or dist.get_rank() == 0
-    parts = _parts(model)
+    held = Held([model], mesh)
     shapes = model_shapes(model.config)
+    parts = _parts(model, shapes)
     plan = _files(shapes, _width(model, dtype), file_bytes)
-    if writes:
+    if held.writes:
         folder.mkdir(parents=True, exist_ok=True)
     where: dict[str, str] = {}
     for number, names in enumerate(plan, 1):
         file = WEIGHTS if len(plan) == 1 else f"{NAME}-{number:05}-of-{len(plan):05}.safetensors"
-        held = {name: _whole(parts[name], dtype, writes) for name in names}
         where |= dict.fromkeys(names, file)
-        if writes:
-            _write_tensors(folder / file, held)
-    if writes:
+        found = {name: _whole(held, parts[name], dtype) for name in names}
+        if held.writes:
+            _write_tensors(folder / file, {name: whole for name, whole in found.items() if whole is not None})
+    if held.writes:
         if len(plan) > 1:
             total = sum(_size(shape) for shape in shapes.values()) * _width(model, dtype)
             _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": where})
         _write_json(folder / CONFIG, model.config.to_dict())
-    if dist.is_initialized():
+    if mesh.world.size > 1:
         dist.barrier()
 
 
-def _parts(model: Denoiser) -> dict[str, list[tuple[Place, torch.Tensor]]]:
+def _parts(model: Denoiser, shapes: Mapping[str, Shape]) -> dict[str, list[tuple[Place, str]]]:
     """The stored tensors of every tensor of the model, in their order in it."""
-    stored = dict(model.named_parameters())
-    where = places({name: tuple(p.shape) for name, p in stored.items()}, model_shapes(model.config), {})
-    found: dict[str, list[tuple[Place, torch.Tensor]]] = {}
-    for name, parameter in stored.items():
-        found.setdefault(where[name].name, []).append((where[name], parameter))
+    where = places({name: tuple(p.shape) for name, p in model.named_parameters()}, shapes, {})
+    found: dict[str, list[tuple[Place, str]]] = {}
+    for name, place in where.items():
+        found.setdefault(place.name, []).append((place, name))
     return {name: sorted(parts, key=lambda part: part[0].start) for name, parts in found.items()}
 
 
-def _whole(parts: list[tuple[Place, torch.Tensor]], dtype: torch.dtype | None, keep: bool) -> torch.Tensor:
-    gathered = [p.full_tensor() if isinstance(p, DTensor) else p for _, p in parts]
-    if not keep:
-        return torch.empty(0)
-    whole = gathered[0] if len(gathered) == 1 else torch.cat(gathered, parts[0][0].dim)
-    return whole.detach().to("cpu", dtype or whole.dtype).contiguous()
+def _whole(held: Held, parts: list[tuple[Place, str]], dtype: torch.dtype | None) -> torch.Tensor | None:
+    """A tensor of the model on the rank that writes; None on the others."""
+    gathered = [held.rows(name, 0, held.shapes[name][0], dtype) for _, name in parts]
+    mine = [part for part in gathered if part is not None]
+    if not mine:
+        return None
+    return mine[0].contiguous() if len(mine) == 1 else torch.cat(mine, parts[0][0].dim)
 
 
 def _files(shapes: Mapping[str, Shape], width: int, most: int) -> list[list[str]]:
