@@ -99,6 +99,23 @@ def test_every_layout_gives_back_what_it_read(
         assert loaded.bytes <= held + 4096  # each rank asks for its own part (4096: buffers)
 
 
+def into_what_is_there(rank: int, world: int, folder: str, out: str) -> tuple[str, ...]:
+    """Weights read into stages that were started otherwise, and that have adapters."""
+    peft = types.Peft(rank=4, targets=("qkv",))
+    stages, mesh, config = cases.start("deepseek_v3", cases.recipe({"tp": 2}, peft), None)
+    loaded = folders.load_weights(stages, Path(folder), config)
+    folders.save_model(stages, mesh, config, Path(out), dtype=torch.float32, merged=True)
+    return loaded.kept_initial
+
+
+def test_weights_are_read_into_a_model_that_is_there_already(tmp_path: Path) -> None:
+    folder = cases.write(tmp_path / "in", "deepseek_v3")
+    for kept in run(2, into_what_is_there, str(folder), str(tmp_path / "out")):
+        assert kept
+        assert all("lora_" in name for name in kept)
+    assert cases.same(folder, tmp_path / "out")  # adapters start at nought: merged they change nothing
+
+
 @pytest.mark.parametrize(("family", "layout"), [("deepseek_v3", {"pp": 2}), ("qwen3_next", {"tp": 2})])
 def test_multi_token_prediction_is_written_and_read_in_the_hubs_names(
     family: str, layout: dict[str, Any], tmp_path: Path

@@ -217,11 +217,13 @@ def load_weights(stages: Sequence[Any], folder: Path, config: Any) -> Loaded:
     """Fills stages that exist already with the weights of a folder; adapters stay as they are."""
     weights = Weights(folder, describe(config, mtp=any(stage.embedding_at_end for stage in stages)))
     for stage in stages:
-        tensors = dict([*stage.named_parameters(), *stage.named_buffers()])
+        parameters = dict(stage.named_parameters())
+        tensors = {**parameters, **dict(stage.named_buffers())}
         where = weights.places_of(tensors.items())
         for name, tensor in tensors.items():
-            if name in where or name in dict(stage.named_parameters()):
+            if name in where or name in parameters:  # other buffers are tables that no file holds
                 weights.fill(tensor, name, where.get(name))
+    weights.files.close()
     return weights.report()
 
 
