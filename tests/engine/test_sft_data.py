@@ -303,6 +303,11 @@ def test_a_folder_of_files_is_read_by_split_and_passed_over_across_files(tmp_pat
     assert [row["text"] for _, row in find_rows(tmp_path, "test")] == ["4"]
     with pytest.raises(InputError, match=r"unknown data\.split tset; did you mean test"):
         find_rows(tmp_path, "tset")
+    mixed = tmp_path / "mixed"
+    mixed.mkdir()
+    for name in ("talks", "more", "test"):
+        written(mixed / f"{name}.jsonl", [{"text": name}])
+    assert [row["text"] for _, row in find_rows(mixed, "train")] == ["more", "talks"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="holds no file that can be read"):
         find_rows(tmp_path / "empty", "train")

@@ -92,8 +92,8 @@ def _of_split(folder: Path, split: str, name: str) -> list[Path]:
     named = {key: paths for key, paths in by_split.items() if key}
     if split in named:
         return named[split]
-    if split == "train" and not named:
-        return files
+    if split == "train" and "" in by_split:  # files whose names say nothing
+        return by_split[""]
     raise unknown("data.split", split, named or ["train"])
 
 
