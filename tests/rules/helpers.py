@@ -54,6 +54,8 @@ QWEN35 = model(
     kind="vision_language",
     vision=VISION_LANGUAGE.vision,
 )
+GEMMA3 = model(model_type="gemma3", kind="vision_language", vision=VISION_LANGUAGE.vision)
+QWEN3_VL = model(model_type="qwen3_vl", kind="vision_language", vision=VISION_LANGUAGE.vision)
 TWO_PREDICTIONS = model(ffn=MoE(64, 8, 1024), layers=24, hidden=2048, mtp_layers=2)
 WRONG_TOPK = model(ffn=MoE(4, 8, 1024), layers=24, hidden=2048)
 ODD_WIDTH = model(Attention(24, 24, 64), Dense(4100), hidden=1530, vocab=50257)

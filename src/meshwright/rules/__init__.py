@@ -26,6 +26,7 @@ from meshwright.rules import (  # noqa: F401  # importing a subject registers it
     sequence_parallel,
     strategy,
     topology,
+    vision,
 )
 from meshwright.rules.judge import applicable, illegal_by_rule, judge, legal, message, repair
 from meshwright.rules.rule import RULES, Finding, Rule, Severity

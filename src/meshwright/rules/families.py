@@ -20,3 +20,5 @@ def _named(*starts: str) -> Callable[[Case], bool]:
 is_qwen35 = _named("qwen35")
 is_qwen3_next = _named("qwen3next")
 is_glm45 = _named("glm4moe", "glm45")
+is_gemma3 = _named("gemma3")
+is_qwen3_vl = _named("qwen3vl")

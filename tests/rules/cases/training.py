@@ -9,10 +9,12 @@ from meshwright.recipes.case import Case
 from ..helpers import (
     DENSE,
     DIFFUSION,
+    GEMMA3,
     LATENT,
     MIXTURE,
     NEXT,
     ODD_WIDTH,
+    QWEN3_VL,
     TWO_PREDICTIONS,
     VISION_LANGUAGE,
     cluster,
@@ -81,6 +83,21 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"recompute_modules": ("ops",)},
     ),
     "diffusion.z-loss": ({"spec": DIFFUSION, "z_loss": 1e-4}, {"z_loss": 0.0}),
+    # vision
+    "vision.context": ({"spec": GEMMA3, "images": True, "cp": 2}, {"cp": 1}),
+    "vision.deep-stack": (
+        {"spec": QWEN3_VL, "images": True, "pp": 8, "vp": 2, "pp_schedule": "interleaved_1f1b"},
+        {"vp": 1, "pp_schedule": "1f1b"},
+    ),
+    "vision.strategy": (
+        {"spec": VISION_LANGUAGE, "images": True, "strategy": "megatron_fsdp"},
+        {"strategy": "fsdp2"},
+    ),
+    "vision.freeze-without-images": ({"freeze": ("vision",)}, {"freeze": ()}),
+    "vision.nothing-trained": (
+        {"spec": VISION_LANGUAGE, "images": True, "freeze": ("language", "vision", "projector")},
+        {"freeze": ("vision",)},
+    ),
     # graphs
     "graphs.offered": ({"engine": "kempnerforge", "cuda_graphs": "local"}, {"engine": "torchtitan"}),
     "graphs.random-states": (

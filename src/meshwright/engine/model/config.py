@@ -29,7 +29,7 @@ NAMES = {
 
 def config_for(recipe: Recipe) -> Any:
     """The transformers config of the model that a recipe trains: with its vision parts where the data have images."""
-    config = transformers_config(_published(recipe.model))
+    config = transformers_config(_known_to_transformers(recipe))
     if not recipe.data.images:
         config = config.get_text_config()
     values = _values(config)
@@ -41,6 +41,23 @@ def config_for(recipe: Recipe) -> Any:
         else:
             text[_named(text, field)] = value
     return transformers_config(_with_language(values, text))
+
+
+def _known_to_transformers(recipe: Recipe) -> Mapping[str, Any]:
+    """The published config; of a model whose class transformers does not have, the language model's part."""
+    published = _published(recipe.model)
+    inside = published.get("llm_config")
+    if not isinstance(inside, Mapping):
+        return published
+    if recipe.data.images:
+        raise InputError(
+            f"transformers has no class for {published.get('model_type')}, and code of the model's own is never run; "
+            "its language model can be trained without the vision tower",
+            field="model",
+            value=recipe.model,
+            fix=("data.images=false",),
+        )
+    return inside
 
 
 def language_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +95,7 @@ def spec_of(recipe: Recipe, config: Any) -> ModelSpec:
 
 def _named_in(published: Mapping[str, Any], config: Any) -> set[str]:
     """The keys that a config.json has: transformers gives every key a value, also those of blocks it does not have."""
-    text = published.get("text_config")
+    text = published.get("text_config", published.get("llm_config"))
     known = {*published, *(text if isinstance(text, Mapping) else {}), "model_type", *LISTS}
     return known | {stored for name, stored in config.get_text_config().attribute_map.items() if name in known}
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from meshwright.engine.kernels.noise import layer_keys
 from meshwright.engine.model.anatomy import Anatomy, anatomy, layer_arguments, rotary_tables
-from meshwright.engine.vision import Eyes, eyes_of, flat_places, image_groups, look
+from meshwright.engine.vision import Eyes, eyes_of, flat_places, image_groups, look, refuse_too_few_layers
 
 
 class Stage(nn.Module):
@@ -23,6 +23,8 @@ class Stage(nn.Module):
         super().__init__()
         self.parts: Anatomy = anatomy(model)
         self.eyes: Eyes | None = eyes_of(model.config)
+        if self.eyes is not None and first and not last:
+            refuse_too_few_layers(model.config, len(layers))
         self.first, self.last = first, last
         self.sequence_rank = 0  # this rank's part of the tokens between regions, with sequence parallelism
         self.places: torch.Tensor | None = None  # of this rank's tokens in the sequence, with context parallelism

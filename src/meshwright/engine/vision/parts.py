@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from meshwright.errors import InputError
+
 LANGUAGE, VISION, PROJECTOR = "language", "vision", "projector"
 
 
@@ -72,6 +74,17 @@ def freeze(stage: nn.Module, eyes: Eyes, parts: Sequence[str]) -> None:
     for path, parameter in stage.named_parameters():
         if part_of(eyes, path) in parts:
             parameter.requires_grad_(False)
+
+
+def refuse_too_few_layers(config: Any, layers: int) -> None:
+    """Refuses a first stage that ends before the layers to which the tower's inner layers add what they saw."""
+    deep = len(getattr(config.vision_config, "deepstack_visual_indexes", None) or ())
+    if layers < deep:
+        raise InputError(
+            f"the vision tower feeds the first {deep} layers, and the first stage chunk of the pipeline has {layers}",
+            field="layout.pp",
+            fix=("layout.pp=1",),
+        )
 
 
 def _inside(path: str, module: str) -> bool:
