@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -73,8 +74,16 @@ def _meeting_point(process: Process) -> dict[str, Any]:
     if process.world == 1:
         return {"store": dist.HashStore()}  # type: ignore[attr-defined]  # not in torch's stubs
     if process.how == "torchrun":
-        return {"init_method": "env://"}  # torchrun itself may already hold the store
+        return {"store": _torchruns_store(process)}
     return {"init_method": f"tcp://{process.master_address}:{process.master_port}"}
+
+
+def _torchruns_store(process: Process) -> Any:
+    """The store that torchrun holds or rank 0 opens, apart from what ranks that were restarted since left in it."""
+    import torch.distributed as dist
+
+    store, _, _ = next(dist.rendezvous("env://", process.rank, process.world))
+    return dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _abort() -> None:
