@@ -128,6 +128,23 @@ def test_what_the_library_cannot_hold_is_refused_with_the_way_out(tmp_path: Path
     assert "merged=True" in told
 
 
+def in_four_bits(rank: int, world: int, base: str, out: str) -> str:
+    given = peft("qlora", ("qkv",))
+    stages, mesh, config = cases.start("llama", cases.recipe(peft=given), base)
+    folders.save_adapters(stages, mesh, given, Path(out) / "adapters", base)
+    with pytest.raises(InputError, match="4 bits") as error:
+        folders.save_model(stages, mesh, config, Path(out) / "merged", dtype=torch.float32, merged=True)
+    return str(error.value.field)
+
+
+def test_adapters_of_4_bit_weights_are_written_and_such_weights_are_not(tmp_path: Path) -> None:
+    base = str(cases.write(tmp_path / "base", "llama"))
+    assert run(1, in_four_bits, base, str(tmp_path))[0] == "peft.method"
+    run(1, again, "llama", {}, peft(targets=("qkv",)), base, str(tmp_path))  # they are lora's
+    assert cases.same(tmp_path / "adapters", tmp_path / "again")
+    assert not (tmp_path / "merged").exists()
+
+
 def unlike(rank: int, world: int, given: types.Peft, folder: str) -> str:
     stages, _, _ = cases.start("llama", cases.recipe(peft=given), None)
     with pytest.raises(InputError) as error:

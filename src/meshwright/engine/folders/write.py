@@ -206,6 +206,14 @@ def _require_plain(stages: Sequence[Any]) -> None:
             value="megatron_fsdp",
             fix=("save a checkpoint and convert that", "layout.strategy=fsdp2"),
         )
+    names = (name for stage in stages for name, _ in stage.named_parameters())
+    if any("_codes" in name.rpartition(".")[2] for name in names):
+        raise InputError(
+            "the weights that these adapters adapt are held in 4 bits, and a folder of those would be a worse model",
+            field="peft.method",
+            value="qlora",
+            fix=("save_adapters, then merge them into the model's own weights (peft.method=lora)",),
+        )
 
 
 def _common_plan(wholes: Sequence[Whole], mesh: Mesh, limit: float) -> Plan:
