@@ -81,9 +81,11 @@ def _meeting_point(process: Process) -> dict[str, Any]:
 def _torchruns_store(process: Process) -> Any:
     """The store that torchrun holds or rank 0 opens, apart from what ranks that were restarted since left in it."""
     import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
-    store, _, _ = next(dist.rendezvous("env://", process.rank, process.world))
-    return dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    store, _, _ = next(rendezvous("env://", process.rank, process.world))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"attempt_{attempt}", store)  # type: ignore[attr-defined]  # not in torch's stubs
 
 
 def _abort() -> None:
