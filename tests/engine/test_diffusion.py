@@ -16,6 +16,7 @@ from tests.engine.ranks import run
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from meshwright import api
 from meshwright.engine.diffusion import flow
 from meshwright.engine.diffusion.config import DenoiserConfig, config_for, tiny
 from meshwright.engine.diffusion.data import LatentFolder, MockLatents, open_latents
@@ -300,6 +301,7 @@ def test_a_part_of_the_latents_is_held_out(tmp_path: Path) -> None:
         ("wan_1_3b", {"latents": numbers(3, 4, 1, 8, 7)}, "cannot be cut into patches"),
         ("wan_1_3b", {"latents": numbers(3, 4, 1, 8, 4)}, "samples of 8 tokens"),
         ("wan_1_3b", {"latents": numbers(3, 4, 1, 4, 16)}, "differ from those"),
+        ("wan_1_3b", {"latents": numbers(3, 4, 1, 2, 4096)}, "knows 1024 positions"),
         ("wan_1_3b", {"text": numbers(3, 6, 31)}, "width 32"),
         ("flux_12b", {"pooled": numbers(3, 15)}, "width 16"),
         ("wan_1_3b", {"text": numbers(3, 6, 32, kind=np.int32)}, "not floats"),
@@ -367,3 +369,29 @@ def test_what_is_learnt_shows_on_held_out_samples(layout: dict[str, Any]) -> Non
     before, after = run(2, evaluated, given)[0]
     assert after < before
     assert run(1, evaluated, recipe("wan_1_3b", types.Layout(micro_batch_size=2)))[0] == pytest.approx([before, after])
+
+
+@pytest.mark.parametrize("name", ["wan_1_3B_pretrain_config", "flux_12b_sft_config"])
+def test_a_recipe_trains_at_laptop_size(name: str, tmp_path: Path) -> None:
+    answer = tiny_run(name, tmp_path, 2, 4, "checkpoint.export=none")
+    assert answer["losses"][-1] < answer["losses"][0]
+
+
+@pytest.mark.slow
+def test_a_run_is_resumed_in_another_layout_and_exported(tmp_path: Path) -> None:
+    whole = tiny_run("flux_12b_sft_config", tmp_path / "whole", 2, 4)
+    tiny_run("flux_12b_sft_config", tmp_path / "cut", 2, 2)
+    rest = tiny_run("flux_12b_sft_config", tmp_path / "cut", 1, 4, "layout.tp=1", "layout.sp=false")
+    assert whole["losses"][-1] < whole["losses"][0]
+    assert rest["losses"] == pytest.approx(whole["losses"][2:], rel=TOLERANCE)
+    assert {file.name for file in (tmp_path / "cut" / "model").iterdir()} >= {
+        "config.json",
+        "diffusion_pytorch_model.safetensors",
+    }
+
+
+def tiny_run(name: str, folder: Path, nproc: int, steps: int, *overrides: str) -> dict[str, Any]:
+    """A run of the recipe at laptop size, as the JSON answer of the command."""
+    given = [f"train.steps={steps}", "schedule.name=constant", "checkpoint.save_every=2", *overrides]
+    done = api.train(name, tiny=True, nproc=nproc, quiet=True, out=str(folder), accept_changes=True, overrides=given)
+    return api.training_to_dict(done)

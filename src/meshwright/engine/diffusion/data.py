@@ -200,7 +200,11 @@ class LatentFolder:
             raise self._error(file, f"latents are {shapes['latents']}, where the model takes {wanted}")
         if any(side % patch for side, patch in zip(sides, self.config.patch, strict=True)):
             raise self._error(file, f"latents of {sides} cannot be cut into patches of {list(self.config.patch)}")
-        tokens = int(np.prod([side // patch for side, patch in zip(sides, self.config.patch, strict=True)]))
+        counts = [side // patch for side, patch in zip(sides, self.config.patch, strict=True)]
+        most = self.config.values.get("rope_max_seq_len")
+        if most is not None and max(counts) > most:
+            raise self._error(file, f"samples have {max(counts)} tokens along a side; the model knows {most} positions")
+        tokens = int(np.prod(counts))
         if tokens != self.seq_length:
             raise InputError(
                 f"{file.name} has samples of {tokens} tokens",

@@ -58,7 +58,7 @@ class LatentLoader:
             told["pooled"] = samples.pooled
         there = {name: value.to(self.device, non_blocking=True) for name, value in told.items()}
         counted = train.global_batch_size * tokens.shape[1]
-        return Batch(self._held(tokens).to(self.device, non_blocking=True), there, numbers, counted)
+        return Batch(self._held(tokens).to(self.device, non_blocking=True), there, numbers, counted, counted)
 
     def _noise(self, numbers: list[int], shape: torch.Size, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         shift = flow.shift_of(self.config.model_type, tokens)
