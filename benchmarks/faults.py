@@ -28,14 +28,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import date
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo
-import transformers.models.llama.modeling_llama  # here, not in every life
 
-import meshwright.engine.loop
 from meshwright import api
 from meshwright.engine.checkpoint.contents import read_manifest
 from meshwright.engine.checkpoint.files import DamagedError
@@ -43,6 +42,9 @@ from meshwright.engine.checkpoint.folder import LATEST, MANIFEST, Folder
 from meshwright.engine.checkpoint.load import problems_of
 from meshwright.engine.metrics.jsonl import read
 from meshwright.errors import MeshwrightError
+
+for _needed in ("transformers.models.llama.modeling_llama", "meshwright.engine.loop"):
+    import_module(_needed)  # once here, not in every life
 
 RESULTS = Path(__file__).parent / "results" / "faults.json"
 RECIPE = "llama3_8b_pretrain_config"
