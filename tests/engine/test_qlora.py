@@ -58,7 +58,7 @@ def codes_of_a_ramp(rank: int, world: int) -> dict[str, Any]:
         codes, scales = packed(rows.to(dtype))
         found[str(dtype)] = ([bytes(row.tolist()).hex() for row in codes], scales.flatten().tolist())
     codes, scales = packed(rows)
-    found["exact"] = torch.equal(nf4.unpack(codes, scales, False)[1], levels)
+    found["exact"] = torch.equal(nf4.unpack(codes, scales)[1], levels)
     return found
 
 
@@ -129,7 +129,7 @@ def unpacked_weights(stage: nn.Module) -> Any:
         path, _, last = name.rpartition(".")
         module = stage.get_submodule(path)
         codes = last.replace("weight", "base_codes") if last.startswith("weight") else f"{last}_codes"
-        found = nf4.unpack(getattr(module, codes), getattr(module, codes.replace("_codes", "_scales")), False)
+        found = nf4.unpack(getattr(module, codes), getattr(module, codes.replace("_codes", "_scales")))
         tensor.copy_(found.view(tensor.shape))
         yield name, tensor
 

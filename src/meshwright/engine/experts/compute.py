@@ -76,6 +76,20 @@ def grouped_mm(rows: torch.Tensor, columns: torch.Tensor, ends: torch.Tensor) ->
     return out
 
 
+@torch.library.custom_op("meshwright::unpack_experts", mutates_args=())
+def unpack_experts(codes: torch.Tensor, scales: torch.Tensor, again: bool) -> torch.Tensor:
+    """The experts that codes and scales stand for.
+
+    `again` says that the backward pass asks: a compiler must not take it for the forward pass's and keep that one.
+    """
+    return unpack(codes, scales)
+
+
+@unpack_experts.register_fake
+def _(codes: torch.Tensor, scales: torch.Tensor, again: bool) -> torch.Tensor:
+    return scales.new_empty(*codes.shape[:-1], 2 * codes.shape[-1])
+
+
 class _PackedGrouped(torch.autograd.Function):
     """The grouped product with frozen experts in four bits: each pass unpacks them for itself, nothing keeps them."""
 
@@ -83,7 +97,7 @@ class _PackedGrouped(torch.autograd.Function):
     def forward(
         rows: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, ends: torch.Tensor, transposed: bool
     ) -> torch.Tensor:
-        weight = unpack(codes, scales, False).to(rows.dtype)
+        weight = unpack_experts(codes, scales, False).to(rows.dtype)
         return grouped_mm(rows, weight if transposed else weight.transpose(-2, -1), ends)
 
     @staticmethod
@@ -94,7 +108,7 @@ class _PackedGrouped(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         codes, scales, ends = ctx.saved_tensors
-        weight = unpack(codes, scales, True).to(grad.dtype)
+        weight = unpack_experts(codes, scales, True).to(grad.dtype)
         return grouped_mm(grad, weight.transpose(-2, -1) if ctx.transposed else weight, ends), None, None, None, None
 
 

@@ -73,12 +73,8 @@ def _middles(device: torch.device) -> Tensor:
     return ((levels[1:] + levels[:-1]) / 2).to(device=device, dtype=torch.float32)
 
 
-@torch.library.custom_op("meshwright::unpack", mutates_args=())
-def unpack(codes: Tensor, scales: Tensor, again: bool) -> Tensor:
-    """The weight that codes and scales stand for, in the format of the scales.
-
-    `again` says that the backward pass asks: a compiler must not take it for the forward pass's and keep that one.
-    """
+def unpack(codes: Tensor, scales: Tensor) -> Tensor:
+    """The weight that codes and scales stand for, in the format of the scales."""
     codes = codes.to(torch.uint8).contiguous()  # some versions of fully_shard hand bytes out as floating numbers
     scales = scales.contiguous()
     if on_gpu(codes):
@@ -86,11 +82,6 @@ def unpack(codes: Tensor, scales: Tensor, again: bool) -> Tensor:
     levels = torch.tensor(LEVELS, dtype=torch.float32, device=codes.device)
     numbers = torch.stack([levels[(codes >> 4).int()], levels[(codes & 15).int()]], -1).view(*scales.shape, -1)
     return (numbers * scales[..., None].float()).to(scales.dtype).view(*codes.shape[:-1], -1)
-
-
-@unpack.register_fake
-def _(codes: Tensor, scales: Tensor, again: bool) -> Tensor:
-    return scales.new_empty(*codes.shape[:-1], 2 * codes.shape[-1])
 
 
 def _on_gpu(codes: Tensor, scales: Tensor) -> Tensor:

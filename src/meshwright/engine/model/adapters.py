@@ -29,7 +29,7 @@ from meshwright.engine.kernels.noise import dropped
 from meshwright.engine.model.initial import Initial, start
 from meshwright.engine.model.packed import pack_linear
 from meshwright.engine.model.stage import Stage
-from meshwright.engine.vision.parts import is_seen_by
+from meshwright.engine.vision import is_seen_by
 from meshwright.errors import InputError
 from meshwright.recipes.types import Peft
 
@@ -53,13 +53,14 @@ NOUGHT = Initial("constant", 0.0)
 
 
 def add_adapters(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, Initial]:
-    """Freezes a stage and gives the linear layers that the recipe names adapters; says how those start."""
+    """Freezes a stage and gives the linear layers that the recipe names adapters; says how those start.
+
+    Of a model that sees, only the language model is adapted.
+    """
     stage.requires_grad_(False)
     found: dict[str, Initial] = {}
     for name, module in list(stage.named_modules()):
-        if is_seen_by(stage.eyes, name):
-            continue  # adapters are the language model's
-        if target_of(name) in peft.targets and is_linear(module):
+        if target_of(name) in peft.targets and is_linear(module) and not is_seen_by(stage.eyes, name):
             _adapt(module, peft, dtype)
             if peft.method == "qlora":
                 pack_linear(module, name)
@@ -207,17 +208,15 @@ def _adapted(kind: type[Any], normed: bool, packed: bool) -> type[Any]:
     fused = packed or (kind is nn.Linear and not normed)
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        if self.lora_dropout and self.training:
-            low = functional.linear(_dropped(self, x), self.lora_A) * self.lora_scale
-            base = _packed_base(self, x) if packed else kind.forward(self, x)
-            return base + functional.linear(low, self.lora_B)
-        if fused:
+        first, second = self.lora_A.to(x.dtype), self.lora_B.to(x.dtype)  # may be kept in a wider format
+        if fused and not (self.lora_dropout and self.training):
             weight, scales = (self.base_codes, self.base_scales) if packed else (self.weight, None)
-            pair, turned, tuned = (self.lora_A, self.lora_B), self.lora_inputs_first, self.lora_tuned
-            made = adapted_linear(x, weight, scales, *pair, self.lora_scale, turned, tuned)
+            turned, tuned = self.lora_inputs_first, self.lora_tuned
+            made = adapted_linear(x, weight, scales, first, second, self.lora_scale, turned, tuned)
             return made if self.bias is None else made + self.bias
-        low = functional.linear(x, self.lora_A) * self.lora_scale
-        out: torch.Tensor = kind.forward(self, x) + functional.linear(low, self.lora_B)
+        base = _packed_base(self, x) if packed else kind.forward(self, x)
+        kept = _dropped(self, x) if self.lora_dropout and self.training else x
+        out: torch.Tensor = base + functional.linear(functional.linear(kept, first) * self.lora_scale, second)
         return _renormed(self, out) if normed else out
 
     return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
@@ -235,7 +234,7 @@ def _packed_base(linear: Any, x: torch.Tensor) -> torch.Tensor:
 
 def _renormed(linear: Any, out: torch.Tensor) -> torch.Tensor:
     """Rows of the adapted weight taken to the length that dora learns; the bias stays out of it."""
-    ratio = linear.lora_magnitude / _row_norms(linear).to(linear.lora_magnitude.dtype)
+    ratio = (linear.lora_magnitude / _row_norms(linear).to(linear.lora_magnitude.dtype)).to(out.dtype)
     renormed: torch.Tensor = out * ratio if linear.bias is None else (out - linear.bias) * ratio + linear.bias
     return renormed
 

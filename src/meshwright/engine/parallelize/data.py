@@ -30,14 +30,16 @@ def base_dtype(recipe: Recipe) -> torch.dtype:
     return DTYPES[recipe.precision.compute] if recipe.goal == "peft" else storage_dtype(recipe.precision)
 
 
-def needs_wrapping(mesh: Mesh, precision: Precision) -> bool:
-    """One rank that computes in the format it stores needs no machinery at all."""
-    return mesh.stage.size > 1 or storage_dtype(precision) != DTYPES[precision.compute]
+def needs_wrapping(mesh: Mesh, recipe: Recipe) -> bool:
+    """One rank that computes in the format it stores needs no machinery at all; adapters cast themselves."""
+    casts = storage_dtype(recipe.precision) != DTYPES[recipe.precision.compute]
+    itself = recipe.goal == "peft" and recipe.layout.offload not in ("params", "optimizer")
+    return mesh.stage.size > 1 or (casts and not itself)
 
 
 def share(stage: Stage, mesh: Mesh, recipe: Recipe) -> None:
     """Wraps every layer of a stage, its experts apart, and the ends; does nothing where one rank needs nothing."""
-    if not needs_wrapping(mesh, recipe.precision):
+    if not needs_wrapping(mesh, recipe):
         return
     settings = fsdp_settings(recipe, mesh)
     dense, expert = mesh.fsdp, mesh.expert_fsdp

@@ -27,7 +27,7 @@ ATTENTION = (
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
 )
-PRODUCTS = ("mm", "addmm", "_grouped_mm", "_scaled_mm", "one_by_one")
+PRODUCTS = ("mm", "addmm", "_grouped_mm", "_scaled_mm", "one_by_one", "adapted", "packed", "product", "product_add")
 OPERATIONS = "ops"
 NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "norm", "ln_1", "ln_2")
 UP_PROJECTIONS = ("q_b_proj", "kv_b_proj")
