@@ -20,6 +20,7 @@ from meshwright.engine.data.byte_level import write_byte_tokenizer
 from meshwright.engine.data.megatron_files import open_megatron
 from meshwright.engine.data.mock import Mock
 from meshwright.engine.data.tokenise import tokenise
+from meshwright.engine.faults import RunError
 from meshwright.errors import InputError
 from meshwright.recipes import types
 
@@ -175,6 +176,17 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, tokenizer: str) -> None:
     with pytest.raises(InputError, match="something already"):
         tokenise([good], tokenizer, out)
     assert os.listdir(out) == ["kept"]
+
+
+def test_a_place_that_cannot_be_written_to_is_named(
+    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = jsonl(tmp_path / "a.jsonl", rows())
+    with pytest.raises(RunError, match="cannot be written"):
+        tokenise([path], tokenizer, f"{path}/out")
+    monkeypatch.setenv("MESHWRIGHT_CACHE", path)
+    with pytest.raises(InputError, match="cannot be kept there"):
+        open_source(pretraining(path, tokenizer=tokenizer), VOCAB)
 
 
 def pretraining(dataset: str, **changes: Any) -> types.Recipe:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -101,11 +101,19 @@ def _tokenise(
     bad_lines: BadLines,
 ) -> Tokenised:
     begun, size = time.monotonic(), sum(path.stat().st_size for path in files)
-    with _appearing(folder) as partial, _progress(size) as progress:
-        given = encoded(
-            blocks(files, text_column), (tokenizer.json, tokenizer.eos, text_column), _useful(workers, size)
-        )
-        told = _write(given, files, tokenizer, partial, shard_tokens, bad_lines, progress)
+    try:
+        with _appearing(folder) as partial, _progress(size) as progress:
+            given = encoded(
+                blocks(files, text_column), (tokenizer.json, tokenizer.eos, text_column), _useful(workers, size)
+            )
+            told = _write(given, files, tokenizer, partial, shard_tokens, bad_lines, progress)
+    except OSError as error:  # what cannot be read is told by its own error before
+        raise RunError(
+            f"the shards cannot be written: {error}",
+            field="out",
+            value=str(folder),
+            fix=("a folder with space that can be written to (of a training: export MESHWRIGHT_CACHE=FOLDER)",),
+        ) from None
     return Tokenised(
         folder=str(folder),
         documents=told.manifest.documents,
@@ -131,14 +139,26 @@ def tokenised_once(path: Path, tokenizer: Any, text_column: str) -> shards.Strea
     key = hashlib.blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()
     folder = cache_folder() / "shards" / key
     if not shards.is_shards(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with folder.with_suffix(".lock").open("w") as lock:
+        with _lock_file(folder) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the system lets go of it when this process ends
             if not shards.is_shards(folder):
                 print(f"tokenising {path} into {folder}", file=sys.stderr, flush=True)
                 # In threads of this process: a rank of a training does not start processes of its own.
                 _tokenise(files, loaded, folder, text_column, 1, SHARD_TOKENS, "refuse")
     return shards.open_shards(folder)[0]
+
+
+def _lock_file(folder: Path) -> IO[str]:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return folder.with_suffix(".lock").open("w")
+    except OSError as error:
+        raise InputError(
+            f"tokenised data cannot be kept there: {error}",
+            field="MESHWRIGHT_CACHE",
+            value=str(folder.parent),
+            fix=("export MESHWRIGHT_CACHE=FOLDER with space on a disk that all ranks of a machine see",),
+        ) from None
 
 
 def load(folder: str, append_eos: bool = True) -> Loaded:
