@@ -38,6 +38,7 @@ class StepResult:
     norm: torch.Tensor  # of the gradients, before clipping
     lr: float
     tokens: int  # predictions that counted
+    computed: int  # tokens that went through the model: what throughput is of
     skipped: bool = False
     router: dict[str, float] = field(default_factory=dict)
 
@@ -165,7 +166,7 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
         router = experts.statistics(self.routers, self.mesh.stage.group) if figures else {}
         experts.reset(self.routers)
-        return StepResult(number, losses[:2], losses[2], norm, lr, batch.counted, not taken, router)
+        return StepResult(number, losses[:2], losses[2], norm, lr, batch.counted, batch.computed, not taken, router)
 
     def _scale_allows(self, norm: torch.Tensor) -> bool:
         if self.scale is None:

@@ -269,6 +269,7 @@ class _Run:
             lr=result.lr,
             grad_norm=result.norm,
             tokens=result.tokens,
+            computed=result.computed,
             skipped=result.skipped,
             extra=extra,
         )

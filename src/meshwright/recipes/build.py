@@ -26,6 +26,7 @@ SFT: dict[str, Any] = {
     "min_lr": 0.0,
     "warmup_steps": 50,
     "beta2": 0.98,
+    "per_token_loss": True,
     "save_every": 100,
 }
 PEFT: dict[str, Any] = {**SFT, "lr": 1e-4}

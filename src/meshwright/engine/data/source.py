@@ -96,6 +96,7 @@ class Batch:
     told: dict[str, torch.Tensor]
     numbers: list[int]  # the samples
     counted: int  # predictions of the whole step, over all ranks
+    computed: int  # tokens of the whole step, over all ranks: also those whose predictions do not count
 
     def micro_batches(self, size: int) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         """The micro batches in order."""
@@ -281,7 +282,7 @@ class Loader:
         if samples.documents is None:
             parts["positions"] = self._to_device(held).expand(len(read.numbers), -1)
         parts |= {name: self._to_device(value) for name, value in samples.whole.items()}
-        return Batch(parts.pop("tokens"), parts, read.numbers, everywhere[0])
+        return Batch(parts.pop("tokens"), parts, read.numbers, everywhere[0], self.global_batch * samples.width)
 
     def _positions(self, width: int) -> NDArray[np.int64]:
         if width not in self._held:

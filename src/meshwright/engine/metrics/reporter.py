@@ -24,6 +24,7 @@ class _Waiting(NamedTuple):
     extra: dict[str, Any]
     lr: float
     tokens: int | None
+    computed: int | None
     skipped: bool
 
 
@@ -49,13 +50,17 @@ class Reporter:
         lr: float,
         grad_norm: float | torch.Tensor | None = None,
         tokens: int | None = None,
+        computed: int | None = None,
         skipped: bool = False,
         extra: Mapping[str, float | torch.Tensor] | None = None,
     ) -> None:
-        """Ends the step that `clock.start()` began; tensors may still be on their way."""
+        """Ends the step that `clock.start()` began; tensors may still be on their way.
+
+        Throughput is of the tokens that were computed, of which those that count in the loss may be a few.
+        """
         values = {"loss": _copied(loss), "grad_norm": _copied(grad_norm)}
         more = {name: _copied(value) for name, value in (extra or {}).items()}
-        self._waiting.append(_Waiting(step, self.clock.finish(), values, more, lr, tokens, skipped))
+        self._waiting.append(_Waiting(step, self.clock.finish(), values, more, lr, tokens, computed, skipped))
         while self._waiting and (len(self._waiting) > LAG or self._waiting[0].timing.ready()):
             self._tell(self._waiting.popleft())
 
@@ -72,7 +77,7 @@ class Reporter:
 
     def _tell(self, one: _Waiting) -> None:
         time = one.timing.read()
-        speed = self.meter.add(time.step_s, one.tokens)
+        speed = self.meter.add(time.step_s, one.computed)
         grad_norm = one.values["grad_norm"]
         self.last = StepRecord(
             step=one.step,
