@@ -1,0 +1,51 @@
+"""The walkthrough of the docs is run as it stands: tokenise, train, kill, resume, export, generate, fine-tune."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "walkthrough.md"
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+def blocks() -> list[str]:
+    return re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+def test_the_walkthrough_works(tmp_path: Path) -> None:
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, words in (("meshwright", "-m meshwright"), ("python", "")):
+        script = commands / name
+        script.write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        script.chmod(0o755)
+    work = tmp_path / "work"
+    work.mkdir()
+    told = subprocess.run(
+        ["bash", "-euxo", "pipefail", "-c", "\n".join(blocks())],
+        cwd=work,
+        env={
+            **os.environ,
+            "PATH": f"{commands}:{os.environ['PATH']}",
+            "PYTHONPATH": str(SOURCE),
+            "MESHWRIGHT_CACHE": str(tmp_path / "cache"),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert told.returncode == 0, told.stderr[-3000:]
+    said = told.stdout
+    assert "resumed run/checkpoints/step-000000" in said  # after the kill, not from the start
+    assert re.search(r"perplexity [\d.]+ .* held out", said)
+    assert (work / "exported" / "README.md").read_text().startswith("---\nlibrary_name: transformers")
+    assert (work / "tuned" / "model" / "adapter_model.safetensors").is_file()
+    assert (work / "merged" / "model.safetensors").is_file()
+    first, last = (float(x) for x in re.findall(r"loss +([\d.]+) → ([\d.]+)", said)[0])
+    assert last < first
