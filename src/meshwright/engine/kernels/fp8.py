@@ -63,7 +63,6 @@ def fp8_linear(hidden: Tensor, weight: Tensor, exact_gradients: bool, scaling: S
     Sums of the forward pass are kept in the tensor cores' own short format; those of the backward pass in fp32 with
     `exact_gradients`. A weight without gradients costs no third product.
     """
-    # Asked here: what torch 2.11 compiles takes every weight for frozen when the function's context is asked.
     trained = weight.requires_grad
     out: Tensor = _Fp8Linear.apply(hidden, weight, exact_gradients, scaling, trained)  # type: ignore[no-untyped-call]
     return out
@@ -127,12 +126,13 @@ def _product(left: Operand, right: Operand, dtype: torch.dtype, scaling: Scaling
     if scaling == "mx":
         return mxfp8.product(left.codes, left.unit, right.codes, right.unit, dtype)
     if scaling == "row" and not left.codes.is_cuda:  # not every torch has it for CPUs
-        return ((left.codes.float() @ right.codes.float().t()) * left.unit * right.unit.t()).to(dtype)
-    return torch._scaled_mm(
+        return mxfp8.in_format((left.codes.float() @ right.codes.float().t()) * left.unit * right.unit.t(), dtype)
+    made = torch._scaled_mm(
         left.codes,
         right.codes.t(),
         scale_a=left.unit,
         scale_b=right.unit.t() if scaling == "row" else right.unit,
         out_dtype=torch.bfloat16 if scaling == "row" else dtype,  # the only one that products by rows come in
         use_fast_accum=not exact,
-    ).to(dtype)
+    )
+    return mxfp8.in_format(made, dtype)

@@ -49,10 +49,19 @@ def from_blocks(codes: Tensor, scales: Tensor) -> Tensor:
 def product(left: Tensor, left_scales: Tensor, right: Tensor, right_scales: Tensor, dtype: torch.dtype) -> Tensor:
     """left @ right.T of two matrices in blocks along their columns."""
     if not in_hardware(left):
-        return (from_blocks(left, left_scales) @ from_blocks(right, right_scales).t()).to(dtype)
-    return torch._scaled_mm(
+        return in_format(from_blocks(left, left_scales) @ from_blocks(right, right_scales).t(), dtype)
+    made = torch._scaled_mm(
         left, right.t(), scale_a=tiled(left_scales), scale_b=tiled(right_scales), out_dtype=torch.bfloat16
-    ).to(dtype)
+    )
+    return in_format(made, dtype)
+
+
+def in_format(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in a format; a cast that changes nothing is left out.
+
+    As the last operation of an autograd function it would lose every gradient in what torch 2.11 compiles.
+    """
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def tiled(scales: Tensor) -> Tensor:
