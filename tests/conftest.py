@@ -5,3 +5,8 @@ import os
 # Ranks are forked after torch is imported; a parent that started OpenMP threads would leave them deadlocked.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+from hypothesis import settings  # noqa: E402
+
+settings.register_profile("house", deadline=None)  # machines are shared; what takes too long fails by the suite's limit
+settings.load_profile("house")

@@ -30,11 +30,17 @@ def weights_folder(recipe: Recipe) -> Path | None:
     if named == RANDOM or (recipe.goal == "pretrain" and not named):
         return None
     if named:
-        return folders.find(named)
+        return folders.find(_transformer_of(named))
     own = Path(recipe.model).expanduser()
     if own.exists():
         return folders.find(str(own if own.is_dir() else own.parent))
     return _downloaded(recipe)
+
+
+def _transformer_of(named: str) -> str:
+    """Of a diffusion pipeline's folder the folder of what is trained; any other folder itself."""
+    inner = Path(named).expanduser() / "transformer"
+    return str(inner) if (inner / "config.json").is_file() and not (inner.parent / "config.json").exists() else named
 
 
 def _downloaded(recipe: Recipe) -> Path:
