@@ -116,7 +116,10 @@ def test_weights_are_read_into_a_model_that_is_there_already(tmp_path: Path) -> 
     assert cases.same(folder, tmp_path / "out")  # adapters start at nought: merged they change nothing
 
 
-@pytest.mark.parametrize(("family", "layout"), [("deepseek_v3", {"pp": 2}), ("qwen3_next", {"tp": 2})])
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [("deepseek_v3", {"pp": 2}), pytest.param("qwen3_next", {"tp": 2}, marks=pytest.mark.slow)],
+)
 def test_multi_token_prediction_is_written_and_read_in_the_hubs_names(
     family: str, layout: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -54,12 +54,12 @@ def through_peft(rank: int, world: int, family: str, given: types.Peft, base: st
     [
         ("llama", peft()),
         ("llama", peft("rslora")),
-        ("qwen2", peft("dora")),
+        pytest.param("qwen2", peft("dora"), marks=pytest.mark.slow),
         pytest.param("gpt2", peft(), marks=pytest.mark.slow),
         ("gpt2", peft("dora")),
         ("qwen3_moe", peft()),
         ("qwen3_moe", peft(targets=("fc2",))),
-        ("gpt_oss", peft()),
+        pytest.param("gpt_oss", peft(), marks=pytest.mark.slow),
         ("deepseek_v3", peft()),
         pytest.param("qwen3_next", peft(), marks=pytest.mark.slow),
         ("nemotron_h", peft(targets=("qkv", "proj", "fc1", "fc2", "mamba_in"))),
@@ -88,7 +88,7 @@ def again(rank: int, world: int, family: str, layout: dict[str, Any], given: typ
 
 LAYOUTS = [
     ("gpt2", peft("dora"), 2, {"tp": 2}),
-    ("qwen3_moe", peft(), 2, {"ep": 2}),
+    pytest.param("qwen3_moe", peft(), 2, {"ep": 2}, marks=pytest.mark.slow),
     ("nemotron_h", peft(targets=NO_EXPERTS[:3]), 2, {"pp": 2}),
     pytest.param("gpt_oss", peft(), 2, {"etp": 2}, marks=pytest.mark.slow),
     pytest.param("llama", peft(), 4, {"tp": 2}, marks=pytest.mark.slow),
