@@ -110,7 +110,10 @@ def test_a_run_that_is_started_again_by_its_scheduler_finds_its_folder() -> None
 # Signals and kills; all phases and many kills are behind `make faults`.
 
 
-@pytest.mark.parametrize(("phase", "number"), [("flush", signal.SIGTERM), ("step", signal.SIGUSR1)])
+@pytest.mark.parametrize(
+    ("phase", "number"),
+    [("flush", signal.SIGTERM), pytest.param("step", signal.SIGUSR1, marks=pytest.mark.slow)],
+)
 def test_a_run_that_is_asked_to_end_saves_and_goes_on(tmp_path: Path, phase: str, number: signal.Signals) -> None:
     assert faults_soak.signalled(tmp_path, phase, number) == []
 
