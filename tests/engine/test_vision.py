@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+import torch
 from tests.engine.ranks import run
-from tests.engine.vision_cases import FAMILIES, against_transformers, differences, given_recipe, train
+from tests.engine.vision_cases import FAMILIES, against_transformers, differences, given_recipe, through_a_folder, train
+from torch.nn.attention.flex_attention import flex_attention
 
+from meshwright.engine.attention.flex import attend_flex
+from meshwright.engine.attention.local import attend_local
+from meshwright.engine.attention.terms import Terms
+from meshwright.engine.vision import image_groups
 from meshwright.engine.vision.parts import EYES, part_of
 from meshwright.recipes import types
 
@@ -84,3 +92,55 @@ def test_frozen_parts_have_no_gradient_and_stay(family: str, frozen: tuple[str, 
         is_frozen = part_of(EYES[family], name) in frozen
         assert (gradient is None) == is_frozen, name
         assert np.array_equal(before[name], after["weights"][name]) == is_frozen or name.endswith("k_proj.bias"), name
+
+
+@pytest.mark.parametrize("layout", [{}, {"tp": 2, "sp": True}])
+def test_adapters_are_the_language_models(layout: dict[str, Any]) -> None:
+    given = msgspec.structs.replace(given_recipe(types.Layout(**layout)), goal="peft", peft=types.Peft(rank=4))
+    found = differences("qwen2_5_vl", 2, given)
+    assert max(found.values()) < TOLERANCE, found
+    gradients = run(1, train, "qwen2_5_vl", given_recipe_for_adapters(), 1)[0]["gradients"]
+    trained = {name for name, gradient in gradients.items() if gradient is not None}
+    assert trained
+    assert all("lora_" in name and part_of(EYES["qwen2_5_vl"], name) == "language" for name in trained)
+
+
+def given_recipe_for_adapters() -> types.Recipe:
+    return msgspec.structs.replace(given_recipe(types.Layout()), goal="peft", peft=types.Peft(rank=4))
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_vl_moe", "glm4v_moe"])
+def test_a_folder_is_started_from_and_written(family: str, tmp_path: Path) -> None:
+    far, names = run(1, through_a_folder, family, str(tmp_path))[0]
+    assert far < TOLERANCE
+    assert names == ([], [], [])  # missing, unexpected, of another shape
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"])
+def test_every_family_is_started_from_a_folder_and_written(family: str, tmp_path: Path) -> None:
+    test_a_folder_is_started_from_and_written(family, tmp_path)
+
+
+def flex_of_images(rank: int, world: int) -> float:
+    """How far flex attention's mask of images is from the written-out one, with windows and documents."""
+    torch.manual_seed(0)
+    tokens = 300
+    q, k, v = (torch.randn(2, 2, tokens, 8) for _ in range(3))
+    at = torch.full((2, tokens), -1)
+    at[0, 20:160], at[0, 200:230], at[1, 120:260] = torch.arange(140), torch.arange(30), torch.arange(140)
+    groups = image_groups(at)
+    documents = (torch.arange(tokens) >= 190).long().expand(2, -1)
+    worst = 0.0
+    for window in (None, 50):
+        for given in (None, documents):
+            terms = Terms(0.3, True, window)
+            found = attend_flex(q, k, v, terms, None, given, groups)
+            expected = attend_local(q, k, v, terms, None, given, "eager", groups=groups)
+            worst = max(worst, float((found - expected).abs().max()))
+    return worst
+
+
+def test_flex_attention_sees_images_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshwright.engine.attention.flex._compiled_flex", lambda: flex_attention)
+    assert run(1, flex_of_images)[0] < TOLERANCE

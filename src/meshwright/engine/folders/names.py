@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -47,7 +47,8 @@ class Block:
     """A tensor of the files, and which part of a model's tensor it is.
 
     With `index` it is one of many stacked along a new first dimension; `source` of `sources` lie one behind the other
-    along dimension `dim` of the whole.
+    along dimension `dim` of the whole. One that `may_be_turned` has its last two dimensions the other way round, unless
+    its shape is the model's.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Block:
     source: int = 0
     sources: int = 1
     dim: int = 0
+    may_be_turned: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class Described:
         for spelling in self._spellings(key):
             name, block = self._renamed(spelling)
             if name in self.shapes:
-                return name, Block(key, block.index, block.source, block.sources, block.dim)
+                return name, replace(block, name=key)
         return None
 
     def is_left(self, key: str, composite: bool) -> bool:
@@ -157,7 +159,7 @@ class Described:
         number = re.search(pattern.replace("*", r"(\d+)"), key) if stacked else None
         index = int(number.group(1)) if number is not None else None
         sources = converter.source_patterns
-        return name, Block(key, index, sources.index(pattern), len(sources), dim)
+        return name, Block(key, index, sources.index(pattern), len(sources), dim, _may_be_turned(converter))
 
     def _further_layer(self, key: str) -> str | None:
         """A tensor of the layer after the last as a tensor of our multi-token prediction; None for all others."""
@@ -214,7 +216,16 @@ def _operations(converter: Any, name: str) -> tuple[bool, int]:
         return True, 0
     if len(rest) == 1 and type(rest[0]).__name__ == "Concatenate":
         return stacked, int(rest[0].dim)
+    if _may_be_turned(converter):
+        return False, 0
     raise _not_offered(name, converter)
+
+
+def _may_be_turned(converter: Any) -> bool:
+    """Whether stacked matrices lie the other way round in some files; written, they lie as they do in the model."""
+    only = converter.operations[0]
+    turns = len(converter.operations) == 1 and type(only).__name__ == "Transpose" and only.check_dims
+    return turns and {only.dim0, only.dim1} == {1, 2} and len(converter.source_patterns) == 1
 
 
 def _not_offered(name: str, converter: Any) -> InputError:

@@ -148,7 +148,7 @@ class Weights:
     def _boxes(self, name: str, blocks: Sequence[Block]) -> list[Box]:
         """The box of the model's tensor that each tensor of the files is."""
         whole = self.described.shapes[name]
-        shapes = [self._shape(block) for block in blocks]
+        shapes = [self._shape(block, whole) for block in blocks]
         boxes = []
         for block, shape in zip(blocks, shapes, strict=True):
             box = [slice(0, size) for size in shape]
@@ -165,10 +165,15 @@ class Weights:
             raise self._wrong_shape(name, blocks, whole)
         return boxes
 
-    def _shape(self, block: Block) -> Shape:
+    def _shape(self, block: Block, whole: Shape) -> Shape:
         self.files.require_floats(block.name)
         shape = self.files.shape(block.name)
+        if self._is_turned(block, whole):
+            shape = (*shape[:-2], shape[-1], shape[-2])
         return shape if block.index is None else (1, *shape)
+
+    def _is_turned(self, block: Block, whole: Shape) -> bool:
+        return block.may_be_turned and self.files.shape(block.name) != whole
 
     def _wrong_shape(self, name: str, blocks: Sequence[Block], whole: Shape) -> InputError:
         first, shape = blocks[0], self.files.shape(blocks[0].name)
@@ -202,11 +207,13 @@ class Weights:
         if not there:
             to.copy_(self.files.read(block.name))
             return
-        rows = there[0]
+        rows, turned = there[0], self._is_turned(block, tuple(one.stop for one in box))
         step = max(1, SLICE // max(1, to.nbytes // to.shape[0]))
         for first in range(rows.start, rows.stop, step):
             last = min(first + step, rows.stop)
-            part = self.files.read(block.name, (slice(first, last), *there[1:]))
+            others = there[:0:-1] if turned else there[1:]
+            part = self.files.read(block.name, (slice(first, last), *others))
+            part = part.transpose(1, 2) if turned else part
             to[first - rows.start : last - rows.start].copy_(part)
 
     def _error(self, what: str, *fix: str) -> InputError:
