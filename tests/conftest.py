@@ -6,7 +6,7 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from hypothesis import settings  # noqa: E402
+from hypothesis import settings
 
 settings.register_profile("house", deadline=None)  # machines are shared; what takes too long fails by the suite's limit
 settings.load_profile("house")

@@ -132,7 +132,13 @@ class Trainer:
             per_token=train.per_token_loss,
             device=self.device,
             mtp=train.mtp_loss > 0,
+            prefetch=self.recipe.data.prefetch,
+            readers=max(self.recipe.data.workers, 1),
         )
+
+    def close(self) -> None:
+        """Ends what prepares samples ahead; before the process group is left."""
+        self.loader.close()
 
     def _pipeline(self) -> Pipeline:
         layout, width = self.recipe.layout, self.config.get_text_config().hidden_size

@@ -81,6 +81,7 @@ def work(process: Process, job: Job) -> Outcome | None:
         dog = left_in_turn.enter_context(Watchdog(process, job.timeout_s))
         dog.phase(0, "build")
         trainer = build(job, device)
+        left_in_turn.callback(trainer.close)
         run = _Run(process, job, trainer, dog, told)
         run.resume()
         profile = left_in_turn.enter_context(window(job.recipe.train.profile, Path(job.folder), process=process))
@@ -373,3 +374,13 @@ def _device_name(device: torch.device) -> str:
     import torch
 
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def _say_precision(trainer: Trainer) -> None:
+    """What computes in 8 bits and what does not, on stderr; nothing where no 8 bits are asked for."""
+    import sys
+
+    from meshwright.engine.parallelize.low_precision import told
+
+    for line in told(trainer.stages):
+        print(line, file=sys.stderr, flush=True)

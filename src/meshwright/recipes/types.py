@@ -84,7 +84,7 @@ class Data(Section, frozen=True):
     anneal_blend: Annotated[dict[str, float], contract("weights of the sources in the last anneal_steps")] = {}
     anneal_steps: Annotated[int, contract("steps at the end that draw from anneal_blend", ge=0)] = 0
     prefetch: Annotated[int, layout("steps whose samples are prepared ahead; 0 prepares none", ge=0)] = 2
-    workers: Annotated[int, layout("data loading processes per rank", ge=0)] = 4
+    workers: Annotated[int, layout("threads that read samples ahead on each rank", ge=0)] = 4
 
 
 class Train(Section, frozen=True):

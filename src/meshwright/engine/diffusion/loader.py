@@ -60,6 +60,9 @@ class LatentLoader:
         counted = train.global_batch_size * tokens.shape[1]
         return Batch(self._held(tokens).to(self.device, non_blocking=True), there, numbers, counted, counted)
 
+    def close(self) -> None:
+        """Nothing is prepared ahead."""
+
     def _noise(self, numbers: list[int], shape: torch.Size, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         shift = flow.shift_of(self.config.model_type, tokens)
         drawn = [flow.draw(self.recipe.train.seed, number, tuple(shape), shift) for number in numbers]

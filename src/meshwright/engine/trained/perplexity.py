@@ -114,4 +114,5 @@ def _work(process: Process, job: Job, steps: int, held_out: bool) -> tuple[float
     if held_out:
         source = kind_of(job.recipe).open_source(job.recipe, trainer.config, True, trainer.weights)
     found = trainer.measure(source, steps)
+    trainer.close()
     return (found.loss, found.tokens) if found is not None and process.rank == 0 else None
