@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from meshwright.engine.checkpoint import Checkpoints, StopRequest
     from meshwright.engine.loop import StepResult, Trainer
 
+SHOWN = 5  # names in a message
 MOST_SKIPPED = 10  # steps in a row that a loss which is not a number may cost
 STOP_LAG = 2  # steps that a request to end may wait for the GPU, where nothing else makes the step wait for it
 
@@ -127,7 +128,25 @@ def build(job: Job, device: torch.device) -> Trainer:
     if weights is not None and job.makes_weights:
         _by_rank_0(lambda: kind.write_start(config, weights, job.recipe.train.seed))
     source = kind.open_source(job.recipe, config, False, weights)
-    return kind.trainer()(job.recipe, config, mesh, device, source, weights)
+    trainer = kind.trainer()(job.recipe, config, mesh, device, source, weights)
+    _say_what_was_read(trainer)
+    return trainer
+
+
+def _say_what_was_read(trainer: Trainer) -> None:
+    """Tells what of the folder that training starts from does not fit the model; each pipeline stage its own."""
+    loaded = getattr(trainer.stages[0], "loaded", None)
+    if loaded is None or trainer.mesh.stage.rank != 0:
+        return
+    told = {
+        "have no weights there and start anew": [n for n in loaded.kept_initial if "lora_" not in n],
+        "are there and not used": loaded.ignored,
+        "differ in its config.json from the recipe's model": loaded.config_differs,
+    }
+    for what, names in told.items():
+        if names:
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            metrics.say(f"{loaded.folder}: {', '.join(names[:SHOWN])}{more} {what}")
 
 
 def _by_rank_0(write: Callable[[], object]) -> None:
