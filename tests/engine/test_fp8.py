@@ -14,6 +14,7 @@ from tests.engine.ranks import run
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from meshwright import api
 from meshwright.engine.data.mock import Mock
 from meshwright.engine.kernels import mxfp8
 from meshwright.engine.kernels.fp8 import ACTIVATION, GRADIENT, Scaling, fp8_linear, to_fp8, to_fp8_rows
@@ -254,3 +255,10 @@ def test_the_gpus_8_bit_products_are_the_cpus(scaling: Scaling) -> None:
     got = outcome(there, rows.cuda().bfloat16().requires_grad_(), direction.cuda().bfloat16())
     for one, want in zip(got, expected, strict=True):
         assert error(one.float().cpu(), want) < 0.05
+
+
+@pytest.mark.parametrize("matmul", ["fp8_tensor", "fp8_row", "mxfp8"])
+def test_every_format_can_be_estimated(matmul: str) -> None:
+    found = api.check("llama3_8b_pretrain_config", gpus="8xB200", overrides=[f"precision.matmul={matmul}"])
+    assert found.estimate.step_s > 0
+    assert found.ok
