@@ -97,7 +97,7 @@ def test_a_world_that_the_layout_does_not_divide_is_refused() -> None:
 
 
 def test_a_data_set_that_cannot_be_read_is_named() -> None:
-    with pytest.raises(InputError, match="made-up"):
+    with pytest.raises(InputError, match="nowhere"):
         api.train("llama3_8b_pretrain_config", tiny=True, nproc=1, quiet=True, overrides=["data.dataset=nowhere"])
 
 

@@ -16,6 +16,7 @@ from meshwright import costs
 from meshwright.engine import metrics
 from meshwright.engine.faults import LossGuard, StoppedError, ran_out_of_grace
 from meshwright.engine.launched import Process
+from meshwright.engine.metrics.jsonl import say
 from meshwright.engine.profiling import window
 from meshwright.engine.watchdog import Watchdog
 from meshwright.recipes.case import Case
@@ -146,7 +147,7 @@ def _say_what_was_read(trainer: Trainer) -> None:
     for what, names in told.items():
         if names:
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-            metrics.say(f"{loaded.folder}: {', '.join(names[:SHOWN])}{more} {what}")
+            say(f"{loaded.folder}: {', '.join(names[:SHOWN])}{more} {what}")
 
 
 def _by_rank_0(write: Callable[[], object]) -> None:

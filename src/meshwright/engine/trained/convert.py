@@ -123,6 +123,8 @@ def _through_the_engine(checkpoint: Path, recipe: Recipe, config: dict[str, Any]
         data=msgspec.structs.replace(recipe.data, dataset="mock", blend={}, anneal_blend={}, anneal_steps=0),
         precision=msgspec.structs.replace(recipe.precision, compute=wanted.dtype or recipe.precision.compute),
     )
+    if wanted.merge and recipe.peft.method == "qlora":  # into the weights before they were cut down to four bits
+        alone = msgspec.structs.replace(alone, peft=msgspec.structs.replace(recipe.peft, method="lora"))
     start = str(start_of(checkpoint, recipe)) if recipe.goal == "peft" else None
     kind = kind_of(recipe)
     preload = preloaded(kind, kind.read_config(config))
