@@ -14,6 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from meshwright.engine.experts.router import BIAS
+from meshwright.engine.faults import RunError
 from meshwright.engine.model.initial import held
 from meshwright.engine.optimizers.grouping import decays
 from meshwright.engine.parallelize.materialise import tied_name
@@ -109,6 +110,10 @@ def part_of(name: str, tensor: torch.Tensor) -> Part:
     rows = [held(plain, dim) for dim in range(plain.dim())]
     local = plain.to_local()
     if [len(one) for one in rows] != list(local.shape):
-        raise RuntimeError(f"{name} is laid out in a way that checkpoints do not know: {plain.placements}")
+        raise RunError(
+            f"{name} is cut in a way that checkpoints do not know: {tuple(local.shape)} of {tuple(plain.shape)} "
+            f"as {plain.placements}",
+            fix=("layout.strategy=fsdp2",),
+        )
     offset = tuple(int(one[0]) if len(one) else 0 for one in rows)
     return Part(name, tuple(plain.shape), offset, local)
