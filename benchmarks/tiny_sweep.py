@@ -1,17 +1,23 @@
-"""Trains a tiny model of every shipped language-model recipe for a few steps and writes the table.
+"""Trains a tiny model of every shipped recipe for a few steps and writes the table.
 
-    python benchmarks/tiny_sweep.py [--nproc 2] [--part 0/2] [NAME...]
+    python benchmarks/tiny_sweep.py [--nproc 2] [--part 0/2] [--goal sft] [NAME...]
 
-One line per recipe: the layout it ran in, first and last loss, seconds. A recipe whose loss does not fall, or that does
-not run, fails the sweep.
+One line per recipe: the layout it ran in, first and last loss, seconds. Fine-tuning starts from a tiny Hugging Face
+folder and ends in one, which the library it is meant for must load. A recipe whose loss does not fall, that does not
+run, or whose export does not load, fails the sweep.
 """
 
 from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # ranks are forked from a process that has computed
 
 import argparse
 import json
 import platform
 import sys
+import tempfile
 import time
 from datetime import date
 from pathlib import Path
@@ -21,37 +27,53 @@ from meshwright import api
 from meshwright.errors import MeshwrightError
 from meshwright.recipes.case import model_of
 from meshwright.recipes.index import entries, load
+from meshwright.recipes.types import Recipe
 
 RESULTS = Path(__file__).parent / "results" / "tiny_sweep.json"
 STEPS = {"pretrain": 6, "sft": 6, "peft": 12}  # adapters start as nothing and take longer
 
 
-def language_models() -> list[str]:
-    """The library recipes that train a causal language model."""
-    return [e.name for e in entries(benchmark=False) if model_of(load(e.name)).kind == "causal_lm"]
-
-
 def run(name: str, nproc: int) -> dict[str, Any]:
     """One recipe: what it ran as and how it went."""
     began = time.monotonic()
-    row: dict[str, Any] = {"recipe": name}
+    recipe = load(name)
+    row: dict[str, Any] = {"recipe": name, "goal": recipe.goal, "kind": model_of(recipe).kind}
     try:
-        done = api.train(name, tiny=True, nproc=nproc, quiet=True, overrides=[f"train.steps={STEPS[load(name).goal]}"])
-        answer = api.training_to_dict(done)
-        layout = answer["layout"]
-        axes = [f"{axis}{layout[axis]}" for axis in ("tp", "pp", "vp", "cp", "ep", "etp") if layout[axis] > 1]
-        losses = answer["losses"]
-        row |= {
-            "goal": answer["goal"],
-            "layout": " ".join([layout["strategy"], *axes, *(["sp"] if layout["sp"] else [])]),
-            "recompute": layout["recompute"],
-            "first_loss": round(losses[0], 4),
-            "last_loss": round(losses[-1], 4),
-            "ok": losses[-1] < losses[0],
-        }
+        with tempfile.TemporaryDirectory(prefix="sweep-") as out:
+            row |= _trained(recipe, nproc, out if recipe.goal != "pretrain" else None)
     except MeshwrightError as error:
         row |= {"ok": False, "error": str(error)[:600]}
     return {**row, "seconds": round(time.monotonic() - began, 1)}
+
+
+def _trained(recipe: Recipe, nproc: int, out: str | None) -> dict[str, Any]:
+    steps = [f"train.steps={STEPS[recipe.goal]}"]
+    answer = api.training_to_dict(api.train(recipe, tiny=True, nproc=nproc, quiet=True, out=out, overrides=steps))
+    layout, losses = answer["layout"], answer["losses"]
+    axes = [f"{axis}{layout[axis]}" for axis in ("tp", "pp", "vp", "cp", "ep", "etp") if layout[axis] > 1]
+    loaded = _loads(Path(answer["exported"])) if out is not None else None
+    return {
+        "layout": " ".join([layout["strategy"], *axes, *(["sp"] if layout["sp"] else [])]),
+        "recompute": layout["recompute"],
+        "first_loss": round(losses[0], 4),
+        "last_loss": round(losses[-1], 4),
+        "exported": loaded,
+        "ok": losses[-1] < losses[0] and loaded != "",
+    }
+
+
+def _loads(folder: Path) -> str:
+    """The class that an exported folder is loaded as; an error in words where it is not."""
+    if "_class_name" in json.loads((folder / "config.json").read_text() if (folder / "config.json").exists() else "{}"):
+        import diffusers
+
+        kind = json.loads((folder / "config.json").read_text())["_class_name"]
+        return type(getattr(diffusers, kind).from_pretrained(folder)).__name__
+    from meshwright.engine.trained.opening import load_model
+
+    model = load_model(folder)
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return ("adapters of " if inner is not model else "") + type(inner).__name__
 
 
 def main() -> int:
@@ -59,17 +81,23 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--part", default="0/1", help="k/n: every n-th recipe from the k-th on")
+    parser.add_argument("--goal", action="append", help="only recipes of this goal; may be given several times")
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
     first, step = map(int, given.part.split("/"))
-    names = given.names or language_models()[first::step]
+    wanted = [e.name for e in entries(benchmark=False) if not given.goal or e.goal in given.goal]
+    names = given.names or wanted[first::step]
     rows = []
     for i, name in enumerate(names, 1):
         row = run(name, given.nproc)
         rows.append(row)
         told = row.get("error") or f"{row['layout']:<28} loss {row['first_loss']} → {row['last_loss']}"
-        print(f"{i}/{len(names)} {'ok  ' if row['ok'] else 'FAIL'} {name:<52} {told}  {row['seconds']} s", flush=True)
-    write(given.results, given.nproc, rows)
+        print(
+            f"{i}/{len(names)} {'ok  ' if row['ok'] else 'FAIL'} {name:<52} {told}  {row.get('exported') or ''}"
+            f"  {row['seconds']} s",
+            flush=True,
+        )
+        write(given.results, given.nproc, rows)
     failed = [row["recipe"] for row in rows if not row["ok"]]
     print(f"{len(rows) - len(failed)} of {len(rows)} recipes train on {given.nproc} processes")
     return 1 if failed else 0
