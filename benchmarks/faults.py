@@ -329,7 +329,7 @@ def main() -> int:
         for phase in phases
     }
     for name, found in asked.items():
-        print(f"{name}: {found or 'saved, left with 75, went on bit for bit'}")
+        print(f"{name}: {found or 'left with 75, went on bit for bit'}")
     harmed = damage(work / "peace", given.flips, given.seed)
     print(f"damage: {sum(harmed['tried'].values())} tried, {len(harmed['missed'])} missed")
     good = not (killed["faults"] or harmed["missed"] or any(asked.values()))
