@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.engine.parity import FLOOR, _expected, _relative, _whole, alone, reci
 from tests.engine.ranks import run
 
 from meshwright.engine.data.images import MockImages
-from meshwright.engine.data.source import Batch
+from meshwright.engine.data.source import Batch, Samples
 from meshwright.engine.folders import save_model
 from meshwright.engine.loop import Trainer
 from meshwright.engine.mesh import build_mesh
@@ -53,20 +54,42 @@ def values_of(family: str, layers: int = 2) -> dict[str, Any]:
     return config.to_dict()  # type: ignore[no-any-return]
 
 
-def given_recipe(layout: types.Layout, packing: bool = False, **train: Any) -> types.Recipe:
+def given_recipe(layout: types.Layout, packing: bool = False, dataset: str = "mock", **train: Any) -> types.Recipe:
     """A recipe for parity on images."""
     return recipe(
         msgspec.structs.replace(layout, micro_batch_size=2),
-        data=types.Data(seq_length=SEQ, images=True, packing=packing),
+        data=types.Data(seq_length=SEQ, images=True, packing=packing, dataset=dataset),
         train=types.Train(**{"global_batch_size": BATCH, "steps": 100, **train}),
         moe=types.Moe(balancing="none", aux_loss=0.0),
     )
 
 
+SOMETIMES = "images-in-every-other-micro-batch"
+
+
+class Sometimes:
+    """Made-up samples of which every other micro batch has no image at all."""
+
+    def __init__(self, inner: MockImages) -> None:
+        self.inner = inner
+
+    def samples(self, numbers: Sequence[int]) -> Samples:
+        """The samples with these numbers."""
+        found = self.inner.samples(numbers)
+        for i in (i for i, number in enumerate(numbers) if number // 2 % 2):
+            found.tokens[i][found.tokens[i] == self.inner.optics.image_token] = 1
+            found.whole["image_at"][i] = -1
+            for name in ("pixel_counts", "image_counts", "feature_counts"):
+                if name in found.whole:
+                    found.whole[name][i] = 0
+        return found
+
+
 def trainer_of(values: dict[str, Any], given: types.Recipe) -> Trainer:
     """A trainer on made-up images, on any rank."""
     config = transformers_config(values)
-    source = MockImages(optics_of(config), given.data.seq_length, given.train.seed, given.data.packing)
+    made_up = MockImages(optics_of(config), given.data.seq_length, given.train.seed, given.data.packing)
+    source = Sometimes(made_up) if given.data.dataset == SOMETIMES else made_up
     trainer = Trainer(given, config, build_mesh(given.layout, "cpu"), torch.device("cpu"), source)
     for stage in trainer.stages:
         for name, parameter in stage.named_parameters():
