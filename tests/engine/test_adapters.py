@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from meshwright.engine.model import adapters
 from meshwright.engine.model.build import build_model, transformers_config
 from meshwright.engine.model.initial import Initial
 from meshwright.engine.model.stage import Stage
+from meshwright.engine.vision.parts import EYES
 from meshwright.errors import InputError
 from meshwright.recipes import types
 
@@ -344,6 +346,25 @@ def test_only_adapters_change_and_have_state(family: str, world: int, layout: di
         assert not any(found["biases"])  # a frozen router is not balanced either
 
 
+def state_bytes(rank: int, world: int, given: types.Recipe) -> tuple[int, int, set[str]]:
+    """Bytes of the optimizer's tensors, numbers that learn, and frozen parameters with a gradient."""
+    trainer = trainer_of("llama", given)
+    learnt = [p for p in trainer.stages[0].parameters() if p.requires_grad]
+    trainer.forward_backward(trainer.loader.batch(0))
+    frozen = {n for n, p in trainer.stages[0].named_parameters() if not p.requires_grad and p.grad is not None}
+    trainer.step(0)
+    kept = [t for state in trainer.optimizer.state.values() for t in state.values() if torch.is_tensor(t) and t.ndim]
+    return sum(t.nbytes for t in kept), sum(p.numel() for p in learnt), frozen
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_frozen_weights_have_no_gradient_and_no_optimizer_state(method: Any) -> None:
+    peft = msgspec.structs.replace(PEFT, method=method)
+    state, learnt, frozen = run(1, state_bytes, recipe(peft=peft, optimizer=types.Optimizer(lr=1e-2)))[0]
+    assert state == 2 * 4 * learnt  # two moments in fp32
+    assert not frozen
+
+
 @pytest.mark.usefixtures("wide")
 def test_frozen_weights_are_stored_as_they_are_computed_with() -> None:
     given = recipe(
@@ -385,6 +406,15 @@ def test_every_family_has_layers_for_every_target(family: str) -> None:
     for target in {"qkv", "proj", "fc1", "fc2"} | mixers:
         starts = adapters.add_adapters(stage_of(family), types.Peft(targets=(target,)), torch.float32)  # type: ignore[arg-type]
         assert {name[-1] for name in starts} == {"A", "B"}
+
+
+def test_vision_towers_are_not_adapted() -> None:
+    stage = stage_of("llama")
+    first = {"tower": "model.layers.0", "blocks": "model.layers.0.mlp", "projector": ()}  # as if it were a tower
+    stage.eyes = replace(EYES["gemma3"], **first)
+    starts = adapters.add_adapters(stage, PEFT, torch.float32)
+    assert {name.split(".")[2] for name in starts} == {"1", "2", "3"}
+    assert not hasattr(stage.get_submodule("model.layers.0.self_attn.q_proj"), "lora_A")
 
 
 def test_targets_of_a_few_paths() -> None:

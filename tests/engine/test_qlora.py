@@ -185,6 +185,31 @@ def test_qlora_trains_alike_when_compiled() -> None:
     assert max(found.values()) <= parity.TOLERANCE, found
 
 
+def kept_for_backward(rank: int, world: int, recompute: str) -> int:
+    """Bytes that compiled layers keep for the backward pass, weights aside."""
+    parity._compile_without_a_compiler()
+    trainer = trainer_of("llama_wide", recipe({"recompute": recompute}, QLORA, kernels=types.Kernels(compile=True)))
+    stage = trainer.stages[0]
+    weights = {p.untyped_storage().data_ptr() for p in stage.parameters()}
+    tokens, told = trainer.loader.batch(0).micro_batches(parity.MICRO_BATCH)[0]
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        stage(tokens, **told)
+    return sum(size for place, size in kept.items() if place not in weights)
+
+
+@pytest.mark.slow
+def test_compiled_layers_keep_little_when_recomputed() -> None:
+    full, none = (run(1, kept_for_backward, recompute)[0] for recompute in ("full", "none"))
+    assert full < none / 5
+
+
 def refused(rank: int, world: int, family: str, layout: dict[str, Any]) -> str:
     with pytest.raises(InputError) as error:
         trainer_of(family, recipe(layout, QLORA))
