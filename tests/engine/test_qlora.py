@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+import transformers
 from tests.engine import expert_cases, parity
 from tests.engine.families import FAMILIES
 from tests.engine.ranks import run
 from tests.engine.test_adapters import PEFT, STEPS, recipe, trainer_of
 from torch import nn
+from torch.distributed.tensor import DTensor
 
+from meshwright.engine.data.mock import Mock
 from meshwright.engine.kernels import nf4
+from meshwright.engine.loop import Trainer
+from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model import adapters
+from meshwright.engine.model.build import transformers_config
 from meshwright.engine.model.initial import Initial
 from meshwright.engine.model.packed import weights_to_fill
 from meshwright.errors import InputError
@@ -219,3 +226,33 @@ def refused(rank: int, world: int, family: str, layout: dict[str, Any]) -> str:
 @pytest.mark.parametrize(("family", "axis"), [("llama", "tp"), ("qwen3_moe", "etp")])
 def test_a_cut_through_a_block_is_refused(family: str, axis: str) -> None:
     assert all("shared by 2 ranks" in told for told in run(2, refused, family, {axis: 2}))
+
+
+def packed_from_a_folder(rank: int, world: int, folder: str, layout: dict[str, Any]) -> list[str]:
+    """Linear layers whose codes are not those of the folder's weights."""
+    from safetensors.torch import load_file
+
+    given = recipe(layout, QLORA)
+    config = transformers_config(FAMILIES["llama_wide"])
+    source = Mock(config.vocab_size, given.data.seq_length, 1)
+    mesh = build_mesh(given.layout, "cpu")
+    trainer = Trainer(given, config, mesh, torch.device("cpu"), source, Path(folder))
+    stored = load_file(f"{folder}/model.safetensors")
+    wrong = []
+    for name, codes in trainer.stages[0].named_parameters():
+        if name.endswith("base_codes"):
+            whole = codes.full_tensor() if isinstance(codes, DTensor) else codes
+            expected = packed(stored[name.replace("base_codes", "weight")])[0]
+            wrong += [] if torch.equal(whole, expected) else [name]
+    return wrong
+
+
+def write_folder(rank: int, world: int, folder: str) -> None:
+    config = transformers_config(FAMILIES["llama_wide"])
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+
+
+@pytest.mark.parametrize("layout", [{}, {"tp": 2}])
+def test_weights_of_a_folder_are_packed_as_they_are_read(tmp_path: Path, layout: dict[str, Any]) -> None:
+    run(1, write_folder, str(tmp_path))
+    assert run(2, packed_from_a_folder, str(tmp_path), layout) == [[], []]
