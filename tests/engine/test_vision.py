@@ -52,7 +52,10 @@ DEFAULT = (
 
 
 def _composes(family: str, name: str) -> bool:
-    return not (name == "ep" and family not in MOE) and not (name == "cp" and EYES[family].sees_whole_images)
+    """What no rule refuses: experts with tp need sp, and images that are seen whole stay on one rank."""
+    if name in ("ep", "tp"):
+        return (family in MOE) == (name == "ep")
+    return not (name == "cp" and EYES[family].sees_whole_images)
 
 
 SLOW = [(f, n) for f in FAMILIES for n in LAYOUTS if _composes(f, n) and (f, n) not in DEFAULT]
