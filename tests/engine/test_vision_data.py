@@ -23,11 +23,13 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from meshwright.engine.data.images import MockImages, open_images
 from meshwright.engine.model.build import transformers_config
+from meshwright.engine.start import Settings, train
 from meshwright.engine.vision import image_groups
 from meshwright.engine.vision.optics import Optics, axes, optics_of
 from meshwright.engine.vision.pictures import load_picture
 from meshwright.errors import InputError
 from meshwright.recipes import load, types
+from meshwright.recipes.overrides import change
 from meshwright.recipes.types import Recipe
 
 SEQ = 96
@@ -48,9 +50,9 @@ def config_of(family: str) -> Any:
     return transformers_config({**values, **tokens, "text_config": text})
 
 
-def write_processor(folder: Path, config: Any) -> Path:
+def write_processor(folder: Path, config: Any, vocab: int = 256) -> Path:
     """A folder with a tokenizer that knows the model's image tokens, and an image processor of the model's sizes."""
-    write_tiny_tokenizer(folder)
+    write_tiny_tokenizer(folder, vocab)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     optics = optics_of(config)
     names = {optics.image_token: "<|image_pad|>"}
@@ -287,3 +289,19 @@ def test_samples_too_short_for_an_image_are_refused() -> None:
     with pytest.raises(InputError, match="no room for an image") as caught:
         MockImages(optics, 6, 0)
     assert caught.value.fix == ("data.seq_length=14",)
+
+
+@pytest.mark.slow
+def test_a_run_on_conversations_about_images(tmp_path: Path) -> None:
+    name = FAMILIES["qwen2_5_vl"]
+    processor = write_processor(tmp_path / "processor", transformers_config(values_of("qwen2_5_vl")), vocab=128)
+    pinned = {
+        "train.steps": 4,
+        "data.dataset": str(write_data(tmp_path / "data", ROWS * 4)),
+        "data.tokenizer": str(processor),
+        "data.seq_length": SEQ,
+    }
+    done = train(change(load(name), pinned)[0], Settings(nproc=2, tiny=True, quiet=True), pinned)
+    assert done.recipe.data.packing
+    assert done.outcome is not None
+    assert done.outcome.losses[-1] < done.outcome.losses[0]
