@@ -17,12 +17,12 @@ $(VENV)/.core: pyproject.toml constraints.txt
 # What the engine needs. torch is asked for by its exact version so that a CPU build is taken where there is one.
 $(VENV)/.engine: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt transformers safetensors tensorboard
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt transformers safetensors tensorboard datasets peft pillow
 	touch $@
 
-# What the tests compare with: parameter counts of diffusers' models, adapters of peft.
+# Diffusion models, and what the tests compare with: torchao's numbers in 8 bits.
 $(VENV)/.peers: $(VENV)/.engine
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt diffusers peft
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt diffusers torchao
 	touch $@
 
 demo: $(VENV)/.engine  ## the main job: recommendations for this machine and an example cluster, then a tiny training run
@@ -37,7 +37,7 @@ lint: $(VENV)/.peers
 test: lint
 	$(BIN)/python -m pytest -n 2
 
-sweep: $(VENV)/.engine  ## trains a tiny model of every language-model recipe on 2 processes; writes the table (half an hour)
+sweep: $(VENV)/.peers  ## trains a tiny model of every recipe on 2 processes; writes the table (half an hour)
 	$(BIN)/python benchmarks/tiny_sweep.py --nproc 2
 
 parity: $(VENV)/.engine  ## every layout against one process, and the page of what is supported (about an hour)

@@ -39,9 +39,7 @@ NAMED: dict[str, Named] = {
     "openmathinstruct2-thinking": OPEN_MATH,
     "gsm8k": Named("openai/gsm8k", "main", {"prompt": "question", "response": "answer"}, "test"),
     "cord-v2": Named("naver-clova-ix/cord-v2", held_out="validation"),
-    "medpix": Named(
-        "mmoukouba/MedPix-VQA", columns={"images": "image_id", "prompt": "question", "response": "answer"}
-    ),
+    "medpix": Named("mmoukouba/MedPix-VQA", columns={"images": "image_id", "prompt": "question", "response": "answer"}),
     "rdr": Named("quintend/rdr-items"),
     "wikitext": Named("Salesforce/wikitext", "wikitext-103-raw-v1", {"text": "text"}, "validation"),
 }
