@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -47,7 +46,8 @@ class TunedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """The same numbers as torch's linear layer, but for the order of sums."""
-        out = _apply(_Tuned, input.flatten(0, -2), self.weight).view(*input.shape[:-1], self.out_features)
+        out: Tensor = product(input.flatten(0, -2), self.weight, False, True)
+        out = out.view(*input.shape[:-1], self.out_features)
         return out if self.bias is None else out + self.bias
 
 
@@ -91,47 +91,5 @@ LOW: dict[Scaling, type[Fp8Linear]] = {"tensor": Fp8Linear, "row": RowFp8Linear,
 
 def linear_add(add: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:
     """hidden @ weight.T + add, with the sum made inside the product."""
-    return _apply(_TunedAdd, add.flatten(0, -2), hidden.flatten(0, -2), weight).view(add.shape)
-
-
-def _apply(function: type[torch.autograd.Function], *tensors: Tensor) -> Tensor:
-    out: Tensor = function.apply(*tensors)  # type: ignore[no-untyped-call]  # torch gives it no types
-    return out
-
-
-class _Tuned(torch.autograd.Function):
-    @staticmethod
-    def forward(hidden: Tensor, weight: Tensor) -> Tensor:
-        return _product(hidden, weight, False, True)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        return _gradients(gradient.contiguous(), *ctx.saved_tensors)
-
-
-class _TunedAdd(torch.autograd.Function):
-    @staticmethod
-    def forward(add: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:
-        out: Tensor = product_add(add, hidden, weight, True)
-        return out
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return gradient, *_gradients(gradient.contiguous(), *ctx.saved_tensors)
-
-
-def _gradients(gradient: Tensor, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    return _product(gradient, weight, False, False), _product(gradient, hidden, True, False)
-
-
-def _product(left: Tensor, right: Tensor, left_transposed: bool, right_transposed: bool) -> Tensor:
-    out: Tensor = product(left, right, left_transposed, right_transposed)
-    return out
+    out: Tensor = product_add(add.flatten(0, -2), hidden.flatten(0, -2), weight, True)
+    return out.view(add.shape)

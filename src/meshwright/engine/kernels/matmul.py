@@ -78,6 +78,26 @@ def _(add: Tensor, left: Tensor, right: Tensor, right_transposed: bool) -> Tenso
     return left.new_empty(left.shape[0], right.shape[not right_transposed])
 
 
+# Gradients are those of a linear layer, left @ right.T. They belong to the operations: inside a compiled block a
+# function of autograd's own would keep what the block is told to compute again.
+
+
+def _keep_factors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*[one for one in inputs if isinstance(one, Tensor)][-2:])
+
+
+def _by_factors(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    left, right = ctx.saved_tensors
+    gradient = gradient.contiguous()
+    by_left: Tensor = product(gradient, right, False, False)
+    by_right: Tensor = product(gradient, left, True, False)
+    return by_left, by_right
+
+
+product.register_autograd(lambda ctx, g: (*_by_factors(ctx, g), None, None), setup_context=_keep_factors)
+product_add.register_autograd(lambda ctx, g: (g, *_by_factors(ctx, g), None), setup_context=_keep_factors)
+
+
 @register_flop_formula(torch.ops.meshwright.product)
 def _product_flop(left: Any, right: Any, left_transposed: bool, *_: Any, **__: Any) -> int:
     flop: int = 2 * left[0] * left[1] * (right[0] * right[1] // left[not left_transposed])

@@ -30,7 +30,7 @@ from meshwright.engine.parallelize.low_precision import compute_low, tune
 from meshwright.engine.parallelize.materialise import materialise
 from meshwright.engine.parallelize.offload import offload_activations
 from meshwright.engine.parallelize.pipeline import split, stage_numbers
-from meshwright.engine.parallelize.recompute import recompute
+from meshwright.engine.parallelize.recompute import recompute, recompute_around
 from meshwright.engine.parallelize.tensor import Sequence, cut_embedding, cut_layer, partial_names, split_segments
 from meshwright.engine.vision import freeze, is_seen_by
 from meshwright.recipes.types import Layout, Recipe
@@ -71,7 +71,9 @@ def parallelize(
         compute_low(stage, recipe.precision, text.num_hidden_layers)
         tune(stage, recipe, mesh)
         # Recompute inside compile: the compiler then sees what is computed again and fuses it.
-        recompute(stage.layers, layout, recipe.kernels.compile)
+        around = layers_run_again_around(recipe, stage)
+        if not around:
+            recompute(stage.layers, layout, recipe.kernels.compile)
         if layout.recompute == "full":
             recompute(stage.seeing_blocks, msgspec.structs.replace(layout, recompute_layers=0), compiled=False)
         offload_activations(stage.layers, layout)
@@ -79,6 +81,8 @@ def parallelize(
             # One block at a time: all blocks share one graph, and a whole model takes minutes to compile.
             for layer in stage.layers.values():
                 layer.compile(fullgraph=is_one_graph(layer, layout))
+            for number in around:
+                recompute_around(stage.layers[number])
         # Sharding outermost: it gathers a block's weights just before the block runs.
         if layout.strategy == "megatron_fsdp":
             megatron.share_and_fill(stage, mesh, recipe, initial, device, given)
@@ -135,6 +139,13 @@ def tell_attention(stage: Stage, spread: tuple[Sequence, Any], recipe: Recipe) -
     for path, module in stage.named_modules():
         if is_attention(module) and not is_seen_by(stage.eyes, path):  # an image is seen whole, by torch's own choice
             module.context, module.kernel = spread[1], recipe.kernels.attention
+
+
+def layers_run_again_around(recipe: Recipe, stage: Stage) -> list[int]:
+    """Layers that are run again from outside their compiled graph: those in 8 bits, where all of a layer is."""
+    layout = recipe.layout
+    whole = layout.recompute == "full" and recipe.kernels.compile and recipe.precision.matmul != "same"
+    return list(stage.layers)[: layout.recompute_layers or None] if whole else []
 
 
 def is_one_graph(layer: nn.Module, layout: Layout) -> bool:

@@ -44,6 +44,17 @@ def recompute(layers: dict[int, nn.Module], layout: Layout, compiled: bool) -> N
             _selective(layer, layout.recompute_modules or (OPERATIONS,), compiled)
 
 
+def recompute_around(layer: Any) -> None:
+    """Runs a compiled layer again as a whole in the backward pass.
+
+    For layers with products in 8 bits: their gradients are functions of autograd's own, inside which the compiler would
+    keep what it is told to compute again.
+    """
+    compiled = layer._compiled_call_impl
+    settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    layer._compiled_call_impl = partial(checkpoint, compiled, **settings)
+
+
 def _selective(layer: nn.Module, names: tuple[str, ...], compiled: bool) -> None:
     if OPERATIONS in names:
         _by_operation(layer)
