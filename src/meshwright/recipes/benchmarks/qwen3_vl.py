@@ -271,7 +271,7 @@ def qwen3_vl_235b_a22b_pretrain_256gpu_h100_bf16_config() -> Recipe:
         vp=4,
         ep=32,
         recompute="full",
-        stage_layers=(2,) + (3,) * 30 + (2,),
+        stage_layers=(3,) * 31 + (1,),
         cuda_graphs="none",
         cuda_graph_scope=(),
     )
@@ -299,33 +299,33 @@ def qwen3_vl_235b_a22b_pretrain_256gpu_h100_fp8cs_config() -> Recipe:
         vp=4,
         ep=32,
         recompute="full",
-        stage_layers=(2,) + (3,) * 30 + (2,),
+        stage_layers=(3,) * 31 + (1,),
         cuda_graphs="none",
         cuda_graph_scope=(),
     )
 
 
-@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "vp": 12}))
 def qwen3_vl_30b_a3b_pretrain_16gpu_h100_bf16_config() -> Recipe:
     return benchmark(
         qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
         "16xH100",
         "bf16",
         pp=2,
-        vp=12,
+        vp=8,
         ep_overlap=True,
         recompute="selective",
     )
 
 
-@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "vp": 12}))
 def qwen3_vl_30b_a3b_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
         "16xH100",
         "fp8cs",
         pp=2,
-        vp=12,
+        vp=8,
         ep_overlap=True,
         recompute="selective",
     )
