@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -14,7 +15,7 @@ from meshwright.recipes.aliases import Alias, by_foreign_key
 from meshwright.recipes.aliases_joint import JOINT, RETIRED, joint_groups
 from meshwright.recipes.build import places
 from meshwright.recipes.types import FieldKind, Recipe, recipe_fields
-from meshwright.recipes.values import parse
+from meshwright.recipes.values import is_map, parse
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -97,7 +98,16 @@ def _checked_key(key: str, has_value: bool, text: str) -> str:
         )
     if not has_value:
         raise InputError(f"{text}: an override is key=value", field=key, fix=[f"{key}=…"])
-    return key.replace("-", "_")
+    field, _ = _item(key)
+    return field.replace("-", "_") + key[len(field) :]
+
+
+def _item(key: str) -> tuple[str, str]:
+    """The field and the item in it that data.columns.prompt names; of other keys the item is empty."""
+    section, _, rest = key.partition(".")
+    name, _, item = rest.partition(".")
+    info = recipe_fields().get(f"{section}.{name}".replace("-", "_"))
+    return (f"{section}.{name}", item) if item and info is not None and is_map(info) else (key, "")
 
 
 def _settings(pairs: list[tuple[str, str]], recipe: Recipe) -> list[_Setting]:
@@ -105,8 +115,12 @@ def _settings(pairs: list[tuple[str, str]], recipe: Recipe) -> list[_Setting]:
     said: dict[str, _Setting] = {}
     implied: dict[str, _Setting] = {}
     groups: dict[int, dict[str, str]] = {}
+    items: dict[str, dict[str, str]] = {}
     for key, text in pairs:
-        if key in joint_groups():
+        field, item = _item(key)
+        if item:
+            items.setdefault(field, {})[item] = text
+        elif key in joint_groups():
             groups.setdefault(joint_groups()[key], {})[key] = text
         else:
             _add(said, _plain(key, text))
@@ -117,7 +131,19 @@ def _settings(pairs: list[tuple[str, str]], recipe: Recipe) -> list[_Setting]:
             _add(said, _typed(own, text, asked.split("=")[0], asked))
         for own, text in meaning.implied.items():
             implied[own] = _typed(own, text, own, asked)
+    for own, given in items.items():
+        said[own] = _with_items(own, given, said.get(own), recipe)
     return list({**implied, **said}.values())
+
+
+def _with_items(own: str, given: dict[str, str], said: _Setting | None, recipe: Recipe) -> _Setting:
+    """A field of names with some of them set one by one; the others stay as they are."""
+    section, field = own.split(".")
+    before = said.value if said is not None else getattr(getattr(recipe, section), field)
+    new: dict[str, Any] = {}
+    for item, text in given.items():
+        new |= parse(recipe_fields()[own], json.dumps({item: text}), f"{own}.{item}")
+    return _Setting(own, {**before, **new}, " ".join(f"{own}.{item}={text}" for item, text in given.items()))
 
 
 def _plain(key: str, text: str) -> _Setting:

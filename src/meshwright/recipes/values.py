@@ -37,6 +37,11 @@ def parse(info: RecipeField, text: str, key: str = "") -> Any:
     return value
 
 
+def is_map(info: RecipeField) -> bool:
+    """Whether a field holds names with values, which may be set one by one."""
+    return get_origin(_bare(info.type)[0]) is dict
+
+
 @lru_cache(maxsize=256)
 def _bare(hint: Any) -> tuple[Any, bool]:
     """The type of a field without its marks, and whether it may be empty."""
