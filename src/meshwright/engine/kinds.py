@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.errors import InputError
 from meshwright.models import ModelSpec
 from meshwright.recipes.types import Recipe
 
@@ -91,11 +92,8 @@ def _export_transformers(trainer: Trainer, folder: Path, consolidated: bool) -> 
 
     recipe, start = trainer.recipe, trainer.weights
     tokenizer = tokenizer_folder(recipe, start)
-    if recipe.goal == "peft":
-        base = str(start) if start is not None else recipe.model
-        folders.save_adapters(trainer.stages, trainer.mesh, recipe.peft, folder, base)
-        if tokenizer is not None and trainer.mesh.world.rank == 0:
-            folders.copy_tokenizer(tokenizer, folder)
+    adapted = recipe.goal == "peft"
+    if adapted and _adapters_alone(trainer, folder, tokenizer):
         return
     folders.save_model(
         trainer.stages,
@@ -105,8 +103,27 @@ def _export_transformers(trainer: Trainer, folder: Path, consolidated: bool) -> 
         dtype=DTYPES[recipe.precision.compute],
         consolidated=consolidated,
         tokenizer=tokenizer,
+        merged=adapted,
         overwrite=True,
     )
+
+
+def _adapters_alone(trainer: Trainer, folder: Path, tokenizer: Path | None) -> bool:
+    """Writes adapters in PEFT's format; says no, and why, where that has no place for them."""
+    from meshwright.engine import folders
+    from meshwright.engine.metrics.jsonl import say
+
+    base = str(trainer.weights) if trainer.weights is not None else trainer.recipe.model
+    first = trainer.mesh.world.rank == 0
+    try:
+        folders.save_adapters(trainer.stages, trainer.mesh, trainer.recipe.peft, folder, base)
+    except InputError as error:  # the same on every rank
+        if first:
+            say(f"{error.reason}: {folder} holds the model with its adapters merged instead")
+        return False
+    if tokenizer is not None and first:
+        folders.copy_tokenizer(tokenizer, folder)
+    return True
 
 
 def tokenizer_folder(recipe: Recipe, start: Path | None) -> Path | None:

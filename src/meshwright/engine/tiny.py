@@ -15,7 +15,7 @@ from meshwright.recipes.types import Architecture, Kernels, Layout, Moe, Precisi
 SEQ_LENGTH = 64
 STEPS = 20
 MICRO_BATCHES = 4  # for each rank and step: gradients accumulate and pipelines fill
-LEARNING_RATE = {"pretrain": 3e-3, "sft": 3e-3, "peft": 3e-2}  # adapters of random weights have little to go by
+LEARNING_RATE = {"pretrain": 3e-3, "sft": 3e-3, "peft": 1e-2}  # adapters of random weights have little to go by
 EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
