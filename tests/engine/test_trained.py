@@ -132,3 +132,33 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
         api.generate(str(tmp_path / "other"), "hello")
     with pytest.raises(InputError):
         api.generate(str(tmp_path / "missing"), "hello")
+
+
+def test_weights_that_cannot_be_trusted_are_not_opened(runs: dict[str, Path], tmp_path: Path) -> None:
+    import shutil
+
+    good = runs["sft"] / "model"
+    outside, cut, pickled = (shutil.copytree(good, tmp_path / name) for name in ("outside", "cut", "pickled"))
+    (outside / "model.safetensors").rename(tmp_path / "else.safetensors")
+    named = {"metadata": {}, "weight_map": {"lm_head.weight": "../else.safetensors"}}
+    (outside / "model.safetensors.index.json").write_text(json.dumps(named))
+    (cut / "model.safetensors").write_bytes((good / "model.safetensors").read_bytes()[:-100])
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    for folder, reason in ((outside, "outside its folder"), (cut, "cut short"), (pickled, "can run code")):
+        with pytest.raises(InputError, match=reason):
+            api.convert(str(folder), str(tmp_path / "out"))
+        with pytest.raises(InputError, match=reason):
+            api.generate(str(folder), "a", max_tokens=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_merging_without_adapters_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:
+    for source in (runs["sft"], runs["sft"] / "model"):
+        with pytest.raises(InputError, match="no adapters to merge"):
+            api.convert(str(source), str(tmp_path / "out"), merge=True)
+
+
+def test_a_folder_that_cannot_be_written_is_named(runs: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(MeshwrightError, match="cannot be written"):
+        api.convert(str(runs["sft"] / "model"), str(tmp_path / "file" / "out"))

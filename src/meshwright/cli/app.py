@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+
 import click
 from click.shell_completion import get_completion_class
 
 from meshwright import __version__
 from meshwright.cli import advice, catalogues, trained, training
 from meshwright.cli.options import examples
+from meshwright.engine.quiet import no_enum_warnings
+
+WORKING = ("train", "bench", "tokenize", "generate", "evaluate", "convert", "calibrate")
 
 
 @click.group(
@@ -24,8 +29,12 @@ from meshwright.cli.options import examples
 def app(context: click.Context) -> None:
     """Tell it your model, your GPUs and your goal: it picks the training recipe, sizes it, checks it and says why.
 
-    Run without a command on a terminal, it asks. Exit codes: 0 fine, 1 the answer is no, 2 bad input, 3 a run failed.
+    Run without a command on a terminal, it asks. Exit codes: 0 fine, 1 the answer is no, 2 bad input, 3 a run failed,
+    75 a run was asked to end and has saved.
     """
+    if context.invoked_subcommand in WORKING:  # these run for long and hold tensors, also in cycles
+        gc.enable()
+        no_enum_warnings()
     if context.invoked_subcommand is None:
         context.invoke(advice.recommend)
 

@@ -32,9 +32,8 @@ def run(args: list[str] | None = None) -> NoReturn:
         code = _answer(words)
         sys.stdout.flush()
     except OSError as error:
-        if error.filename is not None:  # about a file of its own, not about the output
-            raise
-        code = _output_failed(error)
+        # With a name it is about a file of the command's own, without about the output.
+        code = _file_failed(error, words) if error.filename is not None else _output_failed(error)
     except SystemExit as ended:  # when the reader of a pipe goes away, click swaps stdout and leaves; rich just leaves
         gone = sys.stdout is not output or isinstance(ended.__context__, BrokenPipeError)
         code = _output_failed(BrokenPipeError()) if gone else ended.code
@@ -72,6 +71,12 @@ def _complain(text: str, fixes: list[str] | None = None) -> None:
             print("fix:   " + " | ".join(fixes), file=sys.stderr)
     except OSError:  # nobody listens; the exit code still tells
         _discard(sys.stderr)
+
+
+def _file_failed(error: OSError, words: list[str]) -> int:
+    text = f"{error.filename}: {error.strerror}"
+    details = {"kind": type(error).__name__, "field": "", "value": str(error.filename), "message": text, "fix": []}
+    return _tell(details, text, words, OUTPUT_FAILED)
 
 
 def _output_failed(error: OSError) -> int:

@@ -35,6 +35,7 @@ from meshwright.engine.faults import (
 )
 from meshwright.engine.joining import COLLECTIVE_TIMEOUT_S, join
 from meshwright.engine.launched import DeviceType, Process, detect, hosts
+from meshwright.engine.quiet import no_enum_warnings
 from meshwright.errors import InputError, MeshwrightError
 
 __all__ = ["Process", "detect", "fork", "hosts", "join", "start"]
@@ -298,6 +299,7 @@ def _started(how: str, place: Process, job: _Job) -> _Rank:
 def _rank(place: Process, parent: int, job: _Job, pipe: Connection) -> None:
     """The life of one rank, inside its own process."""
     _settle_in(parent, job.listens)
+    no_enum_warnings()
     import torch
 
     try:

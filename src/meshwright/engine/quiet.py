@@ -1,7 +1,8 @@
-"""Without the bars that transformers draws for every file it reads or writes."""
+"""Without what other libraries say that no user can act on."""
 
 from __future__ import annotations
 
+import logging as python_logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,3 +19,12 @@ def no_progress() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # transformers'
+
+
+def no_enum_warnings() -> None:
+    """Without torch's warning of how torchao registers its enums: every import of transformers brings it up."""
+    python_logging.getLogger("torch.utils._pytree").addFilter(_not_about_enums)
+
+
+def _not_about_enums(record: python_logging.LogRecord) -> bool:
+    return "is an Enum subclass" not in str(record.msg)

@@ -162,7 +162,8 @@ def found_files(inputs: Sequence[str]) -> list[Path]:
                 raise InputError(f"the folder holds no file of text ({', '.join(ENDINGS)})", field="inputs", value=name)
             found += inside
         elif not path.is_file():
-            raise InputError("there is no such file or folder", field="inputs", value=name, fix=_near(path))
+            what = "neither a file nor a folder" if path.exists() else "there is no such file or folder"
+            raise InputError(what, field="inputs", value=name, fix=_near(path) if not path.exists() else ())
         elif not _ending(path):
             raise InputError(f"not a kind of file that can be read ({', '.join(ENDINGS)})", field="inputs", value=name)
         else:

@@ -260,9 +260,7 @@ def _useful(workers: int, size: int) -> int:
 
 def _refuse_existing(folder: Path) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(
-            "there is something already", field="out", value=str(folder), fix=("another --out", f"rm -r {folder}")
-        )
+        raise InputError("there is something already", field="out", value=str(folder), fix=("another --out",))
     return folder
 
 

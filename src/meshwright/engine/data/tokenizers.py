@@ -85,9 +85,8 @@ def _refusal(name: str, cached: bool, error: Exception) -> InputError:
         reason = "neither a folder nor a tokenizer in the local Hugging Face cache"
         fix = (f"hf download {name} --include '*token*' '*.jinja'", *_folder_fix())
         return InputError(reason, field=FIELD, value=name, fix=fix)
-    return InputError(
-        f"holds no tokenizer that can be read: {_first_line(error)}", field=FIELD, value=name, fix=_folder_fix()
-    )
+    reason = "" if "backend tokenizer" in str(error) else f" that can be read: {_first_line(error)}"
+    return InputError(f"holds no tokenizer{reason}", field=FIELD, value=name, fix=_folder_fix())
 
 
 def _first_line(error: Exception) -> str:

@@ -49,6 +49,11 @@ class Files:
         tensor: torch.Tensor = found
         return tensor
 
+    def open_all(self) -> None:
+        """Opens every file, which finds those that are damaged or cut short."""
+        for file in sorted(set(self.where.values())):
+            self._file(file)
+
     def close(self) -> None:
         """Lets go of all files."""
         self._slices.clear()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from meshwright.engine.faults import RunError
 from meshwright.engine.launched import Process
 from meshwright.engine.quiet import no_progress
 from meshwright.engine.start import START
-from meshwright.engine.trained.opening import Found, load_model, look, newest, recipe_of, start_of
+from meshwright.engine.trained.opening import Found, has_adapters, load_model, look, newest, recipe_of, start_of
 from meshwright.errors import InputError
 from meshwright.recipes.types import Kernels, Layout, Recipe
 
@@ -48,12 +52,31 @@ def convert(
     """Writes the model of a run, a checkpoint, a model folder or adapters as a Hugging Face folder."""
     found, folder = look(path), Path(out).expanduser()
     _refuse_occupied(folder)
+    if merge and not has_adapters(found):
+        raise InputError("there are no adapters to merge", field="--merge", value=path, fix=("leave out --merge",))
     wanted = Wanted(dtype, shard_gib, consolidated, merge)
-    if found.kind in ("run", "checkpoint"):
-        _from_checkpoint(found, folder, wanted)
-    else:
-        _from_folder(found, folder, wanted)
+    with _whole_or_not_at_all(folder):
+        if found.kind in ("run", "checkpoint"):
+            _from_checkpoint(found, folder, wanted)
+        else:
+            _from_folder(found, folder, wanted)
     return _told(folder)
+
+
+@contextmanager
+def _whole_or_not_at_all(folder: Path) -> Iterator[None]:
+    """A folder that could not be written to its end is taken away again."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError | SafetensorError):
+            raise RunError(
+                f"the folder {folder} cannot be written: {error}", fix=("a folder with space that can be written to",)
+            ) from None
+        raise
 
 
 def _refuse_occupied(folder: Path) -> None:

@@ -72,7 +72,7 @@ def as_model_folder(path: str, merged: bool = False) -> Iterator[Path]:
         yield found.path
         return
     with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
-        yield convert(path, str(Path(scratch) / "model"), merge=merged).folder
+        yield convert(path, str(Path(scratch) / "model"), merge=merged and has_adapters(found)).folder
 
 
 def newest(found: Found) -> Path:
@@ -125,6 +125,13 @@ def start_of(checkpoint: Path, recipe: Recipe) -> Path:
     return folder
 
 
+def has_adapters(found: Found) -> bool:
+    """Whether there is something to merge into a model."""
+    if found.kind in ("run", "checkpoint"):
+        return recipe_of(newest(found))[0].goal == "peft"
+    return found.kind == "adapters"
+
+
 def load_model(folder: Path, dtype: str = "auto") -> Any:
     """A model folder, or adapters put onto the model they are for, as a transformers model ready to be asked."""
     if not (folder / "adapter_config.json").exists():
@@ -132,6 +139,7 @@ def load_model(folder: Path, dtype: str = "auto") -> Any:
     from peft import PeftModel
 
     base = base_of(folder)
+    _check_files(folder, "adapter_model.safetensors")
     return PeftModel.from_pretrained(_transformers_model(base, dtype), str(folder)).eval()
 
 
@@ -144,13 +152,25 @@ def base_of(adapters: Path) -> Path:
     return beside if named and beside.is_dir() else folders.find(named)
 
 
+def _check_files(folder: Path, single: str) -> None:
+    """Refuses files that are pickled, damaged or outside the folder: transformers and peft would follow an index."""
+    from meshwright.engine.folders.files import Files
+
+    files = Files(folder, single)
+    files.open_all()
+    files.close()
+
+
 def _transformers_model(folder: Path, dtype: str) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+    from meshwright.engine.folders.find import WEIGHTS
+
+    _check_files(folder, WEIGHTS)
     safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    config = AutoConfig.from_pretrained(folder, **safe)
-    kind: Any = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
     try:
+        config = AutoConfig.from_pretrained(folder, **safe)
+        kind: Any = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
         with no_progress():
             return kind.from_pretrained(folder, dtype=dtype, use_safetensors=True, **safe).eval()
     except (OSError, ValueError) as error:
