@@ -79,10 +79,11 @@ def test_columns_give_what_scalars_give(model, rows, engine, goal):
 @settings(max_examples=60, deadline=None)
 @given(models, layouts, engines)
 def test_more_gpus_sharing_never_hold_more_state(model, layout, engine):
-    few, many = (costs.memory(case(model, f"{n}xH100", engine=engine, **layout)) for n in (32, 64))
-    for name in STATE:
-        if name != "gradients":  # fewer micro batches may end the deferral of their reduction, or start it
-            assert getattr(many, name) <= getattr(few, name) * (1 + 1e-9)
+    few, many = (costs.memory_by_stage(case(model, f"{n}xH100", engine=engine, **layout)) for n in (32, 64))
+    for before, after in zip(few, many, strict=True):  # the worst stage may be another one
+        for name in STATE:
+            if name != "gradients":  # fewer micro batches may end the deferral of their reduction, or start it
+                assert getattr(after, name) <= getattr(before, name) * (1 + 1e-9)
 
 
 @settings(max_examples=60, deadline=None)

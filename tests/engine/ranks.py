@@ -7,6 +7,7 @@ torch itself (a fork of a process with OpenMP threads deadlocks), so references 
 from __future__ import annotations
 
 import datetime
+import gc
 import multiprocessing as mp
 import os
 import queue
@@ -59,6 +60,7 @@ def _collect(world: int, results: Any, deadline: float) -> list[Any]:
 
 
 def _rank(rank: int, world: int, work: Callable[..., Any], args: Any, store: str, results: Any, timeout: float) -> None:
+    gc.freeze()  # what the parent left behind may belong to threads that a fork does not have
     try:
         torch.set_num_threads(1)
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))

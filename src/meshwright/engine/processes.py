@@ -5,6 +5,7 @@ Torch is imported inside the functions: `fork` has settings to make before torch
 
 from __future__ import annotations
 
+import gc
 import math
 import multiprocessing as mp
 import os
@@ -299,6 +300,7 @@ def _started(how: str, place: Process, job: _Job) -> _Rank:
 def _rank(place: Process, parent: int, job: _Job, pipe: Connection) -> None:
     """The life of one rank, inside its own process."""
     _settle_in(parent, job.listens)
+    gc.freeze()  # what the parent left behind may belong to threads that a fork does not have
     no_enum_warnings()
     import torch
 
