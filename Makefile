@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint docs bench accuracy sweep parity faults clean
+.PHONY: setup demo test lint docs bench accuracy sweep parity slow faults clean
 
 setup: $(VENV)/.core  ## the tool itself, without torch
 
@@ -43,6 +43,9 @@ sweep: $(VENV)/.peers  ## trains a tiny model of every recipe on 2 processes; wr
 parity: $(VENV)/.engine  ## every layout against one process, and the page of what is supported (about an hour)
 	$(BIN)/python -m pytest -m "slow or not slow" tests/engine/test_parity.py -n 2 --junitxml=build/parity.xml; \
 	  status=$$?; $(BIN)/python docs/parity.py build/parity.xml && $(BIN)/python docs/make.py && exit $$status
+
+slow: $(VENV)/.peers  ## the tests too slow for every run, but for those of parity (half an hour)
+	$(BIN)/python -m pytest -m slow --ignore tests/engine/test_parity.py -n 2
 
 faults: $(VENV)/.engine  ## kills, signals and damaged checkpoints; writes the table (ten minutes)
 	$(BIN)/python benchmarks/faults.py
