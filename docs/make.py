@@ -299,7 +299,7 @@ throughout (about 1.5 of 1.98 GHz): what counts is energy per token, mJ in the l
 
 
 def sweep_page() -> str:
-    """Every language-model recipe, trained at laptop size."""
+    """Every recipe, trained at laptop size."""
     found = json.loads((RESULTS / "tiny_sweep.json").read_text())
     rows = found["rows"]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
@@ -307,15 +307,24 @@ def sweep_page() -> str:
     text = f"""# Every recipe, trained at laptop size
 
 {trained} recipes train on 2 processes ({found["machine"]}, {versions}, {found["date"]}; `make sweep`): the structure
-of the recipe's model at small widths, its layout scaled to 2 ranks, a few steps of made-up data.
+of the recipe's model at small widths, its layout scaled to 2 ranks, a few steps of made-up data. Fine-tuning starts from
+a tiny Hugging Face folder and ends in one; the last column is the class that loads it.
 
 """
     return text + table(
-        ("recipe", "goal", "layout", "recompute", "first loss", "last loss"),
+        ("recipe", "goal", "layout", "recompute", "first loss", "last loss", "export loads as"),
         [
-            (f"`{r['recipe']}`", r["goal"], r["layout"], r["recompute"], r["first_loss"], r["last_loss"])
+            (
+                f"`{r['recipe']}`",
+                r["goal"],
+                r["layout"],
+                r["recompute"],
+                r["first_loss"],
+                r["last_loss"],
+                r.get("exported") or "",
+            )
             if r["ok"]
-            else (f"`{r['recipe']}`", "", r.get("error", "the loss did not fall"), "", "", "")
+            else (f"`{r['recipe']}`", "", r.get("error", "the loss did not fall"), "", "", "", "")
             for r in rows
         ],
     )
