@@ -162,3 +162,14 @@ def test_a_folder_that_cannot_be_written_is_named(runs: dict[str, Path], tmp_pat
     (tmp_path / "file").touch()
     with pytest.raises(MeshwrightError, match="cannot be written"):
         api.convert(str(runs["sft"] / "model"), str(tmp_path / "file" / "out"))
+
+
+def test_nothing_that_was_trained_on_is_called_held_out() -> None:
+    from meshwright.engine.trained.perplexity import _require_held_out
+    from meshwright.recipes.types import Data
+
+    for fine in (Data(), Data(dataset="a", validation_part=0.1), Data(dataset="a", validation="b")):
+        _require_held_out(fine, "run")
+    for data in (Data(dataset="chats.jsonl"), Data(blend={"mock": 1, "chats.jsonl": 1})):
+        with pytest.raises(InputError, match=r"held nothing of chats\.jsonl out"):
+            _require_held_out(data, "run")

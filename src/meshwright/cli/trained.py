@@ -107,7 +107,14 @@ def generate(
 @options(
     click.option("--dataset", metavar="DATA", help="Data set; a run's held-out samples by default."),
     click.option("--answers", is_flag=True, help="Count only the answers of conversations (for a model folder)."),
-    click.option("--samples", type=click.IntRange(min=1), default=256, show_default=True, metavar="N"),
+    click.option(
+        "--samples",
+        type=click.IntRange(min=1),
+        default=256,
+        show_default=True,
+        metavar="N",
+        help="Samples, in whole steps of 8 for each rank.",
+    ),
     click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Ranks on this machine."),
     as_json,
 )

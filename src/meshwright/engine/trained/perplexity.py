@@ -63,11 +63,30 @@ def _asked(path: str, dataset: str | None, answers: bool) -> tuple[Recipe, bool]
     if found.kind in ("run", "checkpoint"):
         trained = recipe_of(newest(found))[0]
         if dataset is None:
+            _require_held_out(trained.data, path)
             return trained, True
-        return msgspec.structs.replace(trained, data=msgspec.structs.replace(trained.data, dataset=dataset)), False
+        named = msgspec.structs.replace(trained.data, dataset=dataset, blend={})
+        return msgspec.structs.replace(trained, data=named), False
     if dataset is None:
         raise InputError("a model folder does not say what to evaluate on", field="dataset", fix=("--dataset DATA",))
     return Recipe(name="evaluation", model=path, goal=goal, cluster="1xH100", data=Data(dataset=dataset)), False
+
+
+def _require_held_out(data: Data, path: str) -> None:
+    """Refuses to call samples held out that the run was trained on."""
+    from meshwright.engine.data.named import NAMED
+    from meshwright.engine.data.opening import MOCK_NAMES
+
+    for name in data.blend or (data.dataset,):
+        known = NAMED.get(name)
+        if name in MOCK_NAMES or data.validation or data.validation_part or (known and known.held_out):
+            continue
+        raise InputError(
+            f"the run held nothing of {name} out: it was trained on all of it",
+            field="checkpoint",
+            value=path,
+            fix=("--dataset DATA names what to evaluate on", "train with data.validation_part=0.02"),
+        )
 
 
 def _for_evaluation(recipe: Recipe, folder: Path, world: int) -> Recipe:
@@ -84,7 +103,7 @@ def _for_evaluation(recipe: Recipe, folder: Path, world: int) -> Recipe:
         layout=Layout(),
         kernels=Kernels(),
         precision=Precision(compute=compute, master=compute),
-        data=msgspec.structs.replace(data, tokenizer=data.tokenizer or str(folder), blend={}),
+        data=msgspec.structs.replace(data, tokenizer=data.tokenizer or str(folder), anneal_blend={}, anneal_steps=0),
         train=Train(global_batch_size=SAMPLES_IN_A_STEP * world, steps=1, per_token_loss=True, seed=recipe.train.seed),
         checkpoint=Checkpoint(pretrained=str(folder)),
     )
@@ -102,7 +121,8 @@ def _measure(recipe: Recipe, folder: Path, world: int, nproc: int | None, sample
     results = processes.start(_work, job, steps, held_out, nproc=nproc, preload=preloaded(kind, config))
     loss, tokens = next(result for result in results if result is not None)
     ranks = data_ranks(recipe.layout, world)
-    return Evaluated(recipe.data.dataset, math.exp(loss), loss, steps * step, tokens, held_out, ranks)
+    name = ", ".join(recipe.data.blend) or recipe.data.dataset
+    return Evaluated(name, math.exp(loss), loss, steps * step, tokens, held_out, ranks)
 
 
 def _work(process: Process, job: Job, steps: int, held_out: bool) -> tuple[float, int] | None:
