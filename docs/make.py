@@ -307,8 +307,8 @@ def sweep_page() -> str:
     text = f"""# Every recipe, trained at laptop size
 
 {trained} recipes train on 2 processes ({found["machine"]}, {versions}, {found["date"]}; `make sweep`): the structure
-of the recipe's model at small widths, its layout scaled to 2 ranks, a few steps of made-up data. Fine-tuning starts from
-a tiny Hugging Face folder and ends in one; the last column is the class that loads it.
+of the recipe's model at small widths, its layout scaled to 2 ranks, a few steps of made-up data. Fine-tuning starts
+from a tiny Hugging Face folder and ends in one; the last column is the class that loads it.
 
 """
     return text + table(

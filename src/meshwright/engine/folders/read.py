@@ -246,6 +246,13 @@ def _refuse_quantized(folder: Path, config: Mapping[str, Any]) -> None:
         )
 
 
+def _language_values(config: Any) -> dict[str, Any]:
+    """What a config says of the language model; of a model that sees the whole says whether its head is tied."""
+    values: dict[str, Any] = config.get_text_config().to_dict()
+    tied = getattr(config, "tie_word_embeddings", None)
+    return values if tied is None else {**values, "tie_word_embeddings": tied}
+
+
 def _differences(folder: Path, published: Mapping[str, Any], config: Any) -> list[str]:
     """Values in which a folder's config differs from the model's: their numbers would come out otherwise."""
     from transformers import AutoConfig
@@ -253,10 +260,10 @@ def _differences(folder: Path, published: Mapping[str, Any], config: Any) -> lis
     inner = published.get("text_config")
     said = inner if isinstance(inner, Mapping) else published
     try:  # both as transformers reads them: it spells some values anew
-        theirs = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config().to_dict()
+        theirs = _language_values(AutoConfig.from_pretrained(folder, trust_remote_code=False))
     except (ValueError, KeyError, OSError):  # a model type that only we know
         theirs = dict(said)
-    ours = config.get_text_config().to_dict()
+    ours = _language_values(config)
     return [
         f"{name}: {theirs[name]} in the folder, {ours[name]} in the recipe's model"
         for name in sorted(said)
