@@ -16,7 +16,7 @@ from meshwright import costs
 from meshwright.engine import metrics
 from meshwright.engine.faults import LossGuard, StoppedError, ran_out_of_grace
 from meshwright.engine.launched import Process
-from meshwright.engine.metrics.jsonl import say
+from meshwright.engine.metrics.jsonl import inform, say
 from meshwright.engine.profiling import window
 from meshwright.engine.watchdog import Watchdog
 from meshwright.recipes.case import Case
@@ -130,14 +130,16 @@ def build(job: Job, device: torch.device) -> Trainer:
         _by_rank_0(lambda: kind.write_start(config, weights, job.recipe.train.seed))
     source = kind.open_source(job.recipe, config, False, weights)
     trainer = kind.trainer()(job.recipe, config, mesh, device, source, weights)
-    _say_what_was_read(trainer)
+    if trainer.mesh.stage.rank == 0:  # each pipeline stage tells its own
+        _say_what_was_read(trainer)
+        _say_precision(trainer)
     return trainer
 
 
 def _say_what_was_read(trainer: Trainer) -> None:
-    """Tells what of the folder that training starts from does not fit the model; each pipeline stage its own."""
+    """Tells what of the folder that training starts from does not fit the model."""
     loaded = getattr(trainer.stages[0], "loaded", None)
-    if loaded is None or trainer.mesh.stage.rank != 0:
+    if loaded is None:
         return
     told = {
         "have no weights there and start anew": [n for n in loaded.kept_initial if "lora_" not in n],
@@ -148,6 +150,14 @@ def _say_what_was_read(trainer: Trainer) -> None:
         if names:
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
             say(f"{loaded.folder}: {', '.join(names[:SHOWN])}{more} {what}")
+
+
+def _say_precision(trainer: Trainer) -> None:
+    """Tells what computes in 8 bits and what does not; nothing where no 8 bits are asked for."""
+    from meshwright.engine.parallelize.low_precision import told
+
+    for line in told(trainer.stages):
+        inform(line)
 
 
 def _by_rank_0(write: Callable[[], object]) -> None:
@@ -394,13 +404,3 @@ def _device_name(device: torch.device) -> str:
     import torch
 
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-
-
-def _say_precision(trainer: Trainer) -> None:
-    """What computes in 8 bits and what does not, on stderr; nothing where no 8 bits are asked for."""
-    import sys
-
-    from meshwright.engine.parallelize.low_precision import told
-
-    for line in told(trainer.stages):
-        print(line, file=sys.stderr, flush=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from meshwright.engine.data.streams import Streamed
 from meshwright.engine.data.talks import Policy, Talks, tokenised
 from meshwright.engine.data.templates import Template
 from meshwright.engine.data.tokenizers import check_ids, load_tokenizer
+from meshwright.engine.metrics.jsonl import inform
 from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
 
@@ -172,5 +171,4 @@ def tell(recipe: Recipe, lines: Sequence[str]) -> None:
 
 @lru_cache(maxsize=64)
 def _tell_once(text: str) -> None:
-    with suppress(OSError, ValueError):  # a closed or full stderr must not end a training
-        print(text, file=sys.stderr, flush=True)
+    inform(text)

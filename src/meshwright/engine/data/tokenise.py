@@ -21,6 +21,7 @@ from meshwright.engine.data import shards
 from meshwright.engine.data.megatron_files import write_stream
 from meshwright.engine.data.texts import BadLines, blocks, encoded, found_files
 from meshwright.engine.faults import RunError
+from meshwright.engine.metrics.jsonl import inform
 from meshwright.errors import InputError
 
 SHARD_TOKENS = 1 << 28  # half a GiB or one GiB
@@ -142,7 +143,7 @@ def tokenised_once(path: Path, tokenizer: Any, text_column: str) -> shards.Strea
         with _lock_file(folder) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the system lets go of it when this process ends
             if not shards.is_shards(folder):
-                print(f"tokenising {path} into {folder}", file=sys.stderr, flush=True)
+                inform(f"tokenising {path} into {folder}")
                 # In threads of this process: a rank of a training does not start processes of its own.
                 _tokenise(files, loaded, folder, text_column, 1, SHARD_TOKENS, "refuse")
     return shards.open_shards(folder)[0]

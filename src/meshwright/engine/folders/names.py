@@ -38,7 +38,6 @@ FURTHER_LAYER = {
     "eh_proj.": "fc.",
     "shared_head.norm.": "norm.",
 }
-COPIES = ("embed_tokens.", "shared_head.head.")  # of the model's own embedding and head, in that layer
 ALWAYS_LEFT = (r"rotary_emb\.inv_freq$", r"\.attn\.masked_bias$")  # tables that older files hold
 
 

@@ -19,8 +19,13 @@ CHUNK = 1 << 16  # bytes looked at in one go when searching for the end of the l
 
 def say(text: str) -> None:
     """A warning on stderr, where somebody may read it."""
+    inform(f"warning: {text}")
+
+
+def inform(text: str) -> None:
+    """A line on stderr, beside the answer on stdout."""
     with suppress(OSError, ValueError):  # a closed or full stderr must not end a training
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+        print(text, file=sys.stderr, flush=True)
 
 
 class Lines:
