@@ -5,36 +5,20 @@ Plain JSON and safetensors: reading a checkpoint runs no code that is in it.
 
 from __future__ import annotations
 
-import json
 import re
-import struct
 from collections import defaultdict
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import torch
 
 from meshwright.engine.checkpoint.files import DamagedError, Manifest, read_sealed
 from meshwright.engine.checkpoint.folder import INDEX, MANIFEST, STATE, rank_file
 from meshwright.engine.checkpoint.parts import Part
+from meshwright.engine.tensor_files import FORMATS, header
 
-# The names that safetensors files give number formats.
-FORMATS = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 Kind = TypeVar("Kind")
 FILE_NAME = re.compile(r"[A-Za-z0-9_]+(-\d+)?\.(json|safetensors)")
 
@@ -120,17 +104,9 @@ def index_of(held: Sequence[Sequence[Held]], written: Sequence[Sequence[int]]) -
                 raise RuntimeError(f"ranks disagree about {part.name}: {whole.format} {whole.shape} and {part}")
             whole.pieces.append(Piece(rank, part.offset, part.shape))
     for name, whole in tensors.items():
-        if sum(count(piece.shape) for piece in whole.pieces) != count(whole.shape):
+        if sum(prod(piece.shape) for piece in whole.pieces) != prod(whole.shape):
             raise RuntimeError(f"the parts of {name} that ranks hold do not make up {whole.shape}")
     return Index(tensors)
-
-
-def count(shape: Sequence[int]) -> int:
-    """Elements of a shape."""
-    product = 1
-    for size in shape:
-        product *= size
-    return product
 
 
 def key(name: str, offset: Sequence[int]) -> str:
@@ -145,19 +121,7 @@ def file_order(parts: Sequence[Part]) -> list[Part]:
 
 def safetensors_header(parts: Sequence[Part]) -> bytes:
     """What a safetensors file says before the bytes of its tensors."""
-    entries: dict[str, Any] = {}
-    place = 0
-    for part in parts:
-        end = place + part.tensor.numel() * part.tensor.element_size()
-        entries[key(part.name, part.offset)] = {
-            "dtype": FORMATS[part.tensor.dtype],
-            "shape": list(part.shape),
-            "data_offsets": [place, end],
-        }
-        place = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
+    return header((key(part.name, part.offset), part.tensor.dtype, part.shape) for part in parts)[0]
 
 
 def read_manifest(folder: Path) -> Manifest:

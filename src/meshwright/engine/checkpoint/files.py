@@ -7,10 +7,12 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+
+from meshwright.engine.durable import sync_folder
 
 BLOCK = 1 << 24  # bytes hashed in one go: blocks of a file are hashed side by side while it is written
 HASHERS = min(4, os.cpu_count() or 1)
@@ -96,16 +98,6 @@ def read_sealed(path: Path) -> bytes:
     if seal != _digest(memoryview(text)).encode() + b"\n":
         raise DamagedError(f"{path} does not have its checksum")
     return text
-
-
-def sync_folder(path: Path) -> None:
-    """Waits until the disk knows the names in a folder."""
-    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with suppress(OSError):  # some network file systems cannot, and need not
-            os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def total_size(files: Mapping[str, FileRecord]) -> int:

@@ -23,7 +23,8 @@ from pathlib import Path
 
 import msgspec
 
-from meshwright.engine.checkpoint.files import DamagedError, read_sealed, sync_folder, write_sealed
+from meshwright.engine.checkpoint.files import DamagedError, read_sealed, write_sealed
+from meshwright.engine.durable import sync_folder
 from meshwright.engine.metrics.jsonl import say
 from meshwright.errors import InputError
 

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from meshwright.engine.checkpoint.contents import (
-    FORMATS,
-    Index,
-    State,
-    Whole,
-    count,
-    key,
-    read_index,
-    read_manifest,
-    read_state,
-)
+from meshwright.engine.checkpoint.contents import Index, State, Whole, key, read_index, read_manifest, read_state
 from meshwright.engine.checkpoint.files import DamagedError, Manifest, verify
 from meshwright.engine.checkpoint.folder import Folder, rank_file
 from meshwright.engine.checkpoint.parts import Part, held_parts, load_group_numbers
 from meshwright.engine.faults import RunError
 from meshwright.engine.metrics.jsonl import say
+from meshwright.engine.tensor_files import FORMATS
 
 if TYPE_CHECKING:
     from meshwright.engine.loop import Trainer
@@ -139,7 +131,7 @@ def _fill(part: Part, whole: Whole, file: Callable[[int], Any], checkpoint: Path
         value = file(piece.rank).get_slice(name)[inside] if inside else file(piece.rank).get_tensor(name)
         target.copy_(value)
         filled += target.numel()
-    if filled != count(part.shape):
+    if filled != prod(part.shape):
         raise RunError(f"{checkpoint} has only a part of {part.name}")
 
 

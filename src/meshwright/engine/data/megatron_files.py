@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.engine.data.shards import Part, Stream, map_file
+from meshwright.engine.durable import sync_file
 from meshwright.errors import InputError
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -135,7 +136,7 @@ class MegatronWriter:
         try:
             if error is None:
                 self._write_index()
-                _settle(self._file)
+                sync_file(self._file)
                 for ending in (".bin", ".idx"):  # the index last: it makes the pair whole
                     self._partial[ending].replace(f"{self.prefix}{ending}")
         finally:
@@ -151,7 +152,7 @@ class MegatronWriter:
             file.write(HEADER.pack(MAGIC, VERSION, CODES[self.dtype], len(lengths), len(self._documents)))
             for array, kind in ((lengths, LENGTHS), (places, PLACES), (np.array(self._documents), PLACES)):
                 file.write(array.astype(kind).tobytes())
-            _settle(file)
+            sync_file(file)
 
 
 def write_stream(stream: Stream, prefix: Path, dtype: Any) -> None:
@@ -163,11 +164,6 @@ def write_stream(stream: Stream, prefix: Path, dtype: Any) -> None:
                 writer.add(part.tokens[begin : int(end)])
                 writer.end_document()
                 begin = int(end)
-
-
-def _settle(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 class _Ends(Sequence[int]):

@@ -8,7 +8,6 @@ document lies in one shard.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.engine.data.source import Sample
+from meshwright.engine.durable import sync_file
 from meshwright.errors import InputError
 
 MANIFEST = "manifest.json"
@@ -280,8 +280,7 @@ class _Checked:
         self.hash.update(data)
 
     def close(self) -> str:
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        sync_file(self.file)
         self.file.close()
         return self.hash.hexdigest()
 
@@ -290,8 +289,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Says what a folder holds; written last, it makes the folder whole."""
     with (folder / MANIFEST).open("xb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(manifest)))
-        file.flush()
-        os.fsync(file.fileno())
+        sync_file(file)
 
 
 def verify(folder: Path) -> list[str]:

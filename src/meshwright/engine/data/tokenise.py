@@ -20,6 +20,7 @@ import msgspec
 from meshwright.engine.data import shards
 from meshwright.engine.data.megatron_files import write_stream
 from meshwright.engine.data.texts import BadLines, blocks, encoded, found_files
+from meshwright.engine.durable import sync_folder
 from meshwright.engine.faults import RunError
 from meshwright.engine.metrics.jsonl import inform
 from meshwright.errors import InputError
@@ -273,20 +274,11 @@ def _appearing(folder: Path) -> Iterator[Path]:
     partial.mkdir(parents=True)
     try:
         yield partial
-        _settle(partial)
+        sync_folder(partial)
         os.replace(partial, folder)
-        _settle(folder.parent)
+        sync_folder(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _settle(folder: Path) -> None:
-    """Makes the names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from meshwright.engine.folders.find import FIELD, INDEX, PICKLED, WEIGHTS, read_json
+from meshwright.engine.tensor_files import FLOATS
 from meshwright.errors import InputError
 
 AGAIN = ("download the file again",)
-FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 class Files:

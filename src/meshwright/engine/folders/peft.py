@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +76,7 @@ class Part:
             return (sum(shape[0] for shape in shapes), *first[1:])
         if self.part == "A":
             return (first[0] * first[1], first[2])
-        outputs = 1
-        for size in first[1:-1]:
-            outputs *= size
-        return (outputs, first[-1] * first[0])
+        return (prod(first[1:-1]), first[-1] * first[0])
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,7 @@ class Weights:
             boxes.append(tuple(box))
         covers = tuple(max(box[dim].stop for box in boxes) for dim in range(len(whole)))
         alike = all(len(shape) == len(whole) for shape in shapes)
-        if not alike or covers != whole or sum(map(_volume, boxes)) != _size(whole):
+        if not alike or covers != whole or sum(map(_volume, boxes)) != prod(whole):
             raise self._wrong_shape(name, blocks, whole)
         return boxes
 
@@ -280,14 +281,7 @@ def _inside(part: slice, outer: slice) -> slice:
 
 
 def _volume(box: Box) -> int:
-    return _size([one.stop - one.start for one in box])
-
-
-def _size(shape: Iterable[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
+    return prod(one.stop - one.start for one in box)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -5,7 +5,6 @@ A file has a name of its own until it is whole and on the disk; only then does i
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterable, Sequence
@@ -17,19 +16,11 @@ from typing import Any
 
 import torch
 
+from meshwright.engine.durable import sync_file, sync_folder
+from meshwright.engine.tensor_files import header
 from meshwright.errors import OutputError
 
 GIB = 1 << 30
-CODES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 @dataclass(frozen=True)
@@ -72,14 +63,14 @@ class File:
         self.path, self.unfinished = path, path.with_name(f".{path.name}.unfinished")
         # Wider formats first: readers map tensors into memory and need them aligned.
         ordered = sorted(entries, key=lambda entry: -entry.dtype.itemsize)
-        header, self._offsets = _header(ordered)
-        self.size = len(header) + sum(entry.nbytes for entry in ordered)
+        first, self._offsets = _header(ordered)
+        self.size = len(first) + sum(entry.nbytes for entry in ordered)
         self._descriptor = -1
         try:
             self._descriptor = os.open(self.unfinished, os.O_RDWR | (os.O_CREAT | os.O_TRUNC if create else 0), 0o644)
             if create:
                 _reserve(self._descriptor, self.size)
-                self._write(header, 0)
+                self._write(first, 0)
         except OSError as error:
             self.abandon()
             raise self._failed(error) from None
@@ -159,8 +150,7 @@ def write_text(path: Path, text: str) -> None:
     try:
         with unfinished.open("w", encoding="utf-8") as file:
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+            sync_file(file)
         os.replace(unfinished, path)
     except OSError as error:
         with suppress(OSError):
@@ -168,32 +158,8 @@ def write_text(path: Path, text: str) -> None:
         raise failed_to_write(path, len(text), error) from None
 
 
-def sync_folder(folder: Path) -> None:
-    """Makes new names in a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _header(entries: Sequence[Entry]) -> tuple[bytes, dict[str, int]]:
-    """The header of a file, and where in the file each tensor begins."""
-    told: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    begins: dict[str, int] = {}
-    at = 0
-    for entry in entries:
-        begins[entry.name] = at
-        told[entry.name] = {
-            "dtype": CODES[entry.dtype],
-            "shape": list(entry.shape),
-            "data_offsets": [at, at + entry.nbytes],
-        }
-        at += entry.nbytes
-    text = json.dumps(told, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    header = len(text).to_bytes(8, "little") + text
-    return header, {name: len(header) + begin for name, begin in begins.items()}
+    return header(((entry.name, entry.dtype, entry.shape) for entry in entries), {"format": "pt"})
 
 
 def _reserve(descriptor: int, size: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from meshwright.engine.durable import sync_folder
 from meshwright.engine.folders.beside import GENERATION, copy_tokenizer, generation, published_config
 from meshwright.engine.folders.find import CONFIG, INDEX
 from meshwright.engine.folders.gather import Held, Read, Source
@@ -29,7 +30,6 @@ from meshwright.engine.folders.shards import (
     failed_to_write,
     file_names,
     require_space,
-    sync_folder,
     write_text,
 )
 from meshwright.engine.folders.together import Emitted, gathered, on_first, raise_everywhere, write_in_turns
