@@ -64,6 +64,17 @@ def closest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     return [match for match, _, _ in sorted(scored, key=lambda one: -one[2])][:limit]
 
 
+def some(names: Sequence[str], shown: int = 3, between: str = ", ") -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return between.join(names[:shown]) + more
+
+
+def first_line(error: Exception, longest: int = 300) -> str:
+    """What another library's error says, without the pages it may add; its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:longest]
+
+
 def unknown(field: str, value: object, known: Iterable[str]) -> InputError:
     """The error for a name nobody knows, with did-you-mean."""
     names = list(known)

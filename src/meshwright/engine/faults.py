@@ -288,17 +288,17 @@ class LossGuard:
 
     def _record(self, step: int, loss: float, grad_norm: float, samples: Sequence[int]) -> list[dict[str, Any]]:
         """Writes the bad ranks' batches down; the lines, on every rank."""
-        import torch.distributed as dist
+        from meshwright.engine.everyone import gathered, rank
 
-        mine = {"step": step, "rank": 0, "loss": spelled(loss), "grad_norm": spelled(grad_norm), "samples": [*samples]}
-        several = dist.is_initialized() and dist.get_world_size() > 1
-        lines: list[Any] = [mine]
-        if several:
-            mine["rank"] = dist.get_rank()
-            lines = [None] * dist.get_world_size()
-            dist.all_gather_object(lines, mine)
-        bad = [line for line in lines if isinstance(line["loss"], str) or isinstance(line["grad_norm"], str)]
-        if not several or dist.get_rank() == 0:
+        mine = {
+            "step": step,
+            "rank": rank(),
+            "loss": spelled(loss),
+            "grad_norm": spelled(grad_norm),
+            "samples": [*samples],
+        }
+        bad = [line for line in gathered(mine) if isinstance(line["loss"], str) or isinstance(line["grad_norm"], str)]
+        if rank() == 0:
             self._write(bad)
         return bad
 

@@ -19,6 +19,7 @@ from meshwright.engine.launched import Process
 from meshwright.engine.metrics.jsonl import inform, say
 from meshwright.engine.profiling import window
 from meshwright.engine.watchdog import Watchdog
+from meshwright.errors import some
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Recipe
 
@@ -98,7 +99,7 @@ def work(process: Process, job: Job) -> Outcome | None:
 
 def _of_rank_0(process: Process, job: Job) -> Job:
     """The job with the folder that rank 0 has: ranks of torchrun and SLURM each named one by their own clock."""
-    from meshwright.engine.checkpoint.load import gathered
+    from meshwright.engine.everyone import gathered
 
     if process.how not in ("torchrun", "slurm"):
         return job
@@ -148,8 +149,7 @@ def _say_what_was_read(trainer: Trainer) -> None:
     }
     for what, names in told.items():
         if names:
-            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-            say(f"{loaded.folder}: {', '.join(names[:SHOWN])}{more} {what}")
+            say(f"{loaded.folder}: {some(names, SHOWN)} {what}")
 
 
 def _say_precision(trainer: Trainer) -> None:
@@ -164,10 +164,11 @@ def _by_rank_0(write: Callable[[], object]) -> None:
     """Something that one rank does while the others wait."""
     import torch.distributed as dist
 
-    together = dist.is_initialized()
-    if not together or dist.get_rank() == 0:
+    from meshwright.engine.everyone import rank, world
+
+    if rank() == 0:
         write()
-    if together:
+    if world() > 1:
         dist.barrier()
 
 
@@ -209,7 +210,7 @@ class _Run:
 
     def resume(self) -> None:
         """Goes on from the newest good checkpoint of the run's folder, where there is one; opens what reports."""
-        from meshwright.engine.checkpoint.load import gathered
+        from meshwright.engine.everyone import gathered
 
         if self.checkpoints is not None:
             self.dog.phase(0, "resume")

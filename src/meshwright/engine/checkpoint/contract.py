@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from meshwright.engine.metrics.jsonl import say
-from meshwright.errors import InputError
+from meshwright.errors import InputError, some
 from meshwright.recipes.types import Recipe, recipe_fields
 
 SHOWN = 12
@@ -49,7 +49,7 @@ def check_contract(saved: Mapping[str, Any], now: Mapping[str, Any], accepted: b
     if not changed:
         return
     lines = [f"{key} was {_short(before)} and is {_short(after)}" for key, (before, after) in changed.items()]
-    listed = "; ".join(lines[:SHOWN]) + (f"; and {len(lines) - SHOWN} more" if len(lines) > SHOWN else "")
+    listed = some(lines, SHOWN, "; ")
     if accepted:
         if speaks:
             say(f"this run goes on with a changed training: {listed}")

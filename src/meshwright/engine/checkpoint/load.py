@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from meshwright.engine.checkpoint.contents import Index, State, Whole, key, read_index, read_manifest, read_state
 from meshwright.engine.checkpoint.files import DamagedError, Manifest, verify
 from meshwright.engine.checkpoint.folder import Folder, rank_file
 from meshwright.engine.checkpoint.parts import Part, held_parts, load_group_numbers
+from meshwright.engine.everyone import gathered, rank, world
 from meshwright.engine.faults import RunError
 from meshwright.engine.metrics.jsonl import say
 from meshwright.engine.tensor_files import FORMATS
@@ -36,7 +36,7 @@ def newest_good(folder: Folder, group: Any = None) -> Path | None:
         problems = _problems(folder.of(step), group)
         if not problems:
             return folder.of(step)
-        if _rank() == 0:
+        if rank() == 0:
             for problem in problems:
                 say(f"checkpoint of step {step} is damaged: {problem}")
             say(f"checkpoint of step {step} is not used; it is now {folder.set_aside(step)}")
@@ -149,27 +149,10 @@ def _listed(folder: Folder) -> list[int]:
 
 
 def _problems(checkpoint: Path, group: Any) -> list[str]:
-    found = gathered(problems_of(checkpoint, _rank(), _world()), group)
+    found = gathered(problems_of(checkpoint, rank(), world()), group)
     return list(dict.fromkeys(problem for some in found for problem in some))
 
 
 def _agreed(ask: Callable[[], Any], group: Any) -> Any:
     """What rank 0 finds: file systems do not show all machines the same at once."""
-    return gathered(ask() if _rank() == 0 else None, group)[0]
-
-
-def gathered(value: Any, group: Any = None) -> list[Any]:
-    """The values of all ranks, on all of them."""
-    if _world() == 1:
-        return [value]
-    values: list[Any] = [None] * _world()
-    dist.all_gather_object(values, value, group=group)
-    return values
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _world() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
+    return gathered(ask() if rank() == 0 else None, group)[0]

@@ -40,8 +40,8 @@ from meshwright.engine.checkpoint.files import (
     write_sealed,
 )
 from meshwright.engine.checkpoint.folder import INDEX, MANIFEST, STATE, Folder, rank_file
-from meshwright.engine.checkpoint.load import gathered
 from meshwright.engine.checkpoint.parts import Part, group_numbers, held_parts
+from meshwright.engine.everyone import gathered
 from meshwright.engine.faults import RunError
 from meshwright.engine.launched import Process
 from meshwright.engine.metrics.jsonl import say

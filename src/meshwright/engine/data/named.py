@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from meshwright.engine.data.files import FIELD, Rows, find_rows, need
-from meshwright.errors import InputError, closest
+from meshwright.errors import InputError, closest, first_line
 
 REACH_S = 3.0  # seconds in which the hub must answer to be asked at all
 
@@ -97,7 +97,7 @@ def _from_hub(name: str, named: Named, split: str, streaming: bool) -> Rows:
             return Rows(name, saved=found)
         return _from_cache(name, named, split)
     except Exception as error:  # offline, gated, unknown, torn: the user is told where was looked and what to do
-        why = _short(error) if reachable else "does not answer or may not be asked"
+        why = first_line(error) if reachable else "does not answer or may not be asked"
         raise _nowhere(name, named.hub_id, why) from None
 
 
@@ -149,7 +149,3 @@ def _nowhere(name: str, hub_id: str, why: str = "") -> InputError:
         fix = [f"{FIELD}={one}" for one in near] + fix
     reason = f"no such data set{hint} (looked at {'; '.join(looked)})"
     return InputError(reason, field=FIELD, value=name, fix=tuple(fix))
-
-
-def _short(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.engine.data import byte_level
-from meshwright.errors import InputError
+from meshwright.errors import InputError, first_line
 from meshwright.models.catalogue import find
 from meshwright.recipes.types import Recipe
 
@@ -70,9 +70,7 @@ def _load(source: str, name: str, cached: bool) -> Any:
     try:
         return AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     except ImportError as error:
-        raise InputError(
-            f"the tokenizer needs another package: {_first_line(error)}", field=FIELD, value=name
-        ) from None
+        raise InputError(f"the tokenizer needs another package: {first_line(error)}", field=FIELD, value=name) from None
     except Exception as error:  # transformers raises OSError, ValueError, KeyError and others for the same mistakes
         raise _refusal(name, cached, error) from None
 
@@ -85,9 +83,5 @@ def _refusal(name: str, cached: bool, error: Exception) -> InputError:
         reason = "neither a folder nor a tokenizer in the local Hugging Face cache"
         fix = (f"hf download {name} --include '*token*' '*.jinja'", *_folder_fix())
         return InputError(reason, field=FIELD, value=name, fix=fix)
-    reason = "" if "backend tokenizer" in str(error) else f" that can be read: {_first_line(error)}"
+    reason = "" if "backend tokenizer" in str(error) else f" that can be read: {first_line(error)}"
     return InputError(f"holds no tokenizer{reason}", field=FIELD, value=name, fix=_folder_fix())
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -27,7 +27,7 @@ from meshwright.engine.folders.gather import Held
 from meshwright.engine.folders.merge import AdapterNames, adapters_in
 from meshwright.engine.folders.places import Place, Shape, pieces
 from meshwright.engine.folders.shards import Entry, failed_to_write, write_text
-from meshwright.engine.folders.together import Emitted, gathered, on_first, raise_everywhere, write_in_turns
+from meshwright.engine.folders.together import Emitted, of_stages, on_first, raise_everywhere, write_in_turns
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.adapters import scale_of
 from meshwright.errors import InputError, MeshwrightError
@@ -96,7 +96,7 @@ def save_adapters(stages: Sequence[Any], mesh: Mesh, peft: Peft, folder: Path, b
     source = Held(stages, mesh)
     adapters = adapters_in(source.shapes)
     parts = list(_parts(adapters))
-    raise_everywhere(mesh, _refusal(stages, parts))
+    raise_everywhere(_refusal(stages, parts))
     on_first(mesh, lambda: _make(folder))
     own = [
         Entry(
@@ -104,7 +104,7 @@ def save_adapters(stages: Sequence[Any], mesh: Mesh, peft: Peft, folder: Path, b
         )
         for part in parts
     ]
-    entries = [entry for those in gathered(mesh, own) for entry in those]
+    entries = [entry for those in of_stages(mesh, own) for entry in those]
 
     def emitted() -> Emitted:
         for part in parts:
@@ -113,7 +113,7 @@ def save_adapters(stages: Sequence[Any], mesh: Mesh, peft: Peft, folder: Path, b
             yield part.name, 0, part.to_theirs(torch.cat(have)) if have else None
 
     write_in_turns(entries, emitted, folder / TENSORS, mesh)
-    said = _joined(gathered(mesh, _say(stages, tuple(adapters))))
+    said = _joined(of_stages(mesh, _say(stages, tuple(adapters))))
     on_first(mesh, lambda: write_text(folder / SETTINGS, json.dumps(_settings(said, peft, base), indent=2) + "\n"))
     return folder
 

@@ -17,10 +17,9 @@ from meshwright.engine.folders.files import Files
 from meshwright.engine.folders.find import CONFIG, FIELD, read_json
 from meshwright.engine.folders.names import Block, Described, describe
 from meshwright.engine.folders.places import Box, Place, Shape, pieces, places
-from meshwright.errors import InputError, closest
+from meshwright.errors import InputError, closest, some
 
 SLICE = 1 << 26  # bytes read at once: bounds the memory beside the weights
-SHOWN = 3  # names repeated in a message
 # Values of a config.json that say nothing about the numbers a model computes, or that training changes on purpose.
 UNTOLD = (
     *("architectures", "transformers_version", "dtype", "torch_dtype", "use_cache", "output_router_logits"),
@@ -133,10 +132,10 @@ class Weights:
         if missing == ["lm_head.weight"]:
             kinds = "its head shares the weights of the embedding, and the recipe's model has a head of its own"
             fix = ("a model with tie_word_embeddings=true in the recipe",)
-        raise self._error(f"does not hold {_some(missing)}; {kinds}", *fix)
+        raise self._error(f"does not hold {some(missing)}; {kinds}", *fix)
 
     def _unknown(self, keys: list[str]) -> InputError:
-        reason = f"holds {_some(keys)}, which the recipe's model has not"
+        reason = f"holds {some(keys)}, which the recipe's model has not"
         if keys[0].endswith("weight_scale_inv") or keys[0].endswith(("_blocks", "_scales")):
             return self._error("holds quantized weights, which are not read", "start from a folder with bf16 weights")
         near = closest(keys[0], self.described.shapes, 1)
@@ -282,11 +281,6 @@ def _inside(part: slice, outer: slice) -> slice:
 
 def _volume(box: Box) -> int:
     return prod(one.stop - one.start for one in box)
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
 
 
 def _spelt(shape: Sequence[int]) -> str:

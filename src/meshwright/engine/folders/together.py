@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from meshwright.engine.everyone import gathered
 from meshwright.engine.folders.shards import Entry, File
 from meshwright.engine.mesh import Mesh
 from meshwright.errors import MeshwrightError, OutputError
@@ -16,14 +16,10 @@ from meshwright.errors import MeshwrightError, OutputError
 Emitted = Iterator[tuple[str, int, torch.Tensor | None]]  # a tensor's name, how far into it, its next numbers
 
 
-def gathered(mesh: Mesh, mine: Any) -> list[Any]:
+def of_stages(mesh: Mesh, mine: Any) -> list[Any]:
     """What the writing rank of each pipeline stage has, in the order of the stages; the same on every rank."""
-    told = (mesh.pp.rank, mine) if mesh.stage.rank == 0 else None
-    found: list[Any] = [told]
-    if mesh.world.size > 1:
-        found = [None] * mesh.world.size
-        dist.all_gather_object(found, told)
-    return [value for _, value in sorted((one for one in found if one is not None), key=lambda one: int(one[0]))]
+    told = gathered((mesh.pp.rank, mine) if mesh.stage.rank == 0 else None)
+    return [value for _, value in sorted((one for one in told if one is not None), key=lambda one: int(one[0]))]
 
 
 def on_first(mesh: Mesh, work: Callable[[], object]) -> None:
@@ -34,17 +30,13 @@ def on_first(mesh: Mesh, work: Callable[[], object]) -> None:
             work()
         except MeshwrightError as error:
             failure = error
-    raise_everywhere(mesh, failure)
+    raise_everywhere(failure)
 
 
-def raise_everywhere(mesh: Mesh, failure: MeshwrightError | None) -> None:
+def raise_everywhere(failure: MeshwrightError | None) -> None:
     """Raises the first error that a rank has on all ranks, so that none waits for another."""
     mine = (type(failure), failure.reason, failure.field, failure.value, tuple(failure.fix)) if failure else None
-    told: list[Any] = [mine]
-    if mesh.world.size > 1:
-        told = [None] * mesh.world.size
-        dist.all_gather_object(told, mine)
-    first = next((one for one in told if one is not None), None)
+    first = next((one for one in gathered(mine) if one is not None), None)
     if first is not None:
         kind, *rest = first
         raise kind(*rest)
@@ -57,7 +49,7 @@ def write_in_turns(entries: Sequence[Entry], emitted: Callable[[], Emitted], pat
         failure: OutputError | None = None
         if turn == mesh.pp.rank:
             failure = _take_turn(entries, emitted, path, writes, first=turn == 0, last=turn == mesh.pp.size - 1)
-        raise_everywhere(mesh, failure)  # also where the next stage waits for this one
+        raise_everywhere(failure)  # also where the next stage waits for this one
 
 
 def _take_turn(

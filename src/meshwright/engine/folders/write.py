@@ -32,7 +32,7 @@ from meshwright.engine.folders.shards import (
     require_space,
     write_text,
 )
-from meshwright.engine.folders.together import Emitted, gathered, on_first, raise_everywhere, write_in_turns
+from meshwright.engine.folders.together import Emitted, of_stages, on_first, raise_everywhere, write_in_turns
 from meshwright.engine.mesh import Mesh
 from meshwright.errors import InputError, MeshwrightError, OutputError
 
@@ -123,7 +123,7 @@ def save_model(
         write_in_turns(entries, lambda: _all_emitted(wholes, source, scale), folder / name, mesh)
     else:
         failure = _write_files(wholes, source, plan, folder, scale, mesh.pp.rank if source.writes else None)
-        raise_everywhere(mesh, failure)
+        raise_everywhere(failure)
     on_first(mesh, lambda: _finish(folder, plan, described, dtype, tokenizer))
     return _saved(folder, plan)
 
@@ -219,7 +219,7 @@ def _require_plain(stages: Sequence[Any]) -> None:
 def _common_plan(wholes: Sequence[Whole], mesh: Mesh, limit: float) -> Plan:
     """The files of all pipeline stages, numbered through; each stage's tensors in files of its own."""
     own = [whole.entry(block) for whole in wholes for block in whole.blocks]
-    by_stage = dict(enumerate(gathered(mesh, own)))
+    by_stage = dict(enumerate(of_stages(mesh, own)))
     if limit == float("inf"):
         together = [entry for own in by_stage.values() for entry in own]
         return Plan([(file_names(1)[0], together)])

@@ -11,7 +11,7 @@ from torch import nn
 from meshwright.engine import attention, experts
 from meshwright.engine.model.mtp import add_mtp
 from meshwright.engine.vision.parts import EYES, eyes_of
-from meshwright.errors import InputError
+from meshwright.errors import InputError, first_line
 
 SAME_CLASS = {"kimi_k2": "deepseek_v3"}  # model types that run in another one's class
 DROPOUTS = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
@@ -62,7 +62,7 @@ def build_model(config: Any, dtype: torch.dtype, mtp: bool = False) -> nn.Module
             model: nn.Module = kind.from_config(config, dtype=dtype)
     except ValueError as error:
         raise InputError(
-            f"{config.model_type} is no {said} in transformers: {str(error).splitlines()[0]}",
+            f"{config.model_type} is no {said} in transformers: {first_line(error)}",
             field="model",
         ) from None
     _settle_tying(model)

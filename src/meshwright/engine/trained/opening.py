@@ -13,7 +13,7 @@ import msgspec
 from meshwright.engine.faults import RunError
 from meshwright.engine.quiet import no_progress
 from meshwright.engine.start import START
-from meshwright.errors import InputError
+from meshwright.errors import InputError, first_line
 from meshwright.recipes.types import Recipe
 
 Kind = Literal["model", "adapters", "checkpoint", "run"]
@@ -174,4 +174,4 @@ def _transformers_model(folder: Path, dtype: str) -> Any:
         with no_progress():
             return kind.from_pretrained(folder, dtype=dtype, use_safetensors=True, **safe).eval()
     except (OSError, ValueError) as error:
-        raise InputError(str(error).strip().splitlines()[0], field=FIELD, value=str(folder)) from None
+        raise InputError(first_line(error), field=FIELD, value=str(folder)) from None

@@ -21,7 +21,7 @@ from meshwright.engine.data.source import Sample, Samples
 from meshwright.engine.data.templates import Template
 from meshwright.engine.vision.optics import Document, Ints, Optics, sample_of, stack_padded
 from meshwright.engine.vision.pictures import load_picture, open_picture
-from meshwright.errors import InputError
+from meshwright.errors import InputError, first_line
 from meshwright.recipes.types import Data
 
 MARK = "<image>"  # where an image of a column goes in the text; without marks images come first
@@ -221,9 +221,8 @@ def load_processor(tokenizer: Any, optics: Optics) -> Processor:
     try:
         images = _image_processor(optics.processor).from_pretrained(folder, local_files_only=True)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError and others for the same mistakes
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         raise InputError(
-            f"holds no image processor that can be read: {reason}",
+            f"holds no image processor that can be read: {first_line(error)}",
             field="data.tokenizer",
             value=folder,
             fix=("data.tokenizer=FOLDER of the model, with its preprocessor_config.json", "--dataset mock"),
