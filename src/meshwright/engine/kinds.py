@@ -180,5 +180,5 @@ def _export_diffusers(trainer: Trainer, folder: Path, consolidated: bool) -> Non
     from meshwright.engine.parallelize.data import DTYPES
 
     model: Any = trainer.stages[0]
-    most = {"file_bytes": 1 << 62} if consolidated else {}
-    folders.save_model(model, folder, trainer.mesh, DTYPES[trainer.recipe.precision.compute], **most)
+    most = float("inf") if consolidated else folders.FILE_BYTES
+    folders.save_model(model, folder, trainer.mesh, DTYPES[trainer.recipe.precision.compute], most)

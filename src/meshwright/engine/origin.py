@@ -25,22 +25,18 @@ def weights_folder(recipe: Recipe) -> Path | None:
     from the downloaded model of its id. Pretraining starts from a folder only when one is named.
     """
     from meshwright.engine import folders
+    from meshwright.engine.folders.find import transformer_folder
 
     named = recipe.checkpoint.pretrained
     if named == RANDOM or (recipe.goal == "pretrain" and not named):
         return None
     if named:
-        return folders.find(_transformer_of(named))
+        inner = transformer_folder(Path(named).expanduser())
+        return folders.find(str(inner) if inner.is_dir() else named)
     own = Path(recipe.model).expanduser()
     if own.exists():
         return folders.find(str(own if own.is_dir() else own.parent))
     return _downloaded(recipe)
-
-
-def _transformer_of(named: str) -> str:
-    """Of a diffusion pipeline's folder the folder of what is trained; any other folder itself."""
-    inner = Path(named).expanduser() / "transformer"
-    return str(inner) if (inner / "config.json").is_file() and not (inner.parent / "config.json").exists() else named
 
 
 def _downloaded(recipe: Recipe) -> Path:

@@ -40,6 +40,12 @@ def find(pretrained: str) -> Path:
     return _downloaded(pretrained)
 
 
+def transformer_folder(folder: Path) -> Path:
+    """Of a diffusion pipeline's folder the folder of what is trained; any other folder itself."""
+    inner = folder / "transformer"
+    return inner if (inner / CONFIG).is_file() and not (folder / CONFIG).exists() else folder
+
+
 def _downloaded(model_id: str) -> Path:
     """The newest downloaded revision of a model of the hub."""
     cache = _cache()

@@ -26,7 +26,7 @@ from meshwright.engine.folders.find import read_json
 from meshwright.engine.folders.gather import Held
 from meshwright.engine.folders.merge import AdapterNames, adapters_in
 from meshwright.engine.folders.places import Place, Shape, pieces
-from meshwright.engine.folders.shards import Entry, failed_to_write, write_text
+from meshwright.engine.folders.shards import Entry, make_folder, write_text
 from meshwright.engine.folders.together import Emitted, of_stages, on_first, raise_everywhere, write_in_turns
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.adapters import scale_of
@@ -97,7 +97,7 @@ def save_adapters(stages: Sequence[Any], mesh: Mesh, peft: Peft, folder: Path, b
     adapters = adapters_in(source.shapes)
     parts = list(_parts(adapters))
     raise_everywhere(_refusal(stages, parts))
-    on_first(mesh, lambda: _make(folder))
+    on_first(mesh, lambda: make_folder(folder))
     own = [
         Entry(
             part.name, source.tensors[part.stored[0]].dtype, part.their_shape([source.shapes[n] for n in part.stored])
@@ -167,13 +167,6 @@ def _refusal(stages: Sequence[Any], parts: Sequence[Part]) -> MeshwrightError | 
     if not reason:
         return None
     return InputError(f"{reason}, so these cannot be written in its format", field="peft.targets", fix=MERGED)
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise failed_to_write(folder / TENSORS, 0, error) from None
 
 
 def _say(stages: Sequence[Any], weights: tuple[str, ...]) -> Said:

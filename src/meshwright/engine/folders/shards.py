@@ -5,11 +5,12 @@ A file has a name of its own until it is whole and on the disk; only then does i
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,22 @@ def file_names(count: int, stem: str = "model") -> list[str]:
     if count == 1:
         return [f"{stem}.safetensors"]
     return [f"{stem}-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+
+
+@dataclass
+class Plan:
+    """All files of a folder and what is in each; the same on every rank."""
+
+    files: list[tuple[str, list[Entry]]]
+    writer: dict[str, int] = field(default_factory=dict)  # file -> pipeline rank; empty where one process writes all
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry.nbytes for _, entries in self.files for entry in entries)
+
+    @property
+    def where(self) -> dict[str, str]:
+        return {entry.name: file for file, entries in self.files for entry in entries}
 
 
 class File:
@@ -142,6 +159,21 @@ def require_space(folder: Path, size: int) -> None:
             value=str(folder),
             fix=("free space on this disk", "name a folder on another disk"),
         )
+
+
+def make_folder(folder: Path, size: int = 0) -> None:
+    """Makes a folder that is to hold so many bytes."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise failed_to_write(folder / "config.json", size, error) from None
+
+
+def write_index(path: Path, plan: Plan) -> None:
+    """Writes which file holds which tensor, where there are several."""
+    if len(plan.files) > 1:
+        index = {"metadata": {"total_size": plan.bytes}, "weight_map": dict(sorted(plan.where.items()))}
+        write_text(path, json.dumps(index, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
