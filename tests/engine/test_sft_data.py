@@ -294,6 +294,17 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
     assert [row for _, row in find_rows(tmp_path / "g", "test")] == rows[:1]
 
 
+def test_a_saved_data_set_does_not_leave_its_folder(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_list([{"prompt": "a", "response": "b"}]).save_to_disk(tmp_path / "set")
+    state = tmp_path / "set" / "state.json"
+    file = json.loads(state.read_text())["_data_files"][0]["filename"]
+    (tmp_path / "set" / file).rename(tmp_path / file)
+    state.write_text(state.read_text().replace(file, f"../{file}"))
+    with pytest.raises(InputError, match="outside its folder"):
+        find_rows(tmp_path / "set", "train")
+
+
 def test_a_folder_of_files_is_read_by_split_and_passed_over_across_files(tmp_path: Path) -> None:
     for name, values in (("train-00000-of-00002", [0, 1]), ("train-00001-of-00002", [2, 3]), ("test", [4])):
         written(tmp_path / f"{name}.jsonl", [{"text": str(i)} for i in values])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -135,8 +136,6 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
 
 
 def test_weights_that_cannot_be_trusted_are_not_opened(runs: dict[str, Path], tmp_path: Path) -> None:
-    import shutil
-
     good = runs["sft"] / "model"
     outside, cut, pickled = (shutil.copytree(good, tmp_path / name) for name in ("outside", "cut", "pickled"))
     (outside / "model.safetensors").rename(tmp_path / "else.safetensors")
@@ -173,3 +172,12 @@ def test_nothing_that_was_trained_on_is_called_held_out() -> None:
     for data in (Data(dataset="chats.jsonl"), Data(blend={"mock": 1, "chats.jsonl": 1})):
         with pytest.raises(InputError, match=r"held nothing of chats\.jsonl out"):
             _require_held_out(data, "run")
+
+
+def test_adapters_that_name_code_are_refused(runs: dict[str, Path], tmp_path: Path) -> None:
+    adapters = shutil.copytree(runs["peft"] / "model", tmp_path / "adapters")
+    settings = json.loads((adapters / "adapter_config.json").read_text())
+    harmful = {**settings, "megatron_config": {"tp": 1}, "megatron_core": "antigravity"}
+    (adapters / "adapter_config.json").write_text(json.dumps(harmful))
+    with pytest.raises(InputError, match="names code to be imported"):
+        logits(adapters)

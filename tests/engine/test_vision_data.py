@@ -21,10 +21,10 @@ from transformers.models.gemma3.modeling_gemma3 import get_block_sequence_ids_fo
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from meshwright.engine.data.images import MockImages, open_images
 from meshwright.engine.model.build import transformers_config
 from meshwright.engine.start import Settings, train
 from meshwright.engine.vision import image_groups
+from meshwright.engine.vision.data import MockImages, open_images
 from meshwright.engine.vision.optics import Optics, axes, optics_of
 from meshwright.engine.vision.pictures import load_picture
 from meshwright.errors import InputError

@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from tests.engine.parity import FLOOR, _expected, _relative, _whole, alone, recipe
 from tests.engine.ranks import run
 
-from meshwright.engine.data.images import MockImages
 from meshwright.engine.data.source import Batch, Samples
 from meshwright.engine.folders import save_model
 from meshwright.engine.loop import Trainer
@@ -24,6 +23,7 @@ from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import transformers_config
 from meshwright.engine.model.config import config_for, tiny
 from meshwright.engine.model.initial import Initial, start
+from meshwright.engine.vision.data import MockImages
 from meshwright.engine.vision.optics import optics_of
 from meshwright.recipes import load, types
 

@@ -63,7 +63,7 @@ def _open_tokens(recipe: Recipe, config: Any, held_out: bool, start: Path | None
     from meshwright.engine.data import open_source
 
     if getattr(config, "vision_config", None) is not None:
-        from meshwright.engine.data.images import open_images
+        from meshwright.engine.vision.data import open_images
 
         return open_images(recipe, config, held_out, start)
     return open_source(recipe, config.get_text_config().vocab_size, held_out, start)
@@ -129,11 +129,12 @@ def _adapters_alone(trainer: Trainer, folder: Path, tokenizer: Path | None) -> b
 def tokenizer_folder(recipe: Recipe, start: Path | None) -> Path | None:
     """Where the tokenizer of a training lies that its export takes along; None where it had none."""
     from meshwright.engine.data import byte_level
+    from meshwright.engine.folders import has_tokenizer
 
     named = Path(recipe.data.tokenizer).expanduser() if recipe.data.tokenizer else start
     if recipe.data.tokenizer == byte_level.NAME:
         named = byte_level.kept()
-    return named if named is not None and (named / "tokenizer_config.json").is_file() else None
+    return named if named is not None and has_tokenizer(named) else None
 
 
 def _diffusion() -> Kind:

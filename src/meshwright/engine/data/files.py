@@ -114,10 +114,23 @@ def _saved(path: Path, split: str) -> Any:
     if isinstance(found, datasets.DatasetDict):
         if split not in found:
             raise unknown("data.split", split, found)
-        return found[split]
+        return _inside(path, found[split])
     if split != "train":
         raise InputError("the saved data set has no splits", field="data.split", value=split, fix=("data.split=train",))
-    return found
+    return _inside(path, found)
+
+
+def _inside(folder: Path, saved: Any) -> Any:
+    """A saved data set whose every file lies in its folder: its state names them, and could name any."""
+    for file in saved.cache_files:
+        if not Path(file["filename"]).resolve().is_relative_to(folder.resolve()):
+            raise InputError(
+                f"the saved data set names {file['filename']}, which lies outside its folder",
+                field=FIELD,
+                value=folder,
+                fix=("do not use this folder: a saved data set names only files of its own",),
+            )
+    return saved
 
 
 def need(module: str) -> Any:

@@ -14,11 +14,11 @@ from meshwright.engine.data.answers import MockAnswers
 from meshwright.engine.data.conversations import detect_columns
 from meshwright.engine.data.files import FIELD, Rows
 from meshwright.engine.data.lengths import ByLength
-from meshwright.engine.data.mock import Mock
+from meshwright.engine.data.mock import HELD_OUT, Mock
 from meshwright.engine.data.named import NAMED, columns_of, open_rows
 from meshwright.engine.data.order import Shuffled
 from meshwright.engine.data.packing import Packed, Padded
-from meshwright.engine.data.source import Sample, Source
+from meshwright.engine.data.source import Sample, Source, nothing_held_out
 from meshwright.engine.data.streams import Streamed
 from meshwright.engine.data.talks import Policy, Talks, tokenised
 from meshwright.engine.data.templates import Template
@@ -28,7 +28,6 @@ from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
 
 MOCK = "mock"
-HELD_OUT = 1 << 20  # added to the seed of made-up samples that are only evaluated on
 
 
 def open_instructions(recipe: Recipe, vocab: int, pretrained: Path | None = None, held_out: bool = False) -> Source:
@@ -114,26 +113,16 @@ def where_to_read(recipe: Recipe, held_out: bool) -> tuple[str, str]:
     data = recipe.data
     known = NAMED.get(data.dataset)
     inside = data.validation_part > 0 or bool(data.validation) or bool(known and known.held_out)
-    if recipe.train.eval_every and not inside:  # found before the first step, not at the first evaluation
-        raise InputError(
-            f"the run evaluates every {recipe.train.eval_every} steps and holds nothing out",
-            field="data.validation",
-            value="",
-            fix=("data.validation_part=0.02", "data.validation=FILE, FOLDER or split", "train.eval_every=0"),
-        )
+    if recipe.train.eval_every and not inside:
+        raise nothing_held_out(recipe)
     if not held_out or (data.validation_part > 0 and not data.validation):
         return data.dataset, data.split
     if not data.validation:
         return data.dataset, known.held_out if known else data.split
     is_set = Path(data.validation).expanduser().exists() or data.validation in NAMED or "/" in data.validation
-    return (
-        (data.validation, "train" if Path(data.validation).expanduser().is_file() else data.split)
-        if is_set
-        else (
-            data.dataset,
-            data.validation,
-        )
-    )
+    if not is_set:
+        return data.dataset, data.validation
+    return data.validation, "train" if Path(data.validation).expanduser().is_file() else data.split
 
 
 def _refuse_what_does_not_go_together(recipe: Recipe) -> None:

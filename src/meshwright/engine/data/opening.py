@@ -8,17 +8,16 @@ import msgspec
 
 from meshwright.engine.data.blend import Blend, tempered
 from meshwright.engine.data.megatron_files import open_megatron, prefix_of
-from meshwright.engine.data.mock import Mock
+from meshwright.engine.data.mock import HELD_OUT, Mock
 from meshwright.engine.data.order import Shuffled
 from meshwright.engine.data.shards import Stream, StreamCorpus, foreign_tokens, is_shards, open_shards, spans
-from meshwright.engine.data.source import Source
+from meshwright.engine.data.source import Source, nothing_held_out
 from meshwright.engine.data.texts import ENDINGS
 from meshwright.errors import InputError, closest
 from meshwright.recipes.types import Recipe
 
 MOCK = "mock"
 MOCK_NAMES = (MOCK, "llm-pretrain-mock")
-HELD_OUT = 1 << 20  # added to the seed of made-up samples that are only evaluated on
 
 
 def opened(recipe: Recipe, vocab: int, held_out: bool, pretrained: Path | None) -> Source:
@@ -80,12 +79,7 @@ def _one(recipe: Recipe, name: str, vocab: int, held_out: bool, pretrained: Path
 def _corpus(recipe: Recipe, name: str, vocab: int, held_out: bool, pretrained: Path | None) -> StreamCorpus:
     data = recipe.data
     if recipe.train.eval_every and not data.validation and not data.validation_part:
-        raise InputError(  # found before the first step, not at the first evaluation
-            f"the run evaluates every {recipe.train.eval_every} steps and holds nothing out",
-            field="data.validation",
-            value="",
-            fix=("data.validation_part=0.01", "data.validation=FILE or FOLDER", "train.eval_every=0"),
-        )
+        raise nothing_held_out(recipe)
     apart = bool(data.validation)  # what is evaluated on is a data set of its own
     field = "data.validation" if held_out and apart else "data.dataset"
     stream = _stream(recipe, data.validation if held_out and apart else name, vocab, pretrained, field)

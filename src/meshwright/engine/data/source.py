@@ -16,6 +16,8 @@ from meshwright.engine.attention import positions as held_positions
 from meshwright.engine.data.prefetch import Ahead
 from meshwright.engine.faults import RunError
 from meshwright.engine.mesh import Mesh
+from meshwright.errors import InputError
+from meshwright.recipes.types import Recipe
 
 NOT_COUNTED = -100  # the label of a prediction that does not count
 PAD = 0  # the token that fills a sample up; it is never predicted, and nothing before it sees it
@@ -83,6 +85,16 @@ def stack(samples: Sequence[Sample]) -> Samples:
         np.stack([sample.counted for sample in samples]),
         None if documents[0] is None else np.stack([d for d in documents if d is not None]),
         {name: np.stack([sample.whole[name] for sample in samples]) for name in samples[0].whole},
+    )
+
+
+def nothing_held_out(recipe: Recipe) -> InputError:
+    """The error for a run that evaluates on nothing; found before its first step, not at the first evaluation."""
+    return InputError(
+        f"the run evaluates every {recipe.train.eval_every} steps and holds nothing out",
+        field="data.validation",
+        value="",
+        fix=("data.validation_part=0.02", "data.validation=FILE, FOLDER or split", "train.eval_every=0"),
     )
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 import sys
 import tempfile
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +20,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.engine.data.cache import cache_folder, making, unwritable
 from meshwright.engine.data.conversations import conversation, detect_columns, fault
 from meshwright.engine.data.files import FIELD, Row, Rows
 from meshwright.engine.data.templates import Template, Tokens
 from meshwright.engine.data.tokenizers import load_tokenizer
+from meshwright.engine.data.workers import in_turn, worker_pool
 from meshwright.errors import InputError
 
 FORMAT = 1  # raised when the same text gives other arrays
@@ -102,12 +101,6 @@ class Talks:
         return Tokens(self.ids[part], self.learnt[part])
 
 
-def cache_folder() -> Path:
-    """Where tokenised data is kept between runs."""
-    root = os.environ.get("MESHWRIGHT_CACHE", "")
-    return Path(root).expanduser() if root else Path.home() / ".cache" / "meshwright"
-
-
 def tokenised(
     rows: Rows, given: Mapping[str, str], tokenizer: Any, chat_template: str, policy: Policy, workers: int
 ) -> Talks:
@@ -115,11 +108,7 @@ def tokenised(
     template = Template(tokenizer, chat_template, policy.train_on)  # type: ignore[arg-type]  # checked by the recipe
     folder = cache_folder() / "conversations" / _key(rows, given, template, policy)
     if not (folder / "told.json").is_file():
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _unwritable(folder, error) from None
-        with _locked(folder.with_suffix(".lock")):
+        with making(folder):
             if not (folder / "told.json").is_file():
                 _make(folder, rows, given, template, chat_template, policy, workers)
     return _load(folder)
@@ -131,17 +120,6 @@ def _key(rows: Rows, given: Mapping[str, str], template: Template, policy: Polic
     digest = hashlib.blake2b(msgspec.json.encode(parts, order="deterministic"), digest_size=16)
     digest.update(tokenizer.backend_tokenizer.to_str().encode())
     return digest.hexdigest()
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Held by one process at a time; the system lets go of it when that one dies."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _make(
@@ -162,30 +140,21 @@ def _make(
     work = _Work(template, columns, policy)
     many = workers > 1 and (count or 0) >= LARGE and Path(name).is_dir()
     start = (name, chat_template, tuple(columns.items()), policy)
-    partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}."))
+    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}."))
     try:
-        with _pool(workers) if many else nullcontext(None) as pool, _progress(count) as advance:
-            answers = map(work, _chunks(rows)) if pool is None else _in_turn(pool, start, _chunks(rows), 3 * workers)
-            told = _write(partial, answers, advance)
+        processes = worker_pool(min(workers, os.cpu_count() or 1)) if many else nullcontext(None)
+        with processes as pool, _progress(count) as advance:
+            told = _write(unfinished, _answers(pool, work, start, _chunks(rows), workers), advance)
         if not told.kept:
             why = f"; {told.lines()[-1]}" if told.rows else ""
             raise InputError(f"nothing can be learnt from its {told.rows} rows{why}", field=FIELD, value=rows.name)
         told = msgspec.structs.replace(told, columns=columns, way=template.way)
-        (partial / "told.json").write_bytes(msgspec.json.encode(told))
-        partial.rename(folder)
+        (unfinished / "told.json").write_bytes(msgspec.json.encode(told))
+        unfinished.rename(folder)
     except OSError as error:
-        raise _unwritable(folder, error) from None
+        raise unwritable(folder, error) from None
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _unwritable(folder: Path, error: OSError) -> InputError:
-    return InputError(
-        f"tokenised data cannot be written to {folder.parent}: {error.strerror or error}",
-        field="MESHWRIGHT_CACHE",
-        value=cache_folder(),
-        fix=("export MESHWRIGHT_CACHE=FOLDER with space on a disk that all ranks of a machine see",),
-    )
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 Chunk = list[tuple[str, Row]]
@@ -249,17 +218,22 @@ def fit(tokens: Tokens, policy: Policy, where: str) -> Tokens | None:
     if policy.truncation == "drop":
         return None
     if policy.truncation == "refuse":
-        raise InputError(
-            f"{where}: the conversation has {len(tokens.ids)} tokens, a sample has room for {most}",
-            field="data.truncation",
-            value="refuse",
-            fix=(f"data.seq_length={len(tokens.ids) - 1}", "data.truncation=end", "data.truncation=drop"),
-        )
+        raise too_long(where, len(tokens.ids), most)
     if policy.truncation == "end":
         return Tokens(tokens.ids[:most], tokens.learnt[:most])
     learnt = tokens.learnt[-most:].copy()
     learnt[0] = False  # nothing is left to predict it from
     return Tokens(tokens.ids[-most:], learnt)
+
+
+def too_long(where: str, tokens: int, most: int) -> InputError:
+    """The error for a conversation that is longer than a sample, where that is refused."""
+    return InputError(
+        f"{where}: the conversation has {tokens} tokens, a sample has room for {most}",
+        field="data.truncation",
+        value="refuse",
+        fix=(f"data.seq_length={tokens - 1}", "data.truncation=end", "data.truncation=drop"),
+    )
 
 
 def _chunks(rows: Rows) -> Iterator[Chunk]:
@@ -283,19 +257,12 @@ def _one(start: Start, chunk: Chunk) -> Answer:
     return _worker(start)(chunk)
 
 
-def _pool(workers: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(min(workers, os.cpu_count() or 1), get_context("spawn"))
-
-
-def _in_turn(pool: ProcessPoolExecutor, start: Start, chunks: Iterator[Chunk], ahead: int) -> Iterator[Answer]:
-    """The answers in the order of the chunks, with a bounded number of them under way."""
-    under_way: deque[Future[Answer]] = deque()
-    for chunk in chunks:
-        under_way.append(pool.submit(_one, start, chunk))
-        if len(under_way) >= ahead:
-            yield under_way.popleft().result()
-    while under_way:
-        yield under_way.popleft().result()
+def _answers(
+    pool: ProcessPoolExecutor | None, work: _Work, start: Start, chunks: Iterator[Chunk], workers: int
+) -> Iterator[Answer]:
+    if pool is None:
+        return map(work, chunks)
+    return (answer for _, answer in in_turn(pool, partial(_one, start), chunks, 3 * workers))
 
 
 def _write(folder: Path, answers: Iterator[Answer], advance: Callable[[int], None]) -> Told:

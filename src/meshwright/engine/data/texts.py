@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.engine.data.workers import in_turn, worker_pool
 from meshwright.errors import InputError, closest
 
 ENDINGS = (".jsonl", ".ndjson", ".txt", ".parquet", *(f"{e}{c}" for e in (".jsonl", ".txt") for c in (".gz", ".zst")))
@@ -284,22 +285,9 @@ def encoded(
         for block in given:
             yield block, encoder.encode(block)
         return
-    import multiprocessing
-    from collections import deque
-    from concurrent.futures import Future, ProcessPoolExecutor
-
-    # Spawned: a fork would copy the locks of threads that tokenizers or torch have started.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=arguments)
-    waiting: deque[tuple[Block, Future[Encoded]]] = deque()
+    pool = worker_pool(workers, initializer=_start_worker, initargs=arguments)
     try:
-        for block in given:
-            waiting.append((block, pool.submit(_work, block)))
-            if len(waiting) > 3 * workers:  # bounds memory: reading is much faster than encoding
-                block, future = waiting.popleft()
-                yield block, future.result()
-        for block, future in waiting:
-            yield block, future.result()
+        yield from in_turn(pool, _work, given, 3 * workers)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -13,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from meshwright.engine.data import shards
+from meshwright.engine.data.cache import cache_folder, making
 from meshwright.engine.data.megatron_files import write_stream
 from meshwright.engine.data.texts import BadLines, blocks, encoded, found_files
 from meshwright.engine.durable import sync_folder
@@ -132,8 +132,6 @@ def _tokenise(
 
 def tokenised_once(path: Path, tokenizer: Any, text_column: str) -> shards.Stream:
     """The tokens of a file or folder of text, made by the first process of a machine that asks and then kept."""
-    from meshwright.engine.data.talks import cache_folder
-
     files = found_files([str(path)])
     loaded = settled(tokenizer, str(tokenizer.name_or_path))
     states = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
@@ -141,26 +139,12 @@ def tokenised_once(path: Path, tokenizer: Any, text_column: str) -> shards.Strea
     key = hashlib.blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()
     folder = cache_folder() / "shards" / key
     if not shards.is_shards(folder):
-        with _lock_file(folder) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the system lets go of it when this process ends
+        with making(folder):
             if not shards.is_shards(folder):
                 inform(f"tokenising {path} into {folder}")
                 # In threads of this process: a rank of a training does not start processes of its own.
                 _tokenise(files, loaded, folder, text_column, 1, SHARD_TOKENS, "refuse")
     return shards.open_shards(folder)[0]
-
-
-def _lock_file(folder: Path) -> IO[str]:
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        return folder.with_suffix(".lock").open("w")
-    except OSError as error:
-        raise InputError(
-            f"tokenised data cannot be kept there: {error}",
-            field="MESHWRIGHT_CACHE",
-            value=str(folder.parent),
-            fix=("export MESHWRIGHT_CACHE=FOLDER with space on a disk that all ranks of a machine see",),
-        ) from None
 
 
 def load(folder: str, append_eos: bool = True) -> Loaded:

@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from meshwright.engine.data.mock import HELD_OUT
 from meshwright.engine.diffusion.config import DenoiserConfig
 from meshwright.engine.tensor_files import FLOATS
 from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
 
 MOCK_NAMES = ("mock", "diffusion-mock")
-HELD_OUT = 1 << 20  # added to the seed of samples that are only evaluated on
 TEXT_TOKENS = 512  # of made-up texts: what Wan and FLUX are trained with, where a sample is at least as long
 CLASSES = 8  # of made-up samples
 ROUGHNESS = 0.1  # how far made-up samples of one class differ

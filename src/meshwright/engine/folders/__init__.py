@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.engine.folders.beside import copy_tokenizer
+from meshwright.engine.folders.beside import copy_tokenizer, has_tokenizer
 from meshwright.engine.folders.find import find
 from meshwright.engine.folders.names import Described, describe, describe_model
 from meshwright.engine.folders.peft import load_adapters, save_adapters
@@ -18,6 +18,7 @@ __all__ = [
     "describe",
     "describe_model",
     "find",
+    "has_tokenizer",
     "load_adapters",
     "load_weights",
     "save_adapters",

@@ -22,6 +22,11 @@ GENERATION = "generation_config.json"
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds a tokenizer."""
+    return (folder / "tokenizer_config.json").is_file()
+
+
 def copy_tokenizer(source: Path, folder: Path) -> None:
     """Copies the files of a tokenizer, and of what prepares images, from one folder to another."""
     for path in (source / name for name in TOKENIZER):

@@ -13,13 +13,20 @@ import msgspec
 from meshwright.engine.faults import RunError
 from meshwright.engine.launched import Process
 from meshwright.engine.quiet import no_progress
-from meshwright.engine.start import START
-from meshwright.engine.trained.opening import Found, has_adapters, load_model, look, newest, recipe_of, start_of
+from meshwright.engine.trained.opening import (
+    Found,
+    has_adapters,
+    load_model,
+    look,
+    newest,
+    recipe_of,
+    start_of,
+    tokenizer_of,
+)
 from meshwright.errors import InputError
 from meshwright.recipes.types import Kernels, Layout, Recipe
 
 ENDLESS = 1 << 62  # bytes
-FORMATS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 class Converted(msgspec.Struct, frozen=True):
@@ -108,27 +115,24 @@ def _from_checkpoint(found: Found, folder: Path, wanted: Wanted) -> None:
 
 def _tensor_by_tensor(checkpoint: Path, recipe: Recipe, config: dict[str, Any], folder: Path, wanted: Wanted) -> None:
     """Writes a model whose every tensor is in the checkpoint; one of them is in memory at a time."""
-    import torch
-
     from meshwright.engine import folders
     from meshwright.engine.checkpoint.contents import read_index, read_manifest
     from meshwright.engine.checkpoint.load import MODEL, whole_tensor
     from meshwright.engine.kinds import tokenizer_folder
     from meshwright.engine.model.build import transformers_config
-    from meshwright.engine.origin import weights_folder
+    from meshwright.engine.parallelize.data import DTYPES
 
     index = read_index(checkpoint, read_manifest(checkpoint))
     shapes = {name.removeprefix(MODEL): one.shape for name, one in index.tensors.items() if name.startswith(MODEL)}
-    made = checkpoint.parent.parent / START
     folders.write_folder(
         shapes,
         lambda name: whole_tensor(checkpoint, index, f"{MODEL}{name}"),
         transformers_config(config),
         folder,
-        dtype=getattr(torch, FORMATS[wanted.dtype or recipe.precision.compute]),
+        dtype=DTYPES[wanted.dtype or recipe.precision.compute],
         max_shard_gib=wanted.shard_gib,
         consolidated=wanted.consolidated,
-        tokenizer=tokenizer_folder(recipe, made if made.is_dir() else weights_folder(recipe)),
+        tokenizer=tokenizer_folder(recipe, start_of(checkpoint, recipe)),
     )
 
 
@@ -148,10 +152,20 @@ def _through_the_engine(checkpoint: Path, recipe: Recipe, config: dict[str, Any]
     )
     if wanted.merge and recipe.peft.method == "qlora":  # into the weights before they were cut down to four bits
         alone = msgspec.structs.replace(alone, peft=msgspec.structs.replace(recipe.peft, method="lora"))
-    start = str(start_of(checkpoint, recipe)) if recipe.goal == "peft" else None
+    start = _frozen_weights(checkpoint, recipe) if recipe.goal == "peft" else None
     kind = kind_of(recipe)
     preload = preloaded(kind, kind.read_config(config))
     processes.fork(1, _work, alone, config, str(checkpoint), start, str(folder), wanted, preload=preload)
+
+
+def _frozen_weights(checkpoint: Path, recipe: Recipe) -> str:
+    """The folder of the weights that a checkpoint's adapters belong to."""
+    folder = start_of(checkpoint, recipe)
+    if folder is None:
+        raise InputError(
+            "the adapters belong to random weights that were not kept", field="checkpoint", value=str(checkpoint)
+        )
+    return str(folder)
 
 
 def _work(
@@ -195,7 +209,7 @@ def _work(
 def _from_folder(found: Found, folder: Path, wanted: Wanted) -> None:
     """A model folder in another format or other files, or adapters merged into their model."""
     from meshwright.engine import folders
-    from meshwright.engine.trained.opening import base_of
+    from meshwright.engine.parallelize.data import DTYPES
 
     if found.kind == "adapters" and not wanted.merge:
         raise InputError(
@@ -204,13 +218,10 @@ def _from_folder(found: Found, folder: Path, wanted: Wanted) -> None:
             value=str(found.path),
             fix=("--merge",),
         )
-    model = load_model(found.path, FORMATS[wanted.dtype] if wanted.dtype else "auto")
+    model = load_model(found.path, DTYPES[wanted.dtype] if wanted.dtype else "auto")
     if found.kind == "adapters":
         model = model.merge_and_unload()
     largest = ENDLESS if wanted.consolidated else max(1, round(wanted.shard_gib * 1024**3))
     with no_progress():
         model.save_pretrained(folder, max_shard_size=largest)
-    for place in (found.path, *([base_of(found.path)] if found.kind == "adapters" else [])):
-        if (place / "tokenizer_config.json").is_file():
-            folders.copy_tokenizer(place, folder)
-            return
+    folders.copy_tokenizer(tokenizer_of(found.path), folder)

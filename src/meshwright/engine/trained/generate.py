@@ -36,14 +36,13 @@ def generate(path: str, prompt: str, asking: Asking) -> Generated:
     import torch
 
     from meshwright.engine.data.tokenizers import load_tokenizer
-    from meshwright.engine.trained.opening import as_model_folder, base_of, load_model
+    from meshwright.engine.trained.opening import as_model_folder, load_model, tokenizer_of
 
     if not prompt:
         raise InputError("a model needs something to go on from", field="prompt", value="")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with as_model_folder(path) as folder:
-        words = folder if (folder / "tokenizer_config.json").exists() or not _is_adapters(folder) else base_of(folder)
-        tokenizer = load_tokenizer(words)
+        tokenizer = load_tokenizer(tokenizer_of(folder))
         model = load_model(folder).to(device)
     ids, chat = _prompt_ids(tokenizer, prompt, asking.chat)
     torch.manual_seed(asking.seed)
@@ -54,10 +53,6 @@ def generate(path: str, prompt: str, asking: Asking) -> Generated:
     return Generated(
         tokenizer.decode(new, skip_special_tokens=True), len(ids), len(new), time.monotonic() - began, chat, str(device)
     )
-
-
-def _is_adapters(folder: Any) -> bool:
-    return bool((folder / "adapter_config.json").exists())
 
 
 def _prompt_ids(tokenizer: Any, prompt: str, chat: bool | None) -> tuple[list[int], bool]:

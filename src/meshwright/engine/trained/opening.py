@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from meshwright.recipes.types import Recipe
 
 Kind = Literal["model", "adapters", "checkpoint", "run"]
 FIELD = "checkpoint"
+ADAPTERS = "adapter_config.json"
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ def look(path: str) -> Found:
 
 
 MARKS: tuple[tuple[Kind, str], ...] = (
-    ("adapters", "adapter_config.json"),
+    ("adapters", ADAPTERS),
     ("run", "checkpoints"),
     ("model", "config.json"),
 )
@@ -112,17 +112,12 @@ def recipe_of(checkpoint: Path) -> tuple[Recipe, dict[str, Any]]:
         raise RunError(f"{checkpoint} was written by another version: {error}") from None
 
 
-def start_of(checkpoint: Path, recipe: Recipe) -> Path:
-    """The folder of the frozen weights that a checkpoint's adapters belong to."""
+def start_of(checkpoint: Path, recipe: Recipe) -> Path | None:
+    """The folder that the training of a checkpoint started from; None where it started from random weights."""
     from meshwright.engine.origin import weights_folder
 
     made = checkpoint.parent.parent / START
-    if made.is_dir():
-        return made
-    folder = weights_folder(recipe)
-    if folder is None:
-        raise InputError("the adapters belong to random weights that were not kept", field=FIELD, value=checkpoint)
-    return folder
+    return made if made.is_dir() else weights_folder(recipe)
 
 
 def has_adapters(found: Found) -> bool:
@@ -132,24 +127,51 @@ def has_adapters(found: Found) -> bool:
     return found.kind == "adapters"
 
 
-def load_model(folder: Path, dtype: str = "auto") -> Any:
+def load_model(folder: Path, dtype: Any = "auto") -> Any:
     """A model folder, or adapters put onto the model they are for, as a transformers model ready to be asked."""
-    if not (folder / "adapter_config.json").exists():
+    if not _are_adapters(folder):
         return _transformers_model(folder, dtype)
     from peft import PeftModel
 
-    base = base_of(folder)
-    _check_files(folder, "adapter_model.safetensors")
-    return PeftModel.from_pretrained(_transformers_model(base, dtype), str(folder)).eval()
+    from meshwright.engine.folders.peft import TENSORS
+
+    _check_files(folder, TENSORS)
+    _refuse_named_code(folder)
+    return PeftModel.from_pretrained(_transformers_model(base_of(folder), dtype), str(folder)).eval()
+
+
+def tokenizer_of(folder: Path) -> Path:
+    """The folder with the tokenizer of a model: its own, or of adapters without one that of their model."""
+    from meshwright.engine.folders import has_tokenizer
+
+    return folder if has_tokenizer(folder) or not _are_adapters(folder) else base_of(folder)
 
 
 def base_of(adapters: Path) -> Path:
     """The folder of the model that adapters are for."""
     from meshwright.engine import folders
+    from meshwright.engine.folders.find import read_json
 
-    named = json.loads((adapters / "adapter_config.json").read_text()).get("base_model_name_or_path") or ""
+    named = str(read_json(adapters / ADAPTERS).get("base_model_name_or_path") or "")
     beside = (adapters / named).resolve()
     return beside if named and beside.is_dir() else folders.find(named)
+
+
+def _are_adapters(folder: Path) -> bool:
+    return (folder / ADAPTERS).exists()
+
+
+def _refuse_named_code(adapters: Path) -> None:
+    """Refuses adapters for which the peft library would import a module that their config names."""
+    from meshwright.engine.folders.find import read_json
+
+    if read_json(adapters / ADAPTERS).get("megatron_config"):
+        raise InputError(
+            f"{ADAPTERS} has a megatron_config, which names code to be imported",
+            field=FIELD,
+            value=str(adapters),
+            fix=("save the adapters from a model without Megatron's layers",),
+        )
 
 
 def _check_files(folder: Path, single: str) -> None:
@@ -161,7 +183,7 @@ def _check_files(folder: Path, single: str) -> None:
     files.close()
 
 
-def _transformers_model(folder: Path, dtype: str) -> Any:
+def _transformers_model(folder: Path, dtype: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     from meshwright.engine.folders.find import WEIGHTS

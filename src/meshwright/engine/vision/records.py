@@ -18,6 +18,7 @@ from meshwright.engine.data.files import FIELD, Row, Rows, bad
 from meshwright.engine.data.order import Shuffled
 from meshwright.engine.data.packing import pack
 from meshwright.engine.data.source import Sample, Samples
+from meshwright.engine.data.talks import too_long
 from meshwright.engine.data.templates import Template
 from meshwright.engine.vision.optics import Document, Ints, Optics, sample_of, stack_padded
 from meshwright.engine.vision.pictures import load_picture, open_picture
@@ -272,12 +273,7 @@ class Conversations:
             return document  # what is too long is cut off where samples are laid out
         if self.writer.data.truncation == "drop":
             return replace(document, learnt=np.zeros_like(document.learnt))
-        raise InputError(
-            f"{record.where}: the conversation has {len(document.tokens)} tokens, a sample has room for {room}",
-            field="data.truncation",
-            value=self.writer.data.truncation,
-            fix=(f"data.seq_length={len(document.tokens) - 1}", "data.truncation=end", "data.truncation=drop"),
-        )
+        raise too_long(record.where, len(document.tokens), room)
 
 
 class ShuffledImages(Shuffled):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.engine.data.mock import NOISE
+from meshwright.engine.data.mock import HELD_OUT, NOISE
 from meshwright.engine.data.source import Samples, Source
 from meshwright.engine.vision.optics import Document, Ints, Optics, optics_of, sample_of, stack_padded
 from meshwright.errors import InputError
@@ -18,7 +18,6 @@ from meshwright.recipes.types import Recipe
 
 MOCK_NAMES = ("mock", "vlm-mock")
 LARGEST_SIDE = 16  # tokens along a side of a made-up image
-HELD_OUT = 1 << 20  # added to the seed of samples that are only evaluated on
 
 
 def open_images(recipe: Recipe, config: Any, held_out: bool = False, pretrained: Path | None = None) -> Source:
