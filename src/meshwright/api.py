@@ -17,13 +17,13 @@ from meshwright.recipes import overrides as override
 from meshwright.recipes.case import model_of
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding, Rule
+from meshwright.typed import one_of, sequence_length, token_budget
 
 if TYPE_CHECKING:
     from meshwright.costs.accuracy import Report
     from meshwright.costs.calibrate import OwnProfile
     from meshwright.engine.start import Finished
 
-LONGEST = 100_000_000  # tokens in one sample
 MOST_PLANS = 100
 
 
@@ -85,7 +85,7 @@ def size(
     if price is not None and not (tokens is not None and 0 <= price < 1e6):
         reason = "a price is a number of at least 0" if tokens is not None else "a price needs a token budget"
         raise InputError(reason, field="price", value=price, fix=("--tokens 1T --price 2.5",))
-    return planner.size(question, overrides, _tokens(tokens), price)
+    return planner.size(question, overrides, token_budget(tokens), price)
 
 
 def estimate(
@@ -135,18 +135,8 @@ def train(
     overrides: Sequence[str] = (),
 ) -> Finished:
     """Trains a recipe on our own engine; imports torch. Goes on from the checkpoints that `out` holds."""
-    settings = {
-        "nproc": nproc,
-        "tiny": tiny,
-        "folder": out,
-        "tensorboard": tensorboard,
-        "on_nan": on_nan,
-        "timeout_s": timeout,
-        "json": json,
-        "quiet": quiet,
-        "accept_changes": accept_changes,
-    }
-    return _run(target, dataset, model, settings, overrides)
+    shared = _settings(nproc, tiny, out, tensorboard, timeout, json, quiet)
+    return _run(target, dataset, model, {**shared, "on_nan": on_nan, "accept_changes": accept_changes}, overrides)
 
 
 def bench(
@@ -163,7 +153,19 @@ def bench(
     overrides: Sequence[str] = (),
 ) -> Finished:
     """Measures the throughput of a recipe on our own engine: 50 steps of mock data; imports torch."""
-    settings = {
+    shared = _settings(nproc, tiny, out, tensorboard, timeout, json, quiet)
+    throwaway = {**shared, "checkpoints": False, "random_weights": True}
+    return _run(target, "mock", model, throwaway, overrides, BENCH_OVERRIDES)
+
+
+BENCH_OVERRIDES = ("train.steps=50", "train.check_nan=false", "train.log_every=10", "train.eval_every=0")
+
+
+def _settings(
+    nproc: int | None, tiny: bool, out: str | None, tensorboard: bool, timeout: float, json: bool, quiet: bool
+) -> dict[str, Any]:
+    """What train and bench ask for alike, by the names of the engine's settings."""
+    return {
         "nproc": nproc,
         "tiny": tiny,
         "folder": out,
@@ -171,13 +173,7 @@ def bench(
         "timeout_s": timeout,
         "json": json,
         "quiet": quiet,
-        "checkpoints": False,
-        "random_weights": True,
     }
-    return _run(target, "mock", model, settings, overrides, BENCH_OVERRIDES)
-
-
-BENCH_OVERRIDES = ("train.steps=50", "train.check_nan=false", "train.log_every=10", "train.eval_every=0")
 
 
 def _run(
@@ -225,7 +221,7 @@ def tokenize(
         workers=workers,
         shard_tokens=shard_tokens or SHARD_TOKENS,
         bad_lines="skip" if skip_bad_lines else "refuse",
-        format=_choice("format", format, ("shards", "megatron")),
+        format=one_of("format", format, ("shards", "megatron")),
     )
     return answers.plainly(made)
 
@@ -335,7 +331,7 @@ def find_recipes(
     query: str | None = None, *, goal: str | None = None, family: str | None = None, benchmark: bool | None = None
 ) -> list[index.IndexEntry]:
     """The index: recipes by name, family, size or goal; fuzzy when nothing matches to the letter."""
-    wanted = None if goal is None else _choice("goal", goal, types.GOALS)
+    wanted = None if goal is None else one_of("goal", goal, types.GOALS)
     return index.search(query, goal=wanted, family=family, benchmark=benchmark)
 
 
@@ -358,7 +354,7 @@ def check(
     target: str | Recipe, *, gpus: str | int | None = None, engine: str = "meshwright", overrides: Sequence[str] = ()
 ) -> Check:
     """Findings for a recipe, by name, file or value, on its own cluster or another."""
-    engine = _choice("engine", engine, types.ENGINES)
+    engine = one_of("engine", engine, types.ENGINES)
     start = planner.on_engine(target if isinstance(target, Recipe) else _recipe_from(target), engine)
     asked = override.apply(start, list(overrides))
     cluster = clusters.cluster(str(gpus) if gpus is not None else asked.cluster)
@@ -383,9 +379,9 @@ def question_of(
         model_ref=reference,
         cluster=clusters.cluster(str(gpus)),
         cluster_ref=str(Path(str(gpus)).resolve()) if str(gpus).endswith(".toml") else "",
-        goal=_choice("goal", goal, types.GOALS),
-        seq_length=_length(seq),
-        engine=_choice("engine", engine, types.ENGINES),
+        goal=one_of("goal", goal, types.GOALS),
+        seq_length=sequence_length(seq),
+        engine=one_of("engine", engine, types.ENGINES),
         benchmark=benchmark,
         calibration=None if calibration is None else _calibration(calibration),
     )
@@ -445,7 +441,7 @@ def rule_catalogue(query: str | None = None, *, pitfalls: bool = False) -> list[
 
 def recipe_text(found: Recipe, format: str = "toml") -> str:
     """A recipe as TOML, YAML, JSON or the Python that builds it."""
-    return files.to_text(found, _choice("format", format, files.FORMATS))
+    return files.to_text(found, one_of("format", format, files.FORMATS))
 
 
 def save_recipe(plan: Plan, path: str) -> None:
@@ -458,7 +454,7 @@ def save_recipe(plan: Plan, path: str) -> None:
 
 def find_goal(text: str) -> str:
     """One of the three goals."""
-    return str(_choice("goal", text, types.GOALS))
+    return str(one_of("goal", text, types.GOALS))
 
 
 SCHEMA = answers.SCHEMA
@@ -504,42 +500,8 @@ def _recipe_from(name: str) -> Recipe:
     return files.from_file(name) if files.is_file(name) else index.load(name)
 
 
-def _choice(field: str, value: str, known: Sequence[Any]) -> Any:
-    if str(value).lower() not in known:
-        raise unknown(field, value, known)
-    return value.lower()
-
-
 def _write(path: str, text: str, field: str) -> None:
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise OutputError(f"cannot be written: {error.strerror}", field=field, value=path) from error
-
-
-def _tokens(tokens: float | str | None) -> float | None:
-    """A number of tokens: 15e12, 15T and 300B alike."""
-    if tokens is None:
-        return None
-    text = str(tokens).strip().lower()
-    scale = {"m": 1e6, "b": 1e9, "t": 1e12}.get(text[-1:], 1.0)
-    try:
-        count = float(text.rstrip("mbt")) * scale
-    except ValueError:
-        count = 0.0
-    if not 0 < count < 1e18:
-        raise InputError("a token budget is a number such as 15e12, 300B or 15T", field="tokens", value=tokens)
-    return count
-
-
-def _length(seq: int | str | None) -> int | None:
-    """A sequence length as a number: 8192 and 8K alike."""
-    if seq is None:
-        return None
-    text = str(seq).strip().lower()
-    scale = 1024 if text.endswith("k") else 1
-    digits = text.removesuffix("k")
-    whole = digits.isascii() and digits.isdigit() and len(digits) <= 9
-    if not whole or not 0 < int(digits) * scale <= LONGEST:
-        raise InputError(f"a sequence is 1 to {LONGEST:,} whole tokens, e.g. 8192 or 8k", field="seq", value=text[:40])
-    return int(digits) * scale

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import threading
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -569,7 +570,7 @@ def test_data_is_tokenised_once_and_again_when_anything_changed(
 def test_several_processes_tokenise_alike(tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(talks_module, "LARGE", 1)
     monkeypatch.setattr(talks_module, "CHUNK", 8)
-    monkeypatch.setattr(talks_module, "_pool", lambda workers: talks_module.ProcessPoolExecutor(workers, FORK))
+    monkeypatch.setattr(talks_module, "worker_pool", lambda workers: ProcessPoolExecutor(workers, FORK))
     path = packed_set(tmp_path)
     alone = open_instructions(recipe(path, bare), VOCAB).samples(range(30))
     monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path / "other"))

@@ -1,6 +1,11 @@
-"""The commands around a training: make data ready, and try, measure and convert what was trained."""
+"""The commands around a training: make data ready, and try, measure and convert what was trained.
+
+Options have the names of the verbs' arguments, so that a command hands them on as they are.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import click
 
@@ -35,29 +40,9 @@ CHECKPOINT = "CHECKPOINT is a run's folder, one checkpoint of it, a Hugging Face
     ),
     as_json,
 )
-def tokenize(
-    inputs: tuple[str, ...],
-    tokenizer: str,
-    out: str,
-    column: str,
-    workers: int | None,
-    shard_tokens: int | None,
-    skip_bad_lines: bool,
-    format: str,
-    as_json: bool,
-) -> None:
+def tokenize(as_json: bool, **asked: Any) -> None:
     """Turns text, JSONL or Parquet files into tokens that training reads straight from disk."""
-    answer = api.tokenize(
-        inputs,
-        tokenizer,
-        out,
-        column=column,
-        workers=workers,
-        shard_tokens=shard_tokens,
-        skip_bad_lines=skip_bad_lines,
-        format=format,
-    )
-    _tell(answer, as_json, "tokenized")
+    _tell(api.tokenize(**asked), as_json, "tokenized")
 
 
 @click.command(
@@ -79,20 +64,8 @@ def tokenize(
     click.option("--chat/--raw", default=None, help="The prompt as a user's turn, or as plain text."),
     as_json,
 )
-def generate(
-    checkpoint: str,
-    prompt: str,
-    max_tokens: int,
-    temperature: float,
-    top_p: float,
-    seed: int,
-    chat: bool | None,
-    as_json: bool,
-) -> None:
-    answer = api.generate(
-        checkpoint, prompt, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, chat=chat
-    )
-    _tell(answer, as_json, "generated")
+def generate(as_json: bool, **asked: Any) -> None:
+    _tell(api.generate(**asked), as_json, "generated")
 
 
 @click.command(
@@ -106,7 +79,9 @@ def generate(
 @overrides
 @options(
     click.option("--dataset", metavar="DATA", help="Data set; a run's held-out samples by default."),
-    click.option("--answers", is_flag=True, help="Count only the answers of conversations (for a model folder)."),
+    click.option(
+        "--answers", "answers_only", is_flag=True, help="Count only the answers of conversations (for a model folder)."
+    ),
     click.option(
         "--samples",
         type=click.IntRange(min=1),
@@ -118,19 +93,8 @@ def generate(
     click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Ranks on this machine."),
     as_json,
 )
-def evaluate(
-    checkpoint: str,
-    overrides: tuple[str, ...],
-    dataset: str | None,
-    answers: bool,
-    samples: int,
-    nproc: int | None,
-    as_json: bool,
-) -> None:
-    answer = api.evaluate(
-        checkpoint, dataset=dataset, samples=samples, nproc=nproc, answers_only=answers, overrides=overrides
-    )
-    _tell(answer, as_json, "evaluated")
+def evaluate(as_json: bool, **asked: Any) -> None:
+    _tell(api.evaluate(**asked), as_json, "evaluated")
 
 
 @click.command(
@@ -151,17 +115,8 @@ def evaluate(
     click.option("--merge", is_flag=True, help="Merge adapters into the model."),
     as_json,
 )
-def convert(
-    checkpoint: str,
-    out: str,
-    dtype: str | None,
-    shard_gib: float,
-    consolidated: bool,
-    merge: bool,
-    as_json: bool,
-) -> None:
-    answer = api.convert(checkpoint, out, dtype=dtype, shard_gib=shard_gib, consolidated=consolidated, merge=merge)
-    _tell(answer, as_json, "converted")
+def convert(as_json: bool, **asked: Any) -> None:
+    _tell(api.convert(**asked), as_json, "converted")
 
 
 def _tell(answer: dict[str, object], as_json: bool, kind: str) -> None:

@@ -1,4 +1,4 @@
-"""The commands that run a recipe on our own engine: train and bench."""
+"""The commands that run a recipe on our own engine: train and bench. Options have the names of the verbs' arguments."""
 
 from __future__ import annotations
 
@@ -51,20 +51,7 @@ shared = options(
         "--accept-changes", is_flag=True, help="Go on from checkpoints though fields that make the training changed."
     ),
 )
-def train(
-    recipe: str,
-    overrides: tuple[str, ...],
-    nproc: int | None,
-    model: str | None,
-    tiny: bool,
-    out: str | None,
-    tensorboard: bool,
-    timeout: float,
-    as_json: bool,
-    dataset: str | None,
-    on_nan: str,
-    accept_changes: bool,
-) -> None:
+def train(recipe: str, as_json: bool, **asked: Any) -> None:
     """Trains a RECIPE (a name or a file) on our own engine: alone, on N ranks, under torchrun or under SLURM.
 
     A run folder that holds checkpoints is gone on from, on any number of ranks and in any layout. SIGTERM and SIGUSR1
@@ -73,55 +60,20 @@ def train(
     Exit codes: 0 fine, 1 the rules refuse the layout, 2 bad input, 3 the run failed, 75 it was asked to end, has saved
     and wants to be started again.
     """
-    done = api.train(
-        recipe,
-        overrides=overrides,
-        dataset=dataset,
-        model=model,
-        nproc=nproc,
-        tiny=tiny,
-        out=out,
-        tensorboard=tensorboard,
-        on_nan=on_nan,
-        timeout=timeout,
-        json=as_json,
-        accept_changes=accept_changes,
-    )
-    _answer(done, as_json)
+    _answer(api.train(recipe, json=as_json, **asked), as_json)
 
 
 @click.command(
     epilog=examples(
         "meshwright bench llama3_8b_pretrain_config --nproc 8",
-        "meshwright bench llama32_1b_pretrain_config train.steps=20 layout.micro_batch_size=auto",
+        "meshwright bench qwen3_600m_pretrain_config train.steps=20 layout.micro_batch_size=auto",
         "meshwright bench qwen3_30b_a3b_pretrain_config --tiny --nproc 2",
     )
 )
 @shared
-def bench(
-    recipe: str,
-    overrides: tuple[str, ...],
-    nproc: int | None,
-    model: str | None,
-    tiny: bool,
-    out: str | None,
-    tensorboard: bool,
-    timeout: float,
-    as_json: bool,
-) -> None:
+def bench(recipe: str, as_json: bool, **asked: Any) -> None:
     """Measures a RECIPE's throughput: 50 iterations on mock data, beside the estimate. Never a production setting."""
-    done = api.bench(
-        recipe,
-        overrides=overrides,
-        model=model,
-        nproc=nproc,
-        tiny=tiny,
-        out=out,
-        tensorboard=tensorboard,
-        timeout=timeout,
-        json=as_json,
-    )
-    _answer(done, as_json)
+    _answer(api.bench(recipe, json=as_json, **asked), as_json)
 
 
 def _answer(done: Any, as_json: bool) -> None:
