@@ -80,28 +80,33 @@ class Ragged:
 def train(rank: int, world: int, family: str, given: types.Recipe, steps: int) -> dict[str, Any]:
     """Losses and gradient norms of the steps, the gradients of the first, the weights after the last; on any rank."""
     if given.kernels.compile:
-        _compile_without_a_compiler()
+        compile_without_a_compiler()
     config = transformers_config(FAMILIES[family])
     mesh = build_mesh(given.layout, "cpu")
     source = Ragged(Mock(config.vocab_size, given.data.seq_length, given.train.seed), given.data.packing)
     trainer = Trainer(given, config, mesh, torch.device("cpu"), source)
+    return followed(trainer, steps)
+
+
+def followed(trainer: Trainer, steps: int) -> dict[str, Any]:
+    """Losses and gradient norms of the steps, the gradients of the first, the weights after the last."""
     found: dict[str, Any] = {}
     finish = trainer.finish_gradients
 
     def finish_and_keep() -> torch.Tensor:
         norm = finish()
-        found.setdefault("gradients", _whole(trainer, "grad"))
+        found.setdefault("gradients", whole_tensors(trainer, "grad"))
         return norm
 
     trainer.finish_gradients = finish_and_keep  # type: ignore[method-assign]
     results = [trainer.step(step) for step in range(steps)]
     found["losses"] = [result.loss for result in results]
     found["norms"] = [result.grad_norm for result in results]
-    found["weights"] = _whole(trainer, "data")
+    found["weights"] = whole_tensors(trainer, "data")
     return found
 
 
-def _compile_without_a_compiler() -> None:
+def compile_without_a_compiler() -> None:
     """In this rank's process graphs are captured and run as they are: a C++ compiler would take most of a minute."""
     inner = nn.Module.compile
 
@@ -111,7 +116,7 @@ def _compile_without_a_compiler() -> None:
     nn.Module.compile = compile  # type: ignore[method-assign,assignment]
 
 
-def _whole(trainer: Trainer, what: str) -> dict[str, Any]:
+def whole_tensors(trainer: Trainer, what: str) -> dict[str, Any]:
     """Whole tensors by name; an expert's weights in the order of the experts, whatever the layout."""
     found = {}
     for stage in trainer.stages:

@@ -12,9 +12,8 @@ import pytest
 import torch
 from diffusers import FluxTransformer2DModel, WanTransformer3DModel  # once here, not on every rank
 from safetensors.numpy import save_file
+from tests.engine.parity import compile_without_a_compiler, followed
 from tests.engine.ranks import run
-from torch import nn
-from torch.distributed.tensor import DTensor
 
 from meshwright import api
 from meshwright.engine.diffusion import flow
@@ -61,37 +60,8 @@ def trainer_of(given: types.Recipe, weights: Path | None = None) -> DiffusionTra
 def train(rank: int, world: int, given: types.Recipe, steps: int = 2) -> dict[str, Any]:
     """Losses, the gradients of the first step and the weights after the last."""
     if given.kernels.compile:
-        _compile_without_a_compiler()
-    trainer = trainer_of(given)
-    found: dict[str, Any] = {}
-    finish = trainer.finish_gradients
-
-    def finish_and_keep() -> torch.Tensor:
-        norm = finish()
-        found.setdefault("gradients", {n: _whole(p.grad) for n, p in trainer.stages[0].named_parameters()})
-        return norm
-
-    trainer.finish_gradients = finish_and_keep  # type: ignore[method-assign]
-    results = [trainer.step(step) for step in range(steps)]
-    found["losses"] = [result.loss for result in results]
-    found["norms"] = [result.grad_norm for result in results]
-    found["weights"] = {n: _whole(p.detach()) for n, p in trainer.stages[0].named_parameters()}
-    return found
-
-
-def _compile_without_a_compiler() -> None:
-    """In this rank's process graphs are captured and run as they are: a C++ compiler would take most of a minute."""
-    inner = nn.Module.compile
-
-    def compile(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        inner(self, *args, **{**kwargs, "backend": "aot_eager"})
-
-    nn.Module.compile = compile  # type: ignore[method-assign,assignment]
-
-
-def _whole(value: torch.Tensor | None) -> Any:
-    assert value is not None
-    return (value.full_tensor() if isinstance(value, DTensor) else value).numpy().copy()
+        compile_without_a_compiler()
+    return followed(trainer_of(given), steps)
 
 
 @lru_cache(maxsize=8)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.engine.families import FAMILIES
-from tests.engine.parity import _compile_without_a_compiler, _whole, recipe
+from tests.engine.parity import compile_without_a_compiler, recipe, whole_tensors
 from tests.engine.ranks import run
 from torch.distributed.tensor import DTensor
 
@@ -29,7 +29,7 @@ ADAM = types.Optimizer(name="adamw", lr=1e-2)
 def trained(rank: int, world: int, family: str, given: types.Recipe) -> dict[str, Any]:
     """Losses, weights, and what of this rank's weights travelled how."""
     if given.kernels.compile:
-        _compile_without_a_compiler()
+        compile_without_a_compiler()
     config = transformers_config(FAMILIES[family])
     source = Mock(config.vocab_size, given.data.seq_length, 1)
     trainer = Trainer(given, config, build_mesh(given.layout, "cpu"), torch.device("cpu"), source)
@@ -44,7 +44,7 @@ def trained(rank: int, world: int, family: str, given: types.Recipe) -> dict[str
     return {
         "losses": [result.loss for result in results],
         "norms": [result.grad_norm for result in results],
-        "weights": _whole(trainer, "data"),
+        "weights": whole_tensors(trainer, "data"),
         "seen": seen,
         "shards": sum(isinstance(getattr(p, "_local_tensor", p), Fp8Shard) for p in parameters),
         "stored": {str(local(p).dtype) for p in parameters} | {str(local(t).dtype) for t in states},

@@ -195,7 +195,7 @@ def test_qlora_trains_alike_when_compiled() -> None:
 
 def kept_for_backward(rank: int, world: int, recompute: str) -> int:
     """Bytes that compiled layers keep for the backward pass, weights aside."""
-    parity._compile_without_a_compiler()
+    parity.compile_without_a_compiler()
     trainer = trainer_of("llama_wide", recipe({"recompute": recompute}, QLORA, kernels=types.Kernels(compile=True)))
     stage = trainer.stages[0]
     weights = {p.untyped_storage().data_ptr() for p in stage.parameters()}

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tests.engine.parity import FLOOR, _expected, _relative, _whole, alone, recipe
+from tests.engine.parity import FLOOR, _expected, _relative, alone, followed, recipe
 from tests.engine.ranks import run
 
 from meshwright.engine.data.source import Batch, Samples
@@ -101,20 +101,7 @@ def trainer_of(values: dict[str, Any], given: types.Recipe) -> Trainer:
 def train(rank: int, world: int, family: str, given: types.Recipe, steps: int = 2, layers: int = 2) -> dict[str, Any]:
     """Losses and norms of some steps, the gradients of the first and the weights after the last."""
     trainer = trainer_of(values_of(family, layers), given)
-    found: dict[str, Any] = {}
-    finish = trainer.finish_gradients
-
-    def finish_and_keep() -> torch.Tensor:
-        norm = finish()
-        found.setdefault("gradients", _whole(trainer, "grad"))
-        return norm
-
-    trainer.finish_gradients = finish_and_keep  # type: ignore[method-assign]
-    results = [trainer.step(step) for step in range(steps)]
-    found["losses"] = [result.loss for result in results]
-    found["norms"] = [result.grad_norm for result in results]
-    found["weights"] = _whole(trainer, "data")
-    return found
+    return followed(trainer, steps)
 
 
 @lru_cache(maxsize=64)

@@ -20,8 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.engine.collectives import copy_in, gather, sum_out, sum_scatter
 from meshwright.engine.mesh import SOLO, Axis
-from meshwright.engine.parallelize.tensor import cut_parameter
-from meshwright.errors import InputError
+from meshwright.engine.parallelize.tensor import check_divides, cut_parameter
 
 TOKENS = 1  # the dimension of hidden states that counts tokens
 
@@ -184,19 +183,10 @@ def cut_block(block: Any, spread: Spread, state: DeviceMesh) -> None:
         module.spread = spread
         for name, dim in role.cut.items():
             if getattr(module, name, None) is not None:
-                _check_divides(getattr(module, name), dim, spread.tp, f"{type(block).__name__}.{path}")
+                check_divides(getattr(module, name), dim, spread.tp, f"{type(block).__name__}.{path}")
                 cut_parameter(module, name, state["tp"], dim)
         if role is not PACKED:  # has its forward already
             swap(module, role.forward)
-
-
-def _check_divides(parameter: torch.Tensor, dim: int, tp: Axis, what: str) -> None:
-    if parameter.shape[dim] % tp.size:
-        raise InputError(
-            f"{what} of width {parameter.shape[dim]} cannot be shared by {tp.size} ranks",
-            field="layout.tp",
-            value=tp.size,
-        )
 
 
 def partial_names(model: nn.Module, spread: Spread) -> frozenset[str]:

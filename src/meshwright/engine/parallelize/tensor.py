@@ -177,7 +177,7 @@ def _use(module: nn.Module, path: str, cut: Cut | str, state: DeviceMesh, tp: Ax
         return
     if tp.size > 1:
         for part in parts:
-            _check_divides(getattr(owner, part), cut.dim, tp, f"{type(module).__name__}.{path}")
+            check_divides(getattr(owner, part), cut.dim, tp, f"{type(module).__name__}.{path}")
             cut_parameter(owner, part, state["tp"], cut.dim)
     if tp.size > 1 or cp.size > 1 or len(parts) > 1:
         yield _Use("local", child, name, parts, cut.dim, cp)
@@ -198,7 +198,7 @@ def cut_parameter(owner: nn.Module, name: str, mesh: DeviceMesh, *dims: int | No
     setattr(owner, name, nn.Parameter(cut, parameter.requires_grad))
 
 
-def _check_divides(parameter: torch.Tensor, dim: int, tp: Axis, what: str) -> None:
+def check_divides(parameter: torch.Tensor, dim: int, tp: Axis, what: str) -> None:
     """Refuses a cut into unequal parts: sharding would have to cut them once more."""
     if parameter.shape[dim] % tp.size:
         raise InputError(
@@ -302,7 +302,7 @@ def _leave(out: torch.Tensor, sequence: Sequence) -> torch.Tensor:
 def cut_embedding(embedding: Any, mesh: Mesh, sp: bool) -> None:
     """A vocabulary cut over the ranks: each looks up its own tokens, and the sum is everybody's."""
     tp = mesh.tp
-    _check_divides(embedding.weight, 0, tp, "the vocabulary")
+    check_divides(embedding.weight, 0, tp, "the vocabulary")
     rows = embedding.weight.shape[0] // tp.size
     first, last = tp.rank * rows, (tp.rank + 1) * rows
     cut_parameter(embedding, "weight", mesh.state["tp"], 0)
