@@ -17,8 +17,9 @@ from meshwright import costs, rules
 from meshwright.clusters import Cluster, cluster
 from meshwright.engine import processes
 from meshwright.engine.faults import LESS_GPU_MEMORY, RunError
+from meshwright.engine.job import Job
 from meshwright.engine.launched import Process, detect
-from meshwright.engine.run import Job, Outcome, work
+from meshwright.engine.run import Outcome, work
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Layout, Recipe

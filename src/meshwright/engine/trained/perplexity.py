@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshwright.engine import processes
+from meshwright.engine.job import Job, build
 from meshwright.engine.launched import Process, detect
-from meshwright.engine.run import Job, build
 from meshwright.engine.start import data_ranks, judged, preloaded
 from meshwright.engine.trained.opening import as_model_folder, look, newest, recipe_of
 from meshwright.errors import InputError
