@@ -132,8 +132,19 @@ def _tensor_by_tensor(checkpoint: Path, recipe: Recipe, config: dict[str, Any], 
         dtype=DTYPES[wanted.dtype or recipe.precision.compute],
         max_shard_gib=wanted.shard_gib,
         consolidated=wanted.consolidated,
-        tokenizer=tokenizer_folder(recipe, start_of(checkpoint, recipe)),
+        tokenizer=tokenizer_folder(recipe, _start_if_there(checkpoint, recipe)),
     )
+
+
+def _start_if_there(checkpoint: Path, recipe: Recipe) -> Path | None:
+    """The folder that training started from; here it is only asked for its tokenizer, and may be gone."""
+    from meshwright.engine.metrics.jsonl import say
+
+    try:
+        return start_of(checkpoint, recipe)
+    except InputError as error:
+        say(f"no tokenizer goes along: {error.reason}")
+        return None
 
 
 def _through_the_engine(checkpoint: Path, recipe: Recipe, config: dict[str, Any], folder: Path, wanted: Wanted) -> None:
