@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing as mp
 import os
 import traceback
@@ -49,7 +50,7 @@ def children(folder: Path, *works: Callable[[], Any], timeout: float = 20.0) -> 
 def child(folder: Path, work: Callable[[], Any], timeout: float = 20.0) -> Any:
     """What a function gives in a child of its own."""
     (ended,) = children(folder, work, timeout=timeout)
-    assert ended.code == 0, ended.stderr
+    assert ended.code == 0, f"ended with {ended.code}: {ended.stderr}"
     return ended.result
 
 
@@ -61,6 +62,7 @@ def _received(pipe: Any, timeout: float) -> Any:
 
 
 def _child(work: Callable[[], Any], stderr: Path, pipe: Any) -> None:
+    gc.freeze()  # what the parent left behind may belong to threads that a fork does not have
     # Below Python as well: a rank that leaves at once must have written to the real file.
     os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT, 0o600), 2)
     import sys

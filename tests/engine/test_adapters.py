@@ -193,9 +193,7 @@ TRIED = {
 }
 QUICK = {
     ("llama", "tp4-copied-kv"),
-    ("llama", "zbv"),
     ("gpt2", "tp-sp"),
-    ("gpt2", "pp"),
     ("qwen3_moe", "fsdp"),
     ("deepseek_v3", "ep-tp-sp"),
     ("nemotron_h", "tp-sp"),

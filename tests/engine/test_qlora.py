@@ -162,7 +162,6 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 QUICK = {
     ("llama_wide", "tp-fsdp"),
     ("llama_wide", "pp"),
-    ("llama_wide", "recompute"),
     ("qwen3_moe_wide", "ep"),
     ("gpt_oss_wide", "etp"),
     ("nemotron_h", "fsdp"),

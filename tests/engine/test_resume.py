@@ -143,7 +143,7 @@ def _asking(inner: Any) -> Any:
 
 
 def test_a_run_without_other_ranks_is_asked_to_end_as_well(tmp_path: Path) -> None:
-    assert child(tmp_path, partial(_asked_alone, tmp_path)) == 75
+    assert child(tmp_path, partial(_asked_alone, tmp_path), timeout=60.0) == 75
     assert Folder(tmp_path).steps()[-1] in (3, 4)
 
 
