@@ -70,19 +70,8 @@ def parallelize(
         # Eight bits only change how a linear layer computes.
         compute_low(stage, recipe.precision, text.num_hidden_layers)
         tune(stage, recipe, mesh)
-        # Recompute inside compile: the compiler then sees what is computed again and fuses it.
-        around = layers_run_again_around(recipe, stage)
-        if not around:
-            recompute(stage.layers, layout, recipe.kernels.compile)
-        if layout.recompute == "full":
-            recompute(stage.seeing_blocks, msgspec.structs.replace(layout, recompute_layers=0), compiled=False)
-        offload_activations(stage.layers, layout)
-        if recipe.kernels.compile:
-            # One block at a time: all blocks share one graph, and a whole model takes minutes to compile.
-            for layer in stage.layers.values():
-                layer.compile(fullgraph=is_one_graph(layer, layout))
-            for number in around:
-                recompute_around(stage.layers[number])
+        # What is kept, computed again or moved away is settled before blocks are compiled.
+        recompute_and_compile(stage, recipe)
         # Sharding outermost: it gathers a block's weights just before the block runs.
         if layout.strategy == "megatron_fsdp":
             megatron.share_and_fill(stage, mesh, recipe, initial, device, given)
@@ -139,6 +128,23 @@ def tell_attention(stage: Stage, spread: tuple[Sequence, Any], recipe: Recipe) -
     for path, module in stage.named_modules():
         if is_attention(module) and not is_seen_by(stage.eyes, path):  # an image is seen whole, by torch's own choice
             module.context, module.kernel = spread[1], recipe.kernels.attention
+
+
+def recompute_and_compile(stage: Stage, recipe: Recipe) -> None:
+    """Recompute inside compile: the compiler then sees what is computed again and fuses it. In 8 bits around it."""
+    layout = recipe.layout
+    around = layers_run_again_around(recipe, stage)
+    if not around:
+        recompute(stage.layers, layout, recipe.kernels.compile)
+    if layout.recompute == "full":
+        recompute(stage.seeing_blocks, msgspec.structs.replace(layout, recompute_layers=0), compiled=False)
+    offload_activations(stage.layers, layout)
+    if recipe.kernels.compile:
+        # One block at a time: all blocks share one graph, and a whole model takes minutes to compile.
+        for layer in stage.layers.values():
+            layer.compile(fullgraph=is_one_graph(layer, layout))
+        for number in around:
+            recompute_around(stage.layers[number])
 
 
 def layers_run_again_around(recipe: Recipe, stage: Stage) -> list[int]:
