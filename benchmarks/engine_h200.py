@@ -125,18 +125,24 @@ def plain(run: Run, recipe: Recipe, config: Any) -> Any:
     if not TINY:
         for layer in model.model.layers:
             layer.compile(fullgraph=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    source = Mock(config.vocab_size, recipe.data.seq_length, 1)
+    return plain_step(model, list(model.parameters()), recipe)
+
+
+def plain_step(model: Any, learnt: list[torch.nn.Parameter], recipe: Recipe, **told: Any) -> Any:
+    """The step of a plain loop that learns these parameters; `told` goes to the model beside the tokens."""
+    optimizer = torch.optim.AdamW(learnt, lr=1e-4, fused=True)
+    source = Mock(model.config.vocab_size, recipe.data.seq_length, 1)
     numbers = iter(range(10**6))
+    size = recipe.train.global_batch_size
 
     def chunk_loss(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         logits = model.lm_head(hidden).float()
         return torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
 
     def step() -> torch.Tensor:
-        first = next(numbers) * run.micro_batch
-        tokens = torch.from_numpy(source.samples(range(first, first + run.micro_batch)).tokens).to(DEVICE)
-        hidden = model.model(input_ids=tokens[:, :-1]).last_hidden_state.flatten(0, 1)
+        first = next(numbers) * size
+        tokens = torch.from_numpy(source.samples(range(first, first + size)).tokens).to(DEVICE)
+        hidden = model.model(input_ids=tokens[:, :-1], **told).last_hidden_state.flatten(0, 1)
         labels = tokens[:, 1:].flatten()
         parts = [
             checkpoint(chunk_loss, h, y, use_reentrant=False)
@@ -144,7 +150,7 @@ def plain(run: Run, recipe: Recipe, config: Any) -> Any:
         ]
         loss = torch.stack(parts).sum() / labels.numel()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(learnt, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
@@ -159,20 +165,27 @@ def measure(run: Run) -> dict[str, Any]:
     if TINY:
         config = tiny(config, 2)
         recipe = msgspec.structs.replace(recipe, precision=Precision(compute="fp32"))
-    began = time.monotonic()
-    if DEVICE.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    step = (ours if run.engine else plain)(run, recipe, config)
-    losses = [step()]
-    first_s = time.monotonic() - began
-    losses += [step() for _ in range(WARM - 1)]
-    spent = timed(step, losses)
     row = {
         "name": run.name,
         "engine": run.engine,
         "micro_batch": run.micro_batch,
         "parameters": spec_of(recipe, config).params.total,
-        "tokens_per_s": run.micro_batch * recipe.data.seq_length / spent,
+    }
+    return row | figures(lambda: (ours if run.engine else plain)(run, recipe, config), recipe)
+
+
+def figures(make: Any, recipe: Recipe) -> dict[str, Any]:
+    """Speed, losses and peak memory of the step that `make` makes."""
+    began = time.monotonic()
+    if DEVICE.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    step = make()
+    losses = [step()]
+    first_s = time.monotonic() - began
+    losses += [step() for _ in range(WARM - 1)]
+    spent = timed(step, losses)
+    row = {
+        "tokens_per_s": recipe.train.global_batch_size * recipe.data.seq_length / spent,
         "step_s": spent,
         "first_step_s": first_s,
         "losses": [round(float(loss), 4) for loss in losses],

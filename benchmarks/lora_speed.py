@@ -1,6 +1,6 @@
 """LoRA of the Llama-3-8B shape on one GPU: our engine beside a plain transformers + peft loop, in one call.
 
-    python benchmarks/lora_speed.py OUT.json [--tiny] [CASE ...]
+    python -m benchmarks.lora_speed OUT.json [--tiny] [CASE ...]
 
 Rank 32 on all linears, seq 4096, base weights in bf16. The plain loop is what a careful user writes:
 AutoModelForCausalLM in bf16, SDPA, torch.compile of each block, the loss in checkpointed chunks, clip_grad_norm_, fused
@@ -14,7 +14,6 @@ import gc
 import json
 import os
 import sys
-import time
 import traceback
 from datetime import date
 from pathlib import Path
@@ -26,12 +25,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import msgspec
 import torch
 import torch.distributed as dist
-from benchmarks.engine_h200 import BF16, DEVICE, TINY, WARM, timed
-from torch.utils.checkpoint import checkpoint
+from benchmarks.engine_h200 import BF16, DEVICE, TINY, figures, ours, plain_step
 
-from meshwright.engine.data.mock import Mock
-from meshwright.engine.loop import Trainer
-from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.config import config_for, tiny
 from meshwright.recipes.types import (
     Data,
@@ -93,15 +88,6 @@ def recipe_of(run: Run) -> Recipe:
     )
 
 
-def ours(run: Run, recipe: Recipe, config: Any) -> Any:
-    """A step of our engine."""
-    mesh = build_mesh(recipe.layout, DEVICE.type)
-    source = Mock(config.vocab_size, recipe.data.seq_length, 1)
-    trainer = Trainer(recipe, config, mesh, DEVICE, source)
-    numbers = iter(range(10**6))
-    return lambda: trainer.step(next(numbers), figures=False).losses.sum()
-
-
 def plain(run: Run, recipe: Recipe, config: Any) -> Any:
     """A step of the loop that a careful user writes."""
     from peft import LoraConfig, get_peft_model
@@ -119,31 +105,7 @@ def plain(run: Run, recipe: Recipe, config: Any) -> Any:
         for layer in model.model.layers:
             layer.compile(fullgraph=True)
     learnt = [p for p in wrapped.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(learnt, lr=1e-4, fused=True)
-    source = Mock(config.vocab_size, recipe.data.seq_length, 1)
-    numbers = iter(range(10**6))
-
-    def chunk_loss(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        logits = model.lm_head(hidden).float()
-        return torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
-
-    def step() -> torch.Tensor:
-        first = next(numbers) * run.micro_batch
-        tokens = torch.from_numpy(source.samples(range(first, first + run.micro_batch)).tokens).to(DEVICE)
-        hidden = model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state.flatten(0, 1)
-        labels = tokens[:, 1:].flatten()
-        parts = [
-            checkpoint(chunk_loss, h, y, use_reentrant=False)
-            for h, y in zip(hidden.chunk(8), labels.chunk(8), strict=True)
-        ]
-        loss = torch.stack(parts).sum() / labels.numel()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(learnt, 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    return step
+    return plain_step(model, learnt, recipe, use_cache=False)
 
 
 def measure(run: Run) -> dict[str, Any]:
@@ -152,27 +114,8 @@ def measure(run: Run) -> dict[str, Any]:
     config = config_for(recipe)
     if TINY:
         config = tiny(config, 2)
-    began = time.monotonic()
-    if DEVICE.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    step = (ours if run.engine else plain)(run, recipe, config)
-    losses = [step()]
-    first_s = time.monotonic() - began
-    losses += [step() for _ in range(WARM - 1)]
-    spent = timed(step, losses)
-    row = {
-        **msgspec.to_builtins(run),
-        "tokens_per_s": run.micro_batch * recipe.data.seq_length / spent,
-        "step_s": spent,
-        "first_step_s": first_s,
-        "losses": [round(float(loss), 4) for loss in losses],
-    }
-    if DEVICE.type == "cuda":
-        row |= {
-            "peak_allocated_gib": torch.cuda.max_memory_allocated() / 2**30,
-            "peak_reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
-        }
-    return row
+    row: dict[str, Any] = msgspec.to_builtins(run)
+    return row | figures(lambda: (ours if run.engine else plain)(run, recipe, config), recipe)
 
 
 def main() -> None:
@@ -217,7 +160,7 @@ def save(path: Path, rows: list[dict[str, Any]]) -> None:
     import transformers
 
     found = {
-        "command": "python benchmarks/lora_speed.py OUT.json",
+        "command": "python -m benchmarks.lora_speed OUT.json",
         "date": date.today().isoformat(),
         "device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU",
         "versions": {
