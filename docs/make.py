@@ -13,7 +13,7 @@ from meshwright import api, clusters, costs, models, rules
 from meshwright.planner import case_of
 from meshwright.planner.situations import SITUATIONS
 from meshwright.recipes import index
-from meshwright.recipes.aliases import aliases
+from meshwright.recipes.foreign import by_foreign_key
 from meshwright.recipes.case import model_of
 from meshwright.recipes.spelling import spell
 from meshwright.recipes.types import Recipe, recipe_fields
@@ -238,8 +238,8 @@ def quick_reference_page() -> str:
 
 def fields_page() -> str:
     foreign: dict[str, list[str]] = {}
-    for row in aliases():
-        foreign.setdefault(row.own, []).append(f"`{row.foreign}`")
+    for word in by_foreign_key().values():
+        foreign.setdefault(word.own, []).append(f"`{word.key}`")
     text = "# Recipe fields\n\nAny of them can be overridden as `key=value`, in our spelling or one of the others.\n\n"
     rows = [
         (f"`{key}`", f.kind, f.text, f"`{f.default}`", ", ".join(sorted(set(foreign.get(key, [])))))

@@ -11,16 +11,18 @@ from hypothesis import strategies as st
 
 from meshwright.errors import InputError
 from meshwright.recipes import Recipe, apply, apply_with_log, load, pretrain, recipe_fields, sft
-from meshwright.recipes.aliases import (
-    DIALECTS,
-    PRECISION_NAMES,
-    TABLES,
-    aliases,
+from meshwright.recipes.foreign import (
+    IN_OVERRIDES,
+    RETIRED,
     by_foreign_key,
     foreign_key,
+    joint_of,
+    joints,
     to_foreign,
+    words,
 )
-from meshwright.recipes.aliases_joint import JOINT, RETIRED, dispatcher_keys, joint_groups, recompute_keys
+from meshwright.recipes.foreign.together import dispatcher_keys, recompute_keys
+from meshwright.recipes.foreign.values import PRECISION_NAMES
 from meshwright.recipes.overrides import own_key
 
 BASE = pretrain("llama3_8b", 8)
@@ -251,27 +253,30 @@ def test_a_retired_key_is_not_otherwise_known() -> None:
     for key in RETIRED:
         assert own_key(key) is None
         assert key not in by_foreign_key()
-        assert key not in joint_groups()
+        assert key not in joint_of()
 
 
 def test_every_row_points_at_a_field_and_never_contradicts_our_own_keys() -> None:
-    for alias in aliases():
-        assert alias.own in recipe_fields(), alias
-        if own_key(alias.foreign):
-            assert own_key(alias.foreign) == alias.own
-            assert not alias.values
+    for word in by_foreign_key().values():
+        assert word.own in recipe_fields(), word
+        if own_key(word.key):
+            assert own_key(word.key) == word.own
+            assert not word.values
 
 
 def test_a_key_that_dialects_share_means_the_same_in_each() -> None:
-    for table in TABLES.values():
-        for foreign in table:
-            rows = {(alias.own, tuple(alias.values.items())) for alias in aliases() if alias.foreign == foreign}
-            assert len(rows) == 1, foreign
+    for dialect in IN_OVERRIDES:
+        for key, word in words(dialect).items():
+            known = by_foreign_key().get(key)
+            if known and word.own and word.fate != "gone":
+                assert known.own == word.own, key
+                assert all(known.values[theirs] == ours for theirs, ours in word.values.items()), key
 
 
-def test_every_joint_key_is_read_by_one_group() -> None:
-    keys = [key for keys, _ in JOINT for key in keys]
-    assert len(keys) == len(set(keys))
+def test_keys_that_dialects_read_together_mean_the_same_in_each() -> None:
+    for dialect in IN_OVERRIDES:
+        for joint in joints(dialect):
+            assert all(joint_of()[key].keys == joint.keys for key in joint.keys), joint.keys
 
 
 def examples(key: str) -> list[Any]:
@@ -310,7 +315,7 @@ def test_what_is_set_is_read_back_and_the_rest_stays(key: str) -> None:
             assert all(read(made, other) == read(BASE, other) for other in recipe_fields() if other != key)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", IN_OVERRIDES)
 def test_a_value_written_in_a_dialect_is_read_back(dialect: str) -> None:
     for key in recipe_fields():
         if foreign_key(key, dialect) is None:
@@ -320,7 +325,7 @@ def test_a_value_written_in_a_dialect_is_read_back(dialect: str) -> None:
                 continue  # one flag cannot say these
             foreign, theirs = to_foreign(key, value, dialect)
             text = spelled(tuple(theirs) if isinstance(theirs, list) else theirs)
-            if foreign not in joint_groups():
+            if foreign not in joint_of():
                 assert read(apply(BASE, [f"{foreign}={text}"]), key) == value, (foreign, text)
 
 

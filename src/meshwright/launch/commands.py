@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from meshwright import rules
 from meshwright.planner import Plan, case_of, on_engine
-from meshwright.recipes.aliases import foreign_key, to_foreign
-from meshwright.recipes.aliases_joint import dispatcher_keys, recompute_keys
+from meshwright.recipes.foreign import foreign_key, to_foreign
+from meshwright.recipes.foreign.together import dispatcher_keys, recompute_keys
 from meshwright.recipes.index import family, knows
 from meshwright.recipes.spelling import spell
 

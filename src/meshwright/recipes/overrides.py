@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import InputError, unknown
-from meshwright.recipes.aliases import Alias, by_foreign_key
-from meshwright.recipes.aliases_joint import JOINT, RETIRED, joint_groups
 from meshwright.recipes.build import places
+from meshwright.recipes.foreign import RETIRED, Word, by_foreign_key, joint_of
 from meshwright.recipes.types import FieldKind, Recipe, recipe_fields
 from meshwright.recipes.values import is_map, parse
 
@@ -69,7 +68,7 @@ def change(recipe: Recipe, values: Mapping[str, Any]) -> tuple[Recipe, list[Chan
 @lru_cache(maxsize=1)
 def known_keys() -> tuple[str, ...]:
     """Everything that may stand before the equals sign."""
-    return (*recipe_fields(), *places(), *by_foreign_key(), *joint_groups())
+    return (*recipe_fields(), *places(), *by_foreign_key(), *joint_of())
 
 
 def own_key(key: str) -> str | None:
@@ -114,18 +113,18 @@ def _settings(pairs: list[tuple[str, str]], recipe: Recipe) -> list[_Setting]:
     """Our keys and typed values for everything asked; two different answers for one key are an error."""
     said: dict[str, _Setting] = {}
     implied: dict[str, _Setting] = {}
-    groups: dict[int, dict[str, str]] = {}
+    groups: dict[tuple[str, ...], dict[str, str]] = {}
     items: dict[str, dict[str, str]] = {}
     for key, text in pairs:
         field, item = _item(key)
         if item:
             items.setdefault(field, {})[item] = text
-        elif key in joint_groups():
-            groups.setdefault(joint_groups()[key], {})[key] = text
+        elif key in joint_of():
+            groups.setdefault(joint_of()[key].keys, {})[key] = text
         else:
             _add(said, _plain(key, text))
-    for number, given in groups.items():
-        meaning = JOINT[number][1](given, recipe)
+    for keys, given in groups.items():
+        meaning = joint_of()[keys[0]].read(given, recipe)
         asked = " ".join(f"{key}={text}" for key, text in given.items())
         for own, text in meaning.said.items():
             _add(said, _typed(own, text, asked.split("=")[0], asked))
@@ -152,7 +151,7 @@ def _plain(key: str, text: str) -> _Setting:
         return _typed(own, text, key, f"{key}={text}")
     if key in by_foreign_key():
         alias = by_foreign_key()[key]
-        return _typed(alias.own, _in_our_words(alias, text), key, f"{key}={text}")
+        return _typed(alias.own, in_our_words(alias, text), key, f"{key}={text}")
     if key in RETIRED:
         reason, instead = RETIRED[key]
         instead = instead.replace("{value}", text or "8xH100")
@@ -160,7 +159,7 @@ def _plain(key: str, text: str) -> _Setting:
     raise unknown("key", key, known_keys())
 
 
-def _in_our_words(alias: Alias, text: str) -> str:
+def in_our_words(alias: Word, text: str) -> str:
     """Their value in ours, item by item in a list."""
     if "," not in text and not text.startswith("["):
         return alias.to_own(text)

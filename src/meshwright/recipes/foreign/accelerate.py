@@ -1,0 +1,9 @@
+"""Hugging Face Accelerate's YAML keys (1.12, 2026)."""
+
+from __future__ import annotations
+
+from meshwright.recipes.foreign.word import Joint, Word
+
+WORDS: tuple[Word, ...] = ()
+
+JOINTS: tuple[Joint, ...] = ()
