@@ -283,9 +283,9 @@ def examples(key: str) -> list[Any]:
     """Values that a field may hold, with the text for each."""
     from typing import Literal, get_args, get_origin
 
-    from meshwright.recipes.values import _bare
+    from meshwright.recipes.values import bare_type
 
-    kind, _ = _bare(recipe_fields()[key].type)
+    kind, _ = bare_type(recipe_fields()[key].type)
     if get_origin(kind) is Literal:
         return list(get_args(kind))
     if get_origin(kind) is tuple:

@@ -25,7 +25,7 @@ NUMBERS = "a finite number, at most 1.7e308 either way,"
 def parse(info: RecipeField, text: str, key: str = "") -> Any:
     """The value that was typed for a field; a wrong type or range is an error that says what is allowed."""
     key = key or info.key
-    kind, optional = _bare(info.type)
+    kind, optional = bare_type(info.type)
     if optional and text.strip().lower() in ("null", "none"):
         return None
     value = _parse(kind, text.strip(), key)
@@ -39,17 +39,17 @@ def parse(info: RecipeField, text: str, key: str = "") -> Any:
 
 def is_map(info: RecipeField) -> bool:
     """Whether a field holds names with values, which may be set one by one."""
-    return get_origin(_bare(info.type)[0]) is dict
+    return get_origin(bare_type(info.type)[0]) is dict
 
 
 @lru_cache(maxsize=256)
-def _bare(hint: Any) -> tuple[Any, bool]:
+def bare_type(hint: Any) -> tuple[Any, bool]:
     """The type of a field without its marks, and whether it may be empty."""
     if get_origin(hint) is Annotated:
-        return _bare(get_args(hint)[0])
+        return bare_type(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
         inner = [part for part in get_args(hint) if part is not type(None)]
-        return _bare(inner[0])[0], len(inner) < len(get_args(hint))
+        return bare_type(inner[0])[0], len(inner) < len(get_args(hint))
     return hint, False
 
 

@@ -42,6 +42,8 @@ class Finding(msgspec.Struct, frozen=True):
     field: str
     message: str
     fix: tuple[str, ...]  # overrides that together make the finding disappear
+    file: str = ""  # where it stands, when it was found in a file
+    line: int = 0  # from 1; 0 when the file does not say it
 
 
 RULES: dict[str, Rule] = {}

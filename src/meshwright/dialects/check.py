@@ -1,0 +1,180 @@
+"""Checking a file of another framework: its own rules, ours, and the estimate, each finding with its line and fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from meshwright import costs, rules
+from meshwright.clusters import Cluster
+from meshwright.dialects.dialect import Content, Dialect, ForeignRule, Look, Problem
+from meshwright.dialects.mapping import relevant, to_settings
+from meshwright.dialects.reading import Reading, alternatives, clusters_for, complete, read
+from meshwright.errors import InputError
+from meshwright.models import ModelSpec
+from meshwright.planner import case_of
+from meshwright.recipes import overrides as override
+from meshwright.recipes.case import Case
+from meshwright.recipes.types import Recipe
+from meshwright.rules import Finding
+
+ORDER = ("error", "warning", "advice")
+
+
+class Open(msgspec.Struct, frozen=True):
+    """A value that only running something would tell."""
+
+    key: str
+    text: str
+    reason: str
+    file: str
+    line: int
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """What was found in a file of another framework."""
+
+    dialect: Dialect
+    file: str
+    recipe: Recipe
+    model: ModelSpec | None
+    cluster: Cluster | None  # None: nobody said the GPUs
+    findings: tuple[Finding, ...]
+    unresolved: tuple[Open, ...]
+    notes: tuple[str, ...]
+    estimate: costs.Estimate | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing stands against starting it."""
+        return not any(f.severity == "error" for f in self.findings)
+
+
+def check(
+    dialect: Dialect,
+    content: Content,
+    *,
+    gpus: str | None = None,
+    model: ModelSpec | None = None,
+    overrides: Sequence[str] = (),
+    advice: bool = False,
+) -> Checked:
+    """Everything that is wrong with a file; where it leaves the GPUs open, only what is wrong on all of them."""
+    reading = read(dialect, content, model, list(overrides))
+    known, candidates = clusters_for(reading, gpus)
+    cases = list(_cases(reading, candidates))
+    recipe = complete(reading, candidates[0])
+    ours = list(_ours(reading, cases, advice)) if cases else []
+    theirs = list(_theirs(reading, recipe, cases[0] if cases else None, candidates[0] if known else None))
+    spoken = {finding.field for finding in theirs if finding.severity == "error"}
+    kept = [f for f in ours if f.field not in spoken or f.severity != "error"]  # theirs say it in their own words
+    findings = [*reading.parsed.findings, *reading.mapped.findings, *theirs, *kept]
+    whole = known and cases and not reading.mapped.unresolved
+    return Checked(
+        dialect=dialect,
+        file=content.path,
+        recipe=recipe,
+        model=reading.model,
+        cluster=candidates[0] if known else None,
+        findings=tuple(sorted(findings, key=lambda f: (ORDER.index(f.severity), f.file, f.line))),
+        unresolved=tuple(_unresolved(reading)),
+        notes=(*reading.parsed.notes, *_notes(reading, known)),
+        estimate=costs.estimate(cases[0]) if whole else None,
+    )
+
+
+def _cases(reading: Reading, candidates: Sequence[Cluster]) -> Iterator[Case]:
+    """The training on every cluster that may be meant, and with every value that the file leaves open."""
+    if reading.model is None:
+        return
+    for on in candidates:
+        yield case_of(complete(reading, on), reading.model, on, reading.dialect.engine)
+    first = complete(reading, candidates[0])
+    for own in reading.mapped.unresolved:
+        for value in alternatives(own):
+            changed, _ = override.change(first, {own: value})
+            yield case_of(changed, reading.model, candidates[0], reading.dialect.engine)
+
+
+def _ours(reading: Reading, cases: Sequence[Case], advice: bool) -> Iterator[Finding]:
+    """What our own rules find in every case, told in their words."""
+    first, *others = cases
+    for finding in rules.judge(first):
+        broken = rules.RULES[finding.rule].broken
+        if (finding.severity != "advice" or advice) and all(bool(broken(case)) for case in others):
+            yield _in_their_words(reading, first.recipe, finding)
+
+
+def _in_their_words(reading: Reading, recipe: Recipe, finding: Finding) -> Finding:
+    dialect, own = reading.dialect, finding.field
+    key = reading.mapped.said.get(own, "")
+    said = reading.parsed.settings.get(key)
+    return msgspec.structs.replace(
+        finding,
+        field=key or _their_key(reading, recipe, own) or own,
+        fix=_their_fix(dialect, recipe, reading.model, finding.fix),
+        file=said.file if said else reading.parsed.files[0] if reading.parsed.files else "",
+        line=said.line if said else 0,
+    )
+
+
+def _their_key(reading: Reading, recipe: Recipe, own: str) -> str:
+    settings, _ = to_settings(reading.dialect, recipe, [own])
+    return next(iter(settings), "")
+
+
+def _their_fix(dialect: Dialect, recipe: Recipe, model: ModelSpec | None, fix: Sequence[str]) -> tuple[str, ...]:
+    """Overrides of ours as settings of theirs; those that they have no words for stay as they are."""
+    if not fix or model is None:
+        return tuple(fix)
+    try:
+        changed = override.apply(recipe, fix)
+    except InputError:
+        return tuple(fix)
+    fields = relevant(changed, model)
+    before, _ = to_settings(dialect, recipe, fields)
+    after, unsaid = to_settings(dialect, changed, fields)
+    spelled = [dialect.spell(key, value) for key, value in after.items() if before.get(key, ...) != value]
+    spelled += [dialect.spell(key, None) for key in before if key not in after]
+    lost = {one.field for one in unsaid}
+    return (*spelled, *(text for text in fix if text.partition("=")[0] in lost)) or tuple(fix)
+
+
+def _theirs(reading: Reading, recipe: Recipe, case: Case | None, on: Cluster | None) -> Iterator[Finding]:
+    """What the dialect's own rules find."""
+    look = Look(reading.dialect, reading.parsed, recipe, case, on)
+    for rule in reading.dialect.rules:
+        for problem in _problems(rule, look):
+            key = problem.key or next((key for key in rule.keys if look.says(key)), rule.keys[0] if rule.keys else "")
+            said = reading.parsed.settings.get(key) or reading.parsed.env.get(key)
+            files = reading.parsed.files
+            yield Finding(
+                rule.id,
+                problem.severity or rule.severity,
+                key,
+                problem.message,
+                problem.fix,
+                file=said.file if said else files[0] if files else "",
+                line=said.line if said else 0,
+            )
+
+
+def _problems(rule: ForeignRule, look: Look) -> Iterable[Problem]:
+    found = rule.broken(look)
+    if found is None:
+        return ()
+    return (found,) if isinstance(found, Problem) else found
+
+
+def _unresolved(reading: Reading) -> Iterator[Open]:
+    for key, said in reading.parsed.settings.items():
+        if said.unresolved:
+            yield Open(key, str(said.value), said.unresolved, said.file, said.line)
+
+
+def _notes(reading: Reading, known: bool) -> Iterator[str]:
+    if reading.model is None:
+        yield "the file does not say which model it trains: its shape and memory were not judged (--model NAME)"
+    elif not known:
+        yield "nobody said the GPUs: only what is wrong on every usual count and type is told (--gpus 8xH100)"

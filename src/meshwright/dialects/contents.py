@@ -1,0 +1,64 @@
+"""Opening a file that a user names: its format, its settings with their lines, the trainings a script starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from meshwright import documents
+from meshwright.dialects.dialect import Content, Format
+from meshwright.dialects.shell import launched, read_script
+from meshwright.dialects.types import Said
+from meshwright.errors import InputError
+
+SUFFIXES: Mapping[str, Format] = {
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".toml": "toml",
+    ".json": "json",
+    ".py": "python",
+    ".sh": "shell",
+    ".bash": "shell",
+    ".sbatch": "shell",
+    ".slurm": "shell",
+    ".sub": "shell",
+    ".args": "shell",
+    ".txt": "shell",
+}
+
+
+def open_file(path: str | Path) -> Content:
+    """The content of a file; what cannot be read safely is an error that says why."""
+    place = Path(path)
+    return content_of(documents.read_text(place), str(path), folder=place.parent)
+
+
+def content_of(text: str, path: str, format: Format | None = None, folder: Path | None = None) -> Content:
+    """The content of a text that stands, or could stand, at a path."""
+    kind = format or format_of(path, text)
+    if kind == "shell":
+        script = read_script(text, path, folder)
+        return Content(path, text, kind, folder, script=script, launched=launched(script))
+    if kind == "python":
+        return Content(path, text, kind, folder)
+    found = documents.leaves(text, kind, path)
+    settings = {key: Said(leaf.value, leaf.line, path) for key, leaf in found.items()}
+    return Content(path, text, kind, folder, settings=settings)
+
+
+def format_of(path: str, text: str) -> Format:
+    """The format of a file by its name, or by how it begins when the name does not say."""
+    suffix = Path(path).suffix.lower()
+    if suffix in SUFFIXES:
+        return SUFFIXES[suffix]
+    begin = text.lstrip()[:2]
+    if begin[:1] == "{":
+        return "json"
+    if begin in ("#!", "--") or "torchrun" in text or "#SBATCH" in text:
+        return "shell"
+    raise InputError(
+        "is of no format that is read here",
+        field="file",
+        value=path,
+        fix=[f"name it with one of {', '.join(SUFFIXES)}"],
+    )

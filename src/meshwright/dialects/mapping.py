@@ -1,0 +1,251 @@
+"""From their settings to our recipe and back, by the dialect's table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from meshwright.dialects.dialect import Dialect, Parsed
+from meshwright.dialects.types import Said, Settings, Unsaid
+from meshwright.errors import InputError, closest
+from meshwright.models import ModelSpec
+from meshwright.recipes import overrides
+from meshwright.recipes.foreign import Joint, Word, joints, words
+from meshwright.recipes.types import Recipe, recipe_fields
+from meshwright.recipes.values import parse
+from meshwright.rules.rule import Finding, Severity
+
+
+class Mapped(msgspec.Struct, frozen=True):
+    """Their settings as a recipe of ours."""
+
+    recipe: Recipe
+    said: Mapping[str, str]  # our key → their key that says it
+    unresolved: tuple[str, ...]  # our keys whose value the file leaves open
+    findings: tuple[Finding, ...]
+
+
+def text_of(value: Any) -> str:
+    """A plain value as it would be typed in an override."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(text_of(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return ",".join(f"{key}:{text_of(item)}" for key, item in value.items())
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def to_recipe(dialect: Dialect, parsed: Parsed) -> Mapped:
+    """The recipe that their settings mean, with a finding for every one that means nothing."""
+    blank = Recipe(name=parsed.name, model=parsed.model.name if parsed.model else "", goal=parsed.goal, cluster="")
+    start = msgspec.structs.replace(parsed.base, name=parsed.name) if parsed.base else blank
+    reader = _Reader(dialect, start)
+    if parsed.base is None:
+        reader.defaults(parsed.settings)
+    reader.read(parsed.settings)
+    values = {**reader.values, **parsed.own}
+    recipe, _ = overrides.change(start, values)
+    return Mapped(recipe, reader.said, tuple(reader.unresolved), tuple(reader.findings))
+
+
+class _Reader:
+    """Collects values of ours while their settings are gone through; one mistake does not hide the next."""
+
+    def __init__(self, dialect: Dialect, start: Recipe) -> None:
+        self.dialect, self.start = dialect, start
+        self.table = words(dialect.table)
+        self.together = {key: joint for joint in joints(dialect.table) for key in joint.keys}
+        self.values: dict[str, Any] = {}
+        self.said: dict[str, str] = {}
+        self.unresolved: list[str] = []
+        self.findings: list[Finding] = []
+
+    def defaults(self, settings: Settings) -> None:
+        """What holds there when nobody says anything."""
+        for joint in {id(joint): joint for joint in self.together.values()}.values():
+            given = {key: self.table[key].default for key in joint.keys if key in self.table}
+            texts = {key: text_of(value) for key, value in given.items() if value is not UNSET}
+            if texts:
+                self.values |= self._meaning(joint, texts)
+        for key, word in self.table.items():
+            if word.own and word.default is not UNSET and key not in self.together:
+                self.values[word.own] = self._typed(word, text_of(word.default))
+
+    def read(self, settings: Settings) -> None:
+        """What the file says."""
+        groups: dict[int, dict[str, Said]] = {}
+        for key, said in settings.items():
+            word = self.table.get(key)
+            if word is not None and word.fate != "read":
+                self._note_fate(word, said)
+            if said.unresolved:
+                self._leave_open(key, word)
+            elif key in self.together:
+                groups.setdefault(id(self.together[key]), {})[key] = said
+            elif word is None:
+                self._note_unknown(key, said)
+            elif word.own and word.fate == "read":
+                self._set(key, said, {word.own: lambda w=word, s=said: self._typed(w, text_of(s.value))})
+            elif word.choices or word.takes:
+                self._check_form(word, said)
+        for given in groups.values():
+            self._read_together(given)
+
+    def _read_together(self, given: Mapping[str, Said]) -> None:
+        first = next(iter(given))
+        joint = self.together[first]
+        texts = {key: text_of(said.value) for key, said in given.items()}
+        try:
+            found = self._meaning(joint, texts)
+        except InputError as error:
+            key = error.field if error.field in given else first
+            self._note_refused(key, given[key], error)
+            return
+        self.values |= found
+        self.said |= {own: first for own in found if own not in self.said}
+
+    def _meaning(self, joint: Joint, texts: Mapping[str, str]) -> dict[str, Any]:
+        so_far, _ = overrides.change(self.start, self.values)
+        meaning = joint.read(texts, so_far)
+        fields = recipe_fields()
+        return {own: parse(fields[own], text, own) for own, text in {**meaning.implied, **meaning.said}.items()}
+
+    def _typed(self, word: Word, text: str) -> Any:
+        return parse(recipe_fields()[word.own], overrides.in_our_words(word, text), word.key)
+
+    def _set(self, key: str, said: Said, makers: Mapping[str, Any]) -> None:
+        for own, make in makers.items():
+            try:
+                value = make()
+            except InputError as error:
+                self._note_refused(key, said, error)
+                continue
+            self.values[own] = value
+            self.said[own] = key
+
+    def _leave_open(self, key: str, word: Word | None) -> None:
+        joint = self.together.get(key)
+        owned = joint.own if joint else (word.own,) if word and word.own else ()
+        self.unresolved += [own for own in owned if own not in self.unresolved]
+        self.said |= {own: key for own in owned if own not in self.said}
+
+    def _check_form(self, word: Word, said: Said) -> None:
+        """The type or choice that their own parser asks for, of keys that mean nothing here."""
+        value, wrong = said.value, ""
+        if word.choices and str(value).lower() not in {choice.lower() for choice in word.choices}:
+            wrong = f"allowed: {', '.join(word.choices)}"
+        elif word.takes == "int" and not _is_whole(value):
+            wrong = "a whole number is wanted"
+        elif word.takes == "float" and not _is_number(value):
+            wrong = "a number is wanted"
+        elif word.takes == "truth" and text_of(value).lower() not in ("true", "false"):
+            wrong = "true or false is wanted"
+        if wrong:
+            near = closest(str(value), word.choices, 1) if word.choices else []
+            self._note_refused(word.key, said, InputError(wrong, fix=[f"{word.key}={one}" for one in near]))
+
+    def _note_refused(self, key: str, said: Said, error: InputError) -> None:
+        message = f"{self.dialect.spell(key, said.value)}: {error.reason}"
+        fixes = tuple(self._spelled(fix, key) for fix in error.fix)
+        self._note("value.refused", "error", key, said, message, fixes)
+
+    def _spelled(self, fix: str, key: str) -> str:
+        name, equals, value = fix.partition("=")
+        return self.dialect.spell(name, value) if equals and (name == key or name in self.table) else fix
+
+    def _note_unknown(self, key: str, said: Said) -> None:
+        if self.dialect.known(key):
+            return
+        near = closest(key, [word.key for word in self.table.values() if word.fate == "read"], 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        fix = (self.dialect.spell(near[0], said.value),) if near else ()
+        if self.dialect.closed(key):
+            self._note("key.unknown", "error", key, said, f"{self.dialect.title} has no {key}{hint}", fix)
+        else:
+            self._note("key.unread", "warning", key, said, f"{self.dialect.title} reads {key} nowhere{hint}", fix)
+
+    def _note_fate(self, word: Word, said: Said) -> None:
+        texts: dict[str, tuple[Severity, str]] = {
+            "gone": ("error", "is refused today"),
+            "ignored": ("warning", "is accepted and read by nothing"),
+            "replaced": ("warning", "is overwritten by another setting"),
+        }
+        severity, text = texts[word.fate]
+        ended = f" (until {word.until})" if word.until else ""
+        message = f"{word.key} {text}{ended}" + (f": {word.note}" if word.note else "")
+        self._note(f"key.{word.fate}", severity, word.key, said, message, (word.instead,) if word.instead else ())
+
+    def _note(self, rule: str, severity: Severity, key: str, said: Said, message: str, fix: tuple[str, ...]) -> None:
+        self.findings.append(Finding(rule, severity, key, message, fix, file=said.file, line=said.line))
+
+
+def _is_whole(value: Any) -> bool:
+    return str(value).strip().lstrip("+-").replace("_", "").isdigit() and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(str(value).replace("_", ""))
+    except ValueError:
+        return False
+    return not isinstance(value, bool)
+
+
+PRETRAIN_LACKS = ("data.columns", "data.train_on", "data.chat_template", "data.truncation", "train.per_token_loss")
+
+
+def relevant(recipe: Recipe, model: ModelSpec) -> tuple[str, ...]:
+    """The fields that make a difference to this training; the shape of the model is its own matter."""
+
+    def matters(key: str) -> bool:
+        section = key.split(".")[0]
+        if section == "architecture" or (key in PRETRAIN_LACKS and recipe.goal == "pretrain"):
+            return False
+        if section in ("peft", "moe"):
+            return recipe.goal == "peft" if section == "peft" else model.moe is not None
+        if key.startswith("optimizer.muon"):
+            return recipe.optimizer.name == "muon"
+        if key == "train.freeze":
+            return model.vision is not None
+        return not (key == "train.mtp_loss" and not model.mtp_layers)
+
+    return tuple(key for key in recipe_fields() if matters(key))
+
+
+def value_of(recipe: Recipe, key: str) -> Any:
+    """The value of one of our fields."""
+    section, field = key.split(".")
+    return getattr(getattr(recipe, section), field)
+
+
+def to_settings(dialect: Dialect, recipe: Recipe, fields: Iterable[str]) -> tuple[dict[str, Any], tuple[Unsaid, ...]]:
+    """Their settings for these fields of a recipe, in the order of their table, and what it has no words for."""
+    wanted = set(fields)
+    found: dict[str, Any] = {}
+    unsaid: dict[str, Unsaid] = {}
+    covered: set[str] = set()
+    for joint in joints(dialect.table):
+        if joint.write is not None and wanted & set(joint.own):
+            covered |= set(joint.own)
+            try:
+                found |= joint.write(recipe)
+            except InputError as error:
+                own = error.field if error.field in joint.own else joint.own[0]
+                unsaid[own] = Unsaid(own, value_of(recipe, own), error.reason)
+    for key, word in words(dialect.table).items():
+        if word.fate != "read" or word.own not in wanted or word.own in covered or key in found:
+            continue
+        covered.add(word.own)
+        try:
+            found[key] = word.to_foreign(value_of(recipe, word.own))
+        except InputError as error:
+            unsaid[word.own] = Unsaid(word.own, value_of(recipe, word.own), error.reason)
+    for own in wanted - covered:
+        if value_of(recipe, own) != recipe_fields()[own].default:
+            unsaid[own] = Unsaid(own, value_of(recipe, own), f"{dialect.title} has no key for it")
+    order = {key: place for place, key in enumerate(words(dialect.table))}
+    return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order)))), tuple(unsaid.values())
