@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,6 +14,9 @@ from meshwright.planner import Plan, Ranking, Sizing
 from meshwright.recipes.index import IndexEntry
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding, Rule
+
+if TYPE_CHECKING:
+    from meshwright.launch.compose import Started
 
 SCHEMA = "meshwright/1"
 
@@ -123,6 +126,24 @@ def entries_to_dicts(entries: Sequence[IndexEntry]) -> list[dict[str, Any]]:
         }
         for e in entries
     ]
+
+
+def launch_to_dict(started: Started) -> dict[str, Any]:
+    """The launch object."""
+    made = started.launch
+    number, seen = started.number, started.seen
+    ended = {} if seen is None else {"state": seen.state, "restarts": seen.restarts}
+    return {
+        "schema": SCHEMA,
+        "on": made.on,
+        "files": dict(made.files),
+        "commands": list(made.commands),
+        "hosts": list(made.places),
+        "notes": list(made.notes),
+        "written": list(started.paths),
+        "submitted": None if number is None else {"id": number, **ended},
+        "findings": findings_to_dicts(started.findings),
+    }
 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from meshwright.costs.accuracy import Report
     from meshwright.costs.calibrate import OwnProfile
     from meshwright.engine.start import Finished
+    from meshwright.launch.compose import Started
 
 MOST_PLANS = 100
 
@@ -199,6 +200,43 @@ def _run(
     return start.train(asked, start.Settings(find_micro_batch=bool(automatic), **settings), pinned)
 
 
+def launch(
+    target: str,
+    on: str,
+    *,
+    gpus: str | int | None = None,
+    dataset: str | None = None,
+    model: str | None = None,
+    tiny: bool = False,
+    out: str | None = None,
+    submit: bool = False,
+    write: str | None = None,
+    overwrite: bool = False,
+    overrides: Sequence[str] = (),
+    **options: Any,
+) -> Started:
+    """A recipe as a job for a scheduler, checked before anything is written; submitted where that is asked for."""
+    from meshwright.launch import compose, own
+
+    found = _recipe_from(target)
+    found = found if model is None else msgspec.structs.replace(found, model=_model(model)[1])
+    training = own.Training(target, dataset, model, tiny, out, overrides)
+
+    def judged() -> own.Judged:
+        checked = check(found, gpus=gpus, overrides=training.settled)
+        return checked.recipe, checked.cluster, checked.findings
+
+    asked = own.asked(training, on, found, gpus, judged)
+    return compose.launch(asked, on, submits=submit, folder=write, overwrite=overwrite, options=options)
+
+
+def watch(started: Started, say: Callable[[str], None], log: Callable[[str], None]) -> Started:
+    """Follows a submitted job to its end; `say` gets the changes of its state, `log` the lines of its log."""
+    from meshwright.launch import watch as watching
+
+    return msgspec.structs.replace(started, seen=watching.watch(str(started.number), say, log))
+
+
 def tokenize(
     inputs: Sequence[str],
     tokenizer: str,
@@ -281,6 +319,11 @@ def convert(
 def training_to_dict(done: Finished) -> dict[str, Any]:
     """The training object of the outer contract."""
     return answers.training_to_dict(done)
+
+
+def launch_to_dict(started: Started) -> dict[str, Any]:
+    """The launch object of the outer contract."""
+    return answers.launch_to_dict(started)
 
 
 def calibrate_machine() -> tuple[OwnProfile, list[dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""Commands and job scripts that start a plan."""
+"""Commands and job scripts that start a plan; their submission and watching (compose.py: from a question to a job)."""
 
 from meshwright.launch.commands import commands, left_out
 

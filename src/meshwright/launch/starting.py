@@ -1,0 +1,85 @@
+"""The words that start ranks: torchrun in its forms, and Python alone where the scheduler has made the ranks."""
+
+from __future__ import annotations
+
+import shlex
+
+from meshwright.errors import InputError
+from meshwright.launch import values
+from meshwright.launch.job import Job, Variable
+from meshwright.launch.written import Launch
+
+PYTHON = "python"
+
+
+def alone(job: Job) -> list[str]:
+    """The program itself: whoever starts it has made it a rank."""
+    return [job.python, *job.program.words]
+
+
+def torchrun(job: Job, *how: str) -> list[str]:
+    """The program under torchrun; with an interpreter of its own where one is named."""
+    agent = ["torchrun"] if job.python == PYTHON else [job.python, "-m", "torch.distributed.run"]
+    restarts = [f"--max-restarts={job.max_restarts}"] if job.max_restarts else []
+    return [*agent, *how, f"--nproc-per-node={job.ranks_per_node}", *restarts, *job.program.words]
+
+
+def several(job: Job) -> list[str]:
+    """How many nodes there are, for torchrun."""
+    return [f"--nnodes={job.cluster.nodes}"]
+
+
+def meeting(job: Job, where: str, run: str) -> list[str]:
+    """Nodes that find each other at a place; who is first there has rank 0."""
+    return [*several(job), "--rdzv-backend=c10d", f"--rdzv-id={run}", f"--rdzv-endpoint={where}"]
+
+
+def numbered(job: Job, head: str, port: str, rank: str) -> list[str]:
+    """Nodes that are told their number and where node 0 is."""
+    return [*several(job), f"--node-rank={rank}", f"--master-addr={head}", f"--master-port={port}"]
+
+
+def with_environment(job: Job, words: list[str]) -> str:
+    """A command that sets what the program wants, for a shell to read."""
+    wanted = wanted_variables(job)
+    unset = [word for one in wanted if one.value is None for word in ("-u", one.name)]
+    pairs = [f"{one.name}={one.value}" for one in wanted if one.value is not None]
+    return shlex.join([*(["env", *unset, *pairs] if wanted else []), *words])
+
+
+def wanted_variables(job: Job) -> list[Variable]:
+    """What is set for the program: the engine's, then the user's, who has the last word."""
+    engines = {name: Variable(name, value, "the program needs it") for name, value in job.program.env.items()}
+    merged = {one.name: one for one in job.advised} | engines
+    merged |= {name: Variable(name, value, "asked for with --env") for name, value in job.env.items()}
+    return list(merged.values())
+
+
+def on_torchrun(job: Job) -> Launch:
+    """One command, to be run on every node."""
+    if job.cluster.nodes == 1:
+        words = torchrun(job, "--standalone")
+        return Launch(on="torchrun", files=job.files, commands=(with_environment(job, words),))
+    if not job.head:
+        reason = f"{job.cluster.nodes} nodes have to find each other: name one of them"
+        raise InputError(reason, field="--head", fix=("--head node01", "--on hosts --hosts node01,node02"))
+    where = values.endpoint(values.host("--head", job.head), job.port)
+    words = torchrun(job, *meeting(job, where, job.name))
+    note = f"run it on each of the {job.cluster.nodes} nodes; {job.head} must be one of them"
+    return Launch(on="torchrun", files=job.files, commands=(with_environment(job, words),), notes=(note,))
+
+
+def on_hosts(job: Job) -> Launch:
+    """One command for each host, in their order."""
+    nodes = job.cluster.nodes
+    named = values.distinct("--hosts", (values.host("--hosts", one) for one in job.hosts))
+    if len(named) != nodes:
+        per = job.cluster.gpus_per_node
+        reason = f"names {len(named)} hosts, and {job.cluster} has {nodes} nodes"
+        fix = (f"--gpus {len(named)}x{per}x{job.cluster.gpu.name}",) if named else ("--hosts node01,node02",)
+        raise InputError(reason, field="--hosts", value=",".join(job.hosts), fix=fix)
+    port = str(job.port)
+    commands = tuple(
+        with_environment(job, torchrun(job, *numbered(job, named[0], port, str(rank)))) for rank in range(nodes)
+    )
+    return Launch(on="hosts", files=job.files, commands=commands, places=named)

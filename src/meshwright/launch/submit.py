@@ -1,0 +1,72 @@
+"""Hands a script to SLURM."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.launch.written import Launch
+
+SUBMIT_S = 120.0  # a busy controller answers late, but it answers
+INSTEAD = {
+    "torchrun": "run the command printed without --submit",
+    "hosts": "run the commands printed without --submit, one on each host",
+    "kubernetes": "kubectl apply -f {file}",
+    "skypilot": "sky launch {file}",
+}
+
+
+class SubmitError(MeshwrightError):
+    """The scheduler did not take the job (exit code 3)."""
+
+    exit_code = 3
+
+
+def refuse_submit(on: str, name: str) -> None:
+    """Only SLURM is handed jobs; for others, what to run instead."""
+    if on != "slurm":
+        how = INSTEAD[on].format(file=f"{name}.yaml")
+        write = "--write DIR, then " if on in ("kubernetes", "skypilot") else ""
+        raise InputError("is for --on slurm", field="--submit", value=f"--on {on}", fix=(f"{write}{how}",))
+
+
+def submit(launch: Launch, folder: str = ".") -> str:
+    """Gives the script to sbatch; the job's number."""
+    script = next(text for name, text in launch.files.items() if name.endswith(".sbatch"))
+    # Through its standard input: no file has to exist, and the text that was checked is the text that runs.
+    done = slurm_tool(["sbatch", "--parsable"], SUBMIT_S, text=script, folder=folder)
+    number = done.stdout.strip().split(";")[0]
+    if done.returncode != 0 or not re.fullmatch(r"\d+(_\d+)?", number):
+        said = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
+        raise SubmitError(
+            f"sbatch refused the job: {said}", field="--submit", fix=("sinfo shows partitions and limits",)
+        )
+    return number
+
+
+def slurm_tool(
+    words: list[str], timeout_s: float, text: str | None = None, folder: str = "."
+) -> subprocess.CompletedProcess[str]:
+    """Runs a tool of SLURM, without a shell."""
+    try:
+        return subprocess.run(
+            words,
+            input=text,
+            stdin=subprocess.DEVNULL if text is None else None,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            cwd=Path(folder),
+        )
+    except FileNotFoundError:
+        raise InputError(
+            f"{words[0]} is not on this machine",
+            field="--submit",
+            fix=("run it on a login node of the cluster", "--write DIR, and sbatch the script there"),
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise SubmitError(f"{words[0]} did not answer within {timeout_s:g} s", field="--submit") from None

@@ -1,0 +1,158 @@
+"""What users say about a job, as values that are safe to write into scripts: each refused with its field and a fix."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping
+
+from meshwright.errors import InputError
+
+WORD = r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*"
+HOST = re.compile(
+    r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9-]{0,62}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,62}[A-Za-z0-9])?)*\.?"
+)
+TIME = re.compile(
+    r"(?:(\d{1,5})-(\d{1,2})(?::(\d{1,2}))?(?::(\d{1,2}))?|(\d{1,7})(?::(\d{1,2}))?(?::(\d{1,2}))?)", re.ASCII
+)
+TIMES = "90 (minutes), 90:00, 12:00:00, 2-00 (days-hours) or 2-12:00:00"
+
+
+def matching(field: str, value: str, pattern: str, what: str, example: str) -> str:
+    """A text of this pattern, from its first character to its last."""
+    if not re.fullmatch(pattern, value, re.ASCII):
+        raise InputError(f"is not {what}", field=field, value=value, fix=(f"{field} {example}",))
+    return value
+
+
+def one_line(field: str, value: str, example: str = "") -> str:
+    """A text that stays on its line: no line breaks, no other control characters, not empty."""
+    if not value.strip():
+        raise InputError("is empty", field=field, value=value, fix=(f"{field} {example}",) if example else ())
+    bad = next((c for c in value if not c.isprintable() and c != "\t"), None)
+    if bad is not None:
+        reason = f"must be one line of printable characters; it holds {bad!r}"
+        raise InputError(reason, field=field, value=value, fix=(f"{field} {example}",) if example else ())
+    return value
+
+
+def whole(field: str, value: int, least: int, most: int) -> int:
+    """A whole number between two others."""
+    if not least <= value <= most:
+        raise InputError(f"must be {least:,} to {most:,}", field=field, value=value)
+    return value
+
+
+def seconds(text: str, field: str = "--time") -> int:
+    """A time limit as SLURM reads it, in seconds."""
+    found = TIME.fullmatch(text.strip())
+    if found is None:
+        raise InputError(f"is not a time; write {TIMES}", field=field, value=text, fix=(f"{field} 24:00:00",))
+    days, hours, minutes, secs = _parts(found)
+    long_form = found[1] is not None or found[7] is not None
+    for name, number, most in (
+        ("hours", hours, 23 if found[1] else None),
+        ("minutes", minutes, 59),
+        ("seconds", secs, 59),
+    ):
+        if most is not None and number > most and (long_form or name == "seconds"):
+            reason = f"has {number} {name}; at most {most} can stand there"
+            raise InputError(reason, field=field, value=text, fix=(f"{field} 24:00:00",))
+    total = ((days * 24 + hours) * 60 + minutes) * 60 + secs
+    if total == 0:
+        reason = "asks for no time at all, which SLURM takes as no limit; leave it out for the partition's own limit"
+        raise InputError(reason, field=field, value=text, fix=(f"{field} 24:00:00",))
+    return total
+
+
+def _parts(found: re.Match[str]) -> tuple[int, int, int, int]:
+    """Days, hours, minutes and seconds; numbers without days are minutes, minutes:seconds or hours:minutes:seconds."""
+    days, hours, minutes, secs, first, second, third = (int(one or 0) for one in found.groups())
+    if found[1] is not None:
+        return days, hours, minutes, secs
+    return (0, first, second, third) if found[7] is not None else (0, 0, first, second)
+
+
+def spelled_time(total: int) -> str:
+    """Seconds as days-hours:minutes:seconds."""
+    minutes, secs = divmod(total, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{days}-{hours:02}:{minutes:02}:{secs:02}" if days else f"{hours:02}:{minutes:02}:{secs:02}"
+
+
+def host(field: str, text: str) -> str:
+    """A host name or address; IPv6 without its brackets."""
+    plain = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    if ":" in plain or plain.replace(".", "").isdigit():
+        try:
+            return str(ipaddress.ip_address(plain))
+        except ValueError:
+            fix = (f"{field} node01 --port 29500",)
+            raise InputError("is neither a host name nor an IP address", field=field, value=text, fix=fix) from None
+    if not HOST.fullmatch(plain) or plain != text:
+        raise InputError("is neither a host name nor an IP address", field=field, value=text, fix=(f"{field} node01",))
+    return plain.lower()
+
+
+def endpoint(address: str, port: int) -> str:
+    """Host and port as torchrun's rendezvous reads them."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def distinct(field: str, hosts: Iterable[str]) -> tuple[str, ...]:
+    """Hosts, none of them twice."""
+    named = tuple(hosts)
+    twice = [one for i, one in enumerate(named) if one in named[:i]]
+    if twice:
+        raise InputError(f"names {twice[0]} twice; every node has its own", field=field, value=",".join(named))
+    return named
+
+
+def variables(field: str, texts: Iterable[str]) -> dict[str, str]:
+    """NAME=VALUE texts as environment variables, none of them twice."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, given, value = text.partition("=")
+        if not given:
+            raise InputError("is not NAME=VALUE", field=field, value=text, fix=(f"{field} NCCL_DEBUG=INFO",))
+        if name in found:
+            raise InputError(f"sets {name} twice", field=field, value=text)
+        found[name] = value
+    check_variables(field, found)
+    return found
+
+
+def check_variables(field: str, values: Mapping[str, str]) -> None:
+    """Refuses variables whose name no shell would take or whose value has several lines."""
+    for name, value in values.items():
+        matching(field, name, r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable", "NCCL_DEBUG=INFO")
+        if value:
+            one_line(field, value, "NCCL_DEBUG=INFO")
+
+
+def shell_line(field: str, text: str) -> str:
+    """A line of shell that ends where it ends: no open quote, here-document or continuation reaches the next one."""
+    import shlex
+
+    one_line(field, text, "'module load cuda'")
+    try:
+        shlex.split(text, comments=True)
+    except ValueError as error:
+        reason = f"has an open quote or escape ({str(error).lower()})"
+        raise InputError(reason, field=field, value=text, fix=(f"{field} 'module load cuda'",)) from None
+    if "<<" in text or text.rstrip().endswith("\\"):
+        reason = "goes on in the next line, which a setup line cannot"
+        raise InputError(reason, field=field, value=text, fix=(f"{field} 'source my_setup.sh'",))
+    return text
+
+
+def dns_name(field: str, text: str, most: int, given: bool) -> str:
+    """A name that Kubernetes takes: lower-case letters, digits and dashes. One that was not given is made so."""
+    clean = re.sub(r"[^a-z0-9]+", "-", text.lower())[:most].strip("-")
+    if not clean or not clean[0].isalpha():
+        clean = f"run-{clean}"[:most].strip("-")
+    if given and clean != text:
+        reason = f"is no name there: at most {most} lower-case letters, digits and dashes, a letter first"
+        raise InputError(reason, field=field, value=text, fix=(f"{field} {clean}",))
+    return clean
