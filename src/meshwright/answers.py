@@ -9,6 +9,7 @@ import msgspec
 
 from meshwright import costs, launch, planner
 from meshwright.clusters import Gpu
+from meshwright.dialects import Checked, CheckedRecipe, Written
 from meshwright.models import ModelSpec
 from meshwright.planner import Plan, Ranking, Sizing
 from meshwright.recipes.index import IndexEntry
@@ -106,9 +107,52 @@ def sizing_to_dict(sizing: Sizing) -> dict[str, Any]:
 def findings_to_dicts(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """Findings, errors first."""
     return [
-        {"rule": f.rule, "severity": f.severity, "field": f.field, "message": f.message, "fix": list(f.fix)}
+        {
+            "rule": f.rule,
+            "severity": f.severity,
+            "field": f.field,
+            "message": f.message,
+            "fix": list(f.fix),
+            **({"file": f.file, "line": f.line or None} if f.file else {}),
+        }
         for f in findings
     ]
+
+
+def check_to_dict(result: Checked) -> dict[str, Any]:
+    """The check object: what was found, and whether anything stands against starting it."""
+    return {
+        "schema": SCHEMA,
+        "dialect": result.dialect,
+        "version": result.version,
+        "ok": result.ok,
+        "file": result.file or None,
+        "recipe": result.recipe.name,
+        "model": result.model.name if result.model else None,
+        "gpus": str(result.cluster) if result.cluster else None,
+        "engine": result.engine,
+        "findings": findings_to_dicts(result.findings),
+        "unresolved": [msgspec.to_builtins(one) for one in result.unresolved],
+        "notes": list(result.notes),
+        "estimate": costs.to_dict(result.estimate) if result.estimate else None,
+    }
+
+
+def export_to_dict(written: Written, judged: CheckedRecipe) -> dict[str, Any]:
+    """The export object: files, the program that starts them, what could not be said, and what the rules say there."""
+    built = msgspec.to_builtins(written)
+    return {
+        "schema": SCHEMA,
+        "dialect": written.dialect,
+        "ok": judged.ok,
+        "gpus": str(judged.cluster),
+        "files": built["files"],
+        "command": launch.command_of(written.program, judged.cluster),
+        "env": built["program"]["env"],
+        "unsaid": built["unsaid"],
+        "notes": built["notes"],
+        "findings": findings_to_dicts(judged.findings),
+    }
 
 
 def entries_to_dicts(entries: Sequence[IndexEntry]) -> list[dict[str, Any]]:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from meshwright import answers, clusters, costs, models, planner, rules
+from meshwright import answers, clusters, dialects, models, planner, rules
+from meshwright.dialects import Checked, CheckedRecipe, Written
 from meshwright.errors import InputError, OutputError, closest, unknown
 from meshwright.models import ModelSpec
 from meshwright.planner import Plan, Question, Ranking, Sizing
 from meshwright.recipes import files, index, types
 from meshwright.recipes import overrides as override
-from meshwright.recipes.case import model_of
 from meshwright.recipes.types import Recipe
-from meshwright.rules import Finding, Rule
+from meshwright.rules import Rule
 from meshwright.typed import one_of, sequence_length, token_budget
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def launch(
     training = own.Training(target, dataset, model, tiny, out, overrides)
 
     def judged() -> own.Judged:
-        checked = check(found, gpus=gpus, overrides=training.settled)
+        checked = _check_recipe(found, gpus, ENGINES[0], training.settled)
         return checked.recipe, checked.cluster, checked.findings
 
     asked = own.asked(training, on, found, gpus, judged)
@@ -378,31 +378,64 @@ def find_recipes(
     return index.search(query, goal=wanted, family=family, benchmark=benchmark)
 
 
-class Check(msgspec.Struct, frozen=True):
-    """What the rules found in one recipe on one cluster."""
-
-    recipe: Recipe
-    cluster: clusters.Cluster
-    engine: str
-    findings: tuple[Finding, ...]
-    estimate: costs.Estimate
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing stands against starting it."""
-        return not any(f.severity == "error" for f in self.findings)
-
-
 def check(
-    target: str | Recipe, *, gpus: str | int | None = None, engine: str = "meshwright", overrides: Sequence[str] = ()
-) -> Check:
-    """Findings for a recipe, by name, file or value, on its own cluster or another."""
-    engine = one_of("engine", engine, types.ENGINES)
-    start = planner.on_engine(target if isinstance(target, Recipe) else _recipe_from(target), engine)
-    asked = override.apply(start, list(overrides))
+    target: str | Recipe,
+    *,
+    gpus: str | int | None = None,
+    engine: str | None = None,
+    dialect: str | None = None,
+    model: str | None = None,
+    advice: bool = False,
+    overrides: Sequence[str] = (),
+) -> Checked:
+    """Findings for a recipe by name or value, or for a file of ours or of another framework.
+
+    `model` is for files that do not name theirs; `advice` adds what could be better to what is wrong in such files.
+    """
+    content = None
+    if isinstance(target, str) and not index.knows(target):
+        content = _content(target, model)
+        theirs = dialects.of(content, dialect)
+        if theirs is not None:
+            if engine is not None:
+                raise InputError(f"the file is for {theirs.engine}", field="engine", value=engine)
+            named = None if model is None else models.find(model)
+            where = None if gpus is None else str(gpus)
+            return dialects.check(theirs, content, gpus=where, model=named, overrides=overrides, advice=advice)
+    found = target if isinstance(target, Recipe) else _recipe_from(target)
+    return _check_recipe(found, gpus, engine or ENGINES[0], overrides, content)
+
+
+def _check_recipe(
+    recipe: Recipe,
+    gpus: str | int | None,
+    engine: str,
+    overrides: Sequence[str],
+    content: dialects.Content | None = None,
+    advice: bool = True,
+) -> CheckedRecipe:
+    """Findings for a recipe of ours, on its own cluster or another."""
+    engine = one_of("engine", engine, ENGINES)
+    asked = override.apply(planner.on_engine(recipe, engine), list(overrides))
     cluster = clusters.cluster(str(gpus) if gpus is not None else asked.cluster)
-    case = planner.case_of(asked, model_of(asked), cluster, engine)
-    return Check(asked, cluster, engine, tuple(rules.judge(case)), costs.estimate(case))
+    return dialects.check_own(asked, cluster, engine, content, advice)
+
+
+def _content(target: str, model: str | None) -> dialects.Content:
+    """The file that a name means; a name that is neither file nor recipe is told with what it may have been."""
+    if not dialects.is_file(target):
+        index.load(target)  # raises with did-you-mean
+    return dialects.open_file(target)
+
+
+def export(
+    target: str | Recipe, to: str, *, gpus: str | int | None = None, overrides: Sequence[str] = ()
+) -> tuple[Written, CheckedRecipe]:
+    """A recipe in another framework's words, and what the rules say of it there."""
+    theirs = dialects.dialect(to)
+    found = target if isinstance(target, Recipe) else _recipe_from(target)
+    judged = _check_recipe(found, gpus, theirs.engine, overrides, advice=False)
+    return dialects.export(theirs, judged.recipe, judged.model, judged.cluster), judged
 
 
 def question_of(
@@ -450,20 +483,6 @@ def _model_and_goal(target: str, goal: str | None) -> tuple[str, str]:
     return target, goal
 
 
-def check_to_dict(result: Check) -> dict[str, Any]:
-    """The check object of the outer contract."""
-    return {
-        "schema": answers.SCHEMA,
-        "dialect": "meshwright",
-        "ok": result.ok,
-        "recipe": result.recipe.name,
-        "gpus": str(result.cluster),
-        "engine": result.engine,
-        "findings": answers.findings_to_dicts(result.findings),
-        "estimate": costs.to_dict(result.estimate),
-    }
-
-
 def model_catalogue(query: str | None = None) -> list[ModelSpec]:
     """Models whose name contains the query; all of them without one; a config.json is read."""
     if query is None:
@@ -495,6 +514,20 @@ def save_recipe(plan: Plan, path: str) -> None:
     _write(path, files.to_text(named, "toml"), "save")
 
 
+def save_files(files: Mapping[str, str], folder: str) -> None:
+    """Writes files into a folder, which is made if need be; never over a file that says something else."""
+    place = Path(folder)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot be made: {error.strerror}", field="out", value=folder) from error
+    for name, text in files.items():
+        there = place / name
+        if there.exists() and (not there.is_file() or there.read_bytes() != text.encode()):
+            raise OutputError("is there already and says something else", field="out", value=str(there))
+        _write(str(there), text, "out")
+
+
 def find_goal(text: str) -> str:
     """One of the three goals."""
     return str(one_of("goal", text, types.GOALS))
@@ -502,12 +535,15 @@ def find_goal(text: str) -> str:
 
 SCHEMA = answers.SCHEMA
 GOALS, ENGINES = types.GOALS, types.ENGINES
+DIALECTS = dialects.NAMES
 plan_to_dict = answers.plan_to_dict
 estimate_to_dict = answers.estimate_to_dict
 ranking_to_dict = answers.ranking_to_dict
 sizing_to_dict = answers.sizing_to_dict
 entries_to_dicts = answers.entries_to_dicts
 recipe_to_dict = answers.recipe_to_dict
+check_to_dict = answers.check_to_dict
+export_to_dict = answers.export_to_dict
 model_to_dict = answers.model_to_dict
 gpu_to_dict = answers.gpu_to_dict
 rule_to_dict = answers.rule_to_dict

@@ -276,7 +276,7 @@ def test_a_key_that_dialects_share_means_the_same_in_each() -> None:
 def test_keys_that_dialects_read_together_mean_the_same_in_each() -> None:
     for dialect in IN_OVERRIDES:
         for joint in joints(dialect):
-            assert all(joint_of()[key].keys == joint.keys for key in joint.keys), joint.keys
+            assert all(joint_of()[key].keys == joint.keys for key in joint.keys if key not in RETIRED), joint.keys
 
 
 def examples(key: str) -> list[Any]:
@@ -323,6 +323,8 @@ def test_a_value_written_in_a_dialect_is_read_back(dialect: str) -> None:
         for value in examples(key):
             if key == "layout.strategy" and value in ("ddp", "zero1") and dialect == "megatron_bridge":
                 continue  # one flag cannot say these
+            if (key, value) == ("data.dataset", ""):
+                continue  # no data set at all: elsewhere an empty path asks for random tokens
             foreign, theirs = to_foreign(key, value, dialect)
             text = spelled(tuple(theirs) if isinstance(theirs, list) else theirs)
             if foreign not in joint_of():

@@ -10,6 +10,7 @@ from meshwright.cli.ask import ask_missing
 from meshwright.cli.options import (
     as_json,
     calibration_option,
+    dialect_option,
     emit,
     end,
     engine_option,
@@ -22,12 +23,6 @@ from meshwright.cli.options import (
     required_gpus,
     seq_option,
 )
-from meshwright.errors import InputError, unknown
-
-DIALECTS = (
-    "meshwright", "megatron-lm", "megatron-bridge", "automodel", "torchtitan", "kempnerforge", "deepspeed",
-    "accelerate",
-)  # fmt: skip
 
 
 @click.command(
@@ -230,24 +225,41 @@ def estimate(
     epilog=examples(
         "meshwright check llama3_8b_pretrain_config --gpus 16xA100-80",
         "meshwright check my_recipe.toml",
-        "meshwright check llama3_70b_sft_config layout.tp=3",
+        "meshwright check train_llama.sh --gpus 8x8xH100",
+        "meshwright check automodel.yaml --json",
+        "meshwright check ds_config.json --model llama3-8b --gpus 8xH100",
     )
 )
 @options(
-    click.argument("target", shell_complete=complete.recipes),
+    click.argument("target", metavar="RECIPE|FILE", shell_complete=complete.recipes),
     overrides,
     gpus_option,
-    engine_option,
-    click.option("--dialect", default=DIALECTS[0], show_default=True, help="Whose words a file is written in."),
+    click.option("--engine", metavar="ENGINE", help="What will run a recipe of ours.", shell_complete=complete.engines),
+    dialect_option,
+    click.option(
+        "--model", metavar="MODEL", help="What a file trains that does not say it.", shell_complete=complete.models
+    ),
+    click.option("--advice", is_flag=True, help="Of another framework's file, also say what could be better."),
     as_json,
 )
-def check(target: str, overrides: tuple[str, ...], gpus: str | None, engine: str, dialect: str, as_json: bool) -> None:
-    """What the rules find in a recipe or recipe file, on its own cluster or another."""
-    if dialect not in DIALECTS:
-        raise unknown("dialect", dialect, DIALECTS)
-    if dialect != DIALECTS[0]:
-        raise InputError("files of this framework are not read yet; meshwright is", field="dialect", value=dialect)
-    result = api.check(target, gpus=gpus, engine=engine, overrides=overrides)
+def check(
+    target: str,
+    overrides: tuple[str, ...],
+    gpus: str | None,
+    engine: str | None,
+    dialect: str | None,
+    model: str | None,
+    advice: bool,
+    as_json: bool,
+) -> None:
+    """What is wrong with a recipe, or with a config or launch script of another framework, before it queues.
+
+    A file of Megatron-LM, Megatron-Bridge, AutoModel, torchtitan, KempnerForge, DeepSpeed or Accelerate is read as it
+    is; nothing in it is run. Findings name the line and the fix in that framework's spelling.
+    """
+    result = api.check(
+        target, gpus=gpus, engine=engine, dialect=dialect, model=model, advice=advice, overrides=overrides
+    )
     if as_json:
         emit(api.check_to_dict(result))
     else:
@@ -255,3 +267,32 @@ def check(target: str, overrides: tuple[str, ...], gpus: str | None, engine: str
 
         render.check(result)
     end(result.ok)
+
+
+@click.command(
+    epilog=examples(
+        "meshwright export llama3_8b_pretrain_config --to torchtitan --gpus 8xH100",
+        "meshwright export my_recipe.toml --to automodel --out configs",
+        "meshwright export llama3_70b_pretrain_config --to megatron-lm --gpus 8x8xH100 layout.tp=8",
+    )
+)
+@options(
+    click.argument("target", metavar="RECIPE|FILE", shell_complete=complete.recipes),
+    overrides,
+    click.option("--to", "to", required=True, metavar="DIALECT", help="One of " + ", ".join(api.DIALECTS) + "."),
+    gpus_option,
+    click.option("--out", metavar="FOLDER", help="Write the files there instead of showing them."),
+    as_json,
+)
+def export(target: str, overrides: tuple[str, ...], to: str, gpus: str | None, out: str | None, as_json: bool) -> None:
+    """A recipe as config and command of another framework; what that one cannot say is listed, not dropped."""
+    written, judged = api.export(target, to, gpus=gpus, overrides=overrides)
+    if out:
+        api.save_files(written.files, out)
+    if as_json:
+        emit(api.export_to_dict(written, judged))
+    else:
+        from meshwright.cli import render
+
+        render.export(written, judged)
+    end(judged.ok)

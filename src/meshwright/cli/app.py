@@ -45,6 +45,7 @@ for command in (
     advice.size,
     advice.estimate,
     advice.check,
+    advice.export,
     training.train,
     training.bench,
     launching.launch,

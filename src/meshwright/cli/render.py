@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import click
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -224,17 +225,44 @@ def _finding_lines(findings: Sequence[dict[str, Any]]) -> list[str]:
     for f in findings:
         mark, colour = MARKS[f["severity"]]
         fix = f"  [dim]fix:[/] [cyan]{escape(' '.join(f['fix']))}[/]" if f["fix"] else ""
-        lines.append(f"[{colour}]{mark} {f['severity']}[/] {escape(f['message'])} [dim]({f['rule']})[/]{fix}")
+        place = f"{escape(f['file'])}:{f['line']} " if f.get("line") else ""
+        lines.append(f"[{colour}]{mark} {f['severity']}[/] {place}{escape(f['message'])} [dim]({f['rule']})[/]{fix}")
     return lines
 
 
 def check(result: Any) -> None:
-    """Findings of one recipe on one cluster."""
+    """Findings of a recipe or of a file."""
     answer, out = api.check_to_dict(result), console()
     verdict = "[green]ok[/]" if answer["ok"] else "[red]cannot start or does not fit[/]"
-    out.print(f"[bold]{answer['recipe']}[/] on {answer['gpus']} with the {answer['engine']} engine: {verdict}")
-    _rows(out, "Memory", _memory_lines(answer["estimate"]))
+    what = answer["file"] or answer["recipe"]
+    where = f" on {answer['gpus']}" if answer["gpus"] else ""
+    whose = f"the {answer['engine']} engine" if answer["dialect"] == "meshwright" else answer["dialect"]
+    out.print(f"[bold]{escape(what)}[/]{where} with {whose}: {verdict}")
+    if answer["estimate"]:
+        _rows(out, "Memory", _memory_lines(answer["estimate"]))
     _rows(out, "Findings", _finding_lines(answer["findings"]) or ["none"])
+    opened = [f"{o['file']}:{o['line']} {o['key']} = {o['text']}: {o['reason']}" for o in answer["unresolved"]]
+    if opened:
+        _rows(out, "Unknown", [escape(line) for line in opened])
+    if answer["notes"]:
+        _rows(out, "Notes", [escape(note) for note in answer["notes"]])
+
+
+def export(written: Any, judged: Any) -> None:
+    """Files of another framework, the command, and what could not be said."""
+    answer, out = api.export_to_dict(written, judged), console()
+    for name, text in answer["files"].items():
+        out.print(f"[bold]# {escape(name)}[/]")
+        click.echo(text)
+    _rows(out, "Start", [escape(answer["command"])])
+    if answer["env"]:
+        _rows(out, "With", [escape(f"{name}={value}") for name, value in answer["env"].items()])
+    unsaid = [f"{u['field']}={u['value']}: {u['reason']}" for u in answer["unsaid"]]
+    _rows(out, "Unsaid", [escape(line) for line in unsaid] or ["nothing: every setting of the recipe is in it"])
+    if answer["notes"]:
+        _rows(out, "Notes", [escape(note) for note in answer["notes"]])
+    if answer["findings"]:
+        _rows(out, "Findings", _finding_lines(answer["findings"]))
 
 
 def _table(rows: Sequence[Sequence[str]], *headers: str) -> None:

@@ -8,10 +8,10 @@ import msgspec
 
 from meshwright import costs, rules
 from meshwright.clusters import Cluster
+from meshwright.dialects.checked import Checked, Open
 from meshwright.dialects.dialect import Content, Dialect, ForeignRule, Look, Problem
 from meshwright.dialects.mapping import relevant, to_settings
 from meshwright.dialects.reading import Reading, alternatives, clusters_for, complete, read
-from meshwright.errors import InputError
 from meshwright.models import ModelSpec
 from meshwright.planner import case_of
 from meshwright.recipes import overrides as override
@@ -20,35 +20,6 @@ from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding
 
 ORDER = ("error", "warning", "advice")
-
-
-class Open(msgspec.Struct, frozen=True):
-    """A value that only running something would tell."""
-
-    key: str
-    text: str
-    reason: str
-    file: str
-    line: int
-
-
-class Checked(msgspec.Struct, frozen=True):
-    """What was found in a file of another framework."""
-
-    dialect: Dialect
-    file: str
-    recipe: Recipe
-    model: ModelSpec | None
-    cluster: Cluster | None  # None: nobody said the GPUs
-    findings: tuple[Finding, ...]
-    unresolved: tuple[Open, ...]
-    notes: tuple[str, ...]
-    estimate: costs.Estimate | None
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing stands against starting it."""
-        return not any(f.severity == "error" for f in self.findings)
 
 
 def check(
@@ -72,14 +43,16 @@ def check(
     findings = [*reading.parsed.findings, *reading.mapped.findings, *theirs, *kept]
     whole = known and cases and not reading.mapped.unresolved
     return Checked(
-        dialect=dialect,
+        dialect=dialect.name,
+        version=dialect.version,
+        engine=dialect.engine,
         file=content.path,
         recipe=recipe,
         model=reading.model,
         cluster=candidates[0] if known else None,
         findings=tuple(sorted(findings, key=lambda f: (ORDER.index(f.severity), f.file, f.line))),
         unresolved=tuple(_unresolved(reading)),
-        notes=(*reading.parsed.notes, *_notes(reading, known)),
+        notes=(*reading.parsed.notes, *reading.mapped.notes, *_notes(reading, known)),
         estimate=costs.estimate(cases[0]) if whole else None,
     )
 
@@ -125,20 +98,17 @@ def _their_key(reading: Reading, recipe: Recipe, own: str) -> str:
 
 
 def _their_fix(dialect: Dialect, recipe: Recipe, model: ModelSpec | None, fix: Sequence[str]) -> tuple[str, ...]:
-    """Overrides of ours as settings of theirs; those that they have no words for stay as they are."""
+    """Overrides of ours as settings of theirs; none when part of them cannot be said there."""
     if not fix or model is None:
-        return tuple(fix)
-    try:
-        changed = override.apply(recipe, fix)
-    except InputError:
-        return tuple(fix)
+        return ()
+    changed = override.apply(recipe, fix)
     fields = relevant(changed, model)
     before, _ = to_settings(dialect, recipe, fields)
     after, unsaid = to_settings(dialect, changed, fields)
     spelled = [dialect.spell(key, value) for key, value in after.items() if before.get(key, ...) != value]
     spelled += [dialect.spell(key, None) for key in before if key not in after]
-    lost = {one.field for one in unsaid}
-    return (*spelled, *(text for text in fix if text.partition("=")[0] in lost)) or tuple(fix)
+    lost = {one.field for one in unsaid} & {text.partition("=")[0] for text in fix}
+    return () if lost else tuple(spelled)
 
 
 def _theirs(reading: Reading, recipe: Recipe, case: Case | None, on: Cluster | None) -> Iterator[Finding]:

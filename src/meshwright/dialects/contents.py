@@ -7,7 +7,6 @@ from pathlib import Path
 
 from meshwright import documents
 from meshwright.dialects.dialect import Content, Format
-from meshwright.dialects.shell import launched, read_script
 from meshwright.dialects.types import Said
 from meshwright.errors import InputError
 
@@ -37,6 +36,8 @@ def content_of(text: str, path: str, format: Format | None = None, folder: Path 
     """The content of a text that stands, or could stand, at a path."""
     kind = format or format_of(path, text)
     if kind == "shell":
+        from meshwright.dialects.shell import launched, read_script
+
         script = read_script(text, path, folder)
         return Content(path, text, kind, folder, script=script, launched=launched(script))
     if kind == "python":

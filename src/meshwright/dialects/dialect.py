@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec import UNSET
 
 from meshwright.clusters import Cluster
-from meshwright.dialects.shell import Launched, Script
 from meshwright.dialects.types import Said, Settings, Written
 from meshwright.models import ModelSpec
 from meshwright.recipes.case import Case
 from meshwright.recipes.foreign import words
 from meshwright.recipes.types import Engine, Goal, Recipe
 from meshwright.rules.rule import Finding, Severity
+
+if TYPE_CHECKING:
+    from meshwright.dialects.shell import Launched, Script
 
 Format = Literal["yaml", "toml", "json", "python", "shell"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -26,6 +26,7 @@ class Mapped(msgspec.Struct, frozen=True):
     said: Mapping[str, str]  # our key → their key that says it
     unresolved: tuple[str, ...]  # our keys whose value the file leaves open
     findings: tuple[Finding, ...]
+    notes: tuple[str, ...]  # settings that are right there and that we have no counterpart for
 
 
 def text_of(value: Any) -> str:
@@ -43,89 +44,94 @@ def to_recipe(dialect: Dialect, parsed: Parsed) -> Mapped:
     """The recipe that their settings mean, with a finding for every one that means nothing."""
     blank = Recipe(name=parsed.name, model=parsed.model.name if parsed.model else "", goal=parsed.goal, cluster="")
     start = msgspec.structs.replace(parsed.base, name=parsed.name) if parsed.base else blank
-    reader = _Reader(dialect, start)
-    if parsed.base is None:
-        reader.defaults(parsed.settings)
+    reader = _Reader(dialect, start, with_defaults=parsed.base is None)
     reader.read(parsed.settings)
     values = {**reader.values, **parsed.own}
     recipe, _ = overrides.change(start, values)
-    return Mapped(recipe, reader.said, tuple(reader.unresolved), tuple(reader.findings))
+    return Mapped(recipe, reader.said, tuple(reader.unresolved), tuple(reader.findings), tuple(reader.notes))
 
 
 class _Reader:
     """Collects values of ours while their settings are gone through; one mistake does not hide the next."""
 
-    def __init__(self, dialect: Dialect, start: Recipe) -> None:
+    def __init__(self, dialect: Dialect, start: Recipe, with_defaults: bool) -> None:
         self.dialect, self.start = dialect, start
         self.table = words(dialect.table)
-        self.together = {key: joint for joint in joints(dialect.table) for key in joint.keys}
+        self.joints = joints(dialect.table)
+        self.together = {key: joint for joint in self.joints for key in joint.keys}
         self.values: dict[str, Any] = {}
         self.said: dict[str, str] = {}
         self.unresolved: list[str] = []
         self.findings: list[Finding] = []
-
-    def defaults(self, settings: Settings) -> None:
-        """What holds there when nobody says anything."""
-        for joint in {id(joint): joint for joint in self.together.values()}.values():
-            given = {key: self.table[key].default for key in joint.keys if key in self.table}
-            texts = {key: text_of(value) for key, value in given.items() if value is not UNSET}
-            if texts:
-                self.values |= self._meaning(joint, texts)
-        for key, word in self.table.items():
-            if word.own and word.default is not UNSET and key not in self.together:
-                self.values[word.own] = self._typed(word, text_of(word.default))
+        self.notes: list[str] = []
+        self.defaults = {
+            key: text_of(word.default)
+            for key, word in self.table.items()
+            if with_defaults and word.default is not UNSET and word.fate == "read"
+        }
 
     def read(self, settings: Settings) -> None:
-        """What the file says."""
-        groups: dict[int, dict[str, Said]] = {}
+        """Their defaults, then what the file says key by key, then what keys mean together."""
+        for key, text in self.defaults.items():
+            word = self.table[key]
+            if word.own and key not in self.together and not _is_shape(word):
+                self.values[word.own] = self._typed(word, text)
         for key, said in settings.items():
-            word = self.table.get(key)
-            if word is not None and word.fate != "read":
-                self._note_fate(word, said)
-            if said.unresolved:
-                self._leave_open(key, word)
-            elif key in self.together:
-                groups.setdefault(id(self.together[key]), {})[key] = said
-            elif word is None:
-                self._note_unknown(key, said)
-            elif word.own and word.fate == "read":
-                self._set(key, said, {word.own: lambda w=word, s=said: self._typed(w, text_of(s.value))})
-            elif word.choices or word.takes:
-                self._check_form(word, said)
-        for given in groups.values():
-            self._read_together(given)
+            self._read_one(key, said, self.table.get(key))
+        for joint in self.joints:
+            self._read_together(joint, {key: settings[key] for key in joint.keys if key in settings})
 
-    def _read_together(self, given: Mapping[str, Said]) -> None:
-        first = next(iter(given))
-        joint = self.together[first]
-        texts = {key: text_of(said.value) for key, said in given.items()}
-        try:
-            found = self._meaning(joint, texts)
-        except InputError as error:
-            key = error.field if error.field in given else first
-            self._note_refused(key, given[key], error)
+    def _read_one(self, key: str, said: Said, word: Word | None) -> None:
+        if word is not None and word.fate != "read":
+            self._note_fate(word, said)
+        elif said.unresolved:
+            self._leave_open(key, word)
+        elif key in self.together:
             return
-        self.values |= found
-        self.said |= {own: first for own in found if own not in self.said}
+        elif word is None:
+            self._note_unknown(key, said)
+        elif word.own:
+            self._set(word, said)
+        else:
+            self._check_form(word, said)
 
-    def _meaning(self, joint: Joint, texts: Mapping[str, str]) -> dict[str, Any]:
+    def _read_together(self, joint: Joint, given: Mapping[str, Said]) -> None:
+        if any(said.unresolved for said in given.values()):
+            return
+        defaults = {key: self.defaults[key] for key in joint.keys if key in self.defaults}
+        texts = {**defaults, **{key: text_of(said.value) for key, said in given.items()}}
+        if not texts:
+            return
         so_far, _ = overrides.change(self.start, self.values)
-        meaning = joint.read(texts, so_far)
         fields = recipe_fields()
-        return {own: parse(fields[own], text, own) for own, text in {**meaning.implied, **meaning.said}.items()}
+        try:
+            meaning = joint.read(texts, so_far)
+            outright = {own: parse(fields[own], text, own) for own, text in meaning.said.items()}
+            implied = {own: parse(fields[own], text, own) for own, text in meaning.implied.items()}
+        except InputError as error:
+            key = error.field if error.field in given else next(iter(given), "")
+            if key:
+                self._note_refused(key, given[key], error)
+            return
+        self.values |= {own: value for own, value in implied.items() if own not in self.said} | outright
+        if given:
+            self.said |= {own: next(iter(given)) for own in outright if own not in self.said}
 
     def _typed(self, word: Word, text: str) -> Any:
         return parse(recipe_fields()[word.own], overrides.in_our_words(word, text), word.key)
 
-    def _set(self, key: str, said: Said, makers: Mapping[str, Any]) -> None:
-        for own, make in makers.items():
-            try:
-                value = make()
-            except InputError as error:
-                self._note_refused(key, said, error)
-                continue
-            self.values[own] = value
-            self.said[own] = key
+    def _set(self, word: Word, said: Said) -> None:
+        try:
+            value = self._typed(word, text_of(said.value))
+        except InputError as error:
+            if _is_choice(word, said.value):
+                self.notes.append(f"{self.dialect.spell(word.key, said.value)} has no counterpart here: not modelled")
+            else:
+                self._note_refused(word.key, said, error)
+            return
+        self.said[word.own] = word.key
+        if not _is_shape(word):
+            self.values[word.own] = value
 
     def _leave_open(self, key: str, word: Word | None) -> None:
         joint = self.together.get(key)
@@ -136,7 +142,7 @@ class _Reader:
     def _check_form(self, word: Word, said: Said) -> None:
         """The type or choice that their own parser asks for, of keys that mean nothing here."""
         value, wrong = said.value, ""
-        if word.choices and str(value).lower() not in {choice.lower() for choice in word.choices}:
+        if word.choices and not _is_choice(word, value):
             wrong = f"allowed: {', '.join(word.choices)}"
         elif word.takes == "int" and not _is_whole(value):
             wrong = "a whole number is wanted"
@@ -181,6 +187,15 @@ class _Reader:
 
     def _note(self, rule: str, severity: Severity, key: str, said: Said, message: str, fix: tuple[str, ...]) -> None:
         self.findings.append(Finding(rule, severity, key, message, fix, file=said.file, line=said.line))
+
+
+def _is_shape(word: Word) -> bool:
+    """Whether a key is a size of the model, which the dialect reads as a whole."""
+    return word.own.startswith("architecture.")
+
+
+def _is_choice(word: Word, value: Any) -> bool:
+    return text_of(value).lower() in {choice.lower() for choice in word.choices}
 
 
 def _is_whole(value: Any) -> bool:
@@ -249,3 +264,26 @@ def to_settings(dialect: Dialect, recipe: Recipe, fields: Iterable[str]) -> tupl
             unsaid[own] = Unsaid(own, value_of(recipe, own), f"{dialect.title} has no key for it")
     order = {key: place for place, key in enumerate(words(dialect.table))}
     return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order)))), tuple(unsaid.values())
+
+
+def without_defaults(dialect: Dialect, settings: Mapping[str, Any], keep: Container[str] = ()) -> dict[str, Any]:
+    """Settings that say more than their default does, and those a reader expects to see."""
+    table = words(dialect.table)
+
+    def says_more(key: str, value: Any) -> bool:
+        word = table.get(key)
+        return word is None or word.default is UNSET or word.default != value
+
+    return {key: value for key, value in settings.items() if key in keep or says_more(key, value)}
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as tables within tables."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        *path, last = key.split(".")
+        table = found
+        for part in path:
+            table = table.setdefault(part, {})
+        table[last] = value
+    return found

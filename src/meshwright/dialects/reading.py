@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from meshwright.clusters import Cluster, cluster
-from meshwright.dialects.dialect import Asked, Content, Dialect, Parsed
+from meshwright.dialects.dialect import Content, Dialect, Parsed
 from meshwright.dialects.mapping import Mapped, to_recipe
 from meshwright.models import ModelSpec
 from meshwright.recipes import overrides as override
@@ -60,16 +60,16 @@ def clusters_for(reading: Reading, gpus: str | None) -> tuple[bool, list[Cluster
     if asked.count is not None and asked.gpu:
         return True, [_cluster(asked.count, asked.gpus_per_node, asked.gpu)]
     types = (asked.gpu,) if asked.gpu else GPUS
-    worlds = [asked.count] if asked.count is not None else list(_worlds(reading.recipe, asked))
+    worlds = [asked.count] if asked.count is not None else list(_worlds(reading))
     return False, [_cluster(world, asked.gpus_per_node, gpu) for gpu in types for world in worlds]
 
 
-def _worlds(recipe: Recipe, asked: Asked) -> Iterator[int]:
-    layout = recipe.layout
-    least = layout.pp * lcm(layout.tp * layout.cp, layout.ep * layout.etp) * layout.dp_replicate
+def _worlds(reading: Reading) -> Iterator[int]:
+    layout, asked = reading.recipe.layout, reading.parsed.asked
+    dense = layout.tp * layout.cp * (layout.ep if reading.dialect.engine == "kempnerforge" else 1)
+    least = layout.pp * lcm(dense, layout.ep * layout.etp) * layout.dp_replicate
     if layout.dp_shard > 0:
-        exact = layout.pp * layout.tp * layout.cp * layout.dp_replicate * layout.dp_shard
-        yield max(exact, least)
+        yield max(layout.pp * dense * layout.dp_replicate * layout.dp_shard, least)
         return
     if asked.gpus_per_node and least % asked.gpus_per_node:
         least = lcm(least, asked.gpus_per_node)
@@ -86,4 +86,6 @@ def alternatives(own: str) -> list[Any]:
     kind, _ = bare_type(recipe_fields()[own].type)
     if get_origin(kind) is Literal:
         return list(get_args(kind))
-    return {bool: [True, False], int: list(NUMBERS)}.get(kind, [])
+    if kind is bool:
+        return [True, False]
+    return list(NUMBERS) if kind is int else []

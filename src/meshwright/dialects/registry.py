@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 
-from meshwright.dialects.dialect import Content, Dialect
+from meshwright.dialects.dialect import Content, Dialect, Format
 from meshwright.errors import InputError, some, unknown
 
-NAMES = (
-    "megatron-lm",
-    "megatron-bridge",
-    "automodel",
-    "torchtitan",
-    "kempnerforge",
-    "deepspeed",
-    "accelerate",
-)
+FORMATS: Mapping[str, tuple[Format, ...]] = {
+    "megatron-lm": ("shell",),
+    "megatron-bridge": ("shell", "python", "yaml"),
+    "automodel": ("yaml", "shell"),
+    "torchtitan": ("toml", "shell"),
+    "kempnerforge": ("toml", "shell"),
+    "deepspeed": ("json", "shell"),
+    "accelerate": ("yaml", "shell"),
+}
+"""What each dialect is written in, so that only those are loaded that a file may be of."""
+NAMES = tuple(FORMATS)
 
 
 def dialect(name: str) -> Dialect:
@@ -29,8 +33,9 @@ def dialect(name: str) -> Dialect:
 
 def recognise(content: Content) -> Dialect:
     """The dialect that a file is written in."""
-    scores = {name: dialect(name).recognises(content) for name in NAMES}
-    best = max(scores.values())
+    candidates = [name for name, formats in FORMATS.items() if content.format in formats and _there(name)]
+    scores = {name: dialect(name).recognises(content) for name in candidates}
+    best = max(scores.values(), default=0)
     found = [name for name, score in scores.items() if score == best]
     if best == 0:
         seen = f"; it says {some(sorted(content.top()), 6)}" if content.settings else ""
@@ -48,3 +53,7 @@ def recognise(content: Content) -> Dialect:
             fix=[f"--dialect {name}" for name in found],
         )
     return dialect(found[0])
+
+
+def _there(name: str) -> bool:
+    return find_spec(f"meshwright.dialects.{name.replace('-', '_')}") is not None

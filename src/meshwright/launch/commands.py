@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Mapping
 
 from meshwright import rules
+from meshwright.clusters import Cluster
+from meshwright.dialects import Program
 from meshwright.planner import Plan, case_of, on_engine
 from meshwright.recipes.foreign import foreign_key, to_foreign
 from meshwright.recipes.foreign.together import dispatcher_keys, recompute_keys
@@ -71,7 +73,7 @@ def meshwright_command(plan: Plan) -> str:
     cluster = plan.question.cluster
     if cluster.nodes == 1:
         return shlex.join(["meshwright", *words, "--nproc", str(cluster.world), *overrides])
-    return shlex.join([*_torchrun(plan), "-m", "meshwright", *words, *overrides])
+    return command_of(Program(("-m", "meshwright", *words, *overrides)), cluster)
 
 
 def bridge_command(plan: Plan) -> str:
@@ -82,7 +84,7 @@ def bridge_command(plan: Plan) -> str:
     words += _bridge_overrides(plan)
     if plan.recipe.goal != "pretrain":  # no SFT or PEFT recipe starts there without a converted checkpoint
         words.append(f"checkpoint.pretrained_checkpoint={plan.recipe.checkpoint.pretrained or 'CONVERTED_CHECKPOINT'}")
-    return shlex.join([*_torchrun(plan), *words])
+    return command_of(Program(tuple(words)), plan.question.cluster)
 
 
 def _bridge_overrides(plan: Plan) -> list[str]:
@@ -105,9 +107,9 @@ def _bridge_overrides(plan: Plan) -> list[str]:
     return [spell(key, value) for key, value in said.items()]
 
 
-def _torchrun(plan: Plan) -> list[str]:
-    cluster = plan.question.cluster
+def command_of(program: Program, cluster: Cluster) -> str:
+    """How torchrun starts a program on every GPU of a cluster."""
     words = ["torchrun", f"--nproc-per-node={cluster.gpus_per_node}"]
     if cluster.nodes > 1:
         words += [f"--nnodes={cluster.nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HEAD_NODE:29500"]
-    return words
+    return shlex.join([*words, *program.words])

@@ -84,7 +84,7 @@ def by_foreign_key() -> dict[str, Word]:
 def joint_of() -> dict[str, Joint]:
     """The group that each key belongs to which overrides read together with others."""
     found = [joint for dialect in reversed(IN_OVERRIDES) for joint in joints(dialect)]
-    return {key: joint for joint in found for key in joint.keys}
+    return {key: joint for joint in found for key in joint.keys if key not in RETIRED}
 
 
 @cache

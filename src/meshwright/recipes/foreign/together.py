@@ -33,6 +33,14 @@ def count(key: str, text: str, least: int = 0) -> int:
     return int(text)
 
 
+def number(key: str, text: str) -> float:
+    """The number that was typed for a key."""
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError("a number is wanted", field=key, value=text) from None
+
+
 def virtual_stages(given: Texts, recipe: Recipe) -> Meaning:
     """Megatron interleaves whenever there are virtual stages."""
     text = next(iter(given.values()))
