@@ -224,7 +224,7 @@ def launch(
 
     def judged() -> own.Judged:
         checked = _check_recipe(found, gpus, ENGINES[0], training.settled)
-        return checked.recipe, checked.cluster, checked.findings
+        return checked.recipe, checked.cluster or clusters.cluster(checked.recipe.cluster), checked.findings
 
     asked = own.asked(training, on, found, gpus, judged)
     return compose.launch(asked, on, submits=submit, folder=write, overwrite=overwrite, options=options)

@@ -15,6 +15,8 @@ from meshwright.dialects.types import Program
 from meshwright.errors import InputError, MeshwrightError, unknown
 from meshwright.launch.environment import advised
 from meshwright.launch.job import CONTAINER_KINDS, KINDS, Job, Way, find_way, refuse_unused
+from meshwright.launch.kubernetes import on_kubernetes
+from meshwright.launch.skypilot import on_skypilot
 from meshwright.launch.slurm import on_slurm
 from meshwright.launch.starting import PYTHON, on_hosts, on_torchrun
 from meshwright.launch.submit import refuse_submit, submit
@@ -30,8 +32,19 @@ WRITERS: Mapping[Way, Callable[[Job], Launch]] = {
     "torchrun": on_torchrun,
     "slurm": on_slurm,
     "hosts": on_hosts,
+    "kubernetes": on_kubernetes,
+    "skypilot": on_skypilot,
 }
-NOT_OPTIONS = ("program", "cluster", "finds_ranks", "files", "folder", "advised")  # what is worked out, not asked for
+NOT_OPTIONS = (
+    "program",
+    "cluster",
+    "finds_ranks",
+    "files",
+    "folder",
+    "advised",
+    "named",
+    "grace_s",
+)  # what is worked out, not asked for
 SHIPPING: tuple[Way, ...] = ("kubernetes", "skypilot")  # machines that do not see this one's files
 
 
@@ -112,8 +125,10 @@ def job_of(asked: Asked, way: Way, submits: bool, folder: str | None, options: M
         **{
             "name": _plain_name(asked.recipe.name),
             "python": _python(submits, given),
-            "folder": str(Path(folder).resolve()) if asked.files and folder is not None else "",
+            "folder": str(Path(folder).resolve()) if asked.files and folder is not None and way not in SHIPPING else "",
             **given,
+            "named": "name" in given,
+            "grace_s": math.ceil(asked.recipe.checkpoint.grace_s),
             "program": asked.program,
             "cluster": asked.cluster,
             "finds_ranks": asked.engine == "meshwright",

@@ -31,6 +31,7 @@ USED_BY: Mapping[str, tuple[Way, ...]] = {
     "cpus_per_rank": ("slurm", "kubernetes", "skypilot"),
     "hosts": ("hosts",),
     "head": ("torchrun",),
+    "port": ("torchrun", "hosts", "kubernetes", "skypilot"),
     "max_restarts": ("torchrun", "hosts", "kubernetes", "skypilot"),
     "kind": ("kubernetes",),
     "namespace": ("kubernetes",),
@@ -71,6 +72,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A training as a scheduler is asked for it. A job that exists has been checked."""
 
     name: str
+    named: bool = False  # by the user, who is asked before it is changed
     program: Program
     cluster: Cluster
     finds_ranks: bool = False  # under srun by itself, one task per rank; others need torchrun on every node
@@ -86,6 +88,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     mounts: tuple[str, ...] = ()
     port: int = 29500
     max_restarts: int = 0  # of ranks that failed
+    grace_s: int = 60  # in which a run that is told to end saves
     # SLURM
     time: str = ""
     partition: str = ""
@@ -127,8 +130,8 @@ def _check(job: Job) -> None:
         values.whole("--cpus-per-rank", job.cpus_per_rank, 1, 4096)
     for word in job.program.words:
         values.one_line("the command", word) if word else None
-    for mount in job.mounts:
-        _check_mount(mount)
+    for text in job.mounts:
+        values.mount(text)
     if job.image:
         values.matching(
             "--image", job.image, r"[A-Za-z0-9_./][\w.:/@+#-]*", "an image", "nvcr.io/nvidia/pytorch:26.08-py3"
@@ -137,11 +140,6 @@ def _check(job: Job) -> None:
     _check_slurm(job)
     if job.head:
         values.host("--head", job.head)
-
-
-def _check_mount(mount: str) -> None:
-    pattern = r"[\w./@+-][\w./@+ -]*:/[\w./@+ -]*(:[\w+]+)?"
-    values.matching("--mount", mount, pattern, "SOURCE:/PATH or SOURCE:/PATH:ro", "/data:/data")
 
 
 def _check_setup(lines: tuple[str, ...]) -> None:

@@ -87,7 +87,7 @@ def _folder(job: Job) -> list[str]:
 
 def _environment(job: Job) -> list[str]:
     """Variables with their reasons; the user's own setting of threads stays."""
-    wanted = starting.wanted_variables(job)
+    wanted = starting.wanted_variables(job) if job.finds_ranks else starting.with_patience(job)
     if all(one.name != "OMP_NUM_THREADS" for one in wanted):
         wanted.append(threads(cpus_per_rank(job)))
     return [line for one in wanted for line in (f"# {one.why}", _set(one))]

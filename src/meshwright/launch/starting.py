@@ -10,6 +10,7 @@ from meshwright.launch.job import Job, Variable
 from meshwright.launch.written import Launch
 
 PYTHON = "python"
+SHUTDOWN, SHUTDOWN_S = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30
 
 
 def alone(job: Job) -> list[str]:
@@ -17,11 +18,11 @@ def alone(job: Job) -> list[str]:
     return [job.python, *job.program.words]
 
 
-def torchrun(job: Job, *how: str) -> list[str]:
-    """The program under torchrun; with an interpreter of its own where one is named."""
+def torchrun(job: Job, *how: str, restarts: bool = True) -> list[str]:
+    """The program under torchrun, with an interpreter of its own where one is named; or whoever starts it restarts."""
     agent = ["torchrun"] if job.python == PYTHON else [job.python, "-m", "torch.distributed.run"]
-    restarts = [f"--max-restarts={job.max_restarts}"] if job.max_restarts else []
-    return [*agent, *how, f"--nproc-per-node={job.ranks_per_node}", *restarts, *job.program.words]
+    again = [f"--max-restarts={job.max_restarts}"] if job.max_restarts and restarts else []
+    return [*agent, *how, f"--nproc-per-node={job.ranks_per_node}", *again, *job.program.words]
 
 
 def several(job: Job) -> list[str]:
@@ -53,6 +54,14 @@ def wanted_variables(job: Job) -> list[Variable]:
     merged = {one.name: one for one in job.advised} | engines
     merged |= {name: Variable(name, value, "asked for with --env") for name, value in job.env.items()}
     return list(merged.values())
+
+
+def with_patience(job: Job) -> list[Variable]:
+    """What is set where torchrun is told to end: it kills ranks 30 s later, unless it is told to let them save."""
+    wanted = wanted_variables(job)
+    if job.grace_s <= SHUTDOWN_S or any(one.name == SHUTDOWN for one in wanted):
+        return wanted
+    return [*wanted, Variable(SHUTDOWN, str(job.grace_s), "torchrun gives ranks this many seconds to save")]
 
 
 def on_torchrun(job: Job) -> Launch:

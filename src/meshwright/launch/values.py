@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from meshwright.errors import InputError
 
@@ -15,6 +16,7 @@ HOST = re.compile(
 TIME = re.compile(
     r"(?:(\d{1,5})-(\d{1,2})(?::(\d{1,2}))?(?::(\d{1,2}))?|(\d{1,7})(?::(\d{1,2}))?(?::(\d{1,2}))?)", re.ASCII
 )
+MOUNT = r"((?:[a-z0-9]+://)?[\w./@+~-][\w./@+~ -]*):(/[\w./@+ -]*)(?::(\w[\w+]*))?"
 TIMES = "90 (minutes), 90:00, 12:00:00, 2-00 (days-hours) or 2-12:00:00"
 
 
@@ -145,6 +147,23 @@ def shell_line(field: str, text: str) -> str:
         reason = "goes on in the next line, which a setup line cannot"
         raise InputError(reason, field=field, value=text, fix=(f"{field} 'source my_setup.sh'",))
     return text
+
+
+class Mount(NamedTuple):
+    """A disk, folder or bucket at a path of the machines or containers that run a job."""
+
+    source: str
+    path: str
+    options: str
+
+
+def mount(text: str) -> Mount:
+    """SOURCE:/PATH or SOURCE:/PATH:OPTIONS."""
+    found = re.fullmatch(MOUNT, text, re.ASCII)
+    if found is None:
+        reason = "is not SOURCE:/PATH or SOURCE:/PATH:ro"
+        raise InputError(reason, field="--mount", value=text, fix=("--mount /data:/data",))
+    return Mount(found[1], found[2], found[3] or "")
 
 
 def dns_name(field: str, text: str, most: int, given: bool) -> str:

@@ -1,0 +1,81 @@
+"""SkyPilot: a task file, for any cloud or cluster that it knows."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.launch import starting, values
+from meshwright.launch.job import Job
+from meshwright.launch.manifests import restart_note, to_yaml
+from meshwright.launch.written import Launch
+
+FILES = "~/meshwright_files"  # where the job's files lie on every node
+# GPUs whose name there is not ours; those it has under our name; the others it does not offer.
+NAMES = {"A100-40": "A100", "A100-80": "A100-80GB"}
+SAME_NAMES = ("A6000", "H100", "H200", "B200", "B300", "GB200", "GB300", "L40S", "RTX4090", "RTX5090", "MI300X")
+
+
+def on_skypilot(job: Job) -> Launch:
+    """One task file, for sky."""
+    name = values.dns_name("--name", job.name, 50, job.named)
+    file = f"{name}.yaml"
+    recovery = {"job_recovery": {"max_restarts_on_errors": job.max_restarts}} if job.max_restarts else {}
+    cores = {"cpus": f"{job.cpus_per_rank * job.ranks_per_node}+"} if job.cpus_per_rank else {}
+    image = {"image_id": f"docker:{job.image}"} if job.image else {}
+    resources = {**_accelerators(job), **cores, **image, **recovery}
+    task: dict[str, Any] = {
+        "name": name,
+        "num_nodes": job.cluster.nodes,
+        **({"resources": resources} if resources else {}),
+        **_file_mounts(job),
+        **_environment(job),
+        **({"setup": "\n".join(job.setup) + "\n"} if job.setup else {}),
+        "run": _run(job),
+    }
+    verb = ["sky", "jobs", "launch"] if job.max_restarts else ["sky", "launch"]
+    files = {file: to_yaml(task), **job.files}
+    return Launch(on="skypilot", files=files, commands=(shlex.join([*verb, file]),), notes=restart_note(job))
+
+
+def _accelerators(job: Job) -> dict[str, str]:
+    if job.cpu:
+        return {}
+    ours = job.cluster.gpu.name
+    theirs = NAMES.get(ours, ours if ours in SAME_NAMES else "")
+    if not theirs:
+        known = ", ".join([*NAMES, *SAME_NAMES])
+        raise InputError(f"SkyPilot has no {ours}; it has {known}", field="--gpus", value=str(job.cluster))
+    return {"accelerators": f"{theirs}:{job.ranks_per_node}"}
+
+
+def _file_mounts(job: Job) -> dict[str, Any]:
+    """Paths on the nodes, with what lies there: folders of this machine, or buckets."""
+    found: dict[str, Any] = {}
+    for mount in map(values.mount, job.mounts):
+        if mount.options:
+            fix = (f"--mount {mount.source}:{mount.path}",)
+            raise InputError("has no options there", field="--mount", value=":".join(mount), fix=fix)
+        bucket = {"source": mount.source, "mode": "MOUNT"}  # written to as it is, not copied once
+        found[mount.path] = bucket if "://" in mount.source else mount.source
+    found |= {f"{FILES}/{name}": f"./{name}" for name in job.files}
+    return {"file_mounts": found} if found else {}
+
+
+def _environment(job: Job) -> dict[str, Any]:
+    wanted = {one.name: one.value for one in starting.with_patience(job) if one.value is not None}
+    return {"envs": wanted} if wanted else {}
+
+
+def _run(job: Job) -> str:
+    """What every node runs; SkyPilot tells it its number and the addresses of all."""
+    head = '"$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"'
+    how = starting.numbered(job, "HEAD", str(job.port), "RANK")
+    shell = {"--master-addr=HEAD": f"--master-addr={head}", "--node-rank=RANK": '--node-rank="$SKYPILOT_NODE_RANK"'}
+    words = starting.torchrun(job, *how, restarts=False)
+    own = len(words) - len(job.program.words)
+    command = [shell.get(word, shlex.quote(word)) for word in words[:own]] + [shlex.quote(w) for w in words[own:]]
+    unset = [f"unset {one.name}" for one in starting.wanted_variables(job) if one.value is None]
+    lines = [*([f"cd {FILES}"] if job.files else []), *unset, " ".join(command)]
+    return "\n".join(lines) + "\n"
