@@ -1,0 +1,40 @@
+"""KempnerForge."""
+
+from __future__ import annotations
+
+from meshwright.clusters import Cluster
+from meshwright.dialects.dialect import Dialect
+from meshwright.dialects.kempnerforge.parse import complete, parse, recognises
+from meshwright.dialects.kempnerforge.rules import RULES
+from meshwright.dialects.parts import spell_toml
+from meshwright.dialects.types import Written
+from meshwright.models import ModelSpec
+from meshwright.recipes.types import Recipe
+
+OPEN = (
+    "vision_encoder.", "adapter.", "vlm.", "video.", "data.datasets", "data.phases", "data.anneal_weights",
+    "metrics.wandb_", "data.hf_", "eval.hf_", "checkpoint.dyn_ckpt_window",
+)  # fmt: skip
+"""Keys that are lists of their own, or of parts that mean nothing here."""
+
+
+def _write(recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+    from meshwright.dialects.kempnerforge.write import write
+
+    return write(DIALECT, recipe, model, on)
+
+
+DIALECT = Dialect(
+    name="kempnerforge",
+    title="KempnerForge",
+    version="commit 5666d0d, 2026-06-30",
+    engine="kempnerforge",
+    forms=("TOML files", "the command `torchrun … scripts/train.py FILE.toml --section.key=value`"),
+    recognises=recognises,
+    parse=parse,
+    spell=spell_toml,
+    rules=RULES,
+    complete=complete,
+    write=_write,
+    known=lambda key: key.startswith(OPEN),
+)
