@@ -63,16 +63,16 @@ BAD = [
     ("toml", 'goal = "sft"\n', "model and cluster"),
     ("toml", 'base = "lama3_8b_sft"\n', "did you mean llama3_8b_sft_config"),
     ("toml", HEAD.replace("sft", "sfd"), "Invalid enum value"),
-    ("toml", HEAD + "[layout]\ntp = 1\ntp = 2\n", "not TOML"),
-    ("yaml", "a: &x [1]\nb: *x\n", "aliases"),
-    ("yaml", "a: !!python/object/apply:os.system [ls]\n", "not plain YAML"),
-    ("yaml", "base: llama3_8b_sft\nlayout: {tp: 2}\nlayout: {tp: 3}\n", "not plain YAML"),
+    ("toml", HEAD + "[layout]\ntp = 1\ntp = 2\n", "layout.tp is given twice, on lines 5 and 6"),
+    ("yaml", "a: &x [*x]\n", "inside what it stands for"),
+    ("yaml", "a: !!python/object/apply:os.system [ls]\n", "tags that build objects"),
+    ("yaml", "base: llama3_8b_sft\nlayout: {tp: 2}\nlayout: {tp: 3}\n", "layout is given twice, on lines 2 and 3"),
     ("yaml", "[" * 50 + "]" * 50, "deep nesting"),
     ("yaml", "- a\n", "table of keys"),
     ("yaml", "base: llama3_8b_sft\noptimizer: {lr: fast}\n", "float"),
     ("json", "{", "not JSON"),
     ("json", '{"base": "llama3_8b_sft", "base": "llama3_8b_peft"}', "twice"),
-    ("json", "[" * 100_000, "not JSON"),
+    ("json", "[" * 100_000, "deep nesting"),
     ("json", "3", "table of keys"),
     ("python", "", "unknown format"),
     ("yaml", "base: null\n", "base: is the name of a shipped recipe"),
@@ -83,7 +83,7 @@ BAD = [
     ("toml", 'base = "other.yaml"\n', "a shipped recipe, not a file"),
     ("toml", HEAD + f"[train]\nsteps = {'9' * 25}\n", "from -9007199254740992 to 9007199254740992.*line 5"),
     ("toml", HEAD + f"[train]\nsteps = {'9' * 5000}\n", "not TOML"),
-    ("json", '{"base": "llama3_8b_sft", "train": {"steps": ' + "9" * 5000 + "}}", "not JSON"),
+    ("json", '{"base": "llama3_8b_sft", "train": {"steps": ' + "9" * 5000 + "}}", "too many digits"),
     ("json", '{"base": "llama3_8b_sft", "optimizer": {"lr": 1e999}}', "a finite number"),
     ("toml", HEAD + "[optimizer]\nlr = inf\n", "a finite number"),
     ("toml", HEAD + "[optimizer]\nlr = nan\n", "a finite number"),
@@ -97,9 +97,38 @@ def test_a_bad_file_is_refused_with_the_reason(format: str, text: str, words: st
         from_text(text, format)
 
 
+LINES = [  # what is wrong, on which line; words before it name the same thing
+    ("toml", '# tp = 0\nname = "tp"\n' + HEAD + "[train]\nsteps = 1\n[layout]\npp = 1\ntp = 0\n", 10),
+    ("toml", HEAD + "layout.pp = 1\nlayout.tp = 0\n", 5),
+    ("toml", HEAD + "[layot]\ntp = 2\n", 4),
+    ("toml", HEAD + "[data.blend]\na = 1.0\nb = 'x'\n", 4),
+    ("toml", '# base\nbase = "lama3_8b_sft"\n', 2),
+    ("yaml", "base: llama3_8b_sft\nlayout:\n  # tp: 0\n  pp: 1\n  tp: 0\n", 5),
+    ("yaml", "base: llama3_8b_sft\nlayout: {pp: 1,\n  tpp: 2}\n", 3),
+    ("json", '{"base": "llama3_8b_sft",\n "name": "tp",\n "layout": {"pp": 1,\n\n "tp": 0}}', 5),
+    ("json", '{"base": "llama3_8b_sft",\n "data": {"blend":\n {"a": 1e999}}}', 2),
+]
+
+
+@pytest.mark.parametrize(("format", "text", "line"), LINES)
+def test_an_error_names_the_line_that_says_it(format: str, text: str, line: int) -> None:
+    with pytest.raises(InputError, match=rf"\(recipe, line {line}\)"):
+        from_text(text, format)
+
+
+def test_what_is_nowhere_said_has_no_line() -> None:
+    with pytest.raises(InputError, match=r"\(recipe\)"):
+        from_text('goal = "sft"\n', "toml")
+
+
+def test_a_recipe_may_say_things_once_with_an_alias() -> None:
+    text = "base: llama3_8b_sft\nname: &name mine\ndata: {blend: {*name : 1.0}}\n"
+    assert from_text(text, "yaml").data.blend == {"mine": 1.0}
+
+
 def test_a_bomb_of_aliases_is_refused_at_once() -> None:
     rows = ["a0: &a0 [x,x,x,x,x,x,x,x,x]"] + [f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
-    with pytest.raises(InputError, match="aliases"):
+    with pytest.raises(InputError, match="expands to more than"):
         from_text("\n".join(rows), "yaml")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from io import StringIO
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from meshwright.documents import keyed, read_text, tree
 from meshwright.errors import InputError, MeshwrightError, unknown
 from meshwright.recipes import build
 from meshwright.recipes.build import checked, places
@@ -24,7 +24,6 @@ SUFFIXES = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 
 HEAD = ("name", "model", "goal", "cluster", "benchmark")
 LARGEST = 1_000_000
-DEEPEST = 20
 
 
 def is_file(name: str) -> bool:
@@ -40,31 +39,16 @@ def from_file(path: str | Path) -> Recipe:
     place = Path(path)
     if place.suffix.lower() not in SUFFIXES:
         raise unknown("file type", place.suffix or place.name, SUFFIXES)
-    try:
-        raw = place.read_bytes() if place.stat().st_size <= LARGEST else None
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", field="file", value=str(place)) from error
-    if raw is None:
-        raise InputError(f"a recipe file has at most {LARGEST} bytes", field="file", value=str(place))
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        raise InputError("is not UTF-8 text", field="file", value=str(place)) from error
-    return from_text(text, SUFFIXES[place.suffix.lower()], place.stem, str(place))
+    return from_text(read_text(place, LARGEST), SUFFIXES[place.suffix.lower()], place.stem, str(place))
 
 
 def from_text(text: str, format: str, name: str = "recipe", where: str = "recipe") -> Recipe:
     """The recipe in a text of one of the readable formats; name is its name unless it says one."""
-    readers: dict[str, Callable[[str, str], Any]] = {"toml": _read_toml, "yaml": _read_yaml, "json": _read_json}
-    if format not in readers:
-        raise unknown("format", format, readers)
-    content = readers[format](text, where)
-    if not isinstance(content, dict):
-        raise InputError("a recipe is a table of keys", field="file", value=where)
+    content, lines = tree(text, format, where)
     try:
         return _recipe({"name": name, **content})
     except MeshwrightError as error:
-        line = _line(text, error)
+        line = _line(lines, error)
         place = f"{where}, line {line}" if line else where
         raise InputError(f"{error.reason} ({place})", field=error.field, value=error.value, fix=error.fix) from error
 
@@ -126,57 +110,16 @@ def _section(section: str, fields: Any) -> dict[str, Any]:
     return fields
 
 
-def _line(text: str, error: MeshwrightError) -> int | None:
-    """The first line that sets what the error speaks of."""
-    words = (
-        [str(error.value), *error.field.split(".")[::-1]] if error.value is not None else error.field.split(".")[::-1]
-    )
-    for word in words:
-        found = re.search(rf"^\s*(?:[\w.]+\.)?[\"']?{re.escape(word)}[\"']?\s*[:=]", text, re.MULTILINE)
-        if found:
-            return text.count("\n", 0, found.start()) + len(found[0]) - len(found[0].lstrip("\n")) + 1
-    return None
-
-
-def _read_toml(text: str, where: str) -> Any:
-    import tomllib
-
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"is not TOML: {error}", field="file", value=where) from error
-
-
-def _read_json(text: str, where: str) -> Any:
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            raise InputError("is given twice", field=twice, value=where)
-        return dict(pairs)
-
-    try:
-        return json.loads(text, object_pairs_hook=once)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"is not JSON: {error}", field="file", value=where) from error
-
-
-def _read_yaml(text: str, where: str) -> Any:
-    """YAML of plain values: no tags that build objects, and no aliases, which can blow a small file up."""
-    from ruamel.yaml import YAML, AliasEvent, CollectionEndEvent, CollectionStartEvent
-    from ruamel.yaml.error import YAMLError
-
-    yaml = YAML(typ="safe", pure=True)
-    depth = 0
-    try:
-        for event in yaml.parse(text):
-            depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
-            if isinstance(event, AliasEvent) or depth > DEEPEST:
-                raise InputError("anchors, aliases and deep nesting are not read", field="file", value=where)
-        return yaml.load(text)
-    except (YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"is not plain YAML: {reason}", field="file", value=where) from error
+def _line(lines: Mapping[str, int], error: MeshwrightError) -> int | None:
+    """The line that says what the error speaks of; none where nothing says it."""
+    if error.field == "recipe":  # an unknown one
+        return lines.get("base")
+    name = error.field
+    if name == "key" or name.endswith(" key"):  # an unknown one, of the recipe or of a section
+        name = keyed(name.removesuffix("key").strip(), str(error.value))
+    while name and name not in lines:  # msgspec names a weight in a blend data.blend[...]
+        name = name[: max(name.rfind("."), name.rfind("["), 0)]
+    return lines.get(name)
 
 
 def _write_toml(content: dict[str, Any]) -> str:
