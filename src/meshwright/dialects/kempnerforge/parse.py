@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 TABLE = "kempnerforge"
 MARKS = frozenset(("model.dim", "model.n_layers", "train.seq_len", "train.batch_size", "train.max_steps"))
 """Keys that no other TOML dialect has."""
+PURE_BF16 = {"precision.master": "bf16", "precision.moments": "bf16", "precision.grads": "bf16"}
+"""What its parameters are kept in; there is no key for it."""
 
 
 def recognises(content: Content) -> int:
@@ -57,7 +59,7 @@ def _parsed(settings: Settings, content: Content, asked: Asked, env: Settings | 
     # Sequence parallelism is not asked for: it comes with tensor parallelism, where their plan has it.
     plain = model is not None and model.moe is None and not model.tied
     cut = value(TABLE, settings, "distributed.tp") > 1 and value(TABLE, settings, "distributed.pp") == 1
-    own = {"layout.sp": bool(plain and cut), "precision.master": "bf16", "precision.moments": "bf16"}
+    own = {"layout.sp": bool(plain and cut), **PURE_BF16}
     return Parsed(
         settings=settings,
         name=Path(content.path).stem,
@@ -136,8 +138,7 @@ def _ffn(dim: int, multiplier: float) -> int:
 def data_ranks(recipe: Recipe, on: Cluster) -> int:
     """Ranks that read different samples; expert parallelism has ranks of its own here, which read the same."""
     layout = recipe.layout
-    rest = max(1, on.world // (layout.tp * layout.pp * layout.cp * layout.ep * layout.dp_replicate))
-    return layout.dp_replicate * (layout.dp_shard if layout.dp_shard > 0 else rest)
+    return max(1, on.world // (layout.tp * layout.pp * layout.cp * layout.ep))
 
 
 def complete(recipe: Recipe, parsed: Parsed, on: Cluster) -> Recipe:

@@ -21,7 +21,7 @@ KEEP = (
 )  # fmt: skip
 
 
-FOLLOWS = ("train.global_batch_size", "layout.sp", "precision.master", "precision.moments")
+FOLLOWS = ("train.global_batch_size", "layout.sp", "precision.master", "precision.moments", "precision.grads")
 """Fields that are not said there: they follow from others, or have one value."""
 
 
@@ -40,8 +40,8 @@ def write(dialect: Dialect, recipe: Recipe, model: ModelSpec, on: Cluster) -> Wr
         )
     settings = {**settings, "train.grad_accum_steps": recipe.train.global_batch_size // ranks}
     sizes["max_seq_len"] = max(recipe.data.seq_length, model.max_seq_length or 0)
-    tables = nested({f"model.{key}": value for key, value in sizes.items()})
-    tables |= nested(without_defaults(dialect, settings, KEEP))
+    shape = {f"model.{key}": value for key, value in sizes.items()}
+    tables = nested({**shape, **without_defaults(dialect, settings, KEEP)})
     name = f"{recipe.name or 'recipe'}.toml"
     return Written(
         dialect=dialect.name,
