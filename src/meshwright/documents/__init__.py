@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
-from meshwright.documents.json_nodes import read_json
 from meshwright.documents.nodes import Leaf, Node, checked_text, flat, keyed, lines_of, plain, refused
 from meshwright.documents.text import read_text
-from meshwright.documents.toml_nodes import read_toml
-from meshwright.documents.yaml_nodes import read_yaml
 from meshwright.errors import unknown
 
 __all__ = ["FORMATS", "Format", "Leaf", "keyed", "leaves", "read_text", "tree"]
 
 Format = Literal["yaml", "toml", "json"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-_READERS: dict[str, Callable[[str, str], Node]] = {"yaml": read_yaml, "toml": read_toml, "json": read_json}
 _KINDS = {list: "a list", str: "text", bool: "true or false", type(None): "nothing"}
 
 
@@ -32,12 +28,28 @@ def tree(text: str, format: str, where: str) -> tuple[dict[str, Any], dict[str, 
 
 
 def _read(text: str, format: str, where: str) -> Node:
-    if format not in _READERS:
-        raise unknown("format", format, FORMATS)
+    read = _reader(format)
     text = text.removeprefix("\ufeff")
     checked_text(text, where)
-    root = _READERS[format](text, where)
+    root = read(text, where)
     if not isinstance(root.value, dict):
         kind = _KINDS.get(type(root.value), "a number")
         raise refused(where, root.line, f"is no table of keys at its top, but {kind}", fix=("key: value",))
     return root
+
+
+def _reader(format: str) -> Callable[[str, str], Node]:
+    """The reader of a format; each is imported when it is first needed, so that asking without a file is quick."""
+    if format == "yaml":
+        from meshwright.documents.yaml_nodes import read_yaml
+
+        return read_yaml
+    if format == "toml":
+        from meshwright.documents.toml_nodes import read_toml
+
+        return read_toml
+    if format == "json":
+        from meshwright.documents.json_nodes import read_json
+
+        return read_json
+    raise unknown("format", format, FORMATS)
