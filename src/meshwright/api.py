@@ -393,8 +393,8 @@ def check(
     `model` is for files that do not name theirs; `advice` adds what could be better to what is wrong in such files.
     """
     content = None
-    if isinstance(target, str) and not index.knows(target):
-        content = _content(target, model)
+    if isinstance(target, str) and (dialects.is_file(target) or not index.knows(target)):
+        content = _content(target)
         theirs = dialects.of(content, dialect)
         if theirs is not None:
             if engine is not None:
@@ -421,7 +421,7 @@ def _check_recipe(
     return dialects.check_own(asked, cluster, engine, content, advice)
 
 
-def _content(target: str, model: str | None) -> dialects.Content:
+def _content(target: str) -> dialects.Content:
     """The file that a name means; a name that is neither file nor recipe is told with what it may have been."""
     if not dialects.is_file(target):
         index.load(target)  # raises with did-you-mean

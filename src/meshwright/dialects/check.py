@@ -17,9 +17,7 @@ from meshwright.planner import case_of
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Recipe
-from meshwright.rules import Finding
-
-ORDER = ("error", "warning", "advice")
+from meshwright.rules import SEVERITIES, Finding
 
 
 def check(
@@ -36,7 +34,7 @@ def check(
     known, candidates = clusters_for(reading, gpus)
     cases = list(_cases(reading, candidates))
     recipe = complete(reading, candidates[0])
-    ours = list(_ours(reading, cases, advice)) if cases else []
+    ours = _ours(reading, cases, advice) if cases else []
     theirs = list(_theirs(reading, recipe, cases[0] if cases else None, candidates[0] if known else None))
     spoken = {finding.field for finding in theirs if finding.severity == "error"}
     kept = [f for f in ours if f.field not in spoken or f.severity != "error"]  # theirs say it in their own words
@@ -50,7 +48,7 @@ def check(
         recipe=recipe,
         model=reading.model,
         cluster=candidates[0] if known else None,
-        findings=tuple(sorted(findings, key=lambda f: (ORDER.index(f.severity), f.file, f.line))),
+        findings=tuple(sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), f.file, f.line))),
         unresolved=tuple(_unresolved(reading)),
         notes=(*reading.parsed.notes, *reading.mapped.notes, *_notes(reading, known)),
         estimate=costs.estimate(cases[0]) if whole else None,
@@ -70,13 +68,11 @@ def _cases(reading: Reading, candidates: Sequence[Cluster]) -> Iterator[Case]:
             yield case_of(changed, reading.model, candidates[0], reading.dialect.engine)
 
 
-def _ours(reading: Reading, cases: Sequence[Case], advice: bool) -> Iterator[Finding]:
+def _ours(reading: Reading, cases: Sequence[Case], advice: bool) -> list[Finding]:
     """What our own rules find in every case, told in their words."""
     first, *others = cases
-    for finding in rules.judge(first):
-        broken = rules.RULES[finding.rule].broken
-        if (finding.severity != "advice" or advice) and all(bool(broken(case)) for case in others):
-            yield _in_their_words(reading, first.recipe, finding)
+    severities = SEVERITIES if advice else SEVERITIES[:2]
+    return [_in_their_words(reading, first.recipe, one) for one in rules.judge(first, severities, others)]
 
 
 def _in_their_words(reading: Reading, recipe: Recipe, finding: Finding) -> Finding:

@@ -29,6 +29,7 @@ def check(
     """What the rules find in a recipe, with the lines of its file if it has one."""
     model = model_of(recipe)
     case = case_of(recipe, model, on, engine)
+    severities = rules.SEVERITIES if advice else rules.SEVERITIES[:2]
     lines = {key: said.line for key, said in content.settings.items()} if content else {}
     return CheckedRecipe(
         dialect=NAME,
@@ -38,7 +39,7 @@ def check(
         recipe=recipe,
         model=model,
         cluster=on,
-        findings=tuple(_placed(f, content, lines) for f in rules.judge(case) if advice or f.severity != "advice"),
+        findings=tuple(_placed(f, content, lines) for f in rules.judge(case, severities)),
         estimate=costs.estimate(case),
     )
 

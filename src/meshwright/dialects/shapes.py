@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import msgspec
 
 from meshwright.errors import InputError
-from meshwright.models import ModelSpec, all_specs, find, spec_from_config
+from meshwright.models import ModelSpec, find, of_size, spec_from_config
 
 
 def named(text: str) -> ModelSpec | None:
@@ -24,8 +23,7 @@ def named(text: str) -> ModelSpec | None:
 def from_sizes(model_type: str, name: str = "config", **sizes: Any) -> ModelSpec:
     """The model of these sizes, by the keys of a Hugging Face config; a catalogue model where one is the same."""
     made = spec_from_config({"model_type": model_type, **{k: v for k, v in sizes.items() if v is not None}}, name)
-    same = _by_shape().get(_shape(made))
-    return find(same) if same else made
+    return next((known for known in of_size(made.hidden, made.num_layers) if same_shape(known, made)), made)
 
 
 def same_shape(one: ModelSpec, other: ModelSpec) -> bool:
@@ -36,9 +34,3 @@ def same_shape(one: ModelSpec, other: ModelSpec) -> bool:
 def _shape(spec: ModelSpec) -> bytes:
     parts = (spec.kind, spec.hidden, spec.groups, spec.vocab, spec.tied, spec.learned_positions, spec.mtp_layers)
     return msgspec.json.encode(parts)
-
-
-@cache
-def _by_shape() -> dict[bytes, str]:
-    """The first catalogue name of every shape; a family's own name before one that only copies its sizes."""
-    return {_shape(spec): spec.name for spec in reversed(all_specs())}

@@ -1,6 +1,6 @@
 """Models: their architecture facts, the reader of Hugging Face configs, and the catalogue of shipped models."""
 
-from .catalogue import all_specs, config_of, find, names, nearest_by_size, search
+from .catalogue import all_specs, config_of, find, names, nearest_by_size, of_size, search
 from .reader import known_architectures, load_config, spec_from_config
 from .reshape import reshape
 from .spec import (
@@ -42,6 +42,7 @@ __all__ = [
     "load_config",
     "names",
     "nearest_by_size",
+    "of_size",
     "reshape",
     "search",
     "spec_from_config",

@@ -67,6 +67,18 @@ def all_specs() -> tuple[ModelSpec, ...]:
     return tuple(_spec(name) for name in names())
 
 
+def of_size(hidden: int, layers: int) -> tuple[ModelSpec, ...]:
+    """The shipped models of this width and depth; quicker than asking every model."""
+    return tuple(_spec(name) for name, entry in _entries().items() if _says(entry["config"], hidden, layers))
+
+
+def _says(config: dict[str, Any], hidden: int, layers: int) -> bool:
+    text = config.get("text_config", config)
+    return hidden in (text.get("hidden_size"), text.get("n_embd")) and layers in (
+        text.get("num_hidden_layers"), text.get("n_layer")
+    )  # fmt: skip
+
+
 def config_of(name: str) -> dict[str, Any]:
     """The Hugging Face config of a shipped model, with the keys that decide its shape."""
     if name not in _entries():

@@ -29,10 +29,11 @@ from meshwright.rules import (  # noqa: F401  # importing a subject registers it
     vision,
 )
 from meshwright.rules.judge import applicable, illegal_by_rule, judge, legal, message, repair
-from meshwright.rules.rule import RULES, Finding, Rule, Severity
+from meshwright.rules.rule import RULES, SEVERITIES, Finding, Rule, Severity
 
 __all__ = [
     "RULES",
+    "SEVERITIES",
     "Finding",
     "Rule",
     "Severity",

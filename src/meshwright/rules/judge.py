@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import islice, product
 from string import Formatter
@@ -13,9 +13,8 @@ import numpy as np
 from meshwright.recipes.case import Case, Column
 from meshwright.recipes.spelling import spell
 from meshwright.recipes.types import recipe_fields
-from meshwright.rules.rule import RULES, Finding, Rule, Severity
+from meshwright.rules.rule import RULES, SEVERITIES, Finding, Rule, Severity
 
-ORDER: tuple[Severity, ...] = ("error", "warning", "advice")
 TWO_STEP_STARTS = 6  # first changes from which a second one is looked for
 Change = dict[str, Any]  # values by flat name
 
@@ -45,7 +44,7 @@ def _speaking(engine: str, severities: tuple[Severity, ...]) -> tuple[Rule, ...]
     return tuple(sorted(speaking, key=lambda r: r.subject == "memory"))  # estimates cost more than arithmetic
 
 
-def applicable(case: Case, severities: Iterable[Severity] = ORDER) -> tuple[Rule, ...]:
+def applicable(case: Case, severities: Iterable[Severity] = SEVERITIES) -> tuple[Rule, ...]:
     """The rules that speak of this engine."""
     return _speaking(case.engine, tuple(severities))
 
@@ -70,11 +69,16 @@ def illegal_by_rule(case: Case) -> dict[str, Column]:
     return {id: mask for id, mask in masks.items() if mask.any()}
 
 
-def judge(case: Case) -> list[Finding]:
-    """Everything the rules find in one case, errors first, each with overrides that repair it."""
-    found = sorted((r for r in applicable(case) if bool(r.broken(case))), key=lambda r: ORDER.index(r.severity))
+def judge(case: Case, severities: Iterable[Severity] = SEVERITIES, others: Sequence[Case] = ()) -> list[Finding]:
+    """What the rules find in one case, errors first, each with overrides that repair it.
+
+    With others, only what is broken in every one of them too: where a case is not fully known, what is certain.
+    """
+    found = sorted((r for r in applicable(case) if bool(r.broken(case))), key=lambda r: SEVERITIES.index(r.severity))
     broken = frozenset(r.id for r in found)
-    findings = [_finding(r, case, broken) for r in found]
+    wanted = tuple(severities)
+    told = [r for r in found if r.severity in wanted and all(bool(r.broken(other)) for other in others)]
+    findings = [_finding(r, case, broken) for r in told]
     return [f for f in findings if f.severity != "advice" or f.fix]  # advice that cannot be followed is none
 
 

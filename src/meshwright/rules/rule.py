@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -11,6 +11,8 @@ from meshwright.recipes.case import Case, Column
 from meshwright.recipes.types import ENGINES
 
 Severity = Literal["error", "warning", "advice"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+"""The gravest first."""
 Broken = Callable[[Case], Column]
 Figure = Callable[[Case], object]
 Fix = Mapping[str, Sequence[Any] | Callable[[Case], Sequence[Any]]]
