@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from meshwright.version import VERSION
+
 if TYPE_CHECKING:
     from meshwright.api import check, find_recipes, recipe, recommend
     from meshwright.errors import InputError, MeshwrightError
     from meshwright.planner import Plan
     from meshwright.recipes.types import Recipe
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "InputError",
     "MeshwrightError",

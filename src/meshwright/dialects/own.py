@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from meshwright import __version__, costs, rules
+from meshwright import costs, rules
 from meshwright.clusters import Cluster
 from meshwright.dialects.checked import CheckedRecipe
 from meshwright.dialects.dialect import Content
@@ -14,6 +14,7 @@ from meshwright.planner import case_of
 from meshwright.recipes.case import model_of
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding
+from meshwright.version import VERSION
 
 NAME = "meshwright"
 
@@ -33,7 +34,7 @@ def check(
     lines = {key: said.line for key, said in content.settings.items()} if content else {}
     return CheckedRecipe(
         dialect=NAME,
-        version=__version__,
+        version=VERSION,
         engine=engine,
         file=content.path if content else "",
         recipe=recipe,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 
-from meshwright import __version__
 from meshwright.launch import starting, values
 from meshwright.launch.environment import threads
 from meshwright.launch.job import Job, Variable, sbatch_option
 from meshwright.launch.written import Launch
+from meshwright.version import VERSION
 
 SAVED = 75  # exit code of a run that was asked to end and has saved
 CPUS_PER_GPU = 8  # fewer starve data loading and collectives; every usual GPU node has as many
@@ -67,7 +67,7 @@ def _header(job: Job) -> list[str]:
     }
     options = [f"#SBATCH --{name}={value}" if value else f"#SBATCH --{name}" for name, value in lines.items()]
     where = "CPUs alone" if job.cpu else str(job.cluster)
-    return ["#!/bin/bash", *options, f"# {job.name} on {where}, written by meshwright {__version__}"]
+    return ["#!/bin/bash", *options, f"# {job.name} on {where}, written by meshwright {VERSION}"]
 
 
 def _limit(job: Job) -> list[str]:
