@@ -1,0 +1,100 @@
+"""Jobs to write, and stand-ins for SLURM's tools that note how they were called."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright.clusters import cluster
+from meshwright.dialects.types import Program
+from meshwright.launch.job import Job
+
+TRAIN = ("-m", "meshwright", "train", "llama3_8b_pretrain_config", "--out", "runs/a b")
+
+
+def job(gpus: str = "2x8xH100", words: tuple[str, ...] = TRAIN, **changes: Any) -> Job:
+    """A job of our own engine."""
+    defaults: dict[str, Any] = {"name": "try_it", "finds_ranks": True}
+    return Job(**{**defaults, "cluster": cluster(gpus), "program": Program(words=words), **changes})
+
+
+SRUN = r"""
+printf '%s\0' "$@" > "$NOTES/srun"
+env -0 > "$NOTES/environment"
+if [ -n "${HOLD:-}" ]; then
+  trap 'echo USR1 >> "$NOTES/heard"; kill $sleeper; exit 75' USR1
+  trap 'echo TERM >> "$NOTES/heard"; kill $sleeper; exit 143' TERM
+  sleep 30 & sleeper=$!
+  echo up > "$NOTES/fifo"
+  wait $sleeper
+fi
+exit "${SRUN_CODE:-0}"
+"""
+SCONTROL = r"""
+case "$1 $2" in
+  "show hostnames") printf 'node01\nnode02\n' ;;
+  "show job") cat "$NOTES/job" 2>/dev/null || { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; } ;;
+  *) echo "$@" >> "$NOTES/scontrol"; exit "${SCONTROL_CODE:-0}" ;;
+esac
+"""
+TOOLS = {
+    "srun": SRUN,
+    "scontrol": SCONTROL,
+    "squeue": 'echo "${STATE-RUNNING}"',
+    "sbatch": 'cat > "$NOTES/script"; printf "%s\\0" "$@" > "$NOTES/sbatch"; echo "${SBATCH_SAYS-4711}"; '
+    '[ -z "${SBATCH_FAILS:-}" ] || { echo "$SBATCH_FAILS" >&2; exit 1; }',
+    "sacct": 'cat "$NOTES/accounting" 2>/dev/null || { echo "Slurm accounting storage is disabled" >&2; exit 1; }',
+}
+
+
+@dataclass(frozen=True)
+class Fakes:
+    """Tools on a path of their own, and what they noted."""
+
+    folder: Path
+
+    @property
+    def notes(self) -> Path:
+        return self.folder / "notes"
+
+    def environment(self, **more: str) -> dict[str, str]:
+        tools = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+        slurm = {"SLURM_JOB_ID": "30007", "SLURM_JOB_NODELIST": "node[01-02]", "SLURM_CPUS_PER_TASK": "8"}
+        return {"PATH": tools, "NOTES": str(self.notes), "HOME": str(self.folder), **slurm, **more}
+
+    def noted(self, tool: str) -> list[str]:
+        path = self.notes / tool
+        return path.read_text().split("\0")[:-1] if path.exists() else []
+
+    def variables(self) -> dict[str, str]:
+        return dict(entry.split("=", 1) for entry in self.noted("environment"))
+
+    def requeues(self) -> list[str]:
+        path = self.notes / "scontrol"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def run(self, script: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash"], input=script, env=self.environment(**more), cwd=self.folder, capture_output=True, text=True,
+            timeout=20, check=False,
+        )  # fmt: skip
+
+
+def fakes(folder: Path) -> Fakes:
+    """The tools, written into a folder."""
+    (folder / "bin").mkdir()
+    (folder / "notes").mkdir()
+    os.mkfifo(folder / "notes" / "fifo")
+    for name, text in TOOLS.items():
+        path = folder / "bin" / name
+        path.write_text(f"#!/bin/bash\n{text}\n")
+        path.chmod(0o755)
+    return Fakes(folder)
+
+
+def parses(script: str) -> bool:
+    """Whether bash reads it to its end."""
+    return subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False).returncode == 0
