@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.dialects.cases import Case, changed, draws, found, replaced, unsaid
 
 from meshwright import dialects
 from meshwright.clusters import cluster
 from meshwright.errors import InputError
 from meshwright.models import find
 from meshwright.recipes import index, pretrain
-from tests.dialects.cases import Case, changed, draws, found, replaced, unsaid
 
 VALID = """\
 [model]
@@ -54,6 +54,7 @@ MOE = replaced(
     ("dp_shard = 16\ntp = 1", "dp_shard = -1\nep = 2"),
     ("seq_len = 4096\nmax_steps", "seq_len = 4096\ncompile_model = false\nmax_steps"),
 )
+PATH = "7b.toml"
 CASES = (
     Case("valid", VALID, gpus="2x8xH100"),
     Case("valid without GPUs", VALID),
@@ -76,20 +77,25 @@ CASES = (
         "16xH200",
     ),
     Case("nothing to evaluate", VALID + "\n[eval]\nenabled = true\n", [("kempnerforge.nothing-to-evaluate", 32)]),
-    Case("negative", replaced(VALID, ("batch_size = 4", "batch_size = 0")), [("value.refused", 12), ("kempnerforge.out-of-range", 12)], "16xH200"),
+    Case(
+        "negative",
+        replaced(VALID, ("batch_size = 4", "batch_size = 0")),
+        [("value.refused", 12), ("kempnerforge.out-of-range", 12)],
+        "16xH200",
+    ),
     Case(
         "ratio",
         replaced(VALID, ("warmup_steps = 50", "warmup_steps = 50\nmin_lr_ratio = 1.5")),
         [("kempnerforge.out-of-range", 23)],
     ),
-    Case("schedule", VALID + '\n[profiling]\nstart = 9\nend = 8\n', [("kempnerforge.profile-ends-first", 33)]),
+    Case("schedule", VALID + "\n[profiling]\nstart = 9\nend = 8\n", [("kempnerforge.profile-ends-first", 33)]),
     Case("memory", replaced(VALID, ("dp_shard = 16", "dp_shard = 1")), [("memory.state", 0)], "1xA100-40"),
 )
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_exactly_this_is_found(case: Case) -> None:
-    assert found(case, "7b.toml", "kempnerforge") == list(case.expected)
+    assert found(case, PATH, "kempnerforge") == list(case.expected)
 
 
 def test_a_finding_names_the_line_and_the_fix_in_their_spelling() -> None:

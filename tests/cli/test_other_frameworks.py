@@ -1,0 +1,185 @@
+"""check and export of other frameworks' files, as a user calls them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TOML = """\
+[model]
+dim = 4096
+n_layers = 32
+n_heads = 32
+n_kv_heads = 8
+vocab_size = 128256
+ffn_hidden_dim = 14336
+max_seq_len = 4096
+
+[train]
+batch_size = 2
+seq_len = 4096
+
+[distributed]
+tp = 3
+"""
+SCRIPT = """\
+#!/bin/bash
+GPUS=$(touch {mark}; nvidia-smi -L | wc -l)
+torchrun --nproc-per-node $GPUS pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 \\
+  --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size `cat size` --global-batch-size 64 \\
+  --train-iters 10 --lr 1e-4 --bf16 --mock-data --tokenizer-type NullTokenizer --vocab-size 32000
+"""
+
+
+def refused(answer: Any) -> dict[str, Any]:
+    assert answer.code == 2, answer.out
+    assert answer.err.startswith("error: ")
+    assert "Traceback" not in answer.err
+    error: dict[str, Any] = answer.json["error"]
+    assert error["message"]
+    assert error["value"]
+    return error
+
+
+def test_findings_name_file_line_and_fix(meshwright: Any, tmp_path: Path) -> None:
+    file = tmp_path / "7b.toml"
+    file.write_text(TOML)
+    answer = meshwright("check", str(file), "--gpus", "3x8xH100", "--json")
+    assert answer.code == 1
+    assert answer.json["dialect"] == "kempnerforge"
+    assert answer.json["ok"] is False
+    heads = next(f for f in answer.json["findings"] if f["rule"] == "heads.attention")
+    assert (heads["file"], heads["line"], heads["field"]) == (str(file), 15, "distributed.tp")
+    assert heads["fix"]
+    assert all(one.startswith("distributed.") for one in heads["fix"])
+    shown = meshwright("check", str(file), "--gpus", "3x8xH100")
+    assert f"{file}:15" in shown.out.replace("\n", "")
+    assert shown.code == 1
+
+
+def test_our_own_files_are_told_apart_and_get_lines_too(meshwright: Any, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('base = "llama3_8b_pretrain_config"\n\n[layout]\ntp = 3\n')
+    answer = meshwright("check", str(file), "--json")
+    assert answer.code == 1
+    assert answer.json["dialect"] == "meshwright"
+    assert {f["line"] for f in answer.json["findings"] if f["field"] == "layout.tp"} == {4}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.yaml", b"\x00\x01\x02", "binary"),
+        ("a.toml", b"\xff\xfe[\x00", "UTF-16"),
+        ("a.sh", b"\x7fELF\x02\x01\x01\x00", "binary"),
+        ("a.yaml", b"a: &a [x,x]\nb: &b [*a,*a]\nc: &c [*b,*b]\n" + b"".join(
+            f"{chr(100 + i)}: &{chr(100 + i)} [{','.join(['*' + chr(99 + i)] * 9)}]\n".encode() for i in range(9)
+        ), "expand"),
+        ("a.yaml", b"x: !!python/object/apply:os.system ['true']\n", "tag"),
+        ("a.yaml", b"x: !Thing {}\n", "tag"),
+        ("a.yaml", b"services:\n  web:\n    image: nginx\n", "no framework"),
+        ("a.json", b'{"name": "left-pad", "version": "1.0.0"}', "no framework"),
+        ("a.toml", b'[tool.poetry]\nname = "x"\n', "no framework"),
+        ("a.sh", b"#!/bin/bash\necho hello\n", "no framework"),
+        ("a.py", b"print('hello')\n", "no framework"),
+        ("a.py", b"def broken(:\n", ""),
+        ("a.json", b'{"a": 1, "a": 2}', "twice"),
+        ("a.cfg", b"a = 1\n", "format"),
+        ("a.yaml", b"", ""),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_refused_with_the_reason(
+    meshwright: Any, tmp_path: Path, name: str, content: bytes, words: str
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    error = refused(meshwright("check", str(file), "--json"))
+    assert words in error["message"]
+    assert str(file) in error["value"]
+
+
+def test_a_huge_file_is_refused_without_reading_it(meshwright: Any, tmp_path: Path) -> None:
+    file = tmp_path / "huge.yaml"
+    with file.open("wb") as out:
+        out.truncate(50_000_000)
+    began = time.process_time()
+    assert "bytes" in refused(meshwright("check", str(file), "--json"))["message"]
+    assert time.process_time() - began < 0.5
+
+
+def test_what_is_no_file_is_refused(meshwright: Any, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for name in ("missing.yaml", "pipe.yaml", "."):
+        refused(meshwright("check", str(tmp_path / name), "--json"))
+    assert "llama3_8b_pretrain_config" in str(refused(meshwright("check", "lama3_8b_pretrain_config", "--json"))["fix"])
+
+
+def test_a_script_is_never_run_and_what_only_running_tells_is_said(meshwright: Any, tmp_path: Path) -> None:
+    mark, file = tmp_path / "was_run", tmp_path / "train.sh"
+    file.write_text(SCRIPT.replace("{mark}", str(mark)))
+    answer = meshwright("check", str(file), "--gpus", "8xH100", "--json")
+    assert not mark.exists()
+    assert answer.json["dialect"] == "megatron-lm"
+    assert [one["line"] for one in answer.json["unresolved"] if "micro" in one["key"]] == [4]
+
+
+def test_includes_that_go_in_circles_are_refused(meshwright: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text("source ./b.sh\ntorchrun pretrain_gpt.py --bf16\n")
+    (tmp_path / "b.sh").write_text(". ./a.sh\n")
+    error = refused(meshwright("check", str(tmp_path / "a.sh"), "--json"))
+    assert "b.sh" in error["message"] + error["value"]
+
+
+def test_whose_words_can_be_said(meshwright: Any, tmp_path: Path) -> None:
+    file = tmp_path / "7b.toml"
+    file.write_text(TOML)
+    assert meshwright("check", str(file), "--dialect", "kempnerforge", "--json").json["dialect"] == "kempnerforge"
+    assert "megatron-lm" in str(refused(meshwright("check", str(file), "--dialect", "megatronlm", "--json"))["fix"])
+    refused(meshwright("check", str(file), "--engine", "megatron", "--json"))
+
+
+def test_export_writes_files_and_lists_what_it_cannot_say(meshwright: Any, tmp_path: Path) -> None:
+    words = ("export", "kempner_7b_12gpu_tp4_config", "--to", "kempnerforge", "--out", str(tmp_path / "out"), "--json")
+    answer = meshwright(*words)
+    assert answer.code == 0
+    ((name, text),) = answer.json["files"].items()
+    assert (tmp_path / "out" / name).read_text() == text
+    assert {"field", "value", "reason"} == answer.json["unsaid"][0].keys()
+    assert meshwright(*words).code == 0  # the same again is fine
+    (tmp_path / "out" / name).write_text("mine")
+    assert meshwright(*words).code == 3
+    assert (tmp_path / "out" / name).read_text() == "mine"
+
+
+def test_export_says_what_the_rules_say_there(meshwright: Any) -> None:
+    answer = meshwright("export", "kempner_7b_12gpu_tp4_config", "--to", "kempnerforge", "layout.tp=3", "--json")
+    assert answer.code == 1
+    assert "heads.attention" in {finding["rule"] for finding in answer.json["findings"]}
+
+
+def test_export_to_nobody_knows_where(meshwright: Any) -> None:
+    assert "torchtitan" in str(
+        refused(meshwright("export", "llama3_8b_pretrain_config", "--to", "torchtitanic", "--json"))["fix"]
+    )
+
+
+@pytest.mark.slow
+def test_checking_a_file_takes_under_three_tenths_of_a_second(tmp_path: Path) -> None:
+    """Of CPU time, the start of the process included; slow because a busy machine makes it fail."""
+    import resource
+
+    file = tmp_path / "7b.toml"
+    file.write_text(TOML)
+    spent = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "meshwright", "check", str(file)], capture_output=True, check=False)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(spent) < 0.3, spent
