@@ -43,7 +43,7 @@ def content_of(text: str, path: str, format: Format | None = None, folder: Path 
     if kind == "python":
         return Content(path, text, kind, folder)
     found = documents.leaves(text, kind, path)
-    settings = {key: Said(leaf.value, leaf.line, path) for key, leaf in found.items()}
+    settings = {key: Said(leaf.value, leaf.line, path, pyyaml=leaf.pyyaml) for key, leaf in found.items()}
     return Content(path, text, kind, folder, settings=settings)
 
 

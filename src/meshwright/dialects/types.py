@@ -15,6 +15,7 @@ class Said(msgspec.Struct, frozen=True):
     line: int  # from 1
     file: str  # as the user would name it
     unresolved: str = ""  # why the value cannot be known without running something; value is then the text as written
+    pyyaml: Any = msgspec.UNSET  # what PyYAML, a reader of YAML 1.1, makes of it where that is something else
 
     @property
     def place(self) -> str:
