@@ -27,6 +27,7 @@ env -0 > "$NOTES/environment"
 if [ -n "${HOLD:-}" ]; then
   trap 'echo USR1 >> "$NOTES/heard"; kill $sleeper; exit 75' USR1
   trap 'echo TERM >> "$NOTES/heard"; kill $sleeper; exit 143' TERM
+  echo $$ > "$NOTES/pid"
   sleep 30 & sleeper=$!
   echo up > "$NOTES/fifo"
   wait $sleeper
@@ -43,6 +44,7 @@ esac
 TOOLS = {
     "srun": SRUN,
     "scontrol": SCONTROL,
+    "scancel": 'kill -s "${1#--signal=}" "$(cat "$NOTES/pid")"',
     "squeue": 'echo "${STATE-RUNNING}"',
     "sbatch": 'cat > "$NOTES/script"; printf "%s\\0" "$@" > "$NOTES/sbatch"; echo "${SBATCH_SAYS-4711}"; '
     '[ -z "${SBATCH_FAILS:-}" ] || { echo "$SBATCH_FAILS" >&2; exit 1; }',

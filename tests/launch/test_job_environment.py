@@ -7,12 +7,14 @@ import pytest
 from meshwright import recipe
 from meshwright.clusters import cluster
 from meshwright.launch.environment import TABLE, advised, threads
+from meshwright.recipes.overrides import apply
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 def wanted(gpus: str, *overrides: str, engine: str = "megatron") -> dict[str, str | None]:
-    asked = recipe("qwen3_30b_a3b_pretrain_config", ["layout.tp=1", "layout.cp=1", "layout.sp=false", *overrides])
+    alone = recipe("qwen3_30b_a3b_pretrain_config", ["layout.tp=1", "layout.cp=1", "layout.sp=false"])
+    asked = apply(alone, list(overrides))
     return {one.name: one.value for one in advised(asked, cluster(gpus), engine)}
 
 

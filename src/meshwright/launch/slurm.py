@@ -110,7 +110,8 @@ def _meeting_place(job: Job) -> list[str]:
 
 def _run(job: Job) -> list[str]:
     """The step, in the background: a shell that waits for a foreground command hears no signal."""
-    tell = f'kill -s {"USR1" if job.finds_ranks else "TERM"} "$step" 2>/dev/null'
+    # srun passes SIGUSR1 on; at a SIGTERM of its own it kills the ranks, so that torchrun's has to come from SLURM
+    tell = 'kill -s USR1 "$step"' if job.finds_ranks else 'scancel --signal=TERM "$SLURM_JOB_ID"'
     return [
         "# Told to end (ahead of the time limit, by preemption or by a person), the shell tells the ranks and waits.",
         "told=0",

@@ -50,8 +50,10 @@ def with_environment(job: Job, words: list[str]) -> str:
 
 def wanted_variables(job: Job) -> list[Variable]:
     """What is set for the program: the engine's, then the user's, who has the last word."""
-    engines = {name: Variable(name, value, "the program needs it") for name, value in job.program.env.items()}
-    merged = {one.name: one for one in job.advised} | engines
+    merged = {one.name: one for one in job.advised}
+    for name, value in job.program.env.items():
+        if name not in merged or merged[name].value != value:
+            merged[name] = Variable(name, value, "the program needs it")
     merged |= {name: Variable(name, value, "asked for with --env") for name, value in job.env.items()}
     return list(merged.values())
 
