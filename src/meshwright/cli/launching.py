@@ -54,7 +54,7 @@ asked_of_any = options(
         help="Into the container; for Kubernetes SOURCE is a volume claim; repeat it.",
     ),
     click.option("--hosts", metavar="A,B,…", help="The nodes, for --on hosts."),
-    click.option("--head", metavar="HOST", help="The node where the others meet it, for --on torchrun."),
+    click.option("--head", metavar="HOST", help="The node where all of them meet, for --on torchrun."),
     click.option("--port", type=int, metavar="PORT", help="Where ranks meet.  [default: 29500; SLURM: by job]"),
     click.option("--max-restarts", type=int, metavar="N", help="How often ranks that failed are started again."),
     click.option("--kind", metavar="KIND", help="Kubernetes: pytorchjob or jobset."),
