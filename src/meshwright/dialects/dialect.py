@@ -116,6 +116,7 @@ class ForeignRule(msgspec.Struct, frozen=True):
     broken: Callable[[Look], Iterable[Problem] | Problem | None]
     symptom: str  # what the user would see there
     cause: str
+    covers: tuple[str, ...] = ()  # rules of ours that say the same less exactly; untold where this one speaks
 
 
 class Dialect(msgspec.Struct, frozen=True):
