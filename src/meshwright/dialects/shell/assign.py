@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from meshwright.dialects.shell.grammar import Assignment
 from meshwright.dialects.shell.skipped import adds_to_itself
+from meshwright.dialects.shell.syntax import Assignment
 from meshwright.dialects.shell.values import Field
 from meshwright.dialects.shell.variables import Value, array_value, text_value
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from meshwright.dialects.shell.assign import assign, assigned, changed_by_arithmetic
 from meshwright.dialects.shell.conditions import Operand, Test
-from meshwright.dialects.shell.grammar import Grammar, Simple
+from meshwright.dialects.shell.grammar import Grammar
 from meshwright.dialects.shell.sourced import Unreadable
+from meshwright.dialects.shell.syntax import Simple
 from meshwright.dialects.shell.values import Field, Outcome, Piece
 from meshwright.dialects.shell.variables import Value, text_value
 from meshwright.dialects.shell.words import Source
@@ -144,7 +145,14 @@ def source(walker: Walker, simple: Simple, fields: list[Field]) -> Outcome:
         walker.memory.note(f"source {name.text}", line, file, f"the sourced file is not read: {error}")
         return Outcome.RAN
     grammar = Grammar(Source.of_file(text.replace("\r\n", "\n"), shown))
-    block = grammar.script()
+    try:
+        block = grammar.script()
+    except InputError as error:
+        if walker.sourced.is_beside():
+            raise
+        walker.sourced.close()
+        walker.memory.note(f"source {name.text}", line, file, f"the sourced file is not read: {error.reason}")
+        return Outcome.RAN
     _pass_on(walker, grammar)
     arguments = walker.memory.arguments
     if len(fields) > 2:

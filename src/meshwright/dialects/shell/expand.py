@@ -144,7 +144,7 @@ class Expander:
         if parameter.length:
             return [self._length(part, parameter, value)]
         if value is not None and (parameter.index is not None or parameter.name in "@*"):
-            value, all_of_it = self._indexed(parameter, value)
+            value, all_of_it = self._indexed(part, parameter, value)
             if all_of_it and value is not None and (value.fields or not parameter.operator):
                 return self._every(part, parameter, value)
         return [self._operated(part, parameter, value)]
@@ -169,7 +169,7 @@ class Expander:
         index = int(name[:6])
         return text_value(arguments[index - 1].pieces, part.line, part.file) if index <= len(arguments) else None
 
-    def _indexed(self, parameter: Parameter, value: Value) -> tuple[Value | None, bool]:
+    def _indexed(self, part: Part, parameter: Parameter, value: Value) -> tuple[Value | None, bool]:
         """What an index picks, and whether that is every entry."""
         if parameter.index is None:
             return value, True
@@ -188,6 +188,9 @@ class Expander:
             except Undecided:
                 return None, False
         found = value.fields.get(key)
+        why = "; ".join(dict.fromkeys(one.why for one in value.fields.values() if one.why))
+        if found is None and why:  # an unknown entry may stand for several
+            return text_value((Piece(part.text, part.line, part.file, why),), part.line, part.file), False
         return (text_value(found.pieces, found.line, found.file) if found else None), False
 
     def _every(self, part: Part, parameter: Parameter, value: Value) -> Segments:
@@ -199,13 +202,13 @@ class Expander:
             return [self._unknown(part, "this change of a whole array is not read")]
         segments: Segments = [[(piece, not part.quoted) for piece in field.pieces] for field in fields]
         star = parameter.name == "*" or (parameter.index and parameter.index[0].text == "*")
-        return [_flat(segments)] if part.quoted and star else segments
+        return [[(piece, False) for piece, _ in _flat(segments)]] if part.quoted and star else segments
 
     def _length(self, part: Part, parameter: Parameter, value: Value | None) -> list[Bit]:
         if value is not None:
             all_of_it = True
             if parameter.index is not None:
-                value, all_of_it = self._indexed(parameter, value)
+                value, all_of_it = self._indexed(part, parameter, value)
             else:
                 all_of_it = parameter.name in "@*"
         if value is None or any(field.why for field in value.fields.values()):

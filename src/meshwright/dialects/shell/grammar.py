@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
-import msgspec
-
+from meshwright.dialects.shell.syntax import (
+    Arithmetic,
+    Arm,
+    Assignment,
+    Block,
+    Case,
+    Chain,
+    Condition,
+    Element,
+    Function,
+    Group,
+    If,
+    Loop,
+    Pipeline,
+    Place,
+    Simple,
+    Statement,
+)
+from meshwright.dialects.shell.values import MOST_COMMANDS
 from meshwright.dialects.shell.words import Part, Source, Word, WordReader
 
 DECLARERS = {"export", "declare", "local", "readonly", "typeset"}
@@ -18,6 +34,7 @@ FUNCTION = re.compile(r"([A-Za-z_][A-Za-z0-9_.:-]*)[ \t]*\([ \t]*\)")
 FUNCTION_NAME = re.compile(r"[^ \t\n;&|()<>'\"$`\\]+")
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[|\+?=)")
 REDIRECTION = re.compile(r"(?:[0-9]+|\{[A-Za-z_]+\})?(&>>|&>|<<<|<<-|<<|>>|>\||>&|<&|<>|>|<)")
+REDIRECTING = frozenset("<>&{0123456789")
 BLANKS = re.compile(r"[ \t]+")
 COMMENT = re.compile(r"[^\n]*")
 ARGUMENT_LIKE = re.compile(r"(?:[ \t]*#[^\n]*\n)*[ \t]*[-$\"']")
@@ -27,131 +44,12 @@ SHOWN = 200  # characters of a command that are repeated
 IN_WORD = re.compile(r"in(?=[ \t\n;]|\\\n|\Z)")
 
 
-class Place(NamedTuple):
-    """Where something begins."""
-
-    line: int
-    file: str
-
-
-class Element(msgspec.Struct, frozen=True):
-    """One entry between the parentheses of an array."""
-
-    word: Word
-    key: Word | None = None
-
-
-class Assignment(msgspec.Struct, frozen=True):
-    """NAME=value, NAME+=value, NAME[key]=value or NAME=( … )."""
-
-    name: str
-    place: Place
-    append: bool = False
-    key: Word | None = None
-    value: Word | None = ()  # none: an array
-    elements: tuple[Element, ...] = ()
-
-
-class Simple(msgspec.Struct, frozen=True):
-    """Assignments, then a command and its words."""
-
-    assignments: tuple[Assignment, ...]
-    words: tuple[Word, ...]
-    declared: tuple[Assignment, ...]  # the assignments behind export, declare, local, readonly
-    place: Place
-    here_document: bool = False
-
-
-class Condition(msgspec.Struct, frozen=True):
-    """[[ … ]]; signs are plain text, operands are words."""
-
-    tokens: tuple[str | Word, ...]
-    place: Place
-    text: str
-
-
-class Arithmetic(msgspec.Struct, frozen=True):
-    """(( … ))."""
-
-    inner: Word
-    place: Place
-    text: str
-
-
-class If(msgspec.Struct, frozen=True):
-    """Branches in order; the last condition is none for else."""
-
-    branches: tuple[tuple[Block | None, Block], ...]
-    place: Place
-
-
-class Loop(msgspec.Struct, frozen=True):
-    """for, select, while or until."""
-
-    kind: str
-    body: Block
-    place: Place
-    name: str = ""
-    words: tuple[Word, ...] = ()
-    condition: Block = ()
-
-
-class Arm(msgspec.Struct, frozen=True):
-    """One pattern list of case … esac."""
-
-    patterns: tuple[Word, ...]
-    body: Block
-    falls_through: bool
-
-
-class Case(msgspec.Struct, frozen=True):
-    """case … esac."""
-
-    word: Word
-    arms: tuple[Arm, ...]
-    place: Place
-
-
-class Group(msgspec.Struct, frozen=True):
-    """{ … } or ( … )."""
-
-    body: Block
-    subshell: bool
-
-
-class Function(msgspec.Struct, frozen=True):
-    """name() { … }."""
-
-    name: str
-    body: Statement
-
-
-Statement = Simple | Condition | Arithmetic | If | Loop | Case | Group | Function
-
-
-class Pipeline(msgspec.Struct, frozen=True):
-    """Commands joined by |."""
-
-    statements: tuple[Statement, ...]
-    negated: bool = False
-
-
-class Chain(msgspec.Struct, frozen=True):
-    """Pipelines joined by && and ||; each with the sign in front of it."""
-
-    links: tuple[tuple[str, Pipeline], ...]
-    place: Place
-    text: str
-
-
-Block = tuple[Chain, ...]
-
-
 class Grammar(WordReader):
     """Reads a whole script into blocks."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source)
+        self.written = 0  # simple commands so far
         self.here_documents: list[tuple[str, bool, int]] = []  # the word that ends it, whether tabs are cut, where
 
     def script(self) -> Block:
@@ -467,6 +365,9 @@ class Grammar(WordReader):
 
     def _simple(self) -> Simple:
         place, start = self.here(), self.pos
+        self.written += 1
+        if self.written > MOST_COMMANDS:
+            raise self.bad(f"more than {MOST_COMMANDS} commands in one file")
         assignments: list[Assignment] = []
         declared: list[Assignment] = []
         words: list[Word] = []
@@ -502,7 +403,8 @@ class Grammar(WordReader):
     def _redirection(self) -> tuple[bool, Word]:
         """Skip a redirection; a process substitution is a word instead."""
         self.blanks()
-        found = REDIRECTION.match(self.text, self.pos, self.end)
+        # A look at one letter spares most words the pattern.
+        found = REDIRECTION.match(self.text, self.pos, self.end) if self.peek() in REDIRECTING else None
         if not found:
             return False, ()
         if found[0] in ("<", ">") and self.text[found.end() : found.end() + 1] == "(":

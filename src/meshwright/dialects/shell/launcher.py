@@ -136,8 +136,11 @@ def _started(words: Sequence[Said]) -> Started | None:
     if _is_script(head):
         return Started("python" if "/" not in str(head.value) else "", head, False, tuple(words[1:]), {})
     # An interpreter that is not known by name, such as $PYTHON or $LAUNCHER.
-    if head.unresolved and len(words) > 1 and _is_script(words[1]):
-        return Started("", words[1], False, tuple(words[2:]), {})
+    at = 0
+    while at < len(words) and wholly_unknown(words[at]):
+        at += 1
+    if 0 < at < len(words) and _is_script(words[at]):
+        return Started("", words[at], False, tuple(words[at + 1 :]), {})
     return None
 
 

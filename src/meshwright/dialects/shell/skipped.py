@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.dialects.shell.grammar import (
+from meshwright.dialects.shell.syntax import (
     Assignment,
     Block,
     Case,

@@ -83,5 +83,10 @@ class Sourced:
         if len(self.chain) > DEEPEST:
             raise bad(file, line, f"more than {DEEPEST} files source each other: {' → '.join([*names, shown])}")
 
+    def is_beside(self) -> bool:
+        """Whether the file being read belongs to the script, rather than to the machine."""
+        path = self.chain[-1][1]
+        return path is not None and self.folder is not None and path.is_relative_to(self.folder.resolve())
+
     def close(self) -> None:
         self.chain.pop()

@@ -16,7 +16,8 @@ LONGEST_TEXT = 200_000  # characters of one expanded value or command
 MOST_WORDS = 20_000  # words of one expanded command or array
 LARGEST_FILE = 1_000_000  # bytes
 LARGEST_TOTAL = 2_000_000  # bytes of a script and all it sources
-MOST_WORK = 2_000_000  # words and values moved while reading; a real script needs a few thousand
+MOST_COMMANDS = 20_000  # written in one file
+MOST_WORK = 500_000  # words and values moved while reading; a real script needs a few thousand
 
 
 class Unresolved(msgspec.Struct, frozen=True):

@@ -110,7 +110,7 @@ class Memory:
     def environment(self, line: int, file: str) -> dict[str, Said]:
         """What a command started now finds set; shared between commands until something changes."""
         if self._environment is None:
-            self.spend(len(self.exported), line, file)
+            self.spend(4 * len(self.exported), line, file)
             self._environment = {
                 name: self.values[name].said()
                 for name in sorted(self.exported)

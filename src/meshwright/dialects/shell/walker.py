@@ -9,7 +9,9 @@ from meshwright.dialects.shell.assign import assign, assigned, changed_by_arithm
 from meshwright.dialects.shell.builtins import BUILTINS, call, ran
 from meshwright.dialects.shell.conditions import Operand, Test, matches
 from meshwright.dialects.shell.expand import Expander
-from meshwright.dialects.shell.grammar import (
+from meshwright.dialects.shell.skipped import leaves, only_sets, replaced, statements_of, tested_for_empty
+from meshwright.dialects.shell.sourced import Sourced
+from meshwright.dialects.shell.syntax import (
     Arithmetic,
     Block,
     Case,
@@ -24,8 +26,6 @@ from meshwright.dialects.shell.grammar import (
     Simple,
     Statement,
 )
-from meshwright.dialects.shell.skipped import leaves, only_sets, replaced, statements_of, tested_for_empty
-from meshwright.dialects.shell.sourced import Sourced
 from meshwright.dialects.shell.values import NESTED, Command, Field, Outcome, Piece, bad
 from meshwright.dialects.shell.variables import Memory, Value, text_value
 from meshwright.dialects.shell.words import Word
