@@ -145,6 +145,12 @@ def test_a_run_that_has_saved_is_requeued(slurm: Fakes) -> None:
     assert "requeue number 4" in done.stderr
 
 
+def test_a_strict_setup_does_not_end_the_script(slurm: Fakes) -> None:
+    done = slurm.run(script(job(setup=("set -euo pipefail",))), SRUN_CODE="75")
+    assert done.returncode == 75
+    assert slurm.requeues() == ["requeue 30007"]
+
+
 @pytest.mark.parametrize("state", ["CANCELLED", "COMPLETING", "TIMEOUT", ""])
 def test_a_job_that_was_cancelled_or_is_over_is_not_requeued(slurm: Fakes, state: str) -> None:
     done = slurm.run(script(job()), SRUN_CODE="75", STATE=state)

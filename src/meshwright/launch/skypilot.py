@@ -9,6 +9,7 @@ from meshwright.errors import InputError
 from meshwright.launch import starting, values
 from meshwright.launch.job import Job
 from meshwright.launch.manifests import restart_note, to_yaml
+from meshwright.launch.starting import Shell, joined
 from meshwright.launch.written import Launch
 
 FILES = "~/meshwright_files"  # where the job's files lie on every node
@@ -70,12 +71,7 @@ def _environment(job: Job) -> dict[str, Any]:
 
 def _run(job: Job) -> str:
     """What every node runs; SkyPilot tells it its number and the addresses of all."""
-    head = '"$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"'
-    how = starting.numbered(job, "HEAD", str(job.port), "RANK")
-    shell = {"--master-addr=HEAD": f"--master-addr={head}", "--node-rank=RANK": '--node-rank="$SKYPILOT_NODE_RANK"'}
-    words = starting.torchrun(job, *how, restarts=False)
-    own = len(words) - len(job.program.words)
-    command = [shell.get(word, shlex.quote(word)) for word in words[:own]] + [shlex.quote(w) for w in words[own:]]
+    head, rank = Shell('"$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"'), Shell('"$SKYPILOT_NODE_RANK"')
+    command = starting.torchrun(job, *starting.numbered(job, head, str(job.port), rank), restarts=False)
     unset = [f"unset {one.name}" for one in starting.wanted_variables(job) if one.value is None]
-    lines = [*([f"cd {FILES}"] if job.files else []), *unset, " ".join(command)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*([f"cd {FILES}"] if job.files else []), *unset, joined(command)]) + "\n"

@@ -7,6 +7,7 @@ import shlex
 from meshwright.launch import starting, values
 from meshwright.launch.environment import threads
 from meshwright.launch.job import Job, Variable, sbatch_option
+from meshwright.launch.starting import Shell, joined
 from meshwright.launch.written import Launch
 from meshwright.version import VERSION
 
@@ -29,7 +30,7 @@ def script(job: Job) -> str:
         _header(job),
         _limit(job) if job.requeue else [],
         _folder(job),
-        list(job.setup),
+        _setup(job),
         _environment(job),
         _meeting_place(job),
         _run(job),
@@ -85,6 +86,11 @@ def _folder(job: Job) -> list[str]:
     return [f"cd {shlex.quote(job.folder)} || exit 2"] if job.folder else []
 
 
+def _setup(job: Job) -> list[str]:
+    """The user's lines; what they make of errors ends with them, because exit codes are looked at further down."""
+    return [*job.setup, "set +eu"] if job.setup else []
+
+
 def _environment(job: Job) -> list[str]:
     """Variables with their reasons; the user's own setting of threads stays."""
     wanted = starting.wanted_variables(job) if job.finds_ranks else starting.with_patience(job)
@@ -131,33 +137,27 @@ def _run(job: Job) -> list[str]:
 
 def _srun(job: Job) -> str:
     """srun and what it starts; a rank that leaves first does not take the others' time to leave, too."""
-    words = ["srun", "--kill-on-bad-exit=0", f"--wait={TOGETHER_S}", '--cpus-per-task="$SLURM_CPUS_PER_TASK"']
-    return " ".join([*words, *_container(job), *_program(job)])
+    cores = Shell('--cpus-per-task="$SLURM_CPUS_PER_TASK"')
+    return joined(["srun", "--kill-on-bad-exit=0", f"--wait={TOGETHER_S}", cores, *_container(job), *_program(job)])
 
 
 def _program(job: Job) -> list[str]:
     if job.finds_ranks:
-        return [shlex.join(starting.alone(job))]
+        return starting.alone(job)
     if job.cluster.nodes == 1:
-        return [shlex.join(starting.torchrun(job, "--standalone"))]
-    meeting = starting.meeting(job, "HEAD", "RUN")
-    words = [shlex.quote(word) for word in starting.torchrun(job, *meeting)]
-    shell = {
-        "--rdzv-endpoint=HEAD": '--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"',
-        "--rdzv-id=RUN": '--rdzv-id="$SLURM_JOB_ID"',
-    }
-    at = len(words) - len(job.program.words)
-    return [shell.get(word, word) for word in words[:at]] + words[at:]
+        return starting.torchrun(job, "--standalone")
+    meeting = starting.meeting(job, Shell('"$MASTER_ADDR:$MASTER_PORT"'), Shell('"$SLURM_JOB_ID"'))
+    return starting.torchrun(job, *meeting)
 
 
 def _container(job: Job) -> list[str]:
     if not job.image:
         return []
     if job.container_kind == "pyxis":
-        mounts = [f"--container-mounts={shlex.quote(','.join(job.mounts))}"] if job.mounts else []
-        return [f"--container-image={shlex.quote(job.image)}", *mounts]
-    binds = [word for mount in job.mounts for word in ("--bind", shlex.quote(mount))]
-    return ["apptainer", "exec", *([] if job.cpu else ["--nv"]), *binds, shlex.quote(job.image)]
+        mounts = [f"--container-mounts={','.join(job.mounts)}"] if job.mounts else []
+        return [f"--container-image={job.image}", *mounts]
+    binds = [word for mount in job.mounts for word in ("--bind", mount)]
+    return ["apptainer", "exec", *([] if job.cpu else ["--nv"]), *binds, job.image]
 
 
 def _ending(job: Job) -> list[str]:

@@ -13,6 +13,20 @@ PYTHON = "python"
 SHUTDOWN, SHUTDOWN_S = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30
 
 
+class Shell(str):
+    """A word that a shell shall read as it stands: ours, never a user's."""
+
+
+def joined(words: list[str]) -> str:
+    """Words as a shell reads them back; only those that are meant for it are not quoted."""
+    return " ".join(word if isinstance(word, Shell) else shlex.quote(word) for word in words)
+
+
+def _option(name: str, value: str) -> str:
+    text = f"--{name}={value}"
+    return Shell(text) if isinstance(value, Shell) else text
+
+
 def alone(job: Job) -> list[str]:
     """The program itself: whoever starts it has made it a rank."""
     return [job.python, *job.program.words]
@@ -32,12 +46,13 @@ def several(job: Job) -> list[str]:
 
 def meeting(job: Job, where: str, run: str) -> list[str]:
     """Nodes that find each other at a place; who is first there has rank 0."""
-    return [*several(job), "--rdzv-backend=c10d", f"--rdzv-id={run}", f"--rdzv-endpoint={where}"]
+    return [*several(job), "--rdzv-backend=c10d", _option("rdzv-id", run), _option("rdzv-endpoint", where)]
 
 
 def numbered(job: Job, head: str, port: str, rank: str) -> list[str]:
     """Nodes that are told their number and where node 0 is."""
-    return [*several(job), f"--node-rank={rank}", f"--master-addr={head}", f"--master-port={port}"]
+    place = [_option("master-addr", head), _option("master-port", port)]
+    return [*several(job), _option("node-rank", rank), *place]
 
 
 def with_environment(job: Job, words: list[str]) -> str:
