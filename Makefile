@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint docs bench accuracy sweep parity slow faults clean
+.PHONY: setup demo test lint docs bench accuracy sweep parity slow faults slurm-test clean
 
 setup: $(VENV)/.core  ## the tool itself, without torch
 
@@ -49,6 +49,9 @@ slow: $(VENV)/.peers  ## the tests too slow for every run, but for those of pari
 
 faults: $(VENV)/.engine  ## kills, signals and damaged checkpoints; writes the table (ten minutes)
 	$(BIN)/python benchmarks/faults.py
+
+slurm-test: $(VENV)/.engine  ## jobs in a real SLURM, two hosts in network namespaces (as root; five minutes)
+	$(BIN)/python -m pytest -m slurm tests/slurm -v -rs
 
 docs: setup  ## writes the generated pages under docs/
 	$(BIN)/python docs/make.py

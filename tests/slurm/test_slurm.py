@@ -1,0 +1,156 @@
+"""`meshwright launch` with a real SLURM: jobs that complete, are told to end and go on, and fail."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from tests.slurm.jobs import STEPS, Job, losses, submit, submit_script
+from tests.slurm.machine import CannotStartError, left_behind, nodes, running
+
+pytestmark = pytest.mark.slurm
+
+Env = Mapping[str, str]
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Env]:
+    """The environment in which SLURM's commands reach one that was started for these tests."""
+    try:
+        with running() as env:
+            yield env
+    except CannotStartError as error:
+        pytest.skip(f"no SLURM here: {error}")
+    assert not left_behind(env)
+    assert not Path(env["SLURM_CONF"]).parent.exists()
+
+
+@pytest.fixture(scope="module")
+def peace(slurm: Env, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A job that nobody disturbs."""
+    job = submit(slurm, tmp_path_factory.mktemp("peace"))
+    assert job.ended() == 0, job.told + job.log
+    return job
+
+
+def checkpoints(job: Job) -> list[str]:
+    return sorted(path.name for path in (job.run / "checkpoints").glob("step-*"))
+
+
+def assert_went_on(job: Job, peace: Job) -> None:
+    """The job was requeued once and trained as if nothing had happened, bit for bit."""
+    assert job.ended() == 0, job.told + job.log
+    assert (job.field("JobState"), job.field("Restarts")) == ("COMPLETED", "1")
+    assert "completed, requeued once" in job.told
+    assert "resumed" in job.log
+    assert losses(job.run) == losses(peace.run)
+
+
+def test_a_job_completes_and_leaves_checkpoint_metrics_and_log(peace: Job) -> None:
+    assert (peace.field("JobState"), peace.field("ExitCode"), peace.field("Restarts")) == ("COMPLETED", "0:0", "0")
+    assert list(losses(peace.run)) == list(range(1, STEPS + 1))
+    assert f"step-{STEPS:08}" in checkpoints(peace)
+    assert peace.field("NumTasks") == "2", "every rank is a task of SLURM's, without torchrun"
+    assert f"job {peace.number}: completed" in peace.told
+    assert f"step {STEPS}/{STEPS}" in peace.log
+    assert f"step {STEPS}/{STEPS}" in peace.told
+
+
+@pytest.mark.parametrize("form", [(), ("--batch",)], ids=["steps", "batch"])
+def test_told_to_end_a_job_saves_is_requeued_and_goes_on(
+    slurm: Env, peace: Job, tmp_path: Path, form: tuple[str, ...]
+) -> None:
+    job = submit(slurm, tmp_path)
+    job.wait_for_steps(3)
+    job.scancel("--signal=TERM", *form)
+    assert_went_on(job, peace)
+    assert "has saved step" in job.log
+    assert "exit code 75" in job.log
+
+
+def test_told_to_end_together_with_srun_a_job_goes_on_from_its_last_checkpoint(
+    slurm: Env, peace: Job, tmp_path: Path
+) -> None:
+    job = submit(slurm, tmp_path, "--cpu", "--gpus", "2", "checkpoint.save_every=2")
+    job.wait_until(lambda: bool(checkpoints(job)), "a checkpoint")
+    job.scancel("--signal=TERM", "--full")  # srun ends its tasks at once when it is told, too
+    assert_went_on(job, peace)
+
+
+def test_a_job_that_makes_way_for_another_saves_is_requeued_and_goes_on(slurm: Env, peace: Job, tmp_path: Path) -> None:
+    job = submit(slurm, tmp_path)
+    job.wait_for_steps(3)
+    others = ["sbatch", "--partition=urgent", f"--nodes={len(nodes())}", "--exclusive", "--wrap=true"]
+    subprocess.run([*others, f"--output={tmp_path / 'urgent'}"], env=dict(slurm), check=True, timeout=20)
+    assert_went_on(job, peace)
+    assert "has saved step" in job.log
+
+
+def test_scontrol_requeue_makes_a_job_save_and_go_on(slurm: Env, peace: Job, tmp_path: Path) -> None:
+    job = submit(slurm, tmp_path)
+    job.wait_for_steps(3)
+    subprocess.run(["scontrol", "requeue", job.number], env=dict(slurm), check=True, timeout=20)
+    assert_went_on(job, peace)
+    assert "has saved step" in job.log
+
+
+def test_a_job_that_a_person_cancels_is_not_requeued(slurm: Env, tmp_path: Path) -> None:
+    job = submit(slurm, tmp_path)
+    job.wait_for_steps(1)
+    job.scancel()
+    assert job.ended() == 3, job.told + job.log
+    assert (job.field("JobState"), job.field("Restarts")) == ("CANCELLED", "0")
+
+
+def test_a_job_that_fails_is_not_requeued(slurm: Env, tmp_path: Path) -> None:
+    job = submit(slurm, tmp_path, "--cpu", "--gpus", "2", "--dataset", str(tmp_path / "nowhere.jsonl"))
+    assert job.ended() == 3, job.told + job.log
+    assert (job.field("JobState"), job.field("ExitCode"), job.field("Restarts")) == ("FAILED", "2:0", "0")
+    assert "nowhere.jsonl" in job.log
+    assert f"job {job.number}: failed" in job.told
+
+
+def test_ranks_of_two_nodes_find_each_other(slurm: Env, peace: Job, tmp_path: Path) -> None:
+    if len(nodes()) < 2:
+        pytest.skip("no mount namespaces here, so that a second node could not be found by its name")
+    # Asks for a GPU of each node: this SLURM has them by name, and the ranks find none and compute on CPUs.
+    job = submit(slurm, tmp_path, "--gpus", "2x1xH100", "--cpus-per-rank", "1")
+    assert job.ended() == 0, job.told + job.log
+    assert (job.field("NumNodes"), job.field("NodeList")) == ("2", "node[1-2]")
+    assert "gres/gpu=2" in job.field("TRES") or "gres:gpu:1" in job.field("TresPerNode")
+    assert losses(job.run) == losses(peace.run)
+
+
+def test_torchrun_on_two_nodes_is_told_by_the_script_and_goes_on(slurm: Env, peace: Job, tmp_path: Path) -> None:
+    """Other engines' ranks are started by torchrun; here it starts ours."""
+    gpus = f"{len(nodes())}x{2 // len(nodes())}xH100"
+    job = submit_script(slurm, tmp_path, gpus)
+    job.wait_for_steps(3)
+    job.scancel("--signal=TERM", "--batch")
+    job.wait_until(lambda: job.field("JobState") == "COMPLETED", "its end")
+    assert job.field("Restarts") == "1"
+    assert "has saved step" in job.log
+    assert "resumed" in job.log
+    assert losses(job.run) == losses(peace.run)
+
+
+def test_a_job_whose_time_runs_out_saves_ahead_of_it_and_goes_on(slurm: Env, peace: Job, tmp_path: Path) -> None:
+    ahead = ("--time", "1", "--signal-ahead", "5", "checkpoint.grace_s=5")
+    job = submit(slurm, tmp_path, "--cpu", "--gpus", "2", *ahead)
+    job.wait_for_steps(3)
+    job.scancel("--signal=STOP")  # held still, the ranks use up a minute, SLURM's smallest limit, in few steps
+    job.wait_until(lambda: f"JOB {job.number} ON" in job.log, "SLURM's signal ahead of the limit")
+    job.scancel("--signal=CONT")
+    assert job.ended() == 0, job.told + job.log
+    assert job.field("JobState") == "COMPLETED"
+    assert int(job.field("Restarts")) >= 1
+    assert "has saved step" in job.log
+    assert "DUE TO TIME LIMIT" not in job.log
+    assert losses(job.run) == losses(peace.run)
+
+
+def test_nothing_is_left_of_jobs_that_have_ended(slurm: Env, peace: Job) -> None:
+    names = {path.read_text().strip() for pid in left_behind(slurm) if (path := Path(f"/proc/{pid}/comm")).exists()}
+    assert names <= {"munged", "slurmctld", "slurmd", "slurmscriptd"}
