@@ -306,7 +306,7 @@ WORDS: tuple[Word, ...] = (
     *_unread("truth", "metrics.enable_tensorboard", "metrics.disable_color_printing", "metrics.save_for_all_ranks",
              "metrics.enable_wandb"),
     Word("metrics.save_tb_folder", takes="text"),
-    Word("optimizer.name", "optimizer.name", default="AdamW", choices=("AdamW", "Adam"), until=FROZEN,
+    Word("optimizer.name", default="AdamW", choices=("AdamW", "Adam"), until=FROZEN,
          instead="--optimizer.param_groups.0.optimizer_name"),
     Word("optimizer.lr", "optimizer.lr", default=8e-4, until=FROZEN,
          instead="--optimizer.param_groups.0.optimizer_kwargs.lr"),
@@ -542,7 +542,7 @@ JOINTS: tuple[Joint, ...] = (
     _listed(
         "training.disable_cuda_graphs",
         "kernels.cuda_graphs",
-        {"true": "none", "false": "local"},
+        {"true": "none", "false": "full_iteration"},
         "torchtitan captures the forward and backward pass of a step, or nothing",
     ),
     Joint(("parallelism.context_parallel_rotate_method",), ("layout.cp_comm",), _exchange, _exchange_key),

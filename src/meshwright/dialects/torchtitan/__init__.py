@@ -1,0 +1,28 @@
+"""torchtitan: TOML files of the 0.2 line, its command, and the command of today."""
+
+from __future__ import annotations
+
+from meshwright.dialects.dialect import Dialect
+from meshwright.dialects.torchtitan.parse import complete, parse, recognises
+from meshwright.dialects.torchtitan.rules import RULES
+from meshwright.dialects.torchtitan.spell import spell
+from meshwright.dialects.torchtitan.write import write
+
+DIALECT = Dialect(
+    name="torchtitan",
+    title="torchtitan",
+    version="0.2.2 (TOML); 2026-08-21 (command)",
+    engine="torchtitan",
+    forms=(
+        "TOML files of the 0.2 line (0.2.0 to 0.2.2)",
+        "the command `torchrun … -m torchtitan.train --job.config_file FILE.toml --section.key value` of that line",
+        "the command `torchrun … -m torchtitan.train --module llama3 --config llama3_8b --section.key value` of today",
+        "`MODULE=llama3 CONFIG=llama3_8b NGPU=8 ./run_train.sh --section.key value`",
+    ),
+    recognises=recognises,
+    parse=parse,
+    spell=spell,
+    rules=RULES,
+    complete=complete,
+    write=write,
+)
