@@ -70,6 +70,7 @@ class Parsed(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()  # what was assumed, as sentences
     files: tuple[str, ...] = ()  # that were read
     own: Mapping[str, Any] = {}  # values of our own fields that follow from the file and that no table row says
+    readable: Settings | None = None  # as the table reads them, where some are right there and have no words here
 
 
 class Problem(msgspec.Struct, frozen=True):

@@ -45,7 +45,7 @@ def to_recipe(dialect: Dialect, parsed: Parsed) -> Mapped:
     blank = Recipe(name=parsed.name, model=parsed.model.name if parsed.model else "", goal=parsed.goal, cluster="")
     start = msgspec.structs.replace(parsed.base, name=parsed.name) if parsed.base else blank
     reader = _Reader(dialect, start, with_defaults=parsed.base is None)
-    reader.read(parsed.settings)
+    reader.read(parsed.settings if parsed.readable is None else parsed.readable)
     values = {**reader.values, **parsed.own}
     recipe, _ = overrides.change(start, values)
     return Mapped(recipe, reader.said, tuple(reader.unresolved), tuple(reader.findings), tuple(reader.notes))
