@@ -54,7 +54,6 @@ SBATCH_BAD = {
     "wait": "use --watch",
     "open-mode": "logs are appended to, so that a requeue does not lose them",
     "error": "errors go into the log",
-    "kill-on-invalid-dep": "it is not a property of a training",
     "export": "use --env",
     "test-only": "run sbatch --test-only SCRIPT",
 }
