@@ -188,6 +188,8 @@ def _behind_python(words: Sequence[Said]) -> Started | None:
         at = after
     if at >= len(words) or words[at].value == "-":
         return None
+    if command_name(words[at]) in ("torchrun", "accelerate", "deepspeed"):  # python $(which torchrun)
+        return _started(words[at:])
     return Started("python", words[at], False, tuple(words[at + 1 :]), {})
 
 

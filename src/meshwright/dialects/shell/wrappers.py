@@ -11,6 +11,8 @@ from meshwright.dialects.shell.sbatch import SHORT
 from meshwright.dialects.types import Said
 
 ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+UNKNOWN = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*|\$[0-9@*]|\$\{[^}]*\}|\$\(.*\)|`[^`]*`", re.DOTALL)
+LOOKED_UP = re.compile(r"\$\((?:which|command -v) ([A-Za-z0-9._-]+)\)")
 MOST_WRAPPERS = 20
 
 
@@ -135,13 +137,17 @@ WRAPPERS: dict[str, Wrapper] = {
 
 
 def command_name(word: Said) -> str:
-    """A command without its folder."""
-    return "" if word.unresolved else str(word.value).rpartition("/")[2]
+    """A command without its folder, which need not be known; empty when the name itself is not."""
+    text = str(word.value)
+    if found := LOOKED_UP.fullmatch(text):
+        return found[1]
+    name = text.rpartition("/")[2]
+    return "" if word.unresolved and set("$`(){}") & set(name) else name
 
 
 def wholly_unknown(word: Said) -> bool:
     """Whether a word is nothing but an unknown, so that it may stand for any number of words."""
-    return bool(word.unresolved) and str(word.value)[:1] in ("$", "`")
+    return bool(word.unresolved) and UNKNOWN.fullmatch(str(word.value)) is not None
 
 
 def read_option(words: Sequence[Said], at: int, takes: Takes) -> tuple[Option, int]:
