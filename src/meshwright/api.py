@@ -209,16 +209,28 @@ def launch(
     model: str | None = None,
     tiny: bool = False,
     out: str | None = None,
+    to: str | None = None,
     submit: bool = False,
     write: str | None = None,
     overwrite: bool = False,
     overrides: Sequence[str] = (),
     **options: Any,
 ) -> Started:
-    """A recipe as a job for a scheduler, checked before anything is written; submitted where that is asked for."""
+    """A recipe as a job for a scheduler, checked before anything is written; submitted where that is asked for.
+
+    `to` names the framework that runs it; our own engine does otherwise.
+    """
     from meshwright.launch import compose, own
 
     found = _recipe_from(target)
+    if to is not None:
+        only = [name for name, value in (("--tiny", tiny), ("--out", out), ("--model", model)) if value]
+        if only:
+            raise InputError("is an option of our own engine", field=only[0], value=to, fix=("without --to",))
+        given = [*overrides, *([f"data.dataset={dataset}"] if dataset else [])]
+        written, checked = export(target, to, gpus=gpus, overrides=given)
+        asked = compose.exported(written, checked)
+        return compose.launch(asked, on, submits=submit, folder=write, overwrite=overwrite, options=options)
     found = found if model is None else msgspec.structs.replace(found, model=_model(model)[1])
     training = own.Training(target, dataset, model, tiny, out, overrides)
 

@@ -183,3 +183,17 @@ def test_checking_a_file_takes_under_three_tenths_of_a_second(tmp_path: Path) ->
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(spent) < 0.3, spent
+
+
+def test_a_job_of_another_framework_ships_its_config(meshwright: Any, tmp_path: Path) -> None:
+    words = ("launch", "kempner_7b_12gpu_tp4_config", "--to", "kempnerforge", "--on", "slurm", "--time", "10:00")
+    answer = meshwright(*words, "--write", str(tmp_path), "--json")
+    assert answer.code == 0
+    config = next(name for name in answer.json["files"] if name.endswith(".toml"))
+    script = next(text for name, text in answer.json["files"].items() if name.endswith(".sbatch"))
+    assert "torchrun --nnodes=3 --rdzv-backend=c10d" in script
+    assert f"scripts/train.py {config}" in script
+    assert (tmp_path / config).is_file()
+    assert any("precision.master" in note for note in answer.json["notes"])
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+    refused(meshwright(*words, "--write", str(tmp_path), "--tiny", "--json"))

@@ -68,6 +68,7 @@ asked_of_any = options(
         "meshwright launch my_recipe.toml --on slurm --out runs/mine --submit --watch",
         "meshwright launch llama3_8b_sft_config --on hosts --gpus 2x8xH100 --hosts node01,node02",
         "meshwright launch llama3_8b_sft_config --on kubernetes --kind jobset --image IMAGE --write jobs",
+        "meshwright launch llama3_70b_pretrain_config --to megatron-lm --on slurm --gpus 8x8xH100 --write jobs",
         "meshwright launch llama3_8b_pretrain_config --on slurm --tiny --cpu --gpus 2 --out runs/try --submit --watch",
     )
 )
@@ -76,6 +77,9 @@ asked_of_any = options(
     overrides,
     click.option("--on", required=True, metavar="WAY", help="torchrun, slurm, hosts, kubernetes or skypilot."),
     gpus_option,
+    click.option(
+        "--to", metavar="DIALECT", help="Run it there instead of on our own engine: " + ", ".join(api.DIALECTS) + "."
+    ),
     click.option("--dataset", metavar="DATA", help="Data set name, file or folder; mock makes data up."),
     click.option("--model", metavar="MODEL", help="Train this model with the recipe instead of its own."),
     click.option("--tiny", is_flag=True, help="A laptop-size model of the same structure, on CPU: to try it out."),

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from meshwright.clusters import Cluster
-from meshwright.dialects.types import Program
+from meshwright.dialects import CheckedRecipe, Program, Written
 from meshwright.errors import InputError, MeshwrightError, unknown
 from meshwright.launch.environment import advised
 from meshwright.launch.job import CONTAINER_KINDS, KINDS, Job, Way, find_way, refuse_unused
@@ -74,6 +74,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     files: Mapping[str, str] = {}  # what the program reads, by name
     findings: tuple[Finding, ...] = ()
     keeps: bool = True  # it saves and goes on, so that a requeue is no new start
+    notes: tuple[str, ...] = ()  # what the user must know of it
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -84,6 +85,19 @@ class Started(msgspec.Struct, frozen=True):
     paths: tuple[str, ...] = ()  # files that were written
     number: str | None = None  # of the submitted job
     seen: Seen | None = None  # its end, where it was watched
+
+
+def exported(written: Written, checked: CheckedRecipe) -> Asked:
+    """A recipe in another framework's words, with what the rules say of it there."""
+    return Asked(
+        recipe=checked.recipe,
+        cluster=checked.cluster,
+        engine=checked.engine,
+        program=written.program,
+        files=written.files,
+        findings=checked.findings,
+        notes=(*written.notes, *(f"not said there: {one.field}={one.value} ({one.reason})" for one in written.unsaid)),
+    )
 
 
 def launch(
@@ -103,6 +117,7 @@ def launch(
     if submits:
         refuse_submit(way, job.name)
     made = WRITERS[way](job)
+    made = msgspec.structs.replace(made, notes=(*made.notes, *asked.notes))
     paths = write(made, folder, overwrite) if folder is not None else ()
     number = None
     if submits:
