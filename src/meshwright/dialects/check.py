@@ -45,7 +45,7 @@ def check(
     return Checked(
         dialect=dialect.name,
         version=dialect.version,
-        engine=dialect.engine,
+        engine=reading.engine,
         file=content.path,
         recipe=recipe,
         model=reading.model,
@@ -62,12 +62,12 @@ def _cases(reading: Reading, candidates: Sequence[Cluster]) -> Iterator[Case]:
     if reading.model is None:
         return
     for on in candidates:
-        yield case_of(complete(reading, on), reading.model, on, reading.dialect.engine)
+        yield case_of(complete(reading, on), reading.model, on, reading.engine)
     first = complete(reading, candidates[0])
-    for own in reading.mapped.unresolved:
+    for own in (*reading.mapped.unresolved, *reading.open):
         for value in alternatives(own):
             changed, _ = override.change(first, {own: value})
-            yield case_of(changed, reading.model, candidates[0], reading.dialect.engine)
+            yield case_of(changed, reading.model, candidates[0], reading.engine)
 
 
 def _ours(reading: Reading, cases: Sequence[Case], advice: bool) -> list[Finding]:
@@ -78,13 +78,13 @@ def _ours(reading: Reading, cases: Sequence[Case], advice: bool) -> list[Finding
 
 
 def _in_their_words(reading: Reading, recipe: Recipe, finding: Finding) -> Finding:
-    dialect, own = reading.dialect, finding.field
+    own = finding.field
     key = reading.mapped.said.get(own, "")
     said = reading.parsed.settings.get(key)
     return msgspec.structs.replace(
         finding,
         field=key or _their_key(reading, recipe, own) or own,
-        fix=_their_fix(dialect, recipe, reading.model, finding.fix),
+        fix=_their_fix(reading, recipe, finding.fix),
         file=said.file if said else reading.parsed.files[0] if reading.parsed.files else "",
         line=said.line if said else 0,
     )
@@ -95,8 +95,9 @@ def _their_key(reading: Reading, recipe: Recipe, own: str) -> str:
     return next(iter(settings), "")
 
 
-def _their_fix(dialect: Dialect, recipe: Recipe, model: ModelSpec | None, fix: Sequence[str]) -> tuple[str, ...]:
-    """Overrides of ours as settings of theirs; none when part of them cannot be said there."""
+def _their_fix(reading: Reading, recipe: Recipe, fix: Sequence[str]) -> tuple[str, ...]:
+    """Overrides of ours as settings of theirs; none when part of them cannot be said there and does not follow."""
+    dialect, model = reading.dialect, reading.model
     if not fix or model is None:
         return ()
     changed = override.apply(recipe, fix)
@@ -105,7 +106,7 @@ def _their_fix(dialect: Dialect, recipe: Recipe, model: ModelSpec | None, fix: S
     after, unsaid = to_settings(dialect, changed, fields)
     spelled = [dialect.spell(key, value) for key, value in after.items() if before.get(key, ...) != value]
     spelled += [dialect.spell(key, None) for key in before if key not in after]
-    lost = {one.field for one in unsaid} & {text.partition("=")[0] for text in fix}
+    lost = {one.field for one in unsaid} & {text.partition("=")[0] for text in fix} - reading.parsed.own.keys()
     return () if lost else tuple(spelled)
 
 
