@@ -106,7 +106,10 @@ def _their_fix(reading: Reading, recipe: Recipe, fix: Sequence[str]) -> tuple[st
     after, unsaid = to_settings(dialect, changed, fields)
     spelled = [dialect.spell(key, value) for key, value in after.items() if before.get(key, ...) != value]
     spelled += [dialect.spell(key, None) for key in before if key not in after]
-    lost = {one.field for one in unsaid} & {text.partition("=")[0] for text in fix} - reading.parsed.own.keys()
+    lost = {one.field for one in unsaid} & {text.partition("=")[0] for text in fix} - {
+        *reading.parsed.own,
+        *dialect.follows,
+    }
     return () if lost else tuple(spelled)
 
 

@@ -71,6 +71,8 @@ class Parsed(msgspec.Struct, frozen=True):
     files: tuple[str, ...] = ()  # that were read
     own: Mapping[str, Any] = {}  # values of our own fields that follow from the file and that no table row says
     readable: Settings | None = None  # as the table reads them, where some are right there and have no words here
+    engine: Engine | None = None  # what runs it, where that depends on the file
+    open: tuple[str, ...] = ()  # our fields that the program sets, not the file: judged whatever their value
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -134,6 +136,7 @@ class Dialect(msgspec.Struct, frozen=True):
     rules: tuple[ForeignRule, ...] = ()
     complete: Callable[[Recipe, Parsed, Cluster], Recipe] | None = None  # fields that follow from the number of GPUs
     write: Callable[[Recipe, ModelSpec, Cluster], Written] | None = None
+    follows: tuple[str, ...] = ()  # fields of ours that cannot be said there: they follow from others
     closed: Callable[[str], bool] = lambda key: True  # whether an unknown key of theirs is an error or just unread
     known: Callable[[str], bool] = lambda key: False  # keys that exist there and that the table leaves out
 

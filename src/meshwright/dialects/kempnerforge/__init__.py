@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.clusters import Cluster
 from meshwright.dialects.dialect import Dialect
-from meshwright.dialects.kempnerforge.parse import complete, parse, recognises
+from meshwright.dialects.kempnerforge.parse import PURE_BF16, complete, parse, recognises
 from meshwright.dialects.kempnerforge.rules import RULES
 from meshwright.dialects.parts import spell_toml
 from meshwright.dialects.types import Written
@@ -36,5 +36,6 @@ DIALECT = Dialect(
     rules=RULES,
     complete=complete,
     write=_write,
+    follows=("train.global_batch_size", "layout.sp", *PURE_BF16),
     known=lambda key: key.startswith(OPEN),
 )

@@ -21,15 +21,11 @@ KEEP = (
 )  # fmt: skip
 
 
-FOLLOWS = ("train.global_batch_size", "layout.sp", "precision.master", "precision.moments", "precision.grads")
-"""Fields that are not said there: they follow from others, or have one value."""
-
-
 def write(dialect: Dialect, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
     if recipe.goal != "pretrain":
         raise InputError("KempnerForge pretrains; it has no fine-tuning", field="goal", value=recipe.goal)
     sizes = _sizes(model)
-    fields = [key for key in relevant(recipe, model) if key not in FOLLOWS]
+    fields = [key for key in relevant(recipe, model) if key not in dialect.follows]
     settings, unsaid = to_settings(dialect, recipe, fields)
     ranks = recipe.layout.micro_batch_size * data_ranks(recipe, on)
     if recipe.train.global_batch_size % ranks:
