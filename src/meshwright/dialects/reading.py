@@ -13,7 +13,7 @@ from meshwright.dialects.dialect import Content, Dialect, Parsed
 from meshwright.dialects.mapping import Mapped, to_recipe
 from meshwright.models import ModelSpec
 from meshwright.recipes import overrides as override
-from meshwright.recipes.types import Recipe, recipe_fields
+from meshwright.recipes.types import Engine, Recipe, recipe_fields
 from meshwright.recipes.values import bare_type
 
 GPUS = ("H100", "A100-80", "H200", "B200", "GB200")
@@ -31,6 +31,12 @@ class Reading(msgspec.Struct, frozen=True):
     mapped: Mapped
     recipe: Recipe
     model: ModelSpec | None
+    open: tuple[str, ...] = ()  # our fields that neither the file nor an override says
+
+    @property
+    def engine(self) -> Engine:
+        """What runs it."""
+        return self.parsed.engine or self.dialect.engine
 
 
 def read(
@@ -42,8 +48,10 @@ def read(
     if model is not None:
         parsed, found = msgspec.structs.replace(parsed, model=model), model
     mapped = to_recipe(dialect, parsed)
-    recipe = override.apply(mapped.recipe, overrides or [])
-    return Reading(dialect, parsed, mapped, recipe, found)
+    asked = override.requested(mapped.recipe, overrides or [])
+    recipe, _ = override.change(mapped.recipe, asked)
+    left = tuple(own for own in parsed.open if own not in asked and own not in mapped.said)
+    return Reading(dialect, parsed, mapped, recipe, found, left)
 
 
 def complete(reading: Reading, on: Cluster) -> Recipe:
@@ -66,7 +74,7 @@ def clusters_for(reading: Reading, gpus: str | None) -> tuple[bool, list[Cluster
 
 def _worlds(reading: Reading) -> Iterator[int]:
     layout, asked = reading.recipe.layout, reading.parsed.asked
-    dense = layout.tp * layout.cp * (layout.ep if reading.dialect.engine == "kempnerforge" else 1)
+    dense = layout.tp * layout.cp * (layout.ep if reading.engine == "kempnerforge" else 1)
     least = layout.pp * lcm(dense, layout.ep * layout.etp) * layout.dp_replicate
     if layout.dp_shard > 0:
         yield max(layout.pp * dense * layout.dp_replicate * layout.dp_shard, least)
