@@ -75,7 +75,7 @@ FLAVORS: Mapping[str, Mapping[str, str]] = {
     "flux": {"flux-debug": "", "flux-dev": "flux_12b", "flux-schnell": "flux_12b"},
 }  # fmt: skip
 """Name and flavor of the 0.2 line with the model of ours; empty where we have none of that shape."""
-SUFFIXES = ("_flex_attn", "_flex", "_varlen_attn", "_varlen", "_irope")
+SUFFIXES = ("_flex_flash", "_flex_attn", "_flex", "_varlen_attn", "_varlen", "_irope")
 """Flavors that differ from another only in the attention kernel."""
 ELSEWHERE = ("llama3_ft", "llama3_simple_fsdp", "deepseek_v3_simple_fsdp", "vlm", "transformers_modeling_backend")
 """Models of the experiments folder, whose shapes are not known here."""
@@ -92,8 +92,8 @@ def flavor_model(name: str, flavor: str) -> ModelSpec | None:
     """The model of a name and flavor of the 0.2 line, or None where its shape is not known."""
     base = plain(flavor)
     found = FLAVORS.get(name, {}).get(base)
-    if found:
-        return find(found)
+    if found is None or found:
+        return find(found) if found else None
     kind = "qwen3_moe" if (name, base) == ("qwen3", "debugmodel_moe") else name
     return _debug(kind) if base.startswith("debugmodel") and kind in DEBUG else None
 

@@ -39,6 +39,9 @@ MAIN = (
     "training.num_tokens_per_microbatch_per_dp_rank", "training.max_context_length", "training.steps",
     "optimizer.param_groups.0.optimizer_kwargs.lr", "activation_checkpoint.mode",
 )  # fmt: skip
+UNSET_BY_MINUS_1 = (
+    "training.global_batch_size", "training.num_tokens_per_train_step", "validation.steps", "validator.steps",
+)  # fmt: skip
 WORDS_OF_VALUES = {"true": True, "false": False, "none": None, "null": None}
 
 
@@ -120,7 +123,8 @@ def _flags(args: Iterable[Said]) -> tuple[dict[str, Said], tuple[Finding, ...]]:
         if text.startswith("--"):
             name, equals, value = text[2:].partition("=")
             values = [value] if equals else []
-            while not equals and rest and not _is_word(rest[0]):
+            most = 2 if name.endswith("betas") else 1
+            while not equals and rest and not _is_word(rest[0]) and len(values) < most:
                 values.append(str(rest[0].value))
                 said = msgspec.structs.replace(said, unresolved=said.unresolved or rest[0].unresolved)
                 rest.pop(0)
@@ -249,7 +253,8 @@ def _of_today(content: Content, run: Run, flags: dict[str, Said], named: Named) 
         settings["activation_checkpoint.selective_ac_option"] = msgspec.structs.replace(at, value="op")
     settings["module"], settings["config"] = named.module, named.config
     tp_is_sp = "parallelism.enable_sequence_parallel" not in settings
-    return _parsed(content, settings, preset_model(module, config), notes, tuple(findings), tp_is_sp)
+    parsed = _parsed(content, settings, preset_model(module, config), notes, tuple(findings), tp_is_sp)
+    return msgspec.structs.replace(parsed, own={**parsed.own, "kernels.loss": "chunked"})  # in every preset
 
 
 def _toml_today(run: Run, flags: Mapping[str, Said]) -> Iterator[Finding]:
@@ -346,7 +351,7 @@ def _parsed(
         own["moe.balancing"] = "bias"
     own |= _betas(settings) | _saved(settings) | _stages(settings, model) | _layers_recomputed(settings, model)
     notes += _approximations(settings)
-    for key in ("training.global_batch_size", "validation.steps", "validator.steps"):
+    for key in UNSET_BY_MINUS_1:
         if value(settings, key) == -1:
             del settings[key]
     return Parsed(
@@ -429,11 +434,10 @@ def _approximations(settings: Settings) -> list[str]:
 def complete(recipe: Recipe, parsed: Parsed, on: Cluster) -> Recipe:
     """The global batch where it is not said, and whether full copies are all there is."""
     layout, settings = recipe.layout, parsed.settings
-    rest = max(1, on.world // max(1, layout.tp * layout.pp * layout.cp * layout.dp_replicate))
-    shard = layout.dp_shard if layout.dp_shard > 0 else rest
-    ranks = layout.dp_replicate * shard
+    ranks = max(1, on.world // max(1, layout.tp * layout.pp * layout.cp))
+    shard = layout.dp_shard if layout.dp_shard > 0 else ranks // layout.dp_replicate
     alone = layout.tp * layout.pp * layout.cp * layout.ep == 1
-    if layout.dp_replicate > 1 and shard == 1 and alone and ranks == on.world and "config" not in settings:
+    if layout.dp_replicate == ranks > 1 and shard == 1 and alone and "config" not in settings:
         copies = msgspec.structs.replace(layout, strategy="ddp", dp_shard=-1, dp_replicate=1)
         recipe = msgspec.structs.replace(recipe, layout=copies)
     if settings.keys() & {"training.global_batch_size", "training.num_tokens_per_train_step"}:

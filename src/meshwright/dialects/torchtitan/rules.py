@@ -222,9 +222,7 @@ def _quantize_unread(look: Look) -> Iterator[Problem]:
         if table in _converters(look):
             continue
         for key in look.under(table):
-            name = key.rsplit(".", 1)[1]
-            wanted = look(key) is True or (name == "fqns" and look(key)) or (name == "recipe_name" and "float8" in key)
-            if wanted and look(key):
+            if look(key) is True or (key == "quantize.linear.float8.recipe_name" and look(key)):
                 fix = (spell("model.converters", [*_converters(look), table]),)
                 yield Problem(
                     f"{key} is read by the converter {table}, which model.converters does not list", fix, key=key

@@ -6,10 +6,10 @@ A row without dates is in both. `until` is the day a key was last there, or the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from meshwright.errors import InputError, unknown
+from meshwright.errors import InputError, closest
 from meshwright.recipes.foreign.together import count, null, number, says, truth
 from meshwright.recipes.foreign.values import SAVES, SCHEDULES
 from meshwright.recipes.foreign.word import UNSET, Joint, Meaning, Texts, Word
@@ -39,13 +39,20 @@ def _gone(until: str, pairs: Mapping[str, str]) -> tuple[Word, ...]:
     return tuple(Word(key, until=until, fate="gone", instead=instead) for key, instead in pairs.items())
 
 
+def _refused(key: str, text: str, allowed: Iterable[str]) -> InputError:
+    """A value that their parser does not take."""
+    names = list(allowed)
+    near = closest(text, names, 1) or names[:1]
+    return InputError(f"allowed: {', '.join(names)}", field=key, value=text, fix=[f"{key}={name}" for name in near])
+
+
 def _listed(key: str, own: str, values: Mapping[str, str], lacking: str) -> Joint:
     """A key with a few values, each of which is one of ours; other values of ours have no word there."""
 
     def read(given: Texts, recipe: Recipe) -> Meaning:
         text = given[key].strip().lower()
         if text not in values:
-            raise unknown(key, given[key], values)
+            raise _refused(key, given[key], values)
         return says({own: values[text]})
 
     def write(recipe: Recipe) -> Mapping[str, Any]:
@@ -89,16 +96,18 @@ def _tokens(given: Texts, recipe: Recipe) -> Meaning:
     said = {"data.seq_length": str(length)}
     if tokens is not None:
         said["layout.micro_batch_size"] = str(-(-tokens // length))
-    if STEP in given and given[STEP].strip() != "-1":
-        said["train.global_batch_size"] = str(max(1, count(STEP, given[STEP], 1) // length))
     return says(said)
+
+
+def _step(given: Texts, recipe: Recipe) -> Meaning:
+    return says({"train.global_batch_size": str(max(1, count(STEP, given[STEP], 1) // recipe.data.seq_length))})
 
 
 def _recompute(given: Texts, recipe: Recipe) -> Meaning:
     """Selective recompute is of single operations; the compiler's memory budget is a choice of operations too."""
     mode = given.get("activation_checkpoint.mode", "selective").strip().lower()
     if mode not in ("selective", "full", "memory_budget", "none"):
-        raise unknown("activation_checkpoint.mode", mode, ("selective", "full", "memory_budget", "none"))
+        raise _refused("activation_checkpoint.mode", mode, ("selective", "full", "memory_budget", "none"))
     return says({"layout.recompute": "selective" if mode == "memory_budget" else mode})
 
 
@@ -113,7 +122,7 @@ def _reshard(given: Texts, recipe: Recipe) -> Meaning:
     key = "parallelism.fsdp_reshard_after_forward"
     text = given[key].strip().lower()
     if text not in ("default", "always", "never"):
-        raise unknown(key, text, ("default", "always", "never"))
+        raise _refused(key, text, ("default", "always", "never"))
     frees = text == "always" or (text == "default" and recipe.layout.pp == 1)
     return says({"layout.reshard_after_forward": str(frees).lower()})
 
@@ -131,7 +140,7 @@ def _decay(given: Texts, recipe: Recipe) -> Meaning:
     """The shape of the decay; with a ratio the rate stays at its peak until that share of the steps is left."""
     shape = given.get(DECAY_TYPE, "linear").strip().lower()
     if shape not in DECAYS:
-        raise unknown(DECAY_TYPE, shape, DECAYS)
+        raise _refused(DECAY_TYPE, shape, DECAYS)
     ratio = given.get(DECAY_RATIO, "null")
     share = None if null(ratio) else number(DECAY_RATIO, ratio)
     name = {"sqrt": "linear"}.get(shape, shape)
@@ -178,12 +187,12 @@ def _matmul(given: Texts, recipe: Recipe) -> Meaning:
     converters, name = names_in(given[CONVERTED]), given.get(RECIPE, "null")
     for converter in converters:
         if converter not in CONVERTERS:
-            raise unknown(CONVERTED, converter, CONVERTERS)
+            raise _refused(CONVERTED, converter, CONVERTERS)
     kind = "same"
     if CONVERTERS[0] in converters:
         recipe_name = "tensorwise" if null(name) else name.strip().lower()
         if recipe_name not in FLOAT8:
-            raise unknown(RECIPE, name, FLOAT8)
+            raise _refused(RECIPE, name, FLOAT8)
         kind = FLOAT8[recipe_name]
     elif CONVERTERS[1] in converters:
         kind = "mxfp8"
@@ -208,24 +217,20 @@ def _stored(given: Texts, recipe: Recipe) -> Meaning:
     """One number format for parameters, their gradients and the optimizer's state."""
     text = given["training.dtype"].strip().lower()
     if text not in ("float32", "bfloat16"):
-        raise unknown("training.dtype", text, ("float32", "bfloat16"))
+        raise _refused("training.dtype", text, ("float32", "bfloat16"))
     ours = "fp32" if text == "float32" else "bf16"
     return says({f"precision.{part}": ours for part in ("master", "moments", "grads")})
 
 
 def _stored_key(recipe: Recipe) -> Mapping[str, Any]:
-    formats = {recipe.precision.master, recipe.precision.moments, recipe.precision.grads}
-    if len(formats) > 1:
-        odd = next(p for p in ("moments", "grads") if getattr(recipe.precision, p) != recipe.precision.master)
-        raise InputError("training.dtype is one format for all of them", field=f"precision.{odd}")
-    return {"training.dtype": "float32" if formats == {"fp32"} else "bfloat16"}
+    return {"training.dtype": "float32" if recipe.precision.master == "fp32" else "bfloat16"}
 
 
 def _exchange(given: Texts, recipe: Recipe) -> Meaning:
     key = "parallelism.context_parallel_rotate_method"
     text = given[key].strip().lower()
     if text not in ("allgather", "alltoall"):
-        raise unknown(key, text, ("allgather", "alltoall"))
+        raise _refused(key, text, ("allgather", "alltoall"))
     return says({"layout.cp_comm": "allgather" if text == "allgather" else "ring"} if recipe.layout.cp > 1 else {})
 
 
@@ -457,10 +462,18 @@ WORDS: tuple[Word, ...] = (
     *_unread("truth", "debug.batch_invariant", "debug.detect_anomaly", "debug.enable_structured_logging",
              "debug.spmd_typechecking", since=TOML_ENDED),
     # No more, not even in the 0.2 line:
+    *_gone("0.2.1", {
+        "debug.ac_preserve_rng_state": "activation_checkpoint.preserve_rng_state",
+        "debug.ac_determinism_check": "activation_checkpoint.determinism_check",
+        "debug.ac_debug": "activation_checkpoint.debug",
+    }),
+    *_gone("0.2.0", {
+        "training.seed": "debug.seed", "training.deterministic": "debug.deterministic",
+        "training.debug_moe_force_load_balance": "debug.moe_force_load_balance",
+    }),
     *_gone("0.1", {
         "job.print_args": "job.print_config", "job.use_for_integration_test": "",
         "training.batch_size": LOCAL, "training.compile": "compile.enable = true",
-        "training.seed": "debug.seed", "training.deterministic": "debug.deterministic",
         "training.warmup_steps": "lr_scheduler.warmup_steps",
         "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
         "training.data_parallel_shard_degree": "parallelism.data_parallel_shard_degree",
@@ -483,6 +496,7 @@ WORDS: tuple[Word, ...] = (
         "float8.precompute_float8_dynamic_scale_for_fsdp":
             "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp",
         "float8.moe_fqns_prototype": "quantize.grouped_mm.float8.fqns",
+        "float8.moe_fqns": "quantize.grouped_mm.float8.fqns",
         "mx.recipe_name": "quantize.linear.mx.recipe_name", "mx.filter_fqns": "quantize.linear.mx.filter_fqns",
         "mx.mxfp8_dim1_cast_kernel_choice": "quantize.linear.mx.mxfp8_dim1_cast_kernel_choice",
         "mx.moe_fqns_prototype": "quantize.grouped_mm.mx.fqns",
@@ -491,7 +505,8 @@ WORDS: tuple[Word, ...] = (
 
 JOINTS: tuple[Joint, ...] = (
     Joint((LOCAL, MICRO), ("layout.micro_batch_size",), _batch),
-    Joint((TOKENS, CONTEXT, STEP), ("data.seq_length", "layout.micro_batch_size", "train.global_batch_size"), _tokens),
+    Joint((TOKENS, CONTEXT), ("data.seq_length", "layout.micro_batch_size"), _tokens),
+    Joint((STEP,), ("train.global_batch_size",), _step),
     Joint(
         ("activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"),
         ("layout.recompute",),
