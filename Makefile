@@ -51,7 +51,7 @@ faults: $(VENV)/.engine  ## kills, signals and damaged checkpoints; writes the t
 	$(BIN)/python benchmarks/faults.py
 
 slurm-test: $(VENV)/.engine  ## jobs in a real SLURM, two hosts in network namespaces (as root; five minutes)
-	$(BIN)/python -m pytest -m slurm tests/slurm -v -rs
+	$(BIN)/python -m pytest -m slurm tests/slurm -vv -rs
 
 docs: setup  ## writes the generated pages under docs/
 	$(BIN)/python docs/make.py

@@ -131,7 +131,7 @@ def test_files_are_read_where_they_were_written(slurm: Fakes) -> None:
 # What happens at the end
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, 3, 137, 143])
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 137])
 def test_a_job_that_ends_by_itself_is_not_requeued(slurm: Fakes, code: int) -> None:
     done = slurm.run(script(job()), SRUN_CODE=str(code))
     assert done.returncode == code
@@ -143,6 +143,12 @@ def test_a_run_that_has_saved_is_requeued(slurm: Fakes) -> None:
     assert done.returncode == 75
     assert slurm.requeues() == ["requeue 30007"]
     assert "requeue number 4" in done.stderr
+
+
+def test_ranks_that_slurm_told_before_they_listened_are_requeued(slurm: Fakes) -> None:
+    done = slurm.run(script(job()), SRUN_CODE="143")
+    assert done.returncode == 143
+    assert slurm.requeues() == ["requeue 30007"]
 
 
 def test_a_strict_setup_does_not_end_the_script(slurm: Fakes) -> None:

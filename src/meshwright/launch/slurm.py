@@ -12,6 +12,7 @@ from meshwright.launch.written import Launch
 from meshwright.version import VERSION
 
 SAVED = 75  # exit code of a run that was asked to end and has saved
+TERMINATED = 143  # of ranks that SLURM told to end before they listened: 128 and the number of SIGTERM
 CPUS_PER_GPU = 8  # fewer starve data loading and collectives; every usual GPU node has as many
 TOGETHER_S = 60  # seconds after the first rank has ended in which the others must, too
 PORTS = (20_000, 12_000)  # first and count: below those that Linux hands out by itself
@@ -165,7 +166,8 @@ def _ending(job: Job) -> list[str]:
     if not job.requeue:
         return ['exit "$code"']
     told = '[ "$told" -gt 0 ]'
-    saved = f'[ "$code" -eq {SAVED} ] || {{ {told} && [ "$code" -gt 128 ]; }}'  # or told before it listened
+    early = f'[ "$code" -eq {TERMINATED} ] || {{ {told} && [ "$code" -gt 128 ]; }}'
+    saved = f'[ "$code" -eq {SAVED} ] || {early}'
     return [
         f"if {saved if job.finds_ranks else told}; then",
         '  state="$(squeue --noheader --format=%T --jobs="$SLURM_JOB_ID" 2>/dev/null)"',
