@@ -70,6 +70,19 @@ def test_told_to_end_a_job_saves_is_requeued_and_goes_on(
     assert "exit code 75" in job.log
 
 
+@pytest.mark.parametrize("form", [(), ("--batch",)], ids=["steps", "batch"])
+def test_told_before_its_ranks_listen_a_job_is_requeued(
+    slurm: Env, peace: Job, tmp_path: Path, form: tuple[str, ...]
+) -> None:
+    job = submit(slurm, tmp_path)
+    steps = ["squeue", "-h", "-s", "-j", job.number, "-o", "%i"]
+    job.wait_until(lambda: f"{job.number}.0" in ask(steps, slurm), "its step")
+    job.scancel("--signal=TERM", *form)
+    assert job.ended() == 0, job.told + job.log
+    assert (job.field("JobState"), job.field("Restarts")) == ("COMPLETED", "1")
+    assert losses(job.run) == losses(peace.run)
+
+
 def test_told_to_end_together_with_srun_a_job_goes_on_from_its_last_checkpoint(
     slurm: Env, peace: Job, tmp_path: Path
 ) -> None:
@@ -154,16 +167,3 @@ def test_a_job_whose_time_runs_out_saves_ahead_of_it_and_goes_on(slurm: Env, pea
 def test_nothing_is_left_of_jobs_that_have_ended(slurm: Env, peace: Job) -> None:
     names = {path.read_text().strip() for pid in left_behind(slurm) if (path := Path(f"/proc/{pid}/comm")).exists()}
     assert names <= {"munged", "slurmctld", "slurmd", "slurmscriptd"}
-
-
-@pytest.mark.parametrize("form", [(), ("--batch",)], ids=["steps", "batch"])
-def test_told_before_its_ranks_listen_a_job_is_requeued(
-    slurm: Env, peace: Job, tmp_path: Path, form: tuple[str, ...]
-) -> None:
-    job = submit(slurm, tmp_path)
-    steps = ["squeue", "-h", "-s", "-j", job.number, "-o", "%i"]
-    job.wait_until(lambda: f"{job.number}.0" in ask(steps, slurm), "its step")
-    job.scancel("--signal=TERM", *form)
-    assert job.ended() == 0, job.told + job.log
-    assert (job.field("JobState"), job.field("Restarts")) == ("COMPLETED", "1")
-    assert losses(job.run) == losses(peace.run)
