@@ -1,0 +1,39 @@
+"""NeMo AutoModel: YAML files, and the commands that start one with settings on top."""
+
+from __future__ import annotations
+
+from meshwright.clusters import Cluster
+from meshwright.dialects.automodel.known import is_closed, is_known
+from meshwright.dialects.automodel.parse import is_benchmark, parse, recognises
+from meshwright.dialects.automodel.rules import AFTER, BEFORE
+from meshwright.dialects.automodel.spelling import spell
+from meshwright.dialects.automodel.write import write
+from meshwright.dialects.dialect import Dialect, Parsed
+from meshwright.recipes.types import Recipe
+
+
+def _complete(recipe: Recipe, parsed: Parsed, on: Cluster) -> Recipe:
+    import msgspec
+
+    return msgspec.structs.replace(recipe, benchmark=True) if is_benchmark(parsed.settings) else recipe
+
+
+DIALECT = Dialect(
+    name="automodel",
+    title="NeMo AutoModel",
+    version="commit 36044ad, 2026-08-22",
+    engine="automodel",
+    forms=(
+        "YAML files",
+        "the command `automodel FILE.yaml --nproc-per-node N --section.key value`",
+        "the command `torchrun … nemo_automodel/recipes/llm/train_ft.py --config FILE.yaml --section.key value`",
+    ),
+    recognises=recognises,
+    parse=parse,
+    spell=spell,
+    rules=(*BEFORE, *AFTER),
+    complete=_complete,
+    write=write,
+    closed=is_closed,
+    known=is_known,
+)
