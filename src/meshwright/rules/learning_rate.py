@@ -114,7 +114,8 @@ def adapter_rate_is_usual(c: Case) -> Column:
     fixes=({"lr": [1e-5], "min_lr": lambda c: [min(c.min_lr, 1e-6)]},),
 )
 def fine_tuning_rate_is_small(c: Case) -> Column:
-    return (c.goal == "sft") & (c.lr > 1e-4) & no(c.is_diffusion) & no(c.benchmark)
+    orthogonal = c.optimizer_name == "muon"  # its updates are of one size, whatever the gradients
+    return (c.goal == "sft") & (c.lr > 1e-4) & no(orthogonal) & no(c.is_diffusion) & no(c.benchmark)
 
 
 @rule(
