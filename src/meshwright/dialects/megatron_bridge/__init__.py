@@ -1,1 +1,30 @@
-"""Megatron-Bridge."""
+"""Megatron-Bridge: run commands, Python overrides and saved run configs."""
+
+from __future__ import annotations
+
+from meshwright.dialects.dialect import Dialect
+from meshwright.dialects.megatron_bridge.keys import known
+from meshwright.dialects.megatron_bridge.parse import parse, recognises
+from meshwright.dialects.megatron_bridge.rules import RULES
+from meshwright.dialects.megatron_bridge.runner import complete
+from meshwright.dialects.megatron_bridge.spelling import spell
+from meshwright.dialects.megatron_bridge.write import VERSION, write
+
+DIALECT = Dialect(
+    name="megatron-bridge",
+    title="Megatron-Bridge",
+    version=VERSION,
+    engine="megatron",
+    forms=(
+        "the command `torchrun … scripts/training/run_recipe.py --recipe NAME KEY=VALUE …`, and train.sh",
+        "a Python file that assigns fields of a recipe's config and trains",
+        "run_config.yaml as saved with a checkpoint",
+    ),
+    recognises=recognises,
+    parse=parse,
+    spell=spell,
+    rules=RULES,
+    complete=complete,
+    write=write,
+    known=known,
+)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from meshwright.dialects.shapes import named
 from meshwright.recipes import overrides
 from meshwright.recipes.build import places
 from meshwright.recipes.types import Goal, Recipe, recipe_fields
@@ -43,7 +44,7 @@ COMMON: dict[str, dict[str, Any]] = {
     },
 }
 COMMON["peft"] = {**COMMON["sft"], "lr": 1e-4}
-EVERYWHERE: dict[str, Any] = {"strategy": "zero1", "keep": KEEP_ALL, "async_save": False, "export": "none"}
+EVERYWHERE: dict[str, Any] = {"strategy": "zero1", "keep": KEEP_ALL, "async_save": False}
 BENCHMARK: dict[str, Any] = {
     "dataset": "mock",
     "steps": 50,
@@ -54,6 +55,7 @@ BENCHMARK: dict[str, Any] = {
     "save_every": 0,
     "grads": "bf16",
     "reduce": "bf16",
+    "async_save": True,  # nothing is saved at all
 }
 """What every benchmark recipe changes."""
 
@@ -152,6 +154,23 @@ def find(name: str) -> Upstream | None:
         marks=tuple(marks.split()),
         settings=settings,
     )
+
+
+@cache
+def library() -> tuple[Upstream, ...]:
+    """The recipes for real training."""
+    return tuple(row for name in _lines() if (row := find(name)) is not None and row.name == name and not row.benchmark)
+
+
+@cache
+def _model_name(hf_id: str) -> str:
+    found = named(hf_id)
+    return found.name if found else ""
+
+
+def model_of(row: Upstream) -> str:
+    """Our name for the model of a recipe; empty where it is not in the catalogue."""
+    return _model_name(row.model)
 
 
 GPUS_IN_NAME = re.compile(r"_(\d+)gpu_([a-z]+\d+)_")
