@@ -13,17 +13,25 @@ from meshwright.dialects.types import Program, Unsaid, Written
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec
 from meshwright.recipes.foreign import words
-from meshwright.recipes.foreign.automodel import COLUMNS, COMMON, MOCK, OPTIONS, TOKENS
+from meshwright.recipes.foreign.automodel import COMMON, OPTIONS
+from meshwright.recipes.foreign.automodel_joints import CHAT, COLUMNS, MOCK, TOKENS
 from meshwright.recipes.types import Recipe, recipe_fields
 
 RECIPES = {False: "TrainFinetuneRecipeForNextTokenPrediction", True: "FinetuneRecipeForVLM"}
-"""By whether the model sees."""
+"""By whether samples carry images."""
+BENCHMARK = {
+    "recipe": "BenchmarkingRecipeForNextTokenPrediction",
+    "benchmark.warmup_steps": 10,
+    "benchmark.nsys_start": -1,
+    "benchmark.nsys_end": -1,
+    "benchmark.nsys_ranks": [],
+}
 FOLLOWS = ("checkpoint.pretrained", "peft.targets", "data.images", "data.validation")
 """Fields that this file writes itself."""
 SECTIONS = (
-    "recipe", "step_scheduler", "dist_env", "seed", "model", "distributed", "loss_fn", "dataset", "packed_sequence",
-    "dataloader", "validation_dataset", "validation_dataloader", "optimizer", "clip_grad_norm", "lr_scheduler",
-    "checkpoint", "peft", "quantization", "fp8", "freeze_config",
+    "recipe", "benchmark", "step_scheduler", "dist_env", "seed", "model", "distributed", "loss_fn", "dataset",
+    "packed_sequence", "dataloader", "validation_dataset", "validation_dataloader", "optimizer", "clip_grad_norm",
+    "lr_scheduler", "checkpoint", "peft", "quantization", "fp8", "freeze_config",
 )  # fmt: skip
 KEEP = frozenset(
     {
@@ -63,6 +71,8 @@ def write(recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
     settings |= _model_keys(recipe, model) | _batch_keys(recipe, on) | _data_keys(recipe, model)
     settings |= _expert_keys(recipe) | _adapter_keys(recipe)
     settings = dict(_of_optimizer(settings, recipe, lost))
+    if not _has_torchao(recipe) and settings.pop("fp8.enable_fsdp_float8_all_gather", False):
+        lost.append(Unsaid("precision.fp8_gather", True, "only torchao's 8-bit layers gather in 8 bits"))
     kept = without_defaults(dialect, settings, KEEP)
     name = f"{recipe.name or 'recipe'}.yaml"
     return Written(
@@ -78,6 +88,10 @@ def _dialect() -> Dialect:
     from meshwright.dialects.automodel import DIALECT
 
     return DIALECT
+
+
+def _has_torchao(recipe: Recipe) -> bool:
+    return recipe.precision.matmul in ("fp8_tensor", "fp8_row")
 
 
 def _of_strategy(settings: Mapping[str, Any], recipe: Recipe, lost: list[Unsaid]) -> Iterator[tuple[str, Any]]:
@@ -139,9 +153,10 @@ def _batch_keys(recipe: Recipe, on: Cluster) -> dict[str, Any]:
 
 def _data_keys(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
     data = recipe.data
-    found: dict[str, Any] = {"recipe": RECIPES[model.vision is not None], "dataloader._target_": LOADER}
+    found: dict[str, Any] = {"recipe": RECIPES[data.images], "dataloader._target_": LOADER}
     mock = data.dataset == "mock"
     if mock:
+        found |= BENCHMARK if recipe.benchmark and not data.images else {}
         found |= {"dataset._target_": MOCK, "dataset.vocab_size": model.vocab, "dataset.num_samples": 1_000_000}
         found["dataloader.batch_size"] = None
     elif recipe.goal == "pretrain":
@@ -153,7 +168,7 @@ def _data_keys(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
         found["dataloader.collate_fn"] = f"{COLLATERS}.{thd}"
     if data.validation and not mock and recipe.goal != "pretrain":
         place = "/" in data.validation or "." in data.validation
-        kind = COLUMNS if data.columns else found.get("dataset._target_") or _CHAT
+        kind = COLUMNS if data.columns else CHAT
         found |= {
             "validation_dataset._target_": kind,
             "validation_dataset.path_or_dataset_id": data.validation if place else data.dataset,
@@ -162,9 +177,6 @@ def _data_keys(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
             "validation_dataloader.collate_fn": f"{COLLATERS}.default_collater",
         }
     return found
-
-
-_CHAT = "nemo_automodel.components.datasets.llm.chat_dataset.ChatDataset"
 
 
 def _expert_keys(recipe: Recipe) -> dict[str, Any]:
@@ -192,6 +204,8 @@ def _adapter_keys(recipe: Recipe) -> dict[str, Any]:
 def _notes(recipe: Recipe) -> Iterator[str]:
     if recipe.goal == "pretrain" and recipe.data.dataset != "mock":
         yield "dataset.paths wants Megatron .bin/.idx prefixes made with the model's tokenizer"
+    if recipe.data.images:
+        yield "name the function that makes samples with images of your data in dataset._target_"
     if recipe.train.eval_every and not recipe.data.validation:
         yield "evaluation needs a validation_dataset block"
 
