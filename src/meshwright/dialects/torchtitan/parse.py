@@ -18,6 +18,7 @@ from meshwright.dialects.types import Said, Settings
 from meshwright.errors import InputError, closest
 from meshwright.models import ModelSpec
 from meshwright.recipes.foreign import Word, words
+from meshwright.recipes.foreign.torchtitan import SCHEDULE_NAMES, STEP
 from meshwright.recipes.types import Recipe
 from meshwright.rules.rule import Finding
 
@@ -28,6 +29,8 @@ TABLE = "torchtitan"
 V02, TODAY = "2026-02-22", "2026-08-21"
 """The last day of the 0.2 line (0.2.2), and the day of the flags of today."""
 ONE_STAGE = ("1f1b", "gpipe", "pipelineschedulesingle")
+STAGES = {name.lower(): 1 if name.lower() in ONE_STAGE else 2 for name in SCHEDULE_NAMES}
+"""Stage chunks of a rank that a schedule has where nobody says how many."""
 EVERYTHING = 1_000_000  # checkpoints: as many as there will be
 SCRIPT = re.compile(r"run_train\w*\.sh")
 OPEN = re.compile(r"(dataloader|validator|tokenizer|encoder|inference|loss|override|profiler|optimizer)\.")
@@ -399,8 +402,10 @@ def _stages(settings: Settings, model: ModelSpec | None) -> dict[str, Any]:
     )
     own: dict[str, Any] = {"layout.embedding_as_layer": first > 0, "layout.head_as_layer": last > 0}
     chunks = virtual_stages(settings, model)
-    single = str(value(settings, "parallelism.pipeline_parallel_schedule")).lower() in ONE_STAGE
-    own["layout.vp"] = max(1, chunks // pp) if chunks else 1 if single else 2
+    schedule = str(value(settings, "parallelism.pipeline_parallel_schedule")).lower()
+    own["layout.vp"] = max(1, chunks // pp) if chunks else STAGES.get(schedule, 2)
+    if schedule not in STAGES:  # which is told; nothing else is to follow from it
+        own["layout.pp_schedule"] = "interleaved_1f1b"
     return own
 
 
@@ -440,9 +445,11 @@ def complete(recipe: Recipe, parsed: Parsed, on: Cluster) -> Recipe:
     if layout.dp_replicate == ranks > 1 and shard == 1 and alone and "config" not in settings:
         copies = msgspec.structs.replace(layout, strategy="ddp", dp_shard=-1, dp_replicate=1)
         recipe = msgspec.structs.replace(recipe, layout=copies)
-    if settings.keys() & {"training.global_batch_size", "training.num_tokens_per_train_step"}:
+    if "training.global_batch_size" in settings:
         return recipe
     batch = _rank_batch(recipe, settings) * ranks
+    if STEP in settings:  # in whole batches of all ranks; a rule of theirs tells what is left over
+        batch *= max(1, round(recipe.train.global_batch_size / batch))
     return msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, global_batch_size=batch))
 
 

@@ -11,7 +11,7 @@ from meshwright.dialects.torchtitan.models import ELSEWHERE, FLAVORS, PRESETS, p
 from meshwright.dialects.torchtitan.parse import virtual_stages
 from meshwright.dialects.torchtitan.spell import spell
 from meshwright.errors import closest
-from meshwright.recipes.foreign.torchtitan import CONTEXT, DATA_SETS, LOCAL, MICRO, SCHEDULE_NAMES, STEP, TOKENS
+from meshwright.recipes.foreign.torchtitan import CONTEXT, DATA_SETS, LOCAL, MICRO, STEP, TOKENS
 from meshwright.recipes.foreign.torchtitan import CONVERTERS as CONVERTER_NAMES
 
 PP, EP, ETP, TP, CP = (
@@ -76,15 +76,6 @@ def _unknown_optimizer(look: Look) -> Problem | None:
     return Problem(f"there is no optimizer {name}: names are looked up exactly", (spell("optimizer.name", near[0]),))
 
 
-def _unknown_schedule(look: Look) -> Problem | None:
-    name = str(look(SCHEDULE))
-    if not look.says(SCHEDULE) or name.lower() in {known.lower() for known in SCHEDULE_NAMES}:
-        return None
-    near = closest(name.replace("_", ""), SCHEDULE_NAMES, 1)
-    fix = tuple(spell(SCHEDULE, one) for one in near)
-    return Problem(f"torch has no pipeline schedule {name}; it has {', '.join(SCHEDULE_NAMES)}", fix)
-
-
 def _schedule_without_file(look: Look) -> Problem | None:
     name = str(look(SCHEDULE))
     if not name.lower().strip("_").startswith("pipelineschedule") or _degree(look, PP) == 1:
@@ -124,8 +115,9 @@ def _batch_not_divided(look: Look) -> Problem | None:
     ranks = _ranks(look)
     if _today(look) or _degree(look, PP) == 1 or not (isinstance(batch, int) and isinstance(local, int)) or not ranks:
         return None
-    if local <= 0 or batch % (local * ranks) == 0:
-        return None
+    micro = look.recipe.layout.micro_batch_size
+    if local <= 0 or batch % (local * ranks) == 0 or batch % (micro * ranks):
+        return None  # right, or told by the rule of micro batches
     return Problem(
         f"training.global_batch_size={batch} is not a multiple of {local * ranks}: {LOCAL} × {ranks} data ranks",
         (spell("training.global_batch_size", max(1, round(batch / (local * ranks))) * local * ranks),),
@@ -161,8 +153,8 @@ def _tokens_not_divided(look: Look) -> Problem | None:
     tokens = look(TOKENS)
     cut = look("parallelism.enable_sequence_parallel", True) is not False
     parts = (_degree(look, TP) if cut else 1) * (2 * _degree(look, CP) if _degree(look, CP) > 1 else 1)
-    if not isinstance(tokens, int) or tokens <= 0 or tokens % parts == 0:
-        return None
+    if not isinstance(tokens, int) or tokens <= look.recipe.data.seq_length or tokens % parts == 0:
+        return None  # right, or told by the rule of sequences
     return Problem(
         f"{TOKENS}={tokens} is not a multiple of {parts}, the parts that tp and 2 × cp cut it into", key=TOKENS
     )
@@ -262,6 +254,8 @@ def _early_step_unclipped(look: Look) -> Problem | None:
     key, norm = "optimizer.early_step_in_backward", look("training.max_norm")
     if look(key) is not True or not isinstance(norm, int | float) or norm <= 0:
         return None
+    if max(_degree(look, PP), _degree(look, EP)) > 1:
+        return None  # which is refused anyway
     return Problem(f"training.max_norm={norm} clips nothing: gradients are used up in the backward pass", key=key)
 
 
@@ -418,14 +412,6 @@ RULES = (
         _unknown_optimizer,
         "NotImplementedError that names the optimizer",
         "optimizers are looked up by their exact name",
-    ),
-    _rule(
-        "schedule-name",
-        "error",
-        (SCHEDULE,),
-        _unknown_schedule,
-        "ValueError: unknown schedule",
-        "the name is looked up among torch's schedules; case does not matter, everything else does",
     ),
     _rule(
         "schedule-file",

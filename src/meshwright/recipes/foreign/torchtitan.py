@@ -66,7 +66,21 @@ def _listed(key: str, own: str, values: Mapping[str, str], lacking: str) -> Join
     return Joint((key,), (own,), read, write)
 
 
+SCHEDULE = "parallelism.pipeline_parallel_schedule"
 LOCAL, MICRO = "training.local_batch_size", "parallelism.pipeline_parallel_microbatch_size"
+
+
+def _schedule(given: Texts, recipe: Recipe) -> Meaning:
+    """Torch's schedules by name, in any case; the general ones run an order from a file."""
+    text = given[SCHEDULE].strip().lower()
+    if text not in {name.lower() for name in SCHEDULE_NAMES}:
+        raise _refused(SCHEDULE, given[SCHEDULE], SCHEDULE_NAMES)
+    ours = [ours for theirs, ours in SCHEDULES.items() if theirs.lower() == text]
+    return says({"layout.pp_schedule": ours[0]} if ours else {})
+
+
+def _schedule_key(recipe: Recipe) -> Mapping[str, Any]:
+    return {SCHEDULE: next(theirs for theirs, ours in SCHEDULES.items() if ours == recipe.layout.pp_schedule)}
 
 
 def _batch(given: Texts, recipe: Recipe) -> Meaning:
@@ -360,8 +374,7 @@ WORDS: tuple[Word, ...] = (
     Word("parallelism.pipeline_parallel_first_stage_less_layers", takes="int", default=1),
     Word("parallelism.pipeline_parallel_last_stage_less_layers", takes="int", default=1),
     Word("parallelism.pipeline_parallel_layers_per_stage", takes="int"),
-    Word("parallelism.pipeline_parallel_schedule", "layout.pp_schedule", SCHEDULES, default="1F1B",
-         choices=SCHEDULE_NAMES),
+    Word(SCHEDULE, default="1F1B", choices=SCHEDULE_NAMES),
     Word("parallelism.pipeline_parallel_schedule_csv", takes="text"),
     Word(MICRO, takes="int", default=1, until=FROZEN, instead="--parallelism.num_pp_microbatches"),
     Word("parallelism.pipeline_parallel_expert_parallel_overlap", takes="truth", default=True, until=FROZEN),
@@ -504,6 +517,7 @@ WORDS: tuple[Word, ...] = (
 )  # fmt: skip
 
 JOINTS: tuple[Joint, ...] = (
+    Joint((SCHEDULE,), ("layout.pp_schedule",), _schedule, _schedule_key),
     Joint((LOCAL, MICRO), ("layout.micro_batch_size",), _batch),
     Joint((TOKENS, CONTEXT), ("data.seq_length", "layout.micro_batch_size"), _tokens),
     Joint((STEP,), ("train.global_batch_size",), _step),
