@@ -38,6 +38,7 @@ def check(
     theirs = list(_theirs(reading, recipe, cases[0] if cases else None, candidates[0] if known else None))
     spoken = {finding.field for finding in theirs if finding.severity == "error"}
     told = {rule for each in dialect.rules if each.id in {f.rule for f in theirs} for rule in each.covers}
+    told.update(reading.parsed.settled)
     # Theirs say it in their own words.
     kept = [f for f in ours if f.rule not in told and (f.field not in spoken or f.severity != "error")]
     findings = [*reading.parsed.findings, *reading.mapped.findings, *theirs, *kept]

@@ -73,6 +73,7 @@ class Parsed(msgspec.Struct, frozen=True):
     readable: Settings | None = None  # as the table reads them, where some are right there and have no words here
     engine: Engine | None = None  # what runs it, where that depends on the file
     open: tuple[str, ...] = ()  # our fields that the program sets, not the file: judged whatever their value
+    settled: tuple[str, ...] = ()  # rules of ours that a setting without words here answers
 
 
 class Problem(msgspec.Struct, frozen=True):
