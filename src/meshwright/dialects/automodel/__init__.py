@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from meshwright.clusters import Cluster
+from meshwright.dialects.automodel.dropped import BEFORE
+from meshwright.dialects.automodel.follows import is_benchmark
 from meshwright.dialects.automodel.known import is_closed, is_known
-from meshwright.dialects.automodel.parse import is_benchmark, parse, recognises
-from meshwright.dialects.automodel.rules import AFTER, BEFORE
+from meshwright.dialects.automodel.mesh_rules import MESH
+from meshwright.dialects.automodel.model_rules import MODEL
+from meshwright.dialects.automodel.parse import parse, recognises
 from meshwright.dialects.automodel.spelling import spell
 from meshwright.dialects.automodel.write import write
 from meshwright.dialects.dialect import Dialect, Parsed
@@ -31,7 +34,7 @@ DIALECT = Dialect(
     recognises=recognises,
     parse=parse,
     spell=spell,
-    rules=(*BEFORE, *AFTER),
+    rules=(*BEFORE, *MESH, *MODEL),
     complete=_complete,
     write=write,
     closed=is_closed,

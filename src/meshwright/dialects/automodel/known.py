@@ -72,6 +72,8 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """What the optimizers that everybody uses take; others are not known here."""
 
+NARROW = frozenset({"bf16", "bfloat16", "torch.bfloat16"})
+
 SHORT_SETS = ("squad", "hellaswag", "xlam", "glue", "make_xlam_dataset")
 """Data sets whose samples are a few hundred tokens long."""
 

@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from meshwright.dialects.automodel.known import SHORT_SETS, SPOKEN, STRATEGIES, TOP
+from meshwright.dialects.automodel.dropped import BEFORE
+from meshwright.dialects.automodel.follows import assumptions, follows, model_name
+from meshwright.dialects.automodel.known import SPOKEN
+from meshwright.dialects.automodel.looking import noticed
+from meshwright.dialects.automodel.values import kept, literal, normalised, text_in
 from meshwright.dialects.contents import open_file
-from meshwright.dialects.dialect import Asked, Content, Look, Parsed
+from meshwright.dialects.dialect import Asked, Content, Dialect, Look, Parsed
 from meshwright.dialects.shapes import from_sizes, named
 from meshwright.dialects.types import Said, Settings
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec
-from meshwright.recipes.foreign import joints, words
-from meshwright.recipes.foreign.automodel import SIZES
 from meshwright.recipes.types import Goal, Recipe
 from meshwright.rules.rule import Finding
 
 if TYPE_CHECKING:
     from meshwright.dialects.shell import Launched
 
-TABLE = "automodel"
 MARKS = ("step_scheduler", "dist_env", "loss_fn", "packed_sequence", "distributed", "lr_scheduler", "recipe")
-TRANSLATED = {"none": None, "None": None, "true": True, "True": True, "false": False, "False": False}
-VARIABLE = re.compile(r"\$\{(?:oc\.env:)?([A-Za-z_]\w*)(?:,([^}]*))?\}")
-MATTERS = (
-    "distributed.", "step_scheduler.", "optimizer.", "lr_scheduler.", "packed_sequence.", "peft.", "fp8.", "seed",
-    "model.", "dataset.seq_len", "dataset.max_length", "clip_grad_norm.", "quantization.",
-)  # fmt: skip
-"""Keys whose open values are told."""
-LONGEST_LITERAL = 1000  # characters; longer text stays text there
+
 LANGUAGE = ("NextTokenPrediction", "train_ft", "benchmark", "Benchmark")
-ADAPTED = {
-    "qkv": ("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "query_key_value", "q_a_proj", "q_b_proj", "kv_b_proj"),
-    "proj": ("o_proj", "dense", "out_proj"),
-    "fc1": ("gate_proj", "up_proj", "gate_up_proj", "fc1", "gate_and_up_projs"),
-    "fc2": ("down_proj", "fc2", "down_projs"),
-    "mamba_in": ("in_proj",),
-    "mamba_out": ("mixer.out_proj",),
-}
-USUAL = ("qkv", "proj", "fc1", "fc2")
 
 
 def recognises(content: Content) -> int:
@@ -99,7 +83,7 @@ def parse(content: Content) -> Parsed:
 
 def _command(one: Launched, parsed: Parsed) -> Iterator[Finding]:
     """What is wrong with the automodel command itself."""
-    from meshwright.dialects.automodel.rules import NO_RECIPE, OLD_COMMAND, noticed
+    from meshwright.dialects.automodel.command_rules import NO_RECIPE, OLD_COMMAND
 
     look = Look(_dialect(), parsed, Recipe(name="", model="", goal=parsed.goal, cluster=""), None, None)
     yield from noticed(NO_RECIPE, look)
@@ -165,15 +149,13 @@ def _gpu(text: str) -> str:
 def _number(said: Said | None) -> int | None:
     if said is None or said.unresolved:
         return None
-    value = _literal(said.value)
+    value = literal(said.value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def _parsed(settings: Settings, content: Content, asked: Asked, env: Settings | None = None, stem: str = "") -> Parsed:
-    from meshwright.dialects.automodel.rules import BEFORE, noticed
-
-    said = _normalised(settings)
-    recipe = _text(said, "recipe") or _text(said, "recipe._target_")
+    said = normalised(settings)
+    recipe = text_in(said, "recipe") or text_in(said, "recipe._target_")
     notes: list[str] = []
     if recipe and not any(part in recipe for part in (*LANGUAGE, "VLM")):
         notes.append(f"{recipe.rpartition('.')[2]} trains in another way: only what all recipes share was checked")
@@ -186,153 +168,23 @@ def _parsed(settings: Settings, content: Content, asked: Asked, env: Settings | 
     raw = Parsed(settings=said, name=stem or Path(content.path).stem, model=model, goal=goal, files=files)
     look = Look(_dialect(), raw, Recipe(name="", model="", goal=goal, cluster=""), None, None)
     findings = tuple(finding for rule in BEFORE for finding in noticed(rule, look))
-    kept = _kept(said)
-    notes += _assumptions(kept)
+    left = kept(said)
+    notes += assumptions(left)
     return msgspec.structs.replace(
         raw,
-        settings=kept,
+        settings=left,
         asked=asked,
         env=env or {},
         findings=findings,
         notes=tuple(notes),
-        own=_follows(kept, model, goal, recipe),
+        own=follows(left, model, goal, recipe),
     )
 
 
-def _dialect() -> Any:
+def _dialect() -> Dialect:
     from meshwright.dialects.automodel import DIALECT
 
     return DIALECT
-
-
-def _normalised(settings: Settings) -> dict[str, Said]:
-    """Values as their loader hands them on: YAML 1.1, variables with their defaults, literals out of text."""
-    found = {key: _resolved(said) for key, said in settings.items()}
-    return {key: said if key.startswith(MATTERS) else _as_text(said) for key, said in found.items()}
-
-
-def _as_text(said: Said) -> Said:
-    """A value that makes no difference to what is judged, such as a folder or a token."""
-    return msgspec.structs.replace(said, unresolved="")
-
-
-def _resolved(said: Said) -> Said:
-    value = said.value if said.pyyaml is msgspec.UNSET else said.pyyaml
-    if not isinstance(value, str) or said.unresolved:
-        return msgspec.structs.replace(said, value=value)
-    missing: list[str] = []
-
-    def default(found: re.Match[str]) -> str:
-        if found[2] is None:
-            missing.append(found[1])
-            return found[0]
-        return found[2]
-
-    text = VARIABLE.sub(default, value)
-    if missing:
-        return msgspec.structs.replace(said, unresolved=f"the variable {missing[0]} is set when the job starts")
-    return msgspec.structs.replace(said, value=_literal(text))
-
-
-def _literal(value: Any) -> Any:
-    """Text that spells a number, truth, list or nothing, as that."""
-    if not isinstance(value, str):
-        return value
-    if value in TRANSLATED:
-        return TRANSLATED[value]
-    if not value or len(value) > LONGEST_LITERAL or value[0] not in "0123456789.+-[({'\"":
-        return value
-    try:
-        found = ast.literal_eval(value)
-    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-        return value
-    return list(found) if isinstance(found, tuple) else found if isinstance(found, int | float | list | str) else value
-
-
-def _text(settings: Settings, key: str) -> str:
-    said = settings.get(key)
-    return str(said.value) if said is not None and isinstance(said.value, str) and not said.unresolved else ""
-
-
-def size_of(settings: Settings, name: str) -> int:
-    """One of their sizes as it holds: unset, nothing and whatever is below 1 count as 1."""
-    said = settings.get(f"distributed.{name}_size")
-    value = None if said is None or said.unresolved else said.value
-    return max(1, value) if isinstance(value, int) and not isinstance(value, bool) else 1
-
-
-def strategy_of(settings: Settings) -> str:
-    """The strategy by its first name; empty when the file names one that there is not."""
-    said = settings.get("distributed.strategy")
-    if said is None or said.value is None:
-        return "fsdp2"
-    return STRATEGIES.get(str(said.value).lower(), "")
-
-
-def _kept(settings: Settings) -> dict[str, Said]:
-    """What is left of the settings once all that AutoModel itself drops or puts right is gone."""
-    table = words(TABLE)
-    joined = {key for joint in joints(TABLE) for key in joint.keys}
-    dropped = tuple(_dropped(settings))
-    kept: dict[str, Said] = {}
-    for key, said in settings.items():
-        word = table.get(key)
-        if key.startswith(dropped) or _is_unread_block(key):
-            continue
-        if said.value is None and not said.unresolved and word and "null" not in word.values and key not in joined:
-            continue  # nothing said is as good as not saying it
-        kept[key] = _put_right(key, said)
-    return kept
-
-
-def _dropped(settings: Settings) -> Iterator[str]:
-    yield "rng"
-    yield "compile"
-    if size_of(settings, "pp") == 1:
-        yield "distributed.pipeline"
-    if size_of(settings, "ep") == 1:
-        yield "distributed.moe"
-    if not strategy_of(settings):
-        yield "distributed.strategy"
-    enabled = settings.get("fp8.enabled")
-    if enabled is None or enabled.value is not True:
-        yield "fp8."
-    if not _schedule_is_known(settings):
-        yield "distributed.pipeline.pp_schedule"
-
-
-def _schedule_is_known(settings: Settings) -> bool:
-    from meshwright.dialects.automodel.known import SCHEDULES
-    from meshwright.recipes.foreign.values import SCHEDULES as OURS
-
-    said = settings.get("distributed.pipeline.pp_schedule")
-    if said is None or said.unresolved:
-        return True
-    name = str(said.value).lower()
-    return name in SCHEDULES and name in {their.lower() for their in OURS}
-
-
-def _is_unread_block(key: str) -> bool:
-    top = key.split(".")[0].split("[")[0]
-    return top not in TOP and not top.startswith("validation_dataset")
-
-
-def _put_right(key: str, said: Said) -> Said:
-    value = said.value
-    if key == "distributed.strategy" and isinstance(value, str):
-        return msgspec.structs.replace(said, value=value.lower())
-    below = isinstance(value, int) and not isinstance(value, bool) and value < 1
-    if below and key in {*(f"distributed.{name}_size" for name in SIZES), "distributed.dp_replicate_size"}:
-        return msgspec.structs.replace(said, value=1)
-    if below and key == "distributed.dp_size":
-        return msgspec.structs.replace(said, value=None)
-    return said
-
-
-def model_name(settings: Settings) -> str:
-    """The Hugging Face id or folder of the model, from wherever it is said."""
-    places = ("model.pretrained_model_name_or_path", "model.config.pretrained_model_name_or_path", "model.config")
-    return next((text for text in (_text(settings, place) for place in places) if text), "")
 
 
 def _model(settings: Settings, notes: list[str]) -> ModelSpec | None:
@@ -364,132 +216,10 @@ def _model_type(name: str) -> str:
 def _goal(settings: Settings, recipe: str) -> Goal:
     if any(key == "peft" or key.startswith("peft.") for key in settings):
         return "peft"
-    dataset, built = _text(settings, "dataset._target_").lower(), _text(settings, "model._target_")
+    dataset, built = text_in(settings, "dataset._target_").lower(), text_in(settings, "model._target_")
     loads = settings.get("model.load_base_model")
     fresh = built.endswith("from_config") and not (loads is not None and loads.value is True)
     tokens = any(
         part in dataset for part in ("megatron_dataset", "nanogpt", "mock_iterable", "pretrain", "bin_dataset")
     )
     return "pretrain" if fresh or tokens or "retrain" in recipe or "Benchmark" in recipe else "sft"
-
-
-def is_benchmark(settings: Settings) -> bool:
-    """Whether a file only measures speed: its recipe says so, or a block that only such recipes carry."""
-    recipe = _text(settings, "recipe") or _text(settings, "recipe._target_")
-    mock = "mock" in _text(settings, "dataset._target_").lower()
-    return "enchmark" in recipe or (mock and any(key.startswith("benchmark.") for key in settings))
-
-
-def _assumptions(settings: Settings) -> Iterator[str]:
-    if not _says_length(settings):
-        yield f"no length of a sample is said: {_usual_length(settings)} tokens were assumed"
-    if "dataloader.dynamic_batching.max_tokens_per_batch" in settings:
-        yield "batches are filled by tokens: local_batch_size is not what a rank holds"
-    if "step_scheduler.max_steps" not in settings:
-        yield "the number of steps follows from the data: it is not judged"
-
-
-def _says_length(settings: Settings) -> bool:
-    lengths = ("dataset.seq_len", "dataset.seq_length", "dataset.max_length")
-    sizes = (settings.get(f"packed_sequence.{name}") for name in ("packed_sequence_size", "pack_size"))
-    packed = any(said is not None and (said.unresolved or said.value) for said in sizes)
-    return packed or any(key in settings for key in lengths)
-
-
-def _usual_length(settings: Settings) -> int:
-    dataset = _text(settings, "dataset._target_").lower()
-    return 512 if any(name in dataset for name in SHORT_SETS) else 2048
-
-
-def _follows(settings: Settings, model: ModelSpec | None, goal: Goal, recipe: str) -> Mapping[str, Any]:
-    """Fields of ours that no single key says."""
-    own: dict[str, Any] = {}
-    if not _says_length(settings):
-        own["data.seq_length"] = _usual_length(settings)
-    elif (longest := _longest(settings)) is not None:
-        own["data.seq_length"] = longest
-    if "VLM" in recipe:
-        own["data.images"] = True
-    if model is not None and model_name(settings) == model.hf_id:
-        own["checkpoint.pretrained"] = ""
-    if size_of(settings, "pp") > 1 and "distributed.pipeline.pp_microbatch_size" not in settings:
-        own["layout.micro_batch_size"] = 1
-    if isinstance(budget := _value(settings, "dataloader.dynamic_batching.max_tokens_per_batch"), int):
-        own["layout.micro_batch_size"] = max(1, budget // _length(settings))
-    if size_of(settings, "ep") > 1 and _value(settings, "distributed.reshard_after_forward") is None:
-        own["layout.reshard_after_forward"] = _value(settings, "distributed.moe.reshard_after_forward") is True
-    if any(key.startswith("distributed.offload_policy") for key in settings):
-        policy = settings.get("distributed.offload_policy")
-        own["layout.offload"] = "none" if policy is not None and policy.value is None else "params"
-    own |= _learning(settings)
-    if goal == "peft":
-        own["peft.targets"] = _targets(settings, model)
-    if validation := _validation(settings):
-        own["data.validation"] = validation
-    return own
-
-
-def _length(settings: Settings) -> int:
-    said = (_value(settings, f"dataset.{name}") for name in ("seq_length", "seq_len", "max_length"))
-    return next((value for value in said if isinstance(value, int) and value > 0), _usual_length(settings))
-
-
-def _longest(settings: Settings) -> int | None:
-    """The longest sample of a vision-language set, where it is not packed into something longer."""
-    said = _value(settings, "dataset.max_length")
-    other = "dataset.seq_length" in settings or _value(settings, "packed_sequence.pack_size")
-    return said if isinstance(said, int) and said > 0 and not other else None
-
-
-def _value(settings: Settings, key: str) -> Any:
-    said = settings.get(key)
-    return None if said is None or said.unresolved else said.value
-
-
-def _learning(settings: Settings) -> Iterator[tuple[str, Any]] | dict[str, Any]:
-    """The learning rate over time, where it follows from the rest."""
-    own: dict[str, Any] = {}
-    optimizer = _text(settings, "optimizer._target_")
-    if optimizer.endswith("optim.Adam") and "optimizer.weight_decay" not in settings:
-        own["optimizer.weight_decay"] = 0.0
-    if not any(key.startswith("lr_scheduler.") for key in settings):
-        return {**own, "schedule.name": "constant", "schedule.warmup_steps": 0, "schedule.min_lr": 0.0}
-    steps = _value(settings, "step_scheduler.max_steps")
-    if "lr_scheduler.lr_warmup_steps" not in settings:
-        own["schedule.warmup_steps"] = min(1000, steps // 10) if isinstance(steps, int) and steps > 0 else 1000
-    peak = _value(settings, "optimizer.lr")
-    if "lr_scheduler.min_lr" not in settings:
-        own["schedule.min_lr"] = 0.01 * peak if isinstance(peak, float) and peak > 0 else 1e-5
-    return own
-
-
-def _targets(settings: Settings, model: ModelSpec | None) -> tuple[str, ...]:
-    """Which of our groups of linears get adapters; names with wildcards reach every linear that they match."""
-    mamba = ("mamba_in", "mamba_out") if model is not None and any(_is_mamba(model)) else ()
-    wanted = _value(settings, "peft.target_modules")
-    if _value(settings, "peft.match_all_linear") is True or not wanted:
-        return (*USUAL, *mamba)
-    names = [str(name) for name in (wanted if isinstance(wanted, list) else [wanted])]
-    patterns = [re.compile(re.escape(name).replace(r"\*", ".*")) for name in names]
-
-    def reached(name: str) -> bool:
-        return any(pattern.fullmatch(text) for pattern in patterns for text in (name, f"model.layers.0.x.{name}"))
-
-    groups = tuple(group for group, linears in ADAPTED.items() if any(reached(name) for name in linears))
-    found = tuple(group for group in groups if group in (*USUAL, *mamba))
-    return found or USUAL
-
-
-def _is_mamba(model: ModelSpec) -> Iterator[bool]:
-    from meshwright.models import Mamba2
-
-    return (isinstance(layer.mixer, Mamba2) for layer in model.layers)
-
-
-def _validation(settings: Settings) -> str:
-    """The set or split that is only evaluated on."""
-    for name in ("path_or_dataset_id", "path_or_dataset", "dataset_name"):
-        if text := _text(settings, f"validation_dataset.{name}"):
-            same = text == _text(settings, f"dataset.{name}")
-            return _text(settings, "validation_dataset.split") if same else text
-    return ""
