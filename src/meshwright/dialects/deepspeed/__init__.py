@@ -1,0 +1,39 @@
+"""DeepSpeed."""
+
+from __future__ import annotations
+
+from meshwright.clusters import Cluster
+from meshwright.dialects.deepspeed.keys import closed, known
+from meshwright.dialects.deepspeed.parse import complete, parse, recognises
+from meshwright.dialects.deepspeed.rules import RULES
+from meshwright.dialects.deepspeed.spelling import spell
+from meshwright.dialects.dialect import Dialect
+from meshwright.dialects.types import Written
+from meshwright.models import ModelSpec
+from meshwright.recipes.types import Recipe
+
+
+def _write(recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+    from meshwright.dialects.deepspeed.write import write
+
+    return write(DIALECT, recipe, model, on)
+
+
+DIALECT = Dialect(
+    name="deepspeed",
+    title="DeepSpeed",
+    version="0.19.8",
+    engine="deepspeed",
+    forms=(
+        "JSON files (ds_config.json)",
+        "the commands `deepspeed … train.py --deepspeed FILE.json` and `--deepspeed_config FILE.json`",
+    ),
+    recognises=recognises,
+    parse=parse,
+    spell=spell,
+    rules=RULES,
+    complete=complete,
+    write=_write,
+    closed=closed,
+    known=known,
+)

@@ -1,0 +1,43 @@
+"""Writing DeepSpeed: its JSON, and how a program around transformers' Trainer takes it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from meshwright.clusters import Cluster
+from meshwright.dialects.dialect import Dialect
+from meshwright.dialects.mapping import nested, relevant, to_settings, without_defaults
+from meshwright.dialects.types import Program, Written
+from meshwright.models import ModelSpec
+from meshwright.recipes.foreign.deepspeed import stage_of
+from meshwright.recipes.types import Recipe
+
+FILE = "ds_config.json"
+KEEP = ("gradient_clipping", "zero_optimization.stage")
+ORDER = (
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_clipping", "bf16", "fp16", "data_types",
+    "communication_data_type", "zero_optimization", "tensor_parallel", "expert_parallel", "optimizer", "scheduler",
+)  # fmt: skip
+
+
+def write(dialect: Dialect, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+    stage_of(recipe)  # a strategy without a stage is refused, not written as another
+    settings, unsaid = to_settings(dialect, recipe, relevant(recipe, model))
+    if recipe.optimizer.name == "sgd":
+        settings = {key: value for key, value in settings.items() if key != "optimizer.params.eps"}
+    if not settings.get("optimizer.type"):
+        settings = {key: value for key, value in settings.items() if not key.startswith("optimizer.")}
+    tables = nested(without_defaults(dialect, settings, KEEP))
+    ordered: dict[str, Any] = {key: tables[key] for key in ORDER if key in tables} | tables
+    return Written(
+        dialect=dialect.name,
+        files={FILE: json.dumps(ordered, indent=2) + "\n"},
+        program=Program(words=("train.py", "--deepspeed", FILE)),
+        unsaid=unsaid,
+        notes=(
+            f"{FILE} says {recipe.name} for DeepSpeed {dialect.version}, written by meshwright export",
+            "train.py stands for your own program: one around transformers' Trainer takes the config with --deepspeed",
+            "the model, the data and the sequence length are arguments of that program",
+        ),
+    )

@@ -1,0 +1,72 @@
+"""What the arguments of a training program around transformers' Trainer say, beside a config that names no model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from meshwright.dialects.parts import whole
+from meshwright.dialects.shapes import named
+from meshwright.dialects.types import Said
+from meshwright.models import ModelSpec
+from meshwright.recipes.types import Goal
+
+Arguments = Mapping[str, Said]
+"""A program's arguments by name, dashes as underscores; a flag without a value is True."""
+MODELS = ("model_name_or_path", "model_name", "model", "pretrained_model_name_or_path")
+LENGTHS = ("max_seq_length", "model_max_length", "max_length", "cutoff_len", "block_size", "max_seq_len")
+ADAPTERS = ("use_peft", "use_lora", "lora_r", "lora_rank", "lora_alpha", "lora_enable", "peft", "load_in_4bit")
+OPEN = ("data.seq_length", "layout.recompute")
+"""Fields that only the program says."""
+
+
+class Program(msgspec.Struct, frozen=True):
+    """What a program's arguments say of our fields."""
+
+    model: ModelSpec | None
+    goal: Goal
+    own: Mapping[str, Any]
+    open: tuple[str, ...]
+
+
+def arguments_of(words: Sequence[Said]) -> dict[str, Said]:
+    """`--name value`, `--name=value` and `--name` alone."""
+    found: dict[str, Said] = {}
+    name = ""
+    for said in words:
+        text = str(said.value)
+        if text.startswith("--"):
+            name, equals, value = text[2:].replace("-", "_", text[2:].partition("=")[0].count("-")).partition("=")
+            found[name] = msgspec.structs.replace(said, value=value if equals else True)
+            name = "" if equals else name
+        elif name:
+            found[name] = said
+            name = ""
+    return {key: _typed(said) for key, said in found.items()}
+
+
+def _typed(said: Said) -> Said:
+    texts = {"true": True, "false": False}
+    value = texts.get(str(said.value).lower(), said.value) if not said.unresolved else said.value
+    return msgspec.structs.replace(said, value=value)
+
+
+def is_on(given: Arguments, *names: str) -> bool:
+    """Whether one of these flags is set."""
+    return any(name in given and given[name].value not in (False, "no", "none") for name in names)
+
+
+def program_fields(given: Arguments) -> Program:
+    """The model, the goal and our fields that a program's arguments name."""
+    model = next((named(str(given[name].value)) for name in MODELS if name in given), None)
+    own: dict[str, Any] = {}
+    length = next((size for name in LENGTHS if (size := whole(given.get(name)))), None)
+    if length:
+        own["data.seq_length"] = length
+    if "gradient_checkpointing" in given and not given["gradient_checkpointing"].unresolved:
+        own["layout.recompute"] = "full" if is_on(given, "gradient_checkpointing") else "none"
+    tuned = is_on(given, *ADAPTERS) or str(getattr(given.get("finetuning_type"), "value", "")) == "lora"
+    goal: Goal = "peft" if tuned else "sft" if any(name in given for name in MODELS[:1]) else "pretrain"
+    return Program(model, goal, own, tuple(key for key in OPEN if key not in own))
