@@ -125,12 +125,13 @@ def read_strategy(given: Texts, recipe: Recipe) -> Meaning:
 
 
 def write_strategy(recipe: Recipe) -> Found:
-    return {
+    flags: dict[str, dict[str, Any]] = {
         "zero1": {"use_distributed_optimizer": True},
         "fsdp2": {"use_torch_fsdp2": True},
         "megatron_fsdp": {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"},
         "ddp": {},
-    }[recipe.layout.strategy]
+    }
+    return flags[recipe.layout.strategy]
 
 
 def read_recompute(given: Texts, recipe: Recipe) -> Meaning:

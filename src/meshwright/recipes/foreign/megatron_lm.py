@@ -8,6 +8,7 @@ from meshwright.recipes.foreign.values import ATTENTION, DECAYS, NULL_IS_0, NULL
 from meshwright.recipes.foreign.word import Joint, Word
 
 INVERTED = {"true": "false", "false": "true"}
+NULL_IS_OFF = {"null": "0.0"}
 BF16_FLAG = {"true": "bf16", "false": "fp32"}
 ROUTER_DTYPES = {"fp32": "fp32", "fp64": "fp32", "null": "bf16"}
 STATE_DTYPES = ("fp32", "fp16", "bf16", "fp8")
@@ -123,8 +124,8 @@ EXPERTS = (
     Word("moe_router_load_balancing_type", default="aux_loss"),
     Word("moe_router_enable_expert_bias", default=False),
     Word("moe_aux_loss_coeff", "moe.aux_loss", default=0.0),
-    Word("moe_z_loss_coeff", "moe.router_z_loss", NULL_IS_0, default=None),
-    Word("moe_expert_capacity_factor", "moe.capacity_factor", NULL_IS_0, default=None),
+    Word("moe_z_loss_coeff", "moe.router_z_loss", NULL_IS_OFF, default=None),
+    Word("moe_expert_capacity_factor", "moe.capacity_factor", NULL_IS_OFF, default=None),
     Word("moe_router_dtype", "moe.router_dtype", ROUTER_DTYPES, default=None),
     Word("moe_token_dispatcher_type", default="allgather", choices=("allgather", "alltoall", "flex")),
     Word("moe_flex_dispatcher_backend", default=None, since="0.16"),

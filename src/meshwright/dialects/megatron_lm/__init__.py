@@ -1,0 +1,38 @@
+"""Megatron-LM."""
+
+from __future__ import annotations
+
+from meshwright.clusters import Cluster
+from meshwright.dialects.dialect import Dialect
+from meshwright.dialects.megatron_lm.arguments import REST, spell
+from meshwright.dialects.megatron_lm.parse import complete, parse, recognises
+from meshwright.dialects.megatron_lm.rules import RULES
+from meshwright.dialects.types import Written
+from meshwright.models import ModelSpec
+from meshwright.recipes.types import Recipe
+
+
+def _write(recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+    from meshwright.dialects.megatron_lm.write import write
+
+    return write(DIALECT, recipe, model, on)
+
+
+DIALECT = Dialect(
+    name="megatron-lm",
+    title="Megatron-LM",
+    version="Megatron-Core 0.20.0, 2026-08-22",
+    engine="megatron",
+    forms=(
+        "shell scripts that start pretrain_gpt.py and its like with torchrun, srun or python -m torch.distributed.run",
+        "bare lists of arguments (a file that begins with --)",
+    ),
+    recognises=recognises,
+    parse=parse,
+    spell=spell,
+    rules=RULES,
+    complete=complete,
+    write=_write,
+    follows=("layout.dp_shard", "kernels.te_rng_tracker"),
+    known=lambda key: key == REST,
+)
