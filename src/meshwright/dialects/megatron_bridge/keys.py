@@ -83,7 +83,8 @@ SECTIONS: Mapping[str, str] = {
         log_memory_to_tensorboard log_runtime_to_tensorboard log_world_size_to_tensorboard log_device_memory_used
         log_l2_norm_grad_to_tensorboard log_memory_interval log_max_attention_logit log_num_zeros_in_grad log_energy
         memory_keys runtime_time_unit wandb_project wandb_exp_name wandb_save_dir wandb_entity logging_level
-        filter_warnings modules_to_filter set_level_for_all_loggers save_config_filepath skip_train_metrics_log barrier_with_L1_time
+        filter_warnings modules_to_filter set_level_for_all_loggers save_config_filepath
+        skip_train_metrics_log barrier_with_L1_time
         mlflow_experiment mlflow_run_name mlflow_tracking_uri mlflow_tags mlflow_description mlflow_log_artifacts
         comet_project comet_experiment_name comet_workspace comet_api_key comet_tags""",
     "mixed_precision": """

@@ -53,6 +53,8 @@ def assemble(spoken: Spoken, path: str) -> Parsed:
     own = decided(spoken, settings, base, model)
     if spoken.recipe is not None and spoken.recipe.unresolved:
         notes.append("the recipe's name is only known when the script runs: its values were not judged")
+    elif row is not None and row.raises:
+        model = None
     elif row is None and spoken.form != "saved" and name not in snippet.COMMON:
         model = None if not spoken.model else model
     return Parsed(

@@ -22,6 +22,12 @@ OVERLAP = {
     "comm_overlap.overlap_moe_expert_parallel_comm": "model.overlap_moe_expert_parallel_comm",
 }
 """Keys of a section that only exists where the recipe sets one, with those that always exist."""
+SHOWN = (
+    "model.tensor_model_parallel_size", "model.pipeline_model_parallel_size", "train.global_batch_size",
+    "train.micro_batch_size", "dataset.seq_length", "train.train_iters", "optimizer.lr",
+)  # fmt: skip
+SHOWN_ABOVE_ONE = ("model.context_parallel_size", "model.expert_model_parallel_size")
+"""What a reader expects to see, whether or not it differs."""
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -71,7 +77,7 @@ def difference(recipe: Recipe, base: Recipe, model: ModelSpec, *, named: bool, p
         choices = words("megatron_bridge")[key].choices if own else ()
         if choices and value is not None and str(value) not in choices:
             unsaid[own] = Unsaid(own, value_of(recipe, own), f"Megatron-Bridge knows {', '.join(choices)}")
-        elif before.get(key, ...) != value:
+        elif before.get(key, ...) != value or key in SHOWN or (key in SHOWN_ABOVE_ONE and value != 1):
             said[key] = value
     said |= _formats(recipe.precision, base.precision, named and not python, unsaid)
     said = _fixed(said, recipe, base, unsaid)
@@ -79,7 +85,8 @@ def difference(recipe: Recipe, base: Recipe, model: ModelSpec, *, named: bool, p
     said |= {key: shape[name] for key, name in SHAPES.items() if shape[name] is not None}
     if recipe.peft.method not in ("lora", "dora") and recipe.goal == "peft":
         unsaid["peft.method"] = Unsaid("peft.method", recipe.peft.method, "Megatron-Bridge has LoRA and DoRA")
-    return Difference(said, tuple(unsaid.values()))
+    same = {field for field in unsaid if value_of(recipe, field) == value_of(base, field)}
+    return Difference(said, tuple(one for field, one in unsaid.items() if field not in same))
 
 
 def _formats(new: Precision, old: Precision, word_only: bool, unsaid: dict[str, Unsaid]) -> dict[str, Any]:

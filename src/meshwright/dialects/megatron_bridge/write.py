@@ -48,9 +48,16 @@ def on_top(recipe: Recipe, model: ModelSpec, on: Cluster, row: upstream.Upstream
     base = row.recipe()
     found = difference(recipe, base, model, named=row.precision_is_a_name)
     settings = {**found.settings, **_tokenizer(recipe, model, row)}
+    unsaid = list(found.unsaid)
+    if row.packs_in_batch and recipe.data.packing:
+        settings = {key: value for key, value in settings.items() if key not in OFFLINE}
+        unsaid.append(Unsaid("data.packing", True, "samples with images are packed inside a batch there"))
     if row.benchmark and on.world != row.gpus:  # else the runner scales the batch with the GPUs
         settings["train.global_batch_size"] = recipe.train.global_batch_size
-    return Difference(settings, found.unsaid)
+    return Difference(settings, tuple(unsaid))
+
+
+OFFLINE = ("dataset.enable_offline_packing", "dataset.offline_packing_specs.packed_sequence_size")
 
 
 def _tokenizer(recipe: Recipe, model: ModelSpec, row: upstream.Upstream) -> dict[str, Any]:
@@ -71,8 +78,10 @@ def run_words(recipe: Recipe, row: upstream.Upstream, settings: Mapping[str, Any
     if recipe.goal == "peft" and recipe.peft.method == "dora":
         words += ["--mode", "dora"]
     flags = {key: value for key, value in settings.items() if key.startswith("--")}
-    if not row.benchmark and "--dataset" not in flags and recipe.data.dataset in DATA:
+    if not row.benchmark and recipe.data.dataset in DATA[recipe.goal]:
         flags["--dataset"] = recipe.data.dataset
+    elif recipe.data.dataset == row.recipe().data.dataset:
+        flags.pop("--dataset", None)
     for key, value in flags.items():
         words += [key, str(value)]
     words += [spell(key, value) for key, value in settings.items() if not key.startswith("--")]
@@ -81,7 +90,7 @@ def run_words(recipe: Recipe, row: upstream.Upstream, settings: Mapping[str, Any
     return words
 
 
-DATA = ("mock", "squad", "tulu3", "cord-v2")
+DATA = {"pretrain": ("mock",), "sft": ("squad", "tulu3", "cord-v2"), "peft": ("squad", "tulu3", "cord-v2")}
 """Sets that a reader expects to see named."""
 
 
@@ -180,7 +189,11 @@ def _python(recipe: Recipe, function: str, said: Difference, model: ModelSpec) -
     if "dataset.seq_length" in settings or not function:
         body.append(f"cfg.model.seq_length = cfg.dataset.seq_length = {recipe.data.seq_length}")
     if recipe.goal != "pretrain":
-        body.append(f"cfg.{CHECKPOINT} = {recipe.checkpoint.pretrained or PLACE!r}")
+        if recipe.checkpoint.pretrained:
+            body.append(f"cfg.{CHECKPOINT} = {recipe.checkpoint.pretrained!r}")
+        else:
+            imports.append("import os")
+            body.append(f'cfg.{CHECKPOINT} = os.environ["{PLACE}"]')
         if recipe.train.per_token_loss:
             body.append("cfg.ddp.average_in_collective = False")
     first = f"# {recipe.name} for Megatron-Bridge ({VERSION}), written by meshwright export."
