@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from meshwright.clusters import Cluster
 from meshwright.dialects import Program
-from meshwright.dialects.megatron_bridge import plans as bridge
 from meshwright.planner import Plan
 from meshwright.recipes.spelling import spell
 
@@ -18,13 +17,17 @@ def commands(plan: Plan, refused: Mapping[str, str] | None = None) -> dict[str, 
         return {}
     written = {"meshwright": meshwright_command(plan)}
     if "megatron-bridge" not in (left_out(plan) if refused is None else refused):
-        written["megatron-bridge"] = command_of(bridge.program(plan), plan.question.cluster)
+        from meshwright.dialects.megatron_bridge import plans  # a table of its own: not for every command
+
+        written["megatron-bridge"] = command_of(plans.program(plan), plan.question.cluster)
     return written
 
 
 def left_out(plan: Plan) -> dict[str, str]:
     """The frameworks that have no command for this plan, and why."""
-    reason = bridge.why_not(plan) if plan.ok else None
+    from meshwright.dialects.megatron_bridge import plans
+
+    reason = plans.why_not(plan) if plan.ok else None
     return {} if reason is None else {"megatron-bridge": reason}
 
 
