@@ -43,6 +43,8 @@ def read(
     dialect: Dialect, content: Content, model: ModelSpec | None = None, overrides: list[str] | None = None
 ) -> Reading:
     """The recipe that a file means; `model` is for files that do not name theirs, overrides come on top."""
+    if content.format == "shell" and dialect.flag is not None:
+        dialect = msgspec.structs.replace(dialect, spell=dialect.flag)
     parsed = dialect.parse(content)
     found = parsed.model or model
     if model is not None:
