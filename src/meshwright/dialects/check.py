@@ -36,12 +36,7 @@ def check(
     recipe = complete(reading, candidates[0])
     ours = _ours(reading, cases, advice) if cases else []
     theirs = list(_theirs(reading, recipe, cases[0] if cases else None, candidates[0] if known else None))
-    spoken = {finding.field for finding in theirs if finding.severity == "error"}
-    told = {rule for each in dialect.rules if each.id in {f.rule for f in theirs} for rule in each.covers}
-    told.update(reading.parsed.settled)
-    # Theirs say it in their own words.
-    kept = [f for f in ours if f.rule not in told and (f.field not in spoken or f.severity != "error")]
-    findings = [*reading.parsed.findings, *reading.mapped.findings, *theirs, *kept]
+    findings = [*reading.parsed.findings, *reading.mapped.findings, *theirs, *_untold(reading, ours, theirs)]
     whole = known and cases and not reading.mapped.unresolved
     return Checked(
         dialect=dialect.name,
@@ -56,6 +51,22 @@ def check(
         notes=(*reading.parsed.notes, *reading.mapped.notes, *_notes(reading, known)),
         estimate=costs.estimate(cases[0]) if whole else None,
     )
+
+
+def _untold(reading: Reading, ours: Sequence[Finding], theirs: Sequence[Finding]) -> list[Finding]:
+    """What our rules find and theirs do not: where both speak of a key, theirs say it in their own words."""
+    speaking = {finding.rule for finding in theirs}
+    told = {rule for each in reading.dialect.rules if each.id in speaking for rule in each.covers}
+    told.update(reading.parsed.settled)
+    refused = {finding.field for finding in theirs if finding.severity == "error"}
+
+    def says_more(finding: Finding) -> bool:
+        if finding.rule in told:
+            return False
+        about_memory = rules.RULES[finding.rule].subject == "memory"
+        return about_memory or finding.severity != "error" or finding.field not in refused
+
+    return [finding for finding in ours if says_more(finding)]
 
 
 def _cases(reading: Reading, candidates: Sequence[Cluster]) -> Iterator[Case]:
