@@ -2,9 +2,9 @@
 
     python -m tests.slurm.machine
 
-starts one by hand, prints the SLURM_CONF to export and ends it on Ctrl-C. It needs root, and Debian's slurm-wlm and
-munge, which it installs where they are missing. Ports, keys, sockets and state are its own: a SLURM that already runs
-on the machine is left alone.
+starts one by hand, prints the SLURM_CONF to export and ends it on Ctrl-C or at the end of its input. It needs root, and
+Debian's slurm-wlm and munge, which it installs where they are missing. Ports, keys, sockets and state are its own: a
+SLURM that already runs on the machine is left alone.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ PACKAGES = ("slurm-wlm", "munge")
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 INSTALL_S, START_S, ASK_S, END_S = 240.0, 45.0, 20.0, 10.0
 PR_SET_PDEATHSIG = 1
+ROOT = Path(__file__).parents[2]
+EXPORT = "export SLURM_CONF="
 LEAST_REQUEUE_S = 5  # SLURM takes no shorter cred_expire
 
 CONFIGURATION = """\
@@ -292,13 +294,35 @@ def sweep(env: Mapping[str, str]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+@contextmanager
+def guarded() -> Iterator[dict[str, str]]:
+    """As `running`, in a process of its own, which cleans up behind itself even where this one is killed."""
+    command = [sys.executable, "-m", "tests.slurm.machine"]
+    guard = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdin=subprocess.PIPE,  # its end tells the guard that this process has gone
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said = guard.stdout.readline() if guard.stdout else ""
+        if not said.startswith(EXPORT):
+            raise CannotStartError((guard.stderr.read() if guard.stderr else "").strip())
+        yield {**without_slurm(os.environ), "SLURM_CONF": said.removeprefix(EXPORT).strip()}
+    finally:
+        guard.communicate(timeout=5 * END_S)
+
+
 def main() -> int:
-    """Holds a SLURM up until Ctrl-C."""
+    """Holds a SLURM up until Ctrl-C or the end of the input."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with running() as env:
-            print(f"export SLURM_CONF={env['SLURM_CONF']}", flush=True)
-            signal.pause()
+            print(f"{EXPORT}{env['SLURM_CONF']}", flush=True)
+            sys.stdin.read()
     except CannotStartError as error:
         print(error, file=sys.stderr)
         return 1

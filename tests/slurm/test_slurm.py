@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.slurm.jobs import STEPS, Job, losses, submit, submit_script
-from tests.slurm.machine import CannotStartError, ask, left_behind, nodes, running
+from tests.slurm.machine import CannotStartError, ask, guarded, left_behind, nodes
 
 pytestmark = pytest.mark.slurm
 
@@ -19,7 +19,7 @@ Env = Mapping[str, str]
 def slurm() -> Iterator[Env]:
     """The environment in which SLURM's commands reach one that was started for these tests."""
     try:
-        with running() as env:
+        with guarded() as env:
             yield env
     except CannotStartError as error:
         pytest.skip(f"no SLURM here: {error}")
@@ -70,14 +70,11 @@ def test_told_to_end_a_job_saves_is_requeued_and_goes_on(
     assert "exit code 75" in job.log
 
 
-@pytest.mark.parametrize("form", [(), ("--batch",)], ids=["steps", "batch"])
-def test_told_before_its_ranks_listen_a_job_is_requeued(
-    slurm: Env, peace: Job, tmp_path: Path, form: tuple[str, ...]
-) -> None:
+def test_told_before_its_ranks_listen_a_job_is_requeued(slurm: Env, peace: Job, tmp_path: Path) -> None:
     job = submit(slurm, tmp_path)
     steps = ["squeue", "-h", "-s", "-j", job.number, "-o", "%i"]
     job.wait_until(lambda: f"{job.number}.0" in ask(steps, slurm), "its step")
-    job.scancel("--signal=TERM", *form)
+    job.scancel("--signal=TERM")
     assert job.ended() == 0, job.told + job.log
     assert (job.field("JobState"), job.field("Restarts")) == ("COMPLETED", "1")
     assert losses(job.run) == losses(peace.run)
