@@ -134,7 +134,7 @@ class Dialect(msgspec.Struct, frozen=True):
     recognises: Callable[[Content], int]  # 0: not at all; the surest wins
     parse: Callable[[Content], Parsed]
     spell: Callable[[str, Any], str]  # one setting as it stands in their file or command
-    flag: Callable[[str, Any], str] | None = None  # as it stands in a command, where files say it otherwise
+    spelling: Callable[[Content], Callable[[str, Any], str]] | None = None  # where that is not the same in every file
     rules: tuple[ForeignRule, ...] = ()
     complete: Callable[[Recipe, Parsed, Cluster], Recipe] | None = None  # fields that follow from the number of GPUs
     write: Callable[[Recipe, ModelSpec, Cluster], Written] | None = None

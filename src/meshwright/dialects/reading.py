@@ -43,8 +43,8 @@ def read(
     dialect: Dialect, content: Content, model: ModelSpec | None = None, overrides: list[str] | None = None
 ) -> Reading:
     """The recipe that a file means; `model` is for files that do not name theirs, overrides come on top."""
-    if content.format == "shell" and dialect.flag is not None:
-        dialect = msgspec.structs.replace(dialect, spell=dialect.flag)
+    if dialect.spelling is not None:
+        dialect = msgspec.structs.replace(dialect, spell=dialect.spelling(content))
     parsed = dialect.parse(content)
     found = parsed.model or model
     if model is not None:

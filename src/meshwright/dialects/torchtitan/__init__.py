@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from meshwright.dialects.dialect import Dialect
-from meshwright.dialects.torchtitan.parse import complete, parse, recognises
+from meshwright.dialects.parts import spell_toml
+from meshwright.dialects.torchtitan.parse import complete, parse, recognises, spelling
 from meshwright.dialects.torchtitan.rules import RULES
-from meshwright.dialects.torchtitan.spell import spell
-from meshwright.dialects.torchtitan.write import write
+from meshwright.dialects.torchtitan.write import FOLLOWS, write
 
 DIALECT = Dialect(
     name="torchtitan",
@@ -21,8 +21,10 @@ DIALECT = Dialect(
     ),
     recognises=recognises,
     parse=parse,
-    spell=spell,
+    spell=spell_toml,
+    spelling=spelling,
     rules=RULES,
     complete=complete,
     write=write,
+    follows=FOLLOWS,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,9 @@ import msgspec
 from meshwright.clusters import Cluster
 from meshwright.dialects.contents import open_file
 from meshwright.dialects.dialect import Asked, Content, Parsed
-from meshwright.dialects.torchtitan.models import FLAVORS, MODULES, PRESETS, flavor_model, preset_model
+from meshwright.dialects.parts import spell_toml, whole
+from meshwright.dialects.torchtitan.models import MODULES, PRESETS, flavor_model, preset_model
+from meshwright.dialects.torchtitan.spell import flag, flag_today
 from meshwright.dialects.types import Said, Settings
 from meshwright.errors import InputError, closest
 from meshwright.models import ModelSpec
@@ -85,6 +87,14 @@ def parse(content: Content) -> Parsed:
     )
 
 
+def spelling(content: Content) -> Callable[[str, Any], str]:
+    """How settings are said in a file or command: TOML, flags of the 0.2 line, or flags of today."""
+    if content.format == "toml":
+        return spell_toml
+    run = next(_runs(content), None)
+    return flag if run is None or _named(run, _flags(run.args)[0]) is None else flag_today
+
+
 def _runs(content: Content) -> Iterator[Run]:
     for one in content.launched:
         if _starts(one):
@@ -106,13 +116,8 @@ def _starts(one: Launched) -> bool:
 
 
 def _asked(nodes: Said | None, per_node: Said | None, gpu: str) -> Asked:
-    count, gpus = _whole(nodes), _whole(per_node)
+    count, gpus = whole(nodes), whole(per_node)
     return Asked(nodes=count or (1 if gpus and nodes is None else None), gpus_per_node=gpus, gpu=gpu, said=per_node)
-
-
-def _whole(said: Said | None) -> int | None:
-    text = "" if said is None or said.unresolved else str(said.value)
-    return int(text) if text.isascii() and text.isdigit() and 0 < len(text) < 8 else None
 
 
 def _flags(args: Iterable[Said]) -> tuple[dict[str, Said], tuple[Finding, ...]]:
@@ -460,6 +465,3 @@ def _rank_batch(recipe: Recipe, settings: Settings) -> int:
         micro_batches = number(settings, "parallelism.num_pp_microbatches") if pipelined else 1
         return recipe.layout.micro_batch_size * max(1, micro_batches)
     return max(1, number(settings, "training.local_batch_size", 8)) if pipelined else recipe.layout.micro_batch_size
-
-
-KNOWN_FLAVORS = {name: tuple(flavors) for name, flavors in FLAVORS.items()}

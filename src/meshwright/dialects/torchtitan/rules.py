@@ -9,7 +9,6 @@ from typing import Any
 from meshwright.dialects.dialect import ForeignRule, Look, Problem
 from meshwright.dialects.torchtitan.models import ELSEWHERE, FLAVORS, PRESETS, plain
 from meshwright.dialects.torchtitan.parse import virtual_stages
-from meshwright.dialects.torchtitan.spell import spell
 from meshwright.errors import closest
 from meshwright.recipes.foreign.torchtitan import CONTEXT, DATA_SETS, LOCAL, MICRO, STEP, TOKENS
 from meshwright.recipes.foreign.torchtitan import CONVERTERS as CONVERTER_NAMES
@@ -43,11 +42,11 @@ def _unknown_model(look: Look) -> Problem | None:
         return None
     if name not in FLAVORS:
         known = ", ".join(FLAVORS)
-        fix = tuple(spell(NAME, near) for near in closest(name, FLAVORS, 1))
+        fix = tuple(look.dialect.spell(NAME, near) for near in closest(name, FLAVORS, 1))
         return Problem(f"torchtitan has no model {name}; it has {known}", fix, key=NAME)
     if plain(flavor) in FLAVORS[name] or not look.says(FLAVOR):
         return None
-    fix = tuple(spell(FLAVOR, near) for near in _near_flavor(flavor, FLAVORS[name]))
+    fix = tuple(look.dialect.spell(FLAVOR, near) for near in _near_flavor(flavor, FLAVORS[name]))
     return Problem(f"{name} has no flavor {flavor}; it has {', '.join(FLAVORS[name])}", fix, key=FLAVOR)
 
 
@@ -64,7 +63,7 @@ def _unknown_data(look: Look) -> Problem | None:
         return None
     return Problem(
         f"no data set {name}: torchtitan knows {', '.join(DATA_SETS)}, and those a module of yours registers",
-        (spell("training.dataset", "c4"),),
+        (look.dialect.spell("training.dataset", "c4"),),
     )
 
 
@@ -73,7 +72,9 @@ def _unknown_optimizer(look: Look) -> Problem | None:
     near = [known for known in ("AdamW", "Adam") if known != name and known.lower() == name.lower()]
     if not near or _custom(look):
         return None
-    return Problem(f"there is no optimizer {name}: names are looked up exactly", (spell("optimizer.name", near[0]),))
+    return Problem(
+        f"there is no optimizer {name}: names are looked up exactly", (look.dialect.spell("optimizer.name", near[0]),)
+    )
 
 
 def _schedule_without_file(look: Look) -> Problem | None:
@@ -104,7 +105,7 @@ def _microbatch_too_large(look: Look) -> Problem | None:
         return None
     return Problem(
         f"{LOCAL}={local} in micro batches of {micro} fills {local // micro} of {stages} stage chunks",
-        (spell(LOCAL, stages * micro),),
+        (look.dialect.spell(LOCAL, stages * micro),),
         key=LOCAL if look.says(LOCAL) else PP,
     )
 
@@ -120,7 +121,7 @@ def _batch_not_divided(look: Look) -> Problem | None:
         return None  # right, or told by the rule of micro batches
     return Problem(
         f"training.global_batch_size={batch} is not a multiple of {local * ranks}: {LOCAL} × {ranks} data ranks",
-        (spell("training.global_batch_size", max(1, round(batch / (local * ranks))) * local * ranks),),
+        (look.dialect.spell("training.global_batch_size", max(1, round(batch / (local * ranks))) * local * ranks),),
     )
 
 
@@ -144,7 +145,7 @@ def _step_not_divided(look: Look) -> Problem | None:
         return None
     return Problem(
         f"{STEP}={step} is not a multiple of {once}: tokens of a micro batch × micro batches × data ranks",
-        (spell(STEP, max(1, round(step / once)) * once),),
+        (look.dialect.spell(STEP, max(1, round(step / once)) * once),),
         key=STEP,
     )
 
@@ -163,7 +164,7 @@ def _tokens_not_divided(look: Look) -> Problem | None:
 def _budget_uncompiled(look: Look) -> Problem | None:
     if look(MODE) != "memory_budget" or look.recipe.kernels.compile:
         return None
-    fix = (spell("compile.enable", True), spell("compile.components", ["model", "loss"]))
+    fix = (look.dialect.spell("compile.enable", True), look.dialect.spell("compile.components", ["model", "loss"]))
     return Problem("a memory budget is kept by the compiler, and the model is not compiled", fix, key=MODE)
 
 
@@ -171,7 +172,9 @@ def _recompute_option(look: Look) -> Problem | None:
     option = look(OPTION)
     if look(MODE) != "selective" or not look.says(OPTION) or re.fullmatch("op|[1-9][0-9]*", str(option)):
         return None
-    return Problem(f"{OPTION}={option}: op, or how often a layer is recomputed", (spell(OPTION, "op"),), key=OPTION)
+    return Problem(
+        f"{OPTION}={option}: op, or how often a layer is recomputed", (look.dialect.spell(OPTION, "op"),), key=OPTION
+    )
 
 
 def _budget_unread(look: Look) -> Problem | None:
@@ -179,7 +182,8 @@ def _budget_unread(look: Look) -> Problem | None:
     if not look.says(key) or look(MODE) == "memory_budget" or look(key) == 0.5:
         return None
     return Problem(
-        f"{key} is read in mode memory_budget, and the mode is {look(MODE)}", (spell(MODE, "memory_budget"),)
+        f"{key} is read in mode memory_budget, and the mode is {look(MODE)}",
+        (look.dialect.spell(MODE, "memory_budget"),),
     )
 
 
@@ -188,7 +192,8 @@ def _emulated(look: Look) -> Problem | None:
     if look(key) is not True or not look.recipe.kernels.compile or CONVERTER_NAMES[0] not in _converters(look):
         return None
     return Problem(
-        "emulated float8 does not run in a compiled model", (spell(key, False), spell("compile.enable", False))
+        "emulated float8 does not run in a compiled model",
+        (look.dialect.spell(key, False), look.dialect.spell("compile.enable", False)),
     )
 
 
@@ -203,7 +208,7 @@ def _recipe_and_gather(look: Look) -> Problem | None:
         return None
     return Problem(
         f"{gather} is for scaling without a recipe name, and {recipe}={look(recipe)}",
-        (spell(gather, False),),
+        (look.dialect.spell(gather, False),),
         key=gather,
     )
 
@@ -215,7 +220,7 @@ def _quantize_unread(look: Look) -> Iterator[Problem]:
             continue
         for key in look.under(table):
             if look(key) is True or (key == "quantize.linear.float8.recipe_name" and look(key)):
-                fix = (spell("model.converters", [*_converters(look), table]),)
+                fix = (look.dialect.spell("model.converters", [*_converters(look), table]),)
                 yield Problem(
                     f"{key} is read by the converter {table}, which model.converters does not list", fix, key=key
                 )
@@ -225,7 +230,9 @@ def _one_checkpoint(look: Look) -> Problem | None:
     key = "checkpoint.keep_latest_k"
     if look(key) != 1 or look("checkpoint.enable") is not True:
         return None
-    return Problem("one checkpoint is too few: the last may be half written; 0 keeps all", (spell(key, 2),))
+    return Problem(
+        "one checkpoint is too few: the last may be half written; 0 keeps all", (look.dialect.spell(key, 2),)
+    )
 
 
 def _more_than_weights(look: Look) -> Iterator[Problem]:
@@ -237,14 +244,14 @@ def _more_than_weights(look: Look) -> Iterator[Problem]:
     ):
         if look(f"checkpoint.{folder}") is True and look(f"checkpoint.{only}") is False:
             message = f"checkpoint.{folder} needs checkpoint.{only}: such a folder holds weights and nothing else"
-            yield Problem(message, (spell(f"checkpoint.{only}", True),), key=f"checkpoint.{only}")
+            yield Problem(message, (look.dialect.spell(f"checkpoint.{only}", True),), key=f"checkpoint.{only}")
 
 
 def _early_step(look: Look) -> Iterator[Problem]:
     key = "optimizer.early_step_in_backward"
     if look(key) is not True:
         return
-    off = (spell(key, False),)
+    off = (look.dialect.spell(key, False),)
     for other, axis in ((PP, "a pipeline"), (EP, "expert parallelism")):
         if _degree(look, other) > 1:
             yield Problem(f"the optimizer cannot step in the backward pass with {axis}", off, key=key)
@@ -264,10 +271,12 @@ def _expert_mesh(look: Look) -> Iterator[Problem]:
     if ep == 1 or _today(look):
         return
     if etp not in (1, tp):
-        yield Problem(f"{ETP}={etp}: experts are cut over tp={tp} ranks or over none", (spell(ETP, 1),), key=ETP)
+        yield Problem(
+            f"{ETP}={etp}: experts are cut over tp={tp} ranks or over none", (look.dialect.spell(ETP, 1),), key=ETP
+        )
     elif ep % (cp if etp == tp else cp * tp):
         whole = f"cp={cp}" if etp == tp else f"cp × tp = {cp} × {tp}"
-        yield Problem(f"{EP}={ep} must hold whole groups of {whole}", (spell(EP, ep * cp * tp),), key=EP)
+        yield Problem(f"{EP}={ep} must hold whole groups of {whole}", (look.dialect.spell(EP, ep * cp * tp),), key=EP)
 
 
 def _deepep(look: Look) -> Iterator[Problem]:
@@ -275,9 +284,9 @@ def _deepep(look: Look) -> Iterator[Problem]:
     if look(key) != "deepep" or look.case is None or not look.case.is_moe:
         return
     if _degree(look, EP) == 1:
-        yield Problem("DeepEP needs expert parallelism", (spell(key, "standard"),), key=key)
+        yield Problem("DeepEP needs expert parallelism", (look.dialect.spell(key, "standard"),), key=key)
     elif _degree(look, ETP) > 1:
-        yield Problem("DeepEP does not cut experts over tensor ranks", (spell(ETP, 1),), key=key)
+        yield Problem("DeepEP does not cut experts over tensor ranks", (look.dialect.spell(ETP, 1),), key=key)
 
 
 def _dualpipe(look: Look) -> Problem | None:
@@ -286,7 +295,10 @@ def _dualpipe(look: Look) -> Problem | None:
         return None
     if look(MODE) == "none" or _today(look):
         return None
-    fix = (spell(MODE, "none"), spell("parallelism.pipeline_parallel_expert_parallel_overlap", False))
+    fix = (
+        look.dialect.spell(MODE, "none"),
+        look.dialect.spell("parallelism.pipeline_parallel_expert_parallel_overlap", False),
+    )
     return Problem("DualPipeV overlaps expert exchanges only without recompute", fix, key=SCHEDULE)
 
 
@@ -303,7 +315,9 @@ def _varlen_context(look: Look) -> Problem | None:
     if not str(look(FLAVOR)).endswith(("_varlen", "_varlen_attn")):
         return None
     return Problem(
-        "varlen attention does not run over context ranks", (spell(FLAVOR, plain(str(look(FLAVOR)))),), key=CP
+        "varlen attention does not run over context ranks",
+        (look.dialect.spell(FLAVOR, plain(str(look(FLAVOR)))),),
+        key=CP,
     )
 
 
@@ -311,7 +325,7 @@ def _no_balancer(look: Look) -> Problem | None:
     key = "parallelism.context_parallel_load_balancer"
     if not look.says(key) or look(key) in ("headtail", "ptrr", None):
         return None
-    return Problem(f"{key}={look(key)!r}: headtail, ptrr, or left out", (spell(key, "headtail"),))
+    return Problem(f"{key}={look(key)!r}: headtail, ptrr, or left out", (look.dialect.spell(key, "headtail"),))
 
 
 def _type_checked(look: Look) -> Problem | None:
@@ -342,7 +356,7 @@ def _beyond_positions(look: Look) -> Problem | None:
     if not _today(look) or model is None or not model.max_seq_length or length <= model.max_seq_length:
         return None
     message = f"{CONTEXT}={length} is longer than the {model.max_seq_length} positions of the model"
-    return Problem(message, (spell(CONTEXT, model.max_seq_length),), key=CONTEXT)
+    return Problem(message, (look.dialect.spell(CONTEXT, model.max_seq_length),), key=CONTEXT)
 
 
 def _decay_cut(look: Look) -> Problem | None:
@@ -350,11 +364,13 @@ def _decay_cut(look: Look) -> Problem | None:
     if isinstance(ratio, bool) or not all(isinstance(v, int | float) for v in (ratio, steps, warmup)):
         return None
     total = look("lr_scheduler.total_steps") or steps
-    if not isinstance(total, int) or warmup >= total or warmup + round(total * ratio) <= total:
+    if not isinstance(total, int) or not ratio >= 0 or warmup >= total:
+        return None
+    if warmup + round(total * min(ratio, 1)) <= total:
         return None
     return Problem(
         f"{warmup} warm-up steps and a decay over {ratio:g} of {total} steps do not fit; the decay is cut short",
-        (spell("lr_scheduler.decay_ratio", round(1 - warmup / total, 4)),),
+        (look.dialect.spell("lr_scheduler.decay_ratio", round(1 - warmup / total, 4)),),
     )
 
 
@@ -364,7 +380,7 @@ def _copies_alone(look: Look) -> Problem | None:
         return None
     return Problem(
         f"copies without sharding are DDP, which 0.2.0 and 0.2.1 refuse next to {', '.join(others)}",
-        (spell(SHARD, -1),),
+        (look.dialect.spell(SHARD, -1),),
         key=REPLICATE,
     )
 

@@ -1,36 +1,47 @@
-"""One setting as torchtitan's files and commands say it."""
+"""One setting as torchtitan's commands say it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from meshwright.recipes.foreign import words
-
-
-def spell(key: str, value: Any) -> str:
-    """A line of the TOML file; a flag for what only today's command has."""
-    word = words("torchtitan").get(key)
-    if word is not None and word.since:
-        return flag(key, value)
-    return f"{key} = {toml_value(value)}"
-
-
-def toml_value(value: Any) -> str:
-    """A value as TOML; nothing has no word there."""
-    if value is None:
-        return '""'
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(toml_value(item) for item in value) + "]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
+from meshwright.recipes.foreign.torchtitan import CONTEXT, LOCAL, MICRO, STEP, TOKENS
 
 
 def flag(key: str, value: Any) -> str:
-    """A flag of the command."""
+    """A flag of the command; truths have no value of their own."""
+    if value is None:
+        return f"without --{key}"
     if isinstance(value, bool):
         section, _, last = key.rpartition(".")
         return f"--{key}" if value else f"--{section}.no_{last}" if section else f"--no_{last}"
     if isinstance(value, list | tuple):
         return f"--{key}={','.join(str(item) for item in value)}"
     return f"--{key}={value}"
+
+
+GROUP = "optimizer.param_groups.0.optimizer_kwargs"
+RENAMED = {
+    "training.seq_len": CONTEXT,
+    "training.dataset": "dataloader.dataset",
+    "optimizer.lr": f"{GROUP}.lr",
+    "optimizer.eps": f"{GROUP}.eps",
+    "optimizer.weight_decay": f"{GROUP}.weight_decay",
+    "model.hf_assets_path": "hf_assets_path",
+    "profiling.enable_profiling": "profiler.enable_profiling",
+    "parallelism.enable_async_tensor_parallel": "compile.enable_async_tensor_parallel",
+    "validation.enable": "validator.enable",
+    "validation.freq": "validator.freq",
+    "validation.steps": "validator.steps",
+}
+"""Settings of the 0.2 line with their names of today."""
+SAMPLES = {LOCAL: TOKENS, MICRO: TOKENS, "training.global_batch_size": STEP}
+"""Settings that were counted in samples and are counted in tokens today."""
+
+
+def flag_today(key: str, value: Any) -> str:
+    """A setting as a command of today says it."""
+    if key == "activation_checkpoint.mode" and value is not None:
+        return f"activation-checkpoint:{str(value).replace('_', '-')}"
+    if key in SAMPLES and value is not None:
+        return f"--{SAMPLES[key]}=$(({value} * LENGTH)), where LENGTH is --{CONTEXT}"
+    return flag(RENAMED.get(key, key), value)

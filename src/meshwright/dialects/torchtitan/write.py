@@ -21,7 +21,7 @@ from meshwright.recipes.types import Recipe, recipe_fields
 FILE = "config.toml"
 FOLLOWS = (
     "layout.sp", "layout.vp", "layout.stage_layers", "layout.embedding_as_layer", "layout.head_as_layer",
-    "layout.micro_batch_size", "layout.strategy", "data.tokenizer",
+    "layout.strategy", "data.tokenizer",
 )  # fmt: skip
 """Fields that no single key says, or that follow from others; reading back tells which of them are lost."""
 SECTIONS = (
@@ -101,6 +101,8 @@ def _settings(recipe: Recipe, model: ModelSpec, on: Cluster) -> tuple[dict[str, 
     settings["model.hf_assets_path"] = recipe.data.tokenizer or OWN_ASSETS + (model.hf_id or model.name).split("/")[-1]
     settings["debug.seed"] = recipe.train.seed
     settings["optimizer.name"] = "AdamW"
+    if recipe.layout.recompute == "selective":
+        settings["activation_checkpoint.selective_ac_option"] = "op"
     settings.setdefault("training.dataset", "c4")
     if not recipe.train.eval_every and recipe.train.eval_steps == recipe_fields()["train.eval_steps"].default:
         settings.pop("validation.steps", None)

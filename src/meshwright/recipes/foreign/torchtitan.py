@@ -66,6 +66,7 @@ def _listed(key: str, own: str, values: Mapping[str, str], lacking: str) -> Join
     return Joint((key,), (own,), read, write)
 
 
+SHARD = "parallelism.data_parallel_shard_degree"
 SCHEDULE = "parallelism.pipeline_parallel_schedule"
 LOCAL, MICRO = "training.local_batch_size", "parallelism.pipeline_parallel_microbatch_size"
 
@@ -83,6 +84,11 @@ def _schedule_key(recipe: Recipe) -> Mapping[str, Any]:
     return {SCHEDULE: next(theirs for theirs, ours in SCHEDULES.items() if ours == recipe.layout.pp_schedule)}
 
 
+def _shard(given: Texts, recipe: Recipe) -> Meaning:
+    text = given[SHARD].strip()
+    return says({"layout.dp_shard": "-1" if text == "-1" else str(count(SHARD, text, 1))})
+
+
 def _batch(given: Texts, recipe: Recipe) -> Meaning:
     """The local batch is one forward, or with a pipeline is cut into micro batches."""
     local, micro = (count(key, given[key], 1) if key in given else None for key in (LOCAL, MICRO))
@@ -93,6 +99,11 @@ def _batch(given: Texts, recipe: Recipe) -> Meaning:
     if local is not None and micro is not None and local % micro:
         raise InputError(f"is not a multiple of {MICRO}={micro}", field=LOCAL, value=given[LOCAL])
     return says({"layout.micro_batch_size": str(micro if micro is not None else local)})
+
+
+def _batch_key(recipe: Recipe) -> Mapping[str, Any]:
+    """One forward; how many of them a pipeline takes at once depends on the GPUs."""
+    return {LOCAL if recipe.layout.pp == 1 else MICRO: recipe.layout.micro_batch_size}
 
 
 TOKENS, CONTEXT, STEP = (
@@ -123,12 +134,6 @@ def _recompute(given: Texts, recipe: Recipe) -> Meaning:
     if mode not in ("selective", "full", "memory_budget", "none"):
         raise _refused("activation_checkpoint.mode", mode, ("selective", "full", "memory_budget", "none"))
     return says({"layout.recompute": "selective" if mode == "memory_budget" else mode})
-
-
-def _recompute_keys(recipe: Recipe) -> Mapping[str, Any]:
-    mode = recipe.layout.recompute
-    option = {"activation_checkpoint.selective_ac_option": "op"} if mode == "selective" else {}
-    return {"activation_checkpoint.mode": mode, **option}
 
 
 def _reshard(given: Texts, recipe: Recipe) -> Meaning:
@@ -363,7 +368,7 @@ WORDS: tuple[Word, ...] = (
     *_unread("truth", "training.dataloader.persistent_workers", "training.dataloader.pin_memory", until=TOML_ENDED),
     Word("training.dataloader.prefetch_factor", takes="int", until=TOML_ENDED),
     Word("parallelism.data_parallel_replicate_degree", "layout.dp_replicate", default=1),
-    Word("parallelism.data_parallel_shard_degree", "layout.dp_shard", default=-1),
+    Word(SHARD, takes="int", default=-1, note="-1 takes the ranks that are left; only this degree may"),
     Word("parallelism.fsdp_reshard_after_forward", default="default", choices=("default", "always", "never")),
     Word("parallelism.tensor_parallel_degree", "layout.tp", default=1),
     Word("parallelism.disable_loss_parallel", takes="truth", default=False, until=FROZEN),
@@ -517,15 +522,16 @@ WORDS: tuple[Word, ...] = (
 )  # fmt: skip
 
 JOINTS: tuple[Joint, ...] = (
+    Joint((SHARD,), ("layout.dp_shard",), _shard, lambda recipe: {SHARD: recipe.layout.dp_shard}),
     Joint((SCHEDULE,), ("layout.pp_schedule",), _schedule, _schedule_key),
-    Joint((LOCAL, MICRO), ("layout.micro_batch_size",), _batch),
+    Joint((LOCAL, MICRO), ("layout.micro_batch_size",), _batch, _batch_key),
     Joint((TOKENS, CONTEXT), ("data.seq_length", "layout.micro_batch_size"), _tokens),
     Joint((STEP,), ("train.global_batch_size",), _step),
     Joint(
         ("activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"),
         ("layout.recompute",),
         _recompute,
-        _recompute_keys,
+        lambda recipe: {"activation_checkpoint.mode": recipe.layout.recompute},
     ),
     Joint(("parallelism.fsdp_reshard_after_forward",), ("layout.reshard_after_forward",), _reshard, _reshard_key),
     Joint((DECAY_TYPE, DECAY_RATIO, TOTAL), ("schedule.name", "schedule.decay_steps"), _decay, _decay_keys),
