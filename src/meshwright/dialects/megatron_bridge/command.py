@@ -56,6 +56,11 @@ def runs(content: Content) -> list[Run]:
     return found
 
 
+def names_runner(content: Content) -> bool:
+    """Whether a script speaks of the runner at all."""
+    return "training/run_recipe.py" in content.text
+
+
 def _is_submit(word: Said) -> bool:
     path = PurePosixPath(str(word.value))
     return path.name == SUBMIT and path.parent.name in ("training", "", ".")
@@ -68,6 +73,13 @@ def _run(one: Launched) -> Run:
 def read(content: Content) -> Spoken:
     """The first training that a script starts."""
     found = runs(content)
+    if not found and names_runner(content):
+        raise InputError(
+            "puts its command together while it runs, so that nothing of it can be read",
+            field="file",
+            value=content.path,
+            fix=["write the command out: torchrun … run_recipe.py --recipe NAME KEY=VALUE …"],
+        )
     if not found:
         raise InputError("starts no training of Megatron-Bridge", field="file", value=content.path)
     first = next((run for run in found if any(str(arg.value) in NAMES for arg in run.args)), found[0])

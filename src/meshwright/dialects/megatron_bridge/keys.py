@@ -216,8 +216,8 @@ def fields(section: str) -> frozenset[str]:
 
 def known(key: str) -> bool:
     """Whether a key that the table leaves out exists there."""
-    if key.startswith(("-", "+", "~")) or key == "recipe":
-        return True  # told by rules of their own
+    if key.startswith(("-", "+", "~")) or key == "recipe" or key.endswith(SUFFIXES):
+        return True  # told by rules of their own, or not settings at all
     section, _, name = key.partition(".")
     if not name:
         return section in SECTIONS or section in OPEN

@@ -19,7 +19,7 @@ SECTIONS = frozenset({"model", "train", "optimizer", "scheduler", "ddp", "datase
 def recognises(content: Content) -> int:
     """How surely a file is of Megatron-Bridge."""
     if content.format == "shell":
-        return 3 if command.runs(content) else 0
+        return 3 if command.runs(content) else int(command.names_runner(content))
     if content.format == "python":
         return 3 if "megatron.bridge" in content.text else 0
     target = content.settings.get("_target_")

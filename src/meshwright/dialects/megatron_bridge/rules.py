@@ -83,9 +83,15 @@ def _unknown_flag(look: Look) -> Iterator[Problem]:
 def _dropped(look: Look) -> Iterator[Problem]:
     for key in look.parsed.settings:
         if key.startswith("+"):
-            near = closest(key[1:], [*_names()], 1)
+            near = [name for name in closest(key[1:], _names(), 1) if _alike(name, key[1:])]
             fix = (spell(near[0], look(key)),) if near else ()
             yield Problem(f"{key} is accepted and dropped: there is no {key[1:]}", fix, key=key)
+
+
+def _alike(one: str, other: str) -> bool:
+    from rapidfuzz import fuzz
+
+    return fuzz.ratio(one, other) >= keys.ALIKE
 
 
 def _names() -> list[str]:
@@ -94,16 +100,18 @@ def _names() -> list[str]:
 
 
 def _length_replaced(look: Look) -> Problem | None:
-    model, data = _number(look, "model.seq_length"), _number(look, "dataset.seq_length")
-    if model is None or look.says("dataset.sequence_length"):
+    data, effective = _number(look, "dataset.seq_length"), look.recipe.data.seq_length
+    if not (_command(look) or look.says("recipe") or data is not None):
         return None
-    effective = look.recipe.data.seq_length if data is None else data
-    if model == effective or not (_command(look) or look.says("recipe") or data is not None):
-        return None
-    fix = (spell("dataset.seq_length", model),)
-    if _command(look):
-        return Problem(f"model.seq_length={model} is overwritten by dataset.seq_length={effective}", fix)
-    return Problem(f"model.seq_length={model} and dataset.seq_length={effective} must be the same", fix)
+    for key in ("model.seq_length", "dataset.sequence_length"):
+        said = _number(look, key)
+        if said is None or said == effective:
+            continue
+        fix = (spell("dataset.seq_length", said),)
+        if _command(look) or key != "model.seq_length":
+            return Problem(f"{key}={said} is overwritten by dataset.seq_length={effective}", fix, key=key)
+        return Problem(f"{key}={said} and dataset.seq_length={effective} must be the same", fix, key=key)
+    return None
 
 
 # Data and checkpoints.
@@ -149,19 +157,20 @@ def _null_vocabulary(look: Look) -> Problem | None:
     row = _row(look)
     vocabulary = row.null_vocabulary if row else None
     model = look.case.model if look.case else None
-    if row is None or vocabulary is None or model is None or vocabulary == model.vocab:
+    if row is None or vocabulary is None or model is None:
         return None
     settings = look.parsed.settings
+    wanted = _number(look, "model.vocab_size") or model.vocab
     kind = str(value(settings, "tokenizer.tokenizer_type", "NullTokenizer"))
     size = value(settings, "tokenizer.vocab_size", vocabulary)
     off = value(settings, "tokenizer.use_tokenizer_vocab_size", True) is False
     open_ones = [key for key in look.under("tokenizer") if settings[key].unresolved]
-    if kind != "NullTokenizer" or off or size == model.vocab or open_ones:
+    if kind != "NullTokenizer" or off or size == wanted or open_ones or not isinstance(size, int):
         return None
-    real = look.recipe.data.dataset != "mock"
+    outside = look.recipe.data.dataset != "mock" and size < wanted
     return Problem(
-        f"the recipe's NullTokenizer makes the vocabulary {size} instead of the model's {model.vocab}"
-        + (": tokens of real data lie outside" if real and size < model.vocab else ""),
+        f"the recipe's NullTokenizer makes the vocabulary {size} instead of the model's {wanted}"
+        + (": tokens of real data lie outside" if outside else ""),
         (
             " ".join(
                 (
@@ -172,7 +181,7 @@ def _null_vocabulary(look: Look) -> Problem | None:
             spell("tokenizer.use_tokenizer_vocab_size", False),
         ),
         key=_recipe_key(look),
-        severity="error" if real and size < model.vocab else "warning",
+        severity="error" if outside else "warning",
     )
 
 

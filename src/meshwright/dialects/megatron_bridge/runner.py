@@ -51,9 +51,9 @@ def _length(spoken: Spoken, settings: Settings, base: Recipe) -> dict[str, Any]:
     """The length of samples is that of the data; the runner copies it into the model."""
     if not {"model.seq_length", "dataset.seq_length", "dataset.sequence_length"} & settings.keys():
         return {}
-    data = next((key for key in ("dataset.seq_length", "dataset.sequence_length") if value(settings, key)), None)
-    if data is None and spoken.form == "saved":
-        data = "model.seq_length"
+    data = "dataset.seq_length" if value(settings, "dataset.seq_length") else None
+    if data is None and spoken.form == "saved":  # older versions save one number under another name
+        data = "dataset.sequence_length" if value(settings, "dataset.sequence_length") else "model.seq_length"
     if any(said.unresolved for key, said in settings.items() if key.endswith(("seq_length", "sequence_length"))):
         return {}
     length = whole(settings, data, 0) if data else base.data.seq_length

@@ -47,11 +47,21 @@ def read(content: Content) -> Spoken:
         reader.block(tree.body, "")
     except RecursionError:
         raise InputError("nests too deeply", field="file", value=content.path) from None
-    if reader.recipe is None and not reader.settings:
+    spoken = reader.spoken()
+    if spoken is None:
         raise InputError(
             "takes no recipe of Megatron-Bridge and assigns nothing to a config", field="file", value=content.path
         )
-    return reader.spoken()
+    return spoken
+
+
+class _Config:
+    """One config that the file builds."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, Said] = {}
+        self.recipe: Said | None = None
+        self.model = ""
 
 
 class _Reader:
@@ -59,28 +69,23 @@ class _Reader:
         self.path = path
         self.names: dict[str, Any] = {}
         self.imported: dict[str, str] = {}  # local name → name there
-        self.configs: set[str] = set()
-        self.settings: dict[str, Said] = {}
-        self.recipe: Said | None = None
+        self.configs: dict[str, _Config] = {}
+        self.trained = ""  # the name of the config that a training is started with
         self.goal: Goal | None = None
-        self.model = ""
-        self.notes: list[str] = []
 
-    def spoken(self) -> Spoken:
-        if self.recipe is not None:
-            self.settings["recipe"] = self.recipe
-        named = str(self.recipe.value) if self.recipe else ""
+    def spoken(self) -> Spoken | None:
+        """The config that is trained, or else the first; None where there is none."""
+        one = self.configs.get(self.trained) or next((c for c in self.configs.values() if c.recipe or c.settings), None)
+        if one is None or not (one.recipe or one.settings):
+            return None
+        if one.recipe is not None:
+            one.settings["recipe"] = one.recipe
+        named = str(one.recipe.value) if one.recipe else ""
         goal = COMMON.get(named) or goal_of(named)
-        if goal is None and self.goal == "sft" and any(key.startswith("peft") for key in self.settings):
+        if goal is None and self.goal == "sft" and any(key.startswith("peft") for key in one.settings):
             goal = "peft"
-        return Spoken(
-            "python",
-            self.settings,
-            self.recipe,
-            goal or self.goal,  # type: ignore[arg-type]  # the values of COMMON are goals
-            self.model,
-            notes=tuple(self.notes),
-        )
+        found: Goal | None = goal or self.goal  # type: ignore[assignment]  # the values of COMMON are goals
+        return Spoken("python", one.settings, one.recipe, found, one.model)
 
     # Statements.
 
@@ -93,7 +98,11 @@ class _Reader:
         if isinstance(node, ast.ImportFrom | ast.Import):
             self.imported |= {alias.asname or alias.name: alias.name.rsplit(".", 1)[-1] for alias in node.names}
         elif isinstance(node, ast.FunctionDef):
-            self.configs |= {one.arg for one in node.args.args if one.arg in CONFIG_NAMES}
+            for one in node.args.args:
+                if one.arg in CONFIG_NAMES:
+                    self.configs.setdefault(one.arg, _Config())
+            self.block(node.body, why)
+        elif isinstance(node, ast.ClassDef):
             self.block(node.body, why)
         elif isinstance(node, ast.If):
             inner = why if _is_main(node.test) else CONDITION
@@ -121,22 +130,22 @@ class _Reader:
         if isinstance(target, ast.Name):
             self.bind(target.id, value, why)
             return
-        path = self.path_of(target)
-        if path:
-            self.put(path, value, why)
+        config, path = self.path_of(target)
+        if config is not None and path:
+            self.put(config, path, value, why)
 
     def bind(self, name: str, value: ast.expr, why: str) -> None:
         """A plain name: a config, or a constant to be used later."""
         called = self.called(value)
         if called in COMMON or (called.endswith("_config") and isinstance(value, ast.Call)):
-            self.configs.add(name)
-            self.recipe = Said(called, value.lineno, self.path, why)
+            made = self.configs[name] = _Config()
+            made.recipe = Said(called, value.lineno, self.path, why)
             for keyword in value.keywords if isinstance(value, ast.Call) else ():
                 if keyword.arg in ("peft_scheme", "peft"):
-                    self.put("--mode", keyword.value, why)
+                    self.put(made, "--mode", keyword.value, why)
         elif called == "ConfigContainer" and isinstance(value, ast.Call):
-            self.configs.add(name)
-            self.fields("", value, why)
+            self.configs[name] = _Config()
+            self.fields(self.configs[name], "", value, why)
         else:
             try:
                 self.names[name] = self.value(value) if not why else _fail()
@@ -147,58 +156,59 @@ class _Reader:
         called = self.called(node)
         if called in TRAINERS:
             self.goal = self.goal or ("pretrain" if called == "pretrain" else "sft")
-            first = node.args[0] if node.args else next((one.value for one in node.keywords), None)
+            named = [one.value for one in node.keywords if one.arg in CONFIG_NAMES]
+            first = node.args[0] if node.args else named[0] if named else None
             if isinstance(first, ast.Call):
                 self.bind("", first, why)
+            self.trained = first.id if isinstance(first, ast.Name) else ""
         elif called == "setattr" and len(node.args) == 3 and isinstance(node.args[1], ast.Constant):
-            path, name = self.path_of(node.args[0]), str(node.args[1].value)
-            if path is not None:
-                self.put(f"{path}.{name}".lstrip("."), node.args[2], why)
+            (config, path), name = self.path_of(node.args[0]), str(node.args[1].value)
+            if config is not None:
+                self.put(config, f"{path}.{name}".lstrip("."), node.args[2], why)
 
     # Keys and values.
 
-    def path_of(self, node: ast.expr) -> str | None:
-        """The key below the config that an attribute names, or None."""
+    def path_of(self, node: ast.expr) -> tuple[_Config | None, str]:
+        """The config that an attribute belongs to, and the key below it."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
             node = node.value
-        if not isinstance(node, ast.Name) or node.id not in self.configs:
-            return None
-        return ".".join(reversed(parts))
+        config = self.configs.get(node.id) if isinstance(node, ast.Name) else None
+        return config, ".".join(reversed(parts))
 
-    def put(self, key: str, node: ast.expr, why: str) -> None:
+    def put(self, config: _Config, key: str, node: ast.expr, why: str) -> None:
         """One assignment to the config."""
-        if isinstance(node, ast.Call) and not why and self.object(key, node):
+        if isinstance(node, ast.Call) and not why and self.object(config, key, node):
             return
         try:
             value, reason = self.value(node), why
         except _Open:
             value, reason = ast.unparse(node)[:80], why or RUNNING
-        self.settings[key] = Said(value, node.lineno, self.path, reason)
+        config.settings[key] = Said(value, node.lineno, self.path, reason)
 
-    def object(self, key: str, node: ast.Call) -> bool:
+    def object(self, config: _Config, key: str, node: ast.Call) -> bool:
         """Whether a call builds a part of the config whose fields can be read."""
         called = self.called(node)
         if called == "to_megatron_provider":
-            self.model = self.model_id(node) or self.model
+            config.model = self.model_id(node) or config.model
             return key == "model"
         if called == "get_mixed_precision_config" and node.args:
-            self.put(key, node.args[0], "")
+            self.put(config, key, node.args[0], "")
             return True
         if called in PRESETS:
-            self.settings[key] = Said(called, node.lineno, self.path)
+            config.settings[key] = Said(called, node.lineno, self.path)
             return True
         if called.endswith(("Config", "Provider", "Specs", "LoRA", "DoRA")):
-            self.settings[f"{key}._target_"] = Said(called, node.lineno, self.path)
-            self.fields(key, node, "")
+            config.settings[f"{key}._target_"] = Said(called, node.lineno, self.path)
+            self.fields(config, key, node, "")
             return True
         return False
 
-    def fields(self, prefix: str, node: ast.Call, why: str) -> None:
+    def fields(self, config: _Config, prefix: str, node: ast.Call, why: str) -> None:
         for keyword in node.keywords:
             if keyword.arg is not None:
-                self.put(f"{prefix}.{keyword.arg}".lstrip("."), keyword.value, why)
+                self.put(config, f"{prefix}.{keyword.arg}".lstrip("."), keyword.value, why)
 
     def model_id(self, node: ast.Call) -> str:
         """The Hugging Face id in AutoBridge.from_hf_pretrained(ID).to_megatron_provider(…)."""
@@ -215,8 +225,6 @@ class _Reader:
                 inner = inner.value
             else:
                 break
-        if isinstance(inner, ast.Name):
-            return str(self.names.get(f"{inner.id} →", ""))
         return ""
 
     def called(self, node: ast.expr) -> str:
@@ -247,9 +255,10 @@ class _Reader:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id not in self.configs:
             owner = node.value.id
             return f"torch.{node.attr}" if owner == "torch" else node.attr
-        if isinstance(node, ast.Attribute) and (path := self.path_of(node)) and path in self.settings:
-            said = self.settings[path]
-            return _fail() if said.unresolved else said.value
+        if isinstance(node, ast.Attribute):
+            config, path = self.path_of(node)
+            said = config.settings.get(path) if config else None
+            return _fail() if said is None or said.unresolved else said.value
         raise _Open
 
 

@@ -51,6 +51,37 @@ SETS = tuple(dict.fromkeys((*PRETRAINING_SETS, *FINE_TUNING_SETS)))
 SOURCES = ("megatron-indexed", "energon", "local-jsonl", "local-vlm")
 """Selectors that need a path of their own."""
 VLM_FILES = "dataset.source.load_kwargs.data_files.train"
+OLD_SETS = {
+    "llm-pretrain": "megatron-indexed",
+    "llm-pretrain-mock": "mock",
+    "llm-finetune": "squad",
+    "llm-finetune-preloaded": "local-jsonl",
+    "squad-packed": "squad",
+    "vlm-energon": "energon",
+    "vlm-hf": "cord-v2",
+    "vlm-preloaded": "local-vlm",
+    "preloaded-vlm": "local-vlm",
+    "dclm": "megatron-indexed",
+    "rp2": "megatron-indexed",
+    "c4": "megatron-indexed",
+}
+"""Names that older guides teach, with what they are called today."""
+MISPLACED = {
+    "ddp.use_custom_fsdp": "ddp.use_megatron_fsdp",
+    "scheduler.min_lr": "optimizer.min_lr",
+    "scheduler.lr": "optimizer.lr",
+    "optimizer.lr_warmup_iters": "scheduler.lr_warmup_iters",
+    "train.lr": "optimizer.lr",
+    "train.save_interval": "checkpoint.save_interval",
+    "train.log_interval": "logger.log_interval",
+    "train.seq_length": "dataset.seq_length",
+    "model.micro_batch_size": "train.micro_batch_size",
+    "model.global_batch_size": "train.global_batch_size",
+    "checkpoint.save_dir": "checkpoint.save",
+    "checkpoint.load_dir": "checkpoint.load",
+    "optim.lr": "optimizer.lr",
+}
+"""Fields that are often looked for in another section, or under an older name."""
 PARTS = {
     "model.freeze_language_model": "language",
     "model.freeze_vision_model": "vision",
@@ -206,7 +237,7 @@ WORDS: tuple[Word, ...] = (
     Word("model.external_cuda_graph", fate="gone", instead="model.cuda_graph_impl=transformer_engine"),
     Word("model.fp8_hybrid", fate="gone", instead="mixed_precision=bf16_with_fp8_current_scaling_mixed"),
     Word("model.fp8_e4m3", fate="gone", instead="mixed_precision=bf16_with_fp8_current_scaling_mixed"),
-    Word("ddp.use_custom_fsdp", fate="gone", instead="ddp.use_megatron_fsdp=…"),
+    *(Word(key, fate="gone", instead=f"{other}=…", note=f"the field is {other}") for key, other in MISPLACED.items()),
 )
 
 
@@ -364,6 +395,9 @@ def _dataset(given: Texts, recipe: Recipe) -> Meaning:
     path = next((given[key] for key in DATA[1:] if key in given and not null(given[key])), None)
     named = given.get("--dataset")
     if named is not None and named not in SETS:
+        if named in OLD_SETS:
+            new = OLD_SETS[named]
+            raise InputError(f"is called {new} today", field="--dataset", value=named, fix=[f"--dataset {new}"])
         raise unknown("--dataset", named, SETS)
     if path is not None:
         return says({"data.dataset": path})
