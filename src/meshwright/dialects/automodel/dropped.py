@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.dialects.automodel.known import SCHEDULES, TOP
+from meshwright.dialects.automodel.known import INSTEAD, SCHEDULES, TOP
 from meshwright.dialects.automodel.looking import is_open, size
 from meshwright.dialects.automodel.spelling import spell
 from meshwright.dialects.automodel.values import strategy_of
@@ -63,8 +63,7 @@ def _schedule_raises(look: Look) -> Problem | None:
         return Problem("a schedule from a CSV file still needs a name in pp_schedule", (spell(key, "1f1b"),), key=key)
     if str(name).lower() in SCHEDULES:
         return None
-    meant = {"interleaved_1f1b": "interleaved1f1b", "looped_bfs": "loopedbfs", "zero_bubble": "interleavedzerobubble"}
-    instead = meant.get(str(name).lower(), "zbvzerobubble" if str(name).lower() == "v_schedule" else "1f1b")
+    instead = INSTEAD.get(str(name).lower(), "1f1b")
     return Problem(
         f"torch knows no schedule {name}; the guides that name it are wrong", (spell(key, instead),), key=key
     )

@@ -65,6 +65,8 @@ def follows(settings: Settings, model: ModelSpec | None, goal: Goal, recipe: str
         own["data.seq_length"] = _usual_length(settings)
     elif (longest := _longest(settings)) is not None:
         own["data.seq_length"] = longest
+    if not any(key.startswith("dataset.") for key in settings):
+        own["data.dataset"] = "unsaid"
     if "VLM" in recipe:
         own["data.images"] = True
     if model is not None and model_name(settings) == model.hf_id:

@@ -57,6 +57,15 @@ SCHEDULES = frozenset(
 )  # fmt: skip
 """Names that torch looks a schedule up by; case does not matter, underscores do."""
 
+INSTEAD: Mapping[str, str] = {
+    "interleaved_1f1b": "interleaved1f1b",
+    "looped_bfs": "loopedbfs",
+    "zero_bubble": "interleavedzerobubble",
+    "v_schedule": "zbvzerobubble",
+    "pipelineschedulemulti": "interleaved1f1b",
+}
+"""What was meant by names that guides use or that no recipe should; 1f1b for others."""
+
 ADAM = ("lr", "betas", "eps", "weight_decay", "amsgrad", "foreach", "maximize", "capturable", "differentiable", "fused")
 DION = (
     "lr", "weight_decay", "mu", "betas", "epsilon", "adjust_lr", "nesterov", "flatten", "use_triton", "scalar_opt",

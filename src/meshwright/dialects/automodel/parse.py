@@ -157,13 +157,14 @@ def _parsed(settings: Settings, content: Content, asked: Asked, env: Settings | 
     said = normalised(settings)
     recipe = text_in(said, "recipe") or text_in(said, "recipe._target_")
     notes: list[str] = []
-    if recipe and not any(part in recipe for part in (*LANGUAGE, "VLM")):
+    other = bool(recipe) and not any(part in recipe for part in (*LANGUAGE, "VLM"))
+    if other:
         notes.append(f"{recipe.rpartition('.')[2]} trains in another way: only what all recipes share was checked")
         said = {key: one for key, one in said.items() if key.split(".")[0] in SPOKEN}
     elif not any(key.startswith("recipe") for key in said):
         notes.append("the file names no recipe, as the automodel command wants: it was read as one for language models")
     files = tuple(dict.fromkeys([content.path, *(one.file for one in settings.values())]))
-    model = _model(said, notes)
+    model = None if other else _model(said, notes)
     goal = _goal(said, recipe)
     raw = Parsed(settings=said, name=stem or Path(content.path).stem, model=model, goal=goal, files=files)
     look = Look(_dialect(), raw, Recipe(name="", model="", goal=goal, cluster=""), None, None)

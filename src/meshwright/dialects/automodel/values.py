@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from meshwright.dialects.automodel.known import SCHEDULES, STRATEGIES, TOP
+from meshwright.dialects.automodel.known import INSTEAD, STRATEGIES, TOP
 from meshwright.dialects.types import Said, Settings
-from meshwright.recipes.foreign import joints, words
+from meshwright.recipes.foreign import Word, joints, words
 from meshwright.recipes.foreign.automodel import SIZES
 from meshwright.recipes.foreign.values import SCHEDULES as OURS
 
@@ -109,10 +109,15 @@ def kept(settings: Settings) -> dict[str, Said]:
         word = table.get(key)
         if key.startswith(dropped) or _is_unread_block(key):
             continue
-        if said.value is None and not said.unresolved and word and "null" not in word.values and key not in joined:
+        if said.value is None and word and _has_form(word) and key not in joined:
             continue  # nothing said is as good as not saying it
         left[key] = _put_right(key, said)
     return left
+
+
+def _has_form(word: Word) -> bool:
+    """Whether a key wants a value of some kind, so that nothing cannot be read as one."""
+    return bool(word.own or word.takes or word.choices) and "null" not in word.values
 
 
 def _dropped(settings: Settings) -> Iterator[str]:
@@ -127,16 +132,12 @@ def _dropped(settings: Settings) -> Iterator[str]:
     enabled = settings.get("fp8.enabled")
     if enabled is None or enabled.value is not True:
         yield "fp8."
-    if not _schedule_is_known(settings):
-        yield "distributed.pipeline.pp_schedule"
 
 
-def _schedule_is_known(settings: Settings) -> bool:
-    said = settings.get("distributed.pipeline.pp_schedule")
-    if said is None or said.unresolved:
-        return True
-    name = str(said.value).lower()
-    return name in SCHEDULES and name in {their.lower() for their in OURS}
+def _schedule(value: Any) -> str:
+    """A schedule that there is: the one named, or the one that was meant."""
+    name = str(value).lower()
+    return name if name in {their.lower() for their in OURS} else INSTEAD.get(name, "1f1b")
 
 
 def _is_unread_block(key: str) -> bool:
@@ -148,6 +149,8 @@ def _put_right(key: str, said: Said) -> Said:
     value = said.value
     if key == "distributed.strategy" and isinstance(value, str):
         return msgspec.structs.replace(said, value=value.lower())
+    if key == "distributed.pipeline.pp_schedule" and not said.unresolved:
+        return msgspec.structs.replace(said, value=_schedule(value))
     below = isinstance(value, int) and not isinstance(value, bool) and value < 1
     if below and key in {*(f"distributed.{name}_size" for name in SIZES), "distributed.dp_replicate_size"}:
         return msgspec.structs.replace(said, value=1)

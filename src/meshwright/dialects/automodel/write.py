@@ -73,6 +73,7 @@ def write(recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
     settings = dict(_of_optimizer(settings, recipe, lost))
     if not _has_torchao(recipe) and settings.pop("fp8.enable_fsdp_float8_all_gather", False):
         lost.append(Unsaid("precision.fp8_gather", True, "only torchao's 8-bit layers gather in 8 bits"))
+    lost += _data_lost(recipe)
     kept = without_defaults(dialect, settings, KEEP)
     name = f"{recipe.name or 'recipe'}.yaml"
     return Written(
@@ -177,6 +178,17 @@ def _data_keys(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
             "validation_dataloader.collate_fn": f"{COLLATERS}.default_collater",
         }
     return found
+
+
+def _data_lost(recipe: Recipe) -> Iterator[Unsaid]:
+    """Parts of a set of samples that random tokens and token files do not have."""
+    if recipe.data.dataset != "mock" and recipe.goal != "pretrain":
+        return
+    kind = "random tokens have" if recipe.data.dataset == "mock" else "token files have"
+    blend = ("data.blend",) if recipe.data.dataset == "mock" else ()
+    for own in ("data.split", "data.columns", "data.validation", *blend):
+        if value_of(recipe, own) != recipe_fields()[own].default:
+            yield Unsaid(own, value_of(recipe, own), f"{kind} none")
 
 
 def _expert_keys(recipe: Recipe) -> dict[str, Any]:
