@@ -206,11 +206,6 @@ FILES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", FILES, ids=str)
-def test_exactly_this_is_found_in_a_file(case: Case) -> None:
-    assert found(case, "8b.toml", "torchtitan") == list(case.expected)
-
-
 NOW = """\
 #!/bin/bash
 export NCCL_DEBUG=WARN
@@ -271,9 +266,13 @@ COMMANDS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", COMMANDS, ids=str)
-def test_exactly_this_is_found_in_a_command(case: Case) -> None:
-    assert found(case, "run.sh", "torchtitan") == list(case.expected)
+PATH = "8b.toml"
+CASES = (*FILES, *(case._replace(name=f"command: {case.name}", path="run.sh") for case in COMMANDS))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_exactly_this_is_found(case: Case) -> None:
+    assert found(case, PATH, "torchtitan") == list(case.expected)
 
 
 def test_a_command_of_the_old_line_sets_its_values_on_top_of_the_file(tmp_path: Path) -> None:
