@@ -177,6 +177,8 @@ def _own(settings: Settings, model: ModelSpec | None) -> Iterator[tuple[str, Any
     if not {"train_data_path", "valid_data_path", "per_split_data_args_path"} & settings.keys():
         yield "data.validation_part", _validation(text(settings, "split") or SPLIT)
     yield from _data(settings)
+    if "save" in settings:  # whatever folder that is
+        yield "checkpoint.resume", "load" in settings and "finetune" not in settings
     if (text(settings, "tokenizer_type") or "").startswith("Null") or _is_own(settings, model):
         yield "data.tokenizer", ""
 

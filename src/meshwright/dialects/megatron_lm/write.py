@@ -22,7 +22,8 @@ from meshwright.recipes.types import Recipe
 KEEP = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "micro_batch_size",
     "global_batch_size", "seq_length", "train_iters", "lr", "min_lr", "lr_decay_style", "lr_warmup_iters",
-    "weight_decay", "adam_beta1", "adam_beta2", "clip_grad", "eval_iters", "log_interval", "expert_tensor_parallel_size",
+    "weight_decay", "adam_beta1", "adam_beta2", "clip_grad", "eval_iters", "log_interval",
+    "expert_tensor_parallel_size",
 )  # fmt: skip
 PRETRAINED = "pretrained_checkpoint"
 ASKED_FOR = '"${PRETRAINED_CHECKPOINT:?a checkpoint in the format of Megatron-LM}"'
@@ -82,8 +83,11 @@ def _captures(recipe: Recipe) -> bool:
 def _offered(
     dialect: Dialect, settings: Mapping[str, Any], recipe: Recipe
 ) -> tuple[dict[str, Any], tuple[Unsaid, ...]]:
-    """Settings with a value that their parser takes, and those without."""
+    """Settings that their parser takes as they are, and those it would stop at."""
     table, kept, refused = words(dialect.table), dict(settings), []
+    if kept.get("tp_comm_overlap") and not recipe.layout.sp:
+        del kept["tp_comm_overlap"]
+        refused.append(Unsaid("kernels.tp_comm_overlap", True, "it overlaps what sequence parallelism sends"))
     for key, value in settings.items():
         word = table.get(key)
         if word is None or not word.choices or value is None or text_of(value) in word.choices:
