@@ -436,9 +436,10 @@ def _layers_recomputed(settings: Settings, model: ModelSpec | None) -> dict[str,
 
 def _approximations(settings: Settings) -> list[str]:
     shape, ratio = value(settings, "lr_scheduler.decay_type"), value(settings, "lr_scheduler.decay_ratio")
-    if shape == "sqrt" and ratio is None:
-        return ["the sqrt decay is taken for a linear one"]
-    return []
+    notes = ["the sqrt decay is taken for a linear one"] if shape == "sqrt" and ratio is None else []
+    if value(settings, "optimizer.early_step_in_backward") is True:
+        notes.append("gradients are used up in the backward pass; the estimate counts them as kept")
+    return notes
 
 
 def complete(recipe: Recipe, parsed: Parsed, on: Cluster) -> Recipe:

@@ -44,10 +44,11 @@ def _unknown_model(look: Look) -> Problem | None:
         known = ", ".join(FLAVORS)
         fix = tuple(look.dialect.spell(NAME, near) for near in closest(name, FLAVORS, 1))
         return Problem(f"torchtitan has no model {name}; it has {known}", fix, key=NAME)
-    if plain(flavor) in FLAVORS[name] or not look.says(FLAVOR):
-        return None
+    if plain(flavor) in FLAVORS[name] or not look.says(FLAVOR) or look.parsed.model is not None:
+        return None  # or one of the user's own, whose shape was given
     fix = tuple(look.dialect.spell(FLAVOR, near) for near in _near_flavor(flavor, FLAVORS[name]))
-    return Problem(f"{name} has no flavor {flavor}; it has {', '.join(FLAVORS[name])}", fix, key=FLAVOR)
+    known = ", ".join(FLAVORS[name])
+    return Problem(f"{name} has no flavor {flavor}; it has {known} (--model NAME for one of your own)", fix, key=FLAVOR)
 
 
 def _near_flavor(flavor: str, known: Any) -> list[str]:
