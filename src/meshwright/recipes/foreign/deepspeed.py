@@ -295,8 +295,8 @@ def _read_precision(given: Texts, recipe: Recipe) -> Meaning:
     """Gradients add up and travel in the format of the parameters unless something else is said."""
     on = {key for key, text in given.items() if key.endswith(".enabled") and together.truth(key, text)}
     compute = "bf16" if {"bf16.enabled", "bfloat16.enabled"} & on else "fp16" if "fp16.enabled" in on else "fp32"
+    wanted = _named_format(given, "torch_autocast.dtype", "bf16")
     if compute == "fp32" and "torch_autocast.enabled" in on:
-        wanted = _named_format(given, "torch_autocast.dtype", "bf16")
         return Meaning({"precision.compute": wanted, **dict.fromkeys(SMALL, "fp32")})
     plain = "fp32" if compute == "fp32" else "bf16"  # 16 bits: there is no word of ours for gradients in fp16
     low = compute == "bf16" and given.get("bf16.bf16_master_weights_and_grads", "").lower() == "true"

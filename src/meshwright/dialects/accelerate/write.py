@@ -1,0 +1,69 @@
+"""Writing Accelerate: the YAML that `accelerate launch` takes, and a program of the user's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.clusters import Cluster
+from meshwright.dialects.dialect import Dialect
+from meshwright.dialects.mapping import nested, relevant, to_settings, without_defaults
+from meshwright.dialects.types import Program, Written
+from meshwright.errors import InputError
+from meshwright.models import ModelSpec
+from meshwright.recipes.foreign.accelerate import AXIS, ZERO
+from meshwright.recipes.types import Recipe
+
+KEEP = ("fsdp_config.fsdp_version", "fsdp_config.fsdp_reshard_after_forward", "deepspeed_config.zero_stage")
+FOLLOWS = ("train.global_batch_size", "layout.micro_batch_size")
+"""Fields that the program says, in its own arguments."""
+
+
+def write(dialect: Dialect, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+    layout = recipe.layout
+    if layout.strategy == "megatron_fsdp" or layout.pp > 1 or layout.ep > 1:
+        field = "strategy" if layout.strategy == "megatron_fsdp" else "pp" if layout.pp > 1 else "ep"
+        raise InputError("Accelerate cannot run it", field=f"layout.{field}", value=getattr(layout, field))
+    settings, unsaid = to_settings(dialect, recipe, relevant(recipe, model))
+    settings = without_defaults(dialect, settings, KEEP)
+    ranks = max(1, on.world // (layout.tp * layout.cp))
+    if f"{AXIS}tp_size" in settings or f"{AXIS}cp_size" in settings or f"{AXIS}dp_replicate_size" in settings:
+        settings[f"{AXIS}dp_shard_size"] = max(1, ranks // layout.dp_replicate)
+    if layout.strategy != "zero1":
+        settings = {key: value for key, value in settings.items() if not key.startswith(ZERO)}
+    head = {
+        "compute_environment": "LOCAL_MACHINE",
+        "num_machines": on.nodes,
+        "num_processes": on.world,
+        "machine_rank": 0,
+        **({"main_process_ip": "10.0.0.1", "main_process_port": 29500} if on.nodes > 1 else {}),
+    }
+    name = f"{recipe.name or 'recipe'}.yaml"
+    micro, steps = layout.micro_batch_size, max(1, recipe.train.global_batch_size // (layout.micro_batch_size * ranks))
+    words = ("train.py", "--per_device_train_batch_size", str(micro), "--gradient_accumulation_steps", str(steps))
+    return Written(
+        dialect=dialect.name,
+        files={name: _text(nested({**head, **settings}), recipe, dialect)},
+        program=Program(words=words),
+        unsaid=unsaid,
+        notes=(
+            f"start it with accelerate launch --config_file {name} on every machine, each with its --machine_rank",
+            "train.py stands for your own program; the model, the data and the batch are its arguments",
+            *(("main_process_ip is a placeholder for the address of the first machine",) if on.nodes > 1 else ()),
+        ),
+    )
+
+
+def _text(tables: dict[str, Any], recipe: Recipe, dialect: Dialect) -> str:
+    lines = [f"# {recipe.name} for Accelerate {dialect.version}, written by meshwright export"]
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            lines += [f"{key}:", *(f"  {name}: {_scalar(each)}" for name, each in value.items())]
+        else:
+            lines.append(f"{key}: {_scalar(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"'{value}'" if value == "no" else str(value)
