@@ -135,6 +135,12 @@ CASES = (
          gpus="2x8xB200"),
     Case("valid: started by the older module", replaced(DENSE, ("torchrun", "python -m torch.distributed.launch")),
          gpus="2x8xH100"),
+    Case("valid: a launcher passes the environment on", replaced(
+        DENSE, ("export CUDA_DEVICE_MAX_CONNECTIONS=1\n", ""),
+        ("torchrun --nnodes 2 --nproc-per-node 8", "mpirun -np 16 -x CUDA_DEVICE_MAX_CONNECTIONS=1 python")),
+        gpus="2x8xH100"),
+    Case("valid: a file that is not here may set it", replaced(
+        DENSE, ("export CUDA_DEVICE_MAX_CONNECTIONS=1\n", "source /cluster/env.sh\n")), gpus="2x8xH100"),
     Case("valid: arguments may come from outside", replaced(
         DENSE, ("    --micro-batch-size 1\n", ""), ('"${RUN_ARGS[@]}"', '"${RUN_ARGS[@]}" "$@"')), gpus="2x8xH100"),
     # Flags

@@ -22,7 +22,12 @@ def missing(look: Look) -> Iterator[Problem]:
     if is_open(look) or look.says("use_checkpoint_args") or not (look.says("num_layers") or look.says("hidden_size")):
         return
     for key, usual in REQUIRED.items():
-        if look.says(key) or look.says(f"encoder_{key}") or (key == "num_layers" and look.says("hybrid_layer_pattern")):
+        if (
+            look.says(key)
+            or look.says(f"encoder_{key}")
+            or (key == "micro_batch_size" and look.says("batch_size"))
+            or (key == "num_layers" and look.says("hybrid_layer_pattern"))
+        ):
             continue
         value = number_of(look, "seq_length") or usual if key == "max_position_embeddings" else usual
         yield Problem(f"{spell(key, True)} is not given and has no default", (spell(key, value or "N"),), key=key)

@@ -134,16 +134,18 @@ def _asked(one: Launched) -> Asked:
 
 
 def _env(content: Content, one: Launched) -> Settings:
-    """The environment of the training; a file that is sourced and cannot be read may set more of it."""
-    env = dict(one.env)
-    hidden = (
-        [each for each in content.script.unresolved if "source" in f"{each.what} {each.reason}"]
-        if content.script
-        else []
-    )
-    if SET_ELSEWHERE not in env and hidden:
-        first = hidden[0]
-        env[SET_ELSEWHERE] = Said("", first.line, first.file, f"{first.what} may set it")
+    """The environment of the training; a launcher may be told more of it, and a file that is sourced may set more."""
+    script, env = content.script, dict(one.env)
+    if script is None or SET_ELSEWHERE in env:
+        return env
+    passed = f"{SET_ELSEWHERE}="
+    for word in (word for command in script.commands for word in command.words):
+        if passed in str(word.value):  # mpirun -x NAME=value, docker run --env NAME=value
+            told = str(word.value).partition(passed)[2]
+            return {**env, SET_ELSEWHERE: Said(told, word.line, word.file, word.unresolved)}
+    for each in script.unresolved:
+        if "source" in f"{each.what} {each.reason}":
+            return {**env, SET_ELSEWHERE: Said("", each.line, each.file, f"{each.what} may set it")}
     return env
 
 

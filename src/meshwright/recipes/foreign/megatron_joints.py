@@ -350,7 +350,7 @@ def write_checkpoint(recipe: Recipe) -> Found:
 def read_eval(given: Texts, recipe: Recipe) -> Meaning:
     """No iterations mean no evaluation."""
     every, steps = _text(given, "eval_interval"), given.get("eval_iters", "")
-    if "eval_iters" in given and (null(steps) or steps.strip() == "0"):
+    if "eval_iters" in given and (null(steps) or steps.strip() == "0" or steps.strip().startswith("-")):
         return says({"train.eval_every": "0"})
     said = {"train.eval_steps": steps} if steps else {}
     return says({**said, "train.eval_every": every or "0"} if "eval_interval" in given else said)
