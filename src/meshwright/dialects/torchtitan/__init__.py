@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from meshwright.dialects.dialect import Dialect
 from meshwright.dialects.parts import spell_toml
-from meshwright.dialects.torchtitan.parse import complete, parse, recognises, spelling
+from meshwright.dialects.torchtitan.commands import spelling
+from meshwright.dialects.torchtitan.follows import complete
+from meshwright.dialects.torchtitan.parse import parse, recognises
 from meshwright.dialects.torchtitan.rules import RULES
 from meshwright.dialects.torchtitan.write import FOLLOWS, write
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshwright.dialects.dialect import ForeignRule, Look, Problem
+from meshwright.dialects.torchtitan.follows import virtual_stages
 from meshwright.dialects.torchtitan.models import ELSEWHERE, FLAVORS, PRESETS, plain
-from meshwright.dialects.torchtitan.parse import virtual_stages
 from meshwright.errors import closest
 from meshwright.recipes.foreign.torchtitan import CONTEXT, DATA_SETS, LOCAL, MICRO, STEP, TOKENS
 from meshwright.recipes.foreign.torchtitan import CONVERTERS as CONVERTER_NAMES

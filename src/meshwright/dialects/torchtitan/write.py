@@ -7,8 +7,9 @@ from typing import Any
 
 from meshwright.clusters import Cluster
 from meshwright.dialects.mapping import nested, relevant, to_settings, value_of, without_defaults
+from meshwright.dialects.torchtitan.follows import EVERYTHING, ONE_STAGE
 from meshwright.dialects.torchtitan.models import PRESETS, flavor_of, preset_of
-from meshwright.dialects.torchtitan.parse import EVERYTHING, ONE_STAGE, V02
+from meshwright.dialects.torchtitan.parse import V02
 from meshwright.dialects.torchtitan.spell import flag
 from meshwright.dialects.types import Program, Unsaid, Written
 from meshwright.errors import InputError
