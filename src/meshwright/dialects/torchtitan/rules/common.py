@@ -1,0 +1,36 @@
+"""What torchtitan's rules share: its keys, and how a file is asked for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.dialects.dialect import ForeignRule, Look
+
+PP, EP, ETP, TP, CP = (
+    f"parallelism.{name}_parallel_degree" for name in ("pipeline", "expert", "expert_tensor", "tensor", "context")
+)
+SHARD, REPLICATE = "parallelism.data_parallel_shard_degree", "parallelism.data_parallel_replicate_degree"
+SCHEDULE = "parallelism.pipeline_parallel_schedule"
+MODE, OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
+NAME, FLAVOR = "model.name", "model.flavor"
+
+
+def today(look: Look) -> bool:
+    """Whether it is a command of today's line."""
+    return look.says("config")
+
+
+def degree(look: Look, key: str) -> int:
+    """The ranks of an axis; 1 where they are not known or wrong."""
+    value = look(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
+
+
+def custom(look: Look) -> bool:
+    """Whether a module of the user's own may register more names."""
+    return any(look(f"experimental.{key}") for key in ("custom_import", "custom_args_module"))
+
+
+def rule(name: str, severity: Any, keys: tuple[str, ...], broken: Any, symptom: str, cause: str) -> ForeignRule:
+    """One of torchtitan's rules."""
+    return ForeignRule(f"torchtitan.{name}", severity, keys, broken, symptom=symptom, cause=cause)

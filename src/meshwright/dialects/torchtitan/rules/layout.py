@@ -1,0 +1,296 @@
+"""Degrees, stages, batches and meshes that torchtitan refuses or runs badly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.dialects.dialect import Look, Problem
+from meshwright.dialects.torchtitan.follows import virtual_stages
+from meshwright.dialects.torchtitan.models import PRESETS, plain
+from meshwright.dialects.torchtitan.rules.common import (
+    CP,
+    EP,
+    ETP,
+    FLAVOR,
+    MODE,
+    PP,
+    REPLICATE,
+    SCHEDULE,
+    SHARD,
+    TP,
+    degree,
+    rule,
+    today,
+)
+from meshwright.recipes.foreign.torchtitan import LOCAL, MICRO, STEP, TOKENS
+
+
+def _schedule_without_file(look: Look) -> Problem | None:
+    name = str(look(SCHEDULE))
+    if not name.lower().strip("_").startswith("pipelineschedule") or degree(look, PP) == 1:
+        return None
+    if look("parallelism.pipeline_parallel_schedule_csv"):
+        return None
+    return Problem(f"{name} runs a schedule from a file, and pipeline_parallel_schedule_csv names none")
+
+
+def _uneven_chunks(look: Look) -> Problem | None:
+    pp = degree(look, PP)
+    chunks = virtual_stages(look.parsed.settings, look.parsed.model)
+    if pp == 1 or not chunks or chunks % pp == 0:
+        return None
+    key = "parallelism.pipeline_parallel_layers_per_stage"
+    return Problem(f"{key}={look(key)} makes {chunks} stage chunks, which {pp} ranks cannot share equally", key=key)
+
+
+def _microbatch_too_large(look: Look) -> Problem | None:
+    """More samples in a micro batch than there are in the batch it is cut from."""
+    local, micro = look(LOCAL), look(MICRO)
+    if today(look) or degree(look, PP) == 1 or not (isinstance(local, int) and isinstance(micro, int)):
+        return None
+    stages = degree(look, PP) * look.recipe.layout.vp
+    if micro <= 0 or local % micro or local // micro >= stages:
+        return None
+    return Problem(
+        f"{LOCAL}={local} in micro batches of {micro} fills {local // micro} of {stages} stage chunks",
+        (look.dialect.spell(LOCAL, stages * micro),),
+        key=LOCAL if look.says(LOCAL) else PP,
+    )
+
+
+def _batch_not_divided(look: Look) -> Problem | None:
+    """With a pipeline, a step is made of whole local batches, not just of micro batches."""
+    batch, local = look("training.global_batch_size"), look(LOCAL)
+    ranks = _ranks(look)
+    if today(look) or degree(look, PP) == 1 or not (isinstance(batch, int) and isinstance(local, int)) or not ranks:
+        return None
+    micro = look.recipe.layout.micro_batch_size
+    if local <= 0 or batch % (local * ranks) == 0 or batch % (micro * ranks):
+        return None  # right, or told by the rule of micro batches
+    return Problem(
+        f"training.global_batch_size={batch} is not a multiple of {local * ranks}: {LOCAL} × {ranks} data ranks",
+        (look.dialect.spell("training.global_batch_size", max(1, round(batch / (local * ranks))) * local * ranks),),
+    )
+
+
+def _ranks(look: Look) -> int:
+    """Data-parallel ranks, where they are known; 0 where they are not."""
+    shard, copies = look(SHARD), degree(look, REPLICATE)
+    if isinstance(shard, int) and shard > 0:
+        return shard * copies
+    if look.cluster is None:
+        return 0
+    return max(1, look.cluster.world // (degree(look, TP) * degree(look, PP) * degree(look, CP)))
+
+
+def _step_not_divided(look: Look) -> Problem | None:
+    step, tokens, ranks = look(STEP), look(TOKENS), _ranks(look)
+    if not (isinstance(step, int) and isinstance(tokens, int)) or step <= 0 or tokens <= 0 or not ranks:
+        return None
+    micro_batches = degree(look, "parallelism.num_pp_microbatches") if degree(look, PP) > 1 else 1
+    once = tokens * micro_batches * ranks
+    if step % once == 0:
+        return None
+    return Problem(
+        f"{STEP}={step} is not a multiple of {once}: tokens of a micro batch × micro batches × data ranks",
+        (look.dialect.spell(STEP, max(1, round(step / once)) * once),),
+        key=STEP,
+    )
+
+
+def _tokens_not_divided(look: Look) -> Problem | None:
+    tokens = look(TOKENS)
+    cut = look("parallelism.enable_sequence_parallel", True) is not False
+    parts = (degree(look, TP) if cut else 1) * (2 * degree(look, CP) if degree(look, CP) > 1 else 1)
+    if not isinstance(tokens, int) or tokens <= look.recipe.data.seq_length or tokens % parts == 0:
+        return None  # right, or told by the rule of sequences
+    return Problem(
+        f"{TOKENS}={tokens} is not a multiple of {parts}, the parts that tp and 2 × cp cut it into", key=TOKENS
+    )
+
+
+def _expert_mesh(look: Look) -> Iterator[Problem]:
+    ep, etp, tp, cp = (degree(look, key) for key in (EP, ETP, TP, CP))
+    if ep == 1 or today(look):
+        return
+    if etp not in (1, tp):
+        yield Problem(
+            f"{ETP}={etp}: experts are cut over tp={tp} ranks or over none", (look.dialect.spell(ETP, 1),), key=ETP
+        )
+    elif ep % (cp if etp == tp else cp * tp):
+        whole = f"cp={cp}" if etp == tp else f"cp × tp = {cp} × {tp}"
+        yield Problem(f"{EP}={ep} must hold whole groups of {whole}", (look.dialect.spell(EP, ep * cp * tp),), key=EP)
+
+
+def _deepep(look: Look) -> Iterator[Problem]:
+    key = "parallelism.expert_parallel_comm_backend"
+    if look(key) != "deepep" or look.case is None or not look.case.is_moe:
+        return
+    if degree(look, EP) == 1:
+        yield Problem("DeepEP needs expert parallelism", (look.dialect.spell(key, "standard"),), key=key)
+    elif degree(look, ETP) > 1:
+        yield Problem("DeepEP does not cut experts over tensor ranks", (look.dialect.spell(ETP, 1),), key=key)
+
+
+def _dualpipe(look: Look) -> Problem | None:
+    overlapped = look("parallelism.pipeline_parallel_expert_parallel_overlap") is not False
+    if str(look(SCHEDULE)).lower() != "dualpipev" or not overlapped or min(degree(look, PP), degree(look, EP)) == 1:
+        return None
+    if look(MODE) == "none" or today(look):
+        return None
+    fix = (
+        look.dialect.spell(MODE, "none"),
+        look.dialect.spell("parallelism.pipeline_parallel_expert_parallel_overlap", False),
+    )
+    return Problem("DualPipeV overlaps expert exchanges only without recompute", fix, key=SCHEDULE)
+
+
+def _varlen_context(look: Look) -> Problem | None:
+    if degree(look, CP) == 1:
+        return None
+    if today(look):
+        preset = PRESETS.get(str(look("module")), {}).get(str(look("config")))
+        if look("parallelism.spmd_backend", "spmd_types") != "spmd_types":
+            return Problem("context parallelism needs the spmd_types backend", key="parallelism.spmd_backend")
+        if preset is not None and preset.kernel != "flex":
+            return Problem(f"context parallelism needs FlexAttention, and {look('config')} has {preset.kernel}", key=CP)
+        return None
+    if not str(look(FLAVOR)).endswith(("_varlen", "_varlen_attn")):
+        return None
+    return Problem(
+        "varlen attention does not run over context ranks",
+        (look.dialect.spell(FLAVOR, plain(str(look(FLAVOR)))),),
+        key=CP,
+    )
+
+
+def _no_balancer(look: Look) -> Problem | None:
+    key = "parallelism.context_parallel_load_balancer"
+    if not look.says(key) or look(key) in ("headtail", "ptrr", None):
+        return None
+    return Problem(f"{key}={look(key)!r}: headtail, ptrr, or left out", (look.dialect.spell(key, "headtail"),))
+
+
+def _copies_alone(look: Look) -> Problem | None:
+    others = [axis for axis, key in (("tp", TP), ("pp", PP), ("cp", CP), ("ep", EP)) if degree(look, key) > 1]
+    if today(look) or degree(look, REPLICATE) == 1 or look(SHARD) != 1 or not others:
+        return None
+    return Problem(
+        f"copies without sharding are DDP, which 0.2.0 and 0.2.1 refuse next to {', '.join(others)}",
+        (look.dialect.spell(SHARD, -1),),
+        key=REPLICATE,
+    )
+
+
+def _no_micro_batches(look: Look) -> Problem | None:
+    key = "parallelism.num_pp_microbatches"
+    value = look(key)
+    return Problem(f"{key}={value} must be above 0", key=key) if isinstance(value, int) and value <= 0 else None
+
+
+RULES = (
+    rule(
+        "schedule-file",
+        "error",
+        (SCHEDULE,),
+        _schedule_without_file,
+        "the schedule is built without actions and fails",
+        "the general schedules take their order from a file",
+    ),
+    rule(
+        "stage-count",
+        "error",
+        ("parallelism.pipeline_parallel_layers_per_stage",),
+        _uneven_chunks,
+        "ValueError about virtual stages and the pipeline degree",
+        "every rank runs the same number of chunks",
+    ),
+    rule(
+        "pipeline-underfilled",
+        "warning",
+        (LOCAL, MICRO),
+        _microbatch_too_large,
+        "a warning that micro batches are fewer than stages; slow steps",
+        "accumulation runs one pipeline after the other, each with the micro batches of one local batch",
+    ),
+    rule(
+        "global-batch",
+        "error",
+        ("training.global_batch_size",),
+        _batch_not_divided,
+        "an assertion on the global batch size",
+        "a step is a whole number of local batches on every rank",
+    ),
+    rule(
+        "tokens-per-step",
+        "error",
+        (STEP,),
+        _step_not_divided,
+        "ValueError on num_tokens_per_train_step",
+        "a step is a whole number of micro batches on every rank",
+    ),
+    rule(
+        "tokens-per-microbatch",
+        "error",
+        (TOKENS,),
+        _tokens_not_divided,
+        "ValueError on the tokens of a micro batch",
+        "sequence and context parallelism cut the tokens into equal parts",
+    ),
+    rule(
+        "expert-mesh",
+        "error",
+        (ETP, EP),
+        _expert_mesh,
+        "an assertion on ep, etp, tp and cp",
+        "experts borrow whole context and tensor groups",
+    ),
+    rule(
+        "deepep",
+        "error",
+        ("parallelism.expert_parallel_comm_backend",),
+        _deepep,
+        "ValueError or NotImplementedError",
+        "its kernels exchange tokens between expert ranks only",
+    ),
+    rule(
+        "dualpipe-recompute",
+        "error",
+        (SCHEDULE,),
+        _dualpipe,
+        "NotImplementedError",
+        "recompute would run the exchanges a second time out of order",
+    ),
+    rule(
+        "context-attention",
+        "error",
+        (CP,),
+        _varlen_context,
+        "NotImplementedError or ValueError",
+        "only some attention kernels can merge partial results of context ranks",
+    ),
+    rule(
+        "load-balancer",
+        "error",
+        ("parallelism.context_parallel_load_balancer",),
+        _no_balancer,
+        "ValueError",
+        "the name is looked up",
+    ),
+    rule(
+        "copies-alone",
+        "warning",
+        (REPLICATE,),
+        _copies_alone,
+        "RuntimeError: DDP with more than one dimension",
+        "plain copies have no place for other axes",
+    ),
+    rule(
+        "pp-microbatches",
+        "error",
+        ("parallelism.num_pp_microbatches",),
+        _no_micro_batches,
+        "ValueError",
+        "a pipeline needs at least one micro batch",
+    ),
+)
