@@ -78,7 +78,7 @@ CASES = (
         "Megatron-FSDP skips checkpointing",
         TOKENS,
         [("zero_dp_strategy: 3", "activation_checkpointing: true")],
-        [("recompute.sharded-full", "activation_checkpointing: true")],
+        [("automodel.checkpointing-skipped", "activation_checkpointing: true")],
         "2x8xH100",
     ),
     broken(
@@ -133,7 +133,7 @@ CASES = (
         "replicas that leave nothing to shard",
         SFT,
         [("dp_size: none", "dp_replicate_size: 8")],
-        [("topology.pure-replication", "dp_replicate_size: 8")],
+        [("automodel.replicas", "dp_replicate_size: 8")],
         "8xB300",
     ),
     broken(
@@ -202,6 +202,13 @@ CASES = (
         STAGES,
         [("local_batch_size: 16", "local_batch_size: 2")],
         [("automodel.stages-idle", "local_batch_size: 2")],
+        "8x8xH100",
+    ),
+    broken(
+        "micro batches in unequal rounds",
+        STAGES,
+        [("local_batch_size: 16", "local_batch_size: 14"), ("global_batch_size: 128", "global_batch_size: 112")],
+        [("automodel.rounds", "local_batch_size: 14")],
         "8x8xH100",
     ),
     broken(
@@ -328,6 +335,27 @@ CASES = (
         "8xH100",
     ),
     broken(
+        "packing that is switched off",
+        SFT,
+        [("torch_dtype: float32", "force_hf: true"), ("packed_sequence_size: 0", "packed_sequence_size: 2048")],
+        [("automodel.packing-disabled", "packed_sequence_size: 2048")],
+        "8xH100",
+    ),
+    broken(
+        "kernels that are switched off",
+        SFT,
+        [("torch_dtype: float32", "use_liger_kernel: true"), ("cp_size: 1", "cp_size: 2")],
+        [("automodel.switched-off", "use_liger_kernel: true")],
+        "8xH100",
+    ),
+    broken(
+        "nothing to consolidate",
+        SFT,
+        [("model_save_format: safetensors", "model_save_format: torch_save")],
+        [("automodel.not-consolidated", "save_consolidated: final")],
+        "8xH100",
+    ),
+    broken(
         "attention is told that nothing is packed",
         EXPERTS,
         [("pp_size: 1", "patch_is_packed_sequence: true")],
@@ -368,7 +396,6 @@ CASES = (
         [("lr_warmup_steps: 50", "lr_warmup_steps: 500")],
         [
             ("automodel.learning-rate", "lr_warmup_steps: 500"),
-            ("learning_rate.warm-up-to-the-end", "lr_warmup_steps: 500"),
         ],
         "8xH100",
     ),

@@ -64,8 +64,7 @@ def _strategy_refuses(look: Look) -> Iterator[Problem]:
 
 
 def _checkpointing_skipped(look: Look) -> Problem | None:
-    alone = look.case is None and strategy_of(look.parsed.settings) == "megatron_fsdp"  # else our own rule tells
-    if not alone or look.recipe.layout.recompute != "full":
+    if strategy_of(look.parsed.settings) != "megatron_fsdp" or look.recipe.layout.recompute != "full":
         return None
     return Problem("megatron_fsdp skips activation checkpointing", (spell("distributed.strategy", "fsdp2"),))
 
@@ -145,6 +144,38 @@ def _stages_idle(look: Look) -> Problem | None:
     )
 
 
+def _rounds(look: Look) -> Problem | None:
+    pp, local = size(look, "pp"), whole(look, "step_scheduler.local_batch_size")
+    micro = whole(look, "distributed.pipeline.pp_microbatch_size") or 1
+    name = str(look("distributed.pipeline.pp_schedule")).lower()
+    interleaved = name in ("interleaved1f1b", "interleavedzerobubble")
+    if pp == 1 or local is None or not interleaved or is_open(look, "distributed.pipeline.pp_microbatch_size"):
+        return None
+    batches = local // micro
+    rounds = max(1, batches // pp)
+    if batches % rounds == 0:
+        return None
+    return Problem(
+        f"{batches} micro batches do not divide into {rounds} equal rounds over {pp} stages",
+        (spell("step_scheduler.local_batch_size", batches // pp * pp * micro),),
+        key="step_scheduler.local_batch_size",
+    )
+
+
+def _replicas(look: Look) -> Problem | None:
+    copies, ranks = size(look, "dp_replicate"), _data_ranks(look)
+    if copies == 1 or ranks is None or strategy_of(look.parsed.settings) != "fsdp2":
+        return None
+    if ranks % copies == 0 and copies < ranks:
+        return None
+    why = "leaves nothing to shard over" if ranks % copies == 0 else "does not divide"
+    fits = max(degree for degree in range(1, max(2, ranks)) if ranks % degree == 0 and degree <= copies)
+    return Problem(
+        f"dp_replicate_size={copies} {why} ({ranks} data-parallel ranks)",
+        (spell("distributed.dp_replicate_size", fits),),
+    )
+
+
 def _stages_uneven(look: Look) -> Problem | None:
     each, pp = whole(look, "distributed.pipeline.layers_per_stage"), size(look, "pp")
     rounding = "distributed.pipeline.round_virtual_stages_to_pp_multiple"
@@ -206,6 +237,7 @@ MESH = (
         _not_its_option,
         symptom="ValueError: unknown options for the strategy",
         cause="all other keys of the section go to the strategy, which knows its own options only",
+        covers=("strategy.megatron-fsdp-sp",),
     ),
     ForeignRule(
         "automodel.strategy-refuses",
@@ -214,6 +246,17 @@ MESH = (
         _strategy_refuses,
         symptom="ValueError when the mesh is built",
         cause="plain replicas and Megatron-FSDP have no place for these degrees",
+        covers=(
+            "strategy.ddp-tp",
+            "strategy.ddp-pp",
+            "strategy.ddp-cp",
+            "strategy.ddp-ep",
+            "strategy.ddp-dp-replicate",
+            "strategy.megatron-fsdp-pp",
+            "strategy.megatron-fsdp-ep",
+            "strategy.megatron-fsdp-dp-replicate",
+            "recompute.sharded-selective",
+        ),
     ),
     ForeignRule(
         "automodel.checkpointing-skipped",
@@ -222,6 +265,7 @@ MESH = (
         _checkpointing_skipped,
         symptom="an error line in the log, and the memory of a run without it",
         cause="Megatron-FSDP does not wrap checkpointed layers on several GPUs",
+        covers=("recompute.sharded-full",),
     ),
     ForeignRule(
         "automodel.mesh",
@@ -230,6 +274,7 @@ MESH = (
         _mesh,
         symptom="ValueError; or, with an explicit dp_size, GPUs that wait outside the mesh",
         cause="an explicit dp_size is taken as it is and never compared with the number of ranks",
+        covers=("topology.world", "topology.shard-product"),
     ),
     ForeignRule(
         "automodel.expert-mesh",
@@ -238,6 +283,7 @@ MESH = (
         _expert_mesh,
         symptom="ValueError when the mesh of experts is built",
         cause="experts re-cut all ranks of a stage, those of tp included",
+        covers=("topology.expert-mesh",),
     ),
     ForeignRule(
         "automodel.batch",
@@ -246,6 +292,7 @@ MESH = (
         _batch,
         symptom="ValueError from the step scheduler",
         cause="a step is a whole number of local batches on every data-parallel rank",
+        covers=("batch.divides", "batch.smaller-than-data-parallel"),
     ),
     ForeignRule(
         "automodel.stages-idle",
@@ -254,6 +301,24 @@ MESH = (
         _stages_idle,
         symptom="an assertion on pp_batch_size and pp_size",
         cause="the local batch, not the global one, is what a pipeline cuts into micro batches",
+        covers=("schedule.micro-batches",),
+    ),
+    ForeignRule(
+        "automodel.rounds",
+        "error",
+        ("step_scheduler.local_batch_size",),
+        _rounds,
+        symptom="ValueError from torch's interleaved schedule",
+        cause="micro batches go through the stages in rounds of one size",
+    ),
+    ForeignRule(
+        "automodel.replicas",
+        "error",
+        ("distributed.dp_replicate_size",),
+        _replicas,
+        symptom="ValueError when the mesh is built",
+        cause="every copy is sharded over the same number of ranks, more than one",
+        covers=("topology.replicas-divide", "topology.pure-replication"),
     ),
     ForeignRule(
         "automodel.stages-uneven",
@@ -278,6 +343,7 @@ MESH = (
         _async_tensor,
         symptom="ValueError in the parallelizer, although the documentation says it is switched on",
         cause="only the gathers of sequence parallelism can be overlapped",
+        covers=("overlap.async-tensor-parallel",),
     ),
     ForeignRule(
         "automodel.name-differs",

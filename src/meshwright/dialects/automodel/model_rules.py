@@ -84,6 +84,46 @@ def _context_kernel(look: Look) -> Problem | None:
     return None
 
 
+def _packing_disabled(look: Look) -> Problem | None:
+    strategy = look("packed_sequence.packing_strategy", "thd")
+    if look("model.force_hf") is not True or strategy != "thd" or not whole(look, PACKED[0]) or size(look, "cp") > 1:
+        return None
+    return Problem(
+        "a model of transformers takes no seq_lens: its data are not packed",
+        (spell("packed_sequence.packing_strategy", "neat"),),
+        key=PACKED[0],
+    )
+
+
+SWITCHED_OFF = {
+    "peft.use_triton": ("tp", "pp"),
+    "model.use_liger_kernel": ("tp", "cp"),
+    "model.backend.rope_fusion": ("cp",),
+}
+"""Kernels, and the degrees that turn them off."""
+
+
+def _switched_off(look: Look) -> Iterator[Problem]:
+    for key, degrees in SWITCHED_OFF.items():
+        name = next((name for name in degrees if size(look, name) > 1), "")
+        if look(key) is True and name:
+            message = f"{key.rpartition('.')[2]} is turned off by {name}_size={size(look, name)}"
+            yield Problem(message, (spell(key, False),), key=key)
+
+
+def _consolidation(look: Look) -> Problem | None:
+    key, kind = "checkpoint.save_consolidated", look("checkpoint.model_save_format")
+    if kind != "torch_save" or look.recipe.goal == "peft" or not look.says(key):
+        return None
+    if str(look(key)).lower() == "false" or look("checkpoint.enabled") is False:
+        return None
+    return Problem(
+        "nothing is consolidated of torch_save checkpoints",
+        (spell("checkpoint.model_save_format", "safetensors"),),
+        key=key,
+    )
+
+
 def _optimizer_argument(look: Look) -> Iterator[Problem]:
     name = text(look, "optimizer._target_")
     if name not in ARGUMENTS:
@@ -99,9 +139,8 @@ def _optimizer_argument(look: Look) -> Iterator[Problem]:
 
 def _narrow_moments(look: Look) -> Problem | None:
     stored = str(look("model.torch_dtype") or look("model.dtype") or "").lower()
-    told = look.case is not None and look.recipe.goal == "pretrain"  # our own rule says it there
     torch_adam = text(look, "optimizer._target_").lower() in TORCH_ADAM
-    if look.recipe.goal == "peft" or told or not torch_adam or stored not in NARROW:
+    if look.recipe.goal == "peft" or not torch_adam or stored not in NARROW:
         return None
     if is_benchmark(look.parsed.settings):
         return None
@@ -206,6 +245,7 @@ MODEL = (
         _context_packed,
         symptom="ValueError: packed sequences need a context-parallel size of 1",
         cause="only kernels that know where documents end can cut packed ones over ranks",
+        covers=("sequence.packing-over-context",),
     ),
     ForeignRule(
         "automodel.context-kernel",
@@ -214,6 +254,31 @@ MODEL = (
         _context_kernel,
         symptom="an error that names the attention backends for context parallelism",
         cause="models of transformers are moved to sdpa, its own ones need te or magi",
+        covers=("sequence.attention-kernel",),
+    ),
+    ForeignRule(
+        "automodel.packing-disabled",
+        "warning",
+        ("packed_sequence.packed_sequence_size",),
+        _packing_disabled,
+        symptom="one line in the log, and padded samples",
+        cause="thd packing hands over lengths that only its own models take",
+    ),
+    ForeignRule(
+        "automodel.switched-off",
+        "warning",
+        tuple(SWITCHED_OFF),
+        _switched_off,
+        symptom="the speed of the plain kernels",
+        cause="these kernels do not know cut tensors",
+    ),
+    ForeignRule(
+        "automodel.not-consolidated",
+        "warning",
+        ("checkpoint.save_consolidated",),
+        _consolidation,
+        symptom="a warning, and no folder that transformers can load",
+        cause="only safetensors are put together again",
     ),
     ForeignRule(
         "automodel.optimizer-argument",
@@ -230,6 +295,7 @@ MODEL = (
         _narrow_moments,
         symptom="a loss that flattens early",
         cause="there is no second copy in fp32; TE's FusedAdam with master_weights has one",
+        covers=("precision.bf16-master",),
     ),
     ForeignRule(
         "automodel.experts-replaced",
@@ -254,6 +320,7 @@ MODEL = (
         _warm_up,
         symptom="an assertion without a message, or an exception at the first step after the warm-up",
         cause="the scheduler checks its numbers by assertions and its names exactly",
+        covers=("learning_rate.warm-up-to-the-end", "learning_rate.decay-inside-warm-up"),
     ),
     ForeignRule(
         "automodel.not-sharded",

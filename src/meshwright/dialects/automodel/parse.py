@@ -13,7 +13,7 @@ from meshwright.dialects.automodel.dropped import BEFORE
 from meshwright.dialects.automodel.follows import assumptions, follows, model_name
 from meshwright.dialects.automodel.known import SPOKEN
 from meshwright.dialects.automodel.looking import noticed
-from meshwright.dialects.automodel.values import kept, literal, normalised, text_in
+from meshwright.dialects.automodel.values import kept, literal, normalised, size_of, text_in
 from meshwright.dialects.contents import open_file
 from meshwright.dialects.dialect import Asked, Content, Dialect, Look, Parsed
 from meshwright.dialects.shapes import from_sizes, named
@@ -26,6 +26,8 @@ from meshwright.rules.rule import Finding
 if TYPE_CHECKING:
     from meshwright.dialects.shell import Launched
 
+SETTLED = ("schedule.micro-batch-rounds",)
+"""Rules of ours that count the micro batches of a step; there a pipeline runs those of one local batch at a time."""
 MARKS = ("step_scheduler", "dist_env", "loss_fn", "packed_sequence", "distributed", "lr_scheduler", "recipe")
 
 LANGUAGE = ("NextTokenPrediction", "train_ft", "benchmark", "Benchmark")
@@ -179,6 +181,7 @@ def _parsed(settings: Settings, content: Content, asked: Asked, env: Settings | 
         findings=findings,
         notes=tuple(notes),
         own=follows(left, model, goal, recipe),
+        settled=SETTLED if size_of(left, "pp") > 1 else (),
     )
 
 
