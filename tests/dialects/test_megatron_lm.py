@@ -241,9 +241,69 @@ CASES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+FSDP = replaced(
+    DENSE,
+    ("export CUDA_DEVICE_MAX_CONNECTIONS=1\n", ""),
+    ("TP=2", "TP=1"),
+    ("    --sequence-parallel\n", ""),
+    ("--use-distributed-optimizer", "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params"),
+    ("--attention-backend flash", "--ckpt-format fsdp_dtensor"),
+)
+TORCH = replaced(
+    FSDP,
+    ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", "--use-torch-fsdp2"),
+    ("    --overlap-grad-reduce\n    --overlap-param-gather\n", "    --no-gradient-accumulation-fusion\n"),
+    ("--ckpt-format fsdp_dtensor", "--ckpt-format torch_dist"),
+)
+RARER = (
+    Case("valid: Megatron-FSDP", FSDP, gpus="2x8xH100"),
+    Case("valid: torch FSDP2", TORCH, gpus="2x8xH100"),
+    broken("one connection and FSDP", FSDP, "TP=1", "TP=1\nexport CUDA_DEVICE_MAX_CONNECTIONS=1",
+           "megatron-lm.connections", "CUDA_DEVICE_MAX_CONNECTIONS"),
+    broken("two ways to shard", TORCH, "--use-torch-fsdp2", "--use-torch-fsdp2 --use-distributed-optimizer",
+           "megatron-lm.torch-fsdp2-alone", "--use-torch-fsdp2"),
+    broken("fused accumulation", TORCH, "    --no-gradient-accumulation-fusion\n", "",
+           "megatron-lm.torch-fsdp2-alone", "--use-torch-fsdp2"),
+    broken("format of another", FSDP, "--ckpt-format fsdp_dtensor", "--ckpt-format torch_dist",
+           "megatron-lm.fsdp-checkpoint-format", "--ckpt-format"),
+    broken("format of Megatron-FSDP", DENSE, "--attention-backend flash", "--ckpt-format fsdp_dtensor",
+           "megatron-lm.fsdp-format-alone", "--ckpt-format"),
+    broken("precision-aware alone", *with_args(DENSE.replace("--use-distributed-optimizer", "").replace(
+        "--overlap-param-gather", ""), "--use-precision-aware-optimizer"), "megatron-lm.precision-aware",
+        "--use-precision-aware-optimizer", "2x8xB200"),
+    broken("kept between saves", *with_args(DENSE, "--save-retain-interval 700"), "megatron-lm.kept-between-saves",
+           "--save-retain-interval"),
+    broken("decay without a length", DENSE, "--lr-decay-style cosine", "--lr-decay-style WSD",
+           "megatron-lm.wsd-without-decay", "WSD"),
+    broken("two activations", DENSE, "--swiglu", "--swiglu --squared-relu", "megatron-lm.two-activations", "--swiglu"),
+    broken("two splits", replaced(DENSE, ("parallel-size 1", "parallel-size 2")), "--overlap-grad-reduce",
+           "--overlap-grad-reduce\n    --decoder-first-pipeline-num-layers 15\n"
+           "    --account-for-loss-in-pipeline-split", "megatron-lm.two-splits", "--account-for-loss"),
+    broken("levels do not multiply", DENSE, "    --sequence-parallel\n",
+           "    --sequence-parallel --context-parallel-size 4 --cp-comm-type a2a+p2p\n"
+           "    --hierarchical-context-parallel-sizes 2 4\n", "megatron-lm.context-levels", "--hierarchical"),
+    broken("head in 8 bits", *with_args(DENSE, "--fp8-format hybrid --fp8-recipe tensorwise --fp8-output-proj"),
+           "megatron-lm.fp8-head", "--fp8-output-proj"),
+    broken("saves cut twice", *with_args(DENSE, "--distribute-saved-activations --recompute-granularity full "
+           "--recompute-method uniform --recompute-num-layers 1"), "megatron-lm.distributed-saves", "--distribute"),
+    broken("layers offloaded in a pipeline", *with_args(PIPELINED, "--cpu-offloading-num-layers 2"),
+           "megatron-lm.offload-layers", "--cpu-offloading-num-layers"),
+    broken("graphs and segments", DENSE, "--attention-backend flash\n)",
+           "--cuda-graph-impl transformer_engine\n)\nexport PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+           "megatron-lm.graphs-registered", "--cuda-graph-impl"),
+    broken("background saves", DENSE, "--attention-backend flash", "--async-save --ckpt-format torch",
+           "megatron-lm.async-format", "--async-save"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES + RARER, ids=str)
 def test_exactly_this_is_found(case: Case) -> None:
     assert found(case, "train.sh", "megatron-lm") == list(case.expected)
+
+
+def test_every_rule_is_found_by_some_case() -> None:
+    found_somewhere = {rule for case in CASES + RARER for rule, _ in case.expected} | {"megatron-lm.llama-by-name-only"}
+    assert {rule.id for rule in dialects.dialect("megatron-lm").rules} <= found_somewhere
 
 
 def read(text: str, gpus: str = "2x8xH100", path: str = "train.sh") -> Recipe:

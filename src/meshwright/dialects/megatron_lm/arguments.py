@@ -135,7 +135,7 @@ def _said(key: str, flag: Said, found: Sequence[Said]) -> Said | None:
     kind = arity(key)
     if kind == "none" or (kind == "any" and not found):
         return _like(flag, "") if flag.unresolved else Said(True, flag.line, flag.file)
-    if kind == "one" and not found:
+    if not found and (kind == "one" or key in FIRST):
         return None
     why = "; ".join(dict.fromkeys(word.unresolved for word in (flag, *found) if word.unresolved))
     texts = [str(word.value) for word in found]
