@@ -52,6 +52,7 @@ CASES = (
     Case(
         "valid, with the words of YAML 1.1", replaced(SFT, ("checkpointing: true", "checkpointing: on")), gpus="8xH100"
     ),
+    Case("valid 8-bit layers scaled by rows", SFT + "\nfp8:\n  enabled: true\n  recipe_name: rowwise\n", gpus="8xH100"),
     # the strategy
     broken(
         "no such strategy",

@@ -14,7 +14,7 @@ TORCHAO = ("meshwright", "torchtitan", "automodel", "kempnerforge")
 FORMATS: dict[str, tuple[str, ...]] = {
     "meshwright": ("same", "fp8_tensor", "fp8_row", "mxfp8"),
     "torchtitan": ("same", "fp8_tensor", "fp8_row", "mxfp8", "nvfp4"),
-    "automodel": ("same", "fp8_tensor", "fp8_block", "mxfp8"),
+    "automodel": ("same", "fp8_tensor", "fp8_row", "fp8_block", "mxfp8"),
     "kempnerforge": ("same", "fp8_tensor"),
 }
 
