@@ -65,7 +65,7 @@ CASES = (
     Case(
         "more ranks than GPUs",
         replaced(VALID, ("dp_shard = 16\ntp = 1", "dp_shard = 4\ntp = 8")),
-        [("topology.shard-product", 25), ("strategy.fsdp-with-tensor-parallel", 26)],
+        [("topology.shard-product", 25)],
         "16xH100",
     ),
     Case("no such world", VALID, [("topology.shard-product", 25)], "3x8xH200"),
