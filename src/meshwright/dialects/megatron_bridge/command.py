@@ -67,7 +67,10 @@ def _is_submit(word: Said) -> bool:
 
 
 def _run(one: Launched) -> Run:
-    return Run(one.program, one.args, asked_of(one), dict(one.env))
+    asked = asked_of(one)
+    if one.launcher == "torchrun" and one.nodes is None and asked.gpus_per_node is not None:
+        asked = msgspec.structs.replace(asked, nodes=1)  # what torchrun takes when nobody says it
+    return Run(one.program, one.args, asked, dict(one.env))
 
 
 def read(content: Content) -> Spoken:

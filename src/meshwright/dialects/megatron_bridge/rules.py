@@ -635,8 +635,8 @@ def _deterministic(look: Look) -> Problem | None:
 
 def _name_against_launcher(look: Look) -> Problem | None:
     encoded, asked, row = upstream.gpus_in(look.parsed.name), look.parsed.asked, _row(look)
-    if row is None or encoded is None or asked.count is None or asked.said is None:
-        return None
+    if row is None or row.benchmark or encoded is None or asked.count is None or asked.said is None:
+        return None  # a benchmark's batch is scaled by the runner
     if asked.said is look.parsed.settings.get(_recipe_key(look)) or asked.count % encoded[0] == 0:
         return None
     if asked.count % least_gpus(look.recipe) and least_gpus(look.recipe) > asked.count:

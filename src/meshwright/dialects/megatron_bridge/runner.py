@@ -140,8 +140,8 @@ def complete(recipe: Recipe, parsed: Parsed, on: Cluster) -> Recipe:
     row = upstream.find(parsed.name)
     if row is None or not row.benchmark or not row.gpus or "train.global_batch_size" in parsed.settings:
         return recipe
-    batch = recipe.train.global_batch_size * on.world // row.gpus
-    if batch < 1:
+    batch, left = divmod(recipe.train.global_batch_size * on.world, row.gpus)
+    if left or batch < 1:  # refused: told by a rule
         return recipe
     return msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, global_batch_size=batch))
 

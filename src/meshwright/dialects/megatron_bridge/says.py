@@ -40,7 +40,7 @@ def goal_of(name: str) -> Goal | None:
 def plain(text: str) -> Any:
     """A value as typed in an override: a number, a truth, nothing, a list, or words."""
     stripped = text.strip()
-    named = {"true": True, "false": False, "null": None, "none": None}
+    named = {"true": True, "false": False, "null": None}  # none is a word there
     if stripped.lower() in named:
         return named[stripped.lower()]
     if stripped[:1] in "\"'" and stripped[-1:] == stripped[:1] and len(stripped) > 1:

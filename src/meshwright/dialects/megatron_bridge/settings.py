@@ -79,6 +79,10 @@ def difference(recipe: Recipe, base: Recipe, model: ModelSpec, *, named: bool, p
             unsaid[own] = Unsaid(own, value_of(recipe, own), f"Megatron-Bridge knows {', '.join(choices)}")
         elif before.get(key, ...) != value or key in SHOWN or (key in SHOWN_ABOVE_ONE and value != 1):
             said[key] = value
+    drawing = "model.pipeline_model_parallel_layout"
+    moved = (recipe.layout.pp, recipe.layout.vp) != (base.layout.pp, base.layout.vp)
+    if moved and recipe.layout.stage_layers and drawing in after:
+        said[drawing] = after[drawing]  # else the runner draws the stages anew
     said |= _formats(recipe.precision, base.precision, named and not python, unsaid)
     said = _fixed(said, recipe, base, unsaid)
     shape = {name: getattr(recipe.architecture, name) for name in SHAPES.values()}

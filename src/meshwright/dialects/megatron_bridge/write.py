@@ -39,6 +39,7 @@ def write(recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
     files = {"run.sh": _script(recipe, on, words, model)}
     if not row.benchmark:
         inside = difference(wanted, row.recipe(), model, named=row.precision_is_a_name, python=True)
+        inside = Difference({**inside.settings, **_tokenizer(wanted, model, row)}, ())
         files["override.py"] = _python(recipe, row.name if not row.aliases else row.aliases[0], inside, model)
     return Written("megatron-bridge", files, Program(tuple(words)), said.unsaid, tuple(notes))
 
@@ -85,7 +86,7 @@ def run_words(recipe: Recipe, row: upstream.Upstream, settings: Mapping[str, Any
     for key, value in flags.items():
         words += [key, str(value)]
     words += [spell(key, value) for key, value in settings.items() if not key.startswith("--")]
-    if recipe.goal != "pretrain":  # no fine-tuning recipe starts there without a converted checkpoint
+    if recipe.goal != "pretrain" or recipe.checkpoint.pretrained:  # fine-tuning needs a converted checkpoint
         words.append(f"{CHECKPOINT}={recipe.checkpoint.pretrained or PLACE}")
     return words
 
@@ -188,14 +189,13 @@ def _python(recipe: Recipe, function: str, said: Difference, model: ModelSpec) -
     body += _assigned(settings, imports)
     if "dataset.seq_length" in settings or not function:
         body.append(f"cfg.model.seq_length = cfg.dataset.seq_length = {recipe.data.seq_length}")
-    if recipe.goal != "pretrain":
-        if recipe.checkpoint.pretrained:
-            body.append(f"cfg.{CHECKPOINT} = {recipe.checkpoint.pretrained!r}")
-        else:
-            imports.append("import os")
-            body.append(f'cfg.{CHECKPOINT} = os.environ["{PLACE}"]')
-        if recipe.train.per_token_loss:
-            body.append("cfg.ddp.average_in_collective = False")
+    if recipe.checkpoint.pretrained:
+        body.append(f"cfg.{CHECKPOINT} = {recipe.checkpoint.pretrained!r}")
+    elif recipe.goal != "pretrain":
+        imports.append("import os")
+        body.append(f'cfg.{CHECKPOINT} = os.environ["{PLACE}"]')
+    if recipe.goal != "pretrain" and recipe.train.per_token_loss:
+        body.append("cfg.ddp.average_in_collective = False")
     first = f"# {recipe.name} for Megatron-Bridge ({VERSION}), written by meshwright export."
     main = ['if __name__ == "__main__":', f"    {train}(cfg, forward_step)"]
     return "\n".join([first, *sorted(imports), "", *body, "", *main, ""])

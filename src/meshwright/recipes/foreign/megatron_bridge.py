@@ -115,6 +115,7 @@ WORDS: tuple[Word, ...] = (
     Word("train.eval_iters", "train.eval_steps", note="older place; wins over validation.eval_iters"),
     Word("logger.log_interval", "train.log_every"),
     Word("rng.seed", "train.seed"),
+    Word("--mode", choices=("pretrain", "sft", "lora", "dora")),
     Word("--dataset"),
     Word("dataset.dataset_root", takes="text"),
     Word("dataset.data_path"),
