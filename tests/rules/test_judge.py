@@ -81,3 +81,8 @@ def test_too_few_tokens_say_how_many_gpus_they_feed() -> None:
     assert "only 512 tokens" in finding.message
     assert "beyond 32 GPUs" in finding.message
     assert finding.fix == ("train.global_batch_size=128",)
+
+
+def test_a_sharding_degree_of_nothing_is_told_not_crashed_on() -> None:
+    found = api.check("llama3_8b_pretrain_config", overrides=["layout.dp_shard=0"])
+    assert [f.rule for f in found.findings if f.severity == "error"] == ["topology.shard-product"]

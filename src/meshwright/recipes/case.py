@@ -101,8 +101,8 @@ class Case:
         """Data-parallel ranks that share one copy of the state, with -1 filled in."""
         rest = _at_least_one(self.dp // self.dp_replicate)
         if isinstance(self.dp_shard, int):
-            return rest if self.dp_shard == -1 else self.dp_shard
-        return np.where(self.dp_shard == -1, rest, self.dp_shard)
+            return rest if self.dp_shard == -1 else _at_least_one(self.dp_shard)
+        return np.where(self.dp_shard == -1, rest, _at_least_one(self.dp_shard))
 
     @property
     def accumulation(self) -> Column:
