@@ -99,18 +99,12 @@ def arity(key: str) -> str:
         return "many"
     if word is None:
         return "any"
-    return "none" if word.takes == "flag" or _is_switch(word) else "one"
+    return "none" if _is_switch(word) else "one"
 
 
 def _is_switch(word: Word) -> bool:
-    if word.fate != "read" and word.key not in ("virtual_pipeline_model_parallel_size",):
-        return not word.takes and not word.instead.endswith((" N", " F")) and word.key not in PAST_WITH_VALUE
-    return isinstance(word.default, bool)
-
-
-PAST_WITH_VALUE = (
-    "cpu_optimizer_type", "DDP_impl", "pipeline_model_parallel_split_rank", "activations_checkpoint_method",
-)  # fmt: skip
+    """Whether a flag stands alone; of those that are gone, all that do not say what they took."""
+    return word.takes == "flag" or isinstance(word.default, bool) or (word.fate != "read" and not word.takes)
 
 
 def _values(args: Sequence[Said], at: int, key: str) -> Iterator[Said]:
