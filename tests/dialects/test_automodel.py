@@ -592,8 +592,8 @@ def test_a_written_file_is_right_by_its_own_rules() -> None:
     assert [part.split(":")[0] for part in text.splitlines() if part and not part.startswith((" ", "#"))][:4] == [
         "recipe",
         "step_scheduler",
+        "dist_env",
         "seed",
-        "model",
     ]
     assert written.program.words == ("-m", "nemo_automodel.cli.app", name)
     result = dialects.check(theirs, dialects.content_of(text, name), gpus="8xH100")
@@ -608,6 +608,18 @@ def test_a_pipeline_gets_all_of_a_step_at_once() -> None:
     text = next(iter(written.files.values()))
     assert "local_batch_size: 16" in text
     assert "pp_microbatch_size: 2" in text
+
+
+def test_a_policy_is_said_in_full() -> None:
+    recipe = changed(sft("llama31_8b", 8), {"precision.reduce": "bf16"})
+    written = dialects.export(dialects.dialect("automodel"), recipe, find("llama31_8b"), cluster("8xH100"))
+    text = next(iter(written.files.values()))
+    assert "param_dtype: bfloat16\n    reduce_dtype: bfloat16\n    output_dtype: bfloat16" in text
+
+
+def test_a_policy_without_a_format_for_sums_takes_that_of_compute() -> None:
+    text = replaced(SFT, ("sequence_parallel: false", "mp_policy: {param_dtype: bfloat16}"))
+    assert read(dialects.dialect("automodel"), dialects.content_of(text, PATH)).recipe.precision.reduce == "bf16"
 
 
 def test_other_strategies_get_only_their_own_options() -> None:

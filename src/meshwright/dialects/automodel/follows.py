@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from meshwright.dialects.automodel.known import SHORT_SETS
-from meshwright.dialects.automodel.values import size_of, text_in, value_in
+from meshwright.dialects.automodel.known import NARROW, SHORT_SETS
+from meshwright.dialects.automodel.values import size_of, strategy_of, text_in, value_in
 from meshwright.dialects.types import Settings
 from meshwright.models import Mamba2, ModelSpec
 from meshwright.recipes.types import Goal
@@ -77,6 +77,8 @@ def follows(settings: Settings, model: ModelSpec | None, goal: Goal, recipe: str
         own["layout.micro_batch_size"] = max(1, budget // _length(settings))
     if size_of(settings, "ep") > 1 and value_in(settings, "distributed.reshard_after_forward") is None:
         own["layout.reshard_after_forward"] = value_in(settings, "distributed.moe.reshard_after_forward") is True
+    if strategy_of(settings) == "fsdp2" and _reduces_as_it_computes(settings):
+        own["precision.reduce"] = "bf16"
     if any(key.startswith("distributed.offload_policy") for key in settings):
         policy = settings.get("distributed.offload_policy")
         own["layout.offload"] = "none" if policy is not None and policy.value is None else "params"
@@ -86,6 +88,13 @@ def follows(settings: Settings, model: ModelSpec | None, goal: Goal, recipe: str
     if validation := _validation(settings):
         own["data.validation"] = validation
     return own
+
+
+def _reduces_as_it_computes(settings: Settings) -> bool:
+    """Whether a policy of the file's own names no format for sums: it takes the place of the whole default."""
+    said = [key for key in settings if key.startswith("distributed.mp_policy.")]
+    narrow = str(value_in(settings, "distributed.mp_policy.param_dtype")) in NARROW
+    return bool(said) and "distributed.mp_policy.reduce_dtype" not in said and narrow
 
 
 def _length(settings: Settings) -> int:

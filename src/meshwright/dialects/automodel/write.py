@@ -54,6 +54,15 @@ LINEARS = {
     "mamba_in": ("in_proj",),
     "mamba_out": ("mixer.out_proj",),
 }
+ALWAYS: Mapping[str, Any] = {
+    "dist_env.backend": "nccl",
+    "dist_env.timeout_minutes": 10,  # one minute, the default, is shorter than loading a large model takes
+    "lr_scheduler.init_lr": 0.0,  # a tenth of the peak unless it is said
+}
+POLICY: Mapping[str, Any] = {
+    "distributed.mp_policy._target_": "torch.distributed.fsdp.MixedPrecisionPolicy",
+    "distributed.mp_policy.cast_forward_inputs": True,
+}
 LOADER = "torchdata.stateful_dataloader.StatefulDataLoader"
 COLLATERS = "nemo_automodel.components.datasets.utils"
 MUON = {"optimizer.eps": "optimizer.epsilon"}
@@ -74,7 +83,7 @@ def write(recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
     if not _has_torchao(recipe) and settings.pop("fp8.enable_fsdp_float8_all_gather", False):
         lost.append(Unsaid("precision.fp8_gather", True, "only torchao's 8-bit layers gather in 8 bits"))
     lost += _data_lost(recipe)
-    kept = without_defaults(dialect, settings, KEEP)
+    kept = dict(_completed(without_defaults(dialect, settings, KEEP), settings))
     name = f"{recipe.name or 'recipe'}.yaml"
     return Written(
         dialect="automodel",
@@ -89,6 +98,22 @@ def _dialect() -> Dialect:
     from meshwright.dialects.automodel import DIALECT
 
     return DIALECT
+
+
+def _completed(kept: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Blocks that take the place of a whole default are said in full; all in the order of their own examples."""
+    found = {**ALWAYS, **kept}
+    if any(key.startswith("model.backend.") for key in kept):
+        found["model.backend._target_"] = "nemo_automodel.components.models.common.BackendConfig"
+    if any(key.startswith("distributed.mp_policy.") for key in kept):
+        found |= {key: settings[key] for key in settings if key.startswith("distributed.mp_policy.")}
+        found |= {**POLICY, "distributed.mp_policy.output_dtype": found["distributed.mp_policy.param_dtype"]}
+    if found.get("dataset._target_") == MOCK:
+        found["dataset.batch_size"] = found["step_scheduler.local_batch_size"]
+    if isinstance(alpha := found.get("peft.alpha"), float) and alpha.is_integer():
+        found["peft.alpha"] = int(alpha)
+    order = {key: place for place, key in enumerate(words("automodel"))}
+    yield from sorted(found.items(), key=lambda item: order.get(item[0], len(order)))
 
 
 def _has_torchao(recipe: Recipe) -> bool:
