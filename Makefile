@@ -50,7 +50,7 @@ slow: $(VENV)/.peers  ## the tests too slow for every run, but for those of pari
 faults: $(VENV)/.engine  ## kills, signals and damaged checkpoints; writes the table (ten minutes)
 	$(BIN)/python benchmarks/faults.py
 
-slurm-test: $(VENV)/.engine  ## jobs in a real SLURM, two hosts in network namespaces (as root; five minutes)
+slurm-test: $(VENV)/.engine  ## jobs in a real SLURM, two hosts in network namespaces (as root; up to ten minutes)
 	$(BIN)/python -m pytest -m slurm tests/slurm -vv -rs
 
 docs: setup  ## writes the generated pages under docs/
