@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -20,6 +21,10 @@ LENGTHS = ("max_seq_length", "model_max_length", "max_length", "cutoff_len", "bl
 ADAPTERS = ("use_peft", "use_lora", "lora_r", "lora_rank", "lora_alpha", "lora_enable", "peft", "load_in_4bit")
 OPEN = ("data.seq_length", "layout.recompute")
 """Fields that only the program says."""
+
+
+USUAL = {"optimizer.lr": 5e-5, "data.dataset": "the program's own"}
+"""What fine-tuning with the Trainer takes where neither the config nor an argument says it."""
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -67,6 +72,11 @@ def program_fields(given: Arguments) -> Program:
         own["data.seq_length"] = length
     if "gradient_checkpointing" in given and not given["gradient_checkpointing"].unresolved:
         own["layout.recompute"] = "full" if is_on(given, "gradient_checkpointing") else "none"
+    rate = given.get("learning_rate")
+    if rate is not None and not rate.unresolved:
+        with suppress(ValueError):
+            own["optimizer.lr"] = float(rate.value)
     tuned = is_on(given, *ADAPTERS) or str(getattr(given.get("finetuning_type"), "value", "")) == "lora"
     goal: Goal = "peft" if tuned else "sft" if any(name in given for name in MODELS[:1]) else "pretrain"
-    return Program(model, goal, own, tuple(key for key in OPEN if key not in own))
+    usual = {} if goal == "pretrain" else USUAL
+    return Program(model, goal, {**usual, **own}, tuple(key for key in OPEN if key not in own))

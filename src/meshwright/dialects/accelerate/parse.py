@@ -18,7 +18,7 @@ from meshwright.dialects.trainer import Arguments, arguments_of, is_on, program_
 from meshwright.dialects.types import Said, Settings
 from meshwright.errors import InputError
 from meshwright.recipes.foreign import words
-from meshwright.recipes.foreign.accelerate import AXIS, FSDP, ZERO, kind_of, sharding
+from meshwright.recipes.foreign.accelerate import AXIS, FSDP, MEGATRON, ZERO, kind_of, sharding
 from meshwright.recipes.types import Engine, Recipe
 from meshwright.rules.rule import Finding
 
@@ -33,6 +33,11 @@ FLAGS = {
 }
 GPU_KINDS = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
 ENGINES: dict[str, Engine] = {"DEEPSPEED": "deepspeed", "MEGATRON_LM": "megatron"}
+MICRO_BATCHES = {
+    "MEGATRON_LM": f"{MEGATRON}megatron_lm_num_micro_batches",
+    "DEEPSPEED": f"{ZERO}gradient_accumulation_steps",
+}
+"""What says the micro batches of a step."""
 FROM_DEEPSPEED = (
     "layout.strategy",
     "layout.reshard_after_forward",
@@ -107,7 +112,7 @@ def _parsed(content: Content, said: Settings, asked: Asked, given: Arguments) ->
         files=tuple(dict.fromkeys([content.path, *(each.file for each in said.values())])),
         findings=(*twice, *(inner.findings if inner else ())),
         own=own,
-        open=(*(key for key in program.open if key not in own), *_open(settings, own)),
+        open=(*(key for key in program.open if key not in own), *_open(kind, settings, own)),
         engine=_engine(kind, settings),
         notes=tuple(_notes(kind, settings, given)),
     )
@@ -142,8 +147,10 @@ def _formats(kind: str, settings: Settings) -> dict[str, Any]:
     return {"precision.reduce": "bf16"} if kind == "FSDP" else {}
 
 
-def _open(settings: Settings, own: dict[str, Any]) -> Iterator[str]:
+def _open(kind: str, settings: Settings, own: dict[str, Any]) -> Iterator[str]:
     """Fields that the program sets: without mixed precision also the format that it loads the model in."""
+    if kind == "MEGATRON_LM":
+        yield "layout.vp"
     if "layout.micro_batch_size" not in own:
         yield "layout.micro_batch_size"
     said = settings.get("mixed_precision")
@@ -171,6 +178,8 @@ def _asked(settings: Settings, kind: str, asked: Asked) -> Asked:
 def _notes(kind: str, settings: Settings, given: Arguments) -> Iterator[str]:
     if kind not in GPU_KINDS:
         yield f"distributed_type {kind} is of other devices than GPUs: memory and layout are not judged for them"
+    if "num_processes" not in settings and kind != "NO":
+        yield "num_processes is not said: the command line must give it"
     policy = value(TABLE, settings, f"{FSDP}fsdp_auto_wrap_policy")
     unnamed = f"{FSDP}fsdp_transformer_layer_cls_to_wrap" not in settings
     if kind == "FSDP" and str(policy).upper() == "TRANSFORMER_BASED_WRAP" and unnamed:
@@ -227,9 +236,13 @@ def copies(settings: Settings, on: Cluster) -> int:
 
 def complete(recipe: Recipe, parsed: Parsed, on: Cluster) -> Recipe:
     """The batch that the accumulation and the GPUs make, and the copies of hybrid sharding."""
-    layout, steps = recipe.layout, whole(parsed.settings.get(f"{ZERO}gradient_accumulation_steps")) or 1
-    said = parsed.settings.get("distributed_type")
-    if said is not None and str(said.value).upper() == "FSDP" and layout.dp_replicate == 1:
+    layout, said = recipe.layout, parsed.settings.get("distributed_type")
+    kind = str(said.value).upper() if said else ""
+    counted = (
+        f"{MEGATRON}megatron_lm_num_micro_batches" if kind == "MEGATRON_LM" else f"{ZERO}gradient_accumulation_steps"
+    )
+    steps = whole(parsed.settings.get(counted)) or 1
+    if kind == "FSDP" and layout.dp_replicate == 1:
         layout = msgspec.structs.replace(layout, dp_replicate=copies(parsed.settings, on))
     ranks = max(1, on.world // (layout.tp * layout.pp * layout.cp))
     batch = layout.micro_batch_size * steps * ranks

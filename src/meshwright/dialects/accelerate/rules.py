@@ -71,7 +71,7 @@ def _machines(look: Look) -> Iterator[Problem]:
 def _nobody_to_meet(look: Look) -> Problem | None:
     machines = _whole(look, "num_machines") or 1
     by_hosts = _kind(look) == "DEEPSPEED" and look(f"{ZERO}deepspeed_multinode_launcher") != "standard"
-    if machines < 2 or look("main_process_ip") or by_hosts or _kind(look) not in KINDS[:5]:
+    if machines < 2 or look.says("main_process_ip") or by_hosts or _kind(look) not in KINDS[:5]:
         return None
     known = _from_command(look)
     return Problem(
@@ -85,16 +85,11 @@ def _nobody_to_meet(look: Look) -> Problem | None:
 
 def _how_many(look: Look) -> Iterator[Problem]:
     kind, processes = _kind(look), _whole(look, "num_processes")
-    if processes is None and not look.says("num_processes") and kind in KINDS[1:5]:
-        known = _from_command(look) and not look.says("distributed_type")
-        if not known and look("compute_environment") != SAGEMAKER and look.says("distributed_type"):
-            yield Problem(
-                "num_processes is unsaid, and the command line must give it",
-                (spell("num_processes", 8),),
-                "distributed_type",
-                "warning",
-            )
-    if kind == "NO" and processes is not None and processes > 1:
+    said = look.parsed.settings.get("distributed_type")
+    in_file = said is not None and said.file.endswith((".yaml", ".yml"))
+    if in_file and _from_command(look) and not look.says("num_processes") and kind in KINDS[1:5]:
+        yield Problem("num_processes is said nowhere", (spell("num_processes", 8),), key="distributed_type")
+    if said is not None and kind == "NO" and processes is not None and processes > 1:
         yield Problem(
             f"distributed_type NO starts one process, not num_processes={processes}",
             (spell("distributed_type", "MULTI_GPU"), spell("num_processes", 1)),

@@ -14,8 +14,8 @@ from meshwright.recipes.foreign.accelerate import AXIS, ZERO
 from meshwright.recipes.types import Recipe
 
 KEEP = ("fsdp_config.fsdp_version", "fsdp_config.fsdp_reshard_after_forward", "deepspeed_config.zero_stage")
-FOLLOWS = ("train.global_batch_size", "layout.micro_batch_size")
-"""Fields that the program says, in its own arguments."""
+FOLLOWS = ("precision.grads", "precision.reduce", "train.global_batch_size", "layout.micro_batch_size")
+"""Fields that follow from others, or that the program says in its own arguments."""
 
 
 def write(dialect: Dialect, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
@@ -23,7 +23,7 @@ def write(dialect: Dialect, recipe: Recipe, model: ModelSpec, on: Cluster) -> Wr
     if layout.strategy == "megatron_fsdp" or layout.pp > 1 or layout.ep > 1:
         field = "strategy" if layout.strategy == "megatron_fsdp" else "pp" if layout.pp > 1 else "ep"
         raise InputError("Accelerate cannot run it", field=f"layout.{field}", value=getattr(layout, field))
-    settings, unsaid = to_settings(dialect, recipe, relevant(recipe, model))
+    settings, unsaid = to_settings(dialect, recipe, [key for key in relevant(recipe, model) if key not in FOLLOWS])
     settings = without_defaults(dialect, settings, KEEP)
     ranks = max(1, on.world // (layout.tp * layout.cp))
     if f"{AXIS}tp_size" in settings or f"{AXIS}cp_size" in settings or f"{AXIS}dp_replicate_size" in settings:

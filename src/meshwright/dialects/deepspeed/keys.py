@@ -29,9 +29,13 @@ OPEN = (
 """Sections of parts that mean nothing here, left out of the table."""
 
 
+COMMENTS = ("_", "//", "#", "comment")
+"""Keys that stand in for comments, which JSON lacks."""
+
+
 def known(key: str) -> bool:
     """Whether a key that the table leaves out exists, or is told of with its whole section."""
-    return key.startswith(OPEN) or is_section(key) or unread_section(key)
+    return key.startswith((*OPEN, *COMMENTS)) or is_section(key) or unread_section(key)
 
 
 def is_section(key: str) -> bool:
@@ -53,7 +57,7 @@ def unread_sections(keys: Iterable[str]) -> dict[str, str]:
     """Sections that nothing reads, with the first key in each."""
     found: dict[str, str] = {}
     for key in keys:
-        if unread_section(key):
+        if unread_section(key) and not key.startswith(COMMENTS):
             found.setdefault(top_of(key), key)
     return found
 

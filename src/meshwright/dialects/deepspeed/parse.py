@@ -17,6 +17,7 @@ from meshwright.dialects.trainer import Arguments, arguments_of, program_fields
 from meshwright.dialects.types import Said, Settings
 from meshwright.errors import InputError
 from meshwright.recipes.foreign import words
+from meshwright.recipes.foreign.deepspeed import RETIRED_OPTIMIZERS
 from meshwright.recipes.types import Recipe, recipe_fields
 from meshwright.recipes.values import bare_type
 from meshwright.rules.rule import Finding
@@ -29,6 +30,7 @@ MARKS = frozenset(
 )
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 AUTO = "auto: transformers or accelerate fill it in when training starts"
+RATES = frozenset(("optimizer.params.lr", "scheduler.params.warmup_max_lr"))
 FROM_TRAINER: Mapping[str, tuple[str, ...]] = {
     "per_device_train_batch_size": ("train_micro_batch_size_per_gpu",),
     "gradient_accumulation_steps": ("gradient_accumulation_steps",),
@@ -140,7 +142,7 @@ def _parsed(content: Content, settings: Settings, asked: Asked, given: Arguments
         goal=program.goal,
         asked=asked,
         files=tuple(dict.fromkeys([content.path, *(said.file for said in settings.values())])),
-        own=program.own,
+        own={key: each for key, each in program.own.items() if key != "optimizer.lr" or not RATES & read.keys()},
         open=program.open,
         notes=tuple(_notes(read)),
     )
@@ -149,8 +151,12 @@ def _parsed(content: Content, settings: Settings, asked: Asked, given: Arguments
 def normal(settings: Settings) -> dict[str, Said]:
     """Settings as the table knows them: sections that are gone as one key, auto as open, 2e8 as a whole number."""
     found: dict[str, Said] = {}
+    kind = settings.get("optimizer.type")
+    retired = kind is not None and kind.value in RETIRED_OPTIMIZERS  # its params went with it
     for key, said in settings.items():
         top = key.split(".")[0]
+        if retired and key.startswith("optimizer.params.") and key not in words(TABLE):
+            continue
         gone = words(TABLE).get(top)
         if gone is not None and gone.fate == "gone":
             found.setdefault(top, msgspec.structs.replace(said, value={}))

@@ -203,6 +203,17 @@ def _untested(look: Look) -> Problem | None:
     )
 
 
+TAKES_NO = {"lion": ("eps",), "sgd": ("betas", "eps"), "adagrad": ("betas",), "rmsprop": ("betas",)}
+"""Arguments that an optimizer does not have, of those that Adam has."""
+
+
+def _no_such_argument(look: Look) -> Iterator[Problem]:
+    for name in TAKES_NO.get(_optimizer(look).lower(), ()):
+        key = f"optimizer.params.{name}"
+        if look.says(key):
+            yield Problem(f"{_optimizer(look)} takes no {name}", (spell(key, None),), key=key)
+
+
 def _slow_on_host(look: Look) -> Problem | None:
     """Only some optimizers have a version for the host."""
     name = _optimizer(look).lower()
@@ -333,8 +344,10 @@ def _not_a_section(look: Look) -> Iterator[Problem]:
 
 
 def _unread(look: Look) -> Iterator[Problem]:
+    from difflib import get_close_matches
+
     for section, key in unread_sections(look.parsed.settings).items():
-        near = closest(section, SECTIONS, 1)
+        near = get_close_matches(section, SECTIONS, 1, 0.75)
         hint = f"; did you mean {near[0]}?" if near else ""
         yield Problem(f"DeepSpeed reads the section {section} nowhere{hint}", key=key)
 
@@ -411,10 +424,10 @@ def _nobody_fills(look: Look) -> Iterator[Problem]:
 AT_LEAST_0 = (0.0, INFINITE, False)
 RANGES: Ranges = {
     "scheduler.params.warmup_num_steps": (0.0, INFINITE, True),
+    "zero_optimization.reduce_bucket_size": (0.0, INFINITE, True),
     "fp16.loss_scale": AT_LEAST_0,
     **dict.fromkeys(
         (
-            "zero_optimization.reduce_bucket_size",
             "zero_optimization.allgather_bucket_size",
             "zero_optimization.sub_group_size",
             "zero_optimization.stage3_prefetch_bucket_size",
@@ -527,6 +540,14 @@ RULES = (
         _untested,
         symptom="AssertionError: You are using an untested ZeRO Optimizer",
         cause="ZeRO cuts the optimizer's state, which only some update rules bear",
+    ),
+    ForeignRule(
+        "deepspeed.optimizer-argument",
+        "error",
+        (),
+        _no_such_argument,
+        symptom="TypeError: __init__() got an unexpected keyword argument",
+        cause="params are handed to the optimizer as they stand",
     ),
     ForeignRule(
         "deepspeed.slow-on-host",

@@ -24,8 +24,8 @@ ORDER = (
 def write(dialect: Dialect, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
     stage_of(recipe)  # a strategy without a stage is refused, not written as another
     settings, unsaid = to_settings(dialect, recipe, relevant(recipe, model))
-    if recipe.optimizer.name == "sgd":
-        settings = {key: value for key, value in settings.items() if key != "optimizer.params.eps"}
+    if recipe.optimizer.name in ("sgd", "lion"):  # neither takes one
+        settings.pop("optimizer.params.eps", None)
     if not settings.get("optimizer.type"):
         settings = {key: value for key, value in settings.items() if not key.startswith("optimizer.")}
     tables = nested(without_defaults(dialect, settings, KEEP))
