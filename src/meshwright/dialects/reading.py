@@ -21,6 +21,7 @@ GPUS = ("H100", "A100-80", "H200", "B200", "GB200")
 TIMES = (1, 2, 4, 8, 16, 32, 64)
 NODE = 8
 NUMBERS = (1, 2, 4, 8, 16, 64, 512)
+LENGTHS = {"data.seq_length": (131_072,)}
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -98,4 +99,4 @@ def alternatives(own: str) -> list[Any]:
         return list(get_args(kind))
     if kind is bool:
         return [True, False]
-    return list(NUMBERS) if kind is int else []
+    return [*NUMBERS, *LENGTHS.get(own, ())] if kind is int else []

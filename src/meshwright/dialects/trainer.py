@@ -23,7 +23,7 @@ OPEN = ("data.seq_length", "layout.recompute")
 """Fields that only the program says."""
 
 
-USUAL = {"optimizer.lr": 5e-5, "data.dataset": "the program's own"}
+USUAL = {"optimizer.lr": 5e-5, "schedule.min_lr": 0.0, "data.dataset": "the program's own"}
 """What fine-tuning with the Trainer takes where neither the config nor an argument says it."""
 
 
@@ -75,7 +75,7 @@ def program_fields(given: Arguments) -> Program:
     rate = given.get("learning_rate")
     if rate is not None and not rate.unresolved:
         with suppress(ValueError):
-            own["optimizer.lr"] = float(rate.value)
+            own |= {"optimizer.lr": float(rate.value), "schedule.min_lr": 0.0}
     tuned = is_on(given, *ADAPTERS) or str(getattr(given.get("finetuning_type"), "value", "")) == "lora"
     goal: Goal = "peft" if tuned else "sft" if any(name in given for name in MODELS[:1]) else "pretrain"
     usual = {} if goal == "pretrain" else USUAL

@@ -38,6 +38,7 @@ MICRO_BATCHES = {
     "DEEPSPEED": f"{ZERO}gradient_accumulation_steps",
 }
 """What says the micro batches of a step."""
+SHARED = f"{MEGATRON}megatron_lm_use_distributed_optimizer"
 FROM_DEEPSPEED = (
     "layout.strategy",
     "layout.reshard_after_forward",
@@ -94,6 +95,8 @@ def _parsed(content: Content, said: Settings, asked: Asked, given: Arguments) ->
     settings = normal(said)
     kind, program = kind_of({key: each.value for key, each in settings.items()}), program_fields(given)
     own: dict[str, Any] = {**_formats(kind, settings), **program.own}
+    if kind == "MEGATRON_LM" and str(getattr(settings.get(SHARED), "value", "")).lower() != "true":
+        own["kernels.overlap_param_gather"] = False
     if size := whole(given.get("per_device_train_batch_size")):
         own["layout.micro_batch_size"] = size
     twice: tuple[Finding, ...] = ()

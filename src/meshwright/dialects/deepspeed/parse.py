@@ -142,10 +142,16 @@ def _parsed(content: Content, settings: Settings, asked: Asked, given: Arguments
         goal=program.goal,
         asked=asked,
         files=tuple(dict.fromkeys([content.path, *(said.file for said in settings.values())])),
-        own={key: each for key, each in program.own.items() if key != "optimizer.lr" or not RATES & read.keys()},
+        own={**({} if "scheduler.type" in read else {"schedule.min_lr": 0.0}), **_left(program.own, read)},
         open=program.open,
         notes=tuple(_notes(read)),
     )
+
+
+def _left(own: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """What a program says where the config does not."""
+    said = {"optimizer.lr": bool(RATES & settings.keys()), "schedule.min_lr": "scheduler.type" in settings}
+    return {key: value for key, value in own.items() if not said.get(key)}
 
 
 def normal(settings: Settings) -> dict[str, Said]:
