@@ -167,12 +167,13 @@ class _Reader:
         if self.dialect.known(key):
             return
         near = closest(key, [word.key for word in self.table.values() if word.fate == "read"], 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        shown = self.dialect.typed(key)
+        hint = f"; did you mean {self.dialect.typed(near[0])}?" if near else ""
         fix = (self.dialect.spell(near[0], said.value),) if near else ()
         if self.dialect.closed(key):
-            self._note("key.unknown", "error", key, said, f"{self.dialect.title} has no {key}{hint}", fix)
+            self._note("key.unknown", "error", key, said, f"{self.dialect.title} has no {shown}{hint}", fix)
         else:
-            self._note("key.unread", "warning", key, said, f"{self.dialect.title} reads {key} nowhere{hint}", fix)
+            self._note("key.unread", "warning", key, said, f"{self.dialect.title} reads {shown} nowhere{hint}", fix)
 
     def _note_fate(self, word: Word, said: Said) -> None:
         texts: dict[str, tuple[Severity, str]] = {
@@ -182,7 +183,7 @@ class _Reader:
         }
         severity, text = texts[word.fate]
         ended = f" (until {word.until})" if word.until else ""
-        message = f"{word.key} {text}{ended}" + (f": {word.note}" if word.note else "")
+        message = f"{self.dialect.typed(word.key)} {text}{ended}" + (f": {word.note}" if word.note else "")
         self._note(f"key.{word.fate}", severity, word.key, said, message, (word.instead,) if word.instead else ())
 
     def _note(self, rule: str, severity: Severity, key: str, said: Said, message: str, fix: tuple[str, ...]) -> None:

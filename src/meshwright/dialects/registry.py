@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.util import find_spec
 
 from meshwright.dialects.dialect import Content, Dialect, Format
 from meshwright.errors import InputError, some, unknown
 
-FORMATS: Mapping[str, tuple[Format, ...]] = {
-    "megatron-lm": ("shell",),
-    "megatron-bridge": ("shell", "python", "yaml"),
-    "automodel": ("yaml", "shell"),
-    "torchtitan": ("toml", "shell"),
-    "kempnerforge": ("toml", "shell"),
-    "deepspeed": ("json", "shell"),
-    "accelerate": ("yaml", "shell"),
+FORMATS: Mapping[str, Mapping[Format, tuple[str, ...]]] = {
+    "megatron-lm": {"shell": ("pretrain_", "--num-layers", "--micro-batch-size", "--tensor-model-parallel-size")},
+    "megatron-bridge": {
+        "shell": ("run_recipe", "setup_experiment", "train.sh", "megatron.bridge", "run_script"),
+        "python": (),
+        "yaml": ("model_parallel_size", "megatron.bridge", "optimizer:", "train:"),
+    },
+    "automodel": {
+        "yaml": ("nemo_automodel", "distributed:", "step_scheduler:", "recipe:"),
+        "shell": ("automodel", "am ", "finetune.py", "pretrain.py", "train_ft.py", "benchmark.py"),
+    },
+    "torchtitan": {"toml": (), "shell": ("torchtitan", "run_train", "--job.", "--module")},
+    "kempnerforge": {"toml": (), "shell": (".toml",)},
+    "deepspeed": {"json": (), "shell": ("deepspeed",)},
+    "accelerate": {"yaml": ("distributed_type", "compute_environment"), "shell": ("accelerate",)},
 }
-"""What each dialect is written in, so that only those are loaded that a file may be of."""
+"""What each dialect is written in, and texts of which one stands in each of its files; none given: it cannot be told
+that cheaply. Loading a dialect that a file cannot be of would cost more than the check."""
 NAMES = tuple(FORMATS)
 
 
@@ -33,8 +40,7 @@ def dialect(name: str) -> Dialect:
 
 def recognise(content: Content) -> Dialect:
     """The dialect that a file is written in."""
-    candidates = [name for name, formats in FORMATS.items() if content.format in formats and _there(name)]
-    scores = {name: dialect(name).recognises(content) for name in candidates}
+    scores = {name: dialect(name).recognises(content) for name in NAMES if _may_be(name, content)}
     best = max(scores.values(), default=0)
     found = [name for name, score in scores.items() if score == best]
     if best == 0:
@@ -55,5 +61,6 @@ def recognise(content: Content) -> Dialect:
     return dialect(found[0])
 
 
-def _there(name: str) -> bool:
-    return find_spec(f"meshwright.dialects.{name.replace('-', '_')}") is not None
+def _may_be(name: str, content: Content) -> bool:
+    marks = FORMATS[name].get(content.format)
+    return marks is not None and (not marks or any(mark in content.text for mark in marks))

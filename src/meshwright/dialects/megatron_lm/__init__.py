@@ -30,6 +30,7 @@ DIALECT = Dialect(
     recognises=recognises,
     parse=parse,
     spell=spell,
+    typed=lambda key: spell(key, True),
     rules=RULES,
     complete=complete,
     write=_write,

@@ -336,7 +336,8 @@ def _corpus(given: Texts, recipe: Recipe) -> Meaning:
     if "mock" in kind or ".mock" in given.get("dataset._target_", ""):
         return Meaning({"data.dataset": "mock"})
     place = next((given[f"dataset.{name}"] for name in PLACES if f"dataset.{name}" in given), "")
-    said = {"data.dataset": place} if place else {}
+    named = place or kind.removeprefix("make").removesuffix("dataset")  # make_squad_dataset is squad
+    said = {"data.dataset": named} if named else {}
     parts = [part.strip() for part in place.strip("[]").split(",")] if place.startswith("[") else []
     if len(parts) > 1 and len(parts) % 2 == 0 and all(_is_weight(part) for part in parts[::2]):
         pairs = zip(parts[1::2], parts[::2], strict=True)
