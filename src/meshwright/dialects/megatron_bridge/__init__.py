@@ -26,5 +26,6 @@ DIALECT = Dialect(
     rules=RULES,
     complete=complete,
     write=write,
+    follows=("layout.pp_schedule", "layout.dp_shard"),
     known=known,
 )

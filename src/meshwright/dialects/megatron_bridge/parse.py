@@ -8,11 +8,13 @@ from meshwright.clusters import knows as knows_gpu
 from meshwright.dialects.dialect import Asked, Content, Parsed
 from meshwright.dialects.megatron_bridge import command, saved, snippet, upstream
 from meshwright.dialects.megatron_bridge.readable import readable
-from meshwright.dialects.megatron_bridge.runner import decided, without_shape
+from meshwright.dialects.megatron_bridge.runner import decided, measures_only, without_shape
 from meshwright.dialects.megatron_bridge.says import Spoken
 from meshwright.dialects.shapes import named
 from meshwright.recipes.types import Goal
 
+SETTLED = ("overlap.gather-needs-reduction", "learning_rate.decay-inside-warm-up")
+"""Rules of its engine's own command line that are no rules here: the first does not hold, the second only warns."""
 SECTIONS = frozenset({"model", "train", "optimizer", "scheduler", "ddp", "dataset", "checkpoint", "logger"})
 
 
@@ -47,6 +49,8 @@ def assemble(spoken: Spoken, path: str) -> Parsed:
         model = saved.model_of(settings)
     base = row.recipe() if row else upstream.common(goal)
     base = msgspec.structs.replace(base, model=model.name if model else "")
+    if spoken.form == "saved" and measures_only(settings):
+        base = msgspec.structs.replace(base, benchmark=True)
     if spoken.form == "saved":
         settings = without_shape(settings, model)
     notes = list(spoken.notes)
@@ -69,6 +73,7 @@ def assemble(spoken: Spoken, path: str) -> Parsed:
         files=tuple(dict.fromkeys([path, *(said.file for said in settings.values())])),
         own=own,
         readable=readable(settings, base, model),
+        settled=SETTLED,
     )
 
 

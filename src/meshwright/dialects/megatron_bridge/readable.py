@@ -10,6 +10,7 @@ from meshwright.dialects.megatron_bridge import precision
 from meshwright.dialects.megatron_bridge.says import value
 from meshwright.dialects.types import Said
 from meshwright.models import ModelSpec
+from meshwright.recipes.foreign import words
 from meshwright.recipes.foreign.megatron_bridge import LATENT, MODULES
 from meshwright.recipes.foreign.together import recompute_keys
 from meshwright.recipes.foreign.values import ADAPTED
@@ -22,7 +23,7 @@ RECOMPUTE = ("model.recompute_granularity", "model.recompute_method", "model.rec
 
 def readable(settings: dict[str, Said], base: Recipe, model: ModelSpec | None) -> dict[str, Said]:
     """Settings without values that we have no counterpart for, so that none of them is called wrong."""
-    found = dict(settings)
+    found = {key: said for key, said in settings.items() if not _is_unset(key, said)}
 
     def put(key: str, new: Any) -> None:
         found[key] = msgspec.structs.replace(found[key], value=new)
@@ -51,6 +52,12 @@ def readable(settings: dict[str, Said], base: Recipe, model: ModelSpec | None) -
     if model is not None and model.hf_id and value(found, "tokenizer.tokenizer_model") == model.hf_id:
         put("tokenizer.tokenizer_model", None)
     return _without_unused_backend(_whole_recompute(found, base), base)
+
+
+def _is_unset(key: str, said: Said) -> bool:
+    """Whether null takes a value away that has none here: what holds then is decided elsewhere."""
+    word = words("megatron_bridge").get(key)
+    return said.value is None and word is not None and bool(word.own) and "null" not in word.values
 
 
 def _whole_recompute(found: dict[str, Said], base: Recipe) -> dict[str, Said]:

@@ -255,8 +255,8 @@ def _precision_inside_name(look: Look) -> Iterator[Problem]:
 
 def _precision_overwrites(look: Look) -> Iterator[Problem]:
     settings = look.parsed.settings
-    if value(settings, "mixed_precision", "") is None:
-        return
+    if value(settings, "mixed_precision", "") is None or not (_command(look) or look.says("recipe")):
+        return  # a saved config lists what was there before and after
     formats = look.recipe.precision
     wanted: dict[str, Any] = {
         "grad_reduce_in_fp32": formats.reduce == "fp32",

@@ -43,7 +43,6 @@ def decided(spoken: Spoken, settings: Settings, base: Recipe, model: ModelSpec |
         own["data.dataset"] = base.data.dataset  # refused: told by a rule
     if "--deterministic" in settings:
         own["kernels.deterministic"] = True
-    own |= _capped_warmup(settings, base)
     return own
 
 
@@ -128,11 +127,10 @@ def without_shape(settings: dict[str, Said], model: ModelSpec | None) -> dict[st
     return {key: said for key, said in settings.items() if key not in SHAPES or key in kept}
 
 
-def _capped_warmup(settings: Settings, base: Recipe) -> dict[str, Any]:
-    """A warm-up that is not shorter than the decay is cut there."""
-    decay = whole(settings, "scheduler.lr_decay_iters", base.schedule.decay_steps)
-    warmup = whole(settings, "scheduler.lr_warmup_iters", base.schedule.warmup_steps)
-    return {"schedule.warmup_steps": decay - 1} if 0 < decay <= warmup else {}
+def measures_only(settings: Settings) -> bool:
+    """Whether a saved run sent equal loads to all experts on made-up data, as only benchmarks do."""
+    data = any(value(settings, key) for key in ("dataset.blend", "dataset.data_path", "dataset.blend_per_split"))
+    return value(settings, "model.moe_router_force_load_balancing") is True and not data
 
 
 def complete(recipe: Recipe, parsed: Parsed, on: Cluster) -> Recipe:

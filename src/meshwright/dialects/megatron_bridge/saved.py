@@ -13,6 +13,7 @@ from meshwright.dialects.shapes import from_sizes
 from meshwright.dialects.types import Said, Settings
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec
+from meshwright.recipes.foreign import words
 from meshwright.recipes.types import Goal
 
 SFT_DATA = ("GPTSFTDatasetConfig", "FinetuningDatasetConfig", "HFDatasetConfig", "DirectHFSFTDatasetConfig")
@@ -32,7 +33,7 @@ def plain(leaves: Settings) -> dict[str, Said]:
     for key, said in leaves.items():
         mark = MARKS.search(key)
         if mark is None:
-            if key != "_target_":
+            if key != "_target_" and not _is_left_over(key, said):
                 found[key] = said
             continue
         owner = key[: mark.start()]
@@ -41,6 +42,12 @@ def plain(leaves: Settings) -> dict[str, Said]:
         elif mark[1] == "target":
             found[f"{owner}._target_"] = said
     return {key: said for key, said in found.items() if not _is_mark_of_value(key, found)}
+
+
+def _is_left_over(key: str, said: Said) -> bool:
+    """Whether a field that is gone was saved without anybody using it."""
+    word = words("megatron_bridge").get(key)
+    return word is not None and word.fate == "gone" and said.value in (None, False)
 
 
 def _is_mark_of_value(key: str, found: dict[str, Said]) -> bool:
