@@ -15,7 +15,7 @@ from meshwright.dialects.megatron_bridge import upstream
 from meshwright.errors import InputError
 from meshwright.models import find
 from meshwright.recipes import index
-from meshwright.recipes.foreign.megatron_bridge import stages
+from meshwright.recipes.foreign.bridge_joints import stages
 
 PATH = "run.sh"
 PRETRAIN = """\

@@ -131,7 +131,6 @@ def _lines(words: list[str], model: ModelSpec) -> list[str]:
 # Python.
 
 COMMON = {"pretrain": "_pretrain_common", "sft": "_sft_common", "peft": "_peft_common"}
-TORCH = ("_dtype",)
 
 
 def _as_python(recipe: Recipe, model: ModelSpec, on: Cluster, notes: list[str]) -> Written:
