@@ -14,7 +14,7 @@ from tests.launch.jobs import TRAIN, Fakes, fakes, job, parses
 
 from meshwright.errors import InputError
 from meshwright.launch.job import Job, Variable
-from meshwright.launch.slurm import on_slurm, script
+from meshwright.launch.slurm import LISTENING, SAVED, on_slurm, script
 
 
 @pytest.fixture
@@ -210,6 +210,14 @@ def test_torchrun_is_told_with_the_signal_that_it_passes_on(slurm: Fakes) -> Non
     assert code == 143
     assert (slurm.notes / "heard").read_text() == "TERM\n"
     assert slurm.requeues() == ["requeue 30007"]
+
+
+@pytest.mark.parametrize(
+    ("tell", "code"), [("kill -s TERM $PPID; sleep 0.2; exit 1", SAVED), ("exit 1", 1), ("true", 0)]
+)
+def test_torchrun_that_slurm_told_to_end_did_not_fail(tell: str, code: int) -> None:
+    done = subprocess.run(["bash", "-c", LISTENING, "bash", "-c", tell], timeout=20, check=False)
+    assert done.returncode == code
 
 
 def test_without_requeue_the_ranks_are_told_all_the_same(slurm: Fakes) -> None:

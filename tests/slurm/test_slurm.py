@@ -133,14 +133,16 @@ def test_ranks_of_two_nodes_find_each_other(slurm: Env, peace: Job, tmp_path: Pa
     assert losses(job.run) == losses(peace.run)
 
 
-def test_torchrun_on_two_nodes_is_told_by_the_script_and_goes_on(slurm: Env, peace: Job, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", [(), ("--batch",)], ids=["steps", "batch"])
+def test_told_to_end_torchrun_on_two_nodes_saves_is_requeued_and_goes_on(
+    slurm: Env, peace: Job, tmp_path: Path, form: tuple[str, ...]
+) -> None:
     """Other engines' ranks are started by torchrun; here it starts ours."""
-    gpus = f"{len(nodes())}x{2 // len(nodes())}xH100"
-    job = submit_script(slurm, tmp_path, gpus)
+    job = submit_script(slurm, tmp_path, f"{len(nodes())}x{2 // len(nodes())}xH100")
     job.wait_for_steps(3)
-    job.scancel("--signal=TERM", "--batch")
-    job.wait_until(lambda: job.field("JobState") == "COMPLETED", "its end")
-    assert job.field("Restarts") == "1"
+    job.scancel("--signal=TERM", *form)
+    job.wait_until(lambda: job.field("JobState") in ("COMPLETED", "FAILED"), "its end")
+    assert (job.field("JobState"), job.field("Restarts")) == ("COMPLETED", "1"), job.log
     assert "has saved step" in job.log
     assert "resumed" in job.log
     assert losses(job.run) == losses(peace.run)

@@ -13,6 +13,12 @@ from meshwright.version import VERSION
 
 SAVED = 75  # exit code of a run that was asked to end and has saved
 TERMINATED = 143  # of ranks that SLURM told to end before they listened: 128 and the number of SIGTERM
+# SLURM tells every process of a step. torchrun ends its ranks then, but with the exit code of any failure.
+LISTENING = (
+    'told=0; trap "told=1" TERM; "$0" "$@" & step=$!; '
+    'while :; do heard="$told"; wait "$step"; code=$?; [ "$heard" -eq "$told" ] && break; done; '
+    f'[ "$told" -eq 0 ] || code={SAVED}; exit "$code"'
+)
 CPUS_PER_GPU = 8  # fewer starve data loading and collectives; every usual GPU node has as many
 TOGETHER_S = 60  # seconds after the first rank has ended in which the others must, too
 PORTS = (20_000, 12_000)  # first and count: below those that Linux hands out by itself
@@ -145,10 +151,11 @@ def _srun(job: Job) -> str:
 def _program(job: Job) -> list[str]:
     if job.finds_ranks:
         return starting.alone(job)
+    heard = ["bash", "-c", LISTENING] if job.requeue else []
     if job.cluster.nodes == 1:
-        return starting.torchrun(job, "--standalone")
+        return [*heard, *starting.torchrun(job, "--standalone")]
     meeting = starting.meeting(job, Shell('"$MASTER_ADDR:$MASTER_PORT"'), Shell('"$SLURM_JOB_ID"'))
-    return starting.torchrun(job, *meeting)
+    return [*heard, *starting.torchrun(job, *meeting)]
 
 
 def _container(job: Job) -> list[str]:
@@ -168,8 +175,9 @@ def _ending(job: Job) -> list[str]:
     told = '[ "$told" -gt 0 ]'
     early = f'[ "$code" -eq {TERMINATED} ] || {{ {told} && [ "$code" -gt 128 ]; }}'
     saved = f'[ "$code" -eq {SAVED} ] || {early}'
+    heard = f'[ "$code" -eq {SAVED} ] || {told}'
     return [
-        f"if {saved if job.finds_ranks else told}; then",
+        f"if {saved if job.finds_ranks else heard}; then",
         '  state="$(squeue --noheader --format=%T --jobs="$SLURM_JOB_ID" 2>/dev/null)"',
         '  if [ "$state" != RUNNING ]; then',
         '    echo "meshwright: told to end; not requeued, because the job is ${state:-unknown to SLURM}" >&2',
