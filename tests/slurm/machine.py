@@ -212,7 +212,7 @@ def munge_command(folder: Path) -> list[str]:
     own = folder / "munge"
     files = {"key-file": own / "key", "log-file": own / "log", "pid-file": own / "pid", "seed-file": own / "seed"}
     files["socket"] = folder / "munge.socket"
-    # --force: folders under /tmp are writable by all, which munged refuses otherwise.
+    # --force: temporary folders lie in one that all may write to, which munged refuses otherwise.
     return [str(program("munged")), "--foreground", "--force", *(f"--{name}={path}" for name, path in files.items())]
 
 
