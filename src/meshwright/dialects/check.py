@@ -10,7 +10,7 @@ from meshwright import costs, rules
 from meshwright.clusters import Cluster
 from meshwright.dialects.checked import Checked, Open
 from meshwright.dialects.dialect import Content, Dialect, ForeignRule, Look, Problem
-from meshwright.dialects.mapping import relevant, to_settings
+from meshwright.dialects.mapping import relevant, text_of, to_settings, value_of
 from meshwright.dialects.reading import Reading, alternatives, clusters_for, complete, read
 from meshwright.models import ModelSpec
 from meshwright.planner import case_of
@@ -40,7 +40,7 @@ def check(
     ours = _ours(reading, cases, advice) if cases else []
     theirs = list(_theirs(reading, recipe, cases[0] if cases else None, candidates[0] if known else None))
     findings = [*reading.parsed.findings, *reading.mapped.findings, *theirs, *_untold(reading, ours, theirs)]
-    whole = known and cases and not reading.mapped.unresolved
+    whole = known and cases and not reading.mapped.unresolved and not reading.open
     return Checked(
         dialect=dialect.name,
         version=dialect.version,
@@ -163,5 +163,8 @@ def _unresolved(reading: Reading) -> Iterator[Open]:
 def _notes(reading: Reading, known: bool) -> Iterator[str]:
     if reading.model is None:
         yield "the file does not say which model it trains: its shape and memory were not judged (--model NAME)"
-    elif not known:
+    elif reading.open:
+        said = " ".join(f"{own}={text_of(value_of(reading.recipe, own))}" for own in reading.open)
+        yield f"the program that reads the file decides the rest: memory is judged when it is said, e.g. {said}"
+    if reading.model is not None and not known:
         yield "nobody said the GPUs: only what is wrong on every usual count and type is told (--gpus 8xH100)"
