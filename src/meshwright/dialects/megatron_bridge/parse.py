@@ -15,6 +15,9 @@ from meshwright.recipes.types import Goal
 
 SETTLED = ("overlap.gather-needs-reduction", "learning_rate.decay-inside-warm-up")
 """Rules of its engine's own command line that are no rules here: the first does not hold, the second only warns."""
+STRETCHED = (*SETTLED, "sequence.beyond-model")
+"""A recipe for long samples changes the model's positions itself."""
+LENGTH = "data.seq_length"
 SECTIONS = frozenset({"model", "train", "optimizer", "scheduler", "ddp", "dataset", "checkpoint", "logger"})
 
 
@@ -73,7 +76,7 @@ def assemble(spoken: Spoken, path: str) -> Parsed:
         files=tuple(dict.fromkeys([path, *(said.file for said in settings.values())])),
         own=own,
         readable=readable(settings, base, model),
-        settled=SETTLED,
+        settled=SETTLED if row is None or own.get(LENGTH, base.data.seq_length) != base.data.seq_length else STRETCHED,
     )
 
 

@@ -26,7 +26,7 @@ def why_not(plan: Plan) -> str | None:
     if plan.recipe.layout.strategy == "megatron_fsdp":
         return "it has no single key for layout.strategy"
     changed = {change.field for change in plan.changes} - set(DERIVES)
-    lost = difference(_recipe(plan), row.recipe(), plan.case.model, named=row.precision_is_a_name).unsaid
+    lost = difference(_recipe(plan), plan.case.model, row).unsaid
     unsaid = [one.field for one in lost if one.field in changed]
     if unsaid:
         return f"it has no single key for {', '.join(unsaid)}"

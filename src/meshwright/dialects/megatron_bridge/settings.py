@@ -60,13 +60,13 @@ def on_megatron(recipe: Recipe) -> Recipe:
     return msgspec.structs.replace(recipe, layout=msgspec.structs.replace(recipe.layout, strategy="zero1"))
 
 
-def difference(recipe: Recipe, base: Recipe, model: ModelSpec, *, named: bool, python: bool = False) -> Difference:
-    """Every setting of a recipe that its base does not have already.
-
-    `named` says that the base's mixed_precision is one word, with nothing inside that a command could set.
-    """
+def difference(
+    recipe: Recipe, model: ModelSpec, row: upstream.Upstream | None = None, *, python: bool = False
+) -> Difference:
+    """Every setting of a recipe that the one it starts from there, or the common one, does not have already."""
     from meshwright.dialects.megatron_bridge import DIALECT
 
+    base = row.recipe() if row else upstream.common(recipe.goal)
     fields = [key for key in relevant(recipe, model) if key not in BY_HAND]
     before, _ = to_settings(DIALECT, base, fields)
     after, lost = to_settings(DIALECT, recipe, fields)
@@ -83,8 +83,10 @@ def difference(recipe: Recipe, base: Recipe, model: ModelSpec, *, named: bool, p
     moved = (recipe.layout.pp, recipe.layout.vp) != (base.layout.pp, base.layout.vp)
     if moved and recipe.layout.stage_layers and drawing in after:
         said[drawing] = after[drawing]  # else the runner draws the stages anew
-    said |= _formats(recipe.precision, base.precision, named and not python, unsaid)
-    said = _fixed(said, recipe, base, unsaid)
+    said |= _formats(
+        recipe.precision, base.precision, row is not None and row.precision_is_a_name and not python, unsaid
+    )
+    said = _fixed(said, recipe, base, unsaid, row is not None and row.precision_aware)
     shape = {name: getattr(recipe.architecture, name) for name in SHAPES.values()}
     said |= {key: shape[name] for key, name in SHAPES.items() if shape[name] is not None}
     if recipe.peft.method not in ("lora", "dora") and recipe.goal == "peft":
@@ -146,7 +148,9 @@ def _inside(new: Precision) -> dict[str, Any]:
     return {f"mixed_precision.{name}": value for name, value in fields.items()}
 
 
-def _fixed(said: dict[str, Any], recipe: Recipe, base: Recipe, unsaid: dict[str, Unsaid]) -> dict[str, Any]:
+def _fixed(
+    said: dict[str, Any], recipe: Recipe, base: Recipe, unsaid: dict[str, Unsaid], aware: bool
+) -> dict[str, Any]:
     """Settings that only work together with another one, or in another place."""
     found = dict(said)
     if not (base.kernels.tp_comm_overlap or base.moe.ep_overlap):  # there is no comm_overlap section then
@@ -162,9 +166,8 @@ def _fixed(said: dict[str, Any], recipe: Recipe, base: Recipe, unsaid: dict[str,
         found["model.mtp_num_layers"] = 1
     if recipe.data.packing and recipe.data.seq_length != base.data.seq_length:
         found["dataset.offline_packing_specs.packed_sequence_size"] = recipe.data.seq_length
-    narrow = [recipe.precision.moments, recipe.precision.master]
-    wide = [base.precision.moments, base.precision.master]
-    if ("bf16" in narrow or "optimizer.main_grads_dtype" in found) and "bf16" not in wide:
+    narrow = "bf16" in (recipe.precision.moments, recipe.precision.master)
+    if (narrow or "optimizer.main_grads_dtype" in found) and not aware:
         found["optimizer.use_precision_aware_optimizer"] = True
     if recipe.checkpoint.milestone_every and "checkpoint.most_recent_k" in found:
         del found["checkpoint.most_recent_k"]

@@ -89,6 +89,11 @@ class Upstream(msgspec.Struct, frozen=True):
         return "object" not in self.marks
 
     @property
+    def precision_aware(self) -> bool:
+        """Whether its optimizer may keep state in other formats than fp32."""
+        return "aware" in self.marks
+
+    @property
     def packs_in_batch(self) -> bool:
         """Whether samples are packed while a batch is put together."""
         return "in-batch" in self.marks

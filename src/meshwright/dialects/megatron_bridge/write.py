@@ -38,7 +38,7 @@ def write(recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
     words = run_words(wanted, row, said.settings)
     files = {"run.sh": _script(recipe, on, words, model)}
     if not row.benchmark:
-        inside = difference(wanted, row.recipe(), model, named=row.precision_is_a_name, python=True)
+        inside = difference(wanted, model, row, python=True)
         inside = Difference({**inside.settings, **_tokenizer(wanted, model, row)}, ())
         files["override.py"] = _python(recipe, row.name if not row.aliases else row.aliases[0], inside, model)
     return Written("megatron-bridge", files, Program(tuple(words)), said.unsaid, tuple(notes))
@@ -46,8 +46,7 @@ def write(recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
 
 def on_top(recipe: Recipe, model: ModelSpec, on: Cluster, row: upstream.Upstream) -> Difference:
     """The settings that turn a recipe of theirs into this one."""
-    base = row.recipe()
-    found = difference(recipe, base, model, named=row.precision_is_a_name)
+    found = difference(recipe, model, row)
     settings = {**found.settings, **_tokenizer(recipe, model, row)}
     unsaid = list(found.unsaid)
     if row.packs_in_batch and recipe.data.packing:
@@ -74,7 +73,7 @@ def _tokenizer(recipe: Recipe, model: ModelSpec, row: upstream.Upstream) -> dict
 
 def run_words(recipe: Recipe, row: upstream.Upstream, settings: Mapping[str, Any]) -> list[str]:
     """The runner with its arguments: what follows torchrun."""
-    name = row.name if recipe.name.lower() not in row.aliases else recipe.name.lower()
+    name = recipe.name.lower() if recipe.name.lower() in row.aliases else _name(row)
     words = [SCRIPT, "--recipe", name]
     if recipe.goal == "peft" and recipe.peft.method == "dora":
         words += ["--mode", "dora"]
@@ -93,6 +92,12 @@ def run_words(recipe: Recipe, row: upstream.Upstream, settings: Mapping[str, Any
 
 DATA = {"pretrain": ("mock",), "sft": ("squad", "tulu3", "cord-v2"), "peft": ("squad", "tulu3", "cord-v2")}
 """Sets that a reader expects to see named."""
+
+
+def _name(row: upstream.Upstream) -> str:
+    """A name that means this recipe: some names of the library mean a benchmark to the runner."""
+    meant = upstream.find(row.name)
+    return row.aliases[0] if row.aliases and meant is not None and meant.benchmark != row.benchmark else row.name
 
 
 def torchrun(on: Cluster, head: str = "HEAD_NODE") -> list[str]:
@@ -151,8 +156,7 @@ def _as_python(recipe: Recipe, model: ModelSpec, on: Cluster, notes: list[str]) 
             field="recipe",
             value=recipe.name,
         )
-    base = upstream.common(recipe.goal)
-    said = difference(recipe, base, model, named=True, python=True)
+    said = difference(recipe, model, python=True)
     unsaid = [*said.unsaid]
     settings = dict(said.settings)
     preset = settings.pop("--dataset", None)

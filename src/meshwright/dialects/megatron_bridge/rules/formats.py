@@ -102,11 +102,7 @@ DTYPES = ("optimizer.main_grads_dtype", "optimizer.main_params_dtype", "optimize
 
 def _needs_precision_aware(look: Look) -> Iterator[Problem]:
     row, key = shipped(look), "optimizer.use_precision_aware_optimizer"
-    before = row.recipe().precision if row else None
-    ready = before is not None and "bf16" in (before.moments, before.master)
-    if value(look.parsed.settings, key, ready) is True or (
-        row is not None and not row.precision_is_a_name and key not in look.parsed.settings and ready
-    ):
+    if value(look.parsed.settings, key, row is not None and row.precision_aware) is True:
         return
     for dtype in DTYPES:
         said = str(value(look.parsed.settings, dtype, ""))
