@@ -15,6 +15,7 @@ from meshwright.errors import InputError
 from meshwright.models import find
 from meshwright.recipes import index, pretrain
 
+PATH = "config.yaml"
 FSDP2 = """\
 compute_environment: LOCAL_MACHINE
 distributed_type: FSDP
@@ -221,7 +222,12 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_exactly_this_is_found(case: Case) -> None:
-    assert sorted(found(case, "config.yaml", "accelerate")) == sorted(case.expected)
+    assert sorted(found(case, PATH, "accelerate")) == sorted(case.expected)
+
+
+def test_every_rule_is_found_by_some_case() -> None:
+    found_somewhere = {rule for case in CASES for rule, _ in case.expected}
+    assert {rule.id for rule in dialects.dialect("accelerate").rules} <= found_somewhere
 
 
 def test_a_finding_names_the_line_and_the_fix_in_their_spelling() -> None:
@@ -345,6 +351,36 @@ def test_other_kinds_are_read_back_too(values: dict[str, object]) -> None:
     recipe = changed(pretrain("llama3_8b", 8, global_batch_size=64), {**BLANK, **values})
     written = dialects.export(dialects.dialect("accelerate"), recipe, find("llama3_8b"), cluster("8xH100"))
     assert not {*values} & {one.field for one in written.unsaid}
+
+
+def test_the_program_gets_what_the_launcher_would_tell_it() -> None:
+    values = {"layout.tp": 2, "layout.recompute": "full"}
+    recipe = changed(pretrain("llama3_8b", 8, global_batch_size=64), {**BLANK, **values})
+    program = dialects.export(dialects.dialect("accelerate"), recipe, find("llama3_8b"), cluster("8xH100")).program
+    told = {
+        "ACCELERATE_USE_FSDP": "true",
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+        "FSDP_VERSION": "2",
+        "FSDP_RESHARD_AFTER_FORWARD": "true",
+        "FSDP_ACTIVATION_CHECKPOINTING": "true",
+        "PARALLELISM_CONFIG_TP_SIZE": "2",
+        "PARALLELISM_CONFIG_DP_SHARD_SIZE": "4",
+    }
+    assert told.items() <= program.env.items()
+    assert program.words[0] == "train.py"
+
+
+def test_options_beside_a_config_of_deepspeed_do_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 1}}')
+    command = (
+        "accelerate launch --use_deepspeed --deepspeed_config_file ds.json --mixed_precision bf16 \\\n"
+        "  --num_machines 1 --num_processes 8 train.py --learning_rate 2e-5 --use_lora\n"
+    )
+    (tmp_path / "run.sh").write_text(command)
+    content = dialects.open_file(tmp_path / "run.sh")
+    result = dialects.check(dialects.recognise(content), content)
+    assert (result.findings, result.engine, result.recipe.goal) == ((), "deepspeed", "peft")
+    assert (result.recipe.layout.strategy, result.recipe.optimizer.lr) == ("zero1", 2e-5)
 
 
 def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:

@@ -15,6 +15,7 @@ from meshwright.errors import InputError
 from meshwright.models import find
 from meshwright.recipes import index, pretrain, sft
 
+PATH = "ds_config.json"
 VALID = """\
 {
   "train_batch_size": 64,
@@ -183,6 +184,23 @@ CASES = (
         '{"train_batch_size": 8,\n"bf16": {"enabled": true},\n"data_types": {"grad_accum_dtype": "fp32"}}',
         [("deepspeed.gradient-format", 3)],
     ),
+    broken(
+        "moments without their master",
+        '"bf16": {"enabled": true}',
+        '"bf16": {"enabled": true, "bf16_optimizer_states": true}',
+        ("deepspeed.format-needs-zero", 6),
+    ),
+    Case(
+        "a part without stage 3",
+        '{"train_batch_size": 8, "zero_optimization": {"stage": 1,\n"offload_optimizer": {"ratio": 0.5}}}',
+        [("deepspeed.part-of-optimizer", 2)],
+    ),
+    broken(
+        "cut twice",
+        '"gradient_clipping": 1.0,',
+        '"tensor_parallel": {"autotp_size": 2},',
+        ("deepspeed.cut-with-stage-3", 5),
+    ),
     Case(
         "state does not fit",
         replaced(AUTO, ('"stage": 2', '"stage": 0')),
@@ -195,7 +213,12 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_exactly_this_is_found(case: Case) -> None:
-    assert found(case, "ds_config.json", "deepspeed") == list(case.expected)
+    assert found(case, PATH, "deepspeed") == list(case.expected)
+
+
+def test_every_rule_is_found_by_some_case() -> None:
+    found_somewhere = {rule for case in CASES for rule, _ in case.expected}
+    assert {rule.id for rule in dialects.dialect("deepspeed").rules} <= found_somewhere
 
 
 def test_twice_the_same_key_is_refused() -> None:
@@ -217,6 +240,7 @@ def test_the_fix_is_json_as_it_would_be_typed() -> None:
         ('{"train_batch_size": 64}', "16xH100", 4, 64),
         ('{"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2}', "8xH100", 3, 48),
         ('{"train_micro_batch_size_per_gpu": 3}', "8xH100", 3, 24),
+        ('{"train_batch_size": 64, "tensor_parallel": {"autotp_size": 2}}', "16xH100", 4, 32),
     ],
 )
 def test_the_third_size_follows_from_the_others(text: str, gpus: str, micro: int, batch: int) -> None:
@@ -335,7 +359,10 @@ def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
     }
     for name in index.names()[::40]:
         recipe = index.load(name)
-        if recipe.layout.strategy == "megatron_fsdp":
+        ranks = cluster(recipe.cluster).world // recipe.layout.tp * recipe.layout.micro_batch_size
+        if recipe.layout.strategy == "megatron_fsdp" or recipe.train.global_batch_size % ranks:
+            with pytest.raises(InputError):
+                dialects.export(theirs, recipe, find(recipe.model), cluster(recipe.cluster))
             continue
         written = dialects.export(theirs, recipe, find(recipe.model), cluster(recipe.cluster))
         assert not said & {one.field for one in written.unsaid}, name

@@ -117,7 +117,7 @@ def _parsed(content: Content, said: Settings, asked: Asked, given: Arguments) ->
         own=own,
         open=(*(key for key in program.open if key not in own), *_open(kind, settings, own)),
         engine=_engine(kind, settings),
-        notes=tuple(_notes(kind, settings, given)),
+        notes=(*_notes(kind, settings, given), *_not_there(kind, settings, inner)),
     )
 
 
@@ -224,6 +224,12 @@ def _deepspeed(content: Content, settings: Settings) -> Inner | None:
     checked = check(DIALECT, open_file(path))
     fields = {own: getattr(getattr(checked.recipe, own.split(".")[0]), own.split(".")[1]) for own in FROM_DEEPSPEED}
     return Inner(fields, checked.findings)
+
+
+def _not_there(kind: str, settings: Settings, inner: Inner | None) -> Iterator[str]:
+    said = settings.get(f"{ZERO}deepspeed_config_file")
+    if kind == "DEEPSPEED" and said is not None and inner is None:
+        yield f"{said.value}, which says how DeepSpeed is set up, was not found and is not judged"
 
 
 def copies(settings: Settings, on: Cluster) -> int:

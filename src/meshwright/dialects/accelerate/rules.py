@@ -283,11 +283,9 @@ def _file_and_more(look: Look) -> Problem | None:
     name = look(f"{ZERO}deepspeed_config_file")
     if _kind(look) != "DEEPSPEED" or not name or str(name).lower() == "none":
         return None
-    keys = [f"{ZERO}{each}" for each in IN_FILE if look.says(f"{ZERO}{each}")]
-    precision = look.parsed.settings.get("mixed_precision")
-    if precision is not None and precision.file.endswith((".yaml", ".yml")):
-        keys.append("mixed_precision")
-    if not keys:
+    named = (*(f"{ZERO}{each}" for each in IN_FILE), "mixed_precision")
+    keys = [key for key in named if look.says(key) and look.parsed.settings[key].file.endswith((".yaml", ".yml"))]
+    if not keys:  # options of the command line do no harm
         return None
     names = ", ".join(key.rsplit(".", 1)[-1] for key in keys)
     return Problem(

@@ -212,23 +212,27 @@ def sizes(settings: Settings) -> list[int | None]:
     return [whole(settings.get(key)) or None for key in BATCH]
 
 
+def counted_ranks(recipe: Recipe, parsed: Parsed, world: int) -> int:
+    """Ranks that train_batch_size counts: those of tensor parallelism too, though they read the same samples."""
+    return max(1, world // (recipe.layout.pp * (whole(parsed.settings.get("sequence_parallel_size")) or 1)))
+
+
 def data_ranks(recipe: Recipe, parsed: Parsed, world: int) -> int:
     """Ranks that read different samples."""
-    layout, shared = recipe.layout, whole(parsed.settings.get("sequence_parallel_size")) or 1
-    return max(1, world // (layout.tp * layout.pp * shared))
+    return max(1, counted_ranks(recipe, parsed, world) // recipe.layout.tp)
 
 
 def complete(recipe: Recipe, parsed: Parsed, on: Cluster) -> Recipe:
     """The third of batch, micro batch and accumulation follows from the other two and the ranks."""
     batch, micro, steps = sizes(parsed.settings)
-    ranks = data_ranks(recipe, parsed, on.world)
+    counted, ranks = counted_ranks(recipe, parsed, on.world), data_ranks(recipe, parsed, on.world)
     if micro is None and batch is not None:
-        micro = max(1, batch // ranks // (steps or 1))
+        micro = max(1, batch // counted // (steps or 1))
     size = micro or recipe.layout.micro_batch_size
     if batch is None or (steps is not None and micro is not None):
-        batch = size * (steps or 1) * ranks
+        batch = size * (steps or 1) * counted
     return msgspec.structs.replace(
         recipe,
-        train=msgspec.structs.replace(recipe.train, global_batch_size=batch),
+        train=msgspec.structs.replace(recipe.train, global_batch_size=max(1, batch * ranks // counted)),
         layout=msgspec.structs.replace(recipe.layout, micro_batch_size=size),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from meshwright.errors import InputError, unknown
@@ -328,28 +328,51 @@ def _format(given: Texts, key: str, plain: str) -> str:
     return "fp32" if _named_format(given, key, plain) == "fp32" else "bf16"
 
 
-def _write_precision(recipe: Recipe) -> Mapping[str, Any]:
-    precision, stage = recipe.precision, stage_of(recipe)
-    low = precision.compute
-    lowered = precision.master == "bf16"
-    if lowered and (low != "bf16" or not stage):
+def _reads(*own: str) -> Callable[[Texts, Recipe], Meaning]:
+    """The formats of some fields; each is written by itself, so that one without words does not cost the others."""
+
+    def read(given: Texts, recipe: Recipe) -> Meaning:
+        return Meaning({key: text for key, text in _read_precision(given, recipe).said.items() if key in own})
+
+    return read
+
+
+def _write_compute(recipe: Recipe) -> Mapping[str, Any]:
+    compute = recipe.precision.compute
+    return {} if compute == "fp32" else {f"{compute}.enabled": True}
+
+
+def _write_master(recipe: Recipe) -> Mapping[str, Any]:
+    precision = recipe.precision
+    if precision.master == "fp32":
+        return {}
+    if precision.compute != "bf16" or not stage_of(recipe):
         raise InputError("a master copy in bf16 needs bf16 and ZeRO", field="precision.master")
-    if precision.moments == "bf16" and not lowered:
+    return {"bf16.bf16_master_weights_and_grads": True}
+
+
+def _write_moments(recipe: Recipe) -> Mapping[str, Any]:
+    if recipe.precision.moments == "fp32":
+        return {}
+    if recipe.precision.master != "bf16" or not _write_master(recipe):
         raise InputError("moments in bf16 need a master copy in bf16", field="precision.moments")
-    wide = precision.grads == "fp32"
-    if (low == "fp32") != wide and not stage:
+    return {"bf16.bf16_optimizer_states": True}
+
+
+def _write_grads(recipe: Recipe) -> Mapping[str, Any]:
+    precision = recipe.precision
+    same = (precision.compute == "fp32") == (precision.grads == "fp32")
+    if same:
+        return {}
+    if precision.compute == "fp32" or not stage_of(recipe):
         raise InputError("without ZeRO gradients have the format of the parameters", field="precision.grads")
-    if low == "fp32" and not (wide and precision.reduce == "fp32"):
-        raise InputError("gradients of fp32 parameters are fp32", field="precision.grads")
-    found: dict[str, Any] = {} if low == "fp32" else {f"{low}.enabled": True}
-    if lowered:
-        found |= {"bf16.bf16_master_weights_and_grads": True}
-        found |= {"bf16.bf16_optimizer_states": True} if precision.moments == "bf16" else {}
-    if low != "fp32" and wide:
-        found["data_types.grad_accum_dtype"] = "fp32"
-    if low != "fp32" and precision.reduce == "fp32":
-        found["communication_data_type"] = "fp32"
-    return found
+    return {"data_types.grad_accum_dtype": "fp32"}
+
+
+def _write_reduce(recipe: Recipe) -> Mapping[str, Any]:
+    wanted = recipe.precision.reduce
+    same = (recipe.precision.compute == "fp32") == (wanted == "fp32")
+    return {} if same else {"communication_data_type": wanted}
 
 
 UNSAID = {
@@ -452,6 +475,17 @@ def _beta_keys(recipe: Recipe) -> Mapping[str, Any]:
     return {}
 
 
+PRECISION_KEYS = (
+    "bf16.enabled",
+    "bfloat16.enabled",
+    "fp16.enabled",
+    "torch_autocast.enabled",
+    "torch_autocast.dtype",
+    "bf16.bf16_master_weights_and_grads",
+    "bf16.bf16_optimizer_states",
+    "data_types.grad_accum_dtype",
+    "communication_data_type",
+)
 JOINTS: tuple[Joint, ...] = (
     Joint(
         ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
@@ -476,21 +510,15 @@ JOINTS: tuple[Joint, ...] = (
         _read_offload,
         _write_offload,
     ),
-    Joint(
-        (
-            "bf16.enabled",
-            "bfloat16.enabled",
-            "fp16.enabled",
-            "torch_autocast.enabled",
-            "torch_autocast.dtype",
-            "bf16.bf16_master_weights_and_grads",
-            "bf16.bf16_optimizer_states",
-            "data_types.grad_accum_dtype",
-            "communication_data_type",
-        ),
-        ("precision.compute", *SMALL),
-        _read_precision,
-        _write_precision,
+    *(
+        Joint(PRECISION_KEYS, (own,), _reads(own), write)
+        for own, write in (
+            ("precision.compute", _write_compute),
+            ("precision.master", _write_master),
+            ("precision.moments", _write_moments),
+            ("precision.grads", _write_grads),
+            ("precision.reduce", _write_reduce),
+        )
     ),
     Joint(("optimizer.type",), ("optimizer.name",), _read_optimizer, _write_optimizer),
     Joint(
