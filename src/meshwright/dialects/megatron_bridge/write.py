@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -193,7 +194,7 @@ def _python(recipe: Recipe, function: str, said: Difference, model: ModelSpec) -
     if "dataset.seq_length" in settings or not function:
         body.append(f"cfg.model.seq_length = cfg.dataset.seq_length = {recipe.data.seq_length}")
     if recipe.checkpoint.pretrained:
-        body.append(f"cfg.{CHECKPOINT} = {recipe.checkpoint.pretrained!r}")
+        body.append(f"cfg.{CHECKPOINT} = {_literal(recipe.checkpoint.pretrained)}")
     elif recipe.goal != "pretrain":
         imports.append("import os")
         body.append(f'cfg.{CHECKPOINT} = os.environ["{PLACE}"]')
@@ -201,7 +202,16 @@ def _python(recipe: Recipe, function: str, said: Difference, model: ModelSpec) -
         body.append("cfg.ddp.average_in_collective = False")
     first = f"# {recipe.name} for Megatron-Bridge ({VERSION}), written by meshwright export."
     main = ['if __name__ == "__main__":', f"    {train}(cfg, forward_step)"]
-    return "\n".join([first, *sorted(imports), "", *body, "", *main, ""])
+    plain = sorted(one for one in imports if one.startswith("import"))
+    named = sorted(one for one in imports if one not in plain)
+    return "\n".join([first, *plain, *([""] if plain else []), *named, "", *body, "", *main, ""])
+
+
+def _literal(value: Any) -> str:
+    """A value as Python code, text in double quotes."""
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_literal(one) for one in value) + "]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
 def _assigned(settings: Mapping[str, Any], imports: list[str]) -> list[str]:
@@ -219,5 +229,5 @@ def _assigned(settings: Mapping[str, Any], imports: list[str]) -> list[str]:
                 imports.append("import torch")
             lines.append(f"cfg.{key} = torch.{value}")
         else:
-            lines.append(f"cfg.{key} = {value!r}")
+            lines.append(f"cfg.{key} = {_literal(value)}")
     return lines
