@@ -1,0 +1,223 @@
+"""The pages "bring your config": one for each framework, from its table and its rules."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec import UNSET
+from tables import table
+
+from meshwright import dialects
+from meshwright.recipes.foreign import Word, joints, words
+from meshwright.recipes.types import recipe_fields
+
+ENV = os.environ | {"COLUMNS": "120", "PYTHONPATH": str(Path(dialects.__file__).parents[2])}
+
+
+class Broken(NamedTuple):
+    """A file of another framework with mistakes in it, as the docs show one."""
+
+    file: str
+    text: str
+    options: tuple[str, ...] = ()
+
+
+EXAMPLES: dict[str, Broken] = {
+    "megatron-lm": Broken(
+        "train_llama.sh",
+        """#!/bin/bash
+MODEL_ARGS=(
+  --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32
+  --group-query-attention --num-query-groups 8 --swiglu --normalization RMSNorm --disable-bias-linear
+  --position-embedding-type rope --untie-embeddings-and-output-weights
+  --seq-length 8192 --max-position-embeddings 8192 --vocab-size 128256
+)
+torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py "${MODEL_ARGS[@]}" \\
+  --tensor-model-parallel-size 3 --micro-batch-size 1 --global-batch-size 64 \\
+  --train-iters 1000 --lr 3e-4 --min-lr 3e-5 --bf16 --use-distributed-optimizer \\
+  --use-flash-attn --fp8-hybrid --mock-data --tokenizer-type NullTokenizer --attention-dropout 0 --hidden-dropout 0
+""",
+        ("--gpus", "8xH100"),
+    ),
+    "megatron-bridge": Broken(
+        "run.sh",
+        """torchrun --nproc-per-node=8 scripts/training/run_recipe.py --recipe llama3_8b_pretrain_config \\
+  --dataset llm-pretrain-mock \\
+  model.seq_length=32768 training.global_batch_size=64 +model.use_magic=true
+""",
+    ),
+    "automodel": Broken(
+        "finetune.yaml",
+        """recipe: TrainFinetuneRecipeForNextTokenPrediction
+step_scheduler:
+  global_batch_size: 64
+  local_batch_size: 8
+  max_steps: 100
+rng:
+  seed: 1111
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
+  pretrained_model_name_or_path: meta-llama/Meta-Llama-3-8B
+compile:
+  enabled: true
+distributed:
+  strategy: fsdp2
+  tp_size: 2
+  pp_size: 2
+  pipeline:
+    pp_schedule: interleaved_1f1b
+dataset:
+  _target_: nemo_automodel.components.datasets.llm.squad.make_squad_dataset
+optimizer:
+  _target_: torch.optim.AdamW
+  lr: 1e-5
+""",
+        ("--gpus", "8xH100"),
+    ),
+    "torchtitan": Broken(
+        "llama3_8b.toml",
+        """[model]
+name = "llama3"
+flavor = "8B"
+
+[training]
+local_batch_size = 3
+global_batch_size = 64
+seq_len = 8192
+steps = 1000
+
+[parallelism]
+tensor_parallel_degree = 3
+pipeline_parallel_degree = 2
+pipeline_parallel_schedule = "zero_bubble"
+enable_async_tensor_parallel = true
+""",
+        ("--gpus", "12xH100"),
+    ),
+    "deepspeed": Broken(
+        "ds_config.json",
+        """{
+  "train_batch_size": 60,
+  "train_micro_batch_size_per_gpu": 4,
+  "gradient_accumulation_steps": 2,
+  "bf16": {"enabled": true},
+  "fp16": {"enabled": true},
+  "zero_optimization": {
+    "stage": 2,
+    "offload_param": {"device": "cpu"}
+  }
+}
+""",
+        ("--gpus", "8xH100", "--model", "llama3-8b"),
+    ),
+    "accelerate": Broken(
+        "fsdp.yaml",
+        """compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+mixed_precision: bf16
+num_machines: 2
+num_processes: 15
+machine_rank: 0
+fsdp_config:
+  fsdp_version: 2
+  fsdp_sharding_strategy: FULL_SHARD
+  fsdp_auto_wrap_policy: SIZE_BASED_WRAP
+""",
+        ("--model", "llama3-8b"),
+    ),
+    "kempnerforge": Broken(
+        "7b.toml",
+        """[model]
+dim = 4096
+n_layers = 32
+n_heads = 32
+n_kv_heads = 8
+vocab_size = 128256
+ffn_hidden_dim = 14336
+max_seq_len = 4096
+
+[train]
+batch_size = 4
+seq_len = 8192
+grad_accum = 8
+
+[distributed]
+tp = 16
+""",
+        ("--gpus", "2x8xH100"),
+    ),
+}
+
+
+def page(name: str) -> str:
+    """What is read, found and written of one framework: from the table and the rules that do it."""
+    theirs = dialects.dialect(name)
+    table_of_words = words(theirs.table)
+    kept = [word for word in table_of_words.values() if word.fate == "read" and (word.own or word.key in _joint(name))]
+    lost = [word for word in table_of_words.values() if word.fate != "read"]
+    owned = {word.own for word in kept} | {own for joint in joints(theirs.table) for own in joint.own}
+    silent = [key for key in recipe_fields() if key not in owned and not key.startswith("architecture.")]
+    parts = [
+        f"# Bring your {theirs.title} config\n\nSpeaks {theirs.title} {theirs.version}. Nothing in a file is run.\n",
+        f"**Read**: {'; '.join(theirs.forms)}.\n",
+        f"**Ask**: `meshwright check FILE [--gpus 8xH100]`; `meshwright export RECIPE --to {name}`"
+        if theirs.write
+        else "**Ask**: `meshwright check FILE [--gpus 8xH100]`",
+        _example(name),
+        f"## What means what\n\n{len(kept)} keys, read and written by this table.\n\n" + _word_table(kept, name),
+    ]
+    if lost:
+        parts.append("## Keys that are gone, ignored or overwritten\n\n" + _lost_table(lost))
+    if theirs.rules:
+        rows = [(f"`{r.id}`", r.severity, r.symptom, r.cause) for r in theirs.rules]
+        parts.append(
+            "## What is found beside [our own rules](../rules.md)\n\n"
+            + table(("rule", "severity", "what you would see", "why"), rows)
+        )
+    parts.append(
+        "## What it has no words for\n\n`meshwright export` lists these when a recipe sets them: "
+        + ", ".join(f"`{key}`" for key in silent)
+        + ".\n"
+    )
+    return "\n".join(parts)
+
+
+def _joint(name: str) -> set[str]:
+    return {key for joint in joints(dialects.dialect(name).table) for key in joint.keys}
+
+
+def _word_table(kept: Sequence[Word], name: str) -> str:
+    meant = {key: joint.own for joint in joints(dialects.dialect(name).table) for key in joint.keys}
+    rows = []
+    for word in kept:
+        own = ", ".join(f"`{key}`" for key in (meant.get(word.key) or (word.own,)))
+        default = "" if word.default is UNSET else f"`{word.default}`"
+        values = ", ".join(f"{theirs or '(empty)'} → {ours}" for theirs, ours in word.values.items())
+        since = " ".join(f"{label} {text}" for label, text in (("since", word.since), ("until", word.until)) if text)
+        rows.append((f"`{word.key}`", own, default, values, " ".join(part for part in (since, word.note) if part)))
+    return table(("key", "ours", "default there", "values", "note"), rows)
+
+
+def _lost_table(lost: Sequence[Word]) -> str:
+    rows = [(f"`{w.key}`", w.fate, w.until, f"`{w.instead}`" if w.instead else "", w.note) for w in lost]
+    return table(("key", "fate", "until", "write instead", "why"), rows)
+
+
+def _example(name: str) -> str:
+    """The tool's own answer to a broken file."""
+    if name not in EXAMPLES:
+        return ""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, EXAMPLES[name].file).write_text(EXAMPLES[name].text)
+        command = [sys.executable, "-m", "meshwright", "check", EXAMPLES[name].file, *EXAMPLES[name].options]
+        answer = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=ENV)
+    asked = " ".join(("$ meshwright", *command[3:]))
+    said = answer.stdout.rstrip() or answer.stderr.rstrip()
+    shown = f"`{EXAMPLES[name].file}`:\n\n```\n{EXAMPLES[name].text}```\n\n```\n{asked}\n{said}\n```\n"
+    return f"\n## An example\n\n{shown}"
