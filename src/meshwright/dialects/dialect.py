@@ -134,7 +134,6 @@ class Dialect(msgspec.Struct, frozen=True):
     recognises: Callable[[Content], int]  # 0: not at all; the surest wins
     parse: Callable[[Content], Parsed]
     spell: Callable[[str, Any], str]  # one setting as it stands in their file or command
-    typed: Callable[[str], str] = lambda key: key  # one of their keys as it stands there
     spelling: Callable[[Content], Callable[[str, Any], str]] | None = None  # where that is not the same in every file
     typed: Callable[[str], str] = lambda key: key  # one of their keys as a user types it
     rules: tuple[ForeignRule, ...] = ()
