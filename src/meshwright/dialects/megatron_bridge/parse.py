@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 from meshwright.clusters import knows as knows_gpu
@@ -11,13 +14,10 @@ from meshwright.dialects.megatron_bridge.readable import readable
 from meshwright.dialects.megatron_bridge.runner import decided, measures_only, without_shape
 from meshwright.dialects.megatron_bridge.says import Spoken
 from meshwright.dialects.shapes import named
-from meshwright.recipes.types import Goal
+from meshwright.recipes.types import Goal, Recipe
 
 SETTLED = ("overlap.gather-needs-reduction", "learning_rate.decay-inside-warm-up")
 """Rules of its engine's own command line that are no rules here: the first does not hold, the second only warns."""
-STRETCHED = (*SETTLED, "sequence.beyond-model")
-"""A recipe for long samples changes the model's positions itself."""
-LENGTH = "data.seq_length"
 SECTIONS = frozenset({"model", "train", "optimizer", "scheduler", "ddp", "dataset", "checkpoint", "logger"})
 
 
@@ -76,8 +76,18 @@ def assemble(spoken: Spoken, path: str) -> Parsed:
         files=tuple(dict.fromkeys([path, *(said.file for said in settings.values())])),
         own=own,
         readable=readable(settings, base, model),
-        settled=SETTLED if row is None or own.get(LENGTH, base.data.seq_length) != base.data.seq_length else STRETCHED,
+        settled=_settled(row, base, own),
     )
+
+
+def _settled(row: upstream.Upstream | None, base: Recipe, own: Mapping[str, Any]) -> tuple[str, ...]:
+    """Rules of ours that do not hold here, or that the named recipe answers itself."""
+    found = list(SETTLED)
+    if row is not None and own.get("data.seq_length", base.data.seq_length) == base.data.seq_length:
+        found.append("sequence.beyond-model")  # a recipe for long samples changes the model's positions
+    if row is not None and base.layout.offload == "activations":
+        found.append("memory.host")  # it offloads some layers, not all
+    return tuple(found)
 
 
 def _stem(path: str) -> str:
