@@ -300,6 +300,17 @@ def test_the_config_of_deepspeed_is_read_too(tmp_path: Path) -> None:
     assert (result.recipe.layout.strategy, result.recipe.layout.reshard_after_forward) == ("fsdp2", False)
 
 
+def test_a_config_of_deepspeed_is_json(tmp_path: Path) -> None:
+    (tmp_path / "zero3.yaml").write_text(ZERO)
+    (tmp_path / "scripts").mkdir()
+    script = tmp_path / "scripts" / "run.sh"
+    script.write_text(
+        "accelerate launch --use_deepspeed --deepspeed_config_file zero3.yaml --num_processes 8 train.py\n"
+    )
+    result = dialects.check(dialects.dialect("accelerate"), dialects.open_file(script))
+    assert [(f.rule, f.line) for f in result.findings] == [("accelerate.not-json", 1)]
+
+
 def test_a_config_that_is_not_there_is_told(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("accelerate launch --config_file none.yaml train.py\n")
     with pytest.raises(InputError, match="not there"):

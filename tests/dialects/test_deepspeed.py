@@ -287,6 +287,24 @@ def test_arguments_that_contradict_the_config_are_told(tmp_path: Path) -> None:
     }
 
 
+def test_a_config_is_found_above_its_script(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "conf" / "ds.json").write_text(VALID)
+    script = tmp_path / "scripts" / "run.sh"
+    script.write_text("deepspeed --include=localhost:0,1,2,3 train.py --deepspeed_config=conf/ds.json\n")
+    result = dialects.check(dialects.dialect("deepspeed"), dialects.open_file(script))
+    assert [(f.rule, Path(f.file).name, f.line) for f in result.findings] == [
+        ("deepspeed.batch-arithmetic", "ds.json", 2)
+    ]
+
+
+def test_a_file_without_any_command_is_told(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("echo nothing\n")
+    with pytest.raises(InputError, match="DeepSpeed config"):
+        dialects.check(dialects.dialect("deepspeed"), dialects.open_file(tmp_path / "run.sh"))
+
+
 def test_a_config_that_is_not_there_is_told(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("deepspeed train.py --deepspeed_config none.json\n")
     with pytest.raises(InputError, match="not there"):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from meshwright.dialects.contents import open_file
+from meshwright.dialects.dialect import Content
 from meshwright.dialects.parts import whole
 from meshwright.dialects.shapes import named
 from meshwright.dialects.types import Said
+from meshwright.errors import InputError
 from meshwright.models import ModelSpec
 from meshwright.recipes.types import Goal
 
@@ -80,3 +84,25 @@ def program_fields(given: Arguments) -> Program:
     goal: Goal = "peft" if tuned else "sft" if any(name in given for name in MODELS[:1]) else "pretrain"
     usual = {} if goal == "pretrain" else USUAL
     return Program(model, goal, {**usual, **own}, tuple(key for key in OPEN if key not in own))
+
+
+ABOVE = 3
+
+
+def linked(content: Content, said: Said) -> Content:
+    """The file that a script names: beside it, or in a folder above, from where it may be started."""
+    folder = content.folder
+    places = [folder, *list(folder.resolve().parents)[:ABOVE]] if folder is not None else []
+    found = next((path for place in places if _is_file(path := place / str(said.value))), None)
+    if said.unresolved or found is None:
+        why = said.unresolved or "it is not there"
+        name = str(said.value)
+        raise InputError(f"the config that {said.place} names cannot be read: {why}", field="file", value=name)
+    return open_file(found)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long, say
+        return False

@@ -11,10 +11,9 @@ from msgspec import UNSET
 
 from meshwright.clusters import Cluster
 from meshwright.dialects.accelerate.keys import PREFIXES, TABLE
-from meshwright.dialects.contents import open_file
 from meshwright.dialects.dialect import Asked, Content, Parsed
 from meshwright.dialects.parts import asked_of, value, whole
-from meshwright.dialects.trainer import Arguments, arguments_of, is_on, program_fields
+from meshwright.dialects.trainer import Arguments, arguments_of, is_on, linked, program_fields
 from meshwright.dialects.types import Said, Settings
 from meshwright.errors import InputError
 from meshwright.recipes.foreign import words
@@ -56,7 +55,7 @@ def recognises(content: Content) -> int:
 
 
 def parse(content: Content) -> Parsed:
-    if content.format == "yaml":
+    if content.settings:
         return _parsed(content, content.settings, Asked(), {})
     one = next((one for one in content.launched if one.launcher == "accelerate"), None)
     if one is None:
@@ -70,13 +69,7 @@ def _config_of(content: Content, one: Launched) -> Settings:
     said = one.launcher_args.get("config-file") or one.launcher_args.get("config_file")
     if said is None:
         return {}
-    path = (content.folder or Path()) / str(said.value)
-    if said.unresolved or content.folder is None or not path.is_file():
-        why = said.unresolved or "it is not there"
-        raise InputError(
-            f"the config that {said.place} names cannot be read: {why}", field="file", value=str(said.value)
-        )
-    return open_file(path).settings
+    return linked(content, said).settings
 
 
 def _options(one: Launched) -> Iterator[tuple[str, Said]]:
@@ -215,13 +208,21 @@ class Inner(msgspec.Struct, frozen=True):
 
 def _deepspeed(content: Content, settings: Settings) -> Inner | None:
     said = settings.get(f"{ZERO}deepspeed_config_file")
-    path = (content.folder or Path()) / str(said.value) if said else None
-    if said is None or said.unresolved or content.folder is None or path is None or not path.is_file():
+    if said is None or said.value in (None, "none"):
+        return None
+    try:
+        inner = linked(content, said)
+    except InputError:
         return None
     from meshwright.dialects.check import check
     from meshwright.dialects.deepspeed import DIALECT
 
-    checked = check(DIALECT, open_file(path))
+    if inner.format != "json":
+        message = f"{said.value} is no DeepSpeed config: that is JSON"
+        key = f"{ZERO}deepspeed_config_file"
+        wrong = Finding("accelerate.not-json", "error", key, message, (), file=said.file, line=said.line)
+        return Inner({}, (wrong,))
+    checked = check(DIALECT, inner)
     fields = {own: getattr(getattr(checked.recipe, own.split(".")[0]), own.split(".")[1]) for own in FROM_DEEPSPEED}
     return Inner(fields, checked.findings)
 

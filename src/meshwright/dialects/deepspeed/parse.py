@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshwright.clusters import Cluster
-from meshwright.dialects.contents import open_file
 from meshwright.dialects.deepspeed.keys import REFUSING, TABLE, top_of
 from meshwright.dialects.dialect import Asked, Content, Parsed
 from meshwright.dialects.parts import asked_of, whole
-from meshwright.dialects.trainer import Arguments, arguments_of, program_fields
+from meshwright.dialects.trainer import Arguments, arguments_of, linked, program_fields
 from meshwright.dialects.types import Said, Settings
 from meshwright.errors import InputError
 from meshwright.recipes.foreign import words
@@ -68,11 +67,11 @@ def _config_of(one: Launched) -> tuple[str, Said] | None:
 
 
 def parse(content: Content) -> Parsed:
-    if content.format == "json":
+    if content.settings:
         return _parsed(content, content.settings, Asked(), {})
-    one = max(content.launched, key=_certainty)
-    config = _config_of(one)
-    if config is None:
+    one = max(content.launched, key=_certainty, default=None)
+    config = _config_of(one) if one else None
+    if one is None or config is None:
         raise InputError("no command in it names a DeepSpeed config", field="file", value=content.path)
     name, said = config
     settings = linked(content, said).settings
@@ -80,17 +79,6 @@ def parse(content: Content) -> Parsed:
     trainer = given if name == "deepspeed" else {}  # transformers' Trainer takes it under this name
     parsed = _parsed(content, _filled(settings, trainer), asked_of(one), given)
     return msgspec.structs.replace(parsed, env=one.env, findings=tuple(_disagreements(settings, trainer)))
-
-
-def linked(content: Content, said: Said) -> Content:
-    """The file that a script or another file names; one that is not there cannot be judged."""
-    path = (content.folder or Path()) / str(said.value)
-    if said.unresolved or content.folder is None or not path.is_file():
-        why = said.unresolved or "it is not there"
-        raise InputError(
-            f"the config that {said.place} names cannot be read: {why}", field="file", value=str(said.value)
-        )
-    return open_file(path)
 
 
 def _filled(settings: Settings, given: Arguments) -> dict[str, Said]:
