@@ -447,7 +447,12 @@ def export(
     theirs = dialects.dialect(to)
     found = target if isinstance(target, Recipe) else _recipe_from(target)
     judged = _check_recipe(found, gpus, theirs.engine, overrides, advice=False)
-    return dialects.export(theirs, judged.recipe, judged.model, judged.cluster), judged
+    written = dialects.export(theirs, judged.recipe, judged.model, judged.cluster)
+    if not judged.ok:
+        asked = f"{judged.recipe.model} --gpus {judged.cluster} --goal {judged.recipe.goal} --engine {judged.engine}"
+        note = f"a layout that runs there: meshwright recommend {asked} --save sized.toml, then export sized.toml"
+        written = msgspec.structs.replace(written, notes=(*written.notes, note))
+    return written, judged
 
 
 def question_of(

@@ -7,7 +7,9 @@ import shlex
 import pytest
 
 from meshwright import check, recipe, recommend
+from meshwright.api import export
 from meshwright.launch import commands, left_out
+from meshwright.launch.commands import CONFIGS
 
 
 def said(text: str) -> dict[str, str]:
@@ -84,3 +86,16 @@ def test_bridge_overrides_say_the_layout() -> None:
     values = said(commands(plan)["megatron-bridge"])
     assert values["model.tensor_model_parallel_size"] == "4"
     assert values["model.context_parallel_size"] == "2"
+
+
+@pytest.mark.parametrize(("engine", "dialect"), list(CONFIGS.items()))
+def test_a_plan_for_another_engine_says_how_its_config_is_written(engine: str, dialect: str) -> None:
+    plan = recommend("llama3_8b", "8xH100", "pretrain", engine=engine)
+    if not plan.ok:
+        pytest.skip("no layout fits there")
+    words = shlex.split(commands(plan)[dialect])
+    assert words[:2] == ["meshwright", "export"]
+    written, judged = export(words[2], dialect, gpus=words[6], overrides=words[9:])
+    assert judged.ok
+    assert judged.recipe.layout == plan.recipe.layout
+    assert written.files

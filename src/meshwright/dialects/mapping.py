@@ -260,7 +260,7 @@ def to_settings(dialect: Dialect, recipe: Recipe, fields: Iterable[str]) -> tupl
             found[key] = word.to_foreign(value_of(recipe, word.own))
         except InputError as error:
             unsaid[word.own] = Unsaid(word.own, value_of(recipe, word.own), error.reason)
-    for own in wanted - covered:
+    for own in (own for own in recipe_fields() if own in wanted and own not in covered):
         if value_of(recipe, own) != recipe_fields()[own].default:
             unsaid[own] = Unsaid(own, value_of(recipe, own), f"{dialect.title} has no key for it")
     order = {key: place for place, key in enumerate(words(dialect.table))}

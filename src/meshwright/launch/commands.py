@@ -1,4 +1,4 @@
-"""The command that starts a plan, for our own engine and for Megatron-Bridge."""
+"""The command that starts a plan: on our own engine, on Megatron-Bridge, or by way of another framework's config."""
 
 from __future__ import annotations
 
@@ -10,6 +10,15 @@ from meshwright.dialects import Program
 from meshwright.planner import Plan
 from meshwright.recipes.spelling import spell
 
+CONFIGS = {
+    "megatron": "megatron-lm",
+    "torchtitan": "torchtitan",
+    "automodel": "automodel",
+    "kempnerforge": "kempnerforge",
+    "deepspeed": "deepspeed",
+}
+"""The dialect in which an engine is told what to do."""
+
 
 def commands(plan: Plan, refused: Mapping[str, str] | None = None) -> dict[str, str]:
     """Launch commands by framework, but for those refused (as left_out says); none for a plan that cannot run."""
@@ -20,6 +29,9 @@ def commands(plan: Plan, refused: Mapping[str, str] | None = None) -> dict[str, 
         from meshwright.dialects.megatron_bridge import plans  # a table of its own: not for every command
 
         written["megatron-bridge"] = command_of(plans.program(plan), plan.question.cluster)
+    theirs = CONFIGS.get(plan.question.engine)
+    if theirs is not None and plan.recipe.model == plan.base.model:
+        written[theirs] = export_command(plan, theirs)
     return written
 
 
@@ -42,6 +54,13 @@ def meshwright_command(plan: Plan) -> str:
     if cluster.nodes == 1:
         return shlex.join(["meshwright", *words, "--nproc", str(cluster.world), *overrides])
     return command_of(Program(("-m", "meshwright", *words, *overrides)), cluster)
+
+
+def export_command(plan: Plan, to: str) -> str:
+    """How the plan becomes a config of another framework, and the command that starts it."""
+    where = plan.question.cluster_ref or str(plan.question.cluster)
+    overrides = [spell(c.field, c.new) for c in plan.changes]
+    return shlex.join(["meshwright", "export", plan.base.name, "--to", to, "--gpus", where, "--out", to, *overrides])
 
 
 def command_of(program: Program, cluster: Cluster) -> str:
