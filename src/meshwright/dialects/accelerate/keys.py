@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 TABLE = "accelerate"
@@ -41,6 +40,3 @@ def spell(key: str, value: Any) -> str:
     text = str(value).lower() if isinstance(value, bool) else str(value)
     quoted = f"'{text}'" if text.lower() in ("no", "off", "yes", "on") else text
     return f"{section}: {{{name}: {quoted}}}" if dot else f"{key}: {quoted}"
-
-
-Values = Mapping[str, Any]
