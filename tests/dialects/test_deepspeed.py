@@ -171,6 +171,7 @@ CASES = (
         ("deepspeed.contiguous-checkpoints", 5),
     ),
     broken("nobody fills", '"overlap_comm": true', '"sub_group_size": "auto"', ("deepspeed.nobody-fills", 9)),
+    broken("no such format", '"gradient_clipping": 1.0', '"communication_data_type": "int8"', ("value.refused", 5)),
     broken("not a truth", '"overlap_comm": true', '"overlap_comm": "maybe"', ("value.refused", 9)),
     broken(
         "sequences",

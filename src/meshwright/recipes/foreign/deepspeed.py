@@ -332,7 +332,13 @@ def _reads(*own: str) -> Callable[[Texts, Recipe], Meaning]:
     """The formats of some fields; each is written by itself, so that one without words does not cost the others."""
 
     def read(given: Texts, recipe: Recipe) -> Meaning:
-        return Meaning({key: text for key, text in _read_precision(given, recipe).said.items() if key in own})
+        try:
+            found = _read_precision(given, recipe)
+        except InputError:
+            if "precision.compute" in own:
+                raise
+            return Meaning({})  # told once is enough
+        return Meaning({key: text for key, text in found.said.items() if key in own})
 
     return read
 
