@@ -238,7 +238,7 @@ COMMANDS = (
         NOW,
         ("--training.steps 2000", "--parallelism.pipeline_parallel_degree 2 --parallelism.num_pp_microbatches 8"),
         ("=524288", "=1048576"),
-    ), [("graphs.pipeline", 4), ("schedule.no-interleaving", 0)]),
+    ), [("graphs.pipeline", 4)]),
     Case("context without its backend", replaced(
         NOW, ("--training.steps 2000", "--parallelism.context_parallel_degree 2 --parallelism.spmd_backend dtensor")
     ), [("torchtitan.context-attention", 5)]),

@@ -19,8 +19,24 @@ from meshwright.recipes.case import Case
 from meshwright.recipes.types import Recipe
 from meshwright.rules import SEVERITIES, Finding
 
-OPINIONS = ("strategy.fsdp-with-tensor-parallel",)
-"""Warnings about speed that some frameworks' own published layouts meet: told as advice in their files."""
+OPINIONS = (
+    "batch.too-few-tokens",
+    "dispatch.allgather-large",
+    "kernels.compiled-experts",
+    "memory.tight",
+    "moe.ep-too-low",
+    "network.context-domain",
+    "optimizer.no-clipping",
+    "precision.bf16-reduction",
+    "precision.fp16",
+    "precision.fp8-tokens",
+    "precision.mxfp8-untried",
+    "schedule.idle-stages",
+    "schedule.no-interleaving",
+    "sequence.long-without-context-parallel",
+    "strategy.fsdp-with-tensor-parallel",
+)
+"""Warnings about speed, room and taste that published configs meet for good reasons: advice in others' files."""
 
 
 def check(
@@ -180,4 +196,7 @@ def _notes(reading: Reading, known: bool) -> Iterator[str]:
         said = " ".join(f"{own}={text_of(value_of(reading.recipe, own))}" for own in reading.open)
         yield f"the program that reads the file decides the rest: memory is judged when it is said, e.g. {said}"
     if reading.model is not None and not known:
-        yield "nobody said the GPUs: only what is wrong on every usual count and type is told (--gpus 8xH100)"
+        count = reading.parsed.asked.count
+        what = "nobody said the GPUs" if count is None else f"nobody said the type of the {count} GPUs"
+        tried = "count and type" if count is None else "type"
+        yield f"{what}: only what is wrong on every usual {tried} is told (--gpus {count or 8}xH100)"
