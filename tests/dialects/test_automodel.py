@@ -238,7 +238,6 @@ CASES = (
         [("layers_per_stage: 4", "layers_per_stage: 20")],
         [
             ("schedule.several-chunks", "pp_schedule: interleaved1f1b"),
-            ("schedule.no-interleaving", "pp_schedule: inter"),
         ],
         "8x8xH100",
     ),
