@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ class Config:
     """One config as a framework's parser is handed it."""
 
     name: str
-    origin: Literal["case", "export"]
+    origin: Literal["case", "export", "draw"]
     path: str  # its file name
     text: str
     gpus: str | None = None  # as typed: 2x8xH100
@@ -47,6 +47,8 @@ class Framework:
     module: str  # whose import shows that it is there
     judge: Callable[[Config, Path], Verdict]  # the folder holds the config and what else export wrote
     asks: str  # which of its code is asked, as a sentence
+    prepare: Callable[[], None] = lambda: None  # before its modules are imported
+    draws: Callable[[], Iterable[Config]] = tuple  # more configs of this version, drawn from a seed
     takes: Callable[[Config], bool] = lambda config: True  # whether the config is in this version's words
     exported: str | None = None  # which of the exported files is handed over; None: the first
     keys: Callable[[], Mapping[str, Any]] | None = None  # its keys as our table spells them, with their defaults

@@ -25,12 +25,13 @@ from typing import Any
 from benchmarks.against import MISSING, Config, Framework, Verdict
 from msgspec import UNSET
 
-from meshwright import dialects, models
+from meshwright import dialects, models, planner
 from meshwright.clusters import cluster
 from meshwright.errors import InputError
 from meshwright.recipes import foreign, index
 
 EVERY = 5
+ORIGINS = ("case", "export", "draw")
 LATER = {"memory.": "runs out of memory, which no parser sees"}
 
 
@@ -50,11 +51,12 @@ def main() -> None:
     sys.path[:0] = options.site
     framework: Framework = importlib.import_module(f"benchmarks.against.{options.framework}").FRAMEWORK
     try:
+        framework.prepare()
         importlib.import_module(framework.module)
     except ImportError as error:
         print(f"{options.framework}: {framework.needs} is not there ({error})")
         return
-    compared = [_compare(framework, config) for config in _configs(framework)]
+    compared = [_compare(framework, config) for config in _configs(framework, options.only)]
     keys = _keys(framework)
     _print(framework, compared, keys)
     if options.out:
@@ -65,14 +67,17 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("framework", help="a module of benchmarks/against")
     parser.add_argument("--site", action="append", default=[], help="a folder with the framework; may be repeated")
+    parser.add_argument("--only", choices=ORIGINS, help="configs of this origin alone")
     parser.add_argument("--out", type=Path, help="where the numbers go, as JSON")
     return parser.parse_args()
 
 
-def _configs(framework: Framework) -> Iterator[Config]:
+def _configs(framework: Framework, only: str | None) -> Iterator[Config]:
     """Every config that is in the words of this version."""
-    both = (*_cases(framework), *_exports(framework))
-    yield from (config for config in both if framework.takes(config))
+    sources = {"case": lambda: _cases(framework), "export": lambda: _exports(framework), "draw": framework.draws}
+    for origin, source in sources.items():
+        if only in (None, origin):
+            yield from (config for config in source() if framework.takes(config))
 
 
 def _cases(framework: Framework) -> Iterator[Config]:
@@ -91,7 +96,7 @@ def _asked(framework: Framework, text: str, path: str) -> int | None:
 def _exports(framework: Framework) -> Iterator[Config]:
     theirs = dialects.dialect(framework.dialect)
     for name in index.names()[::EVERY]:
-        recipe = index.load(name)
+        recipe = planner.on_engine(index.load(name), theirs.engine)
         on = cluster(recipe.cluster)
         try:
             written = dialects.export(theirs, recipe, models.find(recipe.model), on)
@@ -136,7 +141,7 @@ def _outcome(framework: Framework, config: Config, theirs: Verdict, ours: Sequen
     if theirs.accepts:
         reasons = [_reason({**LATER, **framework.later}, rule) for rule in ours]
         explained = next((reason for reason in reasons if reason), "")
-        return ("they fail later" if explained else "only we refuse"), explained
+        return ("seen here only" if explained else "only we refuse"), explained
     explained = next((why for text, why in framework.beyond.items() if text in theirs.reason), "")
     return ("not the config's" if explained else "only they refuse"), explained
 
@@ -193,14 +198,14 @@ def _same(one: Any, other: Any) -> bool:
 
 
 OUTCOMES = (
-    "both accept", "both refuse", "they fail later", "only we refuse", "only they refuse", "not the config's",
+    "both accept", "both refuse", "seen here only", "only we refuse", "only they refuse", "not the config's",
     "not asked",
 )  # fmt: skip
 
 
 def _print(framework: Framework, compared: Sequence[Compared], keys: Keys | None) -> None:
     print(f"{framework.needs}: {framework.asks}")
-    for origin in ("case", "export"):
+    for origin in ORIGINS:
         of_these = [one for one in compared if one.config.origin == origin]
         counts = Counter(one.outcome for one in of_these)
         print(f"  {origin}s {len(of_these)}: " + ", ".join(f"{name} {counts[name]}" for name in OUTCOMES))
@@ -223,8 +228,7 @@ def _report(framework: Framework, name: str, compared: Sequence[Compared], keys:
         "python": platform.python_version(),
         "torch": _version("torch"),
         "counts": {
-            origin: dict(Counter(one.outcome for one in compared if one.config.origin == origin))
-            for origin in ("case", "export")
+            origin: dict(Counter(one.outcome for one in compared if one.config.origin == origin)) for origin in ORIGINS
         },
         "keys": None if keys is None else vars(keys),
         "configs": [
