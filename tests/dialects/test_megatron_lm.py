@@ -151,8 +151,12 @@ COMMON = (
     broken("a flag that never was", *with_args(DENSE, "--cpu-optimizer"), "key.gone", "--cpu-optimizer"),
     broken("read by nothing", *with_args(DENSE, "--use-flash-attn"), "key.ignored", "--use-flash-attn"),
     broken("on by itself", *with_args(DENSE, "--use-mcore-models"), "key.ignored", "--use-mcore-models"),
-    broken("computed there", *with_args(DENSE, "--virtual-pipeline-model-parallel-size 2"), "key.replaced",
+    broken("computed there", *with_args(DENSE, "--virtual-pipeline-model-parallel-size 2"), "key.gone",
            "--virtual-pipeline"),
+    broken("a field that has no flag", *with_args(DENSE, "--cpu-offloading"), "key.unknown", "--cpu-offloading"),
+    broken("a flag of 0.17", *with_args(DENSE, "--no-scatter-gather-tensors-in-pipeline"), "key.gone",
+           "--no-scatter-gather"),
+    broken("a router's numbers", *with_args(DENSE, "--moe-router-dtype bf16"), "value.refused", "--moe-router-dtype"),
     broken("a switch with a value", DENSE, "--swiglu", "--swiglu true", "value.left-over", "--swiglu"),
     broken("no value", DENSE, "--weight-decay 0.1", "--weight-decay", "value.missing", "--weight-decay"),
     broken("not a number", DENSE, "--weight-decay 0.1", "--weight-decay ten", "value.refused", "--weight-decay"),
@@ -164,8 +168,8 @@ COMMON = (
     broken("no length", DENSE, "    --train-iters 10000\n", "", "megatron-lm.no-length"),
     broken("two lengths", *with_args(DENSE, "--train-samples 9"), "megatron-lm.iterations-and-samples",
            "--train-samples"),
-    broken("ramp-up by iterations", *with_args(DENSE, "--rampup-batch-size 16 16 300"),
-           "megatron-lm.iterations-and-samples", "--rampup"),
+    broken("warm-up by samples", DENSE, "--lr-warmup-iters 500", "--lr-warmup-samples 5000",
+           "megatron-lm.iterations-and-samples", "--lr-warmup-samples"),
     broken("two warm-ups", *with_args(DENSE, "--lr-warmup-fraction 0.1"), "megatron-lm.two-warm-ups",
            "--lr-warmup-fraction"),
     broken("never saved", DENSE, "    --save-interval 500\n", "", "megatron-lm.save-without-interval", "--save runs"),
@@ -258,6 +262,14 @@ TORCH = replaced(
 )
 RARER = (
     Case("valid: Megatron-FSDP", FSDP, gpus="2x8xH100"),
+    Case("valid: a batch that grows by iterations", replaced(
+        DENSE, ("--weight-decay 0.1", "--rampup-batch-size 16 16 300 --weight-decay 0.1")), gpus="2x8xH100"),
+    Case("valid: saved in the background", replaced(
+        DENSE, ("--attention-backend flash", "--async-save --use-persistent-ckpt-worker")), gpus="2x8xH100"),
+    Case("valid: activations offloaded", replaced(
+        DENSE, ("TP=2", "TP=2\nexport NVTE_CPU_OFFLOAD_V1=1"),
+        ("--attention-backend flash", "--fine-grained-activation-offloading --offload-modules core_attn")),
+        gpus="2x8xH100"),
     Case("valid: torch FSDP2", TORCH, gpus="2x8xH100"),
     broken("one connection and FSDP", FSDP, "TP=1", "TP=1\nexport CUDA_DEVICE_MAX_CONNECTIONS=1",
            "megatron-lm.connections", "CUDA_DEVICE_MAX_CONNECTIONS"),
@@ -292,6 +304,11 @@ RARER = (
     broken("graphs and segments", DENSE, "--attention-backend flash\n)",
            "--cuda-graph-impl transformer_engine\n)\nexport PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
            "megatron-lm.graphs-registered", "--cuda-graph-impl"),
+    broken("weights offloaded too", DENSE, "--attention-backend flash",
+           "--fine-grained-activation-offloading --offload-modules core_attn", "megatron-lm.offload-environment",
+           "--fine-grained"),
+    broken("background saves that wait", DENSE, "--attention-backend flash", "--async-save",
+           "megatron-lm.async-without-worker", "--async-save"),
     broken("background saves", DENSE, "--attention-backend flash", "--async-save --ckpt-format torch",
            "megatron-lm.async-format", "--async-save"),
 )  # fmt: skip
@@ -330,6 +347,11 @@ def test_flags_become_our_fields() -> None:
     assert layout.pp_schedule == "interleaved_1f1b"
     assert (recipe.precision.compute, recipe.optimizer.lr, recipe.optimizer.beta2) == ("bf16", 3e-4, 0.95)
     assert (recipe.data.dataset, recipe.checkpoint.save_every, recipe.checkpoint.resume) == ("mock", 500, True)
+
+
+def test_megatron_fsdp_cuts_everything_unless_said() -> None:
+    text = replaced(FSDP, (" --data-parallel-sharding-strategy optim_grads_params", ""))
+    assert read(text).layout.strategy == "megatron_fsdp"
 
 
 def test_what_is_unsaid_is_their_default() -> None:

@@ -121,6 +121,9 @@ class _Reader:
         return parse(recipe_fields()[word.own], overrides.in_our_words(word, text), word.key)
 
     def _set(self, word: Word, said: Said) -> None:
+        if word.choices and isinstance(said.value, str) and not _is_choice(word, said.value):
+            self._check_form(word, said)
+            return
         try:
             value = self._typed(word, text_of(said.value))
         except InputError as error:

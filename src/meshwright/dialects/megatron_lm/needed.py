@@ -42,7 +42,7 @@ def no_length(look: Look) -> Problem | None:
     return Problem("neither --train-iters nor --train-samples says how long to train", ("--train-iters N",))
 
 
-SAMPLES = ("train_samples", "lr_decay_samples", "lr_warmup_samples", "lr_wsd_decay_samples", "rampup_batch_size")
+SAMPLES = ("train_samples", "lr_decay_samples", "lr_warmup_samples", "lr_wsd_decay_samples")
 ITERATIONS = ("train_iters", "lr_decay_iters", "lr_warmup_iters", "lr_wsd_decay_iters")
 
 

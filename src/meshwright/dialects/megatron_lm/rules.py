@@ -253,11 +253,18 @@ RULES = (
     ),
     _rule(
         "offload-layers",
-        "cpu_offloading cpu_offloading_num_layers",
+        "cpu_offloading_num_layers",
         techniques.offload_layers,
         "ValueError while the model's config is built",
         "what is offloaded is fetched in the order of one plain backward pass",
         covers=("offload.activations-pipeline", "offload.activations-recompute"),
+    ),
+    _rule(
+        "offload-environment",
+        f"fine_grained_activation_offloading {techniques.OFFLOAD_V1}",
+        techniques.offload_environment,
+        ASSERTED + ", with Transformer Engine 2.10 and later",
+        "its newer way to offload takes the weights along",
     ),
     _rule(
         "graphs-registered",
@@ -294,5 +301,13 @@ RULES = (
         techniques.async_format,
         "NotImplementedError at the first save",
         "only the distributed format is written in the background",
+    ),
+    _rule(
+        "async-without-worker",
+        "async_save",
+        techniques.async_without_worker,
+        "it starts, and training waits for every save",
+        "what is written in the background is written by a process that stays",
+        "warning",
     ),
 )

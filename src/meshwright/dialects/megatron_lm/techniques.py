@@ -8,6 +8,8 @@ from meshwright.dialects.dialect import Look, Problem
 from meshwright.dialects.megatron_lm.arguments import spell
 from meshwright.dialects.megatron_lm.looks import is_open, number_of, on, text_of
 
+OFFLOAD_V1 = "NVTE_CPU_OFFLOAD_V1"
+
 
 def two_formats(look: Look) -> Iterator[Problem]:
     for one, other in (("bf16", "fp16"), ("fp8_format", "fp4_format")):
@@ -78,15 +80,28 @@ def distributed_saves(look: Look) -> Problem | None:
 
 
 def offload_layers(look: Look) -> Iterator[Problem]:
-    if not on(look, "cpu_offloading") and not number_of(look, "cpu_offloading_num_layers"):
+    key = "cpu_offloading_num_layers"
+    if not number_of(look, key):
         return
-    key = "cpu_offloading" if look.says("cpu_offloading") else "cpu_offloading_num_layers"
     if number_of(look, "pipeline_model_parallel_size") > 1:
         yield Problem("offloading layers does not go with a pipeline", (spell(key, None),), key=key)
     if look.says("recompute_granularity") or look.says("recompute_activations"):
         yield Problem("offloading layers does not go with recompute", (spell(key, None),), key=key)
     if text_of(look, "cuda_graph_impl") in ("local", "transformer_engine"):
         yield Problem("offloading layers goes with CUDA graphs of whole iterations only", (spell(key, None),), key=key)
+
+
+def offload_environment(look: Look) -> Problem | None:
+    """Transformer Engine since 2.10 would offload weights with the activations unless it is told not to."""
+    said = look.parsed.env.get(OFFLOAD_V1)
+    elsewhere = look.parsed.asked.said is None or any(one.unresolved for one in look.parsed.env.values())
+    if not on(look, "fine_grained_activation_offloading") or elsewhere or (said is not None and said.value == "1"):
+        return None
+    return Problem(
+        f"{OFFLOAD_V1} must be 1 where activations are offloaded",
+        (f"export {OFFLOAD_V1}=1",),
+        key=OFFLOAD_V1 if said is not None else "fine_grained_activation_offloading",
+    )
 
 
 def registered_graphs(look: Look) -> Problem | None:
@@ -134,3 +149,11 @@ def async_format(look: Look) -> Problem | None:
     if not on(look, "async_save") or text_of(look, "ckpt_format") not in ("torch", "torch_dcp", "zarr"):
         return None
     return Problem("--async-save needs --ckpt-format torch_dist", ("--ckpt-format torch_dist",), key="async_save")
+
+
+def async_without_worker(look: Look) -> Problem | None:
+    plain = text_of(look, "ckpt_format") in ("torch", "torch_dcp", "zarr")
+    if not on(look, "async_save") or plain or look.says("use_persistent_ckpt_worker") or is_open(look):
+        return None
+    fix = ("--use-persistent-ckpt-worker",)
+    return Problem("--async-save is switched off without --use-persistent-ckpt-worker", fix, key="async_save")

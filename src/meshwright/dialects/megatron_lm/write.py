@@ -11,6 +11,7 @@ from meshwright.dialects.dialect import Dialect
 from meshwright.dialects.mapping import relevant, text_of, to_settings, value_of, without_defaults
 from meshwright.dialects.megatron_lm.layouts import BLACKWELL, CONNECTIONS
 from meshwright.dialects.megatron_lm.sizes import is_hybrid, model_flags
+from meshwright.dialects.megatron_lm.techniques import OFFLOAD_V1
 from meshwright.dialects.types import Program, Unsaid, Written
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec
@@ -34,6 +35,7 @@ PLACES = {
     "lr_wsd_decay_iters": "TRAINING_ARGS",
     "lr_wsd_decay_style": "TRAINING_ARGS",
     "ckpt_format": "RUN_ARGS",
+    "use_persistent_ckpt_worker": "RUN_ARGS",
     "split": "RUN_ARGS",
 }
 """Flags without a row of their own meaning, by the array that they belong in; the rest describe the model."""
@@ -107,6 +109,8 @@ def _needed(recipe: Recipe, model: ModelSpec) -> Iterator[tuple[str, Any]]:
         yield "no_gradient_accumulation_fusion", True
     if layout.strategy == "megatron_fsdp":
         yield "ckpt_format", "fsdp_dtensor"
+    if recipe.checkpoint.async_save:
+        yield "use_persistent_ckpt_worker", True
     if recipe.schedule.name == "wsd":
         end = recipe.schedule.decay_steps or recipe.train.steps
         yield "lr_wsd_decay_iters", max(1, (end - recipe.schedule.warmup_steps) // 5)
@@ -133,6 +137,8 @@ def _environment(recipe: Recipe, on: Cluster) -> Iterator[tuple[str, str]]:
     cut = recipe.layout.tp > 1 or recipe.layout.cp > 1
     if cut and on.gpu.capability < BLACKWELL and recipe.layout.strategy not in ("fsdp2", "megatron_fsdp"):
         yield CONNECTIONS, "1"
+    if recipe.layout.offload == "activations":
+        yield OFFLOAD_V1, "1"
     if recipe.kernels.deterministic:
         yield "NCCL_ALGO", "Ring"
         yield "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0"

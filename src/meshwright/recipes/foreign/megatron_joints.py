@@ -168,7 +168,8 @@ def _list(names: list[str]) -> str:
 
 
 def read_offload(given: Texts, recipe: Recipe) -> Meaning:
-    activations = _on(given, "cpu_offloading") or _on(given, "fine_grained_activation_offloading")
+    layers = _text(given, "cpu_offloading_num_layers") not in ("", "0")
+    activations = layers or _on(given, "fine_grained_activation_offloading")
     kind = "optimizer" if _on(given, "optimizer_cpu_offload") else "activations" if activations else "none"
     return says({"layout.offload": kind})
 

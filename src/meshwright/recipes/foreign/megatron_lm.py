@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from meshwright.recipes.foreign import megatron_joints as joint
 from meshwright.recipes.foreign.megatron_flags import MANY_VALUES, ONE_VALUE, SWITCHES
+from meshwright.recipes.foreign.megatron_flags import PAST as PAST_FLAGS
 from meshwright.recipes.foreign.values import ATTENTION, DECAYS, NULL_IS_0, NULL_IS_1, OPTIMIZERS
 from meshwright.recipes.foreign.word import Joint, Word
 
@@ -47,7 +48,8 @@ PARALLEL = (
     Word("use_torch_fsdp2", default=False),
     Word(
         "data_parallel_sharding_strategy",
-        default="no_shard",
+        default="optim_grads_params",
+        note="no_shard until 0.17",
         choices=("no_shard", "optim", "optim_grads", "optim_grads_params"),
     ),
     Word("torch_fsdp2_no_reshard_after_forward", "layout.reshard_after_forward", INVERTED, default=False),
@@ -105,7 +107,7 @@ MEMORY = (
     Word("recompute_activations", default=False, note="the same as --recompute-granularity selective"),
     Word("recompute_modules", default=None),
     Word("optimizer_cpu_offload", default=False, since="0.11"),
-    Word("cpu_offloading", default=False),
+    Word("cpu_offloading_num_layers", default=0),
     Word("fine_grained_activation_offloading", default=False, since="0.16"),
 )
 KERNELS = (
@@ -126,7 +128,7 @@ EXPERTS = (
     Word("moe_aux_loss_coeff", "moe.aux_loss", default=0.0),
     Word("moe_z_loss_coeff", "moe.router_z_loss", NULL_IS_OFF, default=None),
     Word("moe_expert_capacity_factor", "moe.capacity_factor", NULL_IS_OFF, default=None),
-    Word("moe_router_dtype", "moe.router_dtype", ROUTER_DTYPES, default=None),
+    Word("moe_router_dtype", "moe.router_dtype", ROUTER_DTYPES, default=None, choices=("fp32", "fp64")),
     Word("moe_token_dispatcher_type", default="allgather", choices=("allgather", "alltoall", "flex")),
     Word("moe_flex_dispatcher_backend", default=None, since="0.16"),
     Word("moe_enable_deepep", default=False, note="today --moe-flex-dispatcher-backend deepep"),
@@ -167,8 +169,8 @@ PAST = (
     Word("use_legacy_models", fate="gone", until="2026-05-06", note="only Megatron-Core models are left"),
     Word("use_mcore_models", fate="ignored", note="Megatron-Core models are the default since 2024-05"),
     Word("use_flash_attn", fate="ignored", instead="--attention-backend flash"),
-    Word("virtual_pipeline_model_parallel_size", "layout.vp", NULL_IS_1, takes="int", fate="replaced",
-         note="it is computed from the number of virtual stages",
+    Word("virtual_pipeline_model_parallel_size", "layout.vp", NULL_IS_1, takes="int", fate="gone",
+         note="it is computed from the number of virtual stages and has no flag",
          instead="--num-virtual-stages-per-pipeline-rank N"),
     Word("batch_size", takes="int", fate="gone", instead="--micro-batch-size N"),
     Word("warmup", takes="text", fate="gone", instead="--lr-warmup-fraction F"),
@@ -196,9 +198,9 @@ PAST = (
     Word("dist_ckpt_format", fate="ignored", instead="--ckpt-format torch_dist", takes="text"),
     Word("ckpt_fully_parallel_save", fate="ignored", note="it is on unless --no-ckpt-fully-parallel-save is given"),
     Word("fp8_interval", fate="ignored", takes="int"),
-    Word("no_async_tensor_model_parallel_allreduce", fate="ignored"),
+    Word("no_async_tensor_model_parallel_allreduce", fate="gone", until="0.16"),
     Word("moe_extended_tp", fate="gone", instead="--expert-tensor-parallel-size N"),
-    Word("moe_layer_recompute", fate="gone", instead="--recompute-granularity selective --recompute-modules moe"),
+    Word("moe_layer_recompute", takes="flag", note="today --recompute-granularity selective --recompute-modules moe"),
 )  # fmt: skip
 
 GROUPS: dict[str, tuple[Word, ...]] = {
@@ -216,6 +218,11 @@ GROUPS: dict[str, tuple[Word, ...]] = {
 WORDS: tuple[Word, ...] = (
     *(word for group in GROUPS.values() for word in group),
     *PAST,
+    *(
+        Word(name, takes=takes, fate="gone", until=until)
+        for (until, takes), names in PAST_FLAGS.items()
+        for name in names.split()
+    ),
     *(Word(name, takes="flag") for name in SWITCHES.split()),
     *(Word(name, takes="text") for name in ONE_VALUE.split()),
     *(Word(name, takes="list") for name in MANY_VALUES.split()),
@@ -252,7 +259,7 @@ JOINTS: tuple[Joint, ...] = (
     ),
     Joint(("recompute_modules",), ("layout.recompute_modules",), joint.read_modules, joint.write_modules),
     Joint(
-        ("optimizer_cpu_offload", "cpu_offloading", "fine_grained_activation_offloading"),
+        ("optimizer_cpu_offload", "cpu_offloading_num_layers", "fine_grained_activation_offloading"),
         ("layout.offload",),
         joint.read_offload,
         joint.write_offload,
