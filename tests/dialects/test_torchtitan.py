@@ -176,7 +176,39 @@ FILES = (
                                  ("degree = 2", "degree = 2\npipeline_parallel_microbatch_size = 3")),
          [("value.refused", 21)], "8xH200"),
     Case("tied", replaced(STAGED, ('"llama3"\nflavor = "8B"', '"qwen3"\nflavor = "1.7B"')),
-         [("pipeline.tied-embeddings", 30)], "8xH200"),
+         [("torchtitan.no-pipeline", 30)], "8xH200"),
+    Case("odd length", replaced(DENSE, ("seq_len = 8192", "seq_len = 8191")), [("torchtitan.sequence-parts", 23)], ON),
+    Case("experts of a dense model", replaced(
+        DENSE, ("context_parallel_degree = 1", "expert_parallel_degree = 2")
+    ), [("torchtitan.experts-unread", 31)], ON),
+    Case("valid, experts cut like the rest", replaced(
+        EXPERTS, ("expert_tensor_parallel_degree = 1", "expert_tensor_parallel_degree = 2"),
+        ("\ntensor_parallel_degree = 1", "\ntensor_parallel_degree = 2"),
+    ), gpus="4x8xH200"),
+    Case("valid, experts over part of the tensor ranks", replaced(
+        EXPERTS, ("expert_parallel_degree = 8\n", "expert_parallel_degree = 2\n"),
+        ("\ntensor_parallel_degree = 1", "\ntensor_parallel_degree = 4"),
+    ), gpus="4x8xH200"),
+    Case("context of gpt_oss", replaced(
+        DENSE, ('"llama3"\nflavor = "8B"', '"gpt_oss"\nflavor = "20b"'),
+        ("context_parallel_degree = 1", "context_parallel_degree = 2"),
+    ), [("torchtitan.context-attention", 31)], "2x8xH200"),
+    Case("valid balancer that nobody asks", replaced(
+        DENSE, ("context_parallel_degree = 1", 'context_parallel_load_balancer = "other"')
+    ), gpus=ON),
+    Case("balancer without masks", replaced(
+        DENSE, ("context_parallel_degree = 1", 'context_parallel_degree = 2\ncontext_parallel_load_balancer = "ptrr"')
+    ), [("torchtitan.load-balancer", 32)], ON),
+    Case("schedule that ends early", replaced(DENSE, ("warmup_steps = 100", "warmup_steps = 100\ntotal_steps = 1000")),
+         [("torchtitan.total-steps", 17)], ON),
+    Case("schedule within the warm-up", replaced(
+        DENSE, ("warmup_steps = 100", "warmup_steps = 100\ntotal_steps = 50")
+    ), [("torchtitan.total-steps", 17)], ON),
+    Case("valid, all layers recomputed", replaced(DENSE, ('"op"', '"0"')), gpus=ON),
+    Case("float8 emulated on old GPUs", FLOAT8 + "emulate = true\n",
+         [("torchtitan.float8-emulation", 49)], "2x8xA100"),
+    Case("valid, float8 emulated on old GPUs, not compiled", replaced(
+        FLOAT8, ("enable = true\ncomp", "enable = false\ncomp")) + "emulate = true\n", gpus="4x8xA100"),
     Case("varlen over context ranks", replaced(
         DENSE, ('"8B"', '"8B_varlen"'), ("context_parallel_degree = 1", "context_parallel_degree = 2")
     ), [("torchtitan.context-attention", 31)], ON),

@@ -99,12 +99,12 @@ def virtual_stages(settings: Settings, model: ModelSpec | None) -> int:
 def _layers_recomputed(settings: Settings, model: ModelSpec | None) -> dict[str, Any]:
     """Selective recompute of every nth layer is full recompute of a share of them."""
     every = str(value(settings, "activation_checkpoint.selective_ac_option") or "")
-    if value(settings, "activation_checkpoint.mode") != "selective" or not re.fullmatch("[1-9][0-9]{0,5}", every):
+    if value(settings, "activation_checkpoint.mode") != "selective" or not re.fullmatch("[0-9]{1,6}", every):
         return {}
     if model is None:
         return {}
     stages = max(1, number(settings, "parallelism.pipeline_parallel_degree"))
-    return {"layout.recompute": "full", "layout.recompute_layers": ceil(model.num_layers / int(every) / stages)}
+    return {"layout.recompute": "full", "layout.recompute_layers": ceil(model.num_layers / max(1, int(every)) / stages)}
 
 
 def approximations(settings: Settings) -> list[str]:

@@ -98,7 +98,10 @@ def _config(content: Content, settings: dict[str, Said], complete: bool = True) 
     settings, findings = _of_line(settings, V02)
     named = complete or {"model.name", "model.flavor"} <= settings.keys()
     model = flavor_model(_text(settings, "model.name"), _text(settings, "model.flavor")) if named else None
-    return _parsed(content, settings, model, notes, findings, tp_is_sp=True)
+    parsed = _parsed(content, settings, model, notes, findings, tp_is_sp=True)
+    emulated = value(settings, "quantize.linear.float8.emulate") is True
+    # Experts over tensor ranks went only after this line; what is emulated needs no hardware.
+    return msgspec.structs.replace(parsed, settled=("engine.no-etp", *(("precision.fp8-gpu",) if emulated else ())))
 
 
 def _of_today(content: Content, run: Run, asked: dict[str, Said], named: Named) -> Parsed:

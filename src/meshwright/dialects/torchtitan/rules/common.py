@@ -31,6 +31,14 @@ def custom(look: Look) -> bool:
     return any(look(f"experimental.{key}") for key in ("custom_import", "custom_args_module"))
 
 
-def rule(name: str, severity: Any, keys: tuple[str, ...], broken: Any, symptom: str, cause: str) -> ForeignRule:
+def rule(
+    name: str,
+    severity: Any,
+    keys: tuple[str, ...],
+    broken: Any,
+    symptom: str,
+    cause: str,
+    covers: tuple[str, ...] = (),
+) -> ForeignRule:
     """One of torchtitan's rules."""
-    return ForeignRule(f"torchtitan.{name}", severity, keys, broken, symptom=symptom, cause=cause)
+    return ForeignRule(f"torchtitan.{name}", severity, keys, broken, symptom=symptom, cause=cause, covers=covers)

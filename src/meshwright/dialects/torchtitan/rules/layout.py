@@ -13,6 +13,7 @@ from meshwright.dialects.torchtitan.rules.common import (
     ETP,
     FLAVOR,
     MODE,
+    NAME,
     PP,
     REPLICATE,
     SCHEDULE,
@@ -109,17 +110,50 @@ def _tokens_not_divided(look: Look) -> Problem | None:
     )
 
 
-def _expert_mesh(look: Look) -> Iterator[Problem]:
-    ep, etp, tp, cp = (degree(look, key) for key in (EP, ETP, TP, CP))
-    if ep == 1 or today(look):
+def _expert_mesh(look: Look) -> Problem | None:
+    ep, etp, tp = (degree(look, key) for key in (EP, ETP, TP))
+    if ep == 1 or today(look) or etp in (1, tp):
+        return None
+    return Problem(
+        f"{ETP}={etp}: experts are cut over tp={tp} ranks or over none", (look.dialect.spell(ETP, 1),), key=ETP
+    )
+
+
+def _experts_unread(look: Look) -> Iterator[Problem]:
+    """Degrees of experts that no layer asks for."""
+    model = look.parsed.model
+    if model is None or today(look):
         return
-    if etp not in (1, tp):
-        yield Problem(
-            f"{ETP}={etp}: experts are cut over tp={tp} ranks or over none", (look.dialect.spell(ETP, 1),), key=ETP
-        )
-    elif ep % (cp if etp == tp else cp * tp):
-        whole = f"cp={cp}" if etp == tp else f"cp × tp = {cp} × {tp}"
-        yield Problem(f"{EP}={ep} must hold whole groups of {whole}", (look.dialect.spell(EP, ep * cp * tp),), key=EP)
+    for key in (EP, ETP):
+        if degree(look, key) > 1 and model.moe is None:
+            yield Problem(f"{key}={look(key)}: {model.name} has no experts, nothing is cut", key=key)
+    if model.moe is not None and degree(look, ETP) > 1 and degree(look, EP) == 1:
+        yield Problem(f"{ETP}={look(ETP)} is read next to {EP} only; experts are cut like the dense layers", key=ETP)
+
+
+WITHOUT_STAGES = ("qwen3", "gpt_oss", "flux")
+"""Models of the 0.2 line that cannot be cut into stages; later ones can."""
+WITHOUT_CONTEXT = ("gpt_oss",)
+
+
+def _no_stages(look: Look) -> Problem | None:
+    name = str(look(NAME))
+    if today(look) or degree(look, PP) == 1 or name not in WITHOUT_STAGES:
+        return None
+    return Problem(f"{name} cannot be cut into stages in torchtitan 0.2", (look.dialect.spell(PP, 1),), key=PP)
+
+
+def _sequence_parts(look: Look) -> Problem | None:
+    """The halves of context parallelism are asked for without it as well."""
+    length, tp, cp = look("training.seq_len"), degree(look, TP), degree(look, CP)
+    if today(look) or not isinstance(length, int) or length <= 0 or length % (2 * tp * cp) == 0:
+        return None
+    parts = 2 * tp * cp
+    return Problem(
+        f"training.seq_len={length} is not a multiple of {parts}: tp × 2 × cp = {tp} × 2 × {cp}",
+        (look.dialect.spell("training.seq_len", max(1, round(length / parts)) * parts),),
+        key="training.seq_len",
+    )
 
 
 def _deepep(look: Look) -> Iterator[Problem]:
@@ -155,6 +189,8 @@ def _varlen_context(look: Look) -> Problem | None:
         if preset is not None and preset.kernel != "flex":
             return Problem(f"context parallelism needs FlexAttention, and {look('config')} has {preset.kernel}", key=CP)
         return None
+    if look(NAME) in WITHOUT_CONTEXT:
+        return Problem(f"{look(NAME)} does not run over context ranks", (look.dialect.spell(CP, 1),), key=CP)
     if not str(look(FLAVOR)).endswith(("_varlen", "_varlen_attn")):
         return None
     return Problem(
@@ -166,17 +202,22 @@ def _varlen_context(look: Look) -> Problem | None:
 
 def _no_balancer(look: Look) -> Problem | None:
     key = "parallelism.context_parallel_load_balancer"
-    if not look.says(key) or look(key) in ("headtail", "ptrr", None):
+    name, fix = look(key), (look.dialect.spell(key, "headtail"),)
+    if not look.says(key) or name in ("headtail", None) or (name != "" and degree(look, CP) == 1):
+        return None  # right, or read by nothing
+    if name != "ptrr":
+        return Problem(f"{key}={name!r}: headtail, ptrr, or left out", fix)
+    if today(look) or "flex" in str(look(FLAVOR)):
         return None
-    return Problem(f"{key}={look(key)!r}: headtail, ptrr, or left out", (look.dialect.spell(key, "headtail"),))
+    return Problem(f"{key}=ptrr needs the block masks of FlexAttention, and {look(FLAVOR)} has none", fix)
 
 
 def _copies_alone(look: Look) -> Problem | None:
-    others = [axis for axis, key in (("tp", TP), ("pp", PP), ("cp", CP), ("ep", EP)) if degree(look, key) > 1]
+    others = [axis for axis, key in (("tp", TP), ("pp", PP), ("cp", CP)) if degree(look, key) > 1]
     if today(look) or degree(look, REPLICATE) == 1 or look(SHARD) != 1 or not others:
         return None
     return Problem(
-        f"copies without sharding are DDP, which 0.2.0 and 0.2.1 refuse next to {', '.join(others)}",
+        f"copies without sharding are DDP, which does not run next to {', '.join(others)}",
         (look.dialect.spell(SHARD, -1),),
         key=REPLICATE,
     )
@@ -242,8 +283,35 @@ RULES = (
         "error",
         (ETP, EP),
         _expert_mesh,
-        "an assertion on ep, etp, tp and cp",
-        "experts borrow whole context and tensor groups",
+        "an assertion that etp is tp or 1",
+        "experts borrow the tensor ranks as a whole or not at all",
+    ),
+    rule(
+        "experts-unread",
+        "warning",
+        (EP, ETP),
+        _experts_unread,
+        "trains as without it",
+        "meshes are built for every degree, and only layers with experts use those of experts",
+        covers=("moe.ep-needs-experts",),
+    ),
+    rule(
+        "no-pipeline",
+        "error",
+        (PP,),
+        _no_stages,
+        "RuntimeError: the model does not support pipelining",
+        "each model brings the function that cuts it into stages, and some bring none",
+        covers=("pipeline.tied-embeddings",),
+    ),
+    rule(
+        "sequence-parts",
+        "error",
+        ("training.seq_len",),
+        _sequence_parts,
+        "an assertion on the sequence length",
+        "the length must divide by tp and by two parts for each context rank, one context rank included",
+        covers=("sequence.tensor-parts", "sequence.context-halves"),
     ),
     rule(
         "deepep",
@@ -279,7 +347,7 @@ RULES = (
     ),
     rule(
         "copies-alone",
-        "warning",
+        "error",
         (REPLICATE,),
         _copies_alone,
         "RuntimeError: DDP with more than one dimension",

@@ -26,6 +26,9 @@ from meshwright.errors import closest
 from meshwright.recipes.foreign.torchtitan import CONTEXT, DATA_SETS
 from meshwright.recipes.foreign.torchtitan import CONVERTERS as CONVERTER_NAMES
 
+FLOAT8_SINCE = 8.9
+"""The first CUDA compute capability with float8."""
+
 
 def _unknown_model(look: Look) -> Problem | None:
     name, flavor = str(look(NAME)), str(look(FLAVOR))
@@ -78,7 +81,7 @@ def _budget_uncompiled(look: Look) -> Problem | None:
 
 def _recompute_option(look: Look) -> Problem | None:
     option = look(OPTION)
-    if look(MODE) != "selective" or not look.says(OPTION) or re.fullmatch("op|[1-9][0-9]*", str(option)):
+    if look(MODE) != "selective" or not look.says(OPTION) or re.fullmatch("op|[0-9]+", str(option)):
         return None
     return Problem(
         f"{OPTION}={option}: op, or how often a layer is recomputed", (look.dialect.spell(OPTION, "op"),), key=OPTION
@@ -99,10 +102,11 @@ def _emulated(look: Look) -> Problem | None:
     key = "quantize.linear.float8.emulate"
     if look(key) is not True or not look.recipe.kernels.compile or CONVERTER_NAMES[0] not in _converters(look):
         return None
-    return Problem(
-        "emulated float8 does not run in a compiled model",
-        (look.dialect.spell(key, False), look.dialect.spell("compile.enable", False)),
-    )
+    older = look.cluster is not None and look.cluster.gpu.capability < FLOAT8_SINCE
+    fix = (look.dialect.spell(key, False), look.dialect.spell("compile.enable", False))
+    if older:
+        return Problem("emulated float8 is refused in a compiled model on GPUs without float8", fix, severity="error")
+    return Problem("emulated float8 computes in higher precision: nothing gets faster", fix[:1])
 
 
 def _converters(look: Look) -> list[str]:
@@ -220,6 +224,24 @@ def _decay_cut(look: Look) -> Problem | None:
     )
 
 
+def _total_steps(look: Look) -> Problem | None:
+    """The schedule does not end at its last step: a linear decay goes on below zero."""
+    key = "lr_scheduler.total_steps"
+    total, steps, shape = look(key), look("training.steps"), look("lr_scheduler.decay_type")
+    if isinstance(total, bool) or not isinstance(total, int) or not isinstance(steps, int) or not 0 < total < steps:
+        return None
+    ratio, warmup = look("lr_scheduler.decay_ratio"), look("lr_scheduler.warmup_steps")
+    if ratio == 0 or (isinstance(warmup, int) and warmup >= total):
+        then = f"the training stops with an error at step {total + 2}: no decay is left"
+    elif shape == "cosine":
+        then = "the rate rises again"
+    else:
+        then = "the rate is below zero, and the loss is climbed"
+    return Problem(
+        f"{key}={total} ends before training.steps={steps}: from then on {then}", (look.dialect.spell(key, steps),)
+    )
+
+
 def _estimated(look: Look) -> Problem | None:
     key = "memory_estimation.enable"
     used = [axis for axis, name in (("tp", TP), ("pp", PP), ("cp", CP), ("ep", EP)) if degree(look, name) > 1]
@@ -280,11 +302,11 @@ RULES = (
     ),
     rule(
         "float8-emulation",
-        "error",
+        "warning",
         ("quantize.linear.float8.emulate",),
         _emulated,
-        "fails in the first compiled step",
-        "emulation runs in plain Python for tests",
+        "slow steps; ValueError on GPUs older than H100 and L40 when the model is compiled",
+        "emulation is for tests on hardware without float8",
     ),
     rule(
         "float8-gather",
@@ -365,6 +387,15 @@ RULES = (
         _decay_cut,
         "a warning, and a steeper decay than asked for",
         "warm-up, plateau and decay must fit into the steps",
+    ),
+    rule(
+        "total-steps",
+        "error",
+        ("lr_scheduler.total_steps",),
+        _total_steps,
+        "the loss rises after total_steps, or an assertion on decay_steps",
+        "the factor of the rate is computed from the step, whether or not the decay is over",
+        covers=("learning_rate.decay-inside-warm-up",),
     ),
     rule(
         "estimate",
