@@ -50,6 +50,24 @@ CASES = (
     Case("valid file of a model nobody knows", UNKNOWN, gpus="8xH100"),
     Case("valid training of another kind", DRAFTER, gpus="8xH100"),
     Case(
+        "valid encoder that names no recipe",
+        replaced(
+            SFT,
+            ("recipe: TrainFinetuneRecipeForNextTokenPrediction\n", "temperature: 0.02\n"),
+            ("NeMoAutoModelForCausalLM", "NeMoAutoModelForBiencoder"),
+        ),
+        gpus="8xH100",
+    ),
+    Case(
+        "valid keys that came later",
+        replaced(
+            SFT,
+            ("save_consolidated: final", "save_consolidated: final\n  cpu_offload: true"),
+            ("packed_sequence_size: 0", "packed_sequence_size: 0\n  pad_to_multiple_of: 2"),
+        ),
+        gpus="8xH100",
+    ),
+    Case(
         "valid, with the words of YAML 1.1", replaced(SFT, ("checkpointing: true", "checkpointing: on")), gpus="8xH100"
     ),
     Case("valid 8-bit layers scaled by rows", SFT + "\nfp8:\n  enabled: true\n  recipe_name: rowwise\n", gpus="8xH100"),

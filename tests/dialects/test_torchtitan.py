@@ -325,6 +325,18 @@ def test_a_file_that_is_not_there_leaves_the_flags() -> None:
     assert any("gone.toml is not here" in note for note in result.notes)
 
 
+def test_a_file_that_is_not_there_may_say_what_a_default_would_get_wrong() -> None:
+    text = (
+        "CONFIG_FILE=gone.toml ./run_train.sh --model.name=qwen3 --model.flavor=32B --training.steps=50"
+        " --training.local_batch_size=1\n"
+    )
+    content = dialects.content_of(text, "run.sh")
+    assert dialects.check(dialects.dialect("torchtitan"), content, gpus="8xH100").findings == ()
+    content = dialects.content_of(text.replace("\n", " --lr_scheduler.warmup_steps=60\n"), "run.sh")
+    result = dialects.check(dialects.dialect("torchtitan"), content, gpus="8xH100")
+    assert [f.rule for f in result.findings] == ["learning_rate.warm-up-to-the-end"]
+
+
 def test_the_line_that_is_spoken_is_said() -> None:
     for text, path, words_of_line in ((DENSE, "8b.toml", "0.2"), (NOW, "run.sh", "2026-08-21")):
         result = dialects.check(dialects.dialect("torchtitan"), dialects.content_of(text, path))

@@ -39,7 +39,11 @@ OPEN = (
 )  # fmt: skip
 """Parts of typed sections that go on as they are to what they configure."""
 
-NEW = ("distributed.multimodal", "distributed.pipeline.module_fqns_per_model_part")
+NEW = (
+    "distributed.multimodal", "distributed.pipeline.module_fqns_per_model_part", "checkpoint.cpu_offload",
+    "packed_sequence.pad_to_multiple_of",
+)  # fmt: skip
+"""Keys that came after the version spoken here, and that its own examples use."""
 
 STRATEGIES: Mapping[str, str] = {
     "fsdp2": "fsdp2",

@@ -31,6 +31,8 @@ SETTLED = ("schedule.micro-batch-rounds",)
 MARKS = ("step_scheduler", "dist_env", "loss_fn", "packed_sequence", "distributed", "lr_scheduler", "recipe")
 
 LANGUAGE = ("NextTokenPrediction", "train_ft", "benchmark", "Benchmark")
+ENCODERS = ("BiEncoder", "Biencoder", "CrossEncoder", "SequenceClassification")
+"""Parts of the names of models that only recipes of another kind train, for files that name no recipe."""
 
 
 def recognises(content: Content) -> int:
@@ -159,9 +161,10 @@ def _parsed(settings: Settings, content: Content, asked: Asked, env: Settings | 
     said = normalised(settings)
     recipe = text_in(said, "recipe") or text_in(said, "recipe._target_")
     notes: list[str] = []
-    other = bool(recipe) and not any(part in recipe for part in (*LANGUAGE, "VLM"))
+    kind = recipe or next((part for part in ENCODERS if part in text_in(said, "model._target_")), "")
+    other = bool(kind) and not any(part in kind for part in (*LANGUAGE, "VLM"))
     if other:
-        notes.append(f"{recipe.rpartition('.')[2]} trains in another way: only what all recipes share was checked")
+        notes.append(f"{kind.rpartition('.')[2]} trains in another way: only what all recipes share was checked")
         said = {key: one for key, one in said.items() if key.split(".")[0] in SPOKEN}
     elif not any(key.startswith("recipe") for key in said):
         notes.append("the file names no recipe, as the automodel command wants: it was read as one for language models")

@@ -30,6 +30,11 @@ MAIN = (
     "optimizer.param_groups.0.optimizer_kwargs.lr", "activation_checkpoint.mode",
 )  # fmt: skip
 """Settings that every preset has."""
+LEFT_TO_A_FILE = (
+    "data.seq_length", "train.steps", "train.global_batch_size", "schedule.warmup_steps", "layout.micro_batch_size",
+    "layout.tp", "layout.pp", "layout.cp", "layout.ep", "layout.dp_replicate", "layout.recompute",
+)  # fmt: skip
+"""What a config file that cannot be read may say: its default there is no reason for a finding."""
 UNSET_BY_MINUS_1 = (
     "training.global_batch_size", "training.num_tokens_per_train_step", "validation.steps", "validator.steps",
 )  # fmt: skip
@@ -76,10 +81,12 @@ def _of_02(content: Content, run: Run, asked: dict[str, Said]) -> Parsed:
         settings = {**open_file(path).settings, **asked}
     elif named is not None:
         notes.append(f"{named.value} is not here: only what the command says is judged")
-    parsed = _config(content, settings, complete=not notes)
+    complete = not notes
+    parsed = _config(content, settings, complete)
     if run.by_script:
         notes.append("run_train.sh of today ignores CONFIG_FILE and reads MODULE and CONFIG")
-    return msgspec.structs.replace(parsed, notes=(*parsed.notes, *notes))
+    left = () if complete else LEFT_TO_A_FILE
+    return msgspec.structs.replace(parsed, notes=(*parsed.notes, *notes), open=(*parsed.open, *left))
 
 
 def _config(content: Content, settings: dict[str, Said], complete: bool = True) -> Parsed:
