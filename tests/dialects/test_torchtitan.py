@@ -189,6 +189,13 @@ FILES = (
         EXPERTS, ("expert_parallel_degree = 8\n", "expert_parallel_degree = 2\n"),
         ("\ntensor_parallel_degree = 1", "\ntensor_parallel_degree = 4"),
     ), gpus="4x8xH200"),
+    Case("experts and nothing sharded", replaced(
+        EXPERTS, ("\ntensor_parallel_degree = 1", "\ntensor_parallel_degree = 8"),
+    ), [("torchtitan.experts-unsharded", 31)], "8xB200"),
+    Case("copies next to tensor parallelism, by what is left", replaced(
+        DENSE, ("replicate_degree = 1", "replicate_degree = 2"),
+        ("\ntensor_parallel_degree = 1", "\ntensor_parallel_degree = 8"),
+    ), [("torchtitan.copies-alone", 28)], "2x8xB200"),
     Case("context of gpt_oss", replaced(
         DENSE, ('"llama3"\nflavor = "8B"', '"gpt_oss"\nflavor = "20b"'),
         ("context_parallel_degree = 1", "context_parallel_degree = 2"),
@@ -453,7 +460,11 @@ THERE = {
 @settings(max_examples=120)
 @given(FIELDS, st.sampled_from(MODELS))
 def test_what_is_written_is_read_back(values: dict[str, Any], model: str) -> None:
-    recipe = changed(pretrain(model, 64, global_batch_size=1024), {**THERE, **values})
+    lacking = {"layout.pp": 1} if model.startswith(("qwen3", "gpt_oss")) else {}
+    lacking |= {"layout.cp": 1} if model.startswith("gpt_oss") else {}
+    if not values.get("kernels.compile"):
+        lacking["kernels.tp_comm_overlap"] = False
+    recipe = changed(pretrain(model, 64, global_batch_size=1024), {**THERE, **values, **lacking})
     follows = {"layout.sp": recipe.layout.tp > 1}
     assert unsaid("torchtitan", changed(recipe, follows), model, "64xH100") == {}
 
@@ -486,6 +497,7 @@ HAS_NO_WORDS = {
     "kernels.te_rng_tracker", "kernels.cuda_graphs", "kernels.cuda_graph_scope", "kernels.loss", "layout.sp",
     "precision.matmul", "precision.fp8_gather", "precision.first_last_bf16", "layout.recompute_modules",
     "layout.cp_comm", "layout.offload", "kernels.overlap_grad_reduce", "kernels.overlap_param_gather",
+    "kernels.tp_comm_overlap",
     "layout.strategy", "layout.recompute_layers", "layout.defer_grad_sync", "checkpoint.save_every", "moe.router_dtype",
     "moe.capacity_factor", "layout.vp", "layout.pp_schedule", "data.packing", "layout.cp_inner", "moe.grouped_gemm",
 }  # fmt: skip
@@ -532,6 +544,23 @@ def test_the_command_of_today_means_the_same_as_the_file() -> None:
     )
     assert now.optimizer == recipe.optimizer
     assert now.layout.recompute == recipe.layout.recompute
+
+
+@pytest.mark.parametrize(
+    ("model", "axis"), [("qwen3_30b_a3b", "layout.pp"), ("gpt_oss_20b", "layout.pp"), ("gpt_oss_20b", "layout.cp")]
+)
+def test_an_axis_that_a_model_has_not_got_is_refused_with_the_field(model: str, axis: str) -> None:
+    recipe = changed(pretrain(model, 16, global_batch_size=64), {**THERE, "layout.sp": False, axis: 2})
+    with pytest.raises(InputError, match=rf"{axis}=2: .* cannot be cut"):
+        dialects.export(dialects.dialect("torchtitan"), recipe, find(model), cluster("2x8xH100"))
+
+
+def test_overlap_that_needs_the_compiler_is_listed_without_it() -> None:
+    values = {**THERE, "layout.tp": 2, "layout.sp": True, "kernels.tp_comm_overlap": True, "kernels.compile": False}
+    recipe = changed(pretrain("llama31_8b", 16, global_batch_size=64), values)
+    written = dialects.export(dialects.dialect("torchtitan"), recipe, find("llama31_8b"), cluster("2x8xH100"))
+    assert "kernels.tp_comm_overlap" in {one.field for one in written.unsaid}
+    assert "async_tensor" not in "".join(written.files.values())
 
 
 @pytest.mark.parametrize(

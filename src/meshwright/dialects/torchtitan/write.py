@@ -10,6 +10,7 @@ from meshwright.dialects.mapping import nested, relevant, to_settings, value_of,
 from meshwright.dialects.torchtitan.follows import EVERYTHING, ONE_STAGE
 from meshwright.dialects.torchtitan.models import PRESETS, flavor_of, preset_of
 from meshwright.dialects.torchtitan.parse import V02
+from meshwright.dialects.torchtitan.rules.layout import WITHOUT_CONTEXT, WITHOUT_STAGES
 from meshwright.dialects.torchtitan.spell import flag
 from meshwright.dialects.types import Program, Unsaid, Written
 from meshwright.errors import InputError
@@ -47,6 +48,7 @@ def write(recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
     if recipe.goal != "pretrain":
         raise InputError("torchtitan's configs pretrain; fine-tuning is code there", field="goal", value=recipe.goal)
     name, flavor = flavor_of(model)
+    _refuse_axes(recipe, name)
     settings, unsaid = _settings(recipe, model, on)
     settings = {"model.name": name, "model.flavor": flavor, **settings}
     files = {FILE: _toml(settings, recipe, on)}
@@ -71,6 +73,15 @@ def write(recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
         unsaid=unsaid,
         notes=tuple(notes),
     )
+
+
+def _refuse_axes(recipe: Recipe, name: str) -> None:
+    """Axes that the 0.2 line has not got for a model."""
+    for axis, without, what in (("pp", WITHOUT_STAGES, "cut into stages"), ("cp", WITHOUT_CONTEXT, "cut over context")):
+        degree = getattr(recipe.layout, axis)
+        if degree > 1 and name in without:
+            message = f"{name} cannot be {what} in torchtitan 0.2"
+            raise InputError(message, field=f"layout.{axis}", value=degree, fix=[f"layout.{axis}=1"])
 
 
 def _lost_today(script: str, recipe: Recipe, model: ModelSpec, on: Cluster, known: set[str]) -> list[str]:
@@ -114,6 +125,10 @@ def _settings(recipe: Recipe, model: ModelSpec, on: Cluster) -> tuple[dict[str, 
     if recipe.layout.strategy == "ddp":
         settings["parallelism.data_parallel_replicate_degree"] = ranks
         settings["parallelism.data_parallel_shard_degree"] = 1
+    if recipe.kernels.tp_comm_overlap and not recipe.kernels.compile:
+        settings.pop("parallelism.enable_async_tensor_parallel", None)
+        why = "torchtitan overlaps the exchanges of tensor parallelism in a compiled model only"
+        unsaid = (*unsaid, Unsaid("kernels.tp_comm_overlap", True, why))
     if model.moe is None:
         settings = {key: value for key, value in settings.items() if "expert" not in key}
     return settings, unsaid
@@ -223,7 +238,7 @@ def _today(recipe: Recipe, preset: tuple[str, str], settings: dict[str, Any]) ->
         "hf_assets_path": settings["model.hf_assets_path"],
         "profiler.enable_profiling": recipe.train.profile,
         "training.disable_cuda_graphs": recipe.kernels.cuda_graphs == "none",
-        "compile.enable_async_tensor_parallel": recipe.kernels.tp_comm_overlap,
+        "compile.enable_async_tensor_parallel": recipe.kernels.tp_comm_overlap and recipe.kernels.compile,
         "validator.enable": recipe.train.eval_every > 0,
     }
     if recipe.train.eval_every:

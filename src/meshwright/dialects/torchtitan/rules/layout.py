@@ -119,10 +119,31 @@ def _expert_mesh(look: Look) -> Problem | None:
     )
 
 
+def _sharded(look: Look) -> int:
+    """Data ranks that share the weights, where they are known; 0 where they are not."""
+    return _ranks(look) // degree(look, REPLICATE)
+
+
+def _experts_unsharded(look: Look) -> Problem | None:
+    """Next to expert parallelism the other weights are always sharded, over at least two ranks."""
+    if today(look) or degree(look, EP) == 1 or look.case is None or not look.case.is_moe:
+        return None
+    if _sharded(look) != 1 or degree(look, CP) > 1:
+        return None
+    return Problem(
+        "expert parallelism needs dp_shard × cp of 2 or more", (look.dialect.spell(TP, degree(look, TP) // 2),), key=EP
+    )
+
+
 def _experts_unread(look: Look) -> Iterator[Problem]:
     """Degrees of experts that no layer asks for."""
     model = look.parsed.model
     if model is None or today(look):
+        return
+    ep, etp, ranks = degree(look, EP), degree(look, ETP), _sharded(look) * degree(look, CP) * degree(look, TP)
+    if model.moe is None and ranks % (ep * etp):
+        message = f"ep × etp = {ep} × {etp} does not divide the {ranks} ranks of dp_shard × cp × tp"
+        yield Problem(message, severity="error")
         return
     for key in (EP, ETP):
         if degree(look, key) > 1 and model.moe is None:
@@ -214,11 +235,11 @@ def _no_balancer(look: Look) -> Problem | None:
 
 def _copies_alone(look: Look) -> Problem | None:
     others = [axis for axis, key in (("tp", TP), ("pp", PP), ("cp", CP)) if degree(look, key) > 1]
-    if today(look) or degree(look, REPLICATE) == 1 or look(SHARD) != 1 or not others:
+    if today(look) or degree(look, REPLICATE) == 1 or _sharded(look) != 1 or not others:
         return None
     return Problem(
         f"copies without sharding are DDP, which does not run next to {', '.join(others)}",
-        (look.dialect.spell(SHARD, -1),),
+        (look.dialect.spell(REPLICATE, 1), look.dialect.spell(SHARD, -1)),
         key=REPLICATE,
     )
 
@@ -294,6 +315,14 @@ RULES = (
         "trains as without it",
         "meshes are built for every degree, and only layers with experts use those of experts",
         covers=("moe.ep-needs-experts",),
+    ),
+    rule(
+        "experts-unsharded",
+        "error",
+        (EP,),
+        _experts_unsharded,
+        "ValueError: mesh fsdp is not available",
+        "the weights beside the experts are wrapped for sharding whenever there is expert parallelism",
     ),
     rule(
         "no-pipeline",
