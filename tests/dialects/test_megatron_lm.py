@@ -144,6 +144,9 @@ COMMON = (
         DENSE, ("export CUDA_DEVICE_MAX_CONNECTIONS=1\n", "source /cluster/env.sh\n")), gpus="2x8xH100"),
     Case("valid: arguments may come from outside", replaced(
         DENSE, ("    --micro-batch-size 1\n", ""), ('"${RUN_ARGS[@]}"', '"${RUN_ARGS[@]}" "$@"')), gpus="2x8xH100"),
+    Case("valid: a tool that trains nothing", replaced(
+        DENSE, ("    --train-iters 10000\n", ""), ("pretrain_gpt.py", "tools/report_theoretical_memory.py")),
+        gpus="2x8xH100"),
     # Flags
     broken("unknown flag", *with_args(DENSE, "--overlap-params-gather"), "key.unknown", "--overlap-params-gather"),
     broken("underscores", DENSE, "--save-interval 500", "--save_interval 500", "key.unknown", "--save_interval"),
@@ -172,6 +175,8 @@ COMMON = (
            "megatron-lm.iterations-and-samples", "--lr-warmup-samples"),
     broken("two warm-ups", *with_args(DENSE, "--lr-warmup-fraction 0.1"), "megatron-lm.two-warm-ups",
            "--lr-warmup-fraction"),
+    broken("all warm-up", DENSE, "--lr-warmup-iters 500", "--lr-warmup-iters 10000", "megatron-lm.warm-up-too-long",
+           "--lr-warmup-iters"),
     broken("never saved", DENSE, "    --save-interval 500\n", "", "megatron-lm.save-without-interval", "--save runs"),
     broken("no vocabulary", DENSE, "    --vocab-size 128256\n", "", "megatron-lm.null-tokenizer", "NullTokenizer"),
     broken("minimum above peak", DENSE, "--min-lr 3e-5", "--min-lr 3e-3", "learning_rate.minimum-above-peak",
@@ -284,6 +289,8 @@ RARER = (
     broken("precision-aware alone", *with_args(DENSE.replace("--use-distributed-optimizer", "").replace(
         "--overlap-param-gather", ""), "--use-precision-aware-optimizer"), "megatron-lm.precision-aware",
         "--use-precision-aware-optimizer", "2x8xB200"),
+    broken("precision-aware without Adam", *with_args(DENSE, "--use-precision-aware-optimizer --optimizer lion"),
+           "megatron-lm.precision-aware", "--use-precision-aware-optimizer"),
     broken("kept between saves", *with_args(DENSE, "--save-retain-interval 700"), "megatron-lm.kept-between-saves",
            "--save-retain-interval"),
     broken("decay without a length", DENSE, "--lr-decay-style cosine", "--lr-decay-style WSD",

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 PROGRAMS = re.compile(r"pretrain_\w+|train_rl|finetune")
 DECODERS = re.compile(r"pretrain_(gpt|mamba|hybrid|retro)\w*|train_rl|finetune")
+TOOLS = re.compile(r"(^|/)tools/")
+"""Where its programs lie that take the same arguments and train nothing."""
 MARKS = frozenset((
     "--num-layers", "--hidden-size", "--num-attention-heads", "--micro-batch-size", "--max-position-embeddings",
     "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--seq-length",
@@ -100,6 +102,8 @@ def _parsed(content: Content, taken: Taken, one: Launched | None, notes: tuple[s
     if "yaml_cfg" in settings:
         notes = (*notes, "--yaml-cfg is not read: its values come on top of these")
         settings[REST] = msgspec.structs.replace(settings["yaml_cfg"], unresolved="the file is not read here")
+    if one is not None and TOOLS.search(str(one.program.value)):
+        settings[REST] = msgspec.structs.replace(one.program, unresolved="this program trains nothing")
     if len(content.launched) > 1 and one is not None:
         notes = (*notes, f"the script starts {len(content.launched)} programs: the one with most settings was read")
     files = dict.fromkeys([content.path, *(said.file for said in settings.values())])
@@ -120,6 +124,8 @@ def _parsed(content: Content, taken: Taken, one: Launched | None, notes: tuple[s
 
 def _built(settings: Settings, content: Content, one: Launched | None) -> Built:
     program = _program(one) if one is not None else "pretrain_gpt"
+    if one is not None and TOOLS.search(str(one.program.value)):
+        return Built(None, (f"{program} trains nothing: only its arguments were checked",))
     if PROGRAMS.fullmatch(program) and not DECODERS.fullmatch(program):
         return Built(None, (f"{program} does not train a decoder: its model is not modelled here",))
     return build(settings, Path(content.path).stem)
