@@ -257,12 +257,26 @@ torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d -m torchtitan.train \
   --compile.enable \\
   activation-checkpoint:selective
 """
+RELEASED = replaced(
+    NOW, ("num-tokens-per-train-step=524288", "global-batch-size=64"),
+    ("--compile.enable ", "--compile.enable --training.local_batch_size 2 "),
+)  # fmt: skip
 ON_CALL = "MODULE=llama3 CONFIG=llama3_8b NGPU=8 ./run_train.sh --training.steps 2000\n"
 COMMANDS = (
     Case("valid", NOW),
     Case("valid on call", ON_CALL),
     Case("valid, a module of one's own", replaced(ON_CALL, ("MODULE=llama3 ", "MODULE=mine.recipes "))),
     Case("valid on GPUs that are known", NOW, gpus=ON),
+    Case("valid, of 0.3.0", RELEASED, gpus=ON),
+    Case("valid pipeline of 0.3.0", replaced(
+        RELEASED, ("--training.steps 2000", "--parallelism.pipeline_parallel_degree 2 --training.disable_cuda_graphs"),
+        ("local_batch_size 2", "local_batch_size 8 --parallelism.pipeline_parallel_schedule Interleaved1F1B"),
+    ), gpus=ON),
+    Case("batch of 0.3.0", replaced(RELEASED, ("=64", "=72")), [("batch.divides", 9)], ON),
+    Case("micro batches of 0.3.0", replaced(
+        RELEASED, ("--training.steps 2000", "--parallelism.pipeline_parallel_degree 2 --training.disable_cuda_graphs"),
+        ("local_batch_size 2", "local_batch_size 8 --parallelism.pipeline_parallel_microbatch_size 3"),
+    ), [("value.refused", 9)], ON),
     Case("TOML today", replaced(NOW, ("--config llama3_8b", "--config llama3_8b --job.config_file 8b.toml")),
          [("torchtitan.toml-today", 4)]),
     Case("TOML by variable", "CONFIG_FILE=8b.toml " + ON_CALL, [("torchtitan.toml-today", 1)]),
@@ -355,6 +369,15 @@ def test_the_global_batch_follows_from_the_gpus_where_it_is_not_said() -> None:
     for gpus, batch in (("16xH100", 16), ("64xH100", 64)):
         result = dialects.check(dialects.dialect("torchtitan"), dialects.content_of(text, "8b.toml"), gpus=gpus)
         assert result.recipe.train.global_batch_size == batch
+
+
+def test_the_release_counts_samples_over_the_same_presets() -> None:
+    text = "torchrun --nproc_per_node 8 --nnodes 2 -m torchtitan.train --module llama3 --config llama3_70b "
+    content = dialects.content_of(text + "--training.global_batch_size 64\n", "run.sh")
+    result = dialects.check(dialects.dialect("torchtitan"), content)
+    recipe = result.recipe
+    assert (recipe.layout.micro_batch_size, recipe.data.seq_length, recipe.train.global_batch_size) == (8, 8192, 64)
+    assert any("0.3.0" in note for note in result.notes)
 
 
 def test_what_a_preset_says_is_read() -> None:
@@ -522,7 +545,7 @@ def test_what_is_written_is_found_right() -> None:
     theirs = dialects.dialect("torchtitan")
     recipe = changed(pretrain("llama31_8b", 16, global_batch_size=64), {**THERE, "layout.tp": 1, "layout.sp": False})
     written = dialects.export(theirs, recipe, find("llama31_8b"), cluster("2x8xH100"))
-    assert list(written.files) == ["config.toml", "run.sh"]
+    assert list(written.files) == ["config.toml", "run_0.3.0.sh", "run.sh"]
     for name, text in written.files.items():
         result = dialects.check(theirs, dialects.content_of(text, name), gpus="2x8xH100")
         assert not [f for f in result.findings if f.severity == "error"], (name, result.findings)
@@ -535,15 +558,16 @@ def test_the_command_of_today_means_the_same_as_the_file() -> None:
     values = {**THERE, "layout.tp": 2, "layout.sp": True, "layout.pp": 2, "train.steps": 7000, "optimizer.beta2": 0.98}
     recipe = changed(pretrain("llama31_70b", 64, global_batch_size=256), values)
     written = dialects.export(theirs, recipe, find("llama31_70b"), on)
-    now = complete(read(theirs, dialects.content_of(written.files["run.sh"], "run.sh")), on)
-    assert now.layout.tp == now.layout.pp == 2
-    assert (now.train.steps, now.train.global_batch_size) == (7000, 256)
-    assert (now.data.seq_length, now.layout.micro_batch_size) == (
-        recipe.data.seq_length,
-        recipe.layout.micro_batch_size,
-    )
-    assert now.optimizer == recipe.optimizer
-    assert now.layout.recompute == recipe.layout.recompute
+    for name in ("run.sh", "run_0.3.0.sh"):
+        now = complete(read(theirs, dialects.content_of(written.files[name], name)), on)
+        assert now.layout.tp == now.layout.pp == 2
+        assert (now.train.steps, now.train.global_batch_size) == (7000, 256)
+        assert (now.data.seq_length, now.layout.micro_batch_size) == (
+            recipe.data.seq_length,
+            recipe.layout.micro_batch_size,
+        )
+        assert now.optimizer == recipe.optimizer
+        assert now.layout.recompute == recipe.layout.recompute
 
 
 @pytest.mark.parametrize(

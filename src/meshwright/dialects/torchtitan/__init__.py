@@ -13,7 +13,7 @@ from meshwright.dialects.torchtitan.write import FOLLOWS, write
 DIALECT = Dialect(
     name="torchtitan",
     title="torchtitan",
-    version="0.2.2 (TOML); 2026-08-21 (command)",
+    version="0.2.2 (TOML); 0.3.0 and main of 2026-08-21 (command)",
     engine="torchtitan",
     forms=(
         "TOML files of the 0.2 line (0.2.0 to 0.2.2)",

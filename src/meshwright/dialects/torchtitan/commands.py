@@ -11,9 +11,10 @@ import msgspec
 
 from meshwright.dialects.dialect import Asked, Content
 from meshwright.dialects.parts import spell_toml, whole
-from meshwright.dialects.torchtitan.spell import flag, flag_today
+from meshwright.dialects.torchtitan.spell import flag, flag_released, flag_today
 from meshwright.dialects.types import Said, Settings
 from meshwright.recipes.foreign import words
+from meshwright.recipes.foreign.torchtitan import IN_SAMPLES, IN_TOKENS
 from meshwright.rules.rule import Finding
 
 if TYPE_CHECKING:
@@ -136,9 +137,19 @@ def named_preset(run: Run, flags: Mapping[str, Said]) -> Named | None:
     return Named(module or missing, config or missing)
 
 
+def counts_samples(flags: Mapping[str, Said]) -> bool:
+    """Whether a command of today counts its batch in samples, as the release 0.3.0 does."""
+    return any(key in flags for key in IN_SAMPLES) and not any(key in flags for key in IN_TOKENS)
+
+
 def spelling(content: Content) -> Callable[[str, Any], str]:
-    """How settings are said in a file or command: TOML, flags of the 0.2 line, or flags of today."""
+    """How settings are said in a file or command: TOML, flags of the 0.2 line, of 0.3.0, or of today."""
     if content.format == "toml":
         return spell_toml
     run = next(runs(content), None)
-    return flag if run is None or named_preset(run, flags(run.args)[0]) is None else flag_today
+    if run is None:
+        return flag
+    said = flags(run.args)[0]
+    if named_preset(run, said) is None:
+        return flag
+    return flag_released if counts_samples(said) else flag_today

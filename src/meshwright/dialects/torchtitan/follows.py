@@ -13,7 +13,7 @@ from meshwright.dialects.dialect import Parsed
 from meshwright.dialects.types import Said, Settings
 from meshwright.models import ModelSpec
 from meshwright.recipes.foreign import words
-from meshwright.recipes.foreign.torchtitan import SCHEDULE_NAMES, STEP
+from meshwright.recipes.foreign.torchtitan import LOCAL, SCHEDULE_NAMES, STEP
 from meshwright.recipes.types import Recipe
 
 ONE_STAGE = ("1f1b", "gpipe", "pipelineschedulesingle")
@@ -135,7 +135,7 @@ def complete(recipe: Recipe, parsed: Parsed, on: Cluster) -> Recipe:
 def _rank_batch(recipe: Recipe, settings: Settings) -> int:
     """Samples of one data-parallel rank in a step where the global batch is not said."""
     pipelined = recipe.layout.pp > 1
-    if "config" in settings:
+    if "config" in settings and LOCAL not in settings:
         micro_batches = number(settings, "parallelism.num_pp_microbatches") if pipelined else 1
         return recipe.layout.micro_batch_size * max(1, micro_batches)
-    return max(1, number(settings, "training.local_batch_size", 8)) if pipelined else recipe.layout.micro_batch_size
+    return max(1, number(settings, LOCAL, 8)) if pipelined else recipe.layout.micro_batch_size

@@ -10,18 +10,20 @@ import msgspec
 
 from meshwright.dialects.contents import open_file
 from meshwright.dialects.dialect import Content, Parsed
-from meshwright.dialects.torchtitan.commands import Named, Run, flags, named_preset, runs
+from meshwright.dialects.torchtitan.commands import Named, Run, counts_samples, flags, named_preset, runs
 from meshwright.dialects.torchtitan.follows import approximations, own_values, value
 from meshwright.dialects.torchtitan.models import MODULES, PRESETS, flavor_model, preset_model
 from meshwright.dialects.types import Said, Settings
 from meshwright.errors import InputError, closest
 from meshwright.models import ModelSpec
 from meshwright.recipes.foreign import Word, words
+from meshwright.recipes.foreign.torchtitan import CONTEXT, IN_SAMPLES, LOCAL, TOKENS
 from meshwright.rules.rule import Finding
 
 TABLE = "torchtitan"
 V02, TODAY = "2026-02-22", "2026-08-21"
 """The last day of the 0.2 line (0.2.2), and the day of the flags of today."""
+RELEASED = "0.3.0, the release of 2026-09-03, which counts a batch in samples where the main branch counts tokens"
 OPEN = re.compile(r"(dataloader|validator|tokenizer|encoder|inference|loss|override|profiler|optimizer)\.")
 """Sections of today whose keys depend on what a config function puts there."""
 UNKNOWN_PRESET = "the values of this preset are not in the table here"
@@ -113,11 +115,14 @@ def _config(content: Content, settings: dict[str, Said], complete: bool = True) 
 
 def _of_today(content: Content, run: Run, asked: dict[str, Said], named: Named) -> Parsed:
     """A command of today: a preset, and flags on top."""
-    notes = [f"spoken is torchtitan of {TODAY}"]
+    released = counts_samples(asked)
+    notes = [f"spoken is torchtitan {RELEASED}" if released else f"spoken is torchtitan of {TODAY}"]
     findings = [*_toml_today(run, asked), *_unknown_preset(named)]
     module, config = str(named.module.value), str(named.config.value)
     recompute = asked.pop("activation-checkpoint", None)
-    said, absent = _of_line({k: v for k, v in asked.items() if k not in ("module", "config", "job.config_file")}, TODAY)
+    said, absent = _of_line(
+        {k: v for k, v in asked.items() if k not in ("module", "config", "job.config_file")}, TODAY, released
+    )
     findings += absent
     preset = PRESETS.get(module, {}).get(config)
     base: dict[str, Said] = {}
@@ -130,7 +135,7 @@ def _of_today(content: Content, run: Run, asked: dict[str, Said], named: Named) 
         base = {key: msgspec.structs.replace(at, value=value) for key, value in preset.settings.items()}
         for key in ("training.disable_cuda_graphs", "validator.enable"):
             base.setdefault(key, msgspec.structs.replace(at, value=False))
-    settings = {**base, **said}
+    settings = {**(_in_samples(base) if released else base), **said}
     if recompute is not None:
         settings["activation_checkpoint.mode"] = recompute
     if preset is not None and "activation_checkpoint.selective_ac_option" not in settings:
@@ -175,13 +180,30 @@ def _unknown_preset(named: Named) -> Iterator[Finding]:
         yield Finding("torchtitan.preset", "error", "config", message, (f"--config {near[0]}",), at.file, at.line)
 
 
-def _of_line(settings: Mapping[str, Said], day: str) -> tuple[dict[str, Said], tuple[Finding, ...]]:
+def _in_samples(base: Mapping[str, Said]) -> dict[str, Said]:
+    """The settings of a preset as 0.3.0 says them."""
+    settings = dict(base)
+    tokens, context = settings.pop(TOKENS, None), settings.pop(CONTEXT, None)
+    if context is not None:
+        settings["training.seq_len"] = context
+    if tokens is not None and context is not None:
+        known = not tokens.unresolved and not context.unresolved
+        settings[LOCAL] = msgspec.structs.replace(tokens, value=tokens.value // context.value) if known else tokens
+    return settings
+
+
+def _of_line(
+    settings: Mapping[str, Said], day: str, samples: bool = False
+) -> tuple[dict[str, Said], tuple[Finding, ...]]:
     """The settings that there are in a line, and a finding for each that is of the other one."""
     kept: dict[str, Said] = {}
     findings: list[Finding] = []
     for key, said in settings.items():
         word = words(TABLE).get(key)
         if word is None and day == TODAY and OPEN.match(key):
+            continue
+        if samples and key in IN_SAMPLES:
+            kept[key] = said
             continue
         if word is None or word.fate != "read" or not (why := _absent(word, day)):
             kept[key] = said

@@ -40,8 +40,17 @@ SAMPLES = {LOCAL: TOKENS, MICRO: TOKENS, "training.global_batch_size": STEP}
 
 def flag_today(key: str, value: Any) -> str:
     """A setting as a command of today says it."""
-    if key == "activation_checkpoint.mode" and value is not None:
-        return f"activation-checkpoint:{str(value).replace('_', '-')}"
     if key in SAMPLES and value is not None:
         return f"--{SAMPLES[key]}=$(({value} * LENGTH)), where LENGTH is --{CONTEXT}"
-    return flag(RENAMED.get(key, key), value)
+    return _renamed(RENAMED.get(key, key), value)
+
+
+def flag_released(key: str, value: Any) -> str:
+    """A setting as a command of 0.3.0 says it, which counts in samples."""
+    return _renamed(key if key == "training.seq_len" else RENAMED.get(key, key), value)
+
+
+def _renamed(key: str, value: Any) -> str:
+    if key == "activation_checkpoint.mode" and value is not None:
+        return f"activation-checkpoint:{str(value).replace('_', '-')}"
+    return flag(key, value)

@@ -21,6 +21,8 @@ from meshwright.recipes.foreign.values import SCHEDULES
 from meshwright.recipes.types import Recipe, recipe_fields
 
 FILE = "config.toml"
+SCRIPTS = {"run_0.3.0.sh": "0.3.0", "run.sh": "of 2026-08-21 (main branch)"}
+"""The commands of today with their versions: the release counts a batch in samples, the main branch in tokens."""
 FOLLOWS = (
     "layout.sp", "layout.vp", "layout.stage_layers", "layout.embedding_as_layer", "layout.head_as_layer",
     "layout.strategy", "data.tokenizer",
@@ -57,10 +59,15 @@ def write(recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
         notes.append(f"the data set {recipe.data.dataset} has no name in torchtitan; c4 stands in the file")
     preset = preset_of(model)
     if preset is not None:
-        files["run.sh"] = _script(_today(recipe, preset, settings), recipe, on, preset)
+        for name, version in SCRIPTS.items():
+            counted = _samples if version == "0.3.0" else _tokens
+            flags = _today(recipe, preset, settings, counted(recipe, settings))
+            files[name] = _script(flags, recipe, on, preset, version)
         lost = _lost_today(files["run.sh"], recipe, model, on, {one.field for one in unsaid})
         if lost:
-            notes.append(f"run.sh, the command of today, has no flags for {', '.join(lost)}: write a config function")
+            notes.append(
+                f"run.sh and run_0.3.0.sh, the commands of today, have no flags for {', '.join(lost)}: write a config function"
+            )
     else:
         notes.append("today's torchtitan has no preset of this model: only the file for 0.2.2 is written")
     return Written(
@@ -226,14 +233,35 @@ SHARED = (
 GROUP = "optimizer.param_groups.0.optimizer_kwargs."
 
 
-def _today(recipe: Recipe, preset: tuple[str, str], settings: dict[str, Any]) -> list[str]:
-    """The flags over the preset."""
+def _tokens(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]:
+    """The batch as the main branch counts it."""
     layout, length = recipe.layout, recipe.data.seq_length
-    wanted = {key: settings[key] for key in SHARED if key in settings}
-    wanted |= {
+    found = {
         TOKENS: layout.micro_batch_size * length,
         CONTEXT: length,
         STEP: recipe.train.global_batch_size * length,
+    }
+    if layout.pp > 1:
+        found["parallelism.num_pp_microbatches"] = settings[LOCAL] // layout.micro_batch_size
+    return found
+
+
+def _samples(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]:
+    """The batch as 0.3.0 counts it."""
+    found = {
+        LOCAL: settings[LOCAL],
+        "training.seq_len": recipe.data.seq_length,
+        "training.global_batch_size": recipe.train.global_batch_size,
+    }
+    return found if recipe.layout.pp == 1 else {**found, MICRO: recipe.layout.micro_batch_size}
+
+
+def _today(recipe: Recipe, preset: tuple[str, str], settings: dict[str, Any], batch: dict[str, Any]) -> list[str]:
+    """The flags over the preset."""
+    layout = recipe.layout
+    wanted = {key: settings[key] for key in SHARED if key in settings}
+    wanted |= {
+        **batch,
         f"{GROUP}lr": recipe.optimizer.lr,
         "hf_assets_path": settings["model.hf_assets_path"],
         "profiler.enable_profiling": recipe.train.profile,
@@ -245,13 +273,11 @@ def _today(recipe: Recipe, preset: tuple[str, str], settings: dict[str, Any]) ->
         wanted |= {"validator.freq": recipe.train.eval_every, "validator.steps": recipe.train.eval_steps}
     if layout.tp > 1:
         wanted["parallelism.enable_sequence_parallel"] = layout.sp
-    if layout.pp > 1:
-        wanted["parallelism.num_pp_microbatches"] = settings[LOCAL] // layout.micro_batch_size
     for key, value in (("eps", recipe.optimizer.eps), ("weight_decay", recipe.optimizer.weight_decay)):
         if value != words("torchtitan")[f"optimizer.{key}"].default:
             wanted[GROUP + key] = value
     base = dict(PRESETS[preset[0]][preset[1]].settings)
-    flags = [flag(key, value) for key, value in wanted.items() if value != _unless_said(key, base)]
+    flags = [flag(key, value) for key, value in wanted.items() if key in batch or value != _unless_said(key, base)]
     if (recipe.optimizer.beta1, recipe.optimizer.beta2) != (0.9, 0.95):
         flags.append(f"--{GROUP}betas {recipe.optimizer.beta1} {recipe.optimizer.beta2}")
     flags.append(f"activation-checkpoint:{layout.recompute}")  # a word of its own, and the last one
@@ -269,11 +295,11 @@ def _unless_said(key: str, base: dict[str, Any]) -> Any:
     )
 
 
-def _script(flags: list[str], recipe: Recipe, on: Cluster, preset: tuple[str, str]) -> str:
+def _script(flags: list[str], recipe: Recipe, on: Cluster, preset: tuple[str, str], version: str) -> str:
     nodes, per_node = max(1, on.nodes), on.gpus_per_node
     head = [
         "#!/bin/bash",
-        f"# {recipe.name} for torchtitan of 2026-08-21 on {on}, written by meshwright export",
+        f"# {recipe.name} for torchtitan {version} on {on}, written by meshwright export",
         "# Over several nodes, add --rdzv_id, --rdzv_backend c10d and --rdzv_endpoint HOST:PORT to torchrun."
         if nodes > 1
         else "# One node.",

@@ -112,6 +112,10 @@ TOKENS, CONTEXT, STEP = (
     "training.num_tokens_per_train_step",
 )
 
+IN_SAMPLES = (LOCAL, MICRO, "training.global_batch_size", "training.seq_len")
+IN_TOKENS = (TOKENS, CONTEXT, STEP, "parallelism.num_pp_microbatches")
+"""How a batch is counted: in samples in the 0.2 line and in 0.3.0 of 2026-09-03, in tokens in the main branch."""
+
 
 def _tokens(given: Texts, recipe: Recipe) -> Meaning:
     """Today a batch is counted in tokens; a forward shorter than the context is one short sample."""
@@ -459,6 +463,9 @@ WORDS: tuple[Word, ...] = (
     Word(STEP, takes="int", since=FROZEN, note="unset or -1 means one micro batch of every rank"),
     Word("parallelism.num_pp_microbatches", takes="int", since=FROZEN),
     Word("training.disable_cuda_graphs", takes="truth", since=FROZEN),
+    Word("parallelism.enable_fsdp_symm_mem", takes="truth", since=FROZEN),
+    Word("parallelism.context_parallel_ptrr_mask_key", takes="text", since=FROZEN),
+    Word("activation_checkpoint.force_recompute_mm_shapes_by_fqns", takes="list", since=FROZEN),
     Word("parallelism.enable_sequence_parallel", "layout.sp", since=TOML_ENDED),
     Word("parallelism.spmd_backend", takes="text", since=TOML_ENDED),
     Word("compile.enable_async_tensor_parallel", "kernels.tp_comm_overlap", since=FROZEN),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.dialects.dialect import ForeignRule, Look
+from meshwright.recipes.foreign.torchtitan import LOCAL
 
 PP, EP, ETP, TP, CP = (
     f"parallelism.{name}_parallel_degree" for name in ("pipeline", "expert", "expert_tensor", "tensor", "context")
@@ -18,6 +19,11 @@ NAME, FLAVOR = "model.name", "model.flavor"
 def today(look: Look) -> bool:
     """Whether it is a command of today's line."""
     return look.says("config")
+
+
+def in_tokens(look: Look) -> bool:
+    """Whether a batch is counted in tokens."""
+    return today(look) and not look.says(LOCAL)
 
 
 def degree(look: Look, key: str) -> int:

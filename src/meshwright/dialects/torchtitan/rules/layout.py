@@ -20,6 +20,7 @@ from meshwright.dialects.torchtitan.rules.common import (
     SHARD,
     TP,
     degree,
+    in_tokens,
     rule,
     today,
 )
@@ -47,7 +48,7 @@ def _uneven_chunks(look: Look) -> Problem | None:
 def _microbatch_too_large(look: Look) -> Problem | None:
     """More samples in a micro batch than there are in the batch it is cut from."""
     local, micro = look(LOCAL), look(MICRO)
-    if today(look) or degree(look, PP) == 1 or not (isinstance(local, int) and isinstance(micro, int)):
+    if in_tokens(look) or degree(look, PP) == 1 or not (isinstance(local, int) and isinstance(micro, int)):
         return None
     stages = degree(look, PP) * look.recipe.layout.vp
     if micro <= 0 or local % micro or local // micro >= stages:
@@ -63,7 +64,7 @@ def _batch_not_divided(look: Look) -> Problem | None:
     """With a pipeline, a step is made of whole local batches, not just of micro batches."""
     batch, local = look("training.global_batch_size"), look(LOCAL)
     ranks = _ranks(look)
-    if today(look) or degree(look, PP) == 1 or not (isinstance(batch, int) and isinstance(local, int)) or not ranks:
+    if in_tokens(look) or degree(look, PP) == 1 or not (isinstance(batch, int) and isinstance(local, int)) or not ranks:
         return None
     micro = look.recipe.layout.micro_batch_size
     if local <= 0 or batch % (local * ranks) == 0 or batch % (micro * ranks):
