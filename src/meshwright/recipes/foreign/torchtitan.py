@@ -498,7 +498,7 @@ WORDS: tuple[Word, ...] = (
     }),
     *_gone("0.1", {
         "job.print_args": "job.print_config", "job.use_for_integration_test": "",
-        "training.batch_size": LOCAL, "training.compile": "compile.enable = true",
+        "training.batch_size": LOCAL, "training.compile": "compile.enable",
         "training.warmup_steps": "lr_scheduler.warmup_steps",
         "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
         "training.data_parallel_shard_degree": "parallelism.data_parallel_shard_degree",
