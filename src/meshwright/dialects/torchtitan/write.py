@@ -65,9 +65,8 @@ def write(recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
             files[name] = _script(flags, recipe, on, preset, version)
         lost = _lost_today(files["run.sh"], recipe, model, on, {one.field for one in unsaid})
         if lost:
-            notes.append(
-                f"run.sh and run_0.3.0.sh, the commands of today, have no flags for {', '.join(lost)}: write a config function"
-            )
+            names = " and ".join(SCRIPTS)
+            notes.append(f"{names}, commands of today, have no flags for {', '.join(lost)}: write a config function")
     else:
         notes.append("today's torchtitan has no preset of this model: only the file for 0.2.2 is written")
     return Written(

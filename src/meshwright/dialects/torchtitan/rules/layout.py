@@ -235,9 +235,9 @@ def _no_balancer(look: Look) -> Problem | None:
 
 
 def _copies_alone(look: Look) -> Problem | None:
-    others = [axis for axis, key in (("tp", TP), ("pp", PP), ("cp", CP)) if degree(look, key) > 1]
-    if today(look) or degree(look, REPLICATE) == 1 or _sharded(look) != 1 or not others:
-        return None
+    others = [axis for axis, key in (("tp", TP), ("pp", PP)) if degree(look, key) > 1]
+    if today(look) or degree(look, REPLICATE) == 1 or _sharded(look) != 1 or degree(look, CP) > 1 or not others:
+        return None  # context ranks share the weights too
     return Problem(
         f"copies without sharding are DDP, which does not run next to {', '.join(others)}",
         (look.dialect.spell(REPLICATE, 1), look.dialect.spell(SHARD, -1)),
