@@ -414,6 +414,11 @@ def check(
             named = None if model is None else models.find(model)
             where = None if gpus is None else str(gpus)
             return dialects.check(theirs, content, gpus=where, model=named, overrides=overrides, advice=advice)
+    if dialect not in (None, dialects.OURS):
+        dialects.dialect(str(dialect))  # a name that nobody knows is told as such
+        raise InputError("a recipe of ours has no other words", field="dialect", value=dialect)
+    if model is not None:
+        raise InputError("a recipe names its own model", field="model", value=model, fix=("without --model",))
     found = target if isinstance(target, Recipe) else _recipe_from(target)
     return _check_recipe(found, gpus, engine or ENGINES[0], overrides, content)
 

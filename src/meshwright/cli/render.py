@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from meshwright import api
+from meshwright.cli.console import Out, console, escape, table
 
 WIDTH = 44  # of the memory bar
 PARTS = {
@@ -25,12 +23,6 @@ PARTS = {
 MARKS = {"error": ("✗", "red"), "warning": ("!", "yellow"), "advice": ("·", "cyan")}
 NO_LAYOUT = "[red]no figures: this layout cannot be built (see the findings)[/]"
 LETTERS = {part: part[0].upper() for part in PARTS} | {"overhead": "x"}
-
-
-def console() -> Console:
-    """Colour and width of the terminal; plain and wide when the output is a file or a pipe."""
-    c = Console(highlight=False, soft_wrap=True)
-    return c if c.is_terminal else Console(highlight=False, soft_wrap=True, width=200)
 
 
 def memory_bar(memory: dict[str, float]) -> str:
@@ -81,7 +73,7 @@ def _layout_line(layout: dict[str, Any]) -> str:
     )
 
 
-def _rows(out: Console, title: str, lines: Sequence[str]) -> None:
+def _rows(out: Out, title: str, lines: Sequence[str]) -> None:
     for i, line in enumerate(lines):
         out.print(f"[bold]{title if i == 0 else '':<9}[/]{line}")
 
@@ -139,7 +131,7 @@ def ranking(found: Any) -> None:
         e, memory = p["estimate"], p["estimate"]["memory_gib"]
         gib = f"{memory['total']:.0f}/{memory['capacity']:.0f}" + ("" if e["fits"] else " over")
         rows.append((str(place), _layout_line(p["layout"]), f"{e['step_s']:.2f}", f"{e['mfu']:.0%}", gib))
-    _table(rows, "", "layout", "s/step", "MFU", "GiB")
+    table(rows, "", "layout", "s/step", "MFU", "GiB")
     if answer["plans"]:
         _rows(out, "Against", [_change_line(c) for c in answer["plans"][0]["changes"]] or ["the recipe's own layout"])
     trades = [f"{c['step_s']:.2f} s, {c['total_gib']:.0f} GiB" for c in answer["pareto"]]
@@ -153,7 +145,7 @@ def sizing(found: Any) -> None:
     """GPU counts as a table."""
     answer, out = api.sizing_to_dict(found), console()
     rows = [_size_row(s) for s in answer["sizes"]]
-    _table(rows, "GPUs", "layout", "GiB", "s/step", "tokens/s", "per GPU", "MFU", "goodput", "days", "cost")
+    table(rows, "GPUs", "layout", "GiB", "s/step", "tokens/s", "per GPU", "MFU", "goodput", "days", "cost")
     for title in ("smallest", "most_efficient"):
         chosen = answer[title]
         text = f"{chosen['gpus']} GPUs: {chosen['layout']}" if chosen else "none fits"
@@ -187,7 +179,7 @@ def accuracy(answer: dict[str, Any]) -> None:
         (source, str(found["rows"]), f"{found['median_abs_pct']}", f"{found['bias_pct']:+}")
         for source, found in step["by_source"].items()
     ]
-    _table(rows, "source", "rows", "step time, median |error| %", "bias %")
+    table(rows, "source", "rows", "step time, median |error| %", "bias %")
     for reason, count in answer["unsupported"].items():
         out.print(f"[dim]{count} not predicted: {escape(reason)}[/]")
 
@@ -265,20 +257,13 @@ def export(written: Any, judged: Any) -> None:
         _rows(out, "Findings", _finding_lines(answer["findings"]))
 
 
-def _table(rows: Sequence[Sequence[str]], *headers: str) -> None:
-    table = Table(*headers, box=None, pad_edge=False, header_style="bold")
-    for row in rows:
-        table.add_row(*[escape(cell) for cell in row])
-    console().print(table)
-
-
 def recipes(found: Sequence[Any]) -> None:
     """The index as a table."""
     rows = [
         (e["name"], e["goal"], e["model"], f"{e['gpus']}x{e['gpu']}", f"{e['seq_length']:,}", e["family"])
         for e in api.entries_to_dicts(found)
     ]
-    _table(rows, "recipe", "goal", "model", "GPUs", "tokens", "family")
+    table(rows, "recipe", "goal", "model", "GPUs", "tokens", "family")
     console().print(f"[dim]{len(rows)} recipes[/]")
 
 
@@ -289,7 +274,7 @@ def models(found: Sequence[Any]) -> None:
         p = m["parameters"]
         counts = (f"{p['total'] / 1e9:.3f}", f"{p['active'] / 1e9:.3f}")
         rows.append((m["name"], *counts, str(m["layers"]), str(m["hidden"]), m["hf_id"]))
-    _table(rows, "model", "total B", "active B", "layers", "hidden", "Hugging Face id")
+    table(rows, "model", "total B", "active B", "layers", "hidden", "Hugging Face id")
 
 
 def gpus(found: Sequence[Any]) -> None:
@@ -308,7 +293,7 @@ def gpus(found: Sequence[Any]) -> None:
                 f"{g['network_gb_s']:,.0f}",
             )
         )
-    _table(rows, "GPU", "GiB", "bf16", "fp8", "fp4 TFLOP/s", "HBM GB/s", "link GB/s", "domain", "network GB/s")
+    table(rows, "GPU", "GiB", "bf16", "fp8", "fp4 TFLOP/s", "HBM GB/s", "link GB/s", "domain", "network GB/s")
 
 
 def rules(found: Sequence[Any]) -> None:

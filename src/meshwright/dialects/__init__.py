@@ -16,6 +16,7 @@ from meshwright.dialects.types import Program, Said, Unsaid, Written
 
 __all__ = [
     "NAMES",
+    "OURS",
     "Checked",
     "CheckedRecipe",
     "Content",
