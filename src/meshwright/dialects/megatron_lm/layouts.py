@@ -161,8 +161,14 @@ def fsdp_format_alone(look: Look) -> Problem | None:
     return Problem("--ckpt-format fsdp_dtensor is of Megatron-FSDP", ("--ckpt-format torch_dist",), key="ckpt_format")
 
 
+ADAM = "adam"
+
+
 def precision_aware(look: Look) -> Iterator[Problem]:
     aware = on(look, "use_precision_aware_optimizer")
+    if aware and text_of(look, "optimizer") not in ("", ADAM):
+        fix = spell("use_precision_aware_optimizer", None)
+        yield Problem("the precision-aware optimizer is Adam", (fix,), key="use_precision_aware_optimizer")
     if aware and not on(look, "use_distributed_optimizer") and not fsdp(look) and not is_open(look):
         fix = "--use-distributed-optimizer"
         yield Problem(

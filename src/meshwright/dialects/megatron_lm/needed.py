@@ -42,6 +42,7 @@ def no_length(look: Look) -> Problem | None:
     return Problem("neither --train-iters nor --train-samples says how long to train", ("--train-iters N",))
 
 
+ITEMS = {"iters": "iterations", "samples": "samples"}
 SAMPLES = ("train_samples", "lr_decay_samples", "lr_warmup_samples", "lr_wsd_decay_samples")
 ITERATIONS = ("train_iters", "lr_decay_iters", "lr_warmup_iters", "lr_wsd_decay_iters")
 
@@ -67,6 +68,19 @@ def two_warmups(look: Look) -> Problem | None:
         f"--lr-warmup-fraction and {spell(others[0], True)} both say how long the warm-up is",
         (spell("lr_warmup_fraction", None),),
     )
+
+
+def warmup_too_long(look: Look) -> Iterator[Problem]:
+    """The warm-up ends before the decay does, whichever clock they are counted by."""
+    for clock in ("iters", "samples"):
+        warmup, decay = f"lr_warmup_{clock}", f"lr_decay_{clock}"
+        end = number_of(look, decay) or number_of(look, f"train_{clock}")
+        if end and number_of(look, warmup) >= end:
+            yield Problem(
+                f"{spell(warmup, number_of(look, warmup))} is not below the {end} {ITEMS[clock]} of the decay",
+                (spell(warmup, end // 10),),
+                key=warmup,
+            )
 
 
 def never_saved(look: Look) -> Problem | None:

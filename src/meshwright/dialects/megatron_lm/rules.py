@@ -53,6 +53,14 @@ RULES = (
         "AssertionError: can only specify one of lr-warmup-fraction and lr-warmup-iters",
         "one of the two would be lost",
     ),
+    _rule(
+        "warm-up-too-long",
+        "lr_warmup_iters lr_warmup_samples",
+        needed.warmup_too_long,
+        "AssertionError without a message while the scheduler is built",
+        "the rate must have reached its peak before it has decayed",
+        covers=("learning_rate.warm-up-to-the-end", "learning_rate.decay-inside-warm-up"),
+    ),
     _rule("save-without-interval", "save", needed.never_saved, ASSERTED, "it is never assumed how often to save"),
     _rule(
         "kept-between-saves",

@@ -40,6 +40,14 @@ PLACES = {
 }
 """Flags without a row of their own meaning, by the array that they belong in; the rest describe the model."""
 
+ADAM_ONLY = {
+    "main_grads_dtype": "precision.grads",
+    "main_params_dtype": "precision.master",
+    "exp_avg_dtype": "precision.moments",
+    "optimizer_cpu_offload": "layout.offload",
+}
+"""Flags of the precision-aware optimizer, with what they say."""
+
 
 def write(dialect: Dialect, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
     if recipe.goal == "peft":
@@ -82,6 +90,10 @@ def _captures(recipe: Recipe) -> bool:
     return recipe.kernels.cuda_graphs != "none"
 
 
+def _adam(recipe: Recipe) -> bool:
+    return recipe.optimizer.name in ("adam", "adamw")
+
+
 def _offered(
     dialect: Dialect, settings: Mapping[str, Any], recipe: Recipe
 ) -> tuple[dict[str, Any], tuple[Unsaid, ...]]:
@@ -90,6 +102,16 @@ def _offered(
     if kept.get("tp_comm_overlap") and not recipe.layout.sp:
         del kept["tp_comm_overlap"]
         refused.append(Unsaid("kernels.tp_comm_overlap", True, "it overlaps what sequence parallelism sends"))
+    warmup = recipe.schedule.warmup_steps
+    if warmup >= (recipe.schedule.decay_steps or recipe.train.steps):
+        kept.pop("lr_warmup_iters", None)
+        refused.append(Unsaid("schedule.warmup_steps", warmup, "the warm-up ends before the decay does"))
+    if not _adam(recipe):
+        for key, own in ADAM_ONLY.items():
+            if key in without_defaults(dialect, kept):
+                del kept[key]
+                reason = "only Adam keeps its numbers in other formats or places"
+                refused.append(Unsaid(own, value_of(recipe, own), reason))
     for key, value in settings.items():
         word = table.get(key)
         if word is None or not word.choices or value is None or text_of(value) in word.choices:
@@ -103,7 +125,7 @@ def _offered(
 def _needed(recipe: Recipe, model: ModelSpec) -> Iterator[tuple[str, Any]]:
     """Flags that others ask for, or that say a field in another way."""
     precision, layout = recipe.precision, recipe.layout
-    if "bf16" in (precision.grads, precision.moments) or layout.offload == "optimizer":
+    if _adam(recipe) and ("bf16" in (precision.grads, precision.moments) or layout.offload == "optimizer"):
         yield "use_precision_aware_optimizer", True
     if layout.strategy in ("fsdp2", "megatron_fsdp"):
         yield "no_gradient_accumulation_fusion", True

@@ -1,0 +1,271 @@
+"""Megatron-LM against its own parser and checks: scripts are run by bash with a torchrun that only notes its words.
+
+Megatron-Core 0.17 and later ship megatron.training. GPUs and Transformer Engine are said to be there, not used:
+what is asked of them is their capability and their version. Besides torch: triton, omegaconf, packaging, psutil.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import shlex
+import subprocess
+import sys
+import typing
+import warnings
+from argparse import BooleanOptionalAction, Namespace, _StoreConstAction
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from benchmarks.against import MISSING, Config, Framework, Verdict
+
+from meshwright.clusters import cluster
+from meshwright.dialects.megatron_lm.arguments import key_of
+
+LAUNCHERS = ("torchrun", "python", "mpirun")
+NOTE = """#!/bin/bash
+{ printf '%s\\0' "$@"; } > "$NOTED/words"
+env -0 > "$NOTED/env"
+"""
+PASSED = ("CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_ALGO", "PYTORCH_CUDA_ALLOC_CONF", "NCCL_GRAPH_REGISTER",
+          "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "NVTE_CPU_OFFLOAD_V1", "CUBLAS_WORKSPACE_CONFIG")  # fmt: skip
+TRANSFORMER_ENGINE = "2.19.0"
+VOCABULARY = 128256
+"""What a tokenizer that is not here is said to hold."""
+
+NEWER = """
+apply_dsa_kernel_fusion ckpt_fully_parallel_load_replicate_local ckpt_fully_parallel_save_replicate_local csa_
+cuda_graph_dynamic_microbatches dense_grouped_gemm dynamic_context_parallel enable_hyper_connections
+fallback_to_eager_attn gdn_ head_wise_attn_gate kda_ log_moe_overload_factor log_per_layer_resource_usage mhc_
+moe_hybridep_pad_variable_tokens moe_n_hash_layers moe_ncclep_use_symm_mem moe_use_grouped_tensor mrope_interleaved
+use_fused_mhc cp_partition_mode dsa_indexer_weights_proj_output_dtype gated_attention_proj_granularity
+linear_attention_type linear_cp_mode megatron_fsdp_version min_dynamic_context_parallel_size
+mtp_loss_scaling_factor_decay muon_weight_decay num_residual_streams o_groups o_lora_rank pad_packed_seq_alignment
+rotary_base_per_layer sequence_packing_scheduler thd_
+"""
+
+UNSEEN = """
+enable_gloo_process_groups no_add_position_embedding no_moe_router_aux_loss_fusion no_use_gloo_process_groups
+no_use_mamba_mem_eff_path use_flashinfer_fused_rope inference_wandb_logging_step_interval
+original_max_position_embeddings retriever_seq_length tokenizer_library
+"""
+
+
+def judge(config: Config, folder: Path) -> Verdict:
+    """Parses, validates, builds the model's config, counts micro-batches and lays out the ranks."""
+    if '"$@"' in config.text or "source " in config.text:
+        return Verdict(None, "a part of it comes from outside the file")
+    words, env = noted(config, folder)
+    if words is None:
+        return Verdict(None, "the script starts nothing that a stand-in could note")
+    world = config.world or 8
+    env = {**env, "WORLD_SIZE": str(world), "RANK": "0"}
+    printed = io.StringIO()
+    try:
+        with _machine(config), mock.patch.dict(os.environ, env), _quiet(printed):
+            _start(words, world)
+    except SystemExit:
+        return Verdict(False, printed.getvalue().strip().splitlines()[-1][-300:])
+    except Exception as error:  # whatever it raises is what a user would see
+        return Verdict(False, f"{type(error).__name__}: {error}"[:300])
+    return Verdict(True)
+
+
+def noted(config: Config, folder: Path) -> tuple[list[str] | None, dict[str, str]]:
+    """The words after the program and what its environment says, as bash has it."""
+    if config.text.startswith("--"):
+        return shlex.split(config.text), {}
+    for name in LAUNCHERS:
+        stand_in = folder / "bin" / name
+        stand_in.parent.mkdir(exist_ok=True)
+        stand_in.write_text(NOTE)
+        stand_in.chmod(0o755)
+    env = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "NOTED": str(folder), "PRETRAINED_CHECKPOINT": "weights"}
+    subprocess.run(["bash", config.path], cwd=folder, env=env, capture_output=True, timeout=20, check=False)
+    if not (folder / "words").exists():
+        return None, {}
+    words = (folder / "words").read_text().split("\0")[:-1]
+    pairs = dict(part.partition("=")[::2] for part in (folder / "env").read_text().split("\0") if part)
+    given = dict(word.partition("=")[::2] for word in words if word.startswith(PASSED))
+    at = next(place for place, word in enumerate(words) if word.endswith(".py"))
+    return words[at + 1 :], {name: value for name, value in {**pairs, **given}.items() if name in PASSED}
+
+
+@contextlib.contextmanager
+def _machine(config: Config) -> Iterator[None]:
+    """GPUs as the case names them, and a Transformer Engine that is new enough."""
+    import torch
+    from megatron.core import utils
+    from megatron.core.models.common.embeddings import rope_utils
+    from packaging.version import Version
+
+    capability = cluster(config.gpus).gpu.capability if config.gpus else 9.0
+    major, minor = divmod(round(float(capability) * 10), 10)
+    properties = SimpleNamespace(major=major, minor=minor)
+    with (
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=(major, minor)),
+        mock.patch.object(torch.cuda, "get_device_properties", return_value=properties),
+        mock.patch.object(utils, "_te_version", Version(TRANSFORMER_ENGINE)),
+        mock.patch.object(rope_utils, "fused_apply_rotary_pos_emb", object()),
+        mock.patch.object(rope_utils, "fused_apply_rotary_pos_emb_thd", object()),
+        mock.patch.dict(sys.modules, _transformer_engine()),
+    ):
+        yield
+
+
+def _transformer_engine() -> dict[str, ModuleType]:
+    """The one class of it whose arguments are looked at."""
+
+    class FusedAdam:
+        def __init__(
+            self, master_weight_dtype: Any, exp_avg_dtype: Any, exp_avg_sq_dtype: Any, use_decoupled_grad: Any
+        ) -> None: ...
+
+    names = ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.optimizers")
+    made = {name: ModuleType(name) for name in names}
+    made[names[-1]].FusedAdam = FusedAdam  # type: ignore[attr-defined]
+    return made
+
+
+@contextlib.contextmanager
+def _quiet(printed: io.StringIO) -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(printed), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _start(words: Sequence[str], world: int) -> None:
+    """What pretrain_gpt.py does before it needs a GPU."""
+    from megatron.training import arguments
+
+    with mock.patch.object(sys, "argv", ["pretrain_gpt.py", *words]):
+        args = arguments.parse_args()
+    arguments.validate_args(args, {})
+    _tokenizer(args)
+    _model(args)
+    _batches(args)
+    _ranks(args, world)
+    _optimizer(args)
+
+
+def _tokenizer(args: Namespace) -> None:
+    """Tokenizers of files are not here; the one without files is asked."""
+    from megatron.training import global_vars
+
+    if args.tokenizer_type and args.tokenizer_type.startswith("Null"):
+        global_vars.build_tokenizer(args)
+    args.vocab_size = args.vocab_size or VOCABULARY
+
+
+def _model(args: Namespace) -> None:
+    from megatron.training import arguments
+
+    arguments.core_transformer_config_from_args(args)
+
+
+def _batches(args: Namespace) -> None:
+    from megatron.core import num_microbatches_calculator as calculator
+
+    calculator.unset_num_microbatches_calculator()
+    calculator.init_num_microbatches_calculator(
+        args.rank, args.rampup_batch_size, args.global_batch_size, args.micro_batch_size, args.data_parallel_size, False
+    )
+
+
+def _ranks(args: Namespace, world: int) -> None:
+    """Their groups of ranks over a backend that moves nothing."""
+    import torch
+    from megatron.core import parallel_state
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    try:
+        parallel_state.initialize_model_parallel(
+            args.tensor_model_parallel_size,
+            args.pipeline_model_parallel_size,
+            args.virtual_pipeline_model_parallel_size,
+            context_parallel_size=args.context_parallel_size,
+            hierarchical_context_parallel_sizes=args.hierarchical_context_parallel_sizes,
+            expert_model_parallel_size=args.expert_model_parallel_size,
+            num_distributed_optimizer_instances=args.num_distributed_optimizer_instances,
+            expert_tensor_parallel_size=args.expert_tensor_parallel_size,
+            create_gloo_process_groups=False,
+        )
+    finally:
+        with contextlib.suppress(Exception):
+            parallel_state.destroy_model_parallel()
+        torch.distributed.destroy_process_group()
+
+
+def _optimizer(args: Namespace) -> None:
+    """Its config and the schedule of an optimizer without parameters."""
+    from megatron.training import training
+
+    training.get_megatron_optimizer_config(args)
+    with mock.patch.object(training, "get_args", return_value=args):
+        training.get_optimizer_param_scheduler(SimpleNamespace(param_groups=[]))
+
+
+def keys() -> Mapping[str, Any]:
+    """Every flag of their parser with what it means unsaid."""
+    from argparse import ArgumentParser
+
+    from megatron.training import arguments
+
+    parser = arguments.add_megatron_arguments(ArgumentParser(allow_abbrev=False, add_help=False))
+    return dict(pair for action in parser._actions for pair in _flags(action))
+
+
+def _flags(action: Any) -> Iterator[tuple[str, Any]]:
+    default = getattr(action.default, "name", action.default)
+    for flag in action.option_strings:
+        key = key_of(flag)
+        if isinstance(action, BooleanOptionalAction):
+            yield key, default is False if key.startswith("no_") else default
+        elif isinstance(action, _StoreConstAction):
+            yield key, False
+        else:
+            yield key, MISSING if action.required else default
+
+
+def prepare() -> None:
+    """Python 3.11 lacks a decorator that Megatron-Core's newest versions import."""
+    if not hasattr(typing, "override"):
+        typing.override = lambda method: method  # type: ignore[attr-defined]
+
+
+FRAMEWORK = Framework(
+    dialect="megatron-lm",
+    needs="megatron-core==0.19.2",
+    module="megatron.training.arguments",
+    judge=judge,
+    prepare=prepare,
+    asks="parse_args, validate_args, the transformer's config, micro-batches and groups of ranks",
+    keys=keys,
+    later={
+        "graphs.": "fails when the graph is captured",
+        "megatron-lm.async-format": "NotImplementedError at the first save",
+    },
+    beyond={},
+    other_defaults={
+        "cp_comm_type": "a list of one there",
+        "cuda_graph_modules": "an empty list there",
+        "tokenizer_model": "none there, as an empty name here",
+        "moe_flex_dispatcher_backend": "read with the flex dispatcher only",
+    },
+    other_keys={
+        "batch_size": "parsed, then refused: told as gone here",
+        "checkpoint_activations": "parsed, then refused: told as gone here",
+        "model_parallel_size": "parsed, then refused: told as gone here",
+        "warmup": "parsed, then refused: told as gone here",
+        "kitchen_": "only where its library is installed",
+        **dict.fromkeys(UNSEEN.split(), "in no wheel from 0.17 to 0.19.2: of other years, or only a field of a config"),
+        **dict.fromkeys(NEWER.split(), "of Megatron-Core 0.20.0, which is not released as a wheel"),
+    },
+)
