@@ -62,7 +62,7 @@ CASES = (
         "valid keys that came later",
         replaced(
             SFT,
-            ("save_consolidated: final", "save_consolidated: final\n  cpu_offload: true"),
+            ("save_consolidated: final", "save_consolidated: final\n  cpu_offload: true\n  trainable_only: false"),
             ("packed_sequence_size: 0", "packed_sequence_size: 0\n  pad_to_multiple_of: 2"),
         ),
         gpus="8xH100",
