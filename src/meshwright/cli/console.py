@@ -7,8 +7,6 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-import click
-
 TAG = re.compile(r"(\\*)\[([a-z#/@][^\[\]]*)\]")
 """Marks such as [bold] and [/]; a backslash before one makes it plain text."""
 
@@ -25,7 +23,7 @@ class Plain:
 
     def print(self, text: str, *, markup: bool = True) -> None:
         """Writes a line without its marks."""
-        click.echo(plain(text) if markup else text)
+        print(plain(text) if markup else text)
 
 
 def escape(text: str) -> str:
@@ -66,7 +64,7 @@ def table(rows: Sequence[Sequence[str]], *headers: str) -> None:
     lines = [headers, *rows]
     widths = [max(len(line[place]) for line in lines) for place in range(len(headers))]
     for line in lines:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def _rich_table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> None:
