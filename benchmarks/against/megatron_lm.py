@@ -10,6 +10,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def judge(config: Config, folder: Path) -> Verdict:
         return Verdict(None, "a part of it comes from outside the file")
     words, env = noted(config, folder)
     if words is None:
-        return Verdict(None, "the script starts nothing that a stand-in could note")
+        return Verdict(None, "the script starts nothing that a stand-in could note, or a tool that trains nothing")
     world = config.world or 8
     env = {**env, "WORLD_SIZE": str(world), "RANK": "0"}
     printed = io.StringIO()
@@ -92,7 +93,9 @@ def noted(config: Config, folder: Path) -> tuple[list[str] | None, dict[str, str
     words = (folder / "words").read_text().split("\0")[:-1]
     pairs = dict(part.partition("=")[::2] for part in (folder / "env").read_text().split("\0") if part)
     given = dict(word.partition("=")[::2] for word in words if word.startswith(PASSED))
-    at = next(place for place, word in enumerate(words) if word.endswith(".py"))
+    at = next((place for place, word in enumerate(words) if re.search(r"pretrain_\w+\.py$", word)), None)
+    if at is None:
+        return None, {}
     return words[at + 1 :], {name: value for name, value in {**pairs, **given}.items() if name in PASSED}
 
 

@@ -275,6 +275,13 @@ RULES = (
         "its newer way to offload takes the weights along",
     ),
     _rule(
+        "offload-of-what",
+        "fine_grained_activation_offloading offload_modules",
+        techniques.offload_of_what,
+        "AssertionError without a message while the model's config is built",
+        "no module is offloaded unless it is named",
+    ),
+    _rule(
         "graphs-registered",
         "cuda_graph_impl",
         techniques.registered_graphs,

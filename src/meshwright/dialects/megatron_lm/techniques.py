@@ -104,6 +104,20 @@ def offload_environment(look: Look) -> Problem | None:
     )
 
 
+OFFLOADED = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm")
+OF_EXPERTS = ("expert_fc1", "moe_act")
+
+
+def offload_of_what(look: Look) -> Problem | None:
+    if not on(look, "fine_grained_activation_offloading") or look.says("offload_modules") or is_open(look):
+        return None
+    return Problem(
+        "--fine-grained-activation-offloading does not say of which modules",
+        (spell("offload_modules", OFFLOADED),),
+        key="fine_grained_activation_offloading",
+    )
+
+
 def registered_graphs(look: Look) -> Problem | None:
     env = look.parsed.env
     config = next((env[name] for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF") if name in env), None)

@@ -11,7 +11,7 @@ from meshwright.dialects.dialect import Dialect
 from meshwright.dialects.mapping import relevant, text_of, to_settings, value_of, without_defaults
 from meshwright.dialects.megatron_lm.layouts import BLACKWELL, CONNECTIONS
 from meshwright.dialects.megatron_lm.sizes import is_hybrid, model_flags
-from meshwright.dialects.megatron_lm.techniques import OFFLOAD_V1
+from meshwright.dialects.megatron_lm.techniques import OF_EXPERTS, OFFLOAD_V1, OFFLOADED
 from meshwright.dialects.types import Program, Unsaid, Written
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec
@@ -34,6 +34,7 @@ PLACES = {
     "moe_router_score_function": "MOE_ARGS",
     "lr_wsd_decay_iters": "TRAINING_ARGS",
     "lr_wsd_decay_style": "TRAINING_ARGS",
+    "offload_modules": "MEMORY_ARGS",
     "ckpt_format": "RUN_ARGS",
     "use_persistent_ckpt_worker": "RUN_ARGS",
     "split": "RUN_ARGS",
@@ -131,6 +132,9 @@ def _needed(recipe: Recipe, model: ModelSpec) -> Iterator[tuple[str, Any]]:
         yield "no_gradient_accumulation_fusion", True
     if layout.strategy == "megatron_fsdp":
         yield "ckpt_format", "fsdp_dtensor"
+    if layout.offload == "activations":
+        whole = layout.recompute == "selective" and "moe" in layout.recompute_modules
+        yield "offload_modules", [*OFFLOADED, *(OF_EXPERTS if model.moe is not None and not whole else ())]
     if recipe.checkpoint.async_save:
         yield "use_persistent_ckpt_worker", True
     if recipe.schedule.name == "wsd":
