@@ -13,7 +13,7 @@ FORMATS: Mapping[str, Mapping[Format, tuple[str, ...]]] = {
     "megatron-bridge": {
         "shell": ("run_recipe", "setup_experiment", "train.sh", "megatron.bridge", "run_script"),
         "python": (),
-        "yaml": ("model_parallel_size", "megatron.bridge", "optimizer:", "train:"),
+        "yaml": ("model_parallel_size", "megatron.bridge", "train_iters", "ddp:", "comm_overlap:"),
     },
     "automodel": {
         "yaml": ("nemo_automodel", "distributed:", "step_scheduler:", "recipe:"),
