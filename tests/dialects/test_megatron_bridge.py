@@ -179,6 +179,7 @@ CASES = (
     Case("valid benchmark on more GPUs", replaced(BENCHMARK, ("--nnodes=2", "--nnodes=4"))),
     Case("valid Python", SNIPPET, gpus="4x8xH100", path="override.py"),
     Case("valid saved config", SAVED, gpus="8xB200", path="run_config.yaml"),
+    Case("variables for the job are no overrides", with_line(TUNE, "--custom_env_vars NCCL_DEBUG=INFO"), gpus="8xH100"),
     # the command
     Case(
         "length of the model only",

@@ -18,6 +18,8 @@ from meshwright.recipes.types import Recipe, recipe_fields
 from meshwright.recipes.values import parse
 from meshwright.rules.rule import Finding, Severity
 
+ALIKE = 70.0  # per cent of equal letters in two keys of which one may be meant for the other
+
 
 class Mapped(msgspec.Struct, frozen=True):
     """Their settings as a recipe of ours."""
@@ -169,14 +171,33 @@ class _Reader:
     def _note_unknown(self, key: str, said: Said) -> None:
         if self.dialect.known(key):
             return
-        near = closest(key, [word.key for word in self.table.values() if word.fate == "read"], 1)
+        near = self._meant(key)
         shown = self.dialect.typed(key)
-        hint = f"; did you mean {self.dialect.typed(near[0])}?" if near else ""
-        fix = (self.dialect.spell(near[0], said.value),) if near else ()
+        hint = f"; did you mean {self.dialect.typed(near.key)}?" if near else ""
+        fix = (self.dialect.spell(near.key, said.value),) if near and self._takes(near, said) else ()
         if self.dialect.closed(key):
             self._note("key.unknown", "error", key, said, f"{self.dialect.title} has no {shown}{hint}", fix)
         else:
             self._note("key.unread", "warning", key, said, f"{self.dialect.title} reads {shown} nowhere{hint}", fix)
+
+    def _meant(self, key: str) -> Word | None:
+        """The key that was likely meant: near as a whole and in its last part."""
+        from rapidfuzz.fuzz import ratio
+
+        def last(name: str) -> str:
+            return name.rpartition(".")[2]
+
+        found = closest(key, [word.key for word in self.table.values() if word.fate == "read"], 1)
+        if not found or min(ratio(key, found[0]), ratio(last(key), last(found[0]))) < ALIKE:
+            return None
+        return self.table[found[0]]
+
+    def _takes(self, word: Word, said: Said) -> bool:
+        """Whether a value could stand for another key."""
+        try:
+            return not word.own or self._typed(word, text_of(said.value)) is not None
+        except InputError:
+            return False
 
     def _note_fate(self, word: Word, said: Said) -> None:
         texts: dict[str, tuple[Severity, str]] = {

@@ -133,6 +133,7 @@ RUNNER = {"--recipe": "--recipe", "--model": "--model", "--mode": "--mode", "--d
 RUNNER |= {"--step-func": "--step-func", "--step_func": "--step-func"}
 SWITCHES = ("--dry-run", "--deterministic", "--dump-env", "--help", "-h")
 LAUNCH = (
+    "--custom_env_vars", "--custom-env-vars", "-ev",
     "--nodes", "--gpus-per-node", "--account", "--partition", "--container-image", "--mount", "--env", "--srun-arg",
     "--additional-slurm-params", "-lmc", "--peak-mem-clk", "--peak_mem_clk", "--time", "--job-name", "--time-limit",
     "--experiment-name", "--remote-job-dir", "--exclude", "--nodelist", "--reservation", "--qos", "--dependency",
