@@ -23,12 +23,12 @@ WORLD = 64  # where nobody says the GPUs
 
 def judge(config: Config, folder: Path) -> Verdict:
     """What torchtitan says of a file on so many GPUs: the first error of reading it and of setting up the training."""
-    with _quiet() as said:
+    with quiet() as said:
         try:
-            _as_on(config.gpus)
+            as_on(config.gpus)
             start(_job(folder / config.path), config.world or WORLD, folder)
         except SystemExit:
-            return Verdict(False, _last(said.getvalue()))
+            return Verdict(False, last(said.getvalue()))
         except Exception as error:
             return Verdict(False, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
     return Verdict(True)
@@ -118,13 +118,13 @@ def _weights_alone(saves: Any) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[io.StringIO]:
+def quiet() -> Iterator[io.StringIO]:
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         yield said
 
 
-def _last(text: str) -> str:
+def last(text: str) -> str:
     lines = [line.strip("│╭╮╰╯─ ") for line in text.splitlines()]
     return " ".join(line for line in lines if line)[:300]
 
@@ -138,13 +138,12 @@ def as_if_on_gpus() -> None:
     torch.cpu.get_device_name = lambda device=None: "NVIDIA H100"
 
 
-def _as_on(gpus: str | None) -> None:
+def as_on(gpus: str | None) -> None:
     """Its questions after the GPU are answered as that one would."""
-    newer = gpus is not None and cluster(gpus).gpu.name.startswith(("B", "GB", "R", "VR"))
-    newest = (10, 0) if newer else (9, 0)
+    whole, part = divmod(round(10 * cluster(gpus).gpu.capability if gpus else 90), 10)
     for name, module in list(sys.modules.items()):
         if name.startswith("torchtitan.") and hasattr(module, "has_cuda_capability"):
-            module.has_cuda_capability = lambda major, minor: (major, minor) <= newest
+            module.has_cuda_capability = lambda major, minor: (major, minor) <= (whole, part)
 
 
 DRAWN = 400
@@ -261,11 +260,18 @@ FRAMEWORK = Framework(
     speaks=_of_this_line,
     prepare=as_if_on_gpus,
     later={
+        "value.refused": "not among the values its config declares: flags are held to them, a TOML file is not; "
+        "what reads the value fails then, or takes it for another",
+        "torchtitan.total-steps": "fails or climbs the loss after that step",
+        "learning_rate.decay-inside-warm-up": "starts, with a shorter warm-up than the file says",
+        "torchtitan.load-balancer": "fails in the first step, which looks the name up",
+        "offload.params-strategy": "starts; copies keep the weights on the CPU where the GPU looks for them",
         "heads.": "fails in the first forward, where heads are counted",
         "moe.forced-balance": "starts, and trains a router that decides nothing",
     },
     beyond={
         "No module named 'mine'": "the case names a config module of the user's own, which is not here",
+        "torchao installation does not have MoE": "the torchao here is not the one this version was made for",
         "MXLinearConfig": "the torchao here is newer than the one this version was made for",
     },
 )

@@ -293,8 +293,21 @@ COMMANDS = (
         ("=524288", "=1048576"),
     ), [("graphs.pipeline", 4)]),
     Case("context without its backend", replaced(
-        NOW, ("--training.steps 2000", "--parallelism.context_parallel_degree 2 --parallelism.spmd_backend dtensor")
+        NOW,
+        ("--training.steps 2000", "--parallelism.context_parallel_degree 2 --parallelism.spmd_backend full_dtensor"),
     ), [("torchtitan.context-attention", 5)]),
+    Case("no such backend", replaced(NOW, ("--compile.enable", "--parallelism.spmd_backend dtensor")),
+         [("value.refused", 9)]),
+    Case("one checkpoint, saved or not", replaced(NOW, ("--compile.enable", "--checkpoint.keep_latest_k 1")),
+         [("torchtitan.one-checkpoint", 9)]),
+    Case("weights with more", replaced(NOW, ("--compile.enable", "--checkpoint.last_save_in_hf")),
+         [("torchtitan.weights-only", 8)]),
+    Case("weights from here", replaced(NOW, ("--compile.enable", "--checkpoint.initial_load_path ./weights")),
+         [("torchtitan.relative-path", 9)]),
+    Case("async TP without compile", replaced(NOW, ("--compile.enable", "--compile.enable_async_tensor_parallel")),
+         [("torchtitan.async-uncompiled", 9)]),
+    Case("experts of a dense model", replaced(NOW, ("--compile.enable", "--parallelism.expert_parallel_degree 8")),
+         [("torchtitan.experts-unread", 9)]),
     Case("step of tokens", replaced(NOW, ("=524288", "=600000")), [("torchtitan.tokens-per-step", 6)], ON),
     Case("type checking", replaced(NOW, ("--compile.enable", "--debug.spmd_typechecking")),
          [("torchtitan.type-checking", 9)]),
@@ -396,7 +409,7 @@ def test_what_a_preset_says_is_read() -> None:
 
 
 def test_a_preset_whose_values_are_not_known_leaves_them_open() -> None:
-    text = "MODULE=qwen3 CONFIG=qwen3_0_6b NGPU=8 ./run_train.sh\n"
+    text = "MODULE=qwen3_5 CONFIG=qwen35_2b NGPU=8 ./run_train.sh\n"
     result = dialects.check(dialects.dialect("torchtitan"), dialects.content_of(text, "run.sh"))
     assert not result.findings
     assert {"training.steps", "training.max_context_length"} <= {one.key for one in result.unresolved}

@@ -143,7 +143,11 @@ def _tokens(length: int, samples: int, steps: int, lr: float, **more: Any) -> di
 
 def _debug_settings(**more: Any) -> dict[str, Any]:
     start = {"lr_scheduler__warmup_steps": 2, "lr_scheduler__decay_ratio": 0.8, "metrics__log_freq": 1}
-    return _tokens(2048, 8, 10, 8e-4, checkpoint__interval=10, **start, **more)
+    return _tokens(2048, 8, 10, 8e-4, checkpoint__interval=10, **start, **WITH_STATE, **more)
+
+
+WITH_STATE = {"checkpoint__last_save_model_only": False}
+"""The last checkpoint is whole, not weights alone."""
 
 
 PROFILED = {"profiler__enable_profiling": True, "validator__freq": 500, "validator__steps": 1200}
@@ -151,6 +155,8 @@ FULL = {"activation_checkpoint__mode": "full"}
 COSINE = {
     "lr_scheduler__decay_ratio": 0.8, "lr_scheduler__decay_type": "cosine", "lr_scheduler__min_lr_factor": 0.1,
 }  # fmt: skip
+LONG = {"lr_scheduler__warmup_steps": 600, **FULL}
+QUICK = {"lr_scheduler__warmup_steps": 2, "metrics__log_freq": 1}
 LONG_WARMUP = {"lr_scheduler__warmup_steps": 2000}
 ONLY_LOSS = {"compile__enable": True, "compile__components": ["loss"], "training__disable_cuda_graphs": True}
 STAGED = {"parallelism__pipeline_parallel_schedule": "Interleaved1F1B"}
@@ -179,13 +185,18 @@ PRESETS: Mapping[str, Mapping[str, Preset]] = {
         ),
     },
     "qwen3": {
-        "qwen3_debugmodel": Preset("", known=False),
-        "qwen3_debugmodel_moe": Preset("", known=False),
-        "qwen3_0_6b": Preset("qwen3_600m", known=False),
-        "qwen3_1_7b": Preset("qwen3_1p7b", known=False),
-        "qwen3_14b": Preset("qwen3_14b", _tokens(4096, 4, 3000, 8e-4, lr_scheduler__warmup_steps=600, **FULL)),
-        "qwen3_30b_a3b": Preset("qwen3_30b_a3b", _tokens(4096, 2, 3000, 8e-4, lr_scheduler__warmup_steps=600, **FULL)),
-        "qwen3_32b": Preset("qwen3_32b", known=False),
+        "qwen3_debugmodel": Preset("", _debug_settings()),
+        "qwen3_moe_debug": Preset(
+            "", _tokens(4096, 4, 10, 3e-4, **WITH_STATE, **QUICK, checkpoint__interval=10)
+        ),
+        "qwen3_0_6b": Preset("qwen3_600m", _tokens(4096, 4, 10, 3e-4, **WITH_STATE, **QUICK)),
+        "qwen3_1_7b": Preset(
+            "qwen3_1p7b",
+            _tokens(4096, 4, 100, 8e-4, **WITH_STATE, lr_scheduler__warmup_steps=20, checkpoint__interval=50),
+        ),
+        "qwen3_14b": Preset("qwen3_14b", _tokens(4096, 4, 3000, 8e-4, **WITH_STATE, **LONG)),
+        "qwen3_30b_a3b": Preset("qwen3_30b_a3b", _tokens(4096, 2, 3000, 8e-4, **WITH_STATE, **LONG)),
+        "qwen3_32b": Preset("qwen3_32b", _tokens(4096, 2, 3000, 8e-4, **WITH_STATE, **LONG)),
     },
     "deepseek_v3": {
         "deepseek_v3_debugmodel": Preset("", _debug_settings()),
@@ -205,7 +216,10 @@ PRESETS: Mapping[str, Mapping[str, Preset]] = {
         ),
     },
     "gpt_oss": {
-        "gpt_oss_debugmodel": Preset("", known=False),
+        "gpt_oss_debugmodel": Preset(
+            "",
+            _debug_settings(activation_checkpoint__mode="none", validator__freq=5, validator__steps=10),
+        ),
         "gpt_oss_20b": Preset("gpt_oss_20b", _tokens(8192, 1, 10000, 8e-4, **LONG_WARMUP, **COSINE, **FULL)),
         "gpt_oss_120b": Preset("gpt_oss_120b", _tokens(8192, 1, 10000, 8e-4, **LONG_WARMUP, **COSINE, **FULL)),
     },
@@ -217,7 +231,7 @@ PRESETS: Mapping[str, Mapping[str, Preset]] = {
         }.items()
     },
 }  # fmt: skip
-"""By module and config, 2026-08-21."""
+"""By module and config, 2026-08-21 and 0.3.0."""
 
 
 def preset_model(module: str, config: str) -> ModelSpec | None:
@@ -227,7 +241,7 @@ def preset_model(module: str, config: str) -> ModelSpec | None:
         return None
     if preset.model:
         return find(preset.model)
-    kind = "qwen3_moe" if config == "qwen3_debugmodel_moe" else module
+    kind = "qwen3_moe" if config == "qwen3_moe_debug" else module
     return _debug(kind) if kind in DEBUG else None
 
 

@@ -259,12 +259,15 @@ def _today(recipe: Recipe, preset: tuple[str, str], settings: dict[str, Any], ba
     """The flags over the preset."""
     layout = recipe.layout
     wanted = {key: settings[key] for key in SHARED if key in settings}
+    if wanted.get("checkpoint.last_save_in_hf"):
+        wanted["checkpoint.last_save_model_only"] = True
     wanted |= {
         **batch,
         f"{GROUP}lr": recipe.optimizer.lr,
         "hf_assets_path": settings["model.hf_assets_path"],
         "profiler.enable_profiling": recipe.train.profile,
-        "training.disable_cuda_graphs": recipe.kernels.cuda_graphs == "none",
+        # Their graphs hold neither a pipeline nor the presets' exchange of tokens, which waits for the CPU.
+        "training.disable_cuda_graphs": recipe.kernels.cuda_graphs == "none" or max(layout.pp, layout.ep) > 1,
         "compile.enable_async_tensor_parallel": recipe.kernels.tp_comm_overlap and recipe.kernels.compile,
         "validator.enable": recipe.train.eval_every > 0,
     }

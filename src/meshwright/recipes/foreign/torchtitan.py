@@ -467,7 +467,7 @@ WORDS: tuple[Word, ...] = (
     Word("parallelism.context_parallel_ptrr_mask_key", takes="text", since=FROZEN),
     Word("activation_checkpoint.force_recompute_mm_shapes_by_fqns", takes="list", since=FROZEN),
     Word("parallelism.enable_sequence_parallel", "layout.sp", since=TOML_ENDED),
-    Word("parallelism.spmd_backend", takes="text", since=TOML_ENDED),
+    Word("parallelism.spmd_backend", choices=("spmd_types", "full_dtensor", "partial_dtensor"), since=TOML_ENDED),
     Word("compile.enable_async_tensor_parallel", "kernels.tp_comm_overlap", since=FROZEN),
     Word("optimizer.param_groups.0.optimizer_kwargs.lr", "optimizer.lr", since=FROZEN),
     Word("optimizer.param_groups.0.optimizer_kwargs.eps", "optimizer.eps", since=FROZEN),

@@ -139,7 +139,7 @@ def _experts_unsharded(look: Look) -> Problem | None:
 def _experts_unread(look: Look) -> Iterator[Problem]:
     """Degrees of experts that no layer asks for."""
     model = look.parsed.model
-    if model is None or today(look):
+    if model is None:
         return
     ep, etp, ranks = degree(look, EP), degree(look, ETP), _sharded(look) * degree(look, CP) * degree(look, TP)
     if model.moe is None and ranks % (ep * etp):

@@ -140,7 +140,7 @@ def _quantize_unread(look: Look) -> Iterator[Problem]:
 
 def _one_checkpoint(look: Look) -> Problem | None:
     key = "checkpoint.keep_latest_k"
-    if look(key) != 1 or look("checkpoint.enable") is not True:
+    if look(key) != 1 or not (today(look) or look("checkpoint.enable") is True):
         return None
     return Problem(
         "one checkpoint is too few: the last may be half written; 0 keeps all", (look.dialect.spell(key, 2),)
@@ -148,8 +148,8 @@ def _one_checkpoint(look: Look) -> Problem | None:
 
 
 def _more_than_weights(look: Look) -> Iterator[Problem]:
-    if look("checkpoint.enable") is not True:
-        return
+    if not today(look) and look("checkpoint.enable") is not True:
+        return  # today it is asked of configs that save nothing, too
     for folder, only in (
         ("last_save_in_hf", "last_save_model_only"),
         ("initial_load_in_hf", "initial_load_model_only"),
@@ -157,6 +157,22 @@ def _more_than_weights(look: Look) -> Iterator[Problem]:
         if look(f"checkpoint.{folder}") is True and look(f"checkpoint.{only}") is False:
             message = f"checkpoint.{folder} needs checkpoint.{only}: such a folder holds weights and nothing else"
             yield Problem(message, (look.dialect.spell(f"checkpoint.{only}", True),), key=f"checkpoint.{only}")
+
+
+def _relative_path(look: Look) -> Problem | None:
+    key = "checkpoint.initial_load_path"
+    path = look(key)
+    if not today(look) or not isinstance(path, str) or not path or path.startswith("/") or "://" in path:
+        return None
+    return Problem(f"{key}={path} is taken from the root or by a URI, not from where the job starts")
+
+
+def _async_uncompiled(look: Look) -> Problem | None:
+    """Asked before anything is known of tensor ranks."""
+    key = "compile.enable_async_tensor_parallel"
+    if not today(look) or look(key) is not True or look.recipe.kernels.compile:
+        return None
+    return Problem("async tensor parallelism needs a compiled model", (look.dialect.spell("compile.enable", True),))
 
 
 def _early_step(look: Look) -> Iterator[Problem]:
@@ -339,6 +355,23 @@ RULES = (
         _more_than_weights,
         "ValueError while checkpointing is set up",
         "safetensors hold tensors only",
+    ),
+    rule(
+        "relative-path",
+        "error",
+        ("checkpoint.initial_load_path",),
+        _relative_path,
+        "ValueError: initial_load_path must be an absolute path or a remote URI",
+        "every rank opens it from a folder of its own",
+    ),
+    rule(
+        "async-uncompiled",
+        "error",
+        ("compile.enable_async_tensor_parallel",),
+        _async_uncompiled,
+        "ValueError: Async TP requires 'model' in --compile.components",
+        "the compiler interleaves the exchanges with the products",
+        covers=("overlap.async-tensor-parallel",),
     ),
     rule(
         "early-step",

@@ -1,0 +1,298 @@
+"""torchtitan 0.3: its command line, and its trainer's setup of every GPU's part on no device at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.against import Config, Framework, Verdict
+from benchmarks.against.torchtitan import WORLD, as_if_on_gpus, as_on, last, quiet
+
+from meshwright.dialects import content_of
+from meshwright.dialects.torchtitan.commands import flags, named_preset, runs
+from meshwright.dialects.torchtitan.parse import OPEN, TODAY
+from meshwright.recipes.foreign import words
+from meshwright.recipes.foreign.torchtitan import CONTEXT, IN_SAMPLES, IN_TOKENS, LOCAL, MICRO, STEP, TOKENS
+
+STAGES = "parallelism.num_pp_microbatches"
+
+
+def judge(config: Config, folder: Path) -> Verdict:
+    """What torchtitan says of a command: the first error of reading it and of setting up the training."""
+    with quiet() as said:
+        try:
+            as_on(config.gpus)
+            start(_job(_words(config)), config.world or WORLD)
+        except SystemExit:
+            return Verdict(False, last(said.getvalue()))
+        except Exception as error:
+            return Verdict(False, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    return Verdict(True)
+
+
+def _words(config: Config) -> list[str]:
+    """The words after the program; their script puts the preset before them."""
+    run = next(runs(content_of(config.text, config.path)))
+    typed = [str(said.value) for said in run.args]
+    if run.by_script:
+        named = named_preset(run, flags(run.args)[0])
+        assert named is not None
+        typed = ["--module", str(named.module.value), "--config", str(named.config.value), *typed]
+    return _in_samples(typed)
+
+
+def _in_samples(typed: list[str]) -> list[str]:
+    """The same command with its batch counted in samples, where the main branch counts tokens."""
+    rest, tokens = [], {}
+    position = 0
+    while position < len(typed):
+        name, equals, value = typed[position].partition("=")
+        key = name.removeprefix("--").replace("-", "_")
+        if name.startswith("--") and key in IN_TOKENS:
+            position += 0 if equals else 1
+            tokens[key] = int(value if equals else typed[position])
+        else:
+            rest.append(typed[position])
+        position += 1
+    if not tokens:
+        return rest
+    length = tokens.get(CONTEXT) or _preset(rest).training.seq_len
+    said = {"training.seq_len": length}
+    micro = -(-tokens[TOKENS] // length) if TOKENS in tokens else None
+    if STAGES in tokens:
+        said |= {MICRO: micro or 1, LOCAL: (micro or 1) * tokens[STAGES]}
+    elif micro is not None:
+        said[LOCAL] = micro
+    if STEP in tokens:
+        said["training.global_batch_size"] = tokens[STEP] // length if tokens[STEP] % length == 0 else 1
+    place = next((i for i, word in enumerate(rest) if word.startswith("activation-checkpoint:")), len(rest))
+    return [*rest[:place], *(f"--{key}={value}" for key, value in said.items()), *rest[place:]]
+
+
+def _preset(typed: list[str]) -> Any:
+    """What the preset of a command says by itself."""
+    named = {name: typed[typed.index(name) + 1] for name in ("--module", "--config")}
+    return _job([word for pair in named.items() for word in pair])
+
+
+def _job(typed: list[str]) -> Any:
+    from torchtitan.config.manager import ConfigManager
+
+    return ConfigManager().parse_args(typed)
+
+
+def start(job: Any, world: int) -> None:
+    """Everything that its trainer does before the first step, with tensors that have no storage."""
+    import torch
+    from torchtitan.config import TORCH_DTYPE_MAP
+    from torchtitan.distributed import ParallelDims
+    from torchtitan.distributed import utils as distributed
+    from torchtitan.tools import utils
+    from torchtitan.trainer import Trainer
+
+    distributed.init_fake_mode(world)
+    try:
+        trainer = object.__new__(Trainer)
+        trainer.config = job
+        layout = job.parallelism
+        dims: ParallelDims = trainer.init_distributed()
+        parts = (dims.tp if layout.enable_sequence_parallel else 1) * (2 * dims.cp if dims.cp > 1 else 1)
+        if job.training.seq_len % parts:
+            raise ValueError(f"Training sequence length ({job.training.seq_len}) must be divisible by {parts}")
+        _without_sharding()
+        distributed.set_spmd_backend(layout.spmd_backend)
+        spec = job.model_spec
+        spec.model.update_from_config(config=job)
+        job._validate_cuda_graphs()
+        with torch.device("meta"), utils.set_default_dtype(TORCH_DTYPE_MAP[job.training.dtype]):
+            model = spec.model.build()
+        loss = job.loss.build(compile_config=job.compile)
+        _batch(job, dims)
+        shared = {
+            "parallel_dims": dims,
+            "training": job.training,
+            "parallelism": layout,
+            "compile_config": job.compile,
+            "ac_config": job.activation_checkpoint,
+            "dump_folder": job.dump_folder,
+        }
+        if dims.pp_enabled:
+            if not spec.pipelining_fn:
+                raise RuntimeError(f"Pipeline Parallel is enabled but {spec.name} does not support pipelining")
+            _, models, _, _ = spec.pipelining_fn(
+                model,
+                **shared,
+                device=torch.device("cpu"),
+                model_config=spec.model,
+                parallelize_fn=spec.parallelize_fn,
+                loss_fn=loss,
+            )
+        else:
+            models = [spec.parallelize_fn(model, **shared)]
+        optimizers = job.optimizer.build(model_parts=models)
+        job.lr_scheduler.build(optimizers=optimizers, training_steps=job.training.steps)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _unsharded(module: Any, *args: Any, **options: Any) -> Any:
+    for one, name in ((one, name) for one in (module if isinstance(module, list) else [module]) for name in METHODS):
+        object.__setattr__(one, name, lambda modules: None)
+    return module
+
+
+METHODS = ("set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch", "set_reshard_after_backward")
+
+
+def _without_sharding() -> None:
+    """FSDP itself needs a torch of the day; all that is decided before it is asked."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torchtitan.") and hasattr(module, "fully_shard"):
+            module.fully_shard = _unsharded
+
+
+def _batch(job: Any, dims: Any) -> None:
+    """The trainer's own sum over the batch, which stands in the middle of its constructor."""
+    local, total = job.training.local_batch_size, job.training.global_batch_size
+    ranks = dims.dp_replicate * dims.dp_shard
+    if total >= 0 and (total == 0 or total % (local * ranks)):
+        raise AssertionError(
+            f"global batch size must be multiple of local batch size times data-parallel degree {ranks}"
+        )
+
+
+def keys() -> Mapping[str, Any]:
+    """Every flag of a command over its preset of Llama 3 8B; the defaults are those of the classes."""
+    job = _job(["--module", "llama3", "--config", "llama3_8b"])
+    return {
+        **dict(_flags("", job)),
+        **{key: held for key, held in _flags("", type(job)()) if "param_groups" not in key},
+    }
+
+
+def _flags(start_of_name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    hints = typing.get_type_hints(type(value), include_extras=True)
+    for field in dataclasses.fields(value):
+        if not field.init or "Suppress" in repr(getattr(hints[field.name], "__metadata__", "")):
+            continue
+        name, held = f"{start_of_name}{field.name}", getattr(value, field.name)
+        if dataclasses.is_dataclass(held):
+            yield from _flags(f"{name}.", held)
+        elif isinstance(held, list) and held and dataclasses.is_dataclass(held[0]):
+            yield from _flags(f"{name}.0.", held[0])
+        elif isinstance(held, dict):
+            yield from ((f"{name}.{key}", one) for key, one in held.items())
+        elif not OPEN.match(name) or name in words("torchtitan"):
+            yield name, held
+
+
+DRAWN = 200
+SEED = 6
+PRESETS = (
+    ("llama3", "llama3_debugmodel"), ("llama3", "llama3_debugmodel_varlen_attn"), ("qwen3", "qwen3_debugmodel"),
+    ("qwen3", "qwen3_moe_debug"), ("deepseek_v3", "deepseek_v3_debugmodel"), ("llama3", "llama3_8b"),
+)  # fmt: skip
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "--parallelism.tensor_parallel_degree": ("2", "4", "3", "16"),
+    "--parallelism.context_parallel_degree": ("2", "4"),
+    "--parallelism.pipeline_parallel_degree": ("2", "4"),
+    "--parallelism.data_parallel_shard_degree": ("2", "4", "0"),
+    "--parallelism.data_parallel_replicate_degree": ("2", "16"),
+    "--parallelism.expert_parallel_degree": ("2", "4", "3"),
+    "--parallelism.expert_tensor_parallel_degree": ("2",),
+    "--parallelism.pipeline_parallel_schedule": ("1F1B", "Interleaved1F1B", "ZBVZeroBubble", "zb1p"),
+    "--parallelism.pipeline_parallel_layers_per_stage": ("1", "2"),
+    "--parallelism.pipeline_parallel_microbatch_size": ("2", "3", "0"),
+    "--parallelism.spmd_backend": ("full_dtensor", "dtensor"),
+    "--parallelism.no-enable-sequence-parallel": ("",),
+    "--training.disable_cuda_graphs": ("",),
+    "--training.local_batch_size": ("4", "6"),
+    "--training.global_batch_size": ("64", "72"),
+    "--training.seq_len": ("2047", "4096", "262144"),
+    "--training.dtype": ("bfloat16", "float16"),
+    "--training.mixed_precision_reduce": ("bfloat16",),
+    "--training.enable_cpu_offload": ("",),
+    "--compile.enable": ("",),
+    "--compile.enable_async_tensor_parallel": ("",),
+    "--compile.components": ("loss", "model,loss"),
+    "--checkpoint.enable": ("",),
+    "--checkpoint.keep_latest_k": ("1", "2"),
+    "--checkpoint.async_mode": ("async", "sync"),
+    "--checkpoint.last_save_in_hf": ("",),
+    "--lr_scheduler.decay_type": ("cosine", "exp"),
+    "--lr_scheduler.total_steps": ("5", "100"),
+    "--debug.seed": ("1",),
+    "--debug.batch_invariant": ("",),
+    "--debug.spmd_typechecking": ("",),
+    "--job.dump_folder": ("out",),
+    "--optimizer.lr": ("1e-4",),
+    "--optimizer.param-groups.0.optimizer-kwargs.lr": ("1e-4",),
+}  # fmt: skip
+RECOMPUTE = (
+    "",
+    "activation-checkpoint:full",
+    "activation-checkpoint:selective",
+    "activation-checkpoint:none",
+    "activation-checkpoint:memory-budget",
+)
+
+
+def draws() -> Iterator[Config]:
+    """Commands over its test models with up to four flags."""
+    dice = random.Random(SEED)
+    for number in range(DRAWN):
+        module, config = dice.choice(PRESETS)
+        names = dice.sample(list(CHOICES), dice.randint(1, 4))
+        typed = [f"{name} {dice.choice(CHOICES[name])}".strip() for name in names]
+        if not any(one.startswith(tuple(f"--{key} " for key in IN_SAMPLES)) for one in typed):
+            typed.append("--training.global_batch_size -1")  # which shows that it is a command of 0.3.0
+        typed.append(dice.choice(RECOMPUTE))
+        start_of_line = "torchrun --nnodes 2 --nproc_per_node 8 -m torchtitan.train"
+        text = " ".join([start_of_line, "--module", module, "--config", config, *typed]) + "\n"
+        yield Config(f"{number}: {config} {' '.join(typed)}", "draw", "run.sh", text, gpus="2x8xH100", world=16)
+
+
+def _of_today(key: str) -> bool:
+    word = words("torchtitan")[key]
+    in_samples = key in IN_SAMPLES
+    return in_samples or (not (word.until and word.until <= TODAY) and not (word.since and word.since > TODAY))
+
+
+FRAMEWORK = Framework(
+    dialect="torchtitan",
+    needs="torchtitan==0.3.0",
+    module="torchtitan.trainer",
+    judge=judge,
+    asks="ConfigManager, then the trainer's setup on fake ranks with tensors that have no storage; commands of the "
+    "main branch are asked with their batch in samples, as 0.3.0 counts it",
+    draws=draws,
+    takes=lambda config: config.path.endswith(".sh"),
+    exported="run_0.3.0.sh",
+    keys=keys,
+    speaks=_of_today,
+    prepare=as_if_on_gpus,
+    beyond={
+        "flash_attn": "the kernels of attention that the GPU would get are not installed here",
+        "mine.recipes": "the case names a module of the user's own, which is not here",
+    },
+    later={
+        "torchtitan.total-steps": "fails or climbs the loss after that step",
+        "value.refused": "a name that is looked up in a pipeline only, and there is none",
+        "torchtitan.toml-today": "starts, and reads another config than the file that the command names",
+        "torchtitan.other-line": "the command mixes the flags of 0.3.0 with those of the main branch, which are asked "
+        "here in samples",
+        "heads.": "fails in the first forward, where heads are counted",
+        "moe.forced-balance": "starts, and trains a router that decides nothing",
+    },
+    other_keys={
+        **dict.fromkeys(IN_TOKENS, "of the main branch, which counts tokens"),
+        "module": "taken from the command before its flags are read",
+        "config": "taken from the command before its flags are read",
+        "activation_checkpoint.": "there for another kind of recompute than the preset's",
+    },
+)
