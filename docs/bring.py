@@ -14,6 +14,7 @@ from msgspec import UNSET
 from tables import table
 
 from meshwright import dialects
+from meshwright.dialects.catalogue import rules_of
 from meshwright.recipes.foreign import Word, joints, words
 from meshwright.recipes.types import recipe_fields
 
@@ -175,7 +176,7 @@ def page(name: str) -> str:
     if lost:
         parts.append("## Keys that are gone, ignored or overwritten\n\n" + _lost_table(lost))
     if theirs.rules:
-        rows = [(f"`{r.id}`", r.severity, r.symptom, r.cause) for r in theirs.rules]
+        rows = [(f"`{r.id}`", r.severity, r.symptom, r.cause) for r in rules_of(name)]
         parts.append(
             "## What is found beside [our own rules](../rules.md)\n\n"
             + table(("rule", "severity", "what you would see", "why"), rows)

@@ -513,11 +513,15 @@ def model_catalogue(query: str | None = None) -> list[ModelSpec]:
 
 
 def rule_catalogue(query: str | None = None, *, pitfalls: bool = False) -> list[Rule]:
-    """Rules by part of their id; all of them without one."""
+    """Rules by part of their id, those of other frameworks' files too; all of our own without one."""
     found = [r for r in rules.RULES.values() if r.pitfall or not pitfalls]
     if query is None:
         return found
     named = [r for r in found if query.lower() in r.id.lower()]
+    if not named and not pitfalls:
+        from meshwright.dialects import catalogue
+
+        named = catalogue.find_rules(query)
     if not named:
         raise unknown("rule", query, rules.RULES)
     return named

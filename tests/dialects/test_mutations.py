@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.dialects.cases import Case
 
-from meshwright import dialects
+from meshwright import api, dialects
 from meshwright.errors import InputError
 
 SECONDS = 3.0  # of CPU time for one file
@@ -38,6 +38,17 @@ def originals() -> tuple[tuple[str, str, str], ...]:
 def test_there_are_forty_configs_and_most_are_broken_in_one_way() -> None:
     assert len(originals()) >= 40
     assert {dialect for dialect, _, _ in originals()} == set(dialects.NAMES)
+
+
+def test_every_finding_can_be_looked_up() -> None:
+    ids = set()
+    for name in MODULES:
+        module = importlib.import_module(f"tests.dialects.test_{name}")
+        ids |= {rule for case in module.CASES for rule, _ in case.expected}
+    for rule in sorted(ids):
+        (found,) = [one for one in api.rule_catalogue(rule) if one.id == rule]
+        assert found.symptom
+        assert found.cause
 
 
 @st.composite

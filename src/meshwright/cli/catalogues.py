@@ -89,14 +89,18 @@ def gpus(as_json: bool) -> None:
     _catalogue(list(api.gpu_catalogue()), "gpus", api.gpu_to_dict, as_json)
 
 
-@click.command(epilog=examples("meshwright rules", "meshwright rules moe", "meshwright rules --pitfalls"))
+@click.command(
+    epilog=examples(
+        "meshwright rules", "meshwright rules moe", "meshwright rules automodel", "meshwright rules --pitfalls"
+    )
+)
 @options(
     click.argument("query", required=False),
     click.option("--pitfalls", is_flag=True, help="Only the well-known pitfalls."),
     as_json,
 )
 def rules(query: str | None, pitfalls: bool, as_json: bool) -> None:
-    """Symptom, cause and fix of everything that is checked; QUERY is part of a rule's id."""
+    """Symptom, cause and fix of everything that is checked; QUERY is part of a rule's id, or a framework's name."""
     _catalogue(api.rule_catalogue(query, pitfalls=pitfalls), "rules", api.rule_to_dict, as_json)
 
 

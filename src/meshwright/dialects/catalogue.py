@@ -1,0 +1,75 @@
+"""Everything that is found in other frameworks' files beside our own rules, to be looked up by its id."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from meshwright.dialects.registry import NAMES, dialect
+from meshwright.recipes.types import ENGINES
+from meshwright.rules import Rule, Severity
+
+
+class Told(NamedTuple):
+    """A finding that is made while a file is read, not by a rule."""
+
+    id: str
+    severity: Severity
+    symptom: str
+    cause: str
+
+
+TOLD = (
+    Told("key.unknown", "error", "the program refuses to start, or drops the setting", "no such key exists there"),
+    Told(
+        "key.unread", "warning", "nothing at all: the setting has no effect", "nothing there reads such a key"
+    ),
+    Told("key.gone", "error", "an unrecognised argument or key", "the key existed once and was removed or renamed"),
+    Told("key.ignored", "warning", "nothing at all: the setting has no effect", "the key is kept for old scripts only"),
+    Told("key.replaced", "warning", "another value than the one that is written", "a later step overwrites this key"),
+    Told("value.refused", "error", "an error of the parser, or one much later", "the key does not take such a value"),
+    Told("value.missing", "error", "expected at least one argument", "the flag stands without its value"),
+    Told("value.left-over", "error", "unrecognized arguments", "a word belongs to no flag"),
+    Told("value.replaced", "warning", "the last of several values", "a flag is given more than once"),
+    Told("torchtitan.toml-today", "error", "unrecognized options", "today's torchtitan reads no TOML"),
+    Told("torchtitan.preset", "error", "no such module or config", "presets are functions of the named module"),
+    Told("torchtitan.other-line", "error", "unrecognized options", "the flag is of another line of versions"),
+    Told("torchtitan.stray-word", "error", "unrecognized arguments", "a word belongs to no flag"),
+    Told("automodel.no-recipe", "error", "the command cannot tell what to run", "the file names no recipe class"),
+    Told("automodel.old-command", "error", "no such command", "the command line was changed"),
+    Told(
+        "deepspeed.argument-mismatch", "error", "ValueError of the Trainer", "file and arguments differ"
+    ),
+    Told("accelerate.checkpointed-twice", "error", "an error, or twice the work", "both the file and the program ask"),
+    Told("accelerate.not-json", "error", "a JSON error when the job starts", "the text is handed on as JSON"),
+)
+
+
+def rules_of(name: str) -> list[Rule]:
+    """The rules of a dialect, those that are told while reading included."""
+    theirs = dialect(name)
+    found = [Told(one.id, one.severity, one.symptom, one.cause) for one in theirs.rules]
+    known = {one.id for one in found}
+    told = [one for one in TOLD if one.id.startswith(f"{name}.") and one.id not in known]
+    return [_rule(one, name, (theirs.engine,)) for one in (*found, *told)]
+
+
+def find_rules(query: str) -> list[Rule]:
+    """Rules of other frameworks' files by part of their id."""
+    shared = [_rule(one, one.id.split(".")[0], ENGINES) for one in TOLD if one.id.startswith(("key.", "value."))]
+    every = [*shared, *(rule for name in NAMES for rule in rules_of(name))]
+    return [rule for rule in every if query.lower() in rule.id.lower()]
+
+
+def _rule(told: Told, subject: str, engines: tuple[str, ...]) -> Rule:
+    return Rule(
+        id=told.id,
+        subject=subject,
+        severity=told.severity,
+        field="",
+        broken=lambda case: False,
+        message="",
+        symptom=told.symptom,
+        cause=told.cause,
+        fixes=(),
+        engines=engines,
+    )
