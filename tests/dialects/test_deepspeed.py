@@ -138,6 +138,10 @@ CASES = (
     broken("taken out of ZeRO", '"overlap_comm": true,', '"mics_shard_size": 8,', ("key.gone", 9)),
     broken("misspelled optimizer", '"AdamW"', '"AdmW"', ("value.refused", 15)),
     broken("retired optimizer", '"AdamW"', '"OneBitAdam"', ("value.refused", 15)),
+    broken("momentum for Adam", '"eps": 1e-8', '"momentum": 0.9', ("deepspeed.optimizer-argument", 16)),
+    broken("no decay to end", '"WarmupDecayLR"', '"WarmupLR"', ("deepspeed.optimizer-argument", 20)),
+    broken("negative group", '"overlap_comm": true,', '"zero_hpz_partition_size": -1,', ("deepspeed.out-of-range", 9)),
+    broken("a chunk that went", '"overlap_comm": true,', '"partition_stream_chunk_size": 1,', ("key.unknown", 9)),
     broken("no eps", '"AdamW"', '"Lion"', ("deepspeed.optimizer-argument", 16)),
     broken(
         "untested and slow",

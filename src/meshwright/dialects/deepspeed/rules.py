@@ -11,6 +11,7 @@ from meshwright.dialects.deepspeed.spelling import spell
 from meshwright.dialects.dialect import ForeignRule, Look, Problem
 from meshwright.dialects.parts import INFINITE, Ranges, range_rule, whole
 from meshwright.errors import closest
+from meshwright.recipes.foreign import words
 from meshwright.recipes.foreign.deepspeed import NATIVE, OTHER_SCHEDULES, SCHEDULES, TORCH
 
 ZERO = "zero_optimization."
@@ -205,13 +206,39 @@ def _untested(look: Look) -> Problem | None:
 
 TAKES_NO = {"lion": ("eps",), "sgd": ("betas", "eps"), "adagrad": ("betas",), "rmsprop": ("betas",)}
 """Arguments that an optimizer does not have, of those that Adam has."""
+ADAM = "lr betas eps weight_decay bias_correction adam_w_mode amsgrad set_grad_none torch_adam fp32_optimizer_states"
+TORCH_ADAM = "maximize foreach fused capturable differentiable decoupled_weight_decay"
+WARM = "warmup_num_steps warmup_type last_batch_iteration"
+SCHEDULER_TAKES = {
+    "WarmupLR": f"{WARM} warmup_min_lr warmup_max_lr",
+    "WarmupDecayLR": f"{WARM} warmup_min_lr warmup_max_lr total_num_steps",
+    "WarmupCosineLR": f"{WARM} warmup_min_ratio cos_min_ratio total_num_steps",
+    "OneCycle": "cycle_min_lr cycle_max_lr decay_lr_rate cycle_first_step_size cycle_second_step_size "
+    "cycle_first_stair_count cycle_second_stair_count decay_step_size cycle_momentum cycle_min_mom cycle_max_mom "
+    "decay_mom_rate last_batch_iteration",
+    "LRRangeTest": "lr_range_test_min_lr lr_range_test_step_size lr_range_test_step_rate lr_range_test_staircase "
+    "last_batch_iteration",
+}
+"""Every argument of Adam, of torch's own besides, and of the schedulers."""
 
 
 def _no_such_argument(look: Look) -> Iterator[Problem]:
-    for name in TAKES_NO.get(_optimizer(look).lower(), ()):
-        key = f"optimizer.params.{name}"
+    optimizer, scheduler = _optimizer(look), look("scheduler.type")
+    refused = {f"optimizer.params.{name}": optimizer for name in TAKES_NO.get(optimizer.lower(), ())}
+    if optimizer.lower() in ("adam", "adamw"):
+        more = TORCH_ADAM if _is_on(look, "optimizer.params.torch_adam") else ""
+        refused |= dict.fromkeys(_besides(look, "optimizer.params.", f"{ADAM} {more}"), optimizer)
+    if scheduler in SCHEDULER_TAKES:
+        refused |= dict.fromkeys(_besides(look, "scheduler.params.", SCHEDULER_TAKES[scheduler]), scheduler)
+    for key, name in refused.items():
         if look.says(key):
-            yield Problem(f"{_optimizer(look)} takes no {name}", (spell(key, None),), key=key)
+            yield Problem(f"{name} takes no {key.rpartition('.')[2]}", (spell(key, None),), key=key)
+
+
+def _besides(look: Look, prefix: str, taken: str) -> list[str]:
+    """Keys below a prefix that exist for others, and not among those that are taken."""
+    rows = {key for key, word in words("deepspeed").items() if word.fate == "read"}
+    return [key for key in look.under(prefix[:-1]) if key in rows and key.removeprefix(prefix) not in taken.split()]
 
 
 def _slow_on_host(look: Look) -> Problem | None:
@@ -434,6 +461,7 @@ RANGES: Ranges = {
             "zero_optimization.stage3_param_persistence_threshold",
             "zero_optimization.stage3_max_live_parameters",
             "zero_optimization.stage3_max_reuse_distance",
+            "zero_optimization.zero_hpz_partition_size",
         ),
         AT_LEAST_0,
     ),
@@ -547,7 +575,7 @@ RULES = (
         (),
         _no_such_argument,
         symptom="TypeError: __init__() got an unexpected keyword argument",
-        cause="params are handed to the optimizer as they stand",
+        cause="params are handed to the optimizer and to the scheduler as they stand",
     ),
     ForeignRule(
         "deepspeed.slow-on-host",
