@@ -49,7 +49,9 @@ def _start(path: str) -> None:
     if args.use_deepspeed:
         fields = [*defaults.deepspeed_config, *(["mixed_precision"] if warned else [])]
         args.deepspeed_fields_from_accelerate_config = ",".join(fields)
-        environment.prepare_deepspeed_cmd_env(args)
+        os.environ.update(environment.prepare_deepspeed_cmd_env(args)[1])
+        if args.use_parallelism_config:
+            _mesh(args)
         return
     if not (args.use_fsdp or args.multi_gpu or args.use_megatron_lm):
         environment.prepare_simple_launcher_cmd_env(args)
@@ -65,9 +67,10 @@ def _mesh(args: Any) -> None:
     from accelerate.parallelism_config import ParallelismConfig
     from accelerate.utils import DistributedType
 
-    kind = DistributedType.FSDP if args.use_fsdp else DistributedType.MULTI_GPU
+    plain = DistributedType.FSDP if args.use_fsdp else DistributedType.MULTI_GPU
+    kind = DistributedType.DEEPSPEED if args.use_deepspeed else plain
     program = SimpleNamespace(
-        num_processes=args.num_processes,
+        num_processes=int(args.num_processes),
         is_fsdp2=args.use_fsdp and str(args.fsdp_version) == "2",
         multi_device=args.multi_gpu,
         distributed_type=kind,
@@ -184,4 +187,22 @@ FRAMEWORK = Framework(
     keys=keys,
     speaks=_in_a_section,
     prepare=quiet,
+    later={
+        "accelerate.machines": "starts, and waits for machines that never come, or leaves some idle",
+        "accelerate.processes": "fails when a process looks for its GPU",
+        "accelerate.named-gpus": "fails when a process looks for its GPU",
+        "accelerate.no-nvme-path": "handed on; DeepSpeed refuses it",
+        "accelerate.file-and-more": "handed on; DeepSpeedPlugin refuses it in the program",
+        "accelerate.degrees": "handed on; Megatron-LM refuses it in the program",
+        "value.refused": "handed on unread; DeepSpeed, or torch's rendezvous, refuses it",
+    },
+    beyond={"no available devices found": "asks for a GPU, and there is none here"},
+    other_keys={
+        "fp16": "read and translated by its loader, not a field",
+        "dynamo_backend": "read and translated by its loader, not a field",
+        "tpu_cluster": "a field of the TPU section",
+        "fsdp_config.fsdp_ignored_modules": "an argument of the plugin, not of the launcher",
+        "fsdp_config.fsdp_backward_prefetch_policy": "the old name, translated by its loader",
+        "fsdp_config.fsdp_cpu_offload": "in the table as read by nothing",
+    },
 )

@@ -91,6 +91,27 @@ CASES = (
     Case("valid Megatron", MEGATRON, gpus="8xH100", model="llama3_8b"),
     Case("valid and replicated", PLAIN, model="llama32_1b"),
     Case("valid and small", "distributed_type: 'NO'\nfsdp_config: {}\ndeepspeed_config: {}\nmain_process_ip: null\n"),
+    Case("valid, one process", "distributed_type: 'NO'\nnum_processes: 1\n"),
+    Case(
+        "a section that nobody asks for is told once",
+        ZERO + "fsdp_config:\n  fsdp_state_dict_type: SHARDED\n  fsdp_min_num_params: 1e6\n",
+        [("accelerate.unused-section", 14)],
+    ),
+    Case(
+        "axes of one process",
+        "distributed_type: 'NO'\nparallelism_config:\n  parallelism_config_dp_shard_size: 2\n",
+        [("accelerate.unused-section", 3)],
+    ),
+    Case(
+        "a compiler that DeepSpeed is not told of",
+        ZERO + "dynamo_config:\n  dynamo_backend: FAST\n",
+        [("accelerate.unused-section", 14)],
+    ),
+    Case(
+        "axes of a quoted number",
+        replaced(MESH, ("num_processes: 8", "num_processes: '8'"), ("tp_size: 2", "tp_size: 4")),
+        [("accelerate.mesh", 18)],
+    ),
     broken("unknown key", FSDP2, "machine_rank: 0", "rank: 0", ("key.unknown", 6)),
     broken("unread key", FSDP2, "fsdp_offload_params: false", "fsdp_offload: false", ("key.unread", 13)),
     broken("key of nobody", FSDP2, "fsdp_offload_params: false", "fsdp_cpu_offload: true", ("key.ignored", 13)),

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from meshwright.clusters import Cluster
-from meshwright.dialects.accelerate.keys import PREFIXES, TABLE
+from meshwright.dialects.accelerate.keys import PREFIXES, READS, TABLE
 from meshwright.dialects.dialect import Asked, Content, Parsed
 from meshwright.dialects.parts import asked_of, value, whole
 from meshwright.dialects.trainer import Arguments, arguments_of, is_on, linked, program_fields
@@ -101,6 +101,7 @@ def _parsed(content: Content, said: Settings, asked: Asked, given: Arguments) ->
     own |= dict(inner.own) if inner else {}
     return Parsed(
         settings=settings,
+        readable={key: each for key, each in settings.items() if _is_read(key, kind, settings)},
         name=Path(content.path).stem,
         model=program.model,
         goal=program.goal,
@@ -112,6 +113,18 @@ def _parsed(content: Content, said: Settings, asked: Asked, given: Arguments) ->
         engine=_engine(kind, settings),
         notes=(*_notes(kind, settings, given), *_not_there(kind, settings, inner)),
     )
+
+
+def _is_read(key: str, kind: str, settings: Settings) -> bool:
+    """Whether this way to share the work asks for a key at all; rules tell of those that stand there for nothing."""
+    section = key.partition(".")[0]
+    if section in READS.values():
+        policy = settings.get(f"{FSDP}fsdp_auto_wrap_policy")
+        by_size = policy is not None and str(policy.value).upper() == "SIZE_BASED_WRAP"
+        return READS.get(kind, section if kind not in GPU_KINDS else "") == section and (
+            by_size or key != f"{FSDP}fsdp_min_num_params"
+        )
+    return (section, kind) not in (("parallelism_config", "NO"), ("dynamo_config", "DEEPSPEED"))
 
 
 def normal(settings: Settings) -> dict[str, Said]:

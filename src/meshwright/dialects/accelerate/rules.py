@@ -153,6 +153,10 @@ def _unused_section(look: Look) -> Iterator[Problem]:
             yield Problem(
                 f"distributed_type {kind} reads nothing of {section}", (spell("distributed_type", owner),), key=keys[0]
             )
+    for section, without in (("parallelism_config", "NO"), ("dynamo_config", "DEEPSPEED")):
+        keys = [key for key in look.under(section) if key != section]
+        if keys and kind == without:
+            yield Problem(f"distributed_type {kind} reads nothing of {section}", key=keys[0])
     keys = [key for key in look.under("fp8_config") if key != "fp8_config"]
     if keys and str(look("mixed_precision", "no")).lower() != "fp8":
         yield Problem(
@@ -332,8 +336,8 @@ def _mesh(look: Look) -> Problem | None:
     axes = [key for key in look.under("parallelism_config") if key.startswith(AXIS)]
     sizes = {name: _whole(look, f"{AXIS}{name}_size") or 1 for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
     total, cut = prod(sizes.values()), sizes["tp"] * sizes["cp"] > 1
-    if not axes or total == 1:
-        return None
+    if not axes or total == 1 or _kind(look) == "NO":
+        return None  # right, or read by nothing
     if sizes["cp"] > 1 and sizes["sp"] > 1:
         return Problem("cp and sp exclude each other", (spell(f"{AXIS}sp_size", 1),), key=f"{AXIS}cp_size")
     if cut and sizes["dp_replicate"] > 1 and sizes["dp_shard"] == 1:
@@ -346,7 +350,7 @@ def _mesh(look: Look) -> Problem | None:
 
 
 def _wrong_product(look: Look, key: str, sizes: Mapping[str, int], total: int) -> Problem | None:
-    processes = _whole(look, "num_processes") or (look.cluster.world if look.cluster else None)
+    processes = whole(look.parsed.settings.get("num_processes")) or (look.cluster.world if look.cluster else None)
     if not processes or total == processes or sizes["sp"] > 1:
         return None
     rest = total // sizes["dp_shard"]
