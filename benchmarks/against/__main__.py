@@ -134,16 +134,16 @@ def _errors(framework: Framework, config: Config) -> tuple[str, ...]:
 def _outcome(framework: Framework, config: Config, theirs: Verdict, ours: Sequence[str]) -> tuple[str, str]:
     if theirs.accepts is None:
         return "not asked", theirs.reason
+    beyond = next((why for text, why in framework.beyond.items() if text in theirs.reason), "")
+    if not theirs.accepts and beyond:
+        return "not the config's", beyond
     if theirs.accepts and not ours:
         return "both accept", ""
-    if not theirs.accepts and ours:
-        return "both refuse", ""
-    if theirs.accepts:
-        reasons = [_reason({**LATER, **framework.later}, rule) for rule in ours]
-        explained = next((reason for reason in reasons if reason), "")
-        return ("seen here only" if explained else "only we refuse"), explained
-    explained = next((why for text, why in framework.beyond.items() if text in theirs.reason), "")
-    return ("not the config's" if explained else "only they refuse"), explained
+    if not theirs.accepts:
+        return ("both refuse" if ours else "only they refuse"), ""
+    reasons = [_reason({**LATER, **framework.later}, rule) for rule in ours]
+    explained = next((reason for reason in reasons if reason), "")
+    return ("seen here only" if explained else "only we refuse"), explained
 
 
 def _reason(reasons: Mapping[str, str], name: str) -> str:

@@ -7,6 +7,7 @@ what is asked of them is their capability and their version. Besides torch: trit
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import os
@@ -107,6 +108,7 @@ def _machine(config: Config) -> Iterator[None]:
     from megatron.core.models.common.embeddings import rope_utils
     from packaging.version import Version
 
+    _transformer_engine()
     capability = cluster(config.gpus).gpu.capability if config.gpus else 9.0
     major, minor = divmod(round(float(capability) * 10), 10)
     properties = SimpleNamespace(major=major, minor=minor)
@@ -116,13 +118,14 @@ def _machine(config: Config) -> Iterator[None]:
         mock.patch.object(utils, "_te_version", Version(TRANSFORMER_ENGINE)),
         mock.patch.object(rope_utils, "fused_apply_rotary_pos_emb", object()),
         mock.patch.object(rope_utils, "fused_apply_rotary_pos_emb_thd", object()),
-        mock.patch.dict(sys.modules, _transformer_engine()),
     ):
         yield
 
 
-def _transformer_engine() -> dict[str, ModuleType]:
-    """The one class of it whose arguments are looked at."""
+@functools.cache
+def _transformer_engine() -> None:
+    """The one class of it whose arguments are looked at, once all is imported that would want more of it."""
+    from megatron.training import training  # noqa: F401
 
     class FusedAdam:
         def __init__(
@@ -132,7 +135,7 @@ def _transformer_engine() -> dict[str, ModuleType]:
     names = ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.optimizers")
     made = {name: ModuleType(name) for name in names}
     made[names[-1]].FusedAdam = FusedAdam  # type: ignore[attr-defined]
-    return made
+    sys.modules.update(made)
 
 
 @contextlib.contextmanager

@@ -281,6 +281,7 @@ FRAMEWORK = Framework(
         "mine.recipes": "the case names a module of the user's own, which is not here",
     },
     later={
+        "torchtitan.context-attention": "refused by the main branch; 0.3.0 takes it",
         "torchtitan.total-steps": "fails or climbs the loss after that step",
         "value.refused": "a name that is looked up in a pipeline only, and there is none",
         "torchtitan.toml-today": "starts, and reads another config than the file that the command names",

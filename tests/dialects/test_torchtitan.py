@@ -325,6 +325,10 @@ COMMANDS = (
         "--training.max_context_length 262144 --training.num_tokens_per_microbatch_per_dp_rank 262144 "
         "--parallelism.context_parallel_degree 16"
     )), ("=524288", "=524288")), [("torchtitan.beyond-positions", 5)]),
+    Case("positions of their rotary table", replaced(
+        RELEASED, ("--module llama3 --config llama3_8b", "--module deepseek_v3 --config deepseek_v3_16b"),
+        ("--training.steps 2000", "--training.seq_len 32768"), ("local_batch_size 2", "local_batch_size 1"),
+    ), [("torchtitan.beyond-positions", 5)], "2x8xB200"),
     Case("experts whose dispatch waits", replaced(
         NOW, ("--module llama3 --config llama3_8b", "--module deepseek_v3 --config deepseek_v3_16b"),
         ("--compile.enable", "--training.no-disable-cuda-graphs"),

@@ -245,6 +245,16 @@ def preset_model(module: str, config: str) -> ModelSpec | None:
     return _debug(kind) if kind in DEBUG else None
 
 
+POSITIONS = {"llama3": 131072, "qwen3": 40960, "deepseek_v3": 16384, "gpt_oss": 131072}
+SHORT = {"qwen3_debugmodel": 4096, "qwen3_moe_debug": 4096}
+"""Positions that the rotary table of a preset holds, by module, and of those that differ."""
+
+
+def positions_of(module: str, config: str) -> int | None:
+    """The longest sequence of a preset of theirs; None where that is not known."""
+    return SHORT.get(config, POSITIONS.get(module)) if config in PRESETS.get(module, {}) else None
+
+
 def preset_of(model: ModelSpec) -> tuple[str, str] | None:
     """Their module and config for a model, or None where today's presets have none of that shape."""
     for module, presets in PRESETS.items():

@@ -206,7 +206,7 @@ def _varlen_context(look: Look) -> Problem | None:
         return None
     if today(look):
         preset = PRESETS.get(str(look("module")), {}).get(str(look("config")))
-        if look("parallelism.spmd_backend", "spmd_types") != "spmd_types":
+        if in_tokens(look) and look("parallelism.spmd_backend", "spmd_types") != "spmd_types":
             return Problem("context parallelism needs the spmd_types backend", key="parallelism.spmd_backend")
         if preset is not None and preset.kernel != "flex":
             return Problem(f"context parallelism needs FlexAttention, and {look('config')} has {preset.kernel}", key=CP)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshwright.dialects.dialect import Look, Problem
-from meshwright.dialects.torchtitan.models import ELSEWHERE, FLAVORS, PRESETS, plain
+from meshwright.dialects.torchtitan.models import ELSEWHERE, FLAVORS, PRESETS, plain, positions_of
 from meshwright.dialects.torchtitan.rules.common import (
     CP,
     EP,
@@ -19,6 +19,7 @@ from meshwright.dialects.torchtitan.rules.common import (
     TP,
     custom,
     degree,
+    in_tokens,
     rule,
     today,
 )
@@ -217,12 +218,13 @@ def _batch_invariant(look: Look) -> Problem | None:
 
 
 def _beyond_positions(look: Look) -> Problem | None:
-    model = look.parsed.model
+    most = positions_of(str(look("module")), str(look("config")))
+    key = CONTEXT if in_tokens(look) else "training.seq_len"
     length = look.recipe.data.seq_length
-    if not today(look) or model is None or not model.max_seq_length or length <= model.max_seq_length:
+    if not today(look) or most is None or length <= most:
         return None
-    message = f"{CONTEXT}={length} is longer than the {model.max_seq_length} positions of the model"
-    return Problem(message, (look.dialect.spell(CONTEXT, model.max_seq_length),), key=CONTEXT)
+    message = f"{key}={length} is longer than the {most} positions of {look('config')}"
+    return Problem(message, (f"--{key}={most}",), key=key)
 
 
 def _decay_cut(look: Look) -> Problem | None:
