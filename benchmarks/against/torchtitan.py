@@ -271,6 +271,7 @@ FRAMEWORK = Framework(
     },
     beyond={
         "No module named 'mine'": "the case names a config module of the user's own, which is not here",
+        "not kernel arguments": "the torchao and the triton here are not of one time",
         "torchao installation does not have MoE": "the torchao here is not the one this version was made for",
         "MXLinearConfig": "the torchao here is newer than the one this version was made for",
     },

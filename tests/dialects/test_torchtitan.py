@@ -150,6 +150,17 @@ FILES = (
         [("torchtitan.float8-gather", 47)],
         ON,
     ),
+    Case("two formats", replaced(
+        FLOAT8, ('"quantize.linear.float8"', '"quantize.linear.float8", "quantize.grouped_mm.mx"')
+    ), [("torchtitan.converter-layout", 9)], "2x8xB200"),
+    Case("MXFP8 cut and compiled", replaced(
+        DENSE, ("converters = []", 'converters = ["quantize.linear.mx"]'),
+        ("\ntensor_parallel_degree = 1", "\ntensor_parallel_degree = 2"),
+    ), [("torchtitan.converter-layout", 9)], "2x8xB200"),
+    Case("experts in float8 over context ranks", replaced(
+        EXPERTS, ("converters = []", 'converters = ["quantize.grouped_mm.float8"]'),
+        ("expert_tensor_parallel_degree = 1", "context_parallel_degree = 2"),
+    ), [("torchtitan.converter-layout", 9)], "4x8xB200"),
     Case("float8 emulated", FLOAT8 + "emulate = true\n", [("torchtitan.float8-emulation", 49)], ON),
     Case("one checkpoint", replaced(DENSE, ("keep_latest_k = 4", "keep_latest_k = 1")),
          [("torchtitan.one-checkpoint", 36)], ON),
@@ -177,6 +188,10 @@ FILES = (
          [("value.refused", 21)], "8xH200"),
     Case("tied", replaced(STAGED, ('"llama3"\nflavor = "8B"', '"qwen3"\nflavor = "1.7B"')),
          [("torchtitan.no-pipeline", 30)], "8xH200"),
+    Case("ends of stages", replaced(
+        STAGED,
+        ("pipeline_parallel_degree = 2", "pipeline_parallel_degree = 2\npipeline_parallel_last_stage_less_layers = 12"),
+    ), [("torchtitan.stage-ends", 31)], "8xH200"),
     Case("odd length", replaced(DENSE, ("seq_len = 8192", "seq_len = 8191")), [("torchtitan.sequence-parts", 23)], ON),
     Case("experts of a dense model", replaced(
         DENSE, ("context_parallel_degree = 1", "expert_parallel_degree = 2")

@@ -45,6 +45,22 @@ def _uneven_chunks(look: Look) -> Problem | None:
     return Problem(f"{key}={look(key)} makes {chunks} stage chunks, which {pp} ranks cannot share equally", key=key)
 
 
+def _ends_too_heavy(look: Look) -> Iterator[Problem]:
+    """The first and the last stage give up as many layers as their ends weigh, of those they would have."""
+    model, pp = look.parsed.model, degree(look, PP)
+    if pp == 1 or model is None or look("parallelism.module_fqns_per_model_part"):
+        return
+    keys = [f"parallelism.pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last")]
+    weights = [look(key) for key in keys]
+    if not all(isinstance(weight, int) for weight in weights):
+        return
+    each = (model.num_layers + sum(weights)) // (pp * look.recipe.layout.vp)
+    for key, weight in zip(keys, weights, strict=True):
+        if 0 < each < weight:
+            message = f"{key}={weight} is more than the {each} layers of a stage chunk"
+            yield Problem(message, (look.dialect.spell(key, each),), key=key)
+
+
 def _microbatch_too_large(look: Look) -> Problem | None:
     """More samples in a micro batch than there are in the batch it is cut from."""
     local, micro = look(LOCAL), look(MICRO)
@@ -156,6 +172,8 @@ def _experts_unread(look: Look) -> Iterator[Problem]:
 WITHOUT_STAGES = ("qwen3", "gpt_oss", "flux")
 """Models of the 0.2 line that cannot be cut into stages; later ones can."""
 WITHOUT_CONTEXT = ("gpt_oss",)
+WITHOUT_DEEPEP = ("qwen3", "gpt_oss")
+"""Models of the 0.2 line with experts that do not ask how tokens are sent."""
 
 
 def _no_stages(look: Look) -> Problem | None:
@@ -180,7 +198,7 @@ def _sequence_parts(look: Look) -> Problem | None:
 
 def _deepep(look: Look) -> Iterator[Problem]:
     key = "parallelism.expert_parallel_comm_backend"
-    if look(key) != "deepep" or look.case is None or not look.case.is_moe:
+    if look(key) != "deepep" or look.case is None or not look.case.is_moe or look(NAME) in WITHOUT_DEEPEP:
         return
     if degree(look, EP) == 1:
         yield Problem("DeepEP needs expert parallelism", (look.dialect.spell(key, "standard"),), key=key)
@@ -267,6 +285,14 @@ RULES = (
         _uneven_chunks,
         "ValueError about virtual stages and the pipeline degree",
         "every rank runs the same number of chunks",
+    ),
+    rule(
+        "stage-ends",
+        "error",
+        tuple(f"parallelism.pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last")),
+        _ends_too_heavy,
+        "ValueError: input_weight exceeds minimum layers per stage",
+        "what the embedding and the head weigh is taken off the layers of their stages",
     ),
     rule(
         "pipeline-underfilled",

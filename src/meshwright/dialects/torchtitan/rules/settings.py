@@ -139,6 +139,24 @@ def _quantize_unread(look: Look) -> Iterator[Problem]:
                 )
 
 
+def _converter_layout(look: Look) -> Iterator[Problem]:
+    """Axes and company that a converter does not stand."""
+    listed, key = _converters(look), "model.converters"
+    if today(look):
+        return
+    if CONVERTER_NAMES[2] in listed:
+        for axis, degree_key in (("a pipeline", PP), ("context parallelism", CP)):
+            if degree(look, degree_key) > 1:
+                fix = (look.dialect.spell(key, [name for name in listed if name != CONVERTER_NAMES[2]]),)
+                yield Problem(f"{CONVERTER_NAMES[2]} does not run with {axis}", fix, key=key)
+    if CONVERTER_NAMES[1] in listed and degree(look, TP) > 1 and look.recipe.kernels.compile:
+        fix = (look.dialect.spell("compile.components", ["loss"]),)
+        yield Problem(f"{CONVERTER_NAMES[1]} with tensor parallelism does not run in a compiled model", fix, key=key)
+    formats = sorted({name.rpartition(".")[2] for name in listed if name in CONVERTER_NAMES})
+    if len(formats) > 1:
+        yield Problem(f"converters of one format are taken, not of {' and '.join(formats)}", key=key)
+
+
 def _one_checkpoint(look: Look) -> Problem | None:
     key = "checkpoint.keep_latest_k"
     if look(key) != 1 or not (today(look) or look("checkpoint.enable") is True):
@@ -341,6 +359,14 @@ RULES = (
         _quantize_unread,
         "trains in bf16",
         "the tables under quantize say how; model.converters says whether",
+    ),
+    rule(
+        "converter-layout",
+        "error",
+        ("model.converters",),
+        _converter_layout,
+        "an assertion while the converters are built",
+        "each converter names what it was not tried with",
     ),
     rule(
         "one-checkpoint",
