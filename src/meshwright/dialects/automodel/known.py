@@ -42,7 +42,7 @@ OPEN = (
 NEW = (
     "distributed.multimodal", "distributed.pipeline.module_fqns_per_model_part", "checkpoint.cpu_offload",
     "checkpoint.trainable_only", "checkpoint.allow_legacy_pickle_restore", "checkpoint.consolidation_timeout_minutes",
-    "packed_sequence.pad_to_multiple_of",
+    "checkpoint.legacy_paramwrapper_layout", "packed_sequence.pad_to_multiple_of",
 )  # fmt: skip
 """Keys that came after the version spoken here: in its later code, or in its own examples."""
 

@@ -18,10 +18,12 @@ SECTIONS: Mapping[str, str] = {
         iterations_to_skip
         skip_train eval_iters
         eval_interval check_weight_hash_across_dp_replicas_interval train_sync_interval check_optimizer_step_success
-        skip_sync_grad_norm_across_mp step_batch_size_schedule""",
+        skip_sync_grad_norm_across_mp step_batch_size_schedule
+        gpu_sniff_test_interval exit_signal_handler_for_training""",
     "validation": """
         eval_interval eval_iters eval_global_batch_size eval_micro_batch_size eval_at_step_zero full_validation
-        multiple_validation_sets validation_set_names skip_train test_mode""",
+        multiple_validation_sets validation_set_names skip_train test_mode
+        start_eval_at_iter""",
     "optimizer": """
         optimizer lr min_lr decoupled_lr decoupled_min_lr weight_decay apply_wd_to_qk_layernorm decoupled_weight_decay
         fp16 bf16 fp8_recipe params_dtype use_precision_aware_optimizer store_param_remainders main_grads_dtype
@@ -33,7 +35,9 @@ SECTIONS: Mapping[str, str] = {
         use_torch_optimizer_for_cpu_offload overlap_cpu_optimizer_d2h_h2d pin_cpu_grads pin_cpu_params clip_grad
         log_num_zeros_in_grad barrier_with_L1_time timers config_logger_dir reuse_grad_buf_for_mxfp8_param_ag
         use_layer_wise_distributed_optimizer use_megatron_fsdp fp8_params
-        soap_beta1 soap_beta2 offload_optimizer_states""",
+        soap_beta1 soap_beta2 offload_optimizer_states
+        muon_nesterov soap_shampoo_beta soap_precondition_frequency soap_use_kl_shampoo adaptive_muon_moment2_method
+        adaptive_muon_beta2 adaptive_muon_eps grad_norm_skip_threshold optimizer_cuda_graph""",
     "scheduler": """
         lr_decay_style lr_wsd_decay_style lr_decay_iters lr_decay_samples lr_wsd_decay_iters lr_wsd_decay_samples
         lr_warmup_fraction lr_warmup_iters lr_warmup_samples lr_warmup_init override_opt_param_scheduler
@@ -49,13 +53,17 @@ SECTIONS: Mapping[str, str] = {
         fsdp_manual_registration outer_dp_sharding_strategy disable_symmetric_registration delay_wgrad_compute
         megatron_fsdp_main_params_dtype megatron_fsdp_main_grads_dtype megatron_fsdp_grad_comm_dtype
         megatron_fsdp_version megatron_fsdp_use_decoupled_grad reduce_scatter_with_fp32_accumulation
-        param_name_patterns_for_fp32_local_accumulation""",
+        param_name_patterns_for_fp32_local_accumulation
+        num_buckets megatron_fsdp_cuda_graph_mode megatron_fsdp_enable_fine_grained_param_gather
+        megatron_fsdp_max_pool_double_buffer""",
     "dist": """
         distributed_backend distributed_timeout_minutes distributed_timeout_seconds_after_init align_grad_reduce
         local_rank lazy_mpu_init lazy_init use_megatron_fsdp use_torch_fsdp2 nccl_communicator_config_path
         use_tp_pp_dp_mapping use_gloo_process_groups use_sharp sharp_enabled_group high_priority_stream_groups
         external_gpu_device_mapping enable_megatron_core_experimental use_decentralized_pg eval_context_parallel_size
-        disable_jit_fuser distributed_backend_timeout_minutes""",
+        disable_jit_fuser distributed_backend_timeout_minutes
+        flight_recorder_dump_path flight_recorder_trace_buffer_size flight_recorder_dump_on_timeout
+        flight_recorder_include_stack_trace flight_recorder_include_only_active flight_recorder_extra_dump_on_exec""",
     "rng": "seed te_rng_tracker inference_rng_tracker data_parallel_random_init",
     "rerun_state_machine": """
         error_injection_rate error_injection_type rerun_mode check_for_nan_in_loss check_for_spiky_loss
@@ -75,7 +83,9 @@ SECTIONS: Mapping[str, str] = {
         dist_ckpt_save_pre_mcore_014 dist_ckpt_workers replication replication_jump replication_factor most_recent_k
         save_retain_interval save_rng_state_per_dp_rank custom_manager_class also_save_hf_checkpoint hf_source_path
         hf_trust_remote_code hf_distributed_save hf_save_every_n_ranks stage_precision_aware_optimizer_state_on_cpu
-        save_dgrads_interval save_wgrads_interval verify_integrity""",
+        save_dgrads_interval save_wgrads_interval verify_integrity
+        save_params_interval save_activations_interval save_tokens_per_expert_interval async_ckpt_use_cpu_shm
+        ckpt_load_validate_sharding_integrity stream_ckpt_dequant""",
     "logger": """
         log_interval log_params_norm log_throughput log_throughput_to_tensorboard throughput_window_size log_progress
         timing_log_level timing_log_option tensorboard_dir tensorboard_log_interval tensorboard_queue_size
@@ -86,7 +96,9 @@ SECTIONS: Mapping[str, str] = {
         filter_warnings modules_to_filter set_level_for_all_loggers save_config_filepath
         skip_train_metrics_log barrier_with_L1_time
         mlflow_experiment mlflow_run_name mlflow_tracking_uri mlflow_tags mlflow_description mlflow_log_artifacts
-        comet_project comet_experiment_name comet_workspace comet_api_key comet_tags""",
+        comet_project comet_experiment_name comet_workspace comet_api_key comet_tags
+        moe_routing_trace_path moe_routing_trace_max_training_iters moe_routing_trace_capture_logits
+        moe_routing_trace_capture_hidden_states moe_routing_trace_dump_weights""",
     "mixed_precision": """
         fp32 fp16 bf16 params_dtype pipeline_dtype autocast_dtype autocast_enabled grad_reduce_in_fp32 fp8 fp8_recipe
         first_last_layers_bf16 fp8_margin fp8_amax_history_len fp8_amax_compute_algo fp8_wgrad fp8_dot_product_attention
@@ -189,6 +201,7 @@ MODEL = """
     fine_grained_activation_offloading offload_modules distribute_saved_activations cuda_graph_warmup_steps
     cuda_graph_use_single_mempool cuda_graph_modules microbatch_group_size_per_vp_stage deallocate_pipeline_outputs
     tp_comm_overlap_cfg tp_comm_bootstrap_backend use_cpu_initialization perform_initialization
+    tp_comm_overlap_ag tp_comm_overlap_rs mtp_hybrid_override_pattern yarn_rotary_scaling_factor
     moe_router_topk_limited_devices mamba_num_heads mamba_head_dim mamba_state_dim mamba_num_groups
     hybrid_layer_pattern hybrid_override_pattern is_hybrid_model freeze_language_model freeze_vision_model
     freeze_vision_projection hybrid_context_parallel max_seqlen_per_dp_cp_rank moe_paged_stash
