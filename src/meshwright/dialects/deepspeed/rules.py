@@ -204,8 +204,13 @@ def _untested(look: Look) -> Problem | None:
     )
 
 
-TAKES_NO = {"lion": ("eps",), "sgd": ("betas", "eps"), "adagrad": ("betas",), "rmsprop": ("betas",)}
+TAKES_NO = {"adagrad": ("betas",), "rmsprop": ("betas",)}
 """Arguments that an optimizer does not have, of those that Adam has."""
+TAKES = {
+    "lion": "lr betas weight_decay set_grad_none",
+    "sgd": "lr momentum dampening weight_decay nesterov maximize foreach differentiable fused",
+}
+"""Every argument of these."""
 ADAM = "lr betas eps weight_decay bias_correction adam_w_mode amsgrad set_grad_none torch_adam fp32_optimizer_states"
 TORCH_ADAM = "maximize foreach fused capturable differentiable decoupled_weight_decay"
 WARM = "warmup_num_steps warmup_type last_batch_iteration"
@@ -228,6 +233,8 @@ def _no_such_argument(look: Look) -> Iterator[Problem]:
     if optimizer.lower() in ("adam", "adamw"):
         more = TORCH_ADAM if _is_on(look, "optimizer.params.torch_adam") else ""
         refused |= dict.fromkeys(_besides(look, "optimizer.params.", f"{ADAM} {more}"), optimizer)
+    if optimizer.lower() in TAKES:
+        refused |= dict.fromkeys(_besides(look, "optimizer.params.", TAKES[optimizer.lower()]), optimizer)
     if scheduler in SCHEDULER_TAKES:
         refused |= dict.fromkeys(_besides(look, "scheduler.params.", SCHEDULER_TAKES[scheduler]), scheduler)
     for key, name in refused.items():

@@ -50,6 +50,9 @@ FORMATS: Mapping[str, str] = {
 }
 """Their names of number formats."""
 
+TRAVEL = ("bf16", "fp32", "fp16")
+"""The names of formats that gradients travel in."""
+
 WORDS: tuple[Word, ...] = (
     Word("train_batch_size", takes="int", note="micro batch × accumulation × data-parallel ranks"),
     Word("train_micro_batch_size_per_gpu", takes="int"),
@@ -111,7 +114,7 @@ WORDS: tuple[Word, ...] = (
     Word("data_types.grad_accum_dtype", takes="text", note="unsaid: that of the parameters"),
     *_several("data_types.", "param_dtype buffer_dtype keep_in_fp32_modules", ""),
     Word("communication_data_type", takes="text", note="unsaid: that of the parameters"),
-    Word("seq_parallel_communication_data_type", takes="text"),
+    Word("seq_parallel_communication_data_type", choices=TRAVEL),
     Word("zero_optimization.stage", default=0, takes="int"),
     *_truths(ZERO, "contiguous_gradients reduce_scatter use_multi_rank_bucket_allreduce allgather_partitions", True),
     *_truths(ZERO, "load_from_fp32_weights ignore_unused_parameters memory_efficient_linear", True),
@@ -298,6 +301,9 @@ def _write_offload(recipe: Recipe) -> Mapping[str, Any]:
 
 def _read_precision(given: Texts, recipe: Recipe) -> Meaning:
     """Gradients add up and travel in the format of the parameters unless something else is said."""
+    travel = given.get("communication_data_type", "null").lower()
+    if not together.null(travel) and travel not in TRAVEL:  # which knows none of the other names
+        raise unknown("communication_data_type", travel, TRAVEL)
     on = {key for key, text in given.items() if key.endswith(".enabled") and together.truth(key, text)}
     compute = "bf16" if {"bf16.enabled", "bfloat16.enabled"} & on else "fp16" if "fp16.enabled" in on else "fp32"
     wanted = _named_format(given, "torch_autocast.dtype", "bf16")
