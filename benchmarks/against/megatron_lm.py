@@ -11,6 +11,7 @@ import functools
 import io
 import logging
 import os
+import random
 import re
 import shlex
 import subprocess
@@ -218,6 +219,43 @@ def _optimizer(args: Namespace) -> None:
         training.get_optimizer_param_scheduler(SimpleNamespace(param_groups=[]))
 
 
+BASE = (
+    "--num-layers 16 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
+    "--micro-batch-size 1 --global-batch-size 64 --train-iters 1000 --lr 2e-4 --lr-warmup-iters 10 --bf16 "
+    "--disable-bias-linear --mock-data --tokenizer-type NullTokenizer --vocab-size 32000"
+)
+DRAWS = (
+    "--tensor-model-parallel-size 2", "--tensor-model-parallel-size 8", "--tensor-model-parallel-size 3",
+    "--pipeline-model-parallel-size 2", "--pipeline-model-parallel-size 4", "--pipeline-model-parallel-size 16",
+    "--context-parallel-size 2", "--context-parallel-size 4", "--sequence-parallel", "--use-distributed-optimizer",
+    "--num-layers-per-virtual-pipeline-stage 2", "--num-virtual-stages-per-pipeline-rank 2", "--overlap-grad-reduce",
+    "--overlap-param-gather", "--num-experts 8 --moe-grouped-gemm --expert-model-parallel-size 4",
+    "--num-experts 8 --expert-model-parallel-size 8 --expert-tensor-parallel-size 1", "--expert-model-parallel-size 2",
+    "--num-experts 6 --expert-model-parallel-size 4", "--moe-router-topk 1", "--group-query-attention",
+    "--group-query-attention --num-query-groups 4", "--global-batch-size 24", "--micro-batch-size 4",
+    "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+    "--recompute-granularity selective", "--recompute-granularity selective --recompute-modules mlp layernorm",
+    "--fp8-format hybrid --fp8-recipe delayed", "--fp8-format hybrid --fp8-recipe tensorwise", "--fp8-param-gather",
+    "--first-last-layers-bf16", "--use-torch-fsdp2 --no-gradient-accumulation-fusion",
+    "--use-megatron-fsdp --ckpt-format fsdp_dtensor", "--tp-comm-overlap", "--optimizer sgd", "--lr-decay-style cosine",
+    "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split", "--min-lr 1e-3",
+    "--use-precision-aware-optimizer --exp-avg-dtype bf16", "--cuda-graph-impl local", "--calculate-per-token-loss",
+    "--decoder-first-pipeline-num-layers 2", "--optimizer-cpu-offload", "--untie-embeddings-and-output-weights",
+)  # fmt: skip
+SEED, DRAWN = 20261115, 300
+
+
+def draws() -> Iterator[Config]:
+    """A small model on 16 GPUs with one to five flags more."""
+    dice = random.Random(SEED)
+    for number in range(DRAWN):
+        flags = dice.sample(DRAWS, dice.randint(1, 5))
+        only = dice.random() < 0.5
+        env = "" if "--use-torch-fsdp2" in " ".join(flags) and only else "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
+        text = f"{env}torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py {BASE} {' '.join(flags)}\n"
+        yield Config(f"{number}: {' '.join(flags)}", "draw", "run.sh", text, gpus="2x8xH100", world=16)
+
+
 def keys() -> Mapping[str, Any]:
     """Every flag of their parser with what it means unsaid."""
     from argparse import ArgumentParser
@@ -254,8 +292,10 @@ FRAMEWORK = Framework(
     prepare=prepare,
     asks="parse_args, validate_args, the transformer's config, micro-batches and groups of ranks",
     keys=keys,
+    draws=draws,
     later={
         "graphs.": "fails when the graph is captured",
+        "sequence_parallel.experts-need-it": "raised by the first forward pass",
         "megatron-lm.async-format": "NotImplementedError at the first save",
     },
     beyond={},

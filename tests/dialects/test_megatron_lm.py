@@ -299,6 +299,9 @@ RARER = (
     broken("two splits", replaced(DENSE, ("parallel-size 1", "parallel-size 2")), "--overlap-grad-reduce",
            "--overlap-grad-reduce\n    --decoder-first-pipeline-num-layers 15\n"
            "    --account-for-loss-in-pipeline-split", "megatron-lm.two-splits", "--account-for-loss"),
+    broken("layers of one stage of one", *with_args(DENSE, "--decoder-first-pipeline-num-layers 15"),
+           "megatron-lm.ends-without-stages", "--decoder-first"),
+    broken("top 1 of no experts", *with_args(DENSE, "--moe-router-topk 1"), "megatron-lm.top-one", "--moe-router-topk"),
     broken("levels do not multiply", DENSE, "    --sequence-parallel\n",
            "    --sequence-parallel --context-parallel-size 4 --cp-comm-type a2a+p2p\n"
            "    --hierarchical-context-parallel-sizes 2 4\n", "megatron-lm.context-levels", "--hierarchical"),

@@ -66,6 +66,16 @@ def needs_stages(look: Look) -> Problem | None:
     )
 
 
+def ends_without_stages(look: Look) -> Problem | None:
+    """The layers of the first or last stage leave the rest to others, of which there must be some."""
+    said = next((key for key in FIRST_LAST[:2] if number_of(look, key)), "")
+    if not said or number_of(look, "pipeline_model_parallel_size") > 1 or is_open(look):
+        return None
+    if "pipeline_model_parallel_size" in look.parsed.settings and not number_of(look, "pipeline_model_parallel_size"):
+        return None  # only running tells how many there are
+    return Problem(f"{spell(said, True)} counts the layers of one stage of several", (spell(said, None),), key=said)
+
+
 def two_splits(look: Look) -> Problem | None:
     uneven = next((key for key in (*FIRST_LAST, VIRTUAL[2]) if look.says(key)), "")
     counted = [f"account_for_{part}_in_pipeline_split" for part in ("embedding", "loss")]

@@ -154,6 +154,13 @@ RULES = (
         covers=("pipeline.two-ways-to-split",),
     ),
     _rule(
+        "ends-without-stages",
+        " ".join(layouts.FIRST_LAST[:2]),
+        layouts.ends_without_stages,
+        "ValueError while the model's config is built",
+        "the other layers have no stage to be on",
+    ),
+    _rule(
         "context-levels",
         "cp_comm_type hierarchical_context_parallel_sizes",
         layouts.hierarchy,

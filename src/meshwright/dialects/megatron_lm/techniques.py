@@ -144,7 +144,7 @@ def width_without_experts(look: Look) -> Problem | None:
 
 
 def top_one(look: Look) -> Problem | None:
-    one = look.says("num_experts") and look.says("moe_router_topk") and number_of(look, "moe_router_topk") == 1
+    one = look.says("moe_router_topk") and number_of(look, "moe_router_topk") == 1
     softmax = text_of(look, "moe_router_score_function") in ("", "softmax")
     if not one or not softmax or look.says("moe_router_pre_softmax") or is_open(look):
         return None
