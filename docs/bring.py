@@ -167,9 +167,7 @@ def page(name: str) -> str:
     parts = [
         f"# Bring your {theirs.title} config\n\nSpeaks {theirs.title} {theirs.version}. Nothing in a file is run.\n",
         f"**Read**: {'; '.join(theirs.forms)}.\n",
-        f"**Ask**: `meshwright check FILE [--gpus 8xH100]`; `meshwright export RECIPE --to {name}`"
-        if theirs.write
-        else "**Ask**: `meshwright check FILE [--gpus 8xH100]`",
+        f"**Ask**: `meshwright check FILE [--gpus 8xH100]`; `meshwright export RECIPE --to {name}`",
         _example(name),
         f"## What means what\n\n{len(kept)} keys, read and written by this table.\n\n" + _word_table(kept, name),
     ]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright import dialects, models
 from meshwright.clusters import cluster
-from meshwright.dialects.export import differences
+from meshwright.dialects.export import differences, write
 from meshwright.recipes import overrides
 from meshwright.recipes.types import Recipe
 
@@ -50,8 +50,7 @@ def replaced(text: str, *pairs: tuple[str, str]) -> str:
 def unsaid(dialect: str, recipe: Recipe, model: str, gpus: str) -> dict[str, Any]:
     """Fields that are lost on the way there and back, with why."""
     theirs, spec, on = dialects.dialect(dialect), models.find(model), cluster(gpus)
-    assert theirs.write is not None
-    written = theirs.write(recipe, spec, on)
+    written = write(theirs, recipe, spec, on)
     listed = {one.field for one in written.unsaid}
     return {one.field: one.reason for one in differences(theirs, written, recipe, spec, on) if one.field not in listed}
 

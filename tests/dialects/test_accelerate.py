@@ -11,6 +11,7 @@ from tests.dialects.cases import Case, changed, draws, found, replaced, unsaid
 
 from meshwright import dialects
 from meshwright.clusters import cluster
+from meshwright.dialects.export import write
 from meshwright.errors import InputError
 from meshwright.models import find
 from meshwright.recipes import index, pretrain
@@ -363,9 +364,8 @@ PROGRAM = {"layout.micro_batch_size", "train.global_batch_size"}
 def test_what_is_written_is_read_back(values: dict[str, object], context: dict[str, object], model: str) -> None:
     recipe = changed(pretrain(model, 64, global_batch_size=512), {**BLANK, **context, **values})
     lost = unsaid("accelerate", recipe, model, "8x8xH100")
-    listed = {
-        one.field for one in dialects.dialect("accelerate").write(recipe, find(model), cluster("8x8xH100")).unsaid
-    }
+    written = write(dialects.dialect("accelerate"), recipe, find(model), cluster("8x8xH100"))
+    listed = {one.field for one in written.unsaid}
     assert not lost.keys() & ({*values, *context, "layout.strategy", "layout.dp_shard"} - PROGRAM)
     assert not listed & {*values, *context}
 

@@ -587,7 +587,7 @@ def test_what_is_written_is_read_back(
 
 
 def test_shipped_recipes_are_read_back_or_what_is_lost_is_listed() -> None:
-    theirs, refused = dialects.dialect("automodel"), set()
+    refused = set()
     for name in sorted(index.names())[::10]:
         recipe = load(name)
         try:
@@ -596,7 +596,6 @@ def test_shipped_recipes_are_read_back_or_what_is_lost_is_listed() -> None:
             refused.add(error.reason)
             continue
         assert lost == {}, name
-    assert theirs.write is not None
     assert refused <= {"the catalogue knows no Hugging Face id for it"}
 
 

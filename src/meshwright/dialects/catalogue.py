@@ -20,9 +20,7 @@ class Told(NamedTuple):
 
 TOLD = (
     Told("key.unknown", "error", "the program refuses to start, or drops the setting", "no such key exists there"),
-    Told(
-        "key.unread", "warning", "nothing at all: the setting has no effect", "nothing there reads such a key"
-    ),
+    Told("key.unread", "warning", "nothing at all: the setting has no effect", "nothing there reads such a key"),
     Told("key.gone", "error", "an unrecognised argument or key", "the key existed once and was removed or renamed"),
     Told("key.ignored", "warning", "nothing at all: the setting has no effect", "the key is kept for old scripts only"),
     Told("key.replaced", "warning", "another value than the one that is written", "a later step overwrites this key"),
@@ -36,9 +34,7 @@ TOLD = (
     Told("torchtitan.stray-word", "error", "unrecognized arguments", "a word belongs to no flag"),
     Told("automodel.no-recipe", "error", "the command cannot tell what to run", "the file names no recipe class"),
     Told("automodel.old-command", "error", "no such command", "the command line was changed"),
-    Told(
-        "deepspeed.argument-mismatch", "error", "ValueError of the Trainer", "file and arguments differ"
-    ),
+    Told("deepspeed.argument-mismatch", "error", "ValueError of the Trainer", "file and arguments differ"),
     Told("accelerate.checkpointed-twice", "error", "an error, or twice the work", "both the file and the program ask"),
     Told("accelerate.not-json", "error", "a JSON error when the job starts", "the text is handed on as JSON"),
 )

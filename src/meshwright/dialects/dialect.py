@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from meshwright.clusters import Cluster
-from meshwright.dialects.types import Said, Settings, Written
+from meshwright.dialects.types import Said, Settings
 from meshwright.models import ModelSpec
 from meshwright.recipes.case import Case
 from meshwright.recipes.foreign import words
@@ -138,7 +138,6 @@ class Dialect(msgspec.Struct, frozen=True):
     typed: Callable[[str], str] = lambda key: key  # one of their keys as a user types it
     rules: tuple[ForeignRule, ...] = ()
     complete: Callable[[Recipe, Parsed, Cluster], Recipe] | None = None  # fields that follow from the number of GPUs
-    write: Callable[[Recipe, ModelSpec, Cluster], Written] | None = None
     follows: tuple[str, ...] = ()  # fields of ours that cannot be said there: they follow from others
     closed: Callable[[str], bool] = lambda key: True  # whether an unknown key of theirs is an error or just unread
     known: Callable[[str], bool] = lambda key: False  # keys that exist there and that the table leaves out

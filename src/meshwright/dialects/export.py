@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import msgspec
 
 from meshwright.clusters import Cluster
 from meshwright.dialects.contents import content_of
 from meshwright.dialects.dialect import Dialect
-from meshwright.dialects.mapping import relevant, value_of
+from meshwright.dialects.mapping import relevant, same, value_of
 from meshwright.dialects.reading import complete, read
 from meshwright.dialects.types import Unsaid, Written
-from meshwright.errors import InputError
 from meshwright.models import ModelSpec
 from meshwright.recipes.types import Recipe, recipe_fields
 
 
 def export(dialect: Dialect, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
     """The files and the program that train this recipe there; every field that would be lost is listed."""
-    if dialect.write is None:
-        raise InputError(f"{dialect.title} is read, not written", field="to", value=dialect.name)
-    written = dialect.write(recipe, model, on)
+    written = write(dialect, recipe, model, on)
     listed = {one.field for one in written.unsaid}
     lost = tuple(one for one in differences(dialect, written, recipe, model, on) if one.field not in listed)
     return msgspec.structs.replace(written, unsaid=(*written.unsaid, *lost))
+
+
+def write(dialect: Dialect, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+    """The dialect's own writer, which is loaded when something is written."""
+    found: Written = import_module(f"meshwright.dialects.{dialect.table}.write").write(dialect, recipe, model, on)
+    return found
 
 
 def read_back(dialect: Dialect, written: Written, model: ModelSpec, on: Cluster) -> Recipe:
@@ -39,11 +44,5 @@ def differences(
     return tuple(
         Unsaid(key, value_of(recipe, key), f"{dialect.title} would take {value_of(found, key)!r}")
         for key in relevant(recipe, model)
-        if not _same(value_of(found, key), value_of(recipe, key)) and key in recipe_fields()
+        if not same(value_of(found, key), value_of(recipe, key)) and key in recipe_fields()
     )
-
-
-def _same(one: object, other: object) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        return abs(one - other) <= 1e-9 * max(abs(one), abs(other))
-    return one == other

@@ -262,6 +262,13 @@ def value_of(recipe: Recipe, key: str) -> Any:
     return getattr(getattr(recipe, section), field)
 
 
+def same(one: object, other: object) -> bool:
+    """Whether two values mean the same; numbers may differ in their last digits."""
+    if isinstance(one, float) and isinstance(other, float):
+        return abs(one - other) <= 1e-9 * max(abs(one), abs(other))
+    return one == other
+
+
 def to_settings(dialect: Dialect, recipe: Recipe, fields: Iterable[str]) -> tuple[dict[str, Any], tuple[Unsaid, ...]]:
     """Their settings for these fields of a recipe, in the order of their table, and what it has no words for."""
     wanted = set(fields)

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from meshwright.clusters import Cluster
 from meshwright.dialects.accelerate.keys import closed, known, spell
 from meshwright.dialects.accelerate.parse import complete, parse, recognises
 from meshwright.dialects.accelerate.rules import RULES
 from meshwright.dialects.dialect import Dialect
-from meshwright.dialects.types import Written
-from meshwright.models import ModelSpec
-from meshwright.recipes.types import Recipe
-
-
-def _write(recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
-    from meshwright.dialects.accelerate.write import write
-
-    return write(DIALECT, recipe, model, on)
-
 
 DIALECT = Dialect(
     name="accelerate",
@@ -29,7 +18,6 @@ DIALECT = Dialect(
     spell=spell,
     rules=RULES,
     complete=complete,
-    write=_write,
     closed=closed,
     known=known,
 )

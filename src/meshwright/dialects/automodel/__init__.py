@@ -10,7 +10,6 @@ from meshwright.dialects.automodel.mesh_rules import MESH
 from meshwright.dialects.automodel.model_rules import MODEL
 from meshwright.dialects.automodel.parse import parse, recognises
 from meshwright.dialects.automodel.spelling import spell
-from meshwright.dialects.automodel.write import write
 from meshwright.dialects.dialect import Dialect, Parsed
 from meshwright.recipes.types import Recipe
 
@@ -36,7 +35,6 @@ DIALECT = Dialect(
     spell=spell,
     rules=(*BEFORE, *MESH, *MODEL),
     complete=_complete,
-    write=write,
     closed=is_closed,
     known=is_known,
 )

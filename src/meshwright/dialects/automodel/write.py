@@ -68,9 +68,8 @@ COLLATERS = "nemo_automodel.components.datasets.utils"
 MUON = {"optimizer.eps": "optimizer.epsilon"}
 
 
-def write(recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+def write(dialect: Dialect, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
     """The YAML that trains a recipe, and the program that reads it."""
-    dialect = _dialect()
     if model.kind != "causal_lm" and model.vision is None:
         raise InputError("only language and vision-language models are written", field="model", value=model.name)
     fields = [key for key in relevant(recipe, model) if key not in FOLLOWS]
@@ -86,18 +85,12 @@ def write(recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
     kept = dict(_completed(without_defaults(dialect, settings, KEEP), settings))
     name = f"{recipe.name or 'recipe'}.yaml"
     return Written(
-        dialect="automodel",
+        dialect=dialect.name,
         files={name: _document(dialect, recipe, kept)},
         program=Program(words=("-m", "nemo_automodel.cli.app", name)),
         unsaid=tuple(lost),
         notes=tuple(_notes(recipe)),
     )
-
-
-def _dialect() -> Dialect:
-    from meshwright.dialects.automodel import DIALECT
-
-    return DIALECT
 
 
 def _completed(kept: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

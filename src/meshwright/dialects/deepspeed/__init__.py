@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from meshwright.clusters import Cluster
 from meshwright.dialects.deepspeed.keys import closed, known
 from meshwright.dialects.deepspeed.parse import complete, parse, recognises
 from meshwright.dialects.deepspeed.rules import RULES
 from meshwright.dialects.deepspeed.spelling import spell
 from meshwright.dialects.dialect import Dialect
-from meshwright.dialects.types import Written
-from meshwright.models import ModelSpec
-from meshwright.recipes.types import Recipe
-
-
-def _write(recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
-    from meshwright.dialects.deepspeed.write import write
-
-    return write(DIALECT, recipe, model, on)
-
 
 DIALECT = Dialect(
     name="deepspeed",
@@ -33,7 +22,6 @@ DIALECT = Dialect(
     spell=spell,
     rules=RULES,
     complete=complete,
-    write=_write,
     closed=closed,
     known=known,
 )

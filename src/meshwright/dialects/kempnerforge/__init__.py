@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from meshwright.clusters import Cluster
 from meshwright.dialects.dialect import Dialect
 from meshwright.dialects.kempnerforge.parse import PURE_BF16, complete, parse, recognises
 from meshwright.dialects.kempnerforge.rules import RULES
 from meshwright.dialects.parts import spell_toml
-from meshwright.dialects.types import Written
-from meshwright.models import ModelSpec
-from meshwright.recipes.types import Recipe
 
 OPEN = (
     "vision_encoder.", "adapter.", "vlm.", "video.", "data.datasets", "data.phases", "data.anneal_weights",
     "metrics.wandb_", "data.hf_", "eval.hf_", "checkpoint.dyn_ckpt_window",
 )  # fmt: skip
 """Keys that are lists of their own, or of parts that mean nothing here."""
-
-
-def _write(recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
-    from meshwright.dialects.kempnerforge.write import write
-
-    return write(DIALECT, recipe, model, on)
 
 
 DIALECT = Dialect(
@@ -35,7 +25,6 @@ DIALECT = Dialect(
     spell=spell_toml,
     rules=RULES,
     complete=complete,
-    write=_write,
     follows=("train.global_batch_size", "layout.sp", *PURE_BF16),
     known=lambda key: key.startswith(OPEN),
 )

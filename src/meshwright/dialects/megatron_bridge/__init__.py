@@ -8,12 +8,11 @@ from meshwright.dialects.megatron_bridge.parse import parse, recognises
 from meshwright.dialects.megatron_bridge.rules import RULES
 from meshwright.dialects.megatron_bridge.runner import complete
 from meshwright.dialects.megatron_bridge.spelling import spell
-from meshwright.dialects.megatron_bridge.write import VERSION, write
 
 DIALECT = Dialect(
     name="megatron-bridge",
     title="Megatron-Bridge",
-    version=VERSION,
+    version="commit 067f987, 2026-08-22",
     engine="megatron",
     forms=(
         "the command `torchrun … scripts/training/run_recipe.py --recipe NAME KEY=VALUE …`, and train.sh",
@@ -25,7 +24,6 @@ DIALECT = Dialect(
     spell=spell,
     rules=RULES,
     complete=complete,
-    write=write,
     follows=("layout.pp_schedule", "layout.dp_shard"),
     known=known,
 )

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from meshwright.clusters import Cluster
 from meshwright.dialects.dialect import Dialect
 from meshwright.dialects.megatron_lm.arguments import REST, spell
 from meshwright.dialects.megatron_lm.parse import complete, parse, recognises
 from meshwright.dialects.megatron_lm.rules import RULES
-from meshwright.dialects.types import Written
-from meshwright.models import ModelSpec
-from meshwright.recipes.types import Recipe
-
-
-def _write(recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
-    from meshwright.dialects.megatron_lm.write import write
-
-    return write(DIALECT, recipe, model, on)
-
 
 DIALECT = Dialect(
     name="megatron-lm",
@@ -33,7 +22,6 @@ DIALECT = Dialect(
     typed=lambda key: spell(key, True),
     rules=RULES,
     complete=complete,
-    write=_write,
     follows=("layout.dp_shard", "kernels.te_rng_tracker"),
     known=lambda key: key == REST,
 )

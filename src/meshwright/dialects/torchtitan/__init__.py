@@ -5,10 +5,9 @@ from __future__ import annotations
 from meshwright.dialects.dialect import Dialect
 from meshwright.dialects.parts import spell_toml
 from meshwright.dialects.torchtitan.commands import spelling
-from meshwright.dialects.torchtitan.follows import complete
+from meshwright.dialects.torchtitan.follows import FOLLOWS, complete
 from meshwright.dialects.torchtitan.parse import parse, recognises
 from meshwright.dialects.torchtitan.rules import RULES
-from meshwright.dialects.torchtitan.write import FOLLOWS, write
 
 DIALECT = Dialect(
     name="torchtitan",
@@ -27,6 +26,5 @@ DIALECT = Dialect(
     spelling=spelling,
     rules=RULES,
     complete=complete,
-    write=write,
     follows=FOLLOWS,
 )

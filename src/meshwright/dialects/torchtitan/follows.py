@@ -16,6 +16,12 @@ from meshwright.recipes.foreign import words
 from meshwright.recipes.foreign.torchtitan import LOCAL, SCHEDULE_NAMES, STEP
 from meshwright.recipes.types import Recipe
 
+FOLLOWS = (
+    "layout.sp", "layout.vp", "layout.stage_layers", "layout.embedding_as_layer", "layout.head_as_layer",
+    "layout.strategy", "data.tokenizer",
+)  # fmt: skip
+"""Fields that no single key says, or that follow from others; reading back tells which of them are lost."""
+
 ONE_STAGE = ("1f1b", "gpipe", "pipelineschedulesingle")
 STAGES = {name.lower(): 1 if name.lower() in ONE_STAGE else 2 for name in SCHEDULE_NAMES}
 """Stage chunks of a rank that a schedule has where nobody says how many."""

@@ -6,7 +6,8 @@ from math import ceil
 from typing import Any
 
 from meshwright.clusters import Cluster
-from meshwright.dialects.mapping import nested, relevant, to_settings, value_of, without_defaults
+from meshwright.dialects.dialect import Dialect
+from meshwright.dialects.mapping import nested, relevant, same, to_settings, value_of, without_defaults
 from meshwright.dialects.torchtitan.follows import EVERYTHING, ONE_STAGE
 from meshwright.dialects.torchtitan.models import PRESETS, flavor_of, preset_of
 from meshwright.dialects.torchtitan.parse import V02
@@ -23,11 +24,6 @@ from meshwright.recipes.types import Recipe, recipe_fields
 FILE = "config.toml"
 SCRIPTS = {"run_0.3.0.sh": "0.3.0", "run.sh": "of 2026-08-21 (main branch)"}
 """The commands of today with their versions: the release counts a batch in samples, the main branch in tokens."""
-FOLLOWS = (
-    "layout.sp", "layout.vp", "layout.stage_layers", "layout.embedding_as_layer", "layout.head_as_layer",
-    "layout.strategy", "data.tokenizer",
-)  # fmt: skip
-"""Fields that no single key says, or that follow from others; reading back tells which of them are lost."""
 SECTIONS = (
     "job", "profiling", "metrics", "model", "optimizer", "lr_scheduler", "training", "parallelism", "checkpoint",
     "activation_checkpoint", "compile", "quantize", "validation", "debug",
@@ -45,15 +41,15 @@ KEEP = frozenset(
 SPLIT = "parallelism.pipeline_parallel_"
 
 
-def write(recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+def write(dialect: Dialect, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
     """The TOML for 0.2.2, and the command of today where it has a preset of the model."""
     if recipe.goal != "pretrain":
         raise InputError("torchtitan's configs pretrain; fine-tuning is code there", field="goal", value=recipe.goal)
     name, flavor = flavor_of(model)
     _refuse_axes(recipe, name)
-    settings, unsaid = _settings(recipe, model, on)
+    settings, unsaid = _settings(dialect, recipe, model, on)
     settings = {"model.name": name, "model.flavor": flavor, **settings}
-    files = {FILE: _toml(settings, recipe, on)}
+    files = {FILE: _toml(dialect, settings, recipe, on)}
     notes = [f"download the tokenizer to {settings['model.hf_assets_path']} (scripts/download_hf_assets.py)"]
     if any(one.field == "data.dataset" for one in unsaid):
         notes.append(f"the data set {recipe.data.dataset} has no name in torchtitan; c4 stands in the file")
@@ -63,14 +59,14 @@ def write(recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
             counted = _samples if version == "0.3.0" else _tokens
             flags = _today(recipe, preset, settings, counted(recipe, settings))
             files[name] = _script(flags, recipe, on, preset, version)
-        lost = _lost_today(files["run.sh"], recipe, model, on, {one.field for one in unsaid})
+        lost = _lost_today(dialect, files["run.sh"], recipe, model, on, {one.field for one in unsaid})
         if lost:
             names = " and ".join(SCRIPTS)
             notes.append(f"{names}, commands of today, have no flags for {', '.join(lost)}: write a config function")
     else:
         notes.append("today's torchtitan has no preset of this model: only the file for 0.2.2 is written")
     return Written(
-        dialect="torchtitan",
+        dialect=dialect.name,
         files=files,
         program=Program(
             words=("-m", "torchtitan.train", "--job.config_file", FILE),
@@ -90,28 +86,26 @@ def _refuse_axes(recipe: Recipe, name: str) -> None:
             raise InputError(message, field=f"layout.{axis}", value=degree, fix=[f"layout.{axis}=1"])
 
 
-def _lost_today(script: str, recipe: Recipe, model: ModelSpec, on: Cluster, known: set[str]) -> list[str]:
+def _lost_today(
+    dialect: Dialect, script: str, recipe: Recipe, model: ModelSpec, on: Cluster, known: set[str]
+) -> list[str]:
     """Fields that the command of today would take otherwise, beyond those that torchtitan has no words for at all."""
     from meshwright.dialects.contents import content_of
     from meshwright.dialects.reading import complete, read
-    from meshwright.dialects.torchtitan import DIALECT
 
-    found = complete(read(DIALECT, content_of(script, "run.sh", folder=None), model), on)
-    return [key for key in relevant(recipe, model) if key not in known and not _close(found, recipe, key)]
-
-
-def _close(found: Recipe, recipe: Recipe, key: str) -> bool:
-    one, other = value_of(found, key), value_of(recipe, key)
-    if isinstance(one, float) and isinstance(other, float):
-        return abs(one - other) <= 1e-9 * max(abs(one), abs(other))
-    return bool(one == other)
+    found = complete(read(dialect, content_of(script, "run.sh", folder=None), model), on)
+    return [
+        key
+        for key in relevant(recipe, model)
+        if key not in known and not same(value_of(found, key), value_of(recipe, key))
+    ]
 
 
-def _settings(recipe: Recipe, model: ModelSpec, on: Cluster) -> tuple[dict[str, Any], tuple[Unsaid, ...]]:
-    from meshwright.dialects.torchtitan import DIALECT
-
-    fields = [key for key in relevant(recipe, model) if key not in FOLLOWS]
-    found, unsaid = to_settings(DIALECT, recipe, fields)
+def _settings(
+    dialect: Dialect, recipe: Recipe, model: ModelSpec, on: Cluster
+) -> tuple[dict[str, Any], tuple[Unsaid, ...]]:
+    fields = [key for key in relevant(recipe, model) if key not in dialect.follows]
+    found, unsaid = to_settings(dialect, recipe, fields)
     settings = {key: value for key, value in found.items() if not _later(key)}
     ranks = _ranks(recipe, on)
     settings |= _batch(recipe, ranks) | _stages(recipe, model) | _saved(recipe)
@@ -201,14 +195,12 @@ def _saved(recipe: Recipe) -> dict[str, Any]:
     return {"checkpoint.enable": True, "checkpoint.interval": saved.save_every or recipe.train.steps + 1, **keep}
 
 
-def _toml(settings: dict[str, Any], recipe: Recipe, on: Cluster) -> str:
+def _toml(dialect: Dialect, settings: dict[str, Any], recipe: Recipe, on: Cluster) -> str:
     import tomlkit
-
-    from meshwright.dialects.torchtitan import DIALECT
 
     order = {key: place for place, key in enumerate(words("torchtitan"))}
     given = {key: settings[key] for key in sorted(settings, key=lambda key: order[key]) if settings[key] is not None}
-    said = without_defaults(DIALECT, given, KEEP)
+    said = without_defaults(dialect, given, KEEP)
     if (listed := said.get("parallelism.module_fqns_per_model_part")) is not None:
         said["parallelism.module_fqns_per_model_part"] = tomlkit.item(listed).multiline(True)
     tables = nested({"job.description": f"{recipe.name} on {on}", **said})
