@@ -13,6 +13,7 @@ import importlib
 import json
 import math
 import platform
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -32,6 +33,8 @@ from meshwright.recipes import foreign, index
 
 EVERY = 5
 ORIGINS = ("case", "export", "draw")
+PLACE = re.compile(r"/[\w./-]*/")
+"""Folders of this machine in an error, which the numbers do not need."""
 LATER = {"memory.": "runs out of memory, which no parser sees"}
 
 
@@ -236,7 +239,7 @@ def _report(framework: Framework, name: str, compared: Sequence[Compared], keys:
                 "name": one.config.name,
                 "origin": one.config.origin,
                 "outcome": one.outcome,
-                "theirs": one.theirs.reason,
+                "theirs": PLACE.sub("", one.theirs.reason),
                 "ours": list(one.ours),
                 **({"why": one.why} if one.why else {}),
             }
