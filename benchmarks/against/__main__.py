@@ -33,7 +33,7 @@ from meshwright.recipes import foreign, index
 
 EVERY = 5
 ORIGINS = ("case", "export", "draw")
-PLACE = re.compile(r"/[\w./-]*/")
+PLACE = re.compile(r"(?<![\w.])/[\w./-]*(/|$)")
 """Folders of this machine in an error, which the numbers do not need."""
 LATER = {"memory.": "runs out of memory, which no parser sees"}
 
