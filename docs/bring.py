@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import UNSET
 from tables import table
@@ -154,6 +155,50 @@ tp = 16
         ("--gpus", "2x8xH100"),
     ),
 }
+
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+ALIKE = ("both accept", "both refuse", "seen here only", "only we refuse", "only they refuse", "not the config's")
+
+
+def index() -> str:
+    """The frameworks, and how what is found was compared with what they say themselves."""
+    known = [dialects.dialect(name) for name in dialects.NAMES]
+    spoken = [(f"[{d.title}](bring/{d.name}.md)", d.version, "; ".join(d.forms)) for d in known]
+    compared = [_compared(json.loads(path.read_text())) for path in sorted(RESULTS.glob("dialects_*.json"))]
+    audit = json.loads((RESULTS / "false_alarms_2026-11-15.json").read_text())
+    alarms = [(name, *(row[key] for key in JUDGED)) for name, row in audit["table"].items()]
+    parts = [
+        "# Bring your config\n",
+        table(("framework", "version spoken", "read"), spoken),
+        COMPARED,
+        table(("asked", "configs", *ALIKE), compared),
+        ALARMS.format(date=audit["date"]),
+        table(("framework", "files", "with findings", "true", "debatable", "false, at first", "false, then"), alarms),
+    ]
+    return "\n".join(parts)
+
+
+JUDGED = ("files", "files_with_findings", "true", "debatable", "false_before", "false_after")
+COMPARED = """## Against the frameworks themselves
+
+The configs of our tests, exports of every fifth shipped recipe and configs drawn at random were handed to each framework's own
+parser and checks, on a machine without GPUs (`python -m benchmarks.against NAME --site FOLDER`, rows in
+`benchmarks/results/dialects_*.json`). *Seen here only* are failures that come after what was asked: memory, heads, schedules,
+data. What differed was mended, so the zeros are no independent rate: of 1,600 configs drawn afresh, 5 differed, and were
+mended too. The wheels are older or newer than the commits that some dialects speak.
+"""
+ALARMS = """## False alarms
+
+{date}: configs that people published, read by somebody who had not written the dialects; each finding judged by hand.
+*Debatable* are mostly keys of the fork that a file was written for. Copies leave out comments; the caveats stand in
+`benchmarks/results/false_alarms_2026-11-15.json`. The last false alarm was mended afterwards.
+"""
+
+
+def _compared(result: dict[str, Any]) -> tuple[object, ...]:
+    counts = [sum(part.get(kind, 0) for part in result["counts"].values()) for kind in ALIKE]
+    return (result["framework"], sum(counts), *counts)
 
 
 def page(name: str) -> str:

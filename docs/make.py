@@ -388,6 +388,7 @@ def support_page() -> str:
 
 
 PAGES = {
+    "bring.md": bring.index,
     **{f"bring/{name}.md": partial(bring.page, name) for name in dialects.NAMES},
     "recipes.md": lambda: recipes_page(False),
     "benchmarks.md": lambda: recipes_page(True),
