@@ -182,11 +182,11 @@ def index() -> str:
 JUDGED = ("files", "files_with_findings", "true", "debatable", "false_before", "false_after")
 COMPARED = """## Against the frameworks themselves
 
-The configs of our tests, exports of every fifth shipped recipe and configs drawn at random were handed to each framework's
-own parser and checks, on a machine without GPUs (`python -m benchmarks.against NAME --site FOLDER`, rows in
-`benchmarks/results/dialects_*.json`). *Seen here only* are failures that come after what was asked: memory, heads,
-schedules, data. What differed was mended, so the zeros are no independent rate: of 1,600 configs drawn afresh, 5 differed,
-and were mended too. The wheels are older or newer than the commits that some dialects speak.
+The configs of our tests, exports of every fifth shipped recipe and configs drawn at random were handed to each
+framework's own parser and checks, on a machine without GPUs (`python -m benchmarks.against NAME --site FOLDER`, rows
+in `benchmarks/results/dialects_*.json`). *Seen here only* are failures that come after what was asked: memory, heads,
+schedules, data. What differed was mended, so the zeros are no independent rate: of 1,600 configs drawn afresh, 5
+differed, and were mended too. The wheels are older or newer than the commits that some dialects speak.
 """
 ALARMS = """## False alarms
 
