@@ -241,6 +241,11 @@ def known(key: str) -> bool:
 
 
 def _misspelt(name: str, section: str) -> bool:
-    from rapidfuzz import fuzz
+    from difflib import SequenceMatcher  # quicker to load than rapidfuzz, and there are few names
 
-    return "." not in name and any(fuzz.ratio(name, one) >= ALIKE for one in fields(section))
+    matcher = SequenceMatcher(a=name, autojunk=False)
+    for one in fields(section) if "." not in name else ():
+        matcher.set_seq2(one)
+        if matcher.real_quick_ratio() >= ALIKE / 100 and matcher.ratio() >= ALIKE / 100:
+            return True
+    return False

@@ -23,7 +23,7 @@ from meshwright.models import (
     Mixer,
     ModelSpec,
     MoE,
-    all_specs,
+    of_size,
 )
 from meshwright.models.readers.decoder import grouped
 from meshwright.models.readers.fields import LARGEST_SIZE, MOST_LAYERS
@@ -315,9 +315,9 @@ def _with_vocabulary(made: ModelSpec, flags: Flags) -> tuple[ModelSpec, tuple[st
 
 def _known(made: ModelSpec, vocab: list[int] | None) -> ModelSpec:
     """The catalogue's model of this shape, with the length that the flags give it."""
-    for spec in all_specs():
+    for spec in of_size(made.hidden, made.num_layers):
         if vocab is not None and spec.vocab not in vocab:
             continue
-        if spec.hidden == made.hidden and same_shape(spec, msgspec.structs.replace(made, vocab=spec.vocab)):
+        if same_shape(spec, msgspec.structs.replace(made, vocab=spec.vocab)):
             return msgspec.structs.replace(spec, max_seq_length=made.max_seq_length)
     return made
