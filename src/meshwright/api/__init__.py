@@ -1,0 +1,101 @@
+"""The verbs: what the command line, Python users and agents call. Composed from the rooms, no logic of its own."""
+
+from meshwright.answers import (
+    SCHEMA,
+    check_to_dict,
+    entries_to_dicts,
+    estimate_to_dict,
+    export_to_dict,
+    gpu_to_dict,
+    launch_to_dict,
+    model_to_dict,
+    plan_to_dict,
+    ranking_to_dict,
+    recipe_to_dict,
+    rule_to_dict,
+    sizing_to_dict,
+    training_to_dict,
+)
+from meshwright.api.asking import estimate, find_goal, plan, question_of, recommend, size
+from meshwright.api.catalogues import (
+    find_recipes,
+    model_catalogue,
+    recipe,
+    recipe_text,
+    rule_catalogue,
+    save_files,
+    save_recipe,
+)
+from meshwright.api.checking import check, export
+from meshwright.api.measuring import (
+    accuracy,
+    accuracy_to_dict,
+    calibrate_machine,
+    calibrate_runs,
+    profile_text,
+    profile_to_dict,
+    save_profile,
+)
+from meshwright.api.running import bench, convert, evaluate, generate, launch, tokenize, train, watch
+from meshwright.clusters import cluster as find_cluster
+from meshwright.clusters import gpus as gpu_catalogue
+from meshwright.dialects import NAMES as DIALECTS
+from meshwright.models import find as find_model
+from meshwright.models import names as model_names
+from meshwright.recipes.index import names as recipe_names
+from meshwright.recipes.types import ENGINES, GOALS
+
+__all__ = [
+    "DIALECTS",
+    "ENGINES",
+    "GOALS",
+    "SCHEMA",
+    "accuracy",
+    "accuracy_to_dict",
+    "bench",
+    "calibrate_machine",
+    "calibrate_runs",
+    "check",
+    "check_to_dict",
+    "convert",
+    "entries_to_dicts",
+    "estimate",
+    "estimate_to_dict",
+    "evaluate",
+    "export",
+    "export_to_dict",
+    "find_cluster",
+    "find_goal",
+    "find_model",
+    "find_recipes",
+    "generate",
+    "gpu_catalogue",
+    "gpu_to_dict",
+    "launch",
+    "launch_to_dict",
+    "model_catalogue",
+    "model_names",
+    "model_to_dict",
+    "plan",
+    "plan_to_dict",
+    "profile_text",
+    "profile_to_dict",
+    "question_of",
+    "ranking_to_dict",
+    "recipe",
+    "recipe_names",
+    "recipe_text",
+    "recipe_to_dict",
+    "recommend",
+    "rule_catalogue",
+    "rule_to_dict",
+    "save_files",
+    "save_profile",
+    "save_recipe",
+    "size",
+    "sizing_to_dict",
+    "tokenize",
+    "train",
+    "training_to_dict",
+    "watch",
+]
