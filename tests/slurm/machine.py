@@ -275,11 +275,16 @@ def cancel_all(env: Mapping[str, str]) -> None:
 
 def left_behind(env: Mapping[str, str]) -> list[int]:
     """The processes that belong to this SLURM: daemons, steps, and what jobs started."""
-    mark = f"SLURM_CONF={env['SLURM_CONF']}".encode()
+    return processes_with(f"SLURM_CONF={env['SLURM_CONF']}")
+
+
+def processes_with(*settings: str) -> list[int]:
+    """The processes, but for this one, in whose environment all of these stand."""
+    marks = {text.encode() for text in settings}
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
-            if mark in path.read_bytes().split(b"\0"):
+            if marks <= set(path.read_bytes().split(b"\0")):
                 found.append(int(path.parent.name))
     return [pid for pid in found if pid != os.getpid()]
 

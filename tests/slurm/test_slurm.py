@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.slurm.jobs import STEPS, Job, losses, submit, submit_script
-from tests.slurm.machine import CannotStartError, ask, guarded, left_behind, nodes
+from tests.slurm.machine import CannotStartError, guarded, left_behind, nodes, processes_with
 
 pytestmark = pytest.mark.slurm
 
@@ -72,8 +72,8 @@ def test_told_to_end_a_job_saves_is_requeued_and_goes_on(
 
 def test_told_before_its_ranks_listen_a_job_is_requeued(slurm: Env, peace: Job, tmp_path: Path) -> None:
     job = submit(slurm, tmp_path)
-    steps = ["squeue", "-h", "-s", "-j", job.number, "-o", "%i"]
-    job.wait_until(lambda: f"{job.number}.0" in ask(steps, slurm), "its step")
+    last = (f"SLURM_JOB_ID={job.number}", "SLURM_PROCID=1")
+    job.wait_until(lambda: bool(processes_with(*last)), "its last rank")  # before that a signal reaches nobody
     job.scancel("--signal=TERM")
     assert job.ended() == 0, job.told + job.log
     assert (job.field("JobState"), job.field("Restarts")) == ("COMPLETED", "1")
