@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from msgspec import UNSET
 
+from meshwright.clusters import Cluster
 from meshwright.dialects.dialect import Asked, ForeignRule, Look, Problem
 from meshwright.dialects.types import Said, Settings
 from meshwright.recipes.foreign import words
@@ -22,6 +23,19 @@ def asked_of(one: Launched) -> Asked:
     return Asked(
         nodes=whole(one.nodes), gpus_per_node=whole(one.gpus_per_node), gpu=one.gpu, said=one.gpus_per_node or one.nodes
     )
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether a value is a whole number, which Python's truths are too."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def torchrun(on: Cluster, head: str = "HEAD_NODE") -> list[str]:
+    """torchrun with its options for a cluster, up to the program."""
+    words = ["torchrun", f"--nproc-per-node={on.gpus_per_node}"]
+    if on.nodes > 1:
+        words += [f"--nnodes={on.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={head}:29500"]
+    return words
 
 
 def whole(said: Said | None) -> int | None:

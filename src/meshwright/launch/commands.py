@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from meshwright.clusters import Cluster
 from meshwright.dialects import Program
+from meshwright.dialects.parts import torchrun
 from meshwright.planner import Plan
 from meshwright.recipes.spelling import spell
 
@@ -65,7 +66,4 @@ def export_command(plan: Plan, to: str) -> str:
 
 def command_of(program: Program, cluster: Cluster) -> str:
     """How torchrun starts a program on every GPU of a cluster."""
-    words = ["torchrun", f"--nproc-per-node={cluster.gpus_per_node}"]
-    if cluster.nodes > 1:
-        words += [f"--nnodes={cluster.nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HEAD_NODE:29500"]
-    return shlex.join([*words, *program.words])
+    return shlex.join([*torchrun(cluster), *program.words])

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from meshwright.dialects.accelerate.keys import READS, spell
 from meshwright.dialects.accelerate.parse import GPU_KINDS
 from meshwright.dialects.dialect import ForeignRule, Look, Problem
-from meshwright.dialects.parts import whole
+from meshwright.dialects.parts import is_whole, whole
 from meshwright.errors import InputError
 from meshwright.recipes.foreign.accelerate import AXIS, FSDP, KINDS, MEGATRON, ZERO, kind_of, sharding
 
@@ -28,7 +28,7 @@ def _is_on(look: Look, key: str) -> bool:
 
 def _whole(look: Look, key: str) -> int | None:
     found = look(key)
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
+    return found if is_whole(found) else None
 
 
 def _version(look: Look) -> str:

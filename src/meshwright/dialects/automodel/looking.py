@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from meshwright.dialects.automodel.values import size_of
 from meshwright.dialects.dialect import ForeignRule, Look, Problem
+from meshwright.dialects.parts import is_whole
 from meshwright.rules.rule import Finding
 
 
@@ -35,7 +36,7 @@ def size(look: Look, name: str) -> int:
 def whole(look: Look, key: str) -> int | None:
     """A whole number above 0, or None."""
     value = look(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    return value if is_whole(value) and value > 0 else None
 
 
 def is_open(look: Look, *keys: str) -> bool:

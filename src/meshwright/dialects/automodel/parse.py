@@ -16,6 +16,7 @@ from meshwright.dialects.automodel.looking import noticed
 from meshwright.dialects.automodel.values import kept, literal, normalised, size_of, text_in
 from meshwright.dialects.contents import open_file
 from meshwright.dialects.dialect import Asked, Content, Dialect, Look, Parsed
+from meshwright.dialects.parts import is_whole
 from meshwright.dialects.shapes import from_sizes, named
 from meshwright.dialects.types import Said, Settings
 from meshwright.errors import InputError
@@ -154,7 +155,7 @@ def _number(said: Said | None) -> int | None:
     if said is None or said.unresolved:
         return None
     value = literal(said.value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    return value if is_whole(value) and value > 0 else None
 
 
 def _parsed(settings: Settings, content: Content, asked: Asked, env: Settings | None = None, stem: str = "") -> Parsed:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from meshwright.dialects.automodel.known import INSTEAD, STRATEGIES, TOP
+from meshwright.dialects.parts import is_whole
 from meshwright.dialects.types import Said, Settings
 from meshwright.recipes.foreign import Word, joints, words
 from meshwright.recipes.foreign.automodel import SIZES
@@ -88,7 +89,7 @@ def size_of(settings: Settings, name: str) -> int:
     """One of their sizes as it holds: unset, nothing and whatever is below 1 count as 1."""
     said = settings.get(f"distributed.{name}_size")
     value = None if said is None or said.unresolved else said.value
-    return max(1, value) if isinstance(value, int) and not isinstance(value, bool) else 1
+    return max(1, value) if is_whole(value) else 1
 
 
 def strategy_of(settings: Settings) -> str:
@@ -151,7 +152,7 @@ def _put_right(key: str, said: Said) -> Said:
         return msgspec.structs.replace(said, value=value.lower())
     if key == "distributed.pipeline.pp_schedule" and not said.unresolved:
         return msgspec.structs.replace(said, value=_schedule(value))
-    below = isinstance(value, int) and not isinstance(value, bool) and value < 1
+    below = is_whole(value) and value < 1
     if below and key in {*(f"distributed.{name}_size" for name in SIZES), "distributed.dp_replicate_size"}:
         return msgspec.structs.replace(said, value=1)
     if below and key == "distributed.dp_size":

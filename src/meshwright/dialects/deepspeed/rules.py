@@ -9,7 +9,7 @@ from meshwright.dialects.deepspeed.keys import REFUSING, SECTIONS, is_section, u
 from meshwright.dialects.deepspeed.parse import BATCH, FROM_TRAINER, data_ranks, sizes
 from meshwright.dialects.deepspeed.spelling import spell
 from meshwright.dialects.dialect import ForeignRule, Look, Problem
-from meshwright.dialects.parts import INFINITE, Ranges, range_rule, whole
+from meshwright.dialects.parts import INFINITE, Ranges, is_whole, range_rule, whole
 from meshwright.errors import closest
 from meshwright.recipes.foreign import words
 from meshwright.recipes.foreign.deepspeed import NATIVE, OTHER_SCHEDULES, SCHEDULES, TORCH
@@ -20,7 +20,7 @@ STAGE = "zero_optimization.stage"
 
 def _stage(look: Look) -> int | None:
     found = look(STAGE)
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
+    return found if is_whole(found) else None
 
 
 def _is_on(look: Look, key: str) -> bool:

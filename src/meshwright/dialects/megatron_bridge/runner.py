@@ -11,6 +11,7 @@ from meshwright.clusters import Cluster
 from meshwright.dialects.dialect import Parsed
 from meshwright.dialects.megatron_bridge import precision, upstream
 from meshwright.dialects.megatron_bridge.says import Spoken, value, whole
+from meshwright.dialects.parts import is_whole
 from meshwright.dialects.types import Said, Settings
 from meshwright.models import ModelSpec
 from meshwright.recipes.types import Recipe
@@ -81,7 +82,7 @@ def _layout(spoken: Spoken, settings: Settings, base: Recipe, model: ModelSpec |
 
 def uneven(layers: int, pp: int, vp: int, first: Any, last: Any) -> tuple[int, ...]:
     """Layers of every chunk where those of the first or last stage are given."""
-    ends = [count for count in (first, last) if isinstance(count, int) and not isinstance(count, bool)]
+    ends = [count for count in (first, last) if is_whole(count)]
     between = pp - len(ends)
     rest = layers - sum(ends)
     each, left = divmod(rest, between) if between > 0 else (0, rest)
@@ -114,11 +115,7 @@ def _shape(settings: Settings, model: ModelSpec | None) -> dict[str, Any]:
     if model is None:
         return {}
     said = {ours: value(settings, theirs) for theirs, ours in SHAPES.items() if theirs in settings}
-    return {
-        f"architecture.{name}": count
-        for name, count in said.items()
-        if isinstance(count, int) and not isinstance(count, bool) and count > 0
-    }
+    return {f"architecture.{name}": count for name, count in said.items() if is_whole(count) and count > 0}
 
 
 def without_shape(settings: dict[str, Said], model: ModelSpec | None) -> dict[str, Said]:

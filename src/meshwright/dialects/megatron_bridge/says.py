@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from meshwright.dialects.dialect import Asked
+from meshwright.dialects.parts import is_whole
 from meshwright.dialects.types import Said, Settings
 from meshwright.recipes.types import Goal
 
@@ -84,4 +85,4 @@ def value(settings: Settings, key: str, otherwise: Any = None) -> Any:
 def whole(settings: Settings, key: str, otherwise: int) -> int:
     """The whole number above 0 that is said for a key, or another."""
     found = value(settings, key, otherwise)
-    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else otherwise
+    return found if is_whole(found) and found > 0 else otherwise

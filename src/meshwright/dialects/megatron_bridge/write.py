@@ -12,6 +12,7 @@ from meshwright.dialects.dialect import Dialect
 from meshwright.dialects.megatron_bridge import upstream
 from meshwright.dialects.megatron_bridge.settings import Difference, counterpart, difference, on_megatron
 from meshwright.dialects.megatron_bridge.spelling import spell
+from meshwright.dialects.parts import torchrun
 from meshwright.dialects.types import Program, Unsaid, Written
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec
@@ -99,14 +100,6 @@ def _name(row: upstream.Upstream) -> str:
     """A name that means this recipe: some names of the library mean a benchmark to the runner."""
     meant = upstream.find(row.name)
     return row.aliases[0] if row.aliases and meant is not None and meant.benchmark != row.benchmark else row.name
-
-
-def torchrun(on: Cluster, head: str = "HEAD_NODE") -> list[str]:
-    """The launcher for a cluster."""
-    words = ["torchrun", f"--nproc-per-node={on.gpus_per_node}"]
-    if on.nodes > 1:
-        words += [f"--nnodes={on.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={head}:29500"]
-    return words
 
 
 def _script(dialect: Dialect, recipe: Recipe, on: Cluster, words: list[str], model: ModelSpec) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from meshwright.clusters import Cluster
 from meshwright.dialects.dialect import Parsed
+from meshwright.dialects.parts import is_whole
 from meshwright.dialects.types import Said, Settings
 from meshwright.models import ModelSpec
 from meshwright.recipes.foreign import words
@@ -50,7 +51,7 @@ def value(settings: Settings, key: str) -> Any:
 def number(settings: Settings, key: str, otherwise: int = 1) -> int:
     """A whole number that a key holds, or what is to be taken where it holds none."""
     found = value(settings, key)
-    return found if isinstance(found, int) and not isinstance(found, bool) else otherwise
+    return found if is_whole(found) else otherwise
 
 
 def _betas(settings: Settings) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from meshwright.dialects.dialect import ForeignRule, Look, Problem
 from meshwright.dialects.megatron_bridge import upstream
 from meshwright.dialects.megatron_bridge.says import value
+from meshwright.dialects.parts import is_whole
 from meshwright.rules.rule import Severity
 
 Broken = Callable[[Look], Iterable[Problem] | Problem | None]
@@ -30,7 +31,7 @@ def recipe_key(look: Look) -> str:
 def number(look: Look, key: str) -> int | None:
     """The whole number that the file says for a key."""
     found = value(look.parsed.settings, key)
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
+    return found if is_whole(found) else None
 
 
 def rule(name: str, severity: Severity, keys: tuple[str, ...], broken: Broken, symptom: str, cause: str) -> ForeignRule:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.dialects.dialect import ForeignRule, Look
+from meshwright.dialects.parts import is_whole
 from meshwright.recipes.foreign.torchtitan import LOCAL
 
 PP, EP, ETP, TP, CP = (
@@ -29,7 +30,7 @@ def in_tokens(look: Look) -> bool:
 def degree(look: Look, key: str) -> int:
     """The ranks of an axis; 1 where they are not known or wrong."""
     value = look(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
+    return value if is_whole(value) and value > 0 else 1
 
 
 def custom(look: Look) -> bool:
