@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from meshwright.engine.collectives import all_gather
+from meshwright.engine.kernels._where import is_dry, on_gpu, outputs_alone
 from meshwright.engine.kernels.cross_entropy import (
     capped,
     logit_gradient,
@@ -111,12 +112,10 @@ def _compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _fast(function: Callable[P, R], like: Tensor) -> Callable[P, R]:
-    """The function as one kernel on a real GPU; as written on a CPU and on tensors without data."""
-    return _compiled(function) if _is_real_cuda(like) else function
-
-
-def _is_real_cuda(tensor: Tensor) -> bool:
-    return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.is_cuda
+    """The function as one kernel on a GPU; as written on a CPU."""
+    if is_dry(like):
+        return partial(outputs_alone, function)
+    return _compiled(function) if on_gpu(like) else function
 
 
 def _statistics(logits: Tensor, labels: Tensor, terms: _Terms) -> Tensor:
@@ -252,7 +251,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Adds left @ right to the total without rounding the product to a narrow format first."""
     if total.dtype == right.dtype:
         total.addmm_(left, right)
-    elif right.is_cuda:
+    elif on_gpu(right):
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
         total.addmm_(left.to(total.dtype), right.to(total.dtype))
@@ -294,8 +293,8 @@ def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _statistics_and_gradient(logits: Tensor, labels: Tensor, weights: Tensor, terms: _Terms) -> tuple[Tensor, Tensor]:
-    """Both at once; where no other rank has a say and on a real GPU, the logits become their own gradient."""
-    if terms.group is None and _is_real_cuda(logits):
+    """Both at once; where no other rank has a say and on a GPU, the logits become their own gradient."""
+    if terms.group is None and on_gpu(logits):
         return logits_to_gradient_(logits, labels, weights, terms.z_loss, terms.softcap), logits
     statistics = _statistics(logits, labels, terms)
     gradient = _fast(logit_gradient, logits)(logits, labels, statistics[0], weights, terms.z_loss, terms.softcap)

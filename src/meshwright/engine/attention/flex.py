@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
+from meshwright.engine.attention import dry
 from meshwright.engine.attention.terms import Terms
+from meshwright.engine.kernels._where import is_dry
 
 SIDE = 128  # tokens of a block
 
@@ -29,6 +31,9 @@ def attend_flex(
     groups: Tensor | None = None,
 ) -> Tensor:
     """Attention in natural order with any terms, sinks, documents and images, never holding the score matrix."""
+    if is_dry(q):
+        made, log_sum = dry.attend_masked(q, k, v)
+        return made if sinks is None else _with_sinks(made, log_sum, sinks)
     # Inside a compiled region flex is compiled with it.
     flex: Any = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
     options: dict[str, Any] = {
@@ -41,7 +46,11 @@ def attend_flex(
         out: Tensor = flex(q, k, v, **options)
         return out
     out, extra = flex(q, k, v, **options, return_aux=AuxRequest(lse=True))
-    return out * torch.sigmoid(extra.lse - sinks.float()[:, None])[..., None].to(out.dtype)
+    return _with_sinks(out, extra.lse, sinks)
+
+
+def _with_sinks(out: Tensor, log_sum: Tensor, sinks: Tensor) -> Tensor:
+    return out * torch.sigmoid(log_sum - sinks.float()[:, None])[..., None].to(out.dtype)
 
 
 @functools.cache

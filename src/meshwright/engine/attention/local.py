@@ -13,11 +13,12 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from meshwright.engine.attention import kernels
+from meshwright.engine.attention import dry, kernels
 from meshwright.engine.attention.axis import Span
 from meshwright.engine.attention.flex import attend_flex
 from meshwright.engine.attention.ring import Track, attend_blocks
 from meshwright.engine.attention.terms import Block, Terms, visible
+from meshwright.engine.kernels._where import capability, is_dry, on_gpu
 from meshwright.errors import InputError
 
 # What torch may choose from for plain attention on CUDA, best first; empty leaves the choice to torch, which takes
@@ -50,12 +51,12 @@ def attend_local(
     """
     terms = terms.over(k.shape[2])
     plain = terms.window is None and terms.softcap is None and sinks is None and documents is None and groups is None
-    if kernel == "eager" or (groups is not None and not q.is_cuda):
+    if kernel == "eager" or (groups is not None and not on_gpu(q)):
         return _written_out(q, k, v, terms, sinks, documents, dropout, groups)
-    if plain and (kernel in BACKENDS or not q.is_cuda):
+    if plain and (kernel in BACKENDS or not on_gpu(q)):
         return _sdpa(q, k, v, terms, kernel, dropout)
     refuse_dropout(dropout)
-    if q.is_cuda:
+    if on_gpu(q):
         return attend_flex(q, k, v, terms, sinks, documents, groups)
     span = Span(0, 0, q.shape[2])
     # A copy, because compilers refuse an autograd function that is given one tensor twice.
@@ -76,8 +77,10 @@ def refuse_dropout(dropout: float) -> None:
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, terms: Terms, kernel: str, dropout: float) -> Tensor:
     width = v.shape[-1]
-    if q.is_cuda and width != q.shape[-1] and not _uneven_heads(kernel, q):
+    if on_gpu(q) and width != q.shape[-1] and not _uneven_heads(kernel, q):
         v = F.pad(v, (0, q.shape[-1] - width))
+    if is_dry(q):
+        return dry.attend_plain(q, k, v, terms.causal, terms.scale, kernel)[..., :width]
     grouped = q.shape[1] != k.shape[1]
     with _chosen(kernel, q, v.shape[-1] != q.shape[-1]):
         out = F.scaled_dot_product_attention(
@@ -97,7 +100,7 @@ def _uneven_heads(kernel: str, q: Tensor) -> bool:
     cuDNN does on Hopper and later; torch's own choice may be flash, which does not.
     """
     half = q.dtype in (torch.float16, torch.bfloat16)
-    return kernel in ("auto", "cudnn") and half and torch.cuda.get_device_capability(q.device)[0] >= 9
+    return kernel in ("auto", "cudnn") and half and capability(q.device)[0] >= 9
 
 
 def _written_out(

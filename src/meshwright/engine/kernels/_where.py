@@ -1,11 +1,52 @@
-"""Where a tensor lies."""
+"""Where a tensor lies, what that device can do, and whether there is anything in the tensor."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import torch
 from torch import Tensor
-from torch.nn import Parameter
+from torch.utils._pytree import tree_map_only
+
+DRY = "drygpu"  # the device of a dry run: a GPU without memory
+PRETENDED: ContextVar[tuple[int, int]] = ContextVar("PRETENDED", default=(9, 0))  # what that GPU can compute
+
+
+def is_gpu(device: torch.device | str) -> bool:
+    """Whether a device is a GPU, be it one that a dry run pretends."""
+    return torch.device(device).type in ("cuda", DRY)
 
 
 def on_gpu(tensor: Tensor) -> bool:
-    """Whether a tensor's data lies on a CUDA GPU: a dry run's tensors have none, and own kernels cannot follow them."""
-    return type(tensor) in (Tensor, Parameter) and tensor.is_cuda
+    """Whether a tensor lies on a GPU, be it one that a dry run pretends."""
+    return tensor.device.type in ("cuda", DRY)
+
+
+def is_dry(tensor: Tensor) -> bool:
+    """Whether a tensor lies on the GPU that a dry run pretends."""
+    return tensor.device.type == DRY
+
+
+def capability(device: torch.device | str | None = None) -> tuple[int, int]:
+    """What a GPU can compute, by NVIDIA's numbers."""
+    if device is not None and torch.device(device).type == DRY:
+        return PRETENDED.get()
+    return torch.cuda.get_device_capability(device)
+
+
+def launch(program: str, grid: tuple[int, ...], *args: Any, **settings: Any) -> None:
+    """Runs one of our Triton programs; in a dry run there is nothing to run it on."""
+    if any(is_dry(arg) for arg in args if isinstance(arg, Tensor)):
+        return
+    from meshwright.engine.kernels import _triton
+
+    getattr(_triton, program)[grid](*args, **settings)
+
+
+def outputs_alone(function: Callable[..., Any], *args: Any) -> Any:
+    """What a function gives when it runs as one kernel, in a dry run: its outputs and nothing in between."""
+    device = next(arg.device for arg in args if isinstance(arg, Tensor))
+    shapes = function(*tree_map_only(Tensor, lambda one: torch.empty_like(one, device="meta"), args))
+    return tree_map_only(Tensor, lambda one: torch.empty_like(one, device=device), shapes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from meshwright.engine.kernels._where import on_gpu
+from meshwright.engine.kernels._where import launch, on_gpu
 
 # Columns per pass of a program. On an H200 every choice between 2048 and 32768 takes 0.8 ms for 4096 rows of 128256.
 BLOCK, WARPS = 16384, 32
@@ -27,11 +27,10 @@ def logits_to_gradient_(
 
 
 def _on_gpu(logits: Tensor, labels: Tensor, weights: Tensor, z_loss: float, softcap: float | None) -> Tensor:
-    from meshwright.engine.kernels import _triton
-
     rows, columns = logits.shape
     statistics = torch.empty(2, rows, device=logits.device, dtype=torch.float32)
-    _triton.logits_to_gradient[(rows,)](
+    launch(
+        "logits_to_gradient", (rows,),
         logits, labels, weights, statistics, rows, columns, logits.stride(0), z_loss, softcap or 1.0,
         CAPPED=softcap is not None, BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip

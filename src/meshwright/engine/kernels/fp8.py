@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from meshwright.engine.kernels import mxfp8
+from meshwright.engine.kernels._where import on_gpu
 from meshwright.engine.kernels.fp8_weight import Fp8Weight
 
 Scaling = Literal["tensor", "row", "mx"]
@@ -125,7 +126,7 @@ def _product(left: Operand, right: Operand, dtype: torch.dtype, scaling: Scaling
     """left @ right.T."""
     if scaling == "mx":
         return mxfp8.product(left.codes, left.unit, right.codes, right.unit, dtype)
-    if scaling == "row" and not left.codes.is_cuda:  # not every torch has it for CPUs
+    if scaling == "row" and not on_gpu(left.codes):  # not every torch has it for CPUs
         return mxfp8.in_format((left.codes.float() @ right.codes.float().t()) * left.unit * right.unit.t(), dtype)
     made = torch._scaled_mm(
         left.codes,

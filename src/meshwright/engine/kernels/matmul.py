@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from meshwright.engine.kernels._where import capability, on_gpu
+
 # Numbers of cublasLt's interface: cublasLt.h and library_types.h.
 BF16, FP32, COMPUTE_FP32 = 14, 0, 68
 TRANSPOSE_LEFT, TRANSPOSE_RIGHT, WORKSPACE = 3, 4, 1
@@ -131,7 +133,7 @@ def _served_by_the_library(*tensors: Tensor | None) -> bool:
 
 def hopper(tensor: Tensor | None) -> bool:
     """Whether a tensor lies on a GPU that the table was measured for."""
-    return tensor is not None and tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) == (9, 0)
+    return tensor is not None and on_gpu(tensor) and capability(tensor.device) == (9, 0)
 
 
 class _Proposal(ctypes.Structure):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from meshwright.engine.kernels._where import capability, on_gpu
+
 BLOCK = 32
 CODES = torch.float8_e4m3fn
 SCALES = torch.float8_e8m0fnu
@@ -21,7 +23,7 @@ TILE = (128, 4)  # the rows and columns of scales that the hardware reads at onc
 
 def in_hardware(tensor: Tensor) -> bool:
     """Whether the tensor is on a GPU that multiplies the format itself."""
-    return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) >= CAPABILITY
+    return on_gpu(tensor) and capability(tensor.device) >= CAPABILITY
 
 
 def to_blocks(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from meshwright.engine.kernels._where import on_gpu
+from meshwright.engine.kernels._where import launch, on_gpu
 
 BLOCK = 64
 # The levels of the QLoRA paper (Dettmers et al., 2023, appendix E): quantiles of the normal distribution, scaled to ±1.
@@ -85,15 +85,12 @@ def unpack(codes: Tensor, scales: Tensor) -> Tensor:
 
 
 def _on_gpu(codes: Tensor, scales: Tensor) -> Tensor:
-    from meshwright.engine.kernels import _triton
-
     out = torch.empty(*codes.shape[:-1], 2 * codes.shape[-1], dtype=scales.dtype, device=codes.device)
     count = codes.numel()
     levels = _levels_on(codes.device)
     grid = (-(-count // PROGRAM_BYTES),)
-    _triton.unpack_nf4[grid](
-        codes, scales, levels, out, count, codes.shape[-1] // scales.shape[-1], BLOCK=PROGRAM_BYTES
-    )
+    each = codes.shape[-1] // scales.shape[-1]
+    launch("unpack_nf4", grid, codes, scales, levels, out, count, each, BLOCK=PROGRAM_BYTES)
     return out
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from meshwright.engine.kernels._where import on_gpu
+from meshwright.engine.kernels._where import launch, on_gpu
 
 BLOCK = 4096
 WARPS = 8
@@ -21,12 +21,11 @@ def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
         return torch.zeros(())
     if not on_gpu(filled[0]):
         return torch.stack([tensor.float().square().sum() for tensor in filled]).sum()
-    from meshwright.engine.kernels import _triton
-
     counts = [(tensor.numel() + CHUNK - 1) // CHUNK for tensor in filled]
     partial = torch.empty(sum(counts), device=filled[0].device, dtype=torch.float32)
     for tensor, place in zip(filled, torch.split(partial, counts), strict=True):
-        _triton.sum_of_squares[(len(place),)](tensor, place, tensor.numel(), CHUNK=CHUNK, BLOCK=CHUNK, num_warps=WARPS)
+        grid = (len(place),)
+        launch("sum_of_squares", grid, tensor, place, tensor.numel(), CHUNK=CHUNK, BLOCK=CHUNK, num_warps=WARPS)
     return partial.sum()
 
 
@@ -55,11 +54,9 @@ def adamw_(
     if not on_gpu(parameter):
         _adamw_(parameter, gradient.float() * factor, average, square, step_size, keep, betas, root_correction, eps)
         return
-    from meshwright.engine.kernels import _triton
-
     count = parameter.numel()
-    _triton.adamw[((count + BLOCK - 1) // BLOCK,)](
-        parameter, gradient, average, square, factor, count,
+    launch(
+        "adamw", ((count + BLOCK - 1) // BLOCK,), parameter, gradient, average, square, factor, count,
         step_size, keep, beta1, beta2, 1 - beta1, 1 - beta2, root_correction, eps,
         BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip
@@ -88,8 +85,7 @@ def scale_unless_one_(tensor: Tensor, factor: Tensor) -> Tensor:
     """Multiplies in place by a number on the GPU; costs nothing where it is one."""
     if not on_gpu(tensor):
         return tensor.mul_(factor)
-    from meshwright.engine.kernels import _triton
-
     count = tensor.numel()
-    _triton.scale_unless_one[((count + BLOCK - 1) // BLOCK,)](tensor, factor, count, BLOCK=BLOCK, num_warps=WARPS)
+    grid = ((count + BLOCK - 1) // BLOCK,)
+    launch("scale_unless_one", grid, tensor, factor, count, BLOCK=BLOCK, num_warps=WARPS)
     return tensor

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from meshwright.engine.kernels._where import on_gpu
 from meshwright.engine.kernels.updates import adamw_
 from meshwright.engine.optimizers.base import (
     Group,
@@ -43,7 +44,7 @@ class AdamW(LocalOptimizer):
 
     @property
     def takes_factor(self) -> bool:
-        return all(local(one).is_cuda for group in self.param_groups for one in group["params"])
+        return all(on_gpu(local(one)) for group in self.param_groups for one in group["params"])
 
     def update(self, group: Group, parameters: list[Parameter]) -> None:
         if self.takes_factor:

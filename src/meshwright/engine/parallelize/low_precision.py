@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from meshwright.engine.experts import expert_blocks
+from meshwright.engine.kernels._where import capability, is_gpu
 from meshwright.engine.kernels.fp8 import MULTIPLE, Scaling
 from meshwright.engine.kernels.linears import LOW, divides, tune_linears
 from meshwright.engine.kernels.mxfp8 import CAPABILITY
@@ -154,4 +155,4 @@ def tune(stage: Stage, recipe: Recipe, mesh: Mesh) -> None:
 
 
 def _is_hopper(mesh: Mesh) -> bool:
-    return mesh.device_type == "cuda" and torch.cuda.get_device_capability() == (9, 0)
+    return is_gpu(mesh.device_type) and capability(mesh.device_type) == (9, 0)

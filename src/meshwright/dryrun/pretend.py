@@ -1,0 +1,182 @@
+"""A GPU and a cluster that do not exist: a device without memory, and a process group that nobody else is in.
+
+Tensors on the device have shapes and formats and no data (torch's fake tensors); collectives return at once. Everything
+that is changed in torch for it is changed inside `pretending` and put back after it. Only the device's name stays
+registered, which cannot be undone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from meshwright.engine.kernels._where import DRY
+
+
+class Stream:
+    """A queue of a device that does nothing."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+    pass
+
+    def wait_stream(self, *_: Any) -> None: ...
+
+    def wait_event(self, *_: Any) -> None: ...
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or Event()
+
+    def synchronize(self) -> None: ...
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+
+class Event:
+    """A moment on a device where everything has already happened."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def record(self, *_: Any) -> Event:
+        return self
+
+    def wait(self, *_: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+class Backend:
+    """What torch asks of a kind of device, as `torch.cuda` answers it for NVIDIA's."""
+
+    def __init__(self) -> None:
+        self.Stream, self.Event = Stream, Event
+        self._stream = Stream()
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return 0
+
+    def set_device(self, *_: Any) -> None: ...
+
+    def device_count(self) -> int:
+        return 1
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed(self, _: int) -> None: ...
+
+    def manual_seed_all(self, _: int) -> None: ...
+
+    def current_stream(self, *_: Any) -> Stream:
+        return self._stream
+
+    def stream(self, stream: Stream | None) -> Stream:
+        return stream or self._stream
+
+    def synchronize(self, *_: Any) -> None: ...
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    def get_rng_state(self, *_: Any) -> torch.Tensor:
+        return torch.zeros(16, dtype=torch.uint8)
+
+    def set_rng_state(self, *_: Any) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+
+@functools.cache
+def register_device() -> None:
+    """Makes the device's name known to torch; once in a process."""
+    from torch.utils import backend_registration
+
+    backend_registration._setup_privateuseone_for_python_backend(DRY, backend_module=Backend())
+
+
+@contextmanager
+def pretending(world: int, rank: int) -> Iterator[torch.device]:
+    """The device of one rank among many: inside, tensors have no data and collectives no partners."""
+    register_device()
+    with ExitStack() as undo:
+        _group(world, rank, undo)
+        for owner, name, value in _changes():
+            undo.callback(setattr, owner, name, owner.__dict__[name] if name in vars(owner) else getattr(owner, name))
+            setattr(owner, name, value)
+        threads = torch.autograd.is_multithreading_enabled()
+        torch.autograd.set_multithreading_enabled(False)
+        undo.callback(torch.autograd.set_multithreading_enabled, threads)
+        undo.enter_context(NoData(allow_non_fake_inputs=True))
+        yield torch.device(DRY)
+
+
+class NoData(FakeTensorMode):
+    """Fake tensors on the pretended device alone: what is computed on the host is computed."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if FakeTensor not in types and not _goes_there(kwargs.get("device")):
+            return func(*args, **kwargs)
+        return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+
+def _goes_there(device: Any) -> bool:
+    return device is not None and torch.device(device).type == DRY
+
+
+def _group(world: int, rank: int, undo: ExitStack) -> None:
+    from torch.testing._internal.distributed import fake_pg
+
+    known = dist.Backend.backend_capability["fake"]
+    if DRY not in known:
+        known.append(DRY)
+        dist.Backend.default_device_backend_map[DRY] = "fake"
+    dist.init_process_group("fake", rank=rank, world_size=world, store=fake_pg.FakeStore())
+    undo.callback(dist.destroy_process_group)
+
+
+def _changes() -> Iterator[tuple[Any, str, Any]]:
+    """What torch does otherwise inside: (owner, name, value)."""
+    from torch.distributed.pipelining import schedules
+
+    # torch.tensor(…, device=…) makes the tensor on the host and moves it: the device has no memory to write to.
+    yield FakeTensorMode, "avoid_device_init", property(lambda _: True)
+    yield torch.Tensor, "record_stream", lambda *_: None
+    yield dist, "new_group", _fake_group(dist.new_group)
+    # From 2.12 on pipelines first ask their neighbours whether shapes are known; here they are, and nobody answers.
+    pipeline: Any = schedules._PipelineSchedule
+    if hasattr(pipeline, "_warmup_p2p"):
+        yield pipeline, "_warmup_p2p", _shapes_are_known
+
+
+def _fake_group(new_group: Callable[..., Any]) -> Callable[..., Any]:
+    """Groups of the host, too, have nobody in them."""
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        return new_group(*args, **{**kwargs, "backend": None})
+
+    return made
+
+
+def _shapes_are_known(schedule: Any, stages: Any, *_: Any) -> None:
+    from torch.distributed.pipelining import schedules
+
+    for stage in stages:
+        stage._inference_mode = schedules.InferenceMode.STATIC  # type: ignore[attr-defined]  # of 2.12 and later

@@ -1,0 +1,47 @@
+"""What the attention kernels of a GPU make and keep, for tensors without data: torch chooses no kernel for those."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshwright.engine.kernels._where import capability
+
+aten = torch.ops.aten
+
+
+def attend_plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, kernel: str) -> Tensor:
+    """Causal or full attention by the operation that torch would choose on the pretended GPU."""
+    half, learns = q.dtype in (torch.float16, torch.bfloat16), torch.is_grad_enabled()
+    if half and kernel != "flash" and capability(q.device)[0] >= 9:
+        made = aten._scaled_dot_product_cudnn_attention(q, k, v, None, learns, 0.0, causal, False, scale=scale)
+    elif half and v.shape[-1] == q.shape[-1] and q.shape[-1] <= 256:
+        made = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
+    else:
+        groups = q.shape[1] // k.shape[1]
+        k, v = (x if groups == 1 else x.repeat_interleave(groups, 1) for x in (k, v))
+        made = aten._scaled_dot_product_efficient_attention(q, k, v, None, learns, 0.0, causal, scale=scale)
+    out: Tensor = made[0]
+    return out
+
+
+def attend_masked(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The output and log-sum of flex attention, which compiles into one kernel each way."""
+    return _Flex.apply(q, k, v)  # type: ignore[no-any-return, no-untyped-call]  # torch leaves it untyped
+
+
+class _Flex(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        out = q.new_empty(*q.shape[:-1], v.shape[-1])
+        log_sum = q.new_empty(q.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, out, log_sum)
+        return out, log_sum
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        q, k, v, _, log_sum = ctx.saved_tensors
+        torch.empty_like(log_sum)  # the row sums of output x its gradient
+        return tuple(torch.empty_like(one, memory_format=torch.contiguous_format) for one in (q, k, v))
