@@ -22,8 +22,7 @@ from meshwright.engine.kernels._where import DRY
 class Stream:
     """A queue of a device that does nothing."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-    pass
+    def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def wait_stream(self, *_: Any) -> None: ...
 
