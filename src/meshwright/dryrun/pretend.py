@@ -16,7 +16,10 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from meshwright.engine.kernels._where import DRY
+from meshwright.engine.kernels._where import DRY, PRETENDED
+from meshwright.engine.kernels.dry import register_operations
+
+Seen = Callable[[Any, Any, Any, Any], None]
 
 
 class Stream:
@@ -107,12 +110,18 @@ def register_device() -> None:
     """Makes the device's name known to torch; once in a process."""
     from torch.utils import backend_registration
 
+    register_operations()
     backend_registration._setup_privateuseone_for_python_backend(DRY, backend_module=Backend())
 
 
 @contextmanager
-def pretending(world: int, rank: int) -> Iterator[torch.device]:
-    """The device of one rank among many: inside, tensors have no data and collectives no partners."""
+def pretending(
+    world: int, rank: int, seen: Seen | None = None, capability: tuple[int, int] = (9, 0)
+) -> Iterator[torch.device]:
+    """The device of one rank among many: inside, tensors have no data and collectives no partners.
+
+    `seen` is told every operation that is carried out there: (operation, args, kwargs, result).
+    """
     register_device()
     with ExitStack() as undo:
         _group(world, rank, undo)
@@ -122,22 +131,47 @@ def pretending(world: int, rank: int) -> Iterator[torch.device]:
         threads = torch.autograd.is_multithreading_enabled()
         torch.autograd.set_multithreading_enabled(False)
         undo.callback(torch.autograd.set_multithreading_enabled, threads)
-        undo.enter_context(NoData(allow_non_fake_inputs=True))
+        undo.callback(PRETENDED.reset, PRETENDED.set(capability))
+        undo.enter_context(NoData(seen))
         yield torch.device(DRY)
 
 
 class NoData(FakeTensorMode):
     """Fake tensors on the pretended device alone: what is computed on the host is computed."""
 
+    def __init__(self, seen: Seen | None = None) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.seen = seen
+        self._inside = False  # of an operation: what torch makes of it there is not carried out one by one
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if FakeTensor not in types and not _goes_there(kwargs.get("device")):
+        if FakeTensor not in types and not _goes_there(kwargs.get("device")) and not _leaves_meta(args, kwargs):
             return func(*args, **kwargs)
-        return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        if self._inside:
+            return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        self._inside = True
+        try:
+            result = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        finally:
+            self._inside = False
+        if self.seen is not None and result is not NotImplemented:
+            self.seen(func, args, kwargs, result)
+        return result
 
 
 def _goes_there(device: Any) -> bool:
     return device is not None and torch.device(device).type == DRY
+
+
+def _leaves_meta(args: Any, kwargs: Any) -> bool:
+    """Whether memory of the host is asked for something that has no data: weights that wait there."""
+    first = args[0] if args else None
+    return isinstance(first, torch.Tensor) and first.is_meta and _is_host(kwargs.get("device"))
+
+
+def _is_host(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "cpu"
 
 
 def _group(world: int, rank: int, undo: ExitStack) -> None:

@@ -1,0 +1,192 @@
+"""The book of a dry run: every block of memory that comes and goes, every product and every collective, in order.
+
+Nothing is summed up while the step runs. Levels, peaks and who holds them are read from the book afterwards.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from meshwright.dryrun.sources import Origin, origin_of
+from meshwright.dryrun.work import collective_of, counts_flops, flops_of
+from meshwright.engine.kernels._where import DRY
+
+ROUNDING = 512  # bytes: what CUDA's allocator of torch rounds every block up to
+
+
+class Key(NamedTuple):
+    """Where in the step something happens."""
+
+    step: int  # -1 while the trainer is built
+    phase: str
+    chunk: int = 0  # of the rank's pipeline chunks
+    micro_batch: int = -1
+    layer: int = -1
+
+
+@dataclass
+class Block:
+    """One block of memory; `part` is known for good only when the step is over."""
+
+    bytes: int
+    part: str
+    operation: str
+    origin: Origin
+    segment: int  # in which it was made
+
+
+@dataclass
+class Segment:
+    """A stretch of the book between two marks."""
+
+    key: Key
+    events: list[int] = field(default_factory=list)  # block i comes: i; block i goes: ~i
+    flops: dict[str, int] = field(default_factory=dict)  # forward, recompute or backward
+    collectives: list[tuple[str, str, int]] = field(default_factory=list)  # group, kind, bytes
+
+
+class Ledger:
+    """Notes what happens to the memory of one kind of device."""
+
+    def __init__(self, device_type: str = DRY) -> None:
+        self.device_type = device_type
+        self.blocks: list[Block] = []
+        self.segments: list[Segment] = [Segment(Key(-1, "build"))]
+        self._closed = 0
+        self._live: dict[int, tuple[int, Any]] = {}  # storage -> its block, and the reference that watches it
+
+    def mark(self, key: Key) -> None:
+        """Something else begins."""
+        self.segments.append(Segment(key))
+
+    @property
+    def key(self) -> Key:
+        """What is going on."""
+        return self.segments[-1].key
+
+    def saw(self, operation: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """An operation was carried out."""
+        if self._closed:
+            return
+        segment = self.segments[-1]
+        origin: Origin | None = None
+        for tensor in _tensors(result):
+            if tensor.device.type != self.device_type:
+                continue
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._live:
+                origin = origin or origin_of(sys._getframe(1))
+                self._add(storage, storage.nbytes(), str(operation), origin)
+        if counts_flops(operation):
+            origin = origin or origin_of(sys._getframe(1))
+            kind = "recompute" if origin.recomputing else segment.key.phase
+            segment.flops[kind] = segment.flops.get(kind, 0) + flops_of(operation, args, kwargs, result)
+        elif operation.namespace == "c10d":
+            found = collective_of(operation, args)
+            if found is not None:
+                segment.collectives.append(found)
+
+    def _add(self, storage: Any, size: int, operation: str, origin: Origin) -> None:
+        number = len(self.blocks)
+        rounded = -(-size // ROUNDING) * ROUNDING
+        self.blocks.append(Block(rounded, origin.part, operation, origin, len(self.segments) - 1))
+        self.segments[-1].events.append(number)
+        key = storage._cdata
+        self._live[key] = (number, weakref.ref(storage, lambda _: self._remove(key)))
+
+    def _remove(self, key: int) -> None:
+        found = self._live.pop(key, None)
+        if found is not None:
+            self.segments[-1].events.append(~found[0])
+
+    def resized(self, storage: Any, size: int) -> None:
+        """A storage was given another size: its block goes and another comes."""
+        found = self._live.pop(storage._cdata, None)
+        if found is None:
+            return
+        self.segments[-1].events.append(~found[0])
+        before = self.blocks[found[0]]
+        origin = origin_of(sys._getframe(1))
+        self._add(storage, size, before.operation, Origin("buffers", origin.source or before.origin.source, False))
+
+    def tag(self, tensors: Iterable[Any], part: str) -> None:
+        """Says what these tensors are: weights, gradients, optimizer state."""
+        for tensor in tensors:
+            storage = _storage(tensor)
+            found = self._live.get(storage._cdata) if storage is not None else None
+            if found is not None:
+                self.blocks[found[0]].part = part
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """While it lasts, what no operation shows is noted too, and what only looks like one is not.
+
+        FSDP frees gathered weights by giving their storage another size. DTensor finds out shapes by carrying
+        operations out on whole tensors that nobody has.
+        """
+        kept: Any = torch.UntypedStorage.resize_
+        shapes: Any = ShardingPropagator._propagate_tensor_meta_non_cached
+
+        def resize(storage: Any, size: int) -> Any:
+            made = kept(storage, size)
+            self.resized(storage, size)
+            return made
+
+        def propagate(*args: Any, **kwargs: Any) -> Any:
+            self._closed += 1
+            try:
+                return shapes(*args, **kwargs)
+            finally:
+                self._closed -= 1
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+        ShardingPropagator._propagate_tensor_meta_non_cached = propagate  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = kept  # type: ignore[method-assign]
+            ShardingPropagator._propagate_tensor_meta_non_cached = shapes  # type: ignore[method-assign]
+
+
+def _tensors(result: Any) -> Iterator[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        yield result
+        return
+    for one in tree_iter(result):
+        if isinstance(one, torch.Tensor):
+            yield one
+
+
+def _storage(tensor: Any) -> Any:
+    if tensor is None:
+        return None
+    local = tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor
+    inner = getattr(local, "elem", local)  # an asynchronous collective's result
+    return inner.untyped_storage()
+
+
+class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes what real tensors do: what a dry run is compared with."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ledger = ledger
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it becomes operations on this rank's part, which come here
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        self.ledger.saw(func, args, kwargs, result)
+        return result
