@@ -16,6 +16,7 @@ from meshwright.engine.attention.axis import ContextAxis, Span, chunk_spans
 from meshwright.engine.attention.local import KERNELS, attend_local, refuse_dropout
 from meshwright.engine.attention.ring import Track, attend_blocks
 from meshwright.engine.attention.terms import Terms
+from meshwright.engine.kernels._where import is_dry
 from meshwright.errors import InputError, unknown
 
 NAME = "meshwright"
@@ -77,7 +78,8 @@ def attend(
 def _is_plain(module: Any, query: Tensor, value: Tensor, *terms: Any) -> bool:
     """Whether torch's own choice of kernel can be asked directly: no cp, no terms, one width, no wish for a kernel."""
     return (
-        getattr(module, "context", None) is None
+        not is_dry(query)  # for which torch would choose what no GPU runs
+        and getattr(module, "context", None) is None
         and getattr(module, "kernel", "auto") == "auto"
         and not getattr(module, "recompute_core", False)
         and all(term is None for term in terms)

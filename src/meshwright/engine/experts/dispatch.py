@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from meshwright.engine.experts.compute import run_experts
 from meshwright.engine.experts.rows import collect, invert, permute, sort_by_expert, spread
+from meshwright.engine.kernels._where import is_dry
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,15 @@ def balanced_counts(counts: torch.Tensor, rows: int, axis: ExpertAxis) -> Traffi
     return Traffic(send, [mine] * axis.size, by_expert.expand(axis.size, local))
 
 
+def _usual_exchange(rows: torch.Tensor) -> Exchange:
+    return balanced_counts if is_dry(rows) else exchange_counts  # a dry run has no counts to ask for
+
+
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped; the split sizes change every step
 def _run_elsewhere(experts: Any, rows: torch.Tensor, ends: torch.Tensor, axis: ExpertAxis) -> torch.Tensor:
     """Rows sorted by expert, computed where their experts live; partial outputs of etp ranks are summed here."""
     counts = torch.diff(ends, prepend=ends.new_zeros(1)).long().view(axis.ep, -1)
-    traffic = (axis.exchange or exchange_counts)(counts, rows.shape[0], axis)
+    traffic = (axis.exchange or _usual_exchange(rows))(counts, rows.shape[0], axis)
     blocks = traffic.send[:: axis.etp]
 
     outgoing = (

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map_only
 
 DRY = "drygpu"  # the device of a dry run: a GPU without memory
@@ -27,6 +28,11 @@ def on_gpu(tensor: Tensor) -> bool:
 def is_dry(tensor: Tensor) -> bool:
     """Whether a tensor lies on the GPU that a dry run pretends."""
     return tensor.device.type == DRY
+
+
+def has_data(tensor: Tensor) -> bool:
+    """Whether there are numbers in a tensor: not on the meta device, nor in a dry run, be it of the host's memory."""
+    return not (tensor.is_meta or is_dry(tensor) or isinstance(tensor, FakeTensor))
 
 
 def capability(device: torch.device | str | None = None) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from meshwright.engine.kernels._where import has_data
 from meshwright.engine.model.anatomy import anatomy
 from meshwright.errors import MeshwrightError
 
@@ -159,6 +160,8 @@ def _key(seed: int, name: str) -> int:
 def start(tensor: torch.Tensor, name: str, initial: Initial, seed: int) -> None:
     """Fills the part of a tensor that this rank holds."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if not has_data(local):
+        return
     if initial.kind == "constant":
         local.fill_(initial.a)
         return
