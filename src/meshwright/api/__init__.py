@@ -36,6 +36,7 @@ from meshwright.api.measuring import (
     profile_to_dict,
     save_profile,
 )
+from meshwright.api.proving import dryrun, dryrun_to_dict, prove_plan, refuse_other_engines
 from meshwright.api.running import bench, convert, evaluate, generate, launch, tokenize, train, watch
 from meshwright.clusters import cluster as find_cluster
 from meshwright.clusters import gpus as gpu_catalogue
@@ -58,6 +59,8 @@ __all__ = [
     "check",
     "check_to_dict",
     "convert",
+    "dryrun",
+    "dryrun_to_dict",
     "entries_to_dicts",
     "estimate",
     "estimate_to_dict",
@@ -80,6 +83,7 @@ __all__ = [
     "plan_to_dict",
     "profile_text",
     "profile_to_dict",
+    "prove_plan",
     "question_of",
     "ranking_to_dict",
     "recipe",
@@ -87,6 +91,7 @@ __all__ = [
     "recipe_text",
     "recipe_to_dict",
     "recommend",
+    "refuse_other_engines",
     "rule_catalogue",
     "rule_to_dict",
     "save_files",

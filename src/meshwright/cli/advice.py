@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from meshwright import api
@@ -31,6 +33,7 @@ from meshwright.cli.options import (
         "meshwright recommend ./config.json --gpus auto --goal peft",
         "meshwright recommend qwen3-30b-a3b --gpus 4x8xH100 --goal pretrain --seq 32k layout.ep=8",
         "meshwright recommend llama3-70b --gpus 64xGB200 --goal pretrain --benchmark",
+        "meshwright recommend llama3-70b --gpus 64xH100 --goal pretrain --prove",
     )
 )
 @options(
@@ -44,6 +47,7 @@ from meshwright.cli.options import (
     click.option("--benchmark", is_flag=True, help="Upper-bound throughput on mock data; never a production setting."),
     click.option("--explain", is_flag=True, help="Say why each number of the layout was chosen."),
     click.option("--save", metavar="FILE", help="Write the plan's recipe to this TOML file."),
+    click.option("--prove", is_flag=True, help="Then execute the layout at full size without GPUs (see dryrun)."),
     as_json,
 )
 def recommend(
@@ -57,25 +61,46 @@ def recommend(
     benchmark: bool = False,
     explain: bool = False,
     save: str | None = None,
+    prove: bool = False,
     as_json: bool = False,
 ) -> None:
     """Which recipe for my MODEL on my GPUs, adjusted how, and what will bite me?
 
     MODEL is a name, a Hugging Face id, or the path of a config.json. Overrides are kept; the rest is sized around them.
     """
+    if prove:
+        api.refuse_other_engines(engine)
     model, gpus, goal = ask_missing(model, gpus, goal)
     plan = api.recommend(
         model, gpus, goal, seq=seq, engine=engine, benchmark=benchmark, calibration=calibration, overrides=overrides
     )
     if save:
         api.save_recipe(plan, save)
-    if as_json:
-        emit(api.plan_to_dict(plan, explain=explain))
-    else:
+    answer = api.plan_to_dict(plan, explain=explain) if as_json else None
+    if answer is None:
         from meshwright.cli import render
 
         render.plan(plan, explain)
-    end(plan.ok)
+    proven = _proof(plan, answer) if prove else True
+    if answer is not None:
+        emit(answer)
+    end(plan.ok and proven)
+
+
+def _proof(plan: Any, answer: dict[str, Any] | None) -> bool:
+    """Executes a plan's layout: shows what came out or adds it to the answer; whether it fits."""
+    from meshwright.cli import proof, proving
+
+    found = None
+    if plan.exists:
+        with proving.waiting() as progress:
+            found = api.prove_plan(plan, progress=progress)
+    told = None if found is None else api.dryrun_to_dict(found, brief=True)
+    if answer is not None:
+        answer["proof"] = told
+    else:
+        proof.section(told)
+    return found is not None and found.fits
 
 
 @click.command(

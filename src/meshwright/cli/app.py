@@ -8,7 +8,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from meshwright import __version__
-from meshwright.cli import advice, catalogues, launching, trained, training
+from meshwright.cli import advice, catalogues, launching, proving, trained, training
 from meshwright.cli.options import examples
 from meshwright.engine.quiet import no_enum_warnings
 
@@ -48,6 +48,7 @@ for command in (
     advice.export,
     training.train,
     training.bench,
+    proving.dryrun,
     launching.launch,
     trained.tokenize,
     trained.generate,

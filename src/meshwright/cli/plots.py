@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +10,24 @@ from meshwright.errors import InputError, OutputError
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
 SUFFIXES = (".svg", ".png")
+MOST_LABELS = 12
 
 
-def figure(path: str, columns: int = 1) -> Any:
-    """An empty figure with axes side by side; a wrong file type or a missing matplotlib is told at once."""
+def ready(path: str) -> None:
+    """A wrong file type or a missing matplotlib is told at once."""
     if Path(path).suffix.lower() not in SUFFIXES:
         raise InputError(
             f"a plot is {' or '.join(SUFFIXES)}", field="plot", value=path, fix=(f"--plot {Path(path).stem}.svg",)
         )
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("plots need matplotlib", field="plot", fix=('pip install "meshwright[plot]"',)) from None
+    if find_spec("matplotlib") is None:
+        raise InputError("plots need matplotlib", field="plot", fix=('pip install "meshwright[plot]"',))
+
+
+def figure(path: str, columns: int = 1) -> Any:
+    """An empty figure with axes side by side."""
+    ready(path)
+    from matplotlib.figure import Figure
+
     made = Figure(figsize=(5.5 * columns, 4.2), layout="constrained")
     return made, [made.add_subplot(1, columns, i + 1) for i in range(columns)]
 
@@ -60,6 +67,32 @@ def sizing(answer: dict[str, Any], path: str) -> None:
     rate.set(title="throughput", xlabel="GPUs", ylabel="tokens/s")
     mfu.semilogx(gpus, [100 * s["mfu"] for s in fitting], marker="o", base=2)
     mfu.set(title="model FLOPs utilisation", xlabel="GPUs", ylabel="MFU, %", ylim=(0, None))
+    save(made, path)
+
+
+def proof(answer: dict[str, Any], path: str) -> None:
+    """Memory of the worst rank over a dry step by part, and its peak beside the estimate."""
+    made, (step, peak) = figure(path, 2)
+    memory, moments = answer["memory_gib"], answer["timeline"]
+    heights = [[moment["gib"].get(part, 0.0) for moment in moments] for part in PARTS[:-1]]
+    if moments:
+        step.stackplot(range(len(moments)), *heights, labels=PARTS[:-1], step="mid")
+        starts = [
+            place for place, one in enumerate(moments) if not place or moments[place - 1]["phase"] != one["phase"]
+        ]
+        shown = starts if len(starts) <= MOST_LABELS else starts[:: -(-len(starts) // MOST_LABELS)]
+        step.set_xticks(shown, [moments[place]["phase"] for place in shown], rotation=30, ha="right", fontsize="small")
+    step.axhline(memory["capacity"] - memory["overhead"], linestyle="--", color="black", linewidth=1)
+    step.set(title=f"rank {answer['peak']['rank']} over a step", ylabel="GiB of torch")
+    step.legend(fontsize="small", ncols=2)
+    for place, (name, parts) in enumerate((("dry run", memory), ("estimate", answer["estimate_gib"]))):
+        below = 0.0
+        for colour, part in enumerate(PARTS):
+            peak.bar([name], [parts[part]], bottom=[below], color=f"C{colour}", label=part if not place else None)
+            below += parts[part]
+    peak.axhline(memory["capacity"], linestyle="--", color="black", linewidth=1)
+    peak.set(title="peak by part, and capacity", ylabel="GiB per GPU")
+    peak.legend(fontsize="small")
     save(made, path)
 
 

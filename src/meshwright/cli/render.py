@@ -73,7 +73,8 @@ def _layout_line(layout: dict[str, Any]) -> str:
     )
 
 
-def _rows(out: Out, title: str, lines: Sequence[str]) -> None:
+def titled(out: Out, title: str, lines: Sequence[str]) -> None:
+    """Lines with a title before the first."""
     for i, line in enumerate(lines):
         out.print(f"[bold]{title if i == 0 else '':<9}[/]{line}")
 
@@ -84,21 +85,21 @@ def plan(found: Any, explain: bool) -> None:
     out, recipe = console(), answer["recipe"]
     origin = f"{recipe['match']}; made for {recipe['made_for']}"
     out.print(f"[bold green]{recipe['name']}[/]  {recipe['approach']} ({origin})")
-    _rows(out, "Train", [_train_line(answer, api.model_to_dict(found.case.model))])
+    titled(out, "Train", [_train_line(answer, api.model_to_dict(found.case.model))])
     if recipe["benchmark"]:
-        _rows(out, "", ["[yellow]benchmark: upper-bound throughput on mock data, not a production setting[/]"])
-    _rows(out, "Layout", [_layout_line(answer["layout"])])
-    _rows(out, "Memory", _memory_lines(answer["estimate"]) if found.exists else [NO_LAYOUT])
+        titled(out, "", ["[yellow]benchmark: upper-bound throughput on mock data, not a production setting[/]"])
+    titled(out, "Layout", [_layout_line(answer["layout"])])
+    titled(out, "Memory", _memory_lines(answer["estimate"]) if found.exists else [NO_LAYOUT])
     if answer["estimate"]["fits"]:
-        _rows(out, "Speed", [_speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
+        titled(out, "Speed", [_speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
     if "smallest_that_fits" in answer:
-        _rows(out, "Needs", [_needs_line(answer["smallest_that_fits"], found.question.cluster.gpu.name)])
-    _rows(out, "Changed", [_change_line(c) for c in answer["changes"]] or ["nothing"])
-    _rows(out, "Why", [_reason_line(r) for r in answer.get("reasons", [])])
-    _rows(out, "Findings", _finding_lines(answer["findings"]) or ["none"])
-    _rows(out, "Offers", [_offer_line(o) for o in answer["offers"]])
-    _rows(out, "Run", [f"[dim]{name}[/]  {escape(text)}" for name, text in answer["commands"].items()])
-    _rows(out, "", [f"[dim]not {name}: {escape(why)}[/]" for name, why in answer["no_command"].items()])
+        titled(out, "Needs", [_needs_line(answer["smallest_that_fits"], found.question.cluster.gpu.name)])
+    titled(out, "Changed", [_change_line(c) for c in answer["changes"]] or ["nothing"])
+    titled(out, "Why", [_reason_line(r) for r in answer.get("reasons", [])])
+    titled(out, "Findings", _finding_lines(answer["findings"]) or ["none"])
+    titled(out, "Offers", [_offer_line(o) for o in answer["offers"]])
+    titled(out, "Run", [f"[dim]{name}[/]  {escape(text)}" for name, text in answer["commands"].items()])
+    titled(out, "", [f"[dim]not {name}: {escape(why)}[/]" for name, why in answer["no_command"].items()])
     if not explain:
         out.print("[dim]Add --explain to see why each number was chosen, --json for scripts.[/]")
 
@@ -112,15 +113,15 @@ def estimate(found: Any) -> None:
     """Memory and time of one exact layout."""
     answer, out = api.estimate_to_dict(found), console()
     out.print(f"[bold green]{answer['recipe']['name']}[/]  exactly this layout, nothing searched")
-    _rows(out, "Train", [_train_line(answer, api.model_to_dict(found.case.model))])
-    _rows(out, "Layout", [_layout_line(answer["layout"])])
+    titled(out, "Train", [_train_line(answer, api.model_to_dict(found.case.model))])
+    titled(out, "Layout", [_layout_line(answer["layout"])])
     if found.exists:
-        _rows(out, "Memory", _memory_lines(answer["estimate"]))
-        _rows(out, "Speed", [_speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
-        _rows(out, "Step", [_step_line(answer["estimate"])])
+        titled(out, "Memory", _memory_lines(answer["estimate"]))
+        titled(out, "Speed", [_speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
+        titled(out, "Step", [_step_line(answer["estimate"])])
     else:
-        _rows(out, "Memory", [NO_LAYOUT])
-    _rows(out, "Findings", _finding_lines(answer["findings"]) or ["none"])
+        titled(out, "Memory", [NO_LAYOUT])
+    titled(out, "Findings", _finding_lines(answer["findings"]) or ["none"])
 
 
 def ranking(found: Any) -> None:
@@ -133,11 +134,11 @@ def ranking(found: Any) -> None:
         rows.append((str(place), _layout_line(p["layout"]), f"{e['step_s']:.2f}", f"{e['mfu']:.0%}", gib))
     table(rows, "", "layout", "s/step", "MFU", "GiB")
     if answer["plans"]:
-        _rows(out, "Against", [_change_line(c) for c in answer["plans"][0]["changes"]] or ["the recipe's own layout"])
+        titled(out, "Against", [_change_line(c) for c in answer["plans"][0]["changes"]] or ["the recipe's own layout"])
     trades = [f"{c['step_s']:.2f} s, {c['total_gib']:.0f} GiB" for c in answer["pareto"]]
-    _rows(out, "Trade", ["  ·  ".join(trades[:8])] if trades else [])
+    titled(out, "Trade", ["  ·  ".join(trades[:8])] if trades else [])
     dropped = [f"{d['count']:,} × {escape(d['reason'])}  [dim]{escape(d['example'])}[/]" for d in answer["dropped"]]
-    _rows(out, "Dropped", dropped[:8] or ["nothing"])
+    titled(out, "Dropped", dropped[:8] or ["nothing"])
     out.print(f"[dim]{answer['searched']:,} legal layouts priced[/]")
 
 
@@ -149,7 +150,7 @@ def sizing(found: Any) -> None:
     for title in ("smallest", "most_efficient"):
         chosen = answer[title]
         text = f"{chosen['gpus']} GPUs: {chosen['layout']}" if chosen else "none fits"
-        _rows(out, title.replace("_", " "), [" " + text])
+        titled(out, title.replace("_", " "), [" " + text])
 
 
 def _size_row(s: dict[str, Any]) -> tuple[str, ...]:
@@ -231,13 +232,13 @@ def check(result: Any) -> None:
     whose = f"the {answer['engine']} engine" if answer["dialect"] == "meshwright" else answer["dialect"]
     out.print(f"[bold]{escape(what)}[/]{where} with {whose}: {verdict}")
     if answer["estimate"]:
-        _rows(out, "Memory", _memory_lines(answer["estimate"]))
-    _rows(out, "Findings", _finding_lines(answer["findings"]) or ["none"])
+        titled(out, "Memory", _memory_lines(answer["estimate"]))
+    titled(out, "Findings", _finding_lines(answer["findings"]) or ["none"])
     opened = [f"{o['file']}:{o['line']} {o['key']} = {o['text']}: {o['reason']}" for o in answer["unresolved"]]
     if opened:
-        _rows(out, "Unknown", [escape(line) for line in opened])
+        titled(out, "Unknown", [escape(line) for line in opened])
     if answer["notes"]:
-        _rows(out, "Notes", [escape(note) for note in answer["notes"]])
+        titled(out, "Notes", [escape(note) for note in answer["notes"]])
 
 
 def export(written: Any, judged: Any) -> None:
@@ -246,15 +247,15 @@ def export(written: Any, judged: Any) -> None:
     for name, text in answer["files"].items():
         out.print(f"[bold]# {escape(name)}[/]")
         click.echo(text)
-    _rows(out, "Start", [escape(answer["command"])])
+    titled(out, "Start", [escape(answer["command"])])
     if answer["env"]:
-        _rows(out, "With", [escape(f"{name}={value}") for name, value in answer["env"].items()])
+        titled(out, "With", [escape(f"{name}={value}") for name, value in answer["env"].items()])
     unsaid = [f"{u['field']}={u['value']}: {u['reason']}" for u in answer["unsaid"]]
-    _rows(out, "Unsaid", [escape(line) for line in unsaid] or ["nothing: every setting of the recipe is in it"])
+    titled(out, "Unsaid", [escape(line) for line in unsaid] or ["nothing: every setting of the recipe is in it"])
     if answer["notes"]:
-        _rows(out, "Notes", [escape(note) for note in answer["notes"]])
+        titled(out, "Notes", [escape(note) for note in answer["notes"]])
     if answer["findings"]:
-        _rows(out, "Findings", _finding_lines(answer["findings"]))
+        titled(out, "Findings", _finding_lines(answer["findings"]))
 
 
 def recipes(found: Sequence[Any]) -> None:

@@ -1,0 +1,78 @@
+"""What a dry run takes of the machine it runs on, told before it starts; imports no torch."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from meshwright.clusters import Cluster
+from meshwright.errors import InputError
+from meshwright.recipes.case import model_of
+from meshwright.recipes.types import Recipe
+
+MEMINFO = Path("/proc/meminfo")
+CGROUPS = (  # limit, in use
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+)
+GIB = 1024**3
+IMPORTED_GIB = 0.6  # torch, transformers and the engine
+LAYER_GIB = 0.002  # modules and parameters of a layer, without data
+ROUND_GIB = 0.0005  # what is noted of a layer's forward and backward pass of one micro batch
+REPLAYED = 4  # micro batches that are traced of any number
+
+
+def require_memory(recipe: Recipe, cluster: Cluster, *, exact: bool, processes: int | None) -> None:
+    """Refuses a dry run that this machine has too little memory for."""
+    at_once = processes or tracers(recipe)
+    needed, free = at_once * gib_per_process(recipe, cluster, exact=exact), free_gib()
+    if free is None or needed <= free:
+        return
+    fewer = int(free / needed * at_once)
+    raise InputError(
+        f"the dry run needs about {needed:.1f} GiB of this machine's memory ({at_once} × {needed / at_once:.1f}) "
+        f"and {free:.1f} GiB are free",
+        field="host memory",
+        fix=((f"--processes {fewer}",) if fewer else (f"a machine with {needed / at_once:.1f} GiB free",)),
+    )
+
+
+def tracers(recipe: Recipe) -> int:
+    """Processes that trace ranks at the same time: no more than cores, nor than pipeline ranks."""
+    return max(1, min(_cores(), recipe.layout.pp))
+
+
+def gib_per_process(recipe: Recipe, cluster: Cluster, *, exact: bool) -> float:
+    """What tracing one rank takes, rounded up: modules without data for the rank's layers, and the book of its step."""
+    layers = -(-model_of(recipe).num_layers // recipe.layout.pp)
+    ranks = max(1, cluster.world // (recipe.layout.tp * recipe.layout.pp * recipe.layout.cp))
+    rounds = max(1, recipe.train.global_batch_size // (ranks * recipe.layout.micro_batch_size)) if exact else REPLAYED
+    return IMPORTED_GIB + layers * (LAYER_GIB + rounds * ROUND_GIB)
+
+
+def free_gib() -> float | None:
+    """What processes may still take here: of the machine, and of the container this is; None where nobody says."""
+    known = [one for one in (_machine_bytes(), *(_container_bytes(*paths) for paths in CGROUPS)) if one is not None]
+    return min(known) / GIB if known else None
+
+
+def _machine_bytes() -> int | None:
+    with suppress(OSError, ValueError, IndexError):
+        lines = MEMINFO.read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024
+    with suppress(OSError, ValueError, AttributeError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _container_bytes(limit: Path, used: Path) -> int | None:
+    with suppress(OSError, ValueError):  # no such limit, or the word max
+        return max(0, int(limit.read_text()) - int(used.read_text()))
+    return None
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
