@@ -1,0 +1,204 @@
+"""Makes the verification cards of the shipped recipes: docs/cards/NAME.json.
+
+    python -m benchmarks.verify [--jobs 2] [--only NAME…] [--checks rules,estimate,dryrun,tiny] [--stale] [--again]
+
+Rules and estimates of all recipes are made at once, in seconds. Dry runs and tiny trainings are made one by one, each
+in a process of its own, and written to the card when they end: an interrupted run goes on where it was. A check that
+did not fail, of a recipe and with versions that are still the same, is not made again. Ends with 1 if a check failed
+on any card asked for.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # ranks are forked from a process that has computed
+
+import argparse
+import multiprocessing as mp
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from meshwright.dryrun import cards, checks
+from meshwright.recipes import index
+
+CARDS = Path(__file__).parents[1] / "docs" / "cards"
+PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "transformers", "meshwright.engine.loop")
+GRACE_S = 10.0  # for a check that is told to end
+
+
+@dataclass(frozen=True)
+class Task:
+    """A check that is to be made."""
+
+    recipe: str
+    check: str
+
+
+@dataclass(frozen=True)
+class Running:
+    """A check in its process."""
+
+    task: Task
+    process: BaseProcess
+    answer: Connection
+    began: float = field(default_factory=time.monotonic)
+
+
+def made_in_a_process(task: Task, answer: Connection) -> None:
+    """Makes a check and tells what came of it."""
+    answer.send(checks.make(task.check, index.load(task.recipe)))
+    answer.close()
+
+
+def quick(folder: Path, names: Sequence[str], wanted: Sequence[str]) -> None:
+    """Rules and estimates, always made anew; writes the cards that changed."""
+    for name in names:
+        recipe, card = index.load(name), cards.card_of(folder, name)
+        for check in (one for one in wanted if one not in checks.EXECUTED):
+            card = card.with_check(check, checks.make(check, recipe))
+        if card != cards.read(folder, name):
+            cards.write(folder, card)
+
+
+def tasks(folder: Path, names: Sequence[str], wanted: Sequence[str], again: bool) -> list[Task]:
+    """What the engine still has to run."""
+    found = []
+    for check in (one for one in checks.EXECUTED if one in wanted):
+        for name in names:
+            known = cards.card_of(folder, name).check(check)
+            if again or not cards.is_fresh(known, checks.versions(check, index.load(name))):
+                found.append(Task(name, check))
+    return found
+
+
+def answers(todo: Sequence[Task], jobs: int) -> Iterator[tuple[Task, cards.Check[Any]]]:
+    """The checks in the order they end, so many at a time."""
+    context = mp.get_context("forkserver")  # a process that has computed cannot be forked; this one only imports
+    context.set_forkserver_preload(list(PRELOADED))
+    waiting, running = list(reversed(todo)), list[Running]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                running.append(_started(context, waiting.pop()))
+            ready = wait([one.answer for one in running] + [one.process.sentinel for one in running])
+            for one in [one for one in running if one.answer in ready or one.process.sentinel in ready]:
+                running.remove(one)
+                yield one.task, _answer(one)
+    finally:
+        _end(running)
+
+
+def _started(context: Any, task: Task) -> Running:
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=made_in_a_process, args=(task, there))
+    process.start()
+    there.close()
+    return Running(task, process, here)
+
+
+def _answer(one: Running) -> cards.Check[Any]:
+    try:
+        found: cards.Check[Any] = one.answer.recv()
+    except EOFError:
+        one.process.join()
+        recipe = index.load(one.task.recipe)
+        return checks.died(one.task.check, recipe, one.process.exitcode, time.monotonic() - one.began)
+    one.process.join()
+    return found
+
+
+def _end(running: Sequence[Running]) -> None:
+    """Ends what still runs, and its ranks with it."""
+    for one in running:
+        one.process.terminate()
+    for one in running:
+        one.process.join(GRACE_S)
+        if one.process.is_alive():
+            one.process.kill()
+            one.process.join()
+
+
+def execute(folder: Path, todo: Sequence[Task], jobs: int) -> None:
+    """Makes checks that run the engine, writes each to its card and tells how far it is."""
+    spent: dict[str, list[float]] = {}
+    for number, (task, check) in enumerate(answers(todo, jobs), 1):
+        cards.write(folder, cards.card_of(folder, task.recipe).with_check(task.check, check))
+        spent.setdefault(task.check, []).append(check.seconds)
+        left = _seconds_left(todo[number:], spent) / jobs
+        told = check.reason or _in_short(check)
+        print(
+            f"{number}/{len(todo)} {check.outcome:<14} {task.check:<6} {task.recipe:<52} {check.seconds:6.1f} s"
+            f"  {left / 60:.0f} min left  {told}",
+            flush=True,
+        )
+
+
+def _seconds_left(todo: Sequence[Task], spent: dict[str, list[float]]) -> float:
+    """By what checks of the same name took; by any where none ended yet."""
+    mean = {name: sum(values) / len(values) for name, values in spent.items()}
+    any_of_them = sum(mean.values()) / len(mean)
+    return sum(mean.get(task.check, any_of_them) for task in todo)
+
+
+def _in_short(check: cards.Check[Any]) -> str:
+    figures = check.figures
+    if isinstance(figures, cards.Trained):
+        losses, norms = figures.loss_difference, figures.norm_difference
+        first, last = figures.losses[0], figures.losses[-1]
+        return f"{figures.layout}: loss {first:.3f} → {last:.3f}, differences {losses:.0e} and {norms:.0e}"
+    if isinstance(figures, cards.Executed):
+        memory = figures.memory_gib
+        return f"{memory['total']:.1f} of {memory['capacity']:.1f} GiB, peak in {figures.peak_phase}, {figures.peak_at}"
+    return ""
+
+
+def summary(folder: Path, names: Sequence[str]) -> bool:
+    """Tells how the cards stand; whether none of them has a check that failed."""
+    found = [cards.card_of(folder, name) for name in names]
+    for check in cards.CHECKS:
+        outcomes = [one.outcome if (one := card.check(check)) is not None else "not made yet" for card in found]
+        told = ", ".join(f"{outcomes.count(kind)} {kind}" for kind in sorted(set(outcomes)))
+        print(f"{check:<9} {told}")
+    for card in found:
+        for name in card.failed:
+            reason = getattr(card.check(name), "reason", "")
+            print(
+                f"failed: {card.recipe}, {name}: {reason}{f'; withdrawn: {card.withdrawn}' if card.withdrawn else ''}"
+            )
+    return not any(card.failed for card in found)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.verify")
+    parser.add_argument("--jobs", type=int, default=2, help="checks that run at a time")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="recipes; all that are shipped otherwise")
+    parser.add_argument("--checks", default=",".join(cards.CHECKS), help="some of them, with commas between")
+    parser.add_argument("--stale", action="store_true", help="only recipes without a card or changed since theirs")
+    parser.add_argument("--again", action="store_true", help="make checks anew that need not be")
+    parser.add_argument("--benchmark", action="store_true", help="the benchmark recipes instead")
+    parser.add_argument("--folder", type=Path, default=CARDS, help="of the cards")
+    given = parser.parse_args()
+    wanted = given.checks.split(",")
+    if unknown := [name for name in wanted if name not in cards.CHECKS]:
+        parser.error(f"--checks: {unknown[0]} is none of {', '.join(cards.CHECKS)}")
+    names = [index.resolve(name) for name in given.only] or [e.name for e in index.entries(benchmark=given.benchmark)]
+    if given.stale:
+        names = [name for name in names if (card := cards.read(given.folder, name)) is None or cards.is_stale(card)]
+    try:
+        quick(given.folder, names, wanted)
+        execute(given.folder, tasks(given.folder, names, wanted, given.again), max(given.jobs, 1))
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    return 0 if summary(given.folder, names) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

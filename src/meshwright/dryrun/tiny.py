@@ -1,0 +1,106 @@
+"""A recipe at laptop size, trained on two processes and on one: whether both are the same training."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from meshwright.engine import processes
+from meshwright.engine.job import Job
+from meshwright.engine.kinds import Kind, kind_of
+from meshwright.engine.run import Outcome, work
+from meshwright.engine.start import START, data_ranks, judged, preloaded
+from meshwright.engine.tiny import tiny_recipe
+from meshwright.recipes.types import Kernels, Layout, Recipe
+
+RANKS = 2
+STEPS = {"pretrain": 6, "sft": 6, "peft": 12}  # adapters start as nothing and take longer
+TIMEOUT_S = 900.0
+AXES = ("tp", "pp", "vp", "cp", "ep", "etp")
+
+
+class TinyRun(msgspec.Struct, frozen=True):
+    """The same few steps on two processes and on one, in fp32."""
+
+    layout: str  # of the two processes
+    losses: tuple[float, ...]  # on two processes
+    grad_norms: tuple[float, ...]
+    losses_alone: tuple[float, ...]
+    grad_norms_alone: tuple[float, ...]
+
+    @property
+    def loss_difference(self) -> float:
+        """The largest relative difference between the losses of a step."""
+        return largest_difference(self.losses, self.losses_alone)
+
+    @property
+    def norm_difference(self) -> float:
+        """The largest relative difference between the gradient norms of a step."""
+        return largest_difference(self.grad_norms, self.grad_norms_alone)
+
+    @property
+    def learns(self) -> bool:
+        """Whether the last third of the steps lost less than the first: single steps see few answers and differ."""
+        third = len(self.losses) // 3
+        return sum(self.losses[-third:]) < sum(self.losses[:third])
+
+
+def largest_difference(found: Sequence[float], expected: Sequence[float]) -> float:
+    """The largest relative difference between values that belong together; infinite where one of them is no number."""
+    return max(_difference(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def _difference(found: float, expected: float) -> float:
+    if found == expected:
+        return 0.0
+    if not (math.isfinite(found) and math.isfinite(expected)) or expected == 0:
+        return math.inf
+    return abs(found - expected) / abs(expected)
+
+
+def run(recipe: Recipe) -> TinyRun:
+    """Trains the recipe's tiny model for a few steps on two processes, and takes the same steps on one.
+
+    Both have the model, the samples, the micro batches and the optimizer of the two processes' tiny recipe.
+    """
+    kind = kind_of(recipe)
+    small, config = tiny_recipe(recipe, kind.config_for(recipe), RANKS, {"train.steps": STEPS[recipe.goal]})
+    together = _trained(small, kind, config, RANKS)
+    one = _trained(alone(small, RANKS), kind, config, 1)
+    return TinyRun(
+        layout=_in_words(small.layout),
+        losses=tuple(together.losses),
+        grad_norms=tuple(together.grad_norms),
+        losses_alone=tuple(one.losses),
+        grad_norms_alone=tuple(one.grad_norms),
+    )
+
+
+def alone(recipe: Recipe, world: int) -> Recipe:
+    """The same training without any parallelism, and with no kernel or memory saver of the layout's."""
+    size = recipe.layout.micro_batch_size
+    if recipe.moe.balancing == "global_aux_loss":  # counts the loads of what all ranks see at once
+        size *= data_ranks(recipe.layout, world)
+    return msgspec.structs.replace(recipe, layout=Layout(micro_batch_size=size), kernels=Kernels())
+
+
+def _trained(recipe: Recipe, kind: Kind, config: Any, world: int) -> Outcome:
+    with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
+        job = Job(recipe, config.to_dict(), judged(recipe, config, None, world), folder, quiet=True)
+        if recipe.goal != "pretrain":  # random weights, the same by the recipe's seed
+            job = msgspec.structs.replace(job, weights=str(Path(folder) / START), makes_weights=True)
+        modules = preloaded(kind, config)
+        results: list[Outcome | None] = processes.fork(
+            world, work, job, device_type="cpu", preload=modules, timeout=TIMEOUT_S
+        )
+    return next(result for result in results if result is not None)
+
+
+def _in_words(layout: Layout) -> str:
+    axes = [f"{axis}{size}" for axis in AXES if (size := getattr(layout, axis)) > 1]
+    return " ".join([layout.strategy, *axes, *(["sp"] if layout.sp else [])])
