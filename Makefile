@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint docs bench accuracy sweep parity slow faults slurm-test clean
+.PHONY: setup demo test lint docs bench accuracy sweep verify parity slow faults slurm-test clean
 
 setup: $(VENV)/.core  ## the tool itself, without torch
 
@@ -39,6 +39,9 @@ test: lint
 
 sweep: $(VENV)/.peers  ## trains a tiny model of every recipe on 2 processes; writes the table (half an hour)
 	$(BIN)/python benchmarks/tiny_sweep.py --nproc 2
+
+verify: $(VENV)/.peers  ## verification cards of all recipes and their page; goes on where it was left (hours)
+	$(BIN)/python -m benchmarks.verify; status=$$?; $(BIN)/python docs/make.py cards.md && exit $$status
 
 parity: $(VENV)/.engine  ## every layout against one process, and the page of what is supported (about an hour)
 	$(BIN)/python -m pytest -m "slow or not slow" tests/engine/test_parity.py -n 2 --junitxml=build/parity.xml; \

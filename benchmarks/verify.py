@@ -5,7 +5,7 @@
 Rules and estimates of all recipes are made at once, in seconds. Dry runs and tiny trainings are made one by one, each
 in a process of its own, and written to the card when they end: an interrupted run goes on where it was. A check that
 did not fail, of a recipe and with versions that are still the same, is not made again. Ends with 1 if a check failed
-on any card asked for.
+of a recipe that is not withdrawn.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _in_short(check: cards.Check[Any]) -> str:
 
 
 def summary(folder: Path, names: Sequence[str]) -> bool:
-    """Tells how the cards stand; whether none of them has a check that failed."""
+    """Tells how the cards stand; whether every recipe with a check that failed is withdrawn."""
     found = [cards.card_of(folder, name) for name in names]
     for check in cards.CHECKS:
         outcomes = [one.outcome if (one := card.check(check)) is not None else "not made yet" for card in found]
@@ -172,7 +172,7 @@ def summary(folder: Path, names: Sequence[str]) -> bool:
             print(
                 f"failed: {card.recipe}, {name}: {reason}{f'; withdrawn: {card.withdrawn}' if card.withdrawn else ''}"
             )
-    return not any(card.failed for card in found)
+    return not any(card.failed and not card.withdrawn for card in found)
 
 
 def main() -> int:

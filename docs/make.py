@@ -24,6 +24,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # the other makers of pages
 
 import bring  # noqa: E402
+import card_page  # noqa: E402
 from tables import table  # noqa: E402
 
 PARITY = HERE / "parity_results.json"
@@ -402,6 +403,7 @@ PAGES = {
     "speed.md": speed_page,
     "sweep.md": sweep_page,
     "support.md": support_page,
+    "cards.md": card_page.page,
 }
 
 
@@ -419,12 +421,14 @@ def readme_page() -> str:
     return f"{before}{MARKS[0]}```\n{answer}\n```\n{MARKS[1]}{after}"
 
 
-def main() -> None:
-    README.write_text(readme_page(), encoding="utf-8")
-    for name, page in PAGES.items():
-        (HERE / name).write_text(NOTE + page(), encoding="utf-8")
+def main(wanted: Sequence[str] = ()) -> None:
+    """Writes the pages of these names, or all of them and the README's example."""
+    if not wanted:
+        README.write_text(readme_page(), encoding="utf-8")
+    for name in wanted or PAGES:
+        (HERE / name).write_text(NOTE + PAGES[name](), encoding="utf-8")
         print(f"wrote docs/{name}")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
