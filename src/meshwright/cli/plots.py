@@ -76,7 +76,7 @@ def proof(answer: dict[str, Any], path: str) -> None:
     memory, moments = answer["memory_gib"], answer["timeline"]
     heights = [[moment["gib"].get(part, 0.0) for moment in moments] for part in PARTS[:-1]]
     if moments:
-        step.stackplot(range(len(moments)), *heights, labels=PARTS[:-1], step="mid")
+        step.stackplot(range(len(moments)), *heights, step="mid")
         starts = [
             place for place, one in enumerate(moments) if not place or moments[place - 1]["phase"] != one["phase"]
         ]
@@ -84,7 +84,6 @@ def proof(answer: dict[str, Any], path: str) -> None:
         step.set_xticks(shown, [moments[place]["phase"] for place in shown], rotation=30, ha="right", fontsize="small")
     step.axhline(memory["capacity"] - memory["overhead"], linestyle="--", color="black", linewidth=1)
     step.set(title=f"rank {answer['peak']['rank']} over a step", ylabel="GiB of torch")
-    step.legend(fontsize="small", ncols=2)
     for place, (name, parts) in enumerate((("dry run", memory), ("estimate", answer["estimate_gib"]))):
         below = 0.0
         for colour, part in enumerate(PARTS):
@@ -92,7 +91,7 @@ def proof(answer: dict[str, Any], path: str) -> None:
             below += parts[part]
     peak.axhline(memory["capacity"], linestyle="--", color="black", linewidth=1)
     peak.set(title="peak by part, and capacity", ylabel="GiB per GPU")
-    peak.legend(fontsize="small")
+    peak.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
     save(made, path)
 
 
