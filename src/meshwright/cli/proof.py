@@ -34,14 +34,16 @@ def whole(answer: dict[str, Any]) -> None:
     _phases(answer["phases"])
     _timeline(answer)
     out.print("")
-    table(_holder_rows(answer["holders"][:HOLDERS]), "   GiB", "blocks", "part", "made by", "in")
+    _unbroken(_holder_rows(answer["holders"][:HOLDERS]), "   GiB", "blocks", "part", "made by", "in")
     _left_out(len(answer["holders"]), HOLDERS, "lines of code that hold memory at the peak")
     out.print("")
     titled(out, "FLOPs", [_flops_line(answer["flops"]), f"[dim]{CONVENTION}[/]"])
     out.print("")
     table(_collective_rows(answer["collectives"]), "axis", "collective", "ranks", "a step", "     GiB", "in")
     out.print("")
-    table(_placement_rows(answer["placement"][:PLACED]), "parameter", "shape", "held", "format", "placement", "   GiB")
+    _unbroken(
+        _placement_rows(answer["placement"][:PLACED]), "parameter", "shape", "held", "format", "placement", "   GiB"
+    )
     _left_out(len(answer["placement"]), PLACED, "kinds of parameters")
     out.print("")
     titled(out, "Ranks", [_rank_line(rank, answer) for rank in answer["ranks"]])
@@ -146,6 +148,15 @@ def _placement_rows(placement: Sequence[dict[str, Any]]) -> list[tuple[str, ...]
         )
         for p in placement
     ]
+
+
+def _unbroken(rows: Sequence[Sequence[str]], *headers: str) -> None:
+    """Rows in columns that a narrow terminal wraps and never shortens: the end of a name says which line it is."""
+    out = console()
+    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+    for place, row in enumerate([headers, *rows]):
+        line = escape("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        out.print(line if place else f"[bold]{line}[/]")
 
 
 def _left_out(count: int, shown: int, what: str) -> None:
