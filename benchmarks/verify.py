@@ -16,6 +16,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # ranks are forked from a process that has 
 
 import argparse
 import multiprocessing as mp
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -81,7 +82,8 @@ def tasks(folder: Path, names: Sequence[str], wanted: Sequence[str], again: bool
 def answers(todo: Sequence[Task], jobs: int) -> Iterator[tuple[Task, cards.Check[Any]]]:
     """The checks in the order they end, so many at a time."""
     context = mp.get_context("forkserver")  # a process that has computed cannot be forked; this one only imports
-    context.set_forkserver_preload(list(PRELOADED))
+    if any(task.check in checks.EXECUTED for task in todo[1:]):  # worth it from the second on
+        context.set_forkserver_preload(list(PRELOADED))
     waiting, running = list(reversed(todo)), list[Running]()
     try:
         while waiting or running:
@@ -191,6 +193,7 @@ def main() -> int:
     names = [index.resolve(name) for name in given.only] or [e.name for e in index.entries(benchmark=given.benchmark)]
     if given.stale:
         names = [name for name in names if (card := cards.read(given.folder, name)) is None or cards.is_stale(card)]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what runs is ended on the way out
     try:
         quick(given.folder, names, wanted)
         execute(given.folder, tasks(given.folder, names, wanted, given.again), max(given.jobs, 1))

@@ -30,9 +30,9 @@ Tried = tuple[Outcome, str, Any]  # the outcome, the reason where it is not ok, 
 
 def make(name: str, recipe: Recipe) -> Check[Any]:
     """Makes one check of a recipe; what goes wrong in it is its outcome, not an error."""
-    began = time.monotonic()
+    began, maker = time.monotonic(), _MAKERS[name]
     try:
-        outcome, reason, figures = _MAKERS[name](recipe)
+        outcome, reason, figures = maker(recipe)
     except MeshwrightError as error:
         outcome, reason, figures = "failed", f"{type(error).__name__}: {error}", None
     except Exception as error:  # a card must be able to say it
