@@ -43,14 +43,14 @@ class Notes:
 
     def add(self, output: torch.Tensor, again: Callable[[], torch.Tensor]) -> None:
         """From now on nobody keeps this output."""
-        self.outputs[output.untyped_storage().data_ptr()] = (output, Dropped(again))
+        self.outputs[output.untyped_storage()._cdata] = (output, Dropped(again))
 
     def hooks(self) -> AbstractContextManager[Any]:
         """While it lasts, what autograd would keep of dropped outputs is replaced by notes."""
         return saved_tensors_hooks(self._pack, _unpack)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        found = self.outputs.get(tensor.untyped_storage().data_ptr())
+        found = self.outputs.get(tensor.untyped_storage()._cdata)
         if found is None:
             return tensor
         found[1].askers += 1
