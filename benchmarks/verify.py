@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.dryrun import cards, checks
+from meshwright.errors import InputError
 from meshwright.recipes import index
 
 CARDS = Path(__file__).parents[1] / "docs" / "cards"
@@ -177,6 +178,11 @@ def summary(folder: Path, names: Sequence[str]) -> bool:
     return not any(card.failed and not card.withdrawn for card in found)
 
 
+def shipped(benchmark: bool) -> list[str]:
+    """The names of all recipes, or of all benchmark recipes."""
+    return [entry.name for entry in index.entries(benchmark=benchmark)]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.verify")
     parser.add_argument("--jobs", type=int, default=2, help="checks that run at a time")
@@ -190,7 +196,10 @@ def main() -> int:
     wanted = given.checks.split(",")
     if unknown := [name for name in wanted if name not in cards.CHECKS]:
         parser.error(f"--checks: {unknown[0]} is none of {', '.join(cards.CHECKS)}")
-    names = [index.resolve(name) for name in given.only] or [e.name for e in index.entries(benchmark=given.benchmark)]
+    try:
+        names = [index.resolve(name) for name in given.only] or shipped(given.benchmark)
+    except InputError as error:
+        parser.error(str(error))
     if given.stale:
         names = [name for name in names if (card := cards.read(given.folder, name)) is None or cards.is_stale(card)]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what runs is ended on the way out
