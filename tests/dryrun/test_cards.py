@@ -265,7 +265,7 @@ def proof(total: float = 11.0) -> Proof:
         cluster="2xH100",
         world=2,
         ranks=(msgspec.structs.replace(rank, rank=1, allocated_gib=1.0), rank),
-        worst=0,
+        worst=1,  # place in ranks
         memory_gib=memory,
         fits=total <= 10.0,
         estimate_gib=memory,

@@ -120,17 +120,18 @@ def _dryrun(recipe: Recipe) -> Tried:
         return "not applicable", reason, None
     from meshwright.dryrun.run import prove
 
-    figures = executed(prove(recipe, clusters.cluster(recipe.cluster)))
+    # One process for all its ranks: whoever makes many cards runs many checks at a time.
+    figures = executed(prove(recipe, clusters.cluster(recipe.cluster), processes=1))
     return _fitting(figures.fits, figures.memory_gib, figures)
 
 
 def executed(proof: Proof) -> Executed:
     """What a card keeps of a dry run."""
-    worst = next(rank for rank in proof.ranks if rank.rank == proof.worst)
+    worst = proof.ranks[proof.worst]
     return Executed(
         world=proof.world,
         fits=proof.fits,
-        worst=proof.worst,
+        worst=worst.rank,
         memory_gib=_parts(proof.memory_gib),
         reserved_gib=rounded(worst.reserved_gib),
         peak_phase=worst.peak_phase,
