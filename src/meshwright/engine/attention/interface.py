@@ -16,7 +16,6 @@ from meshwright.engine.attention.axis import ContextAxis, Span, chunk_spans
 from meshwright.engine.attention.local import KERNELS, attend_local, refuse_dropout
 from meshwright.engine.attention.ring import Track, attend_blocks
 from meshwright.engine.attention.terms import Terms
-from meshwright.engine.kernels._where import is_dry
 from meshwright.errors import InputError, unknown
 
 NAME = "meshwright"
@@ -78,8 +77,7 @@ def attend(
 def _is_plain(module: Any, query: Tensor, value: Tensor, *terms: Any) -> bool:
     """Whether torch's own choice of kernel can be asked directly: no cp, no terms, one width, no wish for a kernel."""
     return (
-        not is_dry(query)  # for which torch would choose what no GPU runs
-        and getattr(module, "context", None) is None
+        getattr(module, "context", None) is None
         and getattr(module, "kernel", "auto") == "auto"
         and not getattr(module, "recompute_core", False)
         and all(term is None for term in terms)
