@@ -10,6 +10,7 @@ from meshwright.engine.data.source import Samples
 
 HELD_OUT = 1 << 20  # added to the seed of made-up samples that are only evaluated on
 NOISE = 0.1  # part of the tokens that follow no pattern
+TYPICAL = (256, 129)  # tokens of documents in turn: rows of like length are then filled up by a third
 
 
 class Mock:
@@ -29,3 +30,10 @@ class Mock:
         counted = (random.integers(self.vocab) + np.arange(length)) % self.vocab
         noise = random.integers(self.vocab, size=length)
         return np.where(random.random(length) < NOISE, noise, counted)
+
+
+def typical_documents(samples: int, width: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """The numbers of the documents that each token belongs to, [samples, width], for documents of typical lengths."""
+    pairs = -(-width // sum(TYPICAL))
+    numbers = np.repeat(np.arange(2 * pairs), TYPICAL * pairs)[:width]
+    return np.tile(numbers, (samples, 1))

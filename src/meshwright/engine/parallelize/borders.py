@@ -8,16 +8,24 @@ a causal mixer does not look. Rows of like length run together; at most half of 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from meshwright.engine.data.mock import typical_documents
+from meshwright.engine.kernels._where import is_dry
 from meshwright.engine.mesh import Axis
 from meshwright.engine.parallelize.regions import region_of
 
-Rows = tuple[torch.Tensor, ...]
+
+class Rows(NamedTuple):
+    """Documents of like length: the token in each place of their rows, which places hold one, and which token each."""
+
+    taken: torch.Tensor  # [documents, longest], counted through all samples; any token behind a document's end
+    inside: torch.Tensor  # [tokens], places of the rows laid end to end
+    tokens: torch.Tensor  # [tokens]
 
 
 def keep_documents_apart(layer: nn.Module) -> None:
@@ -59,10 +67,9 @@ def _each_apart(
     flat = hidden.flatten(0, 1)
     parts, places = [], []
     for rows in _plan(documents):
-        inside = rows >= 0
-        out = kind.forward(mixer, flat[rows.clamp(min=0)], *args, **kwargs)
-        parts.append(out[inside])
-        places.append(rows[inside])
+        out = kind.forward(mixer, flat[rows.taken], *args, **kwargs)
+        parts.append(out.flatten(0, 1)[rows.inside])
+        places.append(rows.tokens)
     back = torch.cat(places).argsort()
     return torch.cat(parts)[back].view(*hidden.shape[:2], -1)
 
@@ -70,11 +77,22 @@ def _each_apart(
 _plans: Any = WeakIdKeyDictionary()  # by the tensor of documents, which all layers of a micro batch share
 
 
-def _plan(documents: torch.Tensor) -> Rows:
-    found: Rows | None = _plans.get(documents)
+def _plan(documents: torch.Tensor) -> list[Rows]:
+    found: list[Rows] | None = _plans.get(documents)
     if found is None:
-        found = _plans[documents] = tuple(rows.to(documents.device) for rows in rows_of_documents(documents.cpu()))
+        every = rows_of_documents(_on_host(documents))
+        found = _plans[documents] = [_there(rows, documents.device) for rows in every]
     return found
+
+
+def _on_host(documents: torch.Tensor) -> torch.Tensor:
+    # A dry run's have no data; they are the typical ones.
+    return torch.from_numpy(typical_documents(*documents.shape)) if is_dry(documents) else documents.cpu()
+
+
+def _there(rows: torch.Tensor, device: torch.device) -> Rows:
+    inside = (rows >= 0).flatten().nonzero().flatten()
+    return Rows(*(part.to(device) for part in (rows.clamp(min=0), inside, rows.flatten()[inside])))
 
 
 def rows_of_documents(documents: torch.Tensor) -> list[torch.Tensor]:

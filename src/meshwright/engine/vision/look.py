@@ -14,12 +14,18 @@ the padding is dropped here, before anything is computed:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isqrt
 from typing import Any
 
 import torch
 
+from meshwright.engine.kernels._where import is_dry
+
 Told = dict[str, torch.Tensor]
+WINDOWS_AT_ONCE = 8  # in a dry run
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,8 @@ def look(model: Any, told: Told) -> Seen:
 
     They run on a blank image where there is none: ranks that share the tower's weights gather them together.
     """
+    if is_dry(told["pixels"]):
+        return _look_dry(model, told)
     pixels = _without_padding(told["pixels"], told["pixel_counts"])
     grids = _without_padding(told["grids"], told["image_counts"]) if "grids" in told else None
     if not len(pixels):
@@ -76,8 +84,65 @@ def _without_padding(padded: torch.Tensor, counts: torch.Tensor) -> torch.Tensor
     return padded[kept]
 
 
-def _features(model: Any, pixels: torch.Tensor, grids: torch.Tensor | None) -> Seen:
-    out = model.get_image_features(pixels, **({} if grids is None else {"image_grid_thw": grids}))
+def _look_dry(model: Any, told: Told) -> Seen:
+    """The same without data: no sample has padding, and all pictures are squares of one size."""
+    pixels = told["pixels"].flatten(0, 1).clone()
+    if "grids" not in told:
+        return _features(model, pixels, None)
+    images = told["grids"].shape[0] * told["grids"].shape[1]
+    side = isqrt(len(pixels) // images)
+    grids = torch.tensor([[1, side, side]]).expand(images, 3)  # on the host, where the tower can read it
+    tower = model.visual
+    known = {"position_ids": vision_utils().get_vision_position_ids(grids, tower.spatial_merge_size)}
+    if hasattr(tower, "num_grid_per_side"):
+        known |= zip(("interp_indices", "interp_weights"), _interpolation(tower, grids), strict=True)
+    known = {name: value.to(pixels.device) for name, value in known.items()}
+    if hasattr(tower, "window_size"):
+        known |= zip(("window_index", "cu_window_seqlens"), _windows(tower, grids), strict=True)
+    with _inputs_moved(getattr(tower, "embeddings", None), pixels.device):
+        return _features(model, pixels, grids, **known)
+
+
+def vision_utils() -> Any:
+    """What transformers' towers work out of the shapes of images before they compute."""
+    from transformers import vision_utils
+
+    return vision_utils
+
+
+def _interpolation(tower: Any, grids: torch.Tensor) -> Any:
+    return vision_utils().get_vision_interpolation_indices_and_weights(
+        grids,
+        num_grid_per_side=tower.num_grid_per_side,
+        mode=tower.interpolation_mode,
+        align_corners=tower.interpolation_align_corners,
+        spatial_merge_size=tower.config.spatial_merge_size,
+    )
+
+
+def _windows(tower: Any, grids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Windows of an image, several together: that is the same memory in fewer operations."""
+    index, ends = vision_utils().get_vision_window_index(
+        grids, tower.spatial_merge_size, tower.window_size, tower.patch_size
+    )
+    return index, torch.cat([ends[:-1:WINDOWS_AT_ONCE], ends[-1:]])
+
+
+@contextmanager
+def _inputs_moved(module: torch.nn.Module | None, device: torch.device) -> Iterator[None]:
+    """While it lasts, what a module is given comes to the device first."""
+    if module is None:
+        yield
+        return
+    hook = module.register_forward_pre_hook(lambda _, given: tuple(one.to(device) for one in given))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _features(model: Any, pixels: torch.Tensor, grids: torch.Tensor | None, **known: torch.Tensor) -> Seen:
+    out = model.get_image_features(pixels, **({} if grids is None else {"image_grid_thw": grids}), **known)
     found = out.pooler_output
     features = torch.cat(list(found)) if isinstance(found, (tuple, list)) else found.flatten(0, 1)
     return Seen(features, tuple(getattr(out, "deepstack_features", None) or ()))
