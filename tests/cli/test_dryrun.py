@@ -284,7 +284,7 @@ def test_too_little_host_memory_is_told_before_the_work(
 ) -> None:
     calls = proves(proof())
     monkeypatch.setattr(host, "_cores", lambda: 4)
-    need = host.gib_per_process(api.recipe("llama3_70b_pretrain_config"), api.find_cluster("64xH100"), exact=False)
+    need = host.gib_per_process(api.recipe("llama3_70b_pretrain_config"), api.find_cluster("64xH100"))
     monkeypatch.setattr(host, "free_gib", lambda: 2.5 * need)
     asked = ("dryrun", "llama3_70b_pretrain_config", "--gpus", "64xH100", "layout.pp=4", "--json")
     answer = meshwright(*asked)
@@ -301,14 +301,17 @@ def test_too_little_host_memory_is_told_before_the_work(
 
 
 def test_free_memory_is_the_containers_where_it_has_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, text in (
-        ("machine", "MemTotal: 9 kB\nMemAvailable: 4194304 kB\n"),
-        ("most", "3221225472"),
-        ("now", "1073741824"),
-    ):
+    gib = 1024**3
+    files = {
+        "machine": "MemTotal: 9 kB\nMemAvailable: 4194304 kB\n",
+        "most": str(3 * gib),
+        "now": str(2 * gib),
+        "memory.stat": f"anon 7\nold {gib}\n",  # of files that were read: it can be given up
+    }
+    for name, text in files.items():
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(host, "MEMINFO", tmp_path / "machine")
-    monkeypatch.setattr(host, "CGROUPS", ((tmp_path / "most", tmp_path / "now"),))
+    monkeypatch.setattr(host, "CGROUPS", ((tmp_path, "most", "now", "old"), (tmp_path / "none", "a", "b", "c")))
     assert host.free_gib() == pytest.approx(2.0)
     (tmp_path / "most").write_text("max")
     assert host.free_gib() == pytest.approx(4.0)

@@ -66,7 +66,7 @@ def _proven(recipe: Recipe, cluster: Cluster, exact: bool, processes: int | None
         raise InputError("must be at least 1", field="processes", value=processes)
     from meshwright.dryrun import host, run
 
-    host.require_memory(recipe, cluster, exact=exact, processes=processes)
+    host.require_memory(recipe, cluster, processes)
     try:
         return run.prove(recipe, cluster, exact=exact, processes=processes, progress=progress or (lambda _: None))
     except MeshwrightError:
