@@ -17,6 +17,8 @@ from meshwright.cli import timeline
 from meshwright.dryrun import host
 from meshwright.dryrun.types import Collective, Holder, Moment, Placement, Proof, RankProof
 from meshwright.engine.faults import RunError
+from meshwright.engine.start import RefusedError
+from meshwright.errors import InputError
 
 RECIPE, GPUS = "llama3_8b_pretrain_config", "8xH100"
 MEMORY_KEYS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead", "total", "capacity")
@@ -261,6 +263,16 @@ def test_a_failing_trace_is_a_failed_run(meshwright: Any, proves: Any) -> None:
     assert "a shape is wrong" in answer.json["error"]["message"]
     proves(RunError("rank 3 was killed"))
     assert meshwright("dryrun", RECIPE).code == 3
+
+
+def test_what_rules_refuse_is_a_no_and_an_unknown_class_is_bad_input(meshwright: Any, proves: Any) -> None:
+    found = api.check(RECIPE, gpus="2xH100", overrides=["layout.tp=8"]).findings
+    proves(RefusedError([one for one in found if one.severity == "error"]))
+    answer = meshwright("dryrun", RECIPE, "--gpus", "2xH100", "layout.tp=8", "--json")
+    assert answer.code == 1
+    assert "8 ranks per model copy do not divide 2 GPUs" in answer.json["error"]["message"]
+    proves(InputError("transformers has no class for it", field="model", value="x"))
+    assert meshwright("dryrun", RECIPE).code == 2
 
 
 def test_ctrl_c_ends_it_clearly(meshwright: Any, proves: Any) -> None:
