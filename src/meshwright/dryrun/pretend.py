@@ -192,6 +192,7 @@ def _changes() -> Iterator[tuple[Any, str, Any]]:
     # torch.tensor(…, device=…) makes the tensor on the host and moves it: the device has no memory to write to.
     yield FakeTensorMode, "avoid_device_init", property(lambda _: True)
     yield torch.Tensor, "record_stream", lambda *_: None
+    yield torch.accelerator, "current_stream", lambda *_: Stream()
     yield dist, "new_group", _fake_group(dist.new_group)
     # From 2.12 on pipelines first ask their neighbours whether shapes are known; here they are, and nobody answers.
     pipeline: Any = schedules._PipelineSchedule
