@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_iter, tree_map_only
 
-from meshwright.dryrun.pretend import NoData
+from meshwright.dryrun.pretend import NoData, Stream
 from meshwright.engine.kernels import _where
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -110,6 +110,9 @@ def compiling_as_inductor_would() -> Iterator[None]:
         )
         undo.callback(setattr, nn.Module, "compile", compile_module)
         nn.Module.compile = compile_for_memory  # type: ignore[method-assign]
+        # Tracing asks where the current stream is.
+        Stream.device = torch.device(_where.DRY, 0)  # type: ignore[attr-defined]
+        undo.callback(delattr, Stream, "device")
         # What the pretended GPU can do is known when a block is traced.
         capability._dynamo_marked_constant = True
         undo.callback(delattr, capability, "_dynamo_marked_constant")
@@ -119,19 +122,27 @@ def compiling_as_inductor_would() -> Iterator[None]:
 def play_back(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """A backend of torch.compile: inductor's decompositions and partition, and memory in place of kernels."""
     from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
 
     backend = aot_autograd(
         fw_compiler=_memory_of,
         bw_compiler=_memory_of,
         inference_compiler=_memory_of,
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=_partition,
         decompositions=select_decomp_table(),
         keep_inference_input_mutations=True,
     )
     made: Callable[..., Any] = backend(graph, inputs)
     return made
+
+
+def _partition(graph: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The forward and backward graph as inductor has them cut, where what changes nothing is left out first."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.fx_passes.post_grad import remove_noop_ops
+
+    remove_noop_ops(graph.graph)  # a name for a tensor would pass for another tensor to keep
+    return min_cut_rematerialization_partition(graph, inputs, **settings)
 
 
 def _memory_of(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
