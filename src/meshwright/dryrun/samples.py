@@ -48,7 +48,7 @@ def open_samples(recipe: Recipe, config: Any) -> Any:
     if hasattr(config, "get_text_config"):
         if getattr(config, "vision_config", None) is not None:
             return DryImages(optics_of(config), data.seq_length, data.packing)
-        return DryTokens(data.seq_length, packed=data.packing and recipe.goal != "pretrain")
+        return DryTokens(data.seq_length, packed=data.packing and not recipe.benchmark)
     return kind_of(recipe).open_source(dry_recipe(recipe), config, False, None)
 
 

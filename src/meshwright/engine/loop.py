@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from meshwright.engine import attention, experts, gradients
 from meshwright.engine.data.source import Batch, Loader, Source
+from meshwright.engine.kernels._where import has_data
 from meshwright.engine.kernels.noise import token_keys
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.stage import Stage
@@ -177,7 +178,7 @@ class Trainer:
     def _scale_allows(self, norm: torch.Tensor) -> bool:
         if self.scale is None:
             return True
-        finite = bool(torch.isfinite(norm))
+        finite = not has_data(norm) or bool(torch.isfinite(norm))
         self.scale.update(finite)
         return finite
 

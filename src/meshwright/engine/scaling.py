@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from meshwright.engine.kernels._where import DRY, has_data
+
 START = 2.0**16
 FACTOR = 2.0
 SMALLEST = 2.0**-14  # below it a loss is broken, not badly scaled
@@ -31,7 +33,7 @@ class LossScale:
         bad = self._overflows(local)
         if dist.is_initialized():
             dist.all_reduce(bad, op=dist.ReduceOp.MAX)
-        return not bool(bad.item())
+        return not has_data(bad) or not bool(bad.item())  # a dry run has no bad steps
 
     def update(self, finite: bool) -> None:
         """Takes note of a step; call it once for every `unscale`."""
@@ -55,11 +57,13 @@ class LossScale:
         device = gradients[0].device if gradients else _collective_device()
         bad = torch.zeros((), device=device)
         inverse = torch.full((), 1 / self.value, device=device)
-        if gradients:
+        if gradients and has_data(gradients[0]):  # in place: nothing comes into being
             torch._amp_foreach_non_finite_check_and_unscale_(gradients, bad, inverse)
         return bad.to(_collective_device()) if dist.is_initialized() else bad
 
 
 def _collective_device() -> torch.device:
-    on_gpu = dist.is_initialized() and "nccl" in dist.get_backend()
-    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    backend = dist.get_backend() if dist.is_initialized() else ""
+    if "fake" in backend:
+        return torch.device(DRY)
+    return torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")

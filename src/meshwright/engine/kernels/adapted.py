@@ -10,12 +10,14 @@ compiler would keep what an autograd function gives.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from meshwright.engine.kernels._where import is_dry
 from meshwright.engine.kernels.matmul import product_add
 from meshwright.engine.kernels.nf4 import unpack
 
@@ -38,19 +40,25 @@ def adapted_linear(
     The weight is a matrix [out, in], or [in, out] where inputs come first; with `scales` it is the codes of one.
     `tuned` sends the large products through the kernels that hold their speed on Hopper GPUs.
     """
-    out, _ = _adapted(x.flatten(0, -2), matrix, scales, a, b, scale, inputs_first, tuned)
+    function: Any = _DryAdapted.apply if _shows_its_steps(x) else _adapted
+    out, _ = function(x.flatten(0, -2), matrix, scales, a, b, scale, inputs_first, tuned)
     made: Tensor = out.view(*x.shape[:-1], b.shape[0])
     return made
 
 
 def packed_linear(x: Tensor, codes: Tensor, scales: Tensor, inputs_first: bool = False) -> Tensor:
     """What a frozen weight in four bits makes of x [..., in]."""
-    out: Tensor = _packed(x.flatten(0, -2), codes, scales, inputs_first)
+    function: Any = _DryPacked.apply if _shows_its_steps(x) else _packed
+    out: Tensor = function(x.flatten(0, -2), codes, scales, inputs_first)
     return out.view(*x.shape[:-1], out.shape[-1])
 
 
-@torch.library.custom_op("meshwright::adapted", mutates_args=(), schema=f"(Tensor x, {WEIGHT}) -> (Tensor, Tensor)")
-def _adapted(
+def _shows_its_steps(x: Tensor) -> bool:
+    """Whether what these operations make in between is to be seen: in a dry run, where it takes memory as on a GPU."""
+    return is_dry(x) and not torch.compiler.is_compiling()
+
+
+def _adapted_steps(
     x: Tensor,
     matrix: Tensor,
     scales: Tensor | None,
@@ -64,17 +72,17 @@ def _adapted(
     return _plus(low @ b.t(), x, _numbers(matrix, scales), not inputs_first, tuned), low
 
 
+_adapted = torch.library.custom_op(
+    "meshwright::adapted", _adapted_steps, mutates_args=(), schema=f"(Tensor x, {WEIGHT}) -> (Tensor, Tensor)"
+)
+
+
 @_adapted.register_fake
 def _(x: Tensor, matrix: Tensor, scales: Tensor | None, a: Tensor, b: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape[0], b.shape[0]), x.new_empty(x.shape[0], a.shape[0])
 
 
-@torch.library.custom_op(
-    "meshwright::adapted_backward",
-    mutates_args=(),
-    schema=f"(Tensor gradient, Tensor low, Tensor x, {WEIGHT}, bool wanted) -> (Tensor, Tensor, Tensor)",
-)
-def _adapted_backward(
+def _adapted_backward_steps(
     gradient: Tensor,
     low: Tensor,
     x: Tensor,
@@ -94,6 +102,14 @@ def _adapted_backward(
     if not wanted:
         return x.new_empty(0), by_a, by_b
     return _plus(by_low @ a, gradient, _numbers(matrix, scales), inputs_first, tuned), by_a, by_b
+
+
+_adapted_backward = torch.library.custom_op(
+    "meshwright::adapted_backward",
+    _adapted_backward_steps,
+    mutates_args=(),
+    schema=f"(Tensor gradient, Tensor low, Tensor x, {WEIGHT}, bool wanted) -> (Tensor, Tensor, Tensor)",
+)
 
 
 @_adapted_backward.register_fake
@@ -118,19 +134,27 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) 
     ctx.save_for_backward(output[1], x, matrix, scales, a, b)
 
 
-def _gradients(ctx: Any, gradient: Tensor, _: Tensor) -> Gradients:
+def _gradients(ctx: Any, gradient: Tensor, _: Tensor, backward: Any = _adapted_backward) -> Gradients:
     wanted = ctx.needs_input_grad[0]
-    by_x, by_a, by_b = _adapted_backward(gradient, *ctx.saved_tensors, *ctx.settings, wanted)
+    by_x, by_a, by_b = backward(gradient, *ctx.saved_tensors, *ctx.settings, wanted)
     return by_x if wanted else None, None, None, by_a, by_b, None, None, None
 
 
 _adapted.register_autograd(_gradients, setup_context=_remember)
 
 
-@torch.library.custom_op("meshwright::packed", mutates_args=())
-def _packed(x: Tensor, codes: Tensor, scales: Tensor, inputs_first: bool) -> Tensor:
+class _DryAdapted(torch.autograd.Function):
+    forward = staticmethod(_adapted_steps)
+    setup_context = staticmethod(_remember)
+    backward = staticmethod(partial(_gradients, backward=_adapted_backward_steps))
+
+
+def _packed_steps(x: Tensor, codes: Tensor, scales: Tensor, inputs_first: bool) -> Tensor:
     weight = _numbers(codes, scales)
     return x @ (weight if inputs_first else weight.t())
+
+
+_packed = torch.library.custom_op("meshwright::packed", _packed_steps, mutates_args=())
 
 
 @_packed.register_fake
@@ -143,11 +167,17 @@ def _remember_packed(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(codes, scales)
 
 
-def _packed_gradients(ctx: Any, gradient: Tensor) -> Gradients:
-    return _packed(gradient, *ctx.saved_tensors, not ctx.inputs_first), None, None, None
+def _packed_gradients(ctx: Any, gradient: Tensor, product: Any = _packed) -> Gradients:
+    return product(gradient, *ctx.saved_tensors, not ctx.inputs_first), None, None, None
 
 
 _packed.register_autograd(_packed_gradients, setup_context=_remember_packed)
+
+
+class _DryPacked(torch.autograd.Function):
+    forward = staticmethod(_packed_steps)
+    setup_context = staticmethod(_remember_packed)
+    backward = staticmethod(partial(_packed_gradients, product=_packed_steps))
 
 
 def _numbers(matrix: Tensor, scales: Tensor | None) -> Tensor:

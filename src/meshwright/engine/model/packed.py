@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from meshwright.engine.experts.storage import unpacked_shape
+from meshwright.engine.kernels._where import has_data
 from meshwright.engine.kernels.nf4 import pack, packed_shapes
 from meshwright.errors import InputError
 
@@ -104,5 +105,5 @@ def _pack(numbers: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> N
     weight, into, with_scales = (
         tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in (numbers, codes, scales)
     )
-    if into.numel():
+    if into.numel() and has_data(into):
         pack(weight, into, with_scales)

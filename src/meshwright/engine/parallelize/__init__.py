@@ -68,7 +68,7 @@ def parallelize(
             cut_experts(layer, mesh, recipe)
             balance_routers(layer, mesh, recipe, text)
         # Eight bits only change how a linear layer computes.
-        compute_low(stage, recipe.precision, text.num_hidden_layers)
+        compute_low(stage, recipe.precision, text.num_hidden_layers, mesh.device_type)
         tune(stage, recipe, mesh)
         # What is kept, computed again or moved away is settled before blocks are compiled.
         recompute_and_compile(stage, recipe)

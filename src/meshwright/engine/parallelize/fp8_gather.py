@@ -7,6 +7,7 @@ and the numbers are those of a weight gathered first and cast then.
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from meshwright.engine.kernels._where import has_data
 from meshwright.engine.kernels.fp8 import ACTIVATION, scale_for, scaled
 from meshwright.engine.kernels.fp8_weight import Fp8Weight
 from meshwright.engine.kernels.linears import Fp8Linear
@@ -79,9 +81,18 @@ def _travels(linear: Fp8Linear) -> bool:
 
 
 def _mark(parameter: Any) -> Fp8Shard:
+    if not has_data(parameter._local_tensor):
+        return _mark_dry(parameter._local_tensor)
     shard: Fp8Shard = torch.Tensor._make_subclass(Fp8Shard, parameter._local_tensor)
     parameter._local_tensor = shard
     return shard
+
+
+def _mark_dry(local: Any) -> Fp8Shard:
+    """The same for a tensor without data, which has a class of its own and keeps it."""
+    for method in (Fp8Shard.fsdp_pre_all_gather, Fp8Shard.fsdp_post_all_gather):
+        setattr(local, method.__name__, MethodType(method, local))
+    return local  # type: ignore[no-any-return]  # in all that sharding asks of it
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from meshwright.engine.experts import expert_blocks
-from meshwright.engine.kernels._where import capability, is_gpu
+from meshwright.engine.kernels._where import DRY, capability, is_gpu
 from meshwright.engine.kernels.fp8 import MULTIPLE, Scaling
 from meshwright.engine.kernels.linears import LOW, divides, tune_linears
 from meshwright.engine.kernels.mxfp8 import CAPABILITY
@@ -48,11 +48,11 @@ class LowPrecision:
         return [f"precision.matmul={self.matmul}: {count} compute in 8 bits", *stay]
 
 
-def compute_low(stage: Stage, precision: Precision, layers: int) -> None:
+def compute_low(stage: Stage, precision: Precision, layers: int, device_type: str = "cuda") -> None:
     """Makes the linear layers of a stage compute as the recipe says; `stage.low_precision` says which do."""
     if precision.matmul == "same":
         return
-    _check_offered(precision.matmul)
+    _check_offered(precision.matmul, device_type)
     scaling = SCALINGS[precision.matmul]
     low: list[str] = []
     kept: dict[str, str] = {}
@@ -74,7 +74,7 @@ def told(stages: list[Stage]) -> list[str]:
     return [line for one in found if one is not None for line in one.told()]
 
 
-def _check_offered(matmul: str) -> None:
+def _check_offered(matmul: str, device_type: str) -> None:
     if matmul not in SCALINGS:
         raise InputError(
             f"the engine computes linear layers in {', '.join(SCALINGS)} or as the rest",
@@ -82,9 +82,10 @@ def _check_offered(matmul: str) -> None:
             value=matmul,
             fix=("precision.matmul=fp8_tensor", "precision.matmul=same"),
         )
-    if matmul == "mxfp8" and torch.cuda.is_available() and torch.cuda.get_device_capability() < CAPABILITY:
+    dry = device_type == DRY
+    if matmul == "mxfp8" and (dry or torch.cuda.is_available()) and capability(DRY if dry else None) < CAPABILITY:
         raise InputError(
-            f"{torch.cuda.get_device_name()} has no products with a scale for each block of 32",
+            f"{'the GPU' if dry else torch.cuda.get_device_name()} has no products with a scale for each block of 32",
             field="precision.matmul",
             value=matmul,
             fix=("precision.matmul=fp8_row", "precision.matmul=fp8_tensor"),
