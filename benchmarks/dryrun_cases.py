@@ -77,6 +77,12 @@ DENSE = (
     Case("llama eager", "llama3_8b", (_layers(4), *HALF, *_samples(2, 1, 2048), "kernels.attention=eager")),
     _llama("llama offload", "layout.offload=activations", micro_batch=2),
     _llama("llama fp8", "precision.matmul=fp8_tensor"),
+    Case(
+        "llama masters, optimizer on the host",
+        "llama3_8b",
+        (_layers(1), *MASTERS, *_samples(2), "layout.offload=optimizer"),
+    ),
+    Case("llama 1B", "llama32_1b", (*HALF, *_samples(2))),
     _part("gemma2", "gemma2_2b", 6, 1, 8192),
     _part("gemma3", "gemma3_1b", 12, 2, 4096),
 )
@@ -87,7 +93,9 @@ EXPERTS = (
     _part("qwen3 experts full", "qwen3_30b_a3b", 4, 4, 4096, "layout.recompute=full"),
     Case("qwen3 experts masters", "qwen3_30b_a3b", (_layers(3), *MASTERS, *_samples(2))),
     _part("moonlight", "moonlight_16b", 4, 2, 4096),
+    _part("moonlight, parts again", "moonlight_16b", 4, 2, 4096, *_modules("mla_up_proj", "moe_act", "layernorm")),
     _part("deepseek-v3", "deepseek_v3", 4, 1, 4096, "architecture.experts=32"),
+    _part("deepseek-v3, two tokens ahead", "deepseek_v3", 4, 1, 4096, "architecture.experts=16", "train.mtp_loss=0.3"),
 )
 STATE_SPACE = (
     _part("qwen3-next", "qwen3_next_80b_a3b", 4, 1, 1024, "architecture.experts=64"),

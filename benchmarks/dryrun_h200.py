@@ -1,6 +1,6 @@
 """What our engine really takes of a GPU's memory, for the comparison with the dry run.
 
-    python -m benchmarks.dryrun_h200 measure OUT.json [--tiny] [CASE ...]
+    python -m benchmarks.dryrun_h200 measure OUT.json [--tiny] [--trace=FOLDER] [CASE ...]
     python -m benchmarks.dryrun_h200 workspaces OUT.json [--tiny]
     python -m benchmarks.dryrun_h200 join OUT.json PART.json ...
 
@@ -8,14 +8,18 @@
 built as a run of one rank builds it. For every phase it notes the allocated bytes at its start, end and peak.
 `workspaces` measures what single operations take beside their inputs and outputs. Cases can be named, whole or by a
 pattern (`llama*`); `plain_allocator` stands for those that are also measured without expandable segments. The setting
-is PYTORCH_CUDA_ALLOC_CONF, and is noted in every row. `--tiny` tries the script on a CPU: its numbers are all 0.
+is PYTORCH_CUDA_ALLOC_CONF, and is noted in every row. `--trace` also writes what the second step of every case
+allocates and frees, one line each: to find where a prediction leaves reality (torch 2.11 cannot trace a recompute that
+stops early inside a function of autograd's own). `--tiny` tries the script on a CPU: its numbers are all 0.
 """
 
 from __future__ import annotations
 
 import gc
+import gzip
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -56,6 +60,8 @@ from meshwright.recipes.types import Kernels, Recipe
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
 TINY = "--tiny" in sys.argv
+TRACES = next((Path(a.partition("=")[2]) for a in sys.argv if a.startswith("--trace=")), None)
+TRACED = 1  # the number of the step that is traced: the first one that has its optimizer's state
 CONVENTION = """Bytes. Of a case, allocated, requested and reserved are the most over its whole life; a phase has what
 was allocated where it began and ended, and its peaks; before is allocated when nothing is built, left when everything
 is destroyed. Of an operation, saved is what stays beside its outputs, transient what is taken beside inputs, outputs,
@@ -167,6 +173,42 @@ def job_of(case: Case) -> Job:
     return Job(recipe=recipe, config=config.to_dict(), case=judgement, folder="")
 
 
+@contextmanager
+def traced(name: str, number: int) -> Iterator[None]:
+    """Writes what a step allocates and frees, where that is asked for and it is the step's turn."""
+    if TRACES is None or number != TRACED or not ON_GPU:
+        yield
+        return
+    torch.cuda.memory._record_memory_history(max_entries=10**6, stacks="python")
+    try:
+        yield
+        torch.cuda.synchronize()
+        entries = torch.cuda.memory._snapshot()["device_traces"][DEVICE.index]
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    TRACES.mkdir(parents=True, exist_ok=True)
+    with gzip.open(TRACES / f"{re.sub('[^a-z0-9]+', '_', name.lower())}.txt.gz", "wt") as file:
+        file.writelines(events(entries))
+
+
+def events(entries: list[Any]) -> Iterator[str]:
+    """A line for each block that is taken (+ its number, bytes asked for, who asked) or given back (-)."""
+    numbers: dict[int, int] = {}  # by address, which later blocks use again
+    for number, entry in enumerate(entries):
+        if entry["action"] == "alloc":
+            numbers[entry["addr"]] = number
+            yield f"+{number} {entry['size']} {asker(entry['frames'])}\n"
+        elif entry["action"] == "free_requested":
+            yield f"-{numbers.pop(entry['addr'], 'before')} {entry['size']} {asker(entry['frames'])}\n"
+
+
+def asker(frames: list[dict[str, Any]]) -> str:
+    """The innermost places in the engine's and the model's code that lead to an allocation."""
+    known = [f for f in frames if any(room in f["filename"] for room in ("meshwright", "transformers/models"))]
+    inner = "/".join(Path(frames[0]["filename"]).parts[-2:]) + f":{frames[0]['line']}" if frames else "?"
+    return " < ".join([inner, *(f"{Path(f['filename']).name}:{f['line']}:{f['name']}" for f in known[:4])])
+
+
 def life(job: Job) -> dict[str, Any]:
     """Builds the trainer of a job and takes its steps; what it took of the device."""
     meter, before, retried = Meter(), allocated(), retries()
@@ -177,7 +219,8 @@ def life(job: Job) -> dict[str, Any]:
     found: list[Any] = []
     for number in range(STEPS):
         meter.step = number + 1
-        found.append(trainer.step(number, meter).losses)
+        with traced(job.recipe.name, number):
+            found.append(trainer.step(number, meter).losses)
     parameters = [p for stage in trainer.stages for p in stage.parameters()]
     row = {
         "before": before,
@@ -224,8 +267,8 @@ def chosen(names: list[str]) -> list[Case]:
 def measure(out: Path, names: list[str]) -> None:
     """Measures cases one after the other."""
     began = time.monotonic()
-    own = {"device_id": DEVICE} if ON_GPU else {}
-    dist.init_process_group("nccl" if ON_GPU else "gloo", store=dist.HashStore(), rank=0, world_size=1, **own)
+    backend, own = ("nccl", DEVICE) if ON_GPU else ("gloo", None)
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, device_id=own)
     rows: list[dict[str, Any]] = []
     for case in chosen(names):
         if time.monotonic() - began > SECONDS:
@@ -298,8 +341,8 @@ def attention(terms: Terms, kernel: str = "auto", **more: Any) -> Callable[..., 
     """Attention as a layer calls it."""
 
     def run(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
-        turned = (one.transpose(1, 2) for one in (q, k, v))
-        return attend_local(*turned, terms, sinks=sinks, kernel=kernel, **{n: make() for n, make in more.items()})
+        q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+        return attend_local(q, k, v, terms, sinks, kernel=kernel, **{n: make() for n, make in more.items()})
 
     return run
 
@@ -442,10 +485,9 @@ def probed(probe: Probe) -> dict[str, Any]:
         row["inputs"] = [f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in given]
         before = allocated()
         made, first = forward(probe, given)
-        if probe.backward:
-            first |= {"backward": backward(given, made)}
+        row["first"] = {**first, "backward": backward(given, made)} if probe.backward else first
         del made
-        row |= {"first": first, "stays": allocated() - before}
+        row["stays"] = allocated() - before
         made, again = forward(probe, given)
         row["forward"] = again
         if probe.backward:
