@@ -47,7 +47,8 @@ class TunedLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """The same numbers as torch's linear layer, but for the order of sums."""
         out: Tensor = product(input.flatten(0, -2), self.weight, False, True)
-        out = out.view(*input.shape[:-1], self.out_features)
+        # The width of the weight: that of the layer counts what all tensor-parallel ranks hold.
+        out = out.view(*input.shape[:-1], self.weight.shape[0])
         return out if self.bias is None else out + self.bias
 
 
