@@ -63,6 +63,7 @@ class Ledger:
         self.device_type = device_type
         self.blocks: list[Block] = []
         self.segments: list[Segment] = [Segment(Key(-1, "build"))]
+        self.stands_for: dict[int, tuple[Key, int]] = {}  # block -> the pass it stands in, and the block it is like
         self._closed = 0
         self._live: dict[int, tuple[int, Any]] = {}  # storage -> its block, and the reference that watches it
 
@@ -127,6 +128,11 @@ class Ledger:
             found = self._live.get(storage._cdata) if storage is not None else None
             if found is not None:
                 self.blocks[found[0]].part = part
+
+    def block_of(self, tensor: Any) -> int:
+        """The number of the block that a tensor lies in; -1 where it is none of the device's."""
+        found = self._live.get(_storage(tensor)._cdata)
+        return found[0] if found is not None else -1
 
     @contextmanager
     def open(self) -> Iterator[None]:

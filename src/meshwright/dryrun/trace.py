@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch.distributed.fsdp import FSDPModule
-
-from meshwright.dryrun.ledger import Key, Ledger
+from meshwright.dryrun.ledger import Ledger
+from meshwright.dryrun.marks import Marks, shortened_batch
+from meshwright.dryrun.pipeline import can_leave_out, follow_pipeline
 from meshwright.dryrun.pretend import pretending
 from meshwright.engine.kinds import Kind
-from meshwright.engine.loop import Trainer, Watch
+from meshwright.engine.loop import Trainer
 from meshwright.engine.mesh import Mesh, build_mesh
 from meshwright.engine.metrics import optimizer_tensors
 from meshwright.recipes.types import Recipe
@@ -24,16 +21,31 @@ STEPS = 2  # the first makes the optimizer's state, the second has it from the s
 
 
 @dataclass(frozen=True)
+class Cut:
+    """The layers of one of the rank's pipeline chunks: all, those that were traced, and for each who stands for it."""
+
+    layers: list[int]
+    kept: list[int]
+    like: list[int]
+
+
+@dataclass(frozen=True)
 class Trace:
     """What was noted of one rank."""
 
     ledger: Ledger
     axes: dict[str, tuple[str, int]]  # of every group: the axis it is along, and its ranks
+    chunks: list[Cut]
+    micro_batches: int  # of a step
+    traced_micro_batches: list[int]
+    pipelined: bool
     cpu_s: float
 
 
-def trace(recipe: Recipe, kind: Kind, config: Any, world: int, rank: int, capability: tuple[int, int]) -> Trace:
-    """Builds the trainer of a rank and takes its first two steps."""
+def trace(
+    recipe: Recipe, kind: Kind, config: Any, world: int, rank: int, capability: tuple[int, int], shortened: bool = True
+) -> Trace:
+    """Builds the trainer of a rank and takes its first two steps, all of them or shortened."""
     began = time.process_time()
     ledger = Ledger()
     with pretending(world, rank, ledger.saw, capability) as device, ledger.open():
@@ -42,40 +54,30 @@ def trace(recipe: Recipe, kind: Kind, config: Any, world: int, rank: int, capabi
         trainer = kind.trainer()(recipe, config, mesh, device, source, None)
         ledger.tag((p for stage in trainer.stages for p in stage.parameters()), "weights")
         ledger.tag((b for stage in trainer.stages for b in stage.buffers()), "weights")
-        watch = Marks(ledger, trainer)
+        watch = Marks(ledger, trainer, shortened)
+        kept = watch.micro_batches
+        if kept is None or not (trainer.pipeline is None or can_leave_out(trainer)):
+            kept = list(range(trainer.micro_batches))
+        if trainer.pipeline is not None:
+            follow_pipeline(trainer, watch, kept)
+        else:
+            _shorten_batches(trainer, kept)
         for number in range(STEPS):
             watch.step = number
             trainer.step(number, watch, figures=False)
             ledger.tag(optimizer_tensors(trainer.optimizer.state), "optimizer")
         axes = groups_of(mesh)
+        chunks = [Cut(chunk.numbers, chunk.kept, chunk.like) for chunk in watch.chunks]
+        count, pipelined = trainer.micro_batches, trainer.pipeline is not None
         trainer.close()
         del trainer, source, watch
         gc.collect()
-    return Trace(ledger, axes, time.process_time() - began)
+    return Trace(ledger, axes, chunks, count, kept, pipelined, time.process_time() - began)
 
 
-class Marks(Watch):
-    """Writes into the book which part of the step begins."""
-
-    def __init__(self, ledger: Ledger, trainer: Trainer) -> None:
-        self.ledger, self.trainer = ledger, trainer
-        self.step = 0
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        if name == "optimizer":
-            self.ledger.tag(_gradients(self.trainer), "gradients")
-            self.ledger.mark(Key(self.step, "gradients"))
-        else:
-            self.ledger.mark(Key(self.step, "data" if name == "data" else "forward"))
-        yield
-
-    def hear(self, stops: torch.Tensor) -> None:
-        self.ledger.mark(Key(self.step, "optimizer"))
-
-
-def _gradients(trainer: Trainer) -> Iterator[Any]:
-    return (p.grad for stage in trainer.stages for p in stage.parameters() if p.grad is not None)
+def _shorten_batches(trainer: Trainer, kept: list[int]) -> None:
+    whole = trainer.loader.batch
+    trainer.loader.batch = lambda step: shortened_batch(whole(step), kept)
 
 
 def groups_of(mesh: Mesh) -> dict[str, tuple[str, int]]:
@@ -91,6 +93,3 @@ def groups_of(mesh: Mesh) -> dict[str, tuple[str, int]]:
             if one.size() > 1:
                 found[one.get_group().group_name] = (name, one.size())
     return found
-
-
-__all__ = ["FSDPModule", "Marks", "Trace", "groups_of", "trace"]
