@@ -146,7 +146,11 @@ class NoData(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if FakeTensor not in types and not _goes_there(kwargs.get("device")) and not _leaves_meta(args, kwargs):
+        if (
+            FakeTensor not in types
+            and not _goes_there(kwargs.get("device"))
+            and not _waits_on_the_host(func, args, kwargs)
+        ):
             return func(*args, **kwargs)
         if self._inside:
             return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
@@ -164,10 +168,9 @@ def _goes_there(device: Any) -> bool:
     return device is not None and torch.device(device).type == DRY
 
 
-def _leaves_meta(args: Any, kwargs: Any) -> bool:
-    """Whether memory of the host is asked for something that has no data: weights that wait there."""
-    first = args[0] if args else None
-    return isinstance(first, torch.Tensor) and first.is_meta and _is_host(kwargs.get("device"))
+def _waits_on_the_host(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether the host's memory is asked for something that has no data: weights that are kept there."""
+    return func is torch.ops.aten.empty_like.default and args[0].is_meta and _is_host(kwargs.get("device"))
 
 
 def _is_host(device: Any) -> bool:
