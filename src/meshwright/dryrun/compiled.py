@@ -8,6 +8,7 @@ between lives in registers.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -76,17 +77,37 @@ class Shape(NamedTuple):
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Call:
-    """One kernel of a compiled graph: what it makes, whose memory it takes over, and what nobody reads after it."""
+    """One operation of a graph that reads and makes buffers."""
 
     operation: Any
     args: Any
     kwargs: Any
     makes: dict[Slot, Shape]
-    reads: set[Slot]
+    reads: frozenset[Slot]
+    space: tuple[int, ...] = ()  # elements that its kernel goes through; operations with as many share a kernel
+
+
+@dataclass
+class Kernel:
+    """Operations that run as one: whose memory they take over, and what nobody reads after them."""
+
+    calls: list[Call]
+    unmade: set[Slot] = field(default_factory=set)  # what is read inside alone
     takes: dict[Slot, Slot] = field(default_factory=dict)
     ends: list[Slot] = field(default_factory=list)
+
+    @property
+    def makes(self) -> dict[Slot, Shape]:
+        """The buffers that there are after it."""
+        return {slot: shape for call in self.calls for slot, shape in call.makes.items() if slot not in self.unmade}
+
+    @property
+    def reads(self) -> set[Slot]:
+        """The buffers that there are before it."""
+        own = {slot for call in self.calls for slot in call.makes}
+        return {slot for call in self.calls for slot in call.reads} - own
 
 
 @contextmanager
@@ -155,30 +176,51 @@ def _memory_of(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]],
         seen = _book()
         for slot in plan.never_read:
             held.pop(slot)
-        for call in plan.calls:
-            _carry_out(call, held, seen)
+        for kernel in plan.kernels:
+            _carry_out(kernel, held, seen)
         return [_result(one, held) for one in plan.results]
 
     run._boxed_call = True  # type: ignore[attr-defined]  # torch asks for it
     return run
 
 
-def _carry_out(call: Call, held: dict[Slot, Any], seen: Any) -> None:
-    for slot, source in call.takes.items():
-        held[slot] = held.pop(source)
-    made = [held[slot] if slot in call.takes else shape.make() for slot, shape in call.makes.items()]
-    held.update(zip(call.makes, made, strict=True))
-    if seen is not None:
-        seen(call.operation, call.args, call.kwargs, made[0] if len(made) == 1 else tuple(made))
-    for slot in call.ends:
+def _carry_out(kernel: Kernel, held: dict[Slot, Any], seen: Any) -> None:
+    taken = {slot: held.pop(source) for slot, source in kernel.takes.items()}
+    for call in kernel.calls:
+        made = {
+            slot: taken[slot] if slot in taken else _make(shape, seen)
+            for slot, shape in call.makes.items()
+            if slot not in kernel.unmade
+        }
+        held.update(made)
+        if seen is not None and (made or not _is_fused(call.operation)):
+            seen(call.operation, call.args, call.kwargs, tuple(made.values()))
+    for slot in kernel.ends:
         held.pop(slot, None)
+
+
+def _make(shape: Shape, seen: Any) -> Tensor:
+    """A buffer; the book hears of it with the operation that writes it."""
+    if seen is None or shape.device.type != _where.DRY:
+        return shape.make()
+    mode = _pretending()
+    mode.seen = None
+    try:
+        return shape.make()
+    finally:
+        mode.seen = seen
 
 
 def _book() -> Any:
     """Who is told of operations on the pretended device."""
+    mode = _pretending()
+    return None if mode is None else mode.seen
+
+
+def _pretending() -> Any:
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-    return next((mode.seen for mode in _get_current_dispatch_mode_stack() if isinstance(mode, NoData)), None)
+    return next((mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, NoData)), None)
 
 
 def _result(one: Any, held: dict[Slot, Any]) -> Any:
@@ -206,9 +248,10 @@ class Plan:
         self.calls: list[Call] = []
         for node in nodes:
             self._add(node)
-        leaving = output.args[0]
-        self.results = [self._leaves(one) for one in leaving if True]  # type: ignore[union-attr]
+        leaving: Any = output.args[0]
+        self.results = [self._leaves(one) for one in leaving]
         kept = {one[0] for one in self.results if isinstance(one, tuple)}
+        self.kernels = _fuse(self.calls)
         self.never_read = self._end_buffers(kept)
 
     def _add(self, node: fx.Node) -> None:
@@ -228,7 +271,7 @@ class Plan:
                 self._reads[node] = self._reads[node.all_input_nodes[0]]
             else:
                 self._reads[node] = frozenset(makes)
-            self.calls.append(Call(node.target, *_told(node), makes, set(read)))
+            self.calls.append(Call(node.target, *_told(node), makes, read, _space(node)))
 
     def _item(self, node: fx.Node, read: frozenset[Slot]) -> frozenset[Slot]:
         source, index = node.args
@@ -247,30 +290,109 @@ class Plan:
 
     def _end_buffers(self, kept: set[Slot]) -> list[Slot]:
         """Notes after which kernel each buffer is free; says which inputs are free at once."""
-        waiting: set[Slot] = set(kept)
         made = {slot: shape for call in self.calls for slot, shape in call.makes.items()}
-        for call in reversed(self.calls):
-            last = (call.reads | set(call.makes)) - waiting
-            call.ends = sorted(last, key=lambda slot: (slot.node.name, slot.result))
+        waiting: set[Slot] = set(kept)
+        for kernel in reversed(self.kernels):
+            own = {slot for call in kernel.calls for slot in call.makes}
+            inside = {slot for call in kernel.calls for slot in call.reads} & own
+            kernel.unmade = inside - waiting
+            last = (kernel.reads | set(kernel.makes)) - waiting
+            kernel.ends = sorted(last, key=lambda slot: (slot.node.name, slot.result))
             waiting |= last
-            if _may_overwrite(call):
-                _overwrite(call, made, last)
+            _overwrite(kernel, made)
         return [slot for slot in self.inputs if slot not in waiting]
 
 
-def _may_overwrite(call: Call) -> bool:
-    return _short(call.operation) in IN_PLACE or _is_fused(call.operation)
+def _overwrite(kernel: Kernel, made: dict[Slot, Shape]) -> None:
+    """A kernel writes into a buffer of its graph that one of its operations reads for the last time, if sizes agree."""
+    free = [slot for slot in kernel.ends if slot in made and sum(slot in call.reads for call in kernel.calls) == 1]
+    for call in kernel.calls:
+        if not (_is_fused(call.operation) or _short(call.operation) in IN_PLACE):
+            continue
+        for slot, shape in call.makes.items():
+            fits = (s for s in free if s in call.reads and _room(made[s]) == _room(shape))
+            fit = next(fits, None)
+            if fit is not None and slot not in kernel.unmade:
+                kernel.takes[slot] = fit
+                free.remove(fit)
+                kernel.ends.remove(fit)
 
 
-def _overwrite(call: Call, made: dict[Slot, Shape], last: set[Slot]) -> None:
-    """A pointwise kernel writes into a buffer of its graph that it reads for the last time, where sizes agree."""
-    free = [slot for slot in call.ends if slot in made and slot not in call.makes]
-    for slot, shape in call.makes.items():
-        fit = next((s for s in free if (made[s].bytes, made[s].dtype) == (shape.bytes, shape.dtype)), None)
-        if fit is not None:
-            call.takes[slot] = fit
-            free.remove(fit)
-            call.ends.remove(fit)
+def _room(shape: Shape) -> tuple[int, torch.dtype]:
+    return shape.bytes, shape.dtype
+
+
+def _fuse(calls: list[Call]) -> list[Kernel]:
+    """Operations that go through equally many elements and share what they read run as one, where the order allows it.
+
+    Such a kernel holds all that its operations read and make at once, which is where a layer's memory peaks.
+    """
+    maker = {slot: number for number, call in enumerate(calls) for slot in call.makes}
+    before = [0] * len(calls)  # bits: what has to run before each
+    for number, call in enumerate(calls):
+        for slot in call.reads & maker.keys():
+            before[number] |= before[maker[slot]] | 1 << maker[slot]
+    kernels: dict[int, list[int]] = {number: [number] for number in range(len(calls))}
+    reads = {number: set(call.reads) | set(call.makes) for number, call in enumerate(calls)}
+    for first in range(len(calls)):
+        for second in range(first + 1, len(calls)):
+            if first not in kernels or second not in kernels or not calls[first].space:
+                continue
+            if calls[first].space != calls[second].space or not reads[first] & reads[second]:
+                continue
+            if _is_between(first, second, before, kernels) or _is_between(second, first, before, kernels):
+                continue
+            kernels[first] += kernels.pop(second)
+            reads[first] |= reads.pop(second)
+            _join(first, second, before, kernels)
+    return [Kernel([calls[number] for number in sorted(kernels[one])]) for one in _in_order(kernels, before)]
+
+
+def _is_between(first: int, last: int, before: list[int], kernels: dict[int, list[int]]) -> bool:
+    """Whether something has to run after the one and before the other."""
+    return any(k not in (first, last) and before[last] >> k & 1 and before[k] >> first & 1 for k in kernels)
+
+
+def _join(first: int, second: int, before: list[int], kernels: dict[int, list[int]]) -> None:
+    """What has to run before either of two runs before both, and both before what waits for either."""
+    both = 1 << first | 1 << second
+    before[first] = (before[first] | before[second]) & ~both
+    for number in kernels:
+        if number != first and before[number] & both:
+            before[number] |= before[first] | 1 << first
+
+
+def _in_order(kernels: dict[int, list[int]], before: list[int]) -> Iterator[int]:
+    """The kernels by their first operation, each after what it waits for."""
+    done = 0
+
+    def visit(number: int) -> Iterator[int]:
+        nonlocal done
+        if done >> number & 1:
+            return
+        done |= 1 << number
+        for other in kernels:
+            if before[number] >> other & 1:
+                yield from visit(other)
+        yield number
+
+    for number in kernels:
+        yield from visit(number)
+
+
+def _space(node: fx.Node) -> tuple[int, ...]:
+    """How many elements the kernel of a node goes through; none where the node is a call of its own."""
+    if _is_fused(node.target):
+        return (max(shape_elements(shape) for _, shape in _shapes(node.meta["val"])),)
+    if _is_reduction(node.target):
+        value = node.all_input_nodes[0].meta["val"]
+        return (value.numel(),)
+    return ()
+
+
+def shape_elements(shape: Shape) -> int:
+    """How many elements a buffer has."""
+    return math.prod(shape.size)
 
 
 def _stored(nodes: list[fx.Node]) -> set[fx.Node]:
