@@ -44,6 +44,7 @@ class Block:
     operation: str
     origin: Origin
     segment: int  # in which it was made
+    stream: int  # on which it was made; 0 is that of the build
 
 
 @dataclass
@@ -65,6 +66,7 @@ class Ledger:
         self.segments: list[Segment] = [Segment(Key(-1, "build"))]
         self.stands_for: dict[int, tuple[Key, int]] = {}  # block -> the pass it stands in, and the block it is like
         self._closed = 0
+        self._streams: dict[Any, int] = {}  # those that blocks were made on, in order
         self._live: dict[int, tuple[int, Any]] = {}  # storage -> its block, and the reference that watches it
 
     def mark(self, key: Key) -> None:
@@ -101,7 +103,10 @@ class Ledger:
     def _add(self, storage: Any, size: int, operation: str, origin: Origin) -> None:
         number = len(self.blocks)
         rounded = -(-size // ROUNDING) * ROUNDING
-        self.blocks.append(Block(rounded, origin.part, operation, origin, len(self.segments) - 1))
+        stream = self._streams.setdefault(
+            torch.get_device_module(self.device_type).current_stream(), len(self._streams)
+        )
+        self.blocks.append(Block(rounded, origin.part, operation, origin, len(self.segments) - 1, stream))
         self.segments[-1].events.append(number)
         key = storage._cdata
         self._live[key] = (number, weakref.ref(storage, lambda _: self._remove(key)))

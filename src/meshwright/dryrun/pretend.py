@@ -63,7 +63,7 @@ class Backend:
 
     def __init__(self) -> None:
         self.Stream, self.Event = Stream, Event
-        self._stream = Stream()
+        self._streams = [Stream()]  # those entered, the current one last
 
     def is_initialized(self) -> bool:
         return True
@@ -87,10 +87,15 @@ class Backend:
     def manual_seed_all(self, _: int) -> None: ...
 
     def current_stream(self, *_: Any) -> Stream:
-        return self._stream
+        return self._streams[-1]
 
-    def stream(self, stream: Stream | None) -> Stream:
-        return stream or self._stream
+    @contextmanager
+    def stream(self, stream: Stream | None) -> Iterator[None]:
+        self._streams.append(stream or self._streams[-1])
+        try:
+            yield
+        finally:
+            self._streams.pop()
 
     def synchronize(self, *_: Any) -> None: ...
 
