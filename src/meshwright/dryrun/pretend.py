@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from meshwright.engine.kernels._where import DRY, PRETENDED
+from meshwright.engine.kernels._where import DRY, PRETENDED, STEPS
 from meshwright.engine.kernels.dry import register_operations
 
 Seen = Callable[[Any, Any, Any, Any], None]
@@ -159,6 +159,9 @@ class NoData(FakeTensorMode):
             return func(*args, **kwargs)
         if self._inside:
             return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        if func in STEPS:
+            with self:
+                return STEPS[func](*args, **kwargs)
         self._inside = True
         try:
             result = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]

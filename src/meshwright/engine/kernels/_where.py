@@ -14,6 +14,9 @@ from torch.utils._pytree import tree_map_only
 DRY = "drygpu"  # the device of a dry run: a GPU without memory
 PRETENDED: ContextVar[tuple[int, int]] = ContextVar("PRETENDED", default=(9, 0))  # what that GPU can compute
 
+# Operations of our own that make memory in between, and what they do; a dry run carries it out one by one.
+STEPS: dict[Any, Callable[..., Any]] = {}
+
 
 def is_gpu(device: torch.device | str) -> bool:
     """Whether a device is a GPU, be it one that a dry run pretends."""

@@ -10,14 +10,13 @@ compiler would keep what an autograd function gives.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from meshwright.engine.kernels._where import is_dry
+from meshwright.engine.kernels._where import STEPS
 from meshwright.engine.kernels.matmul import product_add
 from meshwright.engine.kernels.nf4 import unpack
 
@@ -40,22 +39,15 @@ def adapted_linear(
     The weight is a matrix [out, in], or [in, out] where inputs come first; with `scales` it is the codes of one.
     `tuned` sends the large products through the kernels that hold their speed on Hopper GPUs.
     """
-    function: Any = _DryAdapted.apply if _shows_its_steps(x) else _adapted
-    out, _ = function(x.flatten(0, -2), matrix, scales, a, b, scale, inputs_first, tuned)
+    out, _ = _adapted(x.flatten(0, -2), matrix, scales, a, b, scale, inputs_first, tuned)
     made: Tensor = out.view(*x.shape[:-1], b.shape[0])
     return made
 
 
 def packed_linear(x: Tensor, codes: Tensor, scales: Tensor, inputs_first: bool = False) -> Tensor:
     """What a frozen weight in four bits makes of x [..., in]."""
-    function: Any = _DryPacked.apply if _shows_its_steps(x) else _packed
-    out: Tensor = function(x.flatten(0, -2), codes, scales, inputs_first)
+    out: Tensor = _packed(x.flatten(0, -2), codes, scales, inputs_first)
     return out.view(*x.shape[:-1], out.shape[-1])
-
-
-def _shows_its_steps(x: Tensor) -> bool:
-    """Whether what these operations make in between is to be seen: in a dry run, where it takes memory as on a GPU."""
-    return is_dry(x) and not torch.compiler.is_compiling()
 
 
 def _adapted_steps(
@@ -134,19 +126,13 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) 
     ctx.save_for_backward(output[1], x, matrix, scales, a, b)
 
 
-def _gradients(ctx: Any, gradient: Tensor, _: Tensor, backward: Any = _adapted_backward) -> Gradients:
+def _gradients(ctx: Any, gradient: Tensor, _: Tensor) -> Gradients:
     wanted = ctx.needs_input_grad[0]
-    by_x, by_a, by_b = backward(gradient, *ctx.saved_tensors, *ctx.settings, wanted)
+    by_x, by_a, by_b = _adapted_backward(gradient, *ctx.saved_tensors, *ctx.settings, wanted)
     return by_x if wanted else None, None, None, by_a, by_b, None, None, None
 
 
 _adapted.register_autograd(_gradients, setup_context=_remember)
-
-
-class _DryAdapted(torch.autograd.Function):
-    forward = staticmethod(_adapted_steps)
-    setup_context = staticmethod(_remember)
-    backward = staticmethod(partial(_gradients, backward=_adapted_backward_steps))
 
 
 def _packed_steps(x: Tensor, codes: Tensor, scales: Tensor, inputs_first: bool) -> Tensor:
@@ -167,17 +153,17 @@ def _remember_packed(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(codes, scales)
 
 
-def _packed_gradients(ctx: Any, gradient: Tensor, product: Any = _packed) -> Gradients:
-    return product(gradient, *ctx.saved_tensors, not ctx.inputs_first), None, None, None
+def _packed_gradients(ctx: Any, gradient: Tensor) -> Gradients:
+    return _packed(gradient, *ctx.saved_tensors, not ctx.inputs_first), None, None, None
 
 
 _packed.register_autograd(_packed_gradients, setup_context=_remember_packed)
 
 
-class _DryPacked(torch.autograd.Function):
-    forward = staticmethod(_packed_steps)
-    setup_context = staticmethod(_remember_packed)
-    backward = staticmethod(partial(_packed_gradients, product=_packed_steps))
+# What they make in between takes memory, which a dry run is to see.
+STEPS[torch.ops.meshwright.adapted.default] = _adapted_steps
+STEPS[torch.ops.meshwright.adapted_backward.default] = _adapted_backward_steps
+STEPS[torch.ops.meshwright.packed.default] = _packed_steps
 
 
 def _numbers(matrix: Tensor, scales: Tensor | None) -> Tensor:

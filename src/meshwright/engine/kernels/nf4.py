@@ -79,7 +79,7 @@ def unpack(codes: Tensor, scales: Tensor) -> Tensor:
     scales = scales.contiguous()
     if on_gpu(codes):
         return _on_gpu(codes, scales)
-    levels = _levels(codes.device)
+    levels = _levels_beside(codes)
     numbers = torch.stack([levels[(codes >> 4).int()], levels[(codes & 15).int()]], -1).view(*scales.shape, -1)
     return (numbers * scales[..., None].float()).to(scales.dtype).view(*codes.shape[:-1], -1)
 
@@ -87,15 +87,19 @@ def unpack(codes: Tensor, scales: Tensor) -> Tensor:
 def _on_gpu(codes: Tensor, scales: Tensor) -> Tensor:
     out = torch.empty(*codes.shape[:-1], 2 * codes.shape[-1], dtype=scales.dtype, device=codes.device)
     count = codes.numel()
-    levels = _levels(codes.device) if is_dry(codes) else _kept_levels(codes.device)  # no dry run outlives itself
+    levels = _levels_beside(codes)
     grid = (-(-count // PROGRAM_BYTES),)
     each = codes.shape[-1] // scales.shape[-1]
     launch("unpack_nf4", grid, codes, scales, levels, out, count, each, BLOCK=PROGRAM_BYTES)
     return out
 
 
-def _levels(device: torch.device) -> Tensor:
+def _levels_beside(codes: Tensor) -> Tensor:
+    if is_dry(codes):  # beyond which nothing is kept
+        return codes.new_empty(len(LEVELS), dtype=torch.float32)
+    return _levels_on(codes.device)
+
+
+@cache
+def _levels_on(device: torch.device) -> Tensor:
     return torch.tensor(LEVELS, dtype=torch.float32, device=device)
-
-
-_kept_levels = cache(_levels)
