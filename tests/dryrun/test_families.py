@@ -56,6 +56,7 @@ CASES = {
     "dualpipe_v": Case("qwen3_moe", 2, {"pp": 2, "vp": 2, "pp_schedule": "dualpipe_v"}, FOUR),
     "interleaved": Case("qwen2", 2, {"pp": 2, "vp": 2, "pp_schedule": "interleaved_1f1b"}, FOUR, ranks=(1,)),
     "offload-optimizer": Case("nemotron_h", 2, {**TP_SP, "offload": "optimizer"}, FOUR),
+    "offload-params-pp": Case("qwen2", 2, {"pp": 2, "offload": "params"}, ranks=(1,)),
     "offload-activations": Case("mixtral", 1, {"offload": "activations"}),
     "gated-delta": Case("qwen3_next", 2, {**SELECTIVE, "recompute_modules": ("layernorm", "moe_act")}),
     "ddp-muon": Case("olmoe", 2, {"strategy": "ddp"}, sections=MUON),
@@ -115,7 +116,7 @@ def test_two_steps_run_without_data(case: Case) -> None:
             for step in range(STEPS):
                 check_step(case, trainer.step(step, figures=False))
             assert parts(trainer) == before
-            place = "cpu" if case.layout.get("offload") == "optimizer" else DRY
+            place = "cpu" if case.layout.get("offload") in ("optimizer", "params") else DRY
             assert {where for _, where in before.values()} == {place}
             states = [value for state in trainer.optimizer.state.values() for value in state.values()]
             assert {s.device.type for s in states if isinstance(s, torch.Tensor) and s.dim()} == {place}

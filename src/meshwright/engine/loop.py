@@ -155,6 +155,7 @@ class Trainer:
                 (size, between, width), dtype=DTYPES[self.recipe.precision.compute], device="meta", requires_grad=True
             ),
             tokens=torch.empty(size, tokens, dtype=torch.int64, device="meta"),
+            device=self.device,
         )
 
     def step(self, number: int, watch: Watch = NOBODY, figures: bool = True) -> StepResult:

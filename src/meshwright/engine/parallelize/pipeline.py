@@ -65,9 +65,12 @@ class Pipeline:
         micro_batches: int,
         hidden: torch.Tensor,
         tokens: torch.Tensor,
+        device: torch.device,
     ) -> None:
-        """`hidden` and `tokens` are meta tensors of the shapes that travel between stages and enter the first."""
-        device = next(stages[0].parameters()).device
+        """`hidden` and `tokens` are meta tensors of the shapes that travel between stages and enter the first.
+
+        They travel between devices, wherever weights wait.
+        """
         numbers, count = stage_numbers(layout, pp), layout.pp * layout.vp
         loss = torch.empty(1, device="meta", requires_grad=True)
         torch_stages = [
