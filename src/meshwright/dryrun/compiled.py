@@ -24,28 +24,28 @@ from meshwright.engine.kernels import _where
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Operations that inductor writes into one kernel with what surrounds them, beside those that torch marks as pointwise.
-FUSED = frozenset(
-    """
+FUSED = _names("""
     arange bernoulli bucketize cat clone constant_pad_nd contiguous convert_element_type copy copysign diagonal_scatter
     dropout embedding empty_like flip full full_like gather index index_select inductor_lookup_seed inductor_random
     inductor_seeds iota lift_fresh_copy masked_fill native_dropout new_empty new_full new_ones new_zeros one_hot ones
     ones_like permute_copy rand randn repeat roll scalar_tensor select_scatter slice_scatter split_with_sizes_copy
-    stack tril triu where zeros zeros_like _to_copy _unsafe_index _unsafe_masked_index as_strided_scatter broadcast_in_dim
-    """.split()
-)
-REDUCTIONS = frozenset(
-    """
+    stack tril triu where zeros zeros_like _to_copy _unsafe_index _unsafe_masked_index
+    as_strided_scatter broadcast_in_dim
+""")
+REDUCTIONS = _names("""
     all amax amin any argmax argmin logsumexp max mean min norm prod std sum var var_mean linalg_vector_norm _softmax
     _log_softmax
-    """.split()
-)
-VIEWS = frozenset(
-    """
+""")
+VIEWS = _names("""
     _reshape_alias _unsafe_view alias as_strided detach diagonal expand permute reshape select slice split
     split_with_sizes squeeze t transpose unbind unfold unsqueeze view view_as wait_tensor
-    """.split()
-)
+""")
 # Calls that write into what they are given where nobody else reads it.
 IN_PLACE = frozenset(("all_reduce",))
 SHORTER = 64  # more graphs of one function than torch allows by default: a dry run has few shapes and many layers
@@ -56,6 +56,13 @@ class Slot(NamedTuple):
 
     node: fx.Node
     result: int = 0
+
+
+class Use(NamedTuple):
+    """A buffer as something with this shape."""
+
+    slot: Slot
+    value: Any
 
 
 class Shape(NamedTuple):
@@ -125,12 +132,12 @@ def compiling_as_inductor_would() -> Iterator[None]:
         undo.callback(torch._dynamo.reset)
         # Shapes stay numbers; a graph with symbols for them would have to be asked again at every call.
         undo.enter_context(
-            torch._dynamo.config.patch(  # type: ignore[no-untyped-call]
+            torch._dynamo.config.patch(
                 automatic_dynamic_shapes=False, recompile_limit=SHORTER, accumulated_recompile_limit=16 * SHORTER
             )
         )
         undo.callback(setattr, nn.Module, "compile", compile_module)
-        nn.Module.compile = compile_for_memory  # type: ignore[method-assign]
+        nn.Module.compile = compile_for_memory  # type: ignore[method-assign, assignment]
         # Tracing asks where the current stream is.
         Stream.device = torch.device(_where.DRY, 0)  # type: ignore[attr-defined]
         undo.callback(delattr, Stream, "device")
@@ -173,12 +180,12 @@ def _memory_of(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]],
     def run(args: list[Any]) -> list[Any]:
         held: dict[Slot, Any] = dict(zip(plan.inputs, args, strict=True))
         args.clear()  # what only the graph holds ends with its last reader
-        seen = _book()
+        seen = _pretending().seen
         for slot in plan.never_read:
             held.pop(slot)
         for kernel in plan.kernels:
             _carry_out(kernel, held, seen)
-        return [_result(one, held) for one in plan.results]
+        return [_seen_as(one, held) if _is_use(one) else one for one in plan.results]
 
     run._boxed_call = True  # type: ignore[attr-defined]  # torch asks for it
     return run
@@ -187,47 +194,47 @@ def _memory_of(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]],
 def _carry_out(kernel: Kernel, held: dict[Slot, Any], seen: Any) -> None:
     taken = {slot: held.pop(source) for slot, source in kernel.takes.items()}
     for call in kernel.calls:
-        made = {
-            slot: taken[slot] if slot in taken else _make(shape, seen)
-            for slot, shape in call.makes.items()
-            if slot not in kernel.unmade
-        }
+        made = _made(call, kernel, taken, held)
         held.update(made)
-        if seen is not None and (made or not _is_fused(call.operation)):
+        if seen is not None and call.operation not in _where.STEPS and (made or not _is_fused(call.operation)):
             seen(call.operation, call.args, call.kwargs, tuple(made.values()))
     for slot in kernel.ends:
         held.pop(slot, None)
 
 
-def _make(shape: Shape, seen: Any) -> Tensor:
-    """A buffer; the book hears of it with the operation that writes it."""
-    if seen is None or shape.device.type != _where.DRY:
-        return shape.make()
+def _made(call: Call, kernel: Kernel, taken: dict[Slot, Any], held: dict[Slot, Any]) -> dict[Slot, Any]:
+    """The buffers that an operation writes; the book hears of them with the operation."""
+    if call.operation in _where.STEPS:  # it makes more on its way
+        args, kwargs = tree_map_only(Use, lambda one: _seen_as(one, held), (call.args, call.kwargs), is_leaf=_is_use)
+        results = _where.STEPS[call.operation](*args, **kwargs)
+        several = results if isinstance(results, tuple) else (results,)
+        return {slot: several[slot.result] for slot in call.makes}
     mode = _pretending()
-    mode.seen = None
+    seen, mode.seen = mode.seen, None
     try:
-        return shape.make()
+        return {
+            slot: taken[slot] if slot in taken else shape.make()
+            for slot, shape in call.makes.items()
+            if slot not in kernel.unmade
+        }
     finally:
         mode.seen = seen
 
 
-def _book() -> Any:
-    """Who is told of operations on the pretended device."""
-    mode = _pretending()
-    return None if mode is None else mode.seen
-
-
-def _pretending() -> Any:
+def _pretending() -> NoData:
+    """The mode that is told of operations on the pretended device."""
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-    return next((mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, NoData)), None)
+    return next(mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, NoData))
 
 
-def _result(one: Any, held: dict[Slot, Any]) -> Any:
-    if not isinstance(one, tuple):
-        return one
-    slot, value = one
-    whole = held[slot]
+def _is_use(value: Any) -> bool:
+    return isinstance(value, Use)
+
+
+def _seen_as(use: Use, held: dict[Slot, Any]) -> Any:
+    """A buffer in the shape in which it is used."""
+    whole, value = held[use.slot], use.value
     if not isinstance(value, Tensor):
         return whole
     whole = whole if whole.dtype == value.dtype else whole.view(value.dtype)
@@ -250,7 +257,7 @@ class Plan:
             self._add(node)
         leaving: Any = output.args[0]
         self.results = [self._leaves(one) for one in leaving]
-        kept = {one[0] for one in self.results if isinstance(one, tuple)}
+        kept = {one.slot for one in self.results if _is_use(one)}
         self.kernels = _fuse(self.calls)
         self.never_read = self._end_buffers(kept)
 
@@ -271,7 +278,9 @@ class Plan:
                 self._reads[node] = self._reads[node.all_input_nodes[0]]
             else:
                 self._reads[node] = frozenset(makes)
-            self.calls.append(Call(node.target, *_told(node), makes, read, _space(node)))
+            told = self._leaves if node.target in _where.STEPS else _value
+            args, kwargs = tree_map_only(fx.Node, told, (node.args, node.kwargs))
+            self.calls.append(Call(node.target, args, kwargs, makes, read, _space(node)))
 
     def _item(self, node: fx.Node, read: frozenset[Slot]) -> frozenset[Slot]:
         source, index = node.args
@@ -286,7 +295,7 @@ class Plan:
         reads = self._reads.get(one)
         if not reads:
             return one.meta["val"]
-        return next(iter(reads)), one.meta["val"]
+        return Use(next(iter(reads)), one.meta["val"])
 
     def _end_buffers(self, kept: set[Slot]) -> list[Slot]:
         """Notes after which kernel each buffer is free; says which inputs are free at once."""
@@ -383,16 +392,11 @@ def _in_order(kernels: dict[int, list[int]], before: list[int]) -> Iterator[int]
 def _space(node: fx.Node) -> tuple[int, ...]:
     """How many elements the kernel of a node goes through; none where the node is a call of its own."""
     if _is_fused(node.target):
-        return (max(shape_elements(shape) for _, shape in _shapes(node.meta["val"])),)
+        return (max(math.prod(shape.size) for _, shape in _shapes(node.meta["val"])),)
     if _is_reduction(node.target):
         value = node.all_input_nodes[0].meta["val"]
         return (value.numel(),)
     return ()
-
-
-def shape_elements(shape: Shape) -> int:
-    """How many elements a buffer has."""
-    return math.prod(shape.size)
 
 
 def _stored(nodes: list[fx.Node]) -> set[fx.Node]:
@@ -456,7 +460,5 @@ def _shapes(value: Any) -> Iterator[tuple[int, Shape]]:
             yield index, Shape(tuple(one.shape), tuple(one.stride()), one.dtype, one.device)
 
 
-def _told(node: fx.Node) -> tuple[Any, Any]:
-    """A node's arguments with shapes in place of nodes."""
-    args, kwargs = tree_map_only(fx.Node, lambda one: one.meta.get("val"), (node.args, node.kwargs))
-    return args, kwargs
+def _value(node: fx.Node) -> Any:
+    return node.meta.get("val")

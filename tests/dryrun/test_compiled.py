@@ -1,0 +1,172 @@
+"""What compiled blocks make and keep in a dry run, beside what was measured on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from meshwright.dryrun.compiled import compiling_as_inductor_would
+from meshwright.dryrun.ledger import Ledger
+from meshwright.dryrun.pretend import pretending
+from meshwright.engine.data.mock import Mock
+from meshwright.engine.loop import Trainer
+from meshwright.engine.mesh import build_mesh
+from meshwright.engine.model.config import config_for
+from meshwright.recipes.types import (
+    Architecture,
+    Data,
+    Kernels,
+    Layout,
+    Optimizer,
+    Precision,
+    Recipe,
+    Schedule,
+    Train,
+)
+
+TOKENS, WIDTH, WIDER = 256, 128, 512
+NARROW, WIDE = TOKENS * WIDTH * 4, TOKENS * WIDER * 4  # bytes of activations
+
+
+class Gated(nn.Module):
+    """The feed-forward part of a layer."""
+
+    def __init__(self, device: torch.device, again: bool = False) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, WIDER, bias=False, device=device)
+        self.up = nn.Linear(WIDTH, WIDER, bias=False, device=device)
+        self.down = nn.Linear(WIDER, WIDTH, bias=False, device=device)
+        self.again = again
+
+    def compute(self, x: Tensor) -> Tensor:
+        """Its output."""
+        out: Tensor = self.down(functional.silu(self.gate(x)).mul(self.up(x)).add(1.0).mul(2.0))
+        return out
+
+    def forward(self, x: Tensor) -> Any:
+        """Its output, now or again."""
+        return checkpoint(self.compute, x, use_reentrant=False) if self.again else self.compute(x)
+
+
+class Levels:
+    """How much memory there is, and the most there was."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+
+    def _levels(self) -> Iterator[int]:
+        level = 0
+        for segment in self.ledger.segments:
+            for event in segment.events:
+                level += self.ledger.blocks[event].bytes if event >= 0 else -self.ledger.blocks[~event].bytes
+                yield level
+
+    @property
+    def now(self) -> int:
+        """Bytes that are held."""
+        return ([0, *self._levels()])[-1]
+
+    @property
+    def most(self) -> int:
+        """The most bytes that were held at once."""
+        return max(self._levels())
+
+    @property
+    def operations(self) -> list[str]:
+        """What made the blocks, in order."""
+        return [block.operation for block in self.ledger.blocks]
+
+
+@contextmanager
+def counted() -> Iterator[tuple[torch.device, Levels]]:
+    ledger = Ledger()
+    with pretending(1, 0, ledger.saw) as device, ledger.open(), compiling_as_inductor_would():
+        yield device, Levels(ledger)
+
+
+def test_what_is_between_products_takes_no_memory_of_its_own() -> None:
+    with counted() as (device, levels):
+        block = Gated(device).requires_grad_(False)
+        block.compile(fullgraph=True)
+        x = torch.empty(TOKENS, WIDTH, device=device)
+        block(x)
+        before, start = levels.now, len(levels.operations)
+        out = block(x)
+        assert levels.operations[start:] == ["aten.mm.default"] * 3
+        assert levels.now - before == NARROW
+        assert out.shape == (TOKENS, WIDTH)
+
+
+def test_a_pointwise_kernel_writes_into_what_it_reads_last() -> None:
+    with counted() as (device, levels):
+        block = Gated(device).requires_grad_(False)
+        block.compile(fullgraph=True)
+        x = torch.empty(TOKENS, WIDTH, device=device)
+        before = levels.now
+        block(x)
+        assert levels.most - before == 2 * WIDE  # gate and up; their product lies where one of them was
+
+
+@pytest.mark.parametrize(("again", "kept"), [(False, 3 * WIDE), (True, 0)])
+def test_the_partition_decides_what_is_kept_and_recompute_inside_keeps_nothing(again: bool, kept: int) -> None:
+    with counted() as (device, levels):
+        block = Gated(device, again)
+        block.compile(fullgraph=True)
+        x = torch.empty(TOKENS, WIDTH, device=device, requires_grad=True)
+        before = levels.now
+        out = block(x)
+        assert levels.now - before == NARROW + kept  # gate, up, and what the last product reads
+        out.sum().backward()
+        del out
+        assert [p.grad is not None and p.grad.shape == p.shape for p in block.parameters()] == [True] * 3
+        gradients = NARROW + 3 * WIDTH * WIDER * 4
+        assert levels.now - before == gradients
+
+
+def test_outside_modules_compile_as_before() -> None:
+    before = nn.Module.compile
+    with compiling_as_inductor_would():
+        assert nn.Module.compile is not before
+    assert nn.Module.compile is before
+
+
+MEASURED = {  # GiB on one H200, torch 2.11: Llama 3 8B shape with 16 layers, 4 x 4096 tokens, bf16 weights and state
+    ("same", "none"): 63.8,
+    ("same", "full"): 36.1,
+    ("fp8_tensor", "none"): 52.8,
+    ("fp8_tensor", "full"): 35.7,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("matmul", "recompute"), MEASURED)
+def test_peaks_are_those_measured(matmul: Any, recompute: Any) -> None:
+    recipe = Recipe(
+        name="measured",
+        model="llama3_8b",
+        goal="pretrain",
+        cluster="1xH200",
+        architecture=Architecture(layers=16),
+        data=Data(seq_length=4096, prefetch=0),
+        train=Train(global_batch_size=4, steps=1000, check_nan=False),
+        optimizer=Optimizer(lr=1e-4),
+        schedule=Schedule(name="constant", warmup_steps=0),
+        precision=Precision(master="bf16", moments="bf16", grads="bf16", reduce="bf16", matmul=matmul),
+        layout=Layout(micro_batch_size=4, recompute=recompute),
+        kernels=Kernels(compile=True, loss="fused_linear"),
+    )
+    config = config_for(recipe)
+    with counted() as (device, levels):
+        mesh = build_mesh(recipe.layout, device.type)
+        trainer = Trainer(recipe, config, mesh, device, Mock(config.vocab_size, 4096, 1))
+        for number in range(2):
+            trainer.step(number, figures=False)
+        assert levels.most / 2**30 == pytest.approx(MEASURED[matmul, recompute], rel=0.015)
+        trainer.close()
