@@ -113,9 +113,9 @@ def _compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 def _fast(function: Callable[P, R], like: Tensor) -> Callable[P, R]:
     """The function as one kernel on a GPU; as written on a CPU."""
-    if is_dry(like):
-        return partial(outputs_alone, function)
-    return _compiled(function) if on_gpu(like) else function
+    if not on_gpu(like):
+        return function
+    return partial(outputs_alone, function) if is_dry(like) else _compiled(function)
 
 
 def _statistics(logits: Tensor, labels: Tensor, terms: _Terms) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the attention kernels of a GPU make and keep, for tensors without data: torch chooses no kernel for those."""
+"""What attention kernels make and keep, for tensors without data: torch chooses no kernel for those."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.engine.kernels._where import capability
+from meshwright.engine.kernels._where import capability, on_gpu
 
 aten = torch.ops.aten
 
 
 def attend_plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, kernel: str) -> Tensor:
-    """Causal or full attention by the operation that torch would choose on the pretended GPU."""
+    """Causal or full attention by the operation that torch would choose on the pretended device."""
+    if not on_gpu(q):
+        return _on_cpu(q, k, v, causal, scale)
     half, learns = q.dtype in (torch.float16, torch.bfloat16), torch.is_grad_enabled()
     if half and kernel != "flash" and capability(q.device)[0] >= 9:
         made = aten._scaled_dot_product_cudnn_attention(q, k, v, None, learns, 0.0, causal, False, scale=scale)
@@ -24,6 +26,16 @@ def attend_plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, ke
         k, v = (x if groups == 1 else x.repeat_interleave(groups, 1) for x in (k, v))
         made = aten._scaled_dot_product_efficient_attention(q, k, v, None, learns, 0.0, causal, scale=scale)
     out: Tensor = made[0]
+    return out
+
+
+def _on_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
+    if v.shape[-1] == q.shape[-1]:
+        made: Tensor = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)[0]
+        return made
+    out: Tensor = aten._scaled_dot_product_attention_math(
+        q, k, v, None, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )[0]
     return out
 
 

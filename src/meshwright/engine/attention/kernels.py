@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 from torch import Tensor
 
 from meshwright.engine.attention.terms import Terms
+from meshwright.engine.kernels._where import on_gpu
 
 aten = torch.ops.aten
 
@@ -61,7 +62,7 @@ def math_backward(
 
 def flash_takes(q: Tensor, k: Tensor) -> bool:
     """Whether the flash kernels of this device compute these shapes and this precision."""
-    if q.device.type == "cpu":
+    if not on_gpu(q):
         return True
     return q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
 
@@ -70,7 +71,7 @@ def flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -
     """The output and fp32 log-sum of a full or triangular block, by the flash kernel."""
     width = v.shape[-1]
     v = _pad(v, q.shape[-1])
-    if q.device.type == "cpu":
+    if not on_gpu(q):
         k, v = _per_query_head(k, q), _per_query_head(v, q)
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
     else:
@@ -88,7 +89,7 @@ def flash_backward(
     """Gradients of q, k, v from one block, given the whole row's output and log-sum, by the flash kernel."""
     width = v.shape[-1]
     grad, v, out = (_pad(x, q.shape[-1]) for x in (grad, v, out))
-    if q.device.type == "cpu":
+    if not on_gpu(q):
         heads = k.shape[1]
         k, v = _per_query_head(k, q), _per_query_head(v, q)
         dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(

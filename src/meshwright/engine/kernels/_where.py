@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 DRY = "drygpu"  # the device of a dry run: a GPU without memory
 PRETENDED: ContextVar[tuple[int, int]] = ContextVar("PRETENDED", default=(9, 0))  # what that GPU can compute
+CPU = (0, 0)  # pretended in place of that: a device that computes as a CPU does
 
 # Operations of our own that make memory in between, and what they do; a dry run carries it out one by one.
 STEPS: dict[Any, Callable[..., Any]] = {}
@@ -20,16 +21,20 @@ STEPS: dict[Any, Callable[..., Any]] = {}
 
 def is_gpu(device: torch.device | str) -> bool:
     """Whether a device is a GPU, be it one that a dry run pretends."""
-    return torch.device(device).type in ("cuda", DRY)
+    return _computes_as_gpu(torch.device(device).type)
 
 
 def on_gpu(tensor: Tensor) -> bool:
     """Whether a tensor lies on a GPU, be it one that a dry run pretends."""
-    return tensor.device.type in ("cuda", DRY)
+    return _computes_as_gpu(tensor.device.type)
+
+
+def _computes_as_gpu(kind: str) -> bool:
+    return kind == "cuda" or (kind == DRY and PRETENDED.get() != CPU)
 
 
 def is_dry(tensor: Tensor) -> bool:
-    """Whether a tensor lies on the GPU that a dry run pretends."""
+    """Whether a tensor lies on the device that a dry run pretends."""
     return tensor.device.type == DRY
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshwright.engine.kernels._where import on_gpu
+
 aten = torch.ops.aten
 
 
@@ -22,7 +24,8 @@ def register_operations() -> torch.library.Library:
 
 def _rms_norm(x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     traced = torch._guards.TracingContext.try_get() is not None  # a compiler writes it out in its graph
-    if traced or (weight is not None and weight.dtype != x.dtype):  # CUDA has one kernel for one format only
+    one_format = weight is None or weight.dtype == x.dtype
+    if traced or not (one_format and on_gpu(x)):  # CUDA has one kernel for one format only, a CPU none
         written_out: Tensor = aten._fused_rms_norm(x, shape, weight, eps)[0]
         return written_out
     return _RmsNorm.apply(x, weight, len(shape))  # type: ignore[no-any-return, no-untyped-call]  # torch leaves it untyped
