@@ -168,7 +168,7 @@ class _Writer:
 
     def _compare(self, key: Key, segment: Segment) -> None:
         """Here the step's passes are over: what they left must be what the rank holds, the filled-up gradients too."""
-        here = {traced for traced in self._held_until(segment) if self._is_of_passes(traced)}
+        here = {traced for traced in self._held_until(segment) if self._is_of_passes(traced, key.step)}
         left = [block for block, made in self.alive.items() if made.phase in PASSES]
         self.whole.drift += abs(self._bytes(here) - self._bytes(self.whole.of[block] for block in left))
         events = [~block for block in left]
@@ -178,9 +178,9 @@ class _Writer:
             events.append(self._new(traced, key))
         self.whole.stretches.append(Stretch(key, segment, events))
 
-    def _is_of_passes(self, traced: int) -> bool:
+    def _is_of_passes(self, traced: int, step: int) -> bool:
         key = self.segments[self.ledger.blocks[traced].segment].key
-        return (key.phase in PASSES and key.layer != REPLAYED) or key.phase == "filled"
+        return key.step == step and (key.phase == "filled" or (key.phase in PASSES and key.layer != REPLAYED))
 
     def _bytes(self, traced: Iterable[int]) -> int:
         """What is compared: a pipeline sums the gradients of all layers at its end, of those left out with none."""
