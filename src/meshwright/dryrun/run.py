@@ -52,7 +52,7 @@ def prove(
     return Proof(
         recipe=recipe.name,
         model=recipe.model,
-        cluster=cluster.name,
+        cluster=str(cluster),
         world=cluster.world,
         ranks=ranks,
         worst=worst,
