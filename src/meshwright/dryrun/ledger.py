@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_iter
 
 from meshwright.dryrun.sources import Origin, origin_of
 from meshwright.dryrun.work import collective_of, counts_flops, flops_of
+from meshwright.dryrun.workspaces import lasting, transient
 from meshwright.engine.kernels._where import DRY
 
 ROUNDING = 512  # bytes: what CUDA's allocator of torch rounds every block up to
@@ -60,13 +61,15 @@ class Segment:
 class Ledger:
     """Notes what happens to the memory of one kind of device."""
 
-    def __init__(self, device_type: str = DRY) -> None:
-        self.device_type = device_type
+    def __init__(self, device_type: str = DRY, capability: tuple[int, int] = (0, 0)) -> None:
+        """`capability` of a GPU adds what its libraries keep and its kernels take while they run; a CPU's take none."""
+        self.device_type, self.capability = device_type, capability
         self.blocks: list[Block] = []
         self.segments: list[Segment] = [Segment(Key(-1, "build"))]
         self.stands_for: dict[int, tuple[Key, int]] = {}  # block -> the pass it stands in, and the block it is like
         self._closed = 0
         self._streams: dict[Any, int] = {}  # those that blocks were made on, in order
+        self._kept: set[tuple[str, bool]] = set()  # what libraries keep already, for which thread
         self._live: dict[int, tuple[int, Any]] = {}  # storage -> its block, and the reference that watches it
 
     def mark(self, key: Key) -> None:
@@ -91,6 +94,8 @@ class Ledger:
             if storage._cdata not in self._live:
                 origin = origin or origin_of(sys._getframe(1))
                 self._add(storage, storage.nbytes(), str(operation), origin)
+        if self.capability > (0, 0):
+            self._workspaces(operation, args)
         if counts_flops(operation):
             origin = origin or origin_of(sys._getframe(1))
             kind = "recompute" if origin.recomputing else segment.key.phase
@@ -100,14 +105,29 @@ class Ledger:
             if found is not None:
                 segment.collectives.append(found)
 
-    def _add(self, storage: Any, size: int, operation: str, origin: Origin) -> None:
-        number = len(self.blocks)
+    def _workspaces(self, operation: Any, args: Any) -> None:
+        """What the kernel takes for a moment, and what its library keeps from now on."""
+        taken = transient(operation, args)
+        if taken:
+            number = self._new(taken, str(operation), Origin("activations", f"inside {operation}", False))
+            self.segments[-1].events.append(~number)
+        for library, size in lasting(operation, self.capability).items():
+            owner = library, self.key.phase == "backward"  # torch's backward pass has a thread of its own
+            if owner not in self._kept:
+                self._kept.add(owner)
+                self._new(size, str(operation), Origin("buffers", f"kept by {library}", False))
+
+    def _new(self, size: int, operation: str, origin: Origin) -> int:
         rounded = -(-size // ROUNDING) * ROUNDING
         stream = self._streams.setdefault(
             torch.get_device_module(self.device_type).current_stream(), len(self._streams)
         )
         self.blocks.append(Block(rounded, origin.part, operation, origin, len(self.segments) - 1, stream))
-        self.segments[-1].events.append(number)
+        self.segments[-1].events.append(len(self.blocks) - 1)
+        return len(self.blocks) - 1
+
+    def _add(self, storage: Any, size: int, operation: str, origin: Origin) -> None:
+        number = self._new(size, operation, origin)
         key = storage._cdata
         self._live[key] = (number, weakref.ref(storage, lambda _: self._remove(key)))
 

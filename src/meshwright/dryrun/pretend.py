@@ -125,7 +125,8 @@ def pretending(
 ) -> Iterator[torch.device]:
     """The device of one rank among many: inside, tensors have no data and collectives no partners.
 
-    `seen` is told every operation that is carried out there: (operation, args, kwargs, result).
+    `seen` is told every operation that is carried out there: (operation, args, kwargs, result). With the capability
+    (0, 0) the device computes as a CPU does.
     """
     register_device()
     with ExitStack() as undo:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import gc
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.dryrun.compiled import compiling_as_inductor_would
 from meshwright.dryrun.ledger import Ledger
 from meshwright.dryrun.marks import Marks, shortened_batch
 from meshwright.dryrun.pipeline import can_leave_out, follow_pipeline
+from meshwright.dryrun.placements import placements
 from meshwright.dryrun.pretend import pretending
+from meshwright.dryrun.samples import dry_recipe, open_samples
+from meshwright.dryrun.types import Placement
 from meshwright.engine.kinds import Kind
 from meshwright.engine.loop import Trainer
 from meshwright.engine.mesh import Mesh, build_mesh
@@ -39,6 +44,7 @@ class Trace:
     micro_batches: int  # of a step
     traced_micro_batches: list[int]
     pipelined: bool
+    placement: tuple[Placement, ...]
     cpu_s: float
 
 
@@ -47,32 +53,43 @@ def trace(
 ) -> Trace:
     """Builds the trainer of a rank and takes its first two steps, all of them or shortened."""
     began = time.process_time()
-    ledger = Ledger()
-    with pretending(world, rank, ledger.saw, capability) as device, ledger.open():
+    recipe = dry_recipe(recipe)
+    ledger = Ledger(capability=capability)
+    with ExitStack() as block:
+        device = block.enter_context(pretending(world, rank, ledger.saw, capability))
+        block.enter_context(ledger.open())
+        if recipe.kernels.compile:
+            block.enter_context(compiling_as_inductor_would())
         mesh = build_mesh(recipe.layout, device.type)
-        source = kind.open_source(recipe, config, False, None)
+        source = open_samples(recipe, config)
         trainer = kind.trainer()(recipe, config, mesh, device, source, None)
-        ledger.tag((p for stage in trainer.stages for p in stage.parameters()), "weights")
-        ledger.tag((b for stage in trainer.stages for b in stage.buffers()), "weights")
-        watch = Marks(ledger, trainer, shortened)
-        kept = watch.micro_batches
-        if kept is None or not (trainer.pipeline is None or can_leave_out(trainer)):
-            kept = list(range(trainer.micro_batches))
-        if trainer.pipeline is not None:
-            follow_pipeline(trainer, watch, kept)
-        else:
-            _shorten_batches(trainer, kept)
-        for number in range(STEPS):
-            watch.step = number
-            trainer.step(number, watch, figures=False)
-            ledger.tag(optimizer_tensors(trainer.optimizer.state), "optimizer")
+        chunks, kept = take_steps(trainer, ledger, shortened)
         axes = groups_of(mesh)
-        chunks = [Cut(chunk.numbers, chunk.kept, chunk.like) for chunk in watch.chunks]
         count, pipelined = trainer.micro_batches, trainer.pipeline is not None
+        placed = placements(trainer.stages)
         trainer.close()
-        del trainer, source, watch
+        del trainer, source
         gc.collect()
-    return Trace(ledger, axes, chunks, count, kept, pipelined, time.process_time() - began)
+    return Trace(ledger, axes, chunks, count, kept, pipelined, placed, time.process_time() - began)
+
+
+def take_steps(trainer: Trainer, ledger: Ledger, shortened: bool = False) -> tuple[list[Cut], list[int]]:
+    """The first steps of a new trainer with marks in the book: its layers, and the micro batches that were run."""
+    ledger.tag((p for stage in trainer.stages for p in stage.parameters()), "weights")
+    ledger.tag((b for stage in trainer.stages for b in stage.buffers()), "weights")
+    watch = Marks(ledger, trainer, shortened)
+    kept = watch.micro_batches
+    if kept is None or not (trainer.pipeline is None or can_leave_out(trainer)):
+        kept = list(range(trainer.micro_batches))
+    if trainer.pipeline is not None:
+        follow_pipeline(trainer, watch, kept)
+    else:
+        _shorten_batches(trainer, kept)
+    for number in range(STEPS):
+        watch.step = number
+        trainer.step(number, watch, figures=False)
+        ledger.tag(optimizer_tensors(trainer.optimizer.state), "optimizer")
+    return [Cut(chunk.numbers, chunk.kept, chunk.like) for chunk in watch.chunks], kept
 
 
 def _shorten_batches(trainer: Trainer, kept: list[int]) -> None:
