@@ -64,7 +64,7 @@ def quick(folder: Path, names: Sequence[str], wanted: Sequence[str]) -> None:
     for name in names:
         recipe, card = index.load(name), cards.card_of(folder, name)
         for check in (one for one in wanted if one not in checks.EXECUTED):
-            card = card.with_check(check, checks.make(check, recipe))
+            card = checks.compared(card.with_check(check, checks.make(check, recipe)))
         if card != cards.read(folder, name):
             cards.write(folder, card)
 

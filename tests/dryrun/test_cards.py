@@ -16,12 +16,14 @@ import msgspec
 import pytest
 from benchmarks import verify
 
+from meshwright import clusters, costs
 from meshwright.dryrun import cards, checks, tiny
 from meshwright.dryrun.cards import Card, Check
 from meshwright.dryrun.types import Collective, Proof, RankProof
 from meshwright.engine.run import Outcome
 from meshwright.errors import InputError
 from meshwright.recipes import index
+from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.types import Recipe
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +32,7 @@ NOT_MADE_YET: tuple[str, ...] = (
     "dryrun",
     "tiny",
 )  # checks that some cards still lack; empty when `make verify` is done
-CHEAP_CPU_S = 6.0  # a dry run that the tests may make again
+CHEAPEST = 12  # dry runs that the tests take turns to make again
 LLAMA, NO_CLASS = "llama3_8b_pretrain_config", "nemotron_nano_v2_vl_12b_sft_config"
 
 CARDS = cards.read_all(FOLDER)
@@ -87,6 +89,16 @@ def test_rules_and_estimates_of_all_cards_are_todays() -> None:
             assert all(_alike(*pair) for pair in _pairs(now.figures, known.figures)), told
 
 
+def test_dry_runs_of_all_cards_are_compared_with_todays_estimates() -> None:
+    for card in CARDS:
+        known, now = card.checks.dryrun, checks.compared(card).checks.dryrun
+        if known is not None and known.figures is not None:
+            assert now is not None
+            assert now.figures is not None
+            told = f"{card.recipe}: run `python -m benchmarks.verify --checks rules,estimate`"
+            assert now.figures.difference_gib == pytest.approx(known.figures.difference_gib, abs=1e-3), told
+
+
 def _pairs(found: Any, expected: Any) -> list[tuple[Any, Any]]:
     """The leaves of two figures side by side."""
     ours, theirs = _leaves(msgspec.to_builtins(found)), _leaves(msgspec.to_builtins(expected))
@@ -105,17 +117,17 @@ def _alike(found: Any, expected: Any) -> bool:
     return bool(found == expected)
 
 
-def of_the_day(names: list[str]) -> str:
-    """A name that changes from day to day."""
-    return names[date.today().toordinal() % len(names)]
+def of_the_day(found: list[Card]) -> Card:
+    """One of them, another every day."""
+    return found[date.today().toordinal() % len(found)]
 
 
 def test_the_dry_run_of_the_day_is_what_its_card_says(tmp_path: Path) -> None:
-    cheap = [c for c in CARDS if (check := c.checks.dryrun) and check.figures and check.figures.cpu_s < CHEAP_CPU_S]
-    if not cheap:
-        assert "dryrun" in NOT_MADE_YET, "no card has a dry run that is cheap enough to be made again"
+    executed = [(check.figures.cpu_s, card) for card in CARDS if (check := card.checks.dryrun) and check.figures]
+    if not executed:
+        assert "dryrun" in NOT_MADE_YET, "no card has a dry run"
         pytest.skip("no card has a dry run yet")
-    card = next(card for card in cheap if card.recipe == of_the_day([card.recipe for card in cheap]))
+    card = of_the_day([card for _, card in sorted(executed, key=lambda pair: pair[0])[:CHEAPEST]])
     known = card.checks.dryrun
     assert known is not None
     here = checks.versions("dryrun", index.load(card.recipe))
@@ -135,8 +147,7 @@ def _untimed(check: Check[cards.Executed]) -> cards.Executed:
 
 @pytest.mark.slow
 def test_the_tiny_training_of_the_day_is_what_its_card_says(tmp_path: Path) -> None:
-    trained = [card for card in CARDS if card.checks.tiny and card.checks.tiny.figures]
-    card = next(card for card in trained if card.recipe == of_the_day([card.recipe for card in trained]))
+    card = of_the_day([card for card in CARDS if card.checks.tiny and card.checks.tiny.figures])
     known, made = card.checks.tiny, made_by_the_script(card.recipe, "tiny", tmp_path).checks.tiny
     assert known is not None
     assert known.figures is not None
@@ -285,18 +296,20 @@ def test_a_card_keeps_the_worst_rank_of_a_dry_run_and_adds_up_what_it_sends() ->
     assert [(one.rank, one.allocated_gib) for one in found.ranks] == [(1, 1.0), (0, 6.0)]
 
 
-def test_a_dry_run_is_compared_with_the_estimate_that_stands_on_the_card() -> None:
-    recipe = index.load(LLAMA)
-    card = cards.new_card(LLAMA).with_check("dryrun", check_of(name="dryrun", figures=checks.executed(proof())))
-    card = card.with_check("estimate", checks.make("estimate", recipe))
+def test_a_dry_run_is_compared_with_the_estimate_of_its_pipeline_rank() -> None:
+    name = "deepseek_v2_pretrain_config"  # whose stages differ
+    recipe = index.load(name)
+    case = Case(recipe, model_of(recipe), clusters.cluster(recipe.cluster))
+    made = msgspec.structs.replace(checks.executed(proof()), pp_rank=recipe.layout.pp - 1, difference_gib={})
+    card = checks.compared(cards.new_card(name).with_check("dryrun", check_of(name="dryrun", figures=made)))
     assert card.checks.dryrun is not None
     assert card.checks.dryrun.figures is not None
-    assert card.checks.estimate is not None
-    assert card.checks.estimate.figures is not None
-    expected = card.checks.estimate.figures.memory_gib
     difference = card.checks.dryrun.figures.difference_gib
-    assert difference["weights"] == pytest.approx(6.0 - expected["weights"], abs=1e-4)
+    last, first = (float(costs.memory_by_stage(case)[stage].weights) for stage in (-1, 0))
+    assert last != pytest.approx(first, abs=1e-3)
+    assert difference["weights"] == pytest.approx(6.0 - last, abs=1e-3)
     assert set(difference) == {"weights", "overhead", "total"}
+    assert checks.compared(card) is card
 
 
 # Making checks.

@@ -73,6 +73,7 @@ class Executed(msgspec.Struct, frozen=True):
     world: int
     fits: bool
     worst: int  # rank
+    pp_rank: int  # of that rank
     memory_gib: dict[str, float]  # by part, overhead, total and capacity
     reserved_gib: float
     peak_phase: str
@@ -81,7 +82,7 @@ class Executed(msgspec.Struct, frozen=True):
     collectives: tuple[Sent, ...]
     ranks: tuple[Traced, ...]
     cpu_s: float
-    difference_gib: dict[str, float] = {}  # to the estimate on the same card, part by part
+    difference_gib: dict[str, float]  # to the estimate of the same pipeline rank, part by part
 
 
 class Trained(msgspec.Struct, frozen=True):
@@ -153,26 +154,11 @@ class Card(msgspec.Struct, frozen=True):
         known = self.check(name)
         if known is not None and _undated(known) == _undated(check):
             return self
-        return _compared(msgspec.structs.replace(self, checks=msgspec.structs.replace(self.checks, **{name: check})))
+        return msgspec.structs.replace(self, checks=msgspec.structs.replace(self.checks, **{name: check}))
 
 
 def _undated(check: Check[Any]) -> Check[Any]:
     return msgspec.structs.replace(check, date="", seconds=0.0)
-
-
-def _compared(card: Card) -> Card:
-    """The card whose dry run is compared with its estimate as it stands there now."""
-    executed = card.checks.dryrun.figures if card.checks.dryrun else None
-    estimated = card.checks.estimate.figures if card.checks.estimate else None
-    if card.checks.dryrun is None or executed is None or estimated is None:
-        return card
-    found, expected = executed.memory_gib, estimated.memory_gib
-    parts = [name for name in found if name in expected and name != "capacity"]
-    difference = {name: round(found[name] - expected[name], 4) for name in parts}
-    check = msgspec.structs.replace(
-        card.checks.dryrun, figures=msgspec.structs.replace(executed, difference_gib=difference)
-    )
-    return msgspec.structs.replace(card, checks=msgspec.structs.replace(card.checks, dryrun=check))
 
 
 def fingerprint(recipe: Recipe) -> str:

@@ -11,9 +11,12 @@ from collections.abc import Callable
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from meshwright import clusters, costs, rules
-from meshwright.dryrun.cards import Check, Estimated, Executed, Judged, Outcome, Sent, Traced, Trained
+from meshwright.dryrun.cards import Card, Check, Estimated, Executed, Judged, Outcome, Sent, Traced, Trained
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.recipes import index
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.types import Recipe
 from meshwright.version import VERSION
@@ -132,6 +135,7 @@ def executed(proof: Proof) -> Executed:
         world=proof.world,
         fits=proof.fits,
         worst=worst.rank,
+        pp_rank=worst.pp_rank,
         memory_gib=_parts(proof.memory_gib),
         reserved_gib=rounded(worst.reserved_gib),
         peak_phase=worst.peak_phase,
@@ -145,7 +149,24 @@ def executed(proof: Proof) -> Executed:
             for one in proof.ranks
         ),
         cpu_s=round(proof.cpu_s, 1),
+        difference_gib=_difference(_parts(proof.memory_gib), _parts(proof.estimate_gib)),
     )
+
+
+def _difference(found: dict[str, float], expected: dict[str, float]) -> dict[str, float]:
+    return {name: round(found[name] - expected[name], 4) for name in found if name in expected and name != "capacity"}
+
+
+def compared(card: Card) -> Card:
+    """The card whose dry run is compared with what the cost model says of the same pipeline rank today."""
+    check = card.checks.dryrun
+    if check is None or check.figures is None:
+        return card
+    memory = costs.memory_by_stage(_case(index.load(card.recipe)))[check.figures.pp_rank]
+    estimate = {name: rounded(float(getattr(memory, name))) for name in (*costs.PARTS, "total")}
+    difference = _difference(check.figures.memory_gib, estimate)
+    figures = msgspec.structs.replace(check.figures, difference_gib=difference)
+    return card.with_check("dryrun", msgspec.structs.replace(check, figures=figures))
 
 
 def _sent(rank: RankProof) -> tuple[Sent, ...]:
