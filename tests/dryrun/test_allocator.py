@@ -282,6 +282,22 @@ def test_the_book_knows_streams() -> None:
     assert [block.stream for block in ledger.blocks] == [0, 1, 1, 0, 1]
 
 
+def test_sums_of_gradients_and_silu_take_what_real_ones_take() -> None:
+    """Torch adds a gradient to one that nobody else holds in its place, and SiLU's gradient is one kernel's."""
+    ledger = Ledger()
+    with pretending(1, 0, ledger.saw) as device:
+        x = torch.empty(MIB, device=device, requires_grad=True)
+        loss = (torch.nn.functional.silu(x) + x.sin()).sum()
+        ledger.mark(Key(0, "backward"))
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        made = [ledger.blocks[event].operation for event in ledger.segments[-1].events if event >= 0]
+        assert ledger.blocks[ledger.block_of(x.grad)].operation in made
+    large = [operation for operation in made if "ones_like" not in operation]
+    assert "aten.add.Tensor" not in large  # the second of the two went into the first
+    assert large.count("aten.silu_backward.default") == 1
+    assert not any("sigmoid" in operation for operation in large)
+
+
 def test_blocks_that_are_the_same_keep_their_place() -> None:
     """Where the book is compared with what the rank holds, equal blocks go and come: nothing moves."""
     ledger = Ledger()

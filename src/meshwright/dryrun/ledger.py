@@ -45,7 +45,7 @@ class Block:
     operation: str
     origin: Origin
     segment: int  # in which it was made
-    stream: int  # on which it was made; 0 is that of the build
+    stream: int = 0  # on which it was made; 0 is that of the build
 
 
 @dataclass
@@ -71,6 +71,7 @@ class Ledger:
         self._streams: dict[Any, int] = {}  # those that blocks were made on, in order
         self._kept: set[tuple[str, bool]] = set()  # what libraries keep already, for which thread
         self._live: dict[int, tuple[int, Any]] = {}  # storage -> its block, and the reference that watches it
+        self._sum: tuple[int, int, int] | None = None  # the storage of a sum of gradients, its block, the first's block
 
     def mark(self, key: Key) -> None:
         """Something else begins."""
@@ -94,6 +95,7 @@ class Ledger:
             if storage._cdata not in self._live:
                 origin = origin or origin_of(sys._getframe(1))
                 self._add(storage, storage.nbytes(), str(operation), origin)
+        self._sum = self._sum_of_gradients(operation, args, result)
         if self.capability > (0, 0):
             self._workspaces(operation, args)
         if counts_flops(operation):
@@ -133,8 +135,30 @@ class Ledger:
 
     def _remove(self, key: int) -> None:
         found = self._live.pop(key, None)
-        if found is not None:
-            self.segments[-1].events.append(~found[0])
+        if found is None:
+            return
+        events = self.segments[-1].events
+        if self._sum is not None and self._sum[1:] == (events[-1] if events else -1, found[0]):
+            events.pop()
+            self._live[self._sum[0]] = (found[0], self._live[self._sum[0]][1])
+        else:
+            events.append(~found[0])
+
+    def _sum_of_gradients(self, operation: Any, args: Any, result: Any) -> tuple[int, int, int] | None:
+        """A sum that torch's backward pass would write over its first gradient, were nobody else to hold that.
+
+        It never does so with tensors without data. Whether it would is known when the first one goes: at once, or not.
+        """
+        if operation is not torch.ops.aten.add.Tensor or self.device_type != DRY or torch.is_grad_enabled():
+            return None
+        first, second = args
+        if torch._C._current_autograd_node() is None or not isinstance(second, torch.Tensor) or first._is_view():
+            return None
+        storage = result.untyped_storage()._cdata
+        old, new = self._live.get(first.untyped_storage()._cdata), self._live.get(storage)
+        if old is None or new is None or self.blocks[old[0]].bytes != self.blocks[new[0]].bytes:
+            return None
+        return storage, new[0], old[0]
 
     def resized(self, storage: Any, size: int) -> None:
         """A storage was given another size: its block goes and another comes."""
