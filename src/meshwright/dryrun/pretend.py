@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from meshwright.engine.kernels._where import DRY, PRETENDED, STEPS
+from meshwright.engine.kernels._where import CPU, DRY, PRETENDED, STEPS
 from meshwright.engine.kernels.dry import register_operations
 
 Seen = Callable[[Any, Any, Any, Any], None]
@@ -131,7 +131,7 @@ def pretending(
     register_device()
     with ExitStack() as undo:
         _group(world, rank, undo)
-        for owner, name, value in _changes():
+        for owner, name, value in _changes(capability):
             undo.callback(setattr, owner, name, owner.__dict__[name] if name in vars(owner) else getattr(owner, name))
             setattr(owner, name, value)
         threads = torch.autograd.is_multithreading_enabled()
@@ -197,7 +197,7 @@ def _group(world: int, rank: int, undo: ExitStack) -> None:
     undo.callback(dist.destroy_process_group)
 
 
-def _changes() -> Iterator[tuple[Any, str, Any]]:
+def _changes(capability: tuple[int, int]) -> Iterator[tuple[Any, str, Any]]:
     """What torch does otherwise inside: (owner, name, value)."""
     from torch.distributed.pipelining import schedules
 
@@ -210,6 +210,25 @@ def _changes() -> Iterator[tuple[Any, str, Any]]:
     pipeline: Any = schedules._PipelineSchedule
     if hasattr(pipeline, "_warmup_p2p"):
         yield pipeline, "_warmup_p2p", _shapes_are_known
+    if capability == CPU:
+        yield schedules, "_batch_p2p", _keeping_what_is_sent(schedules._batch_p2p)
+
+
+class _Sent:
+    """Keeps what is sent: gloo does as long as anybody knows of the sending, NCCL until it has arrived."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.tensors = tensors
+
+    def wait(self) -> None: ...
+
+
+def _keeping_what_is_sent(batch: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    def sent(operations: list[Any], desc: str | None = None) -> list[Any]:
+        works = batch(operations, desc)
+        return [*works, _Sent([one.tensor for one in operations])] if operations else works
+
+    return sent
 
 
 def _fake_group(new_group: Callable[..., Any]) -> Callable[..., Any]:
