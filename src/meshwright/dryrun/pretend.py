@@ -115,6 +115,9 @@ def register_device() -> None:
     """Makes the device's name known to torch; once in a process."""
     from torch.utils import backend_registration
 
+    # The first backward pass of a process starts a thread for each device it knows, and with such threads no ranks can
+    # be forked from it. Ours needs none.
+    torch.zeros(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     register_operations()
     backend_registration._setup_privateuseone_for_python_backend(DRY, backend_module=Backend())
 
