@@ -205,7 +205,7 @@ class Ledger:
             finally:
                 self._closed -= 1
 
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = resize  # type: ignore[assignment]
         ShardingPropagator._propagate_tensor_meta_non_cached = propagate  # type: ignore[method-assign]
         try:
             yield

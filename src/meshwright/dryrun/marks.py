@@ -124,7 +124,14 @@ class Marks(Watch):
         """The micro batch that runs forward, by its number among all of the step."""
         if self.trainer.pipeline is not None:
             return chunk.now
-        return self.micro_batches[chunk.forwards] if self.micro_batches is not None else chunk.forwards
+        return self.traced(self.step)[chunk.forwards]
+
+    def traced(self, step: int) -> list[int]:
+        """The micro batches of a step that are run; the first step is there for the state that its update makes."""
+        every = list(range(self.trainer.micro_batches))
+        if self.micro_batches is None:
+            return every
+        return self.micro_batches if step or self.trainer.pipeline is not None else every[-1:]
 
     def _layer(self, chunk: Chunk, number: int) -> Any:
         layer = chunk.layers[number]

@@ -150,7 +150,7 @@ class _Writer:
         return origin.micro_batch
 
     def _layer(self, key: Key, like: Key, origin: Key) -> int:
-        """The layer as far from this one as the traced block's is from the traced one; at the ends, as far from there."""
+        """The layer as far from this one as the traced block's from the traced one; at the ends, as far from there."""
         if origin.layer in (BEFORE, AFTER) or like.layer in (BEFORE, AFTER) or origin.chunk != like.chunk:
             return self._from_end(origin)
         cut = self.trace.chunks[key.chunk]

@@ -145,6 +145,7 @@ def _capability(cluster: Cluster) -> tuple[int, int]:
 def read(trace: Any, told: Told, rank: int) -> RankProof | None:
     """What the book of a rank says; None where what was left out could not be written in."""
     from meshwright.dryrun import levels
+    from meshwright.dryrun.allocator import events_of, reserved
     from meshwright.dryrun.replay import whole_step
 
     whole = whole_step(trace)
@@ -160,7 +161,7 @@ def read(trace: Any, told: Told, rank: int) -> RankProof | None:
         layers=tuple(number for cut in trace.chunks for number in cut.layers),
         memory_gib=levels.in_gib(peak.parts),
         allocated_gib=peak.peak / levels.GIB,
-        reserved_gib=_reserved(trace, whole, peak.peak) / levels.GIB,
+        reserved_gib=reserved(events_of(whole, trace)) / levels.GIB,
         peak_phase=levels.phase_of(peak.key),
         peak_at=levels.label_of(peak.key, chunks),
         phases=levels.by_phase(found),
@@ -173,10 +174,6 @@ def read(trace: Any, told: Told, rank: int) -> RankProof | None:
         exact=_left_out(trace) == (0, 0),
         cpu_s=trace.cpu_s,
     )
-
-
-def _reserved(trace: Any, whole: Any, peak: int) -> int:
-    return peak
 
 
 def _left_out(trace: Any) -> tuple[int, int]:

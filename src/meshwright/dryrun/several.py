@@ -103,7 +103,7 @@ def _child(parent: int, work: Any, told: Any, pipe: Any) -> None:
     if os.getppid() != parent:
         os._exit(1)
     try:
-        news = work(told), None
+        news: tuple[Any, BaseException | None] = work(told), None
     except MeshwrightError as error:
         news = None, error
     except BaseException as error:

@@ -30,10 +30,9 @@ def _settings(module: Any) -> Hashable:
 
 
 def contexts(kinds: Sequence[Hashable]) -> list[Context]:
-    """Every layer's kind between its neighbours', two on each side; the ends are neighbours of their own."""
-    ends = ("first", "second"), ("last but one", "last")
-    lined = [*ends[0], *kinds, *ends[1]]
-    return [tuple(lined[i : i + 5]) for i in range(len(kinds))]
+    """Every layer's kind between its neighbours'; the ends are neighbours of their own."""
+    lined = ["before the first", *kinds, "after the last"]
+    return [tuple(lined[i : i + 3]) for i in range(len(kinds))]
 
 
 def kept_layers(kinds: Sequence[Hashable]) -> list[int]:

@@ -84,7 +84,7 @@ def take_steps(trainer: Trainer, ledger: Ledger, shortened: bool = False) -> tup
     if trainer.pipeline is not None:
         follow_pipeline(trainer, watch, kept)
     else:
-        _shorten_batches(trainer, kept)
+        _shorten_batches(trainer, watch)
     for number in range(STEPS):
         watch.step = number
         trainer.step(number, watch, figures=False)
@@ -92,9 +92,9 @@ def take_steps(trainer: Trainer, ledger: Ledger, shortened: bool = False) -> tup
     return [Cut(chunk.numbers, chunk.kept, chunk.like) for chunk in watch.chunks], kept
 
 
-def _shorten_batches(trainer: Trainer, kept: list[int]) -> None:
+def _shorten_batches(trainer: Trainer, watch: Marks) -> None:
     whole = trainer.loader.batch
-    trainer.loader.batch = lambda step: shortened_batch(whole(step), kept)
+    trainer.loader.batch = lambda step: shortened_batch(whole(step), watch.traced(step))
 
 
 def groups_of(mesh: Mesh) -> dict[str, tuple[str, int]]:
