@@ -162,13 +162,13 @@ class NoData(FakeTensorMode):
         ):
             return func(*args, **kwargs)
         if self._inside:
-            return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+            return self.dispatch(func, types, args, kwargs)
         if func in STEPS:
             with self:
                 return STEPS[func](*args, **kwargs)
         self._inside = True
         try:
-            result = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+            result = self.dispatch(func, types, args, kwargs)
         finally:
             self._inside = False
         if self.seen is not None and result is not NotImplemented:
