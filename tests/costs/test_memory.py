@@ -39,7 +39,7 @@ def state_bytes(one) -> float:
         ("deepspeed", {"strategy": "fsdp2", "grads": "bf16"}, 16),
         ("deepspeed", {"strategy": "fsdp2", "offload": "optimizer", "grads": "bf16"}, 4),
         ("meshwright", {"strategy": "fsdp2", "optimizer_name": "lion"}, 12),
-        ("meshwright", {"strategy": "fsdp2", "offload": "optimizer"}, 8),
+        ("meshwright", {"strategy": "fsdp2", "offload": "optimizer"}, 0),  # FSDP2 keeps the updated weights with it
         ("meshwright", {"strategy": "fsdp2", "offload": "params"}, 0),
     ],
 )

@@ -38,6 +38,8 @@ def master_bytes(case: Case) -> int:
 
 def moment_bytes(case: Case) -> float:
     """Bytes of all moments of one parameter."""
+    if memory_profile(case).wide_second_moment and case.optimizer_name == "adamw":
+        return BYTES[case.moments] + (BYTES[case.moments] if case.master == case.moments else 4)
     return MOMENTS[case.optimizer_name] * (2 if master_bytes(case) == 2 else BYTES[case.moments])
 
 
@@ -109,10 +111,13 @@ def trained_state(case: Case, params: RankParams) -> State:
     dense, routed = params.dense + params.ends, params.routed
     shared = dense / dense_ranks(case) + routed / expert_ranks(case)
     whole = dense + routed
-    on_gpu, optimizer_on_gpu = case.offload != "params", where(any_of(case.offload, "params", "optimizer"), 0, 1)
+    optimizer_on_gpu = where(any_of(case.offload, "params", "optimizer"), 0, 1)
+    masters_too = memory_profile(case).offloads_masters
+    on_gpu = optimizer_on_gpu if masters_too else case.offload != "params"
     return State(
         weights=on_gpu * (each.weights_whole * whole + each.weights_shared * shared),
-        gradients=on_gpu * (each.gradients_whole * whole + each.gradients_shared * shared),
+        # Whole gradients wait for their reduction on the GPU, wherever shards go after it.
+        gradients=(masters_too | on_gpu) * each.gradients_whole * whole + on_gpu * each.gradients_shared * shared,
         optimizer=optimizer_on_gpu * (each.optimizer_whole * whole + each.optimizer_shared * shared),
     )
 
