@@ -115,10 +115,22 @@ def test_tokens_of_experts_come_from_slices_of_the_sequence():
 
     model = find("qwen3_30b_a3b")  # without shared experts
     parts = layer_parts(case(model, "8xH100", tp=8, sp=True), model.layers[0])
-    assert parts["norm"] == pytest.approx(2 * 2048 * (1 + 1 / 8))
+    assert parts["norm"] == pytest.approx(2 * 2048)
+    assert parts["router"] == pytest.approx((8 * 128 + 4 * 2048) / 8)
     shared = mixtral()
     parts = layer_parts(case(shared, "8xH100", tp=8, sp=True), shared.layers[-1])
-    assert parts["norm"] == pytest.approx(2 * 2048 * (2 + 1 / 8))
+    assert parts["norm"] == pytest.approx(2 * 2 * 2048)
+
+
+def test_frozen_experts_keep_no_rows():
+    from meshwright.costs.activations import layer_parts
+
+    model = find("qwen3_30b_a3b")
+    few, all_linears = (
+        layer_parts(case(model, "8xH100", "peft", targets=targets), model.layers[0])
+        for targets in (("qkv", "proj"), ("qkv", "proj", "fc1", "fc2"))
+    )
+    assert few["routed_in"] == 0 < all_linears["routed_in"]
 
 
 def test_norms_of_gemma_keep_wide_copies_unless_compiled():

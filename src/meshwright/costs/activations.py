@@ -87,21 +87,18 @@ def layer_parts(case: Case, layer: Layer) -> Parts:
 def _gathered_norms(case: Case, layer: Layer, blocks: int, normed: int) -> Parts:
     """What norms keep where linears keep their gathered input, and the residual stream between the blocks.
 
-    Experts get their tokens from each rank's own slice; only shared and parallel blocks beside them gather.
+    Experts keep rows of their own and routers their own copy; only shared and parallel blocks beside them gather.
     """
     profile, size, hidden, cut = memory_profile(case), BYTES[case.compute], case.model.hidden, residual_cut(case)
-    sliced = isinstance(layer.ffn, MoE)
-    beside = isinstance(layer.ffn, MoE) and bool(layer.ffn.shared_width or layer.ffn.parallel)
-    alone = linear_input_bytes(case) * hidden * sliced * _keeps(case, "fc1")
-    whole = normed * hidden - alone * (not beside)
-    slices = alone / cut * (1 if not beside else 1 * (cut > 1))
+    if isinstance(layer.ffn, MoE) and not (layer.ffn.shared_width or layer.ffn.parallel):
+        normed -= linear_input_bytes(case) * _keeps(case, "fc1")
     if keeps_wide_norms(case):
         norms = layer.norm_params / hidden
         residual = (4 * norms - size) * hidden / cut  # in the place of the layer's input and of the stream
     else:
         residual = (blocks - 1) * size * hidden / cut
     extra = (blocks * _norm_extra(case, profile) + _dropout(case, layer)) * hidden / cut
-    return {"norm": whole + slices + extra, "residual": residual}
+    return {"norm": normed * hidden + extra, "residual": residual}
 
 
 def keeps_wide_norms(case: Case) -> bool:
@@ -198,8 +195,8 @@ def _moe_parts(case: Case, moe: MoE) -> Parts:
     copies = moe.topk * _imbalance(case) * etp / cut
     inner, width = moe.latent or hidden, moe.width / etp
     parts = {
-        "router": 8.0 * moe.experts / cut,  # fp32 logits and probabilities
-        "routed_in": linear_input_bytes(case) * inner * copies,
+        "router": (8.0 * moe.experts + _router_input(case)) / cut,  # fp32 logits and probabilities
+        "routed_in": linear_input_bytes(case) * inner * copies * _keeps_rows(case),
         "routed_fc1": (2 if moe.gated else 1) * size * width * copies,
         "routed_act": _product_bytes(case, moe.gated) * width * copies,
         "routed_out": size * inner * copies * (case.engine != "megatron"),  # Megatron scales inside the activation
@@ -210,6 +207,16 @@ def _moe_parts(case: Case, moe: MoE) -> Parts:
         if block is not None:
             _add(parts, _dense_parts(case, block, "shared_fc1", "shared_act"))
     return parts
+
+
+def _router_input(case: Case) -> float:
+    """Bytes per token of the router's input, where it is kept in fp32."""
+    return 4.0 * case.model.hidden * (memory_profile(case).wide_router and case.goal != "peft")
+
+
+def _keeps_rows(case: Case) -> bool:
+    """Whether experts keep the rows they get: for the gradients of their own weights or of adapters on them."""
+    return _keeps(case, "fc1") or not memory_profile(case).drops_frozen_rows
 
 
 def _imbalance(case: Case) -> Column:
@@ -249,7 +256,7 @@ def _op_level_beside_experts(case: Case, parts: Parts) -> Column:
     """Experts drop their activation only; attention and norms are wrapped alone and keep their inputs beside."""
     whole = ("norm", "residual", "router", "routed_in", "routed_fc1", "routed_out", "shared_fc1", "shared_act")
     attention = parts.get("core", 0.0) + 0.5 * parts.get("proj", 0.0)
-    out = BYTES[case.compute] * case.model.hidden * ("core" in parts)  # of attention's last linear
+    out = BYTES[case.compute] * case.model.hidden * ("up" in parts)  # of MLA's last linear, its fifth
     return parts["input"] + attention + out + sum(parts.get(name, 0.0) for name in whole)
 
 

@@ -50,6 +50,8 @@ class MemoryProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wide_norms: tuple[str, ...] = ()
     splits_recompute: bool = False
     workspaces_gib: float = 0.0
+    wide_router: bool = False
+    drops_frozen_rows: bool = False
 
 
 @cache
