@@ -198,7 +198,7 @@ def _moe_parts(case: Case, moe: MoE) -> Parts:
         "router": (8.0 * moe.experts + _router_input(case)) / cut,  # fp32 logits and probabilities
         "routed_in": linear_input_bytes(case) * inner * copies * _keeps_rows(case),
         "routed_fc1": (2 if moe.gated else 1) * size * width * copies,
-        "routed_act": _product_bytes(case, moe.gated) * width * copies,
+        "routed_act": (_product_bytes(case, moe.gated) + _clamped(case, moe)) * width * copies,
         "routed_out": size * inner * copies * (case.engine != "megatron"),  # Megatron scales inside the activation
     }
     if moe.latent:
@@ -207,6 +207,11 @@ def _moe_parts(case: Case, moe: MoE) -> Parts:
         if block is not None:
             _add(parts, _dense_parts(case, block, "shared_fc1", "shared_act"))
     return parts
+
+
+def _clamped(case: Case, moe: MoE) -> float:
+    """Bytes per element of a gate between two limits, which only experts with biases have; compiling fuses it."""
+    return memory_profile(case).clamped_gate if moe.bias and moe.gated and not case.compile else 0.0
 
 
 def _router_input(case: Case) -> float:
@@ -270,9 +275,11 @@ def working_bytes(case: Case, parts: Parts) -> Column:
 def vision_bytes(case: Case) -> Column:
     """Bytes the vision tower keeps per language token, averaged over the sequence."""
     tower = case.model.vision
-    if tower is None or not case.images:
+    whole = memory_profile(case).sees_whole
+    if tower is None or not case.images or (whole and case.goal == "peft"):
         return 0.0
+    tp = 1 if whole else case.tp
     size, patches = BYTES[case.compute], IMAGE_SHARE * tower.merge
     inputs = size * tower.hidden * tower.depth
-    everything = tower.depth * size * (4 * tower.hidden + (4 * tower.hidden + 2 * tower.width) / case.tp)
+    everything = tower.depth * size * (4 * tower.hidden + (4 * tower.hidden + 2 * tower.width) / tp)
     return patches * where(case.recompute == "full", inputs, everything)

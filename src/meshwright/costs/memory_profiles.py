@@ -52,6 +52,10 @@ class MemoryProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workspaces_gib: float = 0.0
     wide_router: bool = False
     drops_frozen_rows: bool = False
+    clamped_gate: float = 0.0
+    shards_by_expert: bool = False
+    cuts_adapters: bool = False
+    sees_whole: bool = False
 
 
 @cache
