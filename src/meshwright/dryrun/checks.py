@@ -56,13 +56,20 @@ def died(name: str, recipe: Recipe, exit_code: int | None, seconds: float) -> Ch
     return Check("failed", date.today().isoformat(), versions(name, recipe), round(seconds, 1), reason)
 
 
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
 def versions(name: str, recipe: Recipe) -> dict[str, str]:
     """What a check of a recipe runs on."""
     own = {"meshwright": VERSION, "python": ".".join(platform.python_version_tuple()[:2])}
     if name not in EXECUTED:
         return own
     library = "diffusers" if model_of(recipe).kind == "diffusion" else "transformers"
-    return own | {package: importlib.metadata.version(package) for package in ("torch", library)}
+    return own | {package: _version(package) for package in ("torch", library)}
 
 
 def rounded(value: float, digits: int = DIGITS) -> float:

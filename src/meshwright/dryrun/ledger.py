@@ -152,7 +152,9 @@ class Ledger:
         if operation is not torch.ops.aten.add.Tensor or self.device_type != DRY or torch.is_grad_enabled():
             return None
         first, second = args
-        if torch._C._current_autograd_node() is None or not isinstance(second, torch.Tensor) or first._is_view():
+        if torch._C._current_autograd_node() is None or not isinstance(result, torch.Tensor):
+            return None
+        if not isinstance(second, torch.Tensor) or first._is_view():
             return None
         storage = result.untyped_storage()._cdata
         old, new = self._live.get(first.untyped_storage()._cdata), self._live.get(storage)

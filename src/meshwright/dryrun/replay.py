@@ -33,7 +33,7 @@ class Whole:
 
     stretches: list[Stretch] = field(default_factory=list)
     of: list[int] = field(default_factory=list)
-    drift: int = 0  # bytes by which the book differs from what the rank held; 0 where the replay is exact
+    drift: int = 0  # bytes by which the last step's book differs from what the rank held; 0 where it is exact
 
 
 def whole_step(trace: Trace) -> Whole:
@@ -155,6 +155,8 @@ class _Writer:
             return self._from_end(origin)
         cut = self.trace.chunks[key.chunk]
         away = cut.kept.index(origin.layer) - cut.kept.index(like.layer)
+        if abs(away) > 1:  # no neighbour: something of one end that goes at the other
+            return self._from_end(origin)
         at = cut.layers.index(key.layer) + away
         return cut.layers[at] if 0 <= at < len(cut.layers) else origin.layer
 
@@ -170,7 +172,7 @@ class _Writer:
         """Here the step's passes are over: what they left must be what the rank holds, the filled-up gradients too."""
         here = {traced for traced in self._held_until(segment) if self._is_of_passes(traced, key.step)}
         left = [block for block, made in self.alive.items() if made.phase in PASSES]
-        self.whole.drift += abs(self._bytes(here) - self._bytes(self.whole.of[block] for block in left))
+        self.whole.drift = abs(self._bytes(here) - self._bytes(self.whole.of[block] for block in left))
         events = [~block for block in left]
         for block in left:
             del self.alive[block]

@@ -27,15 +27,18 @@ def side_by_side(
     progress: Callable[[str], None],
     named: Callable[[Given], str],
 ) -> list[Found]:
-    """The results in order; several at once, as many as there are cores unless said otherwise."""
-    at_once = min(len(told), processes or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
-    if at_once <= 1:
-        found = []
-        for one in told:
-            progress(f"tracing {named(one)}")
-            found.append(work(one))
-        return found
-    return _Crew(work, told, progress, named).run(at_once)
+    """The results in order; several at once, as many as there are cores unless said otherwise.
+
+    One alone is found in this process; of several each has its own: torch remembers groups of ranks that were left.
+    """
+    if len(told) == 1:
+        progress(f"tracing {named(told[0])}")
+        return [work(told[0])]
+    return _Crew(work, told, progress, named).run(processes or _cores())
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Crew:

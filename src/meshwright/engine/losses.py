@@ -251,6 +251,8 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Adds left @ right to the total without rounding the product to a narrow format first."""
     if total.dtype == right.dtype:
         total.addmm_(left, right)
+    elif is_dry(right):  # the same product into the same memory: not every torch knows the shapes of the next line
+        total.view(right.dtype)[:, : total.shape[1]].addmm_(left, right)
     elif on_gpu(right):
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:

@@ -148,9 +148,13 @@ def recompute_and_compile(stage: Stage, recipe: Recipe) -> None:
 
 
 def layers_run_again_around(recipe: Recipe, stage: Stage) -> list[int]:
-    """Layers that are run again from outside their compiled graph: those in 8 bits, where all of a layer is."""
+    """Layers that are run again from outside their compiled graph, where all of a layer is: those in 8 bits or with tp.
+
+    With tp a layer swaps its weights for this rank's parts while it runs, which no graph may run again inside.
+    """
     layout = recipe.layout
-    whole = layout.recompute == "full" and recipe.kernels.compile and recipe.precision.matmul != "same"
+    special = recipe.precision.matmul != "same" or layout.tp > 1
+    whole = layout.recompute == "full" and recipe.kernels.compile and special
     return list(stage.layers)[: layout.recompute_layers or None] if whole else []
 
 
