@@ -278,8 +278,8 @@ def vision_bytes(case: Case) -> Column:
     whole = memory_profile(case).sees_whole
     if tower is None or not case.images or (whole and case.goal == "peft"):
         return 0.0
-    tp = 1 if whole else case.tp
+    tp, copies = (1, case.cp) if whole else (case.tp, 1)  # cp cuts the tokens of the language model only
     size, patches = BYTES[case.compute], IMAGE_SHARE * tower.merge
     inputs = size * tower.hidden * tower.depth
     everything = tower.depth * size * (4 * tower.hidden + (4 * tower.hidden + 2 * tower.width) / tp)
-    return patches * where(case.recompute == "full", inputs, everything)
+    return copies * patches * where(case.recompute == "full", inputs, everything)

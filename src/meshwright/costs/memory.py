@@ -125,7 +125,7 @@ def _values(case: Case, held: Stages) -> tuple[Column, ...]:
     peak = _larger(loss, _backward_peak(case, held, params, trained, saved, working))
     end = _backward_peak(case, held, params, trained, 0.0, working)
     if memory_profile(case).lean_gather:
-        peak = _larger(peak, _head_peak(case, params, trained, saved))
+        peak = _larger(peak, _head_peak(case, trained, loss))
         end = _larger(end, _embedding_peak(case, params, trained))
     state, peak = _with_growing_gradients(case, state, peak, end)
     always = _received_bytes(case, held) + memory_profile(case).workspaces_gib * GIB
@@ -184,6 +184,14 @@ def _received_bytes(case: Case, held: Stages) -> Column:
 
 
 def _shards_weights(case: Case) -> Column:
+    """Where weights are gathered before they are used, worked out once per case."""
+    if "_shards_weights" not in case.__dict__:
+        case.__dict__["_shards_weights"] = _gathers_weights(case)
+    found: Column = case.__dict__["_shards_weights"]
+    return found
+
+
+def _gathers_weights(case: Case) -> Column:
     shards = any_of(case.strategy, "fsdp2", "megatron_fsdp")
     if not memory_profile(case).lean_gather:
         return shards
@@ -248,10 +256,10 @@ def _backward_peak(
     return Peak(saved + working, logits, gathered + _shards_weights(case) * reduced + fresh)
 
 
-def _head_peak(case: Case, params: RankParams, trained: RankParams, saved: Column) -> Peak:
+def _head_peak(case: Case, trained: RankParams, loss: Peak) -> Peak:
     """After the loss: the head's fresh gradient, and the copy that is reduced."""
     fresh = trained.head * (BYTES[case.compute] + _shards_weights(case) * BYTES[case.reduce])
-    return Peak(saved, 0.0, _gathered(case, params, 0.0) + fresh)
+    return Peak(loss.activations, 0.0, loss.buffers + fresh)
 
 
 def _embedding_peak(case: Case, params: RankParams, trained: RankParams) -> Peak:

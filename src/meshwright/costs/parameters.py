@@ -156,8 +156,9 @@ def _ends(case: Case, held: Stages) -> Column:
     head = model.vocab * model.hidden
     tied_copy = (case.pp > 1) * head if model.tied else head  # across stages a tied head is a second copy
     mtp = model.mtp_layers * 2 * model.hidden**2 if trains_mtp(case) else 0  # projections of [hidden, embedding]
-    whole = count.vision if memory_profile(case).sees_whole else 0
-    first = count.embedding + count.vision - whole + model.extra_params
+    sees_whole = memory_profile(case).sees_whole
+    whole = count.vision * bool(case.images) if sees_whole else 0  # without images there is no tower at all
+    first = count.embedding + (0 if sees_whole else count.vision) + model.extra_params
     cut = (held.first * first + held.last * (tied_copy + mtp)) / case.tp
     return cut + held.first * whole + held.last * model.final_norm_params
 
