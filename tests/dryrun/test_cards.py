@@ -120,20 +120,24 @@ def of_the_day(found: list[Card]) -> Card:
 
 
 def test_the_dry_run_of_the_day_is_what_its_card_says(tmp_path: Path) -> None:
-    executed = [(check.figures.cpu_s, card) for card in CARDS if (check := card.checks.dryrun) and check.figures]
+    executed = [
+        (check.figures.cpu_s, card)
+        for card in CARDS
+        if (check := card.checks.dryrun) and check.figures and check.versions == _here(card)
+    ]
     if not executed:
-        assert "dryrun" in NOT_MADE_YET, "no card has a dry run"
-        pytest.skip("no card has a dry run yet")
+        pytest.skip("no card was made with the versions that are here")
     card = of_the_day([card for _, card in sorted(executed, key=lambda pair: pair[0])[:CHEAPEST]])
     known = card.checks.dryrun
     assert known is not None
-    here = checks.versions("dryrun", index.load(card.recipe))
-    if here != known.versions:
-        pytest.skip(f"the card of {card.recipe} was made with {known.versions}; here are {here}")
     made = made_by_the_script(card.recipe, "dryrun", tmp_path).checks.dryrun
     assert made is not None
     assert (made.outcome, made.reason) == (known.outcome, known.reason)
     assert _untimed(made) == _untimed(known), card.recipe
+
+
+def _here(card: Card) -> dict[str, str]:
+    return checks.versions("dryrun", index.load(card.recipe))
 
 
 def _untimed(check: Check[cards.Executed]) -> cards.Executed:

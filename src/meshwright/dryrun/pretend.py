@@ -145,7 +145,7 @@ def pretending(
         yield torch.device(DRY)
 
 
-class NoData(FakeTensorMode):
+class NoData(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Fake tensors on the pretended device alone: what is computed on the host is computed."""
 
     def __init__(self, seen: Seen | None = None) -> None:
