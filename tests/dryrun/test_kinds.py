@@ -120,7 +120,7 @@ def test_a_fused_loss_never_has_all_logits() -> None:
 
     def saw(operation: Any, args: Any, kwargs: Any, result: Any) -> None:
         nonlocal largest
-        if isinstance(result, torch.Tensor) and result.dim() == 2 and result.shape[1] == 128 and not result.is_cpu:
+        if "aten.mm" in str(operation) and result.shape[1] == 128 and not result.is_cpu:
             largest = max(largest, result.shape[0])
 
     stepped(LLAMA, "kernels.loss=fused_linear", "layout.tp=2", world=2, seen=saw)
@@ -142,6 +142,7 @@ def test_pictures_take_their_share_of_a_full_sample() -> None:
     assert set(seen) == {patches}
 
 
+@pytest.mark.slow
 def test_latents_and_their_texts() -> None:
     trainer = stepped("wan_1_3B_sft_config", "layout.cp=2", world=2)
     assert len(parameters(trainer)) > 10

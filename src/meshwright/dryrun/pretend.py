@@ -140,7 +140,8 @@ def pretending(
         threads = torch.autograd.is_multithreading_enabled()
         torch.autograd.set_multithreading_enabled(False)
         undo.callback(torch.autograd.set_multithreading_enabled, threads)
-        undo.callback(PRETENDED.reset, PRETENDED.set(capability))
+        undo.callback(setattr, PRETENDED, "capability", PRETENDED.capability)
+        PRETENDED.capability = capability
         undo.enter_context(NoData(seen))
         yield torch.device(DRY)
 

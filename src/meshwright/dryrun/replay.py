@@ -55,6 +55,9 @@ class _Writer:
         self.made: dict[Key, list[int]] = {}  # the blocks that each segment of the whole step made, in order
         self.alive: dict[int, Key] = {}  # blocks of the whole step, and where they were made
         self.held: set[int] = set()  # traced blocks that are alive at this point of the trace
+        self.filled = (
+            any(len(cut.kept) < len(cut.layers) for cut in trace.chunks) or len(self.kept) < trace.micro_batches
+        )
         self.real: dict[int, int] = {}  # since the last comparison: traced block -> block of the whole step
 
     def write(self) -> Whole:
@@ -119,6 +122,8 @@ class _Writer:
 
     def _meant(self, key: Key, like: Key, traced: int) -> int:
         """The block that goes here, where the traced segment `like` says that a traced block goes."""
+        if not self.filled:
+            return self.real.get(traced, -1)
         origin = self.segments[self.ledger.blocks[traced].segment].key
         if origin.layer == REPLAYED:
             return self._stood_for(traced)

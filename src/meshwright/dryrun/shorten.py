@@ -52,10 +52,11 @@ def kept_layers(kinds: Sequence[Hashable]) -> list[int]:
 
 def likes(kinds: Sequence[Hashable], kept: Sequence[int]) -> list[int]:
     """For every layer the traced one that stands for it: the one that has its neighbours in the shortened step."""
+    now = dict(zip(kept, contexts([kinds[i] for i in kept]), strict=True))  # of the traced layers, when traced
     shown: dict[Context, int] = {}
-    for place, context in zip(kept, contexts([kinds[i] for i in kept]), strict=True):
+    for place, context in now.items():
         shown.setdefault(context, place)
-    return [shown[context] for context in contexts(kinds)]
+    return [i if now.get(i) == context else shown[context] for i, context in enumerate(contexts(kinds))]
 
 
 def kept_micro_batches(count: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,8 +12,17 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map_only
 
 DRY = "drygpu"  # the device of a dry run: a GPU without memory
-PRETENDED: ContextVar[tuple[int, int]] = ContextVar("PRETENDED", default=(9, 0))  # what that GPU can compute
-CPU = (0, 0)  # pretended in place of that: a device that computes as a CPU does
+CPU = (0, 0)  # pretended in place of a GPU's: a device that computes as a CPU does
+
+
+@dataclass
+class Pretended:
+    """What the pretended device can compute. No context variable: a compiler cannot look into those."""
+
+    capability: tuple[int, int] = (9, 0)
+
+
+PRETENDED = Pretended()
 
 # Operations of our own that make memory in between, and what they do; a dry run carries it out one by one.
 STEPS: dict[Any, Callable[..., Any]] = {}
@@ -30,7 +39,7 @@ def on_gpu(tensor: Tensor) -> bool:
 
 
 def _computes_as_gpu(kind: str) -> bool:
-    return kind == "cuda" or (kind == DRY and PRETENDED.get() != CPU)
+    return kind == "cuda" or (kind == DRY and PRETENDED.capability != CPU)
 
 
 def is_dry(tensor: Tensor) -> bool:
@@ -46,7 +55,7 @@ def has_data(tensor: Tensor) -> bool:
 def capability(device: torch.device | str | None = None) -> tuple[int, int]:
     """What a GPU can compute, by NVIDIA's numbers."""
     if device is not None and torch.device(device).type == DRY:
-        return PRETENDED.get()
+        return PRETENDED.capability
     return torch.cuda.get_device_capability(device)
 
 
