@@ -99,6 +99,5 @@ def save(path: Path, source: str, rows: list[dict[str, Any]]) -> None:
     path.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
 
 
-
 if __name__ == "__main__":
     main()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from meshwright.dryrun.ledger import Key, Segment
 from meshwright.dryrun.marks import AFTER, BEFORE, REPLAYED
-from meshwright.dryrun.trace import Cut, Trace
+from meshwright.dryrun.trace import Trace
 
 PASSES = ("forward", "backward")
 
@@ -46,7 +46,6 @@ class _Writer:
         self.trace, self.ledger = trace, trace.ledger
         self.whole = Whole()
         self.segments = self.ledger.segments
-        self.at = {segment.key: i for i, segment in enumerate(self.segments)}
         self.kept = trace.traced_micro_batches
         self.born = [0] * len(self.ledger.blocks)  # of every traced block: its place among those of its segment
         for segment in self.segments:
@@ -54,7 +53,6 @@ class _Writer:
                 self.born[number] = place
         self.made: dict[Key, list[int]] = {}  # the blocks that each segment of the whole step made, in order
         self.alive: dict[int, Key] = {}  # blocks of the whole step, and where they were made
-        self.held: set[int] = set()  # traced blocks that are alive at this point of the trace
         self.filled = (
             any(len(cut.kept) < len(cut.layers) for cut in trace.chunks) or len(self.kept) < trace.micro_batches
         )
@@ -213,6 +211,3 @@ def counted(trace: Trace, key: Key) -> int:
     """How often a segment of the whole step happens: without a pipeline the second micro batch stands for the rest."""
     left_out = trace.micro_batches - len(trace.traced_micro_batches)
     return 1 + left_out if key.micro_batch == 1 and not trace.pipelined else 1
-
-
-__all__ = ["Cut", "Stretch", "Whole", "counted", "whole_step"]

@@ -6,7 +6,7 @@ import logging
 import platform
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -232,6 +232,3 @@ def versions() -> dict[str, str]:
 
     named = {name: version(name) for name in ("torch", "transformers")}
     return {"meshwright": VERSION, **named, "python": platform.python_version()}
-
-
-__all__: Sequence[str] = ("Told", "distinct", "judged", "prove", "prove_rank", "read")
