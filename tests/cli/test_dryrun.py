@@ -295,7 +295,7 @@ def test_too_little_host_memory_is_told_before_the_work(
     meshwright: Any, proves: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = proves(proof())
-    monkeypatch.setattr(host, "_cores", lambda: 4)
+    monkeypatch.setattr(host, "cores", lambda: 4)
     need = host.gib_per_process(api.recipe("llama3_70b_pretrain_config"), api.find_cluster("64xH100"))
     monkeypatch.setattr(host, "free_gib", lambda: 2.5 * need)
     asked = ("dryrun", "llama3_70b_pretrain_config", "--gpus", "64xH100", "layout.pp=4", "--json")

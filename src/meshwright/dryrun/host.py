@@ -40,7 +40,7 @@ def require_memory(recipe: Recipe, cluster: Cluster, processes: int | None) -> N
 
 def tracers(recipe: Recipe) -> int:
     """Processes that trace ranks at the same time: no more than cores, nor than pipeline ranks."""
-    return max(1, min(_cores(), recipe.layout.pp))
+    return max(1, min(cores(), recipe.layout.pp))
 
 
 def gib_per_process(recipe: Recipe, cluster: Cluster) -> float:
@@ -74,7 +74,8 @@ def _container_bytes(folder: Path, limit: str, used: str, cached: str) -> int | 
     return None
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,7 +91,7 @@ class Marks(Watch):
     """Looks on while the trainer steps and notes what begins; runs only what has to be traced."""
 
     def __init__(self, ledger: Ledger, trainer: Trainer, shortened: bool = False) -> None:
-        self.ledger, self.trainer, self.shortened = ledger, trainer, shortened
+        self.ledger, self.trainer = ledger, trainer
         self.step = 0
         self.chunks = [Chunk(number, stage, shortened) for number, stage in enumerate(trainer.stages)]
         self.micro_batches = kept_micro_batches(trainer.micro_batches) if shortened else None
@@ -188,4 +187,4 @@ def shortened_batch(batch: Any, kept: list[int]) -> Any:
             every = super().micro_batches(size)
             return [every[i] for i in kept]
 
-    return replace(Shortened(**{name: getattr(batch, name) for name in batch.__dataclass_fields__}))
+    return Shortened(**{name: getattr(batch, name) for name in batch.__dataclass_fields__})

@@ -53,9 +53,7 @@ class _Writer:
                 self.born[number] = place
         self.made: dict[Key, list[int]] = {}  # the blocks that each segment of the whole step made, in order
         self.alive: dict[int, Key] = {}  # blocks of the whole step, and where they were made
-        self.filled = (
-            any(len(cut.kept) < len(cut.layers) for cut in trace.chunks) or len(self.kept) < trace.micro_batches
-        )
+        self.filled = trace.left_out != (0, 0)  # whether anything is to be written in
         self.real: dict[int, int] = {}  # since the last comparison: traced block -> block of the whole step
 
     def write(self) -> Whole:

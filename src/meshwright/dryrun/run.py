@@ -151,7 +151,7 @@ def read(trace: Any, told: Told, rank: int) -> RankProof | None:
     whole = whole_step(trace)
     found = levels.levels(trace, whole)
     peak = max(found, key=lambda level: level.peak)
-    if _left_out(trace) != (0, 0) and whole.drift > INEXACT * peak.peak:
+    if trace.left_out != (0, 0) and whole.drift > INEXACT * peak.peak:
         return None
     chunks = len(trace.chunks)
     return RankProof(
@@ -171,19 +171,13 @@ def read(trace: Any, told: Told, rank: int) -> RankProof | None:
         collectives=levels.collectives(trace, whole),
         placement=trace.placement,
         traced=_in_words(trace),
-        exact=_left_out(trace) == (0, 0),
+        exact=trace.left_out == (0, 0),
         cpu_s=trace.cpu_s,
     )
 
 
-def _left_out(trace: Any) -> tuple[int, int]:
-    """Layers and micro batches that were not traced."""
-    layers = sum(len(cut.layers) - len(cut.kept) for cut in trace.chunks)
-    return layers, trace.micro_batches - len(trace.traced_micro_batches)
-
-
 def _in_words(trace: Any) -> str:
-    layers, batches = _left_out(trace)
+    layers, batches = trace.left_out
     held = sum(len(cut.layers) for cut in trace.chunks)
     said = [
         f"{held - layers} of {held} layers",

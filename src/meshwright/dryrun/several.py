@@ -5,18 +5,18 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
+from meshwright.dryrun.host import cores
+from meshwright.engine.processes import end_with
 from meshwright.errors import MeshwrightError
 
 Given = TypeVar("Given")
 Found = TypeVar("Found")
-PR_SET_PDEATHSIG = 1
 GRACE_S = 2.0
 
 
@@ -34,11 +34,7 @@ def side_by_side(
     if len(told) == 1:
         progress(f"tracing {named(told[0])}")
         return [work(told[0])]
-    return _Crew(work, told, progress, named).run(processes or _cores())
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return _Crew(work, told, progress, named).run(processes or cores())
 
 
 class _Crew:
@@ -99,12 +95,7 @@ class _Crew:
 def _child(parent: int, work: Any, told: Any, pipe: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells everybody; the parent ends us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    end_with(parent)
     try:
         news: tuple[Any, BaseException | None] = work(told), None
     except MeshwrightError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -30,7 +31,8 @@ PARTS_BY_FILE = (
     ("meshwright/engine/kernels/updates.py", "buffers"),
 )
 PASSED_OVER = ("torch/", "meshwright/dryrun/", "meshwright/engine/kernels/_where.py", "contextlib.py", "functools.py")
-ROOTS = ("site-packages/", "dist-packages/", "/src/")
+# What stands before the part of a path that is told; Python's own files are below its library.
+ROOTS = (sysconfig.get_path("stdlib") + "/", "site-packages/", "dist-packages/", "/src/")
 RECOMPUTE = "torch/utils/checkpoint.py"
 BACKWARD = "torch/autograd/graph.py"
 DEEPEST = 80  # frames looked at

@@ -47,6 +47,12 @@ class Trace:
     placement: tuple[Placement, ...]
     cpu_s: float
 
+    @property
+    def left_out(self) -> tuple[int, int]:
+        """Layers and micro batches that were not traced."""
+        layers = sum(len(cut.layers) - len(cut.kept) for cut in self.chunks)
+        return layers, self.micro_batches - len(self.traced_micro_batches)
+
 
 def trace(
     recipe: Recipe, kind: Kind, config: Any, world: int, rank: int, capability: tuple[int, int], shortened: bool = True

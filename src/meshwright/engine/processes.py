@@ -330,6 +330,11 @@ def _settle_in(parent: int, listens: bool) -> None:
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
     held_back = ASKING_SIGNALS if listens else ()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [number for number in ENDING_SIGNALS if number not in held_back])
+    end_with(parent)
+
+
+def end_with(parent: int) -> None:
+    """From now on this process ends when its parent does."""
     if sys.platform == "linux":
         import ctypes
 
