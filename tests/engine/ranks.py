@@ -63,6 +63,7 @@ def _rank(rank: int, world: int, work: Callable[..., Any], args: Any, store: str
     gc.freeze()  # what the parent left behind may belong to threads that a fork does not have
     try:
         torch.set_num_threads(1)
+        torch.backends.mkldnn.set_flags(True)  # torch switches it off for good after one bf16 product it cannot do
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
         limit = datetime.timedelta(seconds=timeout)
         dist.init_process_group("gloo", rank=rank, world_size=world, store=dist.FileStore(store, world), timeout=limit)

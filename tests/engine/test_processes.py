@@ -206,6 +206,16 @@ def test_a_rank_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> Non
 
 # Forking
 
+Left = Callable[[], set[str]]
+
+
+@pytest.fixture
+def left() -> Left:
+    """The child processes that are there now and were not when the test began: others may have left a fork server."""
+    before = _children()
+    return lambda: _children() - before
+
+
 fork = partial(processes.fork, device_type="cpu")  # as many ranks as we like, GPUs or not
 
 
@@ -256,13 +266,15 @@ def fails_on_one(process: Process, how: str) -> None:
         ("system exit", RunError, "rank 1 of 3 failed: SystemExit: 4", ""),
     ],
 )
-def test_the_rank_that_failed_is_named_and_the_others_end(how: str, kind: type[Exception], said: str, fix: str) -> None:
+def test_the_rank_that_failed_is_named_and_the_others_end(
+    how: str, kind: type[Exception], said: str, fix: str, left: Left
+) -> None:
     began = time.monotonic()
     with pytest.raises(kind, match=said) as failed:
         fork(3, fails_on_one, how, timeout=30)
     assert time.monotonic() - began < 10
     assert not fix or fix in failed.value.fix
-    assert not _children()
+    assert not left()
 
 
 def unsendable(process: Process) -> Any:
@@ -285,12 +297,12 @@ def deaf(process: Process, folder: str) -> None:
 
 
 def test_a_rank_that_does_not_listen_is_ended_with_what_it_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: Left
 ) -> None:
     monkeypatch.setattr(processes, "GRACE_S", 0.3)
     with pytest.raises(RunError, match="rank 1 of 2 failed: ValueError: done"):
         fork(2, deaf, str(tmp_path), timeout=30)
-    assert not _children()
+    assert not left()
     _until(lambda: all(_is_gone(int((tmp_path / rank).read_text())) for rank in ("0", "1")))
 
 
@@ -476,8 +488,8 @@ def test_nproc_starts_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert start(summed, nproc=2, device_type="cpu") == [("nproc", 1.0)] * 2
 
 
-def _children() -> list[str]:
-    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+def _children() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
 
 def _until(true: Callable[[], bool], seconds: float = 10.0) -> None:
