@@ -1,0 +1,60 @@
+"""State-space mixers of transformers whose scan is ours; the rest of their code runs as it is.
+
+A mixer's forward pass calls its scan by name, and what transformers has under that name without kernels of other
+packages is a reference that writes out tokens × chunk × heads × state. Here the same code finds another function under
+the name: for the mixers of one model, not for all of transformers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache, partial
+from types import FunctionType
+from typing import Any
+
+from torch import Tensor, nn
+
+from meshwright.engine.kernels.state_space import state_space_scan
+
+
+def use_own_scans(model: nn.Module) -> int:
+    """Makes every Mamba-2 mixer of a model scan block by block; says how many were changed."""
+    changed = 0
+    for module in list(model.modules()):
+        kind: Any = type(module)
+        own = _with_own_scan(kind)
+        if own is not None:
+            module.__class__ = own  # the class, not the instance's forward: all layers then share one compiled graph
+            changed += 1
+    return changed
+
+
+@cache
+def _with_own_scan(kind: Any) -> Any:
+    """A subclass of this mixer whose forward pass finds our scan under the name it calls, or nothing."""
+    forward: Any = inspect.unwrap(kind.forward)
+    called = set(getattr(getattr(forward, "__code__", None), "co_names", ()))
+    found = {
+        name: forward.__globals__[name] for name in called & OWN.keys() & getattr(forward, "__globals__", {}).keys()
+    }
+    if not found:
+        return None
+    names = {**forward.__globals__, **{name: partial(OWN[name], reference) for name, reference in found.items()}}
+    names.pop("__name__")  # a compiler would look names up in the module of this name instead
+    made = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
+    made.__kwdefaults__ = forward.__kwdefaults__
+    return type(kind.__name__, (kind,), {"forward": made, "__module__": kind.__module__})
+
+
+def _mamba2(
+    reference: Callable[..., Any], x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, chunk_size: int, **given: Any
+) -> Any:
+    if given.get("initial_states") is not None or given.get("return_final_states"):  # text that is generated
+        return reference(x, dt, a, b, c, chunk_size, **given)
+    settings = (given.get("D"), given.get("dt_bias"), given.get("dt_softplus", False))
+    return state_space_scan(x, dt, a, b, c, *settings, given.get("dt_limit", (0.0, float("inf"))))
+
+
+# By the name under which mixers call them.
+OWN: dict[str, Callable[..., Any]] = {"mamba2_chunk_scan": _mamba2}
