@@ -67,6 +67,7 @@ class Ledger:
         self.blocks: list[Block] = []
         self.segments: list[Segment] = [Segment(Key(-1, "build"))]
         self.stands_for: dict[int, tuple[Key, int]] = {}  # block -> the pass it stands in, and the block it is like
+        self.received: dict[int, Key] = {}  # block -> the pass that a pipeline receives it for
         self._closed = 0
         self._streams: dict[Any, int] = {}  # those that blocks were made on, in order
         self._kept: set[tuple[str, bool]] = set()  # what libraries keep already, for which thread

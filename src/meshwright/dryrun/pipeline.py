@@ -38,6 +38,19 @@ class _Followed:
         self.forward, self.backward = stage.forward_one_chunk, stage.backward_one_chunk
         self.like: dict[tuple[int, str], list[tuple[torch.Size, torch.dtype, int] | None]] = {}
         stage.forward_one_chunk, stage.backward_one_chunk = self.run_forward, self.run_backward
+        stage.get_fwd_recv_ops = self._noted("forward", stage.get_fwd_recv_ops)
+        stage.get_bwd_recv_ops = self._noted("backward", stage.get_bwd_recv_ops)
+
+    def _noted(self, phase: str, receive: Any) -> Any:
+        """Notes which pass a block is received for: what is received, is received in a shortened step too."""
+
+        def receives(number: int) -> Any:
+            found = receive(number)
+            ledger, key = self.marks.ledger, Key(self.marks.step, phase, self.chunk.number, number)
+            ledger.received.update((ledger.block_of(one.tensor), key) for one in found)
+            return found
+
+        return receives
 
     def run_forward(self, number: int, *args: Any, **kwargs: Any) -> Any:
         """The forward pass of a micro batch."""
@@ -47,7 +60,8 @@ class _Followed:
             self._remember("forward", number, (out,))
         else:
             (out,) = self._stand_in("forward", number)
-            self.stage.fwd_cache[number] = ((out,), [])
+            inputs = [] if self.stage.is_first else list(self.stage._retrieve_recv_activations(number))
+            self.stage.fwd_cache[number] = ((out,), inputs)
             if self.stage.is_last:
                 self.stage.output_chunks.append(out)
         self._between(number)
@@ -61,6 +75,8 @@ class _Followed:
         else:
             self.stage.bwd_cache[number] = self._stand_in("backward", number)
             self.stage.fwd_cache.pop(number)
+            if not self.stage.is_last:
+                self.stage._retrieve_recv_grads(number)
         self._between(number)
 
     def _remember(self, phase: str, number: int, tensors: Any) -> None:

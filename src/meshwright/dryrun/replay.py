@@ -1,7 +1,8 @@
 """From the book of a shortened step to that of the whole step.
 
 Passes of layers that were left out are written in from their likes. A block that a replayed pass frees is the one that
-its own layer (or its own neighbour) made, not the like's. Where the gradients of a step are complete, the filled-up
+its own layer (or its own neighbour) made, not the like's. What a pipeline receives was received for every pass, whether
+or not that was traced: there the like only says when it goes. Where the gradients of a step are complete, the filled-up
 book is compared with what the rank really holds then: no byte may be missing or left over.
 """
 
@@ -55,6 +56,8 @@ class _Writer:
         self.alive: dict[int, Key] = {}  # blocks of the whole step, and where they were made
         self.filled = trace.left_out != (0, 0)  # whether anything is to be written in
         self.real: dict[int, int] = {}  # since the last comparison: traced block -> block of the whole step
+        self.arrived = {key: block for block, key in self.ledger.received.items()}
+        self.replayed: set[int] | None = None  # while a replayed pass is written: traced blocks that really go in it
 
     def write(self) -> Whole:
         for key, segment in self._order():
@@ -77,8 +80,13 @@ class _Writer:
                 yield key, segment
             elif key[:4] not in written:
                 written.add(key[:4])
-                like = key if key.layer != REPLAYED else key._replace(micro_batch=self.kept[1])
-                yield from self._pass(key, passes[like[:4]])
+                if key.layer != REPLAYED:
+                    yield from self._pass(key, passes[key[:4]])
+                    continue
+                self.replayed = {~event for event in segment.events if event < 0}
+                yield from self._pass(key, passes[key._replace(micro_batch=self.kept[1])[:4]])
+                self._let_go_of_received(self.replayed)
+                self.replayed = None
 
     def _pass(self, key: Key, traced: list[Segment]) -> Iterator[tuple[Key, Segment]]:
         """One pass of a micro batch: what comes before its layers, all layers, what comes after them."""
@@ -120,6 +128,8 @@ class _Writer:
         """The block that goes here, where the traced segment `like` says that a traced block goes."""
         if not self.filled:
             return self.real.get(traced, -1)
+        if self.replayed is not None and traced in self.ledger.received:
+            return self._received(key, like, self.ledger.received[traced])
         origin = self.segments[self.ledger.blocks[traced].segment].key
         if origin.layer == REPLAYED:
             return self._stood_for(traced)
@@ -142,6 +152,19 @@ class _Writer:
             return -1
         origin = self.segments[self.ledger.blocks[like].segment].key
         return self._made(origin._replace(micro_batch=key.micro_batch, layer=self._from_end(origin)), like)
+
+    def _received(self, key: Key, like: Key, of: Key) -> int:
+        """The block that this replayed pass received where the traced one received another, if it goes in this pass."""
+        meant = of._replace(micro_batch=of.micro_batch + key.micro_batch - like.micro_batch)
+        traced = self.arrived.get(meant, -1)
+        return self.real.get(traced, -1) if self.replayed is not None and traced in self.replayed else -1
+
+    def _let_go_of_received(self, gone: set[int]) -> None:
+        """What a replayed pass received and really let go of, where its like did not."""
+        for traced in sorted(gone & self.ledger.received.keys()):
+            block = self.real.get(traced, -1)
+            if self.alive.pop(block, None) is not None:
+                self.whole.stretches[-1].events.append(~block)
 
     def _micro_batch(self, key: Key, like: Key, origin: Key) -> int:
         if origin.micro_batch == like.micro_batch:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
@@ -54,6 +57,111 @@ def split(models: list[nn.Module], layout: Layout, layers: int, pp: Axis) -> lis
     ]
 
 
+class ReceivingStage(PipelineStage):
+    """A stage of torch's pipeline that holds what it receives only while the micro batch is under way.
+
+    Torch makes room for everything that a step will receive before the first pass and keeps it for the whole run. Here
+    only the shapes are kept, as tensors without memory. Memory is taken when a receive is about to start and belongs to
+    the pass from the moment that the pass asks for it.
+
+    Nothing is overwritten too early on a GPU. Memory is taken on the stream that computes; NCCL's stream waits for that
+    one before it writes, and the schedule makes that one wait for NCCL's before a pass reads. So whatever used the
+    memory before is done, and it is freed on the stream that used it last.
+    """
+
+    def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        with self._without_memory():
+            return super()._prepare_forward_infra(*args, **kwargs)
+
+    def _prepare_backward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        with self._without_memory():
+            return super()._prepare_backward_infra(*args, **kwargs)
+
+    @contextmanager
+    def _without_memory(self) -> Iterator[None]:
+        """Torch makes its receive buffers on the stage's device: on "meta" they are only shapes."""
+        device, self.device = self.device, torch.device("meta")
+        try:
+            yield
+        finally:
+            self.device = device
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """What receives the input of a micro batch, with room for it."""
+        self._take(self.args_recv_info[fwd_chunk_id])
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """What receives the gradient of a micro batch's output, with room for it."""
+        if self.has_backward:
+            self._take(self.grad_recv_info[bwd_chunk_id])
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Any:
+        received = super()._retrieve_recv_activations(fwd_chunk_id)
+        self._let_go(self.args_recv_info[fwd_chunk_id])
+        return received
+
+    def _retrieve_recv_grads(self, bwd_chunk_id: int) -> Any:
+        received = super()._retrieve_recv_grads(bwd_chunk_id)
+        self._let_go(self.grad_recv_info[bwd_chunk_id])
+        return received
+
+    def _take(self, places: Iterable[Any]) -> None:
+        for place in _received(places):
+            place.buffer = _like(place.buffer, self.device)
+
+    def _let_go(self, places: Iterable[Any]) -> None:
+        for place in _received(places):
+            place.buffer = _like(place.buffer, torch.device("meta"))
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """The forward pass of a micro batch; without a backward pass its input is not needed any more."""
+        output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        if self.is_last and self.output_chunks:
+            self.output_chunks[-1] = output.detach()
+        if not self.has_backward:
+            outputs, _ = self.fwd_cache[fwd_chunk_id]
+            self.fwd_cache[fwd_chunk_id] = (outputs if self._sends() else (), [])
+        return output
+
+    def backward_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        loss: torch.Tensor | None = None,
+        full_backward: bool = True,
+        last_backward: bool = False,
+    ) -> None:
+        """The backward pass of a micro batch; its loss, which the schedule keeps, lets go of how it was computed.
+
+        Else the loss would hold the stage's input until the end of the step. Where weights have a backward pass of
+        their own, torch lets go itself.
+        """
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        if loss is not None and full_backward:
+            loss.detach_()
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """What sends the output of a micro batch; without a backward pass it is not needed any more."""
+        sends = super().get_fwd_send_ops(fwd_chunk_id)
+        if not self.has_backward:
+            self.fwd_cache[fwd_chunk_id] = ((), [])
+        return sends
+
+    def _sends(self) -> bool:
+        """Whether outputs go to another rank: the two middle stages of a V are on the same one."""
+        return not self.is_last and self.stage_index_to_group_rank[self.stage_index + 1] != self.group_rank
+
+
+def _received(places: Iterable[Any]) -> Iterator[Any]:
+    """Those of a stage's inputs that come from other stages: the batch is given, and has no buffer."""
+    return (place for place in places if getattr(place, "buffer", None) is not None)
+
+
+def _like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.empty_like(tensor, device=device, requires_grad=tensor.requires_grad)
+
+
 class Pipeline:
     """The schedule of a pipeline: runs the forward and backward pass of all micro batches of a step."""
 
@@ -74,7 +182,7 @@ class Pipeline:
         numbers, count = stage_numbers(layout, pp), layout.pp * layout.vp
         loss = torch.empty(1, device="meta", requires_grad=True)
         torch_stages = [
-            PipelineStage(
+            ReceivingStage(
                 stage,
                 number,
                 count,
