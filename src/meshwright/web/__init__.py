@@ -1,0 +1,1 @@
+"""The page and its JSON API: the same verbs as the command line, answered over HTTP. Needs the `web` extra."""
