@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from meshwright import clusters, planner
+from meshwright import clusters, costs, handed, planner
 from meshwright.api.naming import is_recipe, model_and_goal, model_named, recipe_from, refuse_unknown
 from meshwright.errors import InputError
 from meshwright.planner import Plan, Question, Ranking, Sizing
@@ -43,13 +42,16 @@ def plan(
     top: int = 5,
     calibration: str | None = None,
     overrides: Sequence[str] = (),
+    everything: bool = False,
 ) -> Ranking:
-    """The fastest plans of the whole legal space for a model or recipe, and why others were dropped."""
+    """The fastest plans of the whole legal space for a model or recipe, and why others were dropped.
+
+    `everything` also lists all layouts that fit, with their memory and step time.
+    """
     if not 1 <= top <= MOST_PLANS:
         raise InputError(f"ask for 1 to {MOST_PLANS} plans", field="top", value=top)
-    return planner.ranked(
-        question_of(*model_and_goal(target, goal), seq, engine, gpus=gpus, calibration=calibration), overrides, top
-    )
+    question = question_of(*model_and_goal(target, goal), seq, engine, gpus=gpus, calibration=calibration)
+    return planner.ranked(question, overrides, top, everything)
 
 
 def size(
@@ -116,7 +118,7 @@ def question_of(
         model=spec,
         model_ref=reference,
         cluster=clusters.cluster(str(gpus)),
-        cluster_ref=str(Path(str(gpus)).resolve()) if str(gpus).endswith(".toml") else "",
+        cluster_ref=str(handed.resolved(str(gpus))) if str(gpus).endswith(".toml") else "",
         goal=one_of("goal", goal, types.GOALS),
         seq_length=sequence_length(seq),
         engine=one_of("engine", engine, types.ENGINES),
@@ -129,6 +131,13 @@ def _calibration(path: str) -> Any:
     from meshwright.costs import calibrate
 
     return calibrate.load(path)
+
+
+def timeline(plan: Plan) -> costs.Timeline:
+    """A step of a plan's pipeline over time: which micro batch every rank works on and when."""
+    if not plan.exists:
+        raise InputError("cannot be built: see the findings", field="layout", value=plan.recipe.layout.pp_schedule)
+    return costs.timeline(plan.case)
 
 
 def find_goal(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshwright import models
+from meshwright import handed, models
 from meshwright.errors import InputError, OutputError, closest, unknown
 from meshwright.models import ModelSpec
 from meshwright.recipes import files, index
@@ -14,7 +14,7 @@ from meshwright.recipes.types import Recipe
 def model_named(text: str) -> tuple[ModelSpec, str]:
     """The model and how a recipe refers to it."""
     spec = models.find(text)
-    return spec, spec.name if spec.name in models.names() else str(Path(text).expanduser().resolve())
+    return spec, spec.name if spec.name in models.names() else str(handed.resolved(text))
 
 
 def model_and_goal(target: str, goal: str | None) -> tuple[str, str]:

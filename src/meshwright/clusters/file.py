@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from meshwright import handed
 from meshwright.clusters.catalogue import gpu
 from meshwright.clusters.tables import (
     GPU_KEYS,
@@ -47,10 +48,13 @@ def read_cluster_file(path: str) -> Cluster:
 
 
 def _load(path: str) -> dict[str, Any]:
-    if not os.path.isfile(path):  # unlike Path.is_file, no exception for a path that no system could have
+    sent = handed.text_of(path, "gpus")
+    if sent is None and not os.path.isfile(
+        path
+    ):  # unlike Path.is_file, no exception for a path that no system could have
         raise BadTableError("no such file; give the path of a TOML file, or a cluster such as 8xH100")
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8") if sent is None else sent)
     except OSError as error:
         raise BadTableError(f"the file cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from meshwright import handed
 from meshwright.clusters import Gpu, gpu
 from meshwright.costs.calibration import Calibration, shipped
 from meshwright.costs.ruler import Measured, batches, read
@@ -142,8 +143,9 @@ def _error(rows: list[Measured], profile: OwnProfile) -> float:
 
 def load(path: str | Path) -> Calibration:
     """The shipped calibration with the machine that a profile file describes."""
+    sent = handed.text_of(path, "calibration")
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8") if sent is None else sent)
         own = msgspec.convert(table, OwnProfile)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise InputError(f"not a calibration profile: {error}", field="calibration", value=str(path)) from None

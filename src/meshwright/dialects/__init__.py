@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from meshwright import handed
 from meshwright.dialects.check import check
 from meshwright.dialects.checked import Checked, CheckedRecipe, Open
 from meshwright.dialects.contents import SUFFIXES, content_of, open_file
@@ -43,7 +44,7 @@ OURS = "meshwright"
 def is_file(name: str) -> bool:
     """Whether a name means a file rather than a shipped recipe."""
     path = Path(name)
-    return path.suffix.lower() in SUFFIXES or path.exists()
+    return path.suffix.lower() in SUFFIXES or handed.exists(path)
 
 
 def of(content: Content, named: str | None = None) -> Dialect | None:

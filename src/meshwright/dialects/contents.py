@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from meshwright import documents
+from meshwright import documents, handed
 from meshwright.dialects.dialect import Content, Format
 from meshwright.dialects.types import Said
 from meshwright.errors import InputError
@@ -29,7 +29,8 @@ SUFFIXES: Mapping[str, Format] = {
 def open_file(path: str | Path) -> Content:
     """The content of a file; what cannot be read safely is an error that says why."""
     place = Path(path)
-    return content_of(documents.read_text(place), str(path), folder=place.parent)
+    folder = None if handed.closed() else place.parent
+    return content_of(documents.read_text(place), str(path), folder=folder)
 
 
 def content_of(text: str, path: str, format: Format | None = None, folder: Path | None = None) -> Content:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
+from meshwright import handed
 from meshwright.errors import InputError, closest
 
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
@@ -16,7 +17,8 @@ _LISTED = 1000  # names in a folder among which a misspelled one is looked for
 
 def read_text(path: str | Path, largest: int = 1_000_000) -> str:
     """The text of a file; whatever is not a text file of a fair size is refused."""
-    raw = _read(path, largest)
+    sent = handed.text_of(path)
+    raw = _read(path, largest) if sent is None else _in_bytes(sent, path, largest)
     if raw.startswith(_UTF16):
         raise _refused(path, "is UTF-16 text, not UTF-8", ("save it as UTF-8",))
     if b"\0" in raw:
@@ -26,6 +28,13 @@ def read_text(path: str | Path, largest: int = 1_000_000) -> str:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise _refused(path, f"is not UTF-8 text (line {line})", ("save it as UTF-8",)) from error
+
+
+def _in_bytes(sent: str, path: str | Path, largest: int) -> bytes:
+    raw = sent.encode(errors="surrogatepass")  # half a character is told with its line
+    if len(raw) > largest:
+        raise _refused(path, f"has {len(raw):,} bytes, and at most {largest:,} are read")
+    return raw
 
 
 def _read(path: str | Path, largest: int) -> bytes:

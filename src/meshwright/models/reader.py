@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from meshwright import handed
 from meshwright.errors import InputError
 
 from .readers import diffusion, gpt2, nemotron
@@ -50,14 +51,15 @@ def spec_from_config(config: Mapping[str, Any], name: str, **facts: Any) -> Mode
 def load_config(path: str | Path) -> dict[str, Any]:
     """The config.json at a path, or in the folder at a path, as a dict."""
     # os.path, not Path: it answers "no" for names that no file can have, where Path raises
-    file = Path(path, "config.json") if os.path.isdir(path) else Path(path)
-    if not os.path.isfile(file):
+    file = Path(path, "config.json") if handed.is_dir(path) else Path(path)
+    sent = handed.text_of(file, "model")
+    if sent is None and not os.path.isfile(file):
         raise InputError("there is no config.json", field="model", value=str(file))
     try:
-        size = file.stat().st_size
+        size = file.stat().st_size if sent is None else len(sent.encode())
         if size > MOST_BYTES:
             raise InputError(f"is {size} bytes long; a model config has far less", field="model", value=str(file))
-        data = json.loads(file.read_bytes().decode("utf-8"))
+        data = json.loads(file.read_bytes().decode("utf-8") if sent is None else sent)
     except OSError as problem:
         raise InputError(f"cannot be read: {problem.strerror}", field="model", value=str(file)) from problem
     except (ValueError, RecursionError) as problem:  # not UTF-8, not JSON, cut short, or nested without end
