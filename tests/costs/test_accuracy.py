@@ -41,7 +41,7 @@ def test_the_object_is_the_contracts(tmp_path):
 
 
 def test_every_source_counts_the_same():
-    errors = Errors(np.array([0.1] * 99 + [0.5]), ("many",) * 99 + ("one",), ("g",) * 100)
+    errors = Errors(np.array([0.1] * 99 + [0.5]), ("many",) * 99 + ("one",), ("g",) * 100, np.ones(100))
     assert errors.quantile(0.4) == pytest.approx(10)
     assert errors.quantile(0.6) == pytest.approx(50)
     assert weighted_quantile(np.array([3.0, 1.0, 2.0]), np.ones(3), 0.5) == 2.0

@@ -5,6 +5,7 @@ from meshwright.costs.flops import flops_per_token
 from meshwright.costs.memory import PARTS, Memory, memory, memory_by_stage
 from meshwright.costs.parameters import parameters
 from meshwright.costs.time import StepTime, step_time
+from meshwright.costs.timeline import Timeline, timeline
 
 __all__ = [
     "PARTS",
@@ -12,11 +13,13 @@ __all__ = [
     "Estimate",
     "Memory",
     "StepTime",
+    "Timeline",
     "estimate",
     "flops_per_token",
     "memory",
     "memory_by_stage",
     "parameters",
     "step_time",
+    "timeline",
     "to_dict",
 ]

@@ -30,6 +30,7 @@ class Errors(msgspec.Struct, frozen=True):
     error: NDArray[np.float64]
     source: tuple[str, ...]
     gpu: tuple[str, ...]
+    measured: NDArray[np.float64]  # seconds or GiB
 
     @property
     def weight(self) -> NDArray[np.float64]:
@@ -81,8 +82,8 @@ def compare(rows: Sequence[Measured]) -> Report:
         rows=len(rows),
         predicted=sum(row.case is not None for row in rows),
         unsupported=dict(Counter(row.unsupported for row in rows if row.case is None).most_common()),
-        step_time=_errors(rows, timed, step[timed] / np.array([rows[i].step_s for i in timed])),
-        memory=_errors(rows, sized, gib / seen),
+        step_time=_errors(rows, timed, step[timed], np.array([rows[i].step_s for i in timed])),
+        memory=_errors(rows, sized, gib, seen),
         fit=_fit(rows, fits),
         points={
             "step time, s": [
@@ -109,8 +110,11 @@ def _memory_row(row: Measured) -> bool:
     return measured and not row.oom and not row.tiny and row.mem_tier in MEMORY_TIERS
 
 
-def _errors(rows: Sequence[Measured], at: Sequence[int], ratio: NDArray[np.float64]) -> Errors:
-    return Errors(ratio - 1, tuple(rows[i].source for i in at), tuple(rows[i].gpu for i in at))
+def _errors(
+    rows: Sequence[Measured], at: Sequence[int], predicted: NDArray[np.float64], measured: NDArray[np.float64]
+) -> Errors:
+    sources, gpus = (tuple(getattr(rows[i], name) for i in at) for name in ("source", "gpu"))
+    return Errors(predicted / measured - 1, sources, gpus, measured)
 
 
 def _fit(rows: Sequence[Measured], fits: NDArray[np.float64]) -> dict[str, int]:
@@ -168,3 +172,16 @@ def to_dict(report: Report) -> dict[str, Any]:
         "memory": part(report.memory),
         "fit": report.fit,
     }
+
+
+def points(report: Report) -> dict[str, list[dict[str, Any]]]:
+    """Every row behind the errors of step time (s) and memory (GiB): where from, measured and predicted."""
+
+    def rows(errors: Errors) -> list[dict[str, Any]]:
+        told = zip(errors.source, errors.gpu, errors.measured, errors.error, strict=True)
+        return [
+            {"source": source, "gpu": gpu, "measured": float(seen), "predicted": float(seen * (1 + error))}
+            for source, gpu, seen, error in told
+        ]
+
+    return {"step_time": rows(report.step_time), "memory": rows(report.memory)}

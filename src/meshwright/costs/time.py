@@ -80,6 +80,15 @@ def step_time(case: Case) -> StepTime:
     return StepTime(**dict(zip(PARTS, parts, strict=True)), step_s=sum(parts))
 
 
+def pass_seconds(case: Case) -> list[tuple[float, float]]:
+    """Seconds of one micro batch's forward and backward pass on every stage of one layout."""
+    held = stages(case, every=True)
+    micro = _micro(case, speeds(case), held)
+    sent = (micro.tp + micro.cp + micro.ep) / (3 if case.recompute == "full" else 2)  # as much in every pass
+    forward, both = (np.broadcast_to(value, held.index.shape) for value in (micro.forward + sent, micro.busy))
+    return [(float(f), float(b - f)) for f, b in zip(forward, both, strict=True)]
+
+
 def _micro(case: Case, speed: Speeds, held: Stages) -> Micro:
     """One micro batch on each stage, kind of layer by kind of layer."""
     factor, again = training_factor(case), recomputed_share(case, held)

@@ -18,6 +18,7 @@ from meshwright.planner.start import Start, begin
 from meshwright.recipes.case import Case
 
 ALIKE = 12  # candidates looked at for each plan shown: several options may come to the same layout
+MOST_LISTED = 3_000  # layouts that are listed of all that fit
 SHOWN_NAMES = ("strategy", "tp", "pp", "vp", "cp", "ep", "etp", "micro_batch_size", "recompute")
 
 
@@ -36,10 +37,11 @@ class Ranking(msgspec.Struct, frozen=True):
     pareto: tuple[Candidate, ...]
     dropped: tuple[Dropped, ...]
     searched: int
+    fitting: tuple[Candidate, ...] = ()  # every layout that fits, fastest first, where these were asked for
 
 
-def ranked(question: Question, overrides: Sequence[str] = (), top: int = 5) -> Ranking:
-    """The fastest plans of the whole legal space; overrides are kept as given."""
+def ranked(question: Question, overrides: Sequence[str] = (), top: int = 5, everything: bool = False) -> Ranking:
+    """The fastest plans of the whole legal space; overrides are kept as given; `everything` lists all that fit."""
     start = begin(question, overrides)
     batches = list(priced(start.case, start.pinned, WHOLE))
     best = _fastest(batches, top)
@@ -48,7 +50,15 @@ def ranked(question: Question, overrides: Sequence[str] = (), top: int = 5) -> R
         pareto=pareto(batches),
         dropped=(*_own_errors(start, batches), *_refused(start.case, start.pinned), *_too_large(batches)),
         searched=sum(len(b) for b in batches),
+        fitting=_fitting(batches) if everything else (),
     )
+
+
+def _fitting(batches: list[Priced]) -> tuple[Candidate, ...]:
+    """Every layout that fits, fastest first; at most MOST_LISTED, evenly spread over all of them."""
+    found = sorted((float(b.step_s[i]), n, int(i)) for n, b in enumerate(batches) for i in np.flatnonzero(b.fits))
+    every = -(-len(found) // MOST_LISTED)
+    return tuple(batches[n].row(i) for _, n, i in found[:: max(every, 1)])
 
 
 def _fastest(batches: list[Priced], top: int) -> list[Candidate]:

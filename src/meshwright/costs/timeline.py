@@ -1,0 +1,260 @@
+"""A step of a pipeline over time: which micro batch every rank works on and when, in the order of its schedule."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import msgspec
+
+from meshwright.costs.time import pass_seconds
+from meshwright.recipes.case import Case
+
+MOST_WORK = 40_000  # passes of one step that are followed; a longer step is followed for as many micro batches
+V_SHAPED = ("zbv", "dualpipe_v")
+INPUT_SHARE = 0.5  # of a backward pass: the gradient of the input; the rest is that of the weights
+
+
+class Pass(NamedTuple):
+    """One pass of one micro batch through one stage chunk."""
+
+    kind: str  # F forward, B whole backward, I backward for the input, W backward for the weights
+    chunk: int  # place in the model, 0 = first
+    micro_batch: int
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """A pass in time, in seconds from the start of the step."""
+
+    rank: int
+    kind: str
+    chunk: int
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    """The passes of a step, and how much of it the ranks are idle."""
+
+    schedule: str
+    ranks: int
+    chunks: int  # of each rank
+    micro_batches: int  # of the step
+    followed: int  # of these, as many as are in `passes`
+    span_s: float
+    idle_share: float  # of the time of all ranks
+    passes: tuple[Placed, ...]
+
+
+def timeline(case: Case) -> Timeline:
+    """One step of the layout's pipeline; passes take what the estimate says of their stage."""
+    pp, vp, asked = int(case.pp), int(case.vp), int(case.accumulation)
+    schedule = str(case.pp_schedule) if pp > 1 else "1f1b"
+    followed = _followed(asked, pp, vp)
+    orders = [order(schedule, rank, pp, vp, followed) for rank in range(pp)]
+    passes = placed(orders, pp * vp, _durations(case, vp))
+    span = max(one.end_s for one in passes)
+    busy = sum(one.end_s - one.start_s for one in passes)
+    return Timeline(schedule, pp, vp, asked, followed, span, 1 - busy / (span * pp), tuple(passes))
+
+
+def _followed(micro_batches: int, pp: int, vp: int) -> int:
+    """All micro batches, or as many whole rounds as are worth following."""
+    most = max(MOST_WORK // (2 * pp * vp) // pp, 2) * pp
+    return micro_batches if micro_batches <= most else most
+
+
+def order(schedule: str, rank: int, pp: int, vp: int, micro_batches: int) -> list[Pass]:
+    """What one rank does in a step, first to last."""
+    return list(ORDERS[schedule](rank, pp, vp, micro_batches))
+
+
+def chunk_place(schedule: str, rank: int, pp: int, local: int) -> int:
+    """Which part of the model a rank's own n-th chunk is: every pp-th one, or the two ends of a V."""
+    if schedule in V_SHAPED:
+        return rank if local == 0 else 2 * pp - 1 - rank
+    return rank + local * pp
+
+
+def _one_after_other(rank: int, pp: int, vp: int, micro_batches: int) -> Iterator[Pass]:
+    """1F1B: fill the pipeline, then one forward and one backward in turn, then drain it."""
+    ahead = min(pp - rank, micro_batches)
+    for step in range(micro_batches + ahead):
+        if step >= ahead:
+            yield Pass("B", rank, step - ahead)
+        if step < micro_batches:
+            yield Pass("F", rank, step)
+
+
+def _all_forward_first(rank: int, pp: int, vp: int, micro_batches: int) -> Iterator[Pass]:
+    """GPipe, and its looped form where a rank holds several chunks: the last chunk goes backward first."""
+    chunks = [rank + lap * pp for lap in range(vp)]
+    for chunk in chunks:
+        yield from (Pass("F", chunk, micro) for micro in range(micro_batches))
+    for chunk in reversed(chunks):
+        backwards = range(micro_batches) if vp == 1 else reversed(range(micro_batches))
+        yield from (Pass("B", chunk, micro) for micro in backwards)
+
+
+def _looped(rank: int, pp: int, vp: int, micro_batches: int) -> Iterator[Pass]:
+    """Looped breadth-first also goes back through the micro batches from the last when a rank has one chunk."""
+    passes = list(_all_forward_first(rank, pp, vp, micro_batches))
+    forward, backward = passes[: len(passes) // 2], passes[len(passes) // 2 :]
+    yield from forward
+    yield from backward if vp > 1 else reversed(backward)
+
+
+def _interleaved(rank: int, pp: int, vp: int, micro_batches: int) -> Iterator[Pass]:
+    """Rounds of micro batches through one chunk after another; ahead by two for every rank that follows."""
+    per_round = micro_batches // max(1, micro_batches // pp)
+    total = micro_batches * vp
+    ahead = min((vp - 1) * per_round + 2 * (pp - 1 - rank), total)
+    forward, backward = _laps("F", rank, pp, vp, per_round), _laps("B", rank, pp, vp, per_round)
+    for step in range(total + ahead):
+        if step < total:
+            yield forward(step)
+        if step >= ahead:
+            yield backward(step - ahead)
+
+
+def _interleaved_zero_bubble(rank: int, pp: int, vp: int, micro_batches: int) -> Iterator[Pass]:
+    """The same, ahead by one; the backward of the weights waits as many turns as there are ranks before."""
+    per_round = micro_batches // max(1, micro_batches // pp)
+    total = micro_batches * vp
+    ahead = min((vp - 1) * per_round + (pp - 1 - rank), total)
+    forward, backward, weights = (_laps(kind, rank, pp, vp, per_round) for kind in "FIW")
+    done = 0
+    for step in range(total + ahead):
+        if step < total:
+            yield forward(step)
+        if step >= ahead:
+            yield backward(step - ahead)
+            if step - ahead >= rank:
+                yield weights(done)
+                done += 1
+    yield from (weights(step) for step in range(done, total))
+
+
+def _laps(kind: str, rank: int, pp: int, vp: int, per_round: int) -> Callable[[int], Pass]:
+    """The n-th pass of a kind where micro batches go round by round through the chunks; backward from the last."""
+
+    def at(step: int) -> Pass:
+        lap, place = divmod(step, per_round)
+        local = lap % vp if kind == "F" else vp - 1 - lap % vp
+        return Pass(kind, rank + local * pp, lap // vp * per_round + place)
+
+    return at
+
+
+def _zbv(rank: int, pp: int, vp: int, micro_batches: int) -> Iterator[Pass]:
+    """Zero bubble on a V: chunk 0 on the way down, chunk 1 on the way back up."""
+    total = max(2 * pp - 1, micro_batches)  # a shorter step leaves turns of the full one out
+    phases = [
+        ("F0", 2 * (pp - rank) - 1),
+        ("F1 F0", rank),
+        ("F1 I1 W1", pp - rank),
+        ("F0 I0 W0 F1 I1 W1", total - 2 * pp + rank + 1),
+        ("I0 W0 F1 I1 W1", pp - rank - 1),
+        ("I0 I1", rank),
+        ("I0 W0", pp - rank),
+        ("W1", rank),
+        ("W0", rank),
+    ]
+    made = _counted(phases, "zbv", rank, pp)
+    return (one for one in made if one.micro_batch < micro_batches)
+
+
+def _dualpipe_v(rank: int, pp: int, vp: int, micro_batches: int) -> Iterator[Pass]:
+    """DualPipe on a V: a forward of one chunk beside a backward of the other; weights wait only near the ends."""
+    turns = ["B1", "B0"] * (rank + 1)
+    ending = turns[: rank + 1] + [turn.replace("B", "I") for turn in turns[rank + 1 :]]
+    phases = [
+        ("F0", 2 * (pp - rank - 1)),
+        ("F0 F1", rank + 1),
+        ("I1 W F1", pp - rank - 1),
+        ("F0 B1 F1 B0", micro_batches - 2 * pp + rank + 1),
+        ("B1 F1 B0", pp - rank - 1),
+        (" ".join(ending), 1),
+        ("W I0", pp - rank - 1),
+        ("W", rank + 1),
+    ]
+    return _counted(phases, "dualpipe_v", rank, pp)
+
+
+def _counted(phases: Sequence[tuple[str, int]], schedule: str, rank: int, pp: int) -> Iterator[Pass]:
+    """Phases as words: each takes the next micro batch of its kind and chunk; a bare W what has waited longest."""
+    seen: Counter[str] = Counter()
+    waiting: deque[Pass] = deque()
+    for word in chain.from_iterable(words.split() * times for words, times in phases):
+        if word == "W":
+            if waiting:
+                yield waiting.popleft()._replace(kind="W")
+            continue
+        kind, local = word[0], int(word[1])
+        counted = word.replace("B", "I")  # a whole backward counts as one for the input
+        made = Pass(kind, chunk_place(schedule, rank, pp, local), seen[counted])
+        seen[counted] += 1
+        if kind == "I":
+            waiting.append(made)
+        yield made
+
+
+ORDERS: dict[str, Callable[[int, int, int, int], Iterator[Pass]]] = {
+    "1f1b": _one_after_other,
+    "gpipe": _all_forward_first,
+    "interleaved_1f1b": _interleaved,
+    "looped_bfs": _looped,
+    "interleaved_zero_bubble": _interleaved_zero_bubble,
+    "zbv": _zbv,
+    "dualpipe_v": _dualpipe_v,
+}
+
+
+def _durations(case: Case, vp: int) -> list[dict[str, float]]:
+    """Seconds of each kind of pass on every rank; a rank's chunks take equal shares."""
+    return [
+        {
+            "F": forward / vp,
+            "B": backward / vp,
+            "I": INPUT_SHARE * backward / vp,
+            "W": (1 - INPUT_SHARE) * backward / vp,
+        }
+        for forward, backward in pass_seconds(case)
+    ]
+
+
+def placed(orders: Sequence[Sequence[Pass]], chunks: int, seconds: Sequence[dict[str, float]]) -> list[Placed]:
+    """Every pass as early as its rank and what it waits for allow."""
+    done: dict[tuple[str, int, int], float] = {}
+    at, free = [0] * len(orders), [0.0] * len(orders)
+    made: list[Placed] = []
+    moved = True
+    while moved:
+        moved = False
+        for rank, passes in enumerate(orders):
+            while at[rank] < len(passes):
+                one = passes[at[rank]]
+                needed = [done.get(key) for key in _waits_for(one, chunks)]
+                if None in needed:
+                    break
+                start = max([free[rank], *(end for end in needed if end is not None)])
+                free[rank] = start + seconds[rank][one.kind]
+                key = ("I" if one.kind == "B" else one.kind, one.chunk, one.micro_batch)
+                done[key] = free[rank]
+                made.append(Placed(rank, one.kind, one.chunk, one.micro_batch, start, free[rank]))
+                at[rank] += 1
+                moved = True
+    return made
+
+
+def _waits_for(one: Pass, chunks: int) -> list[tuple[str, int, int]]:
+    """What must be over first: the chunk before, or the one after; of backward passes, the own forward."""
+    kind, chunk, micro = one
+    if kind == "F":
+        return [("F", chunk - 1, micro)] if chunk else []
+    if kind == "W":
+        return [("I", chunk, micro)]
+    return [("F", chunk, micro), *([("I", chunk + 1, micro)] if chunk < chunks - 1 else [])]
