@@ -11,7 +11,7 @@ from meshwright import costs, launch, planner
 from meshwright.clusters import Gpu
 from meshwright.dialects import Checked, CheckedRecipe, Written
 from meshwright.models import ModelSpec
-from meshwright.planner import Plan, Ranking, Sizing
+from meshwright.planner import Candidate, Plan, Ranking, Sizing
 from meshwright.recipes.index import IndexEntry
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding, Rule
@@ -87,10 +87,20 @@ def ranking_to_dict(ranking: Ranking) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "plans": [plan_to_dict(plan) for plan in ranking.plans],
-        "pareto": [{"layout": c.layout, "step_s": c.step_s, "total_gib": c.total_gib} for c in ranking.pareto],
+        "pareto": [_candidate(c) for c in ranking.pareto],
         "dropped": [{"reason": d.reason, "count": d.count, "example": d.example} for d in ranking.dropped],
         "searched": ranking.searched,
+        **({"fitting": [_candidate(c) for c in ranking.fitting]} if ranking.fitting else {}),
     }
+
+
+def _candidate(c: Candidate) -> dict[str, Any]:
+    return {"layout": c.layout, "step_s": c.step_s, "total_gib": c.total_gib}
+
+
+def timeline_to_dict(line: costs.Timeline) -> dict[str, Any]:
+    """The passes of a pipeline's step over time."""
+    return {"schema": SCHEMA, **msgspec.to_builtins(line)}
 
 
 def sizing_to_dict(sizing: Sizing) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from meshwright.answers import (
     recipe_to_dict,
     rule_to_dict,
     sizing_to_dict,
+    timeline_to_dict,
     training_to_dict,
 )
-from meshwright.api.asking import estimate, find_goal, plan, question_of, recommend, size
+from meshwright.api.asking import estimate, find_goal, plan, question_of, recommend, size, timeline
 from meshwright.api.catalogues import (
     find_recipes,
     model_catalogue,
@@ -29,6 +30,7 @@ from meshwright.api.catalogues import (
 from meshwright.api.checking import check, export
 from meshwright.api.measuring import (
     accuracy,
+    accuracy_points,
     accuracy_to_dict,
     calibrate_machine,
     calibrate_runs,
@@ -52,6 +54,7 @@ __all__ = [
     "GOALS",
     "SCHEMA",
     "accuracy",
+    "accuracy_points",
     "accuracy_to_dict",
     "bench",
     "calibrate_machine",
@@ -99,6 +102,8 @@ __all__ = [
     "save_recipe",
     "size",
     "sizing_to_dict",
+    "timeline",
+    "timeline_to_dict",
     "tokenize",
     "train",
     "training_to_dict",

@@ -27,6 +27,13 @@ def accuracy_to_dict(report: Report) -> dict[str, Any]:
     return accuracies.to_dict(report)
 
 
+def accuracy_points(report: Report) -> dict[str, list[dict[str, Any]]]:
+    """Measured and predicted values of every row behind an accuracy report."""
+    from meshwright.costs import accuracy as accuracies
+
+    return accuracies.points(report)
+
+
 def calibrate_machine() -> tuple[OwnProfile, list[dict[str, Any]]]:
     """Measures this machine's GPU; imports torch."""
     from meshwright.engine.machine import measured
