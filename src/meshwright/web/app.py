@@ -1,22 +1,73 @@
-"""The application: the API, the pages, the assets, and what stands before them."""
+"""The application: the API, the pages, the files they load, and what stands before them."""
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
 
 from meshwright import __version__
-from meshwright.web import data, pages
+from meshwright.web import assets, data, pages
+from meshwright.web.desk import Desk
+from meshwright.web.security import Guard
 from meshwright.web.settings import Settings
+from meshwright.web.told import told
 
 __all__ = ["Settings", "create_app"]
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
     """The page and the API under one roof."""
+    chosen = settings or Settings()
+
+    @asynccontextmanager
+    async def open_desk(app: FastAPI) -> AsyncIterator[None]:
+        await app.state.desk.start()
+        try:
+            yield
+        finally:
+            await app.state.desk.close()
+
     app = FastAPI(
-        title="Meshwright", version=__version__, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json"
+        title="Meshwright",
+        summary="Which training recipe for this model on these GPUs, whether it fits, how fast it is, and why.",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/api/openapi.json",
+        lifespan=open_desk,
     )
-    app.state.settings = settings or Settings()
-    app.include_router(data.router, prefix="/api")
+    app.state.settings, app.state.desk = chosen, Desk(chosen)
+    app.include_router(data.router, prefix="/api", tags=["api"])
+    app.include_router(assets.router)
     app.include_router(pages.router)
+    app.add_exception_handler(RequestValidationError, _not_understood)
+    app.add_exception_handler(HTTPException, _not_there)
+    app.add_middleware(Guard, settings=chosen)
     return app
+
+
+async def _not_understood(request: Request, error: Exception) -> Response:
+    """What does not have the form of a question, told like any other mistake."""
+    found: list[Any] = list(error.errors()) if isinstance(error, RequestValidationError) else []
+    first = found[0] if found else {"loc": (), "msg": str(error)}
+    field = ".".join(str(part) for part in first["loc"][1:]) or ".".join(str(part) for part in first["loc"])
+    value = first.get("input")
+    shown = None if isinstance(value, dict | list) or value is None else value
+    fixes = [f"see {request.app.openapi_url}"]
+    return JSONResponse(told(str(first["msg"]), field, shown, fixes), 422, {"cache-control": "no-store"})
+
+
+async def _not_there(request: Request, error: Exception) -> Response:
+    """An address that nobody serves, or a method that is not taken there."""
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    headers = error.headers if isinstance(error, HTTPException) else None
+    reason = str(error.detail) if isinstance(error, HTTPException) else "not found"
+    wanted = f"{request.method} {request.url.path}"
+    fixes = [f"see {request.app.openapi_url}"]
+    return JSONResponse(told(reason.lower(), "address", wanted, fixes, "NotThere"), status, headers)

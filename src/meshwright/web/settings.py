@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,3 @@ class Settings:
     body_bytes: int = 2_000_000  # a posted text with its question
     query_bytes: int = 8_000  # the part of an address after the question mark
     remembered: int = 2_000  # answers kept
-
-    @property
-    def only_here(self) -> bool:
-        """Whether nobody but this machine is answered."""
-        return self.host in LOOPBACK and not self.allow_hosts

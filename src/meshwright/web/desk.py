@@ -1,0 +1,207 @@
+"""The desk where questions arrive: answers are remembered, equal questions asked once, and searches bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from meshwright.web import worker
+from meshwright.web.settings import Settings
+from meshwright.web.told import told
+from meshwright.web.verbs import HEAVY
+
+REMEMBERED_BYTES = 128 << 20
+RETRY_S = 2
+STARTED_S = 60.0  # until a fresh worker has imported everything and answers
+Question = tuple[str, dict[str, Any], dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer as it goes out: status, JSON text and its tag."""
+
+    status: int
+    body: bytes
+
+    @property
+    def ok(self) -> bool:
+        """Whether the question was understood."""
+        return self.status == 200
+
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        """The answer as an object; do not change it, others get the same."""
+        found: dict[str, Any] = msgspec.json.decode(self.body)
+        return found
+
+    @cached_property
+    def tag(self) -> str:
+        """What changes when the answer does."""
+        return f'"{hashlib.blake2b(self.body, digest_size=12).hexdigest()}"'
+
+
+class Remembered:
+    """The answers used last, up to a count and a size."""
+
+    def __init__(self, most: int, most_bytes: int = REMEMBERED_BYTES) -> None:
+        self.most, self.most_bytes, self.bytes = most, most_bytes, 0
+        self.replies: OrderedDict[bytes, Reply] = OrderedDict()
+
+    def get(self, key: bytes) -> Reply | None:
+        """The answer, if it is remembered."""
+        found = self.replies.get(key)
+        if found is not None:
+            self.replies.move_to_end(key)
+        return found
+
+    def put(self, key: bytes, reply: Reply) -> None:
+        """Remembers an answer and forgets those used longest ago."""
+        if key in self.replies:
+            self.bytes -= len(self.replies.pop(key).body)
+        self.replies[key] = reply
+        self.bytes += len(reply.body)
+        while self.replies and (len(self.replies) > self.most or self.bytes > self.most_bytes):
+            _, dropped = self.replies.popitem(last=False)
+            self.bytes -= len(dropped.body)
+
+
+class Desk:
+    """Takes questions; answers them from memory or by one of its workers."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.remembered = Remembered(settings.remembered)
+        self.asked: dict[bytes, asyncio.Task[Reply]] = {}
+        self.workers = [Worker() for _ in range(settings.workers)]
+        self.idle: asyncio.LifoQueue[Worker] = asyncio.LifoQueue()
+        for one in self.workers:
+            self.idle.put_nowait(one)
+        self.heavy = asyncio.Semaphore(max(1, settings.workers - 1))
+
+    async def ask(self, verb: str, asked: Mapping[str, Any], texts: Mapping[str, str] | None = None) -> Reply:
+        """The reply to a question: 200, or an error of the 400s with its way out."""
+        question = normal(verb, asked, texts or {})
+        key = hashlib.blake2b(msgspec.json.encode(question, enc_hook=str, order="sorted"), digest_size=16).digest()
+        found = self.remembered.get(key)
+        if found is not None:
+            return found
+        task = self.asked.get(key)
+        if task is None:
+            if len(self.asked) >= self.settings.waiting:
+                return _reply(429, told("too many questions wait already", error="Busy", fix=("ask again in a moment",)))
+            task = self.asked[key] = asyncio.create_task(self._find(key, question))
+        return await asyncio.shield(task)  # others may wait for the same answer
+
+    async def _find(self, key: bytes, question: Question) -> Reply:
+        try:
+            async with self.heavy if question[0] in HEAVY else contextlib.nullcontext():
+                reply = await self._by_worker(question) if self.workers else await self._here(question)
+            if reply.status in (200, worker.BAD_QUESTION):
+                self.remembered.put(key, reply)
+            return reply
+        finally:
+            del self.asked[key]
+
+    async def _here(self, question: Question) -> Reply:
+        status, body = await asyncio.to_thread(worker.reply, *question)
+        return _reply(status, body)
+
+    async def _by_worker(self, question: Question) -> Reply:
+        chosen = await self.idle.get()
+        try:
+            return await chosen.answer(question, self.settings.search_s)
+        finally:
+            self.idle.put_nowait(chosen)
+
+    async def start(self) -> None:
+        """Starts the workers; the first asker need not wait for imports."""
+        await asyncio.gather(*(one.started() for one in self.workers))
+
+    async def close(self) -> None:
+        """Ends the workers."""
+        await asyncio.gather(*(one.end() for one in self.workers))
+
+
+def normal(verb: str, asked: Mapping[str, Any], texts: Mapping[str, str]) -> Question:
+    """A question without what does not change its answer: empty values, and blanks around words."""
+    said = {name: value.strip() if isinstance(value, str) else value for name, value in asked.items()}
+    for name in ("goal", "engine", "dialect", "to", "kind"):
+        if isinstance(said.get(name), str):
+            said[name] = said[name].lower()
+    kept = {name: value for name, value in said.items() if value is not None and value not in ("", [], ())}
+    return verb, kept, dict(texts)
+
+
+def _reply(status: int, body: dict[str, Any]) -> Reply:
+    return Reply(status, msgspec.json.encode(body, enc_hook=str))
+
+
+class Worker:
+    """One process that answers, started when it is needed and again when it had to be ended."""
+
+    def __init__(self) -> None:
+        self.process: asyncio.subprocess.Process | None = None
+        self.fresh = True
+
+    async def started(self) -> asyncio.subprocess.Process:
+        """The process, started if there is none."""
+        if self.process is None or self.process.returncode is not None:
+            package = str(Path(__file__).resolve().parents[2])
+            path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "meshwright.web.worker",
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+                start_new_session=True,  # Ctrl-C is for the server, which ends its workers itself
+            )  # fmt: skip
+            self.fresh = True
+        return self.process
+
+    async def answer(self, question: Question, seconds: float) -> Reply:
+        """The reply to a question within so many seconds; the process is ended where it takes longer."""
+        process = await self.started()
+        limit = seconds + (STARTED_S if self.fresh else 0)
+        try:
+            raw = await asyncio.wait_for(self._exchanged(process, msgspec.json.encode(question, enc_hook=str)), limit)
+        except TimeoutError:
+            await self.end()
+            reason = f"the search took more than {seconds:g} s and was ended"
+            return _reply(422, told(reason, error="TooLong", fix=("fix part of the layout, such as layout.tp=8", "ask for fewer GPUs")))  # fmt: skip
+        except (asyncio.IncompleteReadError, ConnectionError):
+            await self.end()
+            reason = "the search ended without an answer: it needed more than one question may take"
+            return _reply(422, told(reason, error="TooMuch", fix=("ask for less",)))
+        except asyncio.CancelledError:
+            await self.end()
+            raise
+        self.fresh = False
+        status, body = msgspec.json.decode(raw, type=tuple[int, msgspec.Raw])
+        return Reply(status, bytes(body))
+
+    async def _exchanged(self, process: asyncio.subprocess.Process, sent: bytes) -> bytes:
+        if process.stdin is None or process.stdout is None:
+            raise ConnectionError("a worker without pipes")
+        process.stdin.write(worker.LENGTH.pack(len(sent)) + sent)
+        await process.stdin.drain()
+        head = await process.stdout.readexactly(worker.LENGTH.size)
+        return await process.stdout.readexactly(worker.LENGTH.unpack(head)[0])
+
+    async def end(self) -> None:
+        """Ends the process and waits for it."""
+        process, self.process = self.process, None
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
