@@ -157,8 +157,10 @@ class _Run:
         self.clock = metrics.Clock(device)
         self.meter = metrics.Meter(constants)
         every = job.recipe.train.log_every
+        told = {"settings": msgspec.to_builtins(job.recipe), "gpus": str(job.case.cluster)}
+        folder, first = Path(job.folder), self.first + 1
         sinks = metrics.open_sinks(
-            process, job.recipe.name, constants, Path(job.folder), self.first + 1, job.tensorboard, every, job.json
+            process, job.recipe.name, constants, folder, first, job.tensorboard, every, job.json, told
         )
         if job.quiet:
             sinks = sinks[:-1]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
-from datetime import datetime
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,9 +16,10 @@ import msgspec
 from meshwright import costs, rules
 from meshwright.clusters import Cluster, cluster
 from meshwright.engine import processes
-from meshwright.engine.faults import LESS_GPU_MEMORY, RunError
+from meshwright.engine.faults import LESS_GPU_MEMORY, RunError, StoppedError
 from meshwright.engine.job import Job
 from meshwright.engine.launched import Process, detect
+from meshwright.engine.metrics.jsonl import Lines
 from meshwright.engine.run import Outcome, work
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.recipes.case import Case
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 PRELOADED = ("meshwright.engine.loop",)
 RUNS = "runs"
+FAILURE = "failure.jsonl"  # in a run's folder: what it failed of, one line for every time
 START = "start"  # in a run's folder: the random weights that --tiny fine-tunes from
 ESTIMATED_ONLY = ("precision.format-published",)  # what a recipe may be estimated with, but not trained
 
@@ -102,9 +104,24 @@ def train(recipe: Recipe, settings: Settings, pinned: Mapping[str, Any] | None =
         elif made_up and recipe.goal != "pretrain" and not settings.random_weights:
             job = msgspec.structs.replace(job, weights=str(Path(folder) / START), makes_weights=True)
         grace_s = recipe.checkpoint.grace_s if kept else None
-        results = processes.start(work, job, grace_s=grace_s, **_how(recipe, config, settings))
+        with _written_down(Path(folder) if kept else None):
+            results = processes.start(work, job, grace_s=grace_s, **_how(recipe, config, settings))
     outcome = next((result for result in results if result is not None), None)
     return Finished(recipe, case, costs.estimate(case), outcome, None if folder == scratch else folder)
+
+
+@contextmanager
+def _written_down(folder: Path | None) -> Iterator[None]:
+    """Leaves the error of a run that fails in its folder, for those who look there later."""
+    try:
+        yield
+    except RunError as error:
+        if folder is not None and not isinstance(error, StoppedError):
+            with suppress(OSError, InputError):
+                lines = Lines(folder / FAILURE)
+                lines.write({"error": str(error), "fix": [*error.fix], "at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"})
+                lines.close()
+        raise
 
 
 def _job(recipe: Recipe, config: Any, case: Case, folder: str, settings: Settings, checkpoints: bool = False) -> Job:

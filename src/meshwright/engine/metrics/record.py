@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -34,14 +35,20 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
         return {"kind": "step", **msgspec.structs.asdict(self)}
 
 
-def header(recipe: str, constants: Constants, first_step: int = 1) -> dict[str, Any]:
-    """The first line of a metrics file, and of every part that a resumed run adds to it."""
+def header(
+    recipe: str, constants: Constants, first_step: int = 1, told: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The first line of a metrics file, and of every part that a resumed run adds to it.
+
+    `told` is what else a reader may want to know of the run: its whole recipe, its GPUs.
+    """
     import torch
 
     versions = {"meshwright": _own_version(), "torch": str(torch.__version__), "python": platform.python_version()}
     return {
         "kind": "header",
         "recipe": recipe,
+        **(told or {}),
         "first_step": first_step,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions,

@@ -92,14 +92,15 @@ def open_sinks(
     tensorboard: bool = False,
     log_every: int = 10,
     json: bool = False,
+    told: Mapping[str, Any] | None = None,
 ) -> list[Sink]:
     """The sinks of a run on this rank: file and console (and TensorBoard) on rank 0, none elsewhere."""
     if process.rank != 0:
         return []
-    told = header(recipe, constants, first_step)
-    sinks: list[Sink] = [JsonlSink(folder, told)]
+    first = header(recipe, constants, first_step, told)
+    sinks: list[Sink] = [JsonlSink(folder, first)]
     if tensorboard:
-        sinks.append(TensorBoardSink(Path(folder) / "tensorboard", told))
+        sinks.append(TensorBoardSink(Path(folder) / "tensorboard", first))
     return [*sinks, ConsoleSink(constants, log_every, json)]
 
 
