@@ -19,6 +19,7 @@ from meshwright.answers import (
 )
 from meshwright.api.asking import estimate, find_goal, plan, question_of, recommend, size, timeline
 from meshwright.api.catalogues import (
+    card,
     find_recipes,
     model_catalogue,
     recipe,
@@ -28,6 +29,8 @@ from meshwright.api.catalogues import (
     save_recipe,
 )
 from meshwright.api.checking import check, export
+from meshwright.api.completing import COMPLETED, complete
+from meshwright.api.explaining import explain, explained_to_dict
 from meshwright.api.measuring import (
     accuracy,
     accuracy_points,
@@ -37,6 +40,7 @@ from meshwright.api.measuring import (
     profile_text,
     profile_to_dict,
     save_profile,
+    shipped_measurements,
 )
 from meshwright.api.proving import dryrun, dryrun_to_dict, prove_plan, refuse_other_engines
 from meshwright.api.running import bench, convert, evaluate, generate, launch, tokenize, train, watch
@@ -49,6 +53,7 @@ from meshwright.recipes.index import names as recipe_names
 from meshwright.recipes.types import ENGINES, GOALS
 
 __all__ = [
+    "COMPLETED",
     "DIALECTS",
     "ENGINES",
     "GOALS",
@@ -59,8 +64,10 @@ __all__ = [
     "bench",
     "calibrate_machine",
     "calibrate_runs",
+    "card",
     "check",
     "check_to_dict",
+    "complete",
     "convert",
     "dryrun",
     "dryrun_to_dict",
@@ -68,6 +75,8 @@ __all__ = [
     "estimate",
     "estimate_to_dict",
     "evaluate",
+    "explain",
+    "explained_to_dict",
     "export",
     "export_to_dict",
     "find_cluster",
@@ -100,6 +109,7 @@ __all__ = [
     "save_files",
     "save_profile",
     "save_recipe",
+    "shipped_measurements",
     "size",
     "sizing_to_dict",
     "timeline",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,6 +19,13 @@ def accuracy(path: str) -> Report:
     from meshwright.costs import accuracy as accuracies
 
     return accuracies.accuracy(path)
+
+
+def shipped_measurements() -> str:
+    """The table of published measurements: in the installed package, or in the repository it is run from."""
+    package = Path(__file__).parents[1]
+    places = (package / "costs" / "measurements.csv", package.parents[1] / "benchmarks" / "data" / "measurements.csv")
+    return str(next((place for place in places if place.is_file()), places[0]))
 
 
 def accuracy_to_dict(report: Report) -> dict[str, Any]:

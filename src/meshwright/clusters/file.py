@@ -37,8 +37,9 @@ def looks_like_path(text: str) -> bool:
 
 def read_cluster_file(path: str) -> Cluster:
     """The cluster that a TOML file describes."""
+    sent = handed.text_of(path, "gpus")
     try:
-        return _cluster_of(_load(path))
+        return _cluster_of(_load(path, sent))
     except BadTableError as error:
         raise InputError(str(error), field="gpus", value=path[:200]) from None
     except InputError as error:  # an unknown GPU name inside the file
@@ -47,11 +48,9 @@ def read_cluster_file(path: str) -> Cluster:
         ) from None
 
 
-def _load(path: str) -> dict[str, Any]:
-    sent = handed.text_of(path, "gpus")
-    if sent is None and not os.path.isfile(
-        path
-    ):  # unlike Path.is_file, no exception for a path that no system could have
+def _load(path: str, sent: str | None) -> dict[str, Any]:
+    # unlike Path.is_file, os.path has no exception for a path that no system could have
+    if sent is None and not os.path.isfile(path):
         raise BadTableError("no such file; give the path of a TOML file, or a cluster such as 8xH100")
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8") if sent is None else sent)

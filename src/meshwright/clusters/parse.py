@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from meshwright import handed
 from meshwright.clusters.catalogue import gpu, knows
 from meshwright.clusters.detect import this_machine
 from meshwright.clusters.file import looks_like_path, read_cluster_file
@@ -26,6 +27,8 @@ def cluster(text: str) -> Cluster:
     if not text:
         raise _bad(text, "no cluster was given; write a count and a GPU", EXAMPLES)
     if text.lower() == "auto":
+        if handed.closed():  # it is not the asker's machine
+            raise _bad(text, "name the GPUs: the machine that answers is not looked at", EXAMPLES)
         return this_machine()
     if looks_like_path(text):
         return read_cluster_file(text)

@@ -22,7 +22,7 @@ Overrides = Annotated[list[Override], Field(max_length=60, description="KEY=VALU
 Text = Annotated[str, StringConstraints(max_length=1_500_000)]
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]{0,99}$")]
 Format = Literal["toml", "yaml", "json", "python"]
-Kind = Literal["models", "recipes", "gpus", "goals", "engines", "dialects", "targets"]
+Kind = Literal["models", "recipes", "targets", "gpus", "clusters", "goals", "engines", "dialects"]
 
 
 class Asked(BaseModel):
@@ -60,7 +60,7 @@ class Plan(Training):
     target: Annotated[Word, Field(description="a model or a recipe", examples=["llama3-70b"])]
     gpus: Annotated[Word, Field(examples=["64xH100"])]
     top: Annotated[int, Field(ge=1, le=100)] = 5
-    candidates: Annotated[int, Field(ge=0, le=5000, description="also so many of all layouts that fit, with their price")] = 0
+    everything: Annotated[bool, Field(description="also all layouts that fit, with memory and step time")] = False
 
 
 class Estimate(Training):

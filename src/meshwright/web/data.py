@@ -34,7 +34,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "estimate": ("question", "recipe", "layout", "estimate", "findings", "memory_by_stage_gib"),
     "size": ("smallest", "most_efficient", "sizes"),
     "scale": ("series",),
-    "schedule": ("stages", "passes", "pipeline_s", "step_s"),
+    "schedule": ("schedule", "ranks", "chunks", "micro_batches", "span_s", "idle_share", "passes"),
     "check": ("dialect", "ok", "findings", "unresolved", "notes", "estimate"),
     "export": ("dialect", "ok", "files", "command", "findings"),
     "recipes": ("recipes",),
@@ -84,13 +84,17 @@ def _documented(verb: str) -> dict[int | str, dict[str, Any]]:
         422: "the question cannot be understood or answered; the way out is told",
         429: "too many questions wait already",
     }
-    told = {code: {"description": why, "content": {"application/json": {"schema": ERROR}}} for code, why in refusals.items()}  # fmt: skip
-    return {200: {"description": "the answer", "content": {"application/json": {"schema": answer}}}, **told}
+    found: dict[int | str, dict[str, Any]] = {200: _described("the answer", answer)}
+    return found | {code: _described(why, ERROR) for code, why in refusals.items()}
+
+
+def _described(text: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": text, "content": {"application/json": {"schema": schema}}}
 
 
 def _route(method: str, path: str, verb: str, kind: type[Asked], named: bool = False) -> None:
     """One question as a route: its fields in the query of a GET, or in the body of a POST."""
-    place = Annotated[kind, Query() if method == "GET" else Body()]
+    place: Any = Annotated[kind, Query() if method == "GET" else Body()]  # type: ignore[valid-type]  # one of Asked's
 
     async def answered(request: Request, question: Asked) -> Response:
         return sent(request, await ask(request, verb, question))

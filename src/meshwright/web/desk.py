@@ -24,6 +24,7 @@ from meshwright.web.verbs import HEAVY
 REMEMBERED_BYTES = 128 << 20
 RETRY_S = 2
 STARTED_S = 60.0  # until a fresh worker has imported everything and answers
+SMALLER = ("fix part of the layout, such as layout.tp=8", "ask for fewer GPUs")
 Question = tuple[str, dict[str, Any], dict[str, str]]
 
 
@@ -33,6 +34,7 @@ class Reply:
 
     status: int
     body: bytes
+    lasts: bool = False  # the same question has the same answer
 
     @property
     def ok(self) -> bool:
@@ -99,7 +101,9 @@ class Desk:
         task = self.asked.get(key)
         if task is None:
             if len(self.asked) >= self.settings.waiting:
-                return _reply(429, told("too many questions wait already", error="Busy", fix=("ask again in a moment",)))
+                return _reply(
+                    429, told("too many questions wait already", error="Busy", fix=("ask again in a moment",))
+                )
             task = self.asked[key] = asyncio.create_task(self._find(key, question))
         return await asyncio.shield(task)  # others may wait for the same answer
 
@@ -107,7 +111,7 @@ class Desk:
         try:
             async with self.heavy if question[0] in HEAVY else contextlib.nullcontext():
                 reply = await self._by_worker(question) if self.workers else await self._here(question)
-            if reply.status in (200, worker.BAD_QUESTION):
+            if reply.lasts:
                 self.remembered.put(key, reply)
             return reply
         finally:
@@ -115,7 +119,7 @@ class Desk:
 
     async def _here(self, question: Question) -> Reply:
         status, body = await asyncio.to_thread(worker.reply, *question)
-        return _reply(status, body)
+        return _reply(status, body, lasts=status != worker.FAULT)
 
     async def _by_worker(self, question: Question) -> Reply:
         chosen = await self.idle.get()
@@ -143,8 +147,8 @@ def normal(verb: str, asked: Mapping[str, Any], texts: Mapping[str, str]) -> Que
     return verb, kept, dict(texts)
 
 
-def _reply(status: int, body: dict[str, Any]) -> Reply:
-    return Reply(status, msgspec.json.encode(body, enc_hook=str))
+def _reply(status: int, body: dict[str, Any], lasts: bool = False) -> Reply:
+    return Reply(status, msgspec.json.encode(body, enc_hook=str), lasts)
 
 
 class Worker:
@@ -177,17 +181,17 @@ class Worker:
         except TimeoutError:
             await self.end()
             reason = f"the search took more than {seconds:g} s and was ended"
-            return _reply(422, told(reason, error="TooLong", fix=("fix part of the layout, such as layout.tp=8", "ask for fewer GPUs")))  # fmt: skip
+            return _reply(422, told(reason, error="TooLong", fix=SMALLER))
         except (asyncio.IncompleteReadError, ConnectionError):
             await self.end()
             reason = "the search ended without an answer: it needed more than one question may take"
-            return _reply(422, told(reason, error="TooMuch", fix=("ask for less",)))
+            return _reply(422, told(reason, error="TooMuch", fix=SMALLER))
         except asyncio.CancelledError:
             await self.end()
             raise
         self.fresh = False
         status, body = msgspec.json.decode(raw, type=tuple[int, msgspec.Raw])
-        return Reply(status, bytes(body))
+        return Reply(status, bytes(body), lasts=status != worker.FAULT)
 
     async def _exchanged(self, process: asyncio.subprocess.Process, sent: bytes) -> bytes:
         if process.stdin is None or process.stdout is None:

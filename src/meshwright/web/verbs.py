@@ -35,17 +35,12 @@ def plan(
     seq: str | None = None,
     engine: str = "meshwright",
     top: int = 5,
-    candidates: int = 0,
+    everything: bool = False,
     overrides: Sequence[str] = (),
 ) -> Answer:
-    """The fastest plans; with candidates, also so many of all layouts with their price."""
-    found = api.plan(
-        target, gpus, goal, seq=seq, engine=engine, top=top, overrides=overrides, everything=candidates > 0
-    )
-    answer = api.ranking_to_dict(found)
-    if "fitting" in answer:
-        answer["fitting"] = answer["fitting"][:candidates]
-    return answer
+    """The fastest plans, and with everything also all layouts that fit."""
+    found = api.plan(target, gpus, goal, seq=seq, engine=engine, top=top, overrides=overrides, everything=everything)
+    return api.ranking_to_dict(found)
 
 
 def estimate(
@@ -120,6 +115,36 @@ def export(*, target: str, to: str, gpus: str | None = None, overrides: Sequence
     return api.export_to_dict(*api.export(target, to, gpus=gpus, overrides=overrides))
 
 
+def write(
+    *,
+    to: str,
+    model: str,
+    gpus: str,
+    goal: str,
+    seq: str | None = None,
+    engine: str = "meshwright",
+    benchmark: bool = False,
+    overrides: Sequence[str] = (),
+) -> Answer:
+    """The plan for a model on a cluster, in a framework's words: files and the command that starts them."""
+    plan = api.recommend(model, gpus, goal, seq=seq, engine=engine, benchmark=benchmark, overrides=overrides)
+    if to != api.ENGINES[0]:
+        return api.export_to_dict(*api.export(plan.recipe, to, gpus=gpus))
+    answer = api.plan_to_dict(plan)
+    return {
+        "schema": api.SCHEMA,
+        "dialect": to,
+        "ok": plan.ok,
+        "gpus": answer["question"]["gpus"],
+        "files": {f"{plan.recipe.name}.toml": api.recipe_text(plan.recipe)},
+        "command": answer["commands"].get(to, ""),
+        "env": {},
+        "unsaid": [],
+        "notes": [],
+        "findings": answer["findings"],
+    }
+
+
 def recipes(
     *, query: str | None = None, goal: str | None = None, family: str | None = None, benchmark: bool | None = None
 ) -> Answer:
@@ -133,6 +158,11 @@ def recipe(*, name: str, format: str | None = None, overrides: Sequence[str] = (
     found = api.recipe(name, overrides)
     answer = {"schema": api.SCHEMA, "recipe": api.recipe_to_dict(found)}
     return answer if format is None else {**answer, "format": format, "text": api.recipe_text(found, format)}
+
+
+def card(*, name: str) -> Answer:
+    """What was tried of a recipe and when; null where nothing is known."""
+    return {"schema": api.SCHEMA, "card": api.card(name)}
 
 
 def models(*, query: str | None = None) -> Answer:
@@ -179,8 +209,10 @@ VERBS: dict[str, Callable[..., Answer]] = {
         schedule,
         check,
         export,
+        write,
         recipes,
         recipe,
+        card,
         models,
         model,
         gpus,

@@ -79,8 +79,8 @@ def _writes(args: tuple[Any, ...]) -> bool:
 
 def _own_places() -> set[str]:
     """The folders of Python's library, of what is installed, and of this package."""
-    libraries = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return {os.path.abspath(place) for place in (*libraries, Path(__file__).resolve().parents[1])}
+    libraries: set[str | None] = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return {os.path.abspath(place) for place in (*libraries, str(Path(__file__).resolve().parents[1])) if place}
 
 
 def _limit_memory() -> None:
