@@ -61,6 +61,7 @@ for command in (
     catalogues.models,
     catalogues.gpus,
     catalogues.rules,
+    catalogues.explain,
 ):
     app.add_command(command)
 

@@ -104,6 +104,28 @@ def rules(query: str | None, pitfalls: bool, as_json: bool) -> None:
     _catalogue(api.rule_catalogue(query, pitfalls=pitfalls), "rules", api.rule_to_dict, as_json)
 
 
+@click.command(
+    epilog=examples(
+        "meshwright explain layout.recompute",
+        "meshwright explain tensor_model_parallel_size",
+        "meshwright explain heads.attention --json",
+    )
+)
+@options(click.argument("about", metavar="RULE|FIELD"), as_json)
+def explain(about: str, as_json: bool) -> None:
+    """Symptom, cause and fix of one rule; the meaning of one recipe field and what is checked about it.
+
+    A field may be spelled as in another framework. A line of findings is understood too.
+    """
+    answer = api.explained_to_dict(api.explain(about))
+    if as_json:
+        emit(answer)
+    else:
+        from meshwright.cli import render
+
+        render.explained(answer)
+
+
 @click.command(epilog=examples("meshwright accuracy runs.csv", "meshwright accuracy runs.csv --json"))
 @options(click.argument("file"), plot_option, as_json)
 def accuracy(file: str, plot: str | None, as_json: bool) -> None:

@@ -308,6 +308,22 @@ def rules(found: Sequence[Any]) -> None:
             out.print(f"    fix      {', '.join(r['fix_fields'])}")
 
 
+def explained(answer: dict[str, Any]) -> None:
+    """A rule, or a field and the rules that point at it."""
+    out, field = console(), answer["field"]
+    if answer["kind"] == "field":
+        out.print(f"[bold]{field['key']}[/]  {escape(field['meaning'])}  [dim]({field['kind']})[/]")
+        titled(out, "Default", [escape(str(field["default"]))])
+        titled(out, "Choices", [", ".join(map(str, field["choices"]))] if field["choices"] else [])
+        titled(out, "Also", [", ".join(field["also_understood"])] if field["also_understood"] else [])
+    for r in answer["rules"]:
+        mark, colour = MARKS[r["severity"]]
+        out.print(f"[{colour}]{mark}[/] [bold]{r['id']}[/] [dim]{r['severity']}; {', '.join(r['engines'])}[/]")
+        out.print(f"    symptom  {escape(r['symptom'])}\n    cause    {escape(r['cause'])}")
+        if r["fix"]:
+            out.print("    fix      " + " or ".join(" + ".join(fix) for fix in r["fix"]))
+
+
 def training(answer: dict[str, Any]) -> None:
     """How a run went, and the estimate beside it where it ran on the GPUs that the estimate is of."""
     out, losses, memory = console(), answer["losses"], answer["memory_gib"]
