@@ -29,6 +29,7 @@ def plan_to_dict(plan: Plan, explain: bool = False) -> dict[str, Any]:
         out["smallest_that_fits"] = planner.smallest_fit(plan)
     if explain:
         out["reasons"] = [{"field": r.field, "value": r.value, "why": r.why} for r in planner.reasons(plan)]
+        out["memory_by_stage_gib"] = _memory_by_stage(plan)
     return out
 
 
@@ -74,8 +75,11 @@ def estimate_to_dict(plan: Plan) -> dict[str, Any]:
     """The plan object of one exact layout, without what only a search can say."""
     out = _plan(plan)
     del out["recipe"]["match"], out["recipe"]["approach"], out["offers"]
-    stages = costs.memory_by_stage(plan.case)
-    return {**out, "memory_by_stage_gib": {str(i): _memory_parts(m) for i, m in enumerate(stages)}}
+    return {**out, "memory_by_stage_gib": _memory_by_stage(plan)}
+
+
+def _memory_by_stage(plan: Plan) -> dict[str, dict[str, float]]:
+    return {str(i): _memory_parts(m) for i, m in enumerate(costs.memory_by_stage(plan.case))}
 
 
 def _memory_parts(memory: costs.Memory) -> dict[str, float]:

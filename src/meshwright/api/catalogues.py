@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,6 +18,8 @@ from meshwright.recipes import overrides as override
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Rule
 from meshwright.typed import one_of
+
+CARDS = Path(__file__).parents[3] / "docs" / "cards"  # of a checkout; a package has none
 
 
 def recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -35,6 +38,15 @@ def find_recipes(
 def recipe_text(found: Recipe, format: str = "toml") -> str:
     """A recipe as TOML, YAML, JSON or the Python that builds it."""
     return files.to_text(found, one_of("format", format, files.FORMATS))
+
+
+def card(name: str) -> dict[str, Any] | None:
+    """What was tried of a shipped recipe and when, where this copy has the verification cards beside its sources."""
+    place = CARDS / f"{name}.json"
+    if not index.knows(name) or not place.is_file():
+        return None
+    found: dict[str, Any] = msgspec.json.decode(place.read_bytes())
+    return found
 
 
 def save_recipe(plan: Plan, path: str) -> None:
