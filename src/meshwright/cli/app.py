@@ -8,11 +8,11 @@ import click
 from click.shell_completion import get_completion_class
 
 from meshwright import __version__
-from meshwright.cli import advice, catalogues, launching, proving, trained, training
+from meshwright.cli import advice, catalogues, launching, proving, trained, training, web
 from meshwright.cli.options import examples
 from meshwright.engine.quiet import no_enum_warnings
 
-WORKING = ("train", "bench", "tokenize", "generate", "evaluate", "convert", "calibrate")
+WORKING = ("train", "bench", "tokenize", "generate", "evaluate", "convert", "calibrate", "web")
 
 
 @click.group(
@@ -61,6 +61,7 @@ for command in (
     catalogues.models,
     catalogues.gpus,
     catalogues.rules,
+    web.web,
     catalogues.explain,
 ):
     app.add_command(command)

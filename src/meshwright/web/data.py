@@ -94,7 +94,7 @@ def _described(text: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 def _route(method: str, path: str, verb: str, kind: type[Asked], named: bool = False) -> None:
     """One question as a route: its fields in the query of a GET, or in the body of a POST."""
-    place: Any = Annotated[kind, Query() if method == "GET" else Body()]  # type: ignore[valid-type]  # one of Asked's
+    place: Any = Annotated[kind, Query() if method == "GET" else Body()]
 
     async def answered(request: Request, question: Asked) -> Response:
         return sent(request, await ask(request, verb, question))

@@ -62,23 +62,23 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return  # nothing here speaks over web sockets
-        begun = False
+        body = _Body(receive, self.settings.body_bytes)
 
         async def guarded(message: Message) -> None:
-            nonlocal begun
+            if body.refused is not None:  # the application took the refusal for a fault of its own
+                return
             if message["type"] == "http.response.start":
-                begun = True
                 said = {name.lower() for name, _ in message["headers"]}
                 message["headers"] = [*message["headers"], *(one for one in _HEADERS if one[0] not in said)]
             await send(message)
 
         try:
-            headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
-            self._judge(scope, headers)
-            await self.app(scope, _bounded(receive, self.settings.body_bytes), guarded)
+            self._judge(scope, {name.lower(): value.decode("latin-1") for name, value in scope["headers"]})
+            await self.app(scope, body.receive, guarded)
         except Refused as refused:
-            if not begun:
-                await _tell(refused, guarded)
+            body.refused = refused
+        if body.refused is not None:
+            await _tell(body.refused, send)
 
     def _judge(self, scope: Scope, headers: Mapping[bytes, str]) -> None:
         host = headers.get(b"host", "")
@@ -107,26 +107,33 @@ def _name(host: str) -> str:
     return host.rpartition(":")[0] if host.count(":") == 1 else host
 
 
-def _bounded(receive: Receive, most: int) -> Receive:
-    """The same request, refused once more has arrived than may be sent, or when it takes too long to arrive."""
-    taken, whole = 0, False
+class _Body:
+    """The body of a request, refused once more has arrived than may be sent, or when it takes too long to arrive."""
 
-    async def bounded() -> Message:
-        nonlocal taken, whole
-        if whole:  # what comes now is that the asker left
-            return await receive()
+    def __init__(self, receive: Receive, most: int) -> None:
+        self._receive, self.most = receive, most
+        self.taken, self.whole = 0, False
+        self.refused: Refused | None = None
+
+    async def receive(self) -> Message:
+        """The next part of the request."""
+        if self.whole:  # what comes now is that the asker left
+            return await self._receive()
         try:
-            message = await asyncio.wait_for(receive(), BODY_S)
+            message = await asyncio.wait_for(self._receive(), BODY_S)
         except TimeoutError:
-            raise Refused(408, told(f"the body did not arrive within {BODY_S:g} s", error="TooLong")) from None
+            late = told(f"the body did not arrive within {BODY_S:g} s", error="TooLong")
+            raise self._refuse(Refused(408, late)) from None
         if message["type"] == "http.request":
-            taken += len(message.get("body", b""))
-            whole = not message.get("more_body", False)
-            if taken > most:
-                raise _too_large(most)
+            self.taken += len(message.get("body", b""))
+            self.whole = not message.get("more_body", False)
+            if self.taken > self.most:
+                raise self._refuse(_too_large(self.most))
         return message
 
-    return bounded
+    def _refuse(self, refused: Refused) -> Refused:
+        self.refused = refused
+        return refused
 
 
 def _too_large(most: int) -> Refused:
@@ -136,8 +143,8 @@ def _too_large(most: int) -> Refused:
 
 async def _tell(refused: Refused, send: Send) -> None:
     body = msgspec.json.encode(refused.body)
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if refused.status == 413:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *_HEADERS]
+    if refused.status in (408, 413):
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": refused.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
