@@ -10,7 +10,7 @@ setup: $(VENV)/.core  ## the tool itself, without torch
 $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,web]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,web,mcp]"
 	$(BIN)/python -m compileall -q src  # an editable install has no bytecode yet; answers are faster with it
 	touch $@
 

@@ -2,4 +2,5 @@
 
 from meshwright.cli import main
 
-main()
+if __name__ == "__main__":  # a process that this one starts reads this file under another name
+    main()

@@ -8,11 +8,11 @@ import click
 from click.shell_completion import get_completion_class
 
 from meshwright import __version__
-from meshwright.cli import advice, catalogues, launching, proving, trained, training, web
+from meshwright.cli import advice, catalogues, doctor, launching, mcp, proving, trained, training, web
 from meshwright.cli.options import examples
 from meshwright.engine.quiet import no_enum_warnings
 
-WORKING = ("train", "bench", "tokenize", "generate", "evaluate", "convert", "calibrate", "web")
+WORKING = ("train", "bench", "tokenize", "generate", "evaluate", "convert", "calibrate", "web", "mcp")
 
 
 @click.group(
@@ -50,6 +50,7 @@ for command in (
     training.bench,
     proving.dryrun,
     launching.launch,
+    doctor.doctor,
     trained.tokenize,
     trained.generate,
     trained.evaluate,
@@ -62,6 +63,7 @@ for command in (
     catalogues.gpus,
     catalogues.rules,
     web.web,
+    mcp.mcp,
     catalogues.explain,
 ):
     app.add_command(command)

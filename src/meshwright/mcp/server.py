@@ -1,0 +1,175 @@
+"""The tools served over the Model Context Protocol: on standard input and output, or over HTTP for this machine."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import anyio.to_process
+import mcp_types as types
+from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
+from mcp.server.transport_security import TransportSecuritySettings
+from mcp.shared.exceptions import MCPError
+
+from meshwright import __version__
+from meshwright.errors import InputError, OutputError, unknown
+from meshwright.mcp.answering import Reply, failed, reply
+from meshwright.mcp.tools import TOOLS, Tool
+
+SECONDS = 30.0  # that one call may take
+WORKERS = 2  # processes that answer
+BODY_BYTES = 1024 * 1024
+PATH = "/mcp"
+OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
+INSTRUCTIONS = (
+    "Facts about training large models: recipes, layouts, memory, speed, cost, and what is wrong with a config. Begin "
+    "with recommend; try one change with estimate; send configs and launch scripts to check as text; look up a finding "
+    "with explain. Answers are estimates with their band; nothing is run and no file is opened or written."
+)
+
+
+class Desk:
+    """Hands calls to worker processes; one that takes too long is ended with its process."""
+
+    def __init__(self, seconds: float = SECONDS, workers: int = WORKERS) -> None:
+        self.seconds = seconds
+        self.workers = anyio.CapacityLimiter(workers)
+        self.warming = anyio.Lock()
+
+    async def warm(self) -> None:
+        """Starts a worker and lets it import what answers need; who asks meanwhile waits for this one."""
+        async with self.warming:
+            await self._reply("recommend", dict(TOOLS["recommend"].examples[0]))
+
+    async def reply(self, name: str, arguments: dict[str, Any]) -> Reply:
+        """The answer of a tool, within the time that a call may take."""
+        try:
+            with anyio.fail_after(self.seconds):
+                async with self.warming:
+                    pass
+                return await self._reply(name, arguments)
+        except TimeoutError:
+            reason = f"took longer than the {self.seconds:g} s that a call may take"
+            return failed(InputError(reason, fix=("say more of the layout with overrides", "ask about fewer GPUs")))
+        except anyio.BrokenWorkerProcess:
+            return failed(InputError("the process that worked on it ended", fix=("ask again", "ask for less")))
+
+    async def _reply(self, name: str, arguments: dict[str, Any]) -> Reply:
+        return await anyio.to_process.run_sync(reply, name, arguments, cancellable=True, limiter=self.workers)
+
+
+def make_server(desk: Desk) -> Server[Any]:
+    """The server with its tools."""
+
+    async def list_tools(_: Any, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[_described(tool) for tool in TOOLS.values()])
+
+    async def call_tool(_: Any, asked: types.CallToolRequestParams) -> types.CallToolResult:
+        if asked.name not in TOOLS:
+            raise MCPError(code=types.INVALID_PARAMS, message=unknown("tool", asked.name[:80], TOOLS).reason)
+        return _result(await desk.reply(asked.name, asked.arguments or {}))
+
+    return Server(
+        "meshwright",
+        version=__version__,
+        title="Meshwright",
+        instructions=INSTRUCTIONS,
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+        get_tool_input_schema=lambda name: TOOLS[name].input_schema() if name in TOOLS else None,
+    )
+
+
+def _described(tool: Tool) -> types.Tool:
+    return types.Tool(
+        name=tool.name,
+        title=tool.title,
+        description=tool.text,
+        input_schema=tool.input_schema(),
+        output_schema=tool.output_schema(),
+        annotations=types.ToolAnnotations(
+            title=tool.title, read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+        ),
+    )
+
+
+def _result(found: Reply) -> types.CallToolResult:
+    return types.CallToolResult(
+        content=[types.TextContent(type="text", text=found.text)],
+        structured_content=found.found,
+        is_error=found.failed,
+    )
+
+
+async def _serving(serve: Callable[[Server[Any]], Awaitable[None]]) -> None:
+    desk = Desk()
+    async with anyio.create_task_group() as group:
+        group.start_soon(_warm, desk)
+        await serve(make_server(desk))
+        group.cancel_scope.cancel()
+
+
+async def _warm(desk: Desk) -> None:
+    with suppress(anyio.BrokenWorkerProcess):  # the first call will tell
+        await desk.warm()
+
+
+def serve_stdio() -> None:
+    """Answers on standard input and output until the input ends."""
+
+    async def serve(server: Server[Any]) -> None:
+        async with stdio_server() as (incoming, outgoing):
+            await server.run(incoming, outgoing, server.create_initialization_options())
+
+    anyio.run(_serving, serve)
+
+
+def security(allow_hosts: Sequence[str] = ()) -> TransportSecuritySettings:
+    """Whom requests may call this server: this machine's own names, and those allowed. Guards against rebound names."""
+    for name in allow_hosts:
+        if not name or any(mark in name for mark in "/*@ ") or not name.isprintable():
+            raise InputError("is a host name as in a Host header", "allow-host", name, ("--allow-host gpu-box.lan",))
+    names = (*OWN_NAMES, *allow_hosts)
+    hosts = [spelled for name in names for spelled in (name, f"{name}:*")]
+    return TransportSecuritySettings(
+        enable_dns_rebinding_protection=True,
+        allowed_hosts=hosts,
+        allowed_origins=[f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts],
+    )
+
+
+def serve_http(host: str, port: int, allow_hosts: Sequence[str], tell: Callable[[str], None]) -> None:
+    """Answers over streamable HTTP until it is interrupted; tells the address once it can be reached."""
+    guard = security(allow_hosts)
+
+    async def serve(server: Server[Any]) -> None:
+        import uvicorn
+
+        app = server.streamable_http_app(
+            streamable_http_path=PATH,
+            json_response=True,
+            stateless_http=True,
+            max_request_body_size=BODY_BYTES,
+            transport_security=guard,
+            host=host,
+        )
+        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
+        await uvicorn.Server(config).serve(sockets=[place])
+
+    with _bound(host, port) as place, suppress(KeyboardInterrupt):
+        tell(f"http://{f'[{host}]' if ':' in host else host}:{place.getsockname()[1]}{PATH}")
+        anyio.run(_serving, serve)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, OverflowError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise OutputError(
+            f"cannot be listened on: {why}", field="port", value=f"{host}:{port}", fix=("--port 0",)
+        ) from error

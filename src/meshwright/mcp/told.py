@@ -1,0 +1,198 @@
+"""Answers in a few lines that an agent reads; the object beside them holds the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+Answer = dict[str, Any]
+SHOWN = 8  # rows of a list
+
+
+def plan(answer: Answer) -> str:
+    """One plan: the recipe, the layout, whether it fits, how fast, what changed, what to know, how to start."""
+    recipe, question = answer["recipe"], answer["question"]
+    origin = f" ({recipe['match']}; made for {recipe['made_for']})" if "match" in recipe else " (exactly this layout)"
+    where = f"{question['model']}, {question['goal']}, on {question['gpus']} with {question['engine']}"
+    return _lines(
+        f"{recipe['name']}{origin}: {where}, {question['seq_length']:,} tokens × "
+        f"{answer['contract']['global_batch_size']:,} per step",
+        f"layout: {layout(answer['layout'])}",
+        *figures(answer["estimate"]),
+        _smallest(answer),
+        *_some("changed", [f"{c['field']} {c['from']} → {c['to']}: {c['why']}" for c in answer["changes"]]),
+        *_some("why", [f"{r['field']} {r['value']}: {r['why']}" for r in answer.get("reasons", [])], 20),
+        *_findings(answer["findings"]),
+        *_some("offer", [f"{o['title']}: {' '.join(o['overrides'])} ({o['why']})" for o in answer.get("offers", [])]),
+        *(f"run with {name}: {command}" for name, command in answer["commands"].items()),
+    )
+
+
+def layout(found: Answer) -> str:
+    """A layout in one line."""
+    sizes = [
+        f"{axis} {found[axis]}"
+        for axis in ("tp", "pp", "vp", "cp", "ep", "etp", "dp_shard", "dp_replicate")
+        if found[axis] > 1
+    ]
+    batch = f"micro batch {found['micro_batch_size']} × {found['gradient_accumulation']} accumulated"
+    more = [f"offload {found['offload']}"] if found["offload"] != "none" else []
+    return ", ".join([found["strategy"], *sizes, batch, f"recompute {found['recompute']}", *more])
+
+
+def figures(estimate: Answer) -> list[str]:
+    """Memory against capacity, and speed with its convention."""
+    verdict = "fits" if estimate["fits"] else "does NOT fit or cannot be built"
+    mfu = f"MFU {estimate['mfu']:.1%} ({estimate['mfu_convention']})"
+    return [
+        f"{verdict}: {_memory(estimate)}",
+        f"speed: {estimate['step_s']:.3g} s per step (±{estimate['band']['step_pct']:.0f} %), "
+        f"{estimate['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU, {mfu}",
+    ]
+
+
+def _memory(estimate: Answer) -> str:
+    memory = estimate["memory_gib"]
+    held = {name: memory[name] for name in memory if name not in ("total", "capacity") and memory[name] >= 0.05}
+    parts = ", ".join(f"{name} {gib:.1f}" for name, gib in held.items())
+    band = estimate["band"]["memory_pct"]
+    return f"{memory['total']:.1f} of {memory['capacity']:.1f} GiB per GPU (±{band:.0f} %): {parts}"
+
+
+def _smallest(answer: Answer) -> str:
+    if "smallest_that_fits" not in answer:
+        return ""
+    count = answer["smallest_that_fits"]
+    return f"smallest count that fits: {count} GPUs" if count else "no number of these GPUs fits it"
+
+
+def ranking(answer: Answer) -> str:
+    """Ranked plans, what was dropped, and how the first is started."""
+    rows = [
+        f"{place}. {layout(p['layout'])}: {p['estimate']['step_s']:.3g} s per step, MFU {p['estimate']['mfu']:.1%}, "
+        f"{p['estimate']['memory_gib']['total']:.1f} of {p['estimate']['memory_gib']['capacity']:.1f} GiB per GPU"
+        f"{'' if p['estimate']['fits'] else ', does NOT fit'}"
+        for place, p in enumerate(answer["plans"], 1)
+    ]
+    first = answer["plans"][0] if answer["plans"] else None
+    dropped = [f"{d['count']:,} × {d['reason']}, e.g. {d['example']}" for d in answer["dropped"]]
+    return _lines(
+        f"{answer['searched']:,} legal layouts priced; the fastest that fit first" if first else "no layout is legal",
+        *rows,
+        *([f"MFU: {first['estimate']['mfu_convention']}"] if first else []),
+        *_some("dropped", dropped, 5),
+        *(f"run the first with {name}: {command}" for name, command in (first or {"commands": {}})["commands"].items()),
+    )
+
+
+def sizing(answer: Answer) -> str:
+    """GPU counts with speed, days and cost."""
+    chosen = [
+        f"{title.replace('_', ' ')}: " + (f"{one['gpus']:,} GPUs, {one['layout']}" if one else "none fits")
+        for title in ("smallest", "most_efficient")
+        for one in [answer[title]]
+    ]
+    return _lines(*chosen, *_some("", [_size(one) for one in answer["sizes"]], 12))
+
+
+def _size(one: Answer) -> str:
+    days = "" if one["days"] is None else f", {one['days']:,.1f} days"
+    cost = "" if one["cost"] is None else f", cost {one['cost']:,.0f}"
+    fits = "" if one["fits"] else ", does NOT fit"
+    return (
+        f"{one['gpus']:,} GPUs: {one['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU, MFU {one['mfu']:.1%}, "
+        f"{one['total_gib']:.1f} GiB per GPU{fits}, goodput {one['goodput']['share']:.0%}{days}{cost}"
+    )
+
+
+def check(answer: Answer) -> str:
+    """What stands against starting it, errors first."""
+    verdict = "nothing stands against starting it" if answer["ok"] else "it cannot start or does not fit"
+    where = f" on {answer['gpus']}" if answer["gpus"] else ""
+    opened = [f"line {o['line']}: {o['key']} = {o['text']}: {o['reason']}" for o in answer["unresolved"]]
+    return _lines(
+        f"{answer['file'] or answer['recipe']} ({answer['dialect']}{where}): {verdict}",
+        f"memory: {_memory(answer['estimate'])}" if answer["estimate"] else "",
+        *_findings(answer["findings"]),
+        *_some("not known", opened),
+        *_some("note", answer["notes"]),
+    )
+
+
+def export(answer: Answer) -> str:
+    """The files as they are to be written, the command, and what could not be said."""
+    files = [f"--- {name} ---\n{text.rstrip()}" for name, text in answer["files"].items()]
+    env = " ".join(f"{name}={value}" for name, value in answer["env"].items())
+    unsaid = [f"{u['field']}={u['value']}: {u['reason']}" for u in answer["unsaid"]]
+    return _lines(
+        f"{answer['dialect']} on {answer['gpus']}" + ("" if answer["ok"] else ": the rules refuse this layout there"),
+        *files,
+        f"start: {answer['command']}",
+        f"environment: {env}" if env else "",
+        *_some("cannot be said there", unsaid),
+        *_findings(answer["findings"]),
+        *_some("note", answer["notes"]),
+    )
+
+
+def recipes(answer: Answer) -> str:
+    """Recipes, one a line."""
+    rows = [
+        f"{r['name']}: {r['model']}, {r['goal']}, {r['gpus']}x{r['gpu']}, {r['seq_length']:,} tokens"
+        for r in answer["recipes"]
+    ]
+    return _lines(*(rows or ["no recipe matches; try other words, or benchmark: true"]), _left_out(answer))
+
+
+def rules(answer: Answer) -> str:
+    """Rules, one a line."""
+    rows = [f"{r['id']} ({r['severity']}): {r['symptom']}; {r['cause']}" for r in answer["rules"]]
+    return _lines(*rows, _left_out(answer))
+
+
+def explained(answer: Answer) -> str:
+    """A rule, or a field and the rules that point at it."""
+    lines, field = [], answer["field"]
+    if answer["kind"] == "field":
+        choices = f", one of {', '.join(map(str, field['choices']))}" if field["choices"] else ""
+        lines = [
+            f"{field['key']} ({field['kind']}): {field['meaning']}; default {field['default']!r}{choices}",
+            f"also understood: {', '.join(field['also_understood'])}" if field["also_understood"] else "",
+        ]
+    for r in answer["rules"][:SHOWN]:
+        fix = " or ".join(" + ".join(one) for one in r["fix"])
+        lines.append(f"{r['id']} ({r['severity']})\n  symptom: {r['symptom']}\n  cause: {r['cause']}")
+        lines.append(f"  fix: change {fix}" if fix else "")
+    rest = [r["id"] for r in answer["rules"][SHOWN:]]
+    return _lines(*lines, f"also checked: {', '.join(rest)}" if rest else "")
+
+
+def error(details: Answer) -> str:
+    """What is wrong with a question, and the way out."""
+    where = f"{details['field']}={details['value']}: " if details["value"] is not None else f"{details['field']}: "
+    return _lines(
+        f"error: {where if details['field'] else ''}{details['message']}",
+        f"fix: {' | '.join(details['fix'])}" if details["fix"] else "",
+    )
+
+
+def _findings(findings: Sequence[Answer]) -> list[str]:
+    rows = [
+        f"{f['severity']}{' in line ' + str(f['line']) if f.get('line') else ''}: {f['message']} ({f['rule']})"
+        + (f"; fix: {' '.join(f['fix'])}" if f["fix"] else "")
+        for f in findings
+    ]
+    return _some("", rows, 12) if rows else ["findings: none"]
+
+
+def _some(title: str, rows: Sequence[str], shown: int = SHOWN) -> list[str]:
+    more = [f"and {len(rows) - shown} more"] if len(rows) > shown else []
+    return [f"{title}: {row}" if title else row for row in [*rows[:shown], *more]]
+
+
+def _left_out(answer: Answer) -> str:
+    return f"and {answer['left_out']} more; ask for more with limit" if "left_out" in answer else ""
+
+
+def _lines(*lines: str) -> str:
+    return "\n".join(line for line in lines if line)

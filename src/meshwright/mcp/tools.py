@@ -1,0 +1,430 @@
+"""The tools: what each is asked, which verb answers, and what it says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright import api, handed
+from meshwright.errors import InputError
+from meshwright.mcp import told
+from meshwright.mcp.fields import LONG, Field, read, schema_of
+
+Asked = dict[str, Any]
+Answer = dict[str, Any]
+
+CONFIG = "config.json"
+MOST_PLANS = 20
+MOST_ROWS = 500
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,99}")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One tool: its inputs, the verb behind it, and its answer in a few lines."""
+
+    name: str
+    title: str
+    text: str
+    fields: tuple[Field, ...]
+    ask: Callable[[Asked], Answer]
+    tell: Callable[[Answer], str]
+    keys: Mapping[str, str]  # what its answer always has, and of which JSON type
+    examples: tuple[Mapping[str, Any], ...]
+    searches: bool = False
+
+    def input_schema(self) -> Answer:
+        """The JSON schema of its inputs."""
+        return schema_of(self.fields) | {"examples": [dict(example) for example in self.examples]}
+
+    def output_schema(self) -> Answer:
+        """The JSON schema of its answer, the top of it."""
+        properties = {"schema": {"const": api.SCHEMA}, **{name: {"type": kind} for name, kind in self.keys.items()}}
+        return {"type": "object", "properties": properties, "required": list(properties)}
+
+    def answer(self, arguments: Mapping[str, Any]) -> Answer:
+        """The answer to a call; no name in it reaches a file."""
+        asked = read(self.fields, arguments)
+        with handed.only(_texts(asked)):
+            return self.ask(asked)
+
+
+def _texts(asked: Asked) -> dict[str, str]:
+    """The texts that came with a question, by the names that stand for them."""
+    named = {
+        CONFIG: asked.get("config"),
+        _recipe_name(asked): asked.get("recipe"),
+        _file_name(asked): asked.get("text"),
+    }
+    return {name: text for name, text in named.items() if text is not None}
+
+
+def _recipe_name(asked: Asked) -> str:
+    return "recipe.json" if str(asked.get("recipe")).lstrip().startswith("{") else "recipe.toml"
+
+
+def _file_name(asked: Asked) -> str:
+    name, text = asked.get("name"), str(asked.get("text"))
+    if name is None:
+        return "file.json" if text.lstrip().startswith("{") else "file"
+    if not _FILE_NAME.fullmatch(name) or name == CONFIG:
+        raise InputError("is a plain file name, without a folder", field="name", value=name, fix=("name: train.yaml",))
+    return str(name)
+
+
+def _one_of(asked: Asked, **names: str) -> str:
+    """The thing that is asked about: by its name, or by the one text that was sent for it."""
+    given = [name for name in names if asked[name] is not None]
+    if len(given) == 2 and given[-1] == "config" and given[0] == "recipe":
+        given = ["recipe"]  # the config is the model that the recipe names
+    if len(given) != 1:
+        which = " or ".join(names)
+        reason = f"give one of {which}" if given else f"say {which}"
+        raise InputError(reason, field=next(iter(names)), fix=(f"only {given[0]}",) if given else ('"llama3-8b"',))
+    return names[given[0]] or str(asked[given[0]])
+
+
+def _recommend(asked: Asked) -> Answer:
+    target = _one_of(asked, model="", config=CONFIG)
+    shared = {name: asked[name] for name in ("seq", "engine", "benchmark", "overrides")}
+    plan = api.recommend(target, asked["gpus"], asked["goal"], **shared)
+    return api.plan_to_dict(plan, explain=asked["explain"])
+
+
+def _plan(asked: Asked) -> Answer:
+    target = _one_of(asked, target="", recipe=_recipe_name(asked), config=CONFIG)
+    shared = {name: asked[name] for name in ("seq", "engine", "top", "overrides")}
+    return api.ranking_to_dict(api.plan(target, asked["gpus"], asked["goal"], **shared))
+
+
+def _estimate(asked: Asked) -> Answer:
+    target = _one_of(asked, target="", recipe=_recipe_name(asked), config=CONFIG)
+    shared = {name: asked[name] for name in ("gpus", "goal", "seq", "engine", "overrides")}
+    return api.estimate_to_dict(api.estimate(target, **shared))
+
+
+def _size(asked: Asked) -> Answer:
+    target = _one_of(asked, model="", config=CONFIG)
+    shared = {name: asked[name] for name in ("seq", "engine", "tokens", "price", "overrides")}
+    return api.sizing_to_dict(api.size(target, asked["goal"], asked["gpu"], **shared))
+
+
+def _check(asked: Asked) -> Answer:
+    target = _one_of(asked, target="", text=_file_name(asked))
+    shared = {name: asked[name] for name in ("gpus", "engine", "dialect", "model", "advice", "overrides")}
+    return api.check_to_dict(api.check(target, **shared))
+
+
+def _export(asked: Asked) -> Answer:
+    target = _one_of(asked, target="", recipe=_recipe_name(asked))
+    return api.export_to_dict(*api.export(target, asked["to"], gpus=asked["gpus"], overrides=asked["overrides"]))
+
+
+def _recipes(asked: Asked) -> Answer:
+    found = api.find_recipes(asked["query"], goal=asked["goal"], family=asked["family"], benchmark=asked["benchmark"])
+    return _first("recipes", api.entries_to_dicts(found), asked["limit"])
+
+
+def _rules(asked: Asked) -> Answer:
+    found = api.rule_catalogue(asked["query"], pitfalls=asked["pitfalls"])
+    return _first("rules", [api.rule_to_dict(rule) for rule in found], asked["limit"])
+
+
+def _explain(asked: Asked) -> Answer:
+    return api.explained_to_dict(api.explain(asked["about"]))
+
+
+def _first(name: str, rows: list[Answer], limit: int) -> Answer:
+    """The first rows of a catalogue; how many more there are is said."""
+    left = {"left_out": len(rows) - limit} if len(rows) > limit else {}
+    return {"schema": api.SCHEMA, name: rows[:limit], **left}
+
+
+MODEL = Field(
+    "model",
+    "text",
+    "The model: a catalogue name in any usual spelling or a Hugging Face id. Leave it out when you send config.",
+    examples=("llama3-8b", "Qwen/Qwen3-30B-A3B", "deepseek-v3"),
+    option="",
+)
+CONFIG_TEXT = Field(
+    "config",
+    "text",
+    "For a model that the catalogue does not know: the text of its Hugging Face config.json, instead of a name.",
+    longest=LONG,
+)
+TARGET = Field(
+    "target",
+    "text",
+    "A recipe's name (see the tool recipes) or a model's name. Leave it out when you send recipe or config.",
+    examples=("llama3_70b_pretrain_config", "llama3-8b"),
+    option="",
+)
+SHIPPED = Field(
+    "target",
+    "text",
+    "A shipped recipe's name (see the tool recipes). Leave it out when you send a text.",
+    examples=("llama3_8b_pretrain_config",),
+    option="",
+)
+RECIPE_TEXT = Field(
+    "recipe",
+    "text",
+    "A recipe of your own, as TOML or JSON text; it may name a base recipe and say only what differs.",
+    examples=('base = "llama3_8b_sft_config"\n[layout]\ntp = 2\n',),
+    longest=LONG,
+)
+GPUS = Field(
+    "gpus",
+    "text or whole number",
+    "The cluster: 8xH100, 4x8xH100 (nodes × GPUs), 72xGB200, a count, or auto for the machine of this server.",
+    examples=("8xH100", "4x8xH200", "72xGB200"),
+    option="--gpus",
+)
+GPUS_NEEDED = Field(GPUS.name, GPUS.kind, GPUS.text, needed=True, examples=GPUS.examples, option=GPUS.option)
+GOAL = Field("goal", "text", "What is trained; a recipe knows its own.", choices=api.GOALS, option="--goal")
+GOAL_NEEDED = Field("goal", "text", "What is trained.", needed=True, choices=api.GOALS, option="--goal")
+SEQ = Field(
+    "seq",
+    "text or whole number",
+    "Tokens in a sequence; the recipe's own by default.",
+    examples=(8192, "32k"),
+    option="--seq",
+)
+ENGINE = Field(
+    "engine",
+    "text",
+    "What will run it; it changes memory and speed.",
+    default=api.ENGINES[0],
+    choices=api.ENGINES,
+    option="--engine",
+)
+OVERRIDES = Field(
+    "overrides",
+    "words",
+    "Recipe fields as key=value, in our spelling or another framework's; they are kept and the rest sized around them.",
+    examples=(["layout.tp=4", "train.global_batch_size=256"],),
+    longest=500,
+    option="",
+)
+
+
+def _flag(name: str, text: str) -> Field:
+    return Field(name, "true or false", text, default=False, option=f"--{name}")
+
+
+def _limit(rows: int) -> Field:
+    return Field("limit", "whole number", "At most so many rows.", default=rows, least=1, most=MOST_ROWS)
+
+
+PLAN_KEYS = {
+    **dict.fromkeys(("question", "recipe", "contract", "layout", "estimate", "commands", "no_command"), "object"),
+    **dict.fromkeys(("changes", "findings"), "array"),
+}
+
+TOOLS = {
+    tool.name: tool
+    for tool in (
+        Tool(
+            "recommend",
+            "Recommend a training recipe",
+            "The main question: which recipe for this model on these GPUs, with which layout, does it fit, how fast, "
+            "what will bite, and the command that starts it. Begin here.",
+            (
+                *(MODEL, CONFIG_TEXT, GPUS_NEEDED, GOAL_NEEDED, SEQ, ENGINE),
+                _flag("benchmark", "Upper-bound throughput on mock data; never a production setting."),
+                _flag("explain", "Say why each number of the layout was chosen."),
+                OVERRIDES,
+            ),
+            _recommend,
+            told.plan,
+            {**PLAN_KEYS, "offers": "array"},
+            ({"model": "llama3-8b", "gpus": "8xH100", "goal": "sft"},),
+            searches=True,
+        ),
+        Tool(
+            "plan",
+            "Search all layouts",
+            "Searches every legal layout: the fastest that fit, what trades memory for speed, why others were dropped.",
+            (
+                *(TARGET, RECIPE_TEXT, CONFIG_TEXT, GPUS_NEEDED, GOAL, SEQ, ENGINE),
+                Field("top", "whole number", "How many plans.", default=3, least=1, most=MOST_PLANS, option="--top"),
+                OVERRIDES,
+            ),
+            _plan,
+            told.ranking,
+            {"plans": "array", "pareto": "array", "dropped": "array", "searched": "integer"},
+            ({"target": "llama3-8b", "gpus": "16xA100-40", "goal": "pretrain", "top": 2},),
+            searches=True,
+        ),
+        Tool(
+            "estimate",
+            "Estimate one exact layout",
+            "Memory and step time by part of exactly this layout: the recipe's own with overrides, nothing searched. "
+            "Use it to try one change.",
+            (TARGET, RECIPE_TEXT, CONFIG_TEXT, GPUS, GOAL, SEQ, ENGINE, OVERRIDES),
+            _estimate,
+            told.plan,
+            {**PLAN_KEYS, "memory_by_stage_gib": "object"},
+            ({"target": "llama3_8b_pretrain_config", "gpus": "8xH100", "overrides": ["layout.recompute=full"]},),
+        ),
+        Tool(
+            "size",
+            "How many GPUs",
+            "GPU counts that fit a training: the smallest, the most efficient, speed of each; days and cost for a "
+            "token budget, with failures counted in.",
+            (
+                *(MODEL, CONFIG_TEXT, GOAL_NEEDED),
+                Field("gpu", "text", "The GPU type.", needed=True, examples=("H100", "GB200"), option="--gpu"),
+                *(SEQ, ENGINE),
+                Field(
+                    "tokens",
+                    "text or number",
+                    "Token budget; adds days, and cost with price.",
+                    examples=("15T", "300B"),
+                    option="--tokens",
+                ),
+                Field("price", "number", "Price of one GPU for one hour.", least=0, most=1e6, option="--price"),
+                OVERRIDES,
+            ),
+            _size,
+            told.sizing,
+            {"sizes": "array"},
+            ({"model": "llama3-8b", "goal": "pretrain", "gpu": "H100", "tokens": "1T", "price": 2.5},),
+            searches=True,
+        ),
+        Tool(
+            "check",
+            "Check a config or a recipe",
+            "What is wrong with a config or launch script of Megatron-LM, Megatron-Bridge, AutoModel, torchtitan, "
+            "KempnerForge, DeepSpeed or Accelerate, or with a recipe, before it queues: findings with line and fix. "
+            "Send the text; nothing in it is run.",
+            (
+                Field("text", "text", "The text of the config or launch script.", longest=LONG),
+                Field(
+                    "name",
+                    "text",
+                    "Its file name; the ending tells the format, and findings repeat it.",
+                    examples=("train.yaml", "run.sh", "ds_config.json"),
+                ),
+                SHIPPED,
+                Field(
+                    "dialect",
+                    "text",
+                    "Whose words it is written in, when the text does not show it.",
+                    choices=("meshwright", *api.DIALECTS),
+                    option="--dialect",
+                ),
+                GPUS,
+                Field("engine", "text", "What will run a recipe of ours.", choices=api.ENGINES, option="--engine"),
+                Field(
+                    "model",
+                    "text",
+                    "What a text trains that does not say it.",
+                    examples=("llama3-8b",),
+                    option="--model",
+                ),
+                Field("config", "text", f"The model's {CONFIG}, where model or the text says {CONFIG}.", longest=LONG),
+                _flag("advice", "Of another framework's text, also say what could be better."),
+                OVERRIDES,
+            ),
+            _check,
+            told.check,
+            {"dialect": "string", "ok": "boolean", "findings": "array", "unresolved": "array", "notes": "array"},
+            (
+                {
+                    "text": '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}, "fp16": {"enabled": true}, '
+                    '"train_batch_size": 30, "train_micro_batch_size_per_gpu": 4}',
+                    "name": "ds_config.json",
+                    "model": "llama3-8b",
+                    "gpus": "8xH100",
+                },
+                {"target": "llama3_70b_pretrain_config", "gpus": "16xA100-80"},
+            ),
+        ),
+        Tool(
+            "export",
+            "Write another framework's config",
+            "A recipe as config files and command of another framework. Texts are returned, nothing is written; what "
+            "that framework cannot say is listed.",
+            (
+                *(SHIPPED, RECIPE_TEXT, CONFIG_TEXT),
+                Field("to", "text", "The framework.", needed=True, choices=api.DIALECTS, option="--to"),
+                *(GPUS, OVERRIDES),
+            ),
+            _export,
+            told.export,
+            {"dialect": "string", "ok": "boolean", "files": "object", "command": "string", "unsaid": "array"},
+            ({"target": "llama3_8b_pretrain_config", "to": "torchtitan", "gpus": "8xH100"},),
+        ),
+        Tool(
+            "recipes",
+            "Find recipes",
+            "The index of tested recipes, by words: a model, a goal, GPUs (8xH100), tokens (128k), moe, vision.",
+            (
+                Field("query", "text", "Words; all of them must match.", examples=("qwen3 moe", "llama"), option=""),
+                GOAL,
+                Field("family", "text", "One family of models.", examples=("llama",), option="--family"),
+                _flag("benchmark", "The throughput recipes instead of the library."),
+                _limit(40),
+            ),
+            _recipes,
+            told.recipes,
+            {"recipes": "array"},
+            ({"query": "llama3 8b", "goal": "sft"},),
+        ),
+        Tool(
+            "rules",
+            "Find rules",
+            "Symptom and cause of everything that is checked, by part of a rule's id or by a framework's name.",
+            (
+                Field("query", "text", "Part of an id, or a framework.", examples=("moe", "automodel"), option=""),
+                _flag("pitfalls", "Only the well-known pitfalls."),
+                _limit(40),
+            ),
+            _rules,
+            told.rules,
+            {"rules": "array"},
+            ({"query": "heads"},),
+        ),
+        Tool(
+            "explain",
+            "Explain a rule, field or finding",
+            "Symptom, cause and fix of one rule or finding; what a recipe field means and what is checked about it.",
+            (
+                Field(
+                    "about",
+                    "text",
+                    "A rule's id, a recipe field in our spelling or another framework's, or a finding's text.",
+                    needed=True,
+                    examples=("heads.attention", "layout.recompute", "tensor_model_parallel_size"),
+                    longest=4000,
+                    option="",
+                ),
+            ),
+            _explain,
+            told.explained,
+            {"about": "string", "kind": "string", "rules": "array"},
+            ({"about": "heads.attention"}, {"about": "layout.recompute"}),
+        ),
+    )
+}
+
+
+def described() -> Answer:
+    """All tools with their schemas, as one JSON object."""
+    return {
+        "schema": api.SCHEMA,
+        "tools": [
+            {
+                "name": tool.name,
+                "title": tool.title,
+                "description": tool.text,
+                "input": tool.input_schema(),
+                "output": tool.output_schema(),
+            }
+            for tool in TOOLS.values()
+        ],
+    }
