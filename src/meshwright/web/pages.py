@@ -1,7 +1,449 @@
-"""The pages."""
+"""The pages: forms that ask the same questions as the command line, and their answers as HTML."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import parse_qsl
 
-router = APIRouter()
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+from pydantic import ValidationError
+
+from meshwright import __version__, api
+from meshwright.web import asked, charts, views
+from meshwright.web.data import desk_of
+from meshwright.web.drawing import render
+from meshwright.web.told import told
+
+router = APIRouter(include_in_schema=False)
+
+TRAINING = ("goal", "seq", "engine", "overrides", "config")
+ASK = ("model", "gpus", *TRAINING, "benchmark")
+EXPLORE = ("target", "gpus", *TRAINING)
+SCALE = ("model", "gpu", *TRAINING, "tokens", "price")
+CHECK = ("text", "name", "gpus", "model", "dialect", "advice", "example")
+EXAMPLES = (
+    ("llama3-8b", "8xH100", "sft"),
+    ("llama3-70b", "64xH100", "pretrain"),
+    ("qwen3-30b-a3b", "4x8xH200", "pretrain"),
+    ("deepseek-v3", "256xGB200", "pretrain"),
+    ("llama3-70b", "8xH100", "peft"),
+)
+EXAMPLE_RECIPE = "llama3_8b_pretrain_config"
+Said = dict[str, str]
+Answer = dict[str, Any]
+
+
+async def said_in(request: Request, names: Sequence[str]) -> Said:
+    """What a form says, in the query or in the body; a field that is not asked for is left out."""
+    pairs = list(request.query_params.multi_items())
+    if request.method == "POST":
+        body = (await request.body()).decode("utf-8", "replace")
+        pairs += parse_qsl(body, keep_blank_values=True, max_num_fields=200)
+    found = dict.fromkeys(names, "")
+    found.update({name: value.strip() for name, value in pairs if name in found})
+    return found
+
+
+async def page(request: Request, template: str, status: int = 200, **shown: Any) -> HTMLResponse:
+    """A page; one asked for by htmx is told as fine, so that its error is shown in its place."""
+    fragment = request.headers.get("hx-request") == "true"
+    text = await asyncio.to_thread(
+        render, template, version=__version__, path=request.url.path, frameworks=views.FRAMEWORKS, **shown
+    )
+    return HTMLResponse(text, 200 if fragment else status, {"cache-control": "no-cache", "vary": "hx-request"})
+
+
+async def answered(
+    request: Request, verb: str, question: Mapping[str, Any], texts: Mapping[str, str] | None = None
+) -> tuple[Answer | None, Answer | None]:
+    """The answer to a question, or the error and its way out."""
+    reply = await desk_of(request).ask(verb, question, texts)
+    return (reply.data, None) if reply.ok else (None, reply.data)
+
+
+async def asked_for(
+    request: Request, verb: str, kinds: tuple[type[asked.Asked], type[asked.Asked]], said: Said, **more: Any
+) -> tuple[Answer | None, Answer | None]:
+    """A question typed from what a form says; with a config.json of one's own, about that."""
+    config = said.get("config", "")
+    fields: dict[str, Any] = {name: value for name, value in said.items() if value and name != "config"}
+    try:
+        if "overrides" in fields:
+            fields["overrides"] = views.words(fields["overrides"])
+        if config:
+            fields = {**fields, "config": config, "target" if "target" in said else "model": asked.CONFIG}
+        question = kinds[1 if config else 0](**fields, **more)
+    except ValidationError as error:
+        return None, _not_typed(error)
+    except ValueError as error:
+        return None, told(str(error).lower(), "overrides", said["overrides"], ("layout.tp=4 layout.pp=2",))
+    return await answered(request, verb, *question.question())
+
+
+def _not_typed(error: ValidationError) -> Answer:
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing":
+        return told("is needed", field, fix=(HINTS.get(field, "fill it in"),))
+    return told(str(first["msg"]), field, first.get("input"))
+
+
+HINTS = {
+    "model": "a name such as llama3-8b, or drop a config.json",
+    "target": "a model or recipe, such as llama3-70b",
+    "gpus": "a cluster such as 8xH100 or 4x8xH200",
+    "gpu": "a GPU type such as H100",
+    "goal": "pretrain, sft or peft",
+}
+
+
+def status_of(error: Answer | None) -> int:
+    """The status of a page that could not answer."""
+    return 422 if error else 200
+
+
+@router.api_route("/", methods=["GET", "POST"])
+async def ask(request: Request) -> HTMLResponse:
+    """Which recipe for this model on these GPUs."""
+    said = await said_in(request, ASK)
+    plan, error = None, None
+    if any(said[name] for name in ("model", "gpus", "config")):
+        kinds = (asked.Recommend, asked.RecommendOwn)
+        plan, error = await asked_for(request, "recommend", kinds, said, explain=True)
+    shown = {} if plan is None else _recommended(plan, said)
+    goals, engines = api.GOALS, api.ENGINES
+    return await page(
+        request,
+        "ask.html",
+        status_of(error),
+        said=said,
+        error=error,
+        goals=goals,
+        engines=engines,
+        examples=EXAMPLES,
+        **shown,
+    )
+
+
+def _recommended(plan: Answer, said: Said) -> dict[str, Any]:
+    own = bool(said["config"])
+    options = ("gpus", "goal", "seq", "engine")
+    return {
+        "plan": plan,
+        "memory": views.memory(plan["estimate"], plan["memory_by_stage_gib"]),
+        "step": views.step(plan["estimate"]),
+        "words": views.layout_words(plan["layout"]),
+        "counts": views.counted(plan["findings"]),
+        "cli": views.command("recommend", "config.json" if own else said["model"], said, options),
+        "permalink": views.query(said),
+        "try_with": lambda overrides: views.with_override(said, overrides),
+        "explore": views.query({**said, "target": said["model"], "model": "", "benchmark": ""}),
+        "scale": views.query({**said, "gpus": "", "benchmark": "", "gpu": plan["question"]["gpus"].split("x")[-1]}),
+    }
+
+
+@router.api_route("/ask/commands", methods=["GET", "POST"])
+async def commands(request: Request) -> HTMLResponse:
+    """The plan in one framework's words: files, command, and what could not be said."""
+    said = await said_in(request, (*ASK, "to"))
+    texts = {asked.CONFIG: said["config"]} if said["config"] else {}
+    question = {name: said[name] for name in ("to", "gpus", "goal", "seq", "engine") if said[name]}
+    question["model"] = asked.CONFIG if texts else said["model"]
+    written, error = None, None
+    try:
+        more = {"overrides": views.words(said["overrides"]), "benchmark": bool(said["benchmark"])}
+        written, error = await answered(request, "write", {**question, **more}, texts)
+    except ValueError as wrong:
+        error = told(str(wrong).lower(), "overrides", said["overrides"])
+    return await page(request, "commands.html", status_of(error), written=written, error=error, to=said["to"])
+
+
+@router.api_route("/explore", methods=["GET", "POST"])
+async def explore(request: Request) -> HTMLResponse:
+    """All layouts that fit, memory against speed."""
+    said = await said_in(request, (*EXPLORE, "a", "b"))
+    asking = {name: said[name] for name in EXPLORE}
+    plans, error = None, None
+    if any(asking[name] for name in ("target", "gpus", "config")):
+        kinds = (asked.Plan, asked.PlanOwn)
+        plans, error = await asked_for(request, "plan", kinds, asking, top=10, everything=True)
+    shown: dict[str, Any] = {"plans": plans}
+    if plans is not None:
+        first = asking["target"] or "config.json"
+        shown["cli"] = views.command("plan", first, asking, ("gpus", "goal", "seq", "engine"))
+        shown |= {"spec": charts.layouts(plans), "data": charts.layouts_data(plans), "words_of": views.layout_words}
+        shown["spelled"] = lambda layout: " ".join(views.spelled(layout))
+    choices = {"goals": ("", *api.GOALS), "engines": api.ENGINES}
+    return await page(
+        request,
+        "explore.html",
+        status_of(error),
+        said=asking,
+        chosen={"a": said["a"], "b": said["b"]},
+        error=error,
+        permalink=views.query(said),
+        **choices,
+        **shown,
+    )
+
+
+@router.api_route("/explore/compare", methods=["GET", "POST"])
+async def compare(request: Request) -> HTMLResponse:
+    """One or two layouts in full: memory, time, findings and the pipeline over time."""
+    said = await said_in(request, (*EXPLORE, "a", "b"))
+    asking = {name: said[name] for name in EXPLORE}
+    slots = [name for name in ("a", "b") if said[name]]
+    found = await asyncio.gather(*(_one_layout(request, asking, said[slot]) for slot in slots))
+    sides = [{"slot": slot.upper(), **one} for slot, one in zip(slots, found, strict=True)]
+    whole = [one["answer"] for one in sides if one["answer"]]
+    return await page(
+        request,
+        "compare.html",
+        sides=sides,
+        fields=views.differing(whole[0], whole[1]) if len(whole) == 2 else [],
+    )
+
+
+async def _one_layout(request: Request, asking: Said, overrides: str) -> dict[str, Any]:
+    """One layout's estimate and its step over time."""
+    said = {**asking, "overrides": f"{asking['overrides']} {overrides}".strip()}
+    answer, error = await asked_for(request, "estimate", (asked.Estimate, asked.EstimateOwn), said)
+    if answer is None:
+        return {"answer": None, "error": error}
+    shown: dict[str, Any] = {
+        "answer": answer,
+        "error": None,
+        "memory": views.memory(answer["estimate"], answer["memory_by_stage_gib"]),
+        "step": views.step(answer["estimate"]),
+        "words": views.layout_words(answer["layout"]),
+        "ask": views.query({**said, "model": said["target"], "target": ""}),
+        "cli": views.command("estimate", said["target"] or "config.json", said, ("gpus", "goal", "seq", "engine")),
+        "pipeline": None,
+    }
+    if answer["layout"]["pp"] > 1:
+        line, _ = await asked_for(request, "schedule", (asked.Schedule, asked.ScheduleOwn), said)
+        shown["pipeline"] = None if line is None else views.pipeline(line)
+    return shown
+
+
+@router.api_route("/scale", methods=["GET", "POST"])
+async def scale(request: Request) -> HTMLResponse:
+    """What more GPUs buy."""
+    said = await said_in(request, SCALE)
+    found, error = None, None
+    if any(said[name] for name in ("model", "gpu", "config")):
+        types = {"gpu": [one for one in said["gpu"].replace(",", " ").split() if one]}
+        typed: dict[str, Any] = {name: value for name, value in said.items() if name != "gpu"}
+        more: dict[str, Any] = types if types["gpu"] else {}
+        found, error = await asked_for(request, "scale", (asked.Scale, asked.ScaleOwn), typed, **more)
+    specs = {} if found is None else charts.scaling(found["series"])
+    first = said["gpu"].replace(",", " ").split()[:1]
+    asking = {**said, "gpu": first[0] if first else ""}
+    cli = views.command(
+        "size", said["model"] or "config.json", asking, ("goal", "gpu", "seq", "engine", "tokens", "price")
+    )
+    choices = {
+        "goals": api.GOALS,
+        "engines": api.ENGINES,
+        "titles": {name: row[0] for name, row in charts.SCALED.items()},
+    }
+    return await page(
+        request,
+        "scale.html",
+        status_of(error),
+        said=said,
+        found=found,
+        error=error,
+        specs=specs,
+        cli=cli,
+        permalink=views.query(said),
+        **choices,
+    )
+
+
+@router.api_route("/check", methods=["GET", "POST"])
+async def check(request: Request) -> HTMLResponse:
+    """What is wrong with a config or a launch script."""
+    said = await said_in(request, CHECK)
+    found, error = None, None
+    if said["example"] and not said["text"]:
+        said, error = await _example(request, said)
+    elif said["text"]:
+        fields: dict[str, Any] = {name: said[name] for name in CHECK if said[name] and name != "example"}
+        try:
+            question = asked.CheckText(**{**fields, "advice": bool(said["advice"])})
+            found, error = await answered(request, "check", *question.question())
+        except ValidationError as wrong:
+            error = _not_typed(wrong)
+    shown: dict[str, Any] = {}
+    if found is not None:
+        shown = views.findings_by_line(found["findings"], said["text"])
+        shown["memory"] = views.memory(found["estimate"]) if found["estimate"] else None
+    dialects = ("", api.ENGINES[0], *api.DIALECTS)
+    return await page(
+        request, "check.html", status_of(error), said=said, found=found, error=error, dialects=dialects, **shown
+    )
+
+
+async def _example(request: Request, said: Said) -> tuple[Said, Answer | None]:
+    """A config of one framework to try the check on: a shipped recipe in its words."""
+    question = {"target": EXAMPLE_RECIPE, "to": said["example"], "gpus": "8xH100"}
+    written, error = await answered(request, "export", question)
+    if written is None:
+        return said, error
+    name, text = next(iter(written["files"].items()))
+    return {**said, "name": name.rpartition("/")[2], "text": text, "gpus": "8xH100", "model": "llama3-8b"}, None
+
+
+@router.get("/complete/{kind}")
+async def complete(request: Request, kind: str) -> HTMLResponse:
+    """Names that what was typed may become, as options of a list."""
+    typed = next((value for name, value in request.query_params.items() if name != "kind"), "")
+    last = typed.replace(",", " ").split(" ")[-1] if kind == "gpus" else typed
+    found, _ = await answered(request, "complete", {"kind": kind, "query": last[:200], "limit": 12})
+    before = typed[: len(typed) - len(last)]
+    return await page(request, "options.html", names=[before + name for name in (found or {}).get("names", [])])
+
+
+@router.get("/recipes")
+async def recipes(request: Request) -> HTMLResponse:
+    """The index of recipes."""
+    said = await said_in(request, ("query", "goal", "family", "benchmark"))
+    question: dict[str, Any] = {name: said[name] for name in ("query", "goal", "family") if said[name]}
+    found, error = await answered(request, "recipes", {**question, "benchmark": bool(said["benchmark"])})
+    every, _ = await answered(request, "recipes", {"benchmark": bool(said["benchmark"])})
+    families = sorted({one["family"] for one in (every or {}).get("recipes", [])})
+    choices = {"goals": ("", *api.GOALS), "families": ("", *families)}
+    rows = (found or {}).get("recipes", [])
+    return await page(request, "recipes.html", status_of(error), said=said, rows=rows, error=error, **choices)
+
+
+@router.get("/recipes/{name}")
+async def recipe(request: Request, name: str) -> HTMLResponse:
+    """One recipe: its layout, what it costs, what was tried of it, and its text."""
+    found, error = await answered(request, "recipe", {"name": name, "format": "toml"})
+    if found is None:
+        return await page(request, "missing.html", 404, error=error, what="recipe", back="/recipes")
+    (estimate, failed), (card, _) = await asyncio.gather(
+        answered(request, "estimate", {"target": name}), answered(request, "card", {"name": name})
+    )
+    shown: dict[str, Any] = {}
+    if estimate is not None:
+        shown["memory"] = views.memory(estimate["estimate"], estimate["memory_by_stage_gib"])
+        shown |= {"step": views.step(estimate["estimate"]), "words": views.layout_words(estimate["layout"])}
+    return await page(
+        request,
+        "recipe.html",
+        name=name,
+        recipe=found["recipe"],
+        text=found["text"],
+        estimate=estimate,
+        error=failed,
+        card=(card or {}).get("card"),
+        formats=("toml", "yaml", "json", "python"),
+        cli=f"meshwright estimate {name} --json",
+        **shown,
+    )
+
+
+@router.get("/recipes/{name}/text")
+async def recipe_text(request: Request, name: str) -> HTMLResponse:
+    """A recipe in another format, or in another framework's words."""
+    said = await said_in(request, ("format", "to"))
+    if said["to"]:
+        written, error = await answered(request, "export", {"target": name, "to": said["to"]})
+        return await page(request, "commands.html", status_of(error), written=written, error=error, to=said["to"])
+    found, error = await answered(request, "recipe", {"name": name, "format": said["format"] or "toml"})
+    files = None if found is None else {f"{name}.{ENDINGS[found['format']]}": found["text"]}
+    return await page(request, "files.html", status_of(error), files=files, error=error)
+
+
+ENDINGS = {"toml": "toml", "yaml": "yaml", "json": "json", "python": "py"}
+
+
+@router.get("/models")
+async def models(request: Request) -> HTMLResponse:
+    """The catalogue of models."""
+    said = await said_in(request, ("query",))
+    found, error = await answered(request, "models", {"query": said["query"]} if said["query"] else {})
+    rows = (found or {}).get("models", [])
+    return await page(request, "models.html", status_of(error), said=said, rows=rows, error=error)
+
+
+@router.get("/models/{name}")
+async def model(request: Request, name: str) -> HTMLResponse:
+    """One model: its shape, its parameters, its recipes."""
+    found, error = await answered(request, "model", {"name": name})
+    if found is None:
+        return await page(request, "missing.html", 404, error=error, what="model", back="/models")
+    every, _ = await answered(request, "recipes", {})
+    rows = [one for one in (every or {}).get("recipes", []) if one["model"] == found["model"]["name"]]
+    return await page(request, "model.html", model=found["model"], rows=rows)
+
+
+@router.get("/gpus")
+async def gpus(request: Request) -> HTMLResponse:
+    """The catalogue of GPUs."""
+    said = await said_in(request, ("query",))
+    found, error = await answered(request, "gpus", {})
+    wanted = said["query"].lower()
+    rows = [one for one in (found or {}).get("gpus", []) if wanted in f"{one['name']} {one['arch']}".lower()]
+    return await page(request, "gpus.html", said=said, rows=rows, error=error)
+
+
+@router.get("/gpus/{name}")
+async def gpu(request: Request, name: str) -> HTMLResponse:
+    """One GPU's facts with their sources."""
+    found, error = await answered(request, "gpus", {})
+    rows = [one for one in (found or {}).get("gpus", []) if one["name"].lower() == name.lower()]
+    if not rows:
+        near, _ = await answered(request, "complete", {"kind": "gpus", "query": name[:200], "limit": 3})
+        error = error or told("is no GPU of the catalogue", "gpu", name, (near or {}).get("names", ()))
+        return await page(request, "missing.html", 404, error=error, what="GPU", back="/gpus")
+    return await page(request, "gpu.html", gpu=rows[0])
+
+
+@router.get("/rules")
+async def rules(request: Request) -> HTMLResponse:
+    """Everything that is checked."""
+    said = await said_in(request, ("query", "pitfalls", "severity"))
+    question: dict[str, Any] = {"pitfalls": bool(said["pitfalls"])}
+    found, error = await answered(request, "rules", question)
+    rows = _matching((found or {}).get("rules", []), said["query"])
+    if said["query"] and not rows:  # those of other frameworks' files are found by name
+        found, error = await answered(request, "rules", {**question, "query": said["query"]})
+        rows = (found or {}).get("rules", [])
+    rows = [one for one in rows if said["severity"] in ("", one["severity"])]
+    severities = ("", *views.SEVERITIES)
+    return await page(request, "rules.html", status_of(error), said=said, rows=rows, error=error, severities=severities)
+
+
+def _matching(rows: list[Answer], query: str) -> list[Answer]:
+    """Rules whose id or words hold every word of the query."""
+    wanted = query.lower().split()
+    return [one for one in rows if all(w in f"{one['id']} {one['symptom']} {one['cause']}".lower() for w in wanted)]
+
+
+@router.get("/rules/{name}")
+async def rule(request: Request, name: str) -> HTMLResponse:
+    """One rule: symptom, cause and fix."""
+    found, error = await answered(request, "rules", {"query": name})
+    rows = [one for one in (found or {}).get("rules", []) if one["id"] == name]
+    if not rows:
+        error = error or told("is no rule", "rule", name, [one["id"] for one in (found or {}).get("rules", [])[:3]])
+        return await page(request, "missing.html", 404, error=error, what="rule", back="/rules")
+    return await page(request, "rule.html", rule=rows[0])
+
+
+@router.get("/accuracy")
+async def accuracy(request: Request) -> HTMLResponse:
+    """Predicted against measured."""
+    found, error = await answered(request, "accuracy", {"points": True})
+    specs: dict[str, Any] = {}
+    if found is not None:
+        units = {"step_time": "s per step", "memory": "GiB"}
+        specs = {name: charts.accuracy(found["points"][name], unit) for name, unit in units.items()}
+    return await page(request, "accuracy.html", status_of(error), found=found, error=error, specs=specs)

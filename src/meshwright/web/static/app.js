@@ -1,0 +1,145 @@
+// What every page does: colours, copying, dropped files, tabs, and what htmx needs to be told.
+"use strict";
+
+const root = document.documentElement;
+const say = (text) => { document.getElementById("status").textContent = text; };
+
+// Colours: as the system has them, or as chosen here.
+const darkSystem = matchMedia("(prefers-color-scheme: dark)");
+const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : darkSystem.matches);
+const toggle = document.getElementById("theme");
+const showTheme = () => {
+  toggle.setAttribute("aria-pressed", String(isDark()));
+  document.dispatchEvent(new Event("theme"));
+};
+toggle.addEventListener("click", () => {
+  root.dataset.theme = isDark() ? "light" : "dark";
+  try { localStorage.setItem("theme", root.dataset.theme); } catch { /* kept for this page only */ }
+  showTheme();
+});
+darkSystem.addEventListener("change", showTheme);
+showTheme();
+
+// Copying.
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (!button) return;
+  const shown = button.parentElement.querySelector("code").textContent;
+  const text = button.dataset.copy === "url" ? new URL(shown, location.href).href : shown;
+  const label = button.firstChild;
+  try {
+    await navigator.clipboard.writeText(text);
+    label.textContent = "Copied";
+    say("Copied");
+  } catch {
+    getSelection().selectAllChildren(button.parentElement.querySelector("code"));
+    label.textContent = "Press Ctrl+C";
+    say("Selected; press Control C to copy");
+  }
+  setTimeout(() => { label.textContent = "Copy"; }, 1600);
+});
+
+// Files: dropped on a form, or chosen.
+const LARGEST = 1500000;
+async function take(file, into, named) {
+  if (file.size > LARGEST) { say(`${file.name} is too large`); return; }
+  let text = await file.text();
+  const area = document.getElementById(into);
+  if (into === "f-config") {
+    try { text = JSON.stringify(JSON.parse(text)); } catch { /* the answer says what is wrong with it */ }
+    const model = document.getElementById("f-model") || document.getElementById("f-target");
+    if (model) model.value = "";
+  }
+  area.value = text;
+  const details = area.closest("details");
+  if (details) details.open = true;
+  if (named) document.getElementById(named).value = file.name;
+  say(`${file.name} read, ${file.size} bytes`);
+  area.dispatchEvent(new Event("change", { bubbles: true }));
+}
+for (const name of ["dragover", "dragleave", "drop"]) {
+  document.addEventListener(name, (event) => {
+    const form = event.target.closest && event.target.closest("form[data-drop]");
+    if (!form) return;
+    event.preventDefault();
+    form.classList.toggle("over", name === "dragover");
+    const file = name === "drop" && event.dataTransfer.files[0];
+    if (file) take(file, form.dataset.drop, form.dataset.name);
+  });
+}
+document.addEventListener("change", (event) => {
+  const input = event.target.closest("input[type=file][data-into]");
+  if (input && input.files[0]) take(input.files[0], input.dataset.into, input.dataset.name);
+});
+
+// Tabs: one in reach of the tab key, the others by arrows.
+function choose(tab, focus) {
+  for (const other of tab.parentElement.querySelectorAll("[role=tab]")) {
+    const on = other === tab;
+    other.setAttribute("aria-selected", String(on));
+    other.tabIndex = on ? 0 : -1;
+    document.getElementById(other.getAttribute("aria-controls")).hidden = !on;
+  }
+  if (focus) tab.focus();
+  shown(document.getElementById(tab.getAttribute("aria-controls")));
+}
+function shown(panel) {
+  for (const lazy of panel.querySelectorAll("[hx-trigger='shown once']")) htmx.trigger(lazy, "shown");
+}
+document.addEventListener("click", (event) => {
+  const tab = event.target.closest("[role=tab]");
+  if (tab) choose(tab, false);
+});
+const MOVES = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity };
+document.addEventListener("keydown", (event) => {
+  const tab = event.target.closest && event.target.closest("[role=tab]");
+  if (!tab || !(event.key in MOVES)) return;
+  event.preventDefault();
+  const all = [...tab.parentElement.querySelectorAll("[role=tab]")];
+  const move = MOVES[event.key];
+  const at = Number.isFinite(move) ? (all.indexOf(tab) + move + all.length) % all.length : move < 0 ? 0 : all.length - 1;
+  choose(all[at], true);
+});
+document.addEventListener("DOMContentLoaded", () => ready(document));
+function ready(where) {
+  for (const panel of where.querySelectorAll("[data-tabs] [role=tabpanel]:not([hidden])")) shown(panel);
+  const said = where.querySelector("[data-said]");
+  if (said) say(said.dataset.said);
+}
+
+// htmx: a config that is too long for an address is posted; empty fields stay out of it.
+document.addEventListener("htmx:configRequest", (event) => {
+  const { parameters } = event.detail;
+  if (event.detail.verb !== "get") return;
+  for (const name of [...Object.keys(parameters)]) if (parameters[name] === "") delete parameters[name];
+  if ((parameters.config || "").length > 2500) event.detail.verb = "post";
+});
+document.addEventListener("htmx:beforeRequest", (event) => {
+  const target = event.detail.target;
+  if (target && target.tagName !== "DATALIST") target.setAttribute("aria-busy", "true");
+});
+document.addEventListener("htmx:afterRequest", (event) => {
+  const target = event.detail.target;
+  if (target) target.removeAttribute("aria-busy");
+});
+document.addEventListener("htmx:afterSettle", (event) => {
+  const id = event.detail.target && event.detail.target.id;
+  ready((id && document.getElementById(id)) || event.detail.target);
+});
+function failed(text) {
+  const place = document.getElementById("answer") || document.getElementById("results");
+  const box = document.createElement("section");
+  box.className = "box error";
+  box.setAttribute("role", "alert");
+  box.textContent = text;
+  place.replaceChildren(box);
+}
+document.addEventListener("htmx:responseError", (event) => {
+  let text = "The server could not answer.";
+  try {
+    const told = JSON.parse(event.detail.xhr.responseText);
+    text = `${told.reason}. ${(told.fix || []).join("; ")}`;
+  } catch { /* not one of ours */ }
+  failed(text);
+});
+document.addEventListener("htmx:sendError", () => failed("The server does not answer. Is it still running?"));

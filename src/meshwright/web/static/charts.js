@@ -1,0 +1,68 @@
+// Charts: specifications come with the page as data; colours come from its style, light or dark.
+"use strict";
+
+const charts = { views: new Map(), ready: new Map() };
+
+charts.config = () => {
+  const style = getComputedStyle(document.documentElement);
+  const get = (name) => style.getPropertyValue(name).trim();
+  const text = { labelColor: get("--soft"), titleColor: get("--soft"), labelFontSize: 11, titleFontSize: 11, titleFontWeight: 500 };
+  return {
+    background: "transparent",
+    font: "system-ui, sans-serif",
+    view: { stroke: get("--line") },
+    axis: { ...text, gridColor: get("--line"), domainColor: get("--line"), tickColor: get("--line"), gridOpacity: 0.7 },
+    legend: { ...text, orient: "bottom", columns: 4, symbolOpacity: 1 },
+    line: { strokeWidth: 2 },
+    style: { guide: { stroke: get("--soft") } },
+    range: { category: [1, 4, 6, 3, 5, 2, 8, 7].map((n) => get(`--c${n}`)) },
+  };
+};
+
+charts.draw = async (figure) => {
+  const id = figure.dataset.chart;
+  const place = document.getElementById(id);
+  const spec = JSON.parse(document.getElementById(`${id}-spec`).textContent);
+  const kept = charts.views.get(id);
+  if (kept) kept.finalize();
+  const made = await vegaEmbed(place, spec, {
+    mode: "vega-lite",
+    actions: false,
+    ast: true,
+    expr: vegaInterpreter.expressionInterpreter,
+    renderer: "canvas",
+    defaultStyle: false,
+    tooltip: { disableDefaultStyle: true },
+    config: charts.config(),
+  });
+  const canvas = place.querySelector("canvas");
+  if (canvas) for (const name of ["role", "aria-label", "aria-roledescription"]) canvas.removeAttribute(name);
+  for (const name of ["aria-roledescription"]) place.removeAttribute(name);
+  charts.views.set(id, made.view);
+  place.dataset.drawn = "yes";
+  const then = charts.ready.get(id);
+  if (then) then(made.view);
+};
+
+charts.all = () => {
+  for (const id of charts.views.keys()) if (!document.getElementById(id)) charts.views.delete(id);
+  return Promise.all([...document.querySelectorAll("[data-chart]")].map(charts.draw));
+};
+
+document.addEventListener("theme", charts.all);
+document.addEventListener("htmx:afterSettle", (event) => {
+  const id = event.detail.target && event.detail.target.id;
+  if (id === "answer") charts.all();
+});
+
+// Accuracy: one source at a time.
+document.addEventListener("change", (event) => {
+  if (!event.target.matches("[data-source]")) return;
+  for (const id of ["acc-step", "acc-memory"]) {
+    const view = charts.views.get(id);
+    const spec = JSON.parse(document.getElementById(`${id}-spec`).textContent);
+    const all = spec.layer[1].data.values;
+    const wanted = event.target.value;
+    view.data("points", wanted ? all.filter((one) => one.source === wanted) : all).runAsync();
+  }
+});

@@ -1,0 +1,218 @@
+"""Answers as what a page shows: bars, rows and words. Every number comes from the answer; nothing is worked out anew."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
+STEP_PARTS = {
+    "compute": "compute",
+    "tp": "tensor parallel",
+    "cp": "context parallel",
+    "ep": "expert parallel",
+    "pp_bubble": "pipeline bubble",
+    "dp": "data parallel",
+    "optimizer": "optimizer",
+    "other": "other",
+}
+DEGREES = ("tp", "pp", "vp", "cp", "ep", "etp", "dp_shard", "dp_replicate")
+FRAMEWORKS = {
+    "meshwright": "Meshwright",
+    "megatron-lm": "Megatron-LM",
+    "megatron-bridge": "Megatron-Bridge",
+    "automodel": "AutoModel",
+    "torchtitan": "torchtitan",
+    "kempnerforge": "KempnerForge",
+    "deepspeed": "DeepSpeed",
+    "accelerate": "Accelerate",
+}
+WIDE = 1000  # of a bar's own units
+LARGEST = ("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)
+SEVERITIES = ("error", "warning", "advice")
+Answer = Mapping[str, Any]
+
+
+def bar(parts: Mapping[str, float], names: Iterable[str], most: float, limit: float | None = None) -> dict[str, Any]:
+    """A bar cut into parts, in units of its own; what is longer than the bar is cut off there."""
+    scale, at, pieces = WIDE / most if most > 0 else 0.0, 0.0, []
+    for name in names:
+        start, at = at, at + parts[name]
+        if parts[name] > 0:
+            shown = round(min(at * scale, WIDE) - min(start * scale, WIDE), 2)
+            pieces.append({"name": name, "x": round(min(start * scale, WIDE), 2), "width": shown, "value": parts[name]})
+    return {"pieces": pieces, "limit": None if limit is None else round(min(limit * scale, WIDE), 2)}
+
+
+def memory(estimate: Answer, stages: Mapping[str, Mapping[str, float]] | None = None) -> dict[str, Any]:
+    """Memory by part of the fullest GPU and, in a pipeline, of every stage, on one scale."""
+    gib = estimate["memory_gib"]
+    most = max(gib["capacity"], gib["total"], *(stage["total"] for stage in (stages or {}).values())) * 1.02
+    return {
+        "gib": gib,
+        "fits": estimate["fits"],
+        "share": gib["total"] / gib["capacity"],
+        "bar": bar(gib, PARTS, most, gib["capacity"]),
+        "stages": [
+            {"stage": name, "gib": stage, "bar": bar(stage, PARTS, most, gib["capacity"])}
+            for name, stage in (stages or {}).items()
+        ],
+        "parts": [(name, gib[name]) for name in PARTS],
+    }
+
+
+def step(estimate: Answer) -> dict[str, Any]:
+    """A step by part."""
+    seconds = estimate["step_parts_s"]
+    return {
+        "bar": bar(seconds, STEP_PARTS, estimate["step_s"]),
+        "parts": [
+            {"name": name, "label": label, "s": seconds[name], "share": seconds[name] / estimate["step_s"]}
+            for name, label in STEP_PARTS.items()
+        ],
+    }
+
+
+def layout_words(layout: Answer) -> str:
+    """A layout in one line: what is cut how often."""
+    words = [str(layout["strategy"])]
+    words += [f"{name} {layout[name]}" for name in ("tp", "pp", "vp", "cp", "ep") if layout[name] > 1]
+    words += [str(layout["pp_schedule"])] if layout["pp"] > 1 else []
+    words += [f"dp {layout['dp_shard']}"] if layout.get("dp_shard", -1) > 0 else []
+    words += [f"micro batch {layout['micro_batch_size']}", f"recompute {layout['recompute']}"]
+    words += [f"offload {layout['offload']}"] if layout["offload"] != "none" else []
+    return " · ".join(words)
+
+
+def differing(a: Answer, b: Answer) -> list[dict[str, Any]]:
+    """Two layouts side by side, field by field."""
+    names = [name for name in a["layout"] if name in b["layout"]]
+    return [
+        {"name": name, "a": a["layout"][name], "b": b["layout"][name], "same": a["layout"][name] == b["layout"][name]}
+        for name in names
+    ]
+
+
+def spelled(layout: Answer) -> list[str]:
+    """A layout as the overrides that ask for it."""
+    return [f"layout.{name}={_spelled(value)}" for name, value in layout.items()]
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "[" + ",".join(str(one) for one in value) + "]" if isinstance(value, list | tuple) else str(value)
+
+
+def with_override(said: Mapping[str, str], overrides: Iterable[str]) -> str:
+    """The same question with more overrides, as a query; a later word for the same field wins."""
+    asked = dict(word.split("=", 1) for word in words(said.get("overrides", "")) if "=" in word)
+    asked.update(word.split("=", 1) for word in overrides if "=" in word)
+    return query({**said, "overrides": " ".join(shlex.quote(f"{key}={value}") for key, value in asked.items())})
+
+
+def query(said: Mapping[str, str]) -> str:
+    """What was asked, as the part of an address after the question mark."""
+    return urlencode({name: value for name, value in said.items() if value})
+
+
+def words(text: str) -> list[str]:
+    """Overrides as typed; raises ValueError on a quote that does not end."""
+    return shlex.split(text.replace("\n", " "))
+
+
+def command(verb: str, first: str, said: Mapping[str, str], options: Sequence[str]) -> str:
+    """The command line that asks the same."""
+    line = ["meshwright", verb, first]
+    for name in options:
+        if said.get(name) and not (name == "engine" and said[name] == "meshwright"):
+            line += [f"--{name}", said[name]]
+    return shlex.join([*line, *words(said.get("overrides", "")), "--json"])
+
+
+def findings_by_line(findings: Sequence[Answer], text: str) -> dict[str, Any]:
+    """A text's lines, each with what was found there; and what belongs to no line."""
+    lines = text.splitlines() or [""]
+    at: dict[int, list[Answer]] = {}
+    for finding in findings:
+        at.setdefault(finding.get("line") or 0, []).append(finding)
+    elsewhere = [one for number, found in at.items() if not 1 <= number <= len(lines) for one in found]
+    shown = [{"number": n, "text": line, "findings": at.get(n, [])} for n, line in enumerate(lines, 1)]
+    return {"lines": shown, "elsewhere": elsewhere, "counts": counted(findings)}
+
+
+def counted(findings: Sequence[Answer]) -> dict[str, int]:
+    """Findings by severity."""
+    found = Counter(one["severity"] for one in findings)
+    return {name: found[name] for name in SEVERITIES}
+
+
+PASS_PX, ROW_PX, GAP_PX, MOST_PX = 20.0, 22, 4, 2400
+KINDS = {"F": "forward", "B": "backward", "I": "backward, input", "W": "backward, weights"}
+
+
+def pipeline(line: Answer) -> dict[str, Any]:
+    """A pipeline's step as drawings: all of it, or its start and its end when it is long."""
+    forward = [one["end_s"] - one["start_s"] for one in line["passes"] if one["kind"] == "F"]
+    scale = PASS_PX / max(sum(forward) / len(forward), 1e-12)
+    whole, window = line["span_s"], MOST_PX / scale
+    parts = [(0.0, whole)] if whole <= 1.5 * window else [(0.0, window), (whole - 0.75 * window, whole)]
+    names = ("the whole step",) if len(parts) == 1 else ("start of the step", "end of the step")
+    busy = [0.0] * line["ranks"]
+    for one in line["passes"]:
+        busy[one["rank"]] += one["end_s"] - one["start_s"]
+    return {
+        "line": line,
+        "views": [_view(line, name, *ends, scale) for name, ends in zip(names, parts, strict=True)],
+        "kinds": {kind: KINDS[kind] for kind in KINDS if any(one["kind"] == kind for one in line["passes"])},
+        "ranks": [{"rank": rank, "busy_s": s, "idle": 1 - s / whole} for rank, s in enumerate(busy)],
+    }
+
+
+def _view(line: Answer, name: str, start: float, end: float, scale: float) -> dict[str, Any]:
+    ranks = line["ranks"]
+    shown = [
+        {
+            **one,
+            "x": round((one["start_s"] - start) * scale, 1),
+            "y": one["rank"] * (ROW_PX + GAP_PX),
+            "width": round(max((one["end_s"] - one["start_s"]) * scale - 1, 0.5), 1),
+            "shade": one["chunk"] // ranks % 2,
+        }
+        for one in line["passes"]
+        if one["start_s"] >= start - 1e-9 and one["end_s"] <= end + 1e-9
+    ]
+    width = round((end - start) * scale, 1)
+    return {"name": name, "passes": shown, "width": width, "height": ranks * (ROW_PX + GAP_PX), "row": ROW_PX}
+
+
+def table_of(rows: Sequence[Answer]) -> dict[str, Any]:
+    """Layouts as columns: those that are the same everywhere once, the rest row by row."""
+    if not rows:
+        return {"common": {}, "columns": [], "rows": []}
+    flat = [{name: _spelled(value) for name, value in one["layout"].items()} for one in rows]
+    same = {name: value for name, value in flat[0].items() if all(one[name] == value for one in flat)}
+    columns = [name for name in flat[0] if name not in same]
+    return {
+        "common": same,
+        "columns": [*columns, "total_gib", "step_s"],
+        "rows": [
+            [*(f[name] for name in columns), r["total_gib"], r["step_s"]] for f, r in zip(flat, rows, strict=True)
+        ],
+    }
+
+
+def shortened(number: float) -> str:
+    """A large number in a few letters: 70.6B."""
+    for letter, size in LARGEST:
+        if abs(number) >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:g}"
+
+
+def seconds(value: float) -> str:
+    """Seconds with as many digits as are worth reading."""
+    return f"{value:,.1f}" if value >= 100 else f"{value:.2f}" if value >= 1 else f"{value:.3g}"
