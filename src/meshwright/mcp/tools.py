@@ -292,7 +292,16 @@ TOOLS = {
             _size,
             told.sizing,
             {"sizes": "array"},
-            ({"model": "llama3-8b", "goal": "pretrain", "gpu": "H100", "tokens": "1T", "price": 2.5},),
+            (
+                {
+                    "model": "llama3-8b",
+                    "goal": "pretrain",
+                    "gpu": "H100",
+                    "tokens": "1T",
+                    "price": 2.5,
+                    "overrides": ["layout.pp=1"],
+                },
+            ),
             searches=True,
         ),
         Tool(

@@ -1,0 +1,131 @@
+"""The table of tools without a server: what is read of arguments, and that no argument reaches a file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.mcp.conftest import ENV
+
+from meshwright.errors import InputError
+from meshwright.mcp.answering import reply
+from meshwright.mcp.fields import read
+from meshwright.mcp.tools import TOOLS
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 10**9)
+    | st.floats()
+    | st.text(max_size=12)
+    | st.sampled_from(["8xH100"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+def arguments(name: str) -> st.SearchStrategy[dict[str, Any]]:
+    names = st.sampled_from([field.name for field in TOOLS[name].fields]) | st.text(max_size=5)
+    return st.dictionaries(names, VALUES, max_size=4)
+
+
+@pytest.mark.parametrize("name", TOOLS)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_what_is_read_is_what_the_schema_allows(name: str, data: st.DataObject) -> None:
+    tool = TOOLS[name]
+    given_arguments = data.draw(arguments(name))
+    schema = tool.input_schema()
+    for field in schema["properties"].values():
+        field.pop("enum", None)  # the verbs read these words in any case, and tell what was meant
+    try:
+        read(tool.fields, given_arguments)
+    except InputError:
+        return
+    said = {key: value for key, value in given_arguments.items() if value is not None}
+    jsonschema.validate(said, schema)
+
+
+@pytest.mark.parametrize("name", ["recipes", "rules", "explain", "check", "export", "recommend"])
+@settings(max_examples=12)
+@given(data=st.data())
+def test_nothing_that_is_sent_makes_a_fault(name: str, data: st.DataObject) -> None:
+    answer = reply(name, data.draw(arguments(name)))
+    assert "a fault of ours" not in answer.text
+    assert answer.text or not answer.failed
+    json.dumps(answer.found)
+
+
+CLOSED = """
+import json, sys
+from meshwright.mcp.answering import reply
+from meshwright.mcp.tools import TOOLS
+for tool in TOOLS.values():  # everything that answers need is imported and read once
+    for example in tool.examples:
+        assert not reply(tool.name, example).failed, tool.name
+opened = []
+places = ("/etc/passwd", "~/config.json", "./x.toml", "/etc", "../..", "/etc/hosts.yaml", "C:\\\\x.json", "file:///etc/passwd")
+sys.addaudithook(lambda event, args: opened.append((event, str(args[0]))) if event in ("open", "os.listdir") else None)
+for tool in TOOLS.values():
+    for field in tool.fields:
+        for place in places if field.kind.startswith("text") or field.kind == "words" else ():
+            value = [f"data.dataset={place}", f"model={place}"] if field.kind == "words" else place
+            reply(tool.name, {**tool.examples[0], field.name: value})
+for text in (
+    "#!/bin/bash\\nsource /etc/profile\\nautomodel finetune llm -c /etc/x.yaml\\n",
+    'name = "x"\\nmodel = "/etc/config.json"\\ngoal = "sft"\\ncluster = "/etc/x.toml"\\n',
+    "recipe: TrainFinetuneRecipeForNextTokenPrediction\\nmodel:\\n  pretrained_model_name_or_path: /etc\\n",
+):
+    for name in ("a.sh", "a.toml", "a.yaml"):
+        reply("check", {"text": text, "name": name})
+mine = tuple(sys.path) + (sys.prefix, sys.base_prefix)
+print(json.dumps({
+    "opened": [one for one in opened if not one[1].startswith(tuple(p for p in mine if p))],
+    "heavy": [name for name in ("torch", "transformers", "mcp", "rich") if name in sys.modules],
+}))
+"""
+
+
+def test_no_argument_reaches_a_file_and_nothing_heavy_is_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", CLOSED], env=ENV, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"opened": [], "heavy": []}
+
+
+def test_without_the_extra_its_name_is_told(meshwright: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    answer = meshwright("mcp")
+    assert answer.code == 2
+    assert 'pip install "meshwright[mcp]"' in answer.err
+
+
+def test_options_of_http_alone_are_refused(meshwright: Any) -> None:
+    answer = meshwright("mcp", "--port", "9000")
+    assert answer.code == 2
+    assert "--http" in answer.err
+
+
+@pytest.mark.parametrize("name", ["", "http://x", "*", "a b"])
+def test_a_host_is_allowed_by_its_name_alone(meshwright: Any, name: str) -> None:
+    assert meshwright("mcp", "--http", "--port", "0", "--allow-host", name).code == 2
+
+
+def test_a_port_that_is_taken_is_told(meshwright: Any) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        answer = meshwright("mcp", "--http", "--port", str(taken.getsockname()[1]))
+    assert answer.code == 3
+    assert "--port 0" in answer.err
+
+
+def test_the_tools_are_shown_as_json(meshwright: Any) -> None:
+    found = meshwright("mcp", "--json").json
+    assert [tool["name"] for tool in found["tools"]] == list(TOOLS)
+    assert all(tool["input"] == TOOLS[tool["name"]].input_schema() for tool in found["tools"])
