@@ -25,6 +25,7 @@ sys.path.insert(0, str(HERE))  # the other makers of pages
 
 import bring  # noqa: E402
 import card_page  # noqa: E402
+import skill_page  # noqa: E402
 from tables import table  # noqa: E402
 
 PARITY = HERE / "parity_results.json"
@@ -404,7 +405,15 @@ PAGES = {
     "sweep.md": sweep_page,
     "support.md": support_page,
     "cards.md": card_page.page,
+    "skill/SKILL.md": skill_page.page,
 }
+
+
+def written(name: str) -> str:
+    """A page as its file holds it: with the note on top, or below the lines that a reader needs first."""
+    text = PAGES[name]()
+    head = text.index("---\n", 4) + 4 if text.startswith("---\n") else 0
+    return text[:head] + NOTE + text[head:]
 
 
 README = HERE.parent / "README.md"
@@ -426,7 +435,7 @@ def main(wanted: Sequence[str] = ()) -> None:
     if not wanted:
         README.write_text(readme_page(), encoding="utf-8")
     for name in wanted or PAGES:
-        (HERE / name).write_text(NOTE + PAGES[name](), encoding="utf-8")
+        (HERE / name).write_text(written(name), encoding="utf-8")
         print(f"wrote docs/{name}")
 
 

@@ -18,18 +18,12 @@ from mcp.shared.exceptions import MCPError
 from meshwright import __version__
 from meshwright.errors import InputError, OutputError, unknown
 from meshwright.mcp.answering import Reply, failed, reply
-from meshwright.mcp.tools import TOOLS, Tool
+from meshwright.mcp.tools import INSTRUCTIONS, SECONDS, TOOLS, Tool
 
-SECONDS = 30.0  # that one call may take
 WORKERS = 2  # processes that answer
 BODY_BYTES = 1024 * 1024
 PATH = "/mcp"
 OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
-INSTRUCTIONS = (
-    "Facts about training large models: recipes, layouts, memory, speed, cost, and what is wrong with a config. Begin "
-    "with recommend; try one change with estimate; send configs and launch scripts to check as text; look up a finding "
-    "with explain. Answers are estimates with their band; nothing is run and no file is opened or written."
-)
 
 
 class Desk:

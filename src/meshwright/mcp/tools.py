@@ -16,9 +16,16 @@ Asked = dict[str, Any]
 Answer = dict[str, Any]
 
 CONFIG = "config.json"
+SECONDS = 30.0  # that one call may take
 MOST_PLANS = 20
 MOST_ROWS = 500
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,99}")
+
+INSTRUCTIONS = (
+    "Facts about training large models: recipes, layouts, memory, speed, cost, and what is wrong with a config. Begin "
+    "with recommend; try one change with estimate; send configs and launch scripts to check as text; look up a finding "
+    "with explain. Answers are estimates with their band; nothing is run and no file is opened or written."
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ def _file_name(asked: Asked) -> str:
     return str(name)
 
 
-def _one_of(asked: Asked, **names: str) -> str:
+def _one_of(asked: Asked, example: str, **names: str) -> str:
     """The thing that is asked about: by its name, or by the one text that was sent for it."""
     given = [name for name in names if asked[name] is not None]
     if len(given) == 2 and given[-1] == "config" and given[0] == "recipe":
@@ -82,43 +89,43 @@ def _one_of(asked: Asked, **names: str) -> str:
     if len(given) != 1:
         which = " or ".join(names)
         reason = f"give one of {which}" if given else f"say {which}"
-        raise InputError(reason, field=next(iter(names)), fix=(f"only {given[0]}",) if given else ('"llama3-8b"',))
+        raise InputError(reason, field=next(iter(names)), fix=(f"only {given[0]}" if given else example,))
     return names[given[0]] or str(asked[given[0]])
 
 
 def _recommend(asked: Asked) -> Answer:
-    target = _one_of(asked, model="", config=CONFIG)
+    target = _one_of(asked, 'model: "llama3-8b"', model="", config=CONFIG)
     shared = {name: asked[name] for name in ("seq", "engine", "benchmark", "overrides")}
     plan = api.recommend(target, asked["gpus"], asked["goal"], **shared)
     return api.plan_to_dict(plan, explain=asked["explain"])
 
 
 def _plan(asked: Asked) -> Answer:
-    target = _one_of(asked, target="", recipe=_recipe_name(asked), config=CONFIG)
+    target = _one_of(asked, 'target: "llama3_8b_sft_config"', target="", recipe=_recipe_name(asked), config=CONFIG)
     shared = {name: asked[name] for name in ("seq", "engine", "top", "overrides")}
     return api.ranking_to_dict(api.plan(target, asked["gpus"], asked["goal"], **shared))
 
 
 def _estimate(asked: Asked) -> Answer:
-    target = _one_of(asked, target="", recipe=_recipe_name(asked), config=CONFIG)
+    target = _one_of(asked, 'target: "llama3_8b_sft_config"', target="", recipe=_recipe_name(asked), config=CONFIG)
     shared = {name: asked[name] for name in ("gpus", "goal", "seq", "engine", "overrides")}
     return api.estimate_to_dict(api.estimate(target, **shared))
 
 
 def _size(asked: Asked) -> Answer:
-    target = _one_of(asked, model="", config=CONFIG)
+    target = _one_of(asked, 'model: "llama3-8b"', model="", config=CONFIG)
     shared = {name: asked[name] for name in ("seq", "engine", "tokens", "price", "overrides")}
     return api.sizing_to_dict(api.size(target, asked["goal"], asked["gpu"], **shared))
 
 
 def _check(asked: Asked) -> Answer:
-    target = _one_of(asked, target="", text=_file_name(asked))
+    target = _one_of(asked, "text: what the file says", target="", text=_file_name(asked))
     shared = {name: asked[name] for name in ("gpus", "engine", "dialect", "model", "advice", "overrides")}
     return api.check_to_dict(api.check(target, **shared))
 
 
 def _export(asked: Asked) -> Answer:
-    target = _one_of(asked, target="", recipe=_recipe_name(asked))
+    target = _one_of(asked, 'target: "llama3_8b_sft_config"', target="", recipe=_recipe_name(asked))
     return api.export_to_dict(*api.export(target, asked["to"], gpus=asked["gpus"], overrides=asked["overrides"]))
 
 
