@@ -59,8 +59,7 @@ async def _not_understood(request: Request, error: Exception) -> Response:
     field = ".".join(str(part) for part in first["loc"][1:]) or ".".join(str(part) for part in first["loc"])
     value = first.get("input")
     shown = None if isinstance(value, dict | list) or value is None else value
-    fixes = [f"see {request.app.openapi_url}"]
-    return JSONResponse(told(str(first["msg"]), field, shown, fixes), 422, {"cache-control": "no-store"})
+    return JSONResponse(told(str(first["msg"]), field, shown, _see(request)), 422, {"cache-control": "no-store"})
 
 
 async def _not_there(request: Request, error: Exception) -> Response:
@@ -68,6 +67,11 @@ async def _not_there(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 404
     headers = error.headers if isinstance(error, HTTPException) else None
     reason = str(error.detail) if isinstance(error, HTTPException) else "not found"
+    if status == 400:  # what the framework says of a body that it cannot decode
+        return JSONResponse(told("is not JSON in UTF-8", "body", fix=_see(request)), 422, headers)
     wanted = f"{request.method} {request.url.path}"
-    fixes = [f"see {request.app.openapi_url}"]
-    return JSONResponse(told(reason.lower(), "address", wanted, fixes, "NotThere"), status, headers)
+    return JSONResponse(told(reason.lower(), "address", wanted, _see(request), "NotThere"), status, headers)
+
+
+def _see(request: Request) -> list[str]:
+    return [f"see {request.app.openapi_url}"]

@@ -73,6 +73,7 @@ class Estimate(Training):
 class Schedule(Estimate):
     """When does every pass of a pipeline run?"""
 
+    first: Annotated[int | None, Field(ge=1, le=100_000, description="only so many of the step's micro batches")] = None
 
 class Size(Training):
     """How many GPUs?"""

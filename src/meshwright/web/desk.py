@@ -24,6 +24,8 @@ from meshwright.web.verbs import HEAVY
 REMEMBERED_BYTES = 128 << 20
 RETRY_S = 2
 STARTED_S = 60.0  # until a fresh worker has imported everything and answers
+MAY_BE_EMPTY = ("seq", "tokens", "query", "family", "dialect")
+"""A form's field that nobody filled in."""
 SMALLER = ("fix part of the layout, such as layout.tp=8", "ask for fewer GPUs")
 Question = tuple[str, dict[str, Any], dict[str, str]]
 
@@ -90,6 +92,7 @@ class Desk:
         for one in self.workers:
             self.idle.put_nowait(one)
         self.heavy = asyncio.Semaphore(max(1, settings.workers - 1))
+        self.ahead: asyncio.Task[Any] | None = None
 
     async def ask(self, verb: str, asked: Mapping[str, Any], texts: Mapping[str, str] | None = None) -> Reply:
         """The reply to a question: 200, or an error of the 400s with its way out."""
@@ -129,11 +132,16 @@ class Desk:
             self.idle.put_nowait(chosen)
 
     async def start(self) -> None:
-        """Starts the workers; the first asker need not wait for imports."""
+        """Starts the workers, so that the first asker need not wait for imports, nor for what takes longest."""
         await asyncio.gather(*(one.started() for one in self.workers))
+        if self.workers:
+            self.ahead = asyncio.create_task(self.ask("accuracy", {"points": True}))
 
     async def close(self) -> None:
         """Ends the workers."""
+        for task in (self.ahead, *self.asked.values()):
+            if task is not None:
+                task.cancel()
         await asyncio.gather(*(one.end() for one in self.workers))
 
 
@@ -143,8 +151,12 @@ def normal(verb: str, asked: Mapping[str, Any], texts: Mapping[str, str]) -> Que
     for name in ("goal", "engine", "dialect", "to", "kind"):
         if isinstance(said.get(name), str):
             said[name] = said[name].lower()
-    kept = {name: value for name, value in said.items() if value is not None and value not in ("", [], ())}
+    kept = {name: value for name, value in said.items() if not _says_nothing(name, value)}
     return verb, kept, dict(texts)
+
+
+def _says_nothing(name: str, value: Any) -> bool:
+    return value is None or value in ([], ()) or (value == "" and name in MAY_BE_EMPTY)
 
 
 def _reply(status: int, body: dict[str, Any], lasts: bool = False) -> Reply:

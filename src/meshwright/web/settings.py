@@ -16,7 +16,7 @@ class Settings:
     allow_hosts: tuple[str, ...] = ()  # names other than this machine's own that a request may call it by
     workers: int = 2  # processes that search; 0 answers in threads of this one, where no search can be stopped
     waiting: int = 200  # questions that may wait for a worker
-    search_s: float = 20.0  # what one question may take
+    search_s: float = 30.0  # what one question may take
     body_bytes: int = 2_000_000  # a posted text with its question
     query_bytes: int = 8_000  # the part of an address after the question mark
     remembered: int = 2_000  # answers kept

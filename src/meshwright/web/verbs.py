@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from meshwright import api
@@ -86,11 +87,15 @@ def schedule(
     goal: str | None = None,
     seq: str | None = None,
     engine: str = "meshwright",
+    first: int | None = None,
     overrides: Sequence[str] = (),
 ) -> Answer:
-    """Start and end of every pass of a pipeline's step."""
+    """Start and end of every pass of a pipeline's step, or of the first so many micro batches."""
     found = api.estimate(target, gpus=gpus, goal=goal, seq=seq, engine=engine, overrides=overrides)
-    return api.timeline_to_dict(api.timeline(found))
+    answer = api.timeline_to_dict(api.timeline(found))
+    if first is None:
+        return answer
+    return {**answer, "passes": [one for one in answer["passes"] if one["micro_batch"] < first]}
 
 
 def check(
@@ -160,11 +165,6 @@ def recipe(*, name: str, format: str | None = None, overrides: Sequence[str] = (
     return answer if format is None else {**answer, "format": format, "text": api.recipe_text(found, format)}
 
 
-def card(*, name: str) -> Answer:
-    """What was tried of a recipe and when; null where nothing is known."""
-    return {"schema": api.SCHEMA, "card": api.card(name)}
-
-
 def models(*, query: str | None = None) -> Answer:
     """The catalogue of models."""
     return {"schema": api.SCHEMA, "models": [api.model_to_dict(one) for one in api.model_catalogue(query)]}
@@ -186,9 +186,14 @@ def rules(*, query: str | None = None, pitfalls: bool = False) -> Answer:
     return {"schema": api.SCHEMA, "rules": [api.rule_to_dict(one) for one in found]}
 
 
+@cache
+def _report() -> Any:
+    return api.accuracy(api.shipped_measurements())
+
+
 def accuracy(*, points: bool = False) -> Answer:
     """The cost model against the measurements that are shipped."""
-    report = api.accuracy(api.shipped_measurements())
+    report = _report()
     answer = {"schema": api.SCHEMA, **api.accuracy_to_dict(report)}
     return {**answer, "points": api.accuracy_points(report)} if points else answer
 
@@ -212,7 +217,6 @@ VERBS: dict[str, Callable[..., Answer]] = {
         write,
         recipes,
         recipe,
-        card,
         models,
         model,
         gpus,

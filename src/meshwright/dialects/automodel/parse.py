@@ -74,7 +74,9 @@ def parse(content: Content) -> Parsed:
     """What a file or script says."""
     if content.format == "yaml":
         return _parsed(content.settings, content, _asked_in(content.settings))
-    one = next(one for one in content.launched if _config_of(one) is not None)
+    one = next((one for one in content.launched if _config_of(one) is not None), None)
+    if one is None:
+        raise InputError("starts no training of AutoModel", field="file", value=content.path)
     named_file = _config_of(one) or one.program
     path = (content.folder or Path()) / str(named_file.value)
     if named_file.unresolved or content.folder is None or not path.is_file():

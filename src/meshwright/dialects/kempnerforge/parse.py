@@ -44,7 +44,9 @@ def _starts(one: Launched) -> bool:
 def parse(content: Content) -> Parsed:
     if content.format == "toml":
         return _parsed(content.settings, content, Asked())
-    one = next(one for one in content.launched if _starts(one))
+    one = next((one for one in content.launched if _starts(one)), None)
+    if one is None:
+        raise InputError("starts no training of KempnerForge", field="file", value=content.path)
     named = one.args[0]
     path = (content.folder or Path()) / str(named.value)
     if named.unresolved or content.folder is None or not path.is_file():

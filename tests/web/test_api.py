@@ -1,0 +1,211 @@
+"""The JSON API gives what the command line gives, to those who name things and to those who send texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from meshwright import api
+from meshwright.web.data import KEYS
+from meshwright.web.verbs import VERBS
+
+SAME = {
+    "/api/recommend?model=llama3-8b&gpus=8xH100&goal=sft": "recommend llama3-8b --gpus 8xH100 --goal sft",
+    "/api/recommend?model=qwen3-30b-a3b&gpus=4x8xH100&goal=pretrain&seq=32k&overrides=layout.ep%3D8&explain=true": (
+        "recommend qwen3-30b-a3b --gpus 4x8xH100 --goal pretrain --seq 32k layout.ep=8 --explain"
+    ),
+    "/api/recommend?model=llama3-70b&gpus=1xH100&goal=pretrain": "recommend llama3-70b --gpus 1xH100 --goal pretrain",
+    "/api/plan?target=llama3-8b&gpus=8xH100&goal=sft&top=2": "plan llama3-8b --gpus 8xH100 --goal sft --top 2",
+    "/api/estimate?target=llama3_70b_pretrain_config&engine=megatron": (
+        "estimate llama3_70b_pretrain_config --engine megatron"
+    ),
+    "/api/size?model=llama3-8b&goal=sft&gpu=H100&tokens=1T&price=2.5": (
+        "size llama3-8b --goal sft --gpu H100 --tokens 1T --price 2.5"
+    ),
+    "/api/check?target=llama3_8b_pretrain_config&gpus=16xA100-80": (
+        "check llama3_8b_pretrain_config --gpus 16xA100-80"
+    ),
+    "/api/export?target=llama3_8b_pretrain_config&to=torchtitan&gpus=8xH100": (
+        "export llama3_8b_pretrain_config --to torchtitan --gpus 8xH100"
+    ),
+    "/api/recipes?query=llama&goal=sft": "recipes llama --goal sft",
+    "/api/recipes/llama3_8b_sft_config?overrides=layout.tp%3D4": "recipe llama3_8b_sft_config layout.tp=4",
+    "/api/models?query=qwen3": "models qwen3",
+    "/api/gpus": "gpus",
+    "/api/rules?pitfalls=true": "rules --pitfalls",
+}
+"""An address, and the command that answers the same."""
+BAD = {
+    "/api/recommend?model=llama4-8b&gpus=8xH100&goal=sft": ("model", "llama"),
+    "/api/recommend?model=llama3-8b&gpus=8xH1000&goal=sft": ("gpus", "8xH100"),
+    "/api/recommend?model=llama3-8b&gpus=8xH100&goal=stf": ("goal", "sft"),
+    "/api/recommend?model=llama3-8b&gpus=8xH100&goal=sft&overrides=layout.tpp%3D2": ("key", "layout.tp"),
+    "/api/recommend?model=llama3-8b&gpus=8xH100": ("goal", ""),
+    "/api/recommend?model=llama3-8b&gpus=8xH100&goal=sft&colour=red": ("colour", ""),
+    "/api/plan?target=llama3-8b&gpus=8xH100&goal=sft&top=1000": ("top", ""),
+    "/api/recipes/llama3_8b_sft_confgi": ("recipe", "llama3_8b_sft_config"),
+    "/api/models/lama3-8b": ("model", "llama3_8b"),
+    "/api/complete?kind=colours": ("kind", ""),
+}
+"""A question that cannot be understood, the field it is about, and what its fix names."""
+SCRIPT = """#!/bin/bash
+torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 3 --num-layers 32 --hidden-size 4096 \\
+  --num-attention-heads 32 --micro-batch-size 1 --global-batch-size 128 --seq-length 4096 --max-position-embeddings 4096
+"""
+
+
+def config() -> str:
+    """The config.json of a model that nobody ships."""
+    from meshwright.models import config_of
+
+    return json.dumps({**config_of("llama3_8b"), "num_hidden_layers": 20})
+
+
+@pytest.mark.parametrize("address", SAME)
+def test_an_address_answers_as_its_command(
+    address: str, client: TestClient, cli: Callable[..., dict[str, Any]]
+) -> None:
+    answer = client.get(address)
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == cli(*SAME[address].split())
+
+
+def test_every_verb_has_an_address_and_says_what_it_answers(client: TestClient) -> None:
+    paths = client.get("/api/openapi.json").json()["paths"]
+    assert KEYS.keys() <= VERBS.keys()
+    for path in ("recommend", "plan", "estimate", "size", "scale", "schedule", "check", "export"):
+        assert {"get", "post"} <= paths[f"/api/{path}"].keys()
+    for operation in (one for path in paths.values() for one in path.values()):
+        assert operation["summary"]
+
+
+@pytest.mark.parametrize("address", BAD)
+def test_what_is_not_understood_is_told_with_the_way_out(address: str, client: TestClient) -> None:
+    answer = client.get(address)
+    told = answer.json()
+    field, fix = BAD[address]
+    assert answer.status_code == 422
+    assert told.keys() == {"schema", "error", "field", "value", "reason", "fix"}
+    assert field in told["field"] or field in told["reason"]
+    assert fix in " ".join(told["fix"])
+
+
+def test_what_does_not_fit_is_an_answer(client: TestClient) -> None:
+    answer = client.get("/api/recommend?model=llama3-70b&gpus=1xH100&goal=pretrain")
+    assert answer.status_code == 200
+    assert not answer.json()["estimate"]["fits"]
+    assert answer.json()["smallest_that_fits"]
+
+
+def test_a_config_that_is_sent_answers_as_the_file_does(
+    client: TestClient, cli: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text(config())
+    for path, words in {
+        "recommend": "recommend config.json --gpus 8xH100 --goal sft",
+        "estimate": "estimate config.json --gpus 8xH100 --goal sft",
+    }.items():
+        sent = client.post(f"/api/{path}", json={"config": config(), "gpus": "8xH100", "goal": "sft"})
+        assert sent.status_code == 200, sent.text
+        told = cli(*words.split())
+        for part in ("contract", "layout", "estimate", "findings"):
+            assert sent.json()[part] == told[part]
+        assert sent.json()["question"]["model"] == "config.json"
+    facts = client.post("/api/models", json={"config": config()}).json()["model"]
+    assert facts["layers"] == 20
+    assert facts["parameters"]["total"] == api.find_model("config.json").params.total
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '"x"', '{"model_type": "nobody"}', "[" * 100_000])
+def test_a_text_that_is_no_config_is_told_as_such(text: str, client: TestClient) -> None:
+    answer = client.post("/api/models", json={"config": text})
+    assert answer.status_code == 422
+    assert answer.json()["reason"]
+
+
+def test_a_script_that_is_sent_is_checked_as_the_file_is(
+    client: TestClient, cli: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.sh").write_text(SCRIPT)
+    sent = client.post("/api/check", json={"text": SCRIPT, "name": "train.sh", "gpus": "8xH100"}).json()
+    assert sent == cli("check", "train.sh", "--gpus", "8xH100")
+    assert not sent["ok"]
+    assert {one["line"] for one in sent["findings"]} & {2, 3}
+
+
+def test_a_recipe_that_is_sent_is_checked_and_exported(client: TestClient) -> None:
+    text = api.recipe_text(api.recipe("llama3_8b_pretrain_config", ["layout.tp=2"]), "toml")
+    checked = client.post("/api/check", json={"text": text, "name": "mine.toml", "gpus": "8xH100"})
+    assert checked.status_code == 200, checked.text
+    assert checked.json()["dialect"] == "meshwright"
+    written = client.post("/api/export", json={"text": text, "to": "torchtitan", "gpus": "8xH100"})
+    assert written.status_code == 200, written.text
+    assert written.json()["files"]
+
+
+def test_scale_puts_gpu_types_side_by_side(client: TestClient) -> None:
+    answer = client.get("/api/scale?model=llama3-8b&goal=sft&gpu=H100&gpu=A100-80").json()
+    alone = client.get("/api/size?model=llama3-8b&goal=sft&gpu=A100-80").json()
+    assert [one["gpu"] for one in answer["series"]] == ["H100", "A100-80"]
+    assert answer["series"][1]["sizes"] == alone["sizes"]
+
+
+def test_a_schedule_places_every_pass_of_the_first_micro_batches(client: TestClient) -> None:
+    answer = client.get("/api/schedule?target=llama3_70b_pretrain_config&first=8").json()
+    assert (answer["ranks"], answer["schedule"]) == (4, "1f1b")
+    passes = answer["passes"]
+    assert len(passes) == 4 * 8 * 2
+    for rank in range(4):
+        own = sorted((one["start_s"], one["end_s"]) for one in passes if one["rank"] == rank)
+        assert all(end <= start + 1e-9 for (_, end), (start, _) in pairwise(own))
+
+
+def test_everything_lists_all_layouts_that_fit(client: TestClient) -> None:
+    answer = client.get("/api/plan?target=llama3-8b&gpus=8xH100&goal=sft&top=1&everything=true").json()
+    fitting = answer["fitting"]
+    assert len(fitting) > len(answer["pareto"])
+    assert min(one["step_s"] for one in fitting) == pytest.approx(answer["plans"][0]["estimate"]["step_s"])
+
+
+def test_accuracy_has_every_point_by_source(client: TestClient) -> None:
+    answer = client.get("/api/accuracy?points=true").json()
+    assert len(answer["points"]["step_time"]) == answer["step_time"]["rows"] > 1000
+    assert {one["source"] for one in answer["points"]["memory"]} == answer["memory"]["by_source"].keys()
+
+
+@pytest.mark.parametrize(
+    ("kind", "typed", "first"),
+    [
+        ("models", "llama3-8", "llama3_8b"),
+        ("models", "meta llama3 8", "llama3_8b"),
+        ("recipes", "qwen3_30b_a3b_sft", "qwen3_30b_a3b_sft_config"),
+        ("clusters", "64 x h10", "64xH100"),
+        ("clusters", "4x8xH2", "4x8xH200"),
+        ("clusters", "", "8xA100-40"),
+        ("gpus", "gb2", "GB200"),
+        ("goals", "p", "pretrain"),
+    ],
+)
+def test_letters_become_names(kind: str, typed: str, first: str, client: TestClient) -> None:
+    names = client.get("/api/complete", params={"kind": kind, "query": typed}).json()["names"]
+    assert first in names[:3]
+
+
+def test_an_answer_is_not_sent_twice(client: TestClient) -> None:
+    first = client.get("/api/gpus")
+    again = client.get("/api/gpus", headers={"if-none-match": first.headers["etag"]})
+    assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
+
+
+def test_an_address_that_nobody_serves(client: TestClient) -> None:
+    assert client.get("/api/nothing").status_code == 404
+    assert client.delete("/api/gpus").status_code == 405
+    assert client.get("/api/nothing").json()["field"] == "address"
