@@ -19,7 +19,7 @@ from meshwright.answers import (
 )
 from meshwright.api.asking import estimate, find_goal, plan, question_of, recommend, size, timeline
 from meshwright.api.catalogues import (
-    card,
+    cards,
     find_recipes,
     model_catalogue,
     recipe,
@@ -64,7 +64,7 @@ __all__ = [
     "bench",
     "calibrate_machine",
     "calibrate_runs",
-    "card",
+    "cards",
     "check",
     "check_to_dict",
     "complete",

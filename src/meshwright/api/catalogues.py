@@ -40,13 +40,10 @@ def recipe_text(found: Recipe, format: str = "toml") -> str:
     return files.to_text(found, one_of("format", format, files.FORMATS))
 
 
-def card(name: str) -> dict[str, Any] | None:
-    """What was tried of a shipped recipe and when, where this copy has the verification cards beside its sources."""
-    place = CARDS / f"{name}.json"
-    if not index.knows(name) or not place.is_file():
-        return None
-    found: dict[str, Any] = msgspec.json.decode(place.read_bytes())
-    return found
+def cards() -> dict[str, dict[str, Any]]:
+    """What was tried of each shipped recipe and when, where this copy has the verification cards beside its sources."""
+    found = sorted(CARDS.glob("*.json")) if CARDS.is_dir() else []
+    return {place.stem: msgspec.json.decode(place.read_bytes()) for place in found if index.knows(place.stem)}
 
 
 def save_recipe(plan: Plan, path: str) -> None:

@@ -55,10 +55,11 @@ def ranked(question: Question, overrides: Sequence[str] = (), top: int = 5, ever
 
 
 def _fitting(batches: list[Priced]) -> tuple[Candidate, ...]:
-    """Every layout that fits, fastest first; at most MOST_LISTED, evenly spread over all of them."""
+    """Every different layout that fits, fastest first; at most MOST_LISTED, evenly spread over all of them."""
     found = sorted((float(b.step_s[i]), n, int(i)) for n, b in enumerate(batches) for i in np.flatnonzero(b.fits))
-    every = -(-len(found) // MOST_LISTED)
-    return tuple(batches[n].row(i) for _, n, i in found[:: max(every, 1)])
+    every = max(-(-len(found) // MOST_LISTED), 1)
+    rows = [batches[n].row(i) for _, n, i in found[::every]]
+    return tuple({tuple(row.layout.values()): row for row in reversed(rows)}.values())[::-1]
 
 
 def _fastest(batches: list[Priced], top: int) -> list[Candidate]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from meshwright.web import views
 
+NEAR = 2.5  # times the fastest: what is in view at first
 Spec = dict[str, Any]
 
 
@@ -17,10 +18,13 @@ def layouts(plans: Mapping[str, Any]) -> Spec:
         {"field": "total_gib", "title": "GiB", "format": ".1f"},
         {"field": "step_s", "title": "s per step", "format": ".4g"},
     ]
-    point = {"type": "point", "filled": True, "size": 44, "opacity": 0.75, "tooltip": True, "cursor": "pointer"}
+    point = {"type": "point", "filled": True, "opacity": 0.75, "tooltip": True, "cursor": "pointer", "clip": True}
+    seconds = [one["step_s"] for one in plans.get("fitting", [])] or [1.0]
+    near = [min(seconds) * 0.98, min(max(seconds), NEAR * min(seconds)) * 1.02]  # the rest is found by zooming out
     return {
         "height": 420,
         "width": "container",
+        "autosize": {"type": "fit-x", "contains": "padding", "resize": True},
         "data": {"name": "layouts"},
         "params": [
             {"name": "chosen", "select": {"type": "point", "fields": ["id"], "toggle": False}},
@@ -33,18 +37,20 @@ def layouts(plans: Mapping[str, Any]) -> Spec:
                 "field": "step_s",
                 "type": "quantitative",
                 "title": "seconds per step (faster is higher)",
-                "scale": {"type": "log", "reverse": True, "nice": False},
+                "scale": {"type": "log", "reverse": True, "nice": False, "domain": near},
+                "axis": {"format": "~g", "tickCount": 8},
             },
             "color": {"field": "colour", "type": "nominal", "title": None},
-            "shape": {"field": "slot", "type": "nominal", "legend": None, "scale": _slots("circle", "square")},
-            "size": {"field": "slot", "type": "nominal", "legend": None, "scale": _slots(44, 260)},
+            "shape": {
+                "field": "slot",
+                "type": "nominal",
+                "legend": None,
+                "scale": {"domain": ["", "A", "B"], "range": ["circle", "square", "diamond"]},
+            },
+            "size": {"field": "size", "type": "quantitative", "legend": None, "scale": None},
             "tooltip": tip,
         },
     }
-
-
-def _slots(usual: Any, taken: Any) -> Spec:
-    return {"domain": ["", "A", "B"], "range": [usual, taken, taken]}
 
 
 SCALED = {
@@ -81,7 +87,7 @@ def _against_gpus(name: str, rows: list[dict[str, Any]]) -> Spec:
                 "type": "quantitative",
                 "title": "GPUs",
                 "scale": {"type": "log", "base": 2, "nice": False},
-                "axis": {"format": "~s", "labelOverlap": True},
+                "axis": {"format": ",", "labelOverlap": True},
             },
             "y": {
                 "field": name,
@@ -106,7 +112,7 @@ def accuracy(points: Sequence[Mapping[str, Any]], unit: str) -> Spec:
     values = [dict(point) for point in points]
     ends = [value for point in points for value in (point["measured"], point["predicted"])] or [1.0, 1.0]
     line = [{"measured": end, "predicted": end} for end in (min(ends), max(ends))]
-    axis = {"type": "quantitative", "scale": {"type": "log", "nice": False}, "axis": {"format": "~s", "tickCount": 5}}
+    axis = {"type": "quantitative", "scale": {"type": "log", "nice": False}, "axis": {"format": "~g", "tickCount": 5}}
     return {
         "height": 340,
         "width": "container",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -137,7 +138,7 @@ def _recommended(plan: Answer, said: Said) -> dict[str, Any]:
         "step": views.step(plan["estimate"]),
         "words": views.layout_words(plan["layout"]),
         "counts": views.counted(plan["findings"]),
-        "cli": views.command("recommend", "config.json" if own else said["model"], said, options),
+        "cli": views.command("recommend", asked.CONFIG if own else said["model"], said, options),
         "permalink": views.query(said),
         "try_with": lambda overrides: views.with_override(said, overrides),
         "explore": views.query({**said, "target": said["model"], "model": "", "benchmark": ""}),
@@ -172,7 +173,7 @@ async def explore(request: Request) -> HTMLResponse:
         plans, error = await asked_for(request, "plan", kinds, asking, top=10, everything=True)
     shown: dict[str, Any] = {"plans": plans}
     if plans is not None:
-        first = asking["target"] or "config.json"
+        first = asking["target"] or asked.CONFIG
         shown["cli"] = views.command("plan", first, asking, ("gpus", "goal", "seq", "engine"))
         shown |= {"spec": charts.layouts(plans), "data": charts.layouts_data(plans), "words_of": views.layout_words}
         shown["spelled"] = lambda layout: " ".join(views.spelled(layout))
@@ -220,7 +221,7 @@ async def _one_layout(request: Request, asking: Said, overrides: str) -> dict[st
         "step": views.step(answer["estimate"]),
         "words": views.layout_words(answer["layout"]),
         "ask": views.query({**said, "model": said["target"], "target": ""}),
-        "cli": views.command("estimate", said["target"] or "config.json", said, ("gpus", "goal", "seq", "engine")),
+        "cli": views.command("estimate", said["target"] or asked.CONFIG, said, ("gpus", "goal", "seq", "engine")),
         "pipeline": None,
     }
     if answer["layout"]["pp"] > 1:
@@ -242,14 +243,9 @@ async def scale(request: Request) -> HTMLResponse:
     specs = {} if found is None else charts.scaling(found["series"])
     first = said["gpu"].replace(",", " ").split()[:1]
     asking = {**said, "gpu": first[0] if first else ""}
-    cli = views.command(
-        "size", said["model"] or "config.json", asking, ("goal", "gpu", "seq", "engine", "tokens", "price")
-    )
-    choices = {
-        "goals": api.GOALS,
-        "engines": api.ENGINES,
-        "titles": {name: row[0] for name, row in charts.SCALED.items()},
-    }
+    options = ("goal", "gpu", "seq", "engine", "tokens", "price")
+    titles = {name: row[0] for name, row in charts.SCALED.items()}
+    choices = {"goals": api.GOALS, "engines": api.ENGINES, "titles": titles}
     return await page(
         request,
         "scale.html",
@@ -258,7 +254,7 @@ async def scale(request: Request) -> HTMLResponse:
         found=found,
         error=error,
         specs=specs,
-        cli=cli,
+        cli=views.command("size", said["model"] or asked.CONFIG, asking, options),
         permalink=views.query(said),
         **choices,
     )
@@ -327,9 +323,8 @@ async def recipe(request: Request, name: str) -> HTMLResponse:
     found, error = await answered(request, "recipe", {"name": name, "format": "toml"})
     if found is None:
         return await page(request, "missing.html", 404, error=error, what="recipe", back="/recipes")
-    (estimate, failed), (card, _) = await asyncio.gather(
-        answered(request, "estimate", {"target": name}), answered(request, "card", {"name": name})
-    )
+    estimate, failed = await answered(request, "estimate", {"target": name})
+    cards = await asyncio.to_thread(_cards)
     shown: dict[str, Any] = {}
     if estimate is not None:
         shown["memory"] = views.memory(estimate["estimate"], estimate["memory_by_stage_gib"])
@@ -342,11 +337,17 @@ async def recipe(request: Request, name: str) -> HTMLResponse:
         text=found["text"],
         estimate=estimate,
         error=failed,
-        card=(card or {}).get("card"),
+        card=cards.get(name),
         formats=("toml", "yaml", "json", "python"),
         cli=f"meshwright estimate {name} --json",
         **shown,
     )
+
+
+@cache
+def _cards() -> dict[str, Answer]:
+    """Read once, whoever asks for which: no request names a file."""
+    return api.cards()
 
 
 @router.get("/recipes/{name}/text")

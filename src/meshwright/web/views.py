@@ -1,4 +1,4 @@
-"""Answers as what a page shows: bars, rows and words. Every number comes from the answer; nothing is worked out anew."""
+"""Answers as what a page shows: bars, rows and words. Every number is the answer's own."""
 
 from __future__ import annotations
 
@@ -109,9 +109,8 @@ def _spelled(value: Any) -> str:
 
 def with_override(said: Mapping[str, str], overrides: Iterable[str]) -> str:
     """The same question with more overrides, as a query; a later word for the same field wins."""
-    asked = dict(word.split("=", 1) for word in words(said.get("overrides", "")) if "=" in word)
-    asked.update(word.split("=", 1) for word in overrides if "=" in word)
-    return query({**said, "overrides": " ".join(shlex.quote(f"{key}={value}") for key, value in asked.items())})
+    asked = {word.partition("=")[0]: word for word in (*words(said.get("overrides", "")), *overrides)}
+    return query({**said, "overrides": shlex.join(asked.values())})
 
 
 def query(said: Mapping[str, str]) -> str:

@@ -1,7 +1,7 @@
 // Charts: specifications come with the page as data; colours come from its style, light or dark.
 "use strict";
 
-const charts = { views: new Map(), ready: new Map() };
+const charts = { views: new Map(), ready: new Map(), fill: new Map() };
 
 charts.config = () => {
   const style = getComputedStyle(document.documentElement);
@@ -23,6 +23,8 @@ charts.draw = async (figure) => {
   const id = figure.dataset.chart;
   const place = document.getElementById(id);
   const spec = JSON.parse(document.getElementById(`${id}-spec`).textContent);
+  const fill = charts.fill.get(id);
+  if (fill) fill(spec);
   const kept = charts.views.get(id);
   if (kept) kept.finalize();
   const made = await vegaEmbed(place, spec, {

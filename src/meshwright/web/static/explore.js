@@ -3,6 +3,8 @@
 
 const explore = { rows: [], chosen: { a: null, b: null } };
 const FILTERS = ["strategy", "tp", "pp", "cp", "ep", "micro_batch_size", "recompute", "pp_schedule", "offload"];
+const WORDED = ["strategy", "tp", "pp", "vp", "cp", "ep", "pp_schedule", "micro_batch_size", "recompute", "offload", "sp"];
+const PLAIN = ["false", "[]", "0", "1", "-1"]; // values that go without saying
 const SHOWN = 12;
 
 explore.load = () => {
@@ -25,7 +27,8 @@ explore.load = () => {
 explore.words = (l) => {
   const degrees = ["tp", "pp", "vp", "cp", "ep"].filter((name) => Number(l[name]) > 1).map((name) => `${name} ${l[name]}`);
   const rest = [Number(l.pp) > 1 ? l.pp_schedule : "", `micro batch ${l.micro_batch_size}`, `recompute ${l.recompute}`, l.offload !== "none" ? `offload ${l.offload}` : ""];
-  return [l.strategy, ...degrees, ...rest.filter(Boolean)].join(" · ");
+  const more = explore.names.filter((name) => !WORDED.includes(name) && !PLAIN.includes(l[name])).map((name) => `${name} ${l[name]}`);
+  return [l.strategy, ...degrees, ...rest.filter(Boolean), ...more].join(" · ");
 };
 
 explore.controls = () => {
@@ -72,9 +75,13 @@ explore.show = () => {
   document.getElementById("shown").textContent = `${rows.length.toLocaleString("en")} shown.`;
   explore.table(rows.slice(0, SHOWN));
   const view = charts.views.get("layouts");
-  if (!view) return;
-  view.data("layouts", rows.map((row) => ({ ...row, colour: `${by} ${row[by]}`, slot: explore.slot(row) }))).runAsync();
+  if (view) view.data("layouts", explore.points(rows, by)).runAsync();
 };
+
+explore.points = (rows, by) => rows.map((row) => {
+  const slot = explore.slot(row);
+  return { ...row, colour: `${by} ${row[by]}`, slot, size: slot ? 240 : 44 };
+});
 
 explore.table = (rows) => {
   const body = document.querySelector("#layouts-table tbody");
@@ -146,10 +153,14 @@ charts.ready.set("layouts", (view) => {
   view.addEventListener("click", (event, item) => {
     if (item && item.datum && item.datum.id !== undefined) explore.choose(explore.rows[item.datum.id]);
   });
-  explore.show();
+});
+charts.fill.set("layouts", (spec) => {
+  if (explore.load() && !document.querySelector("[data-only]")) explore.controls();
+  spec.data.values = explore.points(explore.wanted(), document.getElementById("colour").value);
 });
 document.addEventListener("DOMContentLoaded", explore.start);
 document.addEventListener("htmx:afterSettle", (event) => {
   const id = event.detail.target && event.detail.target.id;
   if (id === "answer") explore.start();
+  if (id === "compare") for (const end of document.querySelectorAll("[data-end]")) end.scrollLeft = end.scrollWidth;
 });

@@ -1,0 +1,154 @@
+"""Logs of Megatron-LM and Megatron-Bridge: one line for every log interval, timers below it, arguments above."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from meshwright.doctor.formats.steps import Steps
+from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank, positive
+from meshwright.doctor.run import Run, Told
+
+LOOKED_FOR = "`iteration 10/ 100 | … | elapsed time per iteration (ms): … |` of Megatron-LM and Megatron-Bridge"
+HINTS = ("elapsed time per iteration",)
+MARKS = re.compile(r"megatron\.(core|training|bridge)|MODEL_TFLOP/s/GPU|tensor_model_parallel_size \.\.\.")
+STEP = re.compile(r"iteration\s+(\d+)\s*/\s*(\d+)\s*\|.*elapsed time per iteration \(ms\)")
+
+FIELDS = {
+    "seconds": re.compile(rf"elapsed time per iteration \(ms\):\s*({NUMBER})"),
+    "tflops": re.compile(rf"throughput per GPU \(TFLOP/s/GPU\):\s*({NUMBER})"),
+    "tokens_per_s": re.compile(rf"tokens(?: per|/)s(?:ec(?:ond)?)?(?: per |/)GPU[^:|]*:\s*({NUMBER})", re.IGNORECASE),
+    "lr": re.compile(rf"learning rate:\s*({NUMBER})"),
+    "samples": re.compile(rf"global batch size:\s*({NUMBER})"),
+    "loss": re.compile(rf"\| lm loss:\s*({NUMBER})", re.IGNORECASE),
+    "loss_scale": re.compile(rf"loss scale:\s*({NUMBER})"),
+    "grad_norm": re.compile(rf"\| grad norm:\s*({NUMBER})", re.IGNORECASE),
+    "skipped": re.compile(rf"number of skipped iterations:\s*({NUMBER})"),
+    "bad": re.compile(rf"number of nan iterations:\s*({NUMBER})"),
+}
+BRIDGE = re.compile(rf"Step Time :\s*({NUMBER})s GPU utilization:\s*({NUMBER})\s*MODEL_TFLOP/s/GPU")
+MEMORY_MB = re.compile(rf"memory \(MB\).*max allocated:\s*({NUMBER})")
+MEMORY_GB = re.compile(rf"mem-max-allocated-gigabytes:\s*({NUMBER})")
+RETRIES = re.compile(r"mem-alloc-retires:\s*(\d+)")
+TIMER = re.compile(rf"^\s*([a-z][\w/-]+) \.\.+:\s*\(({NUMBER}), ({NUMBER})\)")
+SAVE = re.compile(rf"save-checkpoint \.+:\s*\({NUMBER}, ({NUMBER})\)")
+START = re.compile(r"\[before the start of training step\]")
+ARGUMENT = re.compile(r"^\s{2,}([a-z]\w*) \.{2,} (.*?)\s*$")
+GPU = re.compile(r"NVIDIA (?:DGX )?((?:GB|[ABHL])\d{2,3}S?)\b")
+
+PARTS = {
+    "batch-generator": "data",
+    "forward-backward": "forward_backward",
+    "optimizer": "optimizer",
+    "all-grads-sync": "collectives",
+    "params-all-gather": "collectives",
+    "grads-reduce-scatter": "collectives",
+    "layernorm-grads-all-reduce": "collectives",
+    "embedding-grads-all-reduce": "collectives",
+}
+"""Timers that are parts of a step; the rest lie inside these."""
+BETWEEN_RANKS = ("forward-compute", "backward-compute")
+"""What every rank does by itself: where these differ, ranks are slow or have more to do."""
+MIB_OF_MB = 1 / 1024  # Megatron's MB are MiB
+GIB_OF_GB = 1e9 / 1024**3
+NOT_TYPED = ("None", "False", "[]", "{}", "")
+
+
+def read(lines: Sequence[Line], path: str) -> Run:
+    """A run of Megatron."""
+    steps = Steps()
+    arguments: dict[str, str] = {}
+    total, retries, retry_line, gpu, bridge_tflops = None, 0, 0, "", None
+    for line, found in of_one_rank(lines, STEP):
+        text = line.text
+        if found is not None:
+            total = int(found[2])
+            steps.add(int(found[1]), line.number, **_figures(text, arguments, bridge_tflops))
+            bridge_tflops = None
+        elif START.search(text):
+            steps.start()
+        elif memory := MEMORY_MB.search(text):
+            _raise_memory(steps, (number(memory[1]) or 0.0) * MIB_OF_MB)
+        elif memory := MEMORY_GB.search(text):
+            _raise_memory(steps, (number(memory[1]) or 0.0) * GIB_OF_GB)
+            again = RETRIES.search(text)
+            if again and int(again[1]) > retries:
+                retries, retry_line = int(again[1]), line.number
+        elif bridge := BRIDGE.search(text):
+            bridge_tflops = positive(bridge[2])
+        elif save := SAVE.search(text):
+            steps.block((number(save[1]) or 0.0) / 1e3)
+        elif timer := TIMER.match(text):
+            _time(steps, timer[1], (number(timer[2]) or 0.0) / 1e3, (number(timer[3]) or 0.0) / 1e3)
+        elif argument := ARGUMENT.match(text):
+            arguments[argument[1]] = argument[2]
+        if not gpu and (named := GPU.search(text)):
+            gpu = named[1]
+    told = _told(arguments, total, gpu)
+    return Run(
+        kind="megatron",
+        path=path,
+        file=path,
+        steps=steps.all(),
+        starts=tuple(steps.starts),
+        told=told,
+        retries=retries,
+        retry_line=retry_line,
+    )
+
+
+def _figures(text: str, arguments: dict[str, str], bridge_tflops: float | None) -> dict[str, Any]:
+    found = {name: number(match[1]) for name, words in FIELDS.items() if (match := words.search(text))}
+    figures: dict[str, Any] = {name: value for name, value in found.items() if value is not None}
+    for name in ("samples", "skipped", "bad"):
+        if name in figures:
+            figures[name] = int(figures[name])
+    seconds = figures.pop("seconds", 0.0) / 1e3
+    if seconds > 0:
+        figures["seconds"] = seconds
+    if bridge_tflops is not None:
+        figures.setdefault("tflops", bridge_tflops)
+    world, length = _whole(arguments, "world_size"), _whole(arguments, "seq_length")
+    if seconds > 0 and world and length and figures.get("samples"):
+        figures.setdefault("tokens_per_s", figures["samples"] * length / seconds / world)
+    return figures
+
+
+def _raise_memory(steps: Steps, gib: float) -> None:
+    """The fullest rank's memory; every rank of a pipeline tells its own."""
+    if gib > 0:
+        rows = steps.memory
+        steps.amend(memory_gib=max(gib, rows))
+
+
+def _time(steps: Steps, name: str, fastest: float, slowest: float) -> None:
+    part = PARTS.get(name)
+    if part is not None:
+        steps.add_part(part, slowest)
+    if name in BETWEEN_RANKS:
+        steps.amend(ranks_s={name: (fastest, slowest)})
+
+
+def _whole(arguments: dict[str, str], name: str) -> int | None:
+    value = arguments.get(name, "")
+    return int(value) if value.isdigit() else None
+
+
+def _told(arguments: dict[str, str], total: int | None, gpu: str) -> Told:
+    typed = tuple(
+        f"--{name.replace('_', '-')}" + ("" if value == "True" else f" {value}")
+        for name, value in arguments.items()
+        if value not in NOT_TYPED
+    )
+    length, batch = _whole(arguments, "seq_length"), _whole(arguments, "global_batch_size")
+    return Told(
+        gpu=gpu,
+        world=_whole(arguments, "world_size"),
+        seq_length=length,
+        tokens_per_step=length * batch if length and batch else None,
+        total_steps=total,
+        arguments=typed,
+        mock_data=arguments.get("mock_data") == "True",
+        mfu_convention="TFLOP/s as Megatron counts them",
+    )

@@ -1,0 +1,169 @@
+"""Our own runs: metrics.jsonl with a header for every start, or what a run printed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from meshwright.doctor.formats.steps import Steps
+from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank
+from meshwright.doctor.run import Run, Told
+from meshwright.errors import InputError
+from meshwright.recipes.types import Recipe
+
+LOOKED_FOR = "metrics.jsonl of Meshwright, or its `step 10/100  loss …  lr …` lines"
+HINTS = ("step ", '"kind"')
+MARKS = re.compile(r'"kind":"header"|meshwright')
+STEP = re.compile(r'^\{"kind":"(?:step|header)"|^step (\d+)(?:/(\d+))?  loss ')
+
+FIELDS = {
+    "loss": re.compile(rf"  loss ({NUMBER})", re.IGNORECASE),
+    "lr": re.compile(rf"  lr ({NUMBER})"),
+    "grad_norm": re.compile(rf"  grad norm ({NUMBER})", re.IGNORECASE),
+    "tokens_per_s": re.compile(rf"  tokens/s/(?:GPU|rank) ({NUMBER})"),
+    "mfu": re.compile(rf"  MFU ({NUMBER})%"),
+    "seconds": re.compile(rf"  step time ({NUMBER}) s"),
+    "memory_gib": re.compile(rf"  memory ({NUMBER}) GiB"),
+}
+SHARES = {"data": "data", "fwd+bwd": "forward_backward", "optimizer": "optimizer", "other": "other"}
+SHARE = re.compile(r"(data|fwd\+bwd|optimizer|other) (\d+)%")
+
+
+class Header(msgspec.Struct):
+    """The first line of every start, as the metrics of our engine write it."""
+
+    recipe: str = ""
+    first_step: int = 1
+    started: str = ""
+    tokens_per_step: int | None = None
+    world: int | None = None
+    peak_flops: float | None = None
+    mfu_convention: str = ""
+    steps: int | None = None
+    settings: dict[str, Any] | None = None
+    gpus: str = ""
+    estimate_memory_gib: dict[str, float] = {}
+
+
+class Metrics(msgspec.Struct):
+    """One step of the metrics file."""
+
+    step: int
+    loss: float | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    step_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    tflops_per_gpu: float | None = None
+    mfu: float | None = None
+    parts_s: dict[str, float] = {}
+    memory_gib: dict[str, float] = {}
+    skipped: bool = False
+    extra: dict[str, float | None] = {}
+
+
+def read(lines: Sequence[Line], path: str) -> Run:
+    """A run of ours."""
+    steps = Steps()
+    header, total, damaged = None, None, 0
+    for line, found in of_one_rank(lines, STEP):
+        if found is None:
+            continue
+        if found[1] is not None:
+            total = int(found[2]) if found[2] else total
+            steps.add(int(found[1]), line.number, **_printed(line.text))
+            continue
+        one = _decoded(line.text)
+        if one is None:
+            damaged += 1
+        elif isinstance(one, Header):
+            header = one
+            steps.start(one.first_step)
+        else:
+            steps.add(one.step, line.number, **_measured(one))
+    notes = (f"{damaged} lines of {path} could not be read",) if damaged else ()
+    return Run(
+        kind="meshwright",
+        path=path,
+        file=path,
+        steps=steps.all(),
+        starts=tuple(steps.starts),
+        told=_told(header) if header else Told(total_steps=total),
+        notes=notes,
+    )
+
+
+def _decoded(text: str) -> Header | Metrics | None:
+    """A line of the metrics file; None for one that was not written to its end."""
+    try:
+        if text.startswith('{"kind":"header"'):
+            return msgspec.json.decode(text, type=Header)
+        return msgspec.json.decode(text, type=Metrics)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return None
+
+
+def _measured(one: Metrics) -> dict[str, Any]:
+    parts = {name: gib for name, gib in one.memory_gib.items() if name not in ("peak", "reserved")}
+    return {
+        "loss": float("nan") if one.loss is None else one.loss,  # the file has null where it was not finite
+        "lr": one.lr,
+        "grad_norm": one.grad_norm,
+        "seconds": one.step_s,
+        "tokens_per_s": one.tokens_per_s_per_gpu,
+        "tflops": one.tflops_per_gpu,
+        "mfu": one.mfu,
+        "memory_gib": one.memory_gib.get("peak"),
+        "memory_parts": parts,
+        "parts_s": one.parts_s,
+        "skipped": int(one.skipped),
+        "bad": int(one.skipped or one.loss is None),
+        "blocked_s": one.extra.get("save_blocked_s") or 0.0,
+        "covers": 1,
+    }
+
+
+def _printed(text: str) -> dict[str, Any]:
+    figures: dict[str, Any] = {
+        name: number(match[1]) for name, words in FIELDS.items() if (match := words.search(text))
+    }
+    if figures.get("mfu") is not None:
+        figures["mfu"] /= 100
+    seconds = figures.get("seconds")
+    if seconds:
+        figures["parts_s"] = {SHARES[name]: int(share) / 100 * seconds for name, share in SHARE.findall(text)}
+    if "(skipped)" in text:
+        figures |= {"skipped": 1, "bad": 1}
+    return figures
+
+
+def _told(header: Header) -> Told:
+    recipe = _recipe(header)
+    return Told(
+        recipe=recipe,
+        recipe_name=header.recipe,
+        started=header.started,
+        model=recipe.model if recipe else "",
+        gpus=header.gpus,
+        world=header.world,
+        capacity_gib=header.estimate_memory_gib.get("capacity"),
+        seq_length=recipe.data.seq_length if recipe else None,
+        tokens_per_step=header.tokens_per_step,
+        total_steps=header.steps,
+        mfu_convention=header.mfu_convention,
+        on_gpu=header.peak_flops is not None,
+        mock_data=recipe is not None and recipe.data.dataset == "mock",
+    )
+
+
+def _recipe(header: Header) -> Recipe | None:
+    """The recipe that the run was started with; older runs tell its name alone."""
+    if header.settings is None:
+        return None
+    try:
+        return msgspec.convert(header.settings, Recipe, strict=False)
+    except msgspec.ValidationError as error:
+        raise InputError(f"the recipe in its header is not one of this version: {error}", field="run") from error

@@ -1,0 +1,59 @@
+"""Lines of logs: colours and rank numbers taken off, numbers read."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+RANK = re.compile(r"^\s*(?:\[(?:rank|default)?(\d+)\]|(\d+)):\s?")
+LONGEST = 20_000  # characters of a line that are looked at
+NUMBER = r"[-+]?(?:nan|inf(?:inity)?|\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?)"
+
+
+class Line(NamedTuple):
+    """One line of a log."""
+
+    number: int
+    rank: str  # that it says it is from; empty where it does not
+    text: str
+
+
+def lines_of(text: str) -> Iterator[Line]:
+    """The lines of a log, without colours; a progress bar's carriage returns end lines as well."""
+    for number, raw in enumerate(re.split(r"\r\n|\n|\r", text), start=1):
+        line = COLOUR.sub("", raw[:LONGEST])
+        found = RANK.match(line)
+        rank = (found[1] or found[2]) if found else ""
+        yield Line(number, rank, line[found.end() :] if found else line)
+
+
+def number(text: str | None) -> float | None:
+    """A number as logs write it, 1,234.5 or nan; None for anything else."""
+    if text is None:
+        return None
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
+
+
+def positive(text: str | None) -> float | None:
+    """A number above zero; None for anything else."""
+    found = number(text)
+    return found if found is not None and math.isfinite(found) and found > 0 else None
+
+
+def of_one_rank(lines: Iterable[Line], is_step: re.Pattern[str]) -> Iterator[tuple[Line, re.Match[str] | None]]:
+    """Every line, with its match where it tells a step; of several ranks that tell the same, one is heard."""
+    speaker: str | None = None
+    for line in lines:
+        found = is_step.search(line.text)
+        if found is not None:
+            if speaker is None:
+                speaker = line.rank
+            if line.rank != speaker:
+                continue
+        yield line, found

@@ -1,0 +1,137 @@
+"""Logs of torchtitan: coloured lines of loss, memory and tokens per second."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from meshwright.doctor.formats.steps import Steps
+from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank, positive
+from meshwright.doctor.run import Run, Told
+
+LOOKED_FOR = "`step: 10  loss: …  grad_norm: …  memory: …GiB(…%)  tps: …` of torchtitan"
+HINTS = ("loss:",)
+MARKS = re.compile(r"\[titan\]|torchtitan")
+STEP = re.compile(r"(?<!validate )\bstep:\s*(\d+)\s+loss:\s*\S+.*\b(?:tps|memory):")
+
+FIELDS = {
+    "loss": re.compile(rf"\bloss:\s*({NUMBER})", re.IGNORECASE),
+    "grad_norm": re.compile(rf"grad_norm:\s*({NUMBER})", re.IGNORECASE),
+    "lr": re.compile(rf"\blr:\s*({NUMBER})"),
+    "memory_gib": re.compile(rf"memory:\s*({NUMBER})GiB"),
+    "tokens_per_s": re.compile(rf"\btps:\s*({NUMBER})"),
+    "tflops": re.compile(rf"tflops:\s*({NUMBER})"),
+    "mfu": re.compile(rf"mfu:\s*({NUMBER})%"),
+    "data_share": re.compile(rf"data_loading(?:\(%\))?:\s*({NUMBER})%?"),
+    "seconds": re.compile(rf"end_to_end\(s\):\s*({NUMBER})"),
+}
+START = re.compile(r"Training starts at step (\d+)")
+SAVED = re.compile(rf"(?:Finished saving|Saving) the checkpoint.*in ({NUMBER}) seconds")
+CAPACITY = re.compile(rf"CUDA capacity: (?:NVIDIA )?(\S+).* with ({NUMBER})GiB memory")
+MESH = re.compile(r"Building device mesh with parallelism: (.*)")
+DEGREE = re.compile(r"(\w+)=(\d+)")
+MODEL = re.compile(r"Model (\S+) (\S+) size: ([\d,]+) total parameters")
+BATCH = re.compile(
+    r"local batch size (\d+)(?:, global batch size (\d+))?(?:, gradient accumulation steps (\d+))?"
+    r", sequence length (\d+), total steps (\d+) \(warmup (\d+)\)"
+)
+RETRIES = re.compile(r"(\d+) \w+ memory allocation retries")
+OWN_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
+CONVENTION = "as torchtitan counts it: attention not halved for the causal mask"
+
+
+def read(lines: Sequence[Line], path: str) -> Run:
+    """A run of torchtitan."""
+    steps = Steps()
+    told: dict[str, Any] = {}
+    retries, retry_line = 0, 0
+    for line, found in of_one_rank(lines, STEP):
+        text = line.text
+        if found is not None:
+            steps.add(int(found[1]), line.number, **_figures(text, told))
+        elif start := START.search(text):
+            steps.start(int(start[1]))
+        elif saved := SAVED.search(text):
+            steps.block(number(saved[1]) or 0.0)
+        elif again := RETRIES.search(text):
+            if int(again[1]) > retries:
+                retries, retry_line = int(again[1]), line.number
+        else:
+            _learn(told, _facts(text))
+    return Run(
+        kind="torchtitan",
+        path=path,
+        file=path,
+        steps=steps.all(),
+        starts=tuple(steps.starts),
+        told=Told(**told, mfu_convention=CONVENTION),
+        retries=retries,
+        retry_line=retry_line,
+    )
+
+
+def _figures(text: str, told: dict[str, Any]) -> dict[str, Any]:
+    found = {name: number(match[1]) for name, words in FIELDS.items() if (match := words.search(text))}
+    figures: dict[str, Any] = {name: value for name, value in found.items() if value is not None}
+    for name in ("tokens_per_s", "tflops", "seconds"):
+        if not positive(str(figures.get(name, 0))):
+            figures.pop(name, None)
+    if "mfu" in figures:
+        figures["mfu"] /= 100
+    tokens, world = told.get("tokens_per_step"), told.get("world")
+    if tokens and world and "tokens_per_s" in figures:
+        figures.setdefault("seconds", tokens / world / figures["tokens_per_s"])
+    share = figures.pop("data_share", None)
+    if share is not None and "seconds" in figures:
+        figures["parts_s"] = {"data": share / 100 * figures["seconds"]}
+    return figures
+
+
+def _learn(told: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Adds what a line says; overrides of several lines stand beside each other."""
+    overrides = {**told.get("overrides", {}), **facts.pop("overrides", {})}
+    told |= facts
+    if overrides:
+        told["overrides"] = overrides
+
+
+def _facts(text: str) -> dict[str, Any]:
+    """What a line says of the run besides its steps."""
+    if capacity := CAPACITY.search(text):
+        return {"gpu": capacity[1], "capacity_gib": number(capacity[2])}
+    if model := MODEL.search(text):
+        return {"model": f"{model[1]} {model[2]}"}
+    if mesh := MESH.search(text):
+        degrees = {name: int(value) for name, value in DEGREE.findall(mesh[1]) if name in OWN_AXES}
+        return {"world": _world(degrees), "overrides": {f"layout.{name}": value for name, value in degrees.items()}}
+    if batch := BATCH.search(text):
+        return _batch(batch)
+    return {}
+
+
+def _world(degrees: dict[str, int]) -> int:
+    world = 1
+    for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp"):
+        world *= max(1, degrees.get(name, 1))
+    return world
+
+
+def _batch(found: re.Match[str]) -> dict[str, Any]:
+    local, batch, _, length, total, warmup = (int(part) if part else None for part in found.groups())
+    return {
+        "seq_length": length,
+        "total_steps": total,
+        "tokens_per_step": batch * length if batch and length else None,
+        "overrides": {
+            key: value
+            for key, value in (
+                ("layout.micro_batch_size", local),
+                ("train.global_batch_size", batch),
+                ("data.seq_length", length),
+                ("train.steps", total),
+                ("schedule.warmup_steps", warmup),
+            )
+            if value is not None
+        },
+    }

@@ -1,0 +1,305 @@
+"""Runs made up for tests: one story of steps, told as any of the logs that the doctor reads."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from meshwright import clusters, costs
+from meshwright.planner import case_of
+from meshwright.recipes import index
+from meshwright.recipes.case import Case, model_of
+
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total capacity of 79.10 GiB "
+    "of which 1.10 GiB is free. Including non-PyTorch memory, this process has 77.90 GiB memory in use. Of the "
+    "allocated memory 75.00 GiB is allocated by PyTorch, and 1.20 GiB is reserved by PyTorch but unallocated."
+)
+OLD_OOM = (
+    "RuntimeError: CUDA out of memory. Tried to allocate 512.00 MiB (GPU 3; 79.15 GiB total capacity; 70.00 GiB already "
+    "allocated; 200.00 MiB free; 78.00 GiB reserved in total by PyTorch)"
+)
+
+
+@dataclass(frozen=True)
+class One:
+    """One step of a story."""
+
+    step: int
+    seconds: float
+    loss: float
+    lr: float = 3e-4
+    grad_norm: float = 1.0
+    memory_gib: float = 60.0
+    data_s: float = 0.0
+    collectives_s: float | None = None
+    ranks_apart: float = 1.02
+    loss_scale: float = 1.0
+    skipped: int = 0
+    bad: int = 0
+    saved_s: float = 0.0  # waited for a checkpoint after it
+
+
+@dataclass(frozen=True)
+class Story:
+    """A run: where it ran, its steps start by start, and its last words."""
+
+    starts: tuple[tuple[One, ...], ...]
+    world: int = 8
+    gpu: str = "H100"
+    seq_length: int = 4096
+    samples: int = 64
+    total: int = 1000
+    retries: int = 0
+    last_words: tuple[str, ...] = ()
+    settings: dict[str, object] | None = None
+    notes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        return self.seq_length * self.samples
+
+    def tokens_per_s(self, one: One) -> float:
+        return self.tokens / one.seconds / self.world
+
+    def changed(self, change: Callable[[One], One]) -> Story:
+        """The story with every step changed."""
+        return replace(self, starts=tuple(tuple(map(change, start)) for start in self.starts))
+
+
+def healthy(steps: int = 60, seed: int = 0, seconds: float = 2.0, first: int = 1, noise: float = 0.01) -> Story:
+    """A run that nothing is wrong with: the first step compiles, the loss falls, times differ by a per cent."""
+    chance = random.Random(seed)
+    rows = []
+    for step in range(first, first + steps):
+        usual = seconds * (1 + noise * chance.uniform(-1, 1))
+        rows.append(
+            One(
+                step=step,
+                seconds=8 * seconds if step == first else usual,
+                loss=2.5 + 8 * math.exp(-step / 25) + 0.02 * chance.gauss(0, 1),
+                grad_norm=1 + 0.2 * chance.uniform(-1, 1) + 3 * math.exp(-step / 10),
+                lr=3e-4 * min(1.0, step / 10),
+                memory_gib=60.0 + (0.0 if step == first else 1.0),
+                data_s=0.004 * seconds,
+            )
+        )
+    return Story((tuple(rows),))
+
+
+# The four ways to tell it
+
+
+def as_own(story: Story) -> str:
+    """metrics.jsonl of our engine."""
+    lines = []
+    for start in story.starts:
+        lines.append(
+            {
+                "kind": "header",
+                "recipe": "made-up",
+                "first_step": start[0].step if start else 1,
+                "started": "2026-01-01T00:00:00+00:00",
+                "tokens_per_step": story.tokens,
+                "flops_per_token": 5e10,
+                "world": story.world,
+                "peak_flops": 989e12,
+                "mfu_convention": "ours",
+                "steps": story.total,
+                "gpus": f"{story.world}x{story.gpu}",
+                **({"settings": story.settings} if story.settings else {}),
+            }
+        )
+        waited = 0.0
+        for one in start:
+            rest = one.seconds - one.data_s
+            parts = {"data": one.data_s, "forward_backward": 0.9 * rest, "optimizer": 0.08 * rest, "other": 0.02 * rest}
+            if one.collectives_s is not None:
+                parts["collectives"] = one.collectives_s
+            lines.append(
+                {
+                    "kind": "step",
+                    "step": one.step,
+                    "loss": one.loss if math.isfinite(one.loss) else None,
+                    "lr": one.lr,
+                    "grad_norm": one.grad_norm if math.isfinite(one.grad_norm) else None,
+                    "tokens": story.tokens,
+                    "step_s": one.seconds,
+                    "tokens_per_s_per_gpu": story.tokens_per_s(one),
+                    "tflops_per_gpu": story.tokens_per_s(one) * 5e10 / 1e12,
+                    "mfu": story.tokens_per_s(one) * 5e10 / 989e12,
+                    "parts_s": parts,
+                    "memory_gib": {"peak": one.memory_gib, "reserved": one.memory_gib},
+                    "skipped": bool(one.bad),
+                    "extra": {"save_blocked_s": waited} if waited else {},
+                }
+            )
+            waited = one.saved_s
+    text = "\n".join(json.dumps(line, separators=(",", ":")) for line in lines)
+    return "\n".join([text, *story.last_words]) + "\n"
+
+
+def as_printed(story: Story) -> str:
+    """What our engine prints."""
+    lines = []
+    for start in story.starts:
+        for one in start:
+            data = round(100 * one.data_s / one.seconds)
+            lines.append(
+                f"step {one.step}/{story.total}  loss {one.loss:.4f}{' (skipped)' * one.bad}  lr {one.lr:.2e}  "
+                f"grad norm {one.grad_norm:.3g}  tokens/s/GPU {story.tokens_per_s(one):,.0f}  MFU 40.0%  "
+                f"step time {one.seconds:.4g} s (estimate 2)  memory {one.memory_gib:.3g} GiB (estimate 61)  "
+                f"parts data {data}% · fwd+bwd {92 - data}% · optimizer 8% · other 0%  ends 2026-01-01 00:00 (in 3 min)"
+            )
+    return "\n".join([*lines, *story.last_words]) + "\n"
+
+
+def as_megatron(story: Story) -> str:
+    """A log of Megatron-LM, timers and all."""
+    arguments = {"world_size": story.world, "seq_length": story.seq_length, "global_batch_size": story.samples}
+    lines = ["------------------------ arguments ------------------------"]
+    lines += [f"  {name} {'.' * (47 - len(name))} {value}" for name, value in arguments.items()]
+    for start in story.starts:
+        lines.append("[before the start of training step] datetime: 2026-01-01 00:00:00 ")
+        for one in start:
+            rest = one.seconds - one.data_s
+            lines.append(
+                f" [2026-01-01 00:00:{one.step % 60:02d}] iteration {one.step:8d}/{story.total:8d} | consumed samples: "
+                f"{one.step * story.samples:12d} | elapsed time per iteration (ms): {1e3 * one.seconds:.1f} | "
+                f"throughput per GPU (TFLOP/s/GPU): {800 / one.seconds:.1f} | learning rate: {one.lr:.6E} | "
+                f"global batch size: {story.samples:5d} | lm loss: {one.loss:.6E} | loss scale: {one.loss_scale:.1f} | "
+                f"grad norm: {one.grad_norm:.3f} | number of skipped iterations: {one.skipped:3d} | "
+                f"number of nan iterations: {one.bad:3d} |"
+            )
+            lines.append(
+                f"[Rank 0] (after {one.step} iterations) memory (GB) | mem-allocated-gigabytes: 40.1 | "
+                f"mem-max-allocated-gigabytes: {one.memory_gib * 1.073741824:.3f} | mem-alloc-retires: {story.retries}"
+            )
+            lines.append("(min, max) time across ranks (ms):")
+            times = {
+                "forward-backward": (0.9 * rest, 0.9 * rest),
+                "forward-compute": (0.3 * rest, 0.3 * rest * one.ranks_apart),
+                "batch-generator": (one.data_s, one.data_s),
+                "optimizer": (0.08 * rest, 0.08 * rest),
+            }
+            if one.collectives_s is not None:
+                times["all-grads-sync"] = (one.collectives_s, one.collectives_s)
+            for name, (low, high) in times.items():
+                lines.append(f"    {(name + ' ').ljust(48, '.')}: ({1e3 * low:.2f}, {1e3 * high:.2f})")
+            if one.saved_s:
+                lines.append(f"  successfully saved checkpoint from iteration {one.step:7d} to here")
+                lines.append("(min, max) time across ranks (ms):")
+                name = "save-checkpoint ".ljust(48, ".")
+                lines.append(f"    {name}: ({1e3 * one.saved_s:.2f}, {1e3 * one.saved_s:.2f})")
+    return "\n".join([*lines, *story.last_words]) + "\n"
+
+
+def as_torchtitan(story: Story) -> str:
+    """A log of torchtitan, colours and all."""
+    begin = "[rank0]:[titan] 2026-01-01 00:00:00,000 - root - INFO - "
+    lines = [
+        f"{begin}Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard={story.world}, cp=1, tp=1, ep=1",
+        f"{begin}CUDA capacity: NVIDIA {story.gpu} with 79.10GiB memory",
+        f"{begin}Trainer is initialized with local batch size 8, global batch size {story.samples}, gradient "
+        f"accumulation steps 1, sequence length {story.seq_length}, total steps {story.total} (warmup 20)",
+    ]
+    for start in story.starts:
+        lines.append(f"{begin}Training starts at step {start[0].step}")
+        waited = 0.0
+        for told in start:
+            one, waited = replace(told, seconds=told.seconds + waited), told.saved_s  # its step times hold the wait
+            share = 100 * one.memory_gib / 79.1
+            lines.append(
+                f"{begin}\x1b[31mstep: {one.step:2}  \x1b[32mloss: {one.loss:8.5f}  \x1b[38;5;208mgrad_norm: "
+                f"{one.grad_norm:7.4f}  \x1b[33mmemory: {one.memory_gib:5.2f}GiB({share:.2f}%)  \x1b[34mtps: "
+                f"{round(story.tokens_per_s(one)):,}  \x1b[36mtflops: {800 / one.seconds:,.2f}  \x1b[35mmfu: "
+                f"{80 / one.seconds:.2f}%  lr: {one.lr:.3e}  data_loading(%): {100 * one.data_s / one.seconds:.2f}\x1b[39m"
+            )
+            if one.saved_s:
+                lines.append(
+                    f"{begin}Finished saving the checkpoint (or staging if async is enabled)in {one.saved_s:.2f} seconds."
+                )
+        if story.retries:
+            lines.append(f"{begin}{story.retries} CUDA memory allocation retries.")
+    return "\n".join([*lines, *story.last_words]) + "\n"
+
+
+def as_automodel(story: Story) -> str:
+    """A log of NeMo AutoModel."""
+    lines = [f"2026-01-01 00:00:00 | INFO | nemo_automodel.recipes | World size: {story.world}"]
+    for start in story.starts:
+        for one in start:
+            tps = story.tokens_per_s(one)
+            lines.append(
+                f"2026-01-01 00:00:00 | INFO | root | step {one.step} | epoch 0 | loss {one.loss:.4f} | grad_norm "
+                f"{one.grad_norm:.4f} | lr {one.lr:.2e} | mem {one.memory_gib:.2f} GiB | tps {tps * story.world:.2f}"
+                f"({tps:.2f}/gpu) | num_label_tokens {story.tokens}"
+            )
+    return "\n".join([*lines, *story.last_words]) + "\n"
+
+
+def as_automodel_json(story: Story) -> str:
+    """training.jsonl of NeMo AutoModel; Python writes NaN there."""
+    lines = []
+    for start in story.starts:
+        for one in start:
+            tps = story.tokens_per_s(one)
+            lines.append(
+                json.dumps(
+                    {
+                        "step": one.step,
+                        "epoch": 0,
+                        "timestamp": "2026-01-01T00:00:00",
+                        "loss": one.loss,
+                        "grad_norm": one.grad_norm,
+                        "lr": one.lr,
+                        "mem": one.memory_gib,
+                        "tps": tps * story.world,
+                        "tps_per_gpu": tps,
+                        "num_tokens_per_step": story.tokens,
+                        "num_label_tokens": story.tokens,
+                    }
+                )
+            )
+    return "\n".join([*lines, *story.last_words]) + "\n"
+
+
+TELLERS: dict[str, Callable[[Story], str]] = {
+    "own": as_own,
+    "printed": as_printed,
+    "megatron": as_megatron,
+    "torchtitan": as_torchtitan,
+    "automodel": as_automodel,
+    "automodel_json": as_automodel_json,
+}
+KIND = {
+    "own": "meshwright",
+    "printed": "meshwright",
+    "megatron": "megatron",
+    "torchtitan": "torchtitan",
+    "automodel": "automodel",
+    "automodel_json": "automodel",
+}
+ENGINE = {**KIND, "megatron": "megatron"}
+
+
+def case(
+    recipe: str = "llama3_8b_pretrain_config", gpus: str = "8xH100", engine: str = "meshwright", *changes: str
+) -> Case:
+    """A case to hold a story against."""
+    from meshwright.recipes import overrides
+
+    made = overrides.apply(index.load(recipe), ["layout.dp_shard=-1", *changes])
+    return case_of(made, model_of(made), clusters.cluster(gpus), engine)
+
+
+def at_estimated_speed(made: Case, steps: int = 60, seed: int = 0, slower: float = 1.0) -> Story:
+    """A healthy run of a case, as fast as its estimate says or so many times slower."""
+    estimate = costs.estimate(made)
+    story = healthy(steps, seed, float(estimate.step_s) * slower)
+    peak = float(estimate.memory.total) - float(estimate.memory.overhead)
+    named = replace(story, seq_length=int(made.seq_length), samples=int(made.global_batch_size), world=int(made.world))
+    return named.changed(lambda one: replace(one, memory_gib=peak, data_s=0.004 * one.seconds))
