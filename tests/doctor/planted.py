@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from tests.doctor.stories import OLD_OOM, OOM, TELLERS, One, Story
 
 ALL = tuple(TELLERS)
-JSON_OR_TEXT = ("own", "printed", "megatron", "torchtitan", "automodel", "automodel_json")
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ OOM = (
     "allocated memory 75.00 GiB is allocated by PyTorch, and 1.20 GiB is reserved by PyTorch but unallocated."
 )
 OLD_OOM = (
-    "RuntimeError: CUDA out of memory. Tried to allocate 512.00 MiB (GPU 3; 79.15 GiB total capacity; 70.00 GiB already "
-    "allocated; 200.00 MiB free; 78.00 GiB reserved in total by PyTorch)"
+    "RuntimeError: CUDA out of memory. Tried to allocate 512.00 MiB (GPU 3; 79.15 GiB total capacity; 70.00 GiB "
+    "already allocated; 200.00 MiB free; 78.00 GiB reserved in total by PyTorch)"
 )
 
 
@@ -216,12 +216,12 @@ def as_torchtitan(story: Story) -> str:
                 f"{begin}\x1b[31mstep: {one.step:2}  \x1b[32mloss: {one.loss:8.5f}  \x1b[38;5;208mgrad_norm: "
                 f"{one.grad_norm:7.4f}  \x1b[33mmemory: {one.memory_gib:5.2f}GiB({share:.2f}%)  \x1b[34mtps: "
                 f"{round(story.tokens_per_s(one)):,}  \x1b[36mtflops: {800 / one.seconds:,.2f}  \x1b[35mmfu: "
-                f"{80 / one.seconds:.2f}%  lr: {one.lr:.3e}  data_loading(%): {100 * one.data_s / one.seconds:.2f}\x1b[39m"
+                f"{80 / one.seconds:.2f}%  lr: {one.lr:.3e}  "
+                f"data_loading(%): {100 * one.data_s / one.seconds:.2f}\x1b[39m"
             )
             if one.saved_s:
-                lines.append(
-                    f"{begin}Finished saving the checkpoint (or staging if async is enabled)in {one.saved_s:.2f} seconds."
-                )
+                said = "Finished saving the checkpoint (or staging if async is enabled)in"
+                lines.append(f"{begin}{said} {one.saved_s:.2f} seconds.")
         if story.retries:
             lines.append(f"{begin}{story.retries} CUDA memory allocation retries.")
     return "\n".join([*lines, *story.last_words]) + "\n"

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from meshwright import doctor
 from tests.doctor.planted import FAULTS
 from tests.doctor.stories import KIND, TELLERS, healthy
+
+from meshwright import doctor
 
 SEEDS = st.integers(0, 2**20)
 PAIRS = [(fault, teller) for fault, one in FAULTS.items() for teller in one.told_by]

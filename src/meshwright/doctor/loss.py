@@ -240,7 +240,7 @@ def _jumps(rows: Sequence[Step]) -> list[tuple[Step, float]]:
     usual = np.concatenate(([np.inf] * FEWEST, running_median(losses, WINDOW - 1, 0)[FEWEST - 1 : -1]))[: len(losses)]
     height = losses - usual
     above = (height > limit("spike_sigmas") * _noise(rows)) & (height > share("spike_share") * np.abs(usual))
-    return [(rows[place], float(usual[place])) for place in np.flatnonzero(above)]
+    return [(rows[place], float(usual[place])) for place in np.flatnonzero(above).tolist()]
 
 
 def _groups(steps: Sequence[Step]) -> list[list[Step]]:
