@@ -30,6 +30,7 @@ from meshwright.api.catalogues import (
 )
 from meshwright.api.checking import check, export
 from meshwright.api.completing import COMPLETED, complete
+from meshwright.api.diagnosing import checkup_to_dict, diagnose
 from meshwright.api.explaining import explain, explained_to_dict
 from meshwright.api.measuring import (
     accuracy,
@@ -67,8 +68,10 @@ __all__ = [
     "cards",
     "check",
     "check_to_dict",
+    "checkup_to_dict",
     "complete",
     "convert",
+    "diagnose",
     "dryrun",
     "dryrun_to_dict",
     "entries_to_dicts",
