@@ -11,11 +11,12 @@ from tables import table
 from meshwright import api
 from meshwright.cli.app import app
 from meshwright.mcp.answering import reply
-from meshwright.mcp.fields import Field, words_of
-from meshwright.mcp.tools import INSTRUCTIONS, MOST_PLANS, SECONDS, TOOLS, Tool
+from meshwright.mcp.fields import Field
+from meshwright.mcp.tools import INSTRUCTIONS, MOST_PLANS, SECONDS, TOOLS, Tool, words
 
 LONGEST = 14  # lines of an answer that are shown
 
+SERVER = {"mcpServers": {"meshwright": {"command": "meshwright", "args": ["mcp"]}}}
 HEAD = """---
 name: meshwright
 description: {description}
@@ -46,15 +47,15 @@ def page() -> str:
 def _which() -> str:
     rows = [(f"`{tool.name}`", tool.title, tool.text, f"`{_command(tool)}`") for tool in TOOLS.values()]
     return (
-        "## Which tool\n\nServe them with `meshwright mcp` (standard input and output) or `meshwright mcp --http`; "
-        "without a server, the command in the last column gives the same object.\n\n"
+        f"## Which tool\n\nServe them with `meshwright mcp`, as agents start it: `{json.dumps(SERVER)}`; or with "
+        "`meshwright mcp --http`. Without a server, the command in the last column gives the same object.\n\n"
         + table(("tool", "for", "what it does", "same on the command line"), rows)
     )
 
 
 def _command(tool: Tool) -> str:
-    example = tool.examples[-1]  # one without a text
-    return shlex.join(["meshwright", *words_of(tool.name, tool.fields, example), "--json"])
+    example = tool.examples[-1]  # one with a name rather than a text, where there is one
+    return shlex.join(["meshwright", *words(tool, example), "--json"])
 
 
 def _mistakes() -> str:

@@ -17,7 +17,7 @@ from tests.cli.conftest import meshwright  # noqa: F401  # a fixture
 SOURCE = str(Path(__file__).parents[2] / "src")
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")])}
 COMMAND = ("-m", "meshwright", "mcp")
-LIMIT_S = 60
+LIMIT_S = 120
 
 
 class Call(NamedTuple):

@@ -15,9 +15,9 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 from tests.mcp.conftest import Call, asked, over_stdio
 
-from meshwright.mcp.fields import LONG, words_of
+from meshwright.mcp.fields import LONG
 from meshwright.mcp.server import BODY_BYTES, Desk, make_server
-from meshwright.mcp.tools import MOST_PLANS, TOOLS
+from meshwright.mcp.tools import MOST_PLANS, TOOLS, words
 from meshwright.models import config_of
 
 RECIPE = 'base = "llama3_8b_sft_config"\n[layout]\ntp = 3\n'
@@ -82,7 +82,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_tools_are_listed_with_schemas_and_hints(answered: tuple[Any, dict[str, Any]]) -> None:
     tools = {tool.name: tool for tool in answered[0]}
-    assert {"recommend", "plan", "estimate", "size", "check", "export", "recipes", "rules", "explain"} <= set(tools)
+    assert {"recommend", "plan", "estimate", "size", "check", "export", "recipes", "rules", "explain"} < set(tools)
+    assert "doctor" in tools
     for tool in tools.values():
         assert tool.annotations.read_only_hint
         assert tool.annotations.idempotent_hint
@@ -104,12 +105,11 @@ def test_an_answer_is_what_the_command_line_says(
     call, answer = EXAMPLES[name], answered[1][name]
     tool = TOOLS[call.tool]
     jsonschema.validate(dict(call.arguments), tool.input_schema())
-    words = words_of(call.tool, tool.fields, call.arguments)
-    if "text" in call.arguments:
-        (files / call.arguments["name"]).write_text(call.arguments["text"])
-        words.insert(1, call.arguments["name"])
+    spoken = words(tool, call.arguments)
+    for name in {"text", "log"} & set(call.arguments):
+        (files / spoken[1]).write_text(call.arguments[name])
     assert not answer.is_error
-    assert answer.structured_content == meshwright(*words, "--json").json
+    assert answer.structured_content == meshwright(*spoken, "--json").json
     assert 0 < len(answer.content[0].text.splitlines()) < (200 if call.tool == "export" else 40)
 
 

@@ -16,7 +16,6 @@ NEEDED = ("mcp", "mcp_types")  # the second is part of the package since 2.0
 @click.command(
     epilog=examples(
         "meshwright mcp",
-        "claude mcp add meshwright -- meshwright mcp",
         "meshwright mcp --http --port 8766",
         "meshwright mcp --http --host 0.0.0.0 --allow-host gpu-box.lan",
         "meshwright mcp --json",

@@ -135,6 +135,43 @@ def export(answer: Answer) -> str:
     )
 
 
+def checkup(answer: Answer) -> str:
+    """What is wrong with a run, by which figures, and what to try."""
+    ran = answer["recipe"] or answer["model"] or "what ran is not known"
+    where = f" on {answer['gpus']}" if answer["gpus"] else ""
+    figures = [
+        f"{f['name']} {_figure(f['measured'])} (estimate {_figure(f['estimate'])}) {f['unit']}".rstrip()
+        for f in answer["figures"]
+        if f["measured"] is not None and f["estimate"] is not None
+    ]
+    return _lines(
+        f"{answer['kind']} log of {ran}{where}, step {answer['last_step']:,}",
+        f"measured: {'; '.join(figures)}" if figures else "",
+        f"MFU: {answer['mfu_convention']}" if figures and answer["mfu_convention"] else "",
+        *(line for finding in answer["findings"][:SHOWN] for line in _diagnosis(finding)),
+        "" if answer["findings"] else f"nothing found; {len(answer['looked_for'])} things were looked for",
+        *_some("note", answer["notes"]),
+    )
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.4g}"
+
+
+def _diagnosis(finding: Answer) -> list[str]:
+    remedies = [f"  try {' '.join(one['try'])}{_effect(one)}" for one in finding["remedies"]]
+    return [f"{finding['severity']}: {finding['message']} ({finding['rule']})", *_some("", remedies, 4)]
+
+
+def _effect(remedy: Answer) -> str:
+    told = [remedy["why"]] if remedy["why"] else []
+    if remedy["peak_gib"] is not None:
+        told.append(f"{remedy['peak_gib']:.1f} GiB" + ("" if remedy["fits"] else ", does NOT fit"))
+    if remedy["step_ratio"] is not None:
+        told.append(f"step time × {remedy['step_ratio']:.2f}")
+    return f" ({'; '.join(told)})" if told else ""
+
+
 def recipes(answer: Answer) -> str:
     """Recipes, one a line."""
     rows = [

@@ -10,15 +10,16 @@ from typing import Any
 from meshwright import api, handed
 from meshwright.errors import InputError
 from meshwright.mcp import told
-from meshwright.mcp.fields import LONG, Field, read, schema_of
+from meshwright.mcp.fields import LONG, Field, read, schema_of, words_of
 
 Asked = dict[str, Any]
 Answer = dict[str, Any]
 
-CONFIG = "config.json"
+CONFIG, BASELINE = "config.json", "baseline.log"
 SECONDS = 30.0  # that one call may take
 MOST_PLANS = 20
 MOST_ROWS = 500
+LOG = 512 * 1024  # bytes of a log
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,99}")
 
 INSTRUCTIONS = (
@@ -63,7 +64,8 @@ def _texts(asked: Asked) -> dict[str, str]:
     named = {
         CONFIG: asked.get("config"),
         _recipe_name(asked): asked.get("recipe"),
-        _file_name(asked): asked.get("text"),
+        _file_name(asked): asked.get("text", asked.get("log")),
+        BASELINE: asked.get("baseline"),
     }
     return {name: text for name, text in named.items() if text is not None}
 
@@ -72,11 +74,13 @@ def _recipe_name(asked: Asked) -> str:
     return "recipe.json" if str(asked.get("recipe")).lstrip().startswith("{") else "recipe.toml"
 
 
-def _file_name(asked: Asked) -> str:
+def _file_name(asked: Mapping[str, Any]) -> str:
     name, text = asked.get("name"), str(asked.get("text"))
+    if name is None and asked.get("log") is not None:
+        return "train.log"
     if name is None:
         return "file.json" if text.lstrip().startswith("{") else "file"
-    if not _FILE_NAME.fullmatch(name) or name == CONFIG:
+    if not _FILE_NAME.fullmatch(name) or name in (CONFIG, BASELINE):
         raise InputError("is a plain file name, without a folder", field="name", value=name, fix=("name: train.yaml",))
     return str(name)
 
@@ -141,6 +145,18 @@ def _rules(asked: Asked) -> Answer:
 
 def _explain(asked: Asked) -> Answer:
     return api.explained_to_dict(api.explain(asked["about"]))
+
+
+def _doctor(asked: Asked) -> Answer:
+    found = api.diagnose(
+        _file_name(asked),
+        recipe=asked["target"],
+        gpus=asked["gpus"],
+        goal=asked["goal"],
+        baseline=None if asked["baseline"] is None else BASELINE,
+        overrides=asked["overrides"],
+    )
+    return api.checkup_to_dict(found)
 
 
 def _first(name: str, rows: list[Answer], limit: int) -> Answer:
@@ -230,6 +246,12 @@ PLAN_KEYS = {
     **dict.fromkeys(("question", "recipe", "contract", "layout", "estimate", "commands", "no_command"), "object"),
     **dict.fromkeys(("changes", "findings"), "array"),
 }
+
+OUT_OF_MEMORY = """\
+[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB. GPU 0 has a total capacity of \
+79.11 GiB of which 2.10 GiB is free. Of the allocated memory 74.20 GiB is allocated by PyTorch, and 1.05 GiB is \
+reserved by PyTorch but unallocated.
+"""
 
 TOOLS = {
     tool.name: tool
@@ -376,6 +398,35 @@ TOOLS = {
             ({"target": "llama3_8b_pretrain_config", "to": "torchtitan", "gpus": "8xH100"},),
         ),
         Tool(
+            "doctor",
+            "Diagnose a run",
+            "What is wrong with a run, from its log (ours, Megatron's, torchtitan's or AutoModel's), and what to try, "
+            "cheapest first: low MFU, out of memory, slow data or network, bubbles, a loss that diverges or spikes.",
+            (
+                Field(
+                    "log",
+                    "text",
+                    "The text that the run printed; of a long one the beginning and the last steps.",
+                    needed=True,
+                    longest=LOG,
+                ),
+                Field(
+                    "target",
+                    "text",
+                    "The recipe or model that ran, where the log does not say.",
+                    examples=("llama3_8b_pretrain_config",),
+                    option="--recipe",
+                ),
+                *(GPUS, GOAL),
+                Field("baseline", "text", "The log of the same training on fewer GPUs.", longest=LOG),
+                OVERRIDES,
+            ),
+            _doctor,
+            told.checkup,
+            {"ok": "boolean", "kind": "string", "figures": "array", "findings": "array", "notes": "array"},
+            ({"log": OUT_OF_MEMORY, "target": "llama3_8b_pretrain_config", "gpus": "8xH100"},),
+        ),
+        Tool(
             "recipes",
             "Find recipes",
             "The index of tested recipes, by words: a model, a goal, GPUs (8xH100), tokens (128k), moe, vision.",
@@ -427,6 +478,13 @@ TOOLS = {
         ),
     )
 }
+
+
+def words(tool: Tool, arguments: Mapping[str, Any]) -> list[str]:
+    """The words of the command that asks the same, where the text that was sent is a file."""
+    name, *rest = words_of(tool.name, tool.fields, arguments)
+    sent = [_file_name(arguments)] if {"text", "log"} & set(arguments) else []
+    return [name, *sent, *rest]
 
 
 def described() -> Answer:
