@@ -125,8 +125,8 @@ def questions(there: dict[str, str]) -> Iterator[tuple[str, str, dict[str, Any]]
     for path in (*there.values(), "../../etc/passwd", "~/.bashrc", "/etc/passwd", "file:///etc/passwd", "\\\\host\\x"):
         yield "get", "recommend", {**ASK, "model": path}
         yield "get", "recommend", {**ASK, "gpus": path}
-        yield "get", "recommend", {**ASK, "overrides": f"data.dataset={path}"}
-        yield "get", "recommend", {**ASK, "overrides": f"checkpoint.pretrained={path}"}
+        yield "get", "estimate", {**ESTIMATE, "overrides": f"data.dataset={path}"}
+        yield "get", "estimate", {**ESTIMATE, "overrides": f"checkpoint.pretrained={path}"}
         yield "get", "plan", {"target": path, "gpus": "8xH100", "goal": "sft"}
         yield "get", "estimate", {"target": path, "gpus": "8xH100"}
         yield "get", "estimate", {**ESTIMATE, "overrides": f"model.name={path}"}

@@ -1,0 +1,228 @@
+"""The catalogue as files for any static host, or none: pages, a JSON twin of each, and llms.txt."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from html import escape
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import parse_qs, quote
+
+from starlette.types import Message
+
+from meshwright import __version__, api
+from meshwright.errors import InputError, OutputError
+from meshwright.web.app import Settings, create_app
+from meshwright.web.assets import assets
+from meshwright.web.drawing import render
+from meshwright.web.static_page import as_file
+
+MARK = ".meshwright-export.json"
+"""Says that a folder was written here, and which files."""
+ABOUT = {
+    "recipes": "the library: a contract and a layout for a cluster",
+    "throughput": "upper bounds on mock data; never a production setting",
+    "models": "shapes and exact parameter counts",
+    "gpus": "memory, peaks and links, with sources",
+    "rules": "everything that is checked: symptom, cause and fix",
+    "accuracy": "predicted against measured, by source",
+}
+TITLES = {
+    "recipes": "Recipes",
+    "throughput": "Throughput recipes",
+    "models": "Models",
+    "gpus": "GPUs",
+    "rules": "Rules",
+}
+Get = Callable[[str], Awaitable[bytes]]
+
+
+def export(folder: str, say: Callable[[str], None] = lambda text: None) -> list[str]:
+    """Writes the catalogue to a folder that is new, empty, or was written so before; the files, by their names."""
+    place = Path(folder)
+    before = _written_before(place)
+    files = asyncio.run(_files(say))
+    for name in sorted(set(before) - files.keys()):
+        _below(place, name).unlink(missing_ok=True)
+    for name, content in files.items():
+        _write(_below(place, name), content)
+    _write(place / MARK, json.dumps({"schema": api.SCHEMA, "version": __version__, "files": sorted(files)}).encode())
+    return sorted(files)
+
+
+def _written_before(place: Path) -> list[str]:
+    """The files of an earlier export; a folder with anything else in it is refused."""
+    if place.exists() and not place.is_dir():
+        raise InputError("is not a folder", field="export", value=str(place), fix=("--export site",))
+    mark = place / MARK
+    if not place.is_dir() or not any(place.iterdir()):
+        return []
+    try:
+        found = json.loads(mark.read_text(encoding="utf-8"))["files"]
+        return [str(name) for name in found if not PurePosixPath(name).is_absolute() and ".." not in name.split("/")]
+    except (OSError, ValueError, KeyError, TypeError):
+        reason = "holds files that were not exported here; name a new or empty folder"
+        raise InputError(reason, field="export", value=str(place), fix=(f"--export {place}/catalogue",)) from None
+
+
+def _below(place: Path, name: str) -> Path:
+    return place.joinpath(*PurePosixPath(name).parts)
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as error:
+        raise OutputError(f"cannot be written: {error.strerror}", field="export", value=str(path)) from error
+
+
+async def _files(say: Callable[[str], None]) -> dict[str, bytes]:
+    """Every file by its name."""
+    app = create_app(Settings(workers=0, remembered=10_000))
+
+    async def get(address: str) -> bytes:
+        return await _answer(app, address)
+
+    made: dict[str, bytes] = {f"static/{one.name}": one.content for one in assets().values()}
+    catalogue = {name: json.loads(await get(f"/api/{name}")) for name in ("recipes", "models", "gpus", "rules")}
+    catalogue["throughput"] = json.loads(await get("/api/recipes?benchmark=true"))
+    pages = dict(_pages(catalogue))
+    links = {address: name for name, (address, _) in pages.items()} | {"/": "index.html", "/llms.txt": "llms.txt"}
+    for number, (name, (address, twin)) in enumerate(pages.items()):
+        html, data = (await get(address)).decode(), await get(twin)
+        parts = {part: await _part(get, part) for part in _parts(html)}
+        made[name] = as_file(_without_served(html), name, links, parts.__getitem__).encode()
+        if name.startswith("recipes/"):
+            data = _merged(data, "estimate", await get(f"/api/estimate?target={PurePosixPath(name).stem}"))
+        made[str(PurePosixPath(name).with_suffix(".json"))] = _indented(data)
+        if number % 100 == 0:
+            say(f"{number} of {len(pages)} pages")
+    front = render("catalogue.html", version=__version__, path="/", sections=list(_sections(catalogue)))
+    made["index.html"] = as_file(_without_served(front), "index.html", links, str).encode()
+    made["index.json"] = _indented(json.dumps(_index(pages)).encode())
+    made["llms.txt"] = _llms(catalogue).encode()
+    return made
+
+
+def _pages(catalogue: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Every page: its file, its address, and the address of the same as JSON."""
+    for name in ("recipes", "models", "gpus", "rules"):
+        yield f"{name}.html", (f"/{name}", f"/api/{name}")
+    yield "throughput.html", ("/recipes?benchmark=1", "/api/recipes?benchmark=true")
+    yield "accuracy.html", ("/accuracy", "/api/accuracy?points=true")
+    for one in (*catalogue["recipes"]["recipes"], *catalogue["throughput"]["recipes"]):
+        yield f"recipes/{one['name']}.html", (f"/recipes/{one['name']}", f"/api/recipes/{one['name']}?format=toml")
+    for one in catalogue["models"]["models"]:
+        yield f"models/{one['name']}.html", (f"/models/{one['name']}", f"/api/models/{quote(one['name'])}")
+    for one in catalogue["gpus"]["gpus"]:
+        yield f"gpus/{one['name']}.html", (f"/gpus/{one['name']}", f"twin:gpus/gpus/name/{one['name']}")
+    for one in catalogue["rules"]["rules"]:
+        yield f"rules/{one['id']}.html", (f"/rules/{one['id']}", f"twin:rules/rules/id/{one['id']}")
+
+
+async def _answer(app: Any, address: str) -> bytes:
+    """What the application answers to an address; of a catalogue without an address for each entry, that entry."""
+    if address.startswith("twin:"):
+        catalogue, rows, key, value = address.removeprefix("twin:").split("/", 3)
+        found = json.loads(await _answer(app, f"/api/{catalogue}"))
+        return json.dumps({"schema": api.SCHEMA, **next(one for one in found[rows] if one[key] == value)}).encode()
+    path, _, query = address.partition("?")
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http",
+        "path": path, "raw_path": path.encode(), "query_string": query.encode(), "root_path": "",
+        "headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 0), "server": ("127.0.0.1", 0),
+    }  # fmt: skip
+    status, body = 0, b""
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        nonlocal status, body
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        else:
+            body += message.get("body", b"")
+
+    await app(scope, receive, send)
+    if status != 200:
+        raise OutputError(f"the page cannot be made: status {status}", field="export", value=address)
+    return body
+
+
+def _parts(html: str) -> set[str]:
+    """The addresses of parts that a page would load later."""
+    found = html.split('<div hx-get="')[1:]
+    return {one.partition('"')[0] for one in found}
+
+
+async def _part(get: Get, address: str) -> str:
+    """A part that a served page loads when it is shown: a recipe as text, or how another framework gets it."""
+    path, _, query = address.partition("?")
+    asked = {name: values[0] for name, values in parse_qs(query).items()}
+    if "format" in asked:
+        return (await get(address)).decode()
+    name = path.split("/")[2]
+    return f"<pre><code>meshwright export {escape(name)} --to {escape(asked['to'])}</code></pre>"
+
+
+def _without_served(html: str) -> str:
+    """A page whose menu does not lead to pages that need a server."""
+    lines = html.split("\n")
+    served = ('<li><a href="/explore"', '<li><a href="/scale"', '<li><a href="/check"')
+    kept = [line for line in lines if not line.lstrip().startswith(served)]
+    return "\n".join(kept).replace('<li><a href="/">Ask</a></li>', '<li><a href="/">Catalogue</a></li>')
+
+
+def _sections(catalogue: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    for key, title in TITLES.items():
+        rows = catalogue[key]["recipes" if key == "throughput" else key]
+        yield "/recipes?benchmark=1" if key == "throughput" else f"/{key}", title, str(len(rows)), ABOUT[key]
+    yield "/accuracy", "Accuracy", "", ABOUT["accuracy"]
+
+
+def _index(pages: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+    files = [{"page": name, "data": str(PurePosixPath(name).with_suffix(".json"))} for name in pages]
+    return {"schema": api.SCHEMA, "version": __version__, "pages": files}
+
+
+def _merged(data: bytes, key: str, more: bytes) -> bytes:
+    return json.dumps({**json.loads(data), key: json.loads(more)}).encode()
+
+
+def _indented(data: bytes) -> bytes:
+    return json.dumps(json.loads(data), indent=1).encode() + b"\n"
+
+
+def _llms(catalogue: Mapping[str, Any]) -> str:
+    """What a language model should read first: what there is, and where its data lies."""
+    lines = [
+        "# Meshwright",
+        "",
+        "> Which training recipe for this model on these GPUs, whether it fits, how fast it is, and why. "
+        f"This is the catalogue of version {__version__}, made by `meshwright web --export`.",
+        "",
+        "Answers for a model, a cluster and a goal are not in these files: run "
+        "`meshwright recommend MODEL --gpus 8xH100 --goal sft --json`, or `meshwright mcp` for tools.",
+        "",
+        "## Catalogue",
+        "",
+    ]
+    for address, title, count, about in _sections(catalogue):
+        lines.append(f"- [{title}]({_file_of(address)}.json): {f'{count}, ' if count else ''}{about}")
+    for key, rows, label in (("models", "models", "name"), ("gpus", "gpus", "name")):
+        lines += ["", f"## {'GPUs' if key == 'gpus' else key.title()}", ""]
+        lines += [f"- [{one[label]}]({key}/{one[label]}.json)" for one in catalogue[key][rows]]
+    lines += ["", "## Recipes", ""]
+    for one in catalogue["recipes"]["recipes"]:
+        about = f"{one['goal']} of {one['model']} on {one['gpus']}x{one['gpu']}, {one['seq_length']} tokens"
+        lines.append(f"- [{one['name']}](recipes/{one['name']}.json): {about}")
+    lines += ["", "## Optional", "", "- [Rules one by one](rules.json)", "- [All pages](index.json)", ""]
+    return "\n".join(lines)
+
+
+def _file_of(address: str) -> str:
+    return "throughput" if "benchmark" in address else address.strip("/")

@@ -1,0 +1,112 @@
+"""A served page as a file of its own: links that lead to other files, and nothing that needs a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from html import escape
+from html.parser import HTMLParser
+
+ALONE = frozenset(("input", "meta", "link", "br", "hr", "img"))
+
+
+def as_file(page: str, at: str, files: Mapping[str, str], inlined: Callable[[str], str]) -> str:
+    """A page that stands in a file: files are those that links may lead to, by their address; inlined fills parts."""
+    made = _Page(at, files, inlined)
+    made.feed(page)
+    made.close()
+    return "".join(made.out)
+
+
+class _Page(HTMLParser):
+    """Writes a page again, tag by tag."""
+
+    def __init__(self, at: str, files: Mapping[str, str], inlined: Callable[[str], str]) -> None:
+        super().__init__(convert_charrefs=False)
+        self.up, self.files, self.inlined = "../" * at.count("/"), files, inlined
+        self.out: list[str] = []
+        self.ends: list[tuple[str, str]] = []  # of open tags: their name, and what is written where they end
+        self.left_out = 0  # open tags of a part that is left out
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """One tag, as it is in a file."""
+        if self.left_out:
+            self.left_out += tag not in ALONE
+            return
+        said = {name: value or "" for name, value in attrs}
+        if tag == "div" and said.get("class") == "field check":  # what only a server filters
+            self.left_out = 1
+            return
+        if tag == "a" and said.get("href", "").startswith("/") and self._link(said["href"]) is None:
+            self._open(tag, "<span>", "</span>")
+            return
+        self._open(tag, self._written(tag, attrs), f"</{tag}>")
+        if tag == "div" and "hx-get" in said:
+            self.out += [self.inlined(said["hx-get"]), "</div>"]
+            self.ends.pop()
+            self.left_out = 1
+
+    def _open(self, tag: str, text: str, end: str) -> None:
+        self.out.append(text)
+        if tag not in ALONE:
+            self.ends.append((tag, end))
+
+    def _written(self, tag: str, attrs: list[tuple[str, str | None]]) -> str:
+        names = [name for name, _ in attrs]
+        filters = tag == "form" and ("id", "find") in attrs
+        places = [value or "" for name, value in attrs if name in ("href", "src")]
+        if not filters and not any(name.startswith("hx-") for name in names) and not any(p[:1] == "/" for p in places):
+            return self.get_starttag_text() or ""
+        kept = [(name, self._value(name, value)) for name, value in attrs if not name.startswith("hx-")]
+        if filters:
+            kept = [*(one for one in kept if one[0] not in ("action", "method")), ("data-filter", None)]
+        spelled = [name if value is None else f'{name}="{escape(value)}"' for name, value in kept]
+        return f"<{' '.join([tag, *spelled])}>"
+
+    def _value(self, name: str, value: str | None) -> str | None:
+        if name in ("href", "src") and value and value.startswith("/"):
+            return self._link(value)
+        return value
+
+    def _link(self, address: str) -> str | None:
+        path, _, query = address.partition("?")
+        if path.startswith("/static/"):
+            return self.up + path[1:]
+        found = self.files.get(address) or (self.files.get(path) if not query else None)
+        return None if found is None else self.up + found
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """A tag that ends at once, as in drawings."""
+        if not self.left_out:
+            self.out.append(self.get_starttag_text() or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        """The end of a tag, as it was begun."""
+        if self.left_out:
+            self.left_out -= 1
+            return
+        if self.ends and self.ends[-1][0] == tag:
+            self.out.append(self.ends.pop()[1])
+        else:
+            self.out.append(f"</{tag}>")
+        if tag == "head":
+            self.out.insert(-1, f'<script src="{self.up}static/filter.js" defer></script>\n')
+
+    def _as_it_is(self, text: str) -> None:
+        if not self.left_out:
+            self.out.append(text)
+
+    def handle_data(self, data: str) -> None:
+        """Text."""
+        self._as_it_is(data)
+
+    def handle_entityref(self, name: str) -> None:
+        """A named character."""
+        self._as_it_is(f"&{name};")
+
+    def handle_charref(self, name: str) -> None:
+        """A numbered character."""
+        self._as_it_is(f"&#{name};")
+
+    def handle_decl(self, decl: str) -> None:
+        """The kind of document."""
+        self._as_it_is(f"<!{decl}>")
