@@ -23,9 +23,10 @@ LOG = 512 * 1024  # bytes of a log
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,99}")
 
 INSTRUCTIONS = (
-    "Facts about training large models: recipes, layouts, memory, speed, cost, and what is wrong with a config. Begin "
-    "with recommend; try one change with estimate; send configs and launch scripts to check as text; look up a finding "
-    "with explain. Answers are estimates with their band; nothing is run and no file is opened or written."
+    "Facts about training large models: recipes, layouts, memory, speed, cost, and what is wrong with a config or a "
+    "run. Begin with recommend; try one change with estimate; send configs and launch scripts to check, and logs of "
+    "runs to doctor, as text; look up a finding with explain. Answers are estimates with their band; nothing is run "
+    "and no file is opened or written."
 )
 
 
@@ -41,7 +42,6 @@ class Tool:
     tell: Callable[[Answer], str]
     keys: Mapping[str, str]  # what its answer always has, and of which JSON type
     examples: tuple[Mapping[str, Any], ...]
-    searches: bool = False
 
     def input_schema(self) -> Answer:
         """The JSON schema of its inputs."""
@@ -271,7 +271,6 @@ TOOLS = {
             told.plan,
             {**PLAN_KEYS, "offers": "array"},
             ({"model": "llama3-8b", "gpus": "8xH100", "goal": "sft"},),
-            searches=True,
         ),
         Tool(
             "plan",
@@ -286,7 +285,6 @@ TOOLS = {
             told.ranking,
             {"plans": "array", "pareto": "array", "dropped": "array", "searched": "integer"},
             ({"target": "llama3-8b", "gpus": "16xA100-40", "goal": "pretrain", "top": 2},),
-            searches=True,
         ),
         Tool(
             "estimate",
@@ -331,7 +329,6 @@ TOOLS = {
                     "overrides": ["layout.pp=1"],
                 },
             ),
-            searches=True,
         ),
         Tool(
             "check",
