@@ -33,6 +33,17 @@ MEASURED = {
 """The parts that our engine measures, and those of the estimate that they hold."""
 
 
+HELD = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
+PLACES = {
+    "logits": "the loss",
+    "optimizer": "the optimizer",
+    "buffers": "a collective",
+    "weights": "the making or loading of weights",
+    "activations": "the forward or backward pass",
+}
+"""Where an allocation failed, by the part that grows there."""
+
+
 def out_of_memory(view: View) -> Iterator[Finding]:
     """The run ended because a GPU had no memory left."""
     found = [fault for fault in view.fatal if fault.name == "out_of_memory"]
@@ -41,14 +52,14 @@ def out_of_memory(view: View) -> Iterator[Finding]:
     fault = max(found, key=lambda one: (one.memory is not None and one.memory.wanted is not None, bool(one.where)))
     told = fault.memory or OutOfMemory()
     offset = _beyond_estimate(view, told)
-    part, grew = _grown(view, fault)
+    grew = _grown(view, fault)
     yield Finding(
         id="memory.out-of-memory",
         severity="error",
-        message=_message(view, fault, told, part, grew),
+        message=_message(view, fault, told, grew),
         steps=None if fault.step is None else (fault.step, fault.step + 1),
         lines=tuple(f"{one.file}:{one.line} {one.text}" for one in found[:3]),
-        evidence=tuple(_evidence(view, told, part)),
+        evidence=tuple(_evidence(view, told)),
         remedies=tuple(_tries(view, told, offset)),
     )
 
@@ -104,7 +115,7 @@ def allocator_retries(view: View) -> Iterator[Finding]:
     )
 
 
-def _message(view: View, fault: Fault, told: OutOfMemory, part: str, grew: str) -> str:
+def _message(view: View, fault: Fault, told: OutOfMemory, grew: str) -> str:
     when = f" after step {fault.step}" if fault.step else " before its first step was told"
     text = f"a GPU ran out of memory{when}"
     if told.wanted is not None:
@@ -115,10 +126,10 @@ def _message(view: View, fault: Fault, told: OutOfMemory, part: str, grew: str) 
         memory = view.estimate.memory
         verdict = "does not fit" if not bool(memory.fits) else "should fit"
         text += f". By the estimate the layout needs {float(memory.total):.1f} GiB and {verdict}"
-    return f"{text}. {grew}" if part else text
+    return f"{text}. {grew}" if grew else text
 
 
-def _grown(view: View, fault: Fault) -> tuple[str, str]:
+def _grown(view: View, fault: Fault) -> str:
     """Which part of memory is too large, and how that is known."""
     measured = next((step.memory_parts for step in reversed(view.run.steps) if step.memory_parts), {})
     if measured and view.estimate is not None:
@@ -131,28 +142,18 @@ def _grown(view: View, fault: Fault) -> tuple[str, str]:
         most = max(beyond, key=lambda name: beyond[name])
         if beyond[most] > 1.0:
             part = "activations" if most == "other" else most
-            return part, f"{part.capitalize()} were {beyond[most]:.1f} GiB above the estimate"
-    if fault.where:
-        return fault.where, f"The traceback was in {_place_words(fault.where)}: {fault.where} grew"
-    if view.estimate is not None:
-        memory = view.estimate.memory
-        parts = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
-        most = max(parts, key=lambda name: float(getattr(memory, name)))
-        return most, f"By the estimate {most} are the most, {float(getattr(memory, most)):.1f} GiB"
-    return "", ""
+            return f"{part.capitalize()} were {beyond[most]:.1f} GiB above the estimate"
+    place = f"It failed in {PLACES[fault.where]}" if fault.where else ""
+    if view.estimate is None:
+        return f"{place}: {fault.where} grew" if place else ""
+    memory = view.estimate.memory
+    most = max(HELD, key=lambda name: float(getattr(memory, name)))
+    named = "optimizer states" if most == "optimizer" else most
+    told = f"{named} are the most, {float(getattr(memory, most)):.1f} GiB"
+    return f"{place}; by the estimate {told}" if place else f"By the estimate {told}"
 
 
-def _place_words(part: str) -> str:
-    return {
-        "logits": "the loss",
-        "optimizer": "the optimizer",
-        "buffers": "a collective",
-        "weights": "the making or loading of weights",
-        "activations": "the forward or backward pass",
-    }[part]
-
-
-def _evidence(view: View, told: OutOfMemory, part: str) -> Iterator[Evidence]:
+def _evidence(view: View, told: OutOfMemory) -> Iterator[Evidence]:
     for name, value in (("asked for", told.wanted), ("in use", told.in_use), ("in tensors", told.allocated)):
         if value is not None:
             yield Evidence(name, round(value, 3), "GiB", told.capacity, "capacity")
@@ -161,8 +162,8 @@ def _evidence(view: View, told: OutOfMemory, part: str) -> Iterator[Evidence]:
     if view.estimate is not None:
         memory = view.estimate.memory
         yield Evidence("estimate", round(float(memory.total), 2), "GiB", float(memory.capacity), "capacity")
-        if part:
-            yield Evidence(f"{part} by the estimate", round(float(getattr(memory, part)), 2), "GiB")
+        for name in HELD:
+            yield Evidence(f"{name} by the estimate", round(float(getattr(memory, name)), 2), "GiB")
 
 
 def _tries(view: View, told: OutOfMemory, offset: float) -> Iterator[Remedy]:

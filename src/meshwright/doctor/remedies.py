@@ -11,6 +11,7 @@ import msgspec
 from meshwright import costs, rules
 from meshwright.costs.memory_constants import RESERVE
 from meshwright.doctor.finding import Remedy, What
+from meshwright.doctor.thresholds import share
 from meshwright.doctor.view import View
 from meshwright.doctor.words import in_their_words
 from meshwright.errors import InputError
@@ -21,8 +22,9 @@ from meshwright.recipes.types import recipe_fields
 
 SHOWN = 5
 JOINED = 8  # single changes that are tried two and three at a time, where none is enough
-LEAST_GAIN = 0.97  # of the step time, for a change that is to make it faster
 LEAST_SAVED_GIB = 0.05
+CHEAP = 1.1  # of the step time: where one change costs more, two together may cost less
+UNKNOWN_COST = 1.5  # of the step time, for what the cost model does not price: behind recomputing everything
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -62,14 +64,19 @@ def changes_that_save_memory(case: Case) -> Iterator[Change]:
         yield Change({"layout.strategy": "fsdp2"}, "weights, gradients and optimizer state are cut over the ranks")
     if layout.dp_replicate > 1:
         yield Change({"layout.dp_replicate": 1, **rest}, "the state is cut over all data-parallel ranks")
-    yield Change({"layout.tp": 2 * layout.tp, "layout.sp": True, **rest}, "every matrix is cut further")
+    yield Change(
+        {"layout.tp": 2 * layout.tp, "layout.sp": case.strategy != "megatron_fsdp", **rest},
+        "every matrix is cut further",
+    )
     yield Change({"layout.cp": 2 * layout.cp, **rest}, "every sequence is cut further")
     yield Change({"layout.pp": 2 * layout.pp, **rest}, "layers are spread over more stages")
     if case.is_moe:
         yield Change({"layout.ep": 2 * layout.ep, **rest}, "every rank holds fewer experts")
     if layout.offload == "none":
         yield Change({"layout.offload": "optimizer"}, "optimizer state waits in host memory")
-        yield Change({"layout.offload": "activations"}, "activations wait in host memory")
+        yield Change(
+            {"layout.offload": "activations"}, "activations wait in host memory; the estimate has no price for it"
+        )
     if case.recipe.precision.moments == "fp32":
         yield Change({"precision.moments": "bf16"}, "the first moment takes half; a new experiment")
 
@@ -134,7 +141,7 @@ def changes_that_send_less(case: Case) -> Iterator[Change]:
 
 
 def that_fit(view: View, offset_gib: float = 0.0) -> tuple[Remedy, ...]:
-    """Changes after which the step fits by the cost model, fastest first; two or three together where one is too few.
+    """Changes after which the step fits by the cost model, fastest first; two or three together where that is better.
 
     `offset_gib` is what the run was seen to need beyond its estimate: every estimate is raised by it.
     """
@@ -144,8 +151,10 @@ def that_fit(view: View, offset_gib: float = 0.0) -> tuple[Remedy, ...]:
     singles = [one for change in changes_that_save_memory(case) if (one := tried(view, change, offset_gib))]
     singles = [one for one in singles if (one.peak_gib or 0.0) < _peak(case, offset_gib) - LEAST_SAVED_GIB]
     found = [one for one in singles if one.fits]
-    if not found:
-        found = list(_joined(view, singles, offset_gib))
+    cheapest = min((_cost(one) for one in found), default=None)
+    if cheapest is None or cheapest[1] > CHEAP:
+        joined = _joined(view, singles, offset_gib)
+        found += sorted((one for one in joined if cheapest is None or _cost(one) < cheapest), key=_cost)[:2]
     return tuple(sorted(found, key=_cost)[:SHOWN])
 
 
@@ -156,7 +165,7 @@ def that_speed_up(
     if view.case is None:
         return ()
     found = [one for change in changes(view.case) if (one := tried(view, change, offset_gib)) and one.fits]
-    faster = [one for one in found if one.step_ratio is not None and one.step_ratio <= LEAST_GAIN]
+    faster = [one for one in found if one.step_ratio is not None and one.step_ratio <= 1 - share("worth_trying")]
     return tuple(sorted(faster, key=lambda one: one.step_ratio or 1.0)[:most])
 
 
@@ -168,7 +177,7 @@ def tried(view: View, change: Change, offset_gib: float = 0.0) -> Remedy | None:
     try:
         recipe, log = override.change(case.recipe, change.values)
         other = case.renewed(recipe)
-        if not log or not bool(rules.legal(other)):
+        if not log or not bool(rules.legal(other, ignoring=_broken_anyway(case))):
             return None
         memory, seconds = costs.memory(other), float(costs.step_time(other).step_s)
     except (InputError, ValueError, ZeroDivisionError):  # a layout that cannot be built has no price
@@ -182,7 +191,7 @@ def tried(view: View, change: Change, offset_gib: float = 0.0) -> Remedy | None:
         there=in_their_words(view.run.kind, case, recipe),
         peak_gib=round(peak, 2),
         fits=peak <= float(memory.capacity) * (1 - RESERVE),
-        step_ratio=round(seconds / float(costs.step_time(case).step_s), 4),
+        step_ratio=None if _unpriced(change) else round(seconds / float(costs.step_time(case).step_s), 4),
     )
 
 
@@ -221,11 +230,21 @@ def _joined(view: View, singles: Sequence[Remedy], offset_gib: float) -> Iterato
 
 def _cost(remedy: Remedy) -> tuple[bool, float, int]:
     """What a remedy costs: a new experiment most of all, then time per step, then how much there is to change."""
-    return remedy.what == "contract", remedy.step_ratio or 1.0, len(remedy.try_)
+    unknown = UNKNOWN_COST if remedy.step_ratio is None else remedy.step_ratio
+    return remedy.what == "contract", unknown, len(remedy.try_)
 
 
 def _peak(case: Case, offset_gib: float) -> float:
     return float(costs.memory(case).total) + offset_gib
+
+
+def _broken_anyway(case: Case) -> frozenset[str]:
+    """Rules that the run itself breaks, and it ran: no change is held to those."""
+    return frozenset(rules.illegal_by_rule(case))
+
+
+def _unpriced(change: Change) -> bool:
+    return change.values.get("layout.offload") == "activations"
 
 
 def _what(keys: Iterable[str]) -> What:

@@ -325,7 +325,7 @@ def _slow_part(view: View, scale: float) -> tuple[str, list[Evidence]]:
         return f"The log tells no parts; by the estimate most of a step is {most} ({part:.0%}).", []
     expected = {name: scale * sum(float(estimate.parts[one]) for one in PARTS[name]) for name in told}
     worst = max(told, key=lambda name: told[name] - expected[name])
-    sentence = f"{NAMES[worst].capitalize()} takes {told[worst]:.3g} s where {expected[worst]:.3g} s is estimated."
+    sentence = f"{_capital(NAMES[worst])} took {told[worst]:.3g} s where {expected[worst]:.3g} s are estimated."
     return sentence, [Evidence(NAMES[name], told[name], "s", expected[name], "estimate") for name in told]
 
 
@@ -424,3 +424,7 @@ def _ends(view: View) -> tuple[str, ...]:
     """The first and last line that were looked at."""
     rows = view.steady
     return tuple(dict.fromkeys(view.place(step) for step in (rows[0], rows[-1]))) if rows else ()
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,128 @@
+"""meshwright doctor: its exit codes, its JSON, and a run of our own engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.doctor.planted import FAULTS
+from tests.doctor.stories import OOM, TELLERS, at_estimated_speed, case, healthy
+
+KEYS = {
+    "schema", "ok", "kind", "path", "file", "recipe", "model", "gpus", "engine", "steps", "last_step", "total_steps",
+    "starts", "figures", "mfu_convention", "findings", "looked_for", "not_examined", "notes",
+}  # fmt: skip
+FINDING_KEYS = {"rule", "severity", "message", "steps", "lines", "evidence", "remedies", "fix"}
+REMEDY_KEYS = {"try", "what", "why", "there", "peak_gib", "fits", "step_ratio"}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "train.log"
+
+
+@pytest.mark.parametrize("teller", TELLERS)
+def test_a_healthy_run_is_said_to_be_so(meshwright: Any, log: Path, teller: str) -> None:
+    log.write_text(TELLERS[teller](healthy()))
+    answer = meshwright("doctor", str(log))
+    assert answer.code == 0
+    assert "nothing found" in answer.out
+    assert "tokens/s/GPU" in answer.out
+    told = meshwright("doctor", str(log), "--json").json
+    assert set(told) == KEYS
+    assert told["ok"] is True
+    assert told["findings"] == []
+
+
+def test_what_is_found_has_figures_steps_and_overrides(meshwright: Any, log: Path) -> None:
+    import random
+
+    log.write_text(TELLERS["own"](FAULTS["slow data"].plant(healthy(40), random.Random(0))))
+    answer = meshwright("doctor", str(log), "--json")
+    assert answer.code == 1
+    (finding,) = answer.json["findings"]
+    assert set(finding) == FINDING_KEYS
+    assert finding["rule"] == "speed.slow-data"
+    assert finding["steps"] == [2, 40]
+    assert finding["fix"] == ["data.workers=8"]
+    assert all(set(remedy) == REMEDY_KEYS for remedy in finding["remedies"])
+    shown = meshwright("doctor", str(log))
+    assert shown.code == 1
+    assert "speed.slow-data" in shown.out
+    assert "data.workers=8" in shown.out
+
+
+def test_recipe_gpus_and_overrides_bring_the_estimate(meshwright: Any, log: Path) -> None:
+    made = case("llama3_8b_pretrain_config", "8xH100", "automodel")
+    log.write_text(TELLERS["automodel"](at_estimated_speed(made, 30)))
+    asked = ("doctor", str(log), "--recipe", "llama3_8b_pretrain_config", "--gpus", "8xH100", "--json")
+    told = meshwright(*asked)
+    assert told.code == 0
+    figures = {figure["name"]: figure for figure in told.json["figures"]}
+    assert figures["MFU"]["measured"] == pytest.approx(figures["MFU"]["estimate"], rel=0.02)
+    assert told.json["engine"] == "automodel"
+    other = meshwright(*asked, "layout.recompute=full").json
+    assert other["figures"][0]["estimate"] != told.json["figures"][0]["estimate"]
+
+
+def test_a_full_gpu_is_told_with_layouts_that_fit(meshwright: Any, log: Path) -> None:
+    story = replace(healthy(2), last_words=(OOM,))
+    log.write_text(TELLERS["megatron"](story))
+    words = ("layout.micro_batch_size=4", "layout.recompute=none")
+    answer = meshwright("doctor", str(log), "--recipe", "llama3_8b_pretrain_config", "--gpus", "8xH100", *words)
+    assert answer.code == 1
+    assert "memory.out-of-memory" in answer.out
+    assert "--recompute-granularity full" in answer.out
+    assert "GiB, step time ×" in answer.out
+
+
+def test_bad_input_is_told_with_the_way_out(meshwright: Any, log: Path) -> None:
+    log.write_text("nothing of the kind\n")
+    unknown = meshwright("doctor", str(log), "--json")
+    assert unknown.code == 2
+    assert "Looked for" in unknown.json["error"]["message"]
+    missing = meshwright("doctor", str(log.with_name("trian.log")))
+    assert missing.code == 2
+    assert "train.log" in missing.err
+    log.write_text(TELLERS["automodel"](healthy()))
+    unheard = meshwright("doctor", str(log), "layout.tp=2")
+    assert unheard.code == 2
+    assert "--recipe" in unheard.err
+    wrong = meshwright("doctor", str(log), "--recipe", "llama3_8b_pretrain_config", "--gpus", "16xH100")
+    assert wrong.code == 2
+    assert "--gpus 8xH100" in wrong.err
+    assert meshwright("doctor", str(log), "--recipe", "lama3_8b_pretrain_config").code == 2
+
+
+def test_a_baseline_holds_the_network_to_account(meshwright: Any, log: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small.log"
+    small.write_text(TELLERS["automodel"](healthy(30, seconds=2.0)))
+    log.write_text(TELLERS["automodel"](replace(healthy(30, seconds=4.0), world=16, samples=128)))
+    answer = meshwright("doctor", str(log), "--baseline", str(small), "--json")
+    assert answer.code == 1
+    assert [finding["rule"] for finding in answer.json["findings"]] == ["speed.slow-network"]
+
+
+def test_a_run_of_our_engine_is_read(meshwright: Any, tmp_path: Path) -> None:
+    """A tiny run on the CPU, then one more that goes on from it."""
+    folder = tmp_path / "run"
+    for steps in ("6", "9"):
+        asked = ("train", "llama3_8b_pretrain_config", "--tiny", "--out", str(folder), f"train.steps={steps}")
+        trained = meshwright(*asked, "train.log_every=1", "checkpoint.export=none", "--json", *_ACCEPT)
+        assert trained.code == 0, trained.err
+    answer = meshwright("doctor", str(folder), "--json")
+    told = answer.json
+    assert answer.code == 0, told["findings"]
+    assert (told["kind"], told["recipe"], told["last_step"], told["starts"]) == (
+        "meshwright",
+        "llama3_8b_pretrain_config",
+        9,
+        2,
+    )
+    assert "a run on GPUs" in told["not_examined"]["speed.low-mfu"]
+    assert {figure["name"] for figure in told["figures"]} >= {"step time", "tokens/s/rank", "peak memory"}
+
+
+_ACCEPT = ("--accept-changes",)

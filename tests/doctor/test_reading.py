@@ -1,0 +1,218 @@
+"""What is read from logs and folders: whose they are, what they say of the run, and what cannot be read."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.doctor.stories import OLD_OOM, OOM, TELLERS, healthy
+
+from meshwright import api, doctor, handed
+from meshwright.doctor.faults import out_of_memory
+from meshwright.doctor.formats.text import lines_of, number
+from meshwright.errors import InputError
+from meshwright.recipes import index
+
+MEGATRON = """\
+------------------------ arguments ------------------------
+  bf16 ............................................ True
+  context_parallel_size ........................... 1
+  ffn_hidden_size ................................. 14336
+  global_batch_size ............................... 128
+  group_query_attention ........................... True
+  hidden_size ..................................... 4096
+  lr .............................................. 0.0003
+  max_position_embeddings ......................... 8192
+  micro_batch_size ................................ 1
+  normalization ................................... RMSNorm
+  num_attention_heads ............................. 32
+  num_layers ...................................... 32
+  num_query_groups ................................ 8
+  pipeline_model_parallel_size .................... 1
+  position_embedding_type ......................... rope
+  seq_length ...................................... 8192
+  sequence_parallel ............................... True
+  swiglu .......................................... True
+  tensor_model_parallel_size ...................... 2
+  untie_embeddings_and_output_weights ............. True
+  use_distributed_optimizer ....................... True
+  vocab_size ...................................... 128256
+  world_size ...................................... 8
+-------------------- end of arguments ---------------------
+[before the start of training step] datetime: 2026-01-01 00:00:00
+"""
+
+
+def test_figures_of_torch_are_read_in_all_its_words() -> None:
+    new, old = out_of_memory(OOM), out_of_memory(OLD_OOM)
+    assert (new.wanted, new.capacity, new.in_use, new.allocated, new.unused) == (4.0, 79.10, 77.90, 75.0, 1.2)
+    assert new.needed == pytest.approx(80.7)
+    assert (old.wanted, old.capacity, old.in_use, old.allocated) == (0.5, 79.15, 78.0, 70.0)
+
+
+def test_megatron_tells_its_training_by_its_arguments() -> None:
+    steps = "".join(
+        f" [2026-01-01 00:00:00] iteration {i:8d}/     500 | consumed samples: {128 * i:12d} | elapsed time per "
+        "iteration (ms): 8000.0 | throughput per GPU (TFLOP/s/GPU): 400.0 | learning rate: 3.000000E-04 | global batch "
+        f"size:   128 | lm loss: {8 - i / 50:.6E} | loss scale: 1.0 | grad norm: 1.234 | num zeros: 0 | number of "
+        "skipped iterations:   0 | number of nan iterations:   0 |\n"
+        for i in range(1, 31)
+    )
+    run = doctor.read_text(MEGATRON + steps, "log")
+    assert (run.kind, run.told.world, run.told.tokens_per_step) == ("megatron", 8, 128 * 8192)
+    made, note = doctor.case_of_run(run, "8xH100")
+    assert made is not None
+    assert not note
+    assert (made.tp, made.global_batch_size, made.seq_length, made.engine) == (2, 128, 8192, "megatron")
+    assert made.model.params.total == pytest.approx(8.03e9, rel=0.01)
+    nothing, why = doctor.case_of_run(run)
+    assert nothing is None
+    assert "--gpus" in why
+    found = doctor.examine(run, made)
+    assert {figure.name for figure in found.figures if figure.estimate} >= {"step time", "MFU"}
+
+
+def test_torchtitan_tells_its_training_by_model_mesh_and_gpu() -> None:
+    begin = "[rank0]:[titan] 2026-01-01 00:00:00,000 - root - INFO - "
+    text = TELLERS["torchtitan"](healthy()).replace("with 79.10GiB", "80GB HBM3 with 79.10GiB")
+    run = doctor.read_text(f"{begin}Model llama3 8B size: 8,030,261,248 total parameters\n{text}", "log")
+    assert (run.told.model, run.told.gpu, run.told.world) == ("llama3 8B", "H100", 8)
+    made, _ = doctor.case_of_run(run)
+    assert made is not None
+    assert (made.model.name, made.world, made.engine, made.seq_length) == ("llama3_8b", 8, "torchtitan", 4096)
+
+
+def test_our_own_runs_tell_their_whole_recipe(tmp_path: Path) -> None:
+    recipe = index.load("llama3_8b_sft_config")
+    story = healthy()
+    settings_ = msgspec.to_builtins(recipe)
+    text = TELLERS["own"](msgspec_replace(story, settings_))
+    (tmp_path / "metrics.jsonl").write_text(text)
+    run = doctor.read(tmp_path)
+    assert run.told.recipe == recipe
+    made, note = doctor.case_of_run(run)
+    assert made is not None
+    assert not note
+    assert made.recipe == recipe
+    assert str(made.cluster) == "8xH100"
+
+
+def msgspec_replace(story: object, told: dict[str, object]) -> object:
+    from dataclasses import replace
+
+    return replace(story, settings=told)  # type: ignore[type-var]
+
+
+def test_a_folder_is_read_by_the_file_that_tells_most(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "0.out").write_text(TELLERS["megatron"](healthy(30)))
+    (tmp_path / "logs" / "1.err").write_text(f"Traceback\n{OOM}\n")
+    (tmp_path / "notes.txt").write_text("bought milk\n")
+    (tmp_path / "weights.bin").write_bytes(bytes(1000))
+    run = doctor.read(tmp_path)
+    assert (run.kind, len(run.steps)) == ("megatron", 30)
+    assert [finding.id for finding in doctor.examine(run).findings] == ["memory.out-of-memory"]
+
+
+def test_what_a_run_has_overcome_is_not_told(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text(TELLERS["own"](healthy(40)))
+    for at, ids in (("2025-12-31T23:00:00Z", []), ("2026-01-01T01:00:00Z", ["memory.out-of-memory"])):
+        line = {"error": f"the run failed in step 41: {OOM}", "fix": [], "at": at}
+        (tmp_path / "failure.jsonl").write_text(json.dumps(line) + "\n")
+        assert [finding.id for finding in doctor.examine(doctor.read(tmp_path)).findings] == ids
+    (tmp_path / "failure.jsonl").unlink()
+    for step, ids in ((12, []), (41, ["loss.not-a-number"])):
+        line = {"step": step, "rank": 0, "loss": "nan", "grad_norm": 1.0, "samples": [1, 2], "policy": "stop"}
+        (tmp_path / "bad_batches.jsonl").write_text(json.dumps(line) + "\n")
+        assert [finding.id for finding in doctor.examine(doctor.read(tmp_path)).findings] == ids
+
+
+def test_a_fault_that_steps_came_after_is_not_what_the_run_ended_of() -> None:
+    first, second = healthy(40), healthy(40, first=41)
+    text = TELLERS["torchtitan"](first) + f"{OOM}\n" + TELLERS["torchtitan"](second)
+    run = doctor.read_text(text, "log")
+    assert len(run.attempts) == 2
+    assert run.faults
+    assert doctor.examine(run).ok
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "nothing in it tells"),
+        ("hello\nworld\n", "nothing in it tells"),
+        ("[titan] hello\n", "nothing in it tells"),
+    ],
+)
+def test_what_tells_of_no_training_is_refused_with_what_was_looked_for(text: str, words: str) -> None:
+    with pytest.raises(InputError) as refused:
+        doctor.read_text(text, "log")
+    assert words in refused.value.reason
+    for name in ("metrics.jsonl", "Megatron-LM", "torchtitan", "AutoModel"):
+        assert name in refused.value.reason
+
+
+def test_files_that_are_not_there_or_no_text_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no log in it"):
+        doctor.read(tmp_path)
+    (tmp_path / "train.log").write_text(TELLERS["automodel"](healthy()))
+    with pytest.raises(InputError, match=r"did you mean .*train\.log"):
+        doctor.read(tmp_path / "trian.log")
+    (tmp_path / "x.bin").write_bytes(b"\0" * 100)
+    with pytest.raises(InputError, match="binary"):
+        doctor.read(tmp_path / "x.bin")
+
+
+def test_only_texts_sent_along_are_read_where_files_are_closed() -> None:
+    with handed.only({"train.log": TELLERS["torchtitan"](healthy())}):
+        assert api.diagnose("train.log").ok
+        with pytest.raises(InputError, match="not opened here"):
+            api.diagnose("/etc/passwd")
+
+
+@settings(max_examples=60)
+@given(st.text(max_size=400))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        run = doctor.read_text(text, "log")
+    except InputError:
+        return
+    doctor.examine(run)
+
+
+@settings(max_examples=25)
+@given(
+    teller=st.sampled_from(list(TELLERS)),
+    seed=st.integers(0, 2**20),
+    cut=st.integers(0, 20_000),
+    junk=st.text(alphabet=st.characters(blacklist_categories=("Cs",)), max_size=30),
+)
+def test_a_log_that_is_cut_or_has_junk_in_it_is_read_or_refused(teller: str, seed: int, cut: int, junk: str) -> None:
+    text = TELLERS[teller](healthy(30, seed))
+    for damaged in (text[:cut], text[:cut] + junk + text[cut:]):
+        try:
+            found = doctor.examine(doctor.read_text(damaged, "log"))
+        except InputError:
+            continue
+        json.dumps(api.checkup_to_dict(found))
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False, width=32))
+def test_numbers_are_read_as_logs_write_them(value: float) -> None:
+    for text in (f"{value:.6E}", f"{value:,.4f}", f"{value:g}"):
+        read = number(text)
+        assert read is not None
+        assert read == pytest.approx(float(text.replace(",", "")))
+    assert math.isnan(number("nan") or 0.0)
+    assert number("twelve") is None
+
+
+def test_colours_and_ranks_are_taken_off() -> None:
+    lines = list(lines_of("[rank3]:\x1b[31mstep: 1\x1b[0m\r\n12: x\nplain"))
+    assert [(line.rank, line.text) for line in lines] == [("3", "step: 1"), ("12", "x"), ("", "plain")]

@@ -1,0 +1,54 @@
+"""The table of limits: each has a reason and is used, and what is looked for is told."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.doctor.planted import FAULTS
+from tests.doctor.stories import TELLERS, healthy
+
+from meshwright import doctor
+from meshwright.doctor.speed import period
+from meshwright.doctor.view import running_median
+
+SOURCES = Path(doctor.__file__).parent
+
+
+def test_every_limit_has_a_reason_and_is_used() -> None:
+    text = "\n".join(path.read_text() for path in SOURCES.glob("*.py"))
+    used = set(re.findall(r'(?<!_)(?:limit|share)\("(\w+)"\)', text))
+    assert used == set(doctor.THRESHOLDS)
+    assert all(len(one.why.split()) >= 5 for one in doctor.THRESHOLDS.values())
+
+
+def test_every_diagnosis_is_planted_somewhere_in_these_tests() -> None:
+    planted = {one.finding for one in FAULTS.values()} | {"speed.low-mfu", "speed.bubbles"}
+    for diagnosis in doctor.DIAGNOSES:
+        assert any(name.startswith(diagnosis.id) for name in planted), diagnosis.id
+
+
+def test_what_a_log_cannot_show_is_said_with_what_it_would_take() -> None:
+    found = doctor.examine(doctor.read_text(TELLERS["automodel"](healthy(8)), "log"))
+    assert "--recipe" in found.not_examined["speed.low-mfu"]
+    assert "20 lines" in found.not_examined["speed.uneven-steps"]
+    assert not set(found.looked_for) & set(found.not_examined)
+    assert {*found.looked_for, *found.not_examined} == {one.id for one in doctor.DIAGNOSES}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "every"),
+    [((10, 20, 30), 10), ((5, 10, 20, 25), 5), ((7, 14), None), ((3, 8, 10, 19), None), ((1, 2, 3, 4), None)],
+)
+def test_periods_are_distances_in_common(numbers: tuple[int, ...], every: int | None) -> None:
+    assert period(numbers) == every
+
+
+def test_running_medians_are_those_of_each_window() -> None:
+    import numpy as np
+
+    values = np.random.default_rng(0).normal(size=97)
+    for before, behind in ((10, 10), (49, 0), (0, 3), (200, 0)):
+        expected = [np.median(values[max(0, i - before) : i + behind + 1]) for i in range(len(values))]
+        assert running_median(values, before, behind) == pytest.approx(expected)
