@@ -25,6 +25,7 @@ sys.path.insert(0, str(HERE))  # the other makers of pages
 
 import bring  # noqa: E402
 import card_page  # noqa: E402
+import doctor_page  # noqa: E402
 import skill_page  # noqa: E402
 from tables import table  # noqa: E402
 
@@ -405,6 +406,7 @@ PAGES = {
     "sweep.md": sweep_page,
     "support.md": support_page,
     "cards.md": card_page.page,
+    "doctor.md": doctor_page.page,
     "skill/SKILL.md": skill_page.page,
 }
 
