@@ -93,7 +93,7 @@ def _against_gpus(name: str, rows: list[dict[str, Any]]) -> Spec:
                 "field": name,
                 "type": "quantitative",
                 "title": title,
-                "scale": {"type": scale, "zero": scale == "linear"},
+                "scale": {"type": scale, **({"zero": True} if scale == "linear" else {})},
                 "axis": {"format": form},
             },
             "color": {"field": "gpu", "type": "nominal", "title": None},
@@ -112,7 +112,8 @@ def accuracy(points: Sequence[Mapping[str, Any]], unit: str) -> Spec:
     values = [dict(point) for point in points]
     ends = [value for point in points for value in (point["measured"], point["predicted"])] or [1.0, 1.0]
     line = [{"measured": end, "predicted": end} for end in (min(ends), max(ends))]
-    axis = {"type": "quantitative", "scale": {"type": "log", "nice": False}, "axis": {"format": "~g", "tickCount": 5}}
+    scale = {"type": "log", "nice": False, "domain": [min(ends), max(ends)]}
+    axis = {"type": "quantitative", "scale": scale, "axis": {"format": "~g", "tickCount": 5}}
     return {
         "height": 340,
         "width": "container",

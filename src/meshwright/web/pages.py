@@ -323,6 +323,7 @@ async def recipe(request: Request, name: str) -> HTMLResponse:
     found, error = await answered(request, "recipe", {"name": name, "format": "toml"})
     if found is None:
         return await page(request, "missing.html", 404, error=error, what="recipe", back="/recipes")
+    name = found["recipe"]["name"]
     estimate, failed = await answered(request, "estimate", {"target": name})
     cards = await asyncio.to_thread(_cards)
     shown: dict[str, Any] = {}

@@ -1,0 +1,130 @@
+"""One server and one headless Chromium for all tests here; every page is watched for errors and foreign requests."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+PATIENCE_MS = 60_000
+
+
+@pytest.fixture(scope="session")
+def address() -> Iterator[str]:
+    """Where the page is served."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "meshwright", "web", "--port", str(port)], stdout=subprocess.DEVNULL
+    )
+    try:
+        _until_open(f"http://127.0.0.1:{port}/api/health", server)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _until_open(health: str, server: subprocess.Popen[bytes], most_s: float = 60.0) -> None:
+    end = time.monotonic() + most_s
+    while time.monotonic() < end and server.poll() is None:
+        try:
+            with urllib.request.urlopen(health, timeout=2):
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise RuntimeError("the server did not start")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Headless Chromium."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine: apt-get install chromium")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+class Watched:
+    """A page, and what went wrong on it."""
+
+    def __init__(self, context: Any, address: str) -> None:
+        self.address, self.wrong = address, list[str]()
+        self.page = context.new_page()
+        self.page.set_default_timeout(PATIENCE_MS)
+        self.page.on("console", self._heard)
+        self.page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
+        self.page.on("request", self._requested)
+
+    def _heard(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.wrong.append(f"{message.type}: {message.text}")
+
+    def _requested(self, request: Any) -> None:
+        if not request.url.startswith((self.address, "data:", "blob:")):
+            self.wrong.append(f"request to {request.url}")
+
+    def open(self, path: str) -> Any:
+        """Goes to a page and waits until its charts are drawn."""
+        self.page.goto(self.address + path)
+        self.drawn()
+        return self.page
+
+    def drawn(self) -> None:
+        """Waits for all charts."""
+        self.page.wait_for_function(
+            "() => [...document.querySelectorAll('.plot')].every((one) => one.dataset.drawn === 'yes')"
+        )
+
+    def numbers(self, within: str = "body") -> dict[str, float]:
+        """The numbers shown, by the field of the answer that each is."""
+        return dict(
+            self.page.eval_on_selector_all(
+                f"{within} data[data-of]", "all => all.map((one) => [one.dataset.of, Number(one.value)])"
+            )
+        )
+
+
+@pytest.fixture
+def watched(browser: Any, address: str) -> Iterator[Watched]:
+    """A fresh page on which nothing may go wrong."""
+    context = browser.new_context(viewport={"width": 1200, "height": 900}, color_scheme="light")
+    context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address)
+    made = Watched(context, address)
+    yield made
+    context.close()
+    assert made.wrong == []
+
+
+@pytest.fixture
+def meshwright() -> Callable[..., dict[str, Any]]:
+    """The JSON object of `meshwright WORDS… --json`, from a process of its own."""
+
+    def call(*words: str) -> dict[str, Any]:
+        done = subprocess.run([sys.executable, "-m", "meshwright", *words, "--json"], capture_output=True, check=False)
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """axe-core, which judges a page's accessibility."""
+    return (Path(__file__).parent / "axe.min.js").read_text()

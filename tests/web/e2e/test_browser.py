@@ -1,0 +1,263 @@
+"""What a person does in a browser: every page clicked through, with the numbers of the command line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from tests.web.html import at
+
+from meshwright.models import config_of
+
+ASK = "/?model=llama3-70b&gpus=64xH100&goal=pretrain"
+EXPLORE = "/explore?target=llama3-8b&gpus=16xH100&goal=pretrain"
+SCALE = "/scale?model=llama3-8b&gpu=H100&goal=sft&tokens=1B&price=2.5"
+PAGES = {
+    "ask": "/",
+    "answer": ASK,
+    "error": "/?model=lama3-70b&gpus=64xH100&goal=pretrain",
+    "explore": EXPLORE,
+    "scale": SCALE,
+    "check": "/check?example=torchtitan",
+    "recipes": "/recipes?query=llama3",
+    "recipe": "/recipes/llama3_8b_sft_config",
+    "models": "/models?query=qwen3",
+    "model": "/models/llama3_8b",
+    "gpus": "/gpus",
+    "gpu": "/gpus/H100",
+    "rules": "/rules?query=moe",
+    "rule": "/rules/batch.divides",
+    "missing": "/rules/nope.nope",
+    "accuracy": "/accuracy",
+}
+ERRORS = ("error", "missing")  # the browser itself notes their status
+DROP = """([selector, name, text]) => {
+  const data = new DataTransfer();
+  data.items.add(new File([text], name, { type: "application/json" }));
+  const place = document.querySelector(selector);
+  for (const kind of ["dragover", "drop"]) {
+    place.dispatchEvent(new DragEvent(kind, { dataTransfer: data, bubbles: true, cancelable: true }));
+  }
+}"""
+SCRIPT = """#!/bin/bash
+torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 \\
+  --seq-length 4096 --max-position-embeddings 4096 --tensor-model-parallel-size 16 \\
+  --micro-batch-size 1 --global-batch-size 7
+"""
+
+
+def _not_of_status(wrong: list[str]) -> list[str]:
+    return [one for one in wrong if "status of 4" not in one]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_violation_of_accessibility_and_no_sideways_scrolling(watched: Any, axe: str, name: str) -> None:
+    page = watched.open(PAGES[name])
+    for theme in ("light", "dark"):
+        page.evaluate("(theme) => { document.documentElement.dataset.theme = theme; }", theme)
+        page.evaluate(axe)
+        found = page.evaluate("async () => (await axe.run(document, {resultTypes: ['violations']})).violations")
+        told = [(one["id"], [node["html"][:160] for node in one["nodes"][:4]]) for one in found]
+        assert told == [], theme
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.wait_for_timeout(60)
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 360
+    if name in ERRORS:
+        watched.wrong[:] = _not_of_status(watched.wrong)
+
+
+def test_every_page_is_reached_by_clicking(watched: Any) -> None:
+    page = watched.open("/")
+    for name in ("Explore", "Scale", "Check", "Recipes", "Models", "GPUs", "Rules", "Accuracy", "Ask"):
+        page.get_by_role("navigation").get_by_role("link", name=name, exact=True).click()
+        page.wait_for_load_state()
+        assert page.locator("nav a[aria-current=page]").inner_text() == name
+        watched.drawn()
+    for path in ("/recipes", "/models", "/gpus", "/rules"):
+        page = watched.open(path)
+        first = page.locator("#results tbody th a").first
+        named = first.inner_text()
+        first.click()
+        assert page.locator("h1").inner_text() == named
+
+
+def test_asking_with_type_ahead_gives_the_numbers_of_the_command_line(watched: Any, meshwright: Any) -> None:
+    page = watched.open("/")
+    with page.expect_response(lambda reply: "/complete/models" in reply.url and "llama3_7" in reply.url):
+        page.locator("#f-model").press_sequentially("llama3_7")
+    page.wait_for_selector("#l-model option[value=llama3_70b]", state="attached")
+    page.fill("#f-model", "llama3_70b")
+    page.fill("#f-gpus", "64xH100")
+    page.select_option("#f-goal", "pretrain")
+    page.click("button.main")
+    page.wait_for_selector(".verdict")
+    answer = meshwright("recommend", "llama3_70b", "--gpus", "64xH100", "--goal", "pretrain", "--explain")
+    numbers = watched.numbers("#answer")
+    assert len(numbers) > 40
+    assert all(value == at(answer, path) for path, value in numbers.items())
+    assert "model=llama3_70b&gpus=64xH100&goal=pretrain" in page.url  # a link to this answer
+    assert page.locator("#status").inner_text().startswith("Fits: 55.1 of")
+    page.reload()
+    assert watched.numbers("#answer") == numbers
+
+
+def test_a_command_is_copied(watched: Any, meshwright: Any) -> None:
+    page = watched.open(ASK)
+    answer = meshwright("recommend", "llama3-70b", "--gpus", "64xH100", "--goal", "pretrain")
+    page.locator("#p-meshwright [data-copy]").first.click()
+    page.wait_for_function("() => document.querySelector('#p-meshwright [data-copy]').textContent.startsWith('Copied')")
+    assert page.evaluate("() => navigator.clipboard.readText()") == answer["commands"]["meshwright"]
+    page.get_by_role("tab", name="Megatron-LM").click()
+    page.wait_for_selector("#p-megatron-lm details")
+    assert "pretrain_gpt.py" in page.locator("#p-megatron-lm pre").first.inner_text()
+    page.locator("#same + p + .copyable [data-copy]").click()
+    page.wait_for_timeout(50)
+    assert page.evaluate("() => navigator.clipboard.readText()").startswith("meshwright recommend llama3-70b")
+
+
+def test_a_dropped_config_is_asked_about(watched: Any, meshwright: Any, tmp_path: Any) -> None:
+    config = json.dumps(config_of("qwen3_8b"), indent=2)
+    (tmp_path / "config.json").write_text(config)
+    page = watched.open("/")
+    page.evaluate(DROP, ["#ask", "config.json", config])
+    page.wait_for_function("() => document.getElementById('f-config').value.length > 100")
+    page.fill("#f-gpus", "8xH100")
+    page.select_option("#f-goal", "sft")
+    page.click("button.main")
+    page.wait_for_selector(".verdict")
+    answer = meshwright("recommend", str(tmp_path / "config.json"), "--gpus", "8xH100", "--goal", "sft", "--explain")
+    numbers = watched.numbers("#answer")
+    assert len(numbers) > 20
+    assert all(value == at(answer, path) for path, value in numbers.items())
+
+
+def test_a_mistake_is_told_in_place(watched: Any) -> None:
+    page = watched.open("/")
+    page.fill("#f-model", "lama3-70b")
+    page.fill("#f-gpus", "64xH100")
+    page.click("button.main")
+    alert = page.wait_for_selector("[role=alert]")
+    assert "did you mean" in alert.inner_text()
+
+
+def test_layouts_are_filtered_and_compared(watched: Any, meshwright: Any) -> None:
+    page = watched.open(EXPLORE)
+    before = int(page.locator("#shown").inner_text().split()[0].replace(",", ""))
+    page.select_option("#only-pp", "2")
+    page.wait_for_function(
+        "(n) => parseInt(document.querySelector('#shown').textContent.replace(',', '')) < n", arg=before
+    )
+    assert all(" pp 2 " in text for text in page.locator("#layouts-table tbody th").all_inner_texts())
+    for place in (0, 3):
+        page.locator("#layouts-table tbody button").nth(place).click()
+        page.wait_for_function("(n) => document.querySelectorAll('#compare .side').length === n", arg=1 + (place > 0))
+    shown = watched.numbers("#compare")
+    for slot, place in (("a", 0), ("b", 3)):
+        chosen = dict(page.evaluate("() => [...new URL(location.href).searchParams]"))[slot]
+        words = ("--gpus", "16xH100", "--goal", "pretrain", *chosen.split())
+        answer = meshwright("estimate", "llama3-8b", *words)
+        for path in ("step_s", "mfu", "memory_gib.total", "memory_gib.activations"):
+            assert shown[f"{slot}.{path}"] == at(answer["estimate"], path)
+        row = page.locator("#layouts-table tbody tr").nth(place).locator("data").nth(1)
+        assert float(row.get_attribute("value")) == pytest.approx(answer["estimate"]["step_s"], rel=1e-12)
+    assert page.locator("#compare .pipeline").count() == 2
+    assert page.locator("#compare svg.passes .pass-F").count() > 10
+    page.reload()
+    page.wait_for_selector("#compare .side >> nth=1")
+    assert watched.numbers("#compare") == shown
+
+
+def test_a_point_of_the_chart_is_chosen_by_a_click(watched: Any) -> None:
+    page = watched.open(EXPLORE)
+    page.locator("#layouts canvas").scroll_into_view_if_needed()
+    box = page.locator("#layouts canvas").bounding_box()
+    place = page.evaluate(
+        "() => { const view = charts.views.get('layouts'); const [x, y] = view.origin();"
+        " const row = view.data('layouts')[0];"
+        " return [x + view.scale('x')(row.total_gib), y + view.scale('y')(row.step_s)]; }"
+    )
+    page.mouse.move(box["x"] + place[0], box["y"] + place[1])
+    page.wait_for_selector("#vg-tooltip-element.visible")
+    page.mouse.click(box["x"] + place[0], box["y"] + place[1])
+    page.wait_for_selector("#compare .side")
+
+
+def test_scale_draws_what_its_table_says(watched: Any, meshwright: Any) -> None:
+    watched.open(SCALE)
+    options = ("--goal", "sft", "--gpu", "H100", "--tokens", "1B", "--price", "2.5")
+    answer = meshwright("size", "llama3-8b", *options)
+    numbers = {path.removeprefix("H100."): value for path, value in watched.numbers("#answer").items()}
+    assert len(numbers) > 50
+    assert all(value == at(answer, path) for path, value in numbers.items())
+    drawn = watched.page.evaluate("() => charts.views.get('scale-mfu').data('source_0').map((one) => one.mfu)")
+    assert drawn == [one["mfu"] for one in answer["sizes"] if one["fits"]]
+    assert watched.page.locator("canvas").count() == 4
+
+
+def test_a_dropped_script_is_checked_line_by_line(watched: Any, meshwright: Any, tmp_path: Any) -> None:
+    (tmp_path / "run.sh").write_text(SCRIPT)
+    answer = meshwright("check", str(tmp_path / "run.sh"), "--gpus", "8xH100")
+    page = watched.open("/check")
+    page.evaluate(DROP, ["#check", "run.sh", SCRIPT])
+    page.wait_for_function("() => document.getElementById('f-text').value.length > 100")
+    assert page.input_value("#f-name") == "run.sh"
+    page.fill("#f-gpus", "8xH100")
+    page.click("button.main")
+    page.wait_for_selector(".verdict")
+    for finding in answer["findings"]:
+        where = f"#line-{finding['line']} + .at" if finding["line"] else "#els ~ .finding"
+        assert finding["message"] in "\n".join(page.locator(where).all_inner_texts())
+
+
+def test_catalogues_are_searched_while_typing(watched: Any, meshwright: Any) -> None:
+    page = watched.open("/recipes")
+    page.locator("#f-query").press_sequentially("qwen3 moe")
+    wanted = len(meshwright("recipes", "qwen3 moe")["recipes"])
+    page.wait_for_function("(n) => Number(document.querySelector('[data-of=recipes]').value) === n", arg=wanted)
+    assert page.url.endswith("/recipes?" + urlencode({"query": "qwen3 moe"})) or "qwen3" in page.url
+
+
+def test_accuracy_is_filtered_by_source(watched: Any) -> None:
+    page = watched.open("/accuracy")
+    count = "() => charts.views.get('acc-step').data('points').length"
+    every = page.evaluate(count)
+    page.select_option("#source", "llm_foundry")
+    page.wait_for_function(f"(n) => ({count})() < n", arg=every)
+    rows = page.locator("tr", has=page.locator("th", has_text="llm_foundry")).first.locator("td").first.inner_text()
+    assert page.evaluate(count) == int(rows)
+
+
+def test_dark_colours_are_kept(watched: Any) -> None:
+    page = watched.open("/")
+    colour = "() => getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(colour)
+    page.click("#theme")
+    assert page.evaluate(colour) != light
+    assert page.get_attribute("#theme", "aria-pressed") == "true"
+    page.goto(watched.address + "/gpus")
+    assert page.evaluate(colour) != light
+    page.click("#theme")
+    assert page.evaluate(colour) == light
+
+
+def test_asking_by_keyboard_alone(watched: Any) -> None:
+    page = watched.open("/")
+    page.keyboard.press("Tab")
+    assert page.evaluate("() => document.activeElement.textContent") == "Skip to content"
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    assert page.evaluate("() => document.activeElement.id") == "f-model"
+    assert page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.type("llama3-8b")
+    page.keyboard.press("Tab")
+    page.keyboard.type("8xH100")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".verdict")
+    page.locator("#t-meshwright").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("() => document.activeElement.id") == "t-megatron-lm"
+    assert page.locator("#p-megatron-lm").is_visible()
+    page.keyboard.press("End")
+    assert page.locator("#p-accelerate").is_visible()
