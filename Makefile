@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint docs bench accuracy sweep verify parity slow faults slurm-test clean
+.PHONY: setup demo test lint docs bench load schema accuracy sweep verify parity slow faults slurm-test clean
 
 setup: $(VENV)/.core  ## the tool itself, without torch
 
@@ -62,6 +62,12 @@ docs: setup  ## writes the generated pages under docs/
 bench: setup  ## CPU time of the adviser and of the search, one table each
 	$(BIN)/python benchmarks/adviser_speed.py
 	$(BIN)/python benchmarks/search_speed.py
+
+load: setup  ## 50 askers at once at the page's API, one table (two minutes)
+	$(BIN)/python -m benchmarks.web_load
+
+schema: setup  ## whatever may be asked of the page's API, many times over: no fault, answers as documented (minutes)
+	SCHEMA_EXAMPLES=150 $(BIN)/python -m pytest tests/web/test_schema.py
 
 accuracy: setup  ## the cost model against published measurements; refits without each source in turn (minutes)
 	$(BIN)/python benchmarks/accuracy_report.py --left-out

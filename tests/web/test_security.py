@@ -17,7 +17,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from meshwright.web.app import Settings, create_app
-from meshwright.web.desk import Desk, Remembered, Reply
+from meshwright.web.desk import Desk, Reply
+from meshwright.web.remembered import Remembered
 from meshwright.web.security import HEADERS
 
 ASK = {"model": "llama3-8b", "gpus": "8xH100", "goal": "sft"}
@@ -278,12 +279,12 @@ def test_the_answer_says_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    kept = Remembered(most=3, most_bytes=100)
+    kept: Remembered[bytes, Reply] = Remembered(most=3, most_bytes=100)
     for number in range(5):
         kept.put(bytes([number]), Reply(200, b"x" * 10))
-    assert list(kept.replies) == [b"\x02", b"\x03", b"\x04"]
+    assert list(kept.held) == [b"\x02", b"\x03", b"\x04"]
     kept.put(b"large", Reply(200, b"x" * 95))
-    assert (list(kept.replies), kept.bytes) == ([b"large"], 95)
+    assert (list(kept.held), kept.bytes) == ([b"large"], 95)
 
 
 def test_equal_questions_in_other_words_are_one() -> None:
@@ -291,7 +292,7 @@ def test_equal_questions_in_other_words_are_one() -> None:
         desk = Desk(Settings(workers=0))
         for goal, extra in (("sft", {}), (" SFT ", {"seq": ""}), ("sft", {"overrides": []})):
             await desk.ask("estimate", {"target": "llama3_8b_sft_config", "goal": goal, **extra})
-        return len(desk.remembered.replies)
+        return len(desk.remembered.held)
 
     assert asyncio.run(scene()) == 1
 

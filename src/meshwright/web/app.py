@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from meshwright import __version__
 from meshwright.web import assets, data, pages
 from meshwright.web.desk import Desk
+from meshwright.web.remembered import Remembering
 from meshwright.web.security import Guard
 from meshwright.web.settings import Settings
 from meshwright.web.told import told
@@ -48,7 +49,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(pages.router)
     app.add_exception_handler(RequestValidationError, _not_understood)
     app.add_exception_handler(HTTPException, _not_there)
-    app.add_middleware(Guard, settings=chosen)
+    app.add_middleware(Remembering, most=chosen.remembered)
+    app.add_middleware(Guard, settings=chosen)  # added last, met first
     return app
 
 

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import os
 import sys
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,11 +16,11 @@ from typing import Any
 import msgspec
 
 from meshwright.web import worker
+from meshwright.web.remembered import Remembered
 from meshwright.web.settings import Settings
 from meshwright.web.told import told
 from meshwright.web.verbs import HEAVY
 
-REMEMBERED_BYTES = 128 << 20
 RETRY_S = 2
 STARTED_S = 60.0  # until a fresh worker has imported everything and answers
 MAY_BE_EMPTY = ("seq", "tokens", "query", "family", "dialect")
@@ -43,6 +42,11 @@ class Reply:
         """Whether the question was understood."""
         return self.status == 200
 
+    @property
+    def size(self) -> int:
+        """Bytes that it takes to remember."""
+        return len(self.body)
+
     @cached_property
     def data(self) -> dict[str, Any]:
         """The answer as an object; do not change it, others get the same."""
@@ -55,37 +59,12 @@ class Reply:
         return f'"{hashlib.blake2b(self.body, digest_size=12).hexdigest()}"'
 
 
-class Remembered:
-    """The answers used last, up to a count and a size."""
-
-    def __init__(self, most: int, most_bytes: int = REMEMBERED_BYTES) -> None:
-        self.most, self.most_bytes, self.bytes = most, most_bytes, 0
-        self.replies: OrderedDict[bytes, Reply] = OrderedDict()
-
-    def get(self, key: bytes) -> Reply | None:
-        """The answer, if it is remembered."""
-        found = self.replies.get(key)
-        if found is not None:
-            self.replies.move_to_end(key)
-        return found
-
-    def put(self, key: bytes, reply: Reply) -> None:
-        """Remembers an answer and forgets those used longest ago."""
-        if key in self.replies:
-            self.bytes -= len(self.replies.pop(key).body)
-        self.replies[key] = reply
-        self.bytes += len(reply.body)
-        while self.replies and (len(self.replies) > self.most or self.bytes > self.most_bytes):
-            _, dropped = self.replies.popitem(last=False)
-            self.bytes -= len(dropped.body)
-
-
 class Desk:
     """Takes questions; answers them from memory or by one of its workers."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.remembered = Remembered(settings.remembered)
+        self.remembered: Remembered[bytes, Reply] = Remembered(settings.remembered)
         self.asked: dict[bytes, asyncio.Task[Reply]] = {}
         self.workers = [Worker() for _ in range(settings.workers)]
         self.idle: asyncio.LifoQueue[Worker] = asyncio.LifoQueue()
