@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -55,6 +56,54 @@ def test_figures_of_torch_are_read_in_all_its_words() -> None:
     assert (old.wanted, old.capacity, old.in_use, old.allocated) == (0.5, 79.15, 78.0, 70.0)
 
 
+SIGNS = (
+    ("out_of_memory", "torch.cuda.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB"),
+    ("out_of_memory", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
+    ("loss_not_a_number", "error: the loss is nan in step 12 on rank 3; the batches are in bad_batches.jsonl"),
+    ("loss_not_a_number", "Rank 3: found NaN in local grad norm for bucket #0 in backward pass"),
+    ("host_memory", "slurmstepd: error: Detected 3 oom_kill events in StepId=4711.0"),
+    ("host_memory", "RuntimeError: DataLoader worker (pid 42) is killed by signal: Killed."),
+    ("host_memory", "rank 3 of 8 was killed, usually because the machine ran out of memory (SIGKILL)"),
+    ("hang", "[E ProcessGroupNCCL.cpp] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)"),
+    ("hang", "error: rank 2 of 8 hangs in step 12, forward_backward: nothing happened for 600 s."),
+    ("network", "torch.distributed.DistBackendError: NCCL error: ncclRemoteError: A call failed possibly"),
+    ("gpu_fault", "NVRM: Xid (PCI:0000:17:00): 63, pid=42"),
+    ("gpu_fault", "RuntimeError: CUDA error: an illegal memory access was encountered"),
+    ("disk_full", "OSError: [Errno 28] No space left on device: 'x'"),
+)
+
+
+@pytest.mark.parametrize(("name", "text"), SIGNS)
+def test_ends_are_known_by_their_words(name: str, text: str) -> None:
+    run = doctor.read_text(TELLERS["torchtitan"](healthy(30)) + text + "\n", "log")
+    (fault,) = run.faults
+    assert (fault.name, fault.step, fault.text) == (name, 30, text)
+    (finding,) = doctor.examine(run).findings
+    assert finding.severity == "error"
+    assert finding.remedies
+
+
+def test_where_an_allocation_failed_is_read_from_the_traceback() -> None:
+    places = {
+        '  File "losses.py", line 12, in cross_entropy': "logits",
+        '  File "torch/optim/adamw.py", line 200, in _init_group': "optimizer",
+        '  File "model.py", line 3, in forward': "activations",
+        '  File "fsdp.py", line 7, in foreach_all_gather': "buffers",
+    }
+    for line, part in places.items():
+        run = doctor.read_text(f"Traceback (most recent call last):\n{line}\n{OOM}\n", "log")
+        assert run.faults[0].where == part
+
+
+def test_the_first_line_of_a_log_stands_for_as_many_steps_as_the_others() -> None:
+    story = healthy(40)
+    (rows,) = story.starts
+    tenths = replace(story, starts=(tuple(one for one in rows if one.step % 10 == 0),))
+    for teller in ("megatron", "automodel"):
+        run = doctor.read_text(TELLERS[teller](tenths), "log")
+        assert [(step.step, step.covers) for step in run.steps] == [(10, 10), (20, 10), (30, 10), (40, 10)]
+
+
 def test_megatron_tells_its_training_by_its_arguments() -> None:
     steps = "".join(
         f" [2026-01-01 00:00:00] iteration {i:8d}/     500 | consumed samples: {128 * i:12d} | elapsed time per "
@@ -91,7 +140,7 @@ def test_our_own_runs_tell_their_whole_recipe(tmp_path: Path) -> None:
     recipe = index.load("llama3_8b_sft_config")
     story = healthy()
     settings_ = msgspec.to_builtins(recipe)
-    text = TELLERS["own"](msgspec_replace(story, settings_))
+    text = TELLERS["own"](replace(story, settings=settings_))
     (tmp_path / "metrics.jsonl").write_text(text)
     run = doctor.read(tmp_path)
     assert run.told.recipe == recipe
@@ -100,12 +149,6 @@ def test_our_own_runs_tell_their_whole_recipe(tmp_path: Path) -> None:
     assert not note
     assert made.recipe == recipe
     assert str(made.cluster) == "8xH100"
-
-
-def msgspec_replace(story: object, told: dict[str, object]) -> object:
-    from dataclasses import replace
-
-    return replace(story, settings=told)  # type: ignore[type-var]
 
 
 def test_a_folder_is_read_by_the_file_that_tells_most(tmp_path: Path) -> None:

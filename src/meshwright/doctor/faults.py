@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from meshwright.doctor.formats.text import Line
+from meshwright.doctor.formats.text import Line, has_any
 from meshwright.doctor.run import Fault, OutOfMemory
 
 SHOWN = 300  # characters of a line that are kept
@@ -84,8 +84,12 @@ SIGNS = (
     ),
 )
 
-ANY = re.compile("|".join(one.words.pattern for one in SIGNS))
-"""Most lines are told apart by one look."""
+HINTS = (
+    "ut of memory", "OutOfMemory", "ALLOC_FAILED", "NaN", "the loss is", "the gradient norm is", "nexpected result",
+    "oom", "OOM", "is killed", "SIGKILL", "exitcode", "annot allocate", "timeout", "hangs in", "Timed out", "nccl",
+    "NCCL", "ibv_", "onnection reset", "ompletion from peer", "ECC", "Xid", "CUDA error", "No space left", "quota",
+)  # fmt: skip
+"""One of these stands in every line that is a sign."""
 
 MEMORY = (
     ("wanted", re.compile(r"Tried to allocate ([\d.]+) (\w+)")),
@@ -114,9 +118,11 @@ def find(lines: Sequence[Line], steps_by_line: Sequence[tuple[int, int]] = (), f
     """Every fault in a log, in order; what several ranks say alike is told once for each line."""
     told = 0
     for place, line in enumerate(lines):
-        if not ANY.search(line.text):
+        if not has_any(line.text, HINTS):
             continue
-        sign = next(one for one in SIGNS if one.words.search(line.text))
+        sign = next((one for one in SIGNS if one.words.search(line.text)), None)
+        if sign is None:
+            continue
         told += 1
         if told > MOST:
             return

@@ -43,7 +43,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
     """A run of AutoModel."""
     steps = Steps()
     world, tokens_seen = None, None
-    for line, found in of_one_rank(lines, STEP):
+    for line, found in of_one_rank(lines, STEP, HINTS):
         if found is not None:
             number_of, figures = _of_json(line.text) if found[1] is None else (int(found[1]), _of_text(line.text))
             if number_of is None:

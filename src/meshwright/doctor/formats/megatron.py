@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.doctor.formats.steps import Steps
-from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank, positive
+from meshwright.doctor.formats.text import NUMBER, Line, has_any, number, of_one_rank, positive
 from meshwright.doctor.run import Run, Told
 
 LOOKED_FOR = "`iteration 10/ 100 | … | elapsed time per iteration (ms): … |` of Megatron-LM and Megatron-Bridge"
@@ -37,6 +37,9 @@ START = re.compile(r"\[before the start of training step\]")
 ARGUMENT = re.compile(r"^\s{2,}([a-z]\w*) \.{2,} (.*?)\s*$")
 GPU = re.compile(r"NVIDIA (?:DGX )?((?:GB|[ABHL])\d{2,3}S?)\b")
 
+TELLING = ("before the start", "memory (", "Step Time", " ..", "NVIDIA")
+"""What stands in every other line that is read."""
+
 PARTS = {
     "batch-generator": "data",
     "forward-backward": "forward_backward",
@@ -60,12 +63,14 @@ def read(lines: Sequence[Line], path: str) -> Run:
     steps = Steps()
     arguments: dict[str, str] = {}
     total, retries, retry_line, gpu, bridge_tflops = None, 0, 0, "", None
-    for line, found in of_one_rank(lines, STEP):
+    for line, found in of_one_rank(lines, STEP, HINTS):
         text = line.text
         if found is not None:
             total = int(found[2])
             steps.add(int(found[1]), line.number, **_figures(text, arguments, bridge_tflops))
             bridge_tflops = None
+        elif not has_any(text, TELLING):
+            continue
         elif START.search(text):
             steps.start()
         elif memory := MEMORY_MB.search(text):

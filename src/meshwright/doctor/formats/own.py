@@ -69,7 +69,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
     """A run of ours."""
     steps = Steps()
     header, total, damaged = None, None, 0
-    for line, found in of_one_rank(lines, STEP):
+    for line, found in of_one_rank(lines, STEP, HINTS):
         if found is None:
             continue
         if found[1] is not None:

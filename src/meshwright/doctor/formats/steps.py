@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from meshwright.doctor.run import Step
@@ -16,6 +17,7 @@ class Steps:
         self._rows: list[dict[str, Any]] = []
         self._attempt, self._begins = 0, True
         self._blocked = 0.0
+        self._guessed: set[int] = set()  # starts whose first line does not say how many steps it stands for
         self.starts: list[int] = []
 
     def start(self, first: int | None = None) -> None:
@@ -37,6 +39,8 @@ class Steps:
                 self._begins = True
         if self._begins and len(self.starts) <= self._attempt:
             self._note_start(step)
+            if "covers" not in figures:
+                self._guessed.add(self._attempt)
         figures = {name: value for name, value in figures.items() if value is not None}
         blocked, self._blocked = self._blocked, 0.0
         blocked += figures.pop("blocked_s", 0.0)
@@ -70,6 +74,10 @@ class Steps:
         if self._rows and self._blocked:
             self._rows[-1]["blocked_s"] += self._blocked
             self._blocked = 0.0
+        for first, second in pairwise(self._rows):
+            if first["attempt"] in self._guessed and first["attempt"] == second["attempt"]:
+                first["covers"] = max(1, min(first["step"], second["step"] - first["step"]))
+                self._guessed.discard(first["attempt"])
         return tuple(Step(**row) for row in self._rows)
 
     @property

@@ -46,7 +46,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
     steps = Steps()
     told: dict[str, Any] = {}
     retries, retry_line = 0, 0
-    for line, found in of_one_rank(lines, STEP):
+    for line, found in of_one_rank(lines, STEP, HINTS):
         text = line.text
         if found is not None:
             steps.add(int(found[1]), line.number, **_figures(text, told))
