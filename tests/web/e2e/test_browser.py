@@ -174,9 +174,9 @@ def test_a_point_of_the_chart_is_chosen_by_a_click(watched: Any) -> None:
     page.locator("#layouts canvas").scroll_into_view_if_needed()
     box = page.locator("#layouts canvas").bounding_box()
     place = page.evaluate(
-        "() => { const view = charts.views.get('layouts'); const [x, y] = view.origin();"
+        "() => { const view = charts.views.get('layouts'); const [x, y] = view.origin(); const { left, top } = view.padding();"
         " const row = view.data('layouts')[0];"
-        " return [x + view.scale('x')(row.total_gib), y + view.scale('y')(row.step_s)]; }"
+        " return [left + x + view.scale('x')(row.total_gib), top + y + view.scale('y')(row.step_s)]; }"
     )
     page.mouse.move(box["x"] + place[0], box["y"] + place[1])
     page.wait_for_selector("#vg-tooltip-element.visible")
