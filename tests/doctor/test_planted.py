@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from tests.doctor.planted import FAULTS
 from tests.doctor.stories import KIND, TELLERS, healthy
 
-from meshwright import doctor
+from meshwright import api, doctor
 
 SEEDS = st.integers(0, 2**20)
 PAIRS = [(fault, teller) for fault, one in FAULTS.items() for teller in one.told_by]
@@ -42,6 +43,7 @@ def test_a_planted_fault_is_found_and_only_that_one(fault: str, teller: str, see
     assert finding.remedies
     assert finding.evidence or finding.lines
     assert all(line.startswith("log:") for line in finding.lines)
+    json.dumps(api.checkup_to_dict(found), allow_nan=False)
 
 
 @settings(max_examples=20)

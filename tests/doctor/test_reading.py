@@ -176,6 +176,20 @@ def test_what_a_run_has_overcome_is_not_told(tmp_path: Path) -> None:
         assert [finding.id for finding in doctor.examine(doctor.read(tmp_path)).findings] == ids
 
 
+def test_the_error_of_a_run_that_fails_is_left_in_its_folder(tmp_path: Path) -> None:
+    from meshwright.engine.faults import RunError, StoppedError
+    from meshwright.engine.start import _written_down
+
+    (tmp_path / "metrics.jsonl").write_text(TELLERS["own"](healthy(40)))
+    with pytest.raises(StoppedError), _written_down(tmp_path):
+        raise StoppedError("the run was asked to end")
+    assert not (tmp_path / "failure.jsonl").exists()
+    with pytest.raises(RunError), _written_down(tmp_path):
+        raise RunError(f"rank 0 of 8 failed in step 41, forward_backward: {OOM}")
+    (finding,) = doctor.examine(doctor.read(tmp_path)).findings
+    assert (finding.id, finding.steps) == ("memory.out-of-memory", (40, 41))
+
+
 def test_a_fault_that_steps_came_after_is_not_what_the_run_ended_of() -> None:
     first, second = healthy(40), healthy(40, first=41)
     text = TELLERS["torchtitan"](first) + f"{OOM}\n" + TELLERS["torchtitan"](second)
@@ -243,7 +257,7 @@ def test_a_log_that_is_cut_or_has_junk_in_it_is_read_or_refused(teller: str, see
             found = doctor.examine(doctor.read_text(damaged, "log"))
         except InputError:
             continue
-        json.dumps(api.checkup_to_dict(found))
+        json.dumps(api.checkup_to_dict(found), allow_nan=False)
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False, width=32))

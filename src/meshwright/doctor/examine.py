@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import isfinite
 from typing import NamedTuple
 
 from meshwright.doctor import loss, memory, running, speed
@@ -156,7 +157,7 @@ def figures(view: View) -> Iterator[Figure]:
     paces = [step.pace for step in view.steady if step.pace]
     if view.enough and view.pace:
         yield Figure("spread of step times", "", deviation([pace / view.pace for pace in paces]))
-    first = next((step.loss for step in view.run.steps if step.loss is not None), None)
+    first = next((step.loss for step in view.run.steps if step.loss is not None and isfinite(step.loss)), None)
     last = middle(step.loss for step in view.run.steps[-5:])
     if first is not None and last is not None:
         yield Figure("first loss", "", first)

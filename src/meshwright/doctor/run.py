@@ -55,7 +55,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         """Time for one unit of work: seconds per token where tokens are told, else per sample, else per step."""
         if self.tokens_per_s:
             return 1 / self.tokens_per_s
-        if self.seconds is None:
+        if self.seconds is None or self.seconds <= 0:
             return None
         return self.seconds / self.samples if self.samples else self.seconds
 

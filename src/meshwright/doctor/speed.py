@@ -25,7 +25,7 @@ PARTS = {
 NAMES = {
     "forward_backward": "forward and backward",
     "optimizer": "the optimizer",
-    "other": "what lies between them (host work, logging, waiting)",
+    "other": "host work and waiting",
     "data": "waiting for data",
 }
 NEIGHBOURS = 10  # lines before and behind a step that it is held against
