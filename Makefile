@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint docs bench load schema accuracy sweep verify parity slow faults slurm-test clean
+.PHONY: setup demo test lint browser screens docs bench load schema accuracy sweep verify parity slow faults slurm-test clean
 
 setup: $(VENV)/.core  ## the tool itself, without torch
 
@@ -34,8 +34,17 @@ lint: $(VENV)/.peers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint
+# Debian's chromium for the tests of the pages; without it, and without the right to install it, they are skipped.
+browser:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  (apt-get install -y -qq chromium || (apt-get update -qq && apt-get install -y -qq chromium)) >/dev/null 2>&1; } || \
+	  echo "no chromium here: the tests in a browser will be skipped"
+
+test: lint browser
 	$(BIN)/python -m pytest -n 2
+
+screens: $(VENV)/.engine browser  ## pictures of the pages, docs/screens (a minute)
+	$(BIN)/python docs/screens.py
 
 sweep: $(VENV)/.peers  ## trains a tiny model of every recipe on 2 processes; writes the table (half an hour)
 	$(BIN)/python benchmarks/tiny_sweep.py --nproc 2

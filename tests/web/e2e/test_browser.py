@@ -52,15 +52,20 @@ def _not_of_status(wrong: list[str]) -> list[str]:
     return [one for one in wrong if "status of 4" not in one]
 
 
+def _violations(page: Any, within: str) -> list[tuple[str, list[str]]]:
+    """What axe-core, already loaded, objects to in a part of the page."""
+    ask = "async (within) => (await axe.run(within, {resultTypes: ['violations']})).violations"
+    found = page.evaluate(ask, within)
+    return [(one["id"], [node["html"][:160] for node in one["nodes"][:4]]) for one in found]
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_no_violation_of_accessibility_and_no_sideways_scrolling(watched: Any, axe: str, name: str) -> None:
     page = watched.open(PAGES[name])
+    page.evaluate(axe)
     for theme in ("light", "dark"):
         page.evaluate("(theme) => { document.documentElement.dataset.theme = theme; }", theme)
-        page.evaluate(axe)
-        found = page.evaluate("async () => (await axe.run(document, {resultTypes: ['violations']})).violations")
-        told = [(one["id"], [node["html"][:160] for node in one["nodes"][:4]]) for one in found]
-        assert told == [], theme
+        assert _violations(page, "html") == [], theme
     page.set_viewport_size({"width": 360, "height": 740})
     page.wait_for_timeout(60)
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 360
@@ -142,7 +147,7 @@ def test_a_mistake_is_told_in_place(watched: Any) -> None:
     assert "did you mean" in alert.inner_text()
 
 
-def test_layouts_are_filtered_and_compared(watched: Any, meshwright: Any) -> None:
+def test_layouts_are_filtered_and_compared(watched: Any, meshwright: Any, axe: str) -> None:
     page = watched.open(EXPLORE)
     before = int(page.locator("#shown").inner_text().split()[0].replace(",", ""))
     page.select_option("#only-pp", "2")
@@ -164,6 +169,8 @@ def test_layouts_are_filtered_and_compared(watched: Any, meshwright: Any) -> Non
         assert float(row.get_attribute("value")) == pytest.approx(answer["estimate"]["step_s"], rel=1e-12)
     assert page.locator("#compare .pipeline").count() == 2
     assert page.locator("#compare svg.passes .pass-F").count() > 10
+    page.evaluate(axe)
+    assert _violations(page, "#compare") == []
     page.reload()
     page.wait_for_selector("#compare .side >> nth=1")
     assert watched.numbers("#compare") == shown
@@ -174,8 +181,8 @@ def test_a_point_of_the_chart_is_chosen_by_a_click(watched: Any) -> None:
     page.locator("#layouts canvas").scroll_into_view_if_needed()
     box = page.locator("#layouts canvas").bounding_box()
     place = page.evaluate(
-        "() => { const view = charts.views.get('layouts'); const [x, y] = view.origin(); const { left, top } = view.padding();"
-        " const row = view.data('layouts')[0];"
+        "() => { const view = charts.views.get('layouts'); const row = view.data('layouts')[0];"
+        " const [x, y] = view.origin(); const { left, top } = view.padding();"
         " return [left + x + view.scale('x')(row.total_gib), top + y + view.scale('y')(row.step_s)]; }"
     )
     page.mouse.move(box["x"] + place[0], box["y"] + place[1])
