@@ -8,12 +8,13 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from meshwright import __version__
 from meshwright.web import assets, data, pages
 from meshwright.web.desk import Desk
+from meshwright.web.drawing import render
 from meshwright.web.remembered import Remembering
 from meshwright.web.security import Guard
 from meshwright.web.settings import Settings
@@ -72,7 +73,11 @@ async def _not_there(request: Request, error: Exception) -> Response:
     if status == 400:  # what the framework says of a body that it cannot decode
         return JSONResponse(told("is not JSON in UTF-8", "body", fix=_see(request)), 422, headers)
     wanted = f"{request.method} {request.url.path}"
-    return JSONResponse(told(reason.lower(), "address", wanted, _see(request), "NotThere"), status, headers)
+    failed = told(reason.lower(), "address", wanted, _see(request), "NotThere")
+    if request.url.path.startswith("/api/") or status != 404:
+        return JSONResponse(failed, status, headers)
+    shown = {"error": {**failed, "fix": []}, "what": "page", "back": "/"}
+    return HTMLResponse(render("missing.html", version=__version__, path=request.url.path, **shown), status)
 
 
 def _see(request: Request) -> list[str]:

@@ -75,6 +75,7 @@ class Schedule(Estimate):
 
     first: Annotated[int | None, Field(ge=1, le=100_000, description="only so many of the step's micro batches")] = None
 
+
 class Size(Training):
     """How many GPUs?"""
 
