@@ -205,7 +205,19 @@ def test_an_answer_is_not_sent_twice(client: TestClient) -> None:
     assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
 
 
+def test_what_was_answered_before_is_the_same_to_the_header(client: TestClient) -> None:
+    address = "/api/complete?kind=models&query=never+asked+elsewhere"
+    first, again = client.get(address), client.get(address)
+    assert (first.content, dict(first.headers)) == (again.content, dict(again.headers))
+    assert client.get("/api/complete?kind=models&query=llama").content != first.content
+    bad = "/api/complete?kind=models&limit=0"
+    assert [client.get(bad).status_code for _ in range(2)] == [422, 422]
+
+
 def test_an_address_that_nobody_serves(client: TestClient) -> None:
+    page = client.get("/nothing/here")
+    assert page.status_code == 404
+    assert page.headers["content-type"].startswith("text/html")
     assert client.get("/api/nothing").status_code == 404
     assert client.delete("/api/gpus").status_code == 405
     assert client.get("/api/nothing").json()["field"] == "address"
