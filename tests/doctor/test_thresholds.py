@@ -10,7 +10,7 @@ from tests.doctor.planted import FAULTS
 from tests.doctor.stories import TELLERS, healthy
 
 from meshwright import doctor
-from meshwright.doctor.speed import period
+from meshwright.doctor.pace import period
 from meshwright.doctor.view import running_median
 
 SOURCES = Path(doctor.__file__).parent

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from math import isfinite
 from typing import NamedTuple
 
-from meshwright.doctor import loss, memory, running, speed
+from meshwright.doctor import loss, memory, pace, running, speed
 from meshwright.doctor.finding import Checkup, Figure, Finding
 from meshwright.doctor.run import ENGINE, Run
 from meshwright.doctor.thresholds import limit
@@ -96,9 +96,9 @@ DIAGNOSES = (
     Diagnosis("speed.slow-network", speed.slow_network, _needs_network),
     Diagnosis("speed.low-mfu", speed.low_mfu, _needs_estimate),
     Diagnosis("speed.bubbles", speed.bubbles, _needs_pipeline),
-    Diagnosis("speed.uneven-steps", speed.uneven_steps, _needs_trend),
-    Diagnosis("speed.slowing-down", speed.slowing_down, _needs_trend),
-    Diagnosis("speed.stragglers", speed.stragglers, _needs_ranks),
+    Diagnosis("speed.uneven-steps", pace.uneven_steps, _needs_trend),
+    Diagnosis("speed.slowing-down", pace.slowing_down, _needs_trend),
+    Diagnosis("speed.stragglers", pace.stragglers, _needs_ranks),
     Diagnosis("memory.growing", memory.growing_memory, _needs_memory),
     Diagnosis("memory.only-just-fits", memory.allocator_retries),
     Diagnosis("run.checkpoint-stalls", running.checkpoint_stalls),
@@ -156,7 +156,7 @@ def figures(view: View) -> Iterator[Figure]:
             yield Figure(f"{speed.NAMES.get(name, name)}, share of a step", "", share)
     paces = [step.pace for step in view.steady if step.pace]
     if view.enough and view.pace:
-        yield Figure("spread of step times", "", deviation([pace / view.pace for pace in paces]))
+        yield Figure("spread of step times", "", deviation([one / view.pace for one in paces]))
     first = next((step.loss for step in view.run.steps if step.loss is not None and isfinite(step.loss)), None)
     last = middle(step.loss for step in view.run.steps[-5:])
     if first is not None and last is not None:

@@ -146,6 +146,12 @@ class View:
         return f"{self.run.file}:{step.line}" + (f" {words}" if words else "")
 
     @property
+    def ends(self) -> tuple[str, ...]:
+        """The first and last line that speeds are taken from."""
+        rows = self.steady
+        return tuple(dict.fromkeys(self.place(step) for step in (rows[0], rows[-1]))) if rows else ()
+
+    @property
     def _tokens(self) -> int | None:
         if self.run.told.tokens_per_step:
             return self.run.told.tokens_per_step
@@ -170,6 +176,11 @@ def _without_warm_up(attempt: Sequence[Step]) -> Sequence[Step]:
     ):
         dropped += 1
     return rest[dropped:]
+
+
+def span(steps: Sequence[Step]) -> tuple[int, int] | None:
+    """The first and last of some steps."""
+    return (steps[0].first, steps[-1].step) if steps else None
 
 
 def middle(values: Iterable[float | None]) -> float | None:
