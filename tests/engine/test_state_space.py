@@ -119,6 +119,21 @@ def test_scan_in_bf16_is_that_in_fp32_but_for_rounding() -> None:
     assert max(worst.values()) < 2**-7, worst
 
 
+def test_products_of_bf16_are_those_of_fp32_but_for_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def product(left: Tensor, right: Tensor) -> Tensor:
+        seen.update((left.dtype, right.dtype))
+        return left.float() @ right.float()
+
+    seen: set[torch.dtype] = set()
+    monkeypatch.setattr(state_space, "on_gpu", lambda _: True)  # whose products take bf16 and sum in fp32
+    monkeypatch.setattr(state_space, "_product", product)
+    low = inputs(2, 300, 2, 2, 8, 8, torch.bfloat16)
+    high = [one.detach().float().requires_grad_() for one in low]
+    worst = differences(outcome(ours, low), outcome(reference, high))
+    assert max(worst.values()) < 2**-6, worst
+    assert torch.bfloat16 in seen
+
+
 def test_scan_without_skip_bias_and_softplus() -> None:
     x, dt, a_log, b, c, _, _ = (one.detach() for one in inputs(2, 20, 1, 2, 3, 4))
     steps = dt.abs()
