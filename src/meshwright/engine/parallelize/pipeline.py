@@ -148,6 +148,17 @@ class ReceivingStage(PipelineStage):
             self.fwd_cache[fwd_chunk_id] = ((), [])
         return sends
 
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        """The gradient for the stage before on the same rank; without a backward pass there is none to ask for."""
+        if not self.has_backward:
+            return ()
+        return super().get_local_bwd_output(mb_index)  # type: ignore[no-untyped-call]  # torch's
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: tuple[torch.Tensor | None, ...], mb_index: int) -> None:
+        """The gradient from the stage after on the same rank; without a backward pass there is none."""
+        if self.has_backward:
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+
     def _sends(self) -> bool:
         """Whether outputs go to another rank: the two middle stages of a V are on the same one."""
         return not self.is_last and self.stage_index_to_group_rank[self.stage_index + 1] != self.group_rank
