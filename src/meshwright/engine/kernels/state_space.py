@@ -14,15 +14,15 @@ Heads of a group share B and C, which are not copied for each. It is an operatio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.flop_counter import register_flop_formula
 
-from meshwright.engine.kernels._where import STEPS, on_gpu
+from meshwright.engine.kernels._where import STEPS, is_dry, on_gpu
 from meshwright.engine.kernels.cross_entropy import wide
 
 CHUNK = 128  # tokens whose outputs come from one matrix
@@ -70,14 +70,17 @@ class Plan:
         """Blocks along the sequence."""
         return -(-self.tokens // self.block_tokens)
 
-    def of_rows(self) -> Iterator[slice]:
+    def of_rows(self) -> list[slice]:
         """The rows that go together."""
-        return (slice(i, min(i + self.block_rows, self.rows)) for i in range(0, self.rows, self.block_rows))
+        return _parts(self.rows, self.block_rows)
 
     def along(self) -> list[slice]:
         """The tokens of each block."""
-        step = self.block_tokens
-        return [slice(i, min(i + step, self.tokens)) for i in range(0, self.tokens, step)]
+        return _parts(self.tokens, self.block_tokens)
+
+
+def _parts(whole: int, step: int) -> list[slice]:
+    return [slice(i, min(i + step, whole)) for i in range(0, whole, step)]
 
 
 def plan(rows: int, tokens: int, heads: int) -> Plan:
@@ -119,9 +122,9 @@ def _scan_steps(
     blocks = plan(*x.shape[:3])
     out = x.new_empty(x.shape)
     starts = _no_starts(x, b, blocks)
-    for rows in blocks.of_rows():
+    for rows, along in _carried_out(blocks, x, b, FORWARD):
         state = torch.zeros_like(starts[rows, 0])
-        for number, tokens in enumerate(blocks.along()):
+        for number, tokens in along:
             starts[rows, number] = state
             here = (rows, tokens)
             step = _steps(dt[here], bias, softplus, low, high)
@@ -172,9 +175,9 @@ def _backward_steps(
     blocks = plan(*x.shape[:3])
     by_x, by_dt, by_b, by_c = (one.new_empty(one.shape) for one in (x, dt, b, c))
     by_a, by_skip, by_bias = (starts.new_zeros(a.shape) for _ in range(3))
-    for rows in blocks.of_rows():
+    for rows, along in _carried_out(blocks, x, b, BACKWARD):
         by_state = torch.zeros_like(starts[rows, 0])
-        for number, tokens in reversed(list(enumerate(blocks.along()))):
+        for number, tokens in reversed(along):
             here = (rows, tokens)
             step = _steps(dt[here], bias, softplus, low, high)
             block = _block(x[here], step, a, b[here], c[here], blocks.chunk)
@@ -220,6 +223,63 @@ def _gradients(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple[Ten
 
 
 _scan.register_autograd(_gradients, setup_context=_remember)
+
+
+class Products(NamedTuple):
+    """How many products of each kind a pass makes: of tokens by their states, by tokens, with states, of chunks."""
+
+    inner: int
+    matrix: int
+    states: int
+    between: int
+
+
+FORWARD, BACKWARD = Products(1, 1, 2, 1), Products(3, 2, 6, 2)
+
+
+def _carried_out(blocks: Plan, x: Tensor, b: Tensor, products: Products) -> list[tuple[slice, list[tuple[int, slice]]]]:
+    """The blocks of each group of rows, numbered. In a dry run the first and last alone: those between are alike."""
+    every, along = blocks.of_rows(), list(enumerate(blocks.along()))
+    if not is_dry(x):
+        return [(rows, along) for rows in every]
+    rows, ends = _ends(every), _ends(along)
+    here = [(part, tokens) for part in rows for _, tokens in ends]
+    all_flop = sum(_flop(part, tokens, blocks.chunk, x, b, products) for part in every for _, tokens in along)
+    left_out = all_flop - sum(_flop(part, tokens, blocks.chunk, x, b, products) for part, tokens in here)
+    if left_out:
+        _left_out(x, left_out)
+    return [(part, ends) for part in rows]
+
+
+def _ends(every: list[Any]) -> list[Any]:
+    return every if len(every) < 3 else [every[0], every[-1]]
+
+
+def _flop(rows: slice, tokens: slice, chunk: int, x: Tensor, b: Tensor, products: Products) -> int:
+    """Floating-point operations of the products of a block."""
+    heads, width = x.shape[2:]
+    groups, state = b.shape[2:]
+    count: int = rows.stop - rows.start
+    chunks: int = -(-(tokens.stop - tokens.start) // chunk)
+    by_chunk = products.inner * groups * chunk**2 * state
+    by_chunk += products.matrix * heads * chunk**2 * width + products.states * heads * width * chunk * state
+    return 2 * count * (chunks * by_chunk + products.between * heads * (chunks + 1) ** 2 * width * state)
+
+
+@torch.library.custom_op("meshwright::left_out", mutates_args=(), schema="(Tensor x, int flop) -> ()")
+def _left_out(x: Tensor, flop: int) -> None:
+    """Stands for blocks that a dry run leaves out."""
+
+
+@_left_out.register_fake
+def _(x: Tensor, flop: int) -> None:
+    return None
+
+
+@register_flop_formula(torch.ops.meshwright.left_out)
+def _left_out_flop(x: Any, flop: int, **_: Any) -> int:
+    return flop
+
 
 STEPS[torch.ops.meshwright.state_space_scan.default] = _scan_steps
 STEPS[torch.ops.meshwright.state_space_scan_backward.default] = _backward_steps

@@ -1,0 +1,135 @@
+"""Gated RMS norms of state-space mixers that keep their inputs alone.
+
+Written out in fp32, as transformers has it, x · silu(gate) normed by groups keeps five times its input. Here rows are
+worked through in blocks, and the backward pass makes what it needs again.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from meshwright.engine.kernels._where import STEPS, is_dry
+
+GATED_FIRST = "Zamba2RMSNormGated"  # its gate comes before the norm; Nemotron-H's mixers have it
+BLOCK_NUMBERS = 2**24  # of the rows that are worked on together
+INPUTS = "Tensor x, Tensor gate, Tensor weight, int group, float epsilon"
+
+
+def use_lean_gated_norms(model: nn.Module) -> int:
+    """Makes every gated norm of Nemotron-H's kind keep its inputs alone; says how many were changed."""
+    chosen = [module for module in model.modules() if type(module).__name__ == GATED_FIRST]
+    for module in chosen:
+        kind: Any = type(module)
+        module.__class__ = _lean_class(kind)
+    return len(chosen)
+
+
+@cache
+def _lean_class(kind: Any) -> Any:
+    def forward(self: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
+        if gate is None or torch.compiler.is_compiling():  # a compiler fuses it and keeps no more
+            written_out: Tensor = kind.forward(self, hidden_states, gate)
+            return written_out
+        return gated_norm(hidden_states, gate, self.weight, self.group_size, self.variance_epsilon)
+
+    return type(f"Lean{kind.__name__}", (kind,), {"forward": forward, "__module__": kind.__module__})
+
+
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, group: int, epsilon: float) -> Tensor:
+    """The norm of x · silu(gate) over groups of so many columns, times the weight."""
+    out: Tensor = _norm(x.flatten(0, -2), gate.flatten(0, -2), weight, group, epsilon)
+    return out.view(*x.shape[:-1], -1)
+
+
+def _norm_steps(x: Tensor, gate: Tensor, weight: Tensor, group: int, epsilon: float) -> Tensor:
+    out = _like_output(x, weight)
+    for rows in _blocks(x):
+        normed = _normed(x[rows].float() * functional.silu(gate[rows].float()), group, epsilon)[0]
+        torch.mul(weight, normed.to(x.dtype), out=out[rows])
+    return out
+
+
+_norm = torch.library.custom_op("meshwright::gated_norm", _norm_steps, mutates_args=(), schema=f"({INPUTS}) -> Tensor")
+
+
+@_norm.register_fake
+def _(x: Tensor, gate: Tensor, weight: Tensor, group: int, epsilon: float) -> Tensor:
+    return _like_output(x, weight)
+
+
+def _like_output(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, weight.dtype))
+
+
+def _backward_steps(
+    gradient: Tensor, x: Tensor, gate: Tensor, weight: Tensor, group: int, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, gate and weight, the last in fp32."""
+    by_x, by_gate = x.new_empty(x.shape), gate.new_empty(gate.shape)
+    by_weight = torch.zeros_like(weight, dtype=torch.float32)
+    for rows in _blocks(x):
+        into, wide_gate = x[rows].float(), gate[rows].float()
+        opened = functional.silu(wide_gate)
+        normed, scale = _normed(into * opened, group, epsilon)
+        by_out = gradient[rows].float()
+        by_weight += (by_out * normed).sum(0)
+        by_normed = by_out * weight
+        shared = _grouped(by_normed * normed, group).mean(-1, keepdim=True)
+        by_product = _grouped(by_normed, group).sub(_grouped(normed, group) * shared).mul_(scale).flatten(1)
+        by_x[rows] = by_product * opened
+        by_gate[rows] = torch.ops.aten.silu_backward(by_product.mul_(into), wide_gate)
+    return by_x, by_gate, by_weight
+
+
+_norm_backward = torch.library.custom_op(
+    "meshwright::gated_norm_backward",
+    _backward_steps,
+    mutates_args=(),
+    schema=f"(Tensor gradient, {INPUTS}) -> (Tensor, Tensor, Tensor)",
+)
+
+
+@_norm_backward.register_fake
+def _(gradient: Tensor, x: Tensor, gate: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), gate.new_empty(gate.shape), torch.empty_like(weight, dtype=torch.float32)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.group, ctx.epsilon = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    weight = ctx.saved_tensors[2]
+    by_x, by_gate, by_weight = _norm_backward(gradient, *ctx.saved_tensors, ctx.group, ctx.epsilon)
+    return by_x, by_gate, by_weight.to(weight.dtype), None, None
+
+
+_norm.register_autograd(_gradients, setup_context=_remember)
+
+STEPS[torch.ops.meshwright.gated_norm.default] = _norm_steps
+STEPS[torch.ops.meshwright.gated_norm_backward.default] = _backward_steps
+
+
+def _blocks(x: Tensor) -> list[slice]:
+    """The rows of each block. In a dry run the first and last alone: those between are alike."""
+    rows, width = x.shape
+    step = max(1, BLOCK_NUMBERS // width)
+    every = [slice(i, min(i + step, rows)) for i in range(0, rows, step)]
+    return [every[0], every[-1]] if is_dry(x) and len(every) > 2 else every
+
+
+def _grouped(rows: Tensor, group: int) -> Tensor:
+    return torch.unflatten(rows, 1, (-1, group))
+
+
+def _normed(rows: Tensor, group: int, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Rows normed by groups, and what each group was multiplied by."""
+    groups = _grouped(rows, group)
+    scale = torch.rsqrt(groups.square().mean(-1, keepdim=True) + epsilon)
+    return (groups * scale).flatten(1), scale
