@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
 from meshwright.dryrun.ledger import Key, Ledger
 from meshwright.dryrun.shorten import kept_layers, kept_micro_batches, kind_of_layer, likes
@@ -103,12 +104,17 @@ class Marks(Watch):
         stage.register_forward_pre_hook(lambda *_: self._begins(chunk), prepend=True)
         stage.register_forward_hook(lambda _, __, out: self._ends(chunk, out))
         if chunk.layers:
-            for number in chunk.left_out:
+            for number in chunk.left_out if not self._gathers_stages() else ():
                 for parameter in _gathered_parameters(chunk.layers[number]):
                     parameter._unsharded_param = _NEVER_GATHERED
             layers = {number: self._layer(chunk, number) for number in chunk.kept}
             kind: Any = type(stage)
             stage.__class__ = type(kind.__name__, (kind,), {"own_layers": property(lambda _: layers)})
+
+    def _gathers_stages(self) -> bool:
+        """Whether weights are gathered by the schedule, a stage at a time: then those of left-out layers are too."""
+        pipeline = self.trainer.pipeline
+        return pipeline is not None and isinstance(pipeline.schedule, PipelineScheduleMulti)
 
     def _begins(self, chunk: Chunk) -> None:
         self.ledger.tag(_summed(chunk.outside), "gradients")
