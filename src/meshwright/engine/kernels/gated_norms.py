@@ -105,8 +105,8 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    weight = ctx.saved_tensors[2]
-    by_x, by_gate, by_weight = _norm_backward(gradient, *ctx.saved_tensors, ctx.group, ctx.epsilon)
+    x, gate, weight = ctx.saved_tensors  # asked for once: where they are computed again, they are there once
+    by_x, by_gate, by_weight = _norm_backward(gradient, x, gate, weight, ctx.group, ctx.epsilon)
     return by_x, by_gate, by_weight.to(weight.dtype), None, None
 
 
