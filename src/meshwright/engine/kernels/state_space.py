@@ -135,6 +135,7 @@ def _scan_steps(
             if skip is not None:
                 made.addcmul_(block.x, skip.to(made.dtype).view(*block.x.shape[2:4], 1))
             out[here] = _joined(made, x[here])
+            del block, before, made  # before the next block is made
     return out, starts
 
 
@@ -189,6 +190,7 @@ def _backward_steps(
             by_raw = _heads_joined(found.step, step) * _slope(dt[here], bias, softplus, low, high)
             by_bias += by_raw.sum((0, 1))
             by_dt[here] = by_raw
+            del block, found
     return by_x, by_dt, by_a, by_b, by_c, by_skip, by_bias
 
 
