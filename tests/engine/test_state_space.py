@@ -126,7 +126,7 @@ def test_products_of_bf16_are_those_of_fp32_but_for_rounding(monkeypatch: pytest
 
     seen: set[torch.dtype] = set()
     monkeypatch.setattr(state_space, "on_gpu", lambda _: True)  # whose products take bf16 and sum in fp32
-    monkeypatch.setattr(state_space, "_product", product)
+    monkeypatch.setattr(state_space, "product", product)
     low = inputs(2, 300, 2, 2, 8, 8, torch.bfloat16)
     high = [one.detach().float().requires_grad_() for one in low]
     worst = differences(outcome(ours, low), outcome(reference, high))
