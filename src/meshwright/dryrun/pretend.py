@@ -156,14 +156,14 @@ class NoData(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._inside:  # what a copy to the host is made of has no data either
+            return self.dispatch(func, types, args, kwargs)
         if (
             FakeTensor not in types
             and not _goes_there(kwargs.get("device"))
             and not _waits_on_the_host(func, args, kwargs)
         ):
             return func(*args, **kwargs)
-        if self._inside:
-            return self.dispatch(func, types, args, kwargs)
         if func in STEPS:
             with self:
                 return STEPS[func](*args, **kwargs)
