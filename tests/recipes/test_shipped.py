@@ -11,7 +11,6 @@ from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.registry import registry
 from meshwright.rules.judge import applicable
 
-
 # Published layouts that the estimate lets pass by a hair and whose dry run does not fit.
 REFUSED_BY_A_DRY_RUN = {"nemotron_3_nano_pretrain_config": "needs 78.7 of 79.7 GiB, of which 2 % stay free"}
 
