@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from meshwright.engine.kernels._where import is_dry
 from meshwright.engine.kernels.cross_entropy import wide
 
 
@@ -29,14 +31,15 @@ class Plan:
 
     def of_rows(self) -> list[slice]:
         """The rows that go together."""
-        return _parts(self.rows, self.block_rows)
+        return parts(self.rows, self.block_rows)
 
     def along(self) -> list[slice]:
         """The tokens of each block."""
-        return _parts(self.tokens, self.block_tokens)
+        return parts(self.tokens, self.block_tokens)
 
 
-def _parts(whole: int, step: int) -> list[slice]:
+def parts(whole: int, step: int) -> list[slice]:
+    """So many things, `step` at a time."""
     return [slice(i, min(i + step, whole)) for i in range(0, whole, step)]
 
 
@@ -65,6 +68,24 @@ def _(x: Tensor, flop: int) -> None:
 @register_flop_formula(torch.ops.meshwright.left_out)
 def _left_out_flop(x: Any, flop: int, **_: Any) -> int:
     return flop
+
+
+def carried_out(
+    blocks: Plan, like: Tensor, flop: Callable[[slice, slice, bool], int]
+) -> list[tuple[slice, list[tuple[int, slice]]]]:
+    """The blocks of each group of rows, numbered. In a dry run the first and last alone: those between are alike.
+
+    `flop` counts the floating-point operations of a block of rows and tokens, as it is or as a dry run carries it out.
+    """
+    every, along = blocks.of_rows(), list(enumerate(blocks.along()))
+    if not is_dry(like):
+        return [(rows, along) for rows in every]
+    rows, outer = ends(every), ends(along)
+    whole = sum(flop(part, tokens, False) for part in every for _, tokens in along)
+    rest = whole - sum(flop(part, tokens, True) for part in rows for _, tokens in outer)
+    if rest:
+        left_out(like, rest)
+    return [(part, outer) for part in rows]
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from meshwright.engine.kernels._where import STEPS, is_dry, on_gpu
-from meshwright.engine.kernels.chunks import Plan, crossing, ends, left_out, plan_of, product, until_end
+from meshwright.engine.kernels.chunks import Plan, carried_out, crossing, ends, plan_of, product, until_end
 from meshwright.engine.kernels.cross_entropy import wide
 
 CHUNK = 64  # tokens whose values come from one system
@@ -213,16 +213,7 @@ FORWARD, BACKWARD = Products(2, 1, 2, 1, 2), Products(5, 3, 5, 4, 4)
 
 
 def _carried_out(blocks: Plan, k: Tensor, v: Tensor, products: Products) -> list[tuple[slice, list[tuple[int, slice]]]]:
-    """The blocks of each group of rows, numbered. In a dry run the first and last alone: those between are alike."""
-    every, along = blocks.of_rows(), list(enumerate(blocks.along()))
-    if not is_dry(v):
-        return [(rows, along) for rows in every]
-    rows, outer = ends(every), ends(along)
-    all_flop = sum(_flop(part, tokens, blocks.chunk, k, v, products) for part in every for _, tokens in along)
-    here = sum(_flop(part, tokens, blocks.chunk, k, v, products, dry=True) for part in rows for _, tokens in outer)
-    if all_flop > here:
-        left_out(v, all_flop - here)
-    return [(part, outer) for part in rows]
+    return carried_out(blocks, v, lambda rows, tokens, dry: _flop(rows, tokens, blocks.chunk, k, v, products, dry))
 
 
 def _flop(rows: slice, tokens: slice, chunk: int, k: Tensor, v: Tensor, products: Products, dry: bool = False) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from meshwright.engine.kernels._where import STEPS, is_dry
+from meshwright.engine.kernels.chunks import ends, parts
 
 # By class: whether the gate comes before the norm. Nemotron-H's mixers have the first.
 GATED_FIRST = {
@@ -135,8 +136,8 @@ def _blocks(x: Tensor) -> list[slice]:
     """The rows of each block. In a dry run the first and last alone: those between are alike."""
     rows, width = x.shape
     step = max(1, BLOCK_NUMBERS // width)
-    every = [slice(i, min(i + step, rows)) for i in range(0, rows, step)]
-    return [every[0], every[-1]] if is_dry(x) and len(every) > 2 else every
+    every = parts(rows, step)
+    return ends(every) if is_dry(x) else every
 
 
 def _grouped(rows: Tensor, group: int) -> Tensor:

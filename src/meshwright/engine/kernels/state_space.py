@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from meshwright.engine.kernels._where import STEPS, is_dry, on_gpu
-from meshwright.engine.kernels.chunks import Plan, crossing, ends, left_out, plan_of, product, until_end
+from meshwright.engine.kernels._where import STEPS, on_gpu
+from meshwright.engine.kernels.chunks import Plan, carried_out, crossing, plan_of, product, until_end
 from meshwright.engine.kernels.cross_entropy import wide
 
 CHUNK = 128  # tokens whose outputs come from one matrix
@@ -208,17 +208,7 @@ FORWARD, BACKWARD = Products(1, 1, 2, 1), Products(3, 2, 6, 2)
 
 
 def _carried_out(blocks: Plan, x: Tensor, b: Tensor, products: Products) -> list[tuple[slice, list[tuple[int, slice]]]]:
-    """The blocks of each group of rows, numbered. In a dry run the first and last alone: those between are alike."""
-    every, along = blocks.of_rows(), list(enumerate(blocks.along()))
-    if not is_dry(x):
-        return [(rows, along) for rows in every]
-    rows, outer = ends(every), ends(along)
-    here = [(part, tokens) for part in rows for _, tokens in outer]
-    all_flop = sum(_flop(part, tokens, blocks.chunk, x, b, products) for part in every for _, tokens in along)
-    rest = all_flop - sum(_flop(part, tokens, blocks.chunk, x, b, products) for part, tokens in here)
-    if rest:
-        left_out(x, rest)
-    return [(part, outer) for part in rows]
+    return carried_out(blocks, x, lambda rows, tokens, _: _flop(rows, tokens, blocks.chunk, x, b, products))
 
 
 def _flop(rows: slice, tokens: slice, chunk: int, x: Tensor, b: Tensor, products: Products) -> int:
