@@ -88,7 +88,8 @@ def test_scan_is_that_of_transformers(
         patch.setattr(state_space, "CHUNK", chunk)
         patch.setattr(state_space, "MATRIX_BYTES", matrices * 4 * groups * heads * min(chunk, tokens) ** 2)
         found = outcome(ours, tensors)
-    worst = differences(found, outcome(reference, tensors))
+    exact = [one.detach().double().requires_grad_() for one in tensors]  # in fp32 the reference is further off than we
+    worst = differences(found, outcome(reference, exact))
     assert max(worst.values()) < 1e-5, worst
 
 
