@@ -86,6 +86,10 @@ class ReceivingStage(PipelineStage):
         finally:
             self.device = device
 
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """What opens the connections to both neighbours; torch 2.11 would connect a rank with itself in a V."""
+        return [one for one in super()._get_init_p2p_neighbors_ops() if one.group_peer != self.group_rank]
+
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """What receives the input of a micro batch, with room for it."""
         self._take(self.args_recv_info[fwd_chunk_id])
@@ -142,8 +146,14 @@ class ReceivingStage(PipelineStage):
             loss.detach_()
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """What sends the output of a micro batch; without a backward pass it is not needed any more."""
+        """What sends the output of a micro batch; without a backward pass it is not needed any more.
+
+        A schedule may wait for its sends at the end of the step: what is sent must not hold how it was computed, as it
+        does in torch 2.11.
+        """
         sends = super().get_fwd_send_ops(fwd_chunk_id)
+        for send in sends:
+            send.tensor = send.tensor.detach()
         if not self.has_backward:
             self.fwd_cache[fwd_chunk_id] = ((), [])
         return sends
