@@ -99,7 +99,10 @@ EXPERTS = (
 )
 STATE_SPACE = (
     _part("qwen3-next", "qwen3_next_80b_a3b", 4, 1, 1024, "architecture.experts=64"),
+    _part("qwen3-next 8k", "qwen3_next_80b_a3b", 4, 1, 8192, "architecture.experts=64"),
     _part("nemotron-h", "nemotronh_8b", 8, 1, 1024),
+    _part("nemotron-h 8k", "nemotronh_8b", 12, 2, 8192),
+    Case("nemotron-h packed", "nemotronh_8b", (_layers(8), *HALF, *_samples(1), "data.packing=true"), goal="sft"),
 )
 FINE_TUNING = (
     Case("lora", "llama3_8b", (*HALF, *_samples(1), "kernels.loss=fused_linear"), goal="peft"),

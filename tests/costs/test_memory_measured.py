@@ -118,7 +118,7 @@ def test_plain_gpt_with_dropout_as_in_megatrons_own_tests():
     assert found.allocated == pytest.approx(53.2, rel=0.03)
 
 
-OURS = {"strategy": "ddp", "master": "bf16", "seq_length": 4096, "loss": "chunked"}
+OURS = {"strategy": "ddp", "master": "bf16", "moments": "bf16", "seq_length": 4096, "loss": "chunked"}
 
 
 @pytest.mark.parametrize(

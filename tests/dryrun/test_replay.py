@@ -39,6 +39,10 @@ def book(name: str, gpus: str, overrides: list[str], rank: int, shortened: bool)
 
 DENSE = ("llama3_8b_pretrain", "8xH100", ["architecture.layers=4", "train.global_batch_size=16"], 0)
 PIPELINE = ["architecture.layers=10", "layout.pp=2", "layout.tp=1", "layout.sp=false", "train.global_batch_size=6"]
+INTERLEAVED = [
+    *("architecture.layers=16", "layout.pp=2", "layout.vp=2", "layout.pp_schedule=interleaved_1f1b"),
+    *("layout.tp=1", "layout.sp=false", "train.global_batch_size=8"),
+]
 EXPERTS = ("qwen3_30b_a3b_pretrain", "8xH100", ["architecture.layers=6", "train.global_batch_size=32"], 0)
 
 
@@ -47,6 +51,8 @@ EXPERTS = ("qwen3_30b_a3b_pretrain", "8xH100", ["architecture.layers=6", "train.
     [
         pytest.param(*DENSE, id="dense"),
         pytest.param("llama3_8b_pretrain", "2xH100", PIPELINE, 1, id="pipeline", marks=pytest.mark.slow),
+        pytest.param("llama3_8b_pretrain", "2xH100", PIPELINE, 0, id="first of a pipeline", marks=pytest.mark.slow),
+        pytest.param("llama3_8b_pretrain", "2xH100", INTERLEAVED, 0, id="interleaved", marks=pytest.mark.slow),
         pytest.param(*EXPERTS, id="experts", marks=pytest.mark.slow),
     ],
 )

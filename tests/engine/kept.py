@@ -34,7 +34,8 @@ class _Watch(TorchDispatchMode):
 
 def kept_bytes(model: nn.Module, call: Any) -> int:
     """Bytes that a call leaves alive as long as its result is there; the model's own memory does not count."""
-    own = {id(one.untyped_storage()) for one in (*model.parameters(), *model.buffers())}
+    held = [one.untyped_storage() for one in (*model.parameters(), *model.buffers())]  # alive: ids are not given again
+    own = {id(one) for one in held}
     watch = _Watch()
     with watch:
         result = call()

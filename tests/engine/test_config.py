@@ -36,6 +36,13 @@ def test_a_config_builds_the_model_of_the_catalogue(recipe: Recipe) -> None:
     assert small.params.total < 2_000_000
 
 
+@pytest.mark.parametrize(("model", "tied"), [("ministral3_3b", True), ("ministral3_8b", False)])
+def test_a_language_model_ties_its_head_as_the_model_that_sees_does(model: str, tied: bool) -> None:
+    recipe = load(f"{model}_sft_config")
+    assert not recipe.data.images
+    assert config_for(recipe).tie_word_embeddings is model_of(recipe).tied is tied
+
+
 def test_changes_of_the_architecture_reach_the_config() -> None:
     recipe = apply(load("qwen3_next_80b_a3b_pretrain_config"), ["architecture.layers=6", "architecture.experts=16"])
     config = config_for(recipe)

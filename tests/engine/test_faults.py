@@ -49,6 +49,11 @@ def raised(error: BaseException) -> BaseException:
         (RuntimeError("CUDA error: device-side assert triggered"), "token id", "data.tokenizer"),
         (RuntimeError("Connection closed by peer [127.0.0.1]:1"), "another rank went away", "other rank"),
         (RuntimeError("Timed out waiting 1000ms for recv"), "did not answer in time", "other rank"),
+        (
+            RuntimeError("Attribute '_input_metadata' is invalid for this instance"),
+            "zero-bubble",
+            "layout.pp_schedule=1f1b",
+        ),
         (ValueError("plain"), "rank 2 of 4 failed: ValueError: plain", ""),
     ],
 )

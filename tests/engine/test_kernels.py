@@ -11,9 +11,11 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.activations import ACT2FN
 
 from meshwright.engine.kernels.cross_entropy import logits_to_gradient_
 from meshwright.engine.kernels.fp8 import ACTIVATION, to_fp8
+from meshwright.engine.kernels.gelu import fuse_gelus
 from meshwright.engine.kernels.linears import TunedLinear, tune_linears, use_fp8
 from meshwright.engine.kernels.matmul import product, product_add
 from meshwright.engine.kernels.norms import fuse_norms
@@ -343,3 +345,18 @@ def test_the_gpus_tuned_products_are_torchs(left_t: bool, right_t: bool) -> None
             add = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
             got = product_add(add, left, right, right_t).double()
             torch.testing.assert_close(got, exact + add.double(), rtol=1e-2, atol=0.2)
+
+
+@pytest.mark.parametrize("name", ["gelu_new", "gelu_fast"])
+def test_a_gelu_that_is_written_out_becomes_one_operation(name: str) -> None:
+    model = nn.Sequential(ACT2FN[name], nn.GELU())
+    given = torch.linspace(-6, 6, 4001, dtype=torch.float64, requires_grad=True)
+    expected = model[0](given)
+    (slope,) = torch.autograd.grad(expected.sum(), given)
+    assert fuse_gelus(model) == 1
+    found = model[0](given)
+    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.sum(), given, retain_graph=True)[0], slope, rtol=1e-6, atol=1e-8
+    )
+    assert [type(node[0]).__name__ for node in found.grad_fn.next_functions] == ["AccumulateGrad"]

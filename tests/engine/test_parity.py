@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from tests.engine.families import FAMILIES
 from tests.engine.layouts import TRIED
 from tests.engine.parity import TOLERANCE, differences, recipe_of
@@ -19,6 +20,7 @@ from meshwright import clusters, models, rules
 from meshwright.recipes.case import Case
 
 QUICK_STEPS = 2
+SPLITS_BACKWARD = (2, 13)  # torch from which zero-bubble schedules take layers with functions of autograd's own
 
 
 def quick() -> list[Any]:
@@ -39,6 +41,8 @@ def too_large(found: dict[str, float]) -> dict[str, float]:
 
 @pytest.mark.parametrize(("name", "family"), quick())
 def test_every_technique_trains_like_one_process(name: str, family: str) -> None:
+    if name.startswith("dualpipe") and torch.__version__ < SPLITS_BACKWARD:
+        pytest.skip("torch 2.11 says so itself; the engine names the schedule and the fix")
     tried = TRIED[name]
     assert not too_large(differences(family, tried.world, recipe_of(tried), QUICK_STEPS))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from transformers.models.nemotron_h import modeling_nemotron_h as nemotron
 
-from meshwright.engine.kernels import state_space
+from meshwright.engine.kernels import gated_norms, state_space
 from meshwright.engine.kernels.mixers import use_own_scans
 from meshwright.engine.kernels.state_space import plan, state_space_scan
 from meshwright.engine.model.build import transformers_config
@@ -88,7 +88,8 @@ def test_scan_is_that_of_transformers(
         patch.setattr(state_space, "CHUNK", chunk)
         patch.setattr(state_space, "MATRIX_BYTES", matrices * 4 * groups * heads * min(chunk, tokens) ** 2)
         found = outcome(ours, tensors)
-    worst = differences(found, outcome(reference, tensors))
+    exact = [one.detach().double().requires_grad_() for one in tensors]  # in fp32 the reference is further off than we
+    worst = differences(found, outcome(reference, exact))
     assert max(worst.values()) < 1e-5, worst
 
 
@@ -117,6 +118,21 @@ def test_scan_in_bf16_is_that_in_fp32_but_for_rounding() -> None:
     assert found["out"].dtype == torch.bfloat16
     worst = differences(found, outcome(reference, high))
     assert max(worst.values()) < 2**-7, worst
+
+
+def test_products_of_bf16_are_those_of_fp32_but_for_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def product(left: Tensor, right: Tensor) -> Tensor:
+        seen.update((left.dtype, right.dtype))
+        return left.float() @ right.float()
+
+    seen: set[torch.dtype] = set()
+    monkeypatch.setattr(state_space, "on_gpu", lambda _: True)  # whose products take bf16 and sum in fp32
+    monkeypatch.setattr(state_space, "product", product)
+    low = inputs(2, 300, 2, 2, 8, 8, torch.bfloat16)
+    high = [one.detach().float().requires_grad_() for one in low]
+    worst = differences(outcome(ours, low), outcome(reference, high))
+    assert max(worst.values()) < 2**-6, worst
+    assert torch.bfloat16 in seen
 
 
 def test_scan_without_skip_bias_and_softplus() -> None:
@@ -172,6 +188,33 @@ def test_mixers_of_a_model_scan_block_by_block_and_others_stay(monkeypatch: pyte
     with pytest.raises(TypeError):
         plain(hidden)
     assert use_own_scans(torch.nn.ModuleList([torch.nn.Linear(2, 2)])) == 0
+
+
+@pytest.mark.parametrize("low", [False, True])
+def test_gated_norms_keep_their_inputs_alone(low: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gated_norms, "BLOCK_NUMBERS", 3 * 24)  # rows come in blocks of three
+    plain, lean = (nemotron.Zamba2RMSNormGated(24, 8) for _ in range(2))
+    holder = torch.nn.ModuleList([lean])
+    assert gated_norms.use_lean_gated_norms(holder) == 1
+    assert gated_norms.use_lean_gated_norms(holder) == 0
+    kind = torch.bfloat16 if low else torch.float32
+    both = torch.randn(2, 7, 60, generator=torch.Generator().manual_seed(2)).to(kind).requires_grad_()
+    kept = []
+
+    def through(norm: Any) -> dict[str, Tensor]:
+        with torch.no_grad():
+            norm.weight.copy_(torch.linspace(0.5, 2.0, 24))
+        with saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+            out = norm(both[..., :24], both[..., 30:54])  # parts of one tensor, as in a mixer
+        weights = torch.linspace(-1.0, 2.0, out.numel()).view(out.shape)
+        found = torch.autograd.grad((out * weights).sum(), (both, norm.weight))
+        return dict(zip(("out", "both", "weight"), (out.detach(), *found), strict=True))
+
+    found = through(lean)
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in kept}
+    assert sum(storages.values()) == both.nbytes + lean.weight.nbytes
+    worst = differences(found, through(plain))
+    assert max(worst.values()) < (2**-7 if low else 1e-5), worst
 
 
 @pytest.mark.slow

@@ -29,6 +29,8 @@ from meshwright.engine.vision.parts import EYES, part_of
 from meshwright.recipes import types
 
 TOLERANCE = 1e-5
+# transformers' own fp32 gradients of these are that far from fp64 (test_delta_rule.py): decays of whole chunks cancel.
+ROUGH, ROUGH_TOLERANCE = ("A_log", "dt_bias"), 1e-4
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "fsdp2": (2, {}),
     "tp": (2, {"tp": 2}),
@@ -61,11 +63,15 @@ def _composes(family: str, name: str) -> bool:
 SLOW = [(f, n) for f in FAMILIES for n in LAYOUTS if _composes(f, n) and (f, n) not in DEFAULT]
 
 
+def _limit(name: str) -> float:
+    return ROUGH_TOLERANCE if name.endswith(ROUGH) else TOLERANCE
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_process_equals_transformers(family: str) -> None:
     loss, far = run(1, against_transformers, family, given_recipe(types.Layout(), global_batch_size=2))[0]
     assert loss < TOLERANCE
-    assert max(far.values()) < TOLERANCE, max(far, key=far.__getitem__)
+    assert {name: off for name, off in far.items() if off >= _limit(name)} == {}
     assert any(part_of(EYES[family], name) == "vision" for name in far)
 
 

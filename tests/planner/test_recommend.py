@@ -33,7 +33,7 @@ def test_a_recipe_on_its_own_cluster_is_used_as_it_is(name: str) -> None:
     [
         *("layout.tp=2", "layout.tp=1", "model.tensor_model_parallel_size=2", "layout.recompute=selective"),
         *("layout.recompute=none", "layout.micro_batch_size=1", "layout.pp=2", "layout.cp=2", "layout.dp_replicate=2"),
-        *("layout.sp=false", "layout.offload=optimizer", "layout.vp=2", "layout.dp_shard=8", "layout.strategy=ddp"),
+        *("layout.sp=false", "layout.offload=optimizer", "layout.vp=2", "layout.dp_shard=8"),
     ],
 )
 def test_what_the_user_fixes_stays_even_when_it_is_the_recipes_own(override: str) -> None:
@@ -41,6 +41,12 @@ def test_what_the_user_fixes_stays_even_when_it_is_the_recipes_own(override: str
     asked = recipe("llama3_8b_pretrain_config", [override])
     field = {"model.tensor_model_parallel_size": "tp"}.get(key := override.split("=")[0], key.removeprefix("layout."))
     assert getattr(plan.recipe.layout, field) == getattr(asked.layout, field)
+    assert plan.ok
+
+
+def test_a_strategy_that_the_user_fixes_stays() -> None:
+    plan = recommend("llama32-1b", "16xH200", "pretrain", overrides=["layout.strategy=ddp"])
+    assert plan.recipe.layout.strategy == "ddp"
     assert plan.ok
 
 

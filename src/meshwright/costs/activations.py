@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from meshwright.costs.columns import BYTES, Column, larger, smaller, where
-from meshwright.costs.memory_constants import DELTA_CHUNK, IMAGE_SHARE, MAMBA_CHUNK, SCORE_BYTES
+from meshwright.costs.memory_constants import DELTA_CHUNK, IMAGE_SHARE, MAMBA_CHUNK, OWN_CHUNK, SCORE_BYTES
 from meshwright.costs.memory_profiles import MemoryProfile, memory_profile
 from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, Mamba2, MoE
 from meshwright.models.spec import Mixer
@@ -68,11 +68,12 @@ def layer_parts(case: Case, layer: Layer) -> Parts:
     blocks = mixers + (layer.ffn is not None)
     feeds = mixers * _keeps(case, "qkv") + (layer.ffn is not None) * _keeps(case, "fc1")  # norms that feed a linear
     normed = feeds * linear_input_bytes(case)
-    parts: Parts = {
-        "input": size * hidden / cut,
-        "norm": normed * hidden / (1 if profile.gathers_inputs else cut)
-        + ((blocks - 1) * size + blocks * _norm_extra(case, profile) + _dropout(case, layer)) * hidden / cut,
-    }
+    parts: Parts = {"input": size * hidden / cut}
+    if profile.gathers_inputs or profile.gathers_again:
+        parts |= _norms_and_residual(case, layer, blocks, normed)
+    else:
+        beside = (blocks - 1) * size + blocks * _norm_extra(case, profile) + _dropout(case, layer)
+        parts["norm"] = (normed + beside) * hidden / cut
     for mixer in (layer.mixer, layer.cross):
         if mixer is not None:
             _add(parts, _mixer_parts(case, mixer))
@@ -81,6 +82,42 @@ def layer_parts(case: Case, layer: Layer) -> Parts:
     elif layer.ffn is not None:
         _add(parts, _dense_parts(case, layer.ffn, "fc1", "act"))
     return parts
+
+
+def _inputs_cut(case: Case) -> Column:
+    """Ranks over which the inputs of linears are cut while they are kept."""
+    profile = memory_profile(case)
+    if profile.gathers_inputs or (profile.gathers_again and case.compile):
+        return 1
+    return residual_cut(case)
+
+
+def _norms_and_residual(case: Case, layer: Layer, blocks: int, normed: int) -> Parts:
+    """What norms keep for the linears they feed, and the residual stream between the blocks.
+
+    Experts keep rows of their own and routers their own copy; only shared and parallel blocks beside them gather.
+    """
+    profile, size, hidden, cut = memory_profile(case), BYTES[case.compute], case.model.hidden, residual_cut(case)
+    if isinstance(layer.ffn, MoE) and not (layer.ffn.shared_width or layer.ffn.parallel):
+        normed -= linear_input_bytes(case) * _keeps(case, "fc1")
+    if keeps_wide_norms(case):
+        norms = layer.norm_params / hidden
+        residual = (4 * norms - size) * hidden / cut  # in the place of the layer's input and of the stream
+    else:
+        residual = (blocks - 1) * size * hidden / cut
+    extra = (blocks * _norm_extra(case, profile) + _dropout(case, layer)) * hidden / cut
+    return {"norm": normed * hidden / _inputs_cut(case) + extra, "residual": residual}
+
+
+def keeps_wide_norms(case: Case) -> bool:
+    """Whether norms keep an fp32 copy of what they get: those scaled by one plus a weight, unless compiled."""
+    names = memory_profile(case).wide_norms
+    return bool(names) and not case.compile and any(name in names for name in (case.model.family, _delta_name(case)))
+
+
+def _delta_name(case: Case) -> str:
+    """A name for the models with gated delta rules, whose families have other members."""
+    return "gated_delta" if any(isinstance(group.layer.mixer, GatedDelta) for group in case.model.groups) else ""
 
 
 def _keeps(case: Case, name: str) -> bool:
@@ -109,16 +146,27 @@ def _mixer_parts(case: Case, mixer: Mixer) -> Parts:
     if isinstance(mixer, Attention):
         return _attention_parts(case, mixer)
     if isinstance(mixer, MLA):
-        latent = size * (mixer.kv_lora + mixer.qk_rope + (mixer.q_lora or 0)) * 2 / residual_cut(case)  # and normed
+        gathers = memory_profile(case).gathers_inputs or memory_profile(case).gathers_again
+        cut = 1 if gathers else residual_cut(case)  # what is made of a gathered input
+        latent = size * (mixer.kv_lora + mixer.qk_rope + (mixer.q_lora or 0)) * 2 / cut  # and normed
         up = 2 * mixer.heads * mixer.qk_head + mixer.heads * mixer.v_head
         split = mixer.heads * (mixer.qk_nope + mixer.v_head)  # kv before keys get their rotary part
         out = size * mixer.heads * mixer.v_head + 4 * mixer.heads
         return {"proj": latent, "up": size * (up + split) / tp, "core": out / tp}
     if isinstance(mixer, Mamba2):
         linear = mixer.inner + mixer.conv_width + mixer.heads
-        states = 4 * mixer.inner * mixer.state / MAMBA_CHUNK
-        return {"proj": size * linear / tp, "core": (2 * size * mixer.inner + states) / tp}
-    return _delta_parts(size, tp, mixer)
+        states = 4 * mixer.inner * mixer.state / _scan_block(case, mixer)
+        convolved = 2 * size * mixer.conv_width * memory_profile(case).plain_convolutions
+        return {"proj": size * linear / tp, "core": (convolved + 2 * size * mixer.inner + states) / tp}
+    return _delta_parts(case, mixer)
+
+
+def _scan_block(case: Case, mixer: Mamba2) -> Column:
+    """Tokens between the states that a scan keeps: those whose matrices of all heads fill the engine's bound."""
+    bound = memory_profile(case).scan_block_bytes
+    if not bound:
+        return MAMBA_CHUNK
+    return OWN_CHUNK * larger(1, bound // (4 * mixer.heads * OWN_CHUNK**2 / case.tp))
 
 
 def _attention_parts(case: Case, mixer: Attention) -> Parts:
@@ -126,6 +174,7 @@ def _attention_parts(case: Case, mixer: Attention) -> Parts:
     gate = mixer.q_width if mixer.output_gate else 0
     kv = mixer.q_width if memory_profile(case).repeats_kv else mixer.kv_width
     rotated = mixer.q_width + mixer.kv_width if mixer.qk_norm != "none" else 0  # norm keeps its own input
+    rotated *= 2 if keeps_wide_norms(case) else 1  # in fp32
     parts: Parts = {
         "proj": size * (mixer.q_width + gate + 2 * kv + rotated) / tp,
         "core": (size * (mixer.q_width + gate) + 4 * mixer.heads) / tp,
@@ -136,11 +185,19 @@ def _attention_parts(case: Case, mixer: Attention) -> Parts:
     return parts
 
 
-def _delta_parts(size: int, tp: Column, mixer: GatedDelta) -> Parts:
+def _delta_parts(case: Case, mixer: GatedDelta) -> Parts:
+    size, tp = BYTES[case.compute], case.tp
     conv = 2 * mixer.k_width + mixer.v_width
-    repeated = 2 * mixer.v_heads * mixer.k_head_dim  # q and k, normed and repeated to the value heads
-    inside = 4 * mixer.v_heads * DELTA_CHUNK + 8 * mixer.v_heads  # triangular factors of a chunk, gates
-    core = size * (conv + repeated + 2 * mixer.v_width) + inside
+    bound = memory_profile(case).delta_block_bytes
+    if bound:  # what is convolved before and after its activation; a state for every block of chunks
+        states = 4 * mixer.v_heads * mixer.k_head_dim * mixer.v_head_dim
+        chunks = smaller(larger(1, bound // (states / tp)), larger(1, case.seq_length // DELTA_CHUNK))
+        inside = (4 + size) * mixer.v_heads + states / (DELTA_CHUNK * chunks)
+        core = size * (2 * conv + 2 * mixer.v_width) + inside
+    else:
+        repeated = 2 * mixer.v_heads * mixer.k_head_dim  # q and k, normed and repeated to the value heads
+        inside = 4 * mixer.v_heads * DELTA_CHUNK + 8 * mixer.v_heads  # triangular factors of a chunk, gates
+        core = size * (conv + repeated + 2 * mixer.v_width) + inside
     return {"proj": size * (conv + mixer.v_width) / tp, "core": core / tp}
 
 
@@ -164,10 +221,10 @@ def _moe_parts(case: Case, moe: MoE) -> Parts:
     copies = moe.topk * _imbalance(case) * etp / cut
     inner, width = moe.latent or hidden, moe.width / etp
     parts = {
-        "router": 8.0 * moe.experts / cut,  # fp32 logits and probabilities
-        "routed_in": linear_input_bytes(case) * inner * copies,
+        "router": (8.0 * moe.experts + _router_input(case)) / cut,  # fp32 logits and probabilities
+        "routed_in": linear_input_bytes(case) * inner * copies * _keeps_rows(case),
         "routed_fc1": (2 if moe.gated else 1) * size * width * copies,
-        "routed_act": _product_bytes(case, moe.gated) * width * copies,
+        "routed_act": (_product_bytes(case, moe.gated) + _clamped(case, moe)) * width * copies,
         "routed_out": size * inner * copies * (case.engine != "megatron"),  # Megatron scales inside the activation
     }
     if moe.latent:
@@ -176,6 +233,21 @@ def _moe_parts(case: Case, moe: MoE) -> Parts:
         if block is not None:
             _add(parts, _dense_parts(case, block, "shared_fc1", "shared_act"))
     return parts
+
+
+def _clamped(case: Case, moe: MoE) -> float:
+    """Bytes per element of a gate between two limits, which only experts with biases have; compiling fuses it."""
+    return memory_profile(case).clamped_gate if moe.bias and moe.gated and not case.compile else 0.0
+
+
+def _router_input(case: Case) -> float:
+    """Bytes per token of the router's input, where it is kept in fp32."""
+    return 4.0 * case.model.hidden * (memory_profile(case).wide_router and case.goal != "peft")
+
+
+def _keeps_rows(case: Case) -> bool:
+    """Whether experts keep the rows they get: for the gradients of their own weights or of adapters on them."""
+    return _keeps(case, "fc1") or not memory_profile(case).drops_frozen_rows
 
 
 def _imbalance(case: Case) -> Column:
@@ -199,12 +271,24 @@ def kept_bytes(case: Case, parts: Parts) -> tuple[Column, Column, Column]:
 
 
 def _op_level(case: Case, parts: Parts) -> Column:
+    if memory_profile(case).splits_recompute and "routed_in" in parts:
+        return _op_level_beside_experts(case, parts)
     kept = sum(OP_KEEPS.get(name, 0.0) * value for name, value in parts.items())
     if "core" in parts and "up" not in parts:
         kept = kept + parts["core"]  # the queries, as wide as attention's output
     if "fc1" in parts and not case.compile:
-        kept = kept + parts["input"]  # the output of the last linear
+        # The output of the last linear, on its way to be summed over tp where the engine does that by itself.
+        split = memory_profile(case).splits_recompute
+        kept = kept + (BYTES[case.compute] * case.model.hidden if split else parts["input"])
     return kept
+
+
+def _op_level_beside_experts(case: Case, parts: Parts) -> Column:
+    """Experts drop their activation only; attention and norms are wrapped alone and keep their inputs beside."""
+    whole = ("norm", "residual", "router", "routed_in", "routed_fc1", "routed_out", "shared_fc1", "shared_act")
+    attention = parts.get("core", 0.0) + 0.5 * parts.get("proj", 0.0)
+    out = BYTES[case.compute] * case.model.hidden * ("up" in parts)  # of MLA's last linear, its fifth
+    return parts["input"] + attention + out + sum(parts.get(name, 0.0) for name in whole)
 
 
 def working_bytes(case: Case, parts: Parts) -> Column:
@@ -217,9 +301,11 @@ def working_bytes(case: Case, parts: Parts) -> Column:
 def vision_bytes(case: Case) -> Column:
     """Bytes the vision tower keeps per language token, averaged over the sequence."""
     tower = case.model.vision
-    if tower is None or not case.images:
+    whole = memory_profile(case).sees_whole
+    if tower is None or not case.images or (whole and case.goal == "peft"):
         return 0.0
+    tp, copies = (1, case.cp) if whole else (case.tp, 1)  # cp cuts the tokens of the language model only
     size, patches = BYTES[case.compute], IMAGE_SHARE * tower.merge
     inputs = size * tower.hidden * tower.depth
-    everything = tower.depth * size * (4 * tower.hidden + (4 * tower.hidden + 2 * tower.width) / case.tp)
-    return patches * where(case.recompute == "full", inputs, everything)
+    everything = tower.depth * size * (4 * tower.hidden + (4 * tower.hidden + 2 * tower.width) / tp)
+    return copies * patches * where(case.recompute == "full", inputs, everything)

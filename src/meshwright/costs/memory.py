@@ -31,6 +31,7 @@ from meshwright.costs.schedule import in_flight
 from meshwright.costs.stages import FIRST, LAST, Stages, stages, trains_mtp
 from meshwright.costs.state import State, frozen_weights, trained_state
 from meshwright.errors import InputError
+from meshwright.models import Mamba2
 from meshwright.recipes.case import Case
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
@@ -123,7 +124,14 @@ def _values(case: Case, held: Stages) -> tuple[Column, ...]:
     saved, working = _activations(case, held)
     loss = _loss_peak(case, held, params, trained, saved)
     peak = _larger(loss, _backward_peak(case, held, params, trained, saved, working))
-    state, peak = _with_growing_gradients(case, state, peak, _backward_peak(case, held, params, trained, 0.0, working))
+    end = _backward_peak(case, held, params, trained, 0.0, working)
+    if memory_profile(case).lean_gather:
+        peak = _larger(peak, _head_peak(case, trained, loss))
+        end = _larger(end, _embedding_peak(case, params, trained))
+    state, peak = _with_growing_gradients(case, state, peak, end)
+    profile = memory_profile(case)
+    always = (profile.workspaces_gib + profile.scan_gib * bool(case.model.mixers(Mamba2))) * GIB
+    peak = Peak(peak.activations, peak.logits, peak.buffers + always)
     owned = state.weights + state.gradients + state.optimizer
     cache = FRAGMENTATION_STATE * owned + memory_profile(case).fragmentation * peak.total
     return (state.weights, state.gradients, state.optimizer, peak.activations, peak.logits, peak.buffers, cache)
@@ -169,27 +177,61 @@ def _state(case: Case, held: Stages, params: RankParams) -> tuple[State, RankPar
 
 
 def _shards_weights(case: Case) -> Column:
-    return any_of(case.strategy, "fsdp2", "megatron_fsdp")
+    """Where weights are gathered before they are used, worked out once per case."""
+    if "_shards_weights" not in case.__dict__:
+        case.__dict__["_shards_weights"] = _gathers_weights(case)
+    found: Column = case.__dict__["_shards_weights"]
+    return found
+
+
+def _gathers_weights(case: Case) -> Column:
+    shards = any_of(case.strategy, "fsdp2", "megatron_fsdp")
+    if not memory_profile(case).lean_gather:
+        return shards
+    casts = case.master != case.compute and (case.goal != "peft" or any_of(case.offload, "params", "optimizer"))
+    # Unsharded weights go through the same machinery, which makes a copy in the format of the computation.
+    return (shards | (case.strategy == "ddp")) & ((case.world > case.pp) | casts)
 
 
 def _keeps_all(case: Case) -> Column:
     """Where every layer of the stage stays gathered: inside a torch pipeline, or when told not to reshard."""
     kept = memory_profile(case).keeps_experts_gathered and bool(case.is_moe)
-    return ((case.pp > 1) & (case.engine != "megatron")) | (not case.reshard_after_forward) | kept
+    copies = (case.strategy == "ddp") & memory_profile(case).lean_gather
+    return ((case.pp > 1) & (case.engine != "megatron")) | (not case.reshard_after_forward) | kept | copies
 
 
 def _gathered(case: Case, params: RankParams, layers: float) -> Column:
     """Bytes of gathered weights: embedding and head, and some layers or all of them."""
     size = 1 if case.fp8_gather else BYTES[case.compute]
-    held = larger(layers * (params.unit_dense + params.unit_routed), memory_profile(case).live_parameters)
-    some = smaller(held + params.ends, params.total)
+    if memory_profile(case).lean_gather:
+        held = _units(case, params, layers)
+    else:
+        held = params.ends + larger(
+            layers * (params.unit_dense + params.unit_routed), memory_profile(case).live_parameters
+        )
+    some = smaller(held, params.total)
     return _shards_weights(case) * where(_keeps_all(case), params.total, some) * size
+
+
+def _units(case: Case, params: RankParams, layers: float) -> Column:
+    """Parameters gathered at once: a layer, its experts and the next; in the loss the head and the last layer.
+
+    A tied head is the embedding, which stays gathered from its use at the start to that at the end.
+    """
+    if layers:
+        return _tied(case) * params.ends + layers * params.unit_dense + params.unit_routed
+    return where(_tied(case), params.ends, params.head) + params.unit_dense
+
+
+def _tied(case: Case) -> Column:
+    """Where the head and the embedding are one weight on one rank."""
+    return (case.pp == 1) & bool(case.model.tied)
 
 
 def _loss_peak(case: Case, held: Stages, params: RankParams, trained: RankParams, saved: Column) -> Peak:
     """The loss: logits with their softmax and gradient; sharded layers lie back with their owners."""
     fresh = memory_profile(case).layer_gradients * held.last * (trained.head + trained.unit_dense)
-    return Peak(saved, _logits(case, held), _gathered(case, params, 0.0) + fresh)
+    return Peak(saved, _logits(case, held, trained), _gathered(case, params, 0.0) + fresh)
 
 
 def _backward_peak(
@@ -198,18 +240,58 @@ def _backward_peak(
     """One layer's backward pass: it and the next are gathered, its gradients are whole before they are reduced."""
     profile = memory_profile(case)
     reduced = larger(trained.unit_dense + trained.unit_routed, smaller(profile.reduce_bucket, trained.total))
-    reduced = reduced * (BYTES[case.compute] + BYTES[case.reduce])
+    # Where a pipeline waits with the reduction, it comes after all backward passes.
+    later = profile.lean_gather & (case.pp > 1) & (case.accumulation > 1)
+    reduced = reduced * (BYTES[case.compute] + where(later, 0, BYTES[case.reduce]))
     fresh = profile.layer_gradients * trained.unit_dense + profile.stacked_experts * trained.unit_routed
     logits = profile.keeps_logits * held.last * tokens(case) * case.model.vocab
     gathered = _gathered(case, params, GATHERED_LAYERS)
     return Peak(saved + working, logits, gathered + _shards_weights(case) * reduced + fresh)
 
 
-def _logits(case: Case, held: Stages) -> Column:
+def _head_peak(case: Case, trained: RankParams, loss: Peak) -> Peak:
+    """After the loss: the head's fresh gradient, and the copy that is reduced."""
+    fresh = trained.head * (BYTES[case.compute] + _shards_weights(case) * BYTES[case.reduce])
+    return Peak(loss.activations, 0.0, loss.buffers + fresh)
+
+
+def _embedding_peak(case: Case, params: RankParams, trained: RankParams) -> Peak:
+    """The end of the backward pass: the embedding whole, its fresh gradient, and the copy that is reduced."""
+    only_head = where(_tied(case), 0.0, params.head)
+    whole = _shards_weights(case) * where(_keeps_all(case), params.total, params.ends - only_head)
+    fresh = larger(trained.ends - only_head, 0) * (BYTES[case.compute] + _shards_weights(case) * BYTES[case.reduce])
+    return Peak(0.0, 0.0, whole * BYTES[case.compute] + fresh)
+
+
+def _own_logits(case: Case, held: Stages, trained: RankParams) -> Column:
+    """Bytes at the peak of our engine's loss functions, which take `loss_chunk` tokens at a time.
+
+    vocab_parallel  all logits and their gradient, and one chunk of it on its way
+    chunked         logits of one chunk and their gradient, with those of the next or, at the end, the head's gradient
+                    in the compute format; the gradients of hidden states and, in fp32, of the head
+    fused_linear    one chunk of logits that becomes its own gradient (with tp it is made beside), and the next; the
+                    gradients of hidden states and, in fp32, of the head
+    """
+    count, low = tokens(case), BYTES[case.compute]
+    chunk = smaller(count, memory_profile(case).loss_chunk)
+    wide = case.model.vocab / case.tp
+    if case.loss == "vocab_parallel":
+        return held.last * wide * low * (2 * count + chunk)
+    hidden = count * case.model.hidden * low
+    if case.loss == "chunked":
+        several, narrowed = 3 * chunk * wide * (count > chunk), 2 * chunk * wide + trained.head
+        return held.last * (low * larger(several, narrowed) + 4 * trained.head + hidden)
+    blocks = 1 + 1 * (count > chunk) + 1 * (case.tp > 1)
+    return held.last * (blocks * low * chunk * wide + 4 * trained.head + hidden)
+
+
+def _logits(case: Case, held: Stages, trained: RankParams) -> Column:
     """Bytes of logits, their softmax and their gradient on the stage that computes the loss."""
     if not case.model.vocab:
         return 0.0
     count, profile = tokens(case), memory_profile(case)
+    if profile.loss_chunk and case.loss != "plain":
+        return (1 + (case.model.mtp_layers if trains_mtp(case) else 0)) * _own_logits(case, held, trained)
     if case.loss == "chunked":
         count = count / LOSS_CHUNKS
     elif case.loss == "fused_linear":

@@ -25,6 +25,7 @@ SCORE_BYTES = {"eager": 8.0, "fused_softmax": 4.0}
 IMAGE_SHARE = 0.5
 # Tokens between stored states of a chunked scan (Mamba-2 256, gated delta rule 64).
 MAMBA_CHUNK = 256
+OWN_CHUNK = 128  # of our own scan, which stores states of blocks of chunks only
 DELTA_CHUNK = 64
 # NF4: half a byte and one fp32 scale per 64 weights, itself quantised.
 NF4_BYTES = 0.516

@@ -1,10 +1,11 @@
-"""What each engine keeps in GPU memory beyond the textbook, as data (memory_profiles.toml)."""
+"""What each engine keeps in GPU memory beyond the textbook, as data (memory_profiles.toml, memory_own.toml)."""
 
 from __future__ import annotations
 
 import tomllib
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -41,16 +42,39 @@ class MemoryProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inplace_activation: bool = False
     fragmentation: float = 0.06
     fresh_gradients: bool = False
+    loss_chunk: float = 0.0
+    gathers_again: bool = False
+    wide_second_moment: bool = False
+    lean_gather: bool = False
+    offloads_masters: bool = False
+    wide_norms: tuple[str, ...] = ()
+    splits_recompute: bool = False
+    workspaces_gib: float = 0.0
+    wide_router: bool = False
+    drops_frozen_rows: bool = False
+    clamped_gate: float = 0.0
+    shards_by_expert: bool = False
+    cuts_adapters: bool = False
+    sees_whole: bool = False
+    plain_convolutions: bool = False
+    scan_block_bytes: float = 0.0
+    scan_gib: float = 0.0
+    delta_block_bytes: float = 0.0
 
 
 @cache
 def memory_profiles() -> dict[str, MemoryProfile]:
     """Every profile by its name."""
-    path = Path(__file__).with_name("memory_profiles.toml")
+    shared, own = _read("memory_profiles.toml"), _read("memory_own.toml")
+    tables = {name: {**table, **own.get(name, {})} for name, table in shared.items()}
     try:
-        return msgspec.convert(tomllib.loads(path.read_text()), dict[str, MemoryProfile])
+        return msgspec.convert(tables, dict[str, MemoryProfile])
     except msgspec.ValidationError as error:
-        raise InputError(f"not a memory profile: {error}", field="file", value=str(path)) from None
+        raise InputError(f"not a memory profile: {error}", field="file", value="memory_profiles.toml") from None
+
+
+def _read(name: str) -> dict[str, dict[str, Any]]:
+    return tomllib.loads(Path(__file__).with_name(name).read_text())
 
 
 def memory_profile(case: Case) -> MemoryProfile:

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from meshwright.costs.columns import Column, plain
+from meshwright.costs.memory_profiles import memory_profile
 from meshwright.costs.stages import Stages, stages, trains_mtp
 from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, Mamba2, MoE
 from meshwright.models.spec import Mixer
@@ -76,6 +77,13 @@ def _linear_widths(layer: Layer, hidden: int) -> list[tuple[str, int, int]]:
     return widths
 
 
+def _cut_side(layer: Layer, hidden: int, targets: tuple[str, ...]) -> int:
+    """Widths of adapted linears that tp cuts: outputs of those that enter a block, inputs of those at its end."""
+    ends = ("proj", "fc2", "mamba_out")
+    widths = _linear_widths(layer, hidden)
+    return layer.streams * sum(into if name in ends else out for name, into, out in widths if name in targets)
+
+
 def _dense_blocks(layer: Layer) -> list[Dense]:
     """The feed-forward blocks every token passes: the layer's own, or the shared and parallel ones of an MoE."""
     ffn = layer.ffn
@@ -123,15 +131,20 @@ def rank_params(case: Case, held: Stages) -> RankParams:
 
 
 def rank_adapters(case: Case, held: Stages) -> RankParams:
-    """The adapters one rank of each stage trains; half of each follows the tp cut, which is too small to tell apart."""
+    """The adapters one rank of each stage trains; one side of each follows the tp cut, in engines where it matters."""
     hidden, cut = case.model.hidden, expert_cut(case)
     parts = [(adapter_params(layer, hidden, case.rank, case.targets), n) for layer, n in held.layers]
+    if memory_profile(case).cuts_adapters:
+        sides = [_cut_side(layer, hidden, case.targets) for layer, _ in held.layers]
+        each = [p.whole - case.rank * side * (1 - 1 / case.tp) for (p, _), side in zip(parts, sides, strict=True)]
+    else:
+        each = [p.whole for p, _ in parts]
     return RankParams(
-        dense=sum(number * p.whole for p, number in parts),
+        dense=sum(number * size for size, (_, number) in zip(each, parts, strict=True)),
         routed=sum(number * p.routed for p, number in parts) / cut,
         ends=0.0,
         head=0.0,
-        unit_dense=float(max(p.whole for p, _ in parts)),
+        unit_dense=_largest([1.0 * size for size in each]),
         unit_routed=max(p.routed for p, _ in parts) / cut,
     )
 
@@ -143,8 +156,11 @@ def _ends(case: Case, held: Stages) -> Column:
     head = model.vocab * model.hidden
     tied_copy = (case.pp > 1) * head if model.tied else head  # across stages a tied head is a second copy
     mtp = model.mtp_layers * 2 * model.hidden**2 if trains_mtp(case) else 0  # projections of [hidden, embedding]
-    first = count.embedding + count.vision + model.extra_params
-    return (held.first * first + held.last * (tied_copy + mtp)) / case.tp + held.last * model.final_norm_params
+    sees_whole = memory_profile(case).sees_whole
+    whole = count.vision * bool(case.images) if sees_whole else 0  # without images there is no tower at all
+    first = count.embedding + (0 if sees_whole else count.vision) + model.extra_params
+    cut = (held.first * first + held.last * (tied_copy + mtp)) / case.tp
+    return cut + held.first * whole + held.last * model.final_norm_params
 
 
 def _largest(values: list[Column]) -> Column:

@@ -2,7 +2,8 @@
 
 A row states a model, GPUs, a layout and what was measured. Cells that are blank take documented defaults: degrees of
 parallelism 1, the micro batch that the global batch implies, no recompute, and what the framework's users usually get
-(ruler_frameworks.toml). Nothing depends on which table a row comes from.
+(ruler_frameworks.toml). Nothing depends on which table a row comes from. A row that names a recipe of ours stands for
+that recipe on its own cluster, and its other cells are for the reader.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from meshwright.clusters import Cluster, Gpu, gpu
+from meshwright.clusters import Cluster, Gpu, cluster, gpu
 from meshwright.costs.memory import Where
 from meshwright.costs.ruler_knobs import (
     Framework,
@@ -37,7 +38,8 @@ from meshwright.costs.ruler_knobs import (
 from meshwright.costs.ruler_models import UnknownModelError, model_of_row
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.models import MLA, ModelSpec
-from meshwright.recipes.case import Case
+from meshwright.recipes import index
+from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.types import GOALS, Recipe
 
 REQUIRED = (
@@ -144,6 +146,8 @@ def _step_s(row: dict[str, str], values: dict[str, Any]) -> float:
 
 
 def _case(row: dict[str, str]) -> tuple[Case, dict[str, Any], tuple[Any, ...], ModelSpec]:
+    if row.get("recipe"):
+        return _case_of_recipe(row["recipe"])
     entry = framework_of(row["framework"], row.get("framework_version", ""))
     if entry is None:
         raise _UnusableError(f"no profile for framework {row['framework']}")
@@ -162,6 +166,17 @@ def _case(row: dict[str, str]) -> tuple[Case, dict[str, Any], tuple[Any, ...], M
     key = (model, place.gpu, place.gpu.network_gb_s, entry.engine, row["mode"], tuple(sorted(fixed.items())))
     case = Case(recipe, model, place, entry.engine).replace(**values)  # type: ignore[arg-type]  # from our own table
     return case, values, key, model
+
+
+def _case_of_recipe(name: str) -> tuple[Case, dict[str, Any], tuple[Any, ...], ModelSpec]:
+    """A shipped recipe on its own cluster, as the dry run executed it: every expert gets as many tokens as the next."""
+    try:
+        recipe = index.load(name)
+    except MeshwrightError:
+        raise _UnusableError("the recipe is no longer shipped") from None
+    model = model_of(recipe)
+    case = Case(recipe, model, cluster(recipe.cluster)).replace(force_balance=True)
+    return case, {column: getattr(case, column) for column in COLUMNS}, ("recipe", name), model
 
 
 @lru_cache(maxsize=8)

@@ -38,6 +38,8 @@ def master_bytes(case: Case) -> int:
 
 def moment_bytes(case: Case) -> float:
     """Bytes of all moments of one parameter."""
+    if memory_profile(case).wide_second_moment and case.optimizer_name == "adamw":
+        return BYTES[case.moments] + (BYTES[case.moments] if case.master == case.moments else 4)
     return MOMENTS[case.optimizer_name] * (2 if master_bytes(case) == 2 else BYTES[case.moments])
 
 
@@ -95,6 +97,15 @@ def expert_ranks(case: Case) -> Column:
     return where(case.strategy == "ddp", 1, larger(case.expert_dp // case.dp_replicate, 1))
 
 
+def expert_shares(case: Case) -> Column:
+    """Over how many ranks one copy of an expert's state is spread, seen from the rank that holds most of it."""
+    ranks = expert_ranks(case)
+    if not memory_profile(case).shards_by_expert or not case.model.moe:
+        return ranks
+    held = larger(case.model.moe.experts // case.ep, 1)  # the first rank takes a whole number of them
+    return held / -(-held // ranks)
+
+
 class State(msgspec.Struct, frozen=True):
     """Bytes on one rank of each stage."""
 
@@ -107,12 +118,15 @@ def trained_state(case: Case, params: RankParams) -> State:
     """State of trained parameters, less what is kept in host memory."""
     each = per_param(case)
     dense, routed = params.dense + params.ends, params.routed
-    shared = dense / dense_ranks(case) + routed / expert_ranks(case)
+    shared = dense / dense_ranks(case) + routed / expert_shares(case)
     whole = dense + routed
-    on_gpu, optimizer_on_gpu = case.offload != "params", where(any_of(case.offload, "params", "optimizer"), 0, 1)
+    optimizer_on_gpu = where(any_of(case.offload, "params", "optimizer"), 0, 1)
+    masters_too = memory_profile(case).offloads_masters
+    on_gpu = optimizer_on_gpu if masters_too else case.offload != "params"
     return State(
         weights=on_gpu * (each.weights_whole * whole + each.weights_shared * shared),
-        gradients=on_gpu * (each.gradients_whole * whole + each.gradients_shared * shared),
+        # Whole gradients wait for their reduction on the GPU, wherever shards go after it.
+        gradients=(masters_too | on_gpu) * each.gradients_whole * whole + on_gpu * each.gradients_shared * shared,
         optimizer=optimizer_on_gpu * (each.optimizer_whole * whole + each.optimizer_shared * shared),
     )
 
@@ -123,5 +137,5 @@ def frozen_weights(case: Case, params: RankParams) -> Column:
     matrix = NF4_BYTES if case.method == "qlora" else low
     shares = any_of(case.strategy, "fsdp2", "megatron_fsdp")
     dense = (params.dense * matrix + params.ends * low) / where(shares, dense_ranks(case), 1)
-    routed = params.routed * matrix / where(shares, expert_ranks(case), 1)
+    routed = params.routed * matrix / where(shares, expert_shares(case), 1)
     return (case.offload != "params") * (dense + routed)

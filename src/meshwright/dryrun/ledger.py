@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -56,6 +56,16 @@ class Segment:
     events: list[int] = field(default_factory=list)  # block i comes: i; block i goes: ~i
     flops: dict[str, int] = field(default_factory=dict)  # forward, recompute or backward
     collectives: list[tuple[str, str, int]] = field(default_factory=list)  # group, kind, bytes
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What an operation of many steps did the first time: its blocks in the order they came and went."""
+
+    first: int  # block
+    events: tuple[int, ...]
+    flops: int
+    outputs: tuple[int, ...]  # the block of each
 
 
 class Ledger:
@@ -108,6 +118,39 @@ class Ledger:
             if found is not None:
                 segment.collectives.append(found)
 
+    def steps(self, carry_out: Callable[[], Any]) -> tuple[Any, Steps]:
+        """Carries out an operation of many steps; its result and what there is to write when it is done again."""
+        segment, first = self.segments[-1], len(self.blocks)
+        events, flops = len(segment.events), sum(segment.flops.values())
+        result = carry_out()
+        outputs = tuple(self.block_of(tensor) for tensor in _tensors(result))
+        done = segment.events[events:]
+        gone = {~event for event in done if event < 0}
+        # What a library keeps from its first call on comes once.
+        passing = tuple(e for e in done if (e if e >= 0 else ~e) in gone or e in outputs)
+        return result, Steps(first, passing, sum(segment.flops.values()) - flops, outputs)
+
+    def steps_again(self, known: Steps, result: Any) -> None:
+        """Writes what an operation of many steps does, as it did it the first time; its result is here."""
+        if self._closed:
+            return
+        origin = origin_of(sys._getframe(1))
+        results = dict(zip(known.outputs, _tensors(result), strict=True))
+        numbers: dict[int, int] = {}
+        for event in known.events:
+            if event < 0:
+                self.segments[-1].events.append(~numbers[~event])
+                continue
+            like = self.blocks[event]
+            from_there = like.origin._replace(recomputing=origin.recomputing)
+            numbers[event] = self._new(like.bytes, like.operation, from_there)
+            if event in results:
+                self._watch(results[event].untyped_storage(), numbers[event])
+        if known.flops:
+            segment = self.segments[-1]
+            kind = "recompute" if origin.recomputing else segment.key.phase
+            segment.flops[kind] = segment.flops.get(kind, 0) + known.flops
+
     def _workspaces(self, operation: Any, args: Any) -> None:
         """What the kernel takes for a moment, and what its library keeps from now on."""
         taken = transient(operation, args)
@@ -130,7 +173,9 @@ class Ledger:
         return len(self.blocks) - 1
 
     def _add(self, storage: Any, size: int, operation: str, origin: Origin) -> None:
-        number = self._new(size, operation, origin)
+        self._watch(storage, self._new(size, operation, origin))
+
+    def _watch(self, storage: Any, number: int) -> None:
         key = storage._cdata
         self._live[key] = (number, weakref.ref(storage, lambda _: self._remove(key)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
 from meshwright.dryrun.ledger import Key, Ledger
 from meshwright.dryrun.shorten import kept_layers, kept_micro_batches, kind_of_layer, likes
 from meshwright.engine.loop import Trainer, Watch
+from meshwright.engine.parallelize.borders import runs_by_document
 
 BEFORE, AFTER = -1, 1 << 20  # in place of a layer's number: what comes before the first and after the last
 REPLAYED = 1 << 21  # a whole pass of a micro batch that was left out
@@ -65,6 +67,14 @@ def _gathered_parameters(module: nn.Module) -> Iterator[Any]:
                 yield from group.fsdp_params if group is not None else ()
 
 
+def _kinds(layers: list[nn.Module]) -> list[Hashable]:
+    """The kinds of layers; the first that sees documents apart works out where they lie, for all behind it."""
+    kinds = [kind_of_layer(layer) for layer in layers]
+    for place in [place for place, layer in enumerate(layers) if runs_by_document(layer)][:1]:
+        kinds[place] = "finds documents", kinds[place]
+    return kinds
+
+
 class Chunk:
     """One of the rank's pipeline chunks: its layers, which of them are run, and how many passes there were."""
 
@@ -72,7 +82,7 @@ class Chunk:
         self.number, self.stage = number, stage
         self.layers: dict[int, nn.Module] = dict(getattr(stage, "own_layers", {}))
         self.numbers = list(self.layers)
-        kinds = [kind_of_layer(layer) for layer in self.layers.values()]
+        kinds = _kinds(list(self.layers.values()))
         places = kept_layers(kinds) if shortened else list(range(len(kinds)))
         self.kept = [self.numbers[i] for i in places]
         self.like = [self.numbers[i] for i in likes(kinds, places)]
@@ -103,12 +113,17 @@ class Marks(Watch):
         stage.register_forward_pre_hook(lambda *_: self._begins(chunk), prepend=True)
         stage.register_forward_hook(lambda _, __, out: self._ends(chunk, out))
         if chunk.layers:
-            for number in chunk.left_out:
+            for number in chunk.left_out if not self._gathers_stages() else ():
                 for parameter in _gathered_parameters(chunk.layers[number]):
                     parameter._unsharded_param = _NEVER_GATHERED
             layers = {number: self._layer(chunk, number) for number in chunk.kept}
             kind: Any = type(stage)
             stage.__class__ = type(kind.__name__, (kind,), {"own_layers": property(lambda _: layers)})
+
+    def _gathers_stages(self) -> bool:
+        """Whether weights are gathered by the schedule, a stage at a time: then those of left-out layers are too."""
+        pipeline = self.trainer.pipeline
+        return pipeline is not None and isinstance(pipeline.schedule, PipelineScheduleMulti)
 
     def _begins(self, chunk: Chunk) -> None:
         self.ledger.tag(_summed(chunk.outside), "gradients")

@@ -74,6 +74,14 @@ def _product(first: int) -> Callable[[Any, Any, Any], int]:
     return lambda _, args, __: int(2 * args[first].numel() * args[first + 1].shape[-1])
 
 
+def _convolution_backward(operation: Any, args: Any, kwargs: Any) -> int:
+    """As much as the forward pass for each gradient asked for. (torch takes every channel to see every other.)"""
+    gradient, given, weight = args[:3]
+    outside = given if _said(operation, args, kwargs, "transposed") else gradient
+    wanted = _said(operation, args, kwargs, "output_mask")[:2]
+    return int(2 * outside.numel() * weight[0].numel() * sum(wanted))
+
+
 OWN: dict[str, Callable[[Any, Any, Any], int]] = {
     "mm": _product(0),
     "bmm": _product(0),
@@ -89,6 +97,7 @@ OWN: dict[str, Callable[[Any, Any, Any], int]] = {
     "_scaled_dot_product_cudnn_attention_backward": _attention((3, 2), 1),
     "_scaled_dot_product_efficient_attention_backward": _attention((3, 2), 1),
     "_flash_attention_backward": _attention((3, 2), 1),
+    "convolution_backward": _convolution_backward,
     "_grouped_mm": _rows_by_expert,
     "one_by_one": _rows_by_expert,
     "one_by_one_columns": lambda operation, args, kwargs: int(

@@ -87,6 +87,11 @@ REMEDIES = (
         OTHER_RANK,
     ),
     Remedy(
+        r"'_input_metadata' is invalid",
+        "this torch cannot compute gradients of weights apart from those of inputs, as a zero-bubble schedule asks",
+        ("a newer torch (2.13 can)", "layout.pp_schedule=1f1b"),
+    ),
+    Remedy(
         r"Duplicate GPU detected",
         "two ranks use one GPU",
         ("start as many ranks as there are GPUs", "srun --gpus-per-task=1"),

@@ -1,7 +1,7 @@
-"""State-space mixers of transformers whose scan is ours; the rest of their code runs as it is.
+"""State-space and delta-rule mixers of transformers whose scan is ours; the rest of their code runs as it is.
 
 A mixer's forward pass calls its scan by name, and what transformers has under that name without kernels of other
-packages is a reference that writes out tokens × chunk × heads × state. Here the same code finds another function under
+packages is a reference that keeps matrices of tokens × chunk × heads. Here the same code finds another function under
 the name: for the mixers of one model, not for all of transformers.
 """
 
@@ -15,23 +15,30 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from meshwright.engine.kernels.delta_rule import gated_delta_rule
 from meshwright.engine.kernels.state_space import state_space_scan
 
 
 def use_own_scans(model: nn.Module) -> int:
-    """Makes every Mamba-2 mixer of a model scan block by block; says how many were changed."""
+    """Makes every Mamba-2 and gated delta mixer of a model scan block by block; says how many were changed."""
     changed = 0
     for module in list(model.modules()):
         kind: Any = type(module)
-        own = _with_own_scan(kind)
+        own = _with_own_scan(kind, _heads_of_a_key(module))
         if own is not None:
             module.__class__ = own  # the class, not the instance's forward: all layers then share one compiled graph
             changed += 1
     return changed
 
 
+def _heads_of_a_key(module: nn.Module) -> int:
+    """How many value heads of a delta mixer share a query and a key, which its code copies for each."""
+    keys = getattr(module, "num_k_heads", None)
+    return int(getattr(module, "num_v_heads", keys)) // keys if isinstance(keys, int) else 1
+
+
 @cache
-def _with_own_scan(kind: Any) -> Any:
+def _with_own_scan(kind: Any, copies: int) -> Any:
     """A subclass of this mixer whose forward pass finds our scan under the name it calls, or nothing."""
     forward: Any = inspect.unwrap(kind.forward)
     called = set(getattr(getattr(forward, "__code__", None), "co_names", ()))
@@ -40,7 +47,10 @@ def _with_own_scan(kind: Any) -> Any:
     }
     if not found:
         return None
-    names = {**forward.__globals__, **{name: partial(OWN[name], reference) for name, reference in found.items()}}
+    names = {
+        **forward.__globals__,
+        **{name: partial(OWN[name], reference, copies) for name, reference in found.items()},
+    }
     names.pop("__name__")  # a compiler would look names up in the module of this name instead
     made = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
     made.__kwdefaults__ = forward.__kwdefaults__
@@ -48,7 +58,15 @@ def _with_own_scan(kind: Any) -> Any:
 
 
 def _mamba2(
-    reference: Callable[..., Any], x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, chunk_size: int, **given: Any
+    reference: Callable[..., Any],
+    _: int,
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    chunk_size: int,
+    **given: Any,
 ) -> Any:
     if given.get("initial_states") is not None or given.get("return_final_states"):  # text that is generated
         return reference(x, dt, a, b, c, chunk_size, **given)
@@ -56,5 +74,21 @@ def _mamba2(
     return state_space_scan(x, dt, a, b, c, *settings, given.get("dt_limit", (0.0, float("inf"))))
 
 
+def _delta(
+    reference: Callable[..., Any],
+    copies: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    **given: Any,
+) -> Any:
+    if given.get("initial_state") is not None or given.get("output_final_state"):  # text that is generated
+        return reference(query, key, value, g=g, beta=beta, **given)
+    query, key = query[:, :, ::copies], key[:, :, ::copies]  # one of the copies is kept
+    return gated_delta_rule(query, key, value, g, beta, given.get("use_qk_l2norm_in_kernel", False)), None
+
+
 # By the name under which mixers call them.
-OWN: dict[str, Callable[..., Any]] = {"mamba2_chunk_scan": _mamba2}
+OWN: dict[str, Callable[..., Any]] = {"mamba2_chunk_scan": _mamba2, "torch_chunk_gated_delta_rule": _delta}

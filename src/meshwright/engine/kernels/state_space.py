@@ -14,8 +14,6 @@ Heads of a group share B and C, which are not copied for each. It is an operatio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from meshwright.engine.kernels._where import STEPS, on_gpu
+from meshwright.engine.kernels.chunks import Plan, carried_out, crossing, plan_of, product, until_end
 from meshwright.engine.kernels.cross_entropy import wide
 
 CHUNK = 128  # tokens whose outputs come from one matrix
@@ -55,37 +54,9 @@ def state_space_scan(
     return made
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How a scan is worked through: blocks of some rows and of whole chunks."""
-
-    rows: int  # of all
-    tokens: int
-    chunk: int
-    block_rows: int
-    block_tokens: int
-
-    @property
-    def blocks(self) -> int:
-        """Blocks along the sequence."""
-        return -(-self.tokens // self.block_tokens)
-
-    def of_rows(self) -> Iterator[slice]:
-        """The rows that go together."""
-        return (slice(i, min(i + self.block_rows, self.rows)) for i in range(0, self.rows, self.block_rows))
-
-    def along(self) -> list[slice]:
-        """The tokens of each block."""
-        step = self.block_tokens
-        return [slice(i, min(i + step, self.tokens)) for i in range(0, self.tokens, step)]
-
-
 def plan(rows: int, tokens: int, heads: int) -> Plan:
     """Long blocks before many rows: fewer states are kept."""
-    chunk = min(CHUNK, tokens)
-    matrix = 4 * heads * chunk**2
-    chunks = max(1, min(MATRIX_BYTES // matrix, -(-tokens // chunk)))
-    return Plan(rows, tokens, chunk, max(1, min(rows, MATRIX_BYTES // (matrix * chunks))), chunks * chunk)
+    return plan_of(rows, tokens, CHUNK, 4 * heads * min(CHUNK, tokens) ** 2, MATRIX_BYTES)
 
 
 class Block(NamedTuple):
@@ -119,9 +90,9 @@ def _scan_steps(
     blocks = plan(*x.shape[:3])
     out = x.new_empty(x.shape)
     starts = _no_starts(x, b, blocks)
-    for rows in blocks.of_rows():
+    for rows, along in _carried_out(blocks, x, b, FORWARD):
         state = torch.zeros_like(starts[rows, 0])
-        for number, tokens in enumerate(blocks.along()):
+        for number, tokens in along:
             starts[rows, number] = state
             here = (rows, tokens)
             step = _steps(dt[here], bias, softplus, low, high)
@@ -132,6 +103,7 @@ def _scan_steps(
             if skip is not None:
                 made.addcmul_(block.x, skip.to(made.dtype).view(*block.x.shape[2:4], 1))
             out[here] = _joined(made, x[here])
+            del block, before, made  # before the next block is made
     return out, starts
 
 
@@ -172,9 +144,9 @@ def _backward_steps(
     blocks = plan(*x.shape[:3])
     by_x, by_dt, by_b, by_c = (one.new_empty(one.shape) for one in (x, dt, b, c))
     by_a, by_skip, by_bias = (starts.new_zeros(a.shape) for _ in range(3))
-    for rows in blocks.of_rows():
+    for rows, along in _carried_out(blocks, x, b, BACKWARD):
         by_state = torch.zeros_like(starts[rows, 0])
-        for number, tokens in reversed(list(enumerate(blocks.along()))):
+        for number, tokens in reversed(along):
             here = (rows, tokens)
             step = _steps(dt[here], bias, softplus, low, high)
             block = _block(x[here], step, a, b[here], c[here], blocks.chunk)
@@ -186,6 +158,7 @@ def _backward_steps(
             by_raw = _heads_joined(found.step, step) * _slope(dt[here], bias, softplus, low, high)
             by_bias += by_raw.sum((0, 1))
             by_dt[here] = by_raw
+            del block, found
     return by_x, by_dt, by_a, by_b, by_c, by_skip, by_bias
 
 
@@ -220,6 +193,34 @@ def _gradients(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple[Ten
 
 
 _scan.register_autograd(_gradients, setup_context=_remember)
+
+
+class Products(NamedTuple):
+    """How many products of each kind a pass makes: of tokens by their states, by tokens, with states, of chunks."""
+
+    inner: int
+    matrix: int
+    states: int
+    between: int
+
+
+FORWARD, BACKWARD = Products(1, 1, 2, 1), Products(3, 2, 6, 2)
+
+
+def _carried_out(blocks: Plan, x: Tensor, b: Tensor, products: Products) -> list[tuple[slice, list[tuple[int, slice]]]]:
+    return carried_out(blocks, x, lambda rows, tokens, _: _flop(rows, tokens, blocks.chunk, x, b, products))
+
+
+def _flop(rows: slice, tokens: slice, chunk: int, x: Tensor, b: Tensor, products: Products) -> int:
+    """Floating-point operations of the products of a block."""
+    heads, width = x.shape[2:]
+    groups, state = b.shape[2:]
+    count: int = rows.stop - rows.start
+    chunks: int = -(-(tokens.stop - tokens.start) // chunk)
+    by_chunk = products.inner * groups * chunk**2 * state
+    by_chunk += products.matrix * heads * chunk**2 * width + products.states * heads * width * chunk * state
+    return 2 * count * (chunks * by_chunk + products.between * heads * (chunks + 1) ** 2 * width * state)
+
 
 STEPS[torch.ops.meshwright.state_space_scan.default] = _scan_steps
 STEPS[torch.ops.meshwright.state_space_scan_backward.default] = _backward_steps
@@ -261,7 +262,7 @@ def _block(x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, chunk: int)
     step = step.permute(0, 2, 3, 1).contiguous()
     b, c = (_chunks(one, chunk).transpose(1, 2).to(factors) for one in (b, c))
     u = (x.permute(0, 2, 3, 1, 4) * step[..., None]).to(factors).contiguous()
-    inner = _product(c, b.transpose(2, 3))
+    inner = product(c, b.transpose(2, 3))
     own = inner.diagonal(dim1=2, dim2=3).clone()
     decays = torch.empty(*fall.shape, chunk, dtype=step.dtype, device=step.device)
     torch.sub(fall[..., :, None], fall[..., None, :], out=decays)
@@ -269,14 +270,6 @@ def _block(x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, chunk: int)
     matrix = torch.empty_like(decays, dtype=factors)
     torch.mul(inner.tril_(-1)[:, :, None], decays, out=matrix)
     return Block(step, fall, x, u, b, c, own, inner, decays, matrix)
-
-
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Products of many matrices, with sums in fp32."""
-    many = left.shape[:-2]
-    a, b = left.flatten(0, -3), right.flatten(0, -3)
-    made = torch.bmm(a, b) if left.dtype == wide(left).dtype else torch.bmm(a, b, out_dtype=torch.float32)
-    return torch.unflatten(made, 0, many)
 
 
 def _token_first(by_head: Tensor) -> Tensor:
@@ -299,23 +292,23 @@ def _decayed_to_end(block: Block) -> Tensor:
 
 def _from_matrix(block: Block) -> Tensor:
     """What tokens see of their own chunk, [n, group, heads, t, head]."""
-    return _product(block.matrix, block.u).addcmul_(block.own[:, :, None, :, None], block.u)
+    return product(block.matrix, block.u).addcmul_(block.own[:, :, None, :, None], block.u)
 
 
 def _from_states(block: Block, before: Tensor) -> Tensor:
     """What tokens would see of the state before their chunk, were there no decay; [n, t, group, heads, head]."""
     states = before.to(block.c.dtype).flatten(2, 3)
-    seen = _product(block.c, states.transpose(2, 3)).transpose(1, 2)
+    seen = product(block.c, states.transpose(2, 3)).transpose(1, 2)
     return torch.unflatten(seen, 3, block.x.shape[3:])
 
 
 def _states(block: Block, start: Tensor) -> tuple[Tensor, Tensor]:
     """The states before each chunk [n, group, heads, head, state], and behind the last, laid out like the start."""
-    added = _product(_grouped(_decayed_to_end(block)).transpose(2, 3), block.b)
+    added = product(_grouped(_decayed_to_end(block)).transpose(2, 3), block.b)
     rows = start.shape[0]
     taken = _between_chunks(block, rows)
     known = torch.cat([start.flatten(2)[:, :, None], _by_row(added, start)], 2)  # [rows, heads, chunks + 1, numbers]
-    made = _product(taken, known)
+    made = product(taken, known)
     before = _by_chunk(made[:, :, :-1], block, start)
     return before, made[:, :, -1].view(start.shape)
 
@@ -367,28 +360,28 @@ def _gradients_of(
     before, _ = _states(block, start)
     states = before.to(block.c.dtype).flatten(2, 3)
     decayed = _grouped((by_y * _token_first(block.fall.exp())).to(block.u.dtype))
-    by_c = _product(decayed, states)
-    by_added, by_start = _states_backward(block, _product(decayed.transpose(2, 3), block.c), behind)
-    by_fall = _until_end(_by_heads(decayed * _product(block.c, states.transpose(2, 3)), shares[1]).sum(-1))
+    by_c = product(decayed, states)
+    by_added, by_start = _states_backward(block, product(decayed.transpose(2, 3), block.c), behind)
+    by_fall = until_end(_by_heads(decayed * product(block.c, states.transpose(2, 3)), shares[1]).sum(-1))
 
     # By the states behind chunks: dB, and what decays between a token, or the chunk's begin, and its end.
     left = (block.fall[..., -1:] - block.fall).exp().to(kind)
     incoming = _grouped(_decayed_to_end(block))
-    ends = by_added.to(block.c.dtype).flatten(2, 3)
-    by_b = _product(incoming, ends)
-    by_end = _product(block.b, ends.transpose(2, 3))
+    at_ends = by_added.to(block.c.dtype).flatten(2, 3)
+    by_b = product(incoming, at_ends)
+    by_end = product(block.b, at_ends.transpose(2, 3))
     held = _by_heads(incoming * by_end, shares[1]).sum(-1)
     through = (before * by_added).sum((3, 4)).mul_(block.fall[..., -1].exp())
     by_fall += functional.pad(held.double().cumsum(-1)[..., :-1], (1, 0)) + through[..., None]
 
     # By the chunk's own matrix.
-    by_u = _product(block.matrix.transpose(3, 4), by_head).addcmul_(block.own[:, :, None, :, None], by_head)
+    by_u = product(block.matrix.transpose(3, 4), by_head).addcmul_(block.own[:, :, None, :, None], by_head)
     by_u.addcmul_(_by_heads(by_end, shares[1]), left[..., None])
-    by_matrix = _product(by_head, block.u.transpose(3, 4)).mul_(block.decays)
+    by_matrix = product(by_head, block.u.transpose(3, 4)).mul_(block.decays)
     by_inner = by_matrix.sum(2).tril_().to(block.c.dtype)
-    by_b += _product(by_inner.transpose(2, 3), block.c)
-    by_c += _product(by_inner, block.b)
-    by_fall[..., 1:] += _crossing(by_matrix.mul_(block.inner[:, :, None]))
+    by_b += product(by_inner.transpose(2, 3), block.c)
+    by_c += product(by_inner, block.b)
+    by_fall[..., 1:] += crossing(by_matrix.mul_(block.inner[:, :, None]))
 
     by_step = (by_fall * a.double().view(*shares, 1)).to(kind) + (block.x.permute(0, 2, 3, 1, 4) * by_u).sum(-1)
     by_a = (by_fall * block.step).sum((0, 3)).flatten().to(kind)
@@ -404,23 +397,10 @@ def _by_heads(matrices: Tensor, heads: int) -> Tensor:
     return torch.unflatten(matrices, 3, (heads, -1)).transpose(2, 3)
 
 
-def _until_end(numbers: Tensor) -> Tensor:
-    """The sum of a token's number and those behind it in its chunk, in fp64."""
-    return numbers.double().flip(-1).cumsum(-1).flip(-1)
-
-
-def _crossing(matrix: Tensor) -> Tensor:
-    """For every token of a chunk but the first: the sum of what it and those behind it see of those before it.
-
-    The matrix [..., t, t] has numbers below its diagonal only; it is used up.
-    """
-    return matrix.cumsum_(-1).tril_(-1).sum(-2, dtype=torch.float64)[..., :-1]
-
-
 def _states_backward(block: Block, by_before: Tensor, behind: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of what each chunk adds [n, group, heads, head, state], and of the state before the block."""
     known = torch.cat([_by_row(by_before, behind), behind.flatten(2)[:, :, None]], 2)
-    made = _product(_between_chunks(block, behind.shape[0]).transpose(2, 3), known)
+    made = product(_between_chunks(block, behind.shape[0]).transpose(2, 3), known)
     return _by_chunk(made[:, :, 1:], block, behind), made[:, :, 0].view(behind.shape)
 
 

@@ -29,9 +29,9 @@ NAMES = {
 
 def config_for(recipe: Recipe) -> Any:
     """The transformers config of the model that a recipe trains: with its vision parts where the data have images."""
-    config = transformers_config(_known_to_transformers(recipe))
-    if not recipe.data.images:
-        config = config.get_text_config()
+    whole = transformers_config(_known_to_transformers(recipe))
+    config = whole if recipe.data.images else whole.get_text_config()
+    config.tie_word_embeddings = whole.tie_word_embeddings  # a model that sees says outside whether its head is tied
     values = _values(config)
     text = language_values(values)
     changes = {k: v for k, v in msgspec.structs.asdict(recipe.architecture).items() if v is not None}

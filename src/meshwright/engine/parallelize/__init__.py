@@ -13,6 +13,8 @@ from torch import nn
 from meshwright.engine import attention
 from meshwright.engine.experts import expert_blocks
 from meshwright.engine.folders import Weights, describe
+from meshwright.engine.kernels.gated_norms import use_lean_gated_norms
+from meshwright.engine.kernels.gelu import fuse_gelus
 from meshwright.engine.kernels.mixers import use_own_scans
 from meshwright.engine.kernels.norms import fuse_norms
 from meshwright.engine.mesh import Mesh
@@ -90,14 +92,16 @@ def parallelize(
 
 
 def prepare(stage: Stage, recipe: Recipe) -> None:
-    """What is done to a stage in every layout: storage that can be cut, documents kept apart, lean scans and norms."""
+    """What is done to a stage in every layout: storage that can be cut, documents kept apart, lean operations."""
     use_own_scans(stage)
+    use_lean_gated_norms(stage)
     for layer in stage.layers.values():
         split_segments(layer)
         store_experts(layer)
         if recipe.data.packing:
             keep_documents_apart(layer)
     fuse_norms(stage)
+    fuse_gelus(stage)
 
 
 def spread_sequence(recipe: Recipe, mesh: Mesh) -> tuple[Sequence, attention.ContextAxis | None]:

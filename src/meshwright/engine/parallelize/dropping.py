@@ -1,11 +1,17 @@
-"""Outputs that are not kept: a module is computed again when the backward pass asks for what it gave.
+"""Outputs that are not kept: they are made again when the backward pass asks for them.
 
 Checkpointing a norm or a linear by itself frees nothing, because the next operation keeps its output as an input. Here
-whoever would keep that output keeps a note of how to compute it instead.
+whoever would keep that output keeps a note of how to make it instead: by computing a module again, or by gathering once
+more what the other ranks hold.
+
+Only the innermost of autograd's hooks sees what is saved. So nothing is dropped inside what is run again as a whole,
+where nothing is kept anyway, nor where hooks that move activations to the host would be hidden; and a compiler, which
+decides itself what its graphs keep, knows no notes.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache, partial
@@ -39,22 +45,33 @@ class Notes:
     """The dropped outputs of one forward of a layer, found by the memory they lie in."""
 
     def __init__(self) -> None:
-        self.outputs: dict[int, tuple[torch.Tensor, Dropped]] = {}  # tensors too: memory in use is not given out again
+        # Notes keep nothing alive: what lies in the same place later is told from the output by its storage.
+        self.outputs: dict[int, tuple[weakref.ref[torch.UntypedStorage], Dropped]] = {}
 
     def add(self, output: torch.Tensor, again: Callable[[], torch.Tensor]) -> None:
         """From now on nobody keeps this output."""
-        self.outputs[output.untyped_storage()._cdata] = (output, Dropped(again))
+        storage = output.untyped_storage()
+        self.outputs[storage._cdata] = (weakref.ref(storage), Dropped(again))
+
+    def gathered(self, gather: Callable[[torch.Tensor], torch.Tensor], part: torch.Tensor) -> torch.Tensor:
+        """What `gather` makes of this rank's part and the others'; nobody keeps more than the part, or a note of it."""
+        whole = gather(part)
+        if torch.is_grad_enabled():
+            self.add(whole, partial(_gathered_again, gather, self._pack(part)))
+        return whole
 
     def hooks(self) -> AbstractContextManager[Any]:
         """While it lasts, what autograd would keep of dropped outputs is replaced by notes."""
         return saved_tensors_hooks(self._pack, _unpack)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        found = self.outputs.get(tensor.untyped_storage()._cdata)
-        if found is None:
-            return tensor
-        found[1].askers += 1
-        return found[1], tensor.shape, tensor.stride(), tensor.storage_offset()
+        storage = tensor.untyped_storage()
+        there, dropped = self.outputs.get(storage._cdata, (None, None))
+        if dropped is None or there is None or there() is not storage:
+            # Without its history: an operation that keeps its own output would hold itself.
+            return tensor if tensor.grad_fn is None else tensor.detach()
+        dropped.askers += 1
+        return dropped, tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def _unpack(kept: Any) -> torch.Tensor:
@@ -65,13 +82,30 @@ def _unpack(kept: Any) -> torch.Tensor:
     return value.as_strided(shape, stride, offset)
 
 
+def _gathered_again(gather: Callable[[torch.Tensor], torch.Tensor], kept: Any) -> torch.Tensor:
+    return gather(_unpack(kept))
+
+
 def drop_outputs(layer: Any, modules: list[nn.Module]) -> None:
     """Makes a layer keep none of these modules' outputs."""
+    _take_notes(layer, modules)
     for module in modules:
-        module.layer_notes = layer.__dict__.setdefault("notes_now", [])  # shared by all
         module.__class__ = _dropping(type(module))  # type: ignore[arg-type]  # mypy: classes are no Hashable
-    if modules:
+
+
+def drop_gathered(layer: Any, regions: list[nn.Module]) -> None:
+    """Makes a layer keep of what enters these regions this rank's part alone; the backward pass gathers it again."""
+    _take_notes(layer, regions)
+    for region in regions:
+        region.__class__ = _gathering_again(type(region))  # type: ignore[arg-type]  # mypy: classes are no Hashable
+
+
+def _take_notes(layer: Any, modules: list[nn.Module]) -> None:
+    if modules and "notes_now" not in layer.__dict__:
+        layer.notes_now = []
         layer.__class__ = _noting(type(layer))  # type: ignore[arg-type]  # mypy: classes are no Hashable
+    for module in modules:
+        module.layer_notes = layer.notes_now  # shared by all
 
 
 @cache
@@ -100,6 +134,16 @@ def _dropping(kind: type[Any]) -> type[Any]:
         return output
 
     return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+
+
+@cache
+def _gathering_again(kind: type[Any]) -> type[Any]:
+    def enter(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+        gather = partial(kind.enter, self)
+        entered: torch.Tensor = self.layer_notes[-1].gathered(gather, hidden) if self.layer_notes else gather(hidden)
+        return entered
+
+    return type(kind.__name__, (kind,), {"enter": enter, "__module__": kind.__module__})
 
 
 def _once_more(module: nn.Module, forward: Any, parameters: list[dict[str, Any]], hidden: torch.Tensor) -> torch.Tensor:

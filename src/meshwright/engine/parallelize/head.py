@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from meshwright.engine.collectives import gather
 from meshwright.engine.losses import Loss, head_loss
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.stage import Stage
+from meshwright.engine.parallelize.dropping import Notes
+from meshwright.engine.parallelize.recompute import gathers_again
 from meshwright.engine.parallelize.tensor import TOKENS, cut_parameter
 from meshwright.recipes.types import Recipe
 
@@ -32,20 +35,28 @@ def make_loss(stage: Stage, mesh: Mesh, recipe: Recipe) -> None:
     }
 
     def loss_of(z_loss: float, hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> Loss:
-        if sp:
-            hidden = gather(hidden, tp, hidden.dim() + TOKENS)
         weight, bias = _local(head.weight), _local(head.bias)
         tokens = hidden.flatten(0, 1)
         return head_loss(tokens, weight, bias, labels.flatten(), weights.flatten(), z_loss=z_loss, **settings)
 
+    def loss_of_all(z_loss: float, hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> Loss:
+        whole = partial(gather, axis=tp, dim=hidden.dim() + TOKENS)
+        if not gathers_again(recipe.layout):
+            return loss_of(z_loss, whole(hidden), labels, weights)
+        notes = Notes()
+        with notes.hooks():
+            return loss_of(z_loss, notes.gathered(whole, hidden), labels, weights)
+
+    loss = loss_of_all if sp and tp.size > 1 else loss_of
+
     def forward(
         hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, *further: torch.Tensor
     ) -> torch.Tensor:
-        main = loss_of(recipe.train.z_loss, hidden, labels, weights)
+        main = loss(recipe.train.z_loss, hidden, labels, weights)
         if not further:
             stage.losses.append(torch.stack([main.cross_entropy, main.z, torch.zeros_like(main.z)]))
             return main.total
-        second = loss_of(0.0, *further)
+        second = loss(0.0, *further)
         stage.losses.append(torch.stack([main.cross_entropy, main.z, second.cross_entropy]))
         return main.total + recipe.train.mtp_loss * second.total
 

@@ -86,6 +86,10 @@ class ReceivingStage(PipelineStage):
         finally:
             self.device = device
 
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """What opens the connections to both neighbours; torch 2.11 would connect a rank with itself in a V."""
+        return [one for one in super()._get_init_p2p_neighbors_ops() if one.group_peer != self.group_rank]
+
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """What receives the input of a micro batch, with room for it."""
         self._take(self.args_recv_info[fwd_chunk_id])
@@ -142,11 +146,28 @@ class ReceivingStage(PipelineStage):
             loss.detach_()
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """What sends the output of a micro batch; without a backward pass it is not needed any more."""
+        """What sends the output of a micro batch; without a backward pass it is not needed any more.
+
+        A schedule may wait for its sends at the end of the step: what is sent must not hold how it was computed, as it
+        does in torch 2.11.
+        """
         sends = super().get_fwd_send_ops(fwd_chunk_id)
+        for send in sends:
+            send.tensor = send.tensor.detach()
         if not self.has_backward:
             self.fwd_cache[fwd_chunk_id] = ((), [])
         return sends
+
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        """The gradient for the stage before on the same rank; without a backward pass there is none to ask for."""
+        if not self.has_backward:
+            return ()
+        return super().get_local_bwd_output(mb_index)  # type: ignore[no-untyped-call]  # torch's
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: tuple[torch.Tensor | None, ...], mb_index: int) -> None:
+        """The gradient from the stage after on the same rank; without a backward pass there is none."""
+        if self.has_backward:
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
     def _sends(self) -> bool:
         """Whether outputs go to another rank: the two middle stages of a V are on the same one."""

@@ -16,8 +16,10 @@ from torch.utils.checkpoint import (
 
 from meshwright.engine.experts.storage import expert_blocks
 from meshwright.engine.model.anatomy import is_attention
-from meshwright.engine.parallelize.dropping import drop_outputs
+from meshwright.engine.parallelize.dropping import drop_gathered, drop_outputs
+from meshwright.engine.parallelize.tensor import gathering
 from meshwright.recipes.types import Layout
+from meshwright.rules.schedule import ZERO_BUBBLE
 
 # With selective recompute by operation, what attention gives and every second product of weights are kept, and
 # everything else is computed again. bmm is none of them: it makes the scores of eager attention.
@@ -42,6 +44,17 @@ def recompute(layers: dict[int, nn.Module], layout: Layout, compiled: bool) -> N
     elif layout.recompute == "selective":
         for layer in layers.values():
             _selective(layer, layout.recompute_modules or (OPERATIONS,), compiled)
+    if not compiled and layout.offload != "activations" and gathers_again(layout):
+        for layer in layers.values():
+            drop_gathered(layer, list(gathering(layer)))
+
+
+def gathers_again(layout: Layout) -> bool:
+    """Whether the backward pass gathers once more what entered regions, so that each rank keeps its own part alone.
+
+    A backward pass in two halves would ask again in the second, once for every weight.
+    """
+    return layout.pp == 1 or layout.pp_schedule not in ZERO_BUBBLE
 
 
 def recompute_around(layer: Any) -> None:
@@ -107,7 +120,7 @@ def _recomputing(kind: type[Any], by_operation: bool) -> type[Any]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return checkpoint(partial(inner, self), *args, **settings, **kwargs)
 
-    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    return type(kind.__name__, (kind,), {"forward": forward, "runs_again": True, "__module__": kind.__module__})
 
 
 def _keep_costly() -> Any:

@@ -2,8 +2,8 @@
 
 Parameters are stored as DTensors cut over the ranks and computed with as plain local tensors. With sequence
 parallelism what enters a region is gathered along the sequence and what leaves it is summed and scattered; without, it
-is copied and summed. Parameters that are not cut get a part of their gradient on every rank: they are marked, and the
-step sums them at its end.
+is copied and summed. What was gathered is not kept: the backward pass gathers it again (see recompute.py). Parameters
+that are not cut get a part of their gradient on every rank: they are marked, and the step sums them at its end.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ class Sequence:
     sp: bool = False
     cp: Axis = SOLO
     order: torch.Tensor | None = None  # the position of every token when the cp ranks' parts are put side by side
+
+    @property
+    def gathers(self) -> bool:
+        """Whether what enters a region is larger than what this rank holds of it."""
+        return self.cp.size > 1 or (self.sp and self.tp.size > 1)
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,17 @@ def cut_layer(layer: nn.Module, mesh: Mesh, sequence: Sequence) -> None:
         region = region_of(module)
         if region is not None:
             _cut_region(module, region, mesh.state, sequence)
+
+
+def gathering(layer: nn.Module) -> Iterator[nn.Module]:
+    """Regions of a layer that gather what enters them, but for those in modules that are run again as a whole."""
+    if getattr(type(layer), "runs_again", False):
+        return
+    sequence: Sequence | None = layer.__dict__.get("region_sequence")
+    if sequence is not None and sequence.gathers:
+        yield layer
+    for child in layer.children():
+        yield from gathering(child)
 
 
 def partial_names(stage: Any, sequence: Sequence) -> frozenset[str]:
@@ -249,14 +265,17 @@ def _in_region(kind: type[Any]) -> type[Any]:
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         sequence = self.region_sequence
-        args, kwargs = _with_hidden(args, kwargs, lambda hidden: _enter(hidden, sequence))
+        args, kwargs = _with_hidden(args, kwargs, self.enter)
         with _computing_with(self, self.region_uses):
             out = kind.forward(self, *args, **kwargs)
         if isinstance(out, tuple):
             return (_leave(out[0], sequence), *out[1:])
         return _leave(out, sequence)
 
-    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    def enter(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+        return _enter(hidden, self.region_sequence)
+
+    return type(kind.__name__, (kind,), {"forward": forward, "enter": enter, "__module__": kind.__module__})
 
 
 def _with_hidden(args: Any, kwargs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, Any]:

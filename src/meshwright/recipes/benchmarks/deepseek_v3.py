@@ -8,7 +8,7 @@ from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="deepseek")
+@recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_config(),
@@ -17,7 +17,7 @@ def deepseek_v3_pretrain_256gpu_b200_bf16_config() -> Recipe:
         pp=16,
         ep=8,
         recompute="selective",
-        recompute_modules=("mla_up_proj",),
+        recompute_modules=("mla_up_proj", "moe_act"),
         dispatcher="hybridep",
         stage_layers=(4,) * 15 + (1,),
         moments="bf16",
@@ -26,7 +26,9 @@ def deepseek_v3_pretrain_256gpu_b200_bf16_config() -> Recipe:
 
 @recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_b200_fp8cs_config() -> Recipe:
-    return benchmark(deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8cs")
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8cs", recompute_modules=("mla_up_proj",)
+    )
 
 
 @recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj", "mlp")}))
@@ -40,7 +42,7 @@ def deepseek_v3_pretrain_256gpu_b200_fp8mx_config() -> Recipe:
         ep=32,
         dispatcher="deepep",
         ep_overlap=True,
-        recompute_modules=("mla_up_proj", "mlp", "layernorm", "moe_act"),
+        recompute_modules=("mla_up_proj", "mlp", "layernorm", "moe"),
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
@@ -48,10 +50,16 @@ def deepseek_v3_pretrain_256gpu_b200_fp8mx_config() -> Recipe:
 
 @recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_b200_fp8mx_large_scale_config() -> Recipe:
-    return benchmark(deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8mx", global_batch_size=256)
+    return benchmark(
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xB200",
+        "fp8mx",
+        global_batch_size=256,
+        recompute_modules=("mla_up_proj",),
+    )
 
 
-@recipe(family="deepseek")
+@recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj", "layernorm", "moe_act")}))
 def deepseek_v3_pretrain_256gpu_b200_nvfp4_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -62,7 +70,7 @@ def deepseek_v3_pretrain_256gpu_b200_nvfp4_config() -> Recipe:
         ep=32,
         dispatcher="deepep",
         ep_overlap=True,
-        recompute_modules=("mla_up_proj", "layernorm", "moe_act"),
+        recompute_modules=("mla_up_proj", "layernorm", "moe"),
     )
 
 
@@ -76,6 +84,7 @@ def deepseek_v3_pretrain_256gpu_b300_bf16_config() -> Recipe:
         vp=2,
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+        recompute_modules=("mla_up_proj",),
     )
 
 
@@ -89,6 +98,7 @@ def deepseek_v3_pretrain_256gpu_b300_fp8cs_config() -> Recipe:
         vp=2,
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+        recompute_modules=("mla_up_proj",),
     )
 
 
@@ -102,6 +112,7 @@ def deepseek_v3_pretrain_256gpu_b300_fp8mx_config() -> Recipe:
         vp=2,
         ep_overlap=True,
         cuda_graphs="full_iteration",
+        recompute_modules=("mla_up_proj",),
     )
 
 
@@ -116,6 +127,7 @@ def deepseek_v3_pretrain_256gpu_b300_fp8mx_large_scale_config() -> Recipe:
         global_batch_size=256,
         ep_overlap=True,
         cuda_graphs="full_iteration",
+        recompute_modules=("mla_up_proj",),
     )
 
 
@@ -174,7 +186,7 @@ def deepseek_v3_pretrain_256gpu_gb200_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek")
+@recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
@@ -185,6 +197,7 @@ def deepseek_v3_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
         ep=64,
         ep_overlap=True,
         cuda_graphs="full_iteration",
+        recompute_modules=("mla_up_proj", "moe_act"),
     )
 
 
@@ -200,6 +213,7 @@ def deepseek_v3_pretrain_256gpu_gb200_fp8mx_large_scale_config() -> Recipe:
         global_batch_size=256,
         ep_overlap=True,
         cuda_graphs="full_iteration",
+        recompute_modules=("mla_up_proj",),
     )
 
 
@@ -218,6 +232,7 @@ def deepseek_v3_pretrain_256gpu_gb200_fp8mx_partial_cg_dev_config() -> Recipe:
         offload="activations",
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+        recompute_modules=("mla_up_proj",),
     )
 
 
@@ -286,7 +301,7 @@ def deepseek_v3_pretrain_256gpu_gb300_fp8cs_config() -> Recipe:
         vp=8,
         ep=32,
         micro_batch_size=2,
-        recompute_modules=(),
+        recompute_modules=("moe",),
     )
 
 
@@ -420,13 +435,13 @@ def deepseek_v3_pretrain_1024gpu_h100_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj", "mlp")}))
+@recipe(family="deepseek", published=Published(start={"tp": 2, "recompute_modules": ("mla_up_proj", "mlp")}))
 def deepseek_v3_pretrain_1024gpu_h100_fp8sc_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
         "1024xH100",
         "fp8sc",
-        tp=2,
+        tp=4,
         pp=8,
         vp=2,
         ep=64,
@@ -436,13 +451,13 @@ def deepseek_v3_pretrain_1024gpu_h100_fp8sc_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj", "mlp")}))
+@recipe(family="deepseek", published=Published(start={"tp": 2, "recompute_modules": ("mla_up_proj", "mlp")}))
 def deepseek_v3_pretrain_1024gpu_h100_fp8sc_large_scale_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
         "1024xH100",
         "fp8sc",
-        tp=2,
+        tp=4,
         pp=8,
         vp=2,
         ep=64,
@@ -517,6 +532,7 @@ def deepseek_v3_pretrain_128gpu_vr200_bf16_config() -> Recipe:
         stage_layers=(31, 30),
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+        recompute_modules=("mla_up_proj",),
     )
 
 
@@ -554,6 +570,7 @@ def deepseek_v3_pretrain_128gpu_vr200_fp8mx_config() -> Recipe:
         ep_overlap=True,
         stage_layers=(31, 30),
         cuda_graphs="full_iteration",
+        recompute_modules=("mla_up_proj",),
     )
 
 
@@ -600,7 +617,7 @@ def deepseek_v3_pretrain_256gpu_vr200_fp8cs_config() -> Recipe:
         vp=8,
         ep=32,
         micro_batch_size=2,
-        recompute_modules=(),
+        recompute_modules=("moe",),
     )
 
 

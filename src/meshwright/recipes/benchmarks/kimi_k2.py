@@ -132,22 +132,25 @@ def kimi_k2_pretrain_256gpu_gb300_bf16_config() -> Recipe:
         recompute="selective",
         dispatcher="hybridep",
         stage_layers=(4,) * 15 + (1,),
+        recompute_modules=("moe",),
     )
 
 
 @recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xGB300", "fp8cs")
+    return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xGB300", "fp8cs", recompute_modules=("moe",))
 
 
 @recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xGB300", "fp8mx", fp8_gather=False)
+    return benchmark(
+        kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xGB300", "fp8mx", fp8_gather=False, recompute_modules=("moe",)
+    )
 
 
 @recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_gb300_nvfp4_config() -> Recipe:
-    return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xGB300", "nvfp4")
+    return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xGB300", "nvfp4", recompute_modules=("moe",))
 
 
 @recipe(family="moonshot")
@@ -197,9 +200,11 @@ def kimi_k2_pretrain_1024gpu_h100_fp8sc_config() -> Recipe:
 
 @recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_vr200_bf16_config() -> Recipe:
-    return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xVR200", "bf16")
+    return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xVR200", "bf16", recompute_modules=("moe",))
 
 
 @recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_vr200_fp8mx_config() -> Recipe:
-    return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xVR200", "fp8mx", fp8_gather=False)
+    return benchmark(
+        kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xVR200", "fp8mx", fp8_gather=False, recompute_modules=("moe",)
+    )

@@ -226,9 +226,11 @@ def llama31_405b_pretrain_1024gpu_h100_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="llama", published=Published(start={"recompute": "none"}))
+@recipe(family="llama")
 def llama31_405b_pretrain_512gpu_h100_bf16_config() -> Recipe:
-    return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "512xH100", "bf16", tp=8, pp=8, cp=2)
+    return benchmark(
+        llama31_405b_pretrain_128gpu_b200_bf16_config(), "512xH100", "bf16", tp=8, pp=8, cp=2, recompute="none"
+    )
 
 
 @recipe(family="llama")

@@ -192,11 +192,9 @@ def llama3_8b_pretrain_8gpu_h100_bf16_config() -> Recipe:
     return benchmark(llama3_8b_pretrain_64gpu_h100_bf16_config(), "8xH100", "bf16", global_batch_size=128)
 
 
-@recipe(family="llama", published=Published(start={"defer_grad_sync": True}))
+@recipe(family="llama")
 def llama3_8b_pretrain_8gpu_h100_fp8cs_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_64gpu_h100_fp8cs_config(), "8xH100", "fp8cs", global_batch_size=128, defer_grad_sync=False
-    )
+    return benchmark(llama3_8b_pretrain_64gpu_h100_fp8cs_config(), "8xH100", "fp8cs", global_batch_size=128)
 
 
 @recipe(family="llama")

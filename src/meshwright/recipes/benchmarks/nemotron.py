@@ -59,7 +59,7 @@ def nemotron_3_super_pretrain_64gpu_b200_fp8mx_config() -> Recipe:
         "64xB200",
         "fp8mx",
         recompute_modules=("moe_act", "layernorm"),
-        loss="chunked",
+        loss="fused_linear",
     )
 
 
@@ -164,7 +164,7 @@ def nemotronh_56b_pretrain_64gpu_b300_fp8cs_config() -> Recipe:
     return benchmark(nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "64xB300", "fp8cs", cp=1)
 
 
-@recipe(family="nemotron", published=Published(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron")
 def nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
         pretrain("nemotron_3_5_lightning", 1),
@@ -178,18 +178,19 @@ def nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config() -> Recipe:
         cuda_graph_scope=("attn", "mamba", "moe_router", "moe_preprocess"),
         dispatcher="hybridep",
         mtp_loss=0.1,
-        loss="chunked",
     )
 
 
-@recipe(family="nemotron", published=Published(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron")
 def nemotron_3_5_lightning_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(), "8xGB200", "fp8mx")
 
 
 @recipe(
     family="nemotron",
-    published=Published(start={"strategy": "megatron_fsdp", "recompute": "none", "loss": "vocab_parallel"}),
+    published=Published(
+        start={"strategy": "megatron_fsdp", "recompute": "none", "recompute_modules": (), "loss": "vocab_parallel"}
+    ),
 )
 def nemotron_3_5_lightning_pretrain_8gpu_gb200_fp8mx_fsdp_config() -> Recipe:
     return benchmark(
@@ -201,10 +202,12 @@ def nemotron_3_5_lightning_pretrain_8gpu_gb200_fp8mx_fsdp_config() -> Recipe:
         recompute="selective",
         cuda_graphs="none",
         cuda_graph_scope=(),
+        recompute_modules=("moe",),
+        loss="chunked",
     )
 
 
-@recipe(family="nemotron", published=Published(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron")
 def nemotron_3_5_lightning_pretrain_8gpu_gb200_nvfp4_config() -> Recipe:
     return benchmark(nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(), "8xGB200", "nvfp4")
 
@@ -265,12 +268,12 @@ def nemotronh_56b_pretrain_64gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "64xGB200", "fp8cs", cp=1)
 
 
-@recipe(family="nemotron", published=Published(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron")
 def nemotron_3_5_lightning_pretrain_8gpu_gb300_bf16_config() -> Recipe:
     return benchmark(nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(), "8xGB300", "bf16", micro_batch_size=4)
 
 
-@recipe(family="nemotron", published=Published(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron")
 def nemotron_3_5_lightning_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(), "8xGB300", "fp8mx", micro_batch_size=4)
 
@@ -285,10 +288,11 @@ def nemotron_3_5_lightning_pretrain_8gpu_gb300_fp8mx_fsdp_config() -> Recipe:
         global_batch_size=384,
         cuda_graphs="none",
         cuda_graph_scope=(),
+        loss="chunked",
     )
 
 
-@recipe(family="nemotron", published=Published(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron")
 def nemotron_3_5_lightning_pretrain_8gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(), "8xGB300", "nvfp4", micro_batch_size=4)
 
@@ -382,7 +386,10 @@ def nemotron_3_5_lightning_pretrain_16gpu_h100_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", published=Published(start={"defer_grad_sync": True, "loss": "vocab_parallel"}))
+@recipe(
+    family="nemotron",
+    published=Published(start={"recompute_modules": ("layernorm",), "defer_grad_sync": True, "loss": "vocab_parallel"}),
+)
 def nemotron_3_5_lightning_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
         nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(),
@@ -391,9 +398,10 @@ def nemotron_3_5_lightning_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
         micro_batch_size=1,
         global_batch_size=1024,
         recompute="selective",
-        recompute_modules=("layernorm",),
+        recompute_modules=("layernorm", "moe_act"),
         defer_grad_sync=False,
         cuda_graph_scope=("attn", "mamba"),
+        loss="chunked",
     )
 
 
@@ -412,7 +420,7 @@ def nemotron_3_nano_pretrain_16gpu_h100_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", published=Published(start={"loss": "vocab_parallel"}))
+@recipe(family="nemotron")
 def nemotron_3_nano_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
         nemotron_3_nano_pretrain_16gpu_h100_bf16_config(),
@@ -420,7 +428,6 @@ def nemotron_3_nano_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
         "fp8cs",
         ep=16,
         recompute_modules=("layernorm",),
-        loss="chunked",
     )
 
 

@@ -8,7 +8,7 @@ from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_235b_a22b_pretrain_128gpu_b200_fp8mx_deepep_dev_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_config(),
@@ -27,6 +27,7 @@ def qwen3_235b_a22b_pretrain_128gpu_b200_fp8mx_deepep_dev_config() -> Recipe:
         ep_overlap=True,
         moments="bf16",
         recompute="selective",
+        recompute_modules=("moe",),
     )
 
 
@@ -607,7 +608,7 @@ def qwen3_235b_a22b_pretrain_256gpu_h100_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", published=Published(start={"vp": 3, "pp_schedule": "interleaved_1f1b"}))
 def qwen3_235b_a22b_pretrain_256gpu_h100_bf16_hybridep_dev_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_64gpu_gb300_fp8mx_config(),
@@ -615,13 +616,14 @@ def qwen3_235b_a22b_pretrain_256gpu_h100_bf16_hybridep_dev_config() -> Recipe:
         "bf16",
         tp=2,
         pp=8,
-        vp=3,
+        vp=1,
         micro_batch_size=1,
         recompute_modules=("moe_act", "layernorm"),
         embedding_as_layer=True,
         head_as_layer=True,
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
+        pp_schedule="1f1b",
     )
 
 

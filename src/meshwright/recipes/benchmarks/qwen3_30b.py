@@ -61,7 +61,7 @@ def qwen3_30b_a3b_pretrain_8gpu_b200_nvfp4_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_30b_a3b_pretrain_8gpu_b300_bf16_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
@@ -71,10 +71,11 @@ def qwen3_30b_a3b_pretrain_8gpu_b300_bf16_config() -> Recipe:
         global_batch_size=512,
         recompute="selective",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
+        recompute_modules=("moe",),
     )
 
 
-@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_30b_a3b_pretrain_8gpu_b300_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
@@ -84,10 +85,11 @@ def qwen3_30b_a3b_pretrain_8gpu_b300_fp8cs_config() -> Recipe:
         global_batch_size=512,
         recompute="selective",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
+        recompute_modules=("moe",),
     )
 
 
-@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_config(),
@@ -100,10 +102,11 @@ def qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config() -> Recipe:
         dispatcher="hybridep",
         ep_overlap=True,
         recompute="selective",
+        recompute_modules=("moe",),
     )
 
 
-@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_30b_a3b_pretrain_8gpu_b300_nvfp4_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
@@ -112,10 +115,11 @@ def qwen3_30b_a3b_pretrain_8gpu_b300_nvfp4_config() -> Recipe:
         ep_overlap=False,
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
+        recompute_modules=("moe",),
     )
 
 
-@recipe(family="qwen_moe", published=Published(start={"loss": "vocab_parallel"}))
+@recipe(family="qwen_moe")
 def qwen3_30b_a3b_pretrain_16gpu_gb200_bf16_dev_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_config(),
@@ -126,11 +130,10 @@ def qwen3_30b_a3b_pretrain_16gpu_gb200_bf16_dev_config() -> Recipe:
         global_batch_size=512,
         dispatcher="hybridep",
         overlap_grad_reduce=False,
-        loss="chunked",
     )
 
 
-@recipe(family="qwen_moe", published=Published(start={"loss": "vocab_parallel"}))
+@recipe(family="qwen_moe")
 def qwen3_30b_a3b_pretrain_16gpu_gb200_fp8mx_paged_stash_dev_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_16gpu_gb200_bf16_dev_config(),
@@ -142,7 +145,7 @@ def qwen3_30b_a3b_pretrain_16gpu_gb200_fp8mx_paged_stash_dev_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", published=Published(start={"loss": "vocab_parallel"}))
+@recipe(family="qwen_moe")
 def qwen3_30b_a3b_pretrain_16gpu_gb200_fp8mx_partial_cg_dev_config() -> Recipe:
     return benchmark(qwen3_30b_a3b_pretrain_16gpu_gb200_bf16_dev_config(), "16xGB200", "fp8mx", fp8_gather=False)
 
@@ -177,7 +180,9 @@ def qwen3_30b_a3b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
-    return benchmark(qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(), "8xGB200", "fp8mx", micro_batch_size=4)
+    return benchmark(
+        qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(), "8xGB200", "fp8mx", micro_batch_size=4, recompute_modules=()
+    )
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
@@ -227,6 +232,7 @@ def qwen3_30b_a3b_pretrain_8gpu_gb300_bf16_config() -> Recipe:
         ep_overlap=False,
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
+        recompute_modules=(),
     )
 
 
@@ -239,12 +245,13 @@ def qwen3_30b_a3b_pretrain_8gpu_gb300_fp8cs_config() -> Recipe:
         ep_overlap=False,
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
+        recompute_modules=(),
     )
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(), "8xGB300", "fp8mx")
+    return benchmark(qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(), "8xGB300", "fp8mx", recompute_modules=())
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
@@ -256,6 +263,7 @@ def qwen3_30b_a3b_pretrain_8gpu_gb300_nvfp4_config() -> Recipe:
         ep_overlap=False,
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
+        recompute_modules=(),
     )
 
 
@@ -323,7 +331,7 @@ def qwen3_30b_a3b_pretrain_64gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(qwen3_30b_a3b_pretrain_16gpu_h100_fp8cs_config(), "64xH100", "fp8cs", global_batch_size=4096)
 
 
-@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_30b_a3b_pretrain_8gpu_vr200_bf16_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
@@ -332,17 +340,23 @@ def qwen3_30b_a3b_pretrain_8gpu_vr200_bf16_config() -> Recipe:
         ep_overlap=False,
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
+        recompute_modules=("moe",),
     )
 
 
 @recipe(family="qwen_moe")
 def qwen3_30b_a3b_pretrain_8gpu_vr200_fp8mx_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(), "8xVR200", "fp8mx", micro_batch_size=4, recompute="none"
+        qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
+        "8xVR200",
+        "fp8mx",
+        micro_batch_size=4,
+        recompute="none",
+        recompute_modules=(),
     )
 
 
-@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_30b_a3b_pretrain_8gpu_vr200_nvfp4_config() -> Recipe:
     return benchmark(
         qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
@@ -351,4 +365,5 @@ def qwen3_30b_a3b_pretrain_8gpu_vr200_nvfp4_config() -> Recipe:
         ep_overlap=False,
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
+        recompute_modules=("moe",),
     )

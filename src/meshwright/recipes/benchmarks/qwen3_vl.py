@@ -7,7 +7,7 @@ from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config() -> Recipe:
     return benchmark(
         pretrain("qwen3_vl_235b_a22b", 1, images=True),
@@ -22,17 +22,22 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config() -> Recipe:
         overlap_grad_reduce=False,
         per_token_loss=True,
         recompute="selective",
+        recompute_modules=("moe",),
     )
 
 
-@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_vl_235b_a22b_pretrain_64gpu_b200_fp8cs_config() -> Recipe:
-    return benchmark(qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(), "64xB200", "fp8cs")
+    return benchmark(
+        qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(), "64xB200", "fp8cs", recompute_modules=("moe",)
+    )
 
 
-@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_vl_235b_a22b_pretrain_64gpu_b200_fp8mx_config() -> Recipe:
-    return benchmark(qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(), "64xB200", "fp8mx")
+    return benchmark(
+        qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(), "64xB200", "fp8mx", recompute_modules=("moe",)
+    )
 
 
 @recipe(family="qwen_vl")
@@ -80,6 +85,7 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_gb200_bf16_config() -> Recipe:
         recompute="full",
         cuda_graphs="none",
         cuda_graph_scope=(),
+        recompute_modules=(),
     )
 
 
@@ -104,6 +110,7 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_gb200_fp8cs_config() -> Recipe:
         recompute="full",
         cuda_graphs="none",
         cuda_graph_scope=(),
+        recompute_modules=(),
     )
 
 
@@ -128,10 +135,14 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_gb200_fp8mx_config() -> Recipe:
         recompute="full",
         cuda_graphs="none",
         cuda_graph_scope=(),
+        recompute_modules=(),
     )
 
 
-@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(
+    family="qwen_vl",
+    published=Published(start={"recompute": "none", "recompute_modules": (), "loss": "vocab_parallel"}),
+)
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
         qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -141,10 +152,11 @@ def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_bf16_config() -> Recipe:
         dispatcher="hybridep",
         recompute="selective",
         loss="chunked",
+        recompute_modules=("moe",),
     )
 
 
-@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -153,10 +165,11 @@ def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
         micro_batch_size=4,
         dispatcher="hybridep",
         recompute="selective",
+        recompute_modules=("moe",),
     )
 
 
-@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -165,6 +178,7 @@ def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
         micro_batch_size=4,
         dispatcher="hybridep",
         recompute="selective",
+        recompute_modules=("moe",),
     )
 
 
@@ -179,6 +193,7 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_gb300_bf16_config() -> Recipe:
         dispatcher="hybridep",
         recompute="none",
         stage_layers=(),
+        recompute_modules=(),
     )
 
 
@@ -193,6 +208,7 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_gb300_fp8cs_config() -> Recipe:
         dispatcher="hybridep",
         recompute="none",
         stage_layers=(),
+        recompute_modules=(),
     )
 
 
@@ -207,10 +223,14 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_gb300_fp8mx_config() -> Recipe:
         dispatcher="hybridep",
         recompute="none",
         stage_layers=(),
+        recompute_modules=(),
     )
 
 
-@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(
+    family="qwen_vl",
+    published=Published(start={"recompute": "none", "recompute_modules": (), "loss": "vocab_parallel"}),
+)
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_bf16_config() -> Recipe:
     return benchmark(
         qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -220,10 +240,14 @@ def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_bf16_config() -> Recipe:
         dispatcher="hybridep",
         recompute="selective",
         loss="chunked",
+        recompute_modules=("moe",),
     )
 
 
-@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(
+    family="qwen_vl",
+    published=Published(start={"recompute": "none", "recompute_modules": (), "loss": "vocab_parallel"}),
+)
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(
         qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -233,10 +257,14 @@ def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_fp8cs_config() -> Recipe:
         dispatcher="hybridep",
         recompute="selective",
         loss="chunked",
+        recompute_modules=("moe",),
     )
 
 
-@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(
+    family="qwen_vl",
+    published=Published(start={"recompute": "none", "recompute_modules": (), "loss": "vocab_parallel"}),
+)
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -246,6 +274,7 @@ def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
         dispatcher="hybridep",
         recompute="selective",
         loss="chunked",
+        recompute_modules=("moe",),
     )
 
 
@@ -274,6 +303,7 @@ def qwen3_vl_235b_a22b_pretrain_256gpu_h100_bf16_config() -> Recipe:
         stage_layers=(3,) * 31 + (1,),
         cuda_graphs="none",
         cuda_graph_scope=(),
+        recompute_modules=(),
     )
 
 
@@ -302,10 +332,11 @@ def qwen3_vl_235b_a22b_pretrain_256gpu_h100_fp8cs_config() -> Recipe:
         stage_layers=(3,) * 31 + (1,),
         cuda_graphs="none",
         cuda_graph_scope=(),
+        recompute_modules=(),
     )
 
 
-@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "vp": 12}))
+@recipe(family="qwen_vl", published=Published(start={"vp": 12, "recompute": "none", "recompute_modules": ()}))
 def qwen3_vl_30b_a3b_pretrain_16gpu_h100_bf16_config() -> Recipe:
     return benchmark(
         qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
@@ -315,6 +346,7 @@ def qwen3_vl_30b_a3b_pretrain_16gpu_h100_bf16_config() -> Recipe:
         vp=8,
         ep_overlap=True,
         recompute="selective",
+        recompute_modules=("moe",),
     )
 
 

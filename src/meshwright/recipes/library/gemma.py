@@ -111,13 +111,13 @@ def gemma3_vl_4b_sft_config() -> Recipe:
         min_lr=5e-6,
         steps=50,
         images=True,
-        loss="chunked",
+        loss="fused_linear",
         recompute="full",
         **GEMMA3_SFT,
     )
 
 
-@recipe(family="gemma", published=Published(start={"recompute": "none"}))
+@recipe(family="gemma")
 def gemma3_vl_4b_peft_config() -> Recipe:
     return peft(
         "gemma3_vl_4b",
@@ -128,7 +128,6 @@ def gemma3_vl_4b_peft_config() -> Recipe:
         min_lr=2e-5,
         steps=50,
         images=True,
-        recompute="full",
         **GEMMA3_PEFT,
     )
 
@@ -184,7 +183,7 @@ def gemma3_vl_27b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="gemma", published=Published(start={"recompute": "none"}))
+@recipe(family="gemma")
 def gemma3_vl_27b_peft_config() -> Recipe:
     return peft(
         "gemma3_vl_27b",
@@ -196,6 +195,5 @@ def gemma3_vl_27b_peft_config() -> Recipe:
         min_lr=2e-5,
         steps=50,
         images=True,
-        recompute="selective",
         **GEMMA3_PEFT,
     )

@@ -7,7 +7,7 @@ from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
 
-@recipe(family="glm", published=Published(tp=2, pp=8, ep=16, gpus=256))
+@recipe(family="glm", published=Published(tp=2, pp=8, ep=16, gpus=256, start={"recompute_modules": ()}))
 def glm45_355b_pretrain_config() -> Recipe:
     return pretrain(
         "glm45_355b",
@@ -24,6 +24,7 @@ def glm45_355b_pretrain_config() -> Recipe:
         stage_layers=(10,) + (12,) * 6 + (10,),
         mtp_loss=0.1,
         shared_expert_overlap=True,
+        recompute_modules=("moe",),
     )
 
 
@@ -111,7 +112,10 @@ def glm45_air_106b_peft_config() -> Recipe:
     )
 
 
-@recipe(family="glm", published=Published(tp=1, pp=8, start={"cp": 1, "stage_layers": (1,) + (7,) * 6 + (3,)}))
+@recipe(
+    family="glm",
+    published=Published(tp=1, pp=8, start={"cp": 1, "recompute": "none", "stage_layers": (1, 7, 7, 7, 7, 7, 7, 3)}),
+)
 def glm_45v_sft_config() -> Recipe:
     return sft(
         "glm_45v",
@@ -129,6 +133,7 @@ def glm_45v_sft_config() -> Recipe:
         shared_expert_overlap=True,
         images=True,
         stage_layers=(5,) + (6,) * 6 + (5,),
+        recompute="full",
     )
 
 

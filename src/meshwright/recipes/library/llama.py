@@ -29,14 +29,14 @@ def llama3_8b_16k_pretrain_config() -> Recipe:
     return pretrain("llama3_8b", 4, tp=2, cp=2, seq_length=16384, **LLAMA3_PRETRAIN)
 
 
-@recipe(family="llama", published=Published(tp=2, pp=1, cp=4, gpus=8, seq=65536, start={"loss": "vocab_parallel"}))
+@recipe(family="llama", published=Published(tp=2, pp=1, cp=4, gpus=8, seq=65536))
 def llama3_8b_64k_pretrain_config() -> Recipe:
-    return pretrain("llama3_8b", 8, tp=2, cp=4, seq_length=65536, loss="chunked", **LLAMA3_PRETRAIN)
+    return pretrain("llama3_8b", 8, tp=2, cp=4, seq_length=65536, **LLAMA3_PRETRAIN)
 
 
-@recipe(family="llama", published=Published(tp=2, pp=1, cp=8, gpus=16, seq=131072, start={"defer_grad_sync": True}))
+@recipe(family="llama", published=Published(tp=2, pp=1, cp=8, gpus=16, seq=131072))
 def llama3_8b_128k_pretrain_config() -> Recipe:
-    return pretrain("llama3_8b", 16, tp=2, cp=8, seq_length=131_072, defer_grad_sync=False, **LLAMA3_PRETRAIN)
+    return pretrain("llama3_8b", 16, tp=2, cp=8, seq_length=131_072, **LLAMA3_PRETRAIN)
 
 
 @recipe(family="llama", published=Published(tp=8, pp=4, gpus=32, seq=8192))

@@ -29,9 +29,9 @@ MINISTRAL3_PEFT: dict[str, Any] = {
 }
 
 
-@recipe(family="ministral", published=Published(start={"loss": "vocab_parallel"}))
+@recipe(family="ministral")
 def ministral3_3b_sft_config() -> Recipe:
-    return sft("ministral3_3b", 1, loss="chunked", **MINISTRAL3_SFT)
+    return sft("ministral3_3b", 1, **MINISTRAL3_SFT)
 
 
 @recipe(family="ministral")

@@ -61,7 +61,7 @@ def moonlight_16b_peft_config() -> Recipe:
     )
 
 
-@recipe(family="moonshot", published=Published(tp=2, pp=16, ep=32))
+@recipe(family="moonshot", published=Published(tp=2, pp=16, ep=32, start={"recompute_modules": ()}))
 def kimi_k2_pretrain_config() -> Recipe:
     return pretrain(
         "kimi_k2",
@@ -77,4 +77,5 @@ def kimi_k2_pretrain_config() -> Recipe:
         recompute="selective",
         stage_layers=(4,) * 15 + (1,),
         shared_expert_overlap=True,
+        recompute_modules=("moe",),
     )

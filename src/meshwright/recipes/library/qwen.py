@@ -59,9 +59,9 @@ def qwen2_7b_peft_config() -> Recipe:
     return peft("qwen2_7b", 1, **QWEN2_PEFT)
 
 
-@recipe(family="qwen", published=Published(start={"recompute": "none"}))
+@recipe(family="qwen")
 def qwen2_14b_pretrain_config() -> Recipe:
-    return pretrain("qwen2_14b", 4, tp=4, micro_batch_size=2, recompute="selective")
+    return pretrain("qwen2_14b", 4, tp=4, micro_batch_size=2)
 
 
 @recipe(family="qwen")
@@ -164,9 +164,9 @@ def qwen25_7b_peft_config() -> Recipe:
     return peft("qwen25_7b", 1, **QWEN25_PEFT)
 
 
-@recipe(family="qwen", published=Published(start={"recompute": "none"}))
+@recipe(family="qwen")
 def qwen25_14b_pretrain_config() -> Recipe:
-    return pretrain("qwen25_14b", 4, tp=4, micro_batch_size=2, recompute="selective")
+    return pretrain("qwen25_14b", 4, tp=4, micro_batch_size=2)
 
 
 @recipe(family="qwen")

@@ -9,7 +9,9 @@ from meshwright.recipes.types import Recipe
 
 @recipe(
     family="qwen_moe",
-    published=Published(tp=1, pp=1, ep=8, gpus=8, start={"recompute": "none", "loss": "vocab_parallel"}),
+    published=Published(
+        tp=1, pp=1, ep=8, gpus=8, start={"recompute": "none", "recompute_modules": (), "loss": "vocab_parallel"}
+    ),
 )
 def qwen3_30b_a3b_pretrain_config() -> Recipe:
     return pretrain(
@@ -23,6 +25,7 @@ def qwen3_30b_a3b_pretrain_config() -> Recipe:
         dispatcher="hybridep",
         loss="chunked",
         recompute="selective",
+        recompute_modules=("moe",),
     )
 
 
@@ -44,7 +47,7 @@ def qwen3_30b_a3b_sft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe", published=Published(tp=1, pp=1, ep=1, gpus=1, start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(tp=1, pp=1, ep=1, gpus=1))
 def qwen3_30b_a3b_peft_config() -> Recipe:
     return peft(
         "qwen3_30b_a3b",
@@ -57,7 +60,6 @@ def qwen3_30b_a3b_peft_config() -> Recipe:
         alpha=16.0,
         targets=("qkv", "proj"),
         dispatcher="deepep",
-        recompute="selective",
     )
 
 

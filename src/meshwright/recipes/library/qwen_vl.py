@@ -83,14 +83,14 @@ def qwen25_vl_7b_sft_config() -> Recipe:
     return sft("qwen25_vl_7b", 2, tp=2, loss="chunked", recompute="full", **QWEN25_SFT)
 
 
-@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
-def qwen25_vl_7b_peft_config() -> Recipe:
-    return peft("qwen25_vl_7b", 1, recompute="selective", **QWEN25_PEFT)
-
-
 @recipe(family="qwen_vl")
+def qwen25_vl_7b_peft_config() -> Recipe:
+    return peft("qwen25_vl_7b", 1, **QWEN25_PEFT)
+
+
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen25_vl_32b_sft_config() -> Recipe:
-    return sft("qwen25_vl_32b", 16, tp=8, pp=2, **QWEN25_SFT)
+    return sft("qwen25_vl_32b", 16, tp=8, pp=2, recompute="full", **QWEN25_SFT)
 
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none", "gpus": 1}))
@@ -108,7 +108,7 @@ def qwen25_vl_72b_peft_config() -> Recipe:
     return peft("qwen25_vl_72b", 4, recompute="full", **QWEN25_PEFT)
 
 
-@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel", "offload": "none"}))
 def qwen3_vl_8b_sft_config() -> Recipe:
     return sft(
         "qwen3_vl_8b",
@@ -120,13 +120,14 @@ def qwen3_vl_8b_sft_config() -> Recipe:
         steps=50,
         loss="chunked",
         recompute="full",
+        offload="optimizer",
         **QWEN3_SFT,
     )
 
 
-@recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
+@recipe(family="qwen_vl")
 def qwen3_vl_8b_peft_config() -> Recipe:
-    return peft("qwen3_vl_8b", 1, recompute="selective", **QWEN3_PEFT)
+    return peft("qwen3_vl_8b", 1, **QWEN3_PEFT)
 
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
@@ -180,9 +181,9 @@ def qwen35_vl_800m_sft_config() -> Recipe:
     return sft("qwen35_800m", 1, micro_batch_size=4, global_batch_size=32, min_lr=5e-7, loss="chunked", **QWEN35_SFT)
 
 
-@recipe(family="qwen_vl", published=Published(start={"loss": "vocab_parallel"}))
+@recipe(family="qwen_vl")
 def qwen35_vl_800m_peft_config() -> Recipe:
-    return peft("qwen35_800m", 1, micro_batch_size=4, global_batch_size=32, loss="chunked", **QWEN35_PEFT)
+    return peft("qwen35_800m", 1, micro_batch_size=4, global_batch_size=32, **QWEN35_PEFT)
 
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
@@ -228,13 +229,15 @@ def qwen35_vl_4b_peft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
+@recipe(
+    family="qwen_vl", published=Published(start={"micro_batch_size": 4, "recompute": "none", "loss": "vocab_parallel"})
+)
 def qwen35_vl_9b_sft_config() -> Recipe:
     return sft(
         "qwen35_9b",
         4,
         tp=4,
-        micro_batch_size=4,
+        micro_batch_size=2,
         global_batch_size=32,
         min_lr=5e-7,
         loss="chunked",
@@ -272,7 +275,7 @@ def qwen35_vl_27b_peft_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_vl", published=Published(start={"loss": "vocab_parallel"}))
+@recipe(family="qwen_vl")
 def qwen35_vl_35b_a3b_sft_config() -> Recipe:
     return sft(
         "qwen35_35b_a3b",
@@ -286,7 +289,6 @@ def qwen35_vl_35b_a3b_sft_config() -> Recipe:
         dispatcher="hybridep",
         stage_layers=(17, 23),
         overlap_grad_reduce=False,
-        loss="chunked",
         **QWEN35_SFT,
     )
 
