@@ -6,12 +6,13 @@ import click
 from tables import table
 
 from meshwright import doctor
-from meshwright.cli.doctor import doctor as command
+from meshwright.cli.app import app
 
 
 def page() -> str:
     """Everything the doctor looks for."""
-    context = click.Context(command, info_name="meshwright doctor", terminal_width=100)
+    outer = app.make_context("meshwright", ["doctor"], resilient_parsing=True)  # it names the option for help
+    context = click.Context(app.commands["doctor"], parent=outer, info_name="doctor", terminal_width=100)
     found = [(f"`{one.id}`", _sentence(one.find.__doc__)) for one in doctor.DIAGNOSES]
     limits = [
         (name.replace("_", " "), f"{one.value:g} {one.unit}".strip(), one.why)
