@@ -175,6 +175,7 @@ def test_everything_lists_all_layouts_that_fit(client: TestClient) -> None:
     assert min(one["step_s"] for one in fitting) == pytest.approx(answer["plans"][0]["estimate"]["step_s"])
 
 
+@pytest.mark.slow  # every measurement is estimated
 def test_accuracy_has_every_point_by_source(client: TestClient) -> None:
     answer = client.get("/api/accuracy?points=true").json()
     assert len(answer["points"]["step_time"]) == answer["step_time"]["rows"] > 1000

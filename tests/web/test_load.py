@@ -28,6 +28,7 @@ def address() -> Iterator[str]:
         assert process.wait(30) in (0, -15)
 
 
+@pytest.mark.slow  # `make load` asks the same, and more
 def test_fifty_askers_at_once_meet_no_error(address: str) -> None:
     chance = random.Random(1)
     cold = asyncio.run(web_load.phase(address, ASKERS, lambda: chance.choice(QUICK), 60, most=2 * ASKERS))

@@ -256,6 +256,7 @@ def test_recipe_and_catalogues_have_the_numbers_of_their_commands(client: Any, c
     assert shown == models
 
 
+@pytest.mark.slow  # every measurement is estimated
 def test_accuracy_has_the_numbers_of_its_question(client: Any) -> None:
     page = read(client, "/accuracy")
     report = client.get("/api/accuracy?points=true").json()  # compared with the command line in test_api.py

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from meshwright.cli.run import run
 from meshwright.web.app import Settings, create_app
 from meshwright.web.desk import Desk, Reply
 from meshwright.web.remembered import Remembered
@@ -306,21 +307,17 @@ def _served(*words: str) -> subprocess.Popen[str]:
     )
 
 
-def test_the_command_serves_this_machine_only_and_ends_cleanly() -> None:
+def test_the_command_serves_this_machine_only_and_ends_cleanly(capsys: pytest.CaptureFixture[str]) -> None:
     process = _served("--port", "0", "--workers", "1")
     assert process.stdout is not None
     try:
         address = json.loads(process.stdout.readline())["address"]
         port = int(address.rstrip("/").rpartition(":")[2])
         assert address == f"http://127.0.0.1:{port}/"
-        taken = subprocess.run(
-            [sys.executable, "-m", "meshwright", "web", "--port", str(port), "--json"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        told = json.loads(taken.stdout)["error"]
-        assert (taken.returncode, told["field"], told["value"]) == (2, "port", str(port))
+        with pytest.raises(SystemExit) as ended:
+            run(["web", "--port", str(port), "--json"])
+        told = json.loads(capsys.readouterr().out)["error"]
+        assert (ended.value.code, told["field"], told["value"]) == (2, "port", str(port))
         assert told["fix"][0].startswith("--port ")
         with socket.socket() as other:
             other.settimeout(2)
