@@ -209,10 +209,10 @@ def test_scans_keep_what_is_convolved_and_a_state_for_every_block_but_the_first(
     mixer = layer.mixer
     for tp, states in ((1, 7), (4, 1)):
         told = {"tp": tp, "sp": tp > 1, "seq_length": 8192}
-        core = layer_parts(case(model, "8xH100", **told), layer)["core"]
+        kept = layer_parts(case(model, "8xH100", **told), layer)["scan"]
         tokens = 4 * mixer.conv_width + 4 * mixer.inner
-        assert core == pytest.approx((tokens + 4 * mixer.inner * mixer.state * states / 8192) / tp)
-        packed = layer_parts(case(model, "8xH100", packing=True, **told), layer)["core"]
+        assert kept == pytest.approx((tokens + 4 * mixer.inner * mixer.state * states / 8192) / tp)
+        packed = layer_parts(case(model, "8xH100", packing=True, **told), layer)["scan"]
         assert packed == pytest.approx(1.33 * tokens / tp)  # documents are shorter than blocks, their rows longer
 
 
@@ -222,7 +222,7 @@ def test_delta_rules_keep_their_inputs_and_a_state_for_every_block_but_the_first
     model = find("qwen3_next_80b_a3b")
     layer = next(group.layer for group in model.groups if isinstance(group.layer.mixer, GatedDelta))
     mixer = layer.mixer
-    core = layer_parts(case(model, "8xH100", seq_length=4096), layer)["core"]
+    kept = layer_parts(case(model, "8xH100", seq_length=4096), layer)["scan"]
     widths = 4 * (2 * mixer.k_width + mixer.v_width) + 4 * mixer.v_width
     state = 4 * mixer.v_heads * mixer.k_head_dim * mixer.v_head_dim  # 2 MiB: 16 chunks of 64 tokens in 32 MiB
-    assert core == pytest.approx(widths + 6 * mixer.v_heads + 3 * state / 4096)
+    assert kept == pytest.approx(widths + 6 * mixer.v_heads + 3 * state / 4096)
