@@ -29,7 +29,7 @@ MODULE_DROPS: Mapping[str, tuple[str, ...]] = {
     "moe_act": ("routed_act",),
     "mla_up_proj": ("up",),
     "shared_experts": ("shared_fc1", "shared_act"),
-    "attention": ("proj", "up", "core", "scores"),
+    "attention": ("proj", "up", "core", "scores", "scan"),
 }
 # Modules that selective recompute means where a recipe names none; other engines choose single operations.
 SELECTIVE_MODULES: Mapping[str, tuple[str, ...]] = {"megatron": ("core_attn",), "kempnerforge": ("attention",)}
@@ -153,12 +153,22 @@ def _mixer_parts(case: Case, mixer: Mixer) -> Parts:
         split = mixer.heads * (mixer.qk_nope + mixer.v_head)  # kv before keys get their rotary part
         out = size * mixer.heads * mixer.v_head + 4 * mixer.heads
         return {"proj": latent, "up": size * (up + split) / tp, "core": out / tp}
-    if isinstance(mixer, Mamba2):
-        linear = mixer.inner + mixer.conv_width + mixer.heads
-        states = 4 * mixer.inner * mixer.state / _scan_block(case, mixer)
-        convolved = 2 * size * mixer.conv_width * memory_profile(case).plain_convolutions
-        return {"proj": size * linear / tp, "core": (convolved + 2 * size * mixer.inner + states) / tp}
-    return _delta_parts(case, mixer)
+    parts = _scan_parts(case, mixer) if isinstance(mixer, Mamba2) else _delta_parts(case, mixer)
+    rows = _rows_of_documents(case)
+    return {name: rows * value for name, value in parts.items()}
+
+
+def _rows_of_documents(case: Case) -> float:
+    """What packed samples take of a layer that must see each document apart, against what their tokens take."""
+    return (memory_profile(case).document_rows or 1.0) if case.packing else 1.0
+
+
+def _scan_parts(case: Case, mixer: Mamba2) -> Parts:
+    size, tp = BYTES[case.compute], case.tp
+    linear = mixer.inner + mixer.conv_width + mixer.heads
+    states = 4 * mixer.inner * mixer.state * _states_kept(case, _scan_block(case, mixer))
+    convolved = 2 * size * mixer.conv_width * memory_profile(case).plain_convolutions
+    return {"proj": size * linear / tp, "scan": (convolved + 2 * size * mixer.inner + states) / tp}
 
 
 def _scan_block(case: Case, mixer: Mamba2) -> Column:
@@ -167,6 +177,13 @@ def _scan_block(case: Case, mixer: Mamba2) -> Column:
     if not bound:
         return MAMBA_CHUNK
     return OWN_CHUNK * larger(1, bound // (4 * mixer.heads * OWN_CHUNK**2 / case.tp))
+
+
+def _states_kept(case: Case, block: Column) -> Column:
+    """States that a scan keeps per token. Our own keeps none before a row's first block, and documents are short."""
+    if not memory_profile(case).scan_block_bytes:
+        return 1 / block
+    return larger(0, 1 / block - 1 / case.seq_length) * (not case.packing)
 
 
 def _attention_parts(case: Case, mixer: Attention) -> Parts:
@@ -192,13 +209,13 @@ def _delta_parts(case: Case, mixer: GatedDelta) -> Parts:
     if bound:  # what is convolved before and after its activation; a state for every block of chunks
         states = 4 * mixer.v_heads * mixer.k_head_dim * mixer.v_head_dim
         chunks = smaller(larger(1, bound // (states / tp)), larger(1, case.seq_length // DELTA_CHUNK))
-        inside = (4 + size) * mixer.v_heads + states / (DELTA_CHUNK * chunks)
-        core = size * (2 * conv + 2 * mixer.v_width) + inside
+        inside = (4 + size) * mixer.v_heads + states * _states_kept(case, DELTA_CHUNK * chunks)
+        scan = size * (2 * conv + 2 * mixer.v_width) + inside
     else:
         repeated = 2 * mixer.v_heads * mixer.k_head_dim  # q and k, normed and repeated to the value heads
         inside = 4 * mixer.v_heads * DELTA_CHUNK + 8 * mixer.v_heads  # triangular factors of a chunk, gates
-        core = size * (conv + repeated + 2 * mixer.v_width) + inside
-    return {"proj": size * (conv + mixer.v_width) / tp, "core": core / tp}
+        scan = size * (conv + repeated + 2 * mixer.v_width) + inside
+    return {"proj": size * (conv + mixer.v_width) / tp, "scan": scan / tp}
 
 
 def _product_bytes(case: Case, gated: bool) -> int:
@@ -276,6 +293,8 @@ def _op_level(case: Case, parts: Parts) -> Column:
     kept = sum(OP_KEEPS.get(name, 0.0) * value for name, value in parts.items())
     if "core" in parts and "up" not in parts:
         kept = kept + parts["core"]  # the queries, as wide as attention's output
+    if "scan" in parts:
+        kept = kept + parts["proj"]  # the first of two products; the scan runs again
     if "fc1" in parts and not case.compile:
         # The output of the last linear, on its way to be summed over tp where the engine does that by itself.
         split = memory_profile(case).splits_recompute
@@ -286,7 +305,7 @@ def _op_level(case: Case, parts: Parts) -> Column:
 def _op_level_beside_experts(case: Case, parts: Parts) -> Column:
     """Experts drop their activation only; attention and norms are wrapped alone and keep their inputs beside."""
     whole = ("norm", "residual", "router", "routed_in", "routed_fc1", "routed_out", "shared_fc1", "shared_act")
-    attention = parts.get("core", 0.0) + 0.5 * parts.get("proj", 0.0)
+    attention = parts.get("core", 0.0) + (1.0 if "scan" in parts else 0.5) * parts.get("proj", 0.0)
     out = BYTES[case.compute] * case.model.hidden * ("up" in parts)  # of MLA's last linear, its fifth
     return parts["input"] + attention + out + sum(parts.get(name, 0.0) for name in whole)
 

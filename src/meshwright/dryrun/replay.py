@@ -105,13 +105,18 @@ class _Writer:
         events: list[int] = []
         mine: list[int] = []
         self.made[key] = mine
+        here: dict[int, int] = {}  # by the traced block that each is like
+        makers: dict[int, list[int]] = {}  # by traced segment: the blocks of the whole step that it stands for here
+        received = self.ledger.received if self.replayed is not None else {}
         for event in segment.events:
             if event >= 0:
-                block = self._new(event, key)
+                block = here[event] = self._new(event, key)
                 mine.append(block)
                 events.append(block)
             else:
-                gone = self._meant(key, segment.key, ~event)
+                gone = here.get(~event, -1)  # most go where they came
+                if gone < 0 or ~event in received:
+                    gone = self._meant(key, segment.key, ~event, makers)
                 if gone in self.alive:
                     del self.alive[gone]
                     events.append(~gone)
@@ -124,25 +129,31 @@ class _Writer:
         self.real[traced] = block
         return block
 
-    def _meant(self, key: Key, like: Key, traced: int) -> int:
+    def _meant(self, key: Key, like: Key, traced: int, makers: dict[int, list[int]]) -> int:
         """The block that goes here, where the traced segment `like` says that a traced block goes."""
         if not self.filled:
             return self.real.get(traced, -1)
         if self.replayed is not None and traced in self.ledger.received:
             return self._received(key, like, self.ledger.received[traced])
-        origin = self.segments[self.ledger.blocks[traced].segment].key
-        if origin.layer == REPLAYED:
-            return self._stood_for(traced)
-        if origin.phase not in PASSES or like.phase not in (*PASSES, "between") or origin.step != like.step:
-            return self.real.get(traced, -1)
-        if like.phase == "between":
-            return self._made(origin._replace(layer=self._from_end(origin)), traced)
-        target = origin._replace(micro_batch=self._micro_batch(key, like, origin), layer=self._layer(key, like, origin))
-        return self._made(target, traced)
+        maker = self.ledger.blocks[traced].segment
+        if maker not in makers:
+            origin = self.segments[maker].key
+            if origin.layer == REPLAYED:
+                return self._stood_for(traced)
+            if origin.phase not in PASSES or like.phase not in (*PASSES, "between") or origin.step != like.step:
+                return self.real.get(traced, -1)
+            makers[maker] = self.made.get(self._maker(key, like, origin), [])
+        return self._at_its_place(makers[maker], traced)
 
-    def _made(self, key: Key, like: int) -> int:
-        """The block that a segment of the whole step made where the traced one made this block."""
-        made, place = self.made.get(key, []), self.born[like]
+    def _maker(self, key: Key, like: Key, origin: Key) -> Key:
+        """The segment of the whole step that is to this one as the traced segment `origin` is to `like`."""
+        if like.phase == "between":
+            return origin._replace(layer=self._from_end(origin))
+        return origin._replace(micro_batch=self._micro_batch(key, like, origin), layer=self._layer(key, like, origin))
+
+    def _at_its_place(self, made: list[int], like: int) -> int:
+        """Of the blocks that a segment of the whole step made: the one made where the traced one made this block."""
+        place = self.born[like]
         return made[place] if place < len(made) else -1
 
     def _stood_for(self, traced: int) -> int:
@@ -151,7 +162,8 @@ class _Writer:
         if key is None or like < 0:
             return -1
         origin = self.segments[self.ledger.blocks[like].segment].key
-        return self._made(origin._replace(micro_batch=key.micro_batch, layer=self._from_end(origin)), like)
+        maker = origin._replace(micro_batch=key.micro_batch, layer=self._from_end(origin))
+        return self._at_its_place(self.made.get(maker, []), like)
 
     def _received(self, key: Key, like: Key, of: Key) -> int:
         """The block that this replayed pass received where the traced one received another, if it goes in this pass."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing as mp
 import os
 import signal
@@ -96,6 +97,7 @@ def _child(parent: int, work: Any, told: Any, pipe: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells everybody; the parent ends us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with(parent)
+    gc.freeze()  # what was imported before the fork is here for good: not looked at again, not copied
     try:
         news: tuple[Any, BaseException | None] = work(told), None
     except MeshwrightError as error:

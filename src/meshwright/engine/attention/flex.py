@@ -19,6 +19,7 @@ from meshwright.engine.attention.terms import Terms
 from meshwright.engine.kernels._where import is_dry
 
 SIDE = 128  # tokens of a block
+WIDE = 128  # numbers of a key
 
 
 def attend_flex(
@@ -42,6 +43,8 @@ def attend_flex(
         "scale": terms.scale,
         "enable_gqa": q.shape[1] != k.shape[1],
     }
+    if q.dtype == torch.float32 and q.shape[3] > WIDE:
+        options["kernel_options"] = {"num_stages": 1}  # two blocks of such keys have no room in a Hopper's cores
     if sinks is None:
         out: Tensor = flex(q, k, v, **options)
         return out

@@ -88,6 +88,11 @@ def carried_out(
     return [(part, outer) for part in rows]
 
 
+def empty_states(starts: Tensor, rows: slice) -> Tensor:
+    """The states before the first block of some rows, whose later ones `starts` [rows, blocks, ...] holds."""
+    return starts.new_zeros(rows.stop - rows.start, *starts.shape[2:])
+
+
 def product(left: Tensor, right: Tensor) -> Tensor:
     """Products of many matrices, with sums in fp32."""
     many = left.shape[:-2]

@@ -6,8 +6,8 @@ Every head has a state [key, value] which decays, forgets what it says of a key,
 
 Within a chunk the values that are taken up, each less what those before it wrote, are the solution of a triangular
 system (I + A)·x = β·(v - decayed kᵀ·S); from chunk to chunk the state goes on. Chunks are worked through in blocks,
-whose matrices take some hundred MiB whatever the length. Kept are the inputs and the state before every block; the
-backward pass makes a block's matrices again.
+whose matrices take some hundred MiB whatever the length. Kept are the inputs and the state before every block but the
+first; the backward pass makes a block's matrices again.
 
 Sums are in fp32 (of fp32 or bf16 factors), systems are solved in fp32, and decays are sums in fp64: the difference of
 two large sums may be small. Heads that share queries and keys share their products. It is an operation of its own, as
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from meshwright.engine.kernels._where import STEPS, is_dry, on_gpu
-from meshwright.engine.kernels.chunks import Plan, carried_out, crossing, ends, plan_of, product, until_end
+from meshwright.engine.kernels.chunks import Plan, carried_out, crossing, empty_states, ends, plan_of, product, until_end
 from meshwright.engine.kernels.cross_entropy import wide
 
 CHUNK = 64  # tokens whose values come from one system
@@ -101,15 +101,16 @@ class Block(NamedTuple):
 
 
 def _rule_steps(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, norm: bool) -> tuple[Tensor, Tensor]:
-    """The outputs, and the state before every block."""
+    """The outputs, and the state before every block but the first."""
     blocks = _plan(k, v)
     out = v.new_empty(v.shape, dtype=q.dtype)
     starts = _no_starts(k, v, blocks)
     for rows, along in _carried_out(blocks, k, v, FORWARD):
-        state = torch.zeros_like(starts[rows, 0]).flatten(0, 1)
+        state = empty_states(starts, rows).flatten(0, 1)
         for number, tokens in along:
             here = (rows, tokens)
-            starts[rows, number] = state.view(starts[rows, number].shape)
+            if number:
+                starts[rows, number - 1] = state.view(starts[rows, number - 1].shape)
             block = _block(q[here], k[here], v[here], g[here], beta[here], norm, blocks.chunk)
             before, taken, state = _states(block, state)
             made = product(block.reads, before)
@@ -122,7 +123,7 @@ def _rule_steps(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, norm: 
 def _no_starts(k: Tensor, v: Tensor, blocks: Plan) -> Tensor:
     rows, _, heads, width = v.shape
     kind = torch.promote_types(v.dtype, torch.float32)
-    return v.new_empty(rows, blocks.blocks, heads, k.shape[3], width, dtype=kind)
+    return v.new_empty(rows, blocks.blocks - 1, heads, k.shape[3], width, dtype=kind)
 
 
 _rule = torch.library.custom_op(
@@ -142,12 +143,14 @@ def _backward_steps(
     blocks = _plan(k, v)
     found = _empty_like(q, k, v, g, beta)
     for rows, along in _carried_out(blocks, k, v, BACKWARD):
-        by_state = torch.zeros_like(starts[rows, 0]).flatten(0, 1)
+        empty = empty_states(starts, rows)
+        by_state = empty.flatten(0, 1)
         for number, tokens in reversed(along):
             here = (rows, tokens)
+            start = starts[rows, number - 1] if number else empty
             inputs = (q[here], k[here], v[here], g[here], beta[here])
             block = _block(*inputs, norm, blocks.chunk)
-            here_found, by_state = _gradients_of(block, inputs[2], gradient[here], starts[rows, number], by_state)
+            here_found, by_state = _gradients_of(block, inputs[2], gradient[here], start, by_state)
             into = tuple(one[here] for one in found)
             _write_vectors(into[0], here_found[0], inputs[0], norm, k.shape[3] ** -0.5)
             _write_vectors(into[1], here_found[1], inputs[1], norm, 1.0)

@@ -6,7 +6,7 @@ Every head has a state [head, state] which decays, takes up a token's input and 
 
 Within a chunk that is a product with the matrix M = (C·Bᵀ) ∘ decays below the diagonal; from chunk to chunk only the
 state goes on. Chunks are worked through in blocks, whose matrices take some hundred MiB whatever the length. Kept are
-the inputs and the state before every block; the backward pass makes a block's matrices again.
+the inputs and the state before every block but the first; the backward pass makes a block's matrices again.
 
 Sums are in fp32 (of fp32 or bf16 factors), and decays are sums in fp64: the difference of two large sums may be small.
 Heads of a group share B and C, which are not copied for each. It is an operation of its own, as `adapted` says why.
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from meshwright.engine.kernels._where import STEPS, on_gpu
-from meshwright.engine.kernels.chunks import Plan, carried_out, crossing, plan_of, product, until_end
+from meshwright.engine.kernels.chunks import Plan, carried_out, crossing, empty_states, plan_of, product, until_end
 from meshwright.engine.kernels.cross_entropy import wide
 
 CHUNK = 128  # tokens whose outputs come from one matrix
@@ -86,14 +86,15 @@ def _scan_steps(
     low: float,
     high: float,
 ) -> tuple[Tensor, Tensor]:
-    """The outputs, and the state before every block."""
+    """The outputs, and the state before every block but the first."""
     blocks = plan(*x.shape[:3])
     out = x.new_empty(x.shape)
     starts = _no_starts(x, b, blocks)
     for rows, along in _carried_out(blocks, x, b, FORWARD):
-        state = torch.zeros_like(starts[rows, 0])
+        state = empty_states(starts, rows)
         for number, tokens in along:
-            starts[rows, number] = state
+            if number:
+                starts[rows, number - 1] = state
             here = (rows, tokens)
             step = _steps(dt[here], bias, softplus, low, high)
             block = _block(x[here], step, a, b[here], c[here], blocks.chunk)
@@ -110,7 +111,7 @@ def _scan_steps(
 def _no_starts(x: Tensor, b: Tensor, blocks: Plan) -> Tensor:
     rows, _, heads, width = x.shape
     kind = torch.promote_types(x.dtype, torch.float32)
-    return x.new_empty(rows, blocks.blocks, heads, width, b.shape[-1], dtype=kind)
+    return x.new_empty(rows, blocks.blocks - 1, heads, width, b.shape[-1], dtype=kind)
 
 
 _scan = torch.library.custom_op(
@@ -145,12 +146,13 @@ def _backward_steps(
     by_x, by_dt, by_b, by_c = (one.new_empty(one.shape) for one in (x, dt, b, c))
     by_a, by_skip, by_bias = (starts.new_zeros(a.shape) for _ in range(3))
     for rows, along in _carried_out(blocks, x, b, BACKWARD):
-        by_state = torch.zeros_like(starts[rows, 0])
+        by_state = empty = empty_states(starts, rows)
         for number, tokens in reversed(along):
             here = (rows, tokens)
+            start = starts[rows, number - 1] if number else empty
             step = _steps(dt[here], bias, softplus, low, high)
             block = _block(x[here], step, a, b[here], c[here], blocks.chunk)
-            found, by_state = _gradients_of(block, gradient[here], starts[rows, number], by_state, a, skip)
+            found, by_state = _gradients_of(block, gradient[here], start, by_state, a, skip)
             by_a += found.a
             by_skip += found.skip
             by_x[here] = _joined(found.x, x[here])

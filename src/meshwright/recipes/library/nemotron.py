@@ -62,14 +62,14 @@ def nemotronh_47b_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", published=Published(start={"recompute": "none"}))
 def nemotronh_47b_sft_config() -> Recipe:
-    return sft("nemotronh_47b", 16, tp=8, pp=2, **NEMOTRONH_SFT)
+    return sft("nemotronh_47b", 16, tp=8, pp=2, recompute="selective", **NEMOTRONH_SFT)
 
 
-@recipe(family="nemotron")
+@recipe(family="nemotron", published=Published(start={"recompute": "none"}))
 def nemotronh_47b_peft_config() -> Recipe:
-    return peft("nemotronh_47b", 4, tp=4, **NEMOTRONH_PEFT)
+    return peft("nemotronh_47b", 4, tp=4, recompute="selective", **NEMOTRONH_PEFT)
 
 
 @recipe(family="nemotron", published=Published(start={"recompute": "none", "offload": "none"}))
@@ -115,7 +115,7 @@ def nemotron_3_nano_pretrain_config() -> Recipe:
         dispatcher="hybridep",
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "mamba"),
-        loss="chunked",
+        loss="fused_linear",
     )
 
 
@@ -226,9 +226,9 @@ def nemotron_nano_9b_v2_pretrain_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", published=Published(pp=1))
+@recipe(family="nemotron", published=Published(pp=1, start={"recompute": "none"}))
 def nemotron_nano_9b_v2_sft_config() -> Recipe:
-    return sft("nemotron_nano_9b_v2", 2, tp=2, min_lr=1e-6, beta2=0.95, shared_expert_overlap=True)
+    return sft("nemotron_nano_9b_v2", 2, tp=2, min_lr=1e-6, beta2=0.95, recompute="full", shared_expert_overlap=True)
 
 
 @recipe(family="nemotron", published=Published(pp=1))
