@@ -23,7 +23,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from meshwright.engine.kernels._where import STEPS, is_dry, on_gpu
-from meshwright.engine.kernels.chunks import Plan, carried_out, crossing, empty_states, ends, plan_of, product, until_end
+from meshwright.engine.kernels.chunks import (
+    Plan,
+    carried_out,
+    crossing,
+    empty_states,
+    ends,
+    plan_of,
+    product,
+    until_end,
+)
 from meshwright.engine.kernels.cross_entropy import wide
 
 CHUNK = 64  # tokens whose values come from one system
