@@ -192,7 +192,7 @@ def test_a_file_that_says_yaml_1_1_is_read_as_that() -> None:
 WORDS = st.text("0123456789_+-.:eEoxbBaAtTfFnNyYsSlLuUiIrR~=", min_size=1, max_size=12)
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(WORDS)
 @example("=")
 @example("0b_")
@@ -418,7 +418,7 @@ def test_no_text_breaks_a_reader(format: str, text: str) -> None:
         assert all(isinstance(leaf, Leaf) for leaf in leaves(text, format, "f").values())
 
 
-@settings(max_examples=600)
+@settings(max_examples=300)
 @given(st.data(), st.sampled_from(FORMATS))
 def test_no_change_of_a_good_document_breaks_a_reader(data: st.DataObject, format: str) -> None:
     text = EXAMPLES[format]

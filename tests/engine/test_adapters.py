@@ -192,7 +192,6 @@ TRIED = {
     "qwen3_5": ("tp-sp", "cp"),
 }
 QUICK = {
-    ("llama", "tp4-copied-kv"),
     ("gpt2", "tp-sp"),
     ("qwen3_moe", "fsdp"),
     ("deepseek_v3", "ep-tp-sp"),

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PAGE = Path(__file__).parents[2] / "docs" / "walkthrough.md"
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -16,6 +18,7 @@ def blocks() -> list[str]:
     return re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_walkthrough_works(tmp_path: Path) -> None:
     commands = tmp_path / "bin"
     commands.mkdir()
