@@ -64,6 +64,7 @@ FINE = [
     ("/models", {}),
     ("/models", {"query": "qwen3"}),
     ("/models/qwen3_30b_a3b", {}),
+    ("/models/meta-llama/Llama-3.1-8B", {}),
     ("/gpus", {}),
     ("/gpus", {"query": "blackwell"}),
     ("/gpus/H100", {}),
@@ -74,6 +75,12 @@ FINE = [
     ("/rules/megatron-lm.connections", {}),
 ]
 WRONG = [
+    ("/", {**ASKED, "model": "y" * 300}, 422, "more than 200 characters"),
+    ("/", {**ASKED, "overrides": "layout.tp=2 " * 61}, 422, "more than 60 entries"),
+    ("/ask/commands", {"to": "meshwright"}, 422, "is needed"),
+    ("/ask/commands", ASKED, 422, "a framework such as torchtitan"),
+    ("/scale", {"model": "llama3-8b", "gpu": "A B C D E F G", "goal": "sft"}, 422, "at most 6 of them"),
+    ("/check", {"text": "x: 1", "name": "a/b.yaml"}, 422, "such as run.sh"),
     ("/", {**ASKED, "model": "lama3-70b"}, 422, "did you mean"),
     ("/", {"model": "llama3-8b", "goal": "sft"}, 422, "a cluster such as 8xH100"),
     ("/", {**ASKED, "gpus": "64xH1000"}, 422, "unknown"),
@@ -90,7 +97,7 @@ WRONG = [
     ("/scale", {"model": "llama3-8b", "goal": "sft"}, 422, "a GPU type such as H100"),
     ("/scale", {"model": "llama3-8b", "gpu": "8xH100", "goal": "sft"}, 422, "type alone"),
     ("/scale", {"model": "llama3-8b", "gpu": "H100", "goal": "sft", "price": "2"}, 422, "token budget"),
-    ("/scale", {"model": "llama3-8b", "gpu": "H100", "goal": "sft", "price": "free"}, 422, "price"),
+    ("/scale", {"model": "llama3-8b", "gpu": "H100", "goal": "sft", "price": "free"}, 422, "such as 2.50"),
     ("/check", {"example": "nobody"}, 422, "nobody"),
     ("/recipes", {"goal": "dance"}, 422, "goal"),
     ("/recipes/llama3_8b_sft_confg", {}, 404, "llama3_8b_sft_config"),
@@ -204,6 +211,41 @@ def test_two_layouts_side_by_side_have_the_numbers_of_estimate(client: Any, cli:
     assert "pipeline over time: 1f1b, 4 ranks" in page.text
 
 
+def test_a_plan_that_is_opened_is_that_plan(client: Any, cli: Any) -> None:
+    answer = cli("plan", "llama3-8b", "--gpus", "16xH100", "--goal", "pretrain", "--top", "10")
+    links = [one for one in read(client, "/explore", LAYOUTS).addresses if one.startswith("/?model=")]
+    replicated = [n for n, one in enumerate(answer["plans"]) if one["layout"]["dp_replicate"] > 1]
+    for place in (0, replicated[0]):
+        page = read(client, links[place])
+        assert page.numbers["estimate.step_s"] == pytest.approx(answer["plans"][place]["estimate"]["step_s"], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "said"),
+    [
+        ("/", {**ASKED, "gpus": "64xGB200", "benchmark": "1"}, "--goal pretrain --benchmark --json"),
+        ("/explore", LAYOUTS, "--top 10 --json"),
+        ("/scale", {"model": "llama3-8b", "gpu": "H100,H200", "goal": "sft"}, "--gpu H200 --json"),
+    ],
+)
+def test_the_command_line_says_all_that_was_asked(client: Any, path: str, query: dict[str, str], said: str) -> None:
+    assert said in read(client, path, query).text
+
+
+def test_where_nothing_fits_there_is_nothing_to_compare(client: Any) -> None:
+    page = read(client, "/explore", {"target": "llama3-405b", "gpus": "1xH100", "goal": "pretrain"})
+    assert "Side by side" not in page.text
+    assert any(one.startswith("/scale?model=llama31_405b&gpu=H100") for one in page.addresses)
+
+
+def test_a_question_too_long_for_a_link_has_none(client: Any) -> None:
+    long = json.dumps({**config_of("qwen3_8b"), "note": "y" * views.LINK_BYTES})
+    page = Page(client.post("/", data={"config": long, "gpus": "8xH100", "goal": "sft"}).text)
+    assert page.wrong == []
+    assert "too long for a link" in page.text
+    assert not [one for one in page.addresses if one.startswith(("/?", "/explore?", "/scale?"))]
+
+
 def test_scale_has_the_numbers_of_size(client: Any, cli: Any) -> None:
     query = {"model": "llama3-8b", "gpu": "H200", "goal": "sft", "tokens": "1B", "price": "2.5"}
     page = read(client, "/scale", query)
@@ -230,6 +272,28 @@ def test_check_shows_findings_on_their_lines(client: Any, cli: Any, tmp_path: An
     for number in lines:
         assert f'class="source {_worst(answer, number)}" id="line-{number}"' in reply.text
     assert page.numbers["estimate.memory_gib.total"] == answer["estimate"]["memory_gib"]["total"]
+
+
+def test_lines_are_counted_as_in_the_file(client: Any) -> None:
+    text = "\n\n  torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096"
+    text += " --num-attention-heads 32 --seq-length 4096 --tensor-model-parallel-size 16 --micro-batch-size 1\n"
+    reply = client.post("/check", data={"text": text, "name": "run.sh", "gpus": "8xH100"})
+    assert 'class="source error" id="line-3"' in reply.text
+    assert f">\n{text}</textarea>" in reply.text  # a browser leaves the first line break out
+
+
+def test_a_long_text_is_shown_around_its_findings(client: Any) -> None:
+    text = "#\n" * 100_000 + "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --micro-batch-size 0\n"
+    reply = client.post("/check", data={"text": text, "name": "run.sh"})
+    page = Page(reply.text)
+    assert page.wrong == []
+    assert 'id="line-100001"' in reply.text
+    assert "of 100,001 lines" in page.text
+    assert len(reply.content) < len(text) + 50_000
+
+
+def test_a_form_has_a_limit_of_fields(client: Any) -> None:
+    assert client.post("/", data={f"f{n}": "1" for n in range(300)}).status_code == 413
 
 
 def _worst(answer: dict[str, Any], line: int) -> str:

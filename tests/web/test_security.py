@@ -9,14 +9,17 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from fastapi.testclient import TestClient
 
 from meshwright.cli.run import run
+from meshwright.web import security, serve
 from meshwright.web.app import Settings, create_app
 from meshwright.web.desk import Desk, Reply
 from meshwright.web.remembered import Remembered
@@ -93,8 +96,80 @@ def test_a_body_that_grows_too_large_is_cut_off(client: TestClient) -> None:
     assert answer.status_code == 413
 
 
+def test_a_body_that_comes_drop_by_drop_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "BODY_S", 0.2)
+    sent: list[Any] = []
+
+    async def drop() -> dict[str, Any]:
+        await asyncio.sleep(0.05)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    async def note(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"host", b"localhost")]}
+    asyncio.run(asyncio.wait_for(create_app(Settings(workers=0))(scope, drop, note), 5))
+    assert sent[0]["status"] == 408
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET"])
+def test_a_connection_that_asks_nothing_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fine(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    monkeypatch.setattr(serve, "QUIET_S", 0.15)
+    opened = serve.listening("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(fine, http=serve.Connection, lifespan="off", log_level="error"))
+    running = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
+    running.start()
+    try:
+        with socket.create_connection(opened.getsockname(), timeout=5) as asker:
+            asker.sendall(sent)
+            while asker.recv(1000):
+                pass
+    finally:
+        server.should_exit = True
+        running.join()
+
+
+def test_what_nobody_waits_for_any_more_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+
+    async def slow(worker: Any, question: Any, seconds: float) -> Reply:
+        begun.append(question[1]["model"])
+        await asyncio.sleep(0.1)
+        return Reply(200, b"{}", lasts=True)
+
+    async def scene() -> None:
+        app = create_app(Settings(workers=1))
+        monkeypatch.setattr("meshwright.web.desk.Worker.answer", slow)
+
+        async def get(model: str, leaves_s: float | None) -> None:
+            parts = [{"type": "http.request", "body": b""}]
+
+            async def receive() -> dict[str, Any]:
+                if not parts:
+                    await asyncio.sleep(leaves_s if leaves_s is not None else 60)
+                return parts.pop() if parts else {"type": "http.disconnect"}
+
+            query = f"model={model}&goal=sft&gpu=H100".encode()
+            scope = {"type": "http", "method": "GET", "path": "/api/size", "query_string": query}
+            await app({**scope, "headers": [(b"host", b"localhost")]}, receive, _nothing)
+
+        await asyncio.wait_for(asyncio.gather(get("a", None), get("b", 0.02), get("c", None), get("b", 0.03)), 10)
+        assert app.state.desk.asked == {}
+
+    asyncio.run(scene())
+    assert begun == ["a", "c"]
+
+
+async def _nothing(message: Any) -> None:
+    pass
+
+
 def test_an_address_that_is_too_long_is_refused(client: TestClient) -> None:
-    assert client.get("/api/gpus?x=" + "y" * 9000).status_code == 414
+    assert client.get("/api/gpus?x=" + "y" * 33_000).status_code == 414
     assert client.get("/api/models/" + "y" * 600).status_code == 414
 
 

@@ -18,7 +18,7 @@ from meshwright.web.drawing import render
 from meshwright.web.remembered import Remembering
 from meshwright.web.security import Guard
 from meshwright.web.settings import Settings
-from meshwright.web.told import told
+from meshwright.web.told import not_typed, told
 
 __all__ = ["Settings", "create_app"]
 
@@ -58,11 +58,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 async def _not_understood(request: Request, error: Exception) -> Response:
     """What does not have the form of a question, told like any other mistake."""
     found: list[Any] = list(error.errors()) if isinstance(error, RequestValidationError) else []
-    first = found[0] if found else {"loc": (), "msg": str(error)}
-    field = ".".join(str(part) for part in first["loc"][1:]) or ".".join(str(part) for part in first["loc"])
-    value = first.get("input")
-    shown = None if isinstance(value, dict | list) or value is None else value
-    return JSONResponse(told(str(first["msg"]), field, shown, _see(request)), 422, {"cache-control": "no-store"})
+    first = found[0] if found else {"loc": (), "type": "", "msg": str(error)}
+    return JSONResponse(not_typed(first, 1, _see(request)), 422, {"cache-control": "no-store"})
 
 
 async def _not_there(request: Request, error: Exception) -> Response:
@@ -76,7 +73,7 @@ async def _not_there(request: Request, error: Exception) -> Response:
     failed = told(reason.lower(), "address", wanted, _see(request), "NotThere")
     if request.url.path.startswith("/api/") or status != 404:
         return JSONResponse(failed, status, headers)
-    shown = {"error": {**failed, "fix": []}, "what": "page", "back": "/"}
+    shown = {"error": {**failed, "fix": ["choose a page above"]}, "what": "page", "back": "/"}
     return HTMLResponse(render("missing.html", version=__version__, path=request.url.path, **shown), status)
 
 

@@ -44,14 +44,25 @@ class Training(Asked):
     overrides: Overrides = []
 
 
-class Recommend(Training):
-    """Which recipe for this model on these GPUs?"""
+class Advised(Training):
+    """What a recipe is recommended for."""
 
     model: Annotated[Word, Field(description="a model's name or Hugging Face id", examples=["llama3-8b"])]
     gpus: Annotated[Word, Field(description="the cluster", examples=["8xH100", "4x8xH100"])]
     goal: Annotated[Word, Field(description="pretrain, sft or peft", examples=["sft"])]
     benchmark: bool = False
+
+
+class Recommend(Advised):
+    """Which recipe for this model on these GPUs?"""
+
     explain: bool = False
+
+
+class Write(Advised):
+    """That recipe in a framework's words."""
+
+    to: Annotated[Word, Field(description="a framework", examples=["torchtitan"])]
 
 
 class Plan(Training):
@@ -166,6 +177,12 @@ class OwnModel(Asked):
 
 class RecommendOwn(Recommend, OwnModel):
     """Which recipe for the model of this config.json on these GPUs?"""
+
+    model: Config = CONFIG
+
+
+class WriteOwn(Write, OwnModel):
+    """That recipe in a framework's words, for the model of this config.json."""
 
     model: Config = CONFIG
 

@@ -19,7 +19,7 @@ from meshwright.web import worker
 from meshwright.web.remembered import Remembered
 from meshwright.web.settings import Settings
 from meshwright.web.told import told
-from meshwright.web.verbs import HEAVY
+from meshwright.web.verbs import HEAVY, side_by_side
 
 RETRY_S = 2
 STARTED_S = 60.0  # until a fresh worker has imported everything and answers
@@ -59,13 +59,22 @@ class Reply:
         return f'"{hashlib.blake2b(self.body, digest_size=12).hexdigest()}"'
 
 
+@dataclass
+class Waiting:
+    """A question that is not answered yet, and how many wait for its answer."""
+
+    task: asyncio.Task[Reply]
+    askers: int = 0
+    begun: bool = False
+
+
 class Desk:
     """Takes questions; answers them from memory or by one of its workers."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.remembered: Remembered[bytes, Reply] = Remembered(settings.remembered)
-        self.asked: dict[bytes, asyncio.Task[Reply]] = {}
+        self.asked: dict[bytes, Waiting] = {}
         self.workers = [Worker() for _ in range(settings.workers)]
         self.idle: asyncio.LifoQueue[Worker] = asyncio.LifoQueue()
         for one in self.workers:
@@ -75,36 +84,65 @@ class Desk:
 
     async def ask(self, verb: str, asked: Mapping[str, Any], texts: Mapping[str, str] | None = None) -> Reply:
         """The reply to a question: 200, or an error of the 400s with its way out."""
+        if verb == "scale":
+            return await self._side_by_side(dict(asked), texts or {})
         question = normal(verb, asked, texts or {})
         key = hashlib.blake2b(msgspec.json.encode(question, enc_hook=str, order="sorted"), digest_size=16).digest()
         found = self.remembered.get(key)
         if found is not None:
             return found
-        task = self.asked.get(key)
-        if task is None:
+        waiting = self.asked.get(key)
+        if waiting is None:
             if len(self.asked) >= self.settings.waiting:
                 return _reply(
                     429, told("too many questions wait already", error="Busy", fix=("ask again in a moment",))
                 )
-            task = self.asked[key] = asyncio.create_task(self._find(key, question))
-        return await asyncio.shield(task)  # others may wait for the same answer
+            waiting = self.asked[key] = Waiting(asyncio.create_task(self._find(key, question)))
+        return await self._answer(key, waiting)
+
+    async def _answer(self, key: bytes, waiting: Waiting) -> Reply:
+        """Waits with the others for an answer; a question that nobody waits for any more is not begun."""
+        waiting.askers += 1
+        try:
+            return await asyncio.shield(waiting.task)
+        finally:
+            waiting.askers -= 1
+            if not waiting.askers and not waiting.begun and not waiting.task.done():
+                self._forget(key, waiting)
+                waiting.task.cancel()
 
     async def _find(self, key: bytes, question: Question) -> Reply:
+        waiting = self.asked[key]
         try:
             async with self.heavy if question[0] in HEAVY else contextlib.nullcontext():
-                reply = await self._by_worker(question) if self.workers else await self._here(question)
+                reply = await (self._by_worker(question, waiting) if self.workers else self._here(question))
             if reply.lasts:
                 self.remembered.put(key, reply)
             return reply
         finally:
+            self._forget(key, waiting)
+
+    def _forget(self, key: bytes, waiting: Waiting) -> None:
+        if self.asked.get(key) is waiting:
             del self.asked[key]
+
+    async def _side_by_side(self, asked: dict[str, Any], texts: Mapping[str, str]) -> Reply:
+        """Several GPU types: one question for each, so that each has its time and is remembered."""
+        found: dict[str, dict[str, Any]] = {}
+        for gpu in asked.pop("gpu"):
+            reply = await self.ask("size", {**asked, "gpu": gpu}, texts)
+            if not reply.ok:
+                return reply
+            found[gpu] = reply.data
+        return _reply(200, side_by_side(found))
 
     async def _here(self, question: Question) -> Reply:
         status, body = await asyncio.to_thread(worker.reply, *question)
         return _reply(status, body, lasts=status != worker.FAULT)
 
-    async def _by_worker(self, question: Question) -> Reply:
+    async def _by_worker(self, question: Question, waiting: Waiting) -> Reply:
         chosen = await self.idle.get()
+        waiting.begun = True
         try:
             return await chosen.answer(question, self.settings.search_s)
         finally:
@@ -118,7 +156,7 @@ class Desk:
 
     async def close(self) -> None:
         """Ends the workers."""
-        for task in (self.ahead, *self.asked.values()):
+        for task in (self.ahead, *(one.task for one in self.asked.values())):
             if task is not None:
                 task.cancel()
         await asyncio.gather(*(one.end() for one in self.workers))

@@ -136,9 +136,10 @@ async def _answer(app: Any, address: str) -> bytes:
         "headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 0), "server": ("127.0.0.1", 0),
     }  # fmt: skip
     status, body = 0, b""
+    asked = [{"type": "http.request", "body": b"", "more_body": False}]
 
     async def receive() -> Message:
-        return {"type": "http.request", "body": b"", "more_body": False}
+        return asked.pop() if asked else await asyncio.Future()  # and stays until it is answered
 
     async def send(message: Message) -> None:
         nonlocal status, body

@@ -11,12 +11,13 @@ from urllib.parse import parse_qsl
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 from pydantic import ValidationError
+from starlette.exceptions import HTTPException
 
 from meshwright import __version__, api
 from meshwright.web import asked, charts, views
 from meshwright.web.data import desk_of
 from meshwright.web.drawing import render
-from meshwright.web.told import told
+from meshwright.web.told import not_typed, told
 
 router = APIRouter(include_in_schema=False)
 
@@ -32,6 +33,9 @@ EXAMPLES = (
     ("deepseek-v3", "256xGB200", "pretrain"),
     ("llama3-70b", "8xH100", "peft"),
 )
+VERBATIM = ("text", "config")  # blanks at their start count: lines and columns are told
+MOST_FIELDS = 200
+TOP = 10
 EXAMPLE_RECIPE = "llama3_8b_pretrain_config"
 Said = dict[str, str]
 Answer = dict[str, Any]
@@ -42,10 +46,17 @@ async def said_in(request: Request, names: Sequence[str]) -> Said:
     pairs = list(request.query_params.multi_items())
     if request.method == "POST":
         body = (await request.body()).decode("utf-8", "replace")
-        pairs += parse_qsl(body, keep_blank_values=True, max_num_fields=200)
+        try:
+            pairs += parse_qsl(body, keep_blank_values=True, max_num_fields=MOST_FIELDS)
+        except ValueError:
+            raise HTTPException(413, f"a form has at most {MOST_FIELDS} fields") from None
     found = dict.fromkeys(names, "")
-    found.update({name: value.strip() for name, value in pairs if name in found})
+    found.update({name: _said(name, value) for name, value in pairs if name in found})
     return found
+
+
+def _said(name: str, value: str) -> str:
+    return value if name in VERBATIM and value.strip() else value.strip()
 
 
 async def page(request: Request, template: str, status: int = 200, **shown: Any) -> HTMLResponse:
@@ -78,27 +89,10 @@ async def asked_for(
             fields = {**fields, "config": config, "target" if "target" in said else "model": asked.CONFIG}
         question = kinds[1 if config else 0](**fields, **more)
     except ValidationError as error:
-        return None, _not_typed(error)
+        return None, not_typed(error.errors()[0])
     except ValueError as error:
         return None, told(str(error).lower(), "overrides", said["overrides"], ("layout.tp=4 layout.pp=2",))
     return await answered(request, verb, *question.question())
-
-
-def _not_typed(error: ValidationError) -> Answer:
-    first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "missing":
-        return told("is needed", field, fix=(HINTS.get(field, "fill it in"),))
-    return told(str(first["msg"]), field, first.get("input"))
-
-
-HINTS = {
-    "model": "a name such as llama3-8b, or drop a config.json",
-    "target": "a model or recipe, such as llama3-70b",
-    "gpus": "a cluster such as 8xH100 or 4x8xH200",
-    "gpu": "a GPU type such as H100",
-    "goal": "pretrain, sft or peft",
-}
 
 
 def status_of(error: Answer | None) -> int:
@@ -131,7 +125,7 @@ async def ask(request: Request) -> HTMLResponse:
 
 def _recommended(plan: Answer, said: Said) -> dict[str, Any]:
     own = bool(said["config"])
-    options = ("gpus", "goal", "seq", "engine")
+    options = ("gpus", "goal", "seq", "engine", "benchmark")
     return {
         "plan": plan,
         "memory": views.memory(plan["estimate"], plan["memory_by_stage_gib"]),
@@ -140,7 +134,7 @@ def _recommended(plan: Answer, said: Said) -> dict[str, Any]:
         "counts": views.counted(plan["findings"]),
         "cli": views.command("recommend", asked.CONFIG if own else said["model"], said, options),
         "permalink": views.query(said),
-        "try_with": lambda overrides: views.with_override(said, overrides),
+        "try_with": (lambda overrides: views.with_override(said, overrides)) if views.linkable(said) else None,
         "explore": views.query({**said, "target": said["model"], "model": "", "benchmark": ""}),
         "scale": views.query({**said, "gpus": "", "benchmark": "", "gpu": plan["question"]["gpus"].split("x")[-1]}),
     }
@@ -150,15 +144,7 @@ def _recommended(plan: Answer, said: Said) -> dict[str, Any]:
 async def commands(request: Request) -> HTMLResponse:
     """The plan in one framework's words: files, command, and what could not be said."""
     said = await said_in(request, (*ASK, "to"))
-    texts = {asked.CONFIG: said["config"]} if said["config"] else {}
-    question = {name: said[name] for name in ("to", "gpus", "goal", "seq", "engine") if said[name]}
-    question["model"] = asked.CONFIG if texts else said["model"]
-    written, error = None, None
-    try:
-        more = {"overrides": views.words(said["overrides"]), "benchmark": bool(said["benchmark"])}
-        written, error = await answered(request, "write", {**question, **more}, texts)
-    except ValueError as wrong:
-        error = told(str(wrong).lower(), "overrides", said["overrides"])
+    written, error = await asked_for(request, "write", (asked.Write, asked.WriteOwn), said)
     return await page(request, "commands.html", status_of(error), written=written, error=error, to=said["to"])
 
 
@@ -170,13 +156,15 @@ async def explore(request: Request) -> HTMLResponse:
     plans, error = None, None
     if any(asking[name] for name in ("target", "gpus", "config")):
         kinds = (asked.Plan, asked.PlanOwn)
-        plans, error = await asked_for(request, "plan", kinds, asking, top=10, everything=True)
+        plans, error = await asked_for(request, "plan", kinds, asking, top=TOP, everything=True)
     shown: dict[str, Any] = {"plans": plans}
     if plans is not None:
         first = asking["target"] or asked.CONFIG
-        shown["cli"] = views.command("plan", first, asking, ("gpus", "goal", "seq", "engine"))
+        shown["cli"] = views.command(
+            "plan", first, {**asking, "top": str(TOP)}, ("gpus", "goal", "seq", "engine", "top")
+        )
         shown |= {"spec": charts.layouts(plans), "data": charts.layouts_data(plans), "words_of": views.layout_words}
-        shown["spelled"] = lambda layout: " ".join(views.spelled(layout))
+        shown["opened"] = lambda one: views.opened(one, plans, asking)
     choices = {"goals": ("", *api.GOALS), "engines": api.ENGINES}
     return await page(
         request,
@@ -241,8 +229,6 @@ async def scale(request: Request) -> HTMLResponse:
         more: dict[str, Any] = types if types["gpu"] else {}
         found, error = await asked_for(request, "scale", (asked.Scale, asked.ScaleOwn), typed, **more)
     specs = {} if found is None else charts.scaling(found["series"])
-    first = said["gpu"].replace(",", " ").split()[:1]
-    asking = {**said, "gpu": first[0] if first else ""}
     options = ("goal", "gpu", "seq", "engine", "tokens", "price")
     titles = {name: row[0] for name, row in charts.SCALED.items()}
     choices = {"goals": api.GOALS, "engines": api.ENGINES, "titles": titles}
@@ -254,7 +240,10 @@ async def scale(request: Request) -> HTMLResponse:
         found=found,
         error=error,
         specs=specs,
-        cli=views.command("size", said["model"] or asked.CONFIG, asking, options),
+        cli="\n".join(
+            views.command("size", said["model"] or asked.CONFIG, {**said, "gpu": one["gpu"]}, options)
+            for one in (found or {}).get("series", [])
+        ),
         permalink=views.query(said),
         **choices,
     )
@@ -273,7 +262,7 @@ async def check(request: Request) -> HTMLResponse:
             question = asked.CheckText(**{**fields, "advice": bool(said["advice"])})
             found, error = await answered(request, "check", *question.question())
         except ValidationError as wrong:
-            error = _not_typed(wrong)
+            error = not_typed(wrong.errors()[0])
     shown: dict[str, Any] = {}
     if found is not None:
         shown = views.findings_by_line(found["findings"], said["text"])
@@ -375,7 +364,7 @@ async def models(request: Request) -> HTMLResponse:
     return await page(request, "models.html", status_of(error), said=said, rows=rows, error=error)
 
 
-@router.get("/models/{name}")
+@router.get("/models/{name:path}")
 async def model(request: Request, name: str) -> HTMLResponse:
     """One model: its shape, its parameters, its recipes."""
     found, error = await answered(request, "model", {"name": name})

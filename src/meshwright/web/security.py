@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -62,11 +63,8 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return  # nothing here speaks over web sockets
-        body = _Body(receive, self.settings.body_bytes)
 
         async def guarded(message: Message) -> None:
-            if body.refused is not None:  # the application took the refusal for a fault of its own
-                return
             if message["type"] == "http.response.start":
                 said = {name.lower() for name, _ in message["headers"]}
                 message["headers"] = [*message["headers"], *(one for one in _HEADERS if one[0] not in said)]
@@ -74,11 +72,12 @@ class Guard:
 
         try:
             self._judge(scope, {name.lower(): value.decode("latin-1") for name, value in scope["headers"]})
-            await self.app(scope, body.receive, guarded)
+            body = await _whole_body(receive, self.settings.body_bytes)
         except Refused as refused:
-            body.refused = refused
-        if body.refused is not None:
-            await _tell(body.refused, send)
+            await _tell(refused, send)
+            return
+        if body is not None:
+            await _while_asker_stays(receive, lambda rest: self.app(scope, _after(body, rest), guarded))
 
     def _judge(self, scope: Scope, headers: Mapping[bytes, str]) -> None:
         host = headers.get(b"host", "")
@@ -107,33 +106,51 @@ def _name(host: str) -> str:
     return host.rpartition(":")[0] if host.count(":") == 1 else host
 
 
-class _Body:
-    """The body of a request, refused once more has arrived than may be sent, or when it takes too long to arrive."""
+async def _whole_body(receive: Receive, most: int) -> bytes | None:
+    """The body of a request, refused when it is too large or takes too long to arrive; None when the asker left."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    return None
+                body += message.get("body", b"")
+                if len(body) > most:
+                    raise _too_large(most)
+                if not message.get("more_body", False):
+                    return bytes(body)
+    except TimeoutError:
+        raise Refused(408, told(f"the body did not arrive within {BODY_S:g} s", error="TooLong")) from None
 
-    def __init__(self, receive: Receive, most: int) -> None:
-        self._receive, self.most = receive, most
-        self.taken, self.whole = 0, False
-        self.refused: Refused | None = None
 
-    async def receive(self) -> Message:
-        """The next part of the request."""
-        if self.whole:  # what comes now is that the asker left
-            return await self._receive()
-        try:
-            message = await asyncio.wait_for(self._receive(), BODY_S)
-        except TimeoutError:
-            late = told(f"the body did not arrive within {BODY_S:g} s", error="TooLong")
-            raise self._refuse(Refused(408, late)) from None
-        if message["type"] == "http.request":
-            self.taken += len(message.get("body", b""))
-            self.whole = not message.get("more_body", False)
-            if self.taken > self.most:
-                raise self._refuse(_too_large(self.most))
-        return message
+def _after(body: bytes, rest: Receive) -> Receive:
+    """What the application receives: the body at once, then what comes after it."""
+    parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-    def _refuse(self, refused: Refused) -> Refused:
-        self.refused = refused
-        return refused
+    async def receive() -> Message:
+        return parts.pop() if parts else await rest()
+
+    return receive
+
+
+async def _while_asker_stays(receive: Receive, answer: Callable[[Receive], Awaitable[None]]) -> None:
+    """Answers, and stops when the asker leaves: nobody would read it."""
+    leaving = asyncio.ensure_future(receive())
+
+    async def rest() -> Message:
+        return await asyncio.shield(leaving)
+
+    answering = asyncio.ensure_future(answer(rest))
+    try:
+        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            answering.cancel()
+        with suppress(asyncio.CancelledError):
+            await answering
+    finally:
+        leaving.cancel()
+        answering.cancel()
 
 
 def _too_large(most: int) -> Refused:

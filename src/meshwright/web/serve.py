@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 from collections.abc import Callable
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from meshwright.errors import InputError
 from meshwright.web.app import create_app
 from meshwright.web.settings import Settings
 
 KEEP_ALIVE_S = 15
+QUIET_S = 20.0  # until a connection has asked something; its body has a limit of its own
 LEAVE_S = 5  # for answers that are on their way when the server ends
 TRIED = 50
+
+
+class Connection(H11Protocol):
+    """A connection that is closed when it asks nothing, or asks so slowly that its headers do not arrive."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as it is called
+        """Starts to watch."""
+        super().connection_made(transport)
+        self.loop.call_later(QUIET_S, self._still_asking, None)
+
+    def _still_asking(self, before: Any) -> None:
+        if self.transport.is_closing():
+            return
+        if self.cycle is before and (before is None or before.response_complete):
+            self.transport.close()
+        else:
+            self.loop.call_later(QUIET_S, self._still_asking, self.cycle)
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
@@ -23,6 +44,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     port = int(opened.getsockname()[1])
     config = uvicorn.Config(
         create_app(settings),
+        http=Connection,
         log_level="warning",
         access_log=False,
         server_header=False,

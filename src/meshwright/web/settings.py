@@ -18,5 +18,5 @@ class Settings:
     waiting: int = 200  # questions that may wait for a worker
     search_s: float = 30.0  # what one question may take
     body_bytes: int = 2_000_000  # a posted text with its question
-    query_bytes: int = 8_000  # the part of an address after the question mark
+    query_bytes: int = 32_000  # the part of an address after the question mark: a config.json may be in a link
     remembered: int = 2_000  # answers kept

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -74,10 +74,10 @@ def size(
     return api.sizing_to_dict(found)
 
 
-def scale(*, gpu: Sequence[str], **asked: Any) -> Answer:
-    """The same for several GPU types, side by side."""
-    series = [{"gpu": one, **size(gpu=one, **asked)} for one in gpu]
-    return {"schema": api.SCHEMA, "series": [{k: v for k, v in one.items() if k != "schema"} for one in series]}
+def side_by_side(answers: Mapping[str, Answer]) -> Answer:
+    """The sizes of several GPU types, which are asked one by one."""
+    series = [{"gpu": gpu, **{k: v for k, v in one.items() if k != "schema"}} for gpu, one in answers.items()]
+    return {"schema": api.SCHEMA, "series": series}
 
 
 def schedule(
@@ -210,7 +210,6 @@ VERBS: dict[str, Callable[..., Answer]] = {
         plan,
         estimate,
         size,
-        scale,
         schedule,
         check,
         export,
@@ -225,7 +224,7 @@ VERBS: dict[str, Callable[..., Answer]] = {
         complete,
     )
 }
-HEAVY = frozenset(("plan", "size", "scale", "accuracy"))
+HEAVY = frozenset(("plan", "size", "accuracy"))
 """Those that take a second: one worker stays free for the rest."""
 
 

@@ -31,6 +31,9 @@ FRAMEWORKS = {
     "accelerate": "Accelerate",
 }
 WIDE = 1000  # of a bar's own units
+LINK_BYTES = 28_000  # of a question in a link; a server takes some more
+LINES, AROUND = 2_000, 3  # of a text: those shown of a long one are around its findings
+FLAGS = ("benchmark",)  # options without a value
 LARGEST = ("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)
 SEVERITIES = ("error", "warning", "advice")
 Answer = Mapping[str, Any]
@@ -96,9 +99,13 @@ def differing(a: Answer, b: Answer) -> list[dict[str, Any]]:
     ]
 
 
-def spelled(layout: Answer) -> list[str]:
-    """A layout as the overrides that ask for it."""
-    return [f"layout.{name}={_spelled(value)}" for name, value in layout.items()]
+def opened(plan: Answer, plans: Answer, said: Mapping[str, str]) -> str:
+    """A plan of a ranking as a question of its own, with every field of its layout that a recipe has."""
+    fields = plans["fitting"][0]["layout"]
+    spelled = [f"layout.{name}={_spelled(value)}" for name, value in plan["layout"].items() if name in fields]
+    asked = {"model": "model", "gpus": "gpus", "goal": "goal", "seq": "seq_length", "engine": "engine"}
+    question = {name: str(plan["question"][field]) for name, field in asked.items()}
+    return with_override({**question, "overrides": said["overrides"]}, spelled)
 
 
 def _spelled(value: Any) -> str:
@@ -111,6 +118,11 @@ def with_override(said: Mapping[str, str], overrides: Iterable[str]) -> str:
     """The same question with more overrides, as a query; a later word for the same field wins."""
     asked = {word.partition("=")[0]: word for word in (*words(said.get("overrides", "")), *overrides)}
     return query({**said, "overrides": shlex.join(asked.values())})
+
+
+def linkable(said: Mapping[str, str]) -> bool:
+    """Whether a question, and a little more, is short enough for an address."""
+    return len(query(said)) < LINK_BYTES
 
 
 def query(said: Mapping[str, str]) -> str:
@@ -128,7 +140,7 @@ def command(verb: str, first: str, said: Mapping[str, str], options: Sequence[st
     line = ["meshwright", verb, first]
     for name in options:
         if said.get(name) and not (name == "engine" and said[name] == "meshwright"):
-            line += [f"--{name}", said[name]]
+            line += [f"--{name}"] if name in FLAGS else [f"--{name}", said[name]]
     return shlex.join([*line, *words(said.get("overrides", "")), "--json"])
 
 
@@ -139,8 +151,16 @@ def findings_by_line(findings: Sequence[Answer], text: str) -> dict[str, Any]:
     for finding in findings:
         at.setdefault(finding.get("line") or 0, []).append(finding)
     elsewhere = [one for number, found in at.items() if not 1 <= number <= len(lines) for one in found]
-    shown = [{"number": n, "text": line, "findings": at.get(n, [])} for n, line in enumerate(lines, 1)]
-    return {"lines": shown, "elsewhere": elsewhere, "counts": counted(findings)}
+    shown = [{"number": n, "text": lines[n - 1], "findings": at.get(n, [])} for n in _worth_showing(len(lines), at)]
+    return {"lines": shown, "elsewhere": elsewhere, "counts": counted(findings), "of_lines": len(lines)}
+
+
+def _worth_showing(count: int, found: Iterable[int]) -> Sequence[int]:
+    """All lines of a text; of a long one its first, and those around findings."""
+    if count <= LINES:
+        return range(1, count + 1)
+    near = {n for at in (1, *found) for n in range(max(at - AROUND, 1), min(at + AROUND, count) + 1)}
+    return sorted(near)[:LINES]
 
 
 def counted(findings: Sequence[Answer]) -> dict[str, int]:

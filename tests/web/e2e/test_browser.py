@@ -65,6 +65,7 @@ def test_no_violation_of_accessibility_and_no_sideways_scrolling(watched: Any, a
     page.evaluate(axe)
     for theme in ("light", "dark"):
         page.evaluate("(theme) => { document.documentElement.dataset.theme = theme; }", theme)
+        page.eval_on_selector_all("details", "all => all.forEach((one) => { one.open = true; })")
         assert _violations(page, "html") == [], theme
     page.set_viewport_size({"width": 360, "height": 740})
     page.wait_for_timeout(60)
@@ -139,6 +140,29 @@ def test_a_dropped_config_is_asked_about(watched: Any, meshwright: Any, tmp_path
     assert all(value == at(answer, path) for path, value in numbers.items())
 
 
+def test_a_file_beside_the_form_or_too_large_is_told_and_a_name_made_plain(watched: Any) -> None:
+    page = watched.open("/check")
+    page.evaluate(DROP, ["footer", "run.sh", SCRIPT])
+    assert page.input_value("#f-text") == ""
+    page.evaluate(DROP, ["#check", "my config (1).yaml", "x: 1"])
+    page.wait_for_function("() => document.getElementById('f-text').value === 'x: 1'")
+    assert page.input_value("#f-name") == "my config _1_.yaml"
+    page.evaluate(DROP, ["#check", "large.sh", "x" * 1_600_000])
+    assert "1,600,000 bytes" in page.wait_for_selector("[role=alert]").inner_text()
+    assert page.input_value("#f-text") == "x: 1"
+
+
+def test_going_back_shows_what_was_asked_before(watched: Any) -> None:
+    page = watched.open(ASK)
+    before = watched.numbers("#answer")
+    page.fill("#f-gpus", "32xH100")
+    page.click("button.main")
+    page.wait_for_function("() => document.querySelector('#verdict').textContent.includes('4x8xH100')")
+    page.go_back()
+    page.wait_for_function("() => document.querySelector('#verdict').textContent.includes('8x8xH100')")
+    assert (page.input_value("#f-gpus"), watched.numbers("#answer")) == ("64xH100", before)
+
+
 def test_a_mistake_is_told_in_place(watched: Any) -> None:
     page = watched.open("/")
     page.fill("#f-model", "lama3-70b")
@@ -171,7 +195,10 @@ def test_layouts_are_filtered_and_compared(watched: Any, meshwright: Any, axe: s
     assert page.locator("#compare .pipeline").count() == 2
     assert page.locator("#compare svg.passes .pass-F").count() > 10
     page.evaluate(axe)
-    assert _violations(page, "#compare") == []
+    for theme in ("light", "dark"):
+        page.evaluate("(theme) => { document.documentElement.dataset.theme = theme; }", theme)
+        page.eval_on_selector_all("details", "all => all.forEach((one) => { one.open = true; })")
+        assert _violations(page, "html") == [], theme
     page.reload()
     page.wait_for_selector("#compare .side >> nth=1")
     assert watched.numbers("#compare") == shown

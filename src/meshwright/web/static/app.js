@@ -41,8 +41,9 @@ document.addEventListener("click", async (event) => {
 
 // Files: dropped on a form, or chosen.
 const LARGEST = 1500000;
+const plainName = (name) => name.replace(/[^A-Za-z0-9_. -]/g, "_").replace(/^[. -]+/, "").slice(-100) || "script.sh";
 async function take(file, into, named) {
-  if (file.size > LARGEST) { say(`${file.name} is too large`); return; }
+  if (file.size > LARGEST) { failed(`${file.name} has ${file.size.toLocaleString("en")} bytes, and at most ${LARGEST.toLocaleString("en")} are read. Drop the config or script itself.`); return; }
   let text = await file.text();
   const area = document.getElementById(into);
   if (into === "f-config") {
@@ -53,15 +54,16 @@ async function take(file, into, named) {
   area.value = text;
   const details = area.closest("details");
   if (details) details.open = true;
-  if (named) document.getElementById(named).value = file.name;
+  if (named) document.getElementById(named).value = plainName(file.name);
   say(`${file.name} read, ${file.size} bytes`);
   area.dispatchEvent(new Event("change", { bubbles: true }));
 }
 for (const name of ["dragover", "dragleave", "drop"]) {
   document.addEventListener(name, (event) => {
     const form = event.target.closest && event.target.closest("form[data-drop]");
+    if (![...event.dataTransfer.types].includes("Files")) return; // words dragged into a field are the browser's own
+    event.preventDefault(); // beside a form too: a browser would leave the page and show the file
     if (!form) return;
-    event.preventDefault();
     form.classList.toggle("over", name === "dragover");
     const file = name === "drop" && event.dataTransfer.files[0];
     if (file) take(file, form.dataset.drop, form.dataset.name);
@@ -112,7 +114,7 @@ document.addEventListener("htmx:configRequest", (event) => {
   const { parameters } = event.detail;
   if (event.detail.verb !== "get") return;
   for (const name of [...Object.keys(parameters)]) if (parameters[name] === "") delete parameters[name];
-  if ((parameters.config || "").length > 2500) event.detail.verb = "post";
+  if ((parameters.config || "").length > 8000) event.detail.verb = "post";
 });
 document.addEventListener("htmx:beforeRequest", (event) => {
   const target = event.detail.target;
@@ -133,6 +135,7 @@ function failed(text) {
   box.setAttribute("role", "alert");
   box.textContent = text;
   place.replaceChildren(box);
+  say(text);
 }
 document.addEventListener("htmx:responseError", (event) => {
   let text = "The server could not answer.";

@@ -12,7 +12,7 @@ charts.config = () => {
     font: "system-ui, sans-serif",
     view: { stroke: get("--line") },
     axis: { ...text, gridColor: get("--line"), domainColor: get("--line"), tickColor: get("--line"), gridOpacity: 0.7 },
-    legend: { ...text, orient: "bottom", columns: 4, symbolOpacity: 1 },
+    legend: { ...text, orient: "bottom", columns: innerWidth < 600 ? 2 : 4, symbolOpacity: 1 },
     line: { strokeWidth: 2 },
     style: { guide: { stroke: get("--soft") } },
     range: { category: [1, 4, 6, 3, 5, 2, 8, 7].map((n) => get(`--c${n}`)) },

@@ -129,7 +129,7 @@ explore.compare = () => {
   const { a, b } = explore.chosen;
   const here = new URL(location.href);
   for (const [name, value] of Object.entries({ a, b })) value ? here.searchParams.set(name, value) : here.searchParams.delete(name);
-  if (here.search.length < 7500) history.replaceState(history.state, "", here);
+  if (here.search.length < 28000) history.replaceState(history.state, "", here);
   const values = {};
   if (a) values.a = a;
   if (b) values.b = b;
