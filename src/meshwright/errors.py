@@ -55,7 +55,12 @@ def closest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     from rapidfuzz import fuzz, process
 
     found = process.extract(
-        name.lower(), list(known), scorer=fuzz.WRatio, processor=str.lower, limit=5 * limit, score_cutoff=60
+        name.lower(),
+        list(dict.fromkeys(known)),
+        scorer=fuzz.WRatio,
+        processor=str.lower,
+        limit=5 * limit,
+        score_cutoff=60,
     )
     # WRatio finds parts of long names; among what it finds, the one nearest as a whole comes first.
     scored = [(match, score, fuzz.ratio(name.lower(), match.lower())) for match, score, _ in found]

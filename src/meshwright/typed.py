@@ -33,13 +33,15 @@ def token_budget(tokens: float | str | None) -> float | None:
 
 
 def sequence_length(seq: int | str | None) -> int | None:
-    """A sequence length as a number: 8192 and 8K alike."""
+    """A sequence length as a number: 8192 and 8K alike, and 1M."""
     if seq is None:
         return None
     text = str(seq).strip().lower()
-    scale = 1024 if text.endswith("k") else 1
-    digits = text.removesuffix("k")
+    scale = {"k": 1024, "m": 1024**2}.get(text[-1:], 1)
+    digits = text[:-1] if scale > 1 else text
     whole = digits.isascii() and digits.isdigit() and len(digits) <= 9
     if not whole or not 0 < int(digits) * scale <= LONGEST:
-        raise InputError(f"a sequence is 1 to {LONGEST:,} whole tokens, e.g. 8192 or 8k", field="seq", value=text[:40])
+        raise InputError(
+            f"a sequence is 1 to {LONGEST:,} whole tokens, e.g. 8192, 8k or 1M", field="seq", value=text[:40]
+        )
     return int(digits) * scale

@@ -96,6 +96,21 @@ def test_dialects_have_did_you_mean(meshwright: Any) -> None:
     assert meshwright("check", "llama3_8b_sft_config", "--dialect=meshwright").code == 0
 
 
+def test_did_you_mean_says_nothing_twice(meshwright: Any) -> None:
+    asked = ("recommend", "llama3-8b", "--gpus=8xH100", "--goal=sft", "optimizer.lrr=1")
+    fix = refused(meshwright, *asked)["fix"]
+    assert fix[0] == "optimizer.lr"
+    assert len(set(fix)) == len(fix)
+
+
+def test_a_config_with_a_mark_of_its_byte_order_and_a_length_in_millions_are_read(
+    meshwright: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(CONFIG).encode())
+    asked = (str(tmp_path / "config.json"), "--gpus=8xH100", "--goal=pretrain", "--seq=1M")
+    assert '"seq_length": 1048576' in meshwright("recommend", *asked, "--json").out
+
+
 def test_missing_answers_without_a_terminal(meshwright: Any) -> None:
     assert "--goal" in refused(meshwright, "recommend", "llama3-8b", "--gpus=8xH100")["message"]
     assert "MODEL" in refused(meshwright, "recommend")["message"]

@@ -41,7 +41,7 @@ required_gpus = click.option(
     "--gpus", required=True, metavar="CLUSTER", help="8xH100, 4x8xH100, 72xGB200, …", shell_complete=complete.gpus
 )
 seq_option = click.option(
-    "--seq", metavar="TOKENS", help="Sequence length, e.g. 8192 or 8k; the recipe's own by default."
+    "--seq", metavar="TOKENS", help="Sequence length, e.g. 8192, 8k or 1M; the recipe's own by default."
 )
 goal_option = click.option("--goal", metavar="GOAL", help="pretrain, sft or peft.", shell_complete=complete.goals)
 engine_option = click.option(

@@ -59,7 +59,7 @@ def load_config(path: str | Path) -> dict[str, Any]:
         size = file.stat().st_size if sent is None else len(sent.encode())
         if size > MOST_BYTES:
             raise InputError(f"is {size} bytes long; a model config has far less", field="model", value=str(file))
-        data = json.loads(file.read_bytes().decode("utf-8") if sent is None else sent)
+        data = json.loads(file.read_bytes().decode("utf-8-sig") if sent is None else sent.removeprefix("\ufeff"))
     except OSError as problem:
         raise InputError(f"cannot be read: {problem.strerror}", field="model", value=str(file)) from problem
     except (ValueError, RecursionError) as problem:  # not UTF-8, not JSON, cut short, or nested without end
