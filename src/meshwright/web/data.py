@@ -77,6 +77,7 @@ def _documented(verb: str) -> dict[int | str, dict[str, Any]]:
         "properties": {"schema": {"const": SCHEMA}},
     }
     refusals = {
+        404: "nothing is at this address",
         408: "the question did not arrive in time",
         413: "too large",
         414: "too long",
