@@ -122,7 +122,11 @@ def flat(view: View) -> Iterator[Finding]:
     from_start = rows[0].first <= FEWEST
     if not zero and (not from_start or covered < limit("flat_steps") or len(rows) < limit("enough_for_trends")):
         return
-    first, last = _loss(rows[0]), median(_loss(step) for step in rows[-_tail(rows) :])
+    some = _tail(rows)
+    first, last = (median(map(_loss, part)) for part in (rows[:some], rows[-some:]))
+    first = max(first, _loss(rows[0]))
+    if not zero and _noise(rows) > share("flat_drop") * abs(first) * math.sqrt(some):
+        return  # so little could not be seen
     fallen = (first - last) / abs(first) if first else 0.0
     if not zero and (fallen >= share("flat_drop") or last > first * (1 + share("diverging_share"))):
         return
