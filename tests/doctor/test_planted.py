@@ -39,6 +39,7 @@ def found_and_alone(fault: str, teller: str, seed: int, steps: int) -> None:
     found = doctor.examine(doctor.read_text(TELLERS[teller](story), "log"))
     assert [finding.id for finding in found.findings] == [planted.finding], [one.message for one in found.findings]
     (finding,) = found.findings
+    assert finding.id in doctor.meanings()
     assert finding.remedies
     assert finding.evidence or finding.lines
     assert all(line.startswith("log:") for line in finding.lines)

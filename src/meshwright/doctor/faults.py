@@ -27,6 +27,11 @@ class Sign(NamedTuple):
     meaning: str
     fix: tuple[str, ...]
 
+    @property
+    def told_elsewhere(self) -> bool:
+        """Whether a finding of its own speaks of it."""
+        return self.name in ("out_of_memory", "loss_not_a_number")
+
 
 SIGNS = (
     Sign(

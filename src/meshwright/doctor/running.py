@@ -11,8 +11,6 @@ from meshwright.doctor.thresholds import limit, share
 from meshwright.doctor.view import View
 from meshwright.planner.explain import counted
 
-OF_ITS_OWN = ("out_of_memory", "loss_not_a_number")
-"""Ends that other findings speak of."""
 WANTED_SHARE = 0.01  # of all time, for checkpoints that wait
 
 
@@ -104,7 +102,7 @@ def restarts(view: View) -> Iterator[Finding]:
 
 def failed(view: View) -> Iterator[Finding]:
     """The run ended of something that its log names."""
-    if any(fault.name in OF_ITS_OWN for fault in view.fatal):
+    if any(faults.sign(fault.name).told_elsewhere for fault in view.fatal):
         return  # ranks that wait for one that is gone say so as well
     sure = not view.run.is_done
     found = [fault for fault in view.fatal if sure or fault.written_down or fault.name not in faults.UNSURE]
