@@ -292,8 +292,10 @@ def _calmer(view: View) -> Iterator[Remedy]:
     recipe = view.case.recipe if view.case is not None else None
     yield remedies.plainly("go on from a checkpoint before it, with other samples", why="one bad batch is passed by")
     if recipe is None:
-        yield Remedy(try_=("a lower optimizer.lr",), what="contract", why="smaller steps")
-        yield Remedy(try_=("a longer schedule.warmup_steps",), what="contract", why="a gentler start")
+        most = max((step.lr for step in view.run.steps if step.lr), default=None)
+        lower = "a lower optimizer.lr" if most is None else f"optimizer.lr={most / 2:.3g}"
+        yield remedies.plainly(lower, what="action" if most is None else "contract", why="smaller steps")
+        yield remedies.plainly("a longer schedule.warmup_steps", why="a gentler start")
         yield Remedy(try_=("optimizer.clip_grad=1.0",), what="contract", why="single gradients weigh less")
         return
     if not 0 < recipe.optimizer.clip_grad <= 1:
