@@ -67,6 +67,16 @@ def test_recipe_gpus_and_overrides_bring_the_estimate(meshwright: Any, log: Path
     assert other["figures"][0]["estimate"] != told.json["figures"][0]["estimate"]
 
 
+def test_the_batch_that_megatron_tells_is_the_one_that_ran(meshwright: Any, log: Path) -> None:
+    lines = TELLERS["megatron"](healthy(30)).splitlines(keepends=True)
+    log.write_text("".join(line for line in lines if " ....." not in line))  # without its arguments
+    asked = ("doctor", str(log), "--recipe", "llama3_8b_pretrain_config", "--gpus", "8xH100", "--json")
+    (own,) = (one for one in meshwright(*asked).json["figures"] if one["name"] == "tokens/s/GPU")
+    assert own["measured"] == pytest.approx(64 * 8192 / 2.0 / 8, rel=0.02)
+    told = meshwright(*asked, "train.global_batch_size=2048").json
+    assert any("cannot be" in note for note in told["notes"])
+
+
 def test_a_full_gpu_is_told_with_layouts_that_fit(meshwright: Any, log: Path) -> None:
     story = replace(healthy(2), last_words=(OOM,))
     log.write_text(TELLERS["megatron"](story))

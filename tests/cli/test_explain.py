@@ -35,6 +35,14 @@ def test_a_finding_as_it_is_printed(meshwright: Any) -> None:
     assert meshwright("explain", line, "--json").json["about"] == "heads.attention"
 
 
+@pytest.mark.parametrize("asked", ["speed.low-mfu", "warning speed.low-mfu steps 2–40", "MFU is 3% (speed.low-mfu)"])
+def test_a_finding_of_the_doctor(meshwright: Any, asked: str) -> None:
+    found = meshwright("explain", asked, "--json").json
+    assert (found["kind"], found["about"]) == ("finding", "speed.low-mfu")
+    assert "slower than its estimate" in found["meaning"]
+    assert "slower than its estimate" in meshwright("explain", asked).out
+
+
 def test_words_that_a_field_takes(meshwright: Any) -> None:
     assert meshwright("explain", "layout.recompute", "--json").json["field"]["choices"] == ["none", "selective", "full"]
     assert "Choices" in meshwright("explain", "layout.recompute").out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from tests.doctor.planted import FAULTS
 from tests.doctor.stories import KIND, TELLERS, healthy
 
 from meshwright import api, doctor
+from meshwright.recipes import index, overrides
 
 SEEDS = st.integers(0, 2**20)
 STEPS = st.integers(110, 200)
@@ -38,7 +40,11 @@ def found_and_alone(fault: str, teller: str, seed: int, steps: int) -> None:
     found = doctor.examine(doctor.read_text(TELLERS[teller](story), "log"))
     assert [finding.id for finding in found.findings] == [planted.finding], [one.message for one in found.findings]
     (finding,) = found.findings
+    assert finding.id in doctor.meanings()
     assert finding.remedies
+    for remedy in finding.remedies:
+        if remedy.what in ("layout", "contract"):
+            overrides.apply(index.load("llama3_8b_pretrain_config"), remedy.try_)  # what is typed is understood
     assert finding.evidence or finding.lines
     assert all(line.startswith("log:") for line in finding.lines)
     json.dumps(api.checkup_to_dict(found), allow_nan=False)
@@ -80,3 +86,30 @@ def test_ranks_that_tell_the_same_are_heard_once(seed: int, ranks: int) -> None:
         run = doctor.read_text("\n".join(text), "log")
         assert [step.step for step in run.steps] == list(range(1, 41))
         assert len(run.attempts) == 1
+
+
+@settings(max_examples=10)
+@given(seed=SEEDS, ranks=st.integers(2, 8))
+def test_ranks_without_a_number_may_tell_their_steps_late(seed: int, ranks: int) -> None:
+    chance = random.Random(seed)
+    lines = TELLERS["automodel"](healthy(60, seed)).splitlines()[1:]
+    behind = [chance.uniform(0, 2) for _ in range(ranks)]
+    told = sorted((at + late + chance.uniform(0, 0.9), line) for at, line in enumerate(lines) for late in behind)
+    run = doctor.read_text("\n".join(line for _, line in told), "log")
+    assert [step.step for step in run.steps] == list(range(1, 61))
+    assert len(run.attempts) == 1
+
+
+@settings(max_examples=20)
+@given(seed=SEEDS, at=st.lists(st.integers(2, 29), max_size=2))
+def test_a_noisy_loss_and_one_or_two_pauses_are_no_findings(seed: int, at: list[int]) -> None:
+    chance = random.Random(seed)
+    calm = healthy(150, seed).changed(
+        lambda one: replace(
+            one,
+            loss=1.1 + 0.08 * math.exp(-one.step / 30) + chance.gauss(0, 0.12),  # a fine-tuning with small batches
+            seconds=one.seconds * (10 if one.step in at else 1),
+        )
+    )
+    found = doctor.examine(doctor.read_text(TELLERS["automodel"](calm), "log"))
+    assert found.ok, [finding.message for finding in found.findings]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +73,10 @@ SIGNS = (
     ("gpu_fault", "NVRM: Xid (PCI:0000:17:00): 63, pid=42"),
     ("gpu_fault", "RuntimeError: CUDA error: an illegal memory access was encountered"),
     ("disk_full", "OSError: [Errno 28] No space left on device: 'x'"),
+    ("out_of_memory", "RuntimeError: CUDA error: out of memory"),
+    ("out_of_memory", "node1:17:42 [0] NCCL WARN Cuda failure 2 'out of memory'"),
+    ("scheduler", "slurmstepd: error: *** JOB 4711 ON node1 CANCELLED AT 2026-01-01T04:00:00 DUE TO TIME LIMIT ***"),
+    ("error", "error: rank 0 of 2 failed in step 31, data: token 999 is outside the vocabulary"),
 )
 
 
@@ -81,6 +88,36 @@ def test_ends_are_known_by_their_words(name: str, text: str) -> None:
     (finding,) = doctor.examine(run).findings
     assert finding.severity == "error"
     assert finding.remedies
+
+
+TRACE = (
+    '[rank3]: Traceback (most recent call last):\n[rank3]:   File "train.py", line 4\n[rank3]: ValueError: token 9\n'
+)
+
+
+def test_an_error_is_an_end_of_a_training_alone_and_behind_a_traceback() -> None:
+    steps = TELLERS["torchtitan"](healthy(30))
+    (finding,) = doctor.examine(doctor.read_text(steps + TRACE, "log")).findings
+    assert (finding.id, finding.steps, finding.lines) == ("run.failed-error", (30, 30), ("log:37 ValueError: token 9",))
+    assert "ValueError: token 9" in finding.message
+    assert doctor.examine(doctor.read_text(steps + "ValueError: told by a logger\n", "log")).ok
+    with pytest.raises(InputError, match="nothing in it tells"):
+        doctor.read_text(TRACE, "log")
+
+
+def test_the_last_of_many_faults_are_kept() -> None:
+    steps = TELLERS["torchtitan"](healthy(30))
+    text = f"{TRACE}\n" * 200 + steps + f"{OOM}\n" * 100
+    (finding,) = doctor.examine(doctor.read_text(text, "log")).findings
+    assert finding.id == "memory.out-of-memory"
+
+
+def test_what_a_run_that_is_done_says_when_it_goes_down_is_no_failure(tmp_path: Path) -> None:
+    story = healthy(40)
+    words = f"{TRACE}[W socket.cpp:752] [c10d] Connection reset by peer\n"
+    for total, failed in ((40, False), (1000, True)):
+        text = TELLERS["megatron"](replace(story, total=total)) + words
+        assert doctor.examine(doctor.read_text(text, "log")).ok is not failed
 
 
 def test_where_an_allocation_failed_is_read_from_the_traceback() -> None:
@@ -160,6 +197,73 @@ def test_a_folder_is_read_by_the_file_that_tells_most(tmp_path: Path) -> None:
     run = doctor.read(tmp_path)
     assert (run.kind, len(run.steps)) == ("megatron", 30)
     assert [finding.id for finding in doctor.examine(run).findings] == ["memory.out-of-memory"]
+
+
+def test_logs_of_starts_that_follow_each_other_are_one_run(tmp_path: Path) -> None:
+    (tmp_path / "slurm-1.out").write_text(TELLERS["torchtitan"](replace(healthy(300), last_words=(OOM,))))
+    (tmp_path / "slurm-1.err").write_text(f"{OOM}\n")
+    (tmp_path / "slurm-2.out").write_text(TELLERS["torchtitan"](healthy(150, first=251)))
+    run = doctor.read(tmp_path)
+    assert (run.last_step, [len(one) for one in run.attempts], run.starts) == (400, [300, 150], (1, 251))
+    (finding,) = doctor.examine(run).findings
+    assert finding.id == "run.restarts"
+    assert [Path(line).name.split()[0] for line in finding.lines[:2]] == ["slurm-2.out:5", "slurm-1.err:1"]
+    (tmp_path / "slurm-2.out").write_text(TELLERS["torchtitan"](healthy(150)))
+    assert [one.id for one in doctor.examine(doctor.read(tmp_path)).findings] == ["memory.out-of-memory"]
+
+
+def test_what_cannot_be_read_in_a_folder_is_said(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(TELLERS["megatron"](healthy(30)))
+    (tmp_path / "core.out").write_bytes(bytes(100))
+    (note,) = doctor.read(tmp_path).notes
+    assert "core.out is left out: it is binary" in note
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        lambda text: gzip.compress(text.encode()),
+        lambda text: gzip.compress(text[:2000].encode()) + gzip.compress(text[2000:].encode()),
+        lambda text: gzip.compress(text.encode())[:-9],
+        lambda text: text.encode("utf-16"),
+        lambda text: text.replace("\n", "\r\n").encode(),
+    ],
+    ids=["gzip", "gzip in two parts", "gzip cut", "UTF-16", "lines of Windows"],
+)
+def test_a_log_is_read_as_it_was_kept(tmp_path: Path, packed: Callable[[str], bytes]) -> None:
+    (tmp_path / "train.log.gz").write_bytes(packed(TELLERS["torchtitan"](healthy(30))))
+    for place in (tmp_path, tmp_path / "train.log.gz"):
+        assert [step.line for step in doctor.read(place).steps] == list(range(5, 35))
+
+
+def test_a_run_that_failed_before_its_first_step_is_told_with_its_recipe(tmp_path: Path) -> None:
+    settings_ = msgspec.to_builtins(index.load("llama3_8b_sft_config"))
+    header = TELLERS["own"](replace(healthy(30), settings=settings_)).splitlines()[0]
+    (tmp_path / "metrics.jsonl").write_text(header + "\n")
+    with pytest.raises(InputError, match="none of its 1 logs"):
+        doctor.read(tmp_path)
+    for error, rule in ((OOM, "memory.out-of-memory"), ("token 999 is outside the vocabulary", "run.failed-error")):
+        line = {"error": f"rank 0 of 8 failed in step 1: {error}", "fix": ["data.tokenizer=x"], "at": "2026-02-01"}
+        (tmp_path / "failure.jsonl").write_text(json.dumps(line) + "\n")
+        found = api.diagnose(tmp_path)
+        assert (found.recipe, [one.id for one in found.findings]) == ("llama3_8b_sft_config", [rule])
+    assert found.findings[0].remedies[0].try_ == ("data.tokenizer=x",)
+
+
+def test_a_header_of_another_version_costs_the_estimate_alone(tmp_path: Path) -> None:
+    recipe = msgspec.to_builtins(index.load("llama3_8b_sft_config"))
+    for changed, word in (
+        ({"layout": {**recipe["layout"], "strategy": "newer"}}, "newer"),
+        ({"cluster": "8xH999"}, "H999"),
+    ):
+        text = TELLERS["own"](replace(healthy(), settings={**recipe, **changed}, gpu="H999"))
+        spaced = "\n".join(json.dumps(json.loads(line)) for line in text.splitlines())
+        (tmp_path / "metrics.jsonl").write_text(spaced)
+        (tmp_path / "bad_batches.jsonl").write_text('{"step":"x"}\n[]\n{"step":99}\n')
+        (tmp_path / "failure.jsonl").write_text('{"error":3}\nnull\n')
+        found = api.diagnose(tmp_path)
+        assert found.ok
+        assert any(word in note and "--recipe" in note for note in found.notes)
 
 
 def test_what_a_run_has_overcome_is_not_told(tmp_path: Path) -> None:
@@ -271,5 +375,19 @@ def test_numbers_are_read_as_logs_write_them(value: float) -> None:
 
 
 def test_colours_and_ranks_are_taken_off() -> None:
-    lines = list(lines_of("[rank3]:\x1b[31mstep: 1\x1b[0m\r\n12: x\nplain"))
-    assert [(line.rank, line.text) for line in lines] == [("3", "step: 1"), ("12", "x"), ("", "plain")]
+    lines = list(lines_of("[rank3]:\x1b[31mstep: 1\x1b[0m\r\n12: x\n12:34:56 plain\n 9%\r10%\r\nlast"))
+    assert [(line.number, line.rank, line.text) for line in lines] == [
+        *((1, "3", "step: 1"), (2, "12", "x"), (3, "", "12:34:56 plain")),
+        *((4, "", " 9%"), (4, "", "10%"), (5, "", "last")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("teller", "theirs", "older"),
+    [("torchtitan", "tps:", "wps:"), ("automodel", r"mem (.*) \| tps (.*)\(.*/gpu\)", r"mem: \1 | tps \2")],
+)
+def test_older_words_of_the_same_are_read(teller: str, theirs: str, older: str) -> None:
+    text = TELLERS[teller](healthy(40))
+    new, old = (doctor.examine(doctor.read_text(one, "log")) for one in (text, re.sub(theirs, older, text)))
+    assert old.figures[0] == msgspec.structs.replace(new.figures[0], measured=pytest.approx(new.figures[0].measured))
+    assert {one.name for one in old.figures} == {one.name for one in new.figures}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import anyio
@@ -13,7 +15,7 @@ import jsonschema
 import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
-from tests.mcp.conftest import Call, asked, over_stdio
+from tests.mcp.conftest import COMMAND, ENV, Call, asked, over_stdio
 
 from meshwright.mcp.fields import LONG
 from meshwright.mcp.server import BODY_BYTES, Desk, make_server
@@ -58,6 +60,15 @@ WRONG: dict[str, tuple[Call, str, str]] = {  # the call, the field that is told,
     ),
     "too long a text": (Call("check", {"text": "#" * (LONG + 1)}), "text", "send less"),
     "a path": (Call("recommend", {"model": "/etc/config.json", "gpus": 8, "goal": "sft"}), "model", "send its text"),
+    "a goal left out": (Call("plan", {"target": "llama3-8b", "gpus": 8}), "goal", 'goal: "pretrain"'),
+    "a count beside the type": (Call("size", {"model": "llama3-8b", "goal": "sft", "gpu": "8xH100"}), "gpu", 'gpu: "H'),
+    "a name like no other": (Call("recommend", {"model": "模型", "gpus": 8, "goal": "sft"}), "model", '"llama3-8b"'),
+    "too long a sequence": (Call("estimate", {"target": "llama3-8b", "gpus": 8, "seq": 10**15}), "seq", "seq: 8192"),
+    "a price below nothing": (
+        Call("size", {"model": "llama3-8b", "goal": "sft", "gpu": "H100", "price": -1}),
+        "price",
+        "price: 2.5",
+    ),
     "a path for a name": (Call("check", {"text": "{}", "name": "../x.json"}), "name", "train.yaml"),
 }
 MORE = {
@@ -213,6 +224,23 @@ def test_a_search_that_takes_too_long_is_ended_and_the_next_is_answered() -> Non
     assert "0.5 s" in ended.content[0].text
     assert ended.structured_content["error"]["fix"]
     assert not after.is_error
+
+
+def test_a_client_that_goes_away_before_its_answer_makes_no_fault() -> None:
+    params = {"protocolVersion": "2025-03-26", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    begin = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+    ready = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+    with Popen([sys.executable, *COMMAND], env=ENV, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True) as server:
+        assert server.stdin
+        assert server.stdout
+        assert server.stderr
+        server.stdin.write(f"{json.dumps(begin)}\n{json.dumps(ready)}\n")
+        server.stdin.flush()
+        assert "instructions" in server.stdout.readline()
+        server.stdout.close()
+        server.stdin.write(f"{json.dumps(LIST)}\n" * 3)
+        server.stdin.close()
+        assert (server.wait(60), server.stderr.read()) == (0, "")
 
 
 def test_an_unknown_tool_is_told_with_what_it_may_have_been() -> None:

@@ -21,12 +21,13 @@ _HIDDEN = frozenset(("field", "fix_fields"))  # said by the recipe's own keys in
 
 
 class Explained(msgspec.Struct, frozen=True):
-    """What was asked about: one rule, or one field and the rules that point at it."""
+    """What was asked about: one rule, one field and the rules that point at it, or a finding of the doctor."""
 
     about: str
-    kind: Literal["rule", "field"]
+    kind: Literal["rule", "field", "finding"]
     field: RecipeField | None
     rules: tuple[Rule, ...]
+    meaning: str = ""  # of a finding
 
 
 def explain(about: str) -> Explained:
@@ -39,13 +40,18 @@ def explain(about: str) -> Explained:
     if key is not None:
         field = recipe_fields()[key]
         return Explained(key, "field", field, tuple(r for r in rules.RULES.values() if r.field == field.flat))
-    for word in _RULE.findall(text) if text.count(" ") else ():
+    from meshwright.doctor import meanings
+
+    findings = meanings()
+    for word in _RULE.findall(text) if text.count(" ") else (text,):
         rule = _rule(word.removesuffix("."))
         if rule is not None:
             return Explained(rule.id, "rule", _field_of(rule), (rule,))
-    names = [*rules.RULES, *recipe_fields()]
-    near = [*closest(text[:80], rules.RULES, 2), *closest(text[:80], recipe_fields(), 2)]
-    told = unknown("rule or field", text[:80], near or names)
+        if word.lower() in findings:
+            return Explained(word.lower(), "finding", None, (), findings[word.lower()])
+    names = [*rules.RULES, *recipe_fields(), *findings]
+    near = [one for known in (rules.RULES, recipe_fields(), findings) for one in closest(text[:80], known, 2)]
+    told = unknown("rule, field or finding", text[:80], near or names)
     raise InputError(told.reason, field="about", value=text, fix=told.fix)
 
 
@@ -57,6 +63,7 @@ def explained_to_dict(found: Explained) -> dict[str, Any]:
         "schema": SCHEMA,
         "about": found.about,
         "kind": found.kind,
+        "meaning": found.meaning or None,
         "field": None if found.field is None else field_to_dict(found.field),
         "rules": [_rule_to_dict(rule) for rule in found.rules],
     }

@@ -111,11 +111,12 @@ def rules(query: str | None, pitfalls: bool, as_json: bool) -> None:
         "meshwright explain heads.attention --json",
     )
 )
-@options(click.argument("about", metavar="RULE|FIELD"), as_json)
+@options(click.argument("about", metavar="RULE|FIELD|FINDING"), as_json)
 def explain(about: str, as_json: bool) -> None:
     """Symptom, cause and fix of one rule; the meaning of one recipe field and what is checked about it.
 
-    A field may be spelled as in another framework. A line of findings is understood too.
+    Findings of the doctor are explained as well. A field may be spelled as in another framework; a whole line of
+    findings is understood too.
     """
     answer = api.explained_to_dict(api.explain(about))
     if as_json:

@@ -309,8 +309,12 @@ def rules(found: Sequence[Any]) -> None:
 
 
 def explained(answer: dict[str, Any]) -> None:
-    """A rule, or a field and the rules that point at it."""
+    """A rule, a field and the rules that point at it, or a finding of the doctor."""
     out, field = console(), answer["field"]
+    if answer["kind"] == "finding":
+        out.print(
+            f"[bold]{answer['about']}[/]  {escape(answer['meaning'])}\n[dim]meshwright doctor RUN looks for it[/]"
+        )
     if answer["kind"] == "field":
         out.print(f"[bold]{field['key']}[/]  {escape(field['meaning'])}  [dim]({field['kind']})[/]")
         titled(out, "Default", [escape(str(field["default"]))])

@@ -1,7 +1,7 @@
 """What is wrong with a run, from its log: the figures that show it, and what to try, with its estimated effect."""
 
 from meshwright.doctor.binding import case_of_run
-from meshwright.doctor.examine import DIAGNOSES, examine
+from meshwright.doctor.examine import DIAGNOSES, examine, meanings
 from meshwright.doctor.finding import Checkup, Evidence, Figure, Finding, Remedy
 from meshwright.doctor.formats import FORMATS
 from meshwright.doctor.reading import read, read_text
@@ -25,6 +25,7 @@ __all__ = [
     "View",
     "case_of_run",
     "examine",
+    "meanings",
     "read",
     "read_text",
 ]

@@ -24,10 +24,11 @@ def case_of_run(run: Run, gpus: str | None = None, overrides: tuple[str, ...] = 
     """The case of a run by what its log says of itself; None and what is missing where that is not enough."""
     if run.told.recipe is not None:
         recipe = override.apply(run.told.recipe, overrides)
-        where = clusters.cluster(gpus or run.told.gpus or recipe.cluster)
-        with suppress(InputError):  # a model that lay in a folder of another machine
-            return case_of(recipe, model_of(recipe), where), ""
-        return None, f"the model {recipe.model} of the run is not here: --recipe NAME brings the estimate"
+        asked = clusters.cluster(gpus) if gpus else None
+        with suppress(InputError):  # a model that lay in a folder of another machine, a GPU of another version
+            return case_of(recipe, model_of(recipe), asked or clusters.cluster(run.told.gpus or recipe.cluster)), ""
+        told = f"{recipe.model} on {gpus or run.told.gpus or recipe.cluster}"
+        return None, f"what ran is not known here ({told}): --recipe NAME --gpus 8xH100 brings the estimate"
     where_ = _cluster(run, gpus)
     if run.told.arguments:
         return _from_arguments(run, where_, overrides)
@@ -51,11 +52,10 @@ def told_overrides(run: Run, besides: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def gpus_of(run: Run) -> str | None:
-    """The GPUs as the log names them."""
-    if run.told.gpus:
-        return run.told.gpus
-    if run.told.gpu and run.told.world and clusters.knows(run.told.gpu):
-        return f"{run.told.world}x{run.told.gpu}"
+    """The GPUs as the log names them, where they are known."""
+    named = run.told.gpus or (f"{run.told.world}x{run.told.gpu}" if run.told.gpu and run.told.world else "")
+    with suppress(InputError):
+        return str(clusters.cluster(named)) if named else None
     return None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from math import isfinite
 from typing import NamedTuple
 
-from meshwright.doctor import loss, memory, pace, running, speed
+from meshwright.doctor import faults, loss, memory, pace, running, speed
 from meshwright.doctor.finding import Checkup, Figure, Finding
 from meshwright.doctor.run import ENGINE, Run
 from meshwright.doctor.thresholds import limit
@@ -106,6 +106,13 @@ DIAGNOSES = (
 )
 
 
+def meanings() -> dict[str, str]:
+    """What every finding means, by its id."""
+    found = {one.id: (one.find.__doc__ or "").partition("\n")[0] for one in DIAGNOSES}
+    ends = {f"run.failed-{one.name.replace('_', '-')}": one.meaning for one in faults.SIGNS if not one.told_elsewhere}
+    return {**found, "speed.periodic-steps": found["speed.uneven-steps"], **ends}
+
+
 def examine(run: Run, case: Case | None = None, baseline: View | None = None, notes: tuple[str, ...] = ()) -> Checkup:
     """Everything that is wrong with a run, what is worst first, and its figures beside the estimate's."""
     view = View(run, case, baseline)
@@ -130,8 +137,13 @@ def examine(run: Run, case: Case | None = None, baseline: View | None = None, no
         findings=tuple(findings),
         looked_for=tuple(one.id for one in DIAGNOSES if one.id not in missing),
         not_examined={key: value for key, value in missing.items() if not any(f.id == key for f in findings)},
-        notes=(*run.notes, *notes),
+        notes=(*run.notes, *notes, *_impossible(view)),
     )
+
+
+def _impossible(view: View) -> Iterator[str]:
+    if view.estimate is not None and (view.mfu or 0.0) > 1:
+        yield f"an MFU of {view.mfu:.0%} cannot be: another model, batch or GPU ran than the estimate is of"
 
 
 def figures(view: View) -> Iterator[Figure]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -12,8 +13,10 @@ from meshwright.doctor.run import Fault, OutOfMemory
 SHOWN = 300  # characters of a line that are kept
 AROUND = 80  # lines before the words in which a traceback may stand, and 5 behind
 BEHIND = 5
-MOST = 64  # faults that are kept of one log: every rank may say the same
+MOST = 64  # of one kind that are kept, the last: every rank may say the same
 UNITS = {"B": 1 / 1024**3, "bytes": 1 / 1024**3, "KiB": 1 / 1024**2, "MiB": 1 / 1024, "GiB": 1.0, "TiB": 1024.0}
+
+TRACEBACK, OURS = "Traceback (most recent call last)", "error: "  # what stands before an error, theirs and ours
 
 
 class Sign(NamedTuple):
@@ -24,11 +27,19 @@ class Sign(NamedTuple):
     meaning: str
     fix: tuple[str, ...]
 
+    @property
+    def told_elsewhere(self) -> bool:
+        """Whether a finding of its own speaks of it."""
+        return self.name in ("out_of_memory", "loss_not_a_number")
+
 
 SIGNS = (
     Sign(
         "out_of_memory",
-        re.compile(r"(CUDA|HIP) out of memory|torch\.(cuda\.)?OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED"),
+        re.compile(
+            r"(CUDA|HIP)( error:)? out of memory|Cuda failure .*out of memory|torch\.(cuda\.)?OutOfMemoryError"
+            r"|CUBLAS_STATUS_ALLOC_FAILED"
+        ),
         "the GPU ran out of memory",
         (),
     ),
@@ -62,8 +73,8 @@ SIGNS = (
     Sign(
         "network",
         re.compile(
-            r"ncclRemoteError|ncclSystemError|NCCL WARN .*(IB|socket|Net)|ibv_poll_cq|Connection reset by peer"
-            r"|Got completion from peer",
+            r"ncclRemoteError|ncclSystemError|NCCL WARN .*(failed|error|[Tt]imed? ?out|refused|reset)|ibv_poll_cq"
+            r"|Connection reset by peer|Got completion from peer",
         ),
         "the network between ranks failed",
         ("NCCL_DEBUG=INFO names the device", "leave out the node that it names"),
@@ -82,12 +93,27 @@ SIGNS = (
         "the disk is full",
         ("free space, then start the run again", "checkpoint.keep=1"),
     ),
+    Sign(
+        "scheduler",
+        re.compile(r"CANCELLED AT .* DUE TO |DUE TO (TIME LIMIT|PREEMPTION|NODE FAILURE)"),
+        "the scheduler ended the run",
+        ("start it again from its last checkpoint", "ask the scheduler for more time"),
+    ),
+    Sign(
+        "error",
+        re.compile(rf"^\s*(?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?::|$)|^{OURS}"),
+        "the run ended with an error",
+        ("read the traceback above that line",),
+    ),
 )
+UNSURE = ("network", "scheduler", "error")
+"""Words of these are also said by runs that are done and go down."""
 
 HINTS = (
     "ut of memory", "OutOfMemory", "ALLOC_FAILED", "NaN", "the loss is", "the gradient norm is", "nexpected result",
     "oom", "OOM", "is killed", "SIGKILL", "exitcode", "annot allocate", "timeout", "hangs in", "Timed out", "nccl",
     "NCCL", "ibv_", "onnection reset", "ompletion from peer", "ECC", "Xid", "CUDA error", "No space left", "quota",
+    "DUE TO", "Error", "Exception", OURS, TRACEBACK,
 )  # fmt: skip
 """One of these stands in every line that is a sign."""
 
@@ -116,26 +142,26 @@ PLACES = (
 
 def find(lines: Sequence[Line], steps_by_line: Sequence[tuple[int, int]] = (), file: str = "") -> Iterator[Fault]:
     """Every fault in a log, in order; what several ranks say alike is told once for each line."""
-    told = 0
+    places: dict[str, deque[int]] = {one.name: deque(maxlen=MOST) for one in SIGNS}
+    failing = False
     for place, line in enumerate(lines):
         if not has_any(line.text, HINTS):
             continue
+        failing = failing or TRACEBACK in line.text
         sign = next((one for one in SIGNS if one.words.search(line.text)), None)
-        if sign is None:
-            continue
-        told += 1
-        if told > MOST:
-            return
+        if sign is not None and (failing or sign.name != "error" or line.text.startswith(OURS)):
+            places[sign.name].append(place)
+    for place, name in sorted((place, name) for name, some in places.items() for place in some):
+        line, is_memory = lines[place], name == "out_of_memory"
         near = [one.text for one in lines[max(0, place - AROUND) : place + BEHIND]]
-        memory = out_of_memory(" ".join(one.text for one in lines[place : place + BEHIND]))
         yield Fault(
-            name=sign.name,
+            name=name,
             line=line.number,
             text=line.text.strip()[:SHOWN],
             file=file,
             step=_before(steps_by_line, line.number),
-            where=_place(near) if sign.name == "out_of_memory" else "",
-            memory=memory if sign.name == "out_of_memory" else None,
+            where=_place(near) if is_memory else "",
+            memory=out_of_memory(" ".join(one.text for one in lines[place : place + BEHIND])) if is_memory else None,
         )
 
 

@@ -122,7 +122,11 @@ def flat(view: View) -> Iterator[Finding]:
     from_start = rows[0].first <= FEWEST
     if not zero and (not from_start or covered < limit("flat_steps") or len(rows) < limit("enough_for_trends")):
         return
-    first, last = _loss(rows[0]), median(_loss(step) for step in rows[-_tail(rows) :])
+    some = _tail(rows)
+    first, last = (median(map(_loss, part)) for part in (rows[:some], rows[-some:]))
+    first = max(first, _loss(rows[0]))
+    if not zero and _noise(rows) > share("flat_drop") * abs(first) * math.sqrt(some):
+        return  # so little could not be seen
     fallen = (first - last) / abs(first) if first else 0.0
     if not zero and (fallen >= share("flat_drop") or last > first * (1 + share("diverging_share"))):
         return
@@ -288,8 +292,10 @@ def _calmer(view: View) -> Iterator[Remedy]:
     recipe = view.case.recipe if view.case is not None else None
     yield remedies.plainly("go on from a checkpoint before it, with other samples", why="one bad batch is passed by")
     if recipe is None:
-        yield Remedy(try_=("a lower optimizer.lr",), what="contract", why="smaller steps")
-        yield Remedy(try_=("a longer schedule.warmup_steps",), what="contract", why="a gentler start")
+        most = max((step.lr for step in view.run.steps if step.lr), default=None)
+        lower = "a lower optimizer.lr" if most is None else f"optimizer.lr={most / 2:.3g}"
+        yield remedies.plainly(lower, what="action" if most is None else "contract", why="smaller steps")
+        yield remedies.plainly("a longer schedule.warmup_steps", why="a gentler start")
         yield Remedy(try_=("optimizer.clip_grad=1.0",), what="contract", why="single gradients weigh less")
         return
     if not 0 < recipe.optimizer.clip_grad <= 1:

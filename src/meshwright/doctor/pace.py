@@ -30,7 +30,7 @@ def uneven_steps(view: View) -> Iterator[Finding]:
     slow = [step for step, ratio in zip(rows, times, strict=True) if ratio > much]
     lost = sum((ratio - 1) * step.covers for step, ratio in zip(rows, times, strict=True) if ratio > much)
     part = lost / sum(ratio * step.covers for step, ratio in zip(rows, times, strict=True))
-    if slow and part > share("slow_steps_time"):
+    if len(slow) >= limit("slow_steps") and part > share("slow_steps_time"):
         yield _slow_ones(view, slow, part, median(ratio for ratio in times if ratio > much), len(rows))
         return
     spread = deviation(times)
@@ -42,7 +42,7 @@ def uneven_steps(view: View) -> Iterator[Finding]:
             steps=span(rows),
             lines=view.ends,
             evidence=(Evidence("spread of step times", round(spread, 4), "", share("spread"), "limit"),),
-            remedies=_look_at_ranks(),
+            remedies=_look_at_ranks(view),
         )
 
 
@@ -57,7 +57,7 @@ def _slow_ones(view: View, slow: Sequence[Step], part: float, times: float, rows
     every = period([step.step for step in slow]) if len(slow) <= MOST_PERIODIC * rows else None
     if every is None:
         message = f"{len(slow)} of {rows} steps take {times:.1f} times as long as the others: {part:.0%} of all time"
-        tries = _look_at_ranks()
+        tries = _look_at_ranks(view)
     else:
         message = f"every {every} steps one takes {times:.1f} times as long as the others: {part:.0%} of all time"
         tries = _periodic(view, every)
@@ -118,7 +118,7 @@ def stragglers(view: View) -> Iterator[Finding]:
     if apart <= limit("ranks_apart"):
         return
     stages = view.case is not None and view.case.pp > 1
-    tries = list(_look_at_ranks())
+    tries = list(_look_at_ranks(view))
     if stages:
         tries.insert(
             0,
@@ -157,7 +157,9 @@ def _keeps_rising(values: Sequence[float]) -> bool:
     return rises[-1] >= 0.25 * sum(rises) / len(rises)
 
 
-def _look_at_ranks() -> tuple[Remedy, ...]:
+def _look_at_ranks(view: View) -> tuple[Remedy, ...]:
+    if not view.run.told.on_gpu:
+        return (remedies.plainly("see what else runs on the machine", why="ranks without GPUs share its cores"),)
     return (
         remedies.plainly("nvidia-smi -q -d PERFORMANCE,ECC on every node", why="a hot or failing GPU holds up all"),
         remedies.plainly("leave out one node after the other", why="the one without which steps are even is the cause"),

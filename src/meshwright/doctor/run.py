@@ -26,6 +26,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     line: int  # where it stands, counted from 1
+    file: str = ""  # and in which, where a run has several
     attempt: int = 0  # how often the run had been started again before
     covers: int = 1  # steps that the figures are the mean of
     loss: float | None = None  # nan where the log says so
@@ -34,6 +35,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     loss_scale: float | None = None
     seconds: float | None = None  # of one step
     tokens_per_s: float | None = None  # of one GPU
+    all_tokens_per_s: float | None = None  # of all
     tflops: float | None = None  # of one GPU, as the log counts them
     mfu: float | None = None  # a share, as the log counts it
     samples: int | None = None  # of one step
@@ -53,8 +55,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def pace(self) -> float | None:
         """Time for one unit of work: seconds per token where tokens are told, else per sample, else per step."""
-        if self.tokens_per_s:
-            return 1 / self.tokens_per_s
+        if rate := self.tokens_per_s or self.all_tokens_per_s:
+            return 1 / rate
         if self.seconds is None or self.seconds <= 0:
             return None
         return self.seconds / self.samples if self.samples else self.seconds
@@ -95,6 +97,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None  # the one before it, where steps are told
     where: str = ""  # the part of the step, where the words around it say
     memory: OutOfMemory | None = None
+    written_down: bool = False  # by our own run when it failed
+    fix: tuple[str, ...] = ()  # that it wrote beside it
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +131,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     steps: tuple[Step, ...] = ()
     starts: tuple[int, ...] = ()  # the first step of every start
     faults: tuple[Fault, ...] = ()
+    earlier: tuple[str, ...] = ()  # logs of starts before the last
     told: Told = Told()
     retries: int = 0  # allocations that succeeded only after the allocator's cache was emptied
     retry_line: int = 0
@@ -137,6 +142,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The steps of every start."""
         count = max((step.attempt for step in self.steps), default=-1) + 1
         return tuple(tuple(step for step in self.steps if step.attempt == number) for number in range(count))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has taken all the steps it was to take."""
+        return bool(self.told.total_steps) and self.last_step >= (self.told.total_steps or 0)
 
     @property
     def last_step(self) -> int:

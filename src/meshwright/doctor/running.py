@@ -11,8 +11,6 @@ from meshwright.doctor.thresholds import limit, share
 from meshwright.doctor.view import View
 from meshwright.planner.explain import counted
 
-OF_ITS_OWN = ("out_of_memory", "loss_not_a_number")
-"""Ends that other findings speak of."""
 WANTED_SHARE = 0.01  # of all time, for checkpoints that wait
 
 
@@ -104,22 +102,28 @@ def restarts(view: View) -> Iterator[Finding]:
 
 def failed(view: View) -> Iterator[Finding]:
     """The run ended of something that its log names."""
-    found = [fault for fault in view.fatal if fault.name not in OF_ITS_OWN]
-    if not found or any(fault.name in OF_ITS_OWN for fault in view.fatal):
+    if any(faults.sign(fault.name).told_elsewhere for fault in view.fatal):
         return  # ranks that wait for one that is gone say so as well
+    sure = not view.run.is_done
+    found = [fault for fault in view.fatal if sure or fault.written_down or fault.name not in faults.UNSURE]
+    if not found:
+        return
+    found.sort(key=lambda fault: fault.name == "error")  # what has a name says more
     first = found[0]
     sign = faults.sign(first.name)
     yield Finding(
         id=f"run.failed-{first.name.replace('_', '-')}",
         severity="error",
-        message=sign.meaning + (f", after step {first.step}" if first.step else ""),
+        message=sign.meaning
+        + (f", after step {first.step}" if first.step else "")
+        + (f": {first.text}" if first.name == "error" else ""),
         steps=None if first.step is None else (first.step, first.step),
         lines=tuple(f"{one.file}:{one.line} {one.text}" for one in found[:3]),
         remedies=tuple(
             Remedy(
                 try_=(text,), what="layout" if text.split("=")[0].count(".") == 1 and "=" in text else "action", why=""
             )
-            for text in sign.fix
+            for text in (*first.fix, *sign.fix)
         ),
     )
 

@@ -31,6 +31,7 @@ TABLE: dict[str, Threshold] = {
     "bubble_share": Threshold(10, "%", "below it, other layouts win less than their own costs"),
     "worth_trying": Threshold(3, "%", "less is within the noise of two runs"),
     "slow_step": Threshold(1.5, "×", "steps of one shape differ by a few per cent"),
+    "slow_steps": Threshold(3, "lines", "one or two slow steps are accidents, which no search will find again"),
     "slow_steps_time": Threshold(5, "%", "of all time lost to slow steps; less is not worth a search"),
     "spread": Threshold(10, "%", "median deviation of step times; healthy runs lie below 3"),
     "slowdown": Threshold(15, "%", "from the first to the last fifth of a run; heat and fragments cost less"),

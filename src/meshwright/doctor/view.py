@@ -63,7 +63,10 @@ class View:
     def tokens_per_s(self) -> float | None:
         """Tokens per second and GPU of the median step."""
         told = middle(step.tokens_per_s for step in self.steady)
+        together = middle(step.all_tokens_per_s for step in self.steady)
         seconds, tokens, world = middle(step.seconds for step in self.steady), self._tokens, self._world
+        if told is None and together is not None and world:
+            return together / world
         if told is not None or seconds is None or not tokens or not world:
             return told
         return tokens / seconds / world
@@ -125,9 +128,10 @@ class View:
 
     @cached_property
     def fatal(self) -> tuple[Fault, ...]:
-        """Faults that no step came after."""
-        last = {self.run.file: self.run.steps[-1].line} if self.run.steps else {}
-        return tuple(fault for fault in self.run.faults if fault.line > last.get(fault.file, 0))
+        """Faults that no step came after, in this log or in that of a later start."""
+        run = self.run
+        last = {run.file: run.steps[-1].line} if run.steps else {}
+        return tuple(one for one in run.faults if one.file not in run.earlier and one.line > last.get(one.file, 0))
 
     @property
     def capacity_gib(self) -> float | None:
@@ -143,7 +147,7 @@ class View:
 
     def place(self, step: Step, words: str = "") -> str:
         """Where a step stands, as evidence names it."""
-        return f"{self.run.file}:{step.line}" + (f" {words}" if words else "")
+        return f"{step.file or self.run.file}:{step.line}" + (f" {words}" if words else "")
 
     @property
     def ends(self) -> tuple[str, ...]:

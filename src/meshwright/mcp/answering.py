@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from meshwright import api
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.mcp import told
-from meshwright.mcp.tools import TOOLS
+from meshwright.mcp.fields import fix_of
+from meshwright.mcp.tools import TOOLS, Tool
 
 MOST_BYTES = 768 * 1024  # of one answer
 
@@ -29,7 +30,7 @@ def reply(name: str, arguments: Mapping[str, Any]) -> Reply:
     try:
         return _answered(name, arguments)
     except MeshwrightError as error:
-        return failed(error)
+        return failed(error, _fixes(error, TOOLS[name], arguments))
     except (MemoryError, RecursionError):
         return failed(InputError("needs more memory than one question may take", fix=("ask for less",)))
     except Exception as error:
@@ -37,10 +38,24 @@ def reply(name: str, arguments: Mapping[str, Any]) -> Reply:
         return failed(InputError(f"a fault of ours: {type(error).__name__}", fix=("report it as an issue",)))
 
 
-def failed(error: MeshwrightError) -> Reply:
-    """An error as the command line tells it."""
+def failed(error: MeshwrightError, fixes: Sequence[str] | None = None) -> Reply:
+    """An error as the command line tells it, with these fixes where they are spelled otherwise."""
     details = error.to_dict()
+    if fixes is not None:
+        details["fix"] = [*fixes]
     return Reply({"schema": api.SCHEMA, "error": details}, told.error(details), True)
+
+
+def _fixes(error: MeshwrightError, tool: Tool, arguments: Mapping[str, Any]) -> Sequence[str]:
+    """Ways out with the inputs of a tool, not the options of a command; a field's examples where there is none."""
+    inputs = {field.option: field.name for field in tool.fields if field.option}
+    spelled = []
+    for fix in error.fix:
+        option, _, value = fix.partition(" ")
+        spelled.append(f"{inputs[option]}: {json.dumps(value)}" if value and option in inputs else fix)
+    sent = {field: str(arguments.get(field.name)) for field in tool.fields if field.name == error.field}
+    tried = [fix for field, value in sent.items() if value == str(error.value) for fix in fix_of(field)]
+    return spelled or tried
 
 
 def _answered(name: str, arguments: Mapping[str, Any]) -> Reply:

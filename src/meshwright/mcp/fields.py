@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -79,10 +80,10 @@ def read(fields: Sequence[Field], arguments: Mapping[str, Any]) -> dict[str, Any
 def _value(field: Field, value: Any) -> Any:
     if value is None:
         if field.needed:
-            raise InputError("is needed", field=field.name, fix=_fix(field))
+            raise InputError("is needed", field=field.name, fix=fix_of(field))
         return [] if field.kind == "words" else field.default
     if not _is(field.kind, value):
-        raise InputError(f"must be {_said(field.kind)}", field=field.name, value=value, fix=_fix(field))
+        raise InputError(f"must be {_said(field.kind)}", field=field.name, value=value, fix=fix_of(field))
     for text in value if field.kind == "words" else [value]:
         _refuse_long(field, text)
     if field.kind == "words" and len(value) > MOST_WORDS:
@@ -128,14 +129,13 @@ def _refuse_long(field: Field, value: Any) -> None:
 def _refuse_out_of_range(field: Field, value: Any) -> None:
     least, most = field.least, field.most
     if (least is not None and value < least) or (most is not None and value > most):
-        raise InputError(f"must be {least:g} to {most:g}", field=field.name, value=value, fix=_fix(field))
+        raise InputError(f"must be {least:g} to {most:g}", field=field.name, value=value, fix=fix_of(field))
 
 
-def _fix(field: Field) -> tuple[str, ...]:
-    from json import dumps
-
+def fix_of(field: Field) -> tuple[str, ...]:
+    """What a field may be instead, as it is sent."""
     tried = field.examples or field.choices or ((field.default,) if field.default is not None else ())
-    return tuple(f"{field.name}: {dumps(example)}" for example in tried[:3])
+    return tuple(f"{field.name}: {json.dumps(example)}" for example in tried[:3])
 
 
 def words_of(name: str, fields: Sequence[Field], arguments: Mapping[str, Any]) -> list[str]:

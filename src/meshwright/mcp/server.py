@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -119,7 +121,10 @@ def serve_stdio() -> None:
         async with stdio_server() as (incoming, outgoing):
             await server.run(incoming, outgoing, server.create_initialization_options())
 
-    anyio.run(_serving, serve)
+    try:
+        anyio.run(_serving, serve)
+    except* BrokenPipeError:  # whoever asked has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def security(allow_hosts: Sequence[str] = ()) -> TransportSecuritySettings:

@@ -188,8 +188,10 @@ def rules(answer: Answer) -> str:
 
 
 def explained(answer: Answer) -> str:
-    """A rule, or a field and the rules that point at it."""
+    """A rule, a field and the rules that point at it, or a finding of the doctor."""
     lines, field = [], answer["field"]
+    if answer["kind"] == "finding":
+        lines = [f"{answer['about']}: {answer['meaning']}", "send the log to doctor for its figures and what to try"]
     if answer["kind"] == "field":
         choices = f", one of {', '.join(map(str, field['choices']))}" if field["choices"] else ""
         lines = [

@@ -202,7 +202,7 @@ RECIPE_TEXT = Field(
 GPUS = Field(
     "gpus",
     "text or whole number",
-    "The cluster: 8xH100, 4x8xH100 (nodes × GPUs), 72xGB200, a count, or auto for the machine of this server.",
+    "The cluster: 8xH100, 4x8xH100 (nodes × GPUs), 72xGB200, or a count of H100.",
     examples=("8xH100", "4x8xH200", "72xGB200"),
     option="--gpus",
 )
@@ -313,7 +313,13 @@ TOOLS = {
                     examples=("15T", "300B"),
                     option="--tokens",
                 ),
-                Field("price", "number", "Price of one GPU for one hour.", least=0, most=1e6, option="--price"),
+                Field(
+                    *("price", "number", "Price of one GPU for one hour."),
+                    examples=(2.5,),
+                    least=0,
+                    most=1e6,
+                    option="--price",
+                ),
                 OVERRIDES,
             ),
             _size,
@@ -456,7 +462,8 @@ TOOLS = {
         Tool(
             "explain",
             "Explain a rule, field or finding",
-            "Symptom, cause and fix of one rule or finding; what a recipe field means and what is checked about it.",
+            "Symptom, cause and fix of one rule; what a recipe field means and what is checked about it; what a "
+            "finding of the doctor means.",
             (
                 Field(
                     "about",
@@ -471,7 +478,7 @@ TOOLS = {
             _explain,
             told.explained,
             {"about": "string", "kind": "string", "rules": "array"},
-            ({"about": "heads.attention"}, {"about": "layout.recompute"}),
+            ({"about": "heads.attention"}, {"about": "layout.recompute"}, {"about": "speed.low-mfu"}),
         ),
     )
 }

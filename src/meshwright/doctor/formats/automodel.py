@@ -13,15 +13,15 @@ from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank, po
 from meshwright.doctor.run import Run, Told
 
 LOOKED_FOR = "`step 10 | epoch 0 | loss … | grad_norm … | … | tps …(…/gpu)` or training.jsonl of NeMo AutoModel"
-HINTS = ("| mem ", "num_label_tokens", "tps_per_gpu")
+HINTS = ("| mem", "num_label_tokens", "tps_per_gpu")
 MARKS = re.compile(r"nemo_automodel|NeMo AutoModel")
-STEP = re.compile(r"\bstep (\d+) \| epoch \d+ \| loss .*\| mem |^\s*\{.*\"(?:tps_per_gpu|num_label_tokens)\":")
+STEP = re.compile(r"\bstep (\d+) \| epoch \d+ \| loss .*\| mem:? |^\s*\{.*\"(?:tps_per_gpu|num_label_tokens)\":")
 
 FIELDS = {
     "loss": re.compile(rf"\| loss ({NUMBER})", re.IGNORECASE),
     "grad_norm": re.compile(rf"\| grad_norm ({NUMBER})", re.IGNORECASE),
     "lr": re.compile(rf"\| lr ({NUMBER})"),
-    "memory_gib": re.compile(rf"\| mem ({NUMBER}) GiB"),
+    "memory_gib": re.compile(rf"\| mem:? ({NUMBER}) GiB"),
     "tokens_per_s": re.compile(rf"\| tps {NUMBER}\(({NUMBER})/gpu\)"),
     "all_tokens_per_s": re.compile(rf"\| tps ({NUMBER})"),
 }
@@ -48,7 +48,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
             number_of, figures = _of_json(line.text) if found[1] is None else (int(found[1]), _of_text(line.text))
             if number_of is None:
                 continue
-            all_tokens, one_gpu = figures.pop("all_tokens_per_s", None), figures.get("tokens_per_s")
+            all_tokens, one_gpu = figures.get("all_tokens_per_s"), figures.get("tokens_per_s")
             if all_tokens and one_gpu:
                 world = max(1, round(all_tokens / one_gpu))
             tokens = figures.pop("tokens", None)

@@ -90,12 +90,13 @@ def read(lines: Sequence[Line], path: str) -> Run:
             arguments[argument[1]] = argument[2]
         if not gpu and (named := GPU.search(text)):
             gpu = named[1]
-    told = _told(arguments, total, gpu)
+    rows = steps.all()
+    told = _told(arguments, total, gpu, rows[-1].samples if rows else None)
     return Run(
         kind="megatron",
         path=path,
         file=path,
-        steps=steps.all(),
+        steps=rows,
         starts=tuple(steps.starts),
         told=told,
         retries=retries,
@@ -140,7 +141,7 @@ def _whole(arguments: dict[str, str], name: str) -> int | None:
     return int(value) if value.isdigit() else None
 
 
-def _told(arguments: dict[str, str], total: int | None, gpu: str) -> Told:
+def _told(arguments: dict[str, str], total: int | None, gpu: str, samples: int | None) -> Told:
     typed = tuple(
         f"--{name.replace('_', '-')}" + ("" if value == "True" else f" {value}")
         for name, value in arguments.items()
@@ -153,6 +154,7 @@ def _told(arguments: dict[str, str], total: int | None, gpu: str) -> Told:
         seq_length=length,
         tokens_per_step=length * batch if length and batch else None,
         total_steps=total,
+        overrides={"train.global_batch_size": samples} if samples else {},
         arguments=typed,
         mock_data=arguments.get("mock_data") == "True",
         mfu_convention="TFLOP/s as Megatron counts them",

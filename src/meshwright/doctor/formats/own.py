@@ -11,13 +11,12 @@ import msgspec
 from meshwright.doctor.formats.steps import Steps
 from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank
 from meshwright.doctor.run import Run, Told
-from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
 
 LOOKED_FOR = "metrics.jsonl of Meshwright, or its `step 10/100  loss …  lr …` lines"
 HINTS = ("step ", '"kind"')
 MARKS = re.compile(r'"kind":"header"|meshwright')
-STEP = re.compile(r'^\{"kind":"(?:step|header)"|^step (\d+)(?:/(\d+))?  loss ')
+STEP = re.compile(r'^\{\s*"kind":\s*"(?:step|(header))"|^step (\d+)(?:/(\d+))?  loss ')
 
 FIELDS = {
     "loss": re.compile(rf"  loss ({NUMBER})", re.IGNORECASE),
@@ -72,11 +71,11 @@ def read(lines: Sequence[Line], path: str) -> Run:
     for line, found in of_one_rank(lines, STEP, HINTS):
         if found is None:
             continue
-        if found[1] is not None:
-            total = int(found[2]) if found[2] else total
-            steps.add(int(found[1]), line.number, **_printed(line.text))
+        if found[2] is not None:
+            total = int(found[3]) if found[3] else total
+            steps.add(int(found[2]), line.number, **_printed(line.text))
             continue
-        one = _decoded(line.text)
+        one = _decoded(line.text, Header if found[1] else Metrics)
         if one is None:
             damaged += 1
         elif isinstance(one, Header):
@@ -84,24 +83,25 @@ def read(lines: Sequence[Line], path: str) -> Run:
             steps.start(one.first_step)
         else:
             steps.add(one.step, line.number, **_measured(one))
-    notes = (f"{damaged} lines of {path} could not be read",) if damaged else ()
+    notes = [f"{damaged} lines of {path} could not be read"] if damaged else []
+    recipe, why = _recipe(header)
+    if why:
+        notes.append(f"the recipe in its header is not one of this version ({why}): --recipe NAME brings the estimate")
     return Run(
         kind="meshwright",
         path=path,
         file=path,
         steps=steps.all(),
         starts=tuple(steps.starts),
-        told=_told(header) if header else Told(total_steps=total),
-        notes=notes,
+        told=_told(header, recipe) if header else Told(total_steps=total),
+        notes=tuple(notes),
     )
 
 
-def _decoded(text: str) -> Header | Metrics | None:
+def _decoded(text: str, what: type[Header | Metrics]) -> Header | Metrics | None:
     """A line of the metrics file; None for one that was not written to its end."""
     try:
-        if text.startswith('{"kind":"header"'):
-            return msgspec.json.decode(text, type=Header)
-        return msgspec.json.decode(text, type=Metrics)
+        return msgspec.json.decode(text, type=what)
     except (msgspec.DecodeError, msgspec.ValidationError):
         return None
 
@@ -140,8 +140,7 @@ def _printed(text: str) -> dict[str, Any]:
     return figures
 
 
-def _told(header: Header) -> Told:
-    recipe = _recipe(header)
+def _told(header: Header, recipe: Recipe | None) -> Told:
     return Told(
         recipe=recipe,
         recipe_name=header.recipe,
@@ -159,11 +158,11 @@ def _told(header: Header) -> Told:
     )
 
 
-def _recipe(header: Header) -> Recipe | None:
-    """The recipe that the run was started with; older runs tell its name alone."""
-    if header.settings is None:
-        return None
+def _recipe(header: Header | None) -> tuple[Recipe | None, str]:
+    """The recipe that the run was started with, or why it cannot be read; older runs tell its name alone."""
+    if header is None or header.settings is None:
+        return None, ""
     try:
-        return msgspec.convert(header.settings, Recipe, strict=False)
+        return msgspec.convert(header.settings, Recipe, strict=False), ""
     except msgspec.ValidationError as error:
-        raise InputError(f"the recipe in its header is not one of this version: {error}", field="run") from error
+        return None, str(error)

@@ -8,6 +8,7 @@ from typing import Any
 from meshwright.doctor.run import Step
 
 SHORTEST_INTERVAL = 1
+LATE = 3  # lines by which a rank may tell a step after another has
 
 
 class Steps:
@@ -32,7 +33,7 @@ class Steps:
         """A step with its figures; one that was told before, by another rank, is left out."""
         last = self._rows[-1] if self._rows else None
         if last is not None and not self._begins:
-            if step == last["step"]:
+            if step in self._lately():
                 return
             if step < last["step"]:  # started again without saying so
                 self._attempt += 1
@@ -89,6 +90,10 @@ class Steps:
     def last(self) -> int | None:
         """The step that was told last."""
         return self._rows[-1]["step"] if self._rows else None
+
+    def _lately(self) -> list[int]:
+        """The last few steps told of this start; who goes back further has started again."""
+        return [row["step"] for row in self._rows[-LATE:] if row["attempt"] == self._attempt]
 
     def _note_start(self, step: int) -> None:
         while len(self.starts) <= self._attempt:

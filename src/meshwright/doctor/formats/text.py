@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-RANK = re.compile(r"^\s*(?:\[(?:rank|default)?(\d+)\]|(\d+)):\s?")
+RANK = re.compile(r"^\s*(?:\[(?:rank|default)?(\d+)\]:\s?|(\d+):(?:\s|$))")  # 12:34:56 is a time, not rank 12
 LONGEST = 20_000  # characters of a line that are looked at
 NUMBER = r"[-+]?(?:nan|inf(?:inity)?|\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?)"
 
@@ -22,14 +22,15 @@ class Line(NamedTuple):
 
 
 def lines_of(text: str) -> Iterator[Line]:
-    """The lines of a log, without colours; a progress bar's carriage returns end lines as well."""
-    for number, raw in enumerate(re.split(r"\r\n|\n|\r", text), start=1):
-        line = raw[:LONGEST]
-        if "\x1b" in line:
-            line = COLOUR.sub("", line)
-        found = RANK.match(line) if ":" in line[:12] else None
-        rank = (found[1] or found[2]) if found else ""
-        yield Line(number, rank, line[found.end() :] if found else line)
+    """The lines of a log, without colours; what a progress bar writes over itself is several, of one number."""
+    for number, whole in enumerate(text.split("\n"), start=1):
+        for raw in whole.rstrip("\r").split("\r"):
+            line = raw[:LONGEST]
+            if "\x1b" in line:
+                line = COLOUR.sub("", line)
+            found = RANK.match(line) if ":" in line[:12] else None
+            rank = (found[1] or found[2]) if found else ""
+            yield Line(number, rank, line[found.end() :] if found else line)
 
 
 def has_any(text: str, words: Sequence[str]) -> bool:

@@ -13,14 +13,14 @@ from meshwright.doctor.run import Run, Told
 LOOKED_FOR = "`step: 10  loss: …  grad_norm: …  memory: …GiB(…%)  tps: …` of torchtitan"
 HINTS = ("loss:",)
 MARKS = re.compile(r"\[titan\]|torchtitan")
-STEP = re.compile(r"(?<!validate )\bstep:\s*(\d+)\s+loss:\s*\S+.*\b(?:tps|memory):")
+STEP = re.compile(r"(?<!validate )\bstep:\s*(\d+)\s+loss:\s*\S+.*\b(?:[tw]ps|memory):")
 
 FIELDS = {
     "loss": re.compile(rf"\bloss:\s*({NUMBER})", re.IGNORECASE),
     "grad_norm": re.compile(rf"grad_norm:\s*({NUMBER})", re.IGNORECASE),
     "lr": re.compile(rf"\blr:\s*({NUMBER})"),
     "memory_gib": re.compile(rf"memory:\s*({NUMBER})GiB"),
-    "tokens_per_s": re.compile(rf"\btps:\s*({NUMBER})"),
+    "tokens_per_s": re.compile(rf"\b[tw]ps:\s*({NUMBER})"),
     "tflops": re.compile(rf"tflops:\s*({NUMBER})"),
     "mfu": re.compile(rf"mfu:\s*({NUMBER})%"),
     "data_share": re.compile(rf"data_loading(?:\(%\))?:\s*({NUMBER})%?"),
