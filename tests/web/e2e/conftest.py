@@ -49,7 +49,7 @@ def _until_open(health: str, server: subprocess.Popen[bytes], most_s: float = 60
     raise RuntimeError("the server did not start")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open an event loop runs here, and other tests could not run theirs
 def browser() -> Iterator[Any]:
     """Headless Chromium."""
     playwright = pytest.importorskip("playwright.sync_api")
