@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.engine import scans
 from tests.engine.families import FAMILIES
+from tests.engine.scans import kept_bytes
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
@@ -20,7 +22,8 @@ from meshwright.engine.kernels.mixers import use_own_scans
 from meshwright.engine.model.build import transformers_config
 
 REFERENCE: Any = qwen.torch_chunk_gated_delta_rule
-NAMES = ("out", "q", "k", "v", "g", "beta")
+outcome = partial(scans.outcome, names=("out", "q", "k", "v", "g", "beta"))
+differences = partial(scans.differences, floor=1e-6)
 
 
 def inputs(
@@ -51,22 +54,6 @@ def reference(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, norm: bo
 def ours(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
     """Our rule."""
     return gated_delta_rule(q, k, v, g, beta, norm=True)
-
-
-def outcome(rule: Any, tensors: list[Tensor]) -> dict[str, Tensor]:
-    """The output of a rule and the gradients of its inputs, for a loss that weighs every output differently."""
-    out = rule(*tensors)
-    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
-    found = torch.autograd.grad((out * weights).sum(), tensors)
-    return dict(zip(NAMES, (out.detach(), *found), strict=True))
-
-
-def differences(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
-    """The largest difference of each, relative to the largest number expected."""
-    return {
-        name: float((found[name].double() - one.double()).abs().max() / one.double().abs().max().clamp(min=1e-6))
-        for name, one in expected.items()
-    }
 
 
 @settings(max_examples=10)
@@ -146,20 +133,6 @@ def test_products_of_bf16_are_those_of_fp32_but_for_rounding(monkeypatch: pytest
     worst = differences(outcome(ours, low), outcome(reference, high))
     assert max(worst.values()) < 2**-5, worst
     assert seen == {torch.bfloat16}
-
-
-def kept_bytes(rule: Any, tensors: list[Tensor]) -> int:
-    """Bytes of the storages that a forward pass keeps."""
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = rule(*tensors)
-    del out
-    return sum(kept.values())
 
 
 def test_kept_are_the_inputs_and_the_states_before_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.engine import scans
 from tests.engine.families import FAMILIES
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
@@ -21,7 +22,8 @@ from meshwright.engine.model.build import transformers_config
 
 REFERENCE: Any = nemotron.mamba2_chunk_scan
 LIMITS = (0.3, 2.5)  # some steps lie outside
-NAMES = ("out", "x", "dt", "A_log", "B", "C", "D", "dt_bias")
+outcome = partial(scans.outcome, names=("out", "x", "dt", "A_log", "B", "C", "D", "dt_bias"))
+differences = partial(scans.differences, floor=1e-12)
 
 
 def inputs(
@@ -51,22 +53,6 @@ def reference(x: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor, d: Ten
     told = {"D": d, "dt_bias": bias, "dt_softplus": True, "dt_limit": LIMITS}
     out: Tensor = REFERENCE(x, dt, -a_log.exp(), b, c, chunk_size=16, **told)
     return out
-
-
-def outcome(scan: Any, tensors: list[Tensor]) -> dict[str, Tensor]:
-    """The output of a scan and the gradients of its inputs, for a loss that weighs every output differently."""
-    out = scan(*tensors)
-    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
-    found = torch.autograd.grad((out * weights).sum(), tensors)
-    return dict(zip(NAMES, (out.detach(), *found), strict=True))
-
-
-def differences(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
-    """The largest difference of each, relative to the largest number expected."""
-    return {
-        name: float((found[name].double() - one.double()).abs().max() / one.double().abs().max().clamp(min=1e-12))
-        for name, one in expected.items()
-    }
 
 
 @settings(max_examples=25)
@@ -146,17 +132,9 @@ def test_kept_are_the_inputs_and_the_states_before_blocks(monkeypatch: pytest.Mo
     monkeypatch.setattr(state_space, "CHUNK", 16)
     monkeypatch.setattr(state_space, "MATRIX_BYTES", 4 * 4 * 16**2 * 4)  # blocks of four chunks
     tensors = inputs(2, 256, 2, 2, 8, 16)
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        ours(*tensors)
     states = 2 * (256 // 64 - 1) * 4 * 8 * 16 * 4
     parameters = 4 * 4 * 5  # of four heads: A_log, its exponential and that one's negative, D and the bias
-    assert sum(kept.values()) <= sum(tensors[i].nbytes for i in (0, 1, 3, 4)) + states + parameters
+    assert scans.kept_bytes(ours, tensors) <= sum(tensors[i].nbytes for i in (0, 1, 3, 4)) + states + parameters
 
 
 @given(rows=st.integers(1, 600), tokens=st.integers(1, 200_000), heads=st.sampled_from([1, 8, 96, 256]))
