@@ -20,10 +20,10 @@ from choice import summary, sweeps
 from fit_costs import derivatives, get, left_out, load, log_error, made, parameters
 
 from meshwright.costs.accuracy import compare, to_dict, weighted_quantile
-from meshwright.costs.bands import step_band
 from meshwright.costs.calibration import PROFILES, read_tables
 from meshwright.costs.estimate import estimate
-from meshwright.costs.ruler import Measured, read
+from meshwright.costs.measurements import Measured, read
+from meshwright.costs.uncertainty import step_band
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "accuracy.md"

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.costs.accuracy import TIME_TIERS
-from meshwright.costs.ruler import Measured, batches, read
+from meshwright.costs.measurements import Measured, batches, read
 from meshwright.costs.time import step_time
 
 HERE = Path(__file__).parent

@@ -31,10 +31,10 @@ from meshwright.engine.data.blend import Blend
 from meshwright.engine.data.byte_level import write_byte_tokenizer
 from meshwright.engine.data.megatron_files import open_megatron, write_stream
 from meshwright.engine.data.mock import Mock
-from meshwright.engine.data.opening import opened
-from meshwright.engine.data.order import Shuffled
+from meshwright.engine.data.open_dataset import opened
+from meshwright.engine.data.sampler import Loader, Source
 from meshwright.engine.data.shards import Manifest, ShardWriter, StreamCorpus, open_shards, write_manifest
-from meshwright.engine.data.source import Loader, Source
+from meshwright.engine.data.shuffle import Shuffled
 from meshwright.engine.mesh import SOLO, Mesh
 from meshwright.recipes import types
 

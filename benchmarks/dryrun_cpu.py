@@ -24,10 +24,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import msgspec
 
-from meshwright.dryrun.several import side_by_side
+from meshwright.dryrun.ranks import side_by_side
 from meshwright.dryrun.types import PARTS, PHASES
 from meshwright.engine import processes
-from meshwright.engine.kinds import kind_of
+from meshwright.engine.model_families import kind_of
 from meshwright.recipes.overrides import apply
 from meshwright.recipes.types import Data, Goal, Recipe, Schedule, Train
 
@@ -208,15 +208,15 @@ def real_rank(place: Any, case: Case) -> Peak:
 
 def watched(place: Any, case: Case) -> Any:
     """The book of a real rank."""
-    from meshwright.dryrun.ledger import Ledger, Watching
-    from meshwright.dryrun.samples import dry_recipe, open_samples
+    from meshwright.dryrun.allocation_log import AllocationLedger, Watching
+    from meshwright.dryrun.fake_data import dry_recipe, open_samples
     from meshwright.dryrun.trace import take_steps
     from meshwright.engine.mesh import build_mesh
 
     recipe = dry_recipe(recipe_of(case))
     kind = kind_of(recipe)
     config = kind.config_for(recipe)
-    ledger = Ledger("cpu")
+    ledger = AllocationLedger("cpu")
     with Watching(ledger), ledger.open():
         mesh = build_mesh(recipe.layout, "cpu")
         source = open_samples(recipe, config)

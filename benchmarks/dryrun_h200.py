@@ -43,18 +43,18 @@ from torch import Tensor
 
 from meshwright.engine import losses
 from meshwright.engine.attention.local import attend_local
-from meshwright.engine.attention.terms import Terms
-from meshwright.engine.experts.compute import grouped_mm
-from meshwright.engine.job import Job, build
+from meshwright.engine.attention.mask_spec import Terms
+from meshwright.engine.experts.grouped_mm import grouped_mm
 from meshwright.engine.kernels import matmul
 from meshwright.engine.kernels.cross_entropy import logit_gradient, slice_statistics
 from meshwright.engine.kernels.fp8 import fp8_linear
 from meshwright.engine.kernels.nf4 import packed_shapes, unpack
-from meshwright.engine.kinds import kind_of
-from meshwright.engine.loop import Trainer, Watch
 from meshwright.engine.metrics.memory import optimizer_tensors
-from meshwright.engine.run import _settle
-from meshwright.engine.start import judged
+from meshwright.engine.model_families import kind_of
+from meshwright.engine.run_spec import Job, build
+from meshwright.engine.train import validate
+from meshwright.engine.trainer import StepCallbacks, Trainer
+from meshwright.engine.worker import _settle
 from meshwright.recipes.types import Kernels, Recipe
 
 ON_GPU = torch.cuda.is_available()
@@ -128,7 +128,7 @@ def clean() -> None:
 
 
 @dataclass
-class Meter(Watch):
+class Meter(StepCallbacks):
     """Notes the memory of every phase of a step."""
 
     step: int = 0  # 0 while everything is built
@@ -167,7 +167,7 @@ def job_of(case: Case) -> Job:
     """What the only rank of a run of this case is told; weights start from chance."""
     recipe = recipe_of(case)
     config = kind_of(recipe).config_for(recipe)
-    judgement = judged(recipe, config, None, 1)
+    judgement = validate(recipe, config, None, 1)
     if TINY:
         recipe, config = shrunk(recipe, config)
     return Job(recipe=recipe, config=config.to_dict(), case=judgement, folder="")

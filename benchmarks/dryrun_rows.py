@@ -13,8 +13,8 @@ import csv
 from pathlib import Path
 
 from meshwright import clusters
-from meshwright.dryrun.cards import Card, Executed, is_stale, read_all
 from meshwright.dryrun.types import PARTS
+from meshwright.dryrun.verification import Executed, VerificationReport, is_stale, read_all
 from meshwright.recipes import index
 from meshwright.recipes.case import model_of
 
@@ -24,7 +24,7 @@ SOURCE = "dry run"
 TINY = 1e8  # parameters: below, what a step keeps beside its tensors is all there is
 
 
-def row_of(card: Card, found: Executed) -> dict[str, object]:
+def row_of(card: VerificationReport, found: Executed) -> dict[str, object]:
     """One recipe: its layout for the reader, and the GiB that torch would report as max_memory_allocated."""
     recipe = index.load(card.recipe)
     layout, place, model = recipe.layout, clusters.cluster(recipe.cluster), model_of(recipe)
@@ -61,7 +61,7 @@ def row_of(card: Card, found: Executed) -> dict[str, object]:
     }
 
 
-def rows_of(cards: list[Card]) -> list[dict[str, object]]:
+def rows_of(cards: list[VerificationReport]) -> list[dict[str, object]]:
     """A row for every card that speaks of the recipe as it is shipped and has a dry run's figures."""
     executed = [(card, card.checks.dryrun) for card in cards if not is_stale(card)]
     return [row_of(card, check.figures) for card, check in executed if check is not None and check.figures is not None]

@@ -28,9 +28,9 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from meshwright.engine.data.mock import Mock
-from meshwright.engine.loop import Trainer
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.config import config_for, spec_of, tiny
+from meshwright.engine.trainer import Trainer
 from meshwright.recipes.types import (
     Architecture,
     Data,

@@ -43,8 +43,8 @@ from meshwright.engine.kernels.fp8 import to_fp8
 from meshwright.engine.kernels.linears import tune_linears, use_fp8
 from meshwright.engine.kernels.matmul import product
 from meshwright.engine.kernels.norms import fuse_norms
+from meshwright.engine.kernels.optimizer_kernels import adamw_, scale_unless_one_, sum_of_squares
 from meshwright.engine.kernels.residuals import fold_residuals
-from meshwright.engine.kernels.updates import adamw_, scale_unless_one_, sum_of_squares
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if GPU else torch.device("cpu")

@@ -43,7 +43,7 @@ from meshwright.engine.checkpoint.load import problems_of
 from meshwright.engine.metrics.jsonl import read
 from meshwright.errors import MeshwrightError
 
-for _needed in ("transformers.models.llama.modeling_llama", "meshwright.engine.loop"):
+for _needed in ("transformers.models.llama.modeling_llama", "meshwright.engine.trainer"):
     import_module(_needed)  # once here, not in every life
 
 RESULTS = Path(__file__).parent / "results" / "faults.json"
@@ -77,14 +77,14 @@ def train(folder: str, steps: int, more: tuple[str, ...] = (), slow: str = "") -
 
 def _mark_phases(folder: Path, slow: str) -> None:
     """Makes every rank write down, in files of its own, where it is and which samples it sees."""
-    from meshwright.engine import run
+    from meshwright.engine import worker
     from meshwright.engine.checkpoint.folder import Folder
     from meshwright.engine.checkpoint.save import Saver
-    from meshwright.engine.data.source import Loader
-    from meshwright.engine.loop import Trainer
+    from meshwright.engine.data.sampler import Loader
+    from meshwright.engine.trainer import Trainer
 
     places = (
-        ("build", run, "build"),
+        ("build", worker, "build"),
         ("step", Trainer, "forward_backward"),
         ("evaluation", Trainer, "evaluate"),
         ("flush" if slow == "flush" else "save", Saver, "_own_file"),

@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costs.accuracy import TIME_TIERS, weighted_quantile
-from meshwright.costs.bands import bands, kind_of
 from meshwright.costs.calibration import PROFILES, Calibration, from_tables, read_tables
-from meshwright.costs.ruler import Measured, batches, read
+from meshwright.costs.measurements import Measured, batches, read
 from meshwright.costs.time import step_time
+from meshwright.costs.uncertainty import bands, kind_of
 from meshwright.recipes.case import Case
 
 HERE = Path(__file__).parent
@@ -263,7 +263,7 @@ def write_bands(found: dict[str, float]) -> None:
     """Write the learnt bands beside the model; what widens them stays."""
     import tomlkit
 
-    path = PROFILES.parent / "bands.toml"
+    path = PROFILES.parent / "uncertainty.toml"
     document = tomlkit.parse(path.read_text())
     for kind, value in found.items():
         put({"bands": document}, Parameter("bands", f"step_pct/{kind}", 0, 0, 0, 0), value)

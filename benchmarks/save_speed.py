@@ -28,7 +28,7 @@ from meshwright.engine.checkpoint.files import total_size
 from meshwright.engine.checkpoint.folder import Folder
 from meshwright.engine.checkpoint.parts import Part
 from meshwright.engine.checkpoint.save import Saver
-from meshwright.engine.launched import Process
+from meshwright.engine.rank_env import Process
 from meshwright.recipes.types import Checkpoint
 
 KINDS = {"model": torch.bfloat16, "master": torch.float32, "exp_avg": torch.float32, "exp_avg_sq": torch.float32}

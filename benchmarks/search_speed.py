@@ -17,7 +17,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from meshwright import api, clusters, costs
 from meshwright.planner import case_of, ranked
-from meshwright.planner.search import priced
+from meshwright.planner.search import score
 from meshwright.planner.space import WHOLE
 from meshwright.recipes import index
 from meshwright.recipes.case import model_of
@@ -38,7 +38,7 @@ def search(name: str, gpus: str) -> dict[str, object]:
     times, count = [], 0
     for _ in range(RUNS):
         begun = process_time()
-        count = sum(len(batch) for batch in priced(case, {}, WHOLE))
+        count = sum(len(batch) for batch in score(case, {}, WHOLE))
         times.append(process_time() - begun)
     took = median(times)
     return {"recipe": name, "gpus": gpus, "layouts": count, "cpu_s": round(took, 3), "per_s": round(count / took)}

@@ -76,7 +76,7 @@ def _loads(folder: Path) -> str:
 
         kind = json.loads((folder / "config.json").read_text())["_class_name"]
         return type(getattr(diffusers, kind).from_pretrained(folder)).__name__
-    from meshwright.engine.trained.opening import load_model
+    from meshwright.engine.post_training.open_checkpoint import load_model
 
     model = load_model(folder)
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -26,12 +26,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from meshwright.dryrun import cards, checks
+from meshwright.dryrun import checks, verification
 from meshwright.errors import InputError
 from meshwright.recipes import index
 
 CARDS = Path(__file__).parents[1] / "docs" / "cards"
-PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "transformers", "meshwright.engine.loop")
+PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "transformers", "meshwright.engine.trainer")
 GRACE_S = 10.0  # for a check that is told to end
 
 
@@ -62,11 +62,11 @@ def made_in_a_process(task: Task, answer: Connection) -> None:
 def quick(folder: Path, names: Sequence[str], wanted: Sequence[str]) -> None:
     """Rules and estimates, always made anew; writes the cards that changed."""
     for name in names:
-        recipe, card = index.load(name), cards.card_of(folder, name)
+        recipe, card = index.load(name), verification.card_of(folder, name)
         for check in (one for one in wanted if one not in checks.EXECUTED):
             card = checks.compared(card.with_check(check, checks.make(check, recipe)))
-        if card != cards.read(folder, name):
-            cards.write(folder, card)
+        if card != verification.read(folder, name):
+            verification.write(folder, card)
 
 
 def tasks(folder: Path, names: Sequence[str], wanted: Sequence[str], again: bool) -> list[Task]:
@@ -74,13 +74,13 @@ def tasks(folder: Path, names: Sequence[str], wanted: Sequence[str], again: bool
     found = []
     for check in (one for one in checks.EXECUTED if one in wanted):
         for name in names:
-            known = cards.card_of(folder, name).check(check)
-            if again or not cards.is_fresh(known, checks.versions(check, index.load(name))):
+            known = verification.card_of(folder, name).check(check)
+            if again or not verification.is_fresh(known, checks.versions(check, index.load(name))):
                 found.append(Task(name, check))
     return found
 
 
-def answers(todo: Sequence[Task], jobs: int) -> Iterator[tuple[Task, cards.Check[Any]]]:
+def answers(todo: Sequence[Task], jobs: int) -> Iterator[tuple[Task, verification.Check[Any]]]:
     """The checks in the order they end, so many at a time."""
     context = mp.get_context("forkserver")  # a process that has computed cannot be forked; this one only imports
     if any(task.check in checks.EXECUTED for task in todo[1:]):  # worth it from the second on
@@ -106,9 +106,9 @@ def _started(context: Any, task: Task) -> Running:
     return Running(task, process, here)
 
 
-def _answer(one: Running) -> cards.Check[Any]:
+def _answer(one: Running) -> verification.Check[Any]:
     try:
-        found: cards.Check[Any] = one.answer.recv()
+        found: verification.Check[Any] = one.answer.recv()
     except EOFError:
         one.process.join()
         recipe = index.load(one.task.recipe)
@@ -132,7 +132,7 @@ def execute(folder: Path, todo: Sequence[Task], jobs: int) -> None:
     """Makes checks that run the engine, writes each to its card and tells how far it is."""
     spent: dict[str, list[float]] = {}
     for number, (task, check) in enumerate(answers(todo, jobs), 1):
-        cards.write(folder, cards.card_of(folder, task.recipe).with_check(task.check, check))
+        verification.write(folder, verification.card_of(folder, task.recipe).with_check(task.check, check))
         spent.setdefault(task.check, []).append(check.seconds)
         left = _seconds_left(todo[number:], spent) / jobs
         told = check.reason or _in_short(check)
@@ -150,13 +150,13 @@ def _seconds_left(todo: Sequence[Task], spent: dict[str, list[float]]) -> float:
     return sum(mean.get(task.check, any_of_them) for task in todo)
 
 
-def _in_short(check: cards.Check[Any]) -> str:
+def _in_short(check: verification.Check[Any]) -> str:
     figures = check.figures
-    if isinstance(figures, cards.Trained):
+    if isinstance(figures, verification.Trained):
         losses, norms = figures.loss_difference, figures.norm_difference
         first, last = figures.losses[0], figures.losses[-1]
         return f"{figures.layout}: loss {first:.3f} → {last:.3f}, differences {losses:.0e} and {norms:.0e}"
-    if isinstance(figures, cards.Executed):
+    if isinstance(figures, verification.Executed):
         memory = figures.memory_gib
         return f"{memory['total']:.1f} of {memory['capacity']:.1f} GiB, peak in {figures.peak_phase}, {figures.peak_at}"
     return ""
@@ -164,8 +164,8 @@ def _in_short(check: cards.Check[Any]) -> str:
 
 def summary(folder: Path, names: Sequence[str]) -> bool:
     """Tells how the cards stand; whether every recipe with a check that failed is withdrawn."""
-    found = [cards.card_of(folder, name) for name in names]
-    for check in cards.CHECKS:
+    found = [verification.card_of(folder, name) for name in names]
+    for check in verification.CHECKS:
         outcomes = [one.outcome if (one := card.check(check)) is not None else "not made yet" for card in found]
         told = ", ".join(f"{outcomes.count(kind)} {kind}" for kind in sorted(set(outcomes)))
         print(f"{check:<9} {told}")
@@ -187,21 +187,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.verify")
     parser.add_argument("--jobs", type=int, default=2, help="checks that run at a time")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="recipes; all that are shipped otherwise")
-    parser.add_argument("--checks", default=",".join(cards.CHECKS), help="some of them, with commas between")
+    parser.add_argument("--checks", default=",".join(verification.CHECKS), help="some of them, with commas between")
     parser.add_argument("--stale", action="store_true", help="only recipes without a card or changed since theirs")
     parser.add_argument("--again", action="store_true", help="make checks anew that need not be")
     parser.add_argument("--benchmark", action="store_true", help="the benchmark recipes instead")
     parser.add_argument("--folder", type=Path, default=CARDS, help="of the cards")
     given = parser.parse_args()
     wanted = given.checks.split(",")
-    if unknown := [name for name in wanted if name not in cards.CHECKS]:
-        parser.error(f"--checks: {unknown[0]} is none of {', '.join(cards.CHECKS)}")
+    if unknown := [name for name in wanted if name not in verification.CHECKS]:
+        parser.error(f"--checks: {unknown[0]} is none of {', '.join(verification.CHECKS)}")
     try:
         names = [index.resolve(name) for name in given.only] or shipped(given.benchmark)
     except InputError as error:
         parser.error(str(error))
     if given.stale:
-        names = [name for name in names if (card := cards.read(given.folder, name)) is None or cards.is_stale(card)]
+        names = [
+            name
+            for name in names
+            if (card := verification.read(given.folder, name)) is None or verification.is_stale(card)
+        ]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what runs is ended on the way out
     try:
         quick(given.folder, names, wanted)

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from msgspec import UNSET
 from tables import table
 
-from meshwright import dialects
-from meshwright.dialects.catalogue import rules_of
-from meshwright.recipes.foreign import Word, joints, words
+from meshwright import frameworks
+from meshwright.frameworks.catalogue import rules_of
+from meshwright.recipes.key_maps import ConfigKey, joints, words
 from meshwright.recipes.types import recipe_fields
 
-ENV = os.environ | {"COLUMNS": "120", "PYTHONPATH": str(Path(dialects.__file__).parents[2])}
+ENV = os.environ | {"COLUMNS": "120", "PYTHONPATH": str(Path(frameworks.__file__).parents[2])}
 
 
 class Broken(NamedTuple):
@@ -163,7 +163,7 @@ ALIKE = ("both accept", "both refuse", "seen here only", "only we refuse", "only
 
 def index() -> str:
     """The frameworks, and how what is found was compared with what they say themselves."""
-    known = [dialects.dialect(name) for name in dialects.NAMES]
+    known = [frameworks.dialect(name) for name in frameworks.NAMES]
     spoken = [(f"[{d.title}](bring/{d.name}.md)", d.version, "; ".join(d.forms)) for d in known]
     compared = [_compared(json.loads(path.read_text())) for path in sorted(RESULTS.glob("dialects_*.json"))]
     audit = json.loads((RESULTS / "false_alarms_2026-11-15.json").read_text())
@@ -203,7 +203,7 @@ def _compared(result: dict[str, Any]) -> tuple[object, ...]:
 
 def page(name: str) -> str:
     """What is read, found and written of one framework: from the table and the rules that do it."""
-    theirs = dialects.dialect(name)
+    theirs = frameworks.dialect(name)
     table_of_words = words(theirs.table)
     kept = [word for word in table_of_words.values() if word.fate == "read" and (word.own or word.key in _joint(name))]
     lost = [word for word in table_of_words.values() if word.fate != "read"]
@@ -233,11 +233,11 @@ def page(name: str) -> str:
 
 
 def _joint(name: str) -> set[str]:
-    return {key for joint in joints(dialects.dialect(name).table) for key in joint.keys}
+    return {key for joint in joints(frameworks.dialect(name).table) for key in joint.keys}
 
 
-def _word_table(kept: Sequence[Word], name: str) -> str:
-    meant = {key: joint.own for joint in joints(dialects.dialect(name).table) for key in joint.keys}
+def _word_table(kept: Sequence[ConfigKey], name: str) -> str:
+    meant = {key: joint.own for joint in joints(frameworks.dialect(name).table) for key in joint.keys}
     rows = []
     for word in kept:
         own = ", ".join(f"`{key}`" for key in (meant.get(word.key) or (word.own,)))
@@ -248,7 +248,7 @@ def _word_table(kept: Sequence[Word], name: str) -> str:
     return table(("key", "ours", "default there", "values", "note"), rows)
 
 
-def _lost_table(lost: Sequence[Word]) -> str:
+def _lost_table(lost: Sequence[ConfigKey]) -> str:
     rows = [(f"`{w.key}`", w.fate, w.until, f"`{w.instead}`" if w.instead else "", w.note) for w in lost]
     return table(("key", "fate", "until", "write instead", "why"), rows)
 

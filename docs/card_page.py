@@ -8,8 +8,8 @@ from statistics import median
 
 from tables import table
 
-from meshwright.dryrun import cards
-from meshwright.dryrun.cards import Card
+from meshwright.dryrun import verification
+from meshwright.dryrun.verification import VerificationReport
 
 FOLDER = Path(__file__).parent / "cards"
 CHECKS = {
@@ -37,7 +37,7 @@ HEADERS = (
 
 def page() -> str:
     """All cards: how they stand together, what is wrong, and a row for each."""
-    found = cards.read_all(FOLDER)
+    found = verification.read_all(FOLDER)
     text = f"""# Verification cards
 
 {len(found)} recipes, each with a card made by machine: `make verify` makes what is missing or old again. A name below
@@ -58,7 +58,7 @@ with the same samples.
     return text
 
 
-def _outcomes(found: Sequence[Card]) -> str:
+def _outcomes(found: Sequence[VerificationReport]) -> str:
     kinds = ("ok", "failed", "not applicable")
     rows = []
     for name, meaning in CHECKS.items():
@@ -67,10 +67,10 @@ def _outcomes(found: Sequence[Card]) -> str:
     return table(("check", "ok means", *kinds, "not made yet"), rows)
 
 
-def _versions(found: Sequence[Card]) -> str:
+def _versions(found: Sequence[VerificationReport]) -> str:
     known: dict[str, set[str]] = {}
     for card in found:
-        for name in cards.CHECKS:
+        for name in verification.CHECKS:
             check = card.check(name)
             for package, version in check.versions.items() if check is not None else ():
                 known.setdefault(package, set()).add(version)
@@ -78,11 +78,11 @@ def _versions(found: Sequence[Card]) -> str:
     return f"\nMade with {told}.\n"
 
 
-def _troubles(found: Sequence[Card]) -> str:
+def _troubles(found: Sequence[VerificationReport]) -> str:
     """What failed or cannot be tried, with the reason and whether the recipe is withdrawn for it."""
     rows = []
     for card in found:
-        for name in cards.CHECKS:
+        for name in verification.CHECKS:
             check = card.check(name)
             if check is not None and check.outcome != "ok":
                 outcome = "withdrawn: " + card.withdrawn if card.withdrawn else check.outcome
@@ -90,7 +90,7 @@ def _troubles(found: Sequence[Card]) -> str:
     return "\n## What is not ok\n\n" + (table(("recipe", "check", "outcome", "reason"), rows) if rows else "Nothing.\n")
 
 
-def _differences(found: Sequence[Card]) -> str:
+def _differences(found: Sequence[VerificationReport]) -> str:
     """Dry run minus estimate over all cards, part by part."""
     executed = [check.figures for card in found if (check := card.checks.dryrun) and check.figures]
     if not executed:
@@ -106,11 +106,11 @@ def _differences(found: Sequence[Card]) -> str:
     return text + f"\n{within} of {len(shares)} estimates are within 10 % of the dry run's total.\n"
 
 
-def _link(card: Card) -> str:
+def _link(card: VerificationReport) -> str:
     return f"[`{card.recipe}`](cards/{card.recipe}.json)"
 
 
-def _row(card: Card) -> tuple[object, ...]:
+def _row(card: VerificationReport) -> tuple[object, ...]:
     checks = card.checks
     estimated = checks.estimate.figures if checks.estimate else None
     executed = checks.dryrun.figures if checks.dryrun else None
@@ -133,12 +133,12 @@ def _row(card: Card) -> tuple[object, ...]:
     )
 
 
-def _unsaid(card: Card, name: str) -> str:
+def _unsaid(card: VerificationReport, name: str) -> str:
     check = card.check(name)
     return "" if check is None else check.outcome
 
 
-def _rules(card: Card) -> str:
+def _rules(card: VerificationReport) -> str:
     judged = card.checks.rules.figures if card.checks.rules else None
     if judged is None:
         return ""
@@ -147,7 +147,7 @@ def _rules(card: Card) -> str:
     return " ".join(told) or "clean"
 
 
-def _largest(trained: cards.Trained) -> str:
+def _largest(trained: verification.Trained) -> str:
     if trained.loss_difference is None or trained.norm_difference is None:
         return "no number"
     return f"{max(trained.loss_difference, trained.norm_difference):.0e}"

@@ -10,15 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from meshwright import api, clusters, costs, dialects, models, rules
+from meshwright import api, clusters, costs, frameworks, models, rules
 from meshwright.planner import case_of
-from meshwright.planner.situations import SITUATIONS
+from meshwright.planner.quick_reference import SITUATIONS
 from meshwright.recipes import index
 from meshwright.recipes.case import model_of
-from meshwright.recipes.foreign import by_foreign_key
-from meshwright.recipes.spelling import spell
+from meshwright.recipes.format_override import spell
+from meshwright.recipes.key_maps import by_foreign_key
 from meshwright.recipes.types import Recipe, recipe_fields
-from meshwright.rules.judge import keys_by_flat_name
+from meshwright.rules.evaluate import keys_by_flat_name
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # the other makers of pages
@@ -392,7 +392,7 @@ def support_page() -> str:
 
 PAGES = {
     "bring.md": bring.index,
-    **{f"bring/{name}.md": partial(bring.page, name) for name in dialects.NAMES},
+    **{f"bring/{name}.md": partial(bring.page, name) for name in frameworks.NAMES},
     "recipes.md": lambda: recipes_page(False),
     "benchmarks.md": lambda: recipes_page(True),
     "adapted.md": adapted_page,

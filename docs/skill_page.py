@@ -10,7 +10,7 @@ from tables import table
 
 from meshwright import api
 from meshwright.cli.app import app
-from meshwright.mcp.answering import reply
+from meshwright.mcp.executor import reply
 from meshwright.mcp.fields import Field
 from meshwright.mcp.tools import INSTRUCTIONS, MOST_PLANS, SECONDS, TOOLS, Tool, words
 

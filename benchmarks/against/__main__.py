@@ -26,10 +26,10 @@ from typing import Any
 from benchmarks.against import MISSING, Config, Framework, Verdict
 from msgspec import UNSET
 
-from meshwright import dialects, models, planner
+from meshwright import frameworks, models, planner
 from meshwright.clusters import cluster
 from meshwright.errors import InputError
-from meshwright.recipes import foreign, index
+from meshwright.recipes import index, key_maps
 
 EVERY = 5
 ORIGINS = ("case", "export", "draw")
@@ -93,16 +93,16 @@ def _cases(framework: Framework) -> Iterator[Config]:
 
 def _asked(framework: Framework, text: str, path: str) -> int | None:
     """The GPUs that a file names itself."""
-    return dialects.dialect(framework.dialect).parse(dialects.content_of(text, path)).asked.count
+    return frameworks.dialect(framework.dialect).parse(frameworks.content_of(text, path)).asked.count
 
 
 def _exports(framework: Framework) -> Iterator[Config]:
-    theirs = dialects.dialect(framework.dialect)
+    theirs = frameworks.dialect(framework.dialect)
     for name in index.names()[::EVERY]:
         recipe = planner.on_engine(index.load(name), theirs.engine)
         on = cluster(recipe.cluster)
         try:
-            written = dialects.export(theirs, recipe, models.find(recipe.model), on)
+            written = frameworks.export(theirs, recipe, models.find(recipe.model), on)
         except InputError:
             continue  # which the dialect cannot write
         path = framework.exported or next(iter(written.files))
@@ -125,10 +125,10 @@ def _compare(framework: Framework, config: Config) -> Compared:
 
 
 def _errors(framework: Framework, config: Config) -> tuple[str, ...]:
-    content = dialects.content_of(config.text, config.path)
+    content = frameworks.content_of(config.text, config.path)
     model = models.find(config.model) if config.model else None
     try:
-        result = dialects.check(dialects.dialect(framework.dialect), content, gpus=config.gpus, model=model)
+        result = frameworks.check(frameworks.dialect(framework.dialect), content, gpus=config.gpus, model=model)
     except InputError as error:
         return (f"input: {error}",)
     return tuple(finding.rule for finding in result.findings if finding.severity == "error")
@@ -169,8 +169,8 @@ class Keys:
 def _keys(framework: Framework) -> Keys | None:
     if framework.keys is None:
         return None
-    theirs, dialect = framework.keys(), dialects.dialect(framework.dialect)
-    table = foreign.words(dialect.table)
+    theirs, dialect = framework.keys(), frameworks.dialect(framework.dialect)
+    table = key_maps.words(dialect.table)
     rows = {key: word for key, word in table.items() if word.fate != "gone" and framework.speaks(key)}
     here = [key for key in theirs if key not in rows and not dialect.known(key)]
     there = [key for key in rows if key not in theirs]

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.against import MISSING, Config, Framework, Verdict
 
-from meshwright import dialects, models
+from meshwright import frameworks, models
 
 SECTIONS = (
     "freeze_config", "wandb", "mlflow", "comet", "step_scheduler", "lr_scheduler", "optimizer", "dataloader",
@@ -126,7 +126,7 @@ def _layers(config: Config) -> int | None:
     """The model's layers, as far as the file or the case names a model that we know."""
     if config.model:
         return len(models.find(config.model).layers)
-    result = dialects.check(dialects.dialect("automodel"), dialects.content_of(config.text, config.path))
+    result = frameworks.check(frameworks.dialect("automodel"), frameworks.content_of(config.text, config.path))
     return None if result.model is None else len(result.model.layers)
 
 

@@ -13,7 +13,7 @@ from unittest import mock
 
 from benchmarks.against import MISSING, Config, Framework, Verdict
 
-from meshwright.dialects.mapping import nested
+from meshwright.frameworks.mapping import nested
 
 WORLD = 8  # where nobody says the GPUs
 DRAWN = 600

@@ -28,7 +28,7 @@ from unittest import mock
 from benchmarks.against import MISSING, Config, Framework, Verdict
 
 from meshwright.clusters import cluster
-from meshwright.dialects.megatron_lm.arguments import key_of
+from meshwright.frameworks.megatron_lm.arguments import key_of
 
 LAUNCHERS = ("torchrun", "python", "mpirun")
 NOTE = """#!/bin/bash

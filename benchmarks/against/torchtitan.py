@@ -15,8 +15,8 @@ from typing import Any
 from benchmarks.against import Config, Framework, Verdict
 
 from meshwright.clusters import cluster
-from meshwright.dialects.mapping import nested
-from meshwright.recipes.foreign import words
+from meshwright.frameworks.mapping import nested
+from meshwright.recipes.key_maps import words
 
 WORLD = 64  # where nobody says the GPUs
 

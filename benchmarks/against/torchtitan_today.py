@@ -13,11 +13,11 @@ from typing import Any
 from benchmarks.against import Config, Framework, Verdict
 from benchmarks.against.torchtitan import WORLD, as_if_on_gpus, as_on, last, quiet
 
-from meshwright.dialects import content_of
-from meshwright.dialects.torchtitan.commands import flags, named_preset, runs
-from meshwright.dialects.torchtitan.parse import OPEN, TODAY
-from meshwright.recipes.foreign import words
-from meshwright.recipes.foreign.torchtitan import CONTEXT, IN_SAMPLES, IN_TOKENS, LOCAL, MICRO, STEP, TOKENS
+from meshwright.frameworks import content_of
+from meshwright.frameworks.torchtitan.commands import flags, named_preset, runs
+from meshwright.frameworks.torchtitan.parse import OPEN, TODAY
+from meshwright.recipes.key_maps import words
+from meshwright.recipes.key_maps.torchtitan import CONTEXT, IN_SAMPLES, IN_TOKENS, LOCAL, MICRO, STEP, TOKENS
 
 STAGES = "parallelism.num_pp_microbatches"
 

@@ -14,10 +14,10 @@ import pytest
 from meshwright import api
 from meshwright import dryrun as dryrun_room
 from meshwright.cli import timeline
-from meshwright.dryrun import host
-from meshwright.dryrun.types import Collective, Holder, Moment, Placement, Proof, RankProof
+from meshwright.dryrun import cpu_budget
+from meshwright.dryrun.types import Collective, DryRun, Holder, Moment, Placement, RankDryRun
 from meshwright.engine.faults import RunError
-from meshwright.engine.start import RefusedError
+from meshwright.engine.train import RefusedError
 from meshwright.errors import InputError
 
 RECIPE, GPUS = "llama3_8b_pretrain_config", "8xH100"
@@ -39,9 +39,9 @@ def moments(count: int) -> tuple[Moment, ...]:
     )
 
 
-def rank(number: int, pp_rank: int, more: float = 0.0, count: int = 40) -> RankProof:
+def rank(number: int, pp_rank: int, more: float = 0.0, count: int = 40) -> RankDryRun:
     held = {**HELD, "activations": HELD["activations"] + more}
-    return RankProof(
+    return RankDryRun(
         rank=number,
         pp_rank=pp_rank,
         stands_for=(pp_rank, *((2, 3) if pp_rank == 1 else ())),
@@ -77,11 +77,11 @@ def rank(number: int, pp_rank: int, more: float = 0.0, count: int = 40) -> RankP
     )
 
 
-def proof(more: float = 0.0, count: int = 40) -> Proof:
+def proof(more: float = 0.0, count: int = 40) -> DryRun:
     ranks = (rank(0, 0, count=count), rank(2, 1, more or 1.0, count))
     memory = {**ranks[1].memory_gib, "overhead": 4.0, "total": ranks[1].allocated_gib + 4.0, "capacity": 79.6}
     estimate = {**memory, "activations": 18.0, "total": memory["total"] + 18.0 - memory["activations"]}
-    return Proof(
+    return DryRun(
         recipe=RECIPE,
         model="llama3_8b",
         cluster=GPUS,
@@ -102,8 +102,8 @@ def proves(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that sets what the dry run finds out, or how it fails; the calls it gets."""
     calls: list[tuple[Any, Any, dict[str, Any]]] = []
 
-    def found(result: Proof | BaseException) -> list[tuple[Any, Any, dict[str, Any]]]:
-        def prove(recipe: Any, cluster: Any, **settings: Any) -> Proof:
+    def found(result: DryRun | BaseException) -> list[tuple[Any, Any, dict[str, Any]]]:
+        def prove(recipe: Any, cluster: Any, **settings: Any) -> DryRun:
             calls.append((recipe, cluster, settings))
             settings["progress"]("rank 0 of 8")
             if isinstance(result, BaseException):
@@ -295,9 +295,9 @@ def test_too_little_host_memory_is_told_before_the_work(
     meshwright: Any, proves: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = proves(proof())
-    monkeypatch.setattr(host, "cores", lambda: 4)
-    need = host.gib_per_process(api.recipe("llama3_70b_pretrain_config"), api.find_cluster("64xH100"))
-    monkeypatch.setattr(host, "free_gib", lambda: 2.5 * need)
+    monkeypatch.setattr(cpu_budget, "cores", lambda: 4)
+    need = cpu_budget.gib_per_process(api.recipe("llama3_70b_pretrain_config"), api.find_cluster("64xH100"))
+    monkeypatch.setattr(cpu_budget, "free_gib", lambda: 2.5 * need)
     asked = ("dryrun", "llama3_70b_pretrain_config", "--gpus", "64xH100", "layout.pp=4", "--json")
     answer = meshwright(*asked)
     assert answer.code == 2
@@ -306,9 +306,9 @@ def test_too_little_host_memory_is_told_before_the_work(
     count = int(error["fix"][0].removeprefix("--processes "))
     assert calls == []
     assert meshwright(*asked, "--processes", str(count)).code == 0
-    monkeypatch.setattr(host, "free_gib", lambda: 0.1)
+    monkeypatch.setattr(cpu_budget, "free_gib", lambda: 0.1)
     assert "a machine with" in meshwright(*asked).json["error"]["fix"][0]
-    monkeypatch.setattr(host, "free_gib", lambda: None)  # nobody says: then nothing is refused
+    monkeypatch.setattr(cpu_budget, "free_gib", lambda: None)  # nobody says: then nothing is refused
     assert meshwright(*asked).code == 0
 
 
@@ -322,11 +322,11 @@ def test_free_memory_is_the_containers_where_it_has_less(tmp_path: Path, monkeyp
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(host, "MEMINFO", tmp_path / "machine")
-    monkeypatch.setattr(host, "CGROUPS", ((tmp_path, "most", "now", "old"), (tmp_path / "none", "a", "b", "c")))
-    assert host.free_gib() == pytest.approx(2.0)
+    monkeypatch.setattr(cpu_budget, "MEMINFO", tmp_path / "machine")
+    monkeypatch.setattr(cpu_budget, "CGROUPS", ((tmp_path, "most", "now", "old"), (tmp_path / "none", "a", "b", "c")))
+    assert cpu_budget.free_gib() == pytest.approx(2.0)
     (tmp_path / "most").write_text("max")
-    assert host.free_gib() == pytest.approx(4.0)
+    assert cpu_budget.free_gib() == pytest.approx(4.0)
 
 
 ASKED = ("recommend", "llama3-8b", "--gpus", GPUS, "--goal", "sft")

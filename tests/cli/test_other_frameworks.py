@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.dialects.test_mutations import MODULES
+from tests.frameworks.test_mutations import MODULES
 
 TOML = """\
 [model]
@@ -177,7 +177,7 @@ def test_checking_a_file_takes_under_three_tenths_of_a_second(tmp_path: Path, di
     """Of CPU time, the start of the process included; slow because a busy machine makes it fail."""
     import resource
 
-    module = importlib.import_module(f"tests.dialects.test_{dialect}")
+    module = importlib.import_module(f"tests.frameworks.test_{dialect}")
     case = module.CASES[0]
     file = tmp_path / Path(case.path or module.PATH).name
     file.write_text(case.text)

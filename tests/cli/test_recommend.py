@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.situations import SITUATIONS
+from meshwright.planner.quick_reference import SITUATIONS
 
 PLAN_KEYS = {"schema", "question", "recipe", "contract", "layout", "estimate", "changes", "findings", "commands"}
 LAYOUT_KEYS = {

@@ -10,7 +10,7 @@ import pytest
 
 from meshwright.costs import accuracy
 from meshwright.costs.accuracy import Errors, compare, to_dict, weighted_quantile
-from meshwright.costs.ruler import read
+from meshwright.costs.measurements import read
 
 from .test_ruler import ROW, table
 

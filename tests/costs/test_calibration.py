@@ -9,8 +9,8 @@ import pytest
 
 from meshwright import costs
 from meshwright.clusters import gpus
-from meshwright.costs.bands import bands, kind_of, step_band
 from meshwright.costs.calibration import PROFILES, from_tables, read_tables, shipped
+from meshwright.costs.uncertainty import bands, kind_of, step_band
 from meshwright.errors import InputError
 from meshwright.recipes.types import ENGINES
 

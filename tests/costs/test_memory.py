@@ -9,9 +9,9 @@ import pytest
 
 from meshwright import costs
 from meshwright.clusters import Cluster
-from meshwright.costs.columns import GIB
 from meshwright.costs.parameters import layer_params, rank_params
 from meshwright.costs.stages import chunk_layers, stages
+from meshwright.costs.vectorize import GIB
 from meshwright.models import find
 
 from .helpers import case, huge_gpu, hybrid, llama, mixtral

@@ -11,8 +11,8 @@ from benchmarks.dryrun_cases import CASES, recipe_of
 
 from meshwright import clusters, costs
 from meshwright.costs.accuracy import compare
-from meshwright.costs.columns import GIB
-from meshwright.costs.ruler import read
+from meshwright.costs.measurements import read
+from meshwright.costs.vectorize import GIB
 from meshwright.models import GatedDelta, Mamba2, find
 from meshwright.recipes.case import Case, model_of
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from meshwright import costs
 from meshwright.clusters import Cluster, cluster
-from meshwright.costs.linears import Linear, linear_s
+from meshwright.costs.gemm import Linear, linear_s
 from meshwright.costs.speeds import speeds
 
 from .helpers import case, hybrid, llama, mixtral

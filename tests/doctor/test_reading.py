@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.doctor.stories import OLD_OOM, OOM, TELLERS, healthy
 
-from meshwright import api, doctor, handed
+from meshwright import api, doctor, file_access
 from meshwright.doctor.faults import out_of_memory
 from meshwright.doctor.formats.text import lines_of, number
 from meshwright.errors import InputError
@@ -282,7 +282,7 @@ def test_what_a_run_has_overcome_is_not_told(tmp_path: Path) -> None:
 
 def test_the_error_of_a_run_that_fails_is_left_in_its_folder(tmp_path: Path) -> None:
     from meshwright.engine.faults import RunError, StoppedError
-    from meshwright.engine.start import _written_down
+    from meshwright.engine.train import _written_down
 
     (tmp_path / "metrics.jsonl").write_text(TELLERS["own"](healthy(40)))
     with pytest.raises(StoppedError), _written_down(tmp_path):
@@ -331,7 +331,7 @@ def test_files_that_are_not_there_or_no_text_are_refused(tmp_path: Path) -> None
 
 
 def test_only_texts_sent_along_are_read_where_files_are_closed() -> None:
-    with handed.only({"train.log": TELLERS["torchtitan"](healthy())}):
+    with file_access.only({"train.log": TELLERS["torchtitan"](healthy())}):
         assert api.diagnose("train.log").ok
         with pytest.raises(InputError, match="not opened here"):
             api.diagnose("/etc/passwd")

@@ -10,8 +10,8 @@ from tests.doctor.planted import FAULTS
 from tests.doctor.stories import TELLERS, healthy
 
 from meshwright import doctor
-from meshwright.doctor.pace import period
-from meshwright.doctor.view import running_median
+from meshwright.doctor.run_stats import running_median
+from meshwright.doctor.throughput import period
 
 SOURCES = Path(doctor.__file__).parent
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from benchmarks.dryrun_cpu import CASES, STEPPED, Case, Peak, alike_in, compared, dry_rank, highest, measured
 
-from meshwright.dryrun.ledger import Block
-from meshwright.dryrun.sources import Origin
+from meshwright.dryrun.allocation_log import Block
+from meshwright.dryrun.stack_origin import Origin
 
 AGREED = 0.03  # of what a rank really holds, as a whole, in every phase and in every part
 BY_NAME = {one.name: one for one in CASES}

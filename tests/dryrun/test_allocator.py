@@ -15,6 +15,7 @@ from benchmarks.dryrun_cases import CASES, recipe_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.dryrun.allocation_log import AllocationLedger, Key
 from meshwright.dryrun.allocator import (
     LARGE_SEGMENT,
     MIB,
@@ -27,12 +28,11 @@ from meshwright.dryrun.allocator import (
     events_of,
     reserved,
 )
-from meshwright.dryrun.ledger import Key, Ledger
-from meshwright.dryrun.pretend import pretending
-from meshwright.dryrun.replay import Stretch, Whole, whole_step
+from meshwright.dryrun.fake_device import pretending
+from meshwright.dryrun.replay import StepLog, Stretch, whole_step
 from meshwright.dryrun.trace import Trace, trace
-from meshwright.engine.kernels._where import DRY
-from meshwright.engine.kinds import kind_of
+from meshwright.engine.kernels.device_caps import DRY
+from meshwright.engine.model_families import kind_of
 
 MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "dryrun_h200_2026-11-15.json"
 KIB = 1024
@@ -267,7 +267,7 @@ def test_as_plainly_written(events: list[Event], expandable: bool) -> None:
 
 def test_the_book_knows_streams() -> None:
     """A block belongs to the stream that is current where it is made; the same stream is the same number."""
-    ledger = Ledger()
+    ledger = AllocationLedger()
     with pretending(1, 0, ledger.saw) as device:
         backend = torch.get_device_module(DRY)
         other = backend.Stream()
@@ -284,7 +284,7 @@ def test_the_book_knows_streams() -> None:
 
 def test_sums_of_gradients_and_silu_take_what_real_ones_take() -> None:
     """Torch adds a gradient to one that nobody else holds in its place, and SiLU's gradient is one kernel's."""
-    ledger = Ledger()
+    ledger = AllocationLedger()
     with pretending(1, 0, ledger.saw) as device:
         x = torch.empty(MIB, device=device, requires_grad=True)
         loss = (torch.nn.functional.silu(x) + x.sin()).sum()
@@ -300,12 +300,12 @@ def test_sums_of_gradients_and_silu_take_what_real_ones_take() -> None:
 
 def test_blocks_that_are_the_same_keep_their_place() -> None:
     """Where the book is compared with what the rank holds, equal blocks go and come: nothing moves."""
-    ledger = Ledger()
+    ledger = AllocationLedger()
     with pretending(1, 0, ledger.saw) as device:
         kept = [torch.empty(mib * MIB, dtype=torch.uint8, device=device) for mib in (30, 40, 0)]
     assert len(kept) == 3
     step, filled = Key(1, "backward"), Key(1, "filled")
-    whole = Whole(
+    whole = StepLog(
         [
             Stretch(step, ledger.segments[0], [0, 1, 2]),
             Stretch(filled, ledger.segments[0], [~1, ~0, ~2, 3, 4, 5]),

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from meshwright.dryrun.allocation_log import AllocationLedger
 from meshwright.dryrun.compiled import compiling_as_inductor_would
-from meshwright.dryrun.ledger import Ledger
-from meshwright.dryrun.pretend import pretending
+from meshwright.dryrun.fake_device import pretending
 from meshwright.engine.data.mock import Mock
-from meshwright.engine.loop import Trainer
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.config import config_for
+from meshwright.engine.trainer import Trainer
 from meshwright.recipes.types import (
     Architecture,
     Data,
@@ -58,7 +58,7 @@ class Gated(nn.Module):
 class Levels:
     """How much memory there is, and the most there was."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: AllocationLedger) -> None:
         self.ledger = ledger
 
     def _levels(self) -> Iterator[int]:
@@ -86,7 +86,7 @@ class Levels:
 
 @contextmanager
 def counted() -> Iterator[tuple[torch.device, Levels]]:
-    ledger = Ledger()
+    ledger = AllocationLedger()
     with pretending(1, 0, ledger.saw) as device, ledger.open(), compiling_as_inductor_would():
         yield device, Levels(ledger)
 

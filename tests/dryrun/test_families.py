@@ -12,15 +12,15 @@ import torch.distributed as dist
 from tests.engine.families import FAMILIES
 from tests.engine.parity import Ragged
 
-from meshwright.dryrun import pretend
-from meshwright.dryrun.pretend import pretending
+from meshwright.dryrun import fake_device
+from meshwright.dryrun.fake_device import pretending
 from meshwright.engine import experts
 from meshwright.engine.data.mock import Mock
-from meshwright.engine.kernels._where import DRY
-from meshwright.engine.loop import StepResult, Trainer
+from meshwright.engine.kernels.device_caps import DRY
 from meshwright.engine.mesh import build_mesh, sizes
 from meshwright.engine.model.build import transformers_config
 from meshwright.engine.model.config import with_layers
+from meshwright.engine.trainer import StepResult, Trainer
 from meshwright.recipes import types
 
 SEQ = 32
@@ -130,7 +130,7 @@ def test_weights_take_no_time_to_draw_and_offloaded_ones_no_memory() -> None:
         for parameter in stage.parameters():
             local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
             assert local.device.type == "cpu"
-            assert isinstance(local, pretend.FakeTensor)
+            assert isinstance(local, fake_device.FakeTensor)
 
 
 def test_tokens_travel_to_experts_in_equal_parts() -> None:
@@ -146,7 +146,7 @@ def test_tokens_travel_to_experts_in_equal_parts() -> None:
 
 
 def _changed_names() -> Iterator[tuple[Any, str, Any]]:
-    for owner, name, _ in pretend._changes((9, 0)):
+    for owner, name, _ in fake_device._changes((9, 0)):
         yield owner, name, vars(owner).get(name)
 
 

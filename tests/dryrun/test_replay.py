@@ -12,12 +12,12 @@ from benchmarks.dryrun_predict import told_of
 
 from meshwright.clusters import cluster
 from meshwright.dryrun import run
-from meshwright.dryrun.ledger import Key
-from meshwright.dryrun.levels import levels
+from meshwright.dryrun.allocation_log import Key
+from meshwright.dryrun.layer_dedup import contexts, kept_layers, likes
+from meshwright.dryrun.memory_curve import levels
 from meshwright.dryrun.replay import whole_step
-from meshwright.dryrun.shorten import contexts, kept_layers, likes
 from meshwright.dryrun.trace import trace
-from meshwright.engine.kinds import kind_of
+from meshwright.engine.model_families import kind_of
 from meshwright.recipes.index import load
 from meshwright.recipes.overrides import apply
 

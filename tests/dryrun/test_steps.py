@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from meshwright.dryrun.ledger import Key, Ledger, Segment
-from meshwright.dryrun.pretend import pretending
-from meshwright.engine.kernels._where import DRY, STEPS
+from meshwright.dryrun.allocation_log import AllocationLedger, Key, Segment
+from meshwright.dryrun.fake_device import pretending
+from meshwright.engine.kernels.device_caps import DRY, STEPS
 from meshwright.engine.kernels.state_space import state_space_scan
 
 HEADS, WIDTH, GROUPS, STATE = 4, 16, 2, 8
@@ -24,7 +24,7 @@ def scan(tokens: int) -> None:
     state_space_scan(x, dt, a, b, c).sum().backward()
 
 
-def noted(ledger: Ledger, segment: Segment) -> list[tuple[int, str, bool]]:
+def noted(ledger: AllocationLedger, segment: Segment) -> list[tuple[int, str, bool]]:
     """What comes and goes, by size and operation, whatever the blocks are called."""
     return [
         (ledger.blocks[max(event, ~event)].bytes, ledger.blocks[max(event, ~event)].operation, event >= 0)
@@ -41,7 +41,7 @@ def test_the_second_time_reads_like_the_first(monkeypatch: pytest.MonkeyPatch) -
         return steps(x, *more)
 
     monkeypatch.setitem(STEPS, operation, counting)
-    ledger = Ledger(capability=(9, 0))
+    ledger = AllocationLedger(capability=(9, 0))
     with pretending(1, 0, ledger.saw), ledger.open():
         scan(512)  # libraries make their workspaces
         for number, tokens in enumerate((256, 256, 640)):

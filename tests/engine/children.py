@@ -14,7 +14,7 @@ import torch
 import torch._dynamo  # before the fork: it costs every child 1.6 s otherwise
 import torch.distributed
 
-from meshwright.engine.launched import Process
+from meshwright.engine.rank_env import Process
 
 
 class Ended(NamedTuple):

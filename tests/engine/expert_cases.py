@@ -69,7 +69,7 @@ def ours(family: str, axis: ExpertAxis | None = None) -> Any:
     return block
 
 
-def slice_of(whole: torch.Tensor, cut: room.Cut, axis: ExpertAxis) -> torch.Tensor:
+def slice_of(whole: torch.Tensor, cut: room.ExpertShardSpec, axis: ExpertAxis) -> torch.Tensor:
     part = whole.chunk(axis.ep, cut.ep_dim)[axis.rank // axis.etp]
     return part if cut.etp_dim is None else part.chunk(axis.etp, cut.etp_dim)[axis.etp_rank]
 

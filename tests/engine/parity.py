@@ -18,10 +18,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from meshwright.engine.data.mock import Mock
-from meshwright.engine.data.source import Samples
-from meshwright.engine.loop import Trainer
+from meshwright.engine.data.sampler import Samples
 from meshwright.engine.mesh import build_mesh, sizes
 from meshwright.engine.model.build import transformers_config
+from meshwright.engine.trainer import Trainer
 from meshwright.recipes import types
 
 transformers.logging.set_verbosity_error()

@@ -18,15 +18,15 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from meshwright.engine.data.mock import Mock
-from meshwright.engine.experts.storage import add_expert_adapter, first_name
-from meshwright.engine.kernels import noise
-from meshwright.engine.loop import Trainer
+from meshwright.engine.experts.expert_params import add_expert_adapter, first_name
+from meshwright.engine.kernels import dropout_keys
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model import adapters
 from meshwright.engine.model.build import build_model, transformers_config
-from meshwright.engine.model.initial import Initial
+from meshwright.engine.model.init import Initial
 from meshwright.engine.model.stage import Stage
-from meshwright.engine.vision.parts import EYES
+from meshwright.engine.trainer import Trainer
+from meshwright.engine.vision.vision_modules import EYES
 from meshwright.errors import InputError
 from meshwright.recipes import types
 
@@ -262,13 +262,13 @@ def test_dropout_is_the_same_in_every_layout(family: str, name: str) -> None:
 
 def drop_outs(rank: int, world: int) -> dict[str, Any]:
     """Shares of numbers that dropout leaves, and what it depends on."""
-    keys = noise.token_keys(7, [5, 6, 2**40], torch.arange(50))
+    keys = dropout_keys.token_keys(7, [5, 6, 2**40], torch.arange(50))
     x = torch.ones(3, 50, 400)
-    out = noise.dropped(x, keys, 11, 0, 0.25)
+    out = dropout_keys.dropped(x, keys, 11, 0, 0.25)
     others = {
-        "adapter": noise.dropped(x, keys, 12, 0, 0.25),
-        "layer": noise.dropped(x, noise.layer_keys(keys, 3), 11, 0, 0.25),
-        "seed": noise.dropped(x, noise.token_keys(8, [5, 6, 2**40], torch.arange(50)), 11, 0, 0.25),
+        "adapter": dropout_keys.dropped(x, keys, 12, 0, 0.25),
+        "layer": dropout_keys.dropped(x, dropout_keys.layer_keys(keys, 3), 11, 0, 0.25),
+        "seed": dropout_keys.dropped(x, dropout_keys.token_keys(8, [5, 6, 2**40], torch.arange(50)), 11, 0, 0.25),
         "token": out.roll(1, 1),
         "sample": out.roll(1, 0),
         "channel": out.roll(1, 2),
@@ -277,7 +277,7 @@ def drop_outs(rank: int, world: int) -> dict[str, Any]:
         "mean": float(out.mean()),
         "kept": float((out > 0).float().mean()),
         "by_token": float((out > 0).float().mean(2).std()),
-        "part": torch.equal(noise.dropped(x[..., 100:], keys, 11, 100, 0.25), out[..., 100:]),
+        "part": torch.equal(dropout_keys.dropped(x[..., 100:], keys, 11, 100, 0.25), out[..., 100:]),
         "alike": {name: float(((one > 0) == (out > 0)).float().mean()) for name, one in others.items()},
     }
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from meshwright.engine.attention import ContextAxis, attend, context_axis, positions, register
 from meshwright.engine.attention.flex import _mask_mod, attend_flex, block_mask
-from meshwright.engine.attention.terms import Terms
+from meshwright.engine.attention.mask_spec import Terms
 from meshwright.errors import InputError
 
 TOKENS = 32

@@ -24,9 +24,9 @@ if __name__ == "__main__":
 from tests.engine.attention_cases import Case, distance, expected, inputs, options  # noqa: E402
 
 from meshwright.engine.attention import attend  # noqa: E402
-from meshwright.engine.attention.axis import Span, chunk_spans  # noqa: E402
+from meshwright.engine.attention.cp_layout import Span, chunk_spans  # noqa: E402
+from meshwright.engine.attention.mask_spec import Terms  # noqa: E402
 from meshwright.engine.attention.ring import Track, attend_blocks  # noqa: E402
-from meshwright.engine.attention.terms import Terms  # noqa: E402
 
 TOKENS = 1000  # no multiple of any kernel's block
 PLAIN = {

@@ -20,7 +20,7 @@ from tests.engine.ranks import run
 from tests.engine.test_checkpoint_layouts import built
 
 from meshwright.engine.checkpoint import files
-from meshwright.engine.checkpoint.contents import Held, divide, index_of, read_index, read_manifest, read_state
+from meshwright.engine.checkpoint.contents import ShardMeta, divide, index_of, read_index, read_manifest, read_state
 from meshwright.engine.checkpoint.contract import changed_fields, check_contract, contract_of
 from meshwright.engine.checkpoint.files import DamagedError, Manifest, verify, write, write_sealed
 from meshwright.engine.checkpoint.folder import LOCK, MANIFEST, Folder, Lock
@@ -82,8 +82,8 @@ def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path, name: str) -> 
 # Who writes what
 
 
-def held(name: str, offset: int, rows: int, whole: int = 4) -> Held:
-    return Held(name, "F32", (whole,), (offset,), (rows,), 4 * rows)
+def held(name: str, offset: int, rows: int, whole: int = 4) -> ShardMeta:
+    return ShardMeta(name, "F32", (whole,), (offset,), (rows,), 4 * rows)
 
 
 def test_every_box_is_written_once_and_the_work_is_shared() -> None:
@@ -102,7 +102,7 @@ def test_every_box_is_written_once_and_the_work_is_shared() -> None:
 
 
 @pytest.mark.parametrize("parts", [[held("hole", 0, 3)], [held("double", 0, 4), held("double", 0, 2)]])
-def test_parts_that_do_not_make_up_a_tensor_are_no_checkpoint(parts: list[Held]) -> None:
+def test_parts_that_do_not_make_up_a_tensor_are_no_checkpoint(parts: list[ShardMeta]) -> None:
     with pytest.raises(RuntimeError, match="do not make up"):
         index_of([parts], divide([parts]))
 

@@ -23,10 +23,10 @@ from meshwright.engine.checkpoint.contents import read_index, read_manifest, rea
 from meshwright.engine.checkpoint.load import load_tensors
 from meshwright.engine.checkpoint.parts import Part
 from meshwright.engine.data.mock import Mock
-from meshwright.engine.launched import Process
-from meshwright.engine.loop import Trainer
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import transformers_config
+from meshwright.engine.rank_env import Process
+from meshwright.engine.trainer import Trainer
 from meshwright.recipes import types
 
 STEPS = 2

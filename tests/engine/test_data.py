@@ -14,8 +14,8 @@ from tests.engine.parity import recipe
 from tests.engine.ranks import run
 
 from meshwright.engine import attention
-from meshwright.engine.data.order import Shuffled, shuffled
-from meshwright.engine.data.source import Loader, Sample, Samples, padded, places_in_documents
+from meshwright.engine.data.sampler import Loader, Sample, Samples, padded, places_in_documents
+from meshwright.engine.data.shuffle import Shuffled, shuffled
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.parallelize import spread_sequence
 from meshwright.recipes import types

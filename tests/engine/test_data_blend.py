@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.engine.data.blend import Blend, Shares, tempered
-from meshwright.engine.data.source import Samples, sample_numbers
+from meshwright.engine.data.sampler import Samples, sample_numbers
 from meshwright.errors import InputError
 
 weights_of = st.lists(st.floats(0.001, 100), min_size=1, max_size=8)

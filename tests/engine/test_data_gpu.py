@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from meshwright.engine.data.mock import Mock
-from meshwright.engine.data.source import Loader, Samples
+from meshwright.engine.data.sampler import Loader, Samples
 from meshwright.engine.mesh import SOLO, Mesh
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -15,12 +15,12 @@ from tests.engine.ranks import run
 from tests.engine.test_data import loader
 
 from meshwright.engine.data.mock import Mock
-from meshwright.engine.data.prefetch import Ahead
-from meshwright.engine.data.source import Batch, Loader, Samples
+from meshwright.engine.data.prefetch import Prefetcher
+from meshwright.engine.data.sampler import Batch, Loader, Samples
 from meshwright.engine.faults import RunError
-from meshwright.engine.loop import Trainer
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import transformers_config
+from meshwright.engine.trainer import Trainer
 from meshwright.recipes import types
 
 SEQ = 16
@@ -129,7 +129,7 @@ def test_steps_are_read_while_an_earlier_one_is_used() -> None:
             go_on.wait(10)
         return step
 
-    ahead: Ahead[int, Any] = Ahead(read, lambda step, found: found, steps=1, readers=1)
+    ahead: Prefetcher[int, Any] = Prefetcher(read, lambda step, found: found, steps=1, readers=1)
     assert ahead.get(Mock(5, 4, 0), 0) == 0
     assert begun.wait(10)  # without anybody asking for step 1
     go_on.set()

@@ -18,7 +18,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 from meshwright.engine.kernels import delta_rule, gated_norms
 from meshwright.engine.kernels.delta_rule import gated_delta_rule, plan
-from meshwright.engine.kernels.mixers import use_own_scans
+from meshwright.engine.kernels.scan_patch import use_own_scans
 from meshwright.engine.model.build import transformers_config
 
 REFERENCE: Any = qwen.torch_chunk_gated_delta_rule

@@ -19,7 +19,7 @@ from meshwright import api
 from meshwright.engine.diffusion import flow
 from meshwright.engine.diffusion.config import DenoiserConfig, config_for, tiny
 from meshwright.engine.diffusion.data import LatentFolder, MockLatents, open_latents
-from meshwright.engine.diffusion.folders import save_model
+from meshwright.engine.diffusion.hf_io import save_model
 from meshwright.engine.diffusion.loader import as_tokens, places
 from meshwright.engine.diffusion.trainer import DiffusionTrainer
 from meshwright.engine.mesh import build_mesh

@@ -16,8 +16,8 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401 - register
 from torch.utils.checkpoint import checkpoint
 
 from meshwright.engine import experts as room
-from meshwright.engine.experts.compute import grouped_mm, one_by_one
 from meshwright.engine.experts.dispatch import ExpertAxis, Traffic, balanced_counts, experts_forward, round_robin
+from meshwright.engine.experts.grouped_mm import grouped_mm, one_by_one
 
 
 def alone(rank: int, world: int, family: str) -> float:

@@ -22,8 +22,8 @@ from meshwright.engine.faults import (
     explain_death,
     guard,
 )
-from meshwright.engine.launched import Process
 from meshwright.engine.metrics.jsonl import read
+from meshwright.engine.rank_env import Process
 from meshwright.engine.watchdog import Watchdog
 from meshwright.errors import InputError
 

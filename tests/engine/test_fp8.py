@@ -20,10 +20,10 @@ from meshwright.engine.kernels import mxfp8
 from meshwright.engine.kernels.fp8 import ACTIVATION, GRADIENT, Scaling, fp8_linear, to_fp8, to_fp8_rows
 from meshwright.engine.kernels.fp8_weight import Fp8Weight
 from meshwright.engine.kernels.linears import LOW, use_fp8
-from meshwright.engine.loop import Trainer
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import transformers_config
-from meshwright.engine.parallelize.low_precision import told
+from meshwright.engine.parallelize.quantize import describe
+from meshwright.engine.trainer import Trainer
 from meshwright.errors import InputError
 from meshwright.recipes import types
 
@@ -184,7 +184,7 @@ def trained(rank: int, world: int, family: str, given: types.Recipe, steps: int)
     trainer = Trainer(given, config, build_mesh(given.layout, "cpu"), torch.device("cpu"), source)
     results = [trainer.step(step) for step in range(steps)]
     kinds = {type(m).__mro__[1].__name__ for stage in trainer.stages for m in stage.modules() if hasattr(m, "lora_A")}
-    return {"told": told(trainer.stages), "losses": [result.loss for result in results], "bases": kinds}
+    return {"told": describe(trainer.stages), "losses": [result.loss for result in results], "bases": kinds}
 
 
 def recipe_in(matmul: str, goal: str = "pretrain", **precision: Any) -> types.Recipe:
@@ -232,11 +232,11 @@ def test_adapters_stand_beside_bases_in_8_bits(matmul: str) -> None:
 
 @pytest.mark.parametrize("matmul", ["nvfp4", "fp8_block", "fp8_delayed"])
 def test_other_formats_are_refused_by_name(matmul: str) -> None:
-    from meshwright.engine.parallelize.low_precision import compute_low
+    from meshwright.engine.parallelize.quantize import apply_fp8
 
     stage: Any = nn.Module()
     with pytest.raises(InputError, match="fp8_tensor, fp8_row, mxfp8") as refused:
-        compute_low(stage, types.Precision(matmul=matmul), 4)  # type: ignore[arg-type]  # one of its names
+        apply_fp8(stage, types.Precision(matmul=matmul), 4)  # type: ignore[arg-type]  # one of its names
     assert "precision.matmul=fp8_tensor" in refused.value.fix
 
 

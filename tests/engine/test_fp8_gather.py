@@ -15,11 +15,11 @@ from torch.distributed.tensor import DTensor
 from meshwright.engine.data.mock import Mock
 from meshwright.engine.kernels.fp8_weight import Fp8Weight
 from meshwright.engine.kernels.linears import Fp8Linear
-from meshwright.engine.loop import Trainer
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import transformers_config
 from meshwright.engine.optimizers.base import local
 from meshwright.engine.parallelize.fp8_gather import Fp8Shard
+from meshwright.engine.trainer import Trainer
 from meshwright.recipes import types
 
 STEPS = 2

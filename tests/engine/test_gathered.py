@@ -15,10 +15,10 @@ from tests.engine.ranks import run
 
 from meshwright.engine import collectives
 from meshwright.engine.data.mock import Mock
-from meshwright.engine.loop import Trainer
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import transformers_config
-from meshwright.engine.parallelize.dropping import Notes
+from meshwright.engine.parallelize.output_recompute import Notes
+from meshwright.engine.trainer import Trainer
 from meshwright.recipes import types
 
 SAMPLES = 2

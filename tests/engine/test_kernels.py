@@ -19,8 +19,8 @@ from meshwright.engine.kernels.gelu import fuse_gelus
 from meshwright.engine.kernels.linears import TunedLinear, tune_linears, use_fp8
 from meshwright.engine.kernels.matmul import product, product_add
 from meshwright.engine.kernels.norms import fuse_norms
+from meshwright.engine.kernels.optimizer_kernels import adamw_, scale_unless_one_, sum_of_squares
 from meshwright.engine.kernels.residuals import fold_residuals
-from meshwright.engine.kernels.updates import adamw_, scale_unless_one_, sum_of_squares
 
 SETTINGS: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8}
 NORMS = (

@@ -12,10 +12,10 @@ from tests.engine.ranks import run
 
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import build_model, transformers_config
-from meshwright.engine.model.initial import record_initial
+from meshwright.engine.model.init import record_initial
 from meshwright.engine.model.stage import Stage
-from meshwright.engine.parallelize import cut_tensors, megatron, parallelize, prepare, spread_sequence
-from meshwright.engine.parallelize.materialise import materialise
+from meshwright.engine.parallelize import apply_tp, megatron, normalize_modules, parallelize, spread_sequence
+from meshwright.engine.parallelize.init_weights import init_weights
 from meshwright.engine.parallelize.pipeline import split
 from meshwright.errors import InputError
 from meshwright.recipes import types
@@ -59,8 +59,8 @@ def _stage(family: str, given: types.Recipe) -> tuple[Stage, dict[str, Any]]:
     whole = [build_model(config, torch.float32)]
     initial = record_initial(whole[0], given.train.seed)
     stage = split(whole, given.layout, config.num_hidden_layers, mesh.pp)[0]
-    prepare(stage, given)
-    cut_tensors(stage, mesh, given, spread_sequence(given, mesh))
+    normalize_modules(stage, given)
+    apply_tp(stage, mesh, given, spread_sequence(given, mesh))
     return stage, initial
 
 
@@ -68,7 +68,7 @@ def _fill_both_ways(rank: int, world: int, family: str, compute: str) -> dict[st
     """Parameters that are not filled alike, by either strategy; and whether tied weights are still one."""
     given = recipe(types.Layout(tp=world), precision=types.Precision(compute=compute))  # type: ignore[arg-type]
     ours, initial = _stage(family, given)
-    materialise(ours, initial, given.train.seed, torch.device("cpu"), offloaded=False)
+    init_weights(ours, initial, given.train.seed, torch.device("cpu"), offloaded=False)
     theirs, _ = _stage(family, given)
     modules = megatron.teach_to_fill(theirs, given, initial)
     modes = {name: getattr(p, "_tensor_parallel_mode", "") for name, p in theirs.named_parameters()}

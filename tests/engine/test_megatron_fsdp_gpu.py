@@ -27,9 +27,9 @@ from tests.engine.families import FAMILIES  # noqa: E402
 from tests.engine.parity import recipe  # noqa: E402
 
 from meshwright.engine.data.mock import Mock  # noqa: E402
-from meshwright.engine.loop import Trainer  # noqa: E402
 from meshwright.engine.mesh import build_mesh  # noqa: E402
 from meshwright.engine.model.build import transformers_config  # noqa: E402
+from meshwright.engine.trainer import Trainer  # noqa: E402
 from meshwright.recipes import types  # noqa: E402
 
 STEPS = 5

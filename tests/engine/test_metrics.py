@@ -21,7 +21,6 @@ from tests.costs.helpers import case, llama
 from tests.engine.children import child
 
 from meshwright.costs.estimate import estimate
-from meshwright.engine.launched import Process
 from meshwright.engine.metrics import (
     PARTS,
     Clock,
@@ -42,6 +41,7 @@ from meshwright.engine.metrics import (
 from meshwright.engine.metrics.clock import Timing
 from meshwright.engine.metrics.jsonl import Lines, read, repair
 from meshwright.engine.metrics.live import duration
+from meshwright.engine.rank_env import Process
 from meshwright.errors import InputError
 
 CPU = torch.device("cpu")

@@ -14,11 +14,11 @@ from tests.engine.ranks import run
 from torch.nn import functional
 
 from meshwright.engine.data.mock import Mock
-from meshwright.engine.data.source import Loader, Samples
-from meshwright.engine.loop import Trainer
+from meshwright.engine.data.sampler import Loader, Samples
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import build_model, transformers_config
 from meshwright.engine.model.mtp import mtp_depth
+from meshwright.engine.trainer import Trainer
 from meshwright.errors import InputError
 from meshwright.models import config_of, find
 from meshwright.recipes import types

@@ -14,10 +14,10 @@ from tests.engine.parity import SEQ, recipe
 from tests.engine.ranks import run
 
 from meshwright.engine.data.mock import Mock
-from meshwright.engine.loop import Trainer
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import transformers_config
 from meshwright.engine.parallelize.pipeline import SCHEDULES
+from meshwright.engine.trainer import Trainer
 from meshwright.recipes import types
 
 MICRO_BATCHES = 16

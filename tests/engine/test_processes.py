@@ -23,11 +23,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine.children import child, children
 
-from meshwright.engine import joining, processes
+from meshwright.engine import process_group, processes
 from meshwright.engine.faults import RunError
-from meshwright.engine.joining import join
-from meshwright.engine.launched import PORTS, Process, detect, hosts
+from meshwright.engine.process_group import join
 from meshwright.engine.processes import start
+from meshwright.engine.rank_env import PORTS, Process, detect, hosts
 from meshwright.engine.watchdog import Watchdog
 from meshwright.errors import InputError, MeshwrightError
 
@@ -201,7 +201,7 @@ def test_an_error_inside_leaves_the_group(tmp_path: Path) -> None:
 def test_a_rank_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(InputError, match="rank 3 asks for GPU 3; this machine has 2"):
-        joining._own_device(Process(rank=3, world=4, local_rank=3, local_world=4, gpu=3, device_type="cuda"))
+        process_group._own_device(Process(rank=3, world=4, local_rank=3, local_world=4, gpu=3, device_type="cuda"))
 
 
 # Forking

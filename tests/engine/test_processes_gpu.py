@@ -11,11 +11,11 @@ import torch.distributed as dist
 from tests.engine.children import child
 
 from meshwright.engine.faults import LossGuard, RunError
-from meshwright.engine.joining import join
-from meshwright.engine.launched import Process
 from meshwright.engine.metrics import Clock, Constants, Meter, Reporter, memory_parts, optimizer_tensors
+from meshwright.engine.process_group import join
 from meshwright.engine.processes import _can_fork, fork
 from meshwright.engine.profiling import window
+from meshwright.engine.rank_env import Process
 from meshwright.errors import InputError
 
 

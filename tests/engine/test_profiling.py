@@ -11,8 +11,8 @@ import pytest
 import torch
 from tests.engine.children import child, children
 
-from meshwright.engine.launched import Process
 from meshwright.engine.profiling import window
+from meshwright.engine.rank_env import Process
 from meshwright.errors import InputError
 
 

@@ -18,12 +18,12 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.engine.data.mock import Mock
 from meshwright.engine.kernels import nf4
-from meshwright.engine.loop import Trainer
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model import adapters
 from meshwright.engine.model.build import transformers_config
-from meshwright.engine.model.initial import Initial
-from meshwright.engine.model.packed import weights_to_fill
+from meshwright.engine.model.init import Initial
+from meshwright.engine.model.nf4_linear import weights_to_fill
+from meshwright.engine.trainer import Trainer
 from meshwright.errors import InputError
 from meshwright.recipes import types
 

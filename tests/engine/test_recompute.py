@@ -15,9 +15,9 @@ from meshwright import clusters
 from meshwright.costs.activations import kept_bytes as predicted_bytes
 from meshwright.costs.activations import layer_parts
 from meshwright.engine.data.mock import Mock
-from meshwright.engine.loop import Trainer
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import transformers_config
+from meshwright.engine.trainer import Trainer
 from meshwright.models import spec_from_config
 from meshwright.recipes import types
 from meshwright.recipes.case import Case

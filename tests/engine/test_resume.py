@@ -16,10 +16,10 @@ from tests.engine.test_checkpoint import faults_soak
 
 from meshwright import api
 from meshwright.engine.checkpoint.folder import Folder, Lock
-from meshwright.engine.data.source import Loader
+from meshwright.engine.data.sampler import Loader
 from meshwright.engine.faults import StoppedError
-from meshwright.engine.launched import Process
-from meshwright.engine.start import _folder
+from meshwright.engine.rank_env import Process
+from meshwright.engine.train import _folder
 from meshwright.errors import InputError
 from meshwright.recipes.index import load as load_recipe
 

@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 from tests.engine.tiny_tokenizer import PLAIN, write_tiny_tokenizer
 
-from meshwright.engine.data import talks as talks_module
-from meshwright.engine.data.answers import MockAnswers
+from meshwright.engine.data import sft_cache as talks_module
 from meshwright.engine.data.conversations import Conversation, conversation, detect_columns
+from meshwright.engine.data.dataset_registry import hub_reachable, open_rows
 from meshwright.engine.data.files import find_rows
 from meshwright.engine.data.instructions import open_instructions
-from meshwright.engine.data.lengths import MULTIPLE, STEPS, ByLength
-from meshwright.engine.data.named import hub_reachable, open_rows
+from meshwright.engine.data.length_grouping import MULTIPLE, STEPS, ByLength
 from meshwright.engine.data.packing import pack
-from meshwright.engine.data.talks import Policy, fit
+from meshwright.engine.data.prompt_response import MockAnswers
+from meshwright.engine.data.sft_cache import Policy, fit
 from meshwright.engine.data.templates import Template, Tokens
 from meshwright.engine.data.tokenizers import check_ids, load_tokenizer
 from meshwright.errors import InputError

@@ -15,14 +15,14 @@ from tests.engine.families import FAMILIES
 from tests.engine.ranks import run
 from tests.engine.tiny_tokenizer import write_tiny_tokenizer
 
-from meshwright.engine.data.answers import MockAnswers
 from meshwright.engine.data.instructions import open_instructions
-from meshwright.engine.data.source import Samples, places_in_documents
-from meshwright.engine.loop import Trainer
+from meshwright.engine.data.prompt_response import MockAnswers
+from meshwright.engine.data.sampler import Samples, places_in_documents
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import transformers_config
 from meshwright.engine.parallelize import parallelize
-from meshwright.engine.parallelize.borders import rows_of_documents
+from meshwright.engine.parallelize.document_isolation import rows_of_documents
+from meshwright.engine.trainer import Trainer
 from meshwright.recipes import types
 
 LENGTHS = (10, 13, 9)  # of the documents in a sample

@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers.models.nemotron_h import modeling_nemotron_h as nemotron
 
 from meshwright.engine.kernels import gated_norms, state_space
-from meshwright.engine.kernels.mixers import use_own_scans
+from meshwright.engine.kernels.scan_patch import use_own_scans
 from meshwright.engine.kernels.state_space import plan, state_space_scan
 from meshwright.engine.model.build import transformers_config
 

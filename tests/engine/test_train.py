@@ -9,7 +9,7 @@ import pytest
 
 from meshwright import api
 from meshwright.engine.faults import RunError
-from meshwright.engine.start import RefusedError
+from meshwright.engine.train import RefusedError
 from meshwright.errors import InputError
 
 

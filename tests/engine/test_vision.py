@@ -23,9 +23,9 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from meshwright.engine.attention.flex import attend_flex
 from meshwright.engine.attention.local import attend_local
-from meshwright.engine.attention.terms import Terms
+from meshwright.engine.attention.mask_spec import Terms
 from meshwright.engine.vision import image_groups
-from meshwright.engine.vision.parts import EYES, part_of
+from meshwright.engine.vision.vision_modules import EYES, part_of
 from meshwright.recipes import types
 
 TOLERANCE = 1e-5

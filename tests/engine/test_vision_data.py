@@ -22,11 +22,11 @@ from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from meshwright.engine.model.build import transformers_config
-from meshwright.engine.start import Settings, train
+from meshwright.engine.train import Settings, train
 from meshwright.engine.vision import image_groups
 from meshwright.engine.vision.data import MockImages, open_images
-from meshwright.engine.vision.optics import Optics, axes, optics_of
-from meshwright.engine.vision.pictures import load_picture
+from meshwright.engine.vision.image_loading import load_picture
+from meshwright.engine.vision.image_tokens import ImageTokenSpec, axes, optics_of
 from meshwright.errors import InputError
 from meshwright.recipes import load, types
 from meshwright.recipes.overrides import change
@@ -285,7 +285,7 @@ def test_a_named_set_from_a_local_folder(
 
 
 def test_samples_too_short_for_an_image_are_refused() -> None:
-    optics: Optics = optics_of(transformers_config(values_of("gemma3")))
+    optics: ImageTokenSpec = optics_of(transformers_config(values_of("gemma3")))
     with pytest.raises(InputError, match="no room for an image") as caught:
         MockImages(optics, 6, 0)
     assert caught.value.fix == ("data.seq_length=14",)

@@ -16,15 +16,15 @@ from safetensors.torch import load_file, save_file
 from tests.engine.parity import FLOOR, _expected, _relative, alone, followed, recipe
 from tests.engine.ranks import run
 
-from meshwright.engine.data.source import Batch, Samples
-from meshwright.engine.folders import save_model
-from meshwright.engine.loop import Trainer
+from meshwright.engine.data.sampler import Batch, Samples
+from meshwright.engine.hf_io import save_model
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import transformers_config
 from meshwright.engine.model.config import config_for, tiny
-from meshwright.engine.model.initial import Initial, start
+from meshwright.engine.model.init import Initial, start
+from meshwright.engine.trainer import Trainer
 from meshwright.engine.vision.data import MockImages
-from meshwright.engine.vision.optics import optics_of
+from meshwright.engine.vision.image_tokens import optics_of
 from meshwright.recipes import load, types
 
 # The recipes whose models stand for the families.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.clusters import cluster
-from meshwright.dialects.types import Program
+from meshwright.frameworks.types import Program
 from meshwright.launch.job import Job
 
 TRAIN = ("-m", "meshwright", "train", "llama3_8b_pretrain_config", "--out", "runs/a b")

@@ -8,8 +8,8 @@ import pytest
 
 from meshwright import check, recipe, recommend
 from meshwright.api import export
-from meshwright.launch import commands, left_out
-from meshwright.launch.commands import CONFIGS
+from meshwright.launch import commands_of, left_out
+from meshwright.launch.plan_commands import CONFIGS
 
 
 def said(text: str) -> dict[str, str]:
@@ -28,7 +28,7 @@ def said(text: str) -> dict[str, str]:
 )
 def test_our_command_rebuilds_the_plan(model: str, gpus: str, goal: str, seq: int | None) -> None:
     plan = recommend(model, gpus, goal, seq=seq)
-    words = shlex.split(commands(plan)["meshwright"])
+    words = shlex.split(commands_of(plan)["meshwright"])
     name = words[words.index("train") + 1]
     overrides = [w for w in words[words.index("train") :] if "=" in w and not w.startswith("--")]
     rebuilt = recipe(name, overrides)
@@ -37,18 +37,18 @@ def test_our_command_rebuilds_the_plan(model: str, gpus: str, goal: str, seq: in
 
 
 def test_several_nodes_go_through_torchrun() -> None:
-    text = commands(recommend("llama3-70b", "8x8xH100", "pretrain"))["meshwright"]
+    text = commands_of(recommend("llama3-70b", "8x8xH100", "pretrain"))["meshwright"]
     assert text.startswith("torchrun --nproc-per-node=8 --nnodes=8")
 
 
 def test_bridge_spells_the_sequence_length_the_way_that_takes_effect() -> None:
-    text = commands(recommend("llama3-8b", "32xH100", "pretrain", seq=32768))["megatron-bridge"]
+    text = commands_of(recommend("llama3-8b", "32xH100", "pretrain", seq=32768))["megatron-bridge"]
     assert said(text)["dataset.seq_length"] == "32768"
     assert "model.seq_length" not in said(text)
 
 
 def bridge(model: str, gpus: str, goal: str) -> str:
-    return commands(recommend(model, gpus, goal, engine="megatron"))["megatron-bridge"]
+    return commands_of(recommend(model, gpus, goal, engine="megatron"))["megatron-bridge"]
 
 
 def test_bridge_needs_a_converted_checkpoint_for_fine_tuning() -> None:
@@ -62,7 +62,7 @@ def test_bridge_needs_a_converted_checkpoint_for_fine_tuning() -> None:
 )
 def test_a_printed_bridge_command_passes_the_megatron_rules(model: str, gpus: str, goal: str) -> None:
     plan = recommend(model, gpus, goal)
-    if "megatron-bridge" in commands(plan):
+    if "megatron-bridge" in commands_of(plan):
         assert check(plan.recipe, gpus=gpus, engine="megatron").ok
     else:
         assert left_out(plan)["megatron-bridge"]
@@ -71,19 +71,19 @@ def test_a_printed_bridge_command_passes_the_megatron_rules(model: str, gpus: st
 def test_a_plan_that_does_not_fit_has_no_command() -> None:
     plan = recommend("llama3.1-405b", "8xH100", "pretrain")
     assert not plan.ok
-    assert commands(plan) == {}
+    assert commands_of(plan) == {}
 
 
 @pytest.mark.parametrize(("model", "goal"), [("qwen2.5-3b", "sft"), ("qwen2-14b", "pretrain"), ("llama3.2-1b", "sft")])
 def test_bridge_has_no_command_for_what_it_has_no_recipe_for(model: str, goal: str) -> None:
-    assert "megatron-bridge" not in commands(recommend(model, "8xH100", goal))
+    assert "megatron-bridge" not in commands_of(recommend(model, "8xH100", goal))
 
 
 def test_bridge_overrides_say_the_layout() -> None:
     plan = recommend(
         "llama3-70b", "64xH100", "pretrain", overrides=["layout.tp=4", "layout.pp=4", "layout.cp=2"], engine="megatron"
     )
-    values = said(commands(plan)["megatron-bridge"])
+    values = said(commands_of(plan)["megatron-bridge"])
     assert values["model.tensor_model_parallel_size"] == "4"
     assert values["model.context_parallel_size"] == "2"
 
@@ -93,7 +93,7 @@ def test_a_plan_for_another_engine_says_how_its_config_is_written(engine: str, d
     plan = recommend("llama3_8b", "8xH100", "pretrain", engine=engine)
     if not plan.ok:
         pytest.skip("no layout fits there")
-    words = shlex.split(commands(plan)[dialect])
+    words = shlex.split(commands_of(plan)[dialect])
     assert words[:2] == ["meshwright", "export"]
     written, judged = export(words[2], dialect, gpus=words[6], overrides=words[9:])
     assert judged.ok

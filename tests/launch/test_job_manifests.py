@@ -19,10 +19,10 @@ from ruamel.yaml import YAML
 from tests.launch.jobs import TRAIN, job
 
 from meshwright.errors import InputError
+from meshwright.launch.artifacts import Launch
 from meshwright.launch.job import Job, Variable
 from meshwright.launch.kubernetes import on_kubernetes
 from meshwright.launch.skypilot import on_skypilot
-from meshwright.launch.written import Launch
 
 SCHEMAS = Path(__file__).parent / "schemas"
 KINDS = {"PyTorchJob": "pytorchjob", "JobSet": "jobset", "ConfigMap": "configmap"}

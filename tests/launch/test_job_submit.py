@@ -11,7 +11,7 @@ from tests.launch.jobs import Fakes, fakes, job
 from meshwright.errors import InputError
 from meshwright.launch.slurm import on_slurm
 from meshwright.launch.submit import SubmitError, refuse_submit, submit
-from meshwright.launch.watch import PATIENCE, Seen, Tail, from_sacct, from_scontrol, look, watch
+from meshwright.launch.watch import PATIENCE, Seen, Tail, from_sacct, from_scontrol, inspect, watch
 
 SHOWN = (
     "JobId=4711 JobName=try_it UserId=me(1000) JobState={state} Reason={reason} Dependency=(null) Requeue=1 "
@@ -146,7 +146,7 @@ def test_an_end_that_nobody_knows_is_told(slurm: Fakes) -> None:
 
 def test_what_scontrol_says(slurm: Fakes) -> None:
     (slurm.notes / "job").write_text(shown("RUNNING", slurm.folder / "my log.out", restarts=2))
-    seen = look("4711")
+    seen = inspect("4711")
     assert (seen.state, seen.restarts, seen.log) == ("RUNNING", 2, str(slurm.folder / "my log.out"))
     assert from_scontrol("") is None
     assert from_sacct("\n") is None

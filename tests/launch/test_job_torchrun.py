@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.launch.jobs import TRAIN, job
 
 from meshwright.errors import InputError
+from meshwright.launch.artifacts import Launch, write
+from meshwright.launch.commands import on_hosts, on_torchrun
 from meshwright.launch.job import Variable
-from meshwright.launch.starting import on_hosts, on_torchrun
-from meshwright.launch.written import Launch, write
 
 
 def only(launch: Launch) -> list[str]:

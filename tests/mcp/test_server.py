@@ -18,7 +18,7 @@ from mcp.shared.exceptions import MCPError
 from tests.mcp.conftest import COMMAND, ENV, Call, asked, over_stdio
 
 from meshwright.mcp.fields import LONG
-from meshwright.mcp.server import BODY_BYTES, Desk, make_server
+from meshwright.mcp.server import BODY_BYTES, Executor, make_server
 from meshwright.mcp.tools import MOST_PLANS, TOOLS, words
 from meshwright.models import config_of
 
@@ -211,7 +211,7 @@ def test_a_large_body_is_refused(address: str) -> None:
 
 def test_a_search_that_takes_too_long_is_ended_and_the_next_is_answered() -> None:
     async def main() -> tuple[Any, Any]:
-        desk = Desk(seconds=0.5, workers=1)
+        desk = Executor(seconds=0.5, workers=1)
         await desk.warm()
         long = Call("size", {"model": "deepseek-v3", "goal": "pretrain", "gpu": "H100"})
         _, first = await asked(make_server(desk), {"long": long})
@@ -245,7 +245,7 @@ def test_a_client_that_goes_away_before_its_answer_makes_no_fault() -> None:
 
 def test_an_unknown_tool_is_told_with_what_it_may_have_been() -> None:
     async def main() -> None:
-        async with Client(make_server(Desk())) as client:
+        async with Client(make_server(Executor())) as client:
             await client.call_tool("recomend", {})
 
     with pytest.raises(BaseException) as told:  # noqa: PT011  # a group of one

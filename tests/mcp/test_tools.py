@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.mcp.conftest import ENV
 
 from meshwright.errors import InputError
-from meshwright.mcp.answering import reply
+from meshwright.mcp.executor import reply
 from meshwright.mcp.fields import read
 from meshwright.mcp.tools import TOOLS
 

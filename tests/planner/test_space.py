@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright import clusters, costs, rules
-from meshwright.planner.search import LAYOUT_NAMES, best, priced
+from meshwright.planner.search import LAYOUT_NAMES, best, score
 from meshwright.planner.space import axes, balanced_stages, candidates
 from meshwright.recipes import index
 from meshwright.recipes.case import Case, model_of
@@ -43,7 +43,7 @@ def test_priced_candidates_are_the_legal_ones_and_priced_like_single_cases(engin
     c = case("qwen3_30b_a3b_pretrain_config", "16xH100", engine)
     c = c.replace(strategy="zero1") if engine == "megatron" else c
     seen = 0
-    for batch in priced(c, {}):
+    for batch in score(c, {}):
         for i in range(0, len(batch), max(len(batch) // 7, 1)):
             row = batch.row(i)
             alone = c.replace(**row.layout)
@@ -61,7 +61,7 @@ def test_the_best_is_within_three_percent_of_the_fastest_that_fits_with_room() -
     chosen = best(c, {})
     assert chosen is not None
     assert chosen.fits
-    fastest = min(float(b.step_s[b.roomy].min()) for b in priced(c, {}) if b.roomy.any())
+    fastest = min(float(b.step_s[b.roomy].min()) for b in score(c, {}) if b.roomy.any())
     assert chosen.step_s <= 1.03 * fastest + 1e-9
 
 
@@ -82,6 +82,6 @@ def test_layers_that_do_not_divide_are_split_unevenly() -> None:
 
 def test_rows_hold_plain_values() -> None:
     c = case("llama3_8b_pretrain_config", "8xH100")
-    row = next(iter(priced(c, {}))).row(0)
+    row = next(iter(score(c, {}))).row(0)
     assert set(row.layout) == set(LAYOUT_NAMES)
     assert not any(isinstance(v, np.generic | np.ndarray) for v in row.layout.values())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import InputError
 from meshwright.recipes import Recipe, apply, apply_with_log, load, pretrain, recipe_fields, sft
-from meshwright.recipes.foreign import (
+from meshwright.recipes.key_maps import (
     IN_OVERRIDES,
     RETIRED,
     by_foreign_key,
@@ -21,8 +21,8 @@ from meshwright.recipes.foreign import (
     to_foreign,
     words,
 )
-from meshwright.recipes.foreign.together import dispatcher_keys, recompute_keys
-from meshwright.recipes.foreign.values import PRECISION_NAMES
+from meshwright.recipes.key_maps.composite_keys import dispatcher_keys, recompute_keys
+from meshwright.recipes.key_maps.value_maps import PRECISION_NAMES
 from meshwright.recipes.overrides import own_key
 
 BASE = pretrain("llama3_8b", 8)

@@ -9,7 +9,7 @@ from meshwright.costs import estimate, memory
 from meshwright.recipes import Recipe, load, names, published_recipe
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.registry import registry
-from meshwright.rules.judge import applicable
+from meshwright.rules.evaluate import applicable
 
 # Published layouts that the estimate lets pass and whose dry run does not fit.
 REFUSED_BY_A_DRY_RUN = {

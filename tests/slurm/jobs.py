@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.slurm.machine import ask
 
 from meshwright.clusters import cluster
-from meshwright.dialects.types import Program
+from meshwright.frameworks.types import Program
 from meshwright.launch.job import Job as Asked
 from meshwright.launch.slurm import script
 

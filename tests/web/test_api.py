@@ -12,8 +12,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from meshwright import api
-from meshwright.web.data import KEYS
-from meshwright.web.verbs import VERBS
+from meshwright.web.handlers import VERBS
+from meshwright.web.routes_api import KEYS
 
 SAME = {
     "/api/recommend?model=llama3-8b&gpus=8xH100&goal=sft": "recommend llama3-8b --gpus 8xH100 --goal sft",

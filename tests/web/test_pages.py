@@ -12,7 +12,7 @@ from tests.web.html import Page, at
 
 from meshwright import api
 from meshwright.models import config_of
-from meshwright.web import charts, views
+from meshwright.web import charts, presenters
 
 CONFIG = json.dumps(config_of("qwen3_8b"))
 ASKED = {"model": "llama3-70b", "gpus": "64xH100", "goal": "pretrain"}
@@ -239,7 +239,7 @@ def test_where_nothing_fits_there_is_nothing_to_compare(client: Any) -> None:
 
 
 def test_a_question_too_long_for_a_link_has_none(client: Any) -> None:
-    long = json.dumps({**config_of("qwen3_8b"), "note": "y" * views.LINK_BYTES})
+    long = json.dumps({**config_of("qwen3_8b"), "note": "y" * presenters.LINK_BYTES})
     page = Page(client.post("/", data={"config": long, "gpus": "8xH100", "goal": "sft"}).text)
     assert page.wrong == []
     assert "too long for a link" in page.text
@@ -341,14 +341,14 @@ def test_every_link_of_every_page_leads_somewhere(client: Any) -> None:
 
 
 def test_bars_are_cut_off_at_their_end() -> None:
-    made = views.bar({"a": 1.0, "b": 3.0, "c": 0.0}, ("a", "b", "c"), 2.0, 1.5)
+    made = presenters.bar({"a": 1.0, "b": 3.0, "c": 0.0}, ("a", "b", "c"), 2.0, 1.5)
     assert [(one["name"], one["x"], one["width"]) for one in made["pieces"]] == [("a", 0, 500), ("b", 500, 500)]
     assert made["limit"] == 750
-    assert views.bar({"a": 0.0}, ("a",), 0.0)["pieces"] == []
+    assert presenters.bar({"a": 0.0}, ("a",), 0.0)["pieces"] == []
 
 
 def test_a_later_word_for_a_field_wins() -> None:
     said = {"model": "m", "overrides": "layout.tp=4 data.dataset='my data'"}
-    assert views.with_override(said, ["layout.tp=8"]) == urlencode(
+    assert presenters.with_override(said, ["layout.tp=8"]) == urlencode(
         {"model": "m", "overrides": "layout.tp=8 'data.dataset=my data'"}
     )

@@ -21,8 +21,8 @@ from fastapi.testclient import TestClient
 from meshwright.cli.run import run
 from meshwright.web import security, serve
 from meshwright.web.app import Settings, create_app
-from meshwright.web.desk import Desk, Reply
-from meshwright.web.remembered import Remembered
+from meshwright.web.cache import LRUCache
+from meshwright.web.dispatcher import Dispatcher, Reply
 from meshwright.web.security import HEADERS
 
 ASK = {"model": "llama3-8b", "gpus": "8xH100", "goal": "sft"}
@@ -143,7 +143,7 @@ def test_what_nobody_waits_for_any_more_is_not_begun(monkeypatch: pytest.MonkeyP
 
     async def scene() -> None:
         app = create_app(Settings(workers=1))
-        monkeypatch.setattr("meshwright.web.desk.Worker.answer", slow)
+        monkeypatch.setattr("meshwright.web.dispatcher.Worker.answer", slow)
 
         async def get(model: str, leaves_s: float | None) -> None:
             parts = [{"type": "http.request", "body": b""}]
@@ -297,7 +297,7 @@ def test_a_worker_opens_starts_and_reaches_nothing() -> None:
 
 def test_a_search_that_takes_too_long_is_ended_and_the_next_is_answered() -> None:
     async def scene() -> list[Reply]:
-        desk = Desk(Settings(workers=1, search_s=0.05))
+        desk = Dispatcher(Settings(workers=1, search_s=0.05))
         try:
             first = await desk.ask("gpus", {})
             long = await desk.ask("size", {"model": "deepseek-v3", "goal": "pretrain", "gpu": "H100"})
@@ -313,7 +313,7 @@ def test_a_search_that_takes_too_long_is_ended_and_the_next_is_answered() -> Non
 
 def test_a_worker_that_dies_is_replaced_and_nothing_is_remembered() -> None:
     async def scene() -> list[Reply]:
-        desk = Desk(Settings(workers=1))
+        desk = Dispatcher(Settings(workers=1))
         try:
             await desk.ask("gpus", {})
             process = desk.workers[0].process
@@ -332,7 +332,7 @@ def test_a_worker_that_dies_is_replaced_and_nothing_is_remembered() -> None:
 def test_more_questions_than_may_wait_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> tuple[list[Reply], int]:
         asked: list[Any] = []
-        desk = Desk(Settings(workers=0, waiting=3))
+        desk = Dispatcher(Settings(workers=0, waiting=3))
 
         async def slow(question: Any) -> Reply:
             asked.append(question)
@@ -355,7 +355,7 @@ def test_the_answer_says_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    kept: Remembered[bytes, Reply] = Remembered(most=3, most_bytes=100)
+    kept: LRUCache[bytes, Reply] = LRUCache(most=3, most_bytes=100)
     for number in range(5):
         kept.put(bytes([number]), Reply(200, b"x" * 10))
     assert list(kept.held) == [b"\x02", b"\x03", b"\x04"]
@@ -365,7 +365,7 @@ def test_what_is_remembered_is_bounded() -> None:
 
 def test_equal_questions_in_other_words_are_one() -> None:
     async def scene() -> int:
-        desk = Desk(Settings(workers=0))
+        desk = Dispatcher(Settings(workers=0))
         for goal, extra in (("sft", {}), (" SFT ", {"seq": ""}), ("sft", {"overrides": []})):
             await desk.ask("estimate", {"target": "llama3_8b_sft_config", "goal": goal, **extra})
         return len(desk.remembered.held)

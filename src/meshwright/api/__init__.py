@@ -1,6 +1,41 @@
 """The verbs: what the command line, Python users and agents call. Composed from the rooms, no logic of its own."""
 
-from meshwright.answers import (
+from meshwright.api.catalogues import (
+    cards,
+    find_recipes,
+    model_catalogue,
+    recipe,
+    recipe_text,
+    rule_catalogue,
+    save_files,
+    save_recipe,
+)
+from meshwright.api.checks import check, export
+from meshwright.api.completion import COMPLETED, complete
+from meshwright.api.diagnosis import checkup_to_dict, diagnose
+from meshwright.api.dryrun import dryrun, dryrun_to_dict, prove_plan, refuse_other_engines
+from meshwright.api.explanations import explain, explained_to_dict
+from meshwright.api.measure import (
+    accuracy,
+    accuracy_points,
+    accuracy_to_dict,
+    calibrate_machine,
+    calibrate_runs,
+    profile_text,
+    profile_to_dict,
+    save_profile,
+    shipped_measurements,
+)
+from meshwright.api.plan import estimate, find_goal, plan, question_of, recommend, size, timeline
+from meshwright.api.run import bench, convert, evaluate, generate, launch, tokenize, train, watch
+from meshwright.clusters import cluster as find_cluster
+from meshwright.clusters import gpus as gpu_catalogue
+from meshwright.frameworks import NAMES as DIALECTS
+from meshwright.models import find as find_model
+from meshwright.models import names as model_names
+from meshwright.recipes.index import names as recipe_names
+from meshwright.recipes.types import ENGINES, GOALS
+from meshwright.serialize import (
     SCHEMA,
     check_to_dict,
     entries_to_dicts,
@@ -17,41 +52,6 @@ from meshwright.answers import (
     timeline_to_dict,
     training_to_dict,
 )
-from meshwright.api.asking import estimate, find_goal, plan, question_of, recommend, size, timeline
-from meshwright.api.catalogues import (
-    cards,
-    find_recipes,
-    model_catalogue,
-    recipe,
-    recipe_text,
-    rule_catalogue,
-    save_files,
-    save_recipe,
-)
-from meshwright.api.checking import check, export
-from meshwright.api.completing import COMPLETED, complete
-from meshwright.api.diagnosing import checkup_to_dict, diagnose
-from meshwright.api.explaining import explain, explained_to_dict
-from meshwright.api.measuring import (
-    accuracy,
-    accuracy_points,
-    accuracy_to_dict,
-    calibrate_machine,
-    calibrate_runs,
-    profile_text,
-    profile_to_dict,
-    save_profile,
-    shipped_measurements,
-)
-from meshwright.api.proving import dryrun, dryrun_to_dict, prove_plan, refuse_other_engines
-from meshwright.api.running import bench, convert, evaluate, generate, launch, tokenize, train, watch
-from meshwright.clusters import cluster as find_cluster
-from meshwright.clusters import gpus as gpu_catalogue
-from meshwright.dialects import NAMES as DIALECTS
-from meshwright.models import find as find_model
-from meshwright.models import names as model_names
-from meshwright.recipes.index import names as recipe_names
-from meshwright.recipes.types import ENGINES, GOALS
 
 __all__ = [
     "COMPLETED",

@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 
 from meshwright import models, rules
-from meshwright.api.naming import recipe_from, write_text
+from meshwright.api.resolve import recipe_from, write_text
 from meshwright.errors import InputError, OutputError, unknown
 from meshwright.models import ModelSpec
+from meshwright.parsing import one_of
 from meshwright.planner import Plan
 from meshwright.recipes import files, index, types
 from meshwright.recipes import overrides as override
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Rule
-from meshwright.typed import one_of
 
 CARDS = Path(__file__).parents[3] / "docs" / "cards"  # of a checkout; a package has none
 
@@ -82,7 +82,7 @@ def rule_catalogue(query: str | None = None, *, pitfalls: bool = False) -> list[
         return found
     named = [r for r in found if query.lower() in r.id.lower()]
     if not named and not pitfalls:
-        from meshwright.dialects import catalogue
+        from meshwright.frameworks import catalogue
 
         named = catalogue.find_rules(query)
     if not named:

@@ -8,9 +8,9 @@ import click
 from click.shell_completion import get_completion_class
 
 from meshwright import __version__
-from meshwright.cli import advice, catalogues, doctor, launching, mcp, proving, trained, training, web
+from meshwright.cli import catalogues, checkpoints, doctor, dryrun, launch, mcp, plan, train, web
 from meshwright.cli.options import examples
-from meshwright.engine.quiet import no_enum_warnings
+from meshwright.engine.warning_filters import no_enum_warnings
 
 WORKING = ("train", "bench", "tokenize", "generate", "evaluate", "convert", "calibrate", "web", "mcp")
 
@@ -36,25 +36,25 @@ def app(context: click.Context) -> None:
         gc.enable()
         no_enum_warnings()
     if context.invoked_subcommand is None:
-        context.invoke(advice.recommend)
+        context.invoke(plan.recommend)
 
 
 for command in (
-    advice.recommend,
-    advice.plan,
-    advice.size,
-    advice.estimate,
-    advice.check,
-    advice.export,
-    training.train,
-    training.bench,
-    proving.dryrun,
-    launching.launch,
+    plan.recommend,
+    plan.plan,
+    plan.size,
+    plan.estimate,
+    plan.check,
+    plan.export,
+    train.train,
+    train.bench,
+    dryrun.dryrun,
+    launch.launch,
     doctor.doctor,
-    trained.tokenize,
-    trained.generate,
-    trained.evaluate,
-    trained.convert,
+    checkpoints.tokenize,
+    checkpoints.generate,
+    checkpoints.evaluate,
+    checkpoints.convert,
     catalogues.recipes,
     catalogues.recipe,
     catalogues.accuracy,

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from meshwright import handed
+from meshwright import file_access
 from meshwright.clusters.catalogue import gpu
 from meshwright.clusters.tables import (
     GPU_KEYS,
@@ -37,7 +37,7 @@ def looks_like_path(text: str) -> bool:
 
 def read_cluster_file(path: str) -> Cluster:
     """The cluster that a TOML file describes."""
-    sent = handed.text_of(path, "gpus")
+    sent = file_access.text_of(path, "gpus")
     try:
         return _cluster_of(_load(path, sent))
     except BadTableError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from meshwright import handed
+from meshwright import file_access
 from meshwright.clusters.catalogue import gpu, knows
 from meshwright.clusters.detect import this_machine
 from meshwright.clusters.file import looks_like_path, read_cluster_file
@@ -27,7 +27,7 @@ def cluster(text: str) -> Cluster:
     if not text:
         raise _bad(text, "no cluster was given; write a count and a GPU", EXAMPLES)
     if text.lower() == "auto":
-        if handed.closed():  # it is not the asker's machine
+        if file_access.closed():  # it is not the asker's machine
             raise _bad(text, "name the GPUs: the machine that answers is not looked at", EXAMPLES)
         return this_machine()
     if looks_like_path(text):
@@ -55,7 +55,7 @@ def _written_cluster(text: str) -> Cluster:
         name, first, second = *match.groups(), None
     else:
         raise _bad(text, "not a cluster; write a count and a GPU, nodes x GPUs x GPU, auto, or a .toml file", EXAMPLES)
-    counts = [_whole(text, number) for number in (first, second) if number is not None]
+    counts = [_as_int(text, number) for number in (first, second) if number is not None]
     known = _gpu_in(text, name or DEFAULT_GPU, counts)
     nodes, gpus_per_node = (counts[0], counts[1]) if len(counts) == 2 else usual_nodes(counts[0], known)
     if nodes * gpus_per_node > MAX_GPUS:
@@ -63,7 +63,7 @@ def _written_cluster(text: str) -> Cluster:
     return Cluster(known, nodes, gpus_per_node)
 
 
-def _whole(text: str, number: str) -> int:
+def _as_int(text: str, number: str) -> int:
     if not (number.isascii() and number.isdigit()):
         raise _bad(text, f"{number[:40]} is not a whole number of at least 1", EXAMPLES)
     if len(number.lstrip("0")) > len(str(MAX_GPUS)) or int(number) > MAX_GPUS:

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.costs.measurements import Measured, batches, read
 from meshwright.costs.memory import memory
-from meshwright.costs.ruler import Measured, batches, read
 from meshwright.costs.time import step_time
 from meshwright.errors import InputError
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from meshwright.costs.columns import BYTES, Column, larger, smaller, where
 from meshwright.costs.memory_constants import DELTA_CHUNK, IMAGE_SHARE, MAMBA_CHUNK, OWN_CHUNK, SCORE_BYTES
 from meshwright.costs.memory_profiles import MemoryProfile, memory_profile
+from meshwright.costs.vectorize import BYTES, Column, larger, smaller, where
 from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, Mamba2, MoE
 from meshwright.models.spec import Mixer
 from meshwright.recipes.case import Case

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from meshwright import handed
+from meshwright import file_access
 from meshwright.clusters import Gpu, gpu
 from meshwright.costs.calibration import Calibration, shipped
-from meshwright.costs.ruler import Measured, batches, read
+from meshwright.costs.measurements import Measured, batches, read
 from meshwright.costs.time import step_time
 from meshwright.errors import InputError
 
@@ -143,7 +143,7 @@ def _error(rows: list[Measured], profile: OwnProfile) -> float:
 
 def load(path: str | Path) -> Calibration:
     """The shipped calibration with the machine that a profile file describes."""
-    sent = handed.text_of(path, "calibration")
+    sent = file_access.text_of(path, "calibration")
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8") if sent is None else sent)
         own = msgspec.convert(table, OwnProfile)

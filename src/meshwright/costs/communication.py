@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.costs.activations import residual_cut
-from meshwright.costs.columns import BYTES, Column, any_of, larger, smaller, where
 from meshwright.costs.compute import LayerTime
-from meshwright.costs.linears import routing_imbalance
+from meshwright.costs.gemm import routing_imbalance
 from meshwright.costs.links import all_to_all_s, gather_s, neighbour_s
 from meshwright.costs.memory import tokens
 from meshwright.costs.parameters import RankParams, expert_cut
 from meshwright.costs.speeds import Speeds
 from meshwright.costs.state import defers_reduction, dense_ranks, expert_ranks
+from meshwright.costs.vectorize import BYTES, Column, any_of, larger, smaller, where
 from meshwright.models import MLA, Attention, Layer, MoE
 from meshwright.recipes.case import Case
 

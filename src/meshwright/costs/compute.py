@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from meshwright.costs.activations import residual_cut
-from meshwright.costs.columns import Column, where
 from meshwright.costs.flops import core_flops, training_factor, vision_flops
-from meshwright.costs.linears import Linear, gradient_s, linear_s, linears, routing_imbalance, side_bytes
+from meshwright.costs.gemm import Linear, gradient_s, linear_s, linears, routing_imbalance, side_bytes
 from meshwright.costs.memory import recomputed_share, tokens
 from meshwright.costs.speeds import Speeds
 from meshwright.costs.stages import Stages, trains_mtp
+from meshwright.costs.vectorize import Column, where
 from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, Mamba2, MoE
 from meshwright.models.spec import Mixer
 from meshwright.recipes.case import Case

@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 
-from meshwright.costs.bands import step_band
-from meshwright.costs.columns import Column, plain
 from meshwright.costs.flops import flops_per_token
 from meshwright.costs.memory import PARTS as MEMORY_PARTS
 from meshwright.costs.memory import Memory, memory, memory_band
 from meshwright.costs.speeds import linear_precision, peak_flops
 from meshwright.costs.time import PARTS as STEP_PARTS
 from meshwright.costs.time import step_time
+from meshwright.costs.uncertainty import step_band
+from meshwright.costs.vectorize import Column, plain
 from meshwright.recipes.case import Case
 
 

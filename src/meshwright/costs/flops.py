@@ -12,9 +12,9 @@ from typing import Literal
 
 import numpy as np
 
-from meshwright.costs.columns import Column, plain
 from meshwright.costs.memory_constants import IMAGE_SHARE
 from meshwright.costs.stages import trains_mtp
+from meshwright.costs.vectorize import Column, plain
 from meshwright.models import MLA, Attention, Dense, Layer, Mamba2, ModelSpec, MoE
 from meshwright.models.spec import Mixer
 from meshwright.recipes.case import Case

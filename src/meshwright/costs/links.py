@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.costs.columns import Column, larger, smaller, where
 from meshwright.costs.speeds import Speeds
+from meshwright.costs.vectorize import Column, larger, smaller, where
 from meshwright.recipes.case import Case
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costs.activations import kept_bytes, layer_parts, residual_cut, vision_bytes, working_bytes
-from meshwright.costs.columns import BYTES, GIB, Column, any_of, larger, shape_of, smaller, where
 from meshwright.costs.memory_constants import (
     COMMUNICATOR_GIB,
     CONTEXT_GIB,
@@ -30,6 +29,7 @@ from meshwright.costs.parameters import RankParams, rank_adapters, rank_params
 from meshwright.costs.schedule import in_flight
 from meshwright.costs.stages import FIRST, LAST, Stages, stages, trains_mtp
 from meshwright.costs.state import State, frozen_weights, trained_state
+from meshwright.costs.vectorize import BYTES, GIB, Column, any_of, larger, shape_of, smaller, where
 from meshwright.errors import InputError
 from meshwright.models import Mamba2
 from meshwright.recipes.case import Case

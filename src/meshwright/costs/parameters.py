@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from meshwright.costs.columns import Column, plain
 from meshwright.costs.memory_profiles import memory_profile
 from meshwright.costs.stages import Stages, stages, trains_mtp
+from meshwright.costs.vectorize import Column, plain
 from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, Mamba2, MoE
 from meshwright.models.spec import Mixer
 from meshwright.recipes.case import Case

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from meshwright.costs.columns import Column, any_of, smaller, where
 from meshwright.costs.stages import Stages
+from meshwright.costs.vectorize import Column, any_of, smaller, where
 from meshwright.recipes.case import Case
 
 

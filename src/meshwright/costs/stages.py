@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costs.columns import Column, any_of, shape_of
+from meshwright.costs.vectorize import Column, any_of, shape_of
 from meshwright.models import Layer, ModelSpec
 from meshwright.recipes.case import Case
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from meshwright.costs.columns import BYTES, Column, any_of, larger, where
 from meshwright.costs.memory_constants import NF4_BYTES
 from meshwright.costs.memory_profiles import MemoryProfile, memory_profile
 from meshwright.costs.parameters import RankParams
+from meshwright.costs.vectorize import BYTES, Column, any_of, larger, where
 from meshwright.recipes.case import Case
 
 # Moments an optimizer keeps, all in precision.moments: recipes that lower the first lower the second too.

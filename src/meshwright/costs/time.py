@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from meshwright.costs.columns import Column, any_of, larger, pick, plain, where
 from meshwright.costs.communication import cp_s, dp_s, ep_s, p2p_s, tp_s
 from meshwright.costs.compute import head_s, layer_time, repeated_s, vision_s
 from meshwright.costs.flops import training_factor
@@ -14,6 +13,7 @@ from meshwright.costs.parameters import RankParams, rank_adapters, rank_params
 from meshwright.costs.speeds import Speeds, speeds
 from meshwright.costs.stages import FIRST, LAST, MIDDLE, Stages, stages
 from meshwright.costs.state import dense_ranks, expert_ranks, moment_bytes
+from meshwright.costs.vectorize import Column, any_of, larger, pick, plain, where
 from meshwright.models import Layer, MoE
 from meshwright.recipes.case import Case
 

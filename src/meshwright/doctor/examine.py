@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from math import isfinite
 from typing import NamedTuple
 
-from meshwright.doctor import faults, loss, memory, pace, running, speed
+from meshwright.doctor import faults, liveness, loss, memory, speed, throughput
 from meshwright.doctor.finding import Checkup, Figure, Finding
 from meshwright.doctor.run import ENGINE, Run
+from meshwright.doctor.run_stats import View, deviation, middle
 from meshwright.doctor.thresholds import limit
-from meshwright.doctor.view import View, deviation, middle
 from meshwright.recipes.case import Case
 from meshwright.rules import SEVERITIES
 
@@ -85,7 +85,7 @@ def _needs_scale(view: View) -> str:
 
 DIAGNOSES = (
     Diagnosis("memory.out-of-memory", memory.out_of_memory),
-    Diagnosis("run.failed", running.failed),
+    Diagnosis("run.failed", liveness.failed),
     Diagnosis("loss.not-a-number", loss.not_a_number),
     Diagnosis("loss.diverging", loss.diverging, _needs_loss),
     Diagnosis("loss.scale-collapsed", loss.loss_scale, _needs_scale),
@@ -96,13 +96,13 @@ DIAGNOSES = (
     Diagnosis("speed.slow-network", speed.slow_network, _needs_network),
     Diagnosis("speed.low-mfu", speed.low_mfu, _needs_estimate),
     Diagnosis("speed.bubbles", speed.bubbles, _needs_pipeline),
-    Diagnosis("speed.uneven-steps", pace.uneven_steps, _needs_trend),
-    Diagnosis("speed.slowing-down", pace.slowing_down, _needs_trend),
-    Diagnosis("speed.stragglers", pace.stragglers, _needs_ranks),
+    Diagnosis("speed.uneven-steps", throughput.uneven_steps, _needs_trend),
+    Diagnosis("speed.slowing-down", throughput.slowing_down, _needs_trend),
+    Diagnosis("speed.stragglers", throughput.stragglers, _needs_ranks),
     Diagnosis("memory.growing", memory.growing_memory, _needs_memory),
     Diagnosis("memory.only-just-fits", memory.allocator_retries),
-    Diagnosis("run.checkpoint-stalls", running.checkpoint_stalls),
-    Diagnosis("run.restarts", running.restarts),
+    Diagnosis("run.checkpoint-stalls", liveness.checkpoint_stalls),
+    Diagnosis("run.restarts", liveness.restarts),
 )
 
 

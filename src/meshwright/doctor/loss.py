@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from meshwright.doctor import remedies
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run import Step
+from meshwright.doctor.run_stats import View, deviation, middle, running_median
 from meshwright.doctor.thresholds import limit, share
-from meshwright.doctor.view import View, deviation, middle, running_median
 
 WINDOW = 50  # lines that a running median looks back on
 FEWEST = 10  # lines that it needs

@@ -8,8 +8,8 @@ from itertools import pairwise
 from meshwright.doctor import remedies
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run import Fault, OutOfMemory
+from meshwright.doctor.run_stats import View, sections
 from meshwright.doctor.thresholds import limit, share
-from meshwright.doctor.view import View, sections
 
 SEGMENTS = Remedy(
     try_=("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",),

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from meshwright import handed
+from meshwright import file_access
 from meshwright.doctor import faults
 from meshwright.doctor.formats import FORMATS, recognised
 from meshwright.doctor.formats.text import Line, lines_of
@@ -30,7 +30,7 @@ METRICS, BAD_BATCHES, FAILURE = "metrics.jsonl", "bad_batches.jsonl", "failure.j
 def read(path: str | Path) -> Run:
     """The run in a folder or a log file."""
     place = Path(path)
-    if handed.is_dir(place):
+    if file_access.is_dir(place):
         return _read_folder(place)
     return read_text(_text(place), str(path))
 
@@ -196,7 +196,7 @@ def _json_lines(place: Path, what: type[Record]) -> list[Record]:
 
 def _text(place: Path) -> str:
     """The text of a log; bytes that are no text are shown as such, because logs of killed runs hold some."""
-    sent = handed.text_of(place)
+    sent = file_access.text_of(place)
     if sent is not None:
         return sent
     try:

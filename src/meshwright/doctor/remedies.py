@@ -11,13 +11,13 @@ import msgspec
 from meshwright import costs, rules
 from meshwright.costs.memory_constants import RESERVE
 from meshwright.doctor.finding import Remedy, What
+from meshwright.doctor.run_stats import View
+from meshwright.doctor.their_keys import in_their_words
 from meshwright.doctor.thresholds import share
-from meshwright.doctor.view import View
-from meshwright.doctor.words import in_their_words
 from meshwright.errors import InputError
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
-from meshwright.recipes.spelling import spell
+from meshwright.recipes.format_override import spell
 from meshwright.recipes.types import recipe_fields
 
 SHOWN = 5

@@ -101,7 +101,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     fix: tuple[str, ...] = ()  # that it wrote beside it
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What a log says of the run besides its steps."""
 
     recipe: Recipe | None = None  # in full; our own runs alone tell it
@@ -132,7 +132,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     starts: tuple[int, ...] = ()  # the first step of every start
     faults: tuple[Fault, ...] = ()
     earlier: tuple[str, ...] = ()  # logs of starts before the last
-    told: Told = Told()
+    told: RunHeader = RunHeader()
     retries: int = 0  # allocations that succeeded only after the allocator's cache was emptied
     retry_line: int = 0
     notes: tuple[str, ...] = ()

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from meshwright.doctor import remedies
 from meshwright.doctor.finding import Evidence, Finding, Remedy
+from meshwright.doctor.run_stats import View, span
 from meshwright.doctor.thresholds import limit, share
-from meshwright.doctor.view import View, span
 
 COLLECTIVES = ("tp", "cp", "ep", "dp")
 PARTS = {

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from meshwright.dryrun.replay import Stretch, Whole
+    from meshwright.dryrun.replay import StepLog, Stretch
     from meshwright.dryrun.trace import Trace
 
 MIB = 1024**2
@@ -148,7 +148,7 @@ def reserved(events: Iterable[Event], expandable: bool = True) -> int:
     return allocator.reserved
 
 
-def events_of(whole: Whole, trace: Trace) -> Iterator[Event]:
+def events_of(whole: StepLog, trace: Trace) -> Iterator[Event]:
     """What comes and goes in the book of a whole step, each block on the stream of the code that made it."""
     kinds = [(block.bytes, block.stream) for block in trace.ledger.blocks]
     names: dict[int, int] = {}  # of blocks that took over another's place: that one's number

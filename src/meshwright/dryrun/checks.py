@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshwright import clusters, costs, rules
-from meshwright.dryrun.cards import Card, Check, Estimated, Executed, Judged, Outcome, Sent, Traced, Trained
+from meshwright.dryrun.verification import (
+    Check,
+    Estimated,
+    Executed,
+    Judged,
+    Outcome,
+    Sent,
+    Traced,
+    Trained,
+    VerificationReport,
+)
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.recipes import index
 from meshwright.recipes.case import Case, model_of
@@ -22,7 +32,7 @@ from meshwright.recipes.types import Recipe
 from meshwright.version import VERSION
 
 if TYPE_CHECKING:
-    from meshwright.dryrun.types import Proof, RankProof
+    from meshwright.dryrun.types import DryRun, RankDryRun
 
 TOLERANCE = 1e-5  # relative, of losses and gradient norms: that of the parity tests
 DIGITS = 6  # significant ones, of every figure on a card
@@ -116,7 +126,7 @@ def _fitting(fits: bool, memory_gib: dict[str, float], figures: Any) -> Tried:
 
 def no_class(recipe: Recipe) -> str:
     """Why the model of a recipe cannot be built here at all; empty where it can."""
-    from meshwright.engine.kinds import kind_of
+    from meshwright.engine.model_families import kind_of
 
     try:
         kind_of(recipe).config_for(recipe)
@@ -135,7 +145,7 @@ def _dryrun(recipe: Recipe) -> Tried:
     return _fitting(figures.fits, figures.memory_gib, figures)
 
 
-def executed(proof: Proof) -> Executed:
+def executed(proof: DryRun) -> Executed:
     """What a card keeps of a dry run."""
     worst = proof.ranks[proof.worst]
     return Executed(
@@ -164,7 +174,7 @@ def _difference(found: dict[str, float], expected: dict[str, float]) -> dict[str
     return {name: round(found[name] - expected[name], 4) for name in found if name in expected and name != "capacity"}
 
 
-def compared(card: Card) -> Card:
+def compared(card: VerificationReport) -> VerificationReport:
     """The card whose dry run is compared with what the cost model says of the same pipeline rank today."""
     check = card.checks.dryrun
     if check is None or check.figures is None:
@@ -176,7 +186,7 @@ def compared(card: Card) -> Card:
     return card.with_check("dryrun", msgspec.structs.replace(check, figures=figures))
 
 
-def _sent(rank: RankProof) -> tuple[Sent, ...]:
+def _sent(rank: RankDryRun) -> tuple[Sent, ...]:
     """Collectives of a step, whatever phase they belong to."""
     found: dict[tuple[str, str, int], tuple[int, float]] = {}
     for one in rank.collectives:

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_iter, tree_map_only
 
-from meshwright.dryrun.pretend import NoData, Stream
-from meshwright.engine.kernels import _where
+from meshwright.dryrun.fake_device import NoDataMode, Stream
+from meshwright.engine.kernels import device_caps
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -127,7 +127,7 @@ def compiling_as_inductor_would() -> Iterator[None]:
     def compile_for_memory(module: nn.Module, *args: Any, **kwargs: Any) -> None:
         compile_module(module, *args, **{**kwargs, "backend": play_back})
 
-    capability: Any = _where.capability
+    capability: Any = device_caps.capability
     with ExitStack() as undo:
         undo.callback(torch._dynamo.reset)
         # Shapes stay numbers; a graph with symbols for them would have to be asked again at every call.
@@ -139,7 +139,7 @@ def compiling_as_inductor_would() -> Iterator[None]:
         undo.callback(setattr, nn.Module, "compile", compile_module)
         nn.Module.compile = compile_for_memory  # type: ignore[method-assign, assignment]
         # Tracing asks where the current stream is.
-        Stream.device = torch.device(_where.DRY, 0)  # type: ignore[attr-defined]
+        Stream.device = torch.device(device_caps.DRY, 0)  # type: ignore[attr-defined]
         undo.callback(delattr, Stream, "device")
         # What the pretended GPU can do is known when a block is traced.
         capability._dynamo_marked_constant = True
@@ -196,7 +196,7 @@ def _carry_out(kernel: Kernel, held: dict[Slot, Any], seen: Any) -> None:
     for call in kernel.calls:
         made = _made(call, kernel, taken, held)
         held.update(made)
-        if seen is not None and call.operation not in _where.STEPS and (made or not _is_fused(call.operation)):
+        if seen is not None and call.operation not in device_caps.STEPS and (made or not _is_fused(call.operation)):
             seen(call.operation, call.args, call.kwargs, tuple(made.values()))
     for slot in kernel.ends:
         held.pop(slot, None)
@@ -204,9 +204,9 @@ def _carry_out(kernel: Kernel, held: dict[Slot, Any], seen: Any) -> None:
 
 def _made(call: Call, kernel: Kernel, taken: dict[Slot, Any], held: dict[Slot, Any]) -> dict[Slot, Any]:
     """The buffers that an operation writes; the book hears of them with the operation."""
-    if call.operation in _where.STEPS:  # it makes more on its way
+    if call.operation in device_caps.STEPS:  # it makes more on its way
         args, kwargs = tree_map_only(Use, lambda one: _seen_as(one, held), (call.args, call.kwargs), is_leaf=_is_use)
-        results = _where.STEPS[call.operation](*args, **kwargs)
+        results = device_caps.STEPS[call.operation](*args, **kwargs)
         several = results if isinstance(results, tuple) else (results,)
         return {slot: several[slot.result] for slot in call.makes}
     mode = _pretending()
@@ -221,11 +221,11 @@ def _made(call: Call, kernel: Kernel, taken: dict[Slot, Any], held: dict[Slot, A
         mode.seen = seen
 
 
-def _pretending() -> NoData:
+def _pretending() -> NoDataMode:
     """The mode that is told of operations on the pretended device."""
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-    return next(mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, NoData))
+    return next(mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, NoDataMode))
 
 
 def _is_use(value: Any) -> bool:
@@ -278,7 +278,7 @@ class Plan:
                 self._reads[node] = self._reads[node.all_input_nodes[0]]
             else:
                 self._reads[node] = frozenset(makes)
-            told = self._leaves if node.target in _where.STEPS else _value
+            told = self._leaves if node.target in device_caps.STEPS else _value
             args, kwargs = tree_map_only(fx.Node, told, (node.args, node.kwargs))
             self.calls.append(Call(node.target, args, kwargs, makes, read, _space(node)))
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from meshwright.dryrun.ledger import Key
-from meshwright.dryrun.marks import REPLAYED, Chunk, Marks
-from meshwright.engine.kernels._where import DRY
-from meshwright.engine.loop import Trainer
+from meshwright.dryrun.allocation_log import Key
+from meshwright.dryrun.trace_hooks import REPLAYED, Chunk, Marks
+from meshwright.engine.kernels.device_caps import DRY
+from meshwright.engine.trainer import Trainer
 
 WHOLE_BACKWARD = ("1f1b", "gpipe", "interleaved_1f1b", "looped_bfs")  # schedules that do not split the backward pass
 

@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from meshwright.dryrun.ledger import Key, Segment
-from meshwright.dryrun.marks import AFTER, BEFORE, REPLAYED
+from meshwright.dryrun.allocation_log import Key, Segment
 from meshwright.dryrun.trace import Trace
+from meshwright.dryrun.trace_hooks import AFTER, BEFORE, REPLAYED
 
 PASSES = ("forward", "backward")
 
@@ -29,7 +29,7 @@ class Stretch:
 
 
 @dataclass
-class Whole:
+class StepLog:
     """The book of the whole step. Blocks are told by number; `of[i]` is the traced block that block i is like."""
 
     stretches: list[Stretch] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Whole:
     drift: int = 0  # bytes by which the last step's book differs from what the rank held; 0 where it is exact
 
 
-def whole_step(trace: Trace) -> Whole:
+def whole_step(trace: Trace) -> StepLog:
     """The book with everything that was left out written in."""
     return _Writer(trace).write()
 
@@ -45,7 +45,7 @@ def whole_step(trace: Trace) -> Whole:
 class _Writer:
     def __init__(self, trace: Trace) -> None:
         self.trace, self.ledger = trace, trace.ledger
-        self.whole = Whole()
+        self.whole = StepLog()
         self.segments = self.ledger.segments
         self.kept = trace.traced_micro_batches
         self.born = [0] * len(self.ledger.blocks)  # of every traced block: its place among those of its segment
@@ -59,7 +59,7 @@ class _Writer:
         self.arrived = {key: block for block, key in self.ledger.received.items()}
         self.replayed: set[int] | None = None  # while a replayed pass is written: traced blocks that really go in it
 
-    def write(self) -> Whole:
+    def write(self) -> StepLog:
         for key, segment in self._order():
             if key.phase == "filled":
                 self._compare(key, segment)

@@ -14,8 +14,8 @@ import msgspec
 from meshwright import costs, rules
 from meshwright.clusters import Cluster
 from meshwright.costs.memory_constants import FRAGMENTATION_FLOOR, RESERVE
-from meshwright.dryrun.types import PARTS, Proof, RankProof
-from meshwright.engine.start import ESTIMATED_ONLY, RefusedError
+from meshwright.dryrun.types import PARTS, DryRun, RankDryRun
+from meshwright.engine.train import ESTIMATED_ONLY, RefusedError
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec
 from meshwright.recipes.case import Case
@@ -33,23 +33,23 @@ def prove(
     exact: bool = False,
     processes: int | None = None,
     progress: Progress = lambda _: None,
-) -> Proof:
+) -> DryRun:
     """Takes two steps of a recipe at full size on tensors without data, on every pipeline rank that differs."""
     began, cpu = time.monotonic(), time.process_time()
-    from meshwright.dryrun.several import side_by_side
-    from meshwright.engine.kinds import kind_of
+    from meshwright.dryrun.ranks import side_by_side
+    from meshwright.engine.model_families import kind_of
 
     _be_quiet()
     kind = kind_of(recipe)
     config = kind.config_for(recipe)
-    case = judged(recipe, kind.spec_of(recipe, config), cluster)
-    told = [Told(recipe, config.to_dict(), cluster, rank, same, exact) for rank, same in distinct(case)]
+    case = validate(recipe, kind.spec_of(recipe, config), cluster)
+    told = [RankTask(recipe, config.to_dict(), cluster, rank, same, exact) for rank, same in distinct(case)]
     preload(recipe, config)
     ranks = tuple(side_by_side(prove_rank, told, processes, progress, _named))
     estimates = costs.memory_by_stage(case)
     sums = [_memory(rank, estimates[rank.pp_rank]) for rank in ranks]
     worst = max(range(len(ranks)), key=lambda i: sums[i]["total"])
-    return Proof(
+    return DryRun(
         recipe=recipe.name,
         model=recipe.model,
         cluster=str(cluster),
@@ -65,7 +65,7 @@ def prove(
     )
 
 
-class Told(msgspec.Struct, frozen=True):
+class RankTask(msgspec.Struct, frozen=True):
     """What is needed to trace one rank."""
 
     recipe: Recipe
@@ -76,12 +76,12 @@ class Told(msgspec.Struct, frozen=True):
     exact: bool
 
 
-def _named(told: Told) -> str:
+def _named(told: RankTask) -> str:
     pp = told.recipe.layout.pp
     return f"pipeline rank {told.pp_rank} of {pp}" if pp > 1 else "the step"
 
 
-def judged(recipe: Recipe, model: ModelSpec, cluster: Cluster) -> Case:
+def validate(recipe: Recipe, model: ModelSpec, cluster: Cluster) -> Case:
     """The recipe on a cluster, or the findings that refuse it; whether it fits is what the dry run finds out."""
     case = Case(recipe, model, cluster, memory_of=lambda c: costs.memory(c))
     errors = [one for one in rules.judge(case) if one.severity == "error" or one.rule in ESTIMATED_ONLY]
@@ -97,7 +97,7 @@ def distinct(case: Case) -> list[tuple[int, tuple[int, ...]]]:
     Middle ranks with like layers run the same passes; the earlier keeps more micro batches at once, so that the first
     of them needs most.
     """
-    from meshwright.engine.mesh import Axis
+    from meshwright.engine.mesh import GroupInfo
     from meshwright.engine.parallelize.pipeline import stage_layers, stage_numbers
 
     layout = case.recipe.layout
@@ -107,17 +107,17 @@ def distinct(case: Case) -> list[tuple[int, tuple[int, ...]]]:
     cuts = stage_layers(layout, len(kinds))
     groups: dict[Any, list[int]] = {}
     for rank in range(layout.pp):
-        numbers = stage_numbers(layout, Axis(layout.pp, rank))
+        numbers = stage_numbers(layout, GroupInfo(layout.pp, rank))
         held = tuple(tuple(kinds[i] for i in cuts[number]) for number in numbers)
         ends = tuple((number == 0, number == len(cuts) - 1) for number in numbers)
         groups.setdefault((held, ends), []).append(rank)
     return [(ranks[0], tuple(ranks)) for ranks in groups.values()]
 
 
-def prove_rank(told: Told) -> RankProof:
+def prove_rank(told: RankTask) -> RankDryRun:
     """One pipeline rank, traced and read."""
     from meshwright.dryrun.trace import Trace, trace
-    from meshwright.engine.kinds import kind_of
+    from meshwright.engine.model_families import kind_of
 
     recipe, cluster = told.recipe, told.cluster
     kind = kind_of(recipe)
@@ -142,33 +142,33 @@ def _capability(cluster: Cluster) -> tuple[int, int]:
     return number // 10, number % 10
 
 
-def read(trace: Any, told: Told, rank: int) -> RankProof | None:
+def read(trace: Any, told: RankTask, rank: int) -> RankDryRun | None:
     """What the book of a rank says; None where what was left out could not be written in."""
-    from meshwright.dryrun import levels
+    from meshwright.dryrun import memory_curve
     from meshwright.dryrun.allocator import events_of, reserved
     from meshwright.dryrun.replay import whole_step
 
     whole = whole_step(trace)
-    found = levels.levels(trace, whole)
+    found = memory_curve.levels(trace, whole)
     peak = max(found, key=lambda level: level.peak)
     if trace.left_out != (0, 0) and whole.drift > INEXACT * peak.peak:
         return None
     chunks = len(trace.chunks)
-    return RankProof(
+    return RankDryRun(
         rank=rank,
         pp_rank=told.pp_rank,
         stands_for=told.stands_for,
         layers=tuple(number for cut in trace.chunks for number in cut.layers),
-        memory_gib=levels.in_gib(peak.parts),
-        allocated_gib=peak.peak / levels.GIB,
-        reserved_gib=reserved(events_of(whole, trace)) / levels.GIB,
-        peak_phase=levels.phase_of(peak.key),
-        peak_at=levels.label_of(peak.key, chunks),
-        phases=levels.by_phase(found),
-        timeline=levels.timeline(found, chunks),
-        holders=levels.holders(trace, whole, peak),
-        flops=levels.flops(trace, whole),
-        collectives=levels.collectives(trace, whole),
+        memory_gib=memory_curve.in_gib(peak.parts),
+        allocated_gib=peak.peak / memory_curve.GIB,
+        reserved_gib=reserved(events_of(whole, trace)) / memory_curve.GIB,
+        peak_phase=memory_curve.phase_of(peak.key),
+        peak_at=memory_curve.label_of(peak.key, chunks),
+        phases=memory_curve.by_phase(found),
+        timeline=memory_curve.timeline(found, chunks),
+        holders=memory_curve.holders(trace, whole, peak),
+        flops=memory_curve.flops(trace, whole),
+        collectives=memory_curve.collectives(trace, whole),
         placement=trace.placement,
         traced=_in_words(trace),
         exact=trace.left_out == (0, 0),
@@ -188,7 +188,7 @@ def _in_words(trace: Any) -> str:
     )
 
 
-def _memory(rank: RankProof, estimate: costs.Memory) -> dict[str, float]:
+def _memory(rank: RankDryRun, estimate: costs.Memory) -> dict[str, float]:
     """The parts of a rank with what is no tensor's: CUDA's context, communicators, what the allocator holds back."""
     fixed = estimate.overhead - estimate.cache
     room = estimate.capacity * (1 - RESERVE) - rank.allocated_gib - fixed
@@ -207,7 +207,7 @@ def preload(recipe: Recipe, config: Any) -> None:
     """Imports once, before ranks are traced in processes of their own."""
     from importlib import import_module
 
-    from meshwright.engine.kinds import kind_of
+    from meshwright.engine.model_families import kind_of
 
     for name in ("torch._dynamo", "meshwright.dryrun.trace", *kind_of(recipe).modules(config)):
         import_module(name)

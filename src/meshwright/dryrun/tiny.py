@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from meshwright.engine import processes
-from meshwright.engine.job import Job
-from meshwright.engine.kinds import Kind, kind_of
-from meshwright.engine.run import Outcome, work
-from meshwright.engine.start import START, data_ranks, judged, preloaded
+from meshwright.engine.model_families import ModelFamily, kind_of
+from meshwright.engine.run_spec import Job
 from meshwright.engine.tiny import tiny_recipe
+from meshwright.engine.train import START, data_ranks, preloaded, validate
+from meshwright.engine.worker import RunMetrics, run_rank
 from meshwright.recipes.types import Kernels, Layout, Recipe
 
 RANKS = 2
@@ -89,14 +89,14 @@ def alone(recipe: Recipe, world: int) -> Recipe:
     return msgspec.structs.replace(recipe, layout=Layout(micro_batch_size=size), kernels=Kernels())
 
 
-def _trained(recipe: Recipe, kind: Kind, config: Any, world: int) -> Outcome:
+def _trained(recipe: Recipe, kind: ModelFamily, config: Any, world: int) -> RunMetrics:
     with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
-        job = Job(recipe, config.to_dict(), judged(recipe, config, None, world), folder, quiet=True)
+        job = Job(recipe, config.to_dict(), validate(recipe, config, None, world), folder, quiet=True)
         if recipe.goal != "pretrain":  # random weights, the same by the recipe's seed
             job = msgspec.structs.replace(job, weights=str(Path(folder) / START), makes_weights=True)
         modules = preloaded(kind, config)
-        results: list[Outcome | None] = processes.fork(
-            world, work, job, device_type="cpu", preload=modules, timeout=TIMEOUT_S
+        results: list[RunMetrics | None] = processes.fork(
+            world, run_rank, job, device_type="cpu", preload=modules, timeout=TIMEOUT_S
         )
     return next(result for result in results if result is not None)
 

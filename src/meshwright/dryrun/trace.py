@@ -8,25 +8,25 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.dryrun.allocation_log import AllocationLedger
 from meshwright.dryrun.compiled import compiling_as_inductor_would
-from meshwright.dryrun.ledger import Ledger
-from meshwright.dryrun.marks import Marks, shortened_batch
+from meshwright.dryrun.fake_data import dry_recipe, open_samples
+from meshwright.dryrun.fake_device import pretending
 from meshwright.dryrun.pipeline import can_leave_out, follow_pipeline
 from meshwright.dryrun.placements import placements
-from meshwright.dryrun.pretend import pretending
-from meshwright.dryrun.samples import dry_recipe, open_samples
+from meshwright.dryrun.trace_hooks import Marks, shortened_batch
 from meshwright.dryrun.types import Placement
-from meshwright.engine.kinds import Kind
-from meshwright.engine.loop import Trainer
 from meshwright.engine.mesh import Mesh, build_mesh
 from meshwright.engine.metrics import optimizer_tensors
+from meshwright.engine.model_families import ModelFamily
+from meshwright.engine.trainer import Trainer
 from meshwright.recipes.types import Recipe
 
 STEPS = 2  # the first makes the optimizer's state, the second has it from the start
 
 
 @dataclass(frozen=True)
-class Cut:
+class LayerGroups:
     """The layers of one of the rank's pipeline chunks: all, those that were traced, and for each who stands for it."""
 
     layers: list[int]
@@ -38,9 +38,9 @@ class Cut:
 class Trace:
     """What was noted of one rank."""
 
-    ledger: Ledger
+    ledger: AllocationLedger
     axes: dict[str, tuple[str, int]]  # of every group: the axis it is along, and its ranks
-    chunks: list[Cut]
+    chunks: list[LayerGroups]
     micro_batches: int  # of a step
     traced_micro_batches: list[int]
     pipelined: bool
@@ -55,12 +55,18 @@ class Trace:
 
 
 def trace(
-    recipe: Recipe, kind: Kind, config: Any, world: int, rank: int, capability: tuple[int, int], shortened: bool = True
+    recipe: Recipe,
+    kind: ModelFamily,
+    config: Any,
+    world: int,
+    rank: int,
+    capability: tuple[int, int],
+    shortened: bool = True,
 ) -> Trace:
     """Builds the trainer of a rank and takes its first two steps, all of them or shortened."""
     began = time.process_time()
     recipe = dry_recipe(recipe)
-    ledger = Ledger(capability=capability)
+    ledger = AllocationLedger(capability=capability)
     with ExitStack() as block:
         device = block.enter_context(pretending(world, rank, ledger.saw, capability))
         block.enter_context(ledger.open())
@@ -79,7 +85,9 @@ def trace(
     return Trace(ledger, axes, chunks, count, kept, pipelined, placed, time.process_time() - began)
 
 
-def take_steps(trainer: Trainer, ledger: Ledger, shortened: bool = False) -> tuple[list[Cut], list[int]]:
+def take_steps(
+    trainer: Trainer, ledger: AllocationLedger, shortened: bool = False
+) -> tuple[list[LayerGroups], list[int]]:
     """The first steps of a new trainer with marks in the book: its layers, and the micro batches that were run."""
     ledger.tag((p for stage in trainer.stages for p in stage.parameters()), "weights")
     ledger.tag((b for stage in trainer.stages for b in stage.buffers()), "weights")
@@ -95,7 +103,7 @@ def take_steps(trainer: Trainer, ledger: Ledger, shortened: bool = False) -> tup
         watch.step = number
         trainer.step(number, watch, figures=False)
         ledger.tag(optimizer_tensors(trainer.optimizer.state), "optimizer")
-    return [Cut(chunk.numbers, chunk.kept, chunk.like) for chunk in watch.chunks], kept
+    return [LayerGroups(chunk.numbers, chunk.kept, chunk.like) for chunk in watch.chunks], kept
 
 
 def _shorten_batches(trainer: Trainer, watch: Marks) -> None:

@@ -50,7 +50,7 @@ class Placement(msgspec.Struct, frozen=True):
     gib: float  # of all of them, on this rank
 
 
-class RankProof(msgspec.Struct, frozen=True):
+class RankDryRun(msgspec.Struct, frozen=True):
     """What one rank of the cluster does in a step, and what it holds."""
 
     rank: int
@@ -73,14 +73,14 @@ class RankProof(msgspec.Struct, frozen=True):
     cpu_s: float
 
 
-class Proof(msgspec.Struct, frozen=True):
+class DryRun(msgspec.Struct, frozen=True):
     """A recipe executed at its full size on tensors without data."""
 
     recipe: str
     model: str
     cluster: str
     world: int
-    ranks: tuple[RankProof, ...]
+    ranks: tuple[RankDryRun, ...]
     worst: int  # which of them needs most
     memory_gib: dict[str, float]  # of the worst rank: its parts, overhead, total, capacity
     fits: bool

@@ -10,34 +10,34 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshwright.engine.mesh import Axis
+from meshwright.engine.mesh import GroupInfo
 
 # torch 2.13 renamed these two; 2.11 has only the old names.
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def copy_in(x: torch.Tensor, axis: Axis) -> torch.Tensor:
+def copy_in(x: torch.Tensor, axis: GroupInfo) -> torch.Tensor:
     """The same tensor on every rank going forward; its gradient is the sum over the ranks."""
     return x if axis.size == 1 else _CopyIn.apply(x, axis)  # type: ignore[no-untyped-call]
 
 
-def sum_out(x: torch.Tensor, axis: Axis) -> torch.Tensor:
+def sum_out(x: torch.Tensor, axis: GroupInfo) -> torch.Tensor:
     """The sum over the ranks going forward; the gradient passes as it is."""
     return x if axis.size == 1 else _SumOut.apply(x, axis)  # type: ignore[no-untyped-call]
 
 
-def gather(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
+def gather(x: torch.Tensor, axis: GroupInfo, dim: int) -> torch.Tensor:
     """All ranks' parts along a dimension; the gradient is summed and each rank keeps its part."""
     return x if axis.size == 1 else _Gather.apply(x, axis, dim)  # type: ignore[no-untyped-call]
 
 
-def sum_scatter(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
+def sum_scatter(x: torch.Tensor, axis: GroupInfo, dim: int) -> torch.Tensor:
     """The sum over the ranks, of which each keeps its part along a dimension; the gradient is gathered."""
     return x if axis.size == 1 else _SumScatter.apply(x, axis, dim)  # type: ignore[no-untyped-call]
 
 
-def total(x: torch.Tensor, *axes: Axis) -> torch.Tensor:
+def total(x: torch.Tensor, *axes: GroupInfo) -> torch.Tensor:
     """The sum of a value over the ranks of some axes, without a gradient."""
     x = x.detach().clone()
     for axis in axes:
@@ -46,21 +46,21 @@ def total(x: torch.Tensor, *axes: Axis) -> torch.Tensor:
     return x
 
 
-def _all_gather(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
+def _all_gather(x: torch.Tensor, axis: GroupInfo, dim: int) -> torch.Tensor:
     parts = x.movedim(dim, 0).contiguous()
     whole = parts.new_empty((axis.size * parts.shape[0], *parts.shape[1:]))
     all_gather(whole, parts, group=axis.group)
     return whole.movedim(0, dim).contiguous()
 
 
-def _reduce_scatter(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
+def _reduce_scatter(x: torch.Tensor, axis: GroupInfo, dim: int) -> torch.Tensor:
     whole = x.movedim(dim, 0).contiguous()
     part = whole.new_empty((whole.shape[0] // axis.size, *whole.shape[1:]))
     reduce_scatter(part, whole, group=axis.group)
     return part.movedim(0, dim).contiguous()
 
 
-def _all_reduce(x: torch.Tensor, axis: Axis) -> torch.Tensor:
+def _all_reduce(x: torch.Tensor, axis: GroupInfo) -> torch.Tensor:
     x = x.contiguous().clone()
     dist.all_reduce(x, group=axis.group)
     return x
@@ -68,7 +68,7 @@ def _all_reduce(x: torch.Tensor, axis: Axis) -> torch.Tensor:
 
 class _CopyIn(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, axis: Axis) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, axis: GroupInfo) -> torch.Tensor:
         ctx.axis = axis
         return x.view_as(x)
 
@@ -79,7 +79,7 @@ class _CopyIn(torch.autograd.Function):
 
 class _SumOut(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, axis: Axis) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, axis: GroupInfo) -> torch.Tensor:
         return _all_reduce(x, axis)
 
     @staticmethod
@@ -89,7 +89,7 @@ class _SumOut(torch.autograd.Function):
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, axis: GroupInfo, dim: int) -> torch.Tensor:
         ctx.axis, ctx.dim = axis, dim
         return _all_gather(x, axis, dim)
 
@@ -100,7 +100,7 @@ class _Gather(torch.autograd.Function):
 
 class _SumScatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, axis: GroupInfo, dim: int) -> torch.Tensor:
         ctx.axis, ctx.dim = axis, dim
         return _reduce_scatter(x, axis, dim)
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar
 
-from meshwright.engine.launched import Process
-from meshwright.engine.metrics.jsonl import Lines, say, spelled
+from meshwright.engine.metrics.jsonl import Lines, spelled, warn
+from meshwright.engine.rank_env import Process
 from meshwright.errors import InputError, MeshwrightError
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ class LossGuard:
 
     def _record(self, step: int, loss: float, grad_norm: float, samples: Sequence[int]) -> list[dict[str, Any]]:
         """Writes the bad ranks' batches down; the lines, on every rank."""
-        from meshwright.engine.everyone import gathered, rank
+        from meshwright.engine.object_collectives import gathered, rank
 
         mine = {
             "step": step,
@@ -311,7 +311,7 @@ class LossGuard:
         try:
             file = Lines(self.path)
         except InputError as error:  # no record is better than no verdict
-            say(str(error))
+            warn(str(error))
             return
         for line in bad:
             file.write({**line, "policy": self.policy})

@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from meshwright.engine.experts.storage import expert_blocks, whole_adapters
-from meshwright.engine.kernels.updates import sum_of_squares
-from meshwright.engine.mesh import SOLO, Axis, Mesh
+from meshwright.engine.experts.expert_params import expert_blocks, whole_adapters
+from meshwright.engine.kernels.optimizer_kernels import sum_of_squares
+from meshwright.engine.mesh import SOLO, GroupInfo, Mesh
 from meshwright.engine.model.stage import Stage
-from meshwright.engine.parallelize.materialise import tied_name
+from meshwright.engine.parallelize.init_weights import tied_name
 
 
 def finish(stages: list[Stage], mesh: Mesh) -> None:
@@ -38,13 +38,13 @@ def _copied_at_ends(stage: Stage) -> list[nn.Parameter]:
     return [*([stage.lm_head.weight] if tied else []), *([stage.embedding.weight] if needed else [])]
 
 
-def _other_end(stages: list[Stage], mesh: Mesh) -> Axis:
+def _other_end(stages: list[Stage], mesh: Mesh) -> GroupInfo:
     """With whom this end of the pipeline sums: a V has both ends on one rank."""
     both = any(stage.first for stage in stages) and any(stage.last for stage in stages)
     return SOLO if both else mesh.ends
 
 
-def _sum_copies(copied: list[nn.Parameter], ends: Axis) -> None:
+def _sum_copies(copied: list[nn.Parameter], ends: GroupInfo) -> None:
     """Gives all copies of a weight, here and at the other end, the sum of their gradients."""
     first, *others = (local_gradient(parameter) for parameter in copied)
     for other in others:
@@ -54,7 +54,7 @@ def _sum_copies(copied: list[nn.Parameter], ends: Axis) -> None:
         other.copy_(first)
 
 
-def _sum(parameters: list[nn.Parameter], axis: Axis) -> None:
+def _sum(parameters: list[nn.Parameter], axis: GroupInfo) -> None:
     """One all-reduce for each number format."""
     if axis.size == 1:
         return

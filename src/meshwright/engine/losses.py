@@ -28,7 +28,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from meshwright.engine.collectives import all_gather
-from meshwright.engine.kernels._where import is_dry, on_gpu, outputs_alone
 from meshwright.engine.kernels.cross_entropy import (
     capped,
     logit_gradient,
@@ -36,6 +35,7 @@ from meshwright.engine.kernels.cross_entropy import (
     slice_statistics,
     wide,
 )
+from meshwright.engine.kernels.device_caps import is_dry, on_gpu, outputs_alone
 
 Kind = Literal["vocab_parallel", "plain", "chunked", "fused_linear"]
 P = ParamSpec("P")

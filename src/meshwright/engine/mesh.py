@@ -19,7 +19,7 @@ from meshwright.recipes.types import Layout
 
 
 @dataclass(frozen=True)
-class Axis:
+class GroupInfo:
     """The ranks that share one thing with this rank, and this rank's place among them."""
 
     size: int
@@ -28,7 +28,7 @@ class Axis:
     ranks: tuple[int, ...] = (0,)  # global ranks, in order
 
 
-SOLO = Axis(1, 0)
+SOLO = GroupInfo(1, 0)
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class Mesh:
     """Every group of ranks that training talks in, seen from one rank."""
 
     device_type: str
-    world: Axis
-    pp: Axis
-    dp: Axis  # replicas and shards: ranks that see different samples
-    cp: Axis
-    tp: Axis
-    stage: Axis  # all ranks of this rank's pipeline stage
-    sequence: Axis  # cp × tp: ranks that hold parts of the same samples
-    experts: Axis  # ep × etp, ep major
-    ends: Axis  # the first and last stage at this rank's place in the stage; SOLO for middle stages
+    world: GroupInfo
+    pp: GroupInfo
+    dp: GroupInfo  # replicas and shards: ranks that see different samples
+    cp: GroupInfo
+    tp: GroupInfo
+    stage: GroupInfo  # all ranks of this rank's pipeline stage
+    sequence: GroupInfo  # cp × tp: ranks that hold parts of the same samples
+    experts: GroupInfo  # ep × etp, ep major
+    ends: GroupInfo  # the first and last stage at this rank's place in the stage; SOLO for middle stages
     state: DeviceMesh  # pp, dp_replicate, fsdp, tp: how dense parameters are stored
     expert_state: DeviceMesh  # pp, dp_replicate, efsdp, ep, etp: how experts are stored
     cp_groups: tuple[tuple[int, ...], ...]  # the global ranks of every context-parallel group
@@ -61,10 +61,10 @@ class Mesh:
         return mesh["dp_replicate", "efsdp"] if mesh["dp_replicate"].size() > 1 else mesh["efsdp"]
 
     @property
-    def etp(self) -> Axis:
+    def etp(self) -> GroupInfo:
         """The ranks that hold slices of the same experts."""
         mesh = self.expert_state["etp"]
-        return Axis(mesh.size(), mesh.get_local_rank(), mesh.get_group() if mesh.size() > 1 else None)
+        return GroupInfo(mesh.size(), mesh.get_local_rank(), mesh.get_group() if mesh.size() > 1 else None)
 
 
 def sizes(layout: Layout, world: int) -> dict[str, int]:
@@ -116,7 +116,7 @@ def build_mesh(layout: Layout, device_type: str) -> Mesh:
     first_and_last = [(int(a), int(b)) for a, b in zip(grid[0].ravel(), grid[-1].ravel(), strict=True)]
     return Mesh(
         device_type=device_type,
-        world=Axis(world, rank, dist.group.WORLD, tuple(range(world))),
+        world=GroupInfo(world, rank, dist.group.WORLD, tuple(range(world))),
         pp=_axis(rank, np.moveaxis(grid, 0, -1).reshape(-1, n["pp"])),
         dp=_axis(rank, np.moveaxis(grid, 1, -1).reshape(-1, data)),
         cp=_axis(rank, np.moveaxis(grid, 2, -1).reshape(-1, n["cp"])),
@@ -144,12 +144,12 @@ def _stored(layout: Layout, replicas: int, shards: int) -> tuple[int, int]:
     return (replicas * shards, 1) if layout.strategy == "ddp" else (replicas, shards)
 
 
-def _axis(rank: int, rows: np.ndarray[Any, Any]) -> Axis:
+def _axis(rank: int, rows: np.ndarray[Any, Any]) -> GroupInfo:
     """This rank's axis among rows of ranks; all ranks make all groups, in the same order."""
     mine = SOLO
     for row in rows:
         members = [int(r) for r in row]
         group = dist.new_group(members) if len(members) > 1 else None
         if rank in members:
-            mine = Axis(len(members), members.index(rank), group, tuple(members))
+            mine = GroupInfo(len(members), members.index(rank), group, tuple(members))
     return mine

@@ -34,9 +34,9 @@ from meshwright.engine.faults import (
     interrupted,
     leave,
 )
-from meshwright.engine.joining import COLLECTIVE_TIMEOUT_S, join
-from meshwright.engine.launched import DeviceType, Process, detect, hosts
-from meshwright.engine.quiet import no_enum_warnings
+from meshwright.engine.process_group import COLLECTIVE_TIMEOUT_S, join
+from meshwright.engine.rank_env import DeviceType, Process, detect, hosts
+from meshwright.engine.warning_filters import no_enum_warnings
 from meshwright.errors import InputError, MeshwrightError
 
 __all__ = ["Process", "detect", "fork", "hosts", "join", "start"]
@@ -91,7 +91,7 @@ def start(
 
 
 @dataclass(frozen=True)
-class _News:
+class RankMessage:
     """What a rank tells the process that started it."""
 
     rank: int
@@ -317,7 +317,7 @@ def _rank(place: Process, parent: int, job: _Job, pipe: Connection) -> None:
                 result = job.work(place, *job.args)
             except BaseException as error:  # told before the group is left: that makes the other ranks fail, too
                 _tell_and_leave(pipe, place, error)
-            _send(pipe, _News(place.rank, time.monotonic(), result=result))
+            _send(pipe, RankMessage(place.rank, time.monotonic(), result=result))
     except BaseException as error:
         _tell_and_leave(pipe, place, error)
 
@@ -344,25 +344,25 @@ def end_with(parent: int) -> None:
 
 
 def _tell_and_leave(pipe: Connection, place: Process, error: BaseException) -> NoReturn:
-    _send(pipe, _News(place.rank, time.monotonic(), error=explain(error, place)))
+    _send(pipe, RankMessage(place.rank, time.monotonic(), error=explain(error, place)))
     leave(1)
 
 
-def _send(pipe: Connection, news: _News) -> None:
+def _send(pipe: Connection, news: RankMessage) -> None:
     try:
         data = pickle.dumps(news)
     except Exception as error:
         what = (
             f"its error cannot be sent ({error}): {news.error}" if news.error else f"its result cannot be sent: {error}"
         )
-        data = pickle.dumps(_News(news.rank, news.at, error=RunError(f"rank {news.rank}: {what}")))
+        data = pickle.dumps(RankMessage(news.rank, news.at, error=RunError(f"rank {news.rank}: {what}")))
     with suppress(OSError):  # nobody listens any more
         pipe.send_bytes(data)
 
 
 def _results(ranks: list[_Rank], timeout: float | None, request: _Request) -> list[Any]:
     """The results by rank, as soon as all are there; the cause as an error, soon after the first rank failed."""
-    heard: dict[int, _News] = {}
+    heard: dict[int, RankMessage] = {}
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     settled = math.inf
     while len(heard) < len(ranks) and time.monotonic() < settled:
@@ -381,7 +381,7 @@ def _results(ranks: list[_Rank], timeout: float | None, request: _Request) -> li
     return [heard[one.place.rank].result for one in ranks]
 
 
-def _listen(ranks: list[_Rank], heard: dict[int, _News]) -> None:
+def _listen(ranks: list[_Rank], heard: dict[int, RankMessage]) -> None:
     """Waits a moment for news of these ranks; one that ended without any has failed."""
     wait([*(one.pipe for one in ranks), *(one.process.sentinel for one in ranks)], TICK_S)
     for one in ranks:
@@ -392,7 +392,7 @@ def _listen(ranks: list[_Rank], heard: dict[int, _News]) -> None:
                 heard[one.place.rank] = news
                 continue
         if code is not None:
-            heard[one.place.rank] = _News(one.place.rank, time.monotonic(), error=_death(one.place, code))
+            heard[one.place.rank] = RankMessage(one.place.rank, time.monotonic(), error=_death(one.place, code))
 
 
 def _death(place: Process, code: int) -> RunError:

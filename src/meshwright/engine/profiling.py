@@ -7,8 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright.engine.launched import Process
-from meshwright.engine.metrics.jsonl import say
+from meshwright.engine.metrics.jsonl import warn
+from meshwright.engine.rank_env import Process
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def window(
         yield seen
     seen._profile = None
     if seen.done < seen.last:
-        say(f"the run ended after {seen.done} steps, before the profiled steps {seen.first}–{seen.last} were over")
+        warn(f"the run ended after {seen.done} steps, before the profiled steps {seen.first}–{seen.last} were over")
 
 
 def _profiler(seen: Window, folder: Path, rank: int, steps: tuple[int, int, int]) -> profile:
@@ -93,6 +93,6 @@ def _saved(done: Any, path: Path) -> Path | None:
     except (OSError, RuntimeError) as error:
         with suppress(OSError):
             path.unlink(missing_ok=True)
-        say(f"the profiler trace {path} cannot be written ({error})")
+        warn(f"the profiler trace {path} cannot be written ({error})")
         return None
     return path

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from meshwright.engine.kernels._where import DRY, has_data
+from meshwright.engine.kernels.device_caps import DRY, has_data
 
 START = 2.0**16
 FACTOR = 2.0

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from meshwright.engine.kinds import kind_of
-from meshwright.engine.start import data_ranks
+from meshwright.engine.model_families import kind_of
+from meshwright.engine.train import data_ranks
 from meshwright.recipes.overrides import change
 from meshwright.recipes.types import Architecture, Kernels, Layout, Moe, Precision, Recipe
 

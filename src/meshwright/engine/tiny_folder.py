@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.engine.data.byte_level import write_byte_tokenizer
-from meshwright.engine.quiet import no_progress
+from meshwright.engine.warning_filters import no_progress
 
 SHARD = "100KB"  # so that even a tiny model has several files, as large ones do
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from meshwright.engine.faults import FAULT_KEY, RunError, announce, leave, named, ranks_store, tell, within
-from meshwright.engine.launched import Process
+from meshwright.engine.rank_env import Process
 
 ASK_S = 3.0  # how long a rank that gave up waits to hear where the others are
 PLACE_KEY = "meshwright/place"

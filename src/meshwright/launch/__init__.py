@@ -1,5 +1,5 @@
-"""Commands and job scripts that start a plan; their submission and watching (compose.py: from a question to a job)."""
+"""Launch commands and job scripts, their submission and watching (build_job.py turns a request into a job)."""
 
-from meshwright.launch.commands import command_of, commands, left_out
+from meshwright.launch.plan_commands import command_of, commands_of, left_out
 
-__all__ = ["command_of", "commands", "left_out"]
+__all__ = ["command_of", "commands_of", "left_out"]

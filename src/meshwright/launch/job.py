@@ -8,8 +8,8 @@ from typing import Literal, get_args
 import msgspec
 
 from meshwright.clusters import Cluster
-from meshwright.dialects.types import Program
 from meshwright.errors import InputError, unknown
+from meshwright.frameworks.types import Program
 from meshwright.launch import values
 
 Way = Literal["torchrun", "slurm", "hosts", "kubernetes", "skypilot"]
@@ -123,10 +123,10 @@ def _check(job: Job) -> None:
     )
     values.one_line("--python", job.python, "python3")
     values.check_variables("--env", job.env)
-    values.whole("--port", job.port, 1, 65_535)
-    values.whole("--max-restarts", job.max_restarts, 0, 10_000)
+    values.as_int("--port", job.port, 1, 65_535)
+    values.as_int("--max-restarts", job.max_restarts, 0, 10_000)
     if job.cpus_per_rank is not None:
-        values.whole("--cpus-per-rank", job.cpus_per_rank, 1, 4096)
+        values.as_int("--cpus-per-rank", job.cpus_per_rank, 1, 4096)
     for word in job.program.words:
         values.one_line("the command", word) if word else None
     for text in job.mounts:
@@ -171,8 +171,8 @@ def _check_slurm(job: Job) -> None:
         values.matching("--constraint", job.constraint, pattern, "a SLURM constraint", "'h100&ib'")
     if job.logs:
         values.matching("--logs", job.logs, r"[\w./@+][\w./@+-]*", "a folder without spaces or % in its name", "logs")
-    values.whole("--max-requeues", job.max_requeues, 0, 100_000)
-    values.whole("--signal-ahead", job.signal_ahead_s, 1, 65_535)
+    values.as_int("--max-requeues", job.max_requeues, 0, 100_000)
+    values.as_int("--signal-ahead", job.signal_ahead_s, 1, 65_535)
     if job.time and values.seconds(job.time) <= job.signal_ahead_s and job.requeue:
         raise InputError(
             f"is not longer than the {job.signal_ahead_s} s ahead of its end that the run is told to save",

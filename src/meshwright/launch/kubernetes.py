@@ -6,10 +6,10 @@ import shlex
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.launch import starting, values
+from meshwright.launch import commands, values
+from meshwright.launch.artifacts import Launch
 from meshwright.launch.job import Job
 from meshwright.launch.manifests import restart_note, to_yaml
-from meshwright.launch.written import Launch
 
 LONGEST_NAME = 40  # pods are called NAME-worker-1023 and NAME-node-0-1023-abcde, of 63 letters at most
 FILES = "/meshwright"  # where the job's files lie in its pods
@@ -41,7 +41,7 @@ def on_kubernetes(job: Job) -> Launch:
 
 def _pytorchjob(job: Job, metadata: dict[str, str]) -> dict[str, Any]:
     """A master and workers, one pod a node; the operator tells each its number and where the master is."""
-    how = starting.numbered(job, "$(MASTER_ADDR)", "$(MASTER_PORT)", "$(RANK)")
+    how = commands.numbered(job, "$(MASTER_ADDR)", "$(MASTER_PORT)", "$(RANK)")
     port = {"ports": [{"name": "pytorchjob-port", "containerPort": job.port}]}
     template = {"spec": _pod(job, metadata["name"], "pytorch", how, [], port)}
     restart = "OnFailure" if job.max_restarts else "Never"
@@ -65,7 +65,7 @@ def _pytorchjob(job: Job, metadata: dict[str, str]) -> dict[str, Any]:
 def _jobset(job: Job, metadata: dict[str, str]) -> dict[str, Any]:
     """One indexed job with a pod a node; when one of them fails, all are started again."""
     name = metadata["name"]
-    how = starting.numbered(job, f"{name}-{REPLICAS}-0-0.{name}", str(job.port), f"$({NODE_RANK})")
+    how = commands.numbered(job, f"{name}-{REPLICAS}-0-0.{name}", str(job.port), f"$({NODE_RANK})")
     number = [{"name": NODE_RANK, "valueFrom": {"fieldRef": {"fieldPath": INDEX}}}]
     pod = _pod(job, name, "trainer", how, number, {}) | {"restartPolicy": "Never"}
     nodes = job.cluster.nodes
@@ -92,7 +92,7 @@ def _pod(
     job: Job, name: str, container: str, how: list[str], env: list[dict[str, Any]], more: dict[str, Any]
 ) -> dict[str, Any]:
     disks = _disks(job, name)
-    wanted = [one for one in starting.with_patience(job) if one.value is not None]
+    wanted = [one for one in commands.with_patience(job) if one.value is not None]
     cores = {"cpu": str(job.cpus_per_rank * job.ranks_per_node)} if job.cpus_per_rank else {}
     gpus = {} if job.cpu else {GPU_RESOURCES.get(job.cluster.gpu.arch, NVIDIA): str(job.ranks_per_node)}
     resources = {**({"requests": cores} if cores else {}), **({"limits": gpus} if gpus else {})}
@@ -116,9 +116,9 @@ def _pod(
 
 def _command(job: Job, how: list[str]) -> list[str]:
     """The words of the container; $(NAME) is filled in by Kubernetes, in what we write and nowhere else."""
-    words = starting.torchrun(job, *how, restarts=False)
+    words = commands.torchrun(job, *how, restarts=False)
     own = len(words) - len(job.program.words)
-    unset = [word for one in starting.wanted_variables(job) if one.value is None for word in ("-u", one.name)]
+    unset = [word for one in commands.wanted_variables(job) if one.value is None for word in ("-u", one.name)]
     safe = [*(["env", *unset] if unset else []), *words[:own], *(_literal(word) for word in words[own:])]
     if not job.setup:
         return safe

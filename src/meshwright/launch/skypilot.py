@@ -6,11 +6,11 @@ import shlex
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.launch import starting, values
+from meshwright.launch import commands, values
+from meshwright.launch.artifacts import Launch
+from meshwright.launch.commands import Shell, joined
 from meshwright.launch.job import Job
 from meshwright.launch.manifests import restart_note, to_yaml
-from meshwright.launch.starting import Shell, joined
-from meshwright.launch.written import Launch
 
 FILES = "~/meshwright_files"  # where the job's files lie on every node
 # GPUs whose name there is not ours; those it has under our name; the others it does not offer.
@@ -65,13 +65,13 @@ def _file_mounts(job: Job) -> dict[str, Any]:
 
 
 def _environment(job: Job) -> dict[str, Any]:
-    wanted = {one.name: one.value for one in starting.with_patience(job) if one.value is not None}
+    wanted = {one.name: one.value for one in commands.with_patience(job) if one.value is not None}
     return {"envs": wanted} if wanted else {}
 
 
 def _run(job: Job) -> str:
     """What every node runs; SkyPilot tells it its number and the addresses of all."""
     head, rank = Shell('"$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"'), Shell('"$SKYPILOT_NODE_RANK"')
-    command = starting.torchrun(job, *starting.numbered(job, head, str(job.port), rank), restarts=False)
-    unset = [f"unset {one.name}" for one in starting.wanted_variables(job) if one.value is None]
+    command = commands.torchrun(job, *commands.numbered(job, head, str(job.port), rank), restarts=False)
+    unset = [f"unset {one.name}" for one in commands.wanted_variables(job) if one.value is None]
     return "\n".join([*([f"cd {FILES}"] if job.files else []), *unset, joined(command)]) + "\n"

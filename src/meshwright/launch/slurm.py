@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 
-from meshwright.launch import starting, values
+from meshwright.launch import commands, values
+from meshwright.launch.artifacts import Launch
+from meshwright.launch.commands import Shell, joined
 from meshwright.launch.environment import threads
 from meshwright.launch.job import Job, Variable, sbatch_option
-from meshwright.launch.starting import Shell, joined
-from meshwright.launch.written import Launch
 from meshwright.version import VERSION
 
 SAVED = 75  # exit code of a run that was asked to end and has saved
@@ -100,7 +100,7 @@ def _setup(job: Job) -> list[str]:
 
 def _environment(job: Job) -> list[str]:
     """Variables with their reasons; the user's own setting of threads stays."""
-    wanted = starting.wanted_variables(job) if job.finds_ranks else starting.with_patience(job)
+    wanted = commands.wanted_variables(job) if job.finds_ranks else commands.with_patience(job)
     if all(one.name != "OMP_NUM_THREADS" for one in wanted):
         wanted.append(threads(cpus_per_rank(job)))
     return [line for one in wanted for line in (f"# {one.why}", _set(one))]
@@ -150,12 +150,12 @@ def _srun(job: Job) -> str:
 
 def _program(job: Job) -> list[str]:
     if job.finds_ranks:
-        return starting.alone(job)
+        return commands.alone(job)
     heard = ["bash", "-c", LISTENING] if job.requeue else []
     if job.cluster.nodes == 1:
-        return [*heard, *starting.torchrun(job, "--standalone")]
-    meeting = starting.meeting(job, Shell('"$MASTER_ADDR:$MASTER_PORT"'), Shell('"$SLURM_JOB_ID"'))
-    return [*heard, *starting.torchrun(job, *meeting)]
+        return [*heard, *commands.torchrun(job, "--standalone")]
+    meeting = commands.meeting(job, Shell('"$MASTER_ADDR:$MASTER_PORT"'), Shell('"$SLURM_JOB_ID"'))
+    return [*heard, *commands.torchrun(job, *meeting)]
 
 
 def _container(job: Job) -> list[str]:

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.launch.written import Launch
+from meshwright.launch.artifacts import Launch
 
 SUBMIT_S = 120.0  # a busy controller answers late, but it answers
 INSTEAD = {

@@ -38,7 +38,7 @@ def one_line(field: str, value: str, example: str = "") -> str:
     return value
 
 
-def whole(field: str, value: int, least: int, most: int) -> int:
+def as_int(field: str, value: int, least: int, most: int) -> int:
     """A whole number between two others."""
     if not least <= value <= most:
         raise InputError(f"must be {least:,} to {most:,}", field=field, value=value)

@@ -54,7 +54,7 @@ def watch(
     tail: Tail | None = None
     while True:
         try:
-            seen, unanswered = look(number), 0
+            seen, unanswered = inspect(number), 0
         except MeshwrightError as error:
             unanswered += 1
             if unanswered > PATIENCE:
@@ -77,7 +77,7 @@ def watch(
         pause(every_s)
 
 
-def look(number: str) -> Seen:
+def inspect(number: str) -> Seen:
     """The job now: from the controller, which knows it until minutes after its end, else from the accounting."""
     done = slurm_tool(["scontrol", "show", "job", "--oneliner", number], ANSWER_S)
     if done.returncode == 0 and (seen := from_scontrol(done.stdout)):

@@ -19,7 +19,7 @@ from mcp.shared.exceptions import MCPError
 
 from meshwright import __version__
 from meshwright.errors import InputError, OutputError, unknown
-from meshwright.mcp.answering import Reply, failed, reply
+from meshwright.mcp.executor import Reply, failed, reply
 from meshwright.mcp.tools import INSTRUCTIONS, SECONDS, TOOLS, Tool
 
 WORKERS = 2  # processes that answer
@@ -28,7 +28,7 @@ PATH = "/mcp"
 OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
-class Desk:
+class Executor:
     """Hands calls to worker processes; one that takes too long is ended with its process."""
 
     def __init__(self, seconds: float = SECONDS, workers: int = WORKERS) -> None:
@@ -58,7 +58,7 @@ class Desk:
         return await anyio.to_process.run_sync(reply, name, arguments, cancellable=True, limiter=self.workers)
 
 
-def make_server(desk: Desk) -> Server[Any]:
+def make_server(desk: Executor) -> Server[Any]:
     """The server with its tools."""
 
     async def list_tools(_: Any, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
@@ -102,14 +102,14 @@ def _result(found: Reply) -> types.CallToolResult:
 
 
 async def _serving(serve: Callable[[Server[Any]], Awaitable[None]]) -> None:
-    desk = Desk()
+    desk = Executor()
     async with anyio.create_task_group() as group:
         group.start_soon(_warm, desk)
         await serve(make_server(desk))
         group.cancel_scope.cancel()
 
 
-async def _warm(desk: Desk) -> None:
+async def _warm(desk: Executor) -> None:
     with suppress(anyio.BrokenWorkerProcess):  # the first call will tell
         await desk.warm()
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright import api, handed
+from meshwright import api, file_access
 from meshwright.errors import InputError
-from meshwright.mcp import told
+from meshwright.mcp import rendering
 from meshwright.mcp.fields import LONG, Field, read, schema_of, words_of
 
-Asked = dict[str, Any]
+Arguments = dict[str, Any]
 Answer = dict[str, Any]
 
 CONFIG, BASELINE = "config.json", "baseline.log"
@@ -38,7 +38,7 @@ class Tool:
     title: str
     text: str
     fields: tuple[Field, ...]
-    ask: Callable[[Asked], Answer]
+    ask: Callable[[Arguments], Answer]
     tell: Callable[[Answer], str]
     keys: Mapping[str, str]  # what its answer always has, and of which JSON type
     examples: tuple[Mapping[str, Any], ...]
@@ -55,11 +55,11 @@ class Tool:
     def answer(self, arguments: Mapping[str, Any]) -> Answer:
         """The answer to a call; no name in it reaches a file."""
         asked = read(self.fields, arguments)
-        with handed.only(_texts(asked)):
+        with file_access.only(_texts(asked)):
             return self.ask(asked)
 
 
-def _texts(asked: Asked) -> dict[str, str]:
+def _texts(asked: Arguments) -> dict[str, str]:
     """The texts that came with a question, by the names that stand for them."""
     named = {
         CONFIG: asked.get("config"),
@@ -70,7 +70,7 @@ def _texts(asked: Asked) -> dict[str, str]:
     return {name: text for name, text in named.items() if text is not None}
 
 
-def _recipe_name(asked: Asked) -> str:
+def _recipe_name(asked: Arguments) -> str:
     return "recipe.json" if str(asked.get("recipe")).lstrip().startswith("{") else "recipe.toml"
 
 
@@ -85,7 +85,7 @@ def _file_name(asked: Mapping[str, Any]) -> str:
     return str(name)
 
 
-def _one_of(asked: Asked, example: str, **names: str) -> str:
+def _one_of(asked: Arguments, example: str, **names: str) -> str:
     """The thing that is asked about: by its name, or by the one text that was sent for it."""
     given = [name for name in names if asked[name] is not None]
     if len(given) == 2 and given[-1] == "config" and given[0] == "recipe":
@@ -97,57 +97,57 @@ def _one_of(asked: Asked, example: str, **names: str) -> str:
     return names[given[0]] or str(asked[given[0]])
 
 
-def _recommend(asked: Asked) -> Answer:
+def _recommend(asked: Arguments) -> Answer:
     target = _one_of(asked, 'model: "llama3-8b"', model="", config=CONFIG)
     shared = {name: asked[name] for name in ("seq", "engine", "benchmark", "overrides")}
     plan = api.recommend(target, asked["gpus"], asked["goal"], **shared)
     return api.plan_to_dict(plan, explain=asked["explain"])
 
 
-def _plan(asked: Asked) -> Answer:
+def _plan(asked: Arguments) -> Answer:
     target = _one_of(asked, 'target: "llama3_8b_sft_config"', target="", recipe=_recipe_name(asked), config=CONFIG)
     shared = {name: asked[name] for name in ("seq", "engine", "top", "overrides")}
     return api.ranking_to_dict(api.plan(target, asked["gpus"], asked["goal"], **shared))
 
 
-def _estimate(asked: Asked) -> Answer:
+def _estimate(asked: Arguments) -> Answer:
     target = _one_of(asked, 'target: "llama3_8b_sft_config"', target="", recipe=_recipe_name(asked), config=CONFIG)
     shared = {name: asked[name] for name in ("gpus", "goal", "seq", "engine", "overrides")}
     return api.estimate_to_dict(api.estimate(target, **shared))
 
 
-def _size(asked: Asked) -> Answer:
+def _size(asked: Arguments) -> Answer:
     target = _one_of(asked, 'model: "llama3-8b"', model="", config=CONFIG)
     shared = {name: asked[name] for name in ("seq", "engine", "tokens", "price", "overrides")}
     return api.sizing_to_dict(api.size(target, asked["goal"], asked["gpu"], **shared))
 
 
-def _check(asked: Asked) -> Answer:
+def _check(asked: Arguments) -> Answer:
     target = _one_of(asked, "text: what the file says", target="", text=_file_name(asked))
     shared = {name: asked[name] for name in ("gpus", "engine", "dialect", "model", "advice", "overrides")}
     return api.check_to_dict(api.check(target, **shared))
 
 
-def _export(asked: Asked) -> Answer:
+def _export(asked: Arguments) -> Answer:
     target = _one_of(asked, 'target: "llama3_8b_sft_config"', target="", recipe=_recipe_name(asked))
     return api.export_to_dict(*api.export(target, asked["to"], gpus=asked["gpus"], overrides=asked["overrides"]))
 
 
-def _recipes(asked: Asked) -> Answer:
+def _recipes(asked: Arguments) -> Answer:
     found = api.find_recipes(asked["query"], goal=asked["goal"], family=asked["family"], benchmark=asked["benchmark"])
     return _first("recipes", api.entries_to_dicts(found), asked["limit"])
 
 
-def _rules(asked: Asked) -> Answer:
+def _rules(asked: Arguments) -> Answer:
     found = api.rule_catalogue(asked["query"], pitfalls=asked["pitfalls"])
     return _first("rules", [api.rule_to_dict(rule) for rule in found], asked["limit"])
 
 
-def _explain(asked: Asked) -> Answer:
+def _explain(asked: Arguments) -> Answer:
     return api.explained_to_dict(api.explain(asked["about"]))
 
 
-def _doctor(asked: Asked) -> Answer:
+def _doctor(asked: Arguments) -> Answer:
     found = api.diagnose(
         _file_name(asked),
         recipe=asked["target"],
@@ -268,7 +268,7 @@ TOOLS = {
                 OVERRIDES,
             ),
             _recommend,
-            told.plan,
+            rendering.plan,
             {**PLAN_KEYS, "offers": "array"},
             ({"model": "llama3-8b", "gpus": "8xH100", "goal": "sft"},),
         ),
@@ -282,7 +282,7 @@ TOOLS = {
                 OVERRIDES,
             ),
             _plan,
-            told.ranking,
+            rendering.ranking,
             {"plans": "array", "pareto": "array", "dropped": "array", "searched": "integer"},
             ({"target": "llama3-8b", "gpus": "16xA100-40", "goal": "pretrain", "top": 2},),
         ),
@@ -293,7 +293,7 @@ TOOLS = {
             "Use it to try one change.",
             (TARGET, RECIPE_TEXT, CONFIG_TEXT, GPUS, GOAL, SEQ, ENGINE, OVERRIDES),
             _estimate,
-            told.plan,
+            rendering.plan,
             {**PLAN_KEYS, "memory_by_stage_gib": "object"},
             ({"target": "llama3_8b_pretrain_config", "gpus": "8xH100", "overrides": ["layout.recompute=full"]},),
         ),
@@ -323,7 +323,7 @@ TOOLS = {
                 OVERRIDES,
             ),
             _size,
-            told.sizing,
+            rendering.sizing,
             {"sizes": "array"},
             (
                 {
@@ -372,7 +372,7 @@ TOOLS = {
                 OVERRIDES,
             ),
             _check,
-            told.check,
+            rendering.check,
             {"dialect": "string", "ok": "boolean", "findings": "array", "unresolved": "array", "notes": "array"},
             (
                 {
@@ -396,7 +396,7 @@ TOOLS = {
                 *(GPUS, OVERRIDES),
             ),
             _export,
-            told.export,
+            rendering.export,
             {"dialect": "string", "ok": "boolean", "files": "object", "command": "string", "unsaid": "array"},
             ({"target": "llama3_8b_pretrain_config", "to": "torchtitan", "gpus": "8xH100"},),
         ),
@@ -425,7 +425,7 @@ TOOLS = {
                 OVERRIDES,
             ),
             _doctor,
-            told.checkup,
+            rendering.checkup,
             {"ok": "boolean", "kind": "string", "figures": "array", "findings": "array", "notes": "array"},
             ({"log": OUT_OF_MEMORY, "target": "llama3_8b_pretrain_config", "gpus": "8xH100"},),
         ),
@@ -441,7 +441,7 @@ TOOLS = {
                 _limit(40),
             ),
             _recipes,
-            told.recipes,
+            rendering.recipes,
             {"recipes": "array"},
             ({"query": "llama3 8b", "goal": "sft"},),
         ),
@@ -455,7 +455,7 @@ TOOLS = {
                 _limit(40),
             ),
             _rules,
-            told.rules,
+            rendering.rules,
             {"rules": "array"},
             ({"query": "heads"},),
         ),
@@ -476,7 +476,7 @@ TOOLS = {
                 ),
             ),
             _explain,
-            told.explained,
+            rendering.explained,
             {"about": "string", "kind": "string", "rules": "array"},
             ({"about": "heads.attention"}, {"about": "layout.recompute"}, {"about": "speed.low-mfu"}),
         ),

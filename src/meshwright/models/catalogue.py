@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from meshwright import handed
+from meshwright import file_access
 from meshwright.errors import InputError, unknown
 
 from .reader import load_config, spec_from_config
@@ -42,12 +42,12 @@ def find(text: str) -> ModelSpec:
     if text.lower().endswith(_RECIPE_FILES):
         raise _recipe_as_model(text)
     if _is_path(text):
-        handed.text_of(text, "model")
+        file_access.text_of(text, "model")
         return _from_path(os.path.expanduser(text))
     name = _resolve(text)
     if name is not None:
         return _spec(name)
-    if handed.exists(text):
+    if file_access.exists(text):
         return _from_path(text)
     size = _SIZE.fullmatch(text.lower().replace(" ", ""))
     raise _unknown_size(text, size) if size and not size[1] else unknown("model", text[:80], names())
@@ -213,15 +213,15 @@ def _is_path(text: str) -> bool:
     if text.lower().endswith(".json") or text.startswith((".", "~", os.sep)):
         return True
     separators = [mark for mark in (os.sep, os.altsep) if mark]
-    return any(mark in text for mark in separators) and handed.exists(text)
+    return any(mark in text for mark in separators) and file_access.exists(text)
 
 
 def _from_path(text: str) -> ModelSpec:
     config = load_config(text)
     if "model_type" not in config and _RECIPE_KEYS & config.keys():
         raise _recipe_as_model(text)
-    path = handed.resolved(text)
-    name = path.name if handed.is_dir(path) else path.parent.name if path.name == "config.json" else path.stem
+    path = file_access.resolved(text)
+    name = path.name if file_access.is_dir(path) else path.parent.name if path.name == "config.json" else path.stem
     try:
         return spec_from_config(config, name or "model", source=text)
     except InputError as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from meshwright import handed
+from meshwright import file_access
 from meshwright.errors import InputError
 
 from .readers import diffusion, gpt2, nemotron
@@ -51,8 +51,8 @@ def spec_from_config(config: Mapping[str, Any], name: str, **facts: Any) -> Mode
 def load_config(path: str | Path) -> dict[str, Any]:
     """The config.json at a path, or in the folder at a path, as a dict."""
     # os.path, not Path: it answers "no" for names that no file can have, where Path raises
-    file = Path(path, "config.json") if handed.is_dir(path) else Path(path)
-    sent = handed.text_of(file, "model")
+    file = Path(path, "config.json") if file_access.is_dir(path) else Path(path)
+    sent = file_access.text_of(file, "model")
     if sent is None and not os.path.isfile(file):
         raise InputError("there is no config.json", field="model", value=str(file))
     try:

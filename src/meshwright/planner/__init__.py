@@ -1,14 +1,14 @@
 """From a question to a plan: matching, sizing, search and explanation."""
 
-from meshwright.planner.counts import smallest_fit
+from meshwright.planner.baseline import case_of, on_engine
+from meshwright.planner.divisors import smallest_fit
 from meshwright.planner.explain import reasons
 from meshwright.planner.plan import Change, Offer, Plan, Question, Reason
 from meshwright.planner.ranking import Dropped, Ranking, ranked
-from meshwright.planner.recommend import exactly, recommend
+from meshwright.planner.recommend import plan_fixed, recommend
 from meshwright.planner.scaling import batch_for_tokens, scaled_batch, scaled_lr
 from meshwright.planner.search import Candidate
 from meshwright.planner.sizing import Size, Sizing, size
-from meshwright.planner.start import case_of, on_engine
 
 __all__ = [
     "Candidate",
@@ -23,8 +23,8 @@ __all__ = [
     "Sizing",
     "batch_for_tokens",
     "case_of",
-    "exactly",
     "on_engine",
+    "plan_fixed",
     "ranked",
     "reasons",
     "recommend",

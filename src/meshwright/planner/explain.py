@@ -10,7 +10,7 @@ from meshwright.planner.plan import Plan, Reason
 from meshwright.planner.space import balanced_stages
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import recipe_fields
-from meshwright.rules.domains import divisors
+from meshwright.rules.search_values import divisors
 
 DEGREES = ("tp", "pp", "cp", "ep", "micro_batch_size")
 FOLLOWS = {

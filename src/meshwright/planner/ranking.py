@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 
 from meshwright import rules
+from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.plan import Plan, Question
 from meshwright.planner.recommend import plan_with
-from meshwright.planner.search import Candidate, Priced, priced
+from meshwright.planner.search import Candidate, Priced, score
 from meshwright.planner.space import WHOLE, candidates, degrees, with_pins
-from meshwright.planner.start import Start, begin
 from meshwright.recipes.case import Case
 
 ALIKE = 12  # candidates looked at for each plan shown: several options may come to the same layout
@@ -42,8 +42,8 @@ class Ranking(msgspec.Struct, frozen=True):
 
 def ranked(question: Question, overrides: Sequence[str] = (), top: int = 5, everything: bool = False) -> Ranking:
     """The fastest plans of the whole legal space; overrides are kept as given; `everything` lists all that fit."""
-    start = begin(question, overrides)
-    batches = list(priced(start.case, start.pinned, WHOLE))
+    start = baseline_for(question, overrides)
+    batches = list(score(start.case, start.pinned, WHOLE))
     best = _fastest(batches, top)
     return Ranking(
         plans=tuple(plan_with(start, {**candidate.layout, **start.pinned}) for candidate in best),
@@ -91,7 +91,7 @@ def pareto(batches: list[Priced]) -> tuple[Candidate, ...]:
     return tuple(kept)
 
 
-def _own_errors(start: Start, batches: list[Priced]) -> Iterator[Dropped]:
+def _own_errors(start: Baseline, batches: list[Priced]) -> Iterator[Dropped]:
     """What the rules say of the user's own numbers when no layout can keep them."""
     if batches or not start.pinned:
         return

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 
 from meshwright import costs, rules
-from meshwright.planner.counts import no_layout
+from meshwright.planner.baseline import ENGINE_STRATEGY, Baseline, baseline_for
+from meshwright.planner.divisors import no_layout
 from meshwright.planner.explain import why_changed
 from meshwright.planner.plan import Change, Match, Offer, Plan, Question
 from meshwright.planner.scaling import offers
 from meshwright.planner.search import KEEP_WITHIN, LAYOUT_NAMES, Candidate, always_broken, any_legal, best, is_roomy
-from meshwright.planner.start import ENGINE_STRATEGY, Start, begin
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
-from meshwright.recipes.spelling import spell
+from meshwright.recipes.format_override import spell
 from meshwright.recipes.types import Recipe, recipe_fields
 from meshwright.rules import Finding
 
@@ -28,7 +28,7 @@ WORTH_ADVISING = 0.99
 
 def recommend(question: Question, overrides: Sequence[str] = ()) -> Plan:
     """The plan for a question; layout overrides are kept as given and the rest is sized around them."""
-    start = begin(question, overrides)
+    start = baseline_for(question, overrides)
     found = best(start.case, start.pinned)
     if found is None:
         return plan_with(start, _without_legal_layout(start))
@@ -37,12 +37,12 @@ def recommend(question: Question, overrides: Sequence[str] = ()) -> Plan:
     return plan_with(start, {**found.layout, **start.pinned})
 
 
-def exactly(question: Question, recipe: Recipe | None, overrides: Sequence[str] = ()) -> Plan:
+def plan_fixed(question: Question, recipe: Recipe | None, overrides: Sequence[str] = ()) -> Plan:
     """The plan of exactly this recipe (or of the question's own) with overrides, its layout not searched."""
-    return plan_with(begin(question, overrides, recipe), {})
+    return plan_with(baseline_for(question, overrides, recipe), {})
 
 
-def keeps_own(start: Start, found: Candidate) -> bool:
+def keeps_own(start: Baseline, found: Candidate) -> bool:
     """Whether the recipe's layout stays: always on the cluster it was made for, elsewhere when it is about as good."""
     if not bool(rules.legal(start.case)):
         return False
@@ -55,7 +55,7 @@ def keeps_own(start: Start, found: Candidate) -> bool:
     return float(price.step_s) <= KEEP_WITHIN * found.step_s and (roomy or not found.roomy)
 
 
-def _without_legal_layout(start: Start) -> dict[str, Any]:
+def _without_legal_layout(start: Baseline) -> dict[str, Any]:
     """The layout to show with its findings when none is legal; a count that nothing divides is an error instead."""
     blocking = {id for id in always_broken(start.case) if rules.RULES[id].field not in ARITHMETIC}
     found = best(start.case, start.pinned, blocking) if blocking else None
@@ -66,7 +66,7 @@ def _without_legal_layout(start: Start) -> dict[str, Any]:
     raise no_layout(start.case)
 
 
-def plan_with(start: Start, layout: Mapping[str, Any], faster: Candidate | None = None) -> Plan:
+def plan_with(start: Baseline, layout: Mapping[str, Any], faster: Candidate | None = None) -> Plan:
     """The plan that runs this layout, priced and judged; empty keeps the recipe's own."""
     recipe = with_layout(start.asked, layout)
     case = start.case.renewed(recipe)
@@ -117,7 +117,7 @@ def _faster_layout(case: Case, estimate: costs.Estimate, faster: Candidate | Non
     yield Offer("a faster layout", tuple(spell(f"layout.{n}", v) for n, v in different.items()), why, kind="layout")
 
 
-def changes_between(start: Start, recipe: Recipe, case: Case) -> tuple[Change, ...]:
+def changes_between(start: Baseline, recipe: Recipe, case: Case) -> tuple[Change, ...]:
     """Every field that differs from the starting recipe, with its kind and reason."""
     found = []
     for key, info in recipe_fields().items():
@@ -135,7 +135,7 @@ def _why(name: str, old: Any, case: Case) -> str:
     return why_changed(case, name, old)
 
 
-def _match(start: Start, changes: tuple[Change, ...]) -> Match:
+def _match(start: Baseline, changes: tuple[Change, ...]) -> Match:
     if start.kind != "own":
         return start.kind
     return "exact" if start.same_gpus and not changes else "resized"

@@ -79,7 +79,7 @@ class Priced(msgspec.Struct, frozen=True):
         )
 
 
-def priced(
+def score(
     case: Case, pinned: Mapping[str, Any], space: Space = NEAR, ignoring: Container[str] = ()
 ) -> Iterator[Priced]:
     """All legal candidates that keep the pinned values, with memory and step time, batch by batch."""
@@ -115,7 +115,7 @@ def always_broken(case: Case) -> frozenset[str]:
 
 def best(case: Case, pinned: Mapping[str, Any], ignoring: Container[str] = ()) -> Candidate | None:
     """The fastest layout that fits, with room to spare if any has it; the smallest one when none fits."""
-    batches = list(priced(case, pinned, NEAR, ignoring))
+    batches = list(score(case, pinned, NEAR, ignoring))
     if not batches:
         return None
     for allowed in ([b.roomy for b in batches], [b.fits for b in batches]):

@@ -9,11 +9,11 @@ import msgspec
 
 from meshwright import costs
 from meshwright.clusters import Gpu, cluster
+from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.goodput import Goodput, goodput
 from meshwright.planner.plan import Question
 from meshwright.planner.recommend import with_layout
 from meshwright.planner.search import best
-from meshwright.planner.start import Start, begin
 
 DAY = 86400.0
 GB_PER_GIB = 1.073741824
@@ -61,7 +61,7 @@ def size(
     gpu = question.cluster.gpu
     found = []
     for count in counts(gpu, most):
-        start = begin(msgspec.structs.replace(question, cluster=cluster(f"{count}x{gpu.name}")), overrides)
+        start = baseline_for(msgspec.structs.replace(question, cluster=cluster(f"{count}x{gpu.name}")), overrides)
         one = _sized(start, tokens, price)
         if one is not None:
             found.append(one)
@@ -80,7 +80,7 @@ def shown(layout: dict[str, Any]) -> str:
     return f"{degrees or 'data parallel'}, micro {layout['micro_batch_size']}, recompute {layout['recompute']}"
 
 
-def _sized(start: Start, tokens: float | None, price: float | None) -> Size | None:
+def _sized(start: Baseline, tokens: float | None, price: float | None) -> Size | None:
     chosen = best(start.case, start.pinned)
     if chosen is None:  # no layout divides this count
         return None

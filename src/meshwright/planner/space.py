@@ -12,7 +12,7 @@ import numpy as np
 
 from meshwright import rules
 from meshwright.recipes.case import Case
-from meshwright.rules.domains import divisors
+from meshwright.rules.search_values import divisors
 
 MOST_STAGES = 64
 SHORTEST_PIECE = 1024  # tokens per context-parallel rank below which ring steps cannot hide their exchange

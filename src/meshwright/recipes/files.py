@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from meshwright import handed
-from meshwright.documents import keyed, read_text, tree
+from meshwright import file_access
+from meshwright.config_io import keyed, read_text, tree
 from meshwright.errors import InputError, MeshwrightError, unknown
 from meshwright.recipes import build
 from meshwright.recipes.build import checked, places
@@ -30,7 +30,7 @@ LARGEST = 1_000_000
 def is_file(name: str) -> bool:
     """Whether a name means a recipe file rather than a shipped recipe; a config.json is a model."""
     path = Path(name)
-    if path.name == "config.json" or handed.is_dir(path):
+    if path.name == "config.json" or file_access.is_dir(path):
         return False
     return path.suffix.lower() in SUFFIXES
 

@@ -12,7 +12,7 @@ import msgspec
 
 from meshwright.errors import InputError, unknown
 from meshwright.recipes.build import places
-from meshwright.recipes.foreign import RETIRED, Word, by_foreign_key, joint_of
+from meshwright.recipes.key_maps import RETIRED, ConfigKey, by_foreign_key, joint_of
 from meshwright.recipes.types import FieldKind, Recipe, recipe_fields
 from meshwright.recipes.values import is_map, parse
 
@@ -159,7 +159,7 @@ def _plain(key: str, text: str) -> _Setting:
     raise unknown("key", key, known_keys())
 
 
-def in_our_words(alias: Word, text: str) -> str:
+def in_our_words(alias: ConfigKey, text: str) -> str:
     """Their value in ours, item by item in a list."""
     if "," not in text and not text.startswith("["):
         return alias.to_own(text)

@@ -63,7 +63,7 @@ def _parse(kind: Any, text: str, key: str) -> Any:
         return _weights(text, key) if get_args(kind)[1] is float else _names(text, key)
     if kind is str:
         return _unquoted(text)
-    return {bool: _truth, int: whole, float: _number}[kind](text, key)
+    return {bool: _truth, int: as_int, float: _number}[kind](text, key)
 
 
 def checked_range(key: str, value: Any) -> None:
@@ -87,7 +87,7 @@ def _truth(text: str, key: str) -> bool:
     return text.lower() == "true"
 
 
-def whole(text: str, key: str) -> int:
+def as_int(text: str, key: str) -> int:
     """The whole number that was typed for a key."""
     if not INTEGER.fullmatch(text):
         raise _wrong(key, text, "a whole number")

@@ -28,7 +28,7 @@ from meshwright.rules import (  # noqa: F401  # importing a subject registers it
     topology,
     vision,
 )
-from meshwright.rules.judge import applicable, illegal_by_rule, judge, legal, message, repair
+from meshwright.rules.evaluate import applicable, illegal_by_rule, judge, legal, message, repair
 from meshwright.rules.rule import RULES, SEVERITIES, Finding, Rule, Severity
 
 __all__ = [

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.domains import divisors, divisors_of, larger, multiples, nearest_first
 from meshwright.rules.rule import rule
+from meshwright.rules.search_values import divisors, divisors_of, larger, multiples, nearest_first
 
 BENCHMARK_STEPS = 50
 LEAST_TOKENS = 1024

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.domains import no
-from meshwright.rules.families import is_glm45, is_qwen3_next, is_qwen35
 from meshwright.rules.memory import ROOM
+from meshwright.rules.model_families import is_glm45, is_qwen3_next, is_qwen35
 from meshwright.rules.rule import Fix, rule
+from meshwright.rules.search_values import no
 
 INSTRUCTIONS = ("squad", "tulu3", "openmathinstruct2", "openmathinstruct2-thinking", "gsm8k")
 IMAGE_SETS = ("cord-v2", "medpix", "raven", "rdr", "llava-video-178k", "local-vlm")

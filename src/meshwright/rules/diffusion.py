@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.domains import NO_PIPELINE
 from meshwright.rules.precision import PLAIN
 from meshwright.rules.rule import rule
+from meshwright.rules.search_values import NO_PIPELINE
 
 
 @rule(

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.domains import larger, no, one_of, without
 from meshwright.rules.rule import Fix, rule
+from meshwright.rules.search_values import larger, no, one_of, without
 
 FLEX = ("deepep", "hybridep")
 ALLTOALL: Fix = {"dispatcher": ["alltoall"]}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.domains import NO_CONTEXT, NO_EXPERT, NO_PIPELINE, NO_TENSOR
 from meshwright.rules.rule import Fix, rule
+from meshwright.rules.search_values import NO_CONTEXT, NO_EXPERT, NO_PIPELINE, NO_TENSOR
 
 
 class Absent(NamedTuple):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.domains import no, one_of, without
 from meshwright.rules.rule import Fix, rule
+from meshwright.rules.search_values import no, one_of, without
 
 WITH_GRAPHS = ("meshwright", "megatron", "torchtitan", "automodel")
 WITHOUT_GRAPHS = ("kempnerforge", "fsdp1", "deepspeed")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
 from meshwright.recipes.types import ENGINES
-from meshwright.rules.domains import NO_TENSOR, divisors_of
 from meshwright.rules.rule import Fix, rule
+from meshwright.rules.search_values import NO_TENSOR, divisors_of
 
 REPLICATING_KV = ("megatron", "meshwright")
 STRICT_KV = ("torchtitan", "automodel", "kempnerforge", "deepspeed")

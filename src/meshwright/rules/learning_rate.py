@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.domains import no, one_of
 from meshwright.rules.rule import rule
+from meshwright.rules.search_values import no, one_of
 
 OFFERED: dict[str, tuple[str, ...]] = {
     "megatron": ("cosine", "linear", "wsd", "constant", "inverse_sqrt"),

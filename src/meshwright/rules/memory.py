@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.domains import NO_TENSOR, Domain, larger, no
 from meshwright.rules.rule import Fix, rule
+from meshwright.rules.search_values import NO_TENSOR, Domain, larger, no
 
 GIB = 2**30
 TIGHT = 0.92

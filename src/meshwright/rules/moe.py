@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.domains import NO_EXPERT, degrees, divisors_of, larger, no, one_of
 from meshwright.rules.rule import Fix, rule
+from meshwright.rules.search_values import NO_EXPERT, degrees, divisors_of, larger, no, one_of
 
 NO_ETP: Fix = {"etp": [1]}
 GIB = 2**30

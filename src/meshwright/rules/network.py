@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.domains import divisors, one_of, smaller
 from meshwright.rules.rule import rule
+from meshwright.rules.search_values import divisors, one_of, smaller
 from meshwright.rules.sequence import inner_ranks
 
 MOST_SHARDS = 512

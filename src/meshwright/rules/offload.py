@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.domains import NO_PIPELINE, no, one_of
 from meshwright.rules.memory import offloads
 from meshwright.rules.rule import Fix, rule
+from meshwright.rules.search_values import NO_PIPELINE, no, one_of
 
 OFFERED: dict[str, tuple[str, ...]] = {
     "meshwright": ("none", "optimizer", "activations", "params"),

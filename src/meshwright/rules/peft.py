@@ -6,9 +6,9 @@ import numpy as np
 
 from meshwright.recipes.case import Case, Column
 from meshwright.recipes.types import Peft
-from meshwright.rules.domains import NO_TENSOR, no, one_of, without
-from meshwright.rules.families import is_qwen3_next
+from meshwright.rules.model_families import is_qwen3_next
 from meshwright.rules.rule import Fix, rule
+from meshwright.rules.search_values import NO_TENSOR, no, one_of, without
 
 METHODS: dict[str, tuple[str, ...]] = {
     "megatron": ("lora", "dora"),

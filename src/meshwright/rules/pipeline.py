@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.domains import NO_PIPELINE, degrees, divisors_of, even_stages
 from meshwright.rules.rule import Fix, rule
+from meshwright.rules.search_values import NO_PIPELINE, degrees, divisors_of, even_stages
 
 EVEN_ONLY = ("megatron", "meshwright", "deepspeed")
 SPLITS_UNEVENLY = ("torchtitan", "automodel", "kempnerforge")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.domains import NO_TENSOR, divisors_of, no, one_of
 from meshwright.rules.rule import Fix, rule
+from meshwright.rules.search_values import NO_TENSOR, divisors_of, no, one_of
 
 FP8 = ("fp8_delayed", "fp8_tensor", "fp8_row", "fp8_block")
 PLAIN: Fix = {"matmul": ["same"], "fp8_gather": [False], "first_last_bf16": [False]}

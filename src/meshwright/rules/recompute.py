@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.domains import no, one_of, without
 from meshwright.rules.rule import Fix, rule
 from meshwright.rules.schedule import ZERO_BUBBLE
+from meshwright.rules.search_values import no, one_of, without
 
 EXPERT_MODULES = ("moe", "moe_act", "shared_experts")
 NOTHING: Fix = {"recompute": ["none"], "recompute_modules": [()], "recompute_layers": [0]}

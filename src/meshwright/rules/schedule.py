@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.domains import divisors, divisors_of, no, one_of, smaller
 from meshwright.rules.rule import Fix, rule
+from meshwright.rules.search_values import divisors, divisors_of, no, one_of, smaller
 
 ONE_CHUNK = ("1f1b", "gpipe")
 SEVERAL_CHUNKS = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.domains import divisors, larger, multiples, no, one_of, smaller
 from meshwright.rules.rule import rule
+from meshwright.rules.search_values import divisors, larger, multiples, no, one_of, smaller
 
 WITH_CP = ("meshwright", "megatron", "torchtitan", "automodel")
 CP_ATTENTION: dict[str, tuple[str, ...]] = {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.domains import NO_TENSOR, no
 from meshwright.rules.rule import rule
+from meshwright.rules.search_values import NO_TENSOR, no
 
 OFF = {"sp": [False], "tp_comm_overlap": [False]}
 

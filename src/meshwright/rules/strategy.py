@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.domains import NO_CONTEXT, NO_EXPERT, NO_PIPELINE, NO_TENSOR, larger, no, one_of, smaller
-from meshwright.rules.families import is_qwen35
+from meshwright.rules.model_families import is_qwen35
 from meshwright.rules.rule import Fix, rule
+from meshwright.rules.search_values import NO_CONTEXT, NO_EXPERT, NO_PIPELINE, NO_TENSOR, larger, no, one_of, smaller
 
 OFFERED: dict[str, tuple[str, ...]] = {
     "meshwright": ("fsdp2", "ddp", "megatron_fsdp"),

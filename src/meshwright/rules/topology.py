@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.domains import degrees, divisors, divisors_of, nearest_first
 from meshwright.rules.rule import rule
+from meshwright.rules.search_values import degrees, divisors, divisors_of, nearest_first
 
 RECUTTING = ("meshwright", "megatron", "torchtitan", "automodel", "fsdp1", "deepspeed")
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.domains import NO_CONTEXT, NO_PIPELINE, no
-from meshwright.rules.families import is_gemma3, is_qwen3_vl
 from meshwright.rules.memory import ROOM
+from meshwright.rules.model_families import is_gemma3, is_qwen3_vl
 from meshwright.rules.rule import rule
+from meshwright.rules.search_values import NO_CONTEXT, NO_PIPELINE, no
 
 PARTS = {"language", "vision", "projector"}
 DEEP = 3  # inner layers of Qwen3-VL's tower whose features are added behind the first layers of the language model

@@ -12,13 +12,13 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from meshwright import __version__
-from meshwright.web import assets, data, pages
-from meshwright.web.desk import Desk
-from meshwright.web.drawing import render
-from meshwright.web.remembered import Remembering
+from meshwright.web import assets, routes_api, routes_html
+from meshwright.web.cache import Remembering
+from meshwright.web.dispatcher import Dispatcher
+from meshwright.web.errors import not_typed, to_error
 from meshwright.web.security import Guard
 from meshwright.web.settings import Settings
-from meshwright.web.told import not_typed, told
+from meshwright.web.templates import render
 
 __all__ = ["Settings", "create_app"]
 
@@ -44,10 +44,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         openapi_url="/api/openapi.json",
         lifespan=open_desk,
     )
-    app.state.settings, app.state.desk = chosen, Desk(chosen)
-    app.include_router(data.router, prefix="/api", tags=["api"])
+    app.state.settings, app.state.desk = chosen, Dispatcher(chosen)
+    app.include_router(routes_api.router, prefix="/api", tags=["api"])
     app.include_router(assets.router)
-    app.include_router(pages.router)
+    app.include_router(routes_html.router)
     app.add_exception_handler(RequestValidationError, _not_understood)
     app.add_exception_handler(HTTPException, _not_there)
     app.add_middleware(Remembering, most=chosen.remembered)
@@ -68,9 +68,9 @@ async def _not_there(request: Request, error: Exception) -> Response:
     headers = error.headers if isinstance(error, HTTPException) else None
     reason = str(error.detail) if isinstance(error, HTTPException) else "not found"
     if status == 400:  # what the framework says of a body that it cannot decode
-        return JSONResponse(told("is not JSON in UTF-8", "body", fix=_see(request)), 422, headers)
+        return JSONResponse(to_error("is not JSON in UTF-8", "body", fix=_see(request)), 422, headers)
     wanted = f"{request.method} {request.url.path}"
-    failed = told(reason.lower(), "address", wanted, _see(request), "NotThere")
+    failed = to_error(reason.lower(), "address", wanted, _see(request), "NotThere")
     if request.url.path.startswith("/api/") or status != 404:
         return JSONResponse(failed, status, headers)
     shown = {"error": {**failed, "fix": ["choose a page above"]}, "what": "page", "back": "/"}

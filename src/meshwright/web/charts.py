@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshwright.web import views
+from meshwright.web import presenters
 
 NEAR = 2.5  # times the fastest: what is in view at first
 Spec = dict[str, Any]
@@ -144,4 +144,4 @@ def accuracy(points: Sequence[Mapping[str, Any]], unit: str) -> Spec:
 
 def layouts_data(answer: Mapping[str, Any]) -> dict[str, Any]:
     """The rows of the chart of layouts."""
-    return views.table_of(answer.get("fitting", []))
+    return presenters.table_of(answer.get("fitting", []))

@@ -16,8 +16,8 @@ from meshwright import __version__, api
 from meshwright.errors import InputError, OutputError
 from meshwright.web.app import Settings, create_app
 from meshwright.web.assets import assets
-from meshwright.web.drawing import render
 from meshwright.web.static_page import as_file
+from meshwright.web.templates import render
 
 MARK = ".meshwright-export.json"
 """Says that a folder was written here, and which files."""

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from meshwright.web.errors import to_error
 from meshwright.web.settings import LOOPBACK, Settings
-from meshwright.web.told import told
 
 POLICY = "; ".join(
     (
@@ -83,16 +83,18 @@ class Guard:
         host = headers.get(b"host", "")
         if _name(host) not in self.hosts:
             fix = f"meshwright web --allow-host {_name(host) or 'NAME'}"
-            raise Refused(421, told("this server does not answer under that name", "Host", host, (fix,), "WrongHost"))
+            raise Refused(
+                421, to_error("this server does not answer under that name", "Host", host, (fix,), "WrongHost")
+            )
         if headers.get(b"sec-fetch-site") == "cross-site" and headers.get(b"sec-fetch-mode") != "navigate":
             reason = "another site's page may not ask here"
-            raise Refused(403, told(reason, "Sec-Fetch-Site", "cross-site", ("open the page itself",), "OtherSite"))
+            raise Refused(403, to_error(reason, "Sec-Fetch-Site", "cross-site", ("open the page itself",), "OtherSite"))
         most = self.settings.query_bytes
         if len(scope.get("query_string", b"")) > most:
             reason = f"the query has more than {most:,} bytes"
-            raise Refused(414, told(reason, "query", fix=("send it as the body of a POST",), error="TooLarge"))
+            raise Refused(414, to_error(reason, "query", fix=("send it as the body of a POST",), error="TooLarge"))
         if len(scope["path"]) > LONGEST_PATH:
-            raise Refused(414, told(f"the path has more than {LONGEST_PATH} characters", "path", error="TooLarge"))
+            raise Refused(414, to_error(f"the path has more than {LONGEST_PATH} characters", "path", error="TooLarge"))
         length = headers.get(b"content-length", "0")
         if not (length.isascii() and length.isdigit()) or int(length[:20]) > self.settings.body_bytes:
             raise _too_large(self.settings.body_bytes)
@@ -121,7 +123,7 @@ async def _whole_body(receive: Receive, most: int) -> bytes | None:
                 if not message.get("more_body", False):
                     return bytes(body)
     except TimeoutError:
-        raise Refused(408, told(f"the body did not arrive within {BODY_S:g} s", error="TooLong")) from None
+        raise Refused(408, to_error(f"the body did not arrive within {BODY_S:g} s", error="TooLong")) from None
 
 
 def _after(body: bytes, rest: Receive) -> Receive:
@@ -155,7 +157,7 @@ async def _while_asker_stays(receive: Receive, answer: Callable[[Receive], Await
 
 def _too_large(most: int) -> Refused:
     reason = f"a request has at most {most:,} bytes"
-    return Refused(413, told(reason, "body", fix=("send only the config or script itself",), error="TooLarge"))
+    return Refused(413, to_error(reason, "body", fix=("send only the config or script itself",), error="TooLarge"))
 
 
 async def _tell(refused: Refused, send: Send) -> None:

@@ -21,10 +21,10 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from meshwright import api, handed
+from meshwright import api, file_access
 from meshwright.errors import MeshwrightError
-from meshwright.web.told import told, told_of
-from meshwright.web.verbs import answer
+from meshwright.web.errors import to_error, told_of
+from meshwright.web.handlers import answer
 
 LENGTH = struct.Struct("!I")
 MEMORY_BYTES = 6 << 30
@@ -40,17 +40,19 @@ FIRST: tuple[tuple[str, dict[str, Any]], ...] = (
 def reply(verb: str, asked: dict[str, Any], texts: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
     """Status and object for a question; the only files are the texts that came with it."""
     try:
-        with handed.only(texts):
+        with file_access.only(texts):
             return 200, answer(verb, asked)
     except MeshwrightError as error:
         return BAD_QUESTION, told_of(error)
     except (MemoryError, RecursionError):
-        return BAD_QUESTION, told("needs more memory than one question may take", fix=("ask for less",))
+        return BAD_QUESTION, to_error("needs more memory than one question may take", fix=("ask for less",))
     except Exception as error:
         import traceback
 
         traceback.print_exc()
-        return FAULT, told(f"a fault of ours: {type(error).__name__}", error="Fault", fix=("report it as an issue",))
+        return FAULT, to_error(
+            f"a fault of ours: {type(error).__name__}", error="Fault", fix=("report it as an issue",)
+        )
 
 
 def close_the_machine() -> None:

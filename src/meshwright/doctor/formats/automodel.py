@@ -10,7 +10,7 @@ import msgspec
 
 from meshwright.doctor.formats.steps import Steps
 from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank, positive
-from meshwright.doctor.run import Run, Told
+from meshwright.doctor.run import Run, RunHeader
 
 LOOKED_FOR = "`step 10 | epoch 0 | loss … | grad_norm … | … | tps …(…/gpu)` or training.jsonl of NeMo AutoModel"
 HINTS = ("| mem", "num_label_tokens", "tps_per_gpu")
@@ -66,7 +66,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
         file=path,
         steps=steps.all(),
         starts=tuple(steps.starts),
-        told=Told(world=world, tokens_per_step=tokens_seen),
+        told=RunHeader(world=world, tokens_per_step=tokens_seen),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.doctor.formats.steps import Steps
 from meshwright.doctor.formats.text import NUMBER, Line, has_any, number, of_one_rank, positive
-from meshwright.doctor.run import Run, Told
+from meshwright.doctor.run import Run, RunHeader
 
 LOOKED_FOR = "`iteration 10/ 100 | … | elapsed time per iteration (ms): … |` of Megatron-LM and Megatron-Bridge"
 HINTS = ("elapsed time per iteration",)
@@ -91,7 +91,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
         if not gpu and (named := GPU.search(text)):
             gpu = named[1]
     rows = steps.all()
-    told = _told(arguments, total, gpu, rows[-1].samples if rows else None)
+    told = _run_header(arguments, total, gpu, rows[-1].samples if rows else None)
     return Run(
         kind="megatron",
         path=path,
@@ -115,7 +115,7 @@ def _figures(text: str, arguments: dict[str, str], bridge_tflops: float | None) 
         figures["seconds"] = seconds
     if bridge_tflops is not None:
         figures.setdefault("tflops", bridge_tflops)
-    world, length = _whole(arguments, "world_size"), _whole(arguments, "seq_length")
+    world, length = _as_int(arguments, "world_size"), _as_int(arguments, "seq_length")
     if seconds > 0 and world and length and figures.get("samples"):
         figures.setdefault("tokens_per_s", figures["samples"] * length / seconds / world)
     return figures
@@ -136,21 +136,21 @@ def _time(steps: Steps, name: str, fastest: float, slowest: float) -> None:
         steps.amend(ranks_s={name: (fastest, slowest)})
 
 
-def _whole(arguments: dict[str, str], name: str) -> int | None:
+def _as_int(arguments: dict[str, str], name: str) -> int | None:
     value = arguments.get(name, "")
     return int(value) if value.isdigit() else None
 
 
-def _told(arguments: dict[str, str], total: int | None, gpu: str, samples: int | None) -> Told:
+def _run_header(arguments: dict[str, str], total: int | None, gpu: str, samples: int | None) -> RunHeader:
     typed = tuple(
         f"--{name.replace('_', '-')}" + ("" if value == "True" else f" {value}")
         for name, value in arguments.items()
         if value not in NOT_TYPED
     )
-    length, batch = _whole(arguments, "seq_length"), _whole(arguments, "global_batch_size")
-    return Told(
+    length, batch = _as_int(arguments, "seq_length"), _as_int(arguments, "global_batch_size")
+    return RunHeader(
         gpu=gpu,
-        world=_whole(arguments, "world_size"),
+        world=_as_int(arguments, "world_size"),
         seq_length=length,
         tokens_per_step=length * batch if length and batch else None,
         total_steps=total,

@@ -10,7 +10,7 @@ import msgspec
 
 from meshwright.doctor.formats.steps import Steps
 from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank
-from meshwright.doctor.run import Run, Told
+from meshwright.doctor.run import Run, RunHeader
 from meshwright.recipes.types import Recipe
 
 LOOKED_FOR = "metrics.jsonl of Meshwright, or its `step 10/100  loss …  lr …` lines"
@@ -93,7 +93,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
         file=path,
         steps=steps.all(),
         starts=tuple(steps.starts),
-        told=_told(header, recipe) if header else Told(total_steps=total),
+        told=_run_header(header, recipe) if header else RunHeader(total_steps=total),
         notes=tuple(notes),
     )
 
@@ -140,8 +140,8 @@ def _printed(text: str) -> dict[str, Any]:
     return figures
 
 
-def _told(header: Header, recipe: Recipe | None) -> Told:
-    return Told(
+def _run_header(header: Header, recipe: Recipe | None) -> RunHeader:
+    return RunHeader(
         recipe=recipe,
         recipe_name=header.recipe,
         started=header.started,

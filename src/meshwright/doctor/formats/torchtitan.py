@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.doctor.formats.steps import Steps
 from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank, positive
-from meshwright.doctor.run import Run, Told
+from meshwright.doctor.run import Run, RunHeader
 
 LOOKED_FOR = "`step: 10  loss: …  grad_norm: …  memory: …GiB(…%)  tps: …` of torchtitan"
 HINTS = ("loss:",)
@@ -65,7 +65,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
         file=path,
         steps=steps.all(),
         starts=tuple(steps.starts),
-        told=Told(**told, mfu_convention=CONVENTION),
+        told=RunHeader(**told, mfu_convention=CONVENTION),
         retries=retries,
         retry_line=retry_line,
     )

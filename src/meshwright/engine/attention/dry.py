@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.engine.kernels._where import capability, on_gpu
+from meshwright.engine.kernels.device_caps import capability, on_gpu
 
 aten = torch.ops.aten
 

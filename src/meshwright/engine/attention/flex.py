@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from meshwright.engine.attention import dry
-from meshwright.engine.attention.terms import Terms
-from meshwright.engine.kernels._where import is_dry
+from meshwright.engine.attention.mask_spec import Terms
+from meshwright.engine.kernels.device_caps import is_dry
 
 SIDE = 128  # tokens of a block
 WIDE = 128  # numbers of a key

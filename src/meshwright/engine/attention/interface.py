@@ -11,11 +11,11 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from meshwright.engine.attention import exchange
-from meshwright.engine.attention.axis import ContextAxis, Span, chunk_spans
+from meshwright.engine.attention import ulysses
+from meshwright.engine.attention.cp_layout import ContextAxis, Span, chunk_spans
 from meshwright.engine.attention.local import KERNELS, attend_local, refuse_dropout
+from meshwright.engine.attention.mask_spec import Terms
 from meshwright.engine.attention.ring import Track, attend_blocks
-from meshwright.engine.attention.terms import Terms
 from meshwright.errors import InputError, unknown
 
 NAME = "meshwright"
@@ -114,15 +114,15 @@ def _attend_across(
     terms = terms.over(seq_length)
     inner = _made(axis.inner_group)
     if axis.inner > 1:
-        k, v = (exchange.shared_among(x, q, axis.inner) for x in (k, v))
-        q, k, v = exchange.heads_to_sequence([q, k, v], inner, axis.parts)
+        k, v = (ulysses.shared_among(x, q, axis.inner) for x in (k, v))
+        q, k, v = ulysses.heads_to_sequence([q, k, v], inner, axis.parts)
         sinks = None if sinks is None else sinks.chunk(axis.inner)[axis.inner_rank]
-        documents = None if documents is None else exchange.join_documents(documents, inner, axis.parts)
+        documents = None if documents is None else ulysses.join_documents(documents, inner, axis.parts)
     if axis.ring == 1:
         out = attend_local(q, k, v, terms, sinks, documents, kernel)
     else:
         out = _attend_chunks(q, k, v, terms, sinks, documents, kernel, axis, seq_length)
-    return exchange.sequence_to_heads(out, inner, axis.parts) if axis.inner > 1 else out
+    return ulysses.sequence_to_heads(out, inner, axis.parts) if axis.inner > 1 else out
 
 
 def _attend_chunks(
@@ -141,9 +141,9 @@ def _attend_chunks(
     pair = None if documents is None else (documents, documents)
     if axis.comm == "allgather":
         group = _made(axis.group)
-        k, v = exchange.gather_keys_values(k, v, group)
+        k, v = ulysses.gather_keys_values(k, v, group)
         if documents is not None:
-            pair = (documents, exchange.gather_documents(documents, group))
+            pair = (documents, ulysses.gather_documents(documents, group))
         length = seq_length // (2 * axis.ring)
         track = Track(track.queries, (tuple(Span(at, at, length) for at in range(0, seq_length, length)),))
     return attend_blocks(q, k, v, terms, track, sinks, pair, flash=kernel not in ("eager", "flex"))

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 from torch import Tensor
 
-from meshwright.engine.attention.terms import Terms
-from meshwright.engine.kernels._where import on_gpu
+from meshwright.engine.attention.mask_spec import Terms
+from meshwright.engine.kernels.device_caps import on_gpu
 
 aten = torch.ops.aten
 

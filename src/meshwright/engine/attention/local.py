@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from meshwright.engine.attention import dry, kernels
-from meshwright.engine.attention.axis import Span
+from meshwright.engine.attention.cp_layout import Span
 from meshwright.engine.attention.flex import attend_flex
+from meshwright.engine.attention.mask_spec import Block, Terms, visible
 from meshwright.engine.attention.ring import Track, attend_blocks
-from meshwright.engine.attention.terms import Block, Terms, visible
-from meshwright.engine.kernels._where import capability, is_dry, on_gpu
+from meshwright.engine.kernels.device_caps import capability, is_dry, on_gpu
 from meshwright.errors import InputError
 
 # What torch may choose from for plain attention on CUDA, best first; empty leaves the choice to torch, which takes

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.engine.attention import kernels
-from meshwright.engine.attention.axis import Span
-from meshwright.engine.attention.terms import Block, Terms, blocks, tiles, visible, whole_blocks
+from meshwright.engine.attention.cp_layout import Span
+from meshwright.engine.attention.mask_spec import Block, Terms, blocks, tiles, visible, whole_blocks
 
 # Scores that the math kernel holds at once (fp32: 256 MiB).
 SCORES = 2**26

@@ -21,12 +21,12 @@ from meshwright.engine.checkpoint.load import load, load_tensors, newest_good
 from meshwright.engine.checkpoint.parts import Part
 from meshwright.engine.checkpoint.save import SaveError, Saver, random_parts
 from meshwright.engine.checkpoint.stopping import StopRequest
-from meshwright.engine.launched import Process
+from meshwright.engine.rank_env import Process
 from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
 
 if TYPE_CHECKING:
-    from meshwright.engine.loop import Trainer
+    from meshwright.engine.trainer import Trainer
 
 __all__ = ["Checkpoints", "Folder", "Lock", "SaveError", "StopRequest"]
 

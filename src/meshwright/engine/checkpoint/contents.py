@@ -17,13 +17,13 @@ import msgspec
 from meshwright.engine.checkpoint.files import DamagedError, Manifest, read_sealed
 from meshwright.engine.checkpoint.folder import INDEX, MANIFEST, STATE, rank_file
 from meshwright.engine.checkpoint.parts import Part
-from meshwright.engine.tensor_files import FORMATS, header
+from meshwright.engine.safetensors_header import FORMATS, header
 
 Kind = TypeVar("Kind")
 FILE_NAME = re.compile(r"[A-Za-z0-9_]+(-\d+)?\.(json|safetensors)")
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
     """A box of a tensor and the rank that wrote it."""
 
     rank: int
@@ -31,18 +31,18 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
 
 
-class Whole(msgspec.Struct, frozen=True):
+class TensorMeta(msgspec.Struct, frozen=True):
     """A tensor of the training's state: the boxes it was written in."""
 
     format: str
     shape: tuple[int, ...]
-    pieces: list[Piece]
+    pieces: list[Chunk]
 
 
 class Index(msgspec.Struct, frozen=True):
     """All tensors of a checkpoint by name."""
 
-    tensors: dict[str, Whole]
+    tensors: dict[str, TensorMeta]
 
 
 class State(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class State(msgspec.Struct, frozen=True):
     recipe: str = ""  # its name
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class ShardMeta(msgspec.Struct, frozen=True, array_like=True):
     """A part that a rank holds, as the ranks tell each other."""
 
     name: str
@@ -72,14 +72,14 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     size: int  # bytes
 
 
-def told(part: Part) -> Held:
+def shard_meta(part: Part) -> ShardMeta:
     """A part without its memory."""
     tensor = part.tensor
     size = tensor.numel() * tensor.element_size()
-    return Held(part.name, FORMATS[tensor.dtype], part.whole, part.offset, part.shape, size)
+    return ShardMeta(part.name, FORMATS[tensor.dtype], part.whole, part.offset, part.shape, size)
 
 
-def divide(held: Sequence[Sequence[Held]]) -> list[list[int]]:
+def divide(held: Sequence[Sequence[ShardMeta]]) -> list[list[int]]:
     """Which of its parts each rank writes: every box once, by that of its holders which has least to write so far."""
     holders: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[tuple[int, int]]] = defaultdict(list)
     for rank, parts in enumerate(held):
@@ -94,15 +94,15 @@ def divide(held: Sequence[Sequence[Held]]) -> list[list[int]]:
     return written
 
 
-def index_of(held: Sequence[Sequence[Held]], written: Sequence[Sequence[int]]) -> Index:
+def index_of(held: Sequence[Sequence[ShardMeta]], written: Sequence[Sequence[int]]) -> Index:
     """Where everything will lie; an error where the boxes of a tensor do not make it up."""
-    tensors: dict[str, Whole] = {}
+    tensors: dict[str, TensorMeta] = {}
     for rank, numbers in enumerate(written):
         for part in (held[rank][number] for number in numbers):
-            whole = tensors.setdefault(part.name, Whole(part.format, part.whole, []))
+            whole = tensors.setdefault(part.name, TensorMeta(part.format, part.whole, []))
             if (whole.format, whole.shape) != (part.format, part.whole):
                 raise RuntimeError(f"ranks disagree about {part.name}: {whole.format} {whole.shape} and {part}")
-            whole.pieces.append(Piece(rank, part.offset, part.shape))
+            whole.pieces.append(Chunk(rank, part.offset, part.shape))
     for name, whole in tensors.items():
         if sum(prod(piece.shape) for piece in whole.pieces) != prod(whole.shape):
             raise RuntimeError(f"the parts of {name} that ranks hold do not make up {whole.shape}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from meshwright.engine.metrics.jsonl import say
+from meshwright.engine.metrics.jsonl import warn
 from meshwright.errors import InputError, some
 from meshwright.recipes.types import Recipe, recipe_fields
 
@@ -52,7 +52,7 @@ def check_contract(saved: Mapping[str, Any], now: Mapping[str, Any], accepted: b
     listed = some(lines, SHOWN, "; ")
     if accepted:
         if speaks:
-            say(f"this run goes on with a changed training: {listed}")
+            warn(f"this run goes on with a changed training: {listed}")
         return
     raise InputError(
         f"the checkpoints in the run's folder belong to another training: {listed}",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from meshwright.engine.durable import sync_folder
+from meshwright.engine.fsync import sync_folder
 
 BLOCK = 1 << 24  # bytes hashed in one go: blocks of a file are hashed side by side while it is written
 HASHERS = min(4, os.cpu_count() or 1)

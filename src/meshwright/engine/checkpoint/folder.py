@@ -24,8 +24,8 @@ from pathlib import Path
 import msgspec
 
 from meshwright.engine.checkpoint.files import DamagedError, read_sealed, write_sealed
-from meshwright.engine.durable import sync_folder
-from meshwright.engine.metrics.jsonl import say
+from meshwright.engine.fsync import sync_folder
+from meshwright.engine.metrics.jsonl import warn
 from meshwright.errors import InputError
 
 CHECKPOINTS = "checkpoints"
@@ -144,7 +144,7 @@ class Lock:
                 fix=("another --out", "wait for that run, or end it"),
             )
         if before is not None:
-            say(f"the last run in {run}{_named(before)} did not end by itself; its lock is taken over")
+            warn(f"the last run in {run}{_named(before)} did not end by itself; its lock is taken over")
         self._write(msgspec.json.encode(Holder(os.getpid(), socket.gethostname())))
 
     def release(self) -> None:

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from meshwright.engine.checkpoint.contents import Index, State, Whole, key, read_index, read_manifest, read_state
+from meshwright.engine.checkpoint.contents import Index, State, TensorMeta, key, read_index, read_manifest, read_state
 from meshwright.engine.checkpoint.files import DamagedError, Manifest, verify
 from meshwright.engine.checkpoint.folder import Folder, rank_file
 from meshwright.engine.checkpoint.parts import Part, held_parts, load_group_numbers
-from meshwright.engine.everyone import gathered, rank, world
 from meshwright.engine.faults import RunError
-from meshwright.engine.metrics.jsonl import say
-from meshwright.engine.tensor_files import FORMATS
+from meshwright.engine.metrics.jsonl import warn
+from meshwright.engine.object_collectives import gathered, rank, world
+from meshwright.engine.safetensors_header import FORMATS
 
 if TYPE_CHECKING:
-    from meshwright.engine.loop import Trainer
+    from meshwright.engine.trainer import Trainer
 
 MODEL = "model/"  # begins the names of weights and buffers
 
@@ -38,8 +38,8 @@ def newest_good(folder: Folder, group: Any = None) -> Path | None:
             return folder.of(step)
         if rank() == 0:
             for problem in problems:
-                say(f"checkpoint of step {step} is damaged: {problem}")
-            say(f"checkpoint of step {step} is not used; it is now {folder.set_aside(step)}")
+                warn(f"checkpoint of step {step} is damaged: {problem}")
+            warn(f"checkpoint of step {step} is not used; it is now {folder.set_aside(step)}")
     if steps:
         raise RunError(
             f"none of the {len(steps)} checkpoints in {folder.path} is good",
@@ -114,11 +114,11 @@ def load_tensors(parts: list[Part], checkpoint: Path, index: Index, manifest: Ma
 
 
 @torch.no_grad()
-def _fill(part: Part, whole: Whole, file: Callable[[int], Any], checkpoint: Path) -> None:
+def _fill(part: Part, whole: TensorMeta, file: Callable[[int], Any], checkpoint: Path) -> None:
     if whole.shape != part.whole:
         raise RunError(f"{part.name} has shape {whole.shape} in {checkpoint}, and {part.whole} in this run")
     if whole.format != FORMATS[part.tensor.dtype]:
-        say(f"{part.name} is {whole.format} in {checkpoint} and is converted to {FORMATS[part.tensor.dtype]}")
+        warn(f"{part.name} is {whole.format} in {checkpoint} and is converted to {FORMATS[part.tensor.dtype]}")
     filled = 0
     for piece in whole.pieces:
         first = [max(a, b) for a, b in zip(part.offset, piece.offset, strict=True)]
@@ -141,10 +141,10 @@ def _listed(folder: Folder) -> list[int]:
     try:
         latest = folder.latest()
     except DamagedError as error:
-        say(f"{error}; the newest good checkpoint is looked for")
+        warn(f"{error}; the newest good checkpoint is looked for")
         return steps
     if latest is not None and latest not in steps:
-        say(f"{folder.path} names step {latest} as its latest checkpoint, which is missing")
+        warn(f"{folder.path} names step {latest} as its latest checkpoint, which is missing")
     return steps
 
 

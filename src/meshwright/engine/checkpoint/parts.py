@@ -15,14 +15,14 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.engine.experts.router import BIAS
 from meshwright.engine.faults import RunError
-from meshwright.engine.model.initial import held
+from meshwright.engine.model.init import held
 from meshwright.engine.optimizers.grouping import decays
-from meshwright.engine.parallelize.materialise import tied_name
+from meshwright.engine.parallelize.init_weights import tied_name
 
 if TYPE_CHECKING:
-    from meshwright.engine.loop import Trainer
     from meshwright.engine.model.stage import Stage
     from meshwright.engine.optimizers import LocalOptimizer
+    from meshwright.engine.trainer import Trainer
 
 # What the recipe says of a group; the rest of its numbers are state.
 GROUP_SETTINGS = ("params", "lr", "lr_scale", "weight_decay", "rule")

@@ -21,14 +21,14 @@ import torch
 import torch.distributed as dist
 
 from meshwright.engine.checkpoint.contents import (
-    Held,
     Index,
+    ShardMeta,
     State,
     divide,
     file_order,
     index_of,
     safetensors_header,
-    told,
+    shard_meta,
 )
 from meshwright.engine.checkpoint.files import (
     BLOCK,
@@ -41,14 +41,14 @@ from meshwright.engine.checkpoint.files import (
 )
 from meshwright.engine.checkpoint.folder import INDEX, MANIFEST, STATE, Folder, rank_file
 from meshwright.engine.checkpoint.parts import Part, group_numbers, held_parts
-from meshwright.engine.everyone import gathered
 from meshwright.engine.faults import RunError
-from meshwright.engine.launched import Process
-from meshwright.engine.metrics.jsonl import say
+from meshwright.engine.metrics.jsonl import warn
+from meshwright.engine.object_collectives import gathered
+from meshwright.engine.rank_env import Process
 from meshwright.recipes.types import Checkpoint
 
 if TYPE_CHECKING:
-    from meshwright.engine.loop import Trainer
+    from meshwright.engine.trainer import Trainer
 
 SLOWEST_WRITER_S = 7200.0  # how long ranks that have written wait for the others
 
@@ -61,7 +61,7 @@ class SaveError(RunError):
 class _Plan:
     """Who writes what; made once, because a layout does not change while it runs."""
 
-    held: list[Held]  # of this rank
+    held: list[ShardMeta]  # of this rank
     mine: list[int]  # those of them that this rank writes
     index: Index
 
@@ -142,7 +142,7 @@ class Saver:
             raise failure
         if self.rank == 0:
             kept = f"the last good one is of step {self.last}" if self.last is not None else "there is none before it"
-            say(f"{failure}; {kept}; training goes on, and the next save tries again")
+            warn(f"{failure}; {kept}; training goes on, and the next save tries again")
 
     def settle(self) -> None:
         """Waits for a save that is on its way."""
@@ -182,7 +182,7 @@ class Saver:
 
     def _mine(self, parts: list[Part]) -> list[Part]:
         """The parts that this rank writes, in the order of its file."""
-        held = [told(part) for part in parts]
+        held = [shard_meta(part) for part in parts]
         if self._plan is None:
             everybody = gathered(held, self.group)
             written = divide(everybody)
@@ -213,7 +213,7 @@ class Saver:
             try:
                 self._staging = torch.empty(size, dtype=torch.uint8, pin_memory=self.trainer.device.type == "cuda")
             except (RuntimeError, MemoryError) as error:
-                say(f"no host memory for an asynchronous save ({size / 2**30:.1f} GiB: {error}); this one waits")
+                warn(f"no host memory for an asynchronous save ({size / 2**30:.1f} GiB: {error}); this one waits")
                 return None
         return self._staging
 

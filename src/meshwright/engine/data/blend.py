@@ -21,7 +21,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.engine.data.source import Samples, Source
+from meshwright.engine.data.sampler import Samples, Source
 from meshwright.errors import InputError
 
 UNITS = 1 << 40  # weights become whole numbers of this many parts, so that every machine divides alike

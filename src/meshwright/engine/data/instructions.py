@@ -10,20 +10,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.engine.data.answers import MockAnswers
 from meshwright.engine.data.conversations import detect_columns
+from meshwright.engine.data.dataset_registry import NAMED, columns_of, open_rows
 from meshwright.engine.data.files import FIELD, Rows
-from meshwright.engine.data.lengths import ByLength
+from meshwright.engine.data.length_grouping import ByLength
 from meshwright.engine.data.mock import HELD_OUT, Mock
-from meshwright.engine.data.named import NAMED, columns_of, open_rows
-from meshwright.engine.data.order import Shuffled
 from meshwright.engine.data.packing import Packed, Padded
-from meshwright.engine.data.source import Sample, Source, nothing_held_out
-from meshwright.engine.data.streams import Streamed
-from meshwright.engine.data.talks import Policy, Talks, tokenised
+from meshwright.engine.data.prompt_response import MockAnswers
+from meshwright.engine.data.sampler import Sample, Source, nothing_held_out
+from meshwright.engine.data.sft_cache import Policy, TokenizedConversations, tokenised
+from meshwright.engine.data.shuffle import Shuffled
+from meshwright.engine.data.streaming import Streamed
 from meshwright.engine.data.templates import Template
 from meshwright.engine.data.tokenizers import check_ids, load_tokenizer
-from meshwright.engine.metrics.jsonl import inform
+from meshwright.engine.metrics.jsonl import log
 from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
 
@@ -53,7 +53,7 @@ def open_instructions(recipe: Recipe, vocab: int, pretrained: Path | None = None
     return _arranged(recipe, talks, indices, held_out)
 
 
-def split_by_content(talks: Talks, part: float, held_out: bool) -> NDArray[np.int64]:
+def split_by_content(talks: TokenizedConversations, part: float, held_out: bool) -> NDArray[np.int64]:
     """The conversations that are held out, or the others; equal ones are always on the same side."""
     if part == 0:
         return np.arange(len(talks))
@@ -82,7 +82,7 @@ class InOrder:
         return self.corpus.sample(self.order.index(number))
 
 
-def _arranged(recipe: Recipe, talks: Talks, indices: NDArray[np.int64], held_out: bool) -> Source:
+def _arranged(recipe: Recipe, talks: TokenizedConversations, indices: NDArray[np.int64], held_out: bool) -> Source:
     data, seed = recipe.data, recipe.train.seed
     corpus = (Packed if data.packing else Padded)(talks, indices, data.seq_length)
     what = "evaluated on" if held_out else "trained on"
@@ -160,4 +160,4 @@ def tell(recipe: Recipe, lines: Sequence[str]) -> None:
 
 @lru_cache(maxsize=64)
 def _tell_once(text: str) -> None:
-    inform(text)
+    log(text)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.engine.data.shards import Part, Stream, map_file
-from meshwright.engine.durable import sync_file
+from meshwright.engine.fsync import sync_file
 from meshwright.errors import InputError
 
 MAGIC = b"MMIDIDX\x00\x00"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshwright.engine.data.source import Samples
+from meshwright.engine.data.sampler import Samples
 
 HELD_OUT = 1 << 20  # added to the seed of made-up samples that are only evaluated on
 NOISE = 0.1  # part of the tokens that follow no pattern

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.engine.data.source import PAD, Sample
-from meshwright.engine.data.talks import Talks
+from meshwright.engine.data.sampler import PAD, Sample
+from meshwright.engine.data.sft_cache import TokenizedConversations
 from meshwright.engine.data.templates import Tokens
 
 
@@ -56,7 +56,7 @@ def joined(talks: Sequence[Tokens], seq_length: int) -> Sample:
 class Packed:
     """Conversations packed into samples of one length, the same in every epoch."""
 
-    def __init__(self, talks: Talks, indices: NDArray[np.int64], seq_length: int) -> None:
+    def __init__(self, talks: TokenizedConversations, indices: NDArray[np.int64], seq_length: int) -> None:
         self.talks, self.indices, self.seq_length = talks, indices, seq_length
         self.packs = pack(talks.lengths[indices], seq_length + 1)
 
@@ -76,7 +76,7 @@ class Packed:
 class Padded:
     """One conversation in each sample, filled up to one length."""
 
-    def __init__(self, talks: Talks, indices: NDArray[np.int64], seq_length: int) -> None:
+    def __init__(self, talks: TokenizedConversations, indices: NDArray[np.int64], seq_length: int) -> None:
         self.talks, self.indices, self.seq_length = talks, indices, seq_length
 
     def __len__(self) -> int:

@@ -14,14 +14,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from meshwright.engine.data.source import Source
+    from meshwright.engine.data.sampler import Source
 
 Read = TypeVar("Read")
 Made = TypeVar("Made")
 PATIENCE_S = 5.0  # how long closing waits for work that may hang on a rank that is gone
 
 
-class Ahead(Generic[Read, Made]):
+class Prefetcher(Generic[Read, Made]):
     """Keeps some steps ready behind the one that was asked for last.
 
     `read` runs in one of several threads (in the one that finishes, for sources that are read in order); `finish` gets

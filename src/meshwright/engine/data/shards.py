@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.engine.data.source import Sample
-from meshwright.engine.durable import sync_file
+from meshwright.engine.data.sampler import Sample
+from meshwright.engine.fsync import sync_file
 from meshwright.errors import InputError
 
 MANIFEST = "manifest.json"

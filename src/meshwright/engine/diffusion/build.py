@@ -10,7 +10,7 @@ from torch import nn
 
 from meshwright.engine.diffusion.config import CLASS, DenoiserConfig
 from meshwright.engine.diffusion.denoiser import DENOISERS, Denoiser
-from meshwright.engine.model.initial import Initial
+from meshwright.engine.model.init import Initial
 from meshwright.errors import InputError, MeshwrightError
 
 TABLE = "scale_shift_table"

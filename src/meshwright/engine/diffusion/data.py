@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from meshwright.engine.data.mock import HELD_OUT
 from meshwright.engine.diffusion.config import DenoiserConfig
-from meshwright.engine.tensor_files import FLOATS
+from meshwright.engine.safetensors_header import FLOATS
 from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from meshwright.engine.data.source import Batch, sample_numbers
+from meshwright.engine.data.sampler import Batch, sample_numbers
 from meshwright.engine.diffusion import flow
 from meshwright.engine.diffusion.config import DenoiserConfig
 from meshwright.engine.diffusion.data import LatentSource
-from meshwright.engine.mesh import Axis, Mesh
+from meshwright.engine.mesh import GroupInfo, Mesh
 from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
 
@@ -78,7 +78,7 @@ class LatentLoader:
         return _part(x, self.mesh.cp, dim)
 
 
-def _part(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
+def _part(x: torch.Tensor, axis: GroupInfo, dim: int) -> torch.Tensor:
     if x.shape[dim] % axis.size:
         raise InputError(
             f"{x.shape[dim]} tokens of a sample or its text cannot be dealt out to {axis.size} ranks",

@@ -11,12 +11,12 @@ from meshwright.engine.diffusion.attention import lead_attention
 from meshwright.engine.diffusion.build import build_denoiser, record_initial
 from meshwright.engine.diffusion.config import DenoiserConfig
 from meshwright.engine.diffusion.denoiser import Denoiser
-from meshwright.engine.diffusion.folders import load_weights
+from meshwright.engine.diffusion.hf_io import load_weights
 from meshwright.engine.diffusion.tensor import Spread, cut_block, partial_names, prepare_block
 from meshwright.engine.mesh import Mesh
-from meshwright.engine.model.initial import Initial, start
-from meshwright.engine.parallelize.data import DTYPES, fsdp_settings, needs_wrapping, storage_dtype, wrap
-from meshwright.engine.parallelize.materialise import fill_buffers, recorded
+from meshwright.engine.model.init import Initial, start
+from meshwright.engine.parallelize.fsdp import DTYPES, fsdp_settings, needs_wrapping, storage_dtype, wrap
+from meshwright.engine.parallelize.init_weights import fill_buffers, recorded
 from meshwright.engine.parallelize.offload import offload_activations
 from meshwright.engine.parallelize.recompute import recompute
 from meshwright.recipes.types import Recipe

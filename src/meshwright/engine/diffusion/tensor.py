@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from meshwright.engine.collectives import copy_in, gather, sum_out, sum_scatter
-from meshwright.engine.mesh import SOLO, Axis
+from meshwright.engine.mesh import SOLO, GroupInfo
 from meshwright.engine.parallelize.tensor import check_divides, cut_parameter
 
 TOKENS = 1  # the dimension of hidden states that counts tokens
@@ -29,7 +29,7 @@ TOKENS = 1  # the dimension of hidden states that counts tokens
 class Spread:
     """How hidden states lie over the tp ranks between linear layers: copied, or with sp a part of the tokens each."""
 
-    tp: Axis = SOLO
+    tp: GroupInfo = SOLO
     sp: bool = False
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:

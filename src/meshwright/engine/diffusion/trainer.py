@@ -6,7 +6,7 @@ from typing import Any
 
 from meshwright.engine.diffusion.loader import LatentLoader
 from meshwright.engine.diffusion.parallelize import parallelize
-from meshwright.engine.loop import Trainer
+from meshwright.engine.trainer import Trainer
 
 
 class DiffusionTrainer(Trainer):

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from meshwright.engine.experts.balance import Balancing
 from meshwright.engine.experts.dispatch import ExpertAxis, Traffic, balanced_counts, exchange_counts, experts_forward
+from meshwright.engine.experts.expert_params import (
+    ExpertBlock,
+    ExpertShardSpec,
+    cuts,
+    expert_blocks,
+    fused_shape,
+    reshape_experts,
+)
 from meshwright.engine.experts.router import (
     RouterState,
     attach_router,
@@ -12,16 +20,15 @@ from meshwright.engine.experts.router import (
     statistics,
     update_biases,
 )
-from meshwright.engine.experts.storage import Cut, ExpertBlock, cuts, expert_blocks, fused_shape, reshape_experts
 
 IMPLEMENTATION = "meshwright"
 
 __all__ = [
     "IMPLEMENTATION",
     "Balancing",
-    "Cut",
     "ExpertAxis",
     "ExpertBlock",
+    "ExpertShardSpec",
     "RouterState",
     "Traffic",
     "attach_router",

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshwright.engine.experts.compute import run_experts
-from meshwright.engine.experts.rows import collect, invert, permute, sort_by_expert, spread
-from meshwright.engine.kernels._where import is_dry
+from meshwright.engine.experts.grouped_mm import run_experts
+from meshwright.engine.experts.permute import collect, invert, permute, sort_by_expert, spread
+from meshwright.engine.kernels.device_caps import is_dry
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from meshwright.engine.kernels._where import launch, on_gpu
+from meshwright.engine.kernels.device_caps import launch, on_gpu
 
 # Columns per pass of a program. On an H200 every choice between 2048 and 32768 takes 0.8 ms for 4096 rows of 128256.
 BLOCK, WARPS = 16384, 32

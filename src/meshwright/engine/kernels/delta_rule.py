@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from meshwright.engine.kernels._where import STEPS, is_dry, on_gpu
-from meshwright.engine.kernels.chunks import (
+from meshwright.engine.kernels.chunked_scan import (
     Plan,
     carried_out,
     crossing,
@@ -34,6 +33,7 @@ from meshwright.engine.kernels.chunks import (
     until_end,
 )
 from meshwright.engine.kernels.cross_entropy import wide
+from meshwright.engine.kernels.device_caps import STEPS, is_dry, on_gpu
 
 CHUNK = 64  # tokens whose values come from one system
 STATE_BYTES = 2**25  # of the states before a block's chunks, in fp32

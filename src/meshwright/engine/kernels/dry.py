@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.engine.kernels._where import on_gpu
+from meshwright.engine.kernels.device_caps import on_gpu
 
 aten = torch.ops.aten
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from meshwright.engine.kernels import mxfp8
-from meshwright.engine.kernels._where import on_gpu
+from meshwright.engine.kernels.device_caps import on_gpu
 from meshwright.engine.kernels.fp8_weight import Fp8Weight
 
 Scaling = Literal["tensor", "row", "mx"]

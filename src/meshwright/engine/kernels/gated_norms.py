@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from meshwright.engine.kernels._where import STEPS, is_dry
-from meshwright.engine.kernels.chunks import ends, parts
+from meshwright.engine.kernels.chunked_scan import ends, parts
+from meshwright.engine.kernels.device_caps import STEPS, is_dry
 
 # By class: whether the gate comes before the norm. Nemotron-H's mixers have the first.
 GATED_FIRST = {

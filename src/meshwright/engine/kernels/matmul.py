@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from meshwright.engine.kernels._where import capability, on_gpu
+from meshwright.engine.kernels.device_caps import capability, on_gpu
 
 # Numbers of cublasLt's interface: cublasLt.h and library_types.h.
 BF16, FP32, COMPUTE_FP32 = 14, 0, 68

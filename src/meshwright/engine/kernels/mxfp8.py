@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from meshwright.engine.kernels._where import capability, on_gpu
+from meshwright.engine.kernels.device_caps import capability, on_gpu
 
 BLOCK = 32
 CODES = torch.float8_e4m3fn

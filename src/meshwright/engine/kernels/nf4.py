@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from meshwright.engine.kernels._where import is_dry, launch, on_gpu
+from meshwright.engine.kernels.device_caps import is_dry, launch, on_gpu
 
 BLOCK = 64
 # The levels of the QLoRA paper (Dettmers et al., 2023, appendix E): quantiles of the normal distribution, scaled to ±1.

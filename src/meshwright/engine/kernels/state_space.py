@@ -20,9 +20,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from meshwright.engine.kernels._where import STEPS, on_gpu
-from meshwright.engine.kernels.chunks import Plan, carried_out, crossing, empty_states, plan_of, product, until_end
+from meshwright.engine.kernels.chunked_scan import (
+    Plan,
+    carried_out,
+    crossing,
+    empty_states,
+    plan_of,
+    product,
+    until_end,
+)
 from meshwright.engine.kernels.cross_entropy import wide
+from meshwright.engine.kernels.device_caps import STEPS, on_gpu
 
 CHUNK = 128  # tokens whose outputs come from one matrix
 MATRIX_BYTES = 2**26  # of a block's matrices M, in fp32

@@ -17,12 +17,12 @@ from meshwright.errors import InputError
 CHUNK = 1 << 16  # bytes looked at in one go when searching for the end of the last whole line
 
 
-def say(text: str) -> None:
+def warn(text: str) -> None:
     """A warning on stderr, where somebody may read it."""
-    inform(f"warning: {text}")
+    log(f"warning: {text}")
 
 
-def inform(text: str) -> None:
+def log(text: str) -> None:
     """A line on stderr, beside the answer on stdout."""
     with suppress(OSError, ValueError):  # a closed or full stderr must not end a training
         print(text, file=sys.stderr, flush=True)
@@ -35,7 +35,7 @@ class Lines:
     once; writing is tried again with the next line. Values that are not finite are written as null.
     """
 
-    def __init__(self, path: Path, warn: Callable[[str], None] = say) -> None:
+    def __init__(self, path: Path, warn: Callable[[str], None] = warn) -> None:
         self.path, self.lost = path, 0
         self._warn = warn
         try:

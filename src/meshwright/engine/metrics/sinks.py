@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from meshwright.engine.launched import Process
-from meshwright.engine.metrics.jsonl import Lines, say
+from meshwright.engine.metrics.jsonl import Lines, warn
 from meshwright.engine.metrics.live import ConsoleSink
 from meshwright.engine.metrics.meter import Constants
 from meshwright.engine.metrics.record import StepRecord, header
+from meshwright.engine.rank_env import Process
 from meshwright.errors import InputError
 
 METRICS_FILE = "metrics.jsonl"
@@ -29,7 +29,7 @@ class Sink(Protocol):
 class JsonlSink:
     """One line per step in `metrics.jsonl`, after a header line; a full disk costs lines, never the run."""
 
-    def __init__(self, folder: Path, header: Mapping[str, Any], warn: Callable[[str], None] = say) -> None:
+    def __init__(self, folder: Path, header: Mapping[str, Any], warn: Callable[[str], None] = warn) -> None:
         self.lines = Lines(Path(folder) / METRICS_FILE, warn)
         self.lines.write(header)
 
@@ -45,7 +45,7 @@ class JsonlSink:
 class TensorBoardSink:
     """Every number of a step as a TensorBoard scalar."""
 
-    def __init__(self, folder: Path, header: Mapping[str, Any], warn: Callable[[str], None] = say) -> None:
+    def __init__(self, folder: Path, header: Mapping[str, Any], warn: Callable[[str], None] = warn) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:

@@ -22,12 +22,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from meshwright.engine.collectives import sum_out
-from meshwright.engine.experts.storage import add_expert_adapter, expert_blocks, first_name, pack_expert
-from meshwright.engine.kernels.adapted import adapted_linear, packed_linear
+from meshwright.engine.experts.expert_params import add_expert_adapter, expert_blocks, first_name, pack_expert
+from meshwright.engine.kernels.dropout_keys import dropped
+from meshwright.engine.kernels.lora_linear import adapted_linear, packed_linear
 from meshwright.engine.kernels.nf4 import block_length
-from meshwright.engine.kernels.noise import dropped
-from meshwright.engine.model.initial import Initial, start
-from meshwright.engine.model.packed import pack_linear
+from meshwright.engine.model.init import Initial, start
+from meshwright.engine.model.nf4_linear import pack_linear
 from meshwright.engine.model.stage import Stage
 from meshwright.engine.vision import is_seen_by
 from meshwright.errors import InputError
@@ -116,7 +116,7 @@ def scale_of(peft: Peft) -> float:
     return peft.alpha / (math.sqrt(peft.rank) if peft.method == "rslora" else peft.rank)
 
 
-class Told:
+class DropoutContext:
     """What the adapters of a layer are told with every micro batch: the keys of its tokens."""
 
     keys: torch.Tensor | None = None
@@ -126,7 +126,7 @@ def _drop_out(stage: Stage, probability: float) -> None:
     """Gives the adapters of a stage dropout; the keys of the tokens come with the layers' arguments."""
     layer: Any
     for layer in stage.layers.values():
-        layer.adapters_told = Told()
+        layer.adapters_told = DropoutContext()
         adapted: list[tuple[str, Any]] = [(n, m) for n, m in layer.named_modules() if hasattr(m, "lora_A")]
         for name, linear in adapted:
             # Keys differ between layers already, so that all layers share one graph.
@@ -256,12 +256,12 @@ def start_magnitudes(stage: Stage) -> None:
         linear: Any = module
         parts = dict(linear.named_parameters(recurse=False))
         for name in (n for n in parts if n.startswith("lora_magnitude")):
-            weight = _whole(parts[name.replace("lora_magnitude", "weight")])
+            weight = full_tensor(parts[name.replace("lora_magnitude", "weight")])
             norms = weight.float().norm(dim=0 if linear.lora_inputs_first else 1)
             start(parts[name], name, Initial("values", values=norms), seed=0)
 
 
-def _whole(parameter: torch.Tensor) -> torch.Tensor:
+def full_tensor(parameter: torch.Tensor) -> torch.Tensor:
     if not isinstance(parameter, DTensor):
         return parameter
     there = parameter.to(parameter.device_mesh.device_type)  # offloaded weights wait where no collective reaches them

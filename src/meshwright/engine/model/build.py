@@ -10,7 +10,7 @@ from torch import nn
 
 from meshwright.engine import attention, experts
 from meshwright.engine.model.mtp import add_mtp
-from meshwright.engine.vision.parts import EYES, eyes_of
+from meshwright.engine.vision.vision_modules import EYES, eyes_of
 from meshwright.errors import InputError, first_line
 
 SAME_CLASS = {"kimi_k2": "deepseek_v3"}  # model types that run in another one's class

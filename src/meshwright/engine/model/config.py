@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from meshwright.engine.model.build import transformers_config
-from meshwright.engine.vision.parts import EYES
+from meshwright.engine.vision.vision_modules import EYES
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec, config_of, find, load_config, names, spec_from_config
 from meshwright.recipes.types import Recipe

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from meshwright.engine.model.anatomy import anatomy
+from meshwright.engine.model.module_names import anatomy
 from meshwright.errors import InputError
 
 DEPTH_NAMES = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")

@@ -7,9 +7,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from meshwright.engine.kernels.noise import layer_keys
-from meshwright.engine.model.anatomy import Anatomy, anatomy, layer_arguments, rotary_tables
-from meshwright.engine.vision import Eyes, eyes_of, flat_places, image_groups, look, refuse_too_few_layers
+from meshwright.engine.kernels.dropout_keys import layer_keys
+from meshwright.engine.model.module_names import Anatomy, anatomy, layer_arguments, rotary_tables
+from meshwright.engine.vision import (
+    VisionModules,
+    encode_images,
+    eyes_of,
+    flat_places,
+    image_groups,
+    refuse_too_few_layers,
+)
 
 
 class Stage(nn.Module):
@@ -22,7 +29,7 @@ class Stage(nn.Module):
     def __init__(self, model: nn.Module, layers: range, first: bool, last: bool) -> None:
         super().__init__()
         self.parts: Anatomy = anatomy(model)
-        self.eyes: Eyes | None = eyes_of(model.config)
+        self.eyes: VisionModules | None = eyes_of(model.config)
         if self.eyes is not None and first and not last:
             refuse_too_few_layers(model.config, len(layers))
         self.first, self.last = first, last
@@ -110,7 +117,7 @@ class Stage(nn.Module):
         **images: torch.Tensor,
     ) -> torch.Tensor:
         at = self._held(flat_places(images)) if images else None
-        seen = look(self.model, images) if images and self.first else None
+        seen = encode_images(self.model, images) if images and self.first else None
         hidden = self._embed(x, positions) if self.first else x
         if seen is not None and at is not None:
             hidden = seen.placed(hidden, self._between(at, hidden))

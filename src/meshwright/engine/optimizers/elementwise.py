@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from meshwright.engine.kernels._where import on_gpu
-from meshwright.engine.kernels.updates import adamw_
+from meshwright.engine.kernels.device_caps import on_gpu
+from meshwright.engine.kernels.optimizer_kernels import adamw_
 from meshwright.engine.optimizers.base import (
     Group,
     LocalOptimizer,

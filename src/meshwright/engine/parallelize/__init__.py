@@ -12,29 +12,29 @@ from torch import nn
 
 from meshwright.engine import attention
 from meshwright.engine.experts import expert_blocks
-from meshwright.engine.folders import Weights, describe
+from meshwright.engine.hf_io import Weights, describe
 from meshwright.engine.kernels.gated_norms import use_lean_gated_norms
 from meshwright.engine.kernels.gelu import fuse_gelus
-from meshwright.engine.kernels.mixers import use_own_scans
 from meshwright.engine.kernels.norms import fuse_norms
+from meshwright.engine.kernels.scan_patch import use_own_scans
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.adapters import add_adapters, start_magnitudes
-from meshwright.engine.model.anatomy import is_attention
 from meshwright.engine.model.build import build_model
-from meshwright.engine.model.initial import record_initial
+from meshwright.engine.model.init import record_initial
+from meshwright.engine.model.module_names import is_attention
 from meshwright.engine.model.stage import Stage
 from meshwright.engine.parallelize import megatron
-from meshwright.engine.parallelize.borders import keep_documents_apart, runs_by_document
-from meshwright.engine.parallelize.data import base_dtype, share, storage_dtype
+from meshwright.engine.parallelize.document_isolation import keep_documents_apart, runs_by_document
 from meshwright.engine.parallelize.expert import balance_routers, cut_experts, store_experts
 from meshwright.engine.parallelize.fp8_gather import gather_in_fp8
-from meshwright.engine.parallelize.head import make_loss
-from meshwright.engine.parallelize.low_precision import compute_low, tune
-from meshwright.engine.parallelize.materialise import materialise
+from meshwright.engine.parallelize.fsdp import apply_fsdp, base_dtype, storage_dtype
+from meshwright.engine.parallelize.init_weights import init_weights
+from meshwright.engine.parallelize.lm_loss import make_loss
 from meshwright.engine.parallelize.offload import offload_activations
 from meshwright.engine.parallelize.pipeline import split, stage_numbers
+from meshwright.engine.parallelize.quantize import apply_fp8, select_gemm_kernels
 from meshwright.engine.parallelize.recompute import recompute, recompute_around
-from meshwright.engine.parallelize.tensor import Sequence, cut_embedding, cut_layer, partial_names, split_segments
+from meshwright.engine.parallelize.tensor import Sequence, cut_embedding, partial_names, shard_layer, split_segments
 from meshwright.engine.vision import freeze, is_seen_by
 from meshwright.recipes.types import Layout, Recipe
 
@@ -61,28 +61,28 @@ def parallelize(
         # Adapters before anything is cut: they are cut with what they adapt.
         if recipe.goal == "peft":
             initial |= add_adapters(stage, recipe.peft, storage_dtype(recipe.precision))
-        prepare(stage, recipe)
+        normalize_modules(stage, recipe)
         # Tensor parallelism before anything that looks at parameters: it decides their shapes.
-        cut_tensors(stage, mesh, recipe, sequence)
+        apply_tp(stage, mesh, recipe, sequence)
         # Context parallelism only tells attention with whom to share the sequence.
-        tell_attention(stage, sequence, recipe)
+        configure_attention(stage, sequence, recipe)
         # Experts are cut anew, over the same ranks.
         for layer in stage.layers.values():
             cut_experts(layer, mesh, recipe)
             balance_routers(layer, mesh, recipe, text)
         # Eight bits only change how a linear layer computes.
-        compute_low(stage, recipe.precision, text.num_hidden_layers, mesh.device_type)
-        tune(stage, recipe, mesh)
+        apply_fp8(stage, recipe.precision, text.num_hidden_layers, mesh.device_type)
+        select_gemm_kernels(stage, recipe, mesh)
         # What is kept, computed again or moved away is settled before blocks are compiled.
         recompute_and_compile(stage, recipe)
         # Sharding outermost: it gathers a block's weights just before the block runs.
         if layout.strategy == "megatron_fsdp":
             megatron.share_and_fill(stage, mesh, recipe, initial, device, given)
             continue  # it made the weights too
-        share(stage, mesh, recipe)
+        apply_fsdp(stage, mesh, recipe)
         # Only now do weights come into being, on each rank its own part.
         offloaded = layout.offload in ("params", "optimizer")
-        materialise(stage, initial, recipe.train.seed, device, offloaded, given)
+        init_weights(stage, initial, recipe.train.seed, device, offloaded, given)
         start_magnitudes(stage)
         gather_in_fp8(stage, mesh, recipe)
     if given is not None:
@@ -91,7 +91,7 @@ def parallelize(
     return stages
 
 
-def prepare(stage: Stage, recipe: Recipe) -> None:
+def normalize_modules(stage: Stage, recipe: Recipe) -> None:
     """What is done to a stage in every layout: storage that can be cut, documents kept apart, lean operations."""
     use_own_scans(stage)
     use_lean_gated_norms(stage)
@@ -114,11 +114,11 @@ def spread_sequence(recipe: Recipe, mesh: Mesh) -> tuple[Sequence, attention.Con
     return Sequence(mesh.tp, layout.sp, mesh.cp, torch.cat(parts)), context
 
 
-def cut_tensors(stage: Stage, mesh: Mesh, recipe: Recipe, spread: tuple[Sequence, Any]) -> None:
+def apply_tp(stage: Stage, mesh: Mesh, recipe: Recipe, spread: tuple[Sequence, Any]) -> None:
     """Cuts the layers, the embedding and the head over the tensor-parallel ranks."""
     sequence, _ = spread
     for layer in stage.layers.values():
-        cut_layer(layer, mesh, sequence)
+        shard_layer(layer, mesh, sequence)
     if stage.embedding is not None and mesh.tp.size > 1:
         cut_embedding(stage.embedding, mesh, recipe.layout.sp)
     if stage.last:
@@ -129,7 +129,7 @@ def cut_tensors(stage: Stage, mesh: Mesh, recipe: Recipe, spread: tuple[Sequence
     stage.partial = partial_names(stage, sequence)
 
 
-def tell_attention(stage: Stage, spread: tuple[Sequence, Any], recipe: Recipe) -> None:
+def configure_attention(stage: Stage, spread: tuple[Sequence, Any], recipe: Recipe) -> None:
     """Tells every attention module which kernel to use and with whom it shares the sequence."""
     for path, module in stage.named_modules():
         if is_attention(module) and not is_seen_by(stage.eyes, path):  # an image is seen whole, by torch's own choice

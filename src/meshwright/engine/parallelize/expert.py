@@ -35,7 +35,7 @@ def cut_experts(layer: nn.Module, mesh: Mesh, recipe: Recipe) -> None:
                 cut_parameter(block.experts, name, mesh.expert_state["ep", "etp"], cut.ep_dim, cut.etp_dim)
 
 
-def _check_divides(owner: nn.Module, name: str, cut: experts.Cut, etp: int) -> None:
+def _check_divides(owner: nn.Module, name: str, cut: experts.ExpertShardSpec, etp: int) -> None:
     """Refuses a cut into unequal parts; of weights in four bits also one through a block that shares a scale."""
     width = 0 if cut.etp_dim is None else getattr(owner, name).shape[cut.etp_dim]
     if width % etp:

@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from meshwright.engine.kernels._where import has_data
+from meshwright.engine.kernels.device_caps import has_data
 from meshwright.engine.kernels.fp8 import ACTIVATION, scale_for, scaled
 from meshwright.engine.kernels.fp8_weight import Fp8Weight
 from meshwright.engine.kernels.linears import Fp8Linear
 from meshwright.engine.mesh import Mesh
-from meshwright.engine.parallelize.data import DTYPES
+from meshwright.engine.parallelize.fsdp import DTYPES
 from meshwright.recipes.types import Recipe
 
 

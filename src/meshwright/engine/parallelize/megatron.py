@@ -18,13 +18,13 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from meshwright.engine.folders.places import Place
-from meshwright.engine.folders.read import Weights
+from meshwright.engine.hf_io.layout_map import Place
+from meshwright.engine.hf_io.read import Weights
 from meshwright.engine.mesh import Mesh
-from meshwright.engine.model.initial import Initial, start
+from meshwright.engine.model.init import Initial, start
 from meshwright.engine.model.stage import Stage
-from meshwright.engine.parallelize.data import DTYPES, storage_dtype
-from meshwright.engine.parallelize.materialise import fill_buffers, places_in, recorded
+from meshwright.engine.parallelize.fsdp import DTYPES, storage_dtype
+from meshwright.engine.parallelize.init_weights import fill_buffers, places_in, recorded
 from meshwright.errors import InputError
 from meshwright.recipes.types import Precision, Recipe
 

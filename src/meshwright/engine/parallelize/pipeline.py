@@ -13,7 +13,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
 from meshwright.costs.stages import chunk_layers
-from meshwright.engine.mesh import Axis
+from meshwright.engine.mesh import GroupInfo
 from meshwright.engine.model.stage import Stage
 from meshwright.recipes.types import Layout
 
@@ -29,7 +29,7 @@ SCHEDULES = {
 V_SHAPED = ("zbv", "dualpipe_v")
 
 
-def stage_numbers(layout: Layout, pp: Axis) -> list[int]:
+def stage_numbers(layout: Layout, pp: GroupInfo) -> list[int]:
     """The stage chunks this rank holds: every pp-th one, or the two ends of a V."""
     if layout.pp == 1:
         return [0]
@@ -47,7 +47,7 @@ def stage_layers(layout: Layout, layers: int) -> list[range]:
     return [range(end - int(count), end) for end, count in zip(ends, counts, strict=True)]
 
 
-def split(models: list[nn.Module], layout: Layout, layers: int, pp: Axis) -> list[Stage]:
+def split(models: list[nn.Module], layout: Layout, layers: int, pp: GroupInfo) -> list[Stage]:
     """The stages of this rank; each is made of its own whole meta model, of which the rest is dropped."""
     cuts = stage_layers(layout, layers)
     numbers = stage_numbers(layout, pp)
@@ -190,7 +190,7 @@ class Pipeline:
         self,
         stages: list[Stage],
         layout: Layout,
-        pp: Axis,
+        pp: GroupInfo,
         micro_batches: int,
         hidden: torch.Tensor,
         tokens: torch.Tensor,

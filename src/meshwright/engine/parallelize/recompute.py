@@ -14,9 +14,9 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from meshwright.engine.experts.storage import expert_blocks
-from meshwright.engine.model.anatomy import is_attention
-from meshwright.engine.parallelize.dropping import drop_gathered, drop_outputs
+from meshwright.engine.experts.expert_params import expert_blocks
+from meshwright.engine.model.module_names import is_attention
+from meshwright.engine.parallelize.output_recompute import drop_gathered, drop_outputs
 from meshwright.engine.parallelize.tensor import gathering
 from meshwright.recipes.types import Layout
 from meshwright.rules.schedule import ZERO_BUBBLE

@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from meshwright.engine.collectives import copy_in, gather, sum_out, sum_scatter
 from meshwright.engine.experts import expert_blocks
-from meshwright.engine.mesh import SOLO, Axis, Mesh
-from meshwright.engine.parallelize.regions import KV_ROWS, Cut, Region, adapter_cuts, region_of
+from meshwright.engine.mesh import SOLO, GroupInfo, Mesh
+from meshwright.engine.parallelize.tp_plan import KV_ROWS, ShardSpec, TPModule, adapter_cuts, region_of
 from meshwright.errors import InputError
 
 TOKENS = -2  # the dimension of hidden states that counts tokens
@@ -32,9 +32,9 @@ TOKENS = -2  # the dimension of hidden states that counts tokens
 class Sequence:
     """How the sequence is spread inside a stage: over tp between regions, and over cp everywhere."""
 
-    tp: Axis = SOLO
+    tp: GroupInfo = SOLO
     sp: bool = False
-    cp: Axis = SOLO
+    cp: GroupInfo = SOLO
     order: torch.Tensor | None = None  # the position of every token when the cp ranks' parts are put side by side
 
     @property
@@ -57,7 +57,7 @@ class _Use:
     attribute: str
     stored: tuple[str, ...]  # parameters of that module: one, or one for each segment
     dim: int = 0
-    cp: Axis = SOLO
+    cp: GroupInfo = SOLO
     first: int = 0
     count: int = 0
     mine: bool = True
@@ -71,7 +71,7 @@ class _Use:
         return _local(parameter, self.dim, self.cp)
 
 
-def cut_layer(layer: nn.Module, mesh: Mesh, sequence: Sequence) -> None:
+def shard_layer(layer: nn.Module, mesh: Mesh, sequence: Sequence) -> None:
     """Cuts every region of a layer over the tp ranks; state-space mixers over the cp ranks too."""
     for module in list(layer.modules()):
         region = region_of(module)
@@ -116,7 +116,7 @@ def split_segments(layer: nn.Module) -> None:
             child, _, name = path.rpartition(".")
             owner = _child(module, child)
             whole = getattr(owner, name, None) if owner is not None else None
-            if whole is None or not isinstance(cut, Cut) or cut.segments is None:
+            if whole is None or not isinstance(cut, ShardSpec) or cut.segments is None:
                 continue
             assert owner is not None
             for i, part in enumerate(whole.data.split(cut.segments(module), cut.dim)):
@@ -124,7 +124,7 @@ def split_segments(layer: nn.Module) -> None:
             owner.register_parameter(name, None)
 
 
-def _cut_region(module: nn.Module, region: Region, state: DeviceMesh, sequence: Sequence) -> None:
+def _cut_region(module: nn.Module, region: TPModule, state: DeviceMesh, sequence: Sequence) -> None:
     tp = sequence.tp
     cp = sequence.cp if region.mixes_tokens else SOLO
     uses = [use for path, cut in _cuts(module, region) for use in _use(module, path, cut, state, tp, cp)]
@@ -144,11 +144,11 @@ def _cut_region(module: nn.Module, region: Region, state: DeviceMesh, sequence: 
     _wrap(module, uses, sequence if cp.size > 1 else Sequence(tp, sequence.sp))
 
 
-def _cuts(module: nn.Module, region: Region) -> Iterator[tuple[str, Cut | str]]:
+def _cuts(module: nn.Module, region: TPModule) -> Iterator[tuple[str, ShardSpec | str]]:
     yield from region.cuts.items()
     yield from adapter_cuts(module, region)
     for name in _wide_norms(module):
-        yield f"{name}.weight", KV_ROWS if name == "k_norm" else Cut(0)
+        yield f"{name}.weight", KV_ROWS if name == "k_norm" else ShardSpec(0)
 
 
 def _wide_norms(module: nn.Module) -> list[str]:
@@ -158,7 +158,7 @@ def _wide_norms(module: nn.Module) -> list[str]:
     return [name for name, norm in norms.items() if norm is not None and norm.weight.numel() != head]
 
 
-def _widen_norms(module: nn.Module, tp: Axis) -> None:
+def _widen_norms(module: nn.Module, tp: GroupInfo) -> None:
     """A norm over a cut width takes the mean square over all ranks' parts."""
 
     def widen(norm: Any) -> None:
@@ -177,7 +177,9 @@ def _widen_norms(module: nn.Module, tp: Axis) -> None:
         widen(getattr(module, name))
 
 
-def _use(module: nn.Module, path: str, cut: Cut | str, state: DeviceMesh, tp: Axis, cp: Axis) -> Iterator[_Use]:
+def _use(
+    module: nn.Module, path: str, cut: ShardSpec | str, state: DeviceMesh, tp: GroupInfo, cp: GroupInfo
+) -> Iterator[_Use]:
     child, _, name = path.rpartition(".")
     owner = _child(module, child)
     parts = _stored(owner, name) if owner is not None else ()
@@ -199,7 +201,7 @@ def _use(module: nn.Module, path: str, cut: Cut | str, state: DeviceMesh, tp: Ax
         yield _Use("local", child, name, parts, cut.dim, cp)
 
 
-def _local(parameter: torch.Tensor, dim: int, cp: Axis) -> torch.Tensor:
+def _local(parameter: torch.Tensor, dim: int, cp: GroupInfo) -> torch.Tensor:
     part = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     return part if cp.size == 1 else part.chunk(cp.size, dim)[cp.rank]
 
@@ -214,7 +216,7 @@ def cut_parameter(owner: nn.Module, name: str, mesh: DeviceMesh, *dims: int | No
     setattr(owner, name, nn.Parameter(cut, parameter.requires_grad))
 
 
-def check_divides(parameter: torch.Tensor, dim: int, tp: Axis, what: str) -> None:
+def check_divides(parameter: torch.Tensor, dim: int, tp: GroupInfo, what: str) -> None:
     """Refuses a cut into unequal parts: sharding would have to cut them once more."""
     if parameter.shape[dim] % tp.size:
         raise InputError(
@@ -224,7 +226,7 @@ def check_divides(parameter: torch.Tensor, dim: int, tp: Axis, what: str) -> Non
         )
 
 
-def _copies(module: nn.Module, cut: Cut, tp: Axis) -> int:
+def _copies(module: nn.Module, cut: ShardSpec, tp: GroupInfo) -> int:
     """Ranks that hold the same key/value head."""
     if cut.heads != "kv":
         return 1
@@ -236,7 +238,7 @@ def _kv_heads(module: nn.Module) -> int:
     return int(config.num_key_value_heads)
 
 
-def _copied_rows(module: nn.Module, parameter: torch.Tensor, tp: Axis) -> tuple[int, int]:
+def _copied_rows(module: nn.Module, parameter: torch.Tensor, tp: GroupInfo) -> tuple[int, int]:
     """The rows of the one key/value head that this rank computes with."""
     width = parameter.shape[0] // _kv_heads(module)
     return (tp.rank * _kv_heads(module) // tp.size) * width, width

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from meshwright.engine.vision.look import Seen, flat_places, image_groups, look
-from meshwright.engine.vision.parts import EYES, Eyes, eyes_of, freeze, is_seen_by, part_of, refuse_too_few_layers
+from meshwright.engine.vision.encode_images import Seen, encode_images, flat_places, image_groups
+from meshwright.engine.vision.vision_modules import (
+    EYES,
+    VisionModules,
+    eyes_of,
+    freeze,
+    is_seen_by,
+    part_of,
+    refuse_too_few_layers,
+)
 
 __all__ = [
     "EYES",
-    "Eyes",
     "Seen",
+    "VisionModules",
+    "encode_images",
     "eyes_of",
     "flat_places",
     "freeze",
     "image_groups",
     "is_seen_by",
-    "look",
     "part_of",
     "refuse_too_few_layers",
 ]

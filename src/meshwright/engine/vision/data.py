@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from meshwright.engine.data.mock import HELD_OUT, NOISE
-from meshwright.engine.data.source import Samples, Source
-from meshwright.engine.vision.optics import Document, Ints, Optics, optics_of, sample_of, stack_padded
+from meshwright.engine.data.sampler import Samples, Source
+from meshwright.engine.vision.image_tokens import Document, ImageTokenSpec, Ints, optics_of, sample_of, stack_padded
 from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
 
@@ -31,12 +31,12 @@ def open_images(recipe: Recipe, config: Any, held_out: bool = False, pretrained:
     return _open_records(recipe, optics, held_out, pretrained)
 
 
-def _open_records(recipe: Recipe, optics: Optics, held_out: bool, pretrained: Path | None) -> Source:
+def _open_records(recipe: Recipe, optics: ImageTokenSpec, held_out: bool, pretrained: Path | None) -> Source:
     # Imported here because made-up images need none of it.
+    from meshwright.engine.data.dataset_registry import columns_of, open_rows
     from meshwright.engine.data.instructions import where_to_read
-    from meshwright.engine.data.named import columns_of, open_rows
     from meshwright.engine.data.tokenizers import load_tokenizer
-    from meshwright.engine.vision.records import Conversations, ShuffledImages, Writer, load_processor, read_records
+    from meshwright.engine.vision.image_chat import Conversations, ShuffledImages, Writer, load_processor, read_records
 
     data = recipe.data
     name, split = where_to_read(recipe, held_out)
@@ -101,7 +101,7 @@ class MockImages:
     A sample is one picture and its text, or several where samples are packed.
     """
 
-    def __init__(self, optics: Optics, seq_length: int, seed: int, packed: bool = False) -> None:
+    def __init__(self, optics: ImageTokenSpec, seq_length: int, seed: int, packed: bool = False) -> None:
         self.optics, self.seq_length, self.seed, self.packed = optics, seq_length, seed, packed
         self.framed = len(optics.before) + len(optics.after)
         if self._image_tokens(self._largest()) + self.framed + 1 > seq_length:

@@ -1,0 +1,136 @@
+"""The matmuls of a layer on one rank, and the seconds they take from their shapes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from meshwright.costs.activations import residual_cut
+from meshwright.costs.speeds import OPERAND_BYTES, Speeds
+from meshwright.costs.vectorize import BYTES, Column, larger, where
+from meshwright.models import MLA, Attention, Dense, Layer, Mamba2, MoE
+from meshwright.models.spec import Mixer
+from meshwright.recipes.case import Case
+
+ALIGNED = 64
+EXPERT_TILE = 64.0  # half a tile of 128 rows: what each expert's tokens are padded by on average
+
+
+class Linear(msgspec.Struct, frozen=True):
+    """One matmul: rows × inputs by inputs × outputs, done `copies` times (once per local expert)."""
+
+    rows: Column
+    outputs: Column
+    inputs: Column
+    copies: Column = 1
+    name: str = ""  # what adapters call it; empty: never adapted
+    precision: str = ""  # empty: that of the case's linears
+    expert: bool = False
+
+
+def linears(case: Case, speed: Speeds, layer: Layer, count: Column) -> list[Linear]:
+    """Every matmul of a layer's forward pass for `count` tokens."""
+    found: list[Linear] = []
+    for mixer in (layer.mixer, layer.cross):
+        if mixer is not None:
+            found += _mixer(case, mixer, count)
+    if isinstance(layer.ffn, MoE):
+        found += _moe(case, speed, layer.ffn, count)
+    elif layer.ffn is not None:
+        found += _dense(case, layer.ffn, count)
+    return found
+
+
+def _mixer(case: Case, mixer: Mixer, count: Column) -> list[Linear]:
+    hidden, tp = case.model.hidden, case.tp
+    if isinstance(mixer, MLA):
+        return _mla(case, mixer, count)
+    if isinstance(mixer, Attention):
+        gate = mixer.q_width if mixer.output_gate else 0
+        into, out = mixer.q_width + gate + (1 if mixer.shared_kv else 2) * mixer.kv_width, mixer.q_width
+    elif isinstance(mixer, Mamba2):
+        into, out = mixer.inner + mixer.conv_width + mixer.heads, mixer.inner
+    else:
+        into, out = 2 * mixer.k_width + 2 * mixer.v_width + 2 * mixer.v_heads, mixer.v_width
+    names = ("mamba_in", "mamba_out") if isinstance(mixer, Mamba2) else ("qkv", "proj")
+    return [Linear(count, into / tp, hidden, name=names[0]), Linear(count, hidden, out / tp, name=names[1])]
+
+
+def _mla(case: Case, mixer: MLA, count: Column) -> list[Linear]:
+    hidden, tp, own = case.model.hidden, case.tp, count / residual_cut(case)
+    found = [Linear(own, mixer.kv_lora + mixer.qk_rope, hidden)]
+    if mixer.q_lora:
+        found.append(Linear(own, mixer.q_lora, hidden))
+    found.append(Linear(count, mixer.heads * mixer.qk_head / tp, mixer.q_lora or hidden, name="qkv"))
+    found.append(Linear(count, mixer.heads * (mixer.qk_nope + mixer.v_head) / tp, mixer.kv_lora, name="qkv"))
+    return [*found, Linear(count, hidden, mixer.heads * mixer.v_head / tp, name="proj")]
+
+
+def _dense(case: Case, block: Dense, count: Column) -> list[Linear]:
+    hidden, width = case.model.hidden, block.width / case.tp
+    into = (2 if block.gated else 1) * width
+    return [Linear(count, into, hidden, name="fc1"), Linear(count, hidden, width, name="fc2")]
+
+
+def _moe(case: Case, speed: Speeds, moe: MoE, count: Column) -> list[Linear]:
+    """Router, shared and parallel blocks, latent projections, and the experts as one grouped matmul each way."""
+    hidden, own = case.model.hidden, count / residual_cut(case)
+    etp = 1 if case.engine == "kempnerforge" else case.etp
+    local = larger(moe.experts / case.ep, 1)
+    each = own * moe.topk * etp * routing_imbalance(case, speed) / local + EXPERT_TILE
+    width, inner = moe.width / etp, moe.latent or hidden
+    found = [
+        Linear(own, moe.experts, hidden, precision="bf16"),
+        Linear(each, (2 if moe.gated else 1) * width, inner, local, "fc1", expert=True),
+        Linear(each, inner, width, local, "fc2", expert=True),
+    ]
+    if moe.latent:
+        found += [Linear(own, moe.latent, hidden), Linear(own, hidden, moe.latent)]
+    for block in (Dense(moe.shared_width, moe.gated) if moe.shared_width else None, moe.parallel):
+        found += _dense(case, block, count) if block else []
+    return found
+
+
+def routing_imbalance(case: Case, speed: Speeds) -> float:
+    """Load of the fullest rank over the mean: even when forced, the engine's own figure under natural routing."""
+    return 1.0 if case.force_balance else speed.engine.imbalance
+
+
+def linear_s(speed: Speeds, linear: Linear) -> Column:
+    """Forward seconds of one matmul: its arithmetic at the rate of large ones, and the traffic it does not hide.
+
+    The second term is the roofline in a soft form: a matmul with one small dimension moves as much as it computes.
+    """
+    rows, outputs, inputs = linear.rows, linear.outputs, linear.inputs
+    precision = linear.precision or speed.precision
+    rate = speed.linear_bf16 if linear.precision == "bf16" else speed.linear
+    arithmetic = 2.0 * rows * outputs * inputs / rate * _alignment(speed, outputs, inputs)
+    if linear.expert:  # one expert alone is a matmul like any other
+        arithmetic = arithmetic / speed.engine.grouped ** (1 - 1 / linear.copies)
+    moved = OPERAND_BYTES[precision] * inputs * (rows + outputs) + 2.0 * rows * outputs
+    return linear.copies * (arithmetic + speed.shared.matmul_traffic * moved / speed.hbm)
+
+
+def _alignment(speed: Speeds, outputs: Column, inputs: Column) -> Column:
+    """Slowdown where a width is no multiple of 64, so that tiles do not fit: 14,400 over 8 ranks is 1,800."""
+    odd = (outputs % ALIGNED != 0) | (inputs % ALIGNED != 0)
+    return where(odd, speed.shared.misaligned, 1.0)
+
+
+def gradient_s(case: Case, speed: Speeds, found: list[Linear]) -> Column:
+    """Seconds to add a micro batch's weight gradients to the sum: a read and a write of each, partly hidden."""
+    if case.goal == "peft":
+        return 0.0
+    weights = sum(linear.copies * linear.outputs * linear.inputs for linear in found)
+    return 2 * BYTES[case.grads] * weights * speed.shared.matmul_traffic / speed.hbm
+
+
+def side_bytes(case: Case, speed: Speeds, found: list[Linear]) -> Column:
+    """Bytes moved beside the matmuls of one micro batch: quantising operands, and adapters where there are some."""
+    each = speed.shared.quantise[case.matmul]
+    targets = case.targets if case.goal == "peft" else ()
+    total: Column = 0.0
+    for linear in found:
+        moved = (0.0 if linear.precision else each) + speed.shared.adapter_bytes * (linear.name in targets)
+        if moved:
+            total = total + moved * linear.copies * linear.rows * (linear.inputs + linear.outputs)
+    return total

@@ -1,0 +1,336 @@
+"""The ruler: published measurements read into cases, each with what was measured or the reason it cannot be used.
+
+A row states a model, GPUs, a layout and what was measured. Cells that are blank take documented defaults: degrees of
+parallelism 1, the micro batch that the global batch implies, no recompute, and what the framework's users usually get
+(measurements_frameworks.toml). Nothing depends on which table a row comes from. A row that names a recipe of ours stands for
+that recipe on its own cluster, and its other cells are for the reader.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from math import gcd
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from meshwright.clusters import Cluster, Gpu, cluster, gpu
+from meshwright.costs.measurements_knobs import (
+    Framework,
+    as_int,
+    framework_of,
+    kernels_of,
+    network_gb_s,
+    number,
+    precision_of,
+    recompute_of,
+    routing_of,
+    strategy_of,
+)
+from meshwright.costs.measurements_models import UnknownModelError, model_of_row
+from meshwright.costs.memory import Where
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.models import MLA, ModelSpec
+from meshwright.recipes import index
+from meshwright.recipes.case import Case, model_of
+from meshwright.recipes.types import GOALS, Recipe
+
+REQUIRED = (
+    "source", "framework", "model", "hf_id_or_dims", "mode", "gpu", "gpus_per_node", "n_gpus", "seq_len", "mbs", "gbs",
+    "precision", "tp", "pp", "cp", "dp_strategy", "recompute", "step_time_s", "tokens_per_s_per_gpu", "status",
+    "precision_class", "recompute_class", "dp_class",
+)  # fmt: skip
+# Names that may differ between the rows of one batch; all others must be equal.
+COLUMNS = (
+    "tp", "pp", "vp", "cp", "ep", "etp", "dp_shard", "dp_replicate", "sp", "micro_batch_size", "recompute", "strategy",
+    "pp_schedule", "world", "nvlink_domain", "global_batch_size", "seq_length", "embedding_as_layer", "head_as_layer",
+)  # fmt: skip
+USUAL_TOKENS = 16384
+_META_HOST = re.compile(r"Meta dev host|Grand Teton")
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """One row: its case or why there is none, and what was measured."""
+
+    row_id: str
+    source: str
+    tier: str
+    mem_tier: str
+    gpu: str
+    case: Case | None
+    unsupported: str  # why there is no case; empty where there is one
+    step_s: float  # 0 where no time was measured
+    allocated_gib: float  # 0 where it was not measured
+    reserved_gib: float
+    oom: bool
+    tiny: bool  # a test model whose step is launch-bound
+    stage: Where  # the pipeline stage whose memory was read
+    values: dict[str, Any]  # every name the case replaces
+    key: tuple[Any, ...]  # rows with equal keys can be priced as one batch
+    model: ModelSpec | None = None
+
+
+class _UnusableError(ValueError):
+    """Why a row has no case."""
+
+
+def read(path: str | Path) -> list[Measured]:
+    """Every row of a CSV with the columns of the measurement table."""
+    return [_measured(row, i) for i, row in enumerate(_rows(Path(path)))]
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            rows = [{k: v or "" for k, v in row.items() if k} for row in reader]
+            columns = reader.fieldnames or []
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"cannot be read as CSV: {error}", field="file", value=str(path)) from None
+    missing = [name for name in REQUIRED if name not in columns]
+    if missing:
+        raise InputError(f"lacks the columns {', '.join(missing)}", field="file", value=str(path))
+    if not rows:
+        raise InputError("has no rows", field="file", value=str(path))
+    return rows
+
+
+def _measured(row: dict[str, str], place: int) -> Measured:
+    reason, case, model = "", None, None
+    values: dict[str, Any] = {}
+    key: tuple[Any, ...] = ()
+    try:
+        case, values, key, model = _case(row)
+    except (_UnusableError, UnknownModelError) as error:
+        reason = str(error)
+    return Measured(
+        row_id=row.get("row_id") or str(place + 1),
+        source=row["source"],
+        tier=row.get("tier", "A"),
+        mem_tier=row.get("mem_tier", "A"),
+        gpu=row["gpu"],
+        case=case,
+        unsupported=reason,
+        step_s=_step_s(row, values),
+        allocated_gib=number(row, "peak_mem_gib_allocated"),
+        reserved_gib=number(row, "peak_mem_gib_reserved"),
+        oom=row["status"].upper() == "OOM",
+        tiny="tiny_model" in row.get("flag", ""),
+        stage=_stage(row.get("notes", ""), values.get("memory_stage", "worst")),
+        values=values,
+        key=key,
+        model=model,
+    )
+
+
+def _stage(notes: str, usual: Where) -> Where:
+    """The pipeline stage whose memory was read: as noted, else where the framework logs it."""
+    if "LAST rank" in notes:
+        return "last"
+    return "first" if re.search(r"rank-0 peak|allocated rank0", notes) else usual
+
+
+def _step_s(row: dict[str, str], values: dict[str, Any]) -> float:
+    """Measured seconds per step, from tokens per second where the step is not given."""
+    step, rate = number(row, "step_time_s"), number(row, "tokens_per_s_per_gpu")
+    if step or not rate or not values:
+        return step
+    return float(values["global_batch_size"] * values["seq_length"] / (rate * values["world"]))
+
+
+def _case(row: dict[str, str]) -> tuple[Case, dict[str, Any], tuple[Any, ...], ModelSpec]:
+    if row.get("recipe"):
+        return _case_of_recipe(row["recipe"])
+    entry = framework_of(row["framework"], row.get("framework_version", ""))
+    if entry is None:
+        raise _UnusableError(f"no profile for framework {row['framework']}")
+    if entry.unsupported:
+        raise _UnusableError(entry.unsupported)
+    _refuse_unusable(row)
+    model = model_of_row(row["model"], row["hf_id_or_dims"], number(row, "n_params_b"))
+    if heads := set(re.findall(r"MTP-(\d)", row.get("notes", ""))):
+        model = msgspec.structs.replace(model, mtp_layers=len(heads))
+    place = _cluster(row)
+    values = _values(row, entry, model, place)
+    if row["mode"] not in GOALS:
+        raise _UnusableError(f"unknown mode {row['mode']}")
+    recipe = _recipe(row["mode"])
+    fixed = {name: value for name, value in values.items() if name not in COLUMNS}
+    key = (model, place.gpu, place.gpu.network_gb_s, entry.engine, row["mode"], tuple(sorted(fixed.items())))
+    case = Case(recipe, model, place, entry.engine).replace(**values)  # type: ignore[arg-type]  # from our own table
+    return case, values, key, model
+
+
+def _case_of_recipe(name: str) -> tuple[Case, dict[str, Any], tuple[Any, ...], ModelSpec]:
+    """A shipped recipe on its own cluster, as the dry run executed it: every expert gets as many tokens as the next."""
+    try:
+        recipe = index.load(name)
+    except MeshwrightError:
+        raise _UnusableError("the recipe is no longer shipped") from None
+    model = model_of(recipe)
+    case = Case(recipe, model, cluster(recipe.cluster)).replace(force_balance=True)
+    return case, {column: getattr(case, column) for column in COLUMNS}, ("recipe", name), model
+
+
+@lru_cache(maxsize=8)
+def _recipe(goal: str) -> Recipe:
+    return Recipe(name="measured", model="measured", goal=goal, cluster="")  # type: ignore[arg-type]  # checked
+
+
+def _refuse_unusable(row: dict[str, str]) -> None:
+    flag = row.get("flag", "")
+    if as_int(row, "n_gpus", 0) < 1:
+        raise _UnusableError("number of GPUs not stated")
+    if as_int(row, "seq_len", 0) < 1:
+        raise _UnusableError("sequence length not stated")
+    if "INCONSISTENT" in flag or "!= #GPUs" in flag:
+        raise _UnusableError("the row contradicts itself")
+    if "not stated: use ratios only" in flag:
+        raise _UnusableError("batch and sequence not stated")
+    if "counts real tokens only" in flag:
+        raise _UnusableError("padded tokens are not counted")
+    if not row["tp"] and not row["pp"] and as_int(row, "n_gpus") > 8:
+        raise _UnusableError("parallelism not stated")
+
+
+def _cluster(row: dict[str, str]) -> Cluster:
+    world, size = as_int(row, "n_gpus"), as_int(row, "gpus_per_node", 8)
+    size = min(size, world)
+    if world % size:
+        raise _UnusableError("GPUs are not a whole number of nodes")
+    name = row["gpu"]
+    if name == "H100-SXM" and _META_HOST.search(row.get("notes", "") + row.get("interconnect", "")):
+        name = "H100-96"  # Meta's Grand Teton hosts run their H100 at 500 W
+    return Cluster(_gpu(name, row.get("interconnect", ""), as_int(row, "gpus_per_node", 8)), world // size, size)
+
+
+@lru_cache(maxsize=512)
+def _gpu(name: str, interconnect: str, gpus_per_node: int) -> Gpu:
+    try:
+        known = gpu(name)
+    except MeshwrightError:
+        raise _UnusableError(f"unknown GPU {name}") from None
+    rate = network_gb_s(interconnect, gpus_per_node)
+    return msgspec.structs.replace(known, network_gb_s=rate) if rate else known
+
+
+def _values(row: dict[str, str], entry: Framework, model: ModelSpec, place: Cluster) -> dict[str, Any]:
+    """Every name of the case that the row, the framework's defaults or the model decide."""
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.defaults.items()}
+    values |= precision_of(row) | recompute_of(row, entry.defaults, entry.engine) | kernels_of(row) | routing_of(row)
+    values |= _layout(row, entry, values, place, model)
+    values.setdefault("speed_profile", entry.profile or entry.engine)
+    values["mtp_loss"] = 0.1 if values.pop("mtp", False) and model.mtp_layer else 0.0
+    values.pop("etp_default", None)
+    if values.pop("split_by_cost", False) and values["pp"] > 1:
+        values["stage_layers"] = split_by_cost(model, values["pp"])
+    if entry.engine == "megatron" and _has_mla(model) and entry.defaults.get("mtp"):
+        values["moments"] = "bf16"  # NVIDIA's recipes of these models keep the moments in bf16
+    if "bridge@" in row.get("framework_version", ""):
+        values["grads"] = "fp32"  # a checkout's library recipe accumulates in fp32, performance containers in bf16
+    if "muon" in row.get("optimizer", "").lower():
+        values["optimizer_name"] = "muon"
+    if "nf4" in row["precision"]:
+        values["method"] = "qlora"
+    if "mp=PURE" in row["dp_strategy"]:
+        values["reduce"] = "bf16"
+    return values
+
+
+def _layout(
+    row: dict[str, str], entry: Framework, values: dict[str, Any], place: Cluster, model: ModelSpec
+) -> dict[str, Any]:
+    tp, pp, vp, cp, ep = (max(as_int(row, name), 1) for name in ("tp", "pp", "vp", "cp", "ep"))
+    world, strategy, chunk = place.world, strategy_of(row, place.world), values.pop("chunk_layers", 0)
+    if chunk and pp > 1 and not row.get("vp") and model.num_layers % (pp * chunk) == 0:
+        vp = model.num_layers // (pp * chunk)
+    ranks = tp * pp * cp * (ep if entry.engine == "kempnerforge" else 1)
+    if ranks > world or world % ranks:
+        raise _UnusableError("tp x pp x cp does not divide the GPUs")
+    dp = world // ranks
+    micro, batch = _batches(row, dp, pp)
+    stated = {"true": True, "false": False}.get(row.get("sp", "").split("(")[0].lower())
+    sp = (values.get("sp", False) if stated is None else stated) and tp > 1
+    if entry.engine == "kempnerforge":  # its plan cuts the sequence only for dense models without a pipeline
+        sp = sp and pp == 1 and not model.moe
+    etp = as_int(row, "etp", 1 if values.pop("etp", "") == "one" else tp)
+    etp = etp if model.moe and etp * ep <= world // pp else 1
+    ends = _ends_as_layers(model.num_layers, pp * vp)
+    given = _chunks_with_mtp(model, pp * vp) if values.get("mtp") and pp > 1 and model.mtp_layer else ()
+    shard = re.search(r"zero1 group=(\d+)", row["dp_strategy"])
+    group = int(shard[1]) if shard else as_int(row, "dp_shard", 0) if row["dp_class"] == "hsdp" else 0
+    group = group if group and dp % group == 0 else dp
+    return {
+        "tp": tp, "pp": pp, "vp": vp, "cp": cp, "ep": ep, "etp": etp, "sp": sp, "strategy": strategy, "world": world,
+        "nvlink_domain": place.nvlink_domain, "micro_batch_size": micro, "global_batch_size": batch,
+        "seq_length": as_int(row, "seq_len"), "pp_schedule": "interleaved_1f1b" if vp > 1 else "1f1b",
+        "stage_layers": given,
+        "dp_shard": group, "dp_replicate": dp // group, "embedding_as_layer": ends[0], "head_as_layer": ends[1],
+        "tp_comm_overlap": bool(values.get("tp_comm_overlap", False)) and not model.moe,
+    }  # fmt: skip
+
+
+def _batches(row: dict[str, str], dp: int, pp: int) -> tuple[int, int]:
+    """Micro and global batch; each follows from the other and the accumulation where it is blank.
+
+    Where neither is stated a pipeline is taken to run single samples, and anything else about 16,000 tokens at once.
+    """
+    micro, batch, rounds = (as_int(row, name, 0) for name in ("mbs", "gbs", "grad_accum"))
+    if not batch and number(row, "step_time_s") and number(row, "tokens_per_s_per_gpu"):
+        tokens = number(row, "step_time_s") * number(row, "tokens_per_s_per_gpu") * as_int(row, "n_gpus")
+        batch = round(tokens / as_int(row, "seq_len"))
+    if not micro:
+        usual = 1 if pp > 1 else max(USUAL_TOKENS // as_int(row, "seq_len"), 1)
+        micro = max(batch // (dp * rounds), 1) if batch and rounds else gcd(max(batch // dp, 1), usual)
+    return micro, batch or micro * dp * max(rounds, 1)
+
+
+def _ends_as_layers(layers: int, chunks: int) -> tuple[bool, bool]:
+    """Whether embedding and head count as layers: the split of 126 layers into 128 chunks says so."""
+    if layers % chunks == 0:
+        return False, False
+    if (layers + 2) % chunks == 0:
+        return True, True
+    return False, (layers + 1) % chunks == 0
+
+
+def split_by_cost(model: ModelSpec, stages: int) -> tuple[int, ...]:
+    """Layers per stage when the head counts as the layers it weighs as much as (nanotron)."""
+    layer = sum(group.count * group.layer.params(model.hidden) for group in model.groups) / model.num_layers
+    total = model.num_layers + model.vocab * model.hidden / layer
+    ends = [min(math.ceil(total * (i + 1) / stages - 1e-9), model.num_layers) for i in range(stages)]
+    return tuple(end - start for start, end in zip([0, *ends[:-1]], ends, strict=True))
+
+
+def _chunks_with_mtp(model: ModelSpec, chunks: int) -> tuple[int, ...]:
+    """Layers per chunk as NVIDIA's recipes lay out DeepSeek-V3: prediction modules and loss count as layers at the end.
+
+    61 layers in 16 chunks are 15 of 4 and one of 1, which also holds the module and the loss.
+    """
+    size = -(-(model.num_layers + model.mtp_layers + 1) // chunks)
+    whole, rest = divmod(model.num_layers, size)
+    return (*[size] * whole, rest, *[0] * chunks)[:chunks] if whole < chunks else ()
+
+
+def _has_mla(model: ModelSpec) -> bool:
+    return bool(model.mixers(MLA))
+
+
+def batches(rows: Sequence[Measured]) -> Iterator[tuple[Case, list[int]]]:
+    """Rows that differ in columns only, priced together: one case with numpy columns and the places of its rows."""
+    groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        if row.case is not None:
+            groups[row.key].append(place)
+    for places in groups.values():
+        first = rows[places[0]].case
+        assert first is not None
+        columns = {name: np.array([rows[p].values[name] for p in places]) for name in COLUMNS}
+        yield first.replace(**columns), places

@@ -1,0 +1,198 @@
+"""What the columns of a measurement table say about a case: engine, strategy, precision, recompute, kernels, links."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+Row = Mapping[str, str]
+
+STRATEGY = {"zero3_fsdp": "fsdp2", "hsdp": "fsdp2", "zero1": "zero1", "zero2": "zero1", "ddp": "ddp", "none": "ddp"}
+_MODULES = re.compile(r"core_attn|layernorm|moe_act|mla_up_proj|shared_experts|shared_expert|mlp|moe|norm\b|act\b")
+_MODULE_NAMES = {"norm": "layernorm", "act": "moe_act", "shared_expert": "shared_experts"}
+_YEAR = re.compile(r"\b(20[12]\d)\b|ngc(\d\d)\.|(?:NeMo|container|dgxc v?)\s*(\d\d)\.\d\d")
+_PER_GPU = re.compile(r"(\d+)\s*Gb(?:ps|/s)?\b[^;,]*per GPU")
+_PORTS = re.compile(r"(\d+)x\s?(?:[A-Za-z]+ )?(\d+)\s?(Gb|GB)")
+_PER_NODE = re.compile(r"(\d+)\s*Gbps")
+
+
+class Framework(msgspec.Struct, frozen=True):
+    """What a framework's rows are taken to be."""
+
+    match: str
+    engine: str = ""
+    profile: str = ""
+    since: int = 0
+    until: int = 9999
+    unsupported: str = ""
+    defaults: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+@cache
+def frameworks() -> tuple[Framework, ...]:
+    """The table of frameworks, in the order in which they are tried."""
+    table = tomllib.loads(Path(__file__).with_name("measurements_frameworks.toml").read_text())
+    return tuple(Framework(**entry) for entry in table["framework"])
+
+
+@cache
+def framework_of(name: str, version: str) -> Framework | None:
+    """The entry that describes a framework of that name and version."""
+    year = _year(version)
+    for entry in frameworks():
+        if re.search(entry.match, name) and entry.since <= year <= entry.until:
+            return entry
+    return None
+
+
+def _year(version: str) -> int:
+    """The year a version belongs to; one that names none is taken as current."""
+    found = _YEAR.search(version)
+    if not found:
+        return 9998
+    return int(found[1]) if found[1] else 2000 + int(found[2] or found[3])
+
+
+def as_int(row: Row, column: str, default: int = 1) -> int:
+    """A count; blank or unreadable cells take the default."""
+    try:
+        return int(float(row.get(column, "")))
+    except (ValueError, OverflowError):
+        return default
+
+
+def number(row: Row, column: str) -> float:
+    """A positive measurement; 0 where the cell is blank or unreadable."""
+    try:
+        value = float(row.get(column, ""))
+        return value if math.isfinite(value) and value > 0 else 0.0
+    except ValueError:
+        return 0.0
+
+
+def network_gb_s(interconnect: str, gpus_per_node: int) -> float:
+    """GB/s per GPU between nodes that the text states; 0 where it states none."""
+    if found := _PER_GPU.search(interconnect):
+        return float(found[1]) / 8
+    for count, rate, unit in _PORTS.findall(interconnect):
+        if unit == "GB" and float(rate) > 64:  # `8xA100-80GB` and the like: a memory size
+            continue
+        return int(count) * float(rate) / (8 if unit == "Gb" else 1) / gpus_per_node
+    if found := _PER_NODE.search(interconnect):
+        return float(found[1]) / 8 / gpus_per_node
+    return 0.0
+
+
+def strategy_of(row: Row, world: int) -> str:
+    """How data-parallel ranks share state."""
+    text = row.get("dp_strategy", "").lower().replace("-", "_")
+    if "megatron_fsdp" in text:
+        return "megatron_fsdp"
+    if world == 1:
+        return "ddp"
+    return STRATEGY.get(row.get("dp_class", ""), "zero1")  # unknown: the usual optimizer sharding
+
+
+def precision_of(row: Row) -> dict[str, Any]:
+    """Compute and matmul formats; classes name the 8-bit recipe, the free text the details."""
+    text, kind = row.get("precision", "").lower(), row.get("precision_class", "")
+    names: dict[str, Any] = {"compute": "fp16" if text.startswith("fp16") else "bf16", "matmul": "same"}
+    if kind == "nvfp4" or "nvfp4" in text:
+        names["matmul"] = "nvfp4"
+    elif kind == "fp8-mx" or "fp8-mx" in text:
+        names["matmul"] = "mxfp8"
+    elif "fp8-block" in text:
+        names["matmul"] = "fp8_block"
+    elif "fp8-delayed" in text:
+        names["matmul"] = "fp8_delayed"
+    elif kind.startswith("fp8"):
+        names["matmul"] = "fp8_tensor"
+    if text.startswith("bf16-true"):
+        names["master"] = "bf16"
+    return names
+
+
+def recompute_of(row: Row, defaults: Mapping[str, Any], engine: str) -> dict[str, Any]:
+    """none, selective with its modules, or full; unknown takes the framework's default, else none."""
+    kind, text = row.get("recompute_class", ""), row.get("recompute", "")
+    level = {"full": "full", "selective": "selective"}.get(kind, "none")
+    if kind in ("unknown", ""):
+        level = defaults.get("recompute", "none")
+    modules: tuple[str, ...] = ()
+    if level == "selective" and engine == "megatron":
+        found = [_MODULE_NAMES.get(m, m) for m in _MODULES.findall(text.lower())]
+        modules = tuple(dict.fromkeys(found)) or ("core_attn",)
+    return {"recompute": level, "recompute_modules": modules}
+
+
+def kernels_of(row: Row) -> dict[str, Any]:
+    """Compilation, CUDA graphs, attention kernel, loss and offload."""
+    text, attention = row.get("compile_cudagraph", ""), row.get("attn_impl", "").lower()
+    names: dict[str, Any] = {"compile": "compile" in text}
+    if text:
+        names["cuda_graphs"] = _graphs(text)
+    if re.search(r"\btorch\b|unfused|no flash|^local", attention):
+        names |= {"attention": "eager", "attention_kernel": "eager"}
+    elif attention == "fused":  # Megatron's fused scale, mask and softmax: the scores are still written
+        names |= {"attention": "eager", "attention_kernel": "fused_softmax"}
+    elif re.search(r"flash_attentionv1|flashattention v1|triton/cuda", attention):
+        names |= {"attention": "flash", "attention_kernel": "flash1"}
+    elif re.search(r"flash|sdpa|fa\d", attention):
+        names |= {"attention": "flash", "attention_kernel": ""}
+    if "async" in text.lower():
+        names["tp_comm_overlap"] = True
+    if re.search(r"rms kernel|\bte\b", attention):
+        names["norm_kernel"] = "fused"
+    if "no comm overlap" in attention:
+        names |= {"overlap_grad_reduce": False, "overlap_param_gather": False, "tp_comm_overlap": False}
+    if "liger" in text.lower():
+        names["loss"] = "fused_linear"
+    return names | _offload(row.get("offload", "").lower())
+
+
+def _graphs(text: str) -> str:
+    if "impl=none" in text or not re.search(r"graph|\"implementation\"", text):
+        return "none"
+    if "full_iteration" in text:
+        return "full_iteration"
+    return "transformer_engine"
+
+
+def _offload(text: str) -> dict[str, Any]:
+    if "optimizer" in text or "adam" in text:
+        return {"offload": "optimizer"}
+    if "act" in text:
+        return {"offload": "activations"}
+    return {"offload": "params"} if text == "cpu" else {}
+
+
+def routing_of(row: Row) -> dict[str, Any]:
+    """Dispatcher, overlap and balance of experts, and multi-token prediction, as notes state them."""
+    text = " ".join(row.get(c, "") for c in ("notes", "flag", "attn_impl")).lower()
+    names: dict[str, Any] = {}
+    if "hybridep" in text:
+        names["dispatcher"] = "hybridep"
+    elif "deepep" in text:
+        names["dispatcher"] = "deepep"
+    if "natural routing" in text or "natural moe routing" in text:
+        names["force_balance"] = False
+    if "functional run" in text:  # default kernels, no graphs, real data, logging at every step
+        names |= {"speed_profile": "megatron_untuned", "cuda_graphs": "none"}
+    if "a2a_overlap': true" in text or "1f1b overlap" in text or "ep overlap on" in text:
+        names["ep_overlap"] = True
+    if "token-drop" in text or "tokendrop" in text:
+        names["capacity_factor"] = 1.0
+    if "unpacked experts" in text:
+        names["grouped_gemm"] = False
+    if "w/o mtp" in text:
+        names["mtp"] = False
+    if "no gradient bucketing/overlap" in row.get("dp_strategy", ""):
+        names |= {"overlap_grad_reduce": False, "overlap_param_gather": False}
+    return names

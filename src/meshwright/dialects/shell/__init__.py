@@ -1,9 +1,0 @@
-"""Launch scripts of bash, read without running anything."""
-
-from __future__ import annotations
-
-from meshwright.dialects.shell.launcher import launched
-from meshwright.dialects.shell.script import read_script
-from meshwright.dialects.shell.values import Command, Launched, Script, Unresolved
-
-__all__ = ["Command", "Launched", "Script", "Unresolved", "launched", "read_script"]

@@ -1,0 +1,28 @@
+"""Overrides in the words of the framework that ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from meshwright import frameworks
+from meshwright.doctor.run import Kind
+from meshwright.frameworks.mapping import relevant, to_settings, value_of
+from meshwright.recipes.case import Case
+from meshwright.recipes.types import Recipe
+
+DIALECT: Mapping[Kind, str] = {"megatron": "megatron-lm", "torchtitan": "torchtitan", "automodel": "automodel"}
+
+
+def in_their_words(kind: Kind, case: Case, changed: Recipe) -> tuple[str, ...]:
+    """What differs from the case's recipe, as settings of theirs; none where part of it cannot be said there."""
+    if kind not in DIALECT:
+        return ()
+    theirs = frameworks.dialect(DIALECT[kind])
+    fields = relevant(changed, case.model)
+    before, _ = to_settings(theirs, case.recipe, fields)
+    after, unsaid = to_settings(theirs, changed, fields)
+    lost = {one.field for one in unsaid if value_of(case.recipe, one.field) != one.value} - {*theirs.follows}
+    if lost:
+        return ()
+    spelled = [theirs.spell(key, value) for key, value in after.items() if before.get(key, ...) != value]
+    return (*spelled, *(theirs.spell(key, None) for key in before if key not in after))

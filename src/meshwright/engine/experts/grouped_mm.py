@@ -1,0 +1,164 @@
+"""The experts' own computation on one rank: two grouped matrix products around the model's activation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from meshwright.engine.experts.expert_params import adapter_of, first_name, fused, packed_experts
+from meshwright.engine.kernels.nf4 import unpack
+
+ALIGNMENT = 16  # bytes: what the grouped kernels ask of the rows of both matrices
+
+
+def run_experts(experts: Any, rows: torch.Tensor, ends: torch.Tensor, adds_down_bias: bool = True) -> torch.Tensor:
+    """The experts' outputs for rows sorted by expert, of which expert i's end before `ends[i]`.
+
+    Of the ranks that hold slices of one expert, a single one adds the bias of the sum.
+    """
+    inner = _linear(experts, first_name(experts), rows, ends)
+    if getattr(experts, "recompute_activation", False):
+        # With the product behind it, so that the activation is not kept as its input; the product itself is not run
+        # again, since recomputing stops at the last tensor that is missing.
+        out: torch.Tensor = checkpoint(
+            _second_half, experts, inner, ends, adds_down_bias, use_reentrant=False, preserve_rng_state=False
+        )
+        return out
+    return _second_half(experts, inner, ends, adds_down_bias)
+
+
+def _second_half(experts: Any, inner: torch.Tensor, ends: torch.Tensor, adds_down_bias: bool) -> torch.Tensor:
+    inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
+    return _linear(experts, "down_proj", inner, ends, adds_down_bias)
+
+
+def _linear(experts: Any, name: str, rows: torch.Tensor, ends: torch.Tensor, adds_bias: bool = True) -> torch.Tensor:
+    packed = packed_experts(experts, name)
+    if packed is None:
+        weight = fused(experts, name)
+        dtype = _compute_dtype(weight)
+        columns = weight if experts.is_transposed else weight.transpose(-2, -1)
+        out = grouped_mm(rows.to(dtype), columns.to(dtype), ends)
+    else:
+        dtype = _compute_dtype(packed[1])
+        out = _PackedGrouped.apply(rows.to(dtype), *packed, ends, bool(experts.is_transposed))  # type: ignore[no-untyped-call]  # torch's
+    adapter = adapter_of(experts, name)
+    if adapter is not None:
+        first, second = (part.to(dtype).transpose(-2, -1) for part in adapter)
+        out = out + grouped_mm(grouped_mm(rows.to(dtype), first, ends) * experts.lora_scale, second, ends)
+    if experts.has_bias:
+        out = out + _bias_of_rows(fused(experts, f"{name}_bias").to(dtype), ends, rows.shape[0], adds_bias)
+    return out
+
+
+def _compute_dtype(weight: torch.Tensor) -> torch.dtype:
+    """The type of the products: autocast's where it is on, since autocast does not know the grouped product."""
+    kind = weight.device.type
+    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if autocast else weight.dtype
+
+
+def _bias_of_rows(bias: torch.Tensor, ends: torch.Tensor, rows: int, adds: bool) -> torch.Tensor:
+    expert = torch.searchsorted(ends, torch.arange(rows, device=ends.device, dtype=ends.dtype), right=True)
+    # Ranks that do not add it see its whole gradient all the same (the sum's gradient reaches each of them), so that
+    # copies of the bias stay equal without a sum over etp.
+    return functional.embedding(expert, bias if adds else bias - bias.detach())
+
+
+def grouped_mm(rows: torch.Tensor, columns: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Each expert's rows [N, in] times its matrix of [E, in, out]."""
+    if _fits_grouped_kernel(columns):
+        return functional.grouped_mm(rows, columns, offs=ends)
+    out: torch.Tensor = one_by_one(rows, columns, ends)
+    return out
+
+
+@torch.library.custom_op("meshwright::unpack_experts", mutates_args=())
+def unpack_experts(codes: torch.Tensor, scales: torch.Tensor, again: bool) -> torch.Tensor:
+    """The experts that codes and scales stand for.
+
+    `again` says that the backward pass asks: a compiler must not take it for the forward pass's and keep that one.
+    """
+    return unpack(codes, scales)
+
+
+@unpack_experts.register_fake
+def _(codes: torch.Tensor, scales: torch.Tensor, again: bool) -> torch.Tensor:
+    return scales.new_empty(*codes.shape[:-1], 2 * codes.shape[-1])
+
+
+class _PackedGrouped(torch.autograd.Function):
+    """The grouped product with frozen experts in four bits: each pass unpacks them for itself, nothing keeps them."""
+
+    @staticmethod
+    def forward(
+        rows: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, ends: torch.Tensor, transposed: bool
+    ) -> torch.Tensor:
+        weight = unpack_experts(codes, scales, False).to(rows.dtype)
+        return grouped_mm(rows, weight if transposed else weight.transpose(-2, -1), ends)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        _, codes, scales, ends, ctx.transposed = inputs
+        ctx.save_for_backward(codes, scales, ends)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        codes, scales, ends = ctx.saved_tensors
+        weight = unpack_experts(codes, scales, True).to(grad.dtype)
+        return grouped_mm(grad, weight.transpose(-2, -1) if ctx.transposed else weight, ends), None, None, None, None
+
+
+def _fits_grouped_kernel(columns: torch.Tensor) -> bool:
+    # fp32 has a kernel on CPUs, but none on GPUs and no shape rule for compiling and dry runs.
+    aligned = all(width * columns.element_size() % ALIGNMENT == 0 for width in columns.shape[1:])
+    return columns.dtype == torch.bfloat16 and aligned
+
+
+@torch.library.custom_op("meshwright::one_by_one", mutates_args=())
+def one_by_one(rows: torch.Tensor, columns: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """One product per expert, where no grouped kernel fits; waits for the group sizes."""
+    out = rows.new_empty((rows.shape[0], columns.shape[2]))
+    for e, part in enumerate(_parts(ends)):
+        out[part] = rows[part] @ columns[e]
+    return out
+
+
+@one_by_one.register_fake
+def _(rows: torch.Tensor, columns: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    return rows.new_empty((rows.shape[0], columns.shape[2]))
+
+
+@torch.library.custom_op("meshwright::one_by_one_columns", mutates_args=())
+def _columns_gradient(rows: torch.Tensor, grad: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    return torch.stack([rows[part].T @ grad[part] for part in _parts(ends)])
+
+
+@_columns_gradient.register_fake
+def _(rows: torch.Tensor, grad: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    return rows.new_empty((ends.shape[0], rows.shape[1], grad.shape[1]))
+
+
+def _remember(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+    rows, columns, ends = ctx.saved_tensors
+    wanted, learnt, _ = ctx.needs_input_grad
+    return (
+        one_by_one(grad, columns.transpose(-2, -1), ends) if wanted else None,
+        _columns_gradient(rows, grad, ends) if learnt else None,
+        None,
+    )
+
+
+one_by_one.register_autograd(_gradients, setup_context=_remember)
+
+
+def _parts(ends: torch.Tensor) -> list[slice]:
+    stops: list[int] = ends.tolist()
+    return [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]

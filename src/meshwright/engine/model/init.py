@@ -1,0 +1,249 @@
+"""Initial weights that depend on the seed and the parameter's name alone: the same for every layout.
+
+What transformers would do to each parameter is recorded on the meta device (a normal of this width, ones, a copied
+vector) and played back on whatever part of it a rank holds. Random numbers come from a counter: the value at a place
+is a function of the seed, the name and the place, so no rank draws more than its own part.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from meshwright.engine.kernels.device_caps import has_data
+from meshwright.engine.model.module_names import anatomy
+from meshwright.errors import MeshwrightError
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Initial:
+    """How a parameter or buffer starts: normal(a, b), uniform(a, b), constant(a) or these very values."""
+
+    kind: str
+    a: float = 0.0
+    b: float = 0.0
+    values: torch.Tensor | None = None
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes what is done in place to meta tensors; a later deed replaces an earlier one."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.deeds: dict[int, Initial] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if args and isinstance(args[0], torch.Tensor) and args[0].is_meta:
+            deed = _deed(func, args, kwargs or {})
+            if deed is not None:
+                self.deeds[id(args[0])] = deed
+        return out
+
+
+def _deed(func: Any, args: Any, kwargs: Any) -> Initial | None:
+    name = func.overloadpacket
+    if name is aten.normal_:
+        return Initial("normal", *_two(args, kwargs, "mean", 0.0, "std", 1.0))
+    if name is aten.uniform_:
+        return Initial("uniform", *_two(args, kwargs, "from", 0.0, "to", 1.0))
+    if name is aten.zero_:
+        return Initial("constant", 0.0)
+    if name is aten.fill_:
+        return Initial("constant", float(args[1]))
+    if name is aten.copy_ and not args[1].is_meta:
+        return Initial("values", values=args[1].detach().clone())
+    return None
+
+
+def _two(args: Any, kwargs: Any, first: str, a: float, second: str, b: float) -> tuple[float, float]:
+    values = list(args[1:3])
+    return (
+        float(values[0] if values else kwargs.get(first, a)),
+        float(values[1] if len(values) > 1 else kwargs.get(second, b)),
+    )
+
+
+def record_initial(model: Any, seed: int) -> dict[str, Initial]:
+    """What transformers would put into every parameter and buffer of a meta model, by name."""
+    recorder = _Recorder()
+    names = {id(module): name for name, module in model.named_modules()}
+    owners = _owners(model)
+    for module in reversed(list(model.modules())):  # children first, as transformers does: parents may override
+        torch.manual_seed(_key(seed, names[id(module)]))  # for vectors that transformers draws itself
+        with recorder, torch.no_grad():
+            owners[id(module)]._init_weights(module)
+    found = _drawn_vectors(model, owners, names, recorder, seed)
+    for name, tensor in _tensors(model):
+        if name in found:
+            continue
+        if id(tensor) not in recorder.deeds:
+            raise MeshwrightError(f"transformers does not say how {name} is initialised", field="model")
+        found[name] = recorder.deeds[id(tensor)]
+    return found | _scaled_outputs(model) | _patch_embeddings(model)
+
+
+def _owners(model: Any) -> dict[int, Any]:
+    """The model whose rules each module starts by: in a composite model those of the innermost one around it."""
+    owners: dict[int, Any] = {}
+    for module in model.modules():  # outer ones first
+        if hasattr(module, "_init_weights"):
+            owners |= {id(inner): module for inner in module.modules()}
+    if getattr(model, "mtp", None) is not None:  # made of the language model's layers
+        owners |= dict.fromkeys(map(id, model.mtp.modules()), model.get_submodule(anatomy(model).body))
+    return owners
+
+
+def _drawn_vectors(
+    model: Any, owners: dict[int, Any], names: dict[int, str], recorder: _Recorder, seed: int
+) -> dict[str, Initial]:
+    """Vectors that transformers draws on the device of the model: drawn once more with real tensors in their place."""
+    found = {}
+    for module in model.modules():
+        own = module._parameters
+        missing = [n for n, p in own.items() if p is not None and p.ndim == 1 and id(p) not in recorder.deeds]
+        if not missing:
+            continue
+        before = {n: p for n, p in own.items() if p is not None and p.ndim == 1}
+        own.update({n: nn.Parameter(torch.zeros(p.shape)) for n, p in before.items()})
+        torch.manual_seed(_key(seed, names[id(module)]))
+        owners[id(module)]._init_weights(module)
+        for n in missing:
+            found[f"{names[id(module)]}.{n}"] = Initial("values", values=own[n].detach().clone())
+        own.update(before)
+    return found
+
+
+def _scaled_outputs(model: Any) -> dict[str, Initial]:
+    """Nemotron-H draws the output projections of its mixers uniformly and narrows them with depth."""
+    if model.config.model_type != "nemotron_h":
+        return {}
+    depth = math.sqrt(model.config.num_hidden_layers)
+    return {
+        name: Initial("uniform", -1 / math.sqrt(p.shape[1]) / depth, 1 / math.sqrt(p.shape[1]) / depth)
+        for name, p in model.named_parameters()
+        if name.endswith("out_proj.weight")
+    }
+
+
+def _patch_embeddings(model: Any) -> dict[str, Initial]:
+    """SigLIP draws its patches' weights from a normal that is cut off far outside: torch does not do so on meta."""
+    return {
+        f"{name}.patch_embedding.weight": Initial(
+            "normal", 0.0, 1 / math.sqrt(module.patch_embedding.weight[0].numel())
+        )
+        for name, module in model.named_modules()
+        if type(module).__name__ == "SiglipVisionEmbeddings"
+    }
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _key(seed: int, name: str) -> int:
+    return (seed * 0x9E3779B1 + zlib.crc32(name.encode())) & 0x7FFFFFFF
+
+
+@torch.no_grad()
+def start(tensor: torch.Tensor, name: str, initial: Initial, seed: int) -> None:
+    """Fills the part of a tensor that this rank holds."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if not has_data(local):
+        return
+    if initial.kind == "constant":
+        local.fill_(initial.a)
+        return
+    if local.numel() == 0:
+        return
+    places = _places(tensor, local.device)
+    if initial.kind == "values":
+        assert initial.values is not None
+        local.copy_(initial.values.reshape(-1).to(local.device)[_sum(places)].reshape(local.shape))
+        return
+    key = _key(seed, name)
+    for first, rows in _blocks(local):
+        part = [places[0][first : first + rows.shape[0]], *places[1:]] if places else []
+        rows.copy_(_draw(initial, key, _sum(part)))
+
+
+BLOCK = 1 << 22  # numbers drawn at once: bounds the memory that integers need beside the weights
+
+
+def _blocks(local: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    rows = local if local.dim() else local.reshape(1)
+    step = max(1, BLOCK // max(1, rows[0].numel()))
+    for first in range(0, rows.shape[0], step):
+        yield first, rows[first : first + step]
+
+
+def _places(tensor: torch.Tensor, device: torch.device) -> list[torch.Tensor]:
+    """What each dimension adds to the place in the whole tensor of the numbers this rank holds; to be summed."""
+    shape = tensor.shape
+    found: list[torch.Tensor] = []
+    stride = 1
+    for dim in reversed(range(len(shape))):
+        rows = held(tensor, dim).to(device)
+        found.insert(0, (rows * stride).reshape([-1 if d == dim else 1 for d in range(len(shape))]))
+        stride *= shape[dim]
+    return found
+
+
+def _sum(parts: list[torch.Tensor]) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.int64)
+    for part in parts:
+        total = part + total.to(part.device)
+    return total
+
+
+def held(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """Which indices along a dimension of the whole tensor this rank holds."""
+    rows = torch.arange(tensor.shape[dim])
+    if not isinstance(tensor, DTensor):
+        return rows
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    cuts = [(i, p) for i, p in enumerate(tensor.placements) if getattr(p, "dim", None) == dim]
+    # A strided shard (FSDP over a tensor-parallel cut) cuts what the plain shards have left.
+    for i, _ in sorted(cuts, key=lambda c: type(c[1]) is not Shard):
+        size = tensor.device_mesh.size(i)
+        step = -(-len(rows) // size)
+        rows = rows[coordinate[i] * step : (coordinate[i] + 1) * step]
+    return rows
+
+
+def _draw(initial: Initial, key: int, places: torch.Tensor) -> torch.Tensor:
+    first = _uniform(places, key)
+    if initial.kind == "uniform":
+        return initial.a + (initial.b - initial.a) * first
+    second = _uniform(places, key ^ 0x5BD1E995)
+    normal = torch.sqrt(-2 * torch.log(1 - first)) * torch.cos(2 * math.pi * second)  # Box-Muller; 1 - u is never 0
+    return initial.a + initial.b * normal
+
+
+def _uniform(places: torch.Tensor, key: int) -> torch.Tensor:
+    """Numbers in [0, 1) from an integer hash of place and key."""
+    drawn = mixed(mixed(places & MASK) + (places >> 32) * 0x9E3779B1 + key)  # mixed before the key joins: names differ
+    return (drawn >> 8).to(torch.float32) * 2.0**-24
+
+
+MASK = 0xFFFFFFFF
+
+
+def mixed(x: torch.Tensor) -> torch.Tensor:
+    """A 32-bit integer hash: rounds of xor-shift and multiply, in 64-bit integers whose low half is kept."""
+    x = x & MASK
+    for multiplier in (0x7FEB352D, 0x846CA68B):
+        x = ((x ^ (x >> 16)) * multiplier) & MASK
+    return x ^ (x >> 16)

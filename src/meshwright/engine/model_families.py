@@ -1,0 +1,185 @@
+"""What differs between kinds of models, in one table: language models of transformers, diffusion models of diffusers.
+
+Everything else of a run is the same for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.errors import InputError
+from meshwright.models import ModelSpec
+from meshwright.recipes.types import Recipe
+
+if TYPE_CHECKING:
+    from meshwright.engine.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class ModelFamily:
+    """How models of a kind are described, made small, fed and trained."""
+
+    config_for: Callable[[Recipe], Any]
+    read_config: Callable[[Mapping[str, Any]], Any]  # from a config.json
+    spec_of: Callable[[Recipe, Any], ModelSpec]
+    tiny: Callable[[Any, int], Any]  # a config with this many layers
+    kinds_of_layers: Callable[[Any], int]
+    open_source: Callable[[Recipe, Any, bool, Path | None], Any]  # config, whether held out, the folder it starts from
+    trainer: Callable[[], type[Trainer]]
+    modules: Callable[[Any], tuple[str, ...]]  # worth importing before ranks are forked
+    write_start: Callable[[Any, Path, int], Path]  # a folder of random weights that --tiny starts from
+    export: Callable[[Trainer, Path, bool], None]  # writes the trained model, in one file where that is wanted
+
+
+def kind_of(recipe: Recipe) -> ModelFamily:
+    """The kind of the model that a recipe trains."""
+    from meshwright.engine.diffusion.config import is_diffusion
+
+    return _diffusion() if is_diffusion(recipe) else _language()
+
+
+def _language() -> ModelFamily:
+    from meshwright.engine.model import config
+    from meshwright.engine.model.build import transformers_config
+
+    return ModelFamily(
+        config_for=config.config_for,
+        read_config=transformers_config,
+        spec_of=config.spec_of,
+        tiny=config.tiny,
+        kinds_of_layers=config.kinds_of_layers,
+        open_source=_open_tokens,
+        trainer=_language_trainer,
+        modules=_transformers_modules,
+        write_start=_write_transformers,
+        export=_export_transformers,
+    )
+
+
+def _open_tokens(recipe: Recipe, config: Any, held_out: bool, start: Path | None) -> Any:
+    from meshwright.engine.data import open_source
+
+    if getattr(config, "vision_config", None) is not None:
+        from meshwright.engine.vision.data import open_images
+
+        return open_images(recipe, config, held_out, start)
+    return open_source(recipe, config.get_text_config().vocab_size, held_out, start)
+
+
+def _language_trainer() -> type[Trainer]:
+    from meshwright.engine.trainer import Trainer
+
+    return Trainer
+
+
+def _transformers_modules(config: Any) -> tuple[str, ...]:
+    module = str(config.model_type).removesuffix("_text")  # the text part of a model has no module of its own
+    return ("transformers", f"transformers.models.{module}.modeling_{module}")
+
+
+def _write_transformers(config: Any, folder: Path, seed: int) -> Path:
+    from meshwright.engine.tiny_folder import write_tiny_folder
+
+    return write_tiny_folder(config, folder, seed)
+
+
+def _export_transformers(trainer: Trainer, folder: Path, consolidated: bool) -> None:
+    from meshwright.engine import hf_io
+    from meshwright.engine.parallelize.fsdp import DTYPES
+
+    recipe, start = trainer.recipe, trainer.weights
+    tokenizer = tokenizer_folder(recipe, start)
+    adapted = recipe.goal == "peft"
+    if adapted and _adapters_alone(trainer, folder, tokenizer):
+        return
+    hf_io.save_model(
+        trainer.stages,
+        trainer.mesh,
+        trainer.config,
+        folder,
+        dtype=DTYPES[recipe.precision.compute],
+        consolidated=consolidated,
+        tokenizer=tokenizer,
+        merged=adapted,
+        overwrite=True,
+    )
+
+
+def _adapters_alone(trainer: Trainer, folder: Path, tokenizer: Path | None) -> bool:
+    """Writes adapters in PEFT's format; says no, and why, where that has no place for them."""
+    from meshwright.engine import hf_io
+    from meshwright.engine.metrics.jsonl import warn
+
+    base = str(trainer.weights) if trainer.weights is not None else trainer.recipe.model
+    first = trainer.mesh.world.rank == 0
+    try:
+        hf_io.save_adapters(trainer.stages, trainer.mesh, trainer.recipe.peft, folder, base)
+    except InputError as error:  # the same on every rank
+        if first:
+            warn(f"{error.reason}: {folder} holds the model with its adapters merged instead")
+        return False
+    if tokenizer is not None and first:
+        hf_io.copy_tokenizer(tokenizer, folder)
+    return True
+
+
+def tokenizer_folder(recipe: Recipe, start: Path | None) -> Path | None:
+    """Where the tokenizer of a training lies that its export takes along; None where it had none."""
+    from meshwright.engine.data import byte_level
+    from meshwright.engine.hf_io import has_tokenizer
+
+    named = Path(recipe.data.tokenizer).expanduser() if recipe.data.tokenizer else start
+    if recipe.data.tokenizer == byte_level.NAME:
+        named = byte_level.kept()
+    return named if named is not None and has_tokenizer(named) else None
+
+
+def _diffusion() -> ModelFamily:
+    from meshwright.engine.diffusion import config
+    from meshwright.engine.diffusion.data import open_latents
+
+    return ModelFamily(
+        config_for=config.config_for,
+        read_config=config.denoiser_config,
+        spec_of=config.spec_of,
+        tiny=config.tiny,
+        kinds_of_layers=config.kinds_of_layers,
+        open_source=lambda recipe, config, held_out, start: open_latents(recipe, config, held_out),
+        trainer=_diffusion_trainer,
+        modules=_diffusers_modules,
+        write_start=_write_diffusers,
+        export=_export_diffusers,
+    )
+
+
+def _diffusion_trainer() -> type[Trainer]:
+    from meshwright.engine.diffusion.trainer import DiffusionTrainer
+
+    return DiffusionTrainer
+
+
+def _diffusers_modules(config: Any) -> tuple[str, ...]:
+    return (f"diffusers.models.transformers.transformer_{config.model_type}", "meshwright.engine.diffusion.trainer")
+
+
+def _write_diffusers(config: Any, folder: Path, seed: int) -> Path:
+    import torch
+
+    from meshwright.engine.diffusion.build import diffusers_model
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        diffusers_model(config).save_pretrained(folder)
+    return folder
+
+
+def _export_diffusers(trainer: Trainer, folder: Path, consolidated: bool) -> None:
+    from meshwright.engine.diffusion import hf_io
+    from meshwright.engine.parallelize.fsdp import DTYPES
+
+    model: Any = trainer.stages[0]
+    most = float("inf") if consolidated else hf_io.FILE_BYTES
+    hf_io.save_model(model, folder, trainer.mesh, DTYPES[trainer.recipe.precision.compute], most)

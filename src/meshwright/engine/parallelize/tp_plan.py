@@ -1,0 +1,191 @@
+"""Which modules are cut over tensor-parallel ranks, and how: one table for every family.
+
+A region is a module that takes whole hidden states and computes its own heads or columns of them; what leaves it is a
+partial sum. Only its parameters are cut: the module's own code runs on what its rank holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+Segments = Callable[[Any], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class ShardSpec:
+    """A parameter cut along a dimension; one made of several parts (query, key, value) is cut part by part."""
+
+    dim: int
+    segments: Segments | None = None
+    heads: str = "q"  # "kv": follows the key/value heads, which may be fewer than the ranks
+
+
+ROWS, COLUMNS = ShardSpec(0), ShardSpec(1)
+KV_ROWS = ShardSpec(0, heads="kv")
+ONCE = "once"  # a bias behind the partial sum: one rank adds it
+
+
+@dataclass(frozen=True)
+class TPModule:
+    """A kind of module, known by its children, and how each of its parameters is cut."""
+
+    name: str
+    children: tuple[str, ...]
+    cuts: Mapping[str, ShardSpec | str]
+    local: tuple[str, ...] = ()  # attributes that count heads or widths, divided by the ranks
+    mixes_tokens: bool = False  # context-parallel ranks must see the whole sequence (and share the heads)
+    inner: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the same, of children
+
+
+def _linear(name: str, cut: ShardSpec) -> dict[str, ShardSpec | str]:
+    """A linear layer cut by rows (with its bias) or by columns (its bias is added once)."""
+    bias: ShardSpec | str = ShardSpec(0, cut.segments, cut.heads) if cut.dim == 0 else ONCE
+    return {f"{name}.weight": cut, f"{name}.bias": bias}
+
+
+def _mamba_in(m: Any) -> tuple[int, ...]:
+    states = m.n_groups * m.ssm_state_size
+    return (m.intermediate_size, m.intermediate_size, states, states, m.num_heads)
+
+
+def _mamba_conv(m: Any) -> tuple[int, ...]:
+    states = m.n_groups * m.ssm_state_size
+    return (m.intermediate_size, states, states)
+
+
+def _delta_qkv(m: Any) -> tuple[int, ...]:
+    return (m.key_dim, m.key_dim, m.value_dim)
+
+
+def _gpt2_qkv(m: Any) -> tuple[int, ...]:
+    return (m.embed_dim,) * 3
+
+
+DELTA: dict[str, ShardSpec | str] = {
+    "conv1d.weight": ShardSpec(0, _delta_qkv),
+    "A_log": ROWS,
+    "dt_bias": ROWS,
+    "out_proj.weight": COLUMNS,
+}
+DELTA_LOCAL = ("num_k_heads", "num_v_heads", "key_dim", "value_dim", "conv_dim")
+
+REGIONS = (
+    TPModule(
+        "latent attention",
+        ("kv_b_proj", "o_proj"),
+        {
+            **_linear("q_proj", ROWS),
+            **_linear("q_b_proj", ROWS),
+            **_linear("kv_b_proj", ROWS),
+            **_linear("o_proj", COLUMNS),
+        },
+        local=("num_heads",),
+    ),
+    TPModule(
+        "attention",
+        ("q_proj", "k_proj", "v_proj", "o_proj"),
+        {
+            **_linear("q_proj", ROWS),
+            **_linear("k_proj", KV_ROWS),
+            **_linear("v_proj", KV_ROWS),
+            **_linear("o_proj", COLUMNS),
+            "sinks": ROWS,
+        },
+    ),
+    TPModule(
+        "fused attention",
+        ("c_attn", "c_proj"),
+        {
+            "c_attn.weight": ShardSpec(1, _gpt2_qkv),
+            "c_attn.bias": ShardSpec(0, _gpt2_qkv),
+            "c_proj.weight": ROWS,
+            "c_proj.bias": ONCE,
+        },
+        local=("split_size",),
+        inner={"c_attn": ("nf",)},
+    ),
+    TPModule(
+        "state space",
+        ("in_proj", "conv1d", "out_proj"),
+        {
+            **_linear("in_proj", ShardSpec(0, _mamba_in)),
+            **_linear("conv1d", ShardSpec(0, _mamba_conv)),
+            "A_log": ROWS,
+            "D": ROWS,
+            "dt_bias": ROWS,
+            "norm.weight": ROWS,
+            **_linear("out_proj", COLUMNS),
+        },
+        local=("intermediate_size", "conv_dim", "num_heads", "n_groups"),
+        mixes_tokens=True,
+    ),
+    TPModule(
+        "gated delta",
+        ("in_proj_qkvz", "in_proj_ba", "conv1d", "out_proj"),
+        {"in_proj_qkvz.weight": ROWS, "in_proj_ba.weight": ROWS, **DELTA},
+        local=DELTA_LOCAL,
+        mixes_tokens=True,
+    ),
+    TPModule(
+        "gated delta, separate",
+        ("in_proj_qkv", "in_proj_z", "conv1d", "out_proj"),
+        {
+            "in_proj_qkv.weight": ShardSpec(0, _delta_qkv),
+            "in_proj_z.weight": ROWS,
+            "in_proj_b.weight": ROWS,
+            "in_proj_a.weight": ROWS,
+            **DELTA,
+        },
+        local=DELTA_LOCAL,
+        mixes_tokens=True,
+    ),
+    TPModule(
+        "feed-forward",
+        ("up_proj", "down_proj"),
+        {**_linear("gate_proj", ROWS), **_linear("up_proj", ROWS), **_linear("down_proj", COLUMNS)},
+    ),
+    TPModule(
+        "fused feed-forward",
+        ("c_fc", "c_proj"),
+        {"c_fc.weight": ShardSpec(1), "c_fc.bias": ShardSpec(0), "c_proj.weight": ROWS, "c_proj.bias": ONCE},
+        inner={"c_fc": ("nf",)},
+    ),
+)
+
+
+def adapter_cuts(module: nn.Module, region: TPModule) -> Iterator[tuple[str, ShardSpec]]:
+    """How adapters in a region are cut: B and magnitudes with the outputs of their linear layer, A with its inputs.
+
+    A weight in four bits is cut like the weight; along its rows there are fewer codes and scales than numbers.
+    """
+    for path, cut in region.cuts.items():
+        child, _, name = path.rpartition(".")
+        linear: Any = getattr(module, child, None)
+        if name != "weight" or not isinstance(cut, ShardSpec) or not hasattr(linear, "lora_A"):
+            continue
+        if hasattr(linear, "base_codes"):
+            yield f"{child}.base_codes", _packed_cut(cut, 2)
+            yield f"{child}.base_scales", _packed_cut(cut, linear.base_block)
+        if cut.dim == int(linear.lora_inputs_first):
+            outputs = ShardSpec(0, cut.segments, cut.heads)
+            yield f"{child}.lora_B", outputs
+            yield f"{child}.lora_magnitude", outputs
+        else:
+            yield f"{child}.lora_A", COLUMNS
+
+
+def _packed_cut(cut: ShardSpec, numbers: int) -> ShardSpec:
+    segments = cut.segments
+    if cut.dim == 0 or segments is None:
+        return cut
+    return ShardSpec(cut.dim, lambda module: tuple(width // numbers for width in segments(module)), cut.heads)
+
+
+def region_of(module: nn.Module) -> TPModule | None:
+    """The kind of region a module is, or None."""
+    children = {name for name, child in module.named_children() if child is not None}
+    return next((region for region in REGIONS if children.issuperset(region.children)), None)

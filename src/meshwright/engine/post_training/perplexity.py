@@ -1,0 +1,138 @@
+"""The perplexity of a trained model: how many tokens it hesitates between, on data it was not trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshwright.engine import processes
+from meshwright.engine.post_training.open_checkpoint import as_model_folder, inspect, newest, recipe_of
+from meshwright.engine.rank_env import Process, detect
+from meshwright.engine.run_spec import Job, build
+from meshwright.engine.train import data_ranks, preloaded, validate
+from meshwright.errors import InputError
+from meshwright.recipes import overrides as override
+from meshwright.recipes.types import Architecture, Checkpoint, Data, Kernels, Layout, Precision, Recipe, Train
+
+if TYPE_CHECKING:
+    from meshwright.recipes.types import Goal
+
+SAMPLES_IN_A_STEP = 8  # for each rank
+
+
+class Evaluated(msgspec.Struct, frozen=True):
+    """What was measured."""
+
+    dataset: str
+    perplexity: float
+    loss: float  # nats per token
+    samples: int
+    tokens: int
+    held_out: bool  # the samples that the run did not train on
+    ranks: int
+
+
+def evaluate(
+    path: str,
+    *,
+    dataset: str | None = None,
+    samples: int = 256,
+    nproc: int | None = None,
+    answers: bool = False,
+    overrides: Sequence[str] = (),
+) -> Evaluated:
+    """Measures a run, a checkpoint or a model folder on a data set; a run by default on what it held out."""
+    with ExitStack() as block:
+        recipe, held_out = _asked(path, dataset, answers)
+        folder = block.enter_context(as_model_folder(path, merged=True))
+        process = detect()
+        world = nproc or (process.world if process else 1)
+        recipe = override.apply(_for_evaluation(recipe, folder, world), overrides)
+        return _measure(recipe, folder, world, nproc, samples, held_out)
+
+
+def _asked(path: str, dataset: str | None, answers: bool) -> tuple[Recipe, bool]:
+    """The data to evaluate on: those of a run, or those that were named."""
+    found = inspect(path)
+    goal: Goal = "sft" if answers else "pretrain"
+    if found.kind in ("run", "checkpoint"):
+        trained = recipe_of(newest(found))[0]
+        if dataset is None:
+            _require_held_out(trained.data, path)
+            return trained, True
+        named = msgspec.structs.replace(trained.data, dataset=dataset, blend={})
+        return msgspec.structs.replace(trained, data=named), False
+    if dataset is None:
+        raise InputError("a model folder does not say what to evaluate on", field="dataset", fix=("--dataset DATA",))
+    return Recipe(name="evaluation", model=path, goal=goal, cluster="1xH100", data=Data(dataset=dataset)), False
+
+
+def _require_held_out(data: Data, path: str) -> None:
+    """Refuses to call samples held out that the run was trained on."""
+    from meshwright.engine.data.dataset_registry import NAMED
+    from meshwright.engine.data.open_dataset import MOCK_NAMES
+
+    for name in data.blend or (data.dataset,):
+        known = NAMED.get(name)
+        if name in MOCK_NAMES or data.validation or data.validation_part or (known and known.held_out):
+            continue
+        raise InputError(
+            f"the run held nothing of {name} out: it was trained on all of it",
+            field="checkpoint",
+            value=path,
+            fix=("--dataset DATA names what to evaluate on", "train with data.validation_part=0.02"),
+        )
+
+
+def _for_evaluation(recipe: Recipe, folder: Path, world: int) -> Recipe:
+    """The recipe with the weights of a folder, sharded over the ranks, counting every token alike."""
+    import torch
+
+    compute: Any = "bf16" if torch.cuda.is_available() else "fp32"
+    data = recipe.data
+    return msgspec.structs.replace(
+        recipe,
+        model=str(folder),
+        goal="sft" if recipe.goal == "peft" else recipe.goal,
+        architecture=Architecture(),
+        layout=Layout(),
+        kernels=Kernels(),
+        precision=Precision(compute=compute, master=compute),
+        data=msgspec.structs.replace(data, tokenizer=data.tokenizer or str(folder), anneal_blend={}, anneal_steps=0),
+        train=Train(global_batch_size=SAMPLES_IN_A_STEP * world, steps=1, per_token_loss=True, seed=recipe.train.seed),
+        checkpoint=Checkpoint(pretrained=str(folder)),
+    )
+
+
+def _measure(recipe: Recipe, folder: Path, world: int, nproc: int | None, samples: int, held_out: bool) -> Evaluated:
+    from meshwright.engine.model_families import kind_of
+
+    kind = kind_of(recipe)
+    config = kind.config_for(recipe)
+    case = validate(recipe, config, detect(), world)
+    step = recipe.train.global_batch_size
+    steps = max(1, math.ceil(samples / step))
+    job = Job(recipe=recipe, config=config.to_dict(), case=case, folder="", weights=str(folder))
+    results = processes.start(_work, job, steps, held_out, nproc=nproc, preload=preloaded(kind, config))
+    loss, tokens = next(result for result in results if result is not None)
+    ranks = data_ranks(recipe.layout, world)
+    name = ", ".join(recipe.data.blend) or recipe.data.dataset
+    return Evaluated(name, math.exp(loss), loss, steps * step, tokens, held_out, ranks)
+
+
+def _work(process: Process, job: Job, steps: int, held_out: bool) -> tuple[float, int] | None:
+    """One rank of an evaluation."""
+    from meshwright.engine.model_families import kind_of
+
+    trainer = build(job, process.device)
+    source: Any = trainer.loader.source
+    if held_out:
+        source = kind_of(job.recipe).open_source(job.recipe, trainer.config, True, trainer.weights)
+    found = trainer.measure(source, steps)
+    trainer.close()
+    return (found.loss, found.tokens) if found is not None and process.rank == 0 else None

@@ -1,0 +1,100 @@
+"""Makes a process one rank of a run, for as long as the run lasts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from meshwright.engine.faults import within
+from meshwright.engine.rank_env import Process
+from meshwright.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+COLLECTIVE_TIMEOUT_S = 1800.0
+ABORT_S = 10.0
+
+
+@contextmanager
+def join(process: Process, backend: str | None = None, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> Iterator[Process]:
+    """Makes this process one rank of the run for as long as the block lasts.
+
+    A block that ends with an error leaves the run without waiting for the other ranks.
+    """
+    import torch.distributed as dist
+
+    device = _own_device(process)
+    dist.init_process_group(
+        backend or ("nccl" if device.type == "cuda" else "gloo"),
+        rank=process.rank,
+        world_size=process.world,
+        timeout=timedelta(seconds=timeout_s),
+        device_id=device if device.type == "cuda" and backend in (None, "nccl") else None,
+        **_meeting_point(process),
+    )
+    try:
+        yield process
+        if process.world > 1:
+            dist.barrier()  # the rank that holds the meeting point leaves last
+    except BaseException:
+        within(ABORT_S, _abort)
+        raise
+    else:
+        dist.destroy_process_group()
+
+
+def _own_device(process: Process) -> torch.device:
+    import torch
+
+    device = process.device
+    if device.type == "cpu":
+        return device
+    count = torch.cuda.device_count()
+    if process.gpu >= count:
+        raise InputError(
+            f"rank {process.rank} asks for GPU {process.gpu}; this machine has {count}",
+            field="--nproc" if process.how == "nproc" else "LOCAL_RANK",
+            value=process.local_world if process.how == "nproc" else process.local_rank,
+            fix=(f"start {count} ranks per machine",) if count else ("run it on a machine with GPUs",),
+        )
+    torch.cuda.set_device(device)
+    return device
+
+
+def _meeting_point(process: Process) -> dict[str, Any]:
+    """How the ranks find each other; one alone needs no port."""
+    import torch.distributed as dist
+
+    if process.how == "nproc":
+        return {"store": dist.FileStore(str(process.store), process.world)}  # type: ignore[attr-defined]  # not in torch's stubs
+    if process.world == 1:
+        return {"store": dist.HashStore()}  # type: ignore[attr-defined]  # not in torch's stubs
+    if process.how == "torchrun":
+        return {"store": _torchruns_store(process)}
+    return {"init_method": f"tcp://{process.master_address}:{process.master_port}"}
+
+
+def _torchruns_store(process: Process) -> Any:
+    """The store that torchrun holds or rank 0 opens, apart from what ranks that were restarted since left in it."""
+    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
+
+    store, _, _ = next(rendezvous("env://", process.rank, process.world))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"attempt_{attempt}", store)  # type: ignore[attr-defined]  # not in torch's stubs
+
+
+def _abort() -> None:
+    """Leaves the process group without waiting for collectives that will not end."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return
+    if dist.get_backend() == "nccl":
+        dist.distributed_c10d._abort_process_group()
+    else:
+        dist.destroy_process_group()

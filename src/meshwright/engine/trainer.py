@@ -1,0 +1,290 @@
+"""The step: forward and backward of all micro batches, sums, norm, clipping, update. The same for every layout."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+
+from meshwright.engine import attention, experts, gradients
+from meshwright.engine.data.sampler import Batch, Loader, Source
+from meshwright.engine.kernels.device_caps import has_data
+from meshwright.engine.kernels.dropout_keys import token_keys
+from meshwright.engine.mesh import Mesh
+from meshwright.engine.model.stage import Stage
+from meshwright.engine.optimizers import build_optimizer
+from meshwright.engine.parallelize import parallelize, spread_sequence
+from meshwright.engine.parallelize.fsdp import DTYPES
+from meshwright.engine.parallelize.megatron import wait_for_gradients
+from meshwright.engine.parallelize.pipeline import Pipeline
+from meshwright.engine.scaling import LossScale
+from meshwright.engine.schedules import learning_rate
+from meshwright.recipes.types import Recipe
+
+BIAS_RATE = 1e-3  # how far the balancing bias of a router moves in a step (DeepSeek-V3)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step says about itself, the same on every rank; numbers stay on the device until they are asked for."""
+
+    step: int
+    losses: torch.Tensor  # cross entropy and z-loss of the whole step
+    further: torch.Tensor  # cross entropy of multi-token prediction, before its weight
+    norm: torch.Tensor  # of the gradients, before clipping
+    lr: float
+    tokens: int  # predictions that counted
+    computed: int  # tokens that went through the model: what throughput is of
+    skipped: bool = False
+    router: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> float:
+        """Cross entropy and z-loss of the next tokens: the loss that runs with and without mtp_loss can compare."""
+        return float(self.losses.sum())
+
+    @property
+    def mtp_loss(self) -> float:
+        """The cross entropy of the tokens two ahead, before its weight; 0 where they are not trained."""
+        return float(self.further)
+
+    @property
+    def grad_norm(self) -> float:
+        return float(self.norm)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation found."""
+
+    loss: float
+    tokens: int  # predictions that counted
+
+
+class StepCallbacks:
+    """What looks on while a step runs; this one does nothing."""
+
+    def part(self, name: str) -> AbstractContextManager[None]:
+        """A part of the step begins: data, forward_backward or optimizer."""
+        return nullcontext()
+
+    def allows(self, step: int, losses: torch.Tensor, norm: torch.Tensor, samples: list[int]) -> bool:
+        """Whether the optimizer may take the step."""
+        return True
+
+    def wants_to_stop(self) -> bool:
+        """Whether this rank was asked to end the run."""
+        return False
+
+    def hear(self, stops: torch.Tensor) -> None:
+        """Takes how many ranks were asked to end the run, the same number on all of them; still on the device."""
+
+
+NO_CALLBACKS = StepCallbacks()
+
+
+class Trainer:
+    """A model, its optimizer and its data, on one rank of a mesh."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        config: Any,
+        mesh: Mesh,
+        device: torch.device,
+        source: Source,
+        weights: Path | None = None,
+    ) -> None:
+        self.recipe, self.config, self.mesh, self.device = recipe, config, mesh, device
+        self.weights = weights  # a Hugging Face folder to start from
+        self.stages: list[Stage] = self._make_stages()
+        self.routers = [state for stage in self.stages for state in experts.router_states(stage)]
+        self.optimizer = build_optimizer(
+            [item for stage in self.stages for item in stage.named_parameters()],
+            recipe.optimizer,
+            recipe.precision,
+            "cpu" if recipe.layout.offload in ("params", "optimizer") else device.type,
+        )
+        self.scale = LossScale() if recipe.precision.compute == "fp16" else None
+        train, layout = recipe.train, recipe.layout
+        self.micro_batches = train.global_batch_size // (layout.micro_batch_size * mesh.dp.size)
+        self.loader = self._make_loader(source)
+        self.pipeline = self._pipeline() if layout.pp > 1 else None
+
+    # What differs between kinds of models: their stages, and what a step's samples are.
+
+    def _make_stages(self) -> list[Stage]:
+        return parallelize(self.config, self.recipe, self.mesh, self.device, self.weights)
+
+    def _make_loader(self, source: Any) -> Any:
+        train, layout = self.recipe.train, self.recipe.layout
+        context = spread_sequence(self.recipe, self.mesh)[1]
+        return Loader(
+            source,
+            self.mesh,
+            global_batch=train.global_batch_size,
+            micro_batch=layout.micro_batch_size,
+            positions=attention.positions(self.recipe.data.seq_length, context),
+            per_token=train.per_token_loss,
+            device=self.device,
+            mtp=train.mtp_loss > 0,
+            prefetch=self.recipe.data.prefetch,
+            readers=max(self.recipe.data.workers, 1),
+        )
+
+    def close(self) -> None:
+        """Ends what prepares samples ahead; before the process group is left."""
+        self.loader.close()
+
+    def _pipeline(self) -> Pipeline:
+        layout, width = self.recipe.layout, self.config.get_text_config().hidden_size
+        tokens = self.recipe.data.seq_length // layout.cp
+        between = tokens // layout.tp if layout.sp else tokens
+        size = layout.micro_batch_size
+        return Pipeline(
+            self.stages,
+            layout,
+            self.mesh.pp,
+            self.micro_batches,
+            hidden=torch.empty(
+                (size, between, width), dtype=DTYPES[self.recipe.precision.compute], device="meta", requires_grad=True
+            ),
+            tokens=torch.empty(size, tokens, dtype=torch.int64, device="meta"),
+            device=self.device,
+        )
+
+    def step(self, number: int, watch: StepCallbacks = NO_CALLBACKS, figures: bool = True) -> StepResult:
+        """Trains on the samples of one step; `figures` also asks the routers, which makes the device wait."""
+        with watch.part("data"):
+            batch = self.loader.batch(number)
+        with watch.part("forward_backward"):
+            losses, stops = self._everywhere(self.forward_backward(batch), watch)
+        with watch.part("optimizer"):
+            norm = self.finish_gradients()
+            lr = learning_rate(self.recipe.schedule, self.recipe.optimizer.lr, self.recipe.train.steps, number)
+            taken = self._scale_allows(norm) and watch.allows(number, losses, norm, batch.numbers)
+            watch.hear(stops)
+            if taken:
+                self.update(norm, lr)
+            self.optimizer.zero_grad(set_to_none=True)
+        router = experts.statistics(self.routers, self.mesh.stage.group) if figures else {}
+        experts.reset(self.routers)
+        return StepResult(number, losses[:2], losses[2], norm, lr, batch.counted, batch.computed, not taken, router)
+
+    def _scale_allows(self, norm: torch.Tensor) -> bool:
+        if self.scale is None:
+            return True
+        finite = not has_data(norm) or bool(torch.isfinite(norm))
+        self.scale.update(finite)
+        return finite
+
+    def forward_backward(self, batch: Batch) -> torch.Tensor:
+        """Gradients of all micro batches; this rank's part of their losses (see Stage), zero where it has no head."""
+        for state in self.routers:
+            state.scale = self._multiplier() / (self.micro_batches * self.mesh.dp.size)
+        batch = self._with_noise(batch)
+        if self.pipeline is not None:
+            self.pipeline.step(batch.tokens, batch.told, self._multiplier())
+        else:
+            self._accumulate(batch)
+        return self._take_losses()
+
+    def _with_noise(self, batch: Batch) -> Batch:
+        """The batch with the keys of its tokens, where adapters have dropout."""
+        if self.recipe.goal != "peft" or not self.recipe.peft.dropout:
+            return batch
+        width = batch.tokens.shape[1] * self.mesh.cp.size
+        places = attention.positions(width, spread_sequence(self.recipe, self.mesh)[1])
+        keys = token_keys(self.recipe.train.seed, batch.numbers, places)
+        return replace(batch, told={**batch.told, "noise": keys.to(self.device, non_blocking=True)})
+
+    def _accumulate(self, batch: Batch) -> None:
+        stage, layout = self.stages[0], self.recipe.layout
+        parts = batch.micro_batches(layout.micro_batch_size)
+        for i, (tokens, told) in enumerate(parts):
+            last = i == len(parts) - 1
+            if isinstance(stage, FSDPModule):
+                stage.set_requires_gradient_sync(last or not layout.defer_grad_sync)
+            wait_for_gradients(stage, last)
+            (stage(tokens, **told) * self._multiplier()).backward()
+
+    def _multiplier(self) -> float:
+        return self.scale.value if self.scale is not None else 1.0
+
+    def _take_losses(self) -> torch.Tensor:
+        found = [part for stage in self.stages if stage.last for part in stage.losses]
+        for stage in self.stages:
+            if stage.last:
+                stage.losses.clear()
+        return torch.stack(found).sum(0) if found else torch.zeros(3, device=self.device)
+
+    def finish_gradients(self) -> torch.Tensor:
+        """Sums what is left to sum and takes the loss scale back; the norm of the whole model's gradients."""
+        gradients.finish(self.stages, self.mesh)
+        if self.scale is not None:
+            self.scale.unscale(gradients.local_gradients(self.stages))
+        return gradients.norm(self.stages, self.mesh)
+
+    def update(self, norm: torch.Tensor, lr: float) -> None:
+        """Clips and takes the optimizer's step; routers' biases move too."""
+        factor = gradients.clip_factor(norm, self.recipe.optimizer.clip_grad)
+        if self.optimizer.takes_factor:
+            self.optimizer.factor = factor
+        elif self.recipe.optimizer.clip_grad:
+            gradients.scale(self.stages, factor)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+        self.optimizer.step()
+        experts.update_biases(self.routers, self.mesh.stage.group, BIAS_RATE)
+
+    def _everywhere(self, losses: torch.Tensor, watch: StepCallbacks) -> tuple[torch.Tensor, torch.Tensor]:
+        """The step's losses, summed over the ranks that hold different tokens, and how many ranks want to stop."""
+        stops = torch.full((1,), float(watch.wants_to_stop()), device=losses.device)  # travels along, at no cost
+        both = torch.cat([losses / self.mesh.tp.size, stops])  # every tp rank computed the same losses
+        if self.mesh.world.size > 1:
+            dist.all_reduce(both)
+        return both[:-1], both[-1]
+
+    def evaluate(self, source: Source, steps: int, watch: StepCallbacks = NO_CALLBACKS) -> float | None:
+        """The mean loss over some steps of another source, without training; None when the run is asked to end."""
+        found = self.measure(source, steps, watch)
+        return found.loss if found is not None else None
+
+    @torch.no_grad()
+    def measure(self, source: Source, steps: int, watch: StepCallbacks = NO_CALLBACKS) -> Evaluation | None:
+        """The mean loss and how many tokens it is of; None when the run is asked to end.
+
+        Where tokens count alike in the loss, they count alike over the steps too, however many each step has.
+        """
+        kept, self.loader.source = self.loader.source, source
+        self.optimizer.eval_mode()
+        for stage in self.stages:
+            stage.eval()
+        total, shares, counted, stopped = 0.0, 0, 0, False
+        for number in range(steps):
+            batch = self.loader.batch(number)
+            share = batch.counted if self.recipe.train.per_token_loss else 1
+            counted += batch.counted
+            if self.pipeline is not None:
+                self.pipeline.evaluate(batch.tokens, batch.told)
+            else:
+                for tokens, told in batch.micro_batches(self.recipe.layout.micro_batch_size):
+                    self.stages[0](tokens, **told)
+            losses, stops = self._everywhere(self._take_losses(), watch)
+            watch.hear(stops)
+            total, shares, stopped = total + float(losses[0]) * share, shares + share, bool(stops)
+            if stopped:
+                break
+        for stage in self.stages:
+            stage.train()
+            for module in stage.modules():  # what stayed gathered are the weights that were evaluated
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+        self.optimizer.train_mode()
+        self.loader.source = kept
+        return None if stopped else Evaluation(total / max(shares, 1), counted)

@@ -1,0 +1,23 @@
+"""Hugging Face Accelerate: FSDP, DeepSpeed and Megatron by one YAML file."""
+
+from __future__ import annotations
+
+from meshwright.frameworks.accelerate.keys import closed, known, spell
+from meshwright.frameworks.accelerate.parse import complete, parse, recognises
+from meshwright.frameworks.accelerate.rules import RULES
+from meshwright.frameworks.framework import Framework
+
+DIALECT = Framework(
+    name="accelerate",
+    title="Accelerate",
+    version="1.15.0",
+    engine="fsdp1",
+    forms=("YAML files of `accelerate config`", "the command `accelerate launch --config_file FILE.yaml … train.py …`"),
+    recognises=recognises,
+    parse=parse,
+    spell=spell,
+    rules=RULES,
+    complete=complete,
+    closed=closed,
+    known=known,
+)

@@ -1,0 +1,109 @@
+"""Writing Accelerate: the YAML that `accelerate launch` takes, and a program of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.clusters import Cluster
+from meshwright.errors import InputError
+from meshwright.frameworks.framework import Framework
+from meshwright.frameworks.mapping import nested, relevant, to_settings, without_defaults
+from meshwright.frameworks.types import Program, Written
+from meshwright.models import ModelSpec
+from meshwright.recipes.key_maps.accelerate import AXIS, ROTATIONS, ZERO
+from meshwright.recipes.types import Recipe
+
+KEEP = ("fsdp_config.fsdp_version", "fsdp_config.fsdp_reshard_after_forward", "deepspeed_config.zero_stage")
+FOLLOWS = ("precision.grads", "precision.reduce", "train.global_batch_size", "layout.micro_batch_size")
+"""Fields that follow from others, or that the program says in its own arguments."""
+
+
+def write(dialect: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+    layout = recipe.layout
+    if layout.strategy == "megatron_fsdp" or layout.pp > 1 or layout.ep > 1:
+        field = "strategy" if layout.strategy == "megatron_fsdp" else "pp" if layout.pp > 1 else "ep"
+        raise InputError("Accelerate cannot run it", field=f"layout.{field}", value=getattr(layout, field))
+    ranks = max(1, on.world // (layout.tp * layout.cp))
+    shared = ranks // layout.dp_replicate * layout.cp
+    if layout.strategy == "fsdp2" and layout.tp > 1 and shared < 2:
+        raise InputError(
+            "FSDP2 there needs ranks beside those of tensor parallelism", field="layout.tp", value=layout.tp
+        )
+    if layout.cp > 1 and layout.cp_comm not in ROTATIONS.values():
+        raise InputError("torch gathers keys and values or rotates them", field="layout.cp_comm", value=layout.cp_comm)
+    settings, unsaid = to_settings(dialect, recipe, [key for key in relevant(recipe, model) if key not in FOLLOWS])
+    settings = without_defaults(dialect, settings, KEEP)
+    if any(key.startswith(AXIS) for key in settings):
+        settings[f"{AXIS}dp_shard_size"] = max(1, ranks // layout.dp_replicate)
+    if layout.strategy != "zero1":
+        settings = {key: value for key, value in settings.items() if not key.startswith(ZERO)}
+    head = {
+        "compute_environment": "LOCAL_MACHINE",
+        "num_machines": on.nodes,
+        "num_processes": on.world,
+        "machine_rank": 0,
+        **({"main_process_ip": "10.0.0.1", "main_process_port": 29500} if on.nodes > 1 else {}),
+    }
+    name = f"{recipe.name or 'recipe'}.yaml"
+    micro, steps = layout.micro_batch_size, max(1, recipe.train.global_batch_size // (layout.micro_batch_size * ranks))
+    if layout.strategy == "zero1":
+        settings[f"{ZERO}gradient_accumulation_steps"] = steps
+    words = ("train.py", "--per_device_train_batch_size", str(micro), "--gradient_accumulation_steps", str(steps))
+    return Written(
+        dialect=dialect.name,
+        files={name: _text(nested({**head, **settings}), recipe, dialect)},
+        program=Program(words=words, env=environment(settings)),
+        unsaid=unsaid,
+        notes=(
+            f"start it with accelerate launch --config_file {name} on every machine, each with its --machine_rank; "
+            "or with torchrun and the environment that accelerate launch would set",
+            "train.py stands for your own program; the model, the data and the batch are its arguments",
+            *(("main_process_ip is a placeholder for the address of the first machine",) if on.nodes > 1 else ()),
+        ),
+    )
+
+
+NAMES = {
+    "mixed_precision": "ACCELERATE_MIXED_PRECISION",
+    "dynamo_config.dynamo_backend": "ACCELERATE_DYNAMO_BACKEND",
+    "fp8_config.backend": "ACCELERATE_FP8_BACKEND",
+    f"{ZERO}gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+    f"{ZERO}gradient_clipping": "ACCELERATE_GRADIENT_CLIPPING",
+    f"{ZERO}zero_stage": "ACCELERATE_DEEPSPEED_ZERO_STAGE",
+    f"{ZERO}offload_optimizer_device": "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
+}
+USED = {"FSDP": "ACCELERATE_USE_FSDP", "DEEPSPEED": "ACCELERATE_USE_DEEPSPEED"}
+
+
+def environment(settings: Mapping[str, Any]) -> dict[str, str]:
+    """What the launcher would tell the program, for programs that something else starts."""
+    found = {USED[kind]: "true"} if (kind := settings["distributed_type"]) in USED else {}
+    if any(key.startswith(AXIS) for key in settings):
+        found["ACCELERATE_USE_PARALLELISM_CONFIG"] = "true"
+    for key, value in settings.items():
+        section, _, last = key.partition(".")
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        if section in ("fsdp_config", "parallelism_config"):
+            found[last.upper()] = text
+        elif key in NAMES:
+            found[NAMES[key]] = text
+    return found | (
+        {"ACCELERATE_USE_PARALLELISM_CONFIG": "true"} if any(key.startswith(AXIS) for key in settings) else {}
+    )
+
+
+def _text(tables: dict[str, Any], recipe: Recipe, dialect: Framework) -> str:
+    lines = [f"# {recipe.name or 'a recipe'} for Accelerate {dialect.version}, written by meshwright export"]
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            lines += [f"{key}:", *(f"  {name}: {_scalar(each)}" for name, each in value.items())]
+        else:
+            lines.append(f"{key}: {_scalar(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"'{value}'" if value == "no" else str(value)

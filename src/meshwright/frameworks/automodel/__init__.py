@@ -1,0 +1,40 @@
+"""NeMo AutoModel: YAML files, and the commands that start one with settings on top."""
+
+from __future__ import annotations
+
+from meshwright.clusters import Cluster
+from meshwright.frameworks.automodel.derived_fields import is_benchmark
+from meshwright.frameworks.automodel.extra_keys import is_closed, is_known
+from meshwright.frameworks.automodel.format_override import spell
+from meshwright.frameworks.automodel.ignored_keys import BEFORE
+from meshwright.frameworks.automodel.mesh_rules import MESH
+from meshwright.frameworks.automodel.model_rules import MODEL
+from meshwright.frameworks.automodel.parse import parse, recognises
+from meshwright.frameworks.framework import Framework, Parsed
+from meshwright.recipes.types import Recipe
+
+
+def _complete(recipe: Recipe, parsed: Parsed, on: Cluster) -> Recipe:
+    import msgspec
+
+    return msgspec.structs.replace(recipe, benchmark=True) if is_benchmark(parsed.settings) else recipe
+
+
+DIALECT = Framework(
+    name="automodel",
+    title="NeMo AutoModel",
+    version="commit 36044ad, 2026-08-22",
+    engine="automodel",
+    forms=(
+        "YAML files",
+        "the command `automodel FILE.yaml --nproc-per-node N --section.key value`",
+        "the command `torchrun … nemo_automodel/recipes/llm/train_ft.py --config FILE.yaml --section.key value`",
+    ),
+    recognises=recognises,
+    parse=parse,
+    spell=spell,
+    rules=(*BEFORE, *MESH, *MODEL),
+    complete=_complete,
+    closed=is_closed,
+    known=is_known,
+)

@@ -1,0 +1,357 @@
+"""What AutoModel refuses or replaces in the model, its kernels, its optimizer and its data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from meshwright.errors import closest, some
+from meshwright.frameworks.automodel.accessors import as_int, size, text
+from meshwright.frameworks.automodel.derived_fields import is_benchmark
+from meshwright.frameworks.automodel.extra_keys import ARGUMENTS, NARROW
+from meshwright.frameworks.automodel.format_override import spell
+from meshwright.frameworks.automodel.values import strategy_of
+from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
+
+SCOPES = ("all", "language", "vision", "audio", "multimodal")
+
+TORCH_ADAM = ("torch.optim.adam", "torch.optim.adamw")
+
+STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
+
+
+def _router_recomputed(look: RuleContext) -> Problem | None:
+    if look("distributed.moe.ignore_router_for_ac") is not False or look.recipe.layout.recompute == "none":
+        return None
+    return Problem(
+        "the router is recomputed and may choose other experts the second time",
+        (spell("distributed.moe.ignore_router_for_ac", True),),
+    )
+
+
+def _expert_plan(look: RuleContext) -> Iterator[Problem]:
+    if look.case is None or not look.case.is_moe or look("model.force_hf") is True:
+        return
+    fresh = text(look, "model._target_").endswith("from_config") and look("model.load_base_model") is not True
+    if size(look, "tp") > 1 and fresh:
+        yield Problem(
+            "tensor parallelism of a mixture of experts needs pretrained weights: from_config is refused",
+            (spell("distributed.tp_size", 1),),
+            key="distributed.tp_size",
+        )
+    key = "distributed.moe.wrap_outer_model"
+    if look(key) is False and bool(look.case.tied) and look.says(key):
+        yield Problem(
+            "wrap_outer_model=false is refused where head and embedding are one", (spell(key, True),), key=key
+        )
+
+
+PACKED = ("packed_sequence.packed_sequence_size", "packed_sequence.pack_size")
+
+
+def _packs(look: RuleContext) -> bool:
+    return any(as_int(look, key) for key in PACKED)
+
+
+def _context_packed(look: RuleContext) -> Problem | None:
+    if size(look, "cp") == 1 or not _packs(look):
+        return None
+    kernel, hugging = text(look, "model.backend.attn"), look("model.force_hf") is True
+    if kernel in ("te", "magi", "tilelang") and not hugging:
+        return None
+    if not kernel and not hugging and (look.case is None or bool(look.case.is_moe)):
+        return None  # a model of its own may take te by itself
+    why = "a model of transformers packs with cp_size=1 only" if hugging or not kernel else f"{kernel} cannot do it"
+    return Problem(f"packing over context ranks: {why}", (spell("packed_sequence.packed_sequence_size", 0),))
+
+
+def _context_kernel(look: RuleContext) -> Problem | None:
+    if size(look, "cp") == 1:
+        return None
+    kernel = text(look, "model.backend.attn")
+    case = look.case
+    own = case is not None and bool(case.is_moe) and look("model.force_hf") is not True
+    plain = case is not None and not case.mamba_heads and not case.delta_v_heads
+    if own and plain and kernel in ("sdpa", "flex", "eager"):
+        return Problem(
+            f"this model's {kernel} attention cannot run over cp_size={size(look, 'cp')} ranks",
+            (spell("model.backend.attn", "te"),),
+        )
+    asked = text(look, "model.attn_implementation")
+    if not kernel and asked and asked != "sdpa":
+        key = "model.attn_implementation"
+        return Problem(f"cp_size above 1 replaces {asked} by sdpa", (spell(key, "sdpa"),), key=key, severity="warning")
+    return None
+
+
+def _packing_disabled(look: RuleContext) -> Problem | None:
+    strategy = look("packed_sequence.packing_strategy", "thd")
+    if look("model.force_hf") is not True or strategy != "thd" or not as_int(look, PACKED[0]) or size(look, "cp") > 1:
+        return None
+    return Problem(
+        "a model of transformers takes no seq_lens: its data are not packed",
+        (spell("packed_sequence.packing_strategy", "neat"),),
+        key=PACKED[0],
+    )
+
+
+SWITCHED_OFF = {
+    "peft.use_triton": ("tp", "pp"),
+    "model.use_liger_kernel": ("tp", "cp"),
+    "model.backend.rope_fusion": ("cp",),
+}
+"""Kernels, and the degrees that turn them off."""
+
+
+def _switched_off(look: RuleContext) -> Iterator[Problem]:
+    for key, degrees in SWITCHED_OFF.items():
+        name = next((name for name in degrees if size(look, name) > 1), "")
+        if look(key) is True and name:
+            message = f"{key.rpartition('.')[2]} is turned off by {name}_size={size(look, name)}"
+            yield Problem(message, (spell(key, False),), key=key)
+
+
+def _consolidation(look: RuleContext) -> Problem | None:
+    key, kind = "checkpoint.save_consolidated", look("checkpoint.model_save_format")
+    if kind != "torch_save" or look.recipe.goal == "peft" or not look.says(key):
+        return None
+    if str(look(key)).lower() == "false" or look("checkpoint.enabled") is False:
+        return None
+    return Problem(
+        "nothing is consolidated of torch_save checkpoints",
+        (spell("checkpoint.model_save_format", "safetensors"),),
+        key=key,
+    )
+
+
+def _optimizer_argument(look: RuleContext) -> Iterator[Problem]:
+    name = text(look, "optimizer._target_")
+    if name not in ARGUMENTS:
+        return
+    known = ARGUMENTS[name]
+    for key in look.under("optimizer"):
+        argument = key.removeprefix("optimizer.").split(".")[0].split("[")[0]
+        if argument not in (*known, "_target_", "param_group_overrides"):
+            near = closest(argument, known, 1)
+            fix = (spell(f"optimizer.{near[0]}", look(key)),) if near else ()
+            yield Problem(f"{name} takes no {argument}; it takes {some(known, 6)}", fix, key=key)
+
+
+def _narrow_moments(look: RuleContext) -> Problem | None:
+    stored = str(look("model.torch_dtype") or look("model.dtype") or "").lower()
+    torch_adam = text(look, "optimizer._target_").lower() in TORCH_ADAM
+    if look.recipe.goal == "peft" or not torch_adam or stored not in NARROW:
+        return None
+    if is_benchmark(look.parsed.settings):
+        return None
+    key = "model.torch_dtype" if look.says("model.torch_dtype") else "model.dtype"
+    return Problem(
+        "torch's Adam keeps its moments as the weights are stored, in bf16", (spell(key, "float32"),), key=key
+    )
+
+
+def _experts_replaced(look: RuleContext) -> Problem | None:
+    kernel, dispatcher = text(look, "model.backend.experts"), text(look, "model.backend.dispatcher")
+    if kernel not in ("te", "gmm") or dispatcher != "torch":
+        return None
+    return Problem(
+        f"experts={kernel} needs the deepep or hybridep dispatcher: torch_mm is used instead",
+        (spell("model.backend.dispatcher", "deepep"),),
+        key="model.backend.experts",
+    )
+
+
+def _te_fp8(look: RuleContext) -> Problem | None:
+    asks = [key for key in look.under("model.backend.te_fp8") if look(key) is not None]
+    linear, experts = look("model.backend.linear", "te"), look("model.backend.experts")
+    if not asks or linear == "te" or experts == "te":
+        return None
+    return Problem("te_fp8 needs linear or experts of te", (spell("model.backend.linear", "te"),), key=asks[0])
+
+
+def _warm_up(look: RuleContext) -> Iterator[Problem]:
+    if not look.under("lr_scheduler"):
+        return
+    warm = as_int(look, "lr_scheduler.lr_warmup_steps")
+    end = as_int(look, "lr_scheduler.lr_decay_steps") or as_int(look, "step_scheduler.max_steps")
+    if warm is not None and end is not None and warm >= end:
+        yield Problem(
+            f"{warm} warm-up steps, and the decay ends at step {end}",
+            (spell("lr_scheduler.lr_warmup_steps", end // 10),),
+            key="lr_scheduler.lr_warmup_steps",
+        )
+    style, key = look("lr_scheduler.lr_decay_style"), "lr_scheduler.lr_decay_style"
+    if isinstance(style, str) and style not in STYLES and style.lower() in {name.lower() for name in STYLES}:
+        meant = next(name for name in STYLES if name.lower() == style.lower())
+        yield Problem(f"there is no decay style {style}: case matters", (spell(key, meant),), key=key)
+    elif style == "WSD" and look("lr_scheduler.wsd_decay_steps") is None:
+        last = max(1, end // 5) if end else 1000
+        yield Problem("WSD needs wsd_decay_steps", (spell("lr_scheduler.wsd_decay_steps", last),), key=key)
+
+
+def _not_sharded(look: RuleContext) -> Problem | None:
+    value = look("distributed.zero_dp_strategy")
+    if strategy_of(look.parsed.settings) != "megatron_fsdp" or value == 3 or not isinstance(value, int):
+        return None
+    return Problem(f"zero_dp_strategy={value} does not shard parameters", (spell("distributed.zero_dp_strategy", 3),))
+
+
+def _nan_check(look: RuleContext) -> Problem | None:
+    key = "distributed.check_for_nan_in_grad"
+    if not look.says(key) or look(key) is not True or strategy_of(look.parsed.settings) != "megatron_fsdp":
+        return None
+    return Problem("nothing is checked any more", (spell("distributed.report_nan_in_param_grad", True),), key=key)
+
+
+def _packing_unseen(look: RuleContext) -> Problem | None:
+    key = "distributed.patch_is_packed_sequence"
+    if look(key) is not True or not _packs(look):
+        return None
+    return Problem("attention is told that nothing is packed, and the data are", (spell(key, False),), key=key)
+
+
+def _scope(look: RuleContext) -> Problem | None:
+    value: Any = look("distributed.activation_checkpointing_scope")
+    parts = [str(part).strip().lower() for part in (value if isinstance(value, list) else str(value).split(","))]
+    wrong = [part for part in parts if part not in (*SCOPES, "default", "auto", "none", "")]
+    if not wrong and not ("all" in parts and len(set(parts)) > 1):
+        return None
+    key = "distributed.activation_checkpointing_scope"
+    message = f"there is no scope {wrong[0]}" if wrong else "the scope all cannot be combined with others"
+    return Problem(f"{message}; there are {', '.join(SCOPES)}", (spell(key, "all"),), key=key)
+
+
+MODEL = (
+    FrameworkRule(
+        "automodel.router-recomputed",
+        "warning",
+        ("distributed.moe.ignore_router_for_ac",),
+        _router_recomputed,
+        symptom="a CheckpointError in the backward pass when ties are broken differently",
+        cause="guides still show the old default",
+    ),
+    FrameworkRule(
+        "automodel.expert-plan",
+        "error",
+        ("distributed.tp_size", "distributed.moe.wrap_outer_model"),
+        _expert_plan,
+        symptom="ValueError once the model is built",
+        cause="its own mixtures of experts support only part of what the sections can say",
+    ),
+    FrameworkRule(
+        "automodel.context-packed",
+        "error",
+        PACKED,
+        _context_packed,
+        symptom="ValueError: packed sequences need a context-parallel size of 1",
+        cause="only kernels that know where documents end can cut packed ones over ranks",
+        covers=("sequence.packing-over-context",),
+    ),
+    FrameworkRule(
+        "automodel.context-kernel",
+        "error",
+        ("model.backend.attn",),
+        _context_kernel,
+        symptom="an error that names the attention backends for context parallelism",
+        cause="models of transformers are moved to sdpa, its own ones need te or magi",
+        covers=("sequence.attention-kernel",),
+    ),
+    FrameworkRule(
+        "automodel.packing-disabled",
+        "warning",
+        ("packed_sequence.packed_sequence_size",),
+        _packing_disabled,
+        symptom="one line in the log, and padded samples",
+        cause="thd packing hands over lengths that only its own models take",
+    ),
+    FrameworkRule(
+        "automodel.switched-off",
+        "warning",
+        tuple(SWITCHED_OFF),
+        _switched_off,
+        symptom="the speed of the plain kernels",
+        cause="these kernels do not know cut tensors",
+    ),
+    FrameworkRule(
+        "automodel.not-consolidated",
+        "warning",
+        ("checkpoint.save_consolidated",),
+        _consolidation,
+        symptom="a warning, and no folder that transformers can load",
+        cause="only safetensors are put together again",
+    ),
+    FrameworkRule(
+        "automodel.optimizer-argument",
+        "error",
+        (),
+        _optimizer_argument,
+        symptom="TypeError: unexpected keyword argument, after the model was loaded",
+        cause="the section goes to the optimizer as it is",
+    ),
+    FrameworkRule(
+        "automodel.bf16-moments",
+        "warning",
+        ("model.torch_dtype", "model.dtype"),
+        _narrow_moments,
+        symptom="a loss that flattens early",
+        cause="there is no second copy in fp32; TE's FusedAdam with master_weights has one",
+        covers=("precision.bf16-master",),
+    ),
+    FrameworkRule(
+        "automodel.experts-replaced",
+        "warning",
+        ("model.backend.experts",),
+        _experts_replaced,
+        symptom="one line in the log",
+        cause="these kernels expect tokens as DeepEP hands them over",
+    ),
+    FrameworkRule(
+        "automodel.te-fp8",
+        "error",
+        ("model.backend.te_fp8.recipe",),
+        _te_fp8,
+        symptom="ValueError when the backend is read",
+        cause="only layers of Transformer Engine compute in its 8-bit formats",
+    ),
+    FrameworkRule(
+        "automodel.learning-rate",
+        "error",
+        ("lr_scheduler.lr_warmup_steps", "lr_scheduler.lr_decay_style"),
+        _warm_up,
+        symptom="an assertion without a message, or an exception at the first step after the warm-up",
+        cause="the scheduler checks its numbers by assertions and its names exactly",
+        covers=("learning_rate.warm-up-to-the-end", "learning_rate.decay-inside-warm-up"),
+    ),
+    FrameworkRule(
+        "automodel.not-sharded",
+        "warning",
+        ("distributed.zero_dp_strategy",),
+        _not_sharded,
+        symptom="a printed warning, and far more memory per GPU",
+        cause="only strategy 3 shards parameters",
+    ),
+    FrameworkRule(
+        "automodel.nan-check",
+        "warning",
+        ("distributed.check_for_nan_in_grad",),
+        _nan_check,
+        symptom="gradients that are not numbers go unnoticed",
+        cause="Megatron-FSDP 0.5.0 took the check out and kept the switch",
+    ),
+    FrameworkRule(
+        "automodel.packing-unseen",
+        "error",
+        ("distributed.patch_is_packed_sequence",),
+        _packing_unseen,
+        symptom="documents of one sample see each other; the loss looks right",
+        cause="the patch saves a synchronisation by answering no whenever transformers asks",
+    ),
+    FrameworkRule(
+        "automodel.checkpointing-scope",
+        "error",
+        ("distributed.activation_checkpointing_scope",),
+        _scope,
+        symptom="ValueError while the section is read",
+        cause="scopes are names of parts of a model, and all is all of them",
+    ),
+)

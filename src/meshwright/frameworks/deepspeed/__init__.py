@@ -1,0 +1,27 @@
+"""DeepSpeed."""
+
+from __future__ import annotations
+
+from meshwright.frameworks.deepspeed.format_override import spell
+from meshwright.frameworks.deepspeed.keys import closed, known
+from meshwright.frameworks.deepspeed.parse import complete, parse, recognises
+from meshwright.frameworks.deepspeed.rules import RULES
+from meshwright.frameworks.framework import Framework
+
+DIALECT = Framework(
+    name="deepspeed",
+    title="DeepSpeed",
+    version="0.19.8",
+    engine="deepspeed",
+    forms=(
+        "JSON files (ds_config.json)",
+        "the commands `deepspeed … train.py --deepspeed FILE.json` and `--deepspeed_config FILE.json`",
+    ),
+    recognises=recognises,
+    parse=parse,
+    spell=spell,
+    rules=RULES,
+    complete=complete,
+    closed=closed,
+    known=known,
+)

@@ -1,0 +1,148 @@
+"""What a dialect is, and what a file is while it is being read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+from msgspec import UNSET
+
+from meshwright.clusters import Cluster
+from meshwright.frameworks.types import Settings, SourcedValue
+from meshwright.models import ModelSpec
+from meshwright.recipes.case import Case
+from meshwright.recipes.key_maps import words
+from meshwright.recipes.types import Engine, Goal, Recipe
+from meshwright.rules.rule import Finding, Severity
+
+if TYPE_CHECKING:
+    from meshwright.frameworks.shell import Launched, Script
+
+Format = Literal["yaml", "toml", "json", "python", "shell"]
+
+
+class Content(msgspec.Struct, frozen=True):
+    """A file as its format says, before anybody knows whose it is."""
+
+    path: str  # as the user names it
+    text: str
+    format: Format
+    folder: Path | None = None  # where files that it names are looked for; None: nowhere
+    settings: Settings = {}  # of YAML, TOML and JSON
+    script: Script | None = None  # of shell scripts
+    launched: tuple[Launched, ...] = ()  # the trainings a script starts
+
+    def top(self) -> frozenset[str]:
+        """The names at the top of a structured file."""
+        return frozenset(key.split(".")[0].split("[")[0] for key in self.settings)
+
+
+class GpuRequest(msgspec.Struct, frozen=True):
+    """GPUs as a file names them: any part may be unknown."""
+
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    world: int | None = None  # where only the total is said
+    gpu: str = ""
+    said: SourcedValue | None = None  # where
+
+    @property
+    def count(self) -> int | None:
+        """All GPUs, when that is known."""
+        if self.world is not None:
+            return self.world
+        return self.nodes * self.gpus_per_node if self.nodes and self.gpus_per_node else None
+
+
+class Parsed(msgspec.Struct, frozen=True):
+    """What a dialect makes of a file: their settings by their canonical keys, and the head of a recipe."""
+
+    settings: Settings
+    name: str = "config"
+    model: ModelSpec | None = None
+    goal: Goal = "pretrain"
+    base: Recipe | None = None  # the shipped recipe that the file starts from; their defaults are then its values
+    asked: GpuRequest = GpuRequest()
+    env: Settings = {}
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()  # what was assumed, as sentences
+    files: tuple[str, ...] = ()  # that were read
+    own: Mapping[str, Any] = {}  # values of our own fields that follow from the file and that no table row says
+    readable: Settings | None = None  # as the table reads them, where some are right there and have no words here
+    engine: Engine | None = None  # what runs it, where that depends on the file
+    open: tuple[str, ...] = ()  # our fields that the program sets, not the file: judged whatever their value
+    settled: tuple[str, ...] = ()  # rules of ours that a setting without words here answers
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """What a dialect's own rule found."""
+
+    message: str
+    fix: tuple[str, ...] = ()  # in their spelling
+    key: str = ""  # their key at fault; the rule's first said key when empty
+    severity: Severity | None = None  # when it differs from the rule's
+
+
+class RuleContext(msgspec.Struct, frozen=True):
+    """A file as a dialect's own rules see it."""
+
+    dialect: Framework
+    parsed: Parsed
+    recipe: Recipe
+    case: Case | None  # None when the file does not say which model it trains
+    cluster: Cluster | None  # None when nobody has said the GPUs
+
+    def __call__(self, key: str, otherwise: Any = None) -> Any:
+        """The value of one of their keys: as said, or their default; `otherwise` when neither is known."""
+        said = self.parsed.settings.get(key)
+        if said is not None:
+            return otherwise if said.unresolved else said.value
+        word = words(self.dialect.table).get(key)
+        return otherwise if word is None or word.default is UNSET else word.default
+
+    def says(self, key: str) -> bool:
+        """Whether the file says this key."""
+        return key in self.parsed.settings
+
+    def under(self, prefix: str) -> list[str]:
+        """The keys the file says below a prefix, such as `compile`."""
+        return [key for key in self.parsed.settings if key == prefix or key.startswith((f"{prefix}.", f"{prefix}["))]
+
+
+class FrameworkRule(msgspec.Struct, frozen=True):
+    """A check of another framework's file that our own rules cannot make, in their words."""
+
+    id: str  # dialect.what-is-wrong
+    severity: Severity
+    keys: tuple[str, ...]  # their keys that it speaks of
+    broken: Callable[[RuleContext], Iterable[Problem] | Problem | None]
+    symptom: str  # what the user would see there
+    cause: str
+    covers: tuple[str, ...] = ()  # rules of ours that say the same less exactly; untold where this one speaks
+
+
+class Framework(msgspec.Struct, frozen=True):
+    """Another framework's config language."""
+
+    name: str  # as typed: megatron-lm
+    title: str
+    version: str  # of the framework that it speaks
+    engine: Engine
+    forms: tuple[str, ...]  # what can be read, as words for the docs
+    recognises: Callable[[Content], int]  # 0: not at all; the surest wins
+    parse: Callable[[Content], Parsed]
+    spell: Callable[[str, Any], str]  # one setting as it stands in their file or command
+    spelling: Callable[[Content], Callable[[str, Any], str]] | None = None  # where that is not the same in every file
+    typed: Callable[[str], str] = lambda key: key  # one of their keys as a user types it
+    rules: tuple[FrameworkRule, ...] = ()
+    complete: Callable[[Recipe, Parsed, Cluster], Recipe] | None = None  # fields that follow from the number of GPUs
+    follows: tuple[str, ...] = ()  # fields of ours that cannot be said there: they follow from others
+    closed: Callable[[str], bool] = lambda key: True  # whether an unknown key of theirs is an error or just unread
+    known: Callable[[str], bool] = lambda key: False  # keys that exist there and that the table leaves out
+
+    @property
+    def table(self) -> str:
+        """The name of its table of words."""
+        return self.name.replace("-", "_")

@@ -1,0 +1,30 @@
+"""KempnerForge."""
+
+from __future__ import annotations
+
+from meshwright.frameworks.common import spell_toml
+from meshwright.frameworks.framework import Framework
+from meshwright.frameworks.kempnerforge.parse import PURE_BF16, complete, parse, recognises
+from meshwright.frameworks.kempnerforge.rules import RULES
+
+OPEN = (
+    "vision_encoder.", "adapter.", "vlm.", "video.", "data.datasets", "data.phases", "data.anneal_weights",
+    "metrics.wandb_", "data.hf_", "eval.hf_", "checkpoint.dyn_ckpt_window",
+)  # fmt: skip
+"""Keys that are lists of their own, or of parts that mean nothing here."""
+
+
+DIALECT = Framework(
+    name="kempnerforge",
+    title="KempnerForge",
+    version="commit 5666d0d, 2026-06-30",
+    engine="kempnerforge",
+    forms=("TOML files", "the command `torchrun … scripts/train.py FILE.toml --section.key=value`"),
+    recognises=recognises,
+    parse=parse,
+    spell=spell_toml,
+    rules=RULES,
+    complete=complete,
+    follows=("train.global_batch_size", "layout.sp", *PURE_BF16),
+    known=lambda key: key.startswith(OPEN),
+)

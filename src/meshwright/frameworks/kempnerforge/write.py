@@ -1,0 +1,89 @@
+"""Writing KempnerForge: a TOML file and the script that reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.clusters import Cluster
+from meshwright.errors import InputError
+from meshwright.frameworks.framework import Framework
+from meshwright.frameworks.kempnerforge.parse import data_ranks, model_of
+from meshwright.frameworks.mapping import nested, relevant, to_settings, without_defaults
+from meshwright.frameworks.types import Program, SourcedValue, Written
+from meshwright.models import Attention, Dense, ModelSpec, MoE
+from meshwright.recipes.types import Recipe
+
+KEEP = (
+    "train.batch_size", "train.seq_len", "train.max_steps", "train.grad_accum_steps", "train.mixed_precision",
+    "train.activation_checkpointing", "train.compile_model", "optimizer.name", "optimizer.lr", "scheduler.name",
+    "scheduler.warmup_steps", "scheduler.min_lr_ratio", "distributed.dp_shard", "distributed.tp", "distributed.pp",
+    "distributed.ep",
+)  # fmt: skip
+
+
+def write(dialect: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+    if recipe.goal != "pretrain":
+        raise InputError("KempnerForge pretrains; it has no fine-tuning", field="goal", value=recipe.goal)
+    sizes = _sizes(model)
+    fields = [key for key in relevant(recipe, model) if key not in dialect.follows]
+    settings, unsaid = to_settings(dialect, recipe, fields)
+    ranks = recipe.layout.micro_batch_size * data_ranks(recipe, on)
+    if recipe.train.global_batch_size % ranks:
+        raise InputError(
+            f"is not a multiple of {ranks}: micro batch × data ranks there",
+            field="train.global_batch_size",
+            value=recipe.train.global_batch_size,
+        )
+    settings = {**settings, "train.grad_accum_steps": recipe.train.global_batch_size // ranks}
+    sizes["max_seq_len"] = max(recipe.data.seq_length, model.max_seq_length or 0)
+    shape = {f"model.{key}": value for key, value in sizes.items()}
+    tables = nested({**shape, **without_defaults(dialect, settings, KEEP)})
+    name = f"{recipe.name or 'recipe'}.toml"
+    return Written(
+        dialect=dialect.name,
+        files={name: _text(tables, recipe, dialect)},
+        program=Program(words=("scripts/train.py", name)),
+        unsaid=unsaid,
+    )
+
+
+def _sizes(model: ModelSpec) -> dict[str, Any]:
+    """The model section; models that KempnerForge cannot build are refused."""
+    layers, mixer, ffn = model.layers, model.layers[0].mixer if model.layers else None, model.layers[-1].ffn
+    same = all(layer.mixer == mixer for layer in layers)
+    if model.kind != "causal_lm" or not same or not isinstance(mixer, Attention) or mixer.window or mixer.qkv_bias:
+        raise InputError("KempnerForge builds plain Llama-like models only", field="model", value=model.name)
+    plain = mixer.q_width == model.hidden and not (mixer.out_bias or mixer.output_gate or mixer.sinks)
+    if not plain or model.activation != "silu" or model.learned_positions or not isinstance(ffn, Dense | MoE):
+        raise InputError("KempnerForge builds plain Llama-like models only", field="model", value=model.name)
+    sizes: dict[str, Any] = {
+        "dim": model.hidden,
+        "n_layers": model.num_layers,
+        "n_heads": mixer.heads,
+        "n_kv_heads": mixer.kv_heads,
+        "vocab_size": model.vocab,
+        "ffn_hidden_dim": ffn.width,
+        "tie_embeddings": model.tied,
+        "qk_norm": mixer.qk_norm != "none",
+    }
+    if isinstance(ffn, MoE):
+        sizes |= {"num_experts": ffn.experts, "moe_top_k": ffn.topk}
+        dense = next((layer.ffn for layer in layers if isinstance(layer.ffn, Dense)), None)
+        if dense is not None:
+            sizes |= {
+                "moe_frequency": next(i for i, layer in enumerate(layers) if isinstance(layer.ffn, MoE)) + 1,
+                "ffn_hidden_dim": dense.width,
+                "moe_expert_ffn_multiplier": ffn.width / dense.width,
+            }
+    said = {f"model.{key}": SourcedValue(value, 0, "") for key, value in sizes.items()}
+    built = model_of(said)
+    if built is None or built.params.total != model.params.total:
+        raise InputError("KempnerForge cannot build this model", field="model", value=model.name)
+    return sizes
+
+
+def _text(tables: dict[str, Any], recipe: Recipe, dialect: Framework) -> str:
+    import tomlkit
+
+    head = f"# {recipe.name} for KempnerForge ({dialect.version}), written by meshwright export\n\n"
+    return head + tomlkit.dumps(tables)

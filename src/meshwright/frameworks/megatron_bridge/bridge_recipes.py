@@ -1,0 +1,187 @@
+"""The recipes that Megatron-Bridge ships: what a name means there before anything is overridden."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from meshwright.frameworks.model_match import named
+from meshwright.recipes import overrides
+from meshwright.recipes.build import places
+from meshwright.recipes.types import Goal, Recipe, recipe_fields
+from meshwright.recipes.values import parse
+
+KEEP_ALL = 1_000_000
+"""Checkpoints kept where Megatron-Bridge deletes none; it says -1."""
+
+COMMON: dict[str, dict[str, Any]] = {
+    "pretrain": {
+        "global_batch_size": 32,
+        "micro_batch_size": 2,
+        "eval_every": 500,
+        "save_every": 500,
+    },
+    "sft": {
+        "dataset": "squad",
+        "packing": True,
+        "seq_length": 2048,
+        "global_batch_size": 128,
+        "steps": 1000,
+        "seed": 5678,
+        "lr": 5e-6,
+        "min_lr": 0.0,
+        "warmup_steps": 50,
+        "beta2": 0.98,
+        "eval_every": 100,
+        "save_every": 100,
+        "log_every": 1,
+        "overlap_grad_reduce": False,
+        "overlap_param_gather": False,
+    },
+}
+COMMON["peft"] = {**COMMON["sft"], "lr": 1e-4}
+EVERYWHERE: dict[str, Any] = {"strategy": "zero1", "keep": KEEP_ALL, "async_save": False}
+BENCHMARK: dict[str, Any] = {
+    "dataset": "mock",
+    "steps": 50,
+    "check_nan": False,
+    "warmup_steps": 10,
+    "log_every": 1,
+    "eval_every": 0,
+    "save_every": 0,
+    "grads": "bf16",
+    "reduce": "bf16",
+    "async_save": True,  # nothing is saved at all
+}
+"""What every benchmark recipe changes."""
+
+
+class Upstream(msgspec.Struct, frozen=True):
+    """One recipe function of Megatron-Bridge."""
+
+    name: str
+    aliases: tuple[str, ...]  # older names that still import
+    goal: Goal
+    model: str  # Hugging Face id; empty where it has none
+    gpus: int | None  # that its name, or else its layout, asks for
+    gpu: str
+    benchmark: bool
+    marks: tuple[str, ...]
+    settings: str  # what differs from the common recipe of its goal, in our flat names
+
+    @property
+    def raises(self) -> bool:
+        """Whether the function refuses to be called."""
+        return "raises" in self.marks
+
+    @property
+    def null_vocabulary(self) -> int | None:
+        """The vocabulary that its NullTokenizer puts in the place of the model's, if it does."""
+        return next((int(mark[5:]) for mark in self.marks if mark.startswith("null=")), None)
+
+    @property
+    def precision_is_a_name(self) -> bool:
+        """Whether mixed_precision is a word there, with nothing inside that could be set."""
+        return "object" not in self.marks
+
+    @property
+    def precision_aware(self) -> bool:
+        """Whether its optimizer may keep state in other formats than fp32."""
+        return "aware" in self.marks
+
+    @property
+    def packs_in_batch(self) -> bool:
+        """Whether samples are packed while a batch is put together."""
+        return "in-batch" in self.marks
+
+    def recipe(self) -> Recipe:
+        """Its values as a recipe of ours."""
+        base = common(self.goal, self.benchmark)
+        named = msgspec.structs.replace(base, name=self.name, cluster=self.cluster)
+        return overrides.change(named, dict(_typed(pair) for pair in self.settings.split()))[0]
+
+    @property
+    def cluster(self) -> str:
+        """The GPUs that the name speaks of."""
+        return f"{self.gpus}x{self.gpu}" if self.gpus and self.gpu else ""
+
+
+def _typed(pair: str) -> tuple[str, Any]:
+    flat, _, text = pair.partition("=")
+    key = ".".join(places()[flat])
+    return key, parse(recipe_fields()[key], text, key)
+
+
+@cache
+def common(goal: Goal, benchmark: bool = False) -> Recipe:
+    """What recipes of a goal start from there."""
+    values = {**EVERYWHERE, **COMMON[goal], **(BENCHMARK if benchmark else {})}
+    blank = Recipe(name="", model="", goal=goal, cluster="", benchmark=benchmark)
+    return overrides.change(blank, {".".join(places()[flat]): value for flat, value in values.items()})[0]
+
+
+@cache
+def _lines() -> dict[str, tuple[str, bool]]:
+    """The line of the data file for every name; where two packages share a name, the runner takes the benchmark."""
+    found: dict[str, tuple[str, bool]] = {}
+    rows = Path(__file__).with_name("recipes.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    for row in rows:
+        name, aliases, *_ = row.split("\t", 2)
+        found[name] = (row, True)
+        for alias in aliases.split():
+            found.setdefault(alias, (row, False))
+    return found
+
+
+def names() -> tuple[str, ...]:
+    """Every name that `--recipe` knows."""
+    return tuple(_lines())
+
+
+def find(name: str) -> Upstream | None:
+    """The recipe that a name means there; case matters, as it does in Python."""
+    line = _lines().get(name)
+    if line is None:
+        return None
+    recipe, aliases, goal, model, gpus, gpu, kind, marks, settings = line[0].split("\t")
+    return Upstream(
+        name=recipe,
+        aliases=tuple(aliases.split()),
+        goal=goal,  # type: ignore[arg-type]  # the data file is checked by a test
+        model=model,
+        gpus=int(gpus) if gpus else None,
+        gpu=gpu,
+        benchmark=kind == "benchmark",
+        marks=tuple(marks.split()),
+        settings=settings,
+    )
+
+
+@cache
+def library() -> tuple[Upstream, ...]:
+    """The recipes for real training."""
+    return tuple(row for name in _lines() if (row := find(name)) is not None and row.name == name and not row.benchmark)
+
+
+@cache
+def _model_name(hf_id: str) -> str:
+    found = named(hf_id)
+    return found.name if found else ""
+
+
+def model_of(row: Upstream) -> str:
+    """Our name for the model of a recipe; empty where it is not in the catalogue."""
+    return _model_name(row.model)
+
+
+GPUS_IN_NAME = re.compile(r"_(\d+)gpu_([a-z]+\d+)_")
+
+
+def gpus_in(name: str) -> tuple[int, str] | None:
+    """The number and type of GPUs that a name spells out."""
+    found = GPUS_IN_NAME.search(name)
+    return (int(found[1]), found[2].upper()) if found else None

@@ -1,0 +1,41 @@
+"""What the rules look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from meshwright.frameworks.common import is_whole
+from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
+from meshwright.frameworks.megatron_bridge import bridge_recipes
+from meshwright.frameworks.megatron_bridge.parsed_config import value
+from meshwright.rules.rule import Severity
+
+Broken = Callable[[RuleContext], Iterable[Problem] | Problem | None]
+
+
+def shipped(look: RuleContext) -> bridge_recipes.Upstream | None:
+    """The recipe of theirs that the file starts from."""
+    return bridge_recipes.find(look.parsed.name)
+
+
+def command(look: RuleContext) -> bool:
+    """Whether the runner starts it, which puts some things right by itself."""
+    return look.says("--recipe")
+
+
+def recipe_key(look: RuleContext) -> str:
+    """Where the file names its recipe."""
+    return "--recipe" if command(look) else "recipe"
+
+
+def number(look: RuleContext, key: str) -> int | None:
+    """The whole number that the file says for a key."""
+    found = value(look.parsed.settings, key)
+    return found if is_whole(found) else None
+
+
+def rule(
+    name: str, severity: Severity, keys: tuple[str, ...], broken: Broken, symptom: str, cause: str
+) -> FrameworkRule:
+    """A rule of this dialect."""
+    return FrameworkRule(f"megatron-bridge.{name}", severity, keys, broken, symptom=symptom, cause=cause)

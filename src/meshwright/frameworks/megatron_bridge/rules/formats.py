@@ -1,0 +1,139 @@
+"""Number formats: what mixed_precision decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from meshwright.frameworks.framework import Problem, RuleContext
+from meshwright.frameworks.megatron_bridge import precision
+from meshwright.frameworks.megatron_bridge.format_override import spell
+from meshwright.frameworks.megatron_bridge.parsed_config import value
+from meshwright.frameworks.megatron_bridge.rules.common import command, rule, shipped
+
+
+def _precision_inside_name(look: RuleContext) -> Iterator[Problem]:
+    row = shipped(look)
+    if row is None or not row.precision_is_a_name or not command(look) or look.says("mixed_precision"):
+        return
+    for key in look.under("mixed_precision"):
+        if "." in key:
+            yield Problem(
+                f"mixed_precision is one word in {look.parsed.name}: there is no {key} to set",
+                (spell("mixed_precision", "bf16_mixed"),),
+                key=key,
+            )
+
+
+def _precision_overwrites(look: RuleContext) -> Iterator[Problem]:
+    settings = look.parsed.settings
+    if value(settings, "mixed_precision", "") is None or not (command(look) or look.says("recipe")):
+        return  # a saved config lists what was there before and after
+    formats = look.recipe.precision
+    wanted: dict[str, Any] = {
+        "grad_reduce_in_fp32": formats.reduce == "fp32",
+        "fp8_param_gather": formats.fp8_gather,
+        "first_last_layers_bf16": formats.first_last_bf16,
+        "bf16": formats.compute == "bf16",
+        "fp16": formats.compute == "fp16",
+        "fp8": formats.matmul.startswith(("fp8", "mxfp8")),
+        "fp4": formats.matmul == "nvfp4",
+    }
+    if formats.matmul in precision.RECIPES:
+        wanted["fp8_recipe"] = precision.RECIPES[formats.matmul]
+    row = shipped(look)
+    inside = row is not None and not row.precision_is_a_name and not look.says("mixed_precision")
+    for key, name in precision.OVERWRITTEN.items():
+        if key not in settings or settings[key].unresolved or name not in wanted or not _known_start(look):
+            continue
+        said, taken = settings[key].value, wanted[name]
+        same = bool(said) == taken if isinstance(taken, bool) else str(said) == taken
+        if not same:
+            fix = (spell(f"mixed_precision.{name}", said),) if inside or not command(look) else _named(name, said)
+            yield Problem(f"{key}={_text(said)} is overwritten by mixed_precision", fix, key=key)
+
+
+def _known_start(look: RuleContext) -> bool:
+    """Whether the precision that wins is known: that of a recipe, or one that is said."""
+    return shipped(look) is not None or bool(look.under("mixed_precision"))
+
+
+def _named(name: str, said: Any) -> tuple[str, ...]:
+    """The word for mixed_precision that has a field this way."""
+    if name == "fp8_recipe" and (matmul := precision.SCALINGS.get(str(said))):
+        return tuple(
+            spell("mixed_precision", one)
+            for one, formats in precision.PRESETS.items()
+            if formats.matmul == matmul and formats.compute == "bf16" and one.startswith("bf16")
+        )
+    if name == "fp8" and said:
+        return (spell("mixed_precision", "bf16_with_fp8_current_scaling_mixed"),)
+    return ()
+
+
+def _text(said: Any) -> str:
+    return spell("x", said)[2:]
+
+
+def _two_formats(look: RuleContext) -> Iterator[Problem]:
+    for first, second in (("fp8", "fp4"), ("bf16", "fp16")):
+        for section in ("mixed_precision", "model", "optimizer"):
+            keys_ = f"{section}.{first}", f"{section}.{second}"
+            if all(value(look.parsed.settings, key) for key in keys_):
+                yield Problem(f"{keys_[0]} and {keys_[1]} exclude each other", (spell(keys_[1], None),), key=keys_[1])
+
+
+def _mxfp8_buffer(look: RuleContext) -> Problem | None:
+    settings, key = look.parsed.settings, "mixed_precision.reuse_grad_buf_for_mxfp8_param_ag"
+    formats = look.recipe.precision
+    if formats.matmul != "mxfp8" or not formats.fp8_gather or look.recipe.layout.strategy == "megatron_fsdp":
+        return None
+    row = shipped(look)
+    before = row.recipe().precision if row else None
+    switched = any(look.says(f"mixed_precision.{name}") for name in ("fp8_recipe", "fp8_param_gather", "fp8_param"))
+    ready = before is not None and before.matmul == "mxfp8" and before.fp8_gather
+    if value(settings, key) is True or (key not in settings and (ready or not switched)):
+        return None
+    return Problem("8-bit parameters in mxfp8 are gathered through the gradient buffer", (spell(key, True),), key=key)
+
+
+DTYPES = ("optimizer.main_grads_dtype", "optimizer.main_params_dtype", "optimizer.exp_avg_dtype")
+
+
+def _needs_precision_aware(look: RuleContext) -> Iterator[Problem]:
+    row, key = shipped(look), "optimizer.use_precision_aware_optimizer"
+    if value(look.parsed.settings, key, row is not None and row.precision_aware) is True:
+        return
+    for dtype in DTYPES:
+        said = str(value(look.parsed.settings, dtype, ""))
+        if said and "float32" not in said and said not in ("fp32", "None"):
+            yield Problem(f"{dtype}={said} needs the precision-aware optimizer", (spell(key, True),), key=dtype)
+
+
+RULES = (
+    rule(
+        "precision-is-a-word", "error", (), _precision_inside_name,
+        "could not override mixed_precision",
+        "recipes hold either the name of a precision or an object with fields",
+    ),
+    rule(
+        "precision-overwrites", "warning", tuple(precision.OVERWRITTEN), _precision_overwrites,
+        "a line in the debug log, and the other value in use",
+        "mixed_precision is applied to model, optimizer and ddp after all overrides",
+    ),
+    rule(
+        "two-formats", "error", (), _two_formats,
+        "ValueError or an assertion before the model is built",
+        "one format at a time",
+    ),
+    rule(
+        "mxfp8-buffer", "error", ("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag",), _mxfp8_buffer,
+        "an assertion from mixed_precision",
+        "parameters in mxfp8 have no contiguous buffer of their own",
+    ),
+    rule(
+        "precision-aware", "error", DTYPES, _needs_precision_aware,
+        "an assertion from the optimizer's config",
+        "only the precision-aware optimizer keeps its state in other formats",
+    ),
+)  # fmt: skip

@@ -1,0 +1,85 @@
+"""Settings that are right there and have other words, or none, here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from meshwright.frameworks.megatron_bridge import precision
+from meshwright.frameworks.megatron_bridge.parsed_config import value
+from meshwright.frameworks.types import SourcedValue
+from meshwright.models import ModelSpec
+from meshwright.recipes.key_maps import words
+from meshwright.recipes.key_maps.composite_keys import recompute_keys
+from meshwright.recipes.key_maps.megatron_bridge import LATENT, MODULES
+from meshwright.recipes.key_maps.value_maps import ADAPTED
+from meshwright.recipes.types import Recipe
+
+OUR_MODULES = MODULES[: MODULES.index("mhc")]
+LINEARS = {**ADAPTED, **LATENT}
+RECOMPUTE = ("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers")
+
+
+def readable(settings: dict[str, SourcedValue], base: Recipe, model: ModelSpec | None) -> dict[str, SourcedValue]:
+    """Settings without values that we have no counterpart for, so that none of them is called wrong."""
+    found = {key: said for key, said in settings.items() if not _is_unset(key, said)}
+
+    def put(key: str, new: Any) -> None:
+        found[key] = msgspec.structs.replace(found[key], value=new)
+
+    modules = value(found, "model.recompute_modules")
+    if isinstance(modules, list):
+        put("model.recompute_modules", [one for one in modules if one not in MODULES or one in OUR_MODULES])
+    targets = value(found, "peft.target_modules")
+    if isinstance(targets, list) and all(one in LINEARS for one in targets):
+        back = {ours: theirs for theirs, ours in ADAPTED.items()}
+        put("peft.target_modules", list(dict.fromkeys(back[LINEARS[one]] for one in targets)))
+    elif isinstance(targets, list) and any("*" in str(one) or "." in str(one) for one in targets):
+        del found["peft.target_modules"]
+    named = value(found, "mixed_precision", "")
+    if named is None or precision.preset(named) is not None:
+        del found["mixed_precision"]  # decided as a whole, with what it overwrites
+    ring = value(found, "model.cp_comm_type")
+    if isinstance(ring, list) and len(set(map(str, ring))) == 1:
+        put("model.cp_comm_type", ring[0])
+    elif isinstance(ring, list):
+        del found["model.cp_comm_type"]
+    if isinstance(value(found, "model.moe_router_load_balancing_type"), list):
+        del found["model.moe_router_load_balancing_type"]
+    if isinstance(scope := value(found, "model.cuda_graph_scope"), str):
+        put("model.cuda_graph_scope", [one for one in scope.split(",") if one != "full"])
+    if model is not None and model.hf_id and value(found, "tokenizer.tokenizer_model") == model.hf_id:
+        put("tokenizer.tokenizer_model", None)
+    return _without_unused_backend(_whole_recompute(found, base), base)
+
+
+def _is_unset(key: str, said: SourcedValue) -> bool:
+    """Whether null takes a value away that has none here: what holds then is decided elsewhere."""
+    word = words("megatron_bridge").get(key)
+    return said.value is None and word is not None and bool(word.own) and "null" not in word.values
+
+
+def _whole_recompute(found: dict[str, SourcedValue], base: Recipe) -> dict[str, SourcedValue]:
+    """Recompute is three keys: those that are not said have the values of the recipe."""
+    said = [key for key in RECOMPUTE if key in found]
+    if not said or any(found[key].unresolved for key in said):
+        return found
+    before: dict[str, Any] = {f"model.{key}": text for key, text in recompute_keys(base).items()}
+    granularity = value(found, RECOMPUTE[0], before.get(RECOMPUTE[0]))
+    if granularity != "full":  # method and number say nothing then, or are told by a rule
+        return {key: one for key, one in found.items() if key not in RECOMPUTE[1:]}
+    added = {key: before[key] for key in RECOMPUTE if key not in found and key in before}
+    return {**found, **{key: msgspec.structs.replace(found[said[0]], value=text) for key, text in added.items()}}
+
+
+def _without_unused_backend(found: dict[str, SourcedValue], base: Recipe) -> dict[str, SourcedValue]:
+    """The backend is only read by the flex dispatcher."""
+    kind_key, backend_key = "model.moe_token_dispatcher_type", "model.moe_flex_dispatcher_backend"
+    flex = base.moe.dispatcher in ("deepep", "hybridep")
+    kind = value(found, kind_key, "flex" if flex else "alltoall")
+    if kind != "flex" and backend_key in found:
+        return {key: said for key, said in found.items() if key != backend_key}
+    if kind == "flex" and backend_key not in found and kind_key in found and flex:
+        return {**found, backend_key: msgspec.structs.replace(found[kind_key], value=base.moe.dispatcher)}
+    return found

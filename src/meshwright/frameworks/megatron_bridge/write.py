@@ -1,0 +1,226 @@
+"""Recipes of ours for Megatron-Bridge: the run command on top of its recipe, and the same as a Python file."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.clusters import Cluster
+from meshwright.errors import InputError
+from meshwright.frameworks.common import torchrun
+from meshwright.frameworks.framework import Framework
+from meshwright.frameworks.megatron_bridge import bridge_recipes
+from meshwright.frameworks.megatron_bridge.format_override import spell
+from meshwright.frameworks.megatron_bridge.settings import Difference, counterpart, difference, on_megatron
+from meshwright.frameworks.types import Program, UnmappedField, Written
+from meshwright.models import ModelSpec
+from meshwright.recipes.types import Recipe
+
+SCRIPT = "scripts/training/run_recipe.py"
+CHECKPOINT = "checkpoint.pretrained_checkpoint"
+PLACE = "CONVERTED_CHECKPOINT"
+CONVERT = (
+    "convert the weights first: python examples/conversion/convert_checkpoints.py import --hf-model {model} "
+    "--megatron-path CONVERTED_CHECKPOINT"
+)
+
+
+def write(dialect: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+    """The command on top of the recipe it has there, or a Python file where it has none."""
+    wanted = on_megatron(recipe)
+    row = counterpart(wanted, model)
+    notes = ["data-parallel ranks share the optimizer's state there (zero1)"] if wanted is not recipe else []
+    if recipe.goal != "pretrain":
+        notes.append(CONVERT.format(model=model.hf_id))
+    if row is None:
+        return _as_python(dialect, wanted, model, on, notes)
+    said = on_top(wanted, model, on, row)
+    words = run_words(wanted, row, said.settings)
+    files = {"run.sh": _script(dialect, recipe, on, words, model)}
+    if not row.benchmark:
+        inside = difference(wanted, model, row, python=True)
+        inside = Difference({**inside.settings, **_tokenizer(wanted, model, row)}, ())
+        files["override.py"] = _python(dialect, recipe, row.name if not row.aliases else row.aliases[0], inside, model)
+    return Written(dialect.name, files, Program(tuple(words)), said.unsaid, tuple(notes))
+
+
+def on_top(recipe: Recipe, model: ModelSpec, on: Cluster, row: bridge_recipes.Upstream) -> Difference:
+    """The settings that turn a recipe of theirs into this one."""
+    found = difference(recipe, model, row)
+    settings = {**found.settings, **_tokenizer(recipe, model, row)}
+    unsaid = list(found.unsaid)
+    if row.packs_in_batch and recipe.data.packing:
+        settings = {key: value for key, value in settings.items() if key not in OFFLINE}
+        unsaid.append(UnmappedField("data.packing", True, "samples with images are packed inside a batch there"))
+    if row.benchmark and on.world != row.gpus:  # else the runner scales the batch with the GPUs
+        settings["train.global_batch_size"] = recipe.train.global_batch_size
+    return Difference(settings, tuple(unsaid))
+
+
+OFFLINE = ("dataset.enable_offline_packing", "dataset.offline_packing_specs.packed_sequence_size")
+
+
+def _tokenizer(recipe: Recipe, model: ModelSpec, row: bridge_recipes.Upstream) -> dict[str, Any]:
+    """What keeps the model's own vocabulary where the recipe puts a placeholder in its place."""
+    if recipe.data.tokenizer:
+        return {"tokenizer.tokenizer_type": "HuggingFaceTokenizer", "tokenizer.tokenizer_model": recipe.data.tokenizer}
+    if row.null_vocabulary in (None, model.vocab):
+        return {}
+    if recipe.data.dataset == "mock" or not model.hf_id:
+        return {"tokenizer.use_tokenizer_vocab_size": False}
+    return {"tokenizer.tokenizer_type": "HuggingFaceTokenizer", "tokenizer.tokenizer_model": model.hf_id}
+
+
+def run_words(recipe: Recipe, row: bridge_recipes.Upstream, settings: Mapping[str, Any]) -> list[str]:
+    """The runner with its arguments: what follows torchrun."""
+    name = recipe.name.lower() if recipe.name.lower() in row.aliases else _name(row)
+    words = [SCRIPT, "--recipe", name]
+    if recipe.goal == "peft" and recipe.peft.method == "dora":
+        words += ["--mode", "dora"]
+    flags = {key: value for key, value in settings.items() if key.startswith("--")}
+    if not row.benchmark and recipe.data.dataset in DATA[recipe.goal]:
+        flags["--dataset"] = recipe.data.dataset
+    elif recipe.data.dataset == row.recipe().data.dataset:
+        flags.pop("--dataset", None)
+    for key, value in flags.items():
+        words += [key, str(value)]
+    words += [spell(key, value) for key, value in settings.items() if not key.startswith("--")]
+    if recipe.goal != "pretrain" or recipe.checkpoint.pretrained:  # fine-tuning needs a converted checkpoint
+        words.append(f"{CHECKPOINT}={recipe.checkpoint.pretrained or PLACE}")
+    return words
+
+
+DATA = {"pretrain": ("mock",), "sft": ("squad", "tulu3", "cord-v2"), "peft": ("squad", "tulu3", "cord-v2")}
+"""Sets that a reader expects to see named."""
+
+
+def _name(row: bridge_recipes.Upstream) -> str:
+    """A name that means this recipe: some names of the library mean a benchmark to the runner."""
+    meant = bridge_recipes.find(row.name)
+    return row.aliases[0] if row.aliases and meant is not None and meant.benchmark != row.benchmark else row.name
+
+
+def _script(dialect: Framework, recipe: Recipe, on: Cluster, words: list[str], model: ModelSpec) -> str:
+    """The command as a script; what only the user knows is a variable that must be set."""
+    head = torchrun(on, "$HEAD_NODE")
+    quoted = [*(f'"{word}"' if "$" in word else shlex.quote(word) for word in head)]
+    lines = [" ".join(quoted), *_lines(words, model)]
+    first = f"# {recipe.name} for Megatron-Bridge ({dialect.version}), written by meshwright export."
+    where = "# Start it in a checkout of Megatron-Bridge" + (", on every node." if on.nodes > 1 else ".")
+    needed = [': "${HEAD_NODE:?the name of the first node}"'] if on.nodes > 1 else []
+    if any(word == f"{CHECKPOINT}={PLACE}" for word in words):
+        needed.append(f': "${{{PLACE}:?a checkpoint converted from {model.hf_id or model.name}}}"')
+    return "\n".join(["#!/bin/bash", first, where, *needed, "", " \\\n    ".join(lines), ""])
+
+
+def _lines(words: list[str], model: ModelSpec) -> list[str]:
+    """One argument per line, a flag together with its value."""
+    lines: list[str] = []
+    for word in words:
+        quoted = f'"{CHECKPOINT}=${PLACE}"' if word == f"{CHECKPOINT}={PLACE}" else shlex.quote(word)
+        if lines and lines[-1].startswith("--") and " " not in lines[-1]:
+            lines[-1] += f" {quoted}"
+        else:
+            lines.append(quoted)
+    return lines
+
+
+# Python.
+
+COMMON = {"pretrain": "_pretrain_common", "sft": "_sft_common", "peft": "_peft_common"}
+
+
+def _as_python(dialect: Framework, recipe: Recipe, model: ModelSpec, on: Cluster, notes: list[str]) -> Written:
+    """A file that builds the model from its Hugging Face id and the config from the common recipe."""
+    if not model.hf_id:
+        raise InputError(
+            "Megatron-Bridge has no recipe for this model, and it has no Hugging Face id to build it from",
+            field="model",
+            value=model.name,
+        )
+    if model.kind == "diffusion":
+        raise InputError(
+            "Megatron-Bridge trains diffusion models by its own recipes only", field="model", value=model.name
+        )
+    if recipe.benchmark:
+        raise InputError(
+            "Megatron-Bridge has no benchmark of this name; export the recipe without benchmark settings",
+            field="recipe",
+            value=recipe.name,
+        )
+    said = difference(recipe, model, python=True)
+    unsaid = [*said.unsaid]
+    settings = dict(said.settings)
+    preset = settings.pop("--dataset", None)
+    if preset not in (None, "megatron-indexed"):
+        reason = "a data set is chosen by the runner; a Python file builds its config"
+        unsaid.append(UnmappedField("data.dataset", recipe.data.dataset, reason))
+        settings = {key: value for key, value in settings.items() if not key.startswith("dataset.dataset_root")}
+    name = "train.py"
+    text = _python(dialect, recipe, "", Difference(settings, ()), model)
+    return Written("megatron-bridge", {name: text}, Program((name,)), tuple(unsaid), tuple(notes))
+
+
+def _python(dialect: Framework, recipe: Recipe, function: str, said: Difference, model: ModelSpec) -> str:
+    """Assignments on top of a recipe function, or of the common recipe where there is none."""
+    train = "pretrain" if recipe.goal == "pretrain" else "finetune"
+    start = function or COMMON[recipe.goal]
+    imports = [
+        f"from megatron.bridge.recipes{'' if function else '.common'} import {start}",
+        f"from megatron.bridge.training.{train} import {train}",
+        f"from megatron.bridge.training.{'vlm' if recipe.data.images else 'gpt'}_step import forward_step",
+    ]
+    body = [f"cfg = {start}()"]
+    if not function:
+        imports.insert(0, "from megatron.bridge import AutoBridge")
+        body.append(
+            f'cfg.model = AutoBridge.from_hf_pretrained("{model.hf_id}").to_megatron_provider(load_weights=False)'
+        )
+        body.append(f'cfg.tokenizer.tokenizer_model = "{recipe.data.tokenizer or model.hf_id}"')
+    if recipe.goal == "peft" and recipe.peft.method == "dora":
+        imports.append("from megatron.bridge.peft.dora import DoRA")
+        body.append("cfg.peft = DoRA()")
+    settings = {key: value for key, value in said.settings.items() if not key.startswith("--")}
+    body += _assigned(settings, imports)
+    if "dataset.seq_length" in settings or not function:
+        body.append(f"cfg.model.seq_length = cfg.dataset.seq_length = {recipe.data.seq_length}")
+    if recipe.checkpoint.pretrained:
+        body.append(f"cfg.{CHECKPOINT} = {_literal(recipe.checkpoint.pretrained)}")
+    elif recipe.goal != "pretrain":
+        imports.append("import os")
+        body.append(f'cfg.{CHECKPOINT} = os.environ["{PLACE}"]')
+    if recipe.goal != "pretrain" and recipe.train.per_token_loss:
+        body.append("cfg.ddp.average_in_collective = False")
+    first = f"# {recipe.name} for Megatron-Bridge ({dialect.version}), written by meshwright export."
+    main = ['if __name__ == "__main__":', f"    {train}(cfg, forward_step)"]
+    plain = sorted(one for one in imports if one.startswith("import"))
+    named = sorted(one for one in imports if one not in plain)
+    return "\n".join([first, *plain, *([""] if plain else []), *named, "", *body, "", *main, ""])
+
+
+def _literal(value: Any) -> str:
+    """A value as Python code, text in double quotes."""
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_literal(one) for one in value) + "]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+def _assigned(settings: Mapping[str, Any], imports: list[str]) -> list[str]:
+    """Settings as assignments; parts that a config leaves out are built first."""
+    lines: list[str] = []
+    inside = [key for key in settings if key.startswith("mixed_precision.")]
+    if inside:
+        imports.append("from megatron.bridge.training.mixed_precision import get_mixed_precision_config")
+        lines.append('cfg.mixed_precision = get_mixed_precision_config("bf16_mixed")')
+    for key, value in settings.items():
+        if key == "dataset.seq_length":
+            continue
+        if key.endswith("_dtype"):
+            if "import torch" not in imports:
+                imports.append("import torch")
+            lines.append(f"cfg.{key} = torch.{value}")
+        else:
+            lines.append(f"cfg.{key} = {_literal(value)}")
+    return lines

@@ -1,0 +1,27 @@
+"""Megatron-LM."""
+
+from __future__ import annotations
+
+from meshwright.frameworks.framework import Framework
+from meshwright.frameworks.megatron_lm.arguments import REST, spell
+from meshwright.frameworks.megatron_lm.parse import complete, parse, recognises
+from meshwright.frameworks.megatron_lm.rules import RULES
+
+DIALECT = Framework(
+    name="megatron-lm",
+    title="Megatron-LM",
+    version="Megatron-Core 0.20.0, 2026-08-22",
+    engine="megatron",
+    forms=(
+        "shell scripts that start pretrain_gpt.py and its like with torchrun, srun or python -m torch.distributed.run",
+        "bare lists of arguments (a file that begins with --)",
+    ),
+    recognises=recognises,
+    parse=parse,
+    spell=spell,
+    typed=lambda key: spell(key, True),
+    rules=RULES,
+    complete=complete,
+    follows=("layout.dp_shard", "kernels.te_rng_tracker"),
+    known=lambda key: key == REST,
+)

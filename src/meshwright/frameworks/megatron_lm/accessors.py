@@ -1,0 +1,25 @@
+"""What rules ask of a file of Megatron-LM."""
+
+from __future__ import annotations
+
+from meshwright.frameworks.framework import RuleContext
+from meshwright.frameworks.megatron_lm.arguments import REST
+from meshwright.frameworks.megatron_lm.parse import number, text
+
+
+def on(look: RuleContext, key: str) -> bool:
+    return look.says(key) and look(key) is True
+
+
+def number_of(look: RuleContext, key: str) -> int:
+    """The whole number of a flag; 0 when it is unsaid and has no default, or is open."""
+    return number(look.parsed.settings, key) or 0
+
+
+def text_of(look: RuleContext, key: str) -> str:
+    return text(look.parsed.settings, key) or ""
+
+
+def is_open(look: RuleContext) -> bool:
+    """Whether arguments come from somewhere that was not read: then nothing can be said to be missing."""
+    return look.says(REST)

@@ -1,0 +1,170 @@
+"""A model as Megatron-LM's flags, proven by building it back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.frameworks.megatron_lm.model import build
+from meshwright.frameworks.types import SourcedValue
+from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, Mamba2, ModelSpec, MoE
+from meshwright.recipes.types import Recipe
+
+LETTERS = ((Mamba2, "M"), (Attention, "*"), (Dense, "-"), (MoE, "E"))
+
+
+def model_flags(model: ModelSpec, recipe: Recipe) -> dict[str, Any]:
+    """The flags that build a model; one that they cannot build is an error."""
+    if model.kind != "causal_lm" or model.vision is not None:
+        raise _refused(model, "Megatron-LM's scripts train language models")
+    flags = {**_common(model, recipe), **_mixers(model), **_blocks(model)}
+    flags |= _hybrid(model) if is_hybrid(model) else {}
+    if model.mtp_layers and recipe.train.mtp_loss:
+        flags["mtp_num_layers"] = model.mtp_layers
+    _prove(model, flags)
+    return flags
+
+
+def is_hybrid(model: ModelSpec) -> bool:
+    """Whether layers have a mixer or a feed-forward block, not both."""
+    return any(layer.mixer is None or layer.ffn is None for layer in model.layers)
+
+
+def _refused(model: ModelSpec, reason: str) -> InputError:
+    return InputError(reason, field="model", value=model.name)
+
+
+def _common(model: ModelSpec, recipe: Recipe) -> dict[str, Any]:
+    norms = model.final_norm_params // model.hidden
+    rotary = "rope" if not model.learned_positions else "learned_absolute"
+    return {
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden,
+        "vocab_size": model.vocab,
+        "max_position_embeddings": max(recipe.data.seq_length, model.learned_positions),
+        "position_embedding_type": "none" if model.mixers(Mamba2) else rotary,
+        "normalization": "RMSNorm" if norms == 1 else None,
+        "untie_embeddings_and_output_weights": not model.tied,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+    }
+
+
+def _mixers(model: ModelSpec) -> dict[str, Any]:
+    mixers = [layer.mixer for layer in model.layers if layer.mixer is not None]
+    flags: dict[str, Any] = {}
+    for mixer in dict.fromkeys(mixers):
+        flags |= _mixer(mixer, model)
+    linear = [isinstance(mixer, GatedDelta) for mixer in mixers]
+    if any(linear):
+        flags |= {"experimental_attention_variant": "gated_delta_net", "linear_attention_freq": pattern(linear)}
+    windows = [mixer.window for mixer in mixers if isinstance(mixer, Attention)]
+    width = next((window for window in windows if window), None)
+    if width:
+        flags["window_size"] = f"{width - 1},0"
+        if not all(windows):
+            flags["window_attn_skip_freq"] = pattern([bool(window) for window in windows])
+    return flags
+
+
+def _mixer(mixer: Any, model: ModelSpec) -> dict[str, Any]:
+    if isinstance(mixer, MLA):
+        return {
+            "multi_latent_attention": True,
+            "num_attention_heads": mixer.heads,
+            "q_lora_rank": mixer.q_lora,
+            "kv_lora_rank": mixer.kv_lora,
+            "qk_head_dim": mixer.qk_nope,
+            "qk_pos_emb_head_dim": mixer.qk_rope,
+            "v_head_dim": mixer.v_head,
+            "qk_layernorm": True,
+        }
+    if isinstance(mixer, Mamba2):
+        return {
+            "mamba_num_heads": mixer.heads,
+            "mamba_head_dim": mixer.head_dim,
+            "mamba_state_dim": mixer.state,
+            "mamba_num_groups": mixer.groups,
+        }
+    if isinstance(mixer, GatedDelta):
+        return {
+            "linear_num_key_heads": mixer.k_heads,
+            "linear_num_value_heads": mixer.v_heads,
+            "linear_key_head_dim": mixer.k_head_dim,
+            "linear_value_head_dim": mixer.v_head_dim,
+            "linear_conv_kernel_dim": mixer.conv,
+        }
+    grouped = mixer.kv_heads != mixer.heads
+    plain = model.hidden == mixer.heads * mixer.head_dim
+    return {
+        "num_attention_heads": mixer.heads,
+        "group_query_attention": grouped,
+        "num_query_groups": mixer.kv_heads if grouped else None,
+        "kv_channels": None if plain else mixer.head_dim,
+        "qk_layernorm": mixer.qk_norm != "none",
+        "add_qkv_bias": mixer.qkv_bias and not mixer.out_bias,
+        "attention_output_gate": mixer.output_gate,
+        "softmax_type": "learnable" if mixer.sinks else None,
+        "disable_bias_linear": not mixer.out_bias,
+    }
+
+
+def _blocks(model: ModelSpec) -> dict[str, Any]:
+    blocks = [layer.ffn for layer in model.layers if layer.ffn is not None]
+    dense = next((block for block in blocks if isinstance(block, Dense)), None)
+    sparse = next((block for block in blocks if isinstance(block, MoE)), None)
+    first = dense or sparse
+    if first is None:
+        return {}
+    flags: dict[str, Any] = {
+        "ffn_hidden_size": first.width,
+        "swiglu": first.gated,
+        "squared_relu": model.activation == "relu2",
+        "disable_bias_linear": not first.bias,
+    }
+    if first.gated and model.activation != "silu":
+        raise _refused(model, f"Megatron-LM has no flag for gated {model.activation}")
+    if sparse is None:
+        return flags
+    routed = [isinstance(block, MoE) for block in blocks]
+    return {
+        **flags,
+        "num_experts": sparse.experts,
+        "moe_router_topk": sparse.topk,
+        "moe_ffn_hidden_size": sparse.width,
+        "moe_layer_freq": None if all(routed) else pattern(routed),
+        "moe_shared_expert_intermediate_size": sparse.shared_width or None,
+        "moe_shared_expert_gate": sparse.shared_gate,
+        "moe_latent_size": sparse.latent,
+    }
+
+
+def pattern(places: Sequence[bool]) -> str:
+    """A truth per layer as a pattern of runs, such as ([0]*3+[1]*58)."""
+    runs: list[tuple[bool, int]] = []
+    for place in places:
+        if runs and runs[-1][0] == place:
+            runs[-1] = (place, runs[-1][1] + 1)
+        else:
+            runs.append((place, 1))
+    return "(" + "+".join(f"[{int(value)}]*{count}" for value, count in runs) + ")"
+
+
+def _hybrid(model: ModelSpec) -> dict[str, Any]:
+    return {"hybrid_layer_pattern": "".join(map(_letter, model.layers)), "num_layers": None, "moe_layer_freq": None}
+
+
+def _letter(layer: Layer) -> str:
+    part = layer.mixer if layer.mixer is not None else layer.ffn
+    found = next((letter for kind, letter in LETTERS if isinstance(part, kind)), None)
+    if found is None or (layer.mixer is not None and layer.ffn is not None):
+        raise InputError("a hybrid's layers are Mamba, attention, dense or experts, one at a time", field="model")
+    return found
+
+
+def _prove(model: ModelSpec, flags: dict[str, Any]) -> None:
+    said = {key: SourcedValue(value, 0, "") for key, value in flags.items() if value is not None and value is not False}
+    built = build(said, model.name).model
+    if built is None or built.params.total != model.params.total or built.params.active != model.params.active:
+        raise _refused(model, "Megatron-LM's flags cannot build this model")

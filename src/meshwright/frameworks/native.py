@@ -1,0 +1,51 @@
+"""Our own recipes and recipe files, checked like those of others: findings carry the file's lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from meshwright import costs, rules
+from meshwright.clusters import Cluster
+from meshwright.frameworks.framework import Content
+from meshwright.frameworks.result import CheckedRecipe
+from meshwright.planner import case_of
+from meshwright.recipes.case import model_of
+from meshwright.recipes.types import Recipe
+from meshwright.rules import Finding
+from meshwright.version import VERSION
+
+NAME = "meshwright"
+
+
+def is_ours(content: Content) -> bool:
+    """Whether a file is a recipe of ours: it names a base, or a model and a goal."""
+    return "base" in content.settings or {"model", "goal"} <= content.settings.keys()
+
+
+def check(
+    recipe: Recipe, on: Cluster, engine: str, content: Content | None = None, advice: bool = True
+) -> CheckedRecipe:
+    """What the rules find in a recipe, with the lines of its file if it has one."""
+    model = model_of(recipe)
+    case = case_of(recipe, model, on, engine)
+    severities = rules.SEVERITIES if advice else rules.SEVERITIES[:2]
+    lines = {key: said.line for key, said in content.settings.items()} if content else {}
+    return CheckedRecipe(
+        dialect=NAME,
+        version=VERSION,
+        engine=engine,
+        file=content.path if content else "",
+        recipe=recipe,
+        model=model,
+        cluster=on,
+        findings=tuple(_placed(f, content, lines) for f in rules.judge(case, severities)),
+        estimate=costs.estimate(case),
+    )
+
+
+def _placed(finding: Finding, content: Content | None, lines: Mapping[str, int]) -> Finding:
+    if content is None:
+        return finding
+    return msgspec.structs.replace(finding, file=content.path, line=lines.get(finding.field, 0))

@@ -1,0 +1,66 @@
+"""The dialects there are, and whose words a file is written in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from meshwright.errors import InputError, some, unknown
+from meshwright.frameworks.framework import Content, Format, Framework
+
+FORMATS: Mapping[str, Mapping[Format, tuple[str, ...]]] = {
+    "megatron-lm": {"shell": ("pretrain_", "--num-layers", "--micro-batch-size", "--tensor-model-parallel-size")},
+    "megatron-bridge": {
+        "shell": ("run_recipe", "setup_experiment", "train.sh", "megatron.bridge", "run_script"),
+        "python": (),
+        "yaml": ("model_parallel_size", "megatron.bridge", "train_iters", "ddp:", "comm_overlap:"),
+    },
+    "automodel": {
+        "yaml": ("nemo_automodel", "distributed:", "step_scheduler:", "recipe:"),
+        "shell": ("automodel", "am ", "finetune.py", "pretrain.py", "train_ft.py", "benchmark.py"),
+    },
+    "torchtitan": {"toml": (), "shell": ("torchtitan", "run_train", "--job.", "--module")},
+    "kempnerforge": {"toml": (), "shell": (".toml",)},
+    "deepspeed": {"json": (), "shell": ("deepspeed",)},
+    "accelerate": {"yaml": ("distributed_type", "compute_environment"), "shell": ("accelerate",)},
+}
+"""What each dialect is written in, and texts of which one stands in each of its files; none given: it cannot be told
+that cheaply. Loading a dialect that a file cannot be of would cost more than the check."""
+NAMES = tuple(FORMATS)
+
+
+def dialect(name: str) -> Framework:
+    """A dialect by name."""
+    plain = name.strip().lower().replace("_", "-")
+    if plain not in NAMES:
+        raise unknown("dialect", name, (*NAMES, "meshwright"))
+    found: Framework = import_module(f"meshwright.frameworks.{plain.replace('-', '_')}").DIALECT
+    return found
+
+
+def recognise(content: Content) -> Framework:
+    """The dialect that a file is written in."""
+    scores = {name: dialect(name).recognises(content) for name in NAMES if _may_be(name, content)}
+    best = max(scores.values(), default=0)
+    found = [name for name, score in scores.items() if score == best]
+    if best == 0:
+        seen = f"; it says {some(sorted(content.top()), 6)}" if content.settings else ""
+        raise InputError(
+            f"is of no framework that is known here{seen}",
+            field="file",
+            value=content.path,
+            fix=[f"--dialect {name}" for name in (*NAMES, "meshwright")],
+        )
+    if len(found) > 1:
+        raise InputError(
+            f"could be of {' or '.join(found)}",
+            field="file",
+            value=content.path,
+            fix=[f"--dialect {name}" for name in found],
+        )
+    return dialect(found[0])
+
+
+def _may_be(name: str, content: Content) -> bool:
+    marks = FORMATS[name].get(content.format)
+    return marks is not None and (not marks or any(mark in content.text for mark in marks))

@@ -1,0 +1,197 @@
+"""The #SBATCH lines of a job script, and the variables SLURM sets from them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+
+from meshwright.frameworks.shell.values import Unresolved
+from meshwright.frameworks.types import SourcedValue
+
+SHORT = {
+    "N": "nodes",
+    "n": "ntasks",
+    "t": "time",
+    "p": "partition",
+    "A": "account",
+    "J": "job-name",
+    "G": "gpus",
+    "o": "output",
+    "q": "qos",
+    "e": "error",
+    "c": "cpus-per-task",
+    "w": "nodelist",
+    "x": "exclude",
+    "C": "constraint",
+    "d": "dependency",
+    "D": "chdir",
+    "a": "array",
+    "i": "input",
+    "m": "distribution",
+    "L": "licenses",
+    "M": "clusters",
+    "S": "core-spec",
+    "B": "extra-node-info",
+    "W": "wait",
+    "T": "threads",
+    "r": "relative",
+}
+GRES = re.compile(r"gpu(?::([A-Za-z][\w.-]*))?(?::([0-9]+))?(?:\(|$)")
+TYPED_COUNT = re.compile(r"(?:([A-Za-z][\w.-]*):)?([0-9]+)")
+CONSTRAINT = re.compile(
+    r"(?<![a-z0-9])(gb300|gb200|gh200|b300|b200|h200|h100|h800|h20|a100|a800|l40s|l40|l4|v100|mi300x|mi250x|mi325x|mi355x)(?![a-z0-9])"
+)
+Options = Mapping[str, SourcedValue]
+
+
+def read_sbatch(text: str, where: str) -> tuple[dict[str, SourcedValue], list[Unresolved]]:
+    """The options that sbatch reads, and the lines that look like options and are not read."""
+    options: dict[str, SourcedValue] = {}
+    unread: list[Unresolved] = []
+    begun = False
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.startswith("#SBATCH") and line[7:8] in (" ", "\t", ""):
+            if begun:
+                unread.append(Unresolved(line, number, where, "sbatch reads no #SBATCH line after the first command"))
+            elif not _read_line(line[7:], number, where, options):
+                unread.append(Unresolved(line, number, where, "the #SBATCH line is not understood"))
+        elif line.strip() and not line.startswith("#"):
+            begun = True
+    return options, unread
+
+
+def _read_line(rest: str, line: int, where: str, options: dict[str, SourcedValue]) -> bool:
+    try:
+        words = shlex.split(rest, comments=True)
+    except ValueError:
+        return False
+    at = 0
+    while at < len(words):
+        following = words[at + 1] if at + 1 < len(words) else None
+        name, value, used = option(words[at], following)
+        if not name:
+            return False
+        options[name] = SourcedValue(value, line, where)
+        at += used
+    return True
+
+
+def option(word: str, following: str | None) -> tuple[str, str | bool, int]:
+    """The long name and value of a SLURM option, and how many words it takes; no name when it is none."""
+    follows = following is not None and not following.startswith("-")
+    if word.startswith("--") and len(word) > 2:
+        name, equals, value = word[2:].partition("=")
+        if equals or not follows:
+            return name, value if equals else True, 1
+        return name, following or "", 2
+    if word.startswith("-") and len(word) > 1:
+        name = SHORT.get(word[1], word[1])
+        if len(word) > 2:
+            return name, word[2:].removeprefix("="), 1
+        return (name, following or "", 2) if follows else (name, True, 1)
+    return "", "", 1
+
+
+def as_int(said: SourcedValue | None) -> int | None:
+    """A value as a whole number, where it is one."""
+    if said is None or said.unresolved or not re.fullmatch(r"[0-9]{1,7}", str(said.value).strip()):
+        return None
+    return int(str(said.value))
+
+
+def node_count(options: Options) -> SourcedValue | None:
+    """How many nodes are asked for; a range such as 2-4 stays unresolved."""
+    said = options.get("nodes")
+    if said is None or said.unresolved:
+        return said
+    count = as_int(said)
+    if count is None and (same := re.fullmatch(r"([0-9]{1,7})-\1", str(said.value))):
+        count = int(same[1])
+    if count is None:
+        return SourcedValue(
+            str(said.value), said.line, said.file, "SLURM picks the number of nodes when the job starts"
+        )
+    return SourcedValue(count, said.line, said.file)
+
+
+def tasks_per_node(options: Options) -> SourcedValue | None:
+    """How many tasks a node runs, said or from the total over the nodes."""
+    said = options.get("ntasks-per-node")
+    if said is not None:
+        count = as_int(said)
+        return said if count is None else SourcedValue(count, said.line, said.file, said.unresolved)
+    return _over_nodes(options, options.get("ntasks"))
+
+
+def _over_nodes(options: Options, total: SourcedValue | None) -> SourcedValue | None:
+    count, nodes = as_int(total), node_count(options)
+    known = nodes is not None and not nodes.unresolved and int(nodes.value) > 0
+    if total is None or count is None or nodes is None or not known or count % int(nodes.value):
+        return None
+    return SourcedValue(count // int(nodes.value), total.line, total.file)
+
+
+def gpus_per_node(options: Options) -> SourcedValue | None:
+    """How many GPUs a node is asked to give."""
+    for name, pattern in (("gpus-per-node", TYPED_COUNT), ("gres", GRES)):
+        said = options.get(name)
+        if said is None:
+            continue
+        if said.unresolved:
+            return said
+        for entry in str(said.value).removeprefix("gres:").split(","):
+            found = pattern.match(entry.strip().removeprefix("gres/"))
+            if found:
+                return SourcedValue(int((found[2] or "1")[:7]), said.line, said.file)
+    per_task, tasks = _counted(options, "gpus-per-task"), tasks_per_node(options)
+    if per_task is not None and tasks is not None and not tasks.unresolved and isinstance(tasks.value, int):
+        return SourcedValue(per_task.value * tasks.value, per_task.line, per_task.file)
+    return _over_nodes(options, _counted(options, "gpus"))
+
+
+def _counted(options: Options, name: str) -> SourcedValue | None:
+    """The number of a value such as 8 or h100:8."""
+    said = options.get(name)
+    found = TYPED_COUNT.fullmatch(str(said.value)) if said and not said.unresolved else None
+    return SourcedValue(int(found[2][:7]), said.line, said.file) if said and found else None
+
+
+def gpu_type(options: Options) -> str:
+    """The kind of GPU that is asked for, in small letters; empty when none or several are named."""
+    for name, pattern in (
+        ("gpus-per-node", TYPED_COUNT),
+        ("gres", GRES),
+        ("gpus", TYPED_COUNT),
+        ("gpus-per-task", TYPED_COUNT),
+    ):
+        said = options.get(name)
+        for entry in str(said.value).split(",") if said and not said.unresolved else ():
+            found = pattern.match(entry.strip().removeprefix("gres/"))
+            if found and found[1]:
+                return found[1].lower()
+    constraint = options.get("constraint")
+    named = set(CONSTRAINT.findall(str(constraint.value).lower())) if constraint else set()
+    return named.pop() if len(named) == 1 else ""
+
+
+def slurm_variables(options: Options) -> dict[str, SourcedValue]:
+    """The variables that SLURM sets in a job from what the #SBATCH lines ask for."""
+    nodes, tasks, gpus = node_count(options), tasks_per_node(options), gpus_per_node(options)
+    total = options.get("ntasks")
+    if total is None and nodes and tasks and isinstance(nodes.value, int) and isinstance(tasks.value, int):
+        total = SourcedValue(nodes.value * tasks.value, tasks.line, tasks.file)
+    known = {
+        "SLURM_NNODES": nodes,
+        "SLURM_JOB_NUM_NODES": nodes,
+        "SLURM_NTASKS": total,
+        "SLURM_NPROCS": total,
+        "SLURM_NTASKS_PER_NODE": options.get("ntasks-per-node"),
+        "SLURM_GPUS_ON_NODE": gpus,
+        "SLURM_GPUS_PER_NODE": options.get("gpus-per-node"),
+        "SLURM_CPUS_PER_TASK": options.get("cpus-per-task"),
+        "SLURM_JOB_NAME": options.get("job-name"),
+        "SLURM_JOB_PARTITION": options.get("partition"),
+        "SLURM_JOB_ACCOUNT": options.get("account"),
+    }
+    return {name: said for name, said in known.items() if said is not None and said.value is not True}

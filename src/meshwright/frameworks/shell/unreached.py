@@ -1,0 +1,127 @@
+"""What can be said about commands that are not carried out, because their condition cannot be decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.frameworks.shell.syntax import (
+    Assignment,
+    Block,
+    Case,
+    Condition,
+    Function,
+    Group,
+    If,
+    Loop,
+    Pipeline,
+    Simple,
+    Statement,
+)
+from meshwright.frameworks.shell.words import Word
+
+SAYS_ONLY = {"echo", "printf"}
+
+
+def literal(word: Word) -> str:
+    """The text of a word that is nothing but text."""
+    return "".join(part.text for part in word) if all(part.kind == "text" for part in word) else ""
+
+
+def inside(statement: Statement) -> Iterator[Block]:
+    """The blocks of a compound command."""
+    if isinstance(statement, If):
+        for condition, body in statement.branches:
+            yield condition or ()
+            yield body
+    elif isinstance(statement, Loop):
+        yield statement.condition
+        yield statement.body
+    elif isinstance(statement, Case):
+        yield from (arm.body for arm in statement.arms)
+    elif isinstance(statement, Group):
+        yield statement.body
+
+
+def simple_commands(statements: Iterator[Statement]) -> Iterator[Simple]:
+    """Every simple command in these, however deep; the bodies of functions run only when they are called."""
+    waiting = list(statements)
+    while waiting:
+        statement = waiting.pop()
+        if isinstance(statement, Simple):
+            yield statement
+        elif not isinstance(statement, Function):
+            waiting += [each for block in inside(statement) for each in statements_of(block)]
+
+
+def statements_of(block: Block) -> Iterator[Statement]:
+    return (statement for chain in block for _, pipeline in chain.links for statement in pipeline.statements)
+
+
+def leaves(statements: Iterator[Statement]) -> bool:
+    """Whether the script may end in these commands."""
+    return any(simple.words and literal(simple.words[0]) == "exit" for simple in simple_commands(statements))
+
+
+def mentions(word: Word, name: str) -> bool:
+    """Whether a word uses a variable."""
+    for part in word:
+        parameter = part.parameter
+        if parameter and (parameter.name == name or mentions(parameter.word, name)):
+            return True
+        if part.kind == "arithmetic" and (name in part.text or mentions(part.inner, name)):
+            return True
+    return False
+
+
+def adds_to_itself(assignment: Assignment) -> bool:
+    """Whether the new value holds the old one, as in A+=… and A="$A …"."""
+    if assignment.append or assignment.key is not None:
+        return True
+    words = [assignment.value] if assignment.value is not None else [element.word for element in assignment.elements]
+    return any(mentions(word, assignment.name) for word in words)
+
+
+def replaced(statements: Iterator[Statement]) -> Iterator[str]:
+    """The variables that these commands would set anew."""
+    for simple in simple_commands(statements):
+        if simple.words and not simple.declared:
+            continue
+        for assignment in (*simple.assignments, *simple.declared):
+            if not adds_to_itself(assignment):
+                yield assignment.name
+
+
+def tested_for_empty(block: Block | Pipeline) -> str:
+    """The variable of a lone test [ -z "$NAME" ]; empty when the condition is another one."""
+    if not isinstance(block, Pipeline):
+        if len(block) != 1 or len(block[0].links) != 1:
+            return ""
+        block = block[0].links[0][1]
+    if block.negated or len(block.statements) != 1:
+        return ""
+    statement = block.statements[0]
+    words: list[str | Word] = []
+    if isinstance(statement, Condition):
+        words = list(statement.tokens)
+    elif isinstance(statement, Simple) and statement.words and literal(statement.words[0]) == "[":
+        words = list(statement.words[1:-1])
+    if len(words) != 2 or isinstance(words[0], str) or isinstance(words[1], str) or literal(words[0]) != "-z":
+        return ""
+    parameters = [part.parameter for part in words[1] if part.text]
+    found = parameters[0] if len(parameters) == 1 else None
+    return found.name if found and not found.operator and not found.index and not found.length else ""
+
+
+def only_sets(statements: Iterator[Statement], name: str) -> bool:
+    """Whether commands do nothing but give this variable a value, as ${NAME:-value} does."""
+    sets = False
+    for statement in statements:
+        if not isinstance(statement, Simple):
+            return False
+        assigned = [one.name for one in (*statement.assignments, *statement.declared)]
+        if any(one != name for one in assigned):
+            return False
+        sets = sets or bool(assigned)
+        if statement.words and not statement.declared and literal(statement.words[0]) not in SAYS_ONLY:
+            return False
+    return sets

@@ -1,0 +1,51 @@
+"""What torchtitan's rules share: its keys, and how a file is asked for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.frameworks.common import is_whole
+from meshwright.frameworks.framework import FrameworkRule, RuleContext
+from meshwright.recipes.key_maps.torchtitan import LOCAL
+
+PP, EP, ETP, TP, CP = (
+    f"parallelism.{name}_parallel_degree" for name in ("pipeline", "expert", "expert_tensor", "tensor", "context")
+)
+SHARD, REPLICATE = "parallelism.data_parallel_shard_degree", "parallelism.data_parallel_replicate_degree"
+SCHEDULE = "parallelism.pipeline_parallel_schedule"
+MODE, OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
+NAME, FLAVOR = "model.name", "model.flavor"
+
+
+def today(look: RuleContext) -> bool:
+    """Whether it is a command of today's line."""
+    return look.says("config")
+
+
+def in_tokens(look: RuleContext) -> bool:
+    """Whether a batch is counted in tokens."""
+    return today(look) and not look.says(LOCAL)
+
+
+def degree(look: RuleContext, key: str) -> int:
+    """The ranks of an axis; 1 where they are not known or wrong."""
+    value = look(key)
+    return value if is_whole(value) and value > 0 else 1
+
+
+def custom(look: RuleContext) -> bool:
+    """Whether a module of the user's own may register more names."""
+    return any(look(f"experimental.{key}") for key in ("custom_import", "custom_args_module"))
+
+
+def rule(
+    name: str,
+    severity: Any,
+    keys: tuple[str, ...],
+    broken: Any,
+    symptom: str,
+    cause: str,
+    covers: tuple[str, ...] = (),
+) -> FrameworkRule:
+    """One of torchtitan's rules."""
+    return FrameworkRule(f"torchtitan.{name}", severity, keys, broken, symptom=symptom, cause=cause, covers=covers)

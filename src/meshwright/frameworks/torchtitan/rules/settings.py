@@ -1,0 +1,469 @@
+"""Names that are not there, and settings that torchtitan refuses, ignores or changes by itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from meshwright.errors import closest
+from meshwright.frameworks.framework import Problem, RuleContext
+from meshwright.frameworks.torchtitan.models import ELSEWHERE, FLAVORS, PRESETS, plain, positions_of
+from meshwright.frameworks.torchtitan.rules.common import (
+    CP,
+    EP,
+    FLAVOR,
+    MODE,
+    NAME,
+    OPTION,
+    PP,
+    TP,
+    custom,
+    degree,
+    in_tokens,
+    rule,
+    today,
+)
+from meshwright.recipes.key_maps.torchtitan import CONTEXT, DATA_SETS
+from meshwright.recipes.key_maps.torchtitan import CONVERTERS as CONVERTER_NAMES
+
+FLOAT8_SINCE = 8.9
+"""The first CUDA compute capability with float8."""
+
+
+def _unknown_model(look: RuleContext) -> Problem | None:
+    name, flavor = str(look(NAME)), str(look(FLAVOR))
+    if today(look) or custom(look) or name in ELSEWHERE or "." in name:
+        return None
+    if name not in FLAVORS:
+        known = ", ".join(FLAVORS)
+        fix = tuple(look.dialect.spell(NAME, near) for near in closest(name, FLAVORS, 1))
+        return Problem(f"torchtitan has no model {name}; it has {known}", fix, key=NAME)
+    if plain(flavor) in FLAVORS[name] or not look.says(FLAVOR) or look.parsed.model is not None:
+        return None  # or one of the user's own, whose shape was given
+    fix = tuple(look.dialect.spell(FLAVOR, near) for near in _near_flavor(flavor, FLAVORS[name]))
+    known = ", ".join(FLAVORS[name])
+    return Problem(f"{name} has no flavor {flavor}; it has {known} (--model NAME for one of your own)", fix, key=FLAVOR)
+
+
+def _near_flavor(flavor: str, known: Any) -> list[str]:
+    same = [name for name in known if name.lower() == flavor.lower()]
+    return same or closest(flavor, known, 1)
+
+
+def _unknown_data(look: RuleContext) -> Problem | None:
+    name = str(look("training.dataset"))
+    if custom(look) or not look.says("training.dataset") or str(look(NAME)) not in FLAVORS or look(NAME) == "flux":
+        return None
+    if name in DATA_SETS or look("job.custom_config_module"):
+        return None
+    return Problem(
+        f"no data set {name}: torchtitan knows {', '.join(DATA_SETS)}, and those a module of yours registers",
+        (look.dialect.spell("training.dataset", "c4"),),
+    )
+
+
+def _unknown_optimizer(look: RuleContext) -> Problem | None:
+    name = str(look("optimizer.name"))
+    near = [known for known in ("AdamW", "Adam") if known != name and known.lower() == name.lower()]
+    if not near or custom(look):
+        return None
+    return Problem(
+        f"there is no optimizer {name}: names are looked up exactly", (look.dialect.spell("optimizer.name", near[0]),)
+    )
+
+
+def _budget_uncompiled(look: RuleContext) -> Problem | None:
+    if look(MODE) != "memory_budget" or look.recipe.kernels.compile:
+        return None
+    fix = (look.dialect.spell("compile.enable", True), look.dialect.spell("compile.components", ["model", "loss"]))
+    return Problem("a memory budget is kept by the compiler, and the model is not compiled", fix, key=MODE)
+
+
+def _recompute_option(look: RuleContext) -> Problem | None:
+    option = look(OPTION)
+    if look(MODE) != "selective" or not look.says(OPTION) or re.fullmatch("op|[0-9]+", str(option)):
+        return None
+    return Problem(
+        f"{OPTION}={option}: op, or how often a layer is recomputed", (look.dialect.spell(OPTION, "op"),), key=OPTION
+    )
+
+
+def _budget_unread(look: RuleContext) -> Problem | None:
+    key = "activation_checkpoint.memory_budget"
+    if not look.says(key) or look(MODE) == "memory_budget" or look(key) == 0.5:
+        return None
+    return Problem(
+        f"{key} is read in mode memory_budget, and the mode is {look(MODE)}",
+        (look.dialect.spell(MODE, "memory_budget"),),
+    )
+
+
+def _emulated(look: RuleContext) -> Problem | None:
+    key = "quantize.linear.float8.emulate"
+    if look(key) is not True or not look.recipe.kernels.compile or CONVERTER_NAMES[0] not in _converters(look):
+        return None
+    older = look.cluster is not None and look.cluster.gpu.capability < FLOAT8_SINCE
+    fix = (look.dialect.spell(key, False), look.dialect.spell("compile.enable", False))
+    if older:
+        return Problem("emulated float8 is refused in a compiled model on GPUs without float8", fix, severity="error")
+    return Problem("emulated float8 computes in higher precision: nothing gets faster", fix[:1])
+
+
+def _converters(look: RuleContext) -> list[str]:
+    found = look("model.converters", [])
+    return [str(name) for name in found] if isinstance(found, list) else [str(found)]
+
+
+def _recipe_and_gather(look: RuleContext) -> Problem | None:
+    gather, recipe = "quantize.linear.float8.enable_fsdp_float8_all_gather", "quantize.linear.float8.recipe_name"
+    if look(gather) is not True or not look(recipe) or CONVERTER_NAMES[0] not in _converters(look):
+        return None
+    return Problem(
+        f"{gather} is for scaling without a recipe name, and {recipe}={look(recipe)}",
+        (look.dialect.spell(gather, False),),
+        key=gather,
+    )
+
+
+def _quantize_unread(look: RuleContext) -> Iterator[Problem]:
+    """Settings that switch something on in a table that no converter reads."""
+    for table in CONVERTER_NAMES:
+        if table in _converters(look):
+            continue
+        for key in look.under(table):
+            if look(key) is True or (key == "quantize.linear.float8.recipe_name" and look(key)):
+                fix = (look.dialect.spell("model.converters", [*_converters(look), table]),)
+                yield Problem(
+                    f"{key} is read by the converter {table}, which model.converters does not list", fix, key=key
+                )
+
+
+def _converter_layout(look: RuleContext) -> Iterator[Problem]:
+    """Axes and company that a converter does not stand."""
+    listed, key = _converters(look), "model.converters"
+    if today(look):
+        return
+    if CONVERTER_NAMES[2] in listed:
+        for axis, degree_key in (("a pipeline", PP), ("context parallelism", CP)):
+            if degree(look, degree_key) > 1:
+                fix = (look.dialect.spell(key, [name for name in listed if name != CONVERTER_NAMES[2]]),)
+                yield Problem(f"{CONVERTER_NAMES[2]} does not run with {axis}", fix, key=key)
+    if CONVERTER_NAMES[1] in listed and degree(look, TP) > 1 and look.recipe.kernels.compile:
+        fix = (look.dialect.spell("compile.components", ["loss"]),)
+        yield Problem(f"{CONVERTER_NAMES[1]} with tensor parallelism does not run in a compiled model", fix, key=key)
+    formats = sorted({name.rpartition(".")[2] for name in listed if name in CONVERTER_NAMES})
+    if len(formats) > 1:
+        yield Problem(f"converters of one format are taken, not of {' and '.join(formats)}", key=key)
+
+
+def _one_checkpoint(look: RuleContext) -> Problem | None:
+    key = "checkpoint.keep_latest_k"
+    if look(key) != 1 or not (today(look) or look("checkpoint.enable") is True):
+        return None
+    return Problem(
+        "one checkpoint is too few: the last may be half written; 0 keeps all", (look.dialect.spell(key, 2),)
+    )
+
+
+def _more_than_weights(look: RuleContext) -> Iterator[Problem]:
+    if not today(look) and look("checkpoint.enable") is not True:
+        return  # today it is asked of configs that save nothing, too
+    for folder, only in (
+        ("last_save_in_hf", "last_save_model_only"),
+        ("initial_load_in_hf", "initial_load_model_only"),
+    ):
+        if look(f"checkpoint.{folder}") is True and look(f"checkpoint.{only}") is False:
+            message = f"checkpoint.{folder} needs checkpoint.{only}: such a folder holds weights and nothing else"
+            yield Problem(message, (look.dialect.spell(f"checkpoint.{only}", True),), key=f"checkpoint.{only}")
+
+
+def _relative_path(look: RuleContext) -> Problem | None:
+    key = "checkpoint.initial_load_path"
+    path = look(key)
+    if not today(look) or not isinstance(path, str) or not path or path.startswith("/") or "://" in path:
+        return None
+    return Problem(f"{key}={path} is taken from the root or by a URI, not from where the job starts")
+
+
+def _async_uncompiled(look: RuleContext) -> Problem | None:
+    """Asked before anything is known of tensor ranks."""
+    key = "compile.enable_async_tensor_parallel"
+    if not today(look) or look(key) is not True or look.recipe.kernels.compile:
+        return None
+    return Problem("async tensor parallelism needs a compiled model", (look.dialect.spell("compile.enable", True),))
+
+
+def _early_step(look: RuleContext) -> Iterator[Problem]:
+    key = "optimizer.early_step_in_backward"
+    if look(key) is not True:
+        return
+    off = (look.dialect.spell(key, False),)
+    for other, axis in ((PP, "a pipeline"), (EP, "expert parallelism")):
+        if degree(look, other) > 1:
+            yield Problem(f"the optimizer cannot step in the backward pass with {axis}", off, key=key)
+
+
+def _early_step_unclipped(look: RuleContext) -> Problem | None:
+    key, norm = "optimizer.early_step_in_backward", look("training.max_norm")
+    if look(key) is not True or not isinstance(norm, int | float) or norm <= 0:
+        return None
+    if max(degree(look, PP), degree(look, EP)) > 1:
+        return None  # which is refused anyway
+    return Problem(f"training.max_norm={norm} clips nothing: gradients are used up in the backward pass", key=key)
+
+
+def _type_checked(look: RuleContext) -> Problem | None:
+    key = "debug.spmd_typechecking"
+    if look(key) is not True:
+        return None
+    if degree(look, PP) > 1:
+        return Problem("type checking does not run with a pipeline", ("--debug.no_spmd_typechecking",), key=key)
+    preset = PRESETS.get(str(look("module")), {}).get(str(look("config")))
+    if look(MODE) == "selective" and preset is not None and preset.kernel == "flex":
+        fix = ("--debug.no_spmd_typechecking", "activation-checkpoint:full")
+        return Problem("type checking does not run with selective recompute and FlexAttention", fix, key=key)
+    return None
+
+
+def _batch_invariant(look: RuleContext) -> Problem | None:
+    key = "debug.batch_invariant"
+    return (
+        Problem("batch invariance is for inference", ("--debug.no_batch_invariant",), key=key)
+        if look(key) is True
+        else None
+    )
+
+
+def _beyond_positions(look: RuleContext) -> Problem | None:
+    most = positions_of(str(look("module")), str(look("config")))
+    key = CONTEXT if in_tokens(look) else "training.seq_len"
+    length = look.recipe.data.seq_length
+    if not today(look) or most is None or length <= most:
+        return None
+    message = f"{key}={length} is longer than the {most} positions of {look('config')}"
+    return Problem(message, (f"--{key}={most}",), key=key)
+
+
+def _decay_cut(look: RuleContext) -> Problem | None:
+    ratio, steps, warmup = look("lr_scheduler.decay_ratio"), look("training.steps"), look("lr_scheduler.warmup_steps")
+    if isinstance(ratio, bool) or not all(isinstance(v, int | float) for v in (ratio, steps, warmup)):
+        return None
+    total = look("lr_scheduler.total_steps") or steps
+    if not isinstance(total, int) or not ratio >= 0 or warmup >= total:
+        return None
+    if warmup + round(total * min(ratio, 1)) <= total:
+        return None
+    return Problem(
+        f"{warmup} warm-up steps and a decay over {ratio:g} of {total} steps do not fit; the decay is cut short",
+        (look.dialect.spell("lr_scheduler.decay_ratio", round(1 - warmup / total, 4)),),
+    )
+
+
+def _total_steps(look: RuleContext) -> Problem | None:
+    """The schedule does not end at its last step: a linear decay goes on below zero."""
+    key = "lr_scheduler.total_steps"
+    total, steps, shape = look(key), look("training.steps"), look("lr_scheduler.decay_type")
+    if isinstance(total, bool) or not isinstance(total, int) or not isinstance(steps, int) or not 0 < total < steps:
+        return None
+    ratio, warmup = look("lr_scheduler.decay_ratio"), look("lr_scheduler.warmup_steps")
+    if ratio == 0 or (isinstance(warmup, int) and warmup >= total):
+        then = f"the training stops with an error at step {total + 2}: no decay is left"
+    elif shape == "cosine":
+        then = "the rate rises again"
+    else:
+        then = "the rate is below zero, and the loss is climbed"
+    return Problem(
+        f"{key}={total} ends before training.steps={steps}: from then on {then}", (look.dialect.spell(key, steps),)
+    )
+
+
+def _estimated(look: RuleContext) -> Problem | None:
+    key = "memory_estimation.enable"
+    used = [axis for axis, name in (("tp", TP), ("pp", PP), ("cp", CP), ("ep", EP)) if degree(look, name) > 1]
+    used += ["compile"] if look("compile.enable") is True else []
+    if look(key) is not True or not used:
+        return None
+    return Problem(f"their estimate of memory knows FSDP and HSDP only, not {', '.join(used)}", key=key)
+
+
+RULES = (
+    rule(
+        "model-name",
+        "error",
+        (NAME, FLAVOR),
+        _unknown_model,
+        "KeyError or a list of the models there are",
+        "models are looked up by name and flavor in a table of the program",
+    ),
+    rule(
+        "dataset-name",
+        "error",
+        ("training.dataset",),
+        _unknown_data,
+        "ValueError that lists the data sets there are",
+        "data sets are looked up by name; a path alone does not say how to read one",
+    ),
+    rule(
+        "optimizer-name",
+        "error",
+        ("optimizer.name",),
+        _unknown_optimizer,
+        "NotImplementedError that names the optimizer",
+        "optimizers are looked up by their exact name",
+    ),
+    rule(
+        "memory-budget",
+        "error",
+        (MODE,),
+        _budget_uncompiled,
+        "ValueError: the model must be compiled",
+        "the compiler decides what to recompute within the budget",
+    ),
+    rule(
+        "recompute-option",
+        "error",
+        (OPTION,),
+        _recompute_option,
+        "ValueError: invalid selective AC option",
+        "selective recompute is by operation or by every nth layer",
+    ),
+    rule(
+        "budget-unread",
+        "warning",
+        ("activation_checkpoint.memory_budget",),
+        _budget_unread,
+        "nothing changes",
+        "the budget belongs to another mode",
+    ),
+    rule(
+        "float8-emulation",
+        "warning",
+        ("quantize.linear.float8.emulate",),
+        _emulated,
+        "slow steps; ValueError on GPUs older than H100 and L40 when the model is compiled",
+        "emulation is for tests on hardware without float8",
+    ),
+    rule(
+        "float8-gather",
+        "error",
+        ("quantize.linear.float8.enable_fsdp_float8_all_gather",),
+        _recipe_and_gather,
+        "an assertion while the converter is built",
+        "a recipe name fixes everything, the gather included",
+    ),
+    rule(
+        "quantize-unread",
+        "warning",
+        ("model.converters",),
+        _quantize_unread,
+        "trains in bf16",
+        "the tables under quantize say how; model.converters says whether",
+    ),
+    rule(
+        "converter-layout",
+        "error",
+        ("model.converters",),
+        _converter_layout,
+        "an assertion while the converters are built",
+        "each converter names what it was not tried with",
+    ),
+    rule(
+        "one-checkpoint",
+        "error",
+        ("checkpoint.keep_latest_k",),
+        _one_checkpoint,
+        "ValueError about checkpoint replicas",
+        "the newest checkpoint may still be being written",
+    ),
+    rule(
+        "weights-only",
+        "error",
+        ("checkpoint.last_save_model_only", "checkpoint.initial_load_model_only"),
+        _more_than_weights,
+        "ValueError while checkpointing is set up",
+        "safetensors hold tensors only",
+    ),
+    rule(
+        "relative-path",
+        "error",
+        ("checkpoint.initial_load_path",),
+        _relative_path,
+        "ValueError: initial_load_path must be an absolute path or a remote URI",
+        "every rank opens it from a folder of its own",
+    ),
+    rule(
+        "async-uncompiled",
+        "error",
+        ("compile.enable_async_tensor_parallel",),
+        _async_uncompiled,
+        "ValueError: Async TP requires 'model' in --compile.components",
+        "the compiler interleaves the exchanges with the products",
+        covers=("overlap.async-tensor-parallel",),
+    ),
+    rule(
+        "early-step",
+        "error",
+        ("optimizer.early_step_in_backward",),
+        _early_step,
+        "NotImplementedError",
+        "gradients must live until all stages or experts are done",
+    ),
+    rule(
+        "early-step-unclipped",
+        "warning",
+        ("optimizer.early_step_in_backward",),
+        _early_step_unclipped,
+        "the gradient norm is logged as 0",
+        "each gradient is freed as soon as its parameter was updated",
+    ),
+    rule(
+        "type-checking",
+        "error",
+        ("debug.spmd_typechecking",),
+        _type_checked,
+        "ValueError",
+        "the checker does not follow pipelines, nor recompute around FlexAttention",
+    ),
+    rule(
+        "batch-invariant",
+        "error",
+        ("debug.batch_invariant",),
+        _batch_invariant,
+        "ValueError",
+        "pretraining has no batch-invariant mode",
+    ),
+    rule(
+        "beyond-positions",
+        "error",
+        (CONTEXT,),
+        _beyond_positions,
+        "ValueError on the length of the rotary table",
+        "positions are read from a table",
+    ),
+    rule(
+        "decay-cut",
+        "warning",
+        ("lr_scheduler.decay_ratio",),
+        _decay_cut,
+        "a warning, and a steeper decay than asked for",
+        "warm-up, plateau and decay must fit into the steps",
+    ),
+    rule(
+        "total-steps",
+        "error",
+        ("lr_scheduler.total_steps",),
+        _total_steps,
+        "the loss rises after total_steps, or an assertion on decay_steps",
+        "the factor of the rate is computed from the step, whether or not the decay is over",
+        covers=("learning_rate.decay-inside-warm-up",),
+    ),
+    rule(
+        "estimate",
+        "warning",
+        ("memory_estimation.enable",),
+        _estimated,
+        "the estimate stops or is of another layout",
+        "it tracks FSDP only",
+    ),
+)

@@ -1,0 +1,154 @@
+"""Where sizing begins: the recipe found for a question, bound to its cluster and engine, overrides applied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from meshwright import costs, rules
+from meshwright.clusters import Cluster, cluster
+from meshwright.errors import InputError
+from meshwright.models import ModelSpec
+from meshwright.planner.match import StartKind, starting_recipe
+from meshwright.planner.plan import Question
+from meshwright.planner.search import LAYOUT_NAMES
+from meshwright.recipes import overrides as override
+from meshwright.recipes.case import Case, model_of
+from meshwright.recipes.types import Recipe, Strategy, recipe_fields
+
+ENGINE_STRATEGY: dict[str, Strategy] = {"megatron": "zero1"}
+"""What an engine has in the place of fsdp2."""
+MOST_ADAPTATIONS = 5
+
+
+class Baseline(msgspec.Struct, frozen=True):
+    """The recipe found, what was asked of it, and why fields already differ from it."""
+
+    question: Question
+    base: Recipe
+    kind: StartKind
+    asked: Recipe
+    case: Case
+    pinned: Mapping[str, Any]  # layout values the user fixed, by flat name
+    reasons: Mapping[str, str]  # by key
+
+    @property
+    def at_home(self) -> bool:
+        """Whether nothing but the engine differs from what the recipe was made for."""
+        return self.kind == "own" and self.same_gpus and not self.reasons and not self.pinned
+
+    @property
+    def same_gpus(self) -> bool:
+        """Whether the recipe was made for as many GPUs of this type."""
+        made_for, on = self.base_cluster, self.question.cluster
+        return (made_for.world, made_for.gpu) == (on.world, on.gpu)
+
+    @property
+    def base_cluster(self) -> Cluster:
+        """The cluster the recipe was made for."""
+        return cluster(self.base.cluster)
+
+
+def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Recipe | None = None) -> Baseline:
+    """The starting point for a question: its recipe, or the given one, with what was asked and what must give way."""
+    kind: StartKind = "own"
+    base = recipe
+    if base is None:
+        base, kind = starting_recipe(question)
+    asked, reasons = bound(base, question)
+    wanted = override.requested(asked, overrides)
+    if question.seq_length is not None and wanted.get("data.seq_length", question.seq_length) != question.seq_length:
+        raise InputError(
+            f"--seq asks for {question.seq_length} tokens and data.seq_length for {wanted['data.seq_length']}",
+            field="seq",
+            value=question.seq_length,
+            fix=("say it once",),
+        )
+    asked, _ = override.change(asked, wanted)
+    reasons = {**reasons, **{key: _asked_for(key) for key in wanted}}
+    model = model_of(asked) if any(key.startswith("architecture.") for key in wanted) else question.model
+    asked, adapted = _adapted(asked, model, question, frozenset(wanted))
+    return Baseline(
+        question=question,
+        base=base,
+        kind=kind,
+        asked=asked,
+        case=_case(asked, model, question),
+        pinned={recipe_fields()[key].flat: value for key, value in wanted.items() if key.startswith("layout.")},
+        reasons={**reasons, **adapted},
+    )
+
+
+def case_of(recipe: Recipe, model: ModelSpec, on: Cluster, engine: Any = "meshwright") -> Case:
+    """A case whose memory can be asked for, so that memory rules speak too."""
+    return Case(recipe, model, on, engine, memory_of=costs.memory)
+
+
+def _case(recipe: Recipe, model: ModelSpec, question: Question) -> Case:
+    made = case_of(recipe, model, question.cluster, question.engine)
+    return made if question.calibration is None else made.replace(calibration=question.calibration)
+
+
+def on_engine(recipe: Recipe, engine: str) -> Recipe:
+    """The recipe with its default sharding in the engine's own kind."""
+    if recipe.layout.strategy != "fsdp2" or engine not in ENGINE_STRATEGY:
+        return recipe
+    return msgspec.structs.replace(
+        recipe, layout=msgspec.structs.replace(recipe.layout, strategy=ENGINE_STRATEGY[engine])
+    )
+
+
+def bound(base: Recipe, question: Question) -> tuple[Recipe, dict[str, str]]:
+    """The recipe for the question's model, cluster, sequence length and engine, and why its length differs."""
+    made = on_engine(base, question.engine)
+    length, why = base.data.seq_length, {}
+    longest = question.model.max_seq_length
+    if question.seq_length is not None and question.seq_length != length:
+        length, why = question.seq_length, {"data.seq_length": _asked_for("data.seq_length")}
+    elif question.seq_length is None and longest and length > longest and question.model_ref != base.model:
+        length, why = longest, {"data.seq_length": f"the model knows {longest} positions; a new experiment"}
+    recipe = msgspec.structs.replace(
+        made,
+        model=question.model_ref,
+        cluster=question.cluster_ref or str(question.cluster),
+        data=msgspec.structs.replace(base.data, seq_length=length),
+        layout=msgspec.structs.replace(made.layout, dp_shard=-1),
+    )
+    return recipe, why
+
+
+def _asked_for(key: str) -> str:
+    return "asked for" + ("; a new experiment" if recipe_fields()[key].kind == "contract" else "")
+
+
+def _adapted(
+    recipe: Recipe, model: ModelSpec, question: Question, fixed: frozenset[str]
+) -> tuple[Recipe, dict[str, str]]:
+    """The recipe with settings that this cluster or engine refuses and no degree cures put right, and why.
+
+    Only layout fields outside the search are touched (a dispatcher, CUDA graphs, a kernel); never what the user fixed.
+    """
+    reasons: dict[str, str] = {}
+    for _ in range(MOST_ADAPTATIONS):
+        case = _case(recipe, model, question)
+        change = next((c for c in _cures(case) if not fixed & set(c[0])), None)
+        if change is None:
+            break
+        values, why = change
+        recipe, _log = override.change(recipe, values)
+        reasons |= dict.fromkeys(values, why)
+    return recipe, reasons
+
+
+def _cures(case: Case) -> Any:
+    """Repairs of broken error rules that touch only layout fields outside the search, each with the rule's words."""
+    searched = {f"layout.{name}" for name in LAYOUT_NAMES}
+    fields = recipe_fields()
+    for rule in rules.applicable(case, ("error",)):
+        if rule.subject == "memory" or rule.field in LAYOUT_NAMES or not bool(rule.broken(case)):
+            continue
+        values = override.requested(case.recipe, rules.repair(rule, case))
+        if values and all(fields[key].kind == "layout" and key not in searched for key in values):
+            yield values, rules.message(rule, case)

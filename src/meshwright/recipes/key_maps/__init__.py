@@ -1,0 +1,106 @@
+"""Other frameworks' names for our fields: one table per dialect, read in both directions.
+
+A row pairs one of our keys with one of theirs; keys that only make sense together stand in the dialect's joints.
+Overrides understand the keys of all tables at once, so a key that two of them share means the same in both.
+"""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from importlib import import_module
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from meshwright.errors import InputError, unknown
+from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey, MappedFields
+from meshwright.recipes.key_maps.removed_keys import RETIRED
+
+__all__ = [
+    "DIALECTS",
+    "RETIRED",
+    "CompositeKey",
+    "ConfigKey",
+    "Dialect",
+    "MappedFields",
+    "by_foreign_key",
+    "foreign_key",
+    "joint_of",
+    "joints",
+    "to_foreign",
+    "words",
+]
+
+Dialect = Literal[
+    "megatron_bridge", "megatron_lm", "automodel", "torchtitan", "kempnerforge", "deepspeed", "accelerate"
+]
+DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
+IN_OVERRIDES = DIALECTS[:5]
+"""Dialects whose keys may be typed as overrides of a recipe."""
+
+LEGACY = (
+    ConfigKey("training.global_batch_size", "train.global_batch_size"),
+    ConfigKey("training.micro_batch_size", "layout.micro_batch_size"),
+    ConfigKey("training.train_iters", "train.steps"),
+    ConfigKey("training.seq_length", "data.seq_length"),
+)
+"""Spellings that older guides teach; read as overrides, never written."""
+
+
+@cache
+def words(dialect: str) -> dict[str, ConfigKey]:
+    """The table of a dialect by their key."""
+    return {word.key: word for word in _module(dialect).WORDS}
+
+
+@cache
+def joints(dialect: str) -> tuple[CompositeKey, ...]:
+    """Keys of a dialect that are read together."""
+    found: tuple[CompositeKey, ...] = _module(dialect).JOINTS
+    return found
+
+
+def _module(dialect: str) -> Any:
+    if dialect not in DIALECTS:
+        raise unknown("dialect", dialect, DIALECTS)
+    return import_module(f"meshwright.recipes.key_maps.{dialect}")
+
+
+@lru_cache(maxsize=1)
+def by_foreign_key() -> dict[str, ConfigKey]:
+    """The rows that overrides understand; a key that several dialects have knows the values of all."""
+    found: dict[str, ConfigKey] = {}
+    for table in (*(words(dialect).values() for dialect in IN_OVERRIDES), LEGACY):
+        for word in table:
+            if not word.own or word.fate == "gone" or word.key in RETIRED:
+                continue
+            known = found.setdefault(word.key, word)
+            if word.values:
+                found[word.key] = msgspec.structs.replace(known, values={**word.values, **known.values})
+    return found
+
+
+@lru_cache(maxsize=1)
+def joint_of() -> dict[str, CompositeKey]:
+    """The group that each key belongs to which overrides read together with others."""
+    found = [joint for dialect in reversed(IN_OVERRIDES) for joint in joints(dialect)]
+    return {key: joint for joint in found for key in joint.keys if key not in RETIRED}
+
+
+@cache
+def _by_own_key(dialect: str) -> dict[str, ConfigKey]:
+    return {word.own: word for word in reversed(words(dialect).values()) if word.own and word.fate == "read"}
+
+
+def foreign_key(own: str, dialect: str) -> str | None:
+    """Another framework's name for one of our keys, or None when it has no plain one."""
+    word = _by_own_key(dialect).get(own)
+    return word.key if word else None
+
+
+def to_foreign(own: str, value: Any, dialect: str) -> tuple[str, Any]:
+    """One of our settings in another framework's words: its key and its value."""
+    if foreign_key(own, dialect) is None:
+        raise InputError(f"{dialect} has no single key for {own}", field=own, value=value)
+    word = _by_own_key(dialect)[own]
+    return word.key, word.to_foreign(value)

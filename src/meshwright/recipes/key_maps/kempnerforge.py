@@ -1,0 +1,178 @@
+"""KempnerForge's keys (commit 5666d0d, 2026-06-30)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.recipes.key_maps import composite_keys
+from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey, MappedFields, Texts
+from meshwright.recipes.key_maps.value_maps import KEMPNER_DECAYS, LOSSES, NULL_IS_0, PRECISION_NAMES, ROUTERS, SAVES
+from meshwright.recipes.types import Recipe
+
+WORDS: tuple[ConfigKey, ...] = (
+    ConfigKey("model.dim", "architecture.hidden", default=4096),
+    ConfigKey("model.n_layers", "architecture.layers", default=32),
+    ConfigKey("model.n_heads", "architecture.heads", default=32),
+    ConfigKey("model.n_kv_heads", "architecture.kv_heads", default=None, note="unset means as many as n_heads"),
+    ConfigKey("model.vocab_size", "architecture.vocab", default=32000),
+    ConfigKey("model.ffn_dim_multiplier", default=1.0, takes="float", note="used while ffn_hidden_dim is unset"),
+    ConfigKey("model.ffn_hidden_dim", "architecture.ffn", default=None),
+    ConfigKey("model.norm_type", default="rmsnorm", takes="text"),
+    ConfigKey("model.norm_eps", default=1e-5, takes="float"),
+    ConfigKey("model.activation", default="silu", takes="text"),
+    ConfigKey("model.max_seq_len", default=2048, takes="int"),
+    ConfigKey("model.rope_theta", default=10000.0, takes="float"),
+    ConfigKey("model.tie_embeddings", default=False, takes="truth"),
+    ConfigKey("model.qk_norm", default=False, takes="truth"),
+    ConfigKey("model.init_std", default=0.02, takes="float"),
+    ConfigKey("model.model_type", default="transformer", takes="text"),
+    ConfigKey("model.sdpa_backend", default="auto", choices=("auto", "flash", "efficient", "cudnn", "math")),
+    ConfigKey("model.num_experts", "architecture.experts", default=0),
+    ConfigKey("model.moe_top_k", "architecture.topk", default=2),
+    ConfigKey("model.moe_frequency", default=1, takes="int"),
+    ConfigKey("model.moe_router", "moe.balancing", ROUTERS, default="softmax_topk", choices=tuple(ROUTERS)),
+    ConfigKey("model.moe_shared_experts", default=0, takes="int"),
+    ConfigKey("model.moe_aux_loss_weight", "moe.aux_loss", default=0.01),
+    ConfigKey("model.moe_capacity_factor", "moe.capacity_factor", default=0.0),
+    ConfigKey("model.moe_sequence_aux_loss_weight", default=0.0, takes="float"),
+    ConfigKey("model.moe_gradient_scale", default=False, takes="truth"),
+    ConfigKey("model.moe_bias_schedule", default="constant", choices=("constant", "cosine_decay", "linear_warmup")),
+    ConfigKey("model.moe_packed_experts", default=False, takes="truth"),
+    ConfigKey("model.moe_expert_ffn_multiplier", default=1.0, takes="float"),
+    ConfigKey("model.moe_router_z_loss_weight", "moe.router_z_loss", default=0.0),
+    ConfigKey("train.batch_size", "layout.micro_batch_size", default=8),
+    ConfigKey("train.seq_len", "data.seq_length", default=2048),
+    ConfigKey("train.max_steps", "train.steps", default=100000),
+    ConfigKey(
+        "train.grad_accum_steps", default=1, takes="int", note="the global batch is batch_size × this × data ranks"
+    ),
+    ConfigKey("train.grad_clip_norm", "optimizer.clip_grad", default=1.0),
+    ConfigKey("train.seed", "train.seed", default=42),
+    ConfigKey("train.data_seed", default=None),
+    ConfigKey("train.compile_model", "kernels.compile", default=True),
+    ConfigKey("train.mixed_precision", default="bf16", choices=("bf16", "fp16", "fp32", "fp8")),
+    ConfigKey("train.activation_checkpointing", "layout.recompute", default="none"),
+    ConfigKey("train.loss_fn", "kernels.loss", LOSSES, default="cross_entropy", choices=tuple(LOSSES)),
+    ConfigKey("train.z_loss_weight", "train.z_loss", default=0.0),
+    ConfigKey("train.ce_chunk_size", default=0, takes="int", note="0 means 4096"),
+    ConfigKey("train.shutdown_timeout_sec", "checkpoint.grace_s", default=600.0),
+    ConfigKey("train.nccl_health_check_interval", default=0, takes="int"),
+    ConfigKey(
+        "optimizer.name", "optimizer.name", default="adamw", choices=("adamw", "muon", "lion", "schedule_free_adamw")
+    ),
+    ConfigKey("optimizer.lr", "optimizer.lr", default=3e-4),
+    ConfigKey("optimizer.weight_decay", "optimizer.weight_decay", default=0.1),
+    ConfigKey("optimizer.betas", default=[0.9, 0.95], takes="list"),
+    ConfigKey("optimizer.eps", "optimizer.eps", default=1e-8),
+    ConfigKey("optimizer.fused", default=True, takes="truth"),
+    ConfigKey("optimizer.muon_momentum", "optimizer.muon_momentum", default=0.95),
+    ConfigKey("optimizer.muon_ns_steps", "optimizer.muon_ns_steps", default=5),
+    ConfigKey("optimizer.muon_adam_lr", default=None),
+    ConfigKey("optimizer.schedule_free_warmup_steps", default=0, takes="int"),
+    ConfigKey(
+        "scheduler.name",
+        "schedule.name",
+        KEMPNER_DECAYS,
+        default="cosine",
+        choices=("cosine", "linear", "wsd", "constant", "rex", "none"),
+    ),
+    ConfigKey("scheduler.warmup_steps", "schedule.warmup_steps", default=2000),
+    ConfigKey("scheduler.decay_steps", "schedule.decay_steps", NULL_IS_0, default=None),
+    ConfigKey("scheduler.min_lr_ratio", default=0.1, takes="float", note="the last learning rate over the peak"),
+    ConfigKey("scheduler.stable_steps", default=None),
+    ConfigKey("scheduler.wsd_decay_type", default="cosine", choices=("cosine", "linear", "sqrt")),
+    ConfigKey("scheduler.rex_alpha", default=1.0, takes="float"),
+    ConfigKey("data.dataset_path", "data.dataset", {"": "mock"}, default="", note="empty means random tokens"),
+    ConfigKey("data.file_pattern", default="*.npy", takes="text"),
+    ConfigKey("data.tokenizer_path", "data.tokenizer", default=""),
+    ConfigKey("data.num_workers", "data.workers", default=4),
+    ConfigKey("data.pin_memory", default=True, takes="truth"),
+    ConfigKey("data.prefetch_factor", default=2, takes="int"),
+    ConfigKey("data.hf_dataset_name", default=None),
+    ConfigKey("data.hf_dataset_config", default=None),
+    ConfigKey("data.hf_dataset_split", takes="text"),
+    ConfigKey("data.hf_dataset_text_field", takes="text"),
+    ConfigKey("data.hf_dataset_image_field", takes="text"),
+    ConfigKey("data.hf_dataset_prompt_field", takes="text"),
+    ConfigKey("data.hf_image_size", default=224, takes="int"),
+    ConfigKey("data.hf_streaming", "data.streaming", default=False),
+    ConfigKey("data.pack_sequences", "data.packing", default=False),
+    ConfigKey("data.mix_temperature", "data.temperature", default=1.0),
+    ConfigKey("data.anneal_start_step", default=0, takes="int"),
+    ConfigKey("eval.enabled", default=False, takes="truth"),
+    ConfigKey("eval.interval", default=1000, takes="int"),
+    ConfigKey("eval.steps", "train.eval_steps", default=50),
+    ConfigKey("eval.dataset_path", default="", takes="text"),
+    ConfigKey("eval.file_pattern", default="*.npy", takes="text"),
+    ConfigKey("distributed.dp_shard", "layout.dp_shard", default=-1),
+    ConfigKey("distributed.dp_replicate", "layout.dp_replicate", default=1),
+    ConfigKey("distributed.tp", "layout.tp", default=1),
+    ConfigKey("distributed.pp", "layout.pp", default=1),
+    ConfigKey("distributed.cp", "layout.cp", default=1, note="counts in the arithmetic; no mesh axis is built for it"),
+    ConfigKey("distributed.ep", "layout.ep", default=1, note="a factor of the world size of its own"),
+    ConfigKey(
+        "distributed.pp_schedule", "layout.pp_schedule", default="1f1b", choices=("1f1b", "gpipe", "interleaved_1f1b")
+    ),
+    ConfigKey("distributed.nccl_timeout_sec", default=1800, takes="int"),
+    ConfigKey("distributed.backend", default="cpu:gloo,cuda:nccl", takes="text"),
+    ConfigKey("checkpoint.dir", takes="text"),
+    ConfigKey("checkpoint.interval", "checkpoint.save_every", default=1000),
+    ConfigKey("checkpoint.async_mode", "checkpoint.async_save", SAVES, default="disabled", choices=tuple(SAVES)),
+    ConfigKey("checkpoint.keep_last_n", "checkpoint.keep", default=3),
+    ConfigKey("checkpoint.load_path", default=None),
+    ConfigKey("checkpoint.export_dtype", default="bfloat16", takes="text"),
+    ConfigKey("checkpoint.exclude_from_loading", default=[], takes="list"),
+    ConfigKey("checkpoint.ignore_freeze_mismatch", default=False, takes="truth"),
+    ConfigKey("metrics.log_interval", "train.log_every", default=10),
+    ConfigKey("metrics.enable_wandb", default=False, takes="truth"),
+    ConfigKey("metrics.enable_tensorboard", default=False, takes="truth"),
+    ConfigKey("metrics.tensorboard_dir", takes="text"),
+    ConfigKey("profiling.enable", "train.profile", default=False),
+    ConfigKey("profiling.start", default=5, takes="int"),
+    ConfigKey("profiling.end", default=8, takes="int"),
+    ConfigKey("profiling.trace_dir", takes="text"),
+)
+
+
+def _last_lr(given: Texts, recipe: Recipe) -> MappedFields:
+    ((key, text),) = given.items()
+    return MappedFields({"schedule.min_lr": repr(composite_keys.number(key, text) * recipe.optimizer.lr)})
+
+
+def _ratio(recipe: Recipe) -> Mapping[str, Any]:
+    ratio = recipe.schedule.min_lr / recipe.optimizer.lr
+    if ratio > 1:
+        raise InputError("min_lr_ratio is at most 1", field="schedule.min_lr")
+    return {"scheduler.min_lr_ratio": ratio}
+
+
+def _precision(recipe: Recipe) -> Mapping[str, Any]:
+    wanted = (recipe.precision.compute, recipe.precision.matmul)
+    if wanted not in PRECISION_NAMES["kempnerforge"]:
+        raise InputError("train.mixed_precision has no word for it", field="precision.matmul")
+    return {"train.mixed_precision": PRECISION_NAMES["kempnerforge"][wanted]}
+
+
+def _evaluation(recipe: Recipe) -> Mapping[str, Any]:
+    every = recipe.train.eval_every
+    return {"eval.enabled": True, "eval.interval": every} if every else {"eval.enabled": False}
+
+
+JOINTS: tuple[CompositeKey, ...] = (
+    CompositeKey(
+        ("optimizer.betas",),
+        ("optimizer.beta1", "optimizer.beta2"),
+        composite_keys.betas,
+        lambda recipe: {"optimizer.betas": [recipe.optimizer.beta1, recipe.optimizer.beta2]},
+    ),
+    CompositeKey(
+        ("train.mixed_precision",),
+        ("precision.compute", "precision.matmul"),
+        composite_keys.mixed_precision,
+        _precision,
+    ),
+    CompositeKey(("eval.enabled", "eval.interval"), ("train.eval_every",), composite_keys.evaluation, _evaluation),
+    CompositeKey(("scheduler.min_lr_ratio",), ("schedule.min_lr",), _last_lr, _ratio),
+)

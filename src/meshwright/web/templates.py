@@ -1,0 +1,50 @@
+"""Templates and how they say numbers."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from meshwright.web import presenters
+from meshwright.web.assets import asset_url
+
+NUMBER = Markup('<data value="{}" data-of="{}">{}</data>')
+
+
+@cache
+def environment() -> Environment:
+    """The templates of the package; every value is escaped, every name must exist."""
+    made = Environment(
+        loader=PackageLoader("meshwright.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(short=presenters.shortened, seconds=presenters.seconds, pct=percent, gib=gib)
+    made.globals.update(asset=asset_url, num=number, step_labels=presenters.STEP_PARTS)
+    made.tests["number"] = lambda value: isinstance(value, int | float)
+    return made
+
+
+def render(template: str, **shown: Any) -> str:
+    """A page as text."""
+    return environment().get_template(template).render(**shown)
+
+
+def number(value: float, text: str, of: str) -> Markup:
+    """A number as shown, with its exact value and the field of the answer that it is."""
+    return NUMBER.format(repr(value), of, text)
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """A share in per cent."""
+    return f"{100 * share:.{digits}f} %"
+
+
+def gib(value: float) -> str:
+    """Memory as shown."""
+    return f"{value:.1f}"

@@ -1,0 +1,155 @@
+"""Rows of a measurement table become the cases they mean, or say why they cannot."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshwright import costs
+from meshwright.costs import measurements
+from meshwright.costs.measurements_knobs import network_gb_s
+from meshwright.costs.measurements_models import UnknownModelError, model_of_row
+from meshwright.errors import InputError
+from meshwright.models import MLA, Attention, Dense, Mamba2, MoE
+
+ROW = {
+    "source": "lab", "framework": "Megatron-LM", "framework_version": "2021-04", "model": "gpt_7.5b",
+    "hf_id_or_dims": "L36 H4096 F16384 A32 V51200", "mode": "pretrain", "gpu": "A100-80", "interconnect": "",
+    "gpus_per_node": "8", "n_gpus": "128", "seq_len": "2048", "mbs": "1", "gbs": "512", "precision": "fp16",
+    "tp": "4", "pp": "1", "cp": "1", "dp_strategy": "ddp", "recompute": "full", "step_time_s": "3.7",
+    "tokens_per_s_per_gpu": "", "status": "ok", "tier": "A", "mem_tier": "", "precision_class": "fp16",
+    "recompute_class": "full", "dp_class": "ddp",
+}  # fmt: skip
+
+
+def table(folder: Path, *rows: dict[str, str]) -> Path:
+    path = folder / "rows.csv"
+    names = list(dict.fromkeys(name for row in rows for name in row)) or list(ROW)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def read_one(folder: Path, **changes: str) -> measurements.Measured:
+    return measurements.read(table(folder, {**ROW, **changes}))[0]
+
+
+def names(row: measurements.Measured, *wanted: str) -> tuple[Any, ...]:
+    assert row.case is not None, row.unsupported
+    return tuple(getattr(row.case, name) for name in wanted)
+
+
+def test_an_old_megatron_row(tmp_path):
+    row = read_one(tmp_path)
+    asked = ("tp", "micro_batch_size", "global_batch_size", "recompute", "strategy", "speed_profile", "sp")
+    assert names(row, *asked) == (4, 1, 512, "full", "ddp", "megatron_2021", False)
+    assert names(row, "attention", "compute", "overlap_grad_reduce") == ("eager", "fp16", False)
+    assert row.step_s == 3.7
+    assert row.model is not None
+    assert row.model.tied
+    assert row.model.params.total == pytest.approx(7.5e9, rel=0.03)
+
+
+def test_a_current_row_of_the_same_framework(tmp_path):
+    row = read_one(tmp_path, framework_version="mcore 2025", precision="fp8-mx", precision_class="fp8-mx", gpu="GB200",
+                   gpus_per_node="4", recompute="", recompute_class="unknown", dp_class="zero1")  # fmt: skip
+    assert names(row, "speed_profile", "matmul", "recompute", "strategy", "sp", "nvlink_domain") == (
+        "megatron", "mxfp8", "none", "zero1", True, 72,
+    )  # fmt: skip
+
+
+def test_time_follows_from_tokens_per_second(tmp_path):
+    row = read_one(tmp_path, step_time_s="", tokens_per_s_per_gpu="1000")
+    assert row.step_s == pytest.approx(512 * 2048 / 128 / 1000)
+
+
+def test_blank_batches_follow_from_each_other(tmp_path):
+    assert names(read_one(tmp_path, mbs="", grad_accum="4"), "micro_batch_size") == (4,)
+    assert names(read_one(tmp_path, gbs="", mbs="2", grad_accum="3"), "global_batch_size") == (2 * 32 * 3,)
+    assert names(read_one(tmp_path, mbs="", pp="4"), "micro_batch_size") == (1,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"n_gpus": ""}, "number of GPUs"),
+        ({"seq_len": ""}, "sequence length"),
+        ({"framework": "MaxText (JAX)"}, "JAX"),
+        ({"framework": "Unheard"}, "no profile"),
+        ({"hf_id_or_dims": "who/knows", "model": "nobody_9b"}, "not in the catalogue"),
+        ({"gpu": "Abacus"}, "unknown GPU"),
+        ({"tp": "3"}, "does not divide"),
+        ({"flag": "INCONSISTENT dp*mbs*ga=256 vs gbs=1024"}, "contradicts"),
+        ({"tp": "", "pp": ""}, "parallelism"),
+        ({"mode": "rl"}, "unknown mode"),
+    ],
+)
+def test_unusable_rows_say_why(tmp_path, changes, reason):
+    row = read_one(tmp_path, **changes)
+    assert row.case is None
+    assert reason in row.unsupported
+
+
+def test_missing_columns_and_empty_tables_are_errors(tmp_path):
+    with pytest.raises(InputError, match="tp, pp"):
+        measurements.read(table(tmp_path, {k: v for k, v in ROW.items() if k not in ("tp", "pp")}))
+    with pytest.raises(InputError, match="no rows"):
+        measurements.read(table(tmp_path))
+    with pytest.raises(InputError, match="cannot be read"):
+        measurements.read(tmp_path / "nowhere.csv")
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError):
+        measurements.read(tmp_path / "binary.csv")
+
+
+def test_batches_price_like_single_rows(tmp_path):
+    layouts = [(tp, pp, mbs) for tp in "128" for pp in "14" for mbs in "12"]
+    rows = measurements.read(table(tmp_path, *({**ROW, "tp": tp, "pp": pp, "mbs": mbs} for tp, pp, mbs in layouts)))
+    found = list(measurements.batches(rows))
+    assert len(found) == 1
+    case, places = found[0]
+    together = np.asarray(costs.step_time(case).step_s)
+    for place, seconds in zip(places, together, strict=True):
+        assert seconds == pytest.approx(costs.step_time(rows[place].case).step_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("text", "gb_s"),
+    [
+        ("Selene: 8xA100 NVSwitch, 8x200Gb/s HDR IB", 25.0),
+        ("Jean Zay: 8xA100 NVLink, 4xOmniPath 100Gb/s per node", 6.25),
+        ("Grand Teton: 8xH100 NVLink, 400Gb/s RDMA per GPU; 500W", 50.0),
+        ("1600 Gbps RoCE node-node", 25.0),
+        ("NVLink4, IB 8x50GB/s", 50.0),
+        ("DGX H100", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_networks_are_read_from_text(text, gb_s):
+    assert network_gb_s(text, 8) == pytest.approx(gb_s)
+
+
+def test_models_are_read_from_dimensions():
+    llama = model_of_row("llama_7b", "L32 H4096 F11008 A32 KV8 V32000", 0.0)
+    mixer, ffn = llama.groups[0].layer.mixer, llama.groups[0].layer.ffn
+    assert mixer == Attention(32, 8, 128)
+    assert ffn == Dense(11008, gated=True)
+    assert not llama.tied
+    moe = model_of_row("deepseek_like", "L4 H2048 F8192 A16 KV16 E32 top4 Fexp1024 MLA swiglu untied V1000", 0.0)
+    assert isinstance(moe.groups[0].layer.mixer, MLA)
+    assert isinstance(moe.groups[0].layer.ffn, MoE)
+    hybrid = model_of_row("hybrid", "LNone H1024 F4096 A16 KV8 tied pattern=M-M*-|M-", 0.0)
+    assert hybrid.num_layers == 7
+    assert isinstance(hybrid.layers[0].mixer, Mamba2)
+    cut = model_of_row("llama3_8b_cut", "meta-llama/Meta-Llama-3-8B (layers=4)", 0.0)
+    assert cut.num_layers == 4
+    depth = model_of_row("bloom_like", "H14400 F57600 V250k", 200.0)  # layers from the parameter count
+    assert depth.num_layers == 79
+    with pytest.raises(UnknownModelError):
+        model_of_row("x", "HNone F V250k", 0.0)

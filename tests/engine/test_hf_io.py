@@ -1,0 +1,426 @@
+"""Hugging Face folders: read into any layout, written so that transformers loads them, and refused with the way out."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.engine import folder_cases as cases
+from tests.engine.families import ALL, FAMILIES
+from tests.engine.hf_folder import tiny_model, write_shards
+from tests.engine.ranks import run
+
+from meshwright.engine import hf_io
+from meshwright.engine.hf_io import read, shards
+from meshwright.engine.hf_io.files import Files
+from meshwright.engine.model.build import transformers_config
+from meshwright.errors import InputError, OutputError
+from meshwright.recipes import types
+
+SMALL = 1e-4  # GiB: several files even of a tiny model
+MTP = {"train": types.Train(global_batch_size=8, steps=100, mtp_loss=0.3)}
+
+
+# Every family, in and out
+
+
+def in_and_out(rank: int, world: int, family: str, folder: str, out: str) -> list[float]:
+    """How far the engine's logits are from those of the folder it read and of the folder it wrote."""
+    stages, mesh, config = cases.start(family, cases.recipe(), folder)
+    assert stages[0].loaded.kept_initial == ()
+    assert stages[0].loaded.config_differs == ()
+    hf_io.save_model(stages, mesh, config, Path(out), dtype=torch.float32, max_shard_gib=SMALL)
+    found = cases.engine_logits(stages[0])
+    model, unhappy = cases.load(out)
+    assert not unhappy
+    return [cases.differ(cases.logits(one), found) for one in (model, cases.load(folder)[0])]
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_every_family_is_read_and_written_with_the_same_logits(family: str, tmp_path: Path) -> None:
+    folder = cases.write(tmp_path / "in", family)
+    assert max(run(1, in_and_out, family, str(folder), str(tmp_path / "out"))[0]) <= 1e-5
+    assert cases.same(folder, tmp_path / "out")  # also in names: the hub's
+
+
+# Every layout
+
+
+def through(rank: int, world: int, family: str, layout: dict[str, Any], folder: str, out: str, told: Any) -> Any:
+    """Reads a folder and writes another; what was read, and the bytes of the weights that this rank holds."""
+    stages, mesh, config = cases.start(family, cases.recipe(layout, **told.get("sections", {})), folder)
+    consolidated = told.get("consolidated", False)
+    hf_io.save_model(
+        stages, mesh, config, Path(out), dtype=torch.float32, max_shard_gib=SMALL, consolidated=consolidated
+    )
+    return stages[0].loaded, cases.local_bytes(stages)
+
+
+LAYOUTS = [
+    ("llama", 4, {"tp": 2}, {}),  # fsdp × tp: strided shards
+    ("gpt2", 2, {"tp": 2}, {}),
+    ("qwen3", 2, {"pp": 2}, {"consolidated": True}),  # tied
+    ("mixtral", 2, {"ep": 2}, {}),
+    ("gpt_oss", 2, {"etp": 2}, {}),
+    ("nemotron_h", 2, {"tp": 2, "sp": True}, {}),
+    *(
+        pytest.param(family, world, layout, {}, marks=pytest.mark.slow)
+        for family in ALL
+        for world, layout in ((2, {}), (2, {"tp": 2}), (2, {"pp": 2}), (4, {"pp": 2, "tp": 2}))
+    ),
+    *(
+        pytest.param(family, 4, layout, {}, marks=pytest.mark.slow)
+        for family in ("mixtral", "gpt_oss", "deepseek_v3", "nemotron_h")
+        for layout in ({"ep": 2, "dp_replicate": 2}, {"ep": 2, "etp": 2}, {"ep": 2, "tp": 2})
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "world", "layout", "told"), LAYOUTS)
+def test_every_layout_gives_back_what_it_read(
+    family: str, world: int, layout: dict[str, Any], told: Any, tmp_path: Path
+) -> None:
+    folder = cases.write(tmp_path / "in", family, hub_names="pp" not in layout)
+    out = tmp_path / "out"
+    ranks = run(world, through, family, layout, str(folder), str(out), told)
+    hub = cases.write(tmp_path / "hub", family)
+    assert cases.same(hub, out)
+    assert len(list(out.glob("*.safetensors"))) > 1 or told.get("consolidated")
+    assert not list(out.glob(".*"))
+    for loaded, held in ranks:
+        assert loaded.bytes <= held + 4096  # each rank asks for its own part (4096: buffers)
+
+
+def into_what_is_there(rank: int, world: int, folder: str, out: str) -> tuple[str, ...]:
+    """Weights read into stages that were started otherwise, and that have adapters."""
+    peft = types.Peft(rank=4, targets=("qkv",))
+    stages, mesh, config = cases.start("deepseek_v3", cases.recipe({"tp": 2}, peft), None)
+    loaded = hf_io.load_weights(stages, Path(folder), config)
+    hf_io.save_model(stages, mesh, config, Path(out), dtype=torch.float32, merged=True)
+    return loaded.kept_initial
+
+
+def test_weights_are_read_into_a_model_that_is_there_already(tmp_path: Path) -> None:
+    folder = cases.write(tmp_path / "in", "deepseek_v3")
+    for kept in run(2, into_what_is_there, str(folder), str(tmp_path / "out")):
+        assert kept
+        assert all("lora_" in name for name in kept)
+    assert cases.same(folder, tmp_path / "out")  # adapters start at nought: merged they change nothing
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [("deepseek_v3", {"pp": 2}), pytest.param("qwen3_next", {"tp": 2}, marks=pytest.mark.slow)],
+)
+def test_multi_token_prediction_is_written_and_read_in_the_hubs_names(
+    family: str, layout: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = cases.write(tmp_path / "in", family)
+    told = {"sections": MTP}
+    ranks = run(2, through, family, layout, str(folder), str(tmp_path / "out"), told)
+    kept = {name for loaded, _ in ranks for name in loaded.kept_initial}
+    assert kept
+    assert all(name.startswith("mtp.") for name in kept)  # the folder has none: they start as the seed says
+    again, _ = run(1, through, family, {}, str(tmp_path / "out"), str(tmp_path / "again"), told)[0]
+    assert again.kept_initial == ()
+    assert cases.same(tmp_path / "out", tmp_path / "again")
+    names = set(cases.tensors(tmp_path / "out")) - set(cases.tensors(folder))
+    wanted = "model.layers.4.eh_proj.weight" if family == "deepseek_v3" else "mtp.fc.weight"
+    assert wanted in names
+
+
+def composite(rank: int, world: int, folder: str, prefix: str) -> None:
+    """Makes a folder that of a vision-language model around the text model in it."""
+    path = Path(folder)
+    tensors = {name.replace("model.", prefix, 1): tensor for name, tensor in cases.tensors(path).items()}
+    tensors["vision_tower.patch.weight"] = torch.ones(4)
+    text = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
+    for file in path.glob("model*"):
+        file.unlink()
+    write_shards(path, tensors, 1)
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+def test_a_text_model_inside_another_is_found(prefix: str, tmp_path: Path) -> None:
+    folder, plain = cases.write(tmp_path / "in", "gemma3_text"), cases.write(tmp_path / "plain", "gemma3_text")
+    run(1, composite, str(folder), prefix)
+    loaded, _ = run(1, through, "gemma3_text", {}, str(folder), str(tmp_path / "out"), {})[0]
+    assert loaded.ignored == ("vision_tower.patch.weight",)
+    assert cases.same(plain, tmp_path / "out")
+
+
+def in_bf16(rank: int, world: int, folder: str, out: str) -> dict[str, str]:
+    precision = types.Precision(compute="bf16", master="bf16")
+    stages, mesh, config = cases.start("deepseek_v3", cases.recipe(precision=precision), folder)
+    hf_io.save_model(stages, mesh, config, Path(out), dtype=torch.bfloat16)
+    read = cases.tensors(folder)
+    written = cases.tensors(out)
+    assert all(torch.equal(read[name].to(written[name].dtype), written[name]) for name in read)
+    return {name: str(tensor.dtype) for name, tensor in written.items()}
+
+
+def test_formats_are_converted_on_the_way_but_not_those_of_router_biases(tmp_path: Path) -> None:
+    folder = cases.write(tmp_path / "in", "deepseek_v3")
+    formats = run(1, in_bf16, str(folder), str(tmp_path / "out"))[0]
+    wide = {name for name, kind in formats.items() if kind == "torch.float32"}
+    assert wide == {name for name in formats if name.endswith("e_score_correction_bias")}
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def stored_tensors(rank: int, world: int, family: str, folder: str, out: str) -> None:
+    """A folder written without any mesh, from tensors as a checkpoint holds them."""
+    stages, _, config = cases.start(family, cases.recipe(), folder)
+    stored = {**dict(stages[0].named_parameters()), **dict(stages[0].named_buffers())}
+    shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+    hf_io.write_folder(shapes, stored.__getitem__, config, Path(out), dtype=torch.float32, max_shard_gib=SMALL)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "nemotron_h", "mixtral"])
+def test_a_folder_is_written_from_a_checkpoints_tensors_alone(family: str, tmp_path: Path) -> None:
+    folder = cases.write(tmp_path / "in", family)
+    run(1, stored_tensors, family, str(folder), str(tmp_path / "out"))
+    assert cases.same(folder, tmp_path / "out")
+
+
+def test_the_tokenizer_and_its_tokens_come_along(tmp_path: Path) -> None:
+    folder = cases.write(tmp_path / "in", "llama")
+    (folder / "tokenizer.json").write_text('{"a": 1}')
+    (folder / "pytorch_model.bin").write_text("not this")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "pad_token_id": 7}))
+    run(1, with_tokenizer, str(folder), str(tmp_path / "out"))
+    out = tmp_path / "out"
+    assert (out / "tokenizer.json").read_text() == '{"a": 1}'
+    assert not (out / "pytorch_model.bin").exists()
+    assert json.loads((out / "config.json").read_text())["pad_token_id"] == 7
+    assert (out / "generation_config.json").read_text() == (folder / "generation_config.json").read_text()
+
+
+def with_tokenizer(rank: int, world: int, folder: str, out: str) -> None:
+    stages, mesh, config = cases.start("llama", cases.recipe(), folder)
+    hf_io.save_model(stages, mesh, config, Path(out), dtype=torch.float32, tokenizer=Path(folder))
+    with pytest.raises(InputError, match="holds a model already"):
+        hf_io.save_model(stages, mesh, config, Path(out), dtype=torch.float32)
+    hf_io.save_model(stages, mesh, config, Path(out), dtype=torch.float32, tokenizer=Path(folder), overwrite=True)
+
+
+# Memory
+
+
+def anonymous() -> int:
+    """Bytes of this process that are no file's."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
+
+
+def peak_beside_weights(rank: int, world: int, folder: str, config: dict[str, Any]) -> tuple[int, int]:
+    """The most memory that reading took beside the weights themselves, and the bytes of those."""
+    peak = 0
+    read_some = Files.read
+
+    def reading(self: Files, name: str, box: Any = ()) -> torch.Tensor:
+        nonlocal peak
+        found = read_some(self, name, box)
+        peak = max(peak, anonymous())
+        return found
+
+    Files.read = reading  # type: ignore[method-assign]  # in this rank's process
+    FAMILIES["large"] = config
+    before = anonymous()
+    stages, _, _ = cases.start("large", cases.recipe({"tp": world}), folder)
+    held = cases.local_bytes(stages)
+    return peak - before - held, held
+
+
+def write_large(rank: int, world: int, folder: str, config: dict[str, Any]) -> None:
+    from safetensors.torch import save_file as save
+
+    path = Path(folder)
+    path.mkdir()
+    shapes = hf_io.describe(transformers_config(config)).shapes
+    save({name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+def test_reading_takes_one_slice_of_memory_beside_the_weights(tmp_path: Path) -> None:
+    config = {**FAMILIES["llama"], "hidden_size": 512, "vocab_size": 120_000, "num_hidden_layers": 2, "head_dim": 128}
+    run(1, write_large, str(tmp_path / "in"), config)
+    for beside, held in run(2, peak_beside_weights, str(tmp_path / "in"), config):
+        assert held > 230 << 20
+        assert beside < read.SLICE + (32 << 20)
+
+
+# What is refused
+
+
+def refusal(rank: int, world: int, folder: str, family: str, changes: dict[str, Any]) -> str:
+    FAMILIES["changed"] = {**FAMILIES[family], **changes}
+    with pytest.raises(InputError) as error:
+        cases.start("changed", cases.recipe(), folder)
+    assert error.value.fix
+    return f"{error.value} | {error.value.fix}"
+
+
+def _index(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "model.safetensors.index.json").read_text())
+    return found
+
+
+def _write_index(folder: Path, index: dict[str, Any]) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _rename_in_index(folder: Path, file: str) -> None:
+    index = _index(folder)
+    index["weight_map"]["lm_head.weight"] = file
+    _write_index(folder, index)
+
+
+def _drop_from_index(folder: Path) -> None:
+    index = _index(folder)
+    del index["weight_map"]["model.norm.weight"]
+    _write_index(folder, index)
+
+
+def _truncate(folder: Path) -> None:
+    file = folder / "model-00002-of-00002.safetensors"
+    os.truncate(file, file.stat().st_size - 100)
+
+
+def _only_pickled(folder: Path) -> None:
+    for file in folder.glob("model*"):
+        file.unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04")
+
+
+def _quantize(folder: Path) -> None:
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "quantization_config": {"quant_method": "fp8"}}))
+
+
+SECOND = "model-00002-of-00002.safetensors"
+BROKEN: dict[str, tuple[Callable[[Path], Any], dict[str, Any], tuple[str, ...]]] = {
+    "vocabulary": (lambda _: None, {"vocab_size": 80}, ("embed_tokens", "64×32", "80×32", "architecture.vocab=64")),
+    "width": (lambda _: None, {"intermediate_size": 48}, ("gate_proj.weight", "64×32", "48×32")),
+    "missing": (_drop_from_index, {}, ("model.norm.weight", "model_type=llama")),
+    "unexpected": (lambda _: None, {"num_hidden_layers": 3}, ("model.layers.3.",)),
+    "another family": (lambda _: None, {"model_type": "qwen3"}, ("q_norm", "qwen3", "llama")),
+    "truncated": (_truncate, {}, (SECOND, "cut short", "again")),
+    "header": (lambda f: (f / SECOND).write_bytes(b"\xff" * 64), {}, (SECOND, "damaged")),
+    "outside": (lambda f: _rename_in_index(f, "../other.safetensors"), {}, ("../other.safetensors", "outside")),
+    "absent": (lambda f: _rename_in_index(f, "gone.safetensors"), {}, ("gone.safetensors", "missing")),
+    "wrong file": (lambda f: _rename_in_index(f, SECOND), {}, ("lm_head.weight", SECOND)),
+    "pickled": (_only_pickled, {}, ("pytorch_model.bin", "safetensors")),
+    "quantized": (_quantize, {}, ("fp8", "bf16")),
+    "no weights": (lambda f: [x.unlink() for x in f.glob("model*")], {}, ("neither model.safetensors",)),
+    "no config": (lambda f: (f / "config.json").write_text("{"), {}, ("config.json",)),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_folder_that_cannot_be_read_is_refused_with_the_way_out(name: str, tmp_path: Path) -> None:
+    spoil, changes, said = BROKEN[name]
+    folder = cases.write(tmp_path / "in", "llama")
+    spoil(folder)
+    told = run(1, refusal, str(folder), "llama", changes)[0]
+    for part in said:
+        assert part in told
+
+
+def test_a_head_that_the_folder_shares_with_its_embedding_is_named(tmp_path: Path) -> None:
+    folder = cases.write(tmp_path / "in", "qwen3")
+    assert "tie_word_embeddings=true" in run(1, refusal, str(folder), "qwen3", {"tie_word_embeddings": False})[0]
+
+
+def missing_expert(rank: int, world: int, folder: str) -> str:
+    file = Path(folder) / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.1.mlp.experts.3.up_proj.weight"]
+    save_file(tensors, file)
+    return refusal(rank, world, folder, "qwen3_moe", {})
+
+
+def test_an_expert_that_is_missing_is_noticed(tmp_path: Path) -> None:
+    folder = cases.write(tmp_path / "in", "qwen3_moe", shards=1)
+    assert "15 tensors of model.layers.1.mlp.experts.gate_up_proj" in run(1, missing_expert, str(folder))[0]
+
+
+def test_folders_are_found_by_path_and_by_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    snapshot = tmp_path / "hub" / "models--org--tiny" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("abc")
+    assert hf_io.find(str(snapshot)) == snapshot
+    assert hf_io.find("org/tiny") == snapshot
+    with pytest.raises(InputError) as error:
+        hf_io.find("org/other")
+    assert "hf download org/other" in error.value.fix
+    with pytest.raises(InputError, match="no such folder"):
+        hf_io.find("./nowhere")
+    with pytest.raises(InputError, match=r"no config\.json"):
+        hf_io.find(str(tmp_path))
+
+
+# Disks that are full
+
+
+def full_disk(rank: int, world: int, folder: str, out: str, layout: dict[str, Any]) -> str:
+    """Every rank learns that one rank's disk was full; nothing half written has a file's name."""
+    stages, mesh, config = cases.start("llama", cases.recipe(layout), folder)
+    left = 60_000 if rank == 0 else 1 << 40
+    write = os.pwrite
+
+    def until_full(descriptor: int, data: Any, at: int) -> int:
+        nonlocal left
+        left -= len(data)
+        if left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data, at)
+
+    os.pwrite = until_full  # in this rank's process
+    with pytest.raises(OutputError) as error:
+        hf_io.save_model(stages, mesh, config, Path(out), dtype=torch.float32, max_shard_gib=SMALL)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("layout", [{"tp": 2}, {"pp": 2}], ids=["tp", "pp"])
+def test_a_full_disk_is_told_on_every_rank_and_leaves_no_half_file(layout: dict[str, Any], tmp_path: Path) -> None:
+    folder = cases.write(tmp_path / "in", "llama")
+    out = tmp_path / "out"
+    for told in run(2, full_disk, str(folder), str(out), layout):
+        assert "No space left" in told
+        assert str(out) in told
+        assert "bytes" in told
+    assert not (out / "config.json").exists()
+    assert not list(out.glob(".*"))
+    for file in out.glob("*.safetensors"):
+        load_file(file)  # whole
+
+
+def test_a_disk_that_is_too_small_is_known_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 5, 5))  # type: ignore[attr-defined]
+    with pytest.raises(OutputError, match="1,000 bytes"):
+        shards.require_space(tmp_path, 1000)
+
+
+def same_start(rank: int, world: int) -> bool:
+    """The model that the tiny folder's writer makes is the same every time: tests compare with it."""
+    one, other = (tiny_model("llama").state_dict() for _ in range(2))
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_tiny_folders_are_the_same_every_time() -> None:
+    assert run(1, same_start)[0]

@@ -1,0 +1,65 @@
+"""Configs of other frameworks and exactly what must be found in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+
+from meshwright import frameworks, models
+from meshwright.clusters import cluster
+from meshwright.frameworks.export import differences, write
+from meshwright.recipes import overrides
+from meshwright.recipes.types import Recipe
+
+
+class Case(NamedTuple):
+    """A file's text and the findings it must have: rule and line, 0 where the file does not say the culprit."""
+
+    name: str
+    text: str
+    expected: Sequence[tuple[str, int]] = ()
+    gpus: str | None = None
+    model: str | None = None
+    path: str = ""  # when the file's name matters
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def found(case: Case, path: str, dialect: str, folder: Path | None = None) -> list[tuple[str, int]]:
+    """What check finds, errors first."""
+    content = frameworks.content_of(case.text, case.path or path, folder=folder)
+    assert frameworks.recognise(content).name == dialect
+    model = None if case.model is None else models.find(case.model)
+    result = frameworks.check(frameworks.dialect(dialect), content, gpus=case.gpus, model=model)
+    assert all(finding.message for finding in result.findings)
+    return [(finding.rule, finding.line) for finding in result.findings]
+
+
+def replaced(text: str, *pairs: tuple[str, str]) -> str:
+    """The text with one thing in it broken; what is to be replaced must be there once."""
+    for old, new in pairs:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
+
+
+def unsaid(dialect: str, recipe: Recipe, model: str, gpus: str) -> dict[str, Any]:
+    """Fields that are lost on the way there and back, with why."""
+    theirs, spec, on = frameworks.dialect(dialect), models.find(model), cluster(gpus)
+    written = write(theirs, recipe, spec, on)
+    listed = {one.field for one in written.unsaid}
+    return {one.field: one.reason for one in differences(theirs, written, recipe, spec, on) if one.field not in listed}
+
+
+def changed(recipe: Recipe, values: dict[str, Any]) -> Recipe:
+    """The recipe with typed values for some fields."""
+    return overrides.change(recipe, values)[0]
+
+
+def draws(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Values for some fields, named like layout__tp; any of them may be left out."""
+    return st.fixed_dictionaries({}, optional={key.replace("__", "."): value for key, value in fields.items()})

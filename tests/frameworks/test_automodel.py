@@ -1,0 +1,646 @@
+"""NeMo AutoModel: what is found in its files and commands, and recipes written there and read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.frameworks.cases import Case, changed, draws, found, replaced, unsaid
+
+from meshwright import frameworks
+from meshwright.clusters import cluster
+from meshwright.errors import InputError
+from meshwright.frameworks.to_recipe import read
+from meshwright.models import find
+from meshwright.recipes import index, load, peft, pretrain, sft
+from meshwright.recipes.case import model_of
+
+FOLDER = Path(__file__).parent / "automodel"
+SFT, EXPERTS, STAGES, LORA, TOKENS, UNKNOWN, DRAFTER = (
+    (FOLDER / f"{name}.yaml").read_text()
+    for name in ("sft", "experts", "stages", "lora", "tokens_tp1cp2", "unknown_model", "drafter")
+)
+PATH = "run.yaml"
+
+
+def line(text: str, part: str) -> int:
+    """The line, from 1, on which a part stands that is there once."""
+    assert text.count(part) == 1, part
+    return text[: text.index(part)].count("\n") + 1
+
+
+def broken(
+    name: str, text: str, pairs: list[tuple[str, str]], expected: list[tuple[str, str]], gpus: str | None = None
+) -> Case:
+    """A config broken in one way; the lines of its findings are given by what stands on them."""
+    changed_text = replaced(text, *pairs)
+    places = [(rule, line(changed_text, part) if part else 0) for rule, part in expected]
+    return Case(name, changed_text, places, gpus)
+
+
+CASES = (
+    Case("valid fine-tuning", SFT, gpus="8xH100"),
+    Case("valid without GPUs", SFT),
+    Case("valid experts", EXPERTS, gpus="8xH200"),
+    Case("valid stages", STAGES, gpus="8x8xH100"),
+    Case("valid adapters", LORA, gpus="8xH100"),
+    Case("valid tokens under Megatron-FSDP", TOKENS, gpus="2x8xH100", path="tokens_tp1cp2.yaml"),
+    Case("valid file of a model nobody knows", UNKNOWN, gpus="8xH100"),
+    Case("valid training of another kind", DRAFTER, gpus="8xH100"),
+    Case(
+        "valid encoder that names no recipe",
+        replaced(
+            SFT,
+            ("recipe: TrainFinetuneRecipeForNextTokenPrediction\n", "temperature: 0.02\n"),
+            ("NeMoAutoModelForCausalLM", "NeMoAutoModelForBiencoder"),
+        ),
+        gpus="8xH100",
+    ),
+    Case(
+        "valid keys that came later",
+        replaced(
+            SFT,
+            ("save_consolidated: final", "save_consolidated: final\n  cpu_offload: true\n  trainable_only: false"),
+            ("packed_sequence_size: 0", "packed_sequence_size: 0\n  pad_to_multiple_of: 2"),
+        ),
+        gpus="8xH100",
+    ),
+    Case(
+        "valid, with the words of YAML 1.1", replaced(SFT, ("checkpointing: true", "checkpointing: on")), gpus="8xH100"
+    ),
+    Case("valid 8-bit layers scaled by rows", SFT + "\nfp8:\n  enabled: true\n  recipe_name: rowwise\n", gpus="8xH100"),
+    # the strategy
+    broken(
+        "no such strategy",
+        SFT,
+        [("strategy: fsdp2", "strategy: fsdp")],
+        [("automodel.strategy-unknown", "strategy: fsdp")],
+        "8xH100",
+    ),
+    broken(
+        "an option that ends it, although it is off",
+        SFT,
+        [("strategy: fsdp2", "strategy: megatron_fsdp"), ("activation_checkpointing: true", "tp_plan: null")],
+        [("automodel.not-its-option", "sequence_parallel: false"), ("automodel.not-its-option", "tp_plan: null")],
+        "8xH200",
+    ),
+    broken(
+        "replicas refuse tensor parallelism",
+        LORA,
+        [("strategy: ddp", "strategy: ddp\n  tp_size: 2")],
+        [("automodel.strategy-refuses", "strategy: ddp")],
+        "8xH100",
+    ),
+    broken(
+        "Megatron-FSDP skips checkpointing",
+        TOKENS,
+        [("zero_dp_strategy: 3", "activation_checkpointing: true")],
+        [("automodel.checkpointing-skipped", "activation_checkpointing: true")],
+        "2x8xH100",
+    ),
+    broken(
+        "Megatron-FSDP refuses selective checkpointing",
+        TOKENS,
+        [("zero_dp_strategy: 3", "activation_checkpointing: selective")],
+        [("automodel.strategy-refuses", "activation_checkpointing: selective")],
+        "2x8xH100",
+    ),
+    broken(
+        "parameters are not sharded",
+        TOKENS,
+        [("zero_dp_strategy: 3", "zero_dp_strategy: 1")],
+        [("automodel.not-sharded", "zero_dp_strategy: 1")],
+        "2x8xH100",
+    ),
+    broken(
+        "a check that is gone",
+        TOKENS,
+        [("zero_dp_strategy: 3", "check_for_nan_in_grad: true")],
+        [("automodel.nan-check", "check_for_nan_in_grad: true")],
+        "2x8xH100",
+    ),
+    broken(
+        "unknown option",
+        SFT,
+        [("tp_size: 1", "tensor_parallel: 1")],
+        [("key.unknown", "tensor_parallel: 1")],
+        "8xH100",
+    ),
+    broken(
+        "checkpointing by another word",
+        SFT,
+        [("activation_checkpointing: true", "activation_checkpointing: maybe")],
+        [("value.refused", "activation_checkpointing: maybe")],
+        "8xH200",
+    ),
+    broken(
+        "scopes that exclude each other",
+        SFT,
+        [("sequence_parallel: false", "activation_checkpointing_scope: [all, vision]")],
+        [("automodel.checkpointing-scope", "activation_checkpointing_scope")],
+        "8xH100",
+    ),
+    # the mesh
+    broken(
+        "sizes below one", SFT, [("cp_size: 1", "cp_size: 0")], [("automodel.size-below-one", "cp_size: 0")], "8xH100"
+    ),
+    broken("GPUs left out", SFT, [("dp_size: none", "dp_size: 4")], [("automodel.mesh", "dp_size: 4")], "8xH100"),
+    broken("no such world", SFT, [("cp_size: 1", "cp_size: 3")], [("automodel.mesh", "tp_size: 1")], "8xH100"),
+    broken(
+        "replicas that leave nothing to shard",
+        SFT,
+        [("dp_size: none", "dp_replicate_size: 8")],
+        [("automodel.replicas", "dp_replicate_size: 8")],
+        "8xB300",
+    ),
+    broken(
+        "experts over ranks that are not there",
+        EXPERTS,
+        [("ep_size: 8", "ep_size: 32")],
+        [("automodel.expert-mesh", "ep_size: 32")],
+        "16xH200",
+    ),
+    broken(
+        "experts that do not divide",
+        replaced(EXPERTS, ("global_batch_size: 64", "global_batch_size: 72")),
+        [("ep_size: 8", "ep_size: 24")],
+        [("moe.experts-divide", "ep_size: 24")],
+        "3x8xH200",
+    ),
+    broken(
+        "batch",
+        SFT,
+        [("local_batch_size: 1", "local_batch_size: 3")],
+        [("automodel.batch", "local_batch_size: 3")],
+    ),
+    broken(
+        "more ranks than the batch has samples",
+        UNKNOWN,
+        [("global_batch_size: 32", "global_batch_size: 8")],
+        [("automodel.batch", "local_batch_size: 4")],
+        "2x8xH100",
+    ),
+    # stages
+    broken(
+        "no pipeline block",
+        UNKNOWN,
+        [("  pipeline: {}\n", "")],
+        [("automodel.pipeline-missing", "pp_size: 2")],
+        "8xH100",
+    ),
+    broken(
+        "a pipeline block for nothing",
+        UNKNOWN,
+        [("pp_size: 2\n  pipeline: {}", "pp_size: 1\n  pipeline: {pp_schedule: gpipe, pp_microbatch_size: 3}")],
+        [("automodel.pipeline-ignored", "pp_schedule: gpipe")],
+        "8xH100",
+    ),
+    broken(
+        "a schedule from the guides",
+        STAGES,
+        [("pp_schedule: interleaved1f1b", "pp_schedule: v_schedule"), ("    layers_per_stage: 4\n", "")],
+        [("automodel.schedule-raises", "pp_schedule: v_schedule")],
+        "8x8xH100",
+    ),
+    broken(
+        "a schedule with underscores",
+        UNKNOWN,
+        [("pipeline: {}", "pipeline: {pp_schedule: interleaved_1f1b}")],
+        [("automodel.schedule-raises", "pp_schedule: interleaved_1f1b")],
+    ),
+    broken(
+        "a schedule from a file alone",
+        UNKNOWN,
+        [("pipeline: {}", "pipeline:\n    pp_schedule_csv: order.csv\n    pp_schedule: null")],
+        [("automodel.schedule-raises", "pp_schedule: null")],
+    ),
+    broken(
+        "too few micro batches for the stages",
+        STAGES,
+        [("local_batch_size: 16", "local_batch_size: 2")],
+        [("automodel.stages-idle", "local_batch_size: 2")],
+        "8x8xH100",
+    ),
+    broken(
+        "micro batches in unequal rounds",
+        STAGES,
+        [("local_batch_size: 16", "local_batch_size: 14"), ("global_batch_size: 128", "global_batch_size: 112")],
+        [("automodel.rounds", "local_batch_size: 14")],
+        "8x8xH100",
+    ),
+    broken(
+        "micro batches that do not divide",
+        UNKNOWN,
+        [("pipeline: {}", "pipeline: {pp_microbatch_size: 3}")],
+        [("automodel.stages-idle", "local_batch_size: 4"), ("value.refused", "local_batch_size: 4")],
+    ),
+    broken(
+        "stages that do not divide",
+        STAGES,
+        [("layers_per_stage: 4", "layers_per_stage: 3")],
+        [("automodel.stages-uneven", "layers_per_stage: 3")],
+        "8x8xH100",
+    ),
+    broken(
+        "stages that send another format",
+        STAGES,
+        [("layers_per_stage: 4", "layers_per_stage: 4\n    dtype: float32")],
+        [("automodel.stage-format", "dtype: float32\n\nloss_fn")],
+        "8x8xH100",
+    ),
+    broken(
+        "one chunk in an interleaved schedule",
+        STAGES,
+        [("layers_per_stage: 4", "layers_per_stage: 20")],
+        [
+            ("schedule.several-chunks", "pp_schedule: interleaved1f1b"),
+        ],
+        "8x8xH100",
+    ),
+    # values that nothing reads
+    broken(
+        "compile at the top",
+        SFT,
+        [("loss_fn:", "compile:\n  enabled: true\n\nloss_fn:")],
+        [("automodel.compile-ignored", "enabled: true\n\nloss_fn")],
+        "8xH100",
+    ),
+    broken(
+        "a seed that nothing reads",
+        SFT,
+        [("seed: 7", "rng:\n  seed: 7")],
+        [("automodel.rng-unread", "seed: 7")],
+        "8xH100",
+    ),
+    broken(
+        "a block for SLURM",
+        SFT,
+        [("seed: 7", "seed: 7\nslurm:\n  nodes: 2\n  time: 01:00:00")],
+        [("automodel.block-unread", "nodes: 2")],
+        "8xH100",
+    ),
+    broken(
+        "a mistyped block",
+        SFT,
+        [("lr_scheduler:", "lr_schedule:")],
+        [("automodel.block-unread", "lr_decay_style")],
+        "8xH100",
+    ),
+    broken(
+        "an interval of the guides",
+        SFT,
+        [("ckpt_every_steps: 100", "checkpoint_interval: 100")],
+        [("key.gone", "checkpoint_interval: 100")],
+        "8xH100",
+    ),
+    broken(
+        "experts' settings without expert parallelism",
+        EXPERTS,
+        [("ep_size: 8", "ep_size: 1")],
+        [("automodel.moe-dropped", "reshard_after_forward: true")],
+        "8xB300",
+    ),
+    # the model
+    broken(
+        "asynchronous tensor parallelism alone",
+        SFT,
+        [("tp_size: 1", "tp_size: 2"), ("sequence_parallel: false", "enable_async_tensor_parallel: true")],
+        [("automodel.async-tensor-parallel", "enable_async_tensor_parallel: true")],
+        "8xH100",
+    ),
+    broken(
+        "a router that is computed twice",
+        EXPERTS,
+        [("ignore_router_for_ac: true", "ignore_router_for_ac: false")],
+        [("automodel.router-recomputed", "ignore_router_for_ac: false")],
+        "8xH200",
+    ),
+    broken(
+        "tensor parallelism of fresh experts",
+        EXPERTS,
+        [("from_pretrained\n  pretrained", "from_config\n  pretrained"), ("tp_size: 1", "tp_size: 2")],
+        [("automodel.expert-plan", "tp_size: 2")],
+        "8xH200",
+    ),
+    broken(
+        "sequence parallelism of experts",
+        EXPERTS,
+        [("tp_size: 1", "tp_size: 2\n  sequence_parallel: true")],
+        [("sequence_parallel.experts-refuse-it", "sequence_parallel: true")],
+        "8xH200",
+    ),
+    broken(
+        "packing over context ranks",
+        SFT,
+        [("cp_size: 1", "cp_size: 2"), ("packed_sequence_size: 0", "packed_sequence_size: 2048")],
+        [("automodel.context-packed", "packed_sequence_size: 2048")],
+        "8xH100",
+    ),
+    broken(
+        "experts' attention over context ranks",
+        EXPERTS,
+        [("attn: te", "attn: sdpa"), ("cp_size: 1", "cp_size: 2"), ("  packed_sequence_size: 4096", "  pack_size: 0")],
+        [("automodel.context-kernel", "attn: sdpa")],
+        "16xH200",
+    ),
+    broken(
+        "flash attention over context ranks",
+        SFT,
+        [("cp_size: 1", "cp_size: 2"), ("torch_dtype: float32", "attn_implementation: flash_attention_2")],
+        [("automodel.context-kernel", "attn_implementation: flash_attention_2")],
+        "8xH100",
+    ),
+    broken(
+        "packing that is switched off",
+        SFT,
+        [("torch_dtype: float32", "force_hf: true"), ("packed_sequence_size: 0", "packed_sequence_size: 2048")],
+        [("automodel.packing-disabled", "packed_sequence_size: 2048")],
+        "8xH100",
+    ),
+    broken(
+        "kernels that are switched off",
+        SFT,
+        [("torch_dtype: float32", "use_liger_kernel: true"), ("cp_size: 1", "cp_size: 2")],
+        [("automodel.switched-off", "use_liger_kernel: true")],
+        "8xH100",
+    ),
+    broken(
+        "nothing to consolidate",
+        SFT,
+        [("model_save_format: safetensors", "model_save_format: torch_save")],
+        [("automodel.not-consolidated", "save_consolidated: final")],
+        "8xH100",
+    ),
+    broken(
+        "attention is told that nothing is packed",
+        EXPERTS,
+        [("pp_size: 1", "patch_is_packed_sequence: true")],
+        [("automodel.packing-unseen", "patch_is_packed_sequence: true")],
+        "8xH200",
+    ),
+    broken(
+        "experts' kernels without their dispatcher",
+        EXPERTS,
+        [("experts: torch_mm", "experts: te"), ("dispatcher: deepep", "dispatcher: torch")],
+        [("automodel.experts-replaced", "experts: te")],
+        "8xH200",
+    ),
+    broken(
+        "8 bits of an engine that is not used",
+        EXPERTS,
+        [("linear: te", "linear: torch\n    te_fp8: {recipe: current}")],
+        [("automodel.te-fp8", "te_fp8: {recipe: current}")],
+        "8xH200",
+    ),
+    broken(
+        "moments in bf16",
+        SFT,
+        [("torch_dtype: float32", "torch_dtype: bfloat16")],
+        [("automodel.bf16-moments", "torch_dtype: bfloat16")],
+        "8xH100",
+    ),
+    broken(
+        "an argument the optimizer does not take",
+        SFT,
+        [("betas: [0.9, 0.95]", "min_lr: 1.0e-7")],
+        [("automodel.optimizer-argument", "min_lr: 1.0e-7")],
+        "8xH100",
+    ),
+    broken(
+        "a warm-up that does not end",
+        SFT,
+        [("lr_warmup_steps: 50", "lr_warmup_steps: 500")],
+        [
+            ("automodel.learning-rate", "lr_warmup_steps: 500"),
+        ],
+        "8xH100",
+    ),
+    broken(
+        "a decay without its steps",
+        TOKENS,
+        [("  wsd_decay_steps: 2000\n", "")],
+        [("automodel.learning-rate", "lr_decay_style: WSD")],
+        "2x8xH100",
+    ),
+    broken(
+        "a value that is open",
+        SFT,
+        [("global_batch_size: 64", "global_batch_size: ${BATCH}")],
+        [],
+        "8xH100",
+    ),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_exactly_what_is_wrong_is_found(case: Case) -> None:
+    assert sorted(found(case, PATH, "automodel")) == sorted(case.expected)
+
+
+def test_a_name_that_promises_another_layout() -> None:
+    case = Case("name", SFT, gpus="8xH100", path="llama_8b_tp2_pp1.yaml")
+    assert found(case, PATH, "automodel") == [("automodel.name-differs", line(SFT, "tp_size: 1"))]
+
+
+SCRIPTS = {
+    "start.sh": [],
+    "start_torchrun.sh": [("automodel.mesh", 4)],
+    "start_old.sh": [("automodel.old-command", 2)],
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_are_read_with_their_files(name: str) -> None:
+    case = Case(name, (FOLDER / name).read_text())
+    assert found(case, str(FOLDER / name), "automodel", FOLDER) == SCRIPTS[name]
+
+
+def test_what_a_command_says_comes_on_top_with_its_own_lines() -> None:
+    content = frameworks.open_file(FOLDER / "start.sh")
+    reading = read(frameworks.dialect("automodel"), content)
+    assert (reading.recipe.layout.tp, reading.recipe.layout.micro_batch_size, reading.recipe.train.seed) == (2, 2, 3)
+    assert reading.parsed.settings["distributed.tp_size"].place == f"{FOLDER / 'start.sh'}:8"
+    assert reading.parsed.settings["optimizer.lr"].file == str(FOLDER / "sft.yaml")
+    assert reading.parsed.asked.count == 8
+
+
+def test_the_command_wants_a_recipe(tmp_path: Path) -> None:
+    (tmp_path / "plain.yaml").write_text(replaced(SFT, ("recipe: TrainFinetuneRecipeForNextTokenPrediction\n", "")))
+    case = Case("no recipe", "automodel plain.yaml --nproc-per-node 8\n")
+    assert found(case, str(tmp_path / "run.sh"), "automodel", tmp_path) == [("automodel.no-recipe", 0)]
+
+
+def test_a_script_without_its_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not there"):
+        found(Case("gone", "automodel gone.yaml\n"), str(tmp_path / "run.sh"), "automodel", tmp_path)
+
+
+def test_values_are_what_their_loader_makes_of_them() -> None:
+    content = frameworks.content_of(replaced(SFT, ("seed: 7", "seed: 0o10")), PATH)
+    parsed = frameworks.dialect("automodel").parse(content)
+    assert parsed.settings["optimizer.lr"].value == 1e-5  # text of YAML 1.1, a number of theirs
+    assert parsed.settings["dataset.path_or_dataset_id"].value == "data/chat.jsonl"
+    assert parsed.settings["checkpoint.checkpoint_dir"].unresolved == ""
+    assert parsed.settings["distributed.dp_size"].value is None
+
+
+def test_what_is_open_is_told_and_not_guessed() -> None:
+    case = CASES[-1]
+    result = frameworks.check(frameworks.dialect("automodel"), frameworks.content_of(case.text, PATH), gpus="8xH100")
+    assert [(one.key, one.line) for one in result.unresolved] == [("step_scheduler.global_batch_size", 6)]
+    assert result.estimate is None
+
+
+@pytest.mark.parametrize(
+    ("text", "goal", "model"),
+    [
+        (SFT, "sft", "llama31_8b"),
+        (LORA, "peft", "qwen3_8b"),
+        (TOKENS, "pretrain", "llama32_3b"),
+        (UNKNOWN, "sft", None),
+    ],
+)
+def test_goal_and_model(text: str, goal: str, model: str | None) -> None:
+    parsed = frameworks.dialect("automodel").parse(frameworks.content_of(text, PATH))
+    assert (parsed.goal, parsed.model and parsed.model.name) == (goal, model)
+
+
+def test_chunks_of_layers_follow_from_their_number() -> None:
+    reading = read(frameworks.dialect("automodel"), frameworks.content_of(STAGES, PATH))
+    assert (reading.recipe.layout.vp, reading.recipe.layout.pp_schedule) == (5, "interleaved_1f1b")
+
+
+def test_adapters_are_read_from_the_names_of_linears() -> None:
+    reading = read(frameworks.dialect("automodel"), frameworks.content_of(LORA, PATH))
+    assert reading.recipe.peft.targets == ("qkv", "proj")
+
+
+BASES = {
+    "llama31_8b": (pretrain("llama31_8b", 8), sft("llama31_8b", 8), peft("llama31_8b", 8)),
+    "qwen3_30b_a3b": (pretrain("qwen3_30b_a3b", 16), sft("qwen3_30b_a3b", 16), peft("qwen3_30b_a3b", 8)),
+}
+PLAIN = draws(
+    train__seed=st.integers(0, 2**31),
+    train__steps=st.integers(1000, 10**6),
+    train__eval_every=st.sampled_from([0, 10, 500]),
+    optimizer__lr=st.floats(1e-7, 1e-2),
+    optimizer__weight_decay=st.floats(0, 0.3),
+    optimizer__beta2=st.floats(0.9, 0.999),
+    optimizer__eps=st.sampled_from([1e-8, 1e-5]),
+    optimizer__clip_grad=st.sampled_from([0.5, 1.0, 2.0]),
+    schedule__name=st.sampled_from(["cosine", "linear", "constant", "wsd", "inverse_sqrt"]),
+    schedule__warmup_steps=st.integers(0, 900),
+    schedule__decay_steps=st.sampled_from([0, 950]),
+    schedule__min_lr=st.floats(0, 1e-4),
+    data__seq_length=st.sampled_from([512, 4096]),
+    data__packing=st.booleans(),
+    data__workers=st.integers(0, 8),
+    data__train_on=st.sampled_from(["answers", "last_answer"]),
+    data__split=st.sampled_from(["train", "train_sft"]),
+    data__group_by_length=st.booleans(),
+    precision__master=st.sampled_from(["fp32", "bf16"]),
+    precision__reduce=st.sampled_from(["fp32", "bf16"]),
+    precision__matmul=st.sampled_from(["same", "fp8_tensor", "fp8_row", "fp8_block", "mxfp8"]),
+    layout__recompute=st.sampled_from(["none", "selective", "full"]),
+    layout__defer_grad_sync=st.booleans(),
+    layout__reshard_after_forward=st.booleans(),
+    layout__offload=st.sampled_from(["none", "params"]),
+    layout__tp=st.sampled_from([1, 2]),
+    layout__cp=st.sampled_from([1, 2]),
+    kernels__attention=st.sampled_from(["auto", "flash", "te", "cudnn", "sdpa", "flex", "eager"]),
+    kernels__compile=st.booleans(),
+    kernels__loss=st.sampled_from(["vocab_parallel", "plain", "chunked", "fused_linear"]),
+    checkpoint__save_every=st.sampled_from([0, 10, 1000]),
+    checkpoint__keep=st.integers(1, 9),
+    checkpoint__async_save=st.booleans(),
+    checkpoint__export=st.sampled_from(["none", "sharded", "consolidated"]),
+    peft__rank=st.integers(1, 256),
+    peft__alpha=st.sampled_from([8.0, 32.0]),
+    peft__method=st.sampled_from(["lora", "dora", "qlora"]),
+    peft__targets=st.sampled_from([("qkv",), ("qkv", "proj"), ("fc1", "fc2"), ("qkv", "proj", "fc1", "fc2")]),
+    moe__dispatcher=st.sampled_from(["allgather", "deepep", "hybridep"]),
+    moe__router_dtype=st.sampled_from(["fp32", "bf16"]),
+    moe__grouped_gemm=st.booleans(),
+)
+STAGED = st.sampled_from(
+    [
+        {},
+        {"layout.pp": 2, "layout.pp_schedule": "gpipe"},
+        {"layout.pp": 2, "layout.vp": 2, "layout.pp_schedule": "interleaved_1f1b"},
+        {"layout.pp": 2, "layout.vp": 4, "layout.pp_schedule": "interleaved_1f1b"},
+        {"layout.pp": 2, "layout.vp": 2, "layout.pp_schedule": "zbv"},
+    ]
+)
+
+
+@settings(max_examples=120)
+@given(st.sampled_from(sorted(BASES)), st.integers(0, 2), PLAIN, STAGED)
+def test_what_is_written_is_read_back(
+    model: str, goal: int, values: dict[str, object], staged: dict[str, object]
+) -> None:
+    base = BASES[model][goal]
+    whole = {"train.global_batch_size": 256, "layout.micro_batch_size": 2, "layout.dp_shard": -1}
+    recipe = changed(base, {**whole, **values, **staged})
+    assert unsaid("automodel", recipe, model, "8x8xH100") == {}
+
+
+def test_shipped_recipes_are_read_back_or_what_is_lost_is_listed() -> None:
+    refused = set()
+    for name in sorted(index.names())[::10]:
+        recipe = load(name)
+        try:
+            lost = unsaid("automodel", recipe, recipe.model, recipe.cluster)
+        except InputError as error:
+            refused.add(error.reason)
+            continue
+        assert lost == {}, name
+    assert refused <= {"the catalogue knows no Hugging Face id for it"}
+
+
+def test_a_written_file_is_right_by_its_own_rules() -> None:
+    recipe = pretrain("llama31_8b", 8)
+    theirs, on = frameworks.dialect("automodel"), cluster("8xH100")
+    written = frameworks.export(theirs, recipe, model_of(recipe), on)
+    ((name, text),) = written.files.items()
+    assert text.startswith(f"# {recipe.name} (pretraining) for NeMo AutoModel (commit 36044ad")
+    assert [part.split(":")[0] for part in text.splitlines() if part and not part.startswith((" ", "#"))][:4] == [
+        "recipe",
+        "step_scheduler",
+        "dist_env",
+        "seed",
+    ]
+    assert written.program.words == ("-m", "nemo_automodel.cli.app", name)
+    result = frameworks.check(theirs, frameworks.content_of(text, name), gpus="8xH100")
+    assert [finding for finding in result.findings if finding.rule.startswith(("automodel.", "key.", "value."))] == []
+
+
+def test_a_pipeline_gets_all_of_a_step_at_once() -> None:
+    recipe = changed(
+        sft("llama31_8b", 8), {"layout.pp": 2, "train.global_batch_size": 64, "layout.micro_batch_size": 2}
+    )
+    written = frameworks.export(frameworks.dialect("automodel"), recipe, find("llama31_8b"), cluster("8xH100"))
+    text = next(iter(written.files.values()))
+    assert "local_batch_size: 16" in text
+    assert "pp_microbatch_size: 2" in text
+
+
+def test_a_policy_is_said_in_full() -> None:
+    recipe = changed(sft("llama31_8b", 8), {"precision.reduce": "bf16"})
+    written = frameworks.export(frameworks.dialect("automodel"), recipe, find("llama31_8b"), cluster("8xH100"))
+    text = next(iter(written.files.values()))
+    assert "param_dtype: bfloat16\n    reduce_dtype: bfloat16\n    output_dtype: bfloat16" in text
+
+
+def test_a_policy_without_a_format_for_sums_takes_that_of_compute() -> None:
+    text = replaced(SFT, ("sequence_parallel: false", "mp_policy: {param_dtype: bfloat16}"))
+    assert read(frameworks.dialect("automodel"), frameworks.content_of(text, PATH)).recipe.precision.reduce == "bf16"
+
+
+def test_other_strategies_get_only_their_own_options() -> None:
+    recipe = changed(sft("llama31_8b", 8), {"layout.strategy": "ddp", "precision.reduce": "fp32"})
+    written = frameworks.export(frameworks.dialect("automodel"), recipe, find("llama31_8b"), cluster("8xB200"))
+    text = next(iter(written.files.values()))
+    assert "sequence_parallel" not in text
+    assert "mp_policy" not in text

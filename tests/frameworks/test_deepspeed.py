@@ -1,0 +1,406 @@
+"""DeepSpeed: what is found in its files, and recipes written there and read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.frameworks.cases import Case, changed, draws, found, replaced, unsaid
+
+from meshwright import frameworks
+from meshwright.clusters import cluster
+from meshwright.errors import InputError
+from meshwright.models import find
+from meshwright.recipes import index, pretrain, sft
+
+PATH = "ds_config.json"
+VALID = """\
+{
+  "train_batch_size": 64,
+  "train_micro_batch_size_per_gpu": 2,
+  "gradient_accumulation_steps": 4,
+  "gradient_clipping": 1.0,
+  "bf16": {"enabled": true},
+  "zero_optimization": {
+    "stage": 3,
+    "overlap_comm": true,
+    "reduce_bucket_size": 5e8,
+    "stage3_prefetch_bucket_size": 5e7,
+    "offload_optimizer": {"device": "cpu", "pin_memory": true}
+  },
+  "optimizer": {
+    "type": "AdamW",
+    "params": {"lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
+  },
+  "scheduler": {
+    "type": "WarmupDecayLR",
+    "params": {"warmup_min_lr": 0, "warmup_max_lr": 1e-4, "warmup_num_steps": 100, "total_num_steps": 1000}
+  }
+}
+"""
+AUTO = """\
+{
+  "train_batch_size": "auto",
+  "train_micro_batch_size_per_gpu": "auto",
+  "gradient_accumulation_steps": "auto",
+  "gradient_clipping": "auto",
+  "zero_allow_untested_optimizer": true,
+  "fp16": {"enabled": "auto", "loss_scale": 0, "initial_scale_power": 16},
+  "bf16": {"enabled": "auto"},
+  "zero_optimization": {
+    "stage": 2,
+    "allgather_bucket_size": 5e8,
+    "reduce_bucket_size": "auto",
+    "round_robin_gradients": true
+  }
+}
+"""
+ON = "8xH100"
+
+
+def broken(name: str, old: str, new: str, *expected: tuple[str, int], gpus: str | None = ON) -> Case:
+    return Case(name, replaced(VALID, (old, new)), expected, gpus)
+
+
+CASES = (
+    Case("valid", VALID, gpus=ON),
+    Case("valid without GPUs", VALID),
+    Case("valid with a model", VALID, gpus=ON, model="llama3_8b"),
+    Case("valid with auto", AUTO, gpus=ON),
+    Case("valid with auto and a model", AUTO, model="llama3_8b"),
+    Case("valid without ZeRO", '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}', model="llama32_1b"),
+    broken(
+        "batch of other GPUs",
+        '"gradient_accumulation_steps": 4',
+        '"gradient_accumulation_steps": 2',
+        ("deepspeed.batch-arithmetic", 2),
+    ),
+    broken(
+        "batch that no GPUs make",
+        '"train_batch_size": 64',
+        '"train_batch_size": 60',
+        ("deepspeed.batch-arithmetic", 2),
+        gpus=None,
+    ),
+    broken(
+        "accumulation that rounds to nothing",
+        '  "gradient_accumulation_steps": 4,\n',
+        "",
+        ("deepspeed.batch-arithmetic", 2),
+        gpus="128xH100",
+    ),
+    Case("no batch", '{\n"zero_optimization": {"stage": 1}\n}', [("deepspeed.no-batch-size", 0)]),
+    broken(
+        "no micro batch at all",
+        '"train_micro_batch_size_per_gpu": 2',
+        '"train_micro_batch_size_per_gpu": 0',
+        ("value.refused", 3),
+    ),
+    broken("quoted", '"train_batch_size": 64', '"train_batch_size": "64"', ("deepspeed.quoted", 2)),
+    broken("quoted learning rate", '{"lr": 1e-4', '{"lr": "1e-4"', ("deepspeed.quoted", 16)),
+    broken(
+        "both formats",
+        '"bf16": {"enabled": true},',
+        '"bf16": {"enabled": true}, "fp16": {"enabled": true},',
+        ("deepspeed.two-formats", 6),
+    ),
+    broken("a switch for a section", '"bf16": {"enabled": true}', '"bf16": true', ("deepspeed.not-a-section", 6)),
+    broken("no such stage", '"stage": 3', '"stage": 4', ("value.refused", 8)),
+    broken("keys of stage 3", '"stage": 3', '"stage": 2', ("deepspeed.beyond-its-stage", 11)),
+    broken("parameters stay", '"overlap_comm": true,', '"offload_param": {"device": "cpu"},', gpus=ON),
+    Case(
+        "parameters stay without stage 3",
+        '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2,\n"offload_param": {"device": "cpu"}}}',
+        [("deepspeed.beyond-its-stage", 2)],
+    ),
+    Case(
+        "optimizer stays without ZeRO",
+        '{"train_batch_size": 8, "zero_optimization": {"stage": 0,\n"offload_optimizer": {"device": "cpu"}}}',
+        [("deepspeed.beyond-its-stage", 2)],
+    ),
+    broken("no path", '"device": "cpu"', '"device": "nvme"', ("deepspeed.no-nvme-path", 12)),
+    broken("no such device", '"device": "cpu"', '"device": "gpu"', ("value.refused", 12)),
+    broken("unknown in ZeRO", '"overlap_comm"', '"overlap_com"', ("key.unknown", 9)),
+    broken("unknown at the top", '"gradient_clipping"', '"grad_clipping"', ("key.unread", 5)),
+    broken("unknown section", '"bf16": {', '"precision": {', ("deepspeed.unread-section", 6)),
+    broken("negative clipping", '"gradient_clipping": 1.0', '"gradient_clipping": -1.0', ("value.refused", 5)),
+    broken("negative bucket", '"reduce_bucket_size": 5e8', '"reduce_bucket_size": -1', ("deepspeed.out-of-range", 10)),
+    broken(
+        "old name",
+        '"overlap_comm": true,',
+        '"stage3_gather_fp16_weights_on_model_save": true,',
+        ("deepspeed.renamed", 9),
+    ),
+    broken("old name beside the new", '"overlap_comm": true,', '"cpu_offload": true,', ("deepspeed.renamed", 9)),
+    broken("taken out", '"gradient_clipping": 1.0,', '"amp": {"enabled": false, "opt_level": "O1"},', ("key.gone", 5)),
+    broken("taken out of ZeRO", '"overlap_comm": true,', '"mics_shard_size": 8,', ("key.gone", 9)),
+    broken("misspelled optimizer", '"AdamW"', '"AdmW"', ("value.refused", 15)),
+    broken("retired optimizer", '"AdamW"', '"OneBitAdam"', ("value.refused", 15)),
+    broken(
+        "another name for the format that travels",
+        '"gradient_clipping": 1.0,',
+        '"communication_data_type": "float32",',
+        ("value.refused", 5),
+    ),
+    broken("momentum for Lion", '"AdamW",\n    "params": {"lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8',
+           '"Lion",\n    "params": {"lr": 1e-4, "momentum": 0.9', ("deepspeed.optimizer-argument", 16)),
+    broken("momentum for Adam", '"eps": 1e-8', '"momentum": 0.9', ("deepspeed.optimizer-argument", 16)),
+    broken("no decay to end", '"WarmupDecayLR"', '"WarmupLR"', ("deepspeed.optimizer-argument", 20)),
+    broken("negative group", '"overlap_comm": true,', '"zero_hpz_partition_size": -1,', ("deepspeed.out-of-range", 9)),
+    broken("a chunk that went", '"overlap_comm": true,', '"partition_stream_chunk_size": 1,', ("key.unknown", 9)),
+    broken("no eps", '"AdamW"', '"Lion"', ("deepspeed.optimizer-argument", 16)),
+    broken(
+        "untested and slow",
+        '"AdamW"',
+        '"SGD"',
+        ("deepspeed.untested-optimizer", 15),
+        ("deepspeed.optimizer-argument", 16),
+        ("deepspeed.optimizer-argument", 16),
+        ("deepspeed.slow-on-host", 15),
+    ),
+    broken("clipping in the optimizer", '"eps": 1e-8', '"max_grad_norm": 1.0', ("key.gone", 16)),
+    broken("torch's Adam on the host", '"eps": 1e-8', '"torch_adam": true', ("deepspeed.slow-on-host", 16)),
+    broken("no such argument", '"eps": 1e-8', '"epsilon": 1e-8', ("key.unknown", 16)),
+    broken("no end", ', "total_num_steps": 1000', "", ("deepspeed.scheduler", 19)),
+    broken("falling", '"warmup_min_lr": 0', '"warmup_min_lr": 0.1', ("deepspeed.scheduler", 20)),
+    broken("misspelled scheduler", '"WarmupDecayLR"', '"WarmupDecay"', ("deepspeed.scheduler", 19)),
+    broken("another peak", '"warmup_max_lr": 1e-4', '"warmup_max_lr": 2e-4', ("deepspeed.two-peaks", 16)),
+    broken("the peak nobody said", '"warmup_max_lr": 1e-4, ', "", ("deepspeed.two-peaks", 16)),
+    broken(
+        "pipeline",
+        '"gradient_clipping": 1.0,',
+        '"pipeline": {"stages": 2},',
+        ("deepspeed.pipeline-with-gradients-shared", 8),
+        gpus=None,
+    ),
+    broken("sums", '"gradient_clipping": 1.0,', '"gradient_allreduce_op": "sum",', ("deepspeed.sum-of-gradients", 5)),
+    broken(
+        "contiguous",
+        '"gradient_clipping": 1.0,',
+        '"activation_checkpointing": {"partition_activations": true, "contiguous_memory_optimization": true},',
+        ("deepspeed.contiguous-checkpoints", 5),
+    ),
+    broken("nobody fills", '"overlap_comm": true', '"sub_group_size": "auto"', ("deepspeed.nobody-fills", 9)),
+    broken("no such format", '"gradient_clipping": 1.0', '"communication_data_type": "int8"', ("value.refused", 5)),
+    broken("not a truth", '"overlap_comm": true', '"overlap_comm": "maybe"', ("value.refused", 9)),
+    broken(
+        "sequences",
+        '"gradient_clipping": 1.0,',
+        '"sequence_parallel_size": 3,',
+        ("deepspeed.batch-arithmetic", 2),
+        ("deepspeed.shared-sequence", 5),
+    ),
+    Case(
+        "gradients of another format",
+        '{"train_batch_size": 8,\n"bf16": {"enabled": true},\n"data_types": {"grad_accum_dtype": "fp32"}}',
+        [("deepspeed.gradient-format", 3)],
+    ),
+    broken(
+        "moments without their master",
+        '"bf16": {"enabled": true}',
+        '"bf16": {"enabled": true, "bf16_optimizer_states": true}',
+        ("deepspeed.format-needs-zero", 6),
+    ),
+    Case(
+        "a part without stage 3",
+        '{"train_batch_size": 8, "zero_optimization": {"stage": 1,\n"offload_optimizer": {"ratio": 0.5}}}',
+        [("deepspeed.part-of-optimizer", 2)],
+    ),
+    broken(
+        "cut twice",
+        '"gradient_clipping": 1.0,',
+        '"tensor_parallel": {"autotp_size": 2},',
+        ("deepspeed.cut-with-stage-3", 5),
+    ),
+    Case(
+        "state does not fit",
+        replaced(AUTO, ('"stage": 2', '"stage": 0')),
+        [("memory.state", 10)],
+        "8xA100-40",
+        "llama3_70b",
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_exactly_this_is_found(case: Case) -> None:
+    assert found(case, PATH, "deepspeed") == list(case.expected)
+
+
+def test_every_rule_is_found_by_some_case() -> None:
+    found_somewhere = {rule for case in CASES for rule, _ in case.expected}
+    assert {rule.id for rule in frameworks.dialect("deepspeed").rules} <= found_somewhere
+
+
+def test_twice_the_same_key_is_refused() -> None:
+    with pytest.raises(InputError, match="train_batch_size"):
+        frameworks.content_of('{"train_batch_size": 8,\n"train_batch_size": 16}', "ds_config.json")
+
+
+def test_the_fix_is_json_as_it_would_be_typed() -> None:
+    content = frameworks.content_of(replaced(VALID, ('"stage": 3', '"stage": 2')), "ds_config.json")
+    (finding,) = frameworks.check(frameworks.dialect("deepspeed"), content).findings
+    assert finding.fix == ('"zero_optimization": {"stage": 3}',)
+    assert (finding.file, finding.severity) == ("ds_config.json", "warning")
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "micro", "batch"),
+    [
+        ('{"train_batch_size": 64, "gradient_accumulation_steps": 2}', "8xH100", 4, 64),
+        ('{"train_batch_size": 64}', "16xH100", 4, 64),
+        ('{"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2}', "8xH100", 3, 48),
+        ('{"train_micro_batch_size_per_gpu": 3}', "8xH100", 3, 24),
+        ('{"train_batch_size": 64, "tensor_parallel": {"autotp_size": 2}}', "16xH100", 4, 32),
+    ],
+)
+def test_the_third_size_follows_from_the_others(text: str, gpus: str, micro: int, batch: int) -> None:
+    result = frameworks.check(frameworks.dialect("deepspeed"), frameworks.content_of(text, "c.json"), gpus=gpus)
+    assert result.findings == ()
+    assert (result.recipe.layout.micro_batch_size, result.recipe.train.global_batch_size) == (micro, batch)
+
+
+def test_stages_are_strategies() -> None:
+    for stage, strategy, freed in ((0, "ddp", True), (1, "zero1", True), (2, "fsdp2", False), (3, "fsdp2", True)):
+        text = f'{{"train_batch_size": 8, "zero_optimization": {{"stage": {stage}}}}}'
+        layout = frameworks.check(frameworks.dialect("deepspeed"), frameworks.content_of(text, "c.json")).recipe.layout
+        assert (layout.strategy, layout.reshard_after_forward) == (strategy, freed)
+
+
+def script(folder: Path, config: str, command: str) -> frameworks.Content:
+    (folder / "ds.json").write_text(config)
+    (folder / "run.sh").write_text(command)
+    return frameworks.open_file(folder / "run.sh")
+
+
+def test_the_trainer_fills_in_auto(tmp_path: Path) -> None:
+    command = (
+        "deepspeed --num_nodes 2 --num_gpus 8 train.py --deepspeed ds.json --bf16 True --fp16 False \\\n"
+        "  --model_name_or_path meta-llama/Meta-Llama-3-8B --per_device_train_batch_size 2 \\\n"
+        "  --gradient_accumulation_steps 4 --max_grad_norm 0.5 --gradient_checkpointing --max_seq_length 2048\n"
+    )
+    content = script(tmp_path, AUTO, command)
+    result = frameworks.check(frameworks.recognise(content), content)
+    assert result.findings == ()
+    assert result.model is not None
+    assert result.model.name == find("llama3_8b").name
+    recipe = result.recipe
+    assert (recipe.goal, recipe.layout.recompute, recipe.data.seq_length) == ("sft", "full", 2048)
+    assert (recipe.train.global_batch_size, recipe.optimizer.clip_grad) == (2 * 4 * 16, 0.5)
+
+
+def test_arguments_that_contradict_the_config_are_told(tmp_path: Path) -> None:
+    command = "deepspeed train.py \\\n --deepspeed ds.json \\\n --learning_rate 2e-5\n"
+    content = script(tmp_path, VALID, command)
+    result = frameworks.check(frameworks.recognise(content), content)
+    assert {(f.rule, Path(f.file).name, f.line) for f in result.findings} == {
+        ("deepspeed.argument-mismatch", "run.sh", 3)
+    }
+
+
+def test_a_config_is_found_above_its_script(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "conf" / "ds.json").write_text(VALID)
+    script = tmp_path / "scripts" / "run.sh"
+    script.write_text("deepspeed --include=localhost:0,1,2,3 train.py --deepspeed_config=conf/ds.json\n")
+    result = frameworks.check(frameworks.dialect("deepspeed"), frameworks.open_file(script))
+    assert [(f.rule, Path(f.file).name, f.line) for f in result.findings] == [
+        ("deepspeed.batch-arithmetic", "ds.json", 2)
+    ]
+
+
+def test_a_file_without_any_command_is_told(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("echo nothing\n")
+    with pytest.raises(InputError, match="DeepSpeed config"):
+        frameworks.check(frameworks.dialect("deepspeed"), frameworks.open_file(tmp_path / "run.sh"))
+
+
+def test_a_config_that_is_not_there_is_told(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("deepspeed train.py --deepspeed_config none.json\n")
+    with pytest.raises(InputError, match="not there"):
+        frameworks.check(frameworks.dialect("deepspeed"), frameworks.open_file(tmp_path / "run.sh"))
+
+
+FIELDS = draws(
+    layout__strategy=st.sampled_from(["fsdp2", "zero1"]),
+    layout__reshard_after_forward=st.just(True),
+    layout__tp=st.sampled_from([1, 2, 4]),
+    layout__micro_batch_size=st.sampled_from([1, 2, 4]),
+    layout__offload=st.sampled_from(["none", "optimizer"]),
+    optimizer__name=st.sampled_from(["adamw", "lion"]),
+    optimizer__lr=st.floats(1e-6, 1),
+    optimizer__weight_decay=st.floats(0, 1),
+    optimizer__beta1=st.floats(0, 0.999),
+    optimizer__beta2=st.floats(0, 0.999),
+    optimizer__eps=st.floats(1e-12, 1e-3),
+    optimizer__clip_grad=st.floats(0, 10),
+    schedule__warmup_steps=st.integers(2, 10**4),
+    train__steps=st.integers(1, 10**6),
+    train__global_batch_size=st.sampled_from([256, 512, 1024]),
+    precision__compute=st.sampled_from(["bf16", "fp16"]),
+    precision__grads=st.sampled_from(["bf16", "fp32"]),
+    precision__reduce=st.sampled_from(["bf16", "fp32"]),
+)
+SHAPES = st.sampled_from(
+    [
+        {"schedule.name": "linear", "schedule.min_lr": 0.0},
+        {"schedule.name": "constant", "schedule.min_lr": 0.0},
+        {"schedule.name": "cosine", "schedule.min_lr": 1e-7},
+    ]
+)
+# Nothing that ZeRO has no words for.
+BLANK: dict[str, object] = {"layout.pp": 1, "layout.vp": 1, "layout.cp": 1, "layout.ep": 1, "layout.etp": 1}
+BLANK |= {"layout.dp_replicate": 1, "layout.dp_shard": -1, "layout.strategy": "fsdp2", "layout.offload": "none"}
+BLANK |= {
+    "schedule.decay_steps": 0,
+    "precision.matmul": "same",
+    "precision.master": "fp32",
+    "precision.moments": "fp32",
+}
+BLANK |= {"layout.stage_layers": (), "layout.pp_schedule": "1f1b", "layout.recompute": "none", "layout.sp": False}
+PROGRAM = {"layout.recompute", "layout.sp", "data.seq_length"}
+"""What the program says, not the config."""
+
+
+@settings(max_examples=80)
+@given(FIELDS, SHAPES, st.sampled_from(["llama3_8b", "qwen3_30b_a3b"]))
+def test_what_is_written_is_read_back(values: dict[str, object], shape: dict[str, object], model: str) -> None:
+    base = pretrain(model, 64, global_batch_size=512)
+    recipe = changed(base, {**BLANK, **shape, **values})
+    without = {"train.steps"} if shape["schedule.name"] == "constant" else set()
+    without |= {"optimizer.eps"} if recipe.optimizer.name == "lion" else set()
+    lost = unsaid("deepspeed", recipe, model, "64xH100").keys() - PROGRAM
+    written = frameworks.export(frameworks.dialect("deepspeed"), recipe, find(model), cluster("64xH100"))
+    listed = {one.field for one in written.unsaid} - without
+    assert lost <= without
+    assert not listed & values.keys()
+
+
+def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
+    theirs = frameworks.dialect("deepspeed")
+    said = {
+        "layout.strategy",
+        "layout.micro_batch_size",
+        "train.global_batch_size",
+        "optimizer.lr",
+        "optimizer.clip_grad",
+    }
+    for name in index.names()[::40]:
+        recipe = index.load(name)
+        ranks = cluster(recipe.cluster).world // recipe.layout.tp * recipe.layout.micro_batch_size
+        if recipe.layout.strategy == "megatron_fsdp" or recipe.train.global_batch_size % ranks:
+            with pytest.raises(InputError):
+                frameworks.export(theirs, recipe, find(recipe.model), cluster(recipe.cluster))
+            continue
+        written = frameworks.export(theirs, recipe, find(recipe.model), cluster(recipe.cluster))
+        assert not said & {one.field for one in written.unsaid}, name
+
+
+def test_it_comes_with_the_program_that_takes_it() -> None:
+    recipe = sft("llama3_8b", 8)
+    written = frameworks.export(frameworks.dialect("deepspeed"), recipe, find("llama3_8b"), cluster("8xH100"))
+    assert written.program.words == ("train.py", "--deepspeed", "ds_config.json")
+    assert any("your own program" in note for note in written.notes)
