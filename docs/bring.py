@@ -163,9 +163,9 @@ ALIKE = ("both accept", "both refuse", "seen here only", "only we refuse", "only
 
 def index() -> str:
     """The frameworks, and how what is found was compared with what they say themselves."""
-    known = [frameworks.dialect(name) for name in frameworks.NAMES]
+    known = [frameworks.framework(name) for name in frameworks.NAMES]
     spoken = [(f"[{d.title}](bring/{d.name}.md)", d.version, "; ".join(d.forms)) for d in known]
-    compared = [_compared(json.loads(path.read_text())) for path in sorted(RESULTS.glob("dialects_*.json"))]
+    compared = [_compared(json.loads(path.read_text())) for path in sorted(RESULTS.glob("frameworks_*.json"))]
     audit = json.loads((RESULTS / "false_alarms_2026-11-15.json").read_text())
     alarms = [(name, *(row[key] for key in JUDGED)) for name, row in audit["table"].items()]
     parts = [
@@ -184,13 +184,13 @@ COMPARED = """## Against the frameworks themselves
 
 The configs of our tests, exports of every fifth shipped recipe and configs drawn at random were handed to each
 framework's own parser and checks, on a machine without GPUs (`python -m benchmarks.against NAME --site FOLDER`, rows
-in `benchmarks/results/dialects_*.json`). *Seen here only* are failures that come after what was asked: memory, heads,
+in `benchmarks/results/frameworks_*.json`). *Seen here only* are failures that come after what was asked: memory, heads,
 schedules, data. What differed was mended, so the zeros are no independent rate: of 1,600 configs drawn afresh, 5
-differed, and were mended too. The wheels are older or newer than the commits that some dialects speak.
+differed, and were mended too. The wheels are older or newer than the commits that some frameworks speak.
 """
 ALARMS = """## False alarms
 
-{date}: configs that people published, read by somebody who had not written the dialects; each finding judged by hand.
+{date}: configs that people published, read by somebody who had not written the frameworks; each finding judged by hand.
 *Debatable* are mostly keys of the fork that a file was written for. Copies leave out comments; the caveats stand in
 `benchmarks/results/false_alarms_2026-11-15.json`. The last false alarm was mended afterwards.
 """
@@ -203,7 +203,7 @@ def _compared(result: dict[str, Any]) -> tuple[object, ...]:
 
 def page(name: str) -> str:
     """What is read, found and written of one framework: from the table and the rules that do it."""
-    theirs = frameworks.dialect(name)
+    theirs = frameworks.framework(name)
     table_of_words = words(theirs.table)
     kept = [word for word in table_of_words.values() if word.fate == "read" and (word.own or word.key in _joint(name))]
     lost = [word for word in table_of_words.values() if word.fate != "read"]
@@ -233,11 +233,11 @@ def page(name: str) -> str:
 
 
 def _joint(name: str) -> set[str]:
-    return {key for joint in joints(frameworks.dialect(name).table) for key in joint.keys}
+    return {key for joint in joints(frameworks.framework(name).table) for key in joint.keys}
 
 
 def _word_table(kept: Sequence[ConfigKey], name: str) -> str:
-    meant = {key: joint.own for joint in joints(frameworks.dialect(name).table) for key in joint.keys}
+    meant = {key: joint.own for joint in joints(frameworks.framework(name).table) for key in joint.keys}
     rows = []
     for word in kept:
         own = ", ".join(f"`{key}`" for key in (meant.get(word.key) or (word.own,)))

@@ -1,4 +1,4 @@
-"""Our dialects against the frameworks' own parsers: what each of them accepts and refuses, their keys and defaults."""
+"""Our frameworks against the frameworks' own parsers: what each of them accepts and refuses, their keys and defaults."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Verdict:
 class Framework:
     """A version of a framework whose own code judges configs here, without GPUs."""
 
-    dialect: str  # ours
+    framework: str  # ours
     needs: str  # such as torchtitan==0.2.2
     module: str  # whose import shows that it is there
     judge: Callable[[Config, Path], Verdict]  # the folder holds the config and what else export wrote

@@ -1,9 +1,9 @@
-"""Our dialects against the frameworks' own parsers, one framework a run: one table and one file of numbers.
+"""Our frameworks against the frameworks' own parsers, one framework a run: one table and one file of numbers.
 
 PYTHONPATH=src:. python -m benchmarks.against torchtitan --site FOLDER --out benchmarks/results/NAME.json
 
 FOLDER holds the framework's version and what it needs besides torch (pip install --target FOLDER …). Configs are those
-of tests/dialects/test_NAME.py, valid and broken, and what `meshwright export` writes for every fifth shipped recipe.
+of tests/frameworks/test_NAME.py, valid and broken, and what `meshwright export` writes for every fifth shipped recipe.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _configs(framework: Framework, only: str | None) -> Iterator[Config]:
 
 
 def _cases(framework: Framework) -> Iterator[Config]:
-    module = importlib.import_module(f"tests.dialects.test_{framework.dialect.replace('-', '_')}")
+    module = importlib.import_module(f"tests.frameworks.test_{framework.framework.replace('-', '_')}")
     for case in module.CASES:
         world = cluster(case.gpus).world if case.gpus else _asked(framework, case.text, case.path or module.PATH)
         path = case.path or module.PATH
@@ -93,18 +93,18 @@ def _cases(framework: Framework) -> Iterator[Config]:
 
 def _asked(framework: Framework, text: str, path: str) -> int | None:
     """The GPUs that a file names itself."""
-    return frameworks.dialect(framework.dialect).parse(frameworks.content_of(text, path)).asked.count
+    return frameworks.framework(framework.framework).parse(frameworks.content_of(text, path)).asked.count
 
 
 def _exports(framework: Framework) -> Iterator[Config]:
-    theirs = frameworks.dialect(framework.dialect)
+    theirs = frameworks.framework(framework.framework)
     for name in index.names()[::EVERY]:
         recipe = planner.on_engine(index.load(name), theirs.engine)
         on = cluster(recipe.cluster)
         try:
             written = frameworks.export(theirs, recipe, models.find(recipe.model), on)
         except InputError:
-            continue  # which the dialect cannot write
+            continue  # which the framework cannot write
         path = framework.exported or next(iter(written.files))
         if path in written.files:
             yield Config(
@@ -128,7 +128,7 @@ def _errors(framework: Framework, config: Config) -> tuple[str, ...]:
     content = frameworks.content_of(config.text, config.path)
     model = models.find(config.model) if config.model else None
     try:
-        result = frameworks.check(frameworks.dialect(framework.dialect), content, gpus=config.gpus, model=model)
+        result = frameworks.check(frameworks.framework(framework.framework), content, gpus=config.gpus, model=model)
     except InputError as error:
         return (f"input: {error}",)
     return tuple(finding.rule for finding in result.findings if finding.severity == "error")
@@ -169,10 +169,10 @@ class Keys:
 def _keys(framework: Framework) -> Keys | None:
     if framework.keys is None:
         return None
-    theirs, dialect = framework.keys(), frameworks.dialect(framework.dialect)
-    table = key_maps.words(dialect.table)
+    theirs, framework = framework.keys(), frameworks.framework(framework.framework)
+    table = key_maps.words(framework.table)
     rows = {key: word for key, word in table.items() if word.fate != "gone" and framework.speaks(key)}
-    here = [key for key in theirs if key not in rows and not dialect.known(key)]
+    here = [key for key in theirs if key not in rows and not framework.known(key)]
     there = [key for key in rows if key not in theirs]
     both = {key: (theirs[key], rows[key].default) for key in rows if key in theirs}
     known = {key: pair for key, pair in both.items() if pair[0] is not MISSING and pair[1] is not UNSET}

@@ -177,7 +177,7 @@ def _in_a_section(key: str) -> bool:
 
 
 FRAMEWORK = Framework(
-    dialect="accelerate",
+    framework="accelerate",
     needs="accelerate==1.15.0",
     module="accelerate.commands.launch",
     judge=judge,

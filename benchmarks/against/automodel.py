@@ -126,7 +126,7 @@ def _layers(config: Config) -> int | None:
     """The model's layers, as far as the file or the case names a model that we know."""
     if config.model:
         return len(models.find(config.model).layers)
-    result = frameworks.check(frameworks.dialect("automodel"), frameworks.content_of(config.text, config.path))
+    result = frameworks.check(frameworks.framework("automodel"), frameworks.content_of(config.text, config.path))
     return None if result.model is None else len(result.model.layers)
 
 
@@ -207,7 +207,7 @@ def _default(one: Field[Any]) -> Any:
 
 
 FRAMEWORK = Framework(
-    dialect="automodel",
+    framework="automodel",
     needs="nemo-automodel==0.7.0",
     module="nemo_automodel.recipes._dist_utils",
     judge=judge,

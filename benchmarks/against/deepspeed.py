@@ -224,7 +224,7 @@ def _in_a_section(key: str) -> bool:
 
 
 FRAMEWORK = Framework(
-    dialect="deepspeed",
+    framework="deepspeed",
     needs="deepspeed==0.19.8",
     module="deepspeed.runtime.config",
     judge=judge,

@@ -146,7 +146,7 @@ def _default(one: Field[Any]) -> Any:
 
 
 FRAMEWORK = Framework(
-    dialect="megatron-bridge",
+    framework="megatron-bridge",
     needs="megatron-bridge==0.6.2",
     module="megatron.bridge.training.config",
     judge=judge,

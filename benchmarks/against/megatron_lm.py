@@ -285,7 +285,7 @@ def prepare() -> None:
 
 
 FRAMEWORK = Framework(
-    dialect="megatron-lm",
+    framework="megatron-lm",
     needs="megatron-core==0.19.2",
     module="megatron.training.arguments",
     judge=judge,

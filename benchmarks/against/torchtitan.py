@@ -249,7 +249,7 @@ def _of_this_line(key: str) -> bool:
 
 
 FRAMEWORK = Framework(
-    dialect="torchtitan",
+    framework="torchtitan",
     needs="torchtitan==0.2.2",
     module="torchtitan.config.job_config",
     judge=judge,

@@ -264,7 +264,7 @@ def _of_today(key: str) -> bool:
 
 
 FRAMEWORK = Framework(
-    dialect="torchtitan",
+    framework="torchtitan",
     needs="torchtitan==0.3.0",
     module="torchtitan.trainer",
     judge=judge,

@@ -19,7 +19,7 @@ from meshwright.rules import Finding, Rule
 if TYPE_CHECKING:
     from meshwright.launch.build_job import Started
 
-SCHEMA = "meshwright/1"
+SCHEMA = "meshwright/2"
 
 
 def plan_to_dict(plan: Plan, explain: bool = False) -> dict[str, Any]:
@@ -57,8 +57,8 @@ def _plan(plan: Plan) -> dict[str, Any]:
         "estimate": _estimate(plan),
         "changes": [{"field": c.field, "from": c.old, "to": c.new, "kind": c.kind, "why": c.why} for c in plan.changes],
         "findings": findings_to_dicts(plan.findings),
-        "offers": [
-            {"title": o.title, "overrides": list(o.overrides), "kind": o.kind, "why": o.why} for o in plan.offers
+        "suggestions": [
+            {"title": o.title, "overrides": list(o.overrides), "kind": o.kind, "why": o.why} for o in plan.suggestions
         ],
         "commands": launch.commands_of(plan, no_command),
         "no_command": no_command,
@@ -74,7 +74,7 @@ def _estimate(plan: Plan) -> dict[str, Any]:
 def estimate_to_dict(plan: Plan) -> dict[str, Any]:
     """The plan object of one exact layout, without what only a search can say."""
     out = _plan(plan)
-    del out["recipe"]["match"], out["recipe"]["approach"], out["offers"]
+    del out["recipe"]["match"], out["recipe"]["approach"], out["suggestions"]
     return {**out, "memory_by_stage_gib": _memory_by_stage(plan)}
 
 
@@ -137,7 +137,7 @@ def check_to_dict(result: Checked) -> dict[str, Any]:
     """The check object: what was found, and whether anything stands against starting it."""
     return {
         "schema": SCHEMA,
-        "dialect": result.dialect,
+        "framework": result.framework,
         "version": result.version,
         "ok": result.ok,
         "file": result.file or None,
@@ -157,7 +157,7 @@ def export_to_dict(written: Written, judged: CheckedRecipe) -> dict[str, Any]:
     built = msgspec.to_builtins(written)
     return {
         "schema": SCHEMA,
-        "dialect": written.dialect,
+        "framework": written.framework,
         "ok": judged.ok,
         "gpus": str(judged.cluster),
         "files": built["files"],

@@ -23,7 +23,7 @@ class Answer:
     def json(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.out)
         assert next(iter(found)) == "schema"
-        assert found["schema"] == "meshwright/1"
+        assert found["schema"] == "meshwright/2"
         return found
 
 

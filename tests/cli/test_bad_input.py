@@ -84,16 +84,16 @@ def test_unknown_engine_option_and_command(meshwright: Any) -> None:
     refused(meshwright, "rules", "no-such-rule")
 
 
-@pytest.mark.parametrize("dialect", ["megatron-lm", "torchtitan", "accelerate"])
-def test_a_recipe_of_ours_is_no_file_of_another_framework(meshwright: Any, dialect: str) -> None:
-    error = refused(meshwright, "check", "llama3_8b_sft_config", f"--dialect={dialect}")
-    assert error["field"] == "dialect"
+@pytest.mark.parametrize("framework", ["megatron-lm", "torchtitan", "accelerate"])
+def test_a_recipe_of_ours_is_no_file_of_another_framework(meshwright: Any, framework: str) -> None:
+    error = refused(meshwright, "check", "llama3_8b_sft_config", f"--framework={framework}")
+    assert error["field"] == "framework"
     assert refused(meshwright, "check", "llama3_8b_sft_config", "--model=llama3-8b")["field"] == "model"
 
 
-def test_dialects_have_did_you_mean(meshwright: Any) -> None:
-    assert "torchtitan" in refused(meshwright, "check", "llama3_8b_sft_config", "--dialect=torchtitn")["fix"]
-    assert meshwright("check", "llama3_8b_sft_config", "--dialect=meshwright").code == 0
+def test_frameworks_have_did_you_mean(meshwright: Any) -> None:
+    assert "torchtitan" in refused(meshwright, "check", "llama3_8b_sft_config", "--framework=torchtitn")["fix"]
+    assert meshwright("check", "llama3_8b_sft_config", "--framework=meshwright").code == 0
 
 
 def test_did_you_mean_says_nothing_twice(meshwright: Any) -> None:

@@ -1,4 +1,4 @@
-"""dryrun and recommend --prove around a proof made by hand: text, JSON, pictures, exit codes, bad input."""
+"""dryrun and recommend --dry-run around a proof made by hand: text, JSON, pictures, exit codes, bad input."""
 
 from __future__ import annotations
 
@@ -334,37 +334,37 @@ ASKED = ("recommend", "llama3-8b", "--gpus", GPUS, "--goal", "sft")
 
 def test_recommend_proves_its_pick(meshwright: Any, proves: Any) -> None:
     calls = proves(proof())
-    answer = meshwright(*ASKED, "--prove", "--json")
+    answer = meshwright(*ASKED, "--dry-run", "--json")
     assert answer.code == 0
     plan = api.recommend("llama3-8b", GPUS, "sft")
     assert calls[0][:2] == (plan.recipe, plan.question.cluster)
     told = answer.json["proof"]
     assert told["memory_gib"]["total"] == pytest.approx(40.5)
     assert not any(name in holder for holder in (told, *told["ranks"]) for name in ("timeline", "placement"))
-    text = meshwright(*ASKED, "--prove")
+    text = meshwright(*ASKED, "--dry-run")
     assert "Run " in text.out
     assert "Proof    40.5 of 79.6 GiB" in text.out
 
 
 def test_recommend_says_no_when_the_proof_does(meshwright: Any, proves: Any) -> None:
     proves(proof(more=60.0))
-    answer = meshwright(*ASKED, "--prove", "--json")
+    answer = meshwright(*ASKED, "--dry-run", "--json")
     assert answer.code == 1
     assert answer.json["estimate"]["fits"] is True
     assert answer.json["proof"]["fits"] is False
-    assert "does not fit" in meshwright(*ASKED, "--prove").out
+    assert "does not fit" in meshwright(*ASKED, "--dry-run").out
 
 
 def test_what_cannot_be_built_is_not_proven(meshwright: Any, proves: Any) -> None:
     calls = proves(proof())
-    answer = meshwright(*ASKED, "layout.tp=3", "--prove", "--json")
+    answer = meshwright(*ASKED, "layout.tp=3", "--dry-run", "--json")
     assert (answer.code, answer.json["proof"], calls) == (1, None, [])
-    assert "Proof    no figures" in meshwright(*ASKED, "layout.tp=3", "--prove").out
+    assert "Proof    no figures" in meshwright(*ASKED, "layout.tp=3", "--dry-run").out
 
 
 def test_only_our_own_engine_can_be_proven(meshwright: Any, proves: Any) -> None:
     calls = proves(proof())
-    answer = meshwright(*ASKED, "--engine", "megatron", "--prove", "--json")
+    answer = meshwright(*ASKED, "--engine", "megatron", "--dry-run", "--json")
     assert (answer.code, answer.json["error"]["field"], calls) == (2, "engine", [])
 
 

@@ -13,8 +13,8 @@ from tests.launch.jobs import Fakes, fakes, parses
 from meshwright.launch import watch as watching
 
 RECIPE = "llama3_8b_pretrain_config"
-SLURM = ("launch", RECIPE, "--on", "slurm", "--gpus", "2x8xH100")
-TINY = ("launch", RECIPE, "--on", "slurm", "--tiny", "--cpu", "--gpus", "2", "--out", "runs/try")
+SLURM = ("launch", RECIPE, "--scheduler", "slurm", "--gpus", "2x8xH100")
+TINY = ("launch", RECIPE, "--scheduler", "slurm", "--tiny", "--cpu", "--gpus", "2", "--out", "runs/try")
 
 
 @pytest.fixture
@@ -60,17 +60,17 @@ def test_what_cannot_start_is_not_written(meshwright: Any, tmp_path: Path, words
 @pytest.mark.parametrize(
     ("words", "field"),
     [
-        (("--on", "slrum"), "--on"),
+        (("--scheduler", "slrum"), "--scheduler"),
         (("--time", "soon"), "--time"),
         (("--hosts", "a,b"), "--hosts"),
         (("--kind", "jobset"), "--kind"),
-        (("--on", "kubernetes", "--kind", "job", "--image", "x"), "--kind"),
-        (("--on", "kubernetes"), "--image"),
-        (("--on", "kubernetes", "--image", "x", "--partition", "gpu"), "--partition"),
-        (("--on", "kubernetes", "--image", "x", "--submit"), "--submit"),
-        (("--on", "skypilot", "--no-requeue"), "--no-requeue"),
-        (("--on", "torchrun",), "--head"),
-        (("--on", "hosts", "--hosts", "a"), "--hosts"),
+        (("--scheduler", "kubernetes", "--kind", "job", "--image", "x"), "--kind"),
+        (("--scheduler", "kubernetes"), "--image"),
+        (("--scheduler", "kubernetes", "--image", "x", "--partition", "gpu"), "--partition"),
+        (("--scheduler", "kubernetes", "--image", "x", "--submit"), "--submit"),
+        (("--scheduler", "skypilot", "--no-requeue"), "--no-requeue"),
+        (("--scheduler", "torchrun",), "--head"),
+        (("--scheduler", "hosts", "--hosts", "a"), "--hosts"),
         (("--watch",), "--watch"),
         (("--env", "A"), "--env"),
         (("--env", "A=1", "--env", "A=2"), "--env"),
@@ -88,7 +88,7 @@ def test_bad_input(meshwright: Any, words: tuple[str, ...], field: str) -> None:
 
 
 def test_an_unknown_recipe_and_an_unknown_override(meshwright: Any) -> None:
-    assert meshwright("launch", "llama3_8b_pretrian_config", "--on", "slurm").code == 2
+    assert meshwright("launch", "llama3_8b_pretrian_config", "--scheduler", "slurm").code == 2
     assert meshwright(*TINY, "layout.tpp=2").code == 2
 
 
@@ -104,10 +104,10 @@ def test_files_are_written_and_not_replaced(meshwright: Any, tmp_path: Path) -> 
 def test_a_recipe_of_ones_own(meshwright: Any, tmp_path: Path) -> None:
     path = tmp_path / "my recipe.toml"
     path.write_text(meshwright("recipe", RECIPE).out)
-    answer = meshwright("launch", str(path), "--on", "slurm", "--gpus", "2x8xH100", "--json")
+    answer = meshwright("launch", str(path), "--scheduler", "slurm", "--gpus", "2x8xH100", "--json")
     (script,) = answer.json["files"].values()
     assert shlex.quote(str(path)) in script
-    shipped = meshwright("launch", str(path), "--on", "skypilot", "--gpus", "2x8xH100", "--json").json
+    shipped = meshwright("launch", str(path), "--scheduler", "skypilot", "--gpus", "2x8xH100", "--json").json
     assert shipped["files"]["my recipe.toml"] == path.read_text()
     assert "train 'my recipe.toml'" in next(iter(shipped["files"].values()))
 
@@ -121,7 +121,7 @@ def test_a_tiny_run_that_saves_nothing_is_not_requeued(meshwright: Any) -> None:
 @pytest.mark.parametrize("on", ["torchrun", "hosts", "kubernetes", "skypilot"])
 def test_every_way_speaks_json(meshwright: Any, on: str) -> None:
     more = {"hosts": ("--hosts", "a"), "kubernetes": ("--image", "site/x:1"), "torchrun": (), "skypilot": ()}[on]
-    answer = meshwright("launch", RECIPE, "--on", on, "--gpus", "8xH100", *more, "--json")
+    answer = meshwright("launch", RECIPE, "--scheduler", on, "--gpus", "8xH100", *more, "--json")
     assert answer.code == 0
     assert answer.json["on"] == on
     assert len(answer.json["commands"]) == 1

@@ -54,7 +54,7 @@ def test_findings_name_file_line_and_fix(meshwright: Any, tmp_path: Path) -> Non
     file.write_text(TOML)
     answer = meshwright("check", str(file), "--gpus", "3x8xH100", "--json")
     assert answer.code == 1
-    assert answer.json["dialect"] == "kempnerforge"
+    assert answer.json["framework"] == "kempnerforge"
     assert answer.json["ok"] is False
     heads = next(f for f in answer.json["findings"] if f["rule"] == "heads.attention")
     assert (heads["file"], heads["line"], heads["field"]) == (str(file), 15, "distributed.tp")
@@ -70,7 +70,7 @@ def test_our_own_files_are_told_apart_and_get_lines_too(meshwright: Any, tmp_pat
     file.write_text('base = "llama3_8b_pretrain_config"\n\n[layout]\ntp = 3\n')
     answer = meshwright("check", str(file), "--json")
     assert answer.code == 1
-    assert answer.json["dialect"] == "meshwright"
+    assert answer.json["framework"] == "meshwright"
     assert {f["line"] for f in answer.json["findings"] if f["field"] == "layout.tp"} == {4}
 
 
@@ -127,7 +127,7 @@ def test_a_script_is_never_run_and_what_only_running_tells_is_said(meshwright: A
     file.write_text(SCRIPT.replace("{mark}", str(mark)))
     answer = meshwright("check", str(file), "--gpus", "8xH100", "--json")
     assert not mark.exists()
-    assert answer.json["dialect"] == "megatron-lm"
+    assert answer.json["framework"] == "megatron-lm"
     assert [one["line"] for one in answer.json["unresolved"] if "micro" in one["key"]] == [4]
 
 
@@ -141,8 +141,8 @@ def test_includes_that_go_in_circles_are_refused(meshwright: Any, tmp_path: Path
 def test_whose_words_can_be_said(meshwright: Any, tmp_path: Path) -> None:
     file = tmp_path / "7b.toml"
     file.write_text(TOML)
-    assert meshwright("check", str(file), "--dialect", "kempnerforge", "--json").json["dialect"] == "kempnerforge"
-    assert "megatron-lm" in str(refused(meshwright("check", str(file), "--dialect", "megatronlm", "--json"))["fix"])
+    assert meshwright("check", str(file), "--framework", "kempnerforge", "--json").json["framework"] == "kempnerforge"
+    assert "megatron-lm" in str(refused(meshwright("check", str(file), "--framework", "megatronlm", "--json"))["fix"])
     refused(meshwright("check", str(file), "--engine", "megatron", "--json"))
 
 
@@ -172,12 +172,12 @@ def test_export_to_nobody_knows_where(meshwright: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dialect", MODULES)
-def test_checking_a_file_takes_under_three_tenths_of_a_second(tmp_path: Path, dialect: str) -> None:
+@pytest.mark.parametrize("framework", MODULES)
+def test_checking_a_file_takes_under_three_tenths_of_a_second(tmp_path: Path, framework: str) -> None:
     """Of CPU time, the start of the process included; slow because a busy machine makes it fail."""
     import resource
 
-    module = importlib.import_module(f"tests.frameworks.test_{dialect}")
+    module = importlib.import_module(f"tests.frameworks.test_{framework}")
     case = module.CASES[0]
     file = tmp_path / Path(case.path or module.PATH).name
     file.write_text(case.text)
@@ -194,7 +194,7 @@ def test_checking_a_file_takes_under_three_tenths_of_a_second(tmp_path: Path, di
 
 
 def test_a_job_of_another_framework_ships_its_config(meshwright: Any, tmp_path: Path) -> None:
-    words = ("launch", "kempner_7b_12gpu_tp4_config", "--to", "kempnerforge", "--on", "slurm", "--time", "10:00")
+    words = ("launch", "kempner_7b_12gpu_tp4_config", "--to", "kempnerforge", "--scheduler", "slurm", "--time", "10:00")
     answer = meshwright(*words, "--write", str(tmp_path), "--json")
     assert answer.code == 0
     config = next(name for name in answer.json["files"] if name.endswith(".toml"))

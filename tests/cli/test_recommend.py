@@ -133,7 +133,7 @@ class TestDecisionBranches:
         changed = {c["field"]: c for c in plan["changes"]}
         assert changed["data.seq_length"]["kind"] == "contract"
         assert "new experiment" in plan["recipe"]["approach"]
-        assert any("tokens per step" in o["title"] for o in plan["offers"])
+        assert any("tokens per step" in o["title"] for o in plan["suggestions"])
 
     def test_other_engine_other_state(self, meshwright: Any) -> None:
         plan = ask(meshwright, "llama3-8b", "--gpus", "8xH100", "--goal", "sft", "--engine", "megatron")

@@ -329,7 +329,7 @@ SEVERAL = (
         ("deepseek_v3", "qwen3_next"),
     ),
 )
-REFUSED = (Tried("zero1", "zero1", 2, {"strategy": "zero1"}, (), refused={"strategy.offered": ALL}),)
+REFUSED = (Tried("zero1", "zero1", 2, {"strategy": "zero1"}, (), refused={"strategy.supported": ALL}),)
 
 TRIED: dict[str, Tried] = {
     one.name: one

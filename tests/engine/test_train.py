@@ -36,7 +36,7 @@ def test_a_recipe_trains_in_its_own_layout(name: str, axis: str) -> None:
     assert len(losses) == 6  # type: ignore[arg-type]
     assert losses[-1] < losses[0]  # type: ignore[index]
     assert answer["layout"][axis] == 2  # type: ignore[index]
-    assert answer["schema"] == "meshwright/1"
+    assert answer["schema"] == "meshwright/2"
     assert answer["mfu"] is None  # a CPU has no peak to speak of
 
 

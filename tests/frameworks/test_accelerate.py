@@ -249,12 +249,12 @@ def test_exactly_this_is_found(case: Case) -> None:
 
 def test_every_rule_is_found_by_some_case() -> None:
     found_somewhere = {rule for case in CASES for rule, _ in case.expected}
-    assert {rule.id for rule in frameworks.dialect("accelerate").rules} <= found_somewhere
+    assert {rule.id for rule in frameworks.framework("accelerate").rules} <= found_somewhere
 
 
 def test_a_finding_names_the_line_and_the_fix_in_their_spelling() -> None:
     content = frameworks.content_of(replaced(MESH, ("shard_size: 4", "shard_size: 2")), "config.yaml")
-    (finding,) = frameworks.check(frameworks.dialect("accelerate"), content).findings
+    (finding,) = frameworks.check(frameworks.framework("accelerate"), content).findings
     assert (finding.severity, finding.file, finding.line) == ("error", "config.yaml", 18)
     assert finding.fix == ("parallelism_config: {parallelism_config_dp_shard_size: 4}",)
 
@@ -272,7 +272,7 @@ def test_a_finding_names_the_line_and_the_fix_in_their_spelling() -> None:
     ],
 )
 def test_kinds_are_strategies(text: str, strategy: str, freed: bool, engine: str) -> None:
-    result = frameworks.check(frameworks.dialect("accelerate"), frameworks.content_of(text, "config.yaml"))
+    result = frameworks.check(frameworks.framework("accelerate"), frameworks.content_of(text, "config.yaml"))
     layout = result.recipe.layout
     assert (layout.strategy, layout.reshard_after_forward, result.engine) == (strategy, freed, engine)
 
@@ -280,7 +280,9 @@ def test_kinds_are_strategies(text: str, strategy: str, freed: bool, engine: str
 def test_hybrid_sharding_copies_over_the_machines() -> None:
     text = replaced(FSDP1, ("FULL_SHARD", "HYBRID_SHARD"), ("num_processes: 8", "num_processes: 32"),
                     ("num_machines: 1", "num_machines: 4\nmain_process_ip: 10.0.0.1"))  # fmt: skip
-    result = frameworks.check(frameworks.dialect("accelerate"), frameworks.content_of(text, "c.yaml"), gpus="4x8xH100")
+    result = frameworks.check(
+        frameworks.framework("accelerate"), frameworks.content_of(text, "c.yaml"), gpus="4x8xH100"
+    )
     assert (result.findings, result.recipe.layout.dp_replicate) == ((), 4)
 
 
@@ -317,7 +319,7 @@ def test_the_config_of_deepspeed_is_read_too(tmp_path: Path) -> None:
     )
     text = "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n"
     (tmp_path / "config.yaml").write_text(text)
-    result = frameworks.check(frameworks.dialect("accelerate"), frameworks.open_file(tmp_path / "config.yaml"))
+    result = frameworks.check(frameworks.framework("accelerate"), frameworks.open_file(tmp_path / "config.yaml"))
     assert [(f.rule, Path(f.file).name, f.line) for f in result.findings] == [("key.unknown", "ds.json", 2)]
     assert (result.recipe.layout.strategy, result.recipe.layout.reshard_after_forward) == ("fsdp2", False)
 
@@ -329,14 +331,14 @@ def test_a_config_of_deepspeed_is_json(tmp_path: Path) -> None:
     script.write_text(
         "accelerate launch --use_deepspeed --deepspeed_config_file zero3.yaml --num_processes 8 train.py\n"
     )
-    result = frameworks.check(frameworks.dialect("accelerate"), frameworks.open_file(script))
+    result = frameworks.check(frameworks.framework("accelerate"), frameworks.open_file(script))
     assert [(f.rule, f.line) for f in result.findings] == [("accelerate.not-json", 1)]
 
 
 def test_a_config_that_is_not_there_is_told(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("accelerate launch --config_file none.yaml train.py\n")
     with pytest.raises(InputError, match="not there"):
-        frameworks.check(frameworks.dialect("accelerate"), frameworks.open_file(tmp_path / "run.sh"))
+        frameworks.check(frameworks.framework("accelerate"), frameworks.open_file(tmp_path / "run.sh"))
 
 
 BLANK: dict[str, object] = {"layout.pp": 1, "layout.vp": 1, "layout.ep": 1, "layout.etp": 1, "layout.sp": False}
@@ -364,7 +366,7 @@ PROGRAM = {"layout.micro_batch_size", "train.global_batch_size"}
 def test_what_is_written_is_read_back(values: dict[str, object], context: dict[str, object], model: str) -> None:
     recipe = changed(pretrain(model, 64, global_batch_size=512), {**BLANK, **context, **values})
     lost = unsaid("accelerate", recipe, model, "8x8xH100")
-    written = write(frameworks.dialect("accelerate"), recipe, find(model), cluster("8x8xH100"))
+    written = write(frameworks.framework("accelerate"), recipe, find(model), cluster("8x8xH100"))
     listed = {one.field for one in written.unsaid}
     assert not lost.keys() & ({*values, *context, "layout.strategy", "layout.dp_shard"} - PROGRAM)
     assert not listed & {*values, *context}
@@ -381,14 +383,16 @@ def test_what_is_written_is_read_back(values: dict[str, object], context: dict[s
 )
 def test_other_kinds_are_read_back_too(values: dict[str, object]) -> None:
     recipe = changed(pretrain("llama3_8b", 8, global_batch_size=64), {**BLANK, **values})
-    written = frameworks.export(frameworks.dialect("accelerate"), recipe, find("llama3_8b"), cluster("8xH100"))
+    written = frameworks.export(frameworks.framework("accelerate"), recipe, find("llama3_8b"), cluster("8xH100"))
     assert not {*values} & {one.field for one in written.unsaid}
 
 
 def test_the_program_gets_what_the_launcher_would_tell_it() -> None:
     values = {"layout.tp": 2, "layout.recompute": "full"}
     recipe = changed(pretrain("llama3_8b", 8, global_batch_size=64), {**BLANK, **values})
-    program = frameworks.export(frameworks.dialect("accelerate"), recipe, find("llama3_8b"), cluster("8xH100")).program
+    program = frameworks.export(
+        frameworks.framework("accelerate"), recipe, find("llama3_8b"), cluster("8xH100")
+    ).program
     told = {
         "ACCELERATE_USE_FSDP": "true",
         "ACCELERATE_MIXED_PRECISION": "bf16",
@@ -416,7 +420,7 @@ def test_options_beside_a_config_of_deepspeed_do_no_harm(tmp_path: Path) -> None
 
 
 def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
-    theirs = frameworks.dialect("accelerate")
+    theirs = frameworks.framework("accelerate")
     for name in index.names()[::40]:
         recipe = index.load(name)
         layout = recipe.layout

@@ -459,7 +459,7 @@ def test_scripts_are_read_with_their_files(name: str) -> None:
 
 def test_what_a_command_says_comes_on_top_with_its_own_lines() -> None:
     content = frameworks.open_file(FOLDER / "start.sh")
-    reading = read(frameworks.dialect("automodel"), content)
+    reading = read(frameworks.framework("automodel"), content)
     assert (reading.recipe.layout.tp, reading.recipe.layout.micro_batch_size, reading.recipe.train.seed) == (2, 2, 3)
     assert reading.parsed.settings["distributed.tp_size"].place == f"{FOLDER / 'start.sh'}:8"
     assert reading.parsed.settings["optimizer.lr"].file == str(FOLDER / "sft.yaml")
@@ -479,7 +479,7 @@ def test_a_script_without_its_file_is_an_error(tmp_path: Path) -> None:
 
 def test_values_are_what_their_loader_makes_of_them() -> None:
     content = frameworks.content_of(replaced(SFT, ("seed: 7", "seed: 0o10")), PATH)
-    parsed = frameworks.dialect("automodel").parse(content)
+    parsed = frameworks.framework("automodel").parse(content)
     assert parsed.settings["optimizer.lr"].value == 1e-5  # text of YAML 1.1, a number of theirs
     assert parsed.settings["dataset.path_or_dataset_id"].value == "data/chat.jsonl"
     assert parsed.settings["checkpoint.checkpoint_dir"].unresolved == ""
@@ -488,7 +488,7 @@ def test_values_are_what_their_loader_makes_of_them() -> None:
 
 def test_what_is_open_is_told_and_not_guessed() -> None:
     case = CASES[-1]
-    result = frameworks.check(frameworks.dialect("automodel"), frameworks.content_of(case.text, PATH), gpus="8xH100")
+    result = frameworks.check(frameworks.framework("automodel"), frameworks.content_of(case.text, PATH), gpus="8xH100")
     assert [(one.key, one.line) for one in result.unresolved] == [("step_scheduler.global_batch_size", 6)]
     assert result.estimate is None
 
@@ -503,17 +503,17 @@ def test_what_is_open_is_told_and_not_guessed() -> None:
     ],
 )
 def test_goal_and_model(text: str, goal: str, model: str | None) -> None:
-    parsed = frameworks.dialect("automodel").parse(frameworks.content_of(text, PATH))
+    parsed = frameworks.framework("automodel").parse(frameworks.content_of(text, PATH))
     assert (parsed.goal, parsed.model and parsed.model.name) == (goal, model)
 
 
 def test_chunks_of_layers_follow_from_their_number() -> None:
-    reading = read(frameworks.dialect("automodel"), frameworks.content_of(STAGES, PATH))
+    reading = read(frameworks.framework("automodel"), frameworks.content_of(STAGES, PATH))
     assert (reading.recipe.layout.vp, reading.recipe.layout.pp_schedule) == (5, "interleaved_1f1b")
 
 
 def test_adapters_are_read_from_the_names_of_linears() -> None:
-    reading = read(frameworks.dialect("automodel"), frameworks.content_of(LORA, PATH))
+    reading = read(frameworks.framework("automodel"), frameworks.content_of(LORA, PATH))
     assert reading.recipe.peft.targets == ("qkv", "proj")
 
 
@@ -601,7 +601,7 @@ def test_shipped_recipes_are_read_back_or_what_is_lost_is_listed() -> None:
 
 def test_a_written_file_is_right_by_its_own_rules() -> None:
     recipe = pretrain("llama31_8b", 8)
-    theirs, on = frameworks.dialect("automodel"), cluster("8xH100")
+    theirs, on = frameworks.framework("automodel"), cluster("8xH100")
     written = frameworks.export(theirs, recipe, model_of(recipe), on)
     ((name, text),) = written.files.items()
     assert text.startswith(f"# {recipe.name} (pretraining) for NeMo AutoModel (commit 36044ad")
@@ -620,7 +620,7 @@ def test_a_pipeline_gets_all_of_a_step_at_once() -> None:
     recipe = changed(
         sft("llama31_8b", 8), {"layout.pp": 2, "train.global_batch_size": 64, "layout.micro_batch_size": 2}
     )
-    written = frameworks.export(frameworks.dialect("automodel"), recipe, find("llama31_8b"), cluster("8xH100"))
+    written = frameworks.export(frameworks.framework("automodel"), recipe, find("llama31_8b"), cluster("8xH100"))
     text = next(iter(written.files.values()))
     assert "local_batch_size: 16" in text
     assert "pp_microbatch_size: 2" in text
@@ -628,19 +628,19 @@ def test_a_pipeline_gets_all_of_a_step_at_once() -> None:
 
 def test_a_policy_is_said_in_full() -> None:
     recipe = changed(sft("llama31_8b", 8), {"precision.reduce": "bf16"})
-    written = frameworks.export(frameworks.dialect("automodel"), recipe, find("llama31_8b"), cluster("8xH100"))
+    written = frameworks.export(frameworks.framework("automodel"), recipe, find("llama31_8b"), cluster("8xH100"))
     text = next(iter(written.files.values()))
     assert "param_dtype: bfloat16\n    reduce_dtype: bfloat16\n    output_dtype: bfloat16" in text
 
 
 def test_a_policy_without_a_format_for_sums_takes_that_of_compute() -> None:
     text = replaced(SFT, ("sequence_parallel: false", "mp_policy: {param_dtype: bfloat16}"))
-    assert read(frameworks.dialect("automodel"), frameworks.content_of(text, PATH)).recipe.precision.reduce == "bf16"
+    assert read(frameworks.framework("automodel"), frameworks.content_of(text, PATH)).recipe.precision.reduce == "bf16"
 
 
 def test_other_strategies_get_only_their_own_options() -> None:
     recipe = changed(sft("llama31_8b", 8), {"layout.strategy": "ddp", "precision.reduce": "fp32"})
-    written = frameworks.export(frameworks.dialect("automodel"), recipe, find("llama31_8b"), cluster("8xB200"))
+    written = frameworks.export(frameworks.framework("automodel"), recipe, find("llama31_8b"), cluster("8xB200"))
     text = next(iter(written.files.values()))
     assert "sequence_parallel" not in text
     assert "mp_policy" not in text

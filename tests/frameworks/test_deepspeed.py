@@ -231,7 +231,7 @@ def test_exactly_this_is_found(case: Case) -> None:
 
 def test_every_rule_is_found_by_some_case() -> None:
     found_somewhere = {rule for case in CASES for rule, _ in case.expected}
-    assert {rule.id for rule in frameworks.dialect("deepspeed").rules} <= found_somewhere
+    assert {rule.id for rule in frameworks.framework("deepspeed").rules} <= found_somewhere
 
 
 def test_twice_the_same_key_is_refused() -> None:
@@ -241,7 +241,7 @@ def test_twice_the_same_key_is_refused() -> None:
 
 def test_the_fix_is_json_as_it_would_be_typed() -> None:
     content = frameworks.content_of(replaced(VALID, ('"stage": 3', '"stage": 2')), "ds_config.json")
-    (finding,) = frameworks.check(frameworks.dialect("deepspeed"), content).findings
+    (finding,) = frameworks.check(frameworks.framework("deepspeed"), content).findings
     assert finding.fix == ('"zero_optimization": {"stage": 3}',)
     assert (finding.file, finding.severity) == ("ds_config.json", "warning")
 
@@ -257,7 +257,7 @@ def test_the_fix_is_json_as_it_would_be_typed() -> None:
     ],
 )
 def test_the_third_size_follows_from_the_others(text: str, gpus: str, micro: int, batch: int) -> None:
-    result = frameworks.check(frameworks.dialect("deepspeed"), frameworks.content_of(text, "c.json"), gpus=gpus)
+    result = frameworks.check(frameworks.framework("deepspeed"), frameworks.content_of(text, "c.json"), gpus=gpus)
     assert result.findings == ()
     assert (result.recipe.layout.micro_batch_size, result.recipe.train.global_batch_size) == (micro, batch)
 
@@ -265,7 +265,9 @@ def test_the_third_size_follows_from_the_others(text: str, gpus: str, micro: int
 def test_stages_are_strategies() -> None:
     for stage, strategy, freed in ((0, "ddp", True), (1, "zero1", True), (2, "fsdp2", False), (3, "fsdp2", True)):
         text = f'{{"train_batch_size": 8, "zero_optimization": {{"stage": {stage}}}}}'
-        layout = frameworks.check(frameworks.dialect("deepspeed"), frameworks.content_of(text, "c.json")).recipe.layout
+        layout = frameworks.check(
+            frameworks.framework("deepspeed"), frameworks.content_of(text, "c.json")
+        ).recipe.layout
         assert (layout.strategy, layout.reshard_after_forward) == (strategy, freed)
 
 
@@ -306,7 +308,7 @@ def test_a_config_is_found_above_its_script(tmp_path: Path) -> None:
     (tmp_path / "conf" / "ds.json").write_text(VALID)
     script = tmp_path / "scripts" / "run.sh"
     script.write_text("deepspeed --include=localhost:0,1,2,3 train.py --deepspeed_config=conf/ds.json\n")
-    result = frameworks.check(frameworks.dialect("deepspeed"), frameworks.open_file(script))
+    result = frameworks.check(frameworks.framework("deepspeed"), frameworks.open_file(script))
     assert [(f.rule, Path(f.file).name, f.line) for f in result.findings] == [
         ("deepspeed.batch-arithmetic", "ds.json", 2)
     ]
@@ -315,13 +317,13 @@ def test_a_config_is_found_above_its_script(tmp_path: Path) -> None:
 def test_a_file_without_any_command_is_told(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("echo nothing\n")
     with pytest.raises(InputError, match="DeepSpeed config"):
-        frameworks.check(frameworks.dialect("deepspeed"), frameworks.open_file(tmp_path / "run.sh"))
+        frameworks.check(frameworks.framework("deepspeed"), frameworks.open_file(tmp_path / "run.sh"))
 
 
 def test_a_config_that_is_not_there_is_told(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("deepspeed train.py --deepspeed_config none.json\n")
     with pytest.raises(InputError, match="not there"):
-        frameworks.check(frameworks.dialect("deepspeed"), frameworks.open_file(tmp_path / "run.sh"))
+        frameworks.check(frameworks.framework("deepspeed"), frameworks.open_file(tmp_path / "run.sh"))
 
 
 FIELDS = draws(
@@ -373,14 +375,14 @@ def test_what_is_written_is_read_back(values: dict[str, object], shape: dict[str
     without = {"train.steps"} if shape["schedule.name"] == "constant" else set()
     without |= {"optimizer.eps"} if recipe.optimizer.name == "lion" else set()
     lost = unsaid("deepspeed", recipe, model, "64xH100").keys() - PROGRAM
-    written = frameworks.export(frameworks.dialect("deepspeed"), recipe, find(model), cluster("64xH100"))
+    written = frameworks.export(frameworks.framework("deepspeed"), recipe, find(model), cluster("64xH100"))
     listed = {one.field for one in written.unsaid} - without
     assert lost <= without
     assert not listed & values.keys()
 
 
 def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
-    theirs = frameworks.dialect("deepspeed")
+    theirs = frameworks.framework("deepspeed")
     said = {
         "layout.strategy",
         "layout.micro_batch_size",
@@ -401,6 +403,6 @@ def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
 
 def test_it_comes_with_the_program_that_takes_it() -> None:
     recipe = sft("llama3_8b", 8)
-    written = frameworks.export(frameworks.dialect("deepspeed"), recipe, find("llama3_8b"), cluster("8xH100"))
+    written = frameworks.export(frameworks.framework("deepspeed"), recipe, find("llama3_8b"), cluster("8xH100"))
     assert written.program.words == ("train.py", "--deepspeed", "ds_config.json")
     assert any("your own program" in note for note in written.notes)

@@ -101,7 +101,7 @@ def test_exactly_this_is_found(case: Case) -> None:
 def test_a_finding_names_the_line_and_the_fix_in_their_spelling() -> None:
     text = replaced(VALID, ("dp_shard = 16\ntp = 1", "dp_shard = 4\ntp = 8"))
     content = frameworks.content_of(text, "runs/7b.toml")
-    result = frameworks.check(frameworks.dialect("kempnerforge"), content, gpus="16xH100")
+    result = frameworks.check(frameworks.framework("kempnerforge"), content, gpus="16xH100")
     assert not result.ok
     finding = result.findings[0]
     assert (finding.file, finding.line, finding.field) == ("runs/7b.toml", 25, "distributed.dp_shard")
@@ -111,7 +111,7 @@ def test_a_finding_names_the_line_and_the_fix_in_their_spelling() -> None:
 def test_the_global_batch_follows_from_the_gpus() -> None:
     content = frameworks.content_of(replaced(VALID, ("dp_shard = 16", "dp_shard = -1")), "7b.toml")
     for gpus, batch in (("16xH100", 4 * 8 * 16), ("64xH100", 4 * 8 * 64)):
-        result = frameworks.check(frameworks.dialect("kempnerforge"), content, gpus=gpus)
+        result = frameworks.check(frameworks.framework("kempnerforge"), content, gpus=gpus)
         assert result.recipe.train.global_batch_size == batch
         assert result.model is not None
         assert result.model.params.total == find("llama3_8b").params.total
@@ -132,7 +132,7 @@ def test_a_command_whose_file_is_missing_is_told(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("torchrun scripts/train.py none.toml\n")
     with pytest.raises(InputError, match="not there"):
-        frameworks.check(frameworks.dialect("kempnerforge"), frameworks.open_file(script))
+        frameworks.check(frameworks.framework("kempnerforge"), frameworks.open_file(script))
 
 
 FIELDS = draws(
@@ -172,7 +172,7 @@ def test_what_is_written_is_read_back(values: dict[str, object], model: str) -> 
 
 
 def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
-    theirs = frameworks.dialect("kempnerforge")
+    theirs = frameworks.framework("kempnerforge")
     for name in (name for name in index.names() if name.startswith("kempner")):
         recipe = index.load(name)
         written = frameworks.export(theirs, recipe, find(recipe.model), cluster(recipe.cluster))
@@ -181,7 +181,7 @@ def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
 
 
 def test_what_it_cannot_train_is_refused() -> None:
-    theirs = frameworks.dialect("kempnerforge")
+    theirs = frameworks.framework("kempnerforge")
     for name in ("llama3_8b_sft_config", "deepseek_v3_pretrain_config"):
         recipe = index.load(name)
         with pytest.raises(InputError):

@@ -410,7 +410,7 @@ def test_exactly_this_is_found(case: Case) -> None:
 
 
 def check(text: str, path: str = PATH, gpus: str | None = None) -> frameworks.Checked:
-    return frameworks.check(frameworks.dialect("megatron-bridge"), frameworks.content_of(text, path), gpus=gpus)
+    return frameworks.check(frameworks.framework("megatron-bridge"), frameworks.content_of(text, path), gpus=gpus)
 
 
 def test_a_finding_names_the_line_and_the_fix_in_their_spelling() -> None:
@@ -596,7 +596,7 @@ def test_what_is_written_is_read_back(values: dict[str, Any], more: dict[str, An
 
 
 def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
-    theirs = frameworks.dialect("megatron-bridge")
+    theirs = frameworks.framework("megatron-bridge")
     for name in index.names()[::10]:
         recipe = changed(index.load(name), {"layout.strategy": "zero1"})
         if index.family(name) in ("kempner", "sizes"):
@@ -608,7 +608,7 @@ def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
 
 
 def test_what_is_written_has_no_findings_of_its_own() -> None:
-    theirs = frameworks.dialect("megatron-bridge")
+    theirs = frameworks.framework("megatron-bridge")
     for name in (
         "llama3_8b_pretrain_config",
         "qwen3_30b_a3b_sft_config",
@@ -625,4 +625,4 @@ def test_what_is_written_has_no_findings_of_its_own() -> None:
 def test_a_model_without_recipe_or_id_is_refused() -> None:
     recipe = index.load("kempner_7b_1gpu_config")
     with pytest.raises(InputError, match="no Hugging Face id"):
-        frameworks.export(frameworks.dialect("megatron-bridge"), recipe, find(recipe.model), cluster("8xH100"))
+        frameworks.export(frameworks.framework("megatron-bridge"), recipe, find(recipe.model), cluster("8xH100"))

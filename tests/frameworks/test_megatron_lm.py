@@ -337,17 +337,17 @@ def test_exactly_this_is_found(case: Case) -> None:
 
 def test_every_rule_is_found_by_some_case() -> None:
     found_somewhere = {rule for case in CASES for rule, _ in case.expected} | {"megatron-lm.llama-by-name-only"}
-    assert {rule.id for rule in frameworks.dialect("megatron-lm").rules} <= found_somewhere
+    assert {rule.id for rule in frameworks.framework("megatron-lm").rules} <= found_somewhere
 
 
 def read(text: str, gpus: str = "2x8xH100", path: str = "train.sh") -> Recipe:
-    return frameworks.check(frameworks.dialect("megatron-lm"), frameworks.content_of(text, path), gpus=gpus).recipe
+    return frameworks.check(frameworks.framework("megatron-lm"), frameworks.content_of(text, path), gpus=gpus).recipe
 
 
 def test_a_finding_names_the_line_and_the_fix_in_their_spelling() -> None:
     text = replaced(DENSE, ("--min-lr 3e-5", "--min-lr 3e-3"))
     result = frameworks.check(
-        frameworks.dialect("megatron-lm"), frameworks.content_of(text, "a/train.sh"), gpus="2x8xH100"
+        frameworks.framework("megatron-lm"), frameworks.content_of(text, "a/train.sh"), gpus="2x8xH100"
     )
     (finding,) = result.findings
     assert (finding.file, finding.line, finding.field) == ("a/train.sh", at(text, "--min-lr"), "min_lr")
@@ -396,13 +396,13 @@ def test_experts_are_cut_like_the_rest_unless_said() -> None:
 
 
 def test_sizes_are_known_models() -> None:
-    result = frameworks.check(frameworks.dialect("megatron-lm"), frameworks.content_of(DENSE, "train.sh"))
+    result = frameworks.check(frameworks.framework("megatron-lm"), frameworks.content_of(DENSE, "train.sh"))
     assert result.model is not None
     assert (result.model.name, result.model.params.total) == ("llama3_8b", find("llama3_8b").params.total)
 
 
 def test_plain_flags_build_gpt2() -> None:
-    result = frameworks.check(frameworks.dialect("megatron-lm"), frameworks.content_of(BARE, "gpt.args"))
+    result = frameworks.check(frameworks.framework("megatron-lm"), frameworks.content_of(BARE, "gpt.args"))
     assert result.model is not None
     layer = result.model.layers[0]
     assert (result.model.tied, result.model.learned_positions, layer.norm_params) == (True, 2048, 4 * 2048)
@@ -438,7 +438,7 @@ def test_values_that_only_running_tells_are_named() -> None:
         DENSE, ("--train-iters 10000", "--train-iters $(cat steps)"), ("runs/a\n    --load", "$1\n    --load")
     )
     result = frameworks.check(
-        frameworks.dialect("megatron-lm"), frameworks.content_of(text, "train.sh"), gpus="2x8xH100"
+        frameworks.framework("megatron-lm"), frameworks.content_of(text, "train.sh"), gpus="2x8xH100"
     )
     assert {one.key for one in result.unresolved} == {"train_iters", "save"}
     assert result.findings == ()
@@ -448,7 +448,7 @@ def test_arguments_kept_in_variables_are_read_where_no_command_is_seen() -> None
     text = DENSE[: DENSE.index("torchrun")] + "submit_job run_in_container\n"
     content = frameworks.content_of(text, "train.sh")
     assert frameworks.recognise(content).name == "megatron-lm"
-    result = frameworks.check(frameworks.dialect("megatron-lm"), content, gpus="2x8xH100")
+    result = frameworks.check(frameworks.framework("megatron-lm"), content, gpus="2x8xH100")
     assert result.model is not None
     assert any("variables" in note for note in result.notes)
 
@@ -456,7 +456,7 @@ def test_arguments_kept_in_variables_are_read_where_no_command_is_seen() -> None
 @pytest.mark.parametrize("script", ["pretrain_t5.py", "pretrain_bert.py"])
 def test_other_models_are_not_judged_as_decoders(script: str) -> None:
     text = replaced(DENSE, ("pretrain_gpt.py", script))
-    result = frameworks.check(frameworks.dialect("megatron-lm"), frameworks.content_of(text, "train.sh"))
+    result = frameworks.check(frameworks.framework("megatron-lm"), frameworks.content_of(text, "train.sh"))
     assert result.model is None
     assert any("not modelled" in note for note in result.notes)
 
@@ -608,7 +608,7 @@ def trains(recipe: Recipe) -> bool:
 
 
 def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
-    theirs = frameworks.dialect("megatron-lm")
+    theirs = frameworks.framework("megatron-lm")
     lost: set[str] = set()
     for name in SHIPPED:
         recipe = planner.on_engine(index.load(name), theirs.engine)
@@ -630,7 +630,7 @@ def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
 
 def test_what_cannot_be_said_is_listed() -> None:
     recipe = changed(pretrain("llama3_8b", 8), {"kernels.attention": "flex", "optimizer.name": "schedule_free_adamw"})
-    written = frameworks.export(frameworks.dialect("megatron-lm"), recipe, find("llama3_8b"), cluster("8xH100"))
+    written = frameworks.export(frameworks.framework("megatron-lm"), recipe, find("llama3_8b"), cluster("8xH100"))
     assert {"kernels.attention", "optimizer.name"} <= {one.field for one in written.unsaid}
 
 
@@ -638,11 +638,11 @@ def test_what_cannot_be_said_is_listed() -> None:
 def test_what_it_cannot_train_is_refused(name: str) -> None:
     recipe = index.load(name)
     with pytest.raises(InputError, match="Megatron-LM"):
-        frameworks.export(frameworks.dialect("megatron-lm"), recipe, find(recipe.model), cluster(recipe.cluster))
+        frameworks.export(frameworks.framework("megatron-lm"), recipe, find(recipe.model), cluster(recipe.cluster))
 
 
 def test_the_environment_is_part_of_the_program() -> None:
-    theirs, recipe = frameworks.dialect("megatron-lm"), changed(pretrain("llama3_8b", 8), {"layout.tp": 2})
+    theirs, recipe = frameworks.framework("megatron-lm"), changed(pretrain("llama3_8b", 8), {"layout.tp": 2})
     for gpus, wanted in (("8xH100", {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}), ("8xB200", {})):
         made = changed(recipe, {"layout.strategy": "zero1"})
         written = frameworks.export(theirs, made, find("llama3_8b"), cluster(gpus))

@@ -26,7 +26,7 @@ ODD = (
 
 @cache
 def originals() -> tuple[tuple[str, str, str], ...]:
-    """Every config written for the tests: dialect, file name, text."""
+    """Every config written for the tests: framework, file name, text."""
     found = []
     for name in MODULES:
         module = importlib.import_module(f"tests.frameworks.test_{name}")
@@ -37,7 +37,7 @@ def originals() -> tuple[tuple[str, str, str], ...]:
 
 def test_there_are_forty_configs_and_most_are_broken_in_one_way() -> None:
     assert len(originals()) >= 40
-    assert {dialect for dialect, _, _ in originals()} == set(frameworks.NAMES)
+    assert {framework for framework, _, _ in originals()} == set(frameworks.NAMES)
 
 
 def test_every_finding_can_be_looked_up() -> None:
@@ -54,7 +54,7 @@ def test_every_finding_can_be_looked_up() -> None:
 @st.composite
 def mutated(draw: st.DrawFn) -> tuple[str, str, str]:
     """A config with lines lost, doubled, swapped, and words replaced by odd ones."""
-    dialect, path, text = draw(st.sampled_from(originals()))
+    framework, path, text = draw(st.sampled_from(originals()))
     for _ in range(draw(st.integers(1, 4))):
         lines = text.splitlines(keepends=True) or [""]
         place = draw(st.integers(0, len(lines) - 1))
@@ -79,16 +79,16 @@ def mutated(draw: st.DrawFn) -> tuple[str, str, str]:
             case "join":
                 lines[place] = lines[place].rstrip("\n")
         text = "".join(lines)
-    return dialect, path, text
+    return framework, path, text
 
 
 @settings(max_examples=1000, suppress_health_check=list(HealthCheck))
 @given(mutated(), st.sampled_from([None, "8xH100", "2x8xB200"]))
 def test_a_mutated_file_never_crashes_or_hangs(file: tuple[str, str, str], gpus: str | None) -> None:
-    dialect, path, text = file
+    framework, path, text = file
     began = time.process_time()
     try:
-        result = frameworks.check(frameworks.dialect(dialect), frameworks.content_of(text, path), gpus=gpus)
+        result = frameworks.check(frameworks.framework(framework), frameworks.content_of(text, path), gpus=gpus)
     except InputError:
         result = None
     for finding in result.findings if result else ():

@@ -373,7 +373,7 @@ def test_a_command_of_the_old_line_sets_its_values_on_top_of_the_file(tmp_path: 
 
 def test_a_file_that_is_not_there_leaves_the_flags() -> None:
     text = "torchrun -m torchtitan.train --job.config_file gone.toml --training.stepz 3\n"
-    result = frameworks.check(frameworks.dialect("torchtitan"), frameworks.content_of(text, "run.sh"))
+    result = frameworks.check(frameworks.framework("torchtitan"), frameworks.content_of(text, "run.sh"))
     assert [(f.rule, f.line) for f in result.findings] == [("key.unknown", 1)]
     assert any("gone.toml is not here" in note for note in result.notes)
 
@@ -384,36 +384,36 @@ def test_a_file_that_is_not_there_may_say_what_a_default_would_get_wrong() -> No
         " --training.local_batch_size=1\n"
     )
     content = frameworks.content_of(text, "run.sh")
-    assert frameworks.check(frameworks.dialect("torchtitan"), content, gpus="8xH100").findings == ()
+    assert frameworks.check(frameworks.framework("torchtitan"), content, gpus="8xH100").findings == ()
     content = frameworks.content_of(text.replace("\n", " --lr_scheduler.warmup_steps=60\n"), "run.sh")
-    result = frameworks.check(frameworks.dialect("torchtitan"), content, gpus="8xH100")
+    result = frameworks.check(frameworks.framework("torchtitan"), content, gpus="8xH100")
     assert [f.rule for f in result.findings] == ["learning_rate.warm-up-to-the-end"]
 
 
 def test_the_line_that_is_spoken_is_said() -> None:
     for text, path, words_of_line in ((DENSE, "8b.toml", "0.2"), (NOW, "run.sh", "2026-08-21")):
-        result = frameworks.check(frameworks.dialect("torchtitan"), frameworks.content_of(text, path))
+        result = frameworks.check(frameworks.framework("torchtitan"), frameworks.content_of(text, path))
         assert any(words_of_line in note for note in result.notes)
 
 
 def test_the_global_batch_follows_from_the_gpus_where_it_is_not_said() -> None:
     text = replaced(DENSE, ("global_batch_size = 64\n", ""))
     for gpus, batch in (("16xH100", 16), ("64xH100", 64)):
-        result = frameworks.check(frameworks.dialect("torchtitan"), frameworks.content_of(text, "8b.toml"), gpus=gpus)
+        result = frameworks.check(frameworks.framework("torchtitan"), frameworks.content_of(text, "8b.toml"), gpus=gpus)
         assert result.recipe.train.global_batch_size == batch
 
 
 def test_the_release_counts_samples_over_the_same_presets() -> None:
     text = "torchrun --nproc_per_node 8 --nnodes 2 -m torchtitan.train --module llama3 --config llama3_70b "
     content = frameworks.content_of(text + "--training.global_batch_size 64\n", "run.sh")
-    result = frameworks.check(frameworks.dialect("torchtitan"), content)
+    result = frameworks.check(frameworks.framework("torchtitan"), content)
     recipe = result.recipe
     assert (recipe.layout.micro_batch_size, recipe.data.seq_length, recipe.train.global_batch_size) == (8, 8192, 64)
     assert any("0.3.0" in note for note in result.notes)
 
 
 def test_what_a_preset_says_is_read() -> None:
-    theirs = frameworks.dialect("torchtitan")
+    theirs = frameworks.framework("torchtitan")
     text = "torchrun --nproc_per_node 8 --nnodes 16 -m torchtitan.train --module llama3 --config llama3_405b\n"
     recipe = complete(read(theirs, frameworks.content_of(text, "run.sh")), cluster("16x8xH100"))
     layout = recipe.layout
@@ -429,7 +429,7 @@ def test_what_a_preset_says_is_read() -> None:
 
 def test_a_preset_whose_values_are_not_known_leaves_them_open() -> None:
     text = "MODULE=qwen3_5 CONFIG=qwen35_2b NGPU=8 ./run_train.sh\n"
-    result = frameworks.check(frameworks.dialect("torchtitan"), frameworks.content_of(text, "run.sh"))
+    result = frameworks.check(frameworks.framework("torchtitan"), frameworks.content_of(text, "run.sh"))
     assert not result.findings
     assert {"training.steps", "training.max_context_length"} <= {one.key for one in result.unresolved}
 
@@ -448,7 +448,7 @@ def test_every_flavor_and_preset_is_a_model() -> None:
 
 
 def test_every_rule_speaks_of_keys_there_are_and_survives_an_empty_file() -> None:
-    theirs = frameworks.dialect("torchtitan")
+    theirs = frameworks.framework("torchtitan")
     parsed = theirs.parse(frameworks.content_of("[parallelism]\n", "8b.toml", "toml"))
     look = RuleContext(
         theirs, parsed, read(theirs, frameworks.content_of("[parallelism]\n", "x.toml")).recipe, None, None
@@ -561,7 +561,7 @@ HAS_NO_WORDS = {
 
 
 def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
-    theirs = frameworks.dialect("torchtitan")
+    theirs = frameworks.framework("torchtitan")
     written_ones = 0
     for name in list(index.names())[::10]:
         recipe = index.load(name)
@@ -576,7 +576,7 @@ def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
 
 
 def test_what_is_written_is_found_right() -> None:
-    theirs = frameworks.dialect("torchtitan")
+    theirs = frameworks.framework("torchtitan")
     recipe = changed(pretrain("llama31_8b", 16, global_batch_size=64), {**THERE, "layout.tp": 1, "layout.sp": False})
     written = frameworks.export(theirs, recipe, find("llama31_8b"), cluster("2x8xH100"))
     assert list(written.files) == ["config.toml", "run_0.3.0.sh", "run.sh"]
@@ -588,7 +588,7 @@ def test_what_is_written_is_found_right() -> None:
 
 
 def test_the_command_of_today_means_the_same_as_the_file() -> None:
-    theirs, on = frameworks.dialect("torchtitan"), cluster("8x8xH100")
+    theirs, on = frameworks.framework("torchtitan"), cluster("8x8xH100")
     values = {**THERE, "layout.tp": 2, "layout.sp": True, "layout.pp": 2, "train.steps": 7000, "optimizer.beta2": 0.98}
     recipe = changed(pretrain("llama31_70b", 64, global_batch_size=256), values)
     written = frameworks.export(theirs, recipe, find("llama31_70b"), on)
@@ -610,13 +610,13 @@ def test_the_command_of_today_means_the_same_as_the_file() -> None:
 def test_an_axis_that_a_model_has_not_got_is_refused_with_the_field(model: str, axis: str) -> None:
     recipe = changed(pretrain(model, 16, global_batch_size=64), {**THERE, "layout.sp": False, axis: 2})
     with pytest.raises(InputError, match=rf"{axis}=2: .* cannot be cut"):
-        frameworks.export(frameworks.dialect("torchtitan"), recipe, find(model), cluster("2x8xH100"))
+        frameworks.export(frameworks.framework("torchtitan"), recipe, find(model), cluster("2x8xH100"))
 
 
 def test_overlap_that_needs_the_compiler_is_listed_without_it() -> None:
     values = {**THERE, "layout.tp": 2, "layout.sp": True, "kernels.tp_comm_overlap": True, "kernels.compile": False}
     recipe = changed(pretrain("llama31_8b", 16, global_batch_size=64), values)
-    written = frameworks.export(frameworks.dialect("torchtitan"), recipe, find("llama31_8b"), cluster("2x8xH100"))
+    written = frameworks.export(frameworks.framework("torchtitan"), recipe, find("llama31_8b"), cluster("2x8xH100"))
     assert "kernels.tp_comm_overlap" in {one.field for one in written.unsaid}
     assert "async_tensor" not in "".join(written.files.values())
 
@@ -627,4 +627,4 @@ def test_overlap_that_needs_the_compiler_is_listed_without_it() -> None:
 def test_what_it_cannot_train_is_refused_with_the_families_it_has(name: str) -> None:
     recipe = index.load(name)
     with pytest.raises(InputError, match=r"pretrain|llama3"):
-        frameworks.export(frameworks.dialect("torchtitan"), recipe, find(recipe.model), cluster(recipe.cluster))
+        frameworks.export(frameworks.framework("torchtitan"), recipe, find(recipe.model), cluster(recipe.cluster))

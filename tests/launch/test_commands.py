@@ -88,14 +88,14 @@ def test_bridge_overrides_say_the_layout() -> None:
     assert values["model.context_parallel_size"] == "2"
 
 
-@pytest.mark.parametrize(("engine", "dialect"), list(CONFIGS.items()))
-def test_a_plan_for_another_engine_says_how_its_config_is_written(engine: str, dialect: str) -> None:
+@pytest.mark.parametrize(("engine", "framework"), list(CONFIGS.items()))
+def test_a_plan_for_another_engine_says_how_its_config_is_written(engine: str, framework: str) -> None:
     plan = recommend("llama3_8b", "8xH100", "pretrain", engine=engine)
     if not plan.ok:
         pytest.skip("no layout fits there")
-    words = shlex.split(commands_of(plan)[dialect])
+    words = shlex.split(commands_of(plan)[framework])
     assert words[:2] == ["meshwright", "export"]
-    written, judged = export(words[2], dialect, gpus=words[6], overrides=words[9:])
+    written, judged = export(words[2], framework, gpus=words[6], overrides=words[9:])
     assert judged.ok
     assert judged.recipe.layout == plan.recipe.layout
     assert written.files

@@ -86,9 +86,9 @@ def test_the_plan_runs(plan: Plan) -> None:
 
 
 def test_every_offer_passes_the_rules_and_fits(plan: Plan) -> None:
-    for offer in plan.offers:
-        changed = check(recipe_of(plan, offer.overrides), gpus=str(plan.question.cluster))
-        assert changed.ok, offer
+    for suggestion in plan.suggestions:
+        changed = check(recipe_of(plan, suggestion.overrides), gpus=str(plan.question.cluster))
+        assert changed.ok, suggestion
 
 
 def recipe_of(plan: Plan, overrides: tuple[str, ...]) -> object:
@@ -163,12 +163,12 @@ def test_a_length_is_asked_for_once() -> None:
 
 def test_an_offered_batch_stays_within_reason() -> None:
     plan = recommend("llama3-8b", "1024xH100", "pretrain")
-    for offer in plan.offers:
-        batch = [o for o in offer.overrides if o.startswith("train.global_batch_size=")]
+    for suggestion in plan.suggestions:
+        batch = [o for o in suggestion.overrides if o.startswith("train.global_batch_size=")]
         if batch:
             assert int(batch[0].split("=")[1]) * plan.recipe.data.seq_length <= 16 * 2**20
 
 
 def test_gpus_with_too_little_to_do_are_offered_a_larger_batch() -> None:
     plan = recommend("qwen3-235b-a22b", "128xB200", "pretrain")
-    assert any(o.title == "scale the batch" for o in plan.offers)
+    assert any(o.title == "scale the batch" for o in plan.suggestions)

@@ -264,18 +264,18 @@ def test_every_row_points_at_a_field_and_never_contradicts_our_own_keys() -> Non
             assert not word.values
 
 
-def test_a_key_that_dialects_share_means_the_same_in_each() -> None:
-    for dialect in IN_OVERRIDES:
-        for key, word in words(dialect).items():
+def test_a_key_that_frameworks_share_means_the_same_in_each() -> None:
+    for framework in IN_OVERRIDES:
+        for key, word in words(framework).items():
             known = by_foreign_key().get(key)
             if known and word.own and word.fate != "gone":
                 assert known.own == word.own, key
                 assert all(known.values[theirs] == ours for theirs, ours in word.values.items()), key
 
 
-def test_keys_that_dialects_read_together_mean_the_same_in_each() -> None:
-    for dialect in IN_OVERRIDES:
-        for joint in joints(dialect):
+def test_keys_that_frameworks_read_together_mean_the_same_in_each() -> None:
+    for framework in IN_OVERRIDES:
+        for joint in joints(framework):
             assert all(joint_of()[key].keys == joint.keys for key in joint.keys if key not in RETIRED), joint.keys
 
 
@@ -315,17 +315,17 @@ def test_what_is_set_is_read_back_and_the_rest_stays(key: str) -> None:
             assert all(read(made, other) == read(BASE, other) for other in recipe_fields() if other != key)
 
 
-@pytest.mark.parametrize("dialect", IN_OVERRIDES)
-def test_a_value_written_in_a_dialect_is_read_back(dialect: str) -> None:
+@pytest.mark.parametrize("framework", IN_OVERRIDES)
+def test_a_value_written_in_a_framework_is_read_back(framework: str) -> None:
     for key in recipe_fields():
-        if foreign_key(key, dialect) is None:
+        if foreign_key(key, framework) is None:
             continue
         for value in examples(key):
-            if key == "layout.strategy" and value in ("ddp", "zero1") and dialect == "megatron_bridge":
+            if key == "layout.strategy" and value in ("ddp", "zero1") and framework == "megatron_bridge":
                 continue  # one flag cannot say these
             if (key, value) == ("data.dataset", ""):
                 continue  # no data set at all: elsewhere an empty path asks for random tokens
-            foreign, theirs = to_foreign(key, value, dialect)
+            foreign, theirs = to_foreign(key, value, framework)
             text = spelled(tuple(theirs) if isinstance(theirs, list) else theirs)
             if foreign not in joint_of():
                 assert read(apply(BASE, [f"{foreign}={text}"]), key) == value, (foreign, text)
@@ -349,12 +349,12 @@ WRITTEN = [
 ]
 
 
-@pytest.mark.parametrize(("dialect", "key", "value", "wanted"), WRITTEN)
-def test_a_setting_in_their_words(dialect: str, key: str, value: Any, wanted: tuple[str, Any]) -> None:
-    assert to_foreign(key, value, dialect) == wanted
+@pytest.mark.parametrize(("framework", "key", "value", "wanted"), WRITTEN)
+def test_a_setting_in_their_words(framework: str, key: str, value: Any, wanted: tuple[str, Any]) -> None:
+    assert to_foreign(key, value, framework) == wanted
 
 
-def test_a_field_without_a_word_in_a_dialect_is_said_so() -> None:
+def test_a_field_without_a_word_in_a_framework_is_said_so() -> None:
     assert foreign_key("layout.etp", "kempnerforge") is None
     with pytest.raises(InputError, match="no single key"):
         to_foreign("layout.etp", 1, "kempnerforge")
@@ -379,8 +379,8 @@ def test_the_recompute_keys_are_read_back(setting: str, layers: int) -> None:
 
 
 def test_the_precision_names_are_read_back() -> None:
-    for dialect, key in (("megatron_bridge", "mixed_precision"), ("kempnerforge", "train.mixed_precision")):
-        for (compute, matmul), name in PRECISION_NAMES[dialect].items():
+    for framework, key in (("megatron_bridge", "mixed_precision"), ("kempnerforge", "train.mixed_precision")):
+        for (compute, matmul), name in PRECISION_NAMES[framework].items():
             made = apply(BASE, [f"{key}={name}"])
             assert (made.precision.compute, made.precision.matmul) == (compute, matmul)
 

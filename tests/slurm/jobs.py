@@ -97,7 +97,15 @@ class Job:
 def submit(env: Mapping[str, str], folder: Path, *words: str, steps: int = STEPS) -> Job:
     """Hands a tiny training to SLURM, on two CPU ranks of one node unless the words say otherwise."""
     folder.mkdir(parents=True, exist_ok=True)
-    asked = ("--on", "slurm", "--out", str(folder / "run"), "--submit", "--watch", *(words or ("--cpu", "--gpus", "2")))
+    asked = (
+        "--scheduler",
+        "slurm",
+        "--out",
+        str(folder / "run"),
+        "--submit",
+        "--watch",
+        *(words or ("--cpu", "--gpus", "2")),
+    )
     told = folder / "watched"
     with told.open("wb") as file:
         watcher = subprocess.Popen(

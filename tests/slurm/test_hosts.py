@@ -1,4 +1,4 @@
-"""`meshwright launch --on hosts` with two hosts that the network takes for two: namespaces with their own addresses."""
+"""`meshwright launch --scheduler hosts` with two hosts that the network takes for two: namespaces with their own addresses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def hosts() -> Iterator[list[Host]]:
 
 def test_two_hosts_train_as_two_ranks_of_one(hosts: list[Host], tmp_path: Path) -> None:
     env, out = environment(os.environ), tmp_path / "run"
-    asked = ("--on", "hosts", "--hosts", ",".join(host.address for host in hosts), "--gpus", "2x1xH100", "--cpu")
+    asked = ("--scheduler", "hosts", "--hosts", ",".join(host.address for host in hosts), "--gpus", "2x1xH100", "--cpu")
     asked += ("--python", sys.executable, "--env", f"GLOO_SOCKET_IFNAME={INTERFACE}", "--out", str(out), "--json")
     told = subprocess.run(
         launch_command(*asked, steps=STEPS), env=env, capture_output=True, text=True, timeout=LIMIT_S, check=True

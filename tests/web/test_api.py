@@ -153,7 +153,7 @@ def test_a_recipe_that_is_sent_is_checked_and_exported(client: TestClient) -> No
     text = api.recipe_text(api.recipe("llama3_8b_pretrain_config", ["layout.tp=2"]), "toml")
     checked = client.post("/api/check", json={"text": text, "name": "mine.toml", "gpus": "8xH100"})
     assert checked.status_code == 200, checked.text
-    assert checked.json()["dialect"] == "meshwright"
+    assert checked.json()["framework"] == "meshwright"
     written = client.post("/api/export", json={"text": text, "to": "torchtitan", "gpus": "8xH100"})
     assert written.status_code == 200, written.text
     assert written.json()["files"]

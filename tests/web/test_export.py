@@ -78,7 +78,7 @@ def test_every_link_leads_to_a_file_and_nothing_asks_a_server(site: Path) -> Non
 
 def test_every_page_has_its_data_beside_it(site: Path, client: TestClient) -> None:
     for page in site.rglob("*.html"):
-        assert json.loads(page.with_suffix(".json").read_text())["schema"] == "meshwright/1", page
+        assert json.loads(page.with_suffix(".json").read_text())["schema"] == "meshwright/2", page
     name = json.loads((site / "recipes.json").read_text())["recipes"][0]["name"]
     twin = json.loads((site / "recipes" / f"{name}.json").read_text())
     assert twin["recipe"] == client.get(f"/api/recipes/{name}").json()["recipe"]

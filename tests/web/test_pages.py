@@ -50,7 +50,7 @@ FINE = [
     ("/scale", {}),
     ("/scale", {"model": "llama3-8b", "gpu": "H100", "goal": "sft"}),
     ("/check", {}),
-    *(("/check", {"example": name}) for name in api.DIALECTS),
+    *(("/check", {"example": name}) for name in api.FRAMEWORKS),
     ("/complete/models", {"model": "lla"}),
     ("/complete/gpus", {"gpu": "H100 H2"}),
     ("/complete/clusters", {"gpus": "64x"}),

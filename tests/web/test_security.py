@@ -228,9 +228,9 @@ def questions(there: dict[str, str]) -> Iterator[tuple[str, str, dict[str, Any]]
         yield "post", "check", {"text": f"torchrun -m torchtitan.train --job.config_file {path}"}
         yield "post", "check", {"text": f"deepspeed train.py --deepspeed {path}"}
         yield "post", "check", {"text": f"accelerate launch --config_file {path} train.py --model_name_or_path {path}"}
-        yield "post", "check", {"text": f"uv run python train.py {path}", "dialect": "kempnerforge"}
+        yield "post", "check", {"text": f"uv run python train.py {path}", "framework": "kempnerforge"}
         yield "post", "check", {"text": f"model:\n  pretrained_model_name_or_path: {path}\n", "name": "x.yaml"}
-        yield "post", "check", {"text": "{}", "name": "ds.json", "dialect": "deepspeed", "model": path, "gpus": path}
+        yield "post", "check", {"text": "{}", "name": "ds.json", "framework": "deepspeed", "model": path, "gpus": path}
         yield "post", "export", {"text": RECIPE.format(model=path, cluster=path), "to": "automodel"}
 
 

@@ -30,7 +30,7 @@ from meshwright.api.plan import estimate, find_goal, plan, question_of, recommen
 from meshwright.api.run import bench, convert, evaluate, generate, launch, tokenize, train, watch
 from meshwright.clusters import cluster as find_cluster
 from meshwright.clusters import gpus as gpu_catalogue
-from meshwright.frameworks import NAMES as DIALECTS
+from meshwright.frameworks import NAMES as FRAMEWORKS
 from meshwright.models import find as find_model
 from meshwright.models import names as model_names
 from meshwright.recipes.index import names as recipe_names
@@ -55,8 +55,8 @@ from meshwright.serialize import (
 
 __all__ = [
     "COMPLETED",
-    "DIALECTS",
     "ENGINES",
+    "FRAMEWORKS",
     "GOALS",
     "SCHEMA",
     "accuracy",

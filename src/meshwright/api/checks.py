@@ -21,7 +21,7 @@ def check(
     *,
     gpus: str | int | None = None,
     engine: str | None = None,
-    dialect: str | None = None,
+    framework: str | None = None,
     model: str | None = None,
     advice: bool = False,
     overrides: Sequence[str] = (),
@@ -33,16 +33,16 @@ def check(
     content = None
     if isinstance(target, str) and (frameworks.is_file(target) or not index.knows(target)):
         content = _content(target)
-        theirs = frameworks.of(content, dialect)
+        theirs = frameworks.of(content, framework)
         if theirs is not None:
             if engine is not None:
                 raise InputError(f"the file is for {theirs.engine}", field="engine", value=engine)
             named = None if model is None else models.find(model)
             where = None if gpus is None else str(gpus)
             return frameworks.check(theirs, content, gpus=where, model=named, overrides=overrides, advice=advice)
-    if dialect not in (None, frameworks.OURS):
-        frameworks.dialect(str(dialect))  # a name that nobody knows is told as such
-        raise InputError("a recipe of ours has no other words", field="dialect", value=dialect)
+    if framework not in (None, frameworks.OURS):
+        frameworks.framework(str(framework))  # a name that nobody knows is told as such
+        raise InputError("a recipe of ours has no other words", field="framework", value=framework)
     if model is not None:
         raise InputError("a recipe names its own model", field="model", value=model, fix=("without --model",))
     found = target if isinstance(target, Recipe) else recipe_from(target)
@@ -75,7 +75,7 @@ def export(
     target: str | Recipe, to: str, *, gpus: str | int | None = None, overrides: Sequence[str] = ()
 ) -> tuple[Written, CheckedRecipe]:
     """A recipe in another framework's words, and what the rules say of it there."""
-    theirs = frameworks.dialect(to)
+    theirs = frameworks.framework(to)
     found = target if isinstance(target, Recipe) else recipe_from(target)
     judged = check_recipe(found, gpus, theirs.engine, overrides, advice=False)
     written = frameworks.export(theirs, judged.recipe, judged.model, judged.cluster)

@@ -30,7 +30,7 @@ COMPLETED: dict[str, Callable[[str], Iterable[str]]] = {
     "clusters": _clusters,
     "goals": lambda _: GOALS,
     "engines": lambda _: ENGINES,
-    "dialects": lambda _: frameworks.NAMES,
+    "frameworks": lambda _: frameworks.NAMES,
 }
 """The names there are to complete, by their kind."""
 

@@ -57,7 +57,7 @@ def refuse_other_engines(engine: str) -> None:
     """Only what our own engine will run can be executed here."""
     if engine != "meshwright":
         reason = "a dry run executes our own engine and says nothing about another"
-        raise InputError(reason, field="engine", value=engine, fix=("--engine meshwright", "without --prove"))
+        raise InputError(reason, field="engine", value=engine, fix=("--engine meshwright", "without --dry-run"))
 
 
 def _proven(recipe: Recipe, cluster: Cluster, exact: bool, processes: int | None, progress: Progress | None) -> DryRun:

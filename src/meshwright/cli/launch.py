@@ -53,8 +53,8 @@ asked_of_any = options(
         metavar="SOURCE:/PATH",
         help="Into the container; for Kubernetes SOURCE is a volume claim; repeat it.",
     ),
-    click.option("--hosts", metavar="A,B,…", help="The nodes, for --on hosts."),
-    click.option("--head", metavar="HOST", help="The node where all of them meet, for --on torchrun."),
+    click.option("--hosts", metavar="A,B,…", help="The nodes, for --scheduler hosts."),
+    click.option("--head", metavar="HOST", help="The node where all of them meet, for --scheduler torchrun."),
     click.option("--port", type=int, metavar="PORT", help="Where ranks meet.  [default: 29500; SLURM: by job]"),
     click.option("--max-restarts", type=int, metavar="N", help="How often ranks that failed are started again."),
     click.option("--kind", metavar="KIND", help="Kubernetes: pytorchjob or jobset."),
@@ -64,21 +64,25 @@ asked_of_any = options(
 
 @click.command(
     epilog=examples(
-        "meshwright launch llama3_8b_pretrain_config --on slurm --gpus 2x8xH100 --time 1-00:00:00 --partition gpu",
-        "meshwright launch my_recipe.toml --on slurm --out runs/mine --submit --watch",
-        "meshwright launch llama3_8b_sft_config --on hosts --gpus 2x8xH100 --hosts node01,node02",
-        "meshwright launch llama3_8b_sft_config --on kubernetes --kind jobset --image IMAGE --write jobs",
-        "meshwright launch llama3_70b_pretrain_config --to megatron-lm --on slurm --gpus 8x8xH100 --write jobs",
-        "meshwright launch llama3_8b_pretrain_config --on slurm --tiny --cpu --gpus 2 --out runs/try --submit --watch",
+        "meshwright launch llama3_8b_pretrain_config --scheduler slurm --gpus 2x8xH100 --time 1-00:00:00 --partition gpu",
+        "meshwright launch my_recipe.toml --scheduler slurm --out runs/mine --submit --watch",
+        "meshwright launch llama3_8b_sft_config --scheduler hosts --gpus 2x8xH100 --hosts node01,node02",
+        "meshwright launch llama3_8b_sft_config --scheduler kubernetes --kind jobset --image IMAGE --write jobs",
+        "meshwright launch llama3_70b_pretrain_config --to megatron-lm --scheduler slurm --gpus 8x8xH100 --write jobs",
+        "meshwright launch llama3_8b_pretrain_config --scheduler slurm --tiny --cpu --gpus 2 --out runs/try --submit --watch",
     )
 )
 @options(
     click.argument("recipe", shell_complete=complete.recipes),
     overrides,
-    click.option("--on", required=True, metavar="WAY", help="torchrun, slurm, hosts, kubernetes or skypilot."),
+    click.option(
+        "--scheduler", "on", required=True, metavar="NAME", help="torchrun, slurm, hosts, kubernetes or skypilot."
+    ),
     gpus_option,
     click.option(
-        "--to", metavar="DIALECT", help="Run it there instead of on our own engine: " + ", ".join(api.DIALECTS) + "."
+        "--to",
+        metavar="FRAMEWORK",
+        help="Run it there instead of on our own engine: " + ", ".join(api.FRAMEWORKS) + ".",
     ),
     click.option("--dataset", metavar="DATA", help="Data set name, file or folder; mock makes data up."),
     click.option("--model", metavar="MODEL", help="Train this model with the recipe instead of its own."),

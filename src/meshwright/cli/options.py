@@ -54,10 +54,10 @@ engine_option = click.option(
 )
 
 
-dialect_option = click.option(
-    "--dialect",
-    metavar="DIALECT",
-    help="Whose words a file is written in, when it does not show: " + ", ".join(("meshwright", *api.DIALECTS)) + ".",
+framework_option = click.option(
+    "--framework",
+    metavar="FRAMEWORK",
+    help="Whose words a file is written in, when it does not show: " + ", ".join(("meshwright", *api.FRAMEWORKS)) + ".",
 )
 calibration_option = click.option(
     "--calibration", metavar="FILE", help="A profile of your own machine, as `meshwright calibrate` writes it."

@@ -11,11 +11,11 @@ from meshwright.cli import complete
 from meshwright.cli.options import (
     as_json,
     calibration_option,
-    dialect_option,
     emit,
     end,
     engine_option,
     examples,
+    framework_option,
     goal_option,
     gpus_option,
     options,
@@ -33,7 +33,7 @@ from meshwright.cli.prompt import ask_missing
         "meshwright recommend ./config.json --gpus auto --goal peft",
         "meshwright recommend qwen3-30b-a3b --gpus 4x8xH100 --goal pretrain --seq 32k layout.ep=8",
         "meshwright recommend llama3-70b --gpus 64xGB200 --goal pretrain --benchmark",
-        "meshwright recommend llama3-70b --gpus 64xH100 --goal pretrain --prove",
+        "meshwright recommend llama3-70b --gpus 64xH100 --goal pretrain --dry-run",
     )
 )
 @options(
@@ -47,7 +47,9 @@ from meshwright.cli.prompt import ask_missing
     click.option("--benchmark", is_flag=True, help="Upper-bound throughput on mock data; never a production setting."),
     click.option("--explain", is_flag=True, help="Say why each number of the layout was chosen."),
     click.option("--save", metavar="FILE", help="Write the plan's recipe to this TOML file."),
-    click.option("--prove", is_flag=True, help="Then execute the layout at full size without GPUs (see dryrun)."),
+    click.option(
+        "--dry-run", "prove", is_flag=True, help="Then execute the layout at full size without GPUs (see dryrun)."
+    ),
     as_json,
 )
 def recommend(
@@ -260,7 +262,7 @@ def estimate(
     overrides,
     gpus_option,
     click.option("--engine", metavar="ENGINE", help="What will run a recipe of ours.", shell_complete=complete.engines),
-    dialect_option,
+    framework_option,
     click.option(
         "--model", metavar="MODEL", help="What a file trains that does not say it.", shell_complete=complete.models
     ),
@@ -272,7 +274,7 @@ def check(
     overrides: tuple[str, ...],
     gpus: str | None,
     engine: str | None,
-    dialect: str | None,
+    framework: str | None,
     model: str | None,
     advice: bool,
     as_json: bool,
@@ -283,7 +285,7 @@ def check(
     is; nothing in it is run. Findings name the line and the fix in that framework's spelling.
     """
     result = api.check(
-        target, gpus=gpus, engine=engine, dialect=dialect, model=model, advice=advice, overrides=overrides
+        target, gpus=gpus, engine=engine, framework=framework, model=model, advice=advice, overrides=overrides
     )
     if as_json:
         emit(api.check_to_dict(result))
@@ -304,7 +306,7 @@ def check(
 @options(
     click.argument("target", metavar="RECIPE|FILE", shell_complete=complete.recipes),
     overrides,
-    click.option("--to", "to", required=True, metavar="DIALECT", help="One of " + ", ".join(api.DIALECTS) + "."),
+    click.option("--to", "to", required=True, metavar="FRAMEWORK", help="One of " + ", ".join(api.FRAMEWORKS) + "."),
     gpus_option,
     click.option("--out", metavar="FOLDER", help="Write the files there instead of showing them."),
     as_json,

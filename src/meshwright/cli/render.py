@@ -97,7 +97,7 @@ def plan(found: Any, explain: bool) -> None:
     titled(out, "Changed", [_change_line(c) for c in answer["changes"]] or ["nothing"])
     titled(out, "Why", [_reason_line(r) for r in answer.get("reasons", [])])
     titled(out, "Findings", _finding_lines(answer["findings"]) or ["none"])
-    titled(out, "Offers", [_offer_line(o) for o in answer["offers"]])
+    titled(out, "Suggestions", [_suggestion_line(o) for o in answer["suggestions"]])
     titled(out, "Run", [f"[dim]{name}[/]  {escape(text)}" for name, text in answer["commands"].items()])
     titled(out, "", [f"[dim]not {name}: {escape(why)}[/]" for name, why in answer["no_command"].items()])
     if not explain:
@@ -193,8 +193,8 @@ def _reason_line(reason: dict[str, Any]) -> str:
     return f"[bold]{reason['field']} {reason['value']}[/]  {escape(reason['why'])}"
 
 
-def _offer_line(offer: dict[str, Any]) -> str:
-    return f"{offer['title']}: [cyan]{' '.join(offer['overrides'])}[/]  [dim]{escape(offer['why'])}[/]"
+def _suggestion_line(suggestion: dict[str, Any]) -> str:
+    return f"{suggestion['title']}: [cyan]{' '.join(suggestion['overrides'])}[/]  [dim]{escape(suggestion['why'])}[/]"
 
 
 def _train_line(answer: dict[str, Any], model: dict[str, Any]) -> str:
@@ -229,7 +229,7 @@ def check(result: Any) -> None:
     verdict = "[green]ok[/]" if answer["ok"] else "[red]cannot start or does not fit[/]"
     what = answer["file"] or answer["recipe"]
     where = f" on {answer['gpus']}" if answer["gpus"] else ""
-    whose = f"the {answer['engine']} engine" if answer["dialect"] == "meshwright" else answer["dialect"]
+    whose = f"the {answer['engine']} engine" if answer["framework"] == "meshwright" else answer["framework"]
     out.print(f"[bold]{escape(what)}[/]{where} with {whose}: {verdict}")
     if answer["estimate"]:
         titled(out, "Memory", _memory_lines(answer["estimate"]))

@@ -9,7 +9,7 @@ from meshwright.clusters import Cluster
 from meshwright.doctor.run import ENGINE, Run
 from meshwright.errors import InputError
 from meshwright.frameworks.to_recipe import complete
-from meshwright.frameworks.to_recipe import read as read_dialect
+from meshwright.frameworks.to_recipe import read as read_framework
 from meshwright.planner import Question, case_of, plan_fixed
 from meshwright.recipes import index
 from meshwright.recipes import overrides as override
@@ -68,10 +68,10 @@ def _from_arguments(run: Run, where: Cluster | None, overrides: tuple[str, ...])
     """Megatron's arguments as it prints them, read as if they had been typed."""
     if where is None:
         return None, NO_GPUS
-    theirs = frameworks.dialect("megatron-lm")
+    theirs = frameworks.framework("megatron-lm")
     content = frameworks.content_of("\n".join(run.told.arguments), f"{run.file} (arguments)", "shell")
     try:
-        reading = read_dialect(theirs, content, overrides=list(overrides))
+        reading = read_framework(theirs, content, overrides=list(overrides))
     except InputError as error:
         return None, f"the arguments in the log cannot be read ({error.reason}): --recipe NAME brings the estimate"
     if reading.model is None:

@@ -10,14 +10,14 @@ from meshwright.frameworks.mapping import relevant, to_settings, value_of
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Recipe
 
-DIALECT: Mapping[Kind, str] = {"megatron": "megatron-lm", "torchtitan": "torchtitan", "automodel": "automodel"}
+FRAMEWORK: Mapping[Kind, str] = {"megatron": "megatron-lm", "torchtitan": "torchtitan", "automodel": "automodel"}
 
 
 def in_their_words(kind: Kind, case: Case, changed: Recipe) -> tuple[str, ...]:
     """What differs from the case's recipe, as settings of theirs; none where part of it cannot be said there."""
-    if kind not in DIALECT:
+    if kind not in FRAMEWORK:
         return ()
-    theirs = frameworks.dialect(DIALECT[kind])
+    theirs = frameworks.framework(FRAMEWORK[kind])
     fields = relevant(changed, case.model)
     before, _ = to_settings(theirs, case.recipe, fields)
     after, unsaid = to_settings(theirs, changed, fields)

@@ -11,7 +11,7 @@ from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.load import SUFFIXES, content_of, open_file
 from meshwright.frameworks.native import check as check_own
 from meshwright.frameworks.native import is_ours
-from meshwright.frameworks.registry import NAMES, dialect, recognise
+from meshwright.frameworks.registry import NAMES, framework, recognise
 from meshwright.frameworks.result import Checked, CheckedRecipe, Open
 from meshwright.frameworks.types import Program, SourcedValue, UnmappedField, Written
 
@@ -30,8 +30,8 @@ __all__ = [
     "check",
     "check_own",
     "content_of",
-    "dialect",
     "export",
+    "framework",
     "is_file",
     "of",
     "open_file",
@@ -48,7 +48,7 @@ def is_file(name: str) -> bool:
 
 
 def of(content: Content, named: str | None = None) -> Framework | None:
-    """The dialect of a file: as named, or as it shows; None for our own."""
+    """The framework of a file: as named, or as it shows; None for our own."""
     if named == OURS or (named is None and is_ours(content)):
         return None
-    return recognise(content) if named is None else dialect(named)
+    return recognise(content) if named is None else framework(named)

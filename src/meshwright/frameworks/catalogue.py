@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from meshwright.frameworks.registry import NAMES, dialect
+from meshwright.frameworks.registry import NAMES, framework
 from meshwright.recipes.types import ENGINES
 from meshwright.rules import Rule, Severity
 
@@ -57,8 +57,8 @@ PARSE_FINDINGS = (
 
 
 def rules_of(name: str) -> list[Rule]:
-    """The rules of a dialect, those that are told while reading included."""
-    theirs = dialect(name)
+    """The rules of a framework, those that are told while reading included."""
+    theirs = framework(name)
     found = [ParseFinding(one.id, one.severity, one.symptom, one.cause) for one in theirs.rules]
     known = {one.id for one in found}
     told = [one for one in PARSE_FINDINGS if one.id.startswith(f"{name}.") and one.id not in known]

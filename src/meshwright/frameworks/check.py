@@ -40,7 +40,7 @@ OPINIONS = (
 
 
 def check(
-    dialect: Framework,
+    framework: Framework,
     content: Content,
     *,
     gpus: str | None = None,
@@ -49,7 +49,7 @@ def check(
     advice: bool = False,
 ) -> Checked:
     """Everything that is wrong with a file; where it leaves the GPUs open, only what is wrong on all of them."""
-    reading = read(dialect, content, model, list(overrides))
+    reading = read(framework, content, model, list(overrides))
     known, candidates = clusters_for(reading, gpus)
     cases = list(_cases(reading, candidates))
     recipe = complete(reading, candidates[0])
@@ -58,8 +58,8 @@ def check(
     findings = [*reading.parsed.findings, *reading.mapped.findings, *theirs, *_untold(reading, ours, theirs)]
     whole = known and cases and not reading.mapped.unresolved and not reading.open
     return Checked(
-        dialect=dialect.name,
-        version=dialect.version,
+        framework=framework.name,
+        version=framework.version,
         engine=reading.engine,
         file=content.path,
         recipe=recipe,
@@ -75,7 +75,7 @@ def check(
 def _untold(reading: Reading, ours: Sequence[Finding], theirs: Sequence[Finding]) -> list[Finding]:
     """What our rules find and theirs do not: where both speak of a key, theirs say it in their own words."""
     speaking = {finding.rule for finding in theirs}
-    told = {rule for each in reading.dialect.rules if each.id in speaking for rule in each.covers}
+    told = {rule for each in reading.framework.rules if each.id in speaking for rule in each.covers}
     told.update(reading.parsed.settled)
     refused = {finding.field for finding in theirs if finding.severity == "error"}
 
@@ -135,32 +135,32 @@ def _in_their_words(reading: Reading, recipe: Recipe, finding: Finding) -> Findi
 
 
 def _their_key(reading: Reading, recipe: Recipe, own: str) -> str:
-    settings, _ = to_settings(reading.dialect, recipe, [own])
+    settings, _ = to_settings(reading.framework, recipe, [own])
     return next(iter(settings), "")
 
 
 def _their_fix(reading: Reading, recipe: Recipe, fix: Sequence[str]) -> tuple[str, ...]:
     """Overrides of ours as settings of theirs; none when part of them cannot be said there and does not follow."""
-    dialect, model = reading.dialect, reading.model
+    framework, model = reading.framework, reading.model
     if not fix or model is None:
         return ()
     changed = override.apply(recipe, fix)
     fields = relevant(changed, model)
-    before, _ = to_settings(dialect, recipe, fields)
-    after, unsaid = to_settings(dialect, changed, fields)
-    spelled = [dialect.spell(key, value) for key, value in after.items() if before.get(key, ...) != value]
-    spelled += [dialect.spell(key, None) for key in before if key not in after]
+    before, _ = to_settings(framework, recipe, fields)
+    after, unsaid = to_settings(framework, changed, fields)
+    spelled = [framework.spell(key, value) for key, value in after.items() if before.get(key, ...) != value]
+    spelled += [framework.spell(key, None) for key in before if key not in after]
     lost = {one.field for one in unsaid} & {text.partition("=")[0] for text in fix} - {
         *reading.parsed.own,
-        *dialect.follows,
+        *framework.follows,
     }
     return () if lost else tuple(spelled)
 
 
 def _theirs(reading: Reading, recipe: Recipe, case: Case | None, on: Cluster | None) -> Iterator[Finding]:
-    """What the dialect's own rules find."""
-    look = RuleContext(reading.dialect, reading.parsed, recipe, case, on)
-    for rule in reading.dialect.rules:
+    """What the framework's own rules find."""
+    look = RuleContext(reading.framework, reading.parsed, recipe, case, on)
+    for rule in reading.framework.rules:
         for problem in _problems(rule, look):
             key = problem.key or next((key for key in rule.keys if look.says(key)), rule.keys[0] if rule.keys else "")
             said = reading.parsed.settings.get(key) or reading.parsed.env.get(key)

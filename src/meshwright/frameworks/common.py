@@ -1,4 +1,4 @@
-"""What several dialects do alike: GPUs of a launcher, values with their defaults, ranges, TOML spelling."""
+"""What several frameworks do alike: GPUs of a launcher, values with their defaults, ranges, TOML spelling."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ Ranges = Mapping[str, tuple[float, float, bool]]
 """By their key: least, most, and whether the least itself is refused."""
 
 
-def range_rule(dialect: str, ranges: Ranges, spell: Callable[[str, Any], str], symptom: str) -> FrameworkRule:
+def range_rule(framework: str, ranges: Ranges, spell: Callable[[str, Any], str], symptom: str) -> FrameworkRule:
     """The rule that numbers lie where the framework's own sections accept them."""
 
     def broken(look: RuleContext) -> Iterator[Problem]:
@@ -93,12 +93,12 @@ def range_rule(dialect: str, ranges: Ranges, spell: Callable[[str, Any], str], s
             if not least <= found <= most or (above and found == least):
                 wanted = f"above {least:g}" if above else f"at least {least:g}"
                 wanted += f" and at most {most:g}" if most != INFINITE else ""
-                word = words(look.dialect.table)[key]
+                word = words(look.framework.table)[key]
                 fix = () if word.default in (UNSET, None) else (spell(key, word.default),)
                 yield Problem(f"{key}={found} must be {wanted}", fix, key=key)
 
     return FrameworkRule(
-        f"{dialect}.out-of-range",
+        f"{framework}.out-of-range",
         "error",
         tuple(ranges),
         broken,

@@ -1,4 +1,4 @@
-"""What a dialect is, and what a file is while it is being read."""
+"""What a framework is, and what a file is while it is being read."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class GpuRequest(msgspec.Struct, frozen=True):
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """What a dialect makes of a file: their settings by their canonical keys, and the head of a recipe."""
+    """What a framework makes of a file: their settings by their canonical keys, and the head of a recipe."""
 
     settings: Settings
     name: str = "config"
@@ -77,7 +77,7 @@ class Parsed(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """What a dialect's own rule found."""
+    """What a framework's own rule found."""
 
     message: str
     fix: tuple[str, ...] = ()  # in their spelling
@@ -86,9 +86,9 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class RuleContext(msgspec.Struct, frozen=True):
-    """A file as a dialect's own rules see it."""
+    """A file as a framework's own rules see it."""
 
-    dialect: Framework
+    framework: Framework
     parsed: Parsed
     recipe: Recipe
     case: Case | None  # None when the file does not say which model it trains
@@ -99,7 +99,7 @@ class RuleContext(msgspec.Struct, frozen=True):
         said = self.parsed.settings.get(key)
         if said is not None:
             return otherwise if said.unresolved else said.value
-        word = words(self.dialect.table).get(key)
+        word = words(self.framework.table).get(key)
         return otherwise if word is None or word.default is UNSET else word.default
 
     def says(self, key: str) -> bool:
@@ -114,7 +114,7 @@ class RuleContext(msgspec.Struct, frozen=True):
 class FrameworkRule(msgspec.Struct, frozen=True):
     """A check of another framework's file that our own rules cannot make, in their words."""
 
-    id: str  # dialect.what-is-wrong
+    id: str  # framework.what-is-wrong
     severity: Severity
     keys: tuple[str, ...]  # their keys that it speaks of
     broken: Callable[[RuleContext], Iterable[Problem] | Problem | None]

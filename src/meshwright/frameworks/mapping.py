@@ -1,4 +1,4 @@
-"""From their settings to our recipe and back, by the dialect's table."""
+"""From their settings to our recipe and back, by the framework's table."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def text_of(value: Any) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def to_recipe(dialect: Framework, parsed: Parsed) -> Mapped:
+def to_recipe(framework: Framework, parsed: Parsed) -> Mapped:
     """The recipe that their settings mean, with a finding for every one that means nothing."""
     blank = Recipe(name=parsed.name, model=parsed.model.name if parsed.model else "", goal=parsed.goal, cluster="")
     start = msgspec.structs.replace(parsed.base, name=parsed.name) if parsed.base else blank
-    reader = _Reader(dialect, start, with_defaults=parsed.base is None)
+    reader = _Reader(framework, start, with_defaults=parsed.base is None)
     reader.read(parsed.settings if parsed.readable is None else parsed.readable)
     values = {**reader.values, **parsed.own}
     recipe, _ = overrides.change(start, values)
@@ -56,10 +56,10 @@ def to_recipe(dialect: Framework, parsed: Parsed) -> Mapped:
 class _Reader:
     """Collects values of ours while their settings are gone through; one mistake does not hide the next."""
 
-    def __init__(self, dialect: Framework, start: Recipe, with_defaults: bool) -> None:
-        self.dialect, self.start = dialect, start
-        self.table = words(dialect.table)
-        self.joints = joints(dialect.table)
+    def __init__(self, framework: Framework, start: Recipe, with_defaults: bool) -> None:
+        self.framework, self.start = framework, start
+        self.table = words(framework.table)
+        self.joints = joints(framework.table)
         self.together = {key: joint for joint in self.joints for key in joint.keys}
         self.values: dict[str, Any] = {}
         self.said: dict[str, str] = {}
@@ -130,7 +130,7 @@ class _Reader:
             value = self._typed(word, text_of(said.value))
         except InputError as error:
             if _is_choice(word, said.value):
-                self.notes.append(f"{self.dialect.spell(word.key, said.value)} has no counterpart here: not modelled")
+                self.notes.append(f"{self.framework.spell(word.key, said.value)} has no counterpart here: not modelled")
             else:
                 self._note_refused(word.key, said, error)
             return
@@ -160,25 +160,25 @@ class _Reader:
             self._note_refused(word.key, said, InputError(wrong, fix=[f"{word.key}={one}" for one in near]))
 
     def _note_refused(self, key: str, said: SourcedValue, error: InputError) -> None:
-        message = f"{self.dialect.spell(key, said.value)}: {error.reason}"
+        message = f"{self.framework.spell(key, said.value)}: {error.reason}"
         fixes = tuple(self._spelled(fix, key) for fix in error.fix)
         self._note("value.refused", "error", key, said, message, fixes)
 
     def _spelled(self, fix: str, key: str) -> str:
         name, equals, value = fix.partition("=")
-        return self.dialect.spell(name, value) if equals and (name == key or name in self.table) else fix
+        return self.framework.spell(name, value) if equals and (name == key or name in self.table) else fix
 
     def _note_unknown(self, key: str, said: SourcedValue) -> None:
-        if self.dialect.known(key):
+        if self.framework.known(key):
             return
         near = self._meant(key)
-        shown = self.dialect.typed(key)
-        hint = f"; did you mean {self.dialect.typed(near.key)}?" if near else ""
-        fix = (self.dialect.spell(near.key, said.value),) if near and self._takes(near, said) else ()
-        if self.dialect.closed(key):
-            self._note("key.unknown", "error", key, said, f"{self.dialect.title} has no {shown}{hint}", fix)
+        shown = self.framework.typed(key)
+        hint = f"; did you mean {self.framework.typed(near.key)}?" if near else ""
+        fix = (self.framework.spell(near.key, said.value),) if near and self._takes(near, said) else ()
+        if self.framework.closed(key):
+            self._note("key.unknown", "error", key, said, f"{self.framework.title} has no {shown}{hint}", fix)
         else:
-            self._note("key.unread", "warning", key, said, f"{self.dialect.title} reads {shown} nowhere{hint}", fix)
+            self._note("key.unread", "warning", key, said, f"{self.framework.title} reads {shown} nowhere{hint}", fix)
 
     def _meant(self, key: str) -> ConfigKey | None:
         """The key that was likely meant: near as a whole and in its last part."""
@@ -207,7 +207,7 @@ class _Reader:
         }
         severity, text = texts[word.fate]
         ended = f" (until {word.until})" if word.until else ""
-        message = f"{self.dialect.typed(word.key)} {text}{ended}" + (f": {word.note}" if word.note else "")
+        message = f"{self.framework.typed(word.key)} {text}{ended}" + (f": {word.note}" if word.note else "")
         self._note(f"key.{word.fate}", severity, word.key, said, message, (word.instead,) if word.instead else ())
 
     def _note(
@@ -217,7 +217,7 @@ class _Reader:
 
 
 def _is_shape(word: ConfigKey) -> bool:
-    """Whether a key is a size of the model, which the dialect reads as a whole."""
+    """Whether a key is a size of the model, which the framework reads as a whole."""
     return word.own.startswith("architecture.")
 
 
@@ -272,14 +272,14 @@ def same(one: object, other: object) -> bool:
 
 
 def to_settings(
-    dialect: Framework, recipe: Recipe, fields: Iterable[str]
+    framework: Framework, recipe: Recipe, fields: Iterable[str]
 ) -> tuple[dict[str, Any], tuple[UnmappedField, ...]]:
     """Their settings for these fields of a recipe, in the order of their table, and what it has no words for."""
     wanted = set(fields)
     found: dict[str, Any] = {}
     unsaid: dict[str, UnmappedField] = {}
     covered: set[str] = set()
-    for joint in joints(dialect.table):
+    for joint in joints(framework.table):
         if joint.write is not None and wanted & set(joint.own):
             covered |= set(joint.own)
             try:
@@ -287,7 +287,7 @@ def to_settings(
             except InputError as error:
                 own = error.field if error.field in joint.own else joint.own[0]
                 unsaid[own] = UnmappedField(own, value_of(recipe, own), error.reason)
-    for key, word in words(dialect.table).items():
+    for key, word in words(framework.table).items():
         if word.fate != "read" or word.own not in wanted or word.own in covered or key in found:
             continue
         covered.add(word.own)
@@ -297,14 +297,14 @@ def to_settings(
             unsaid[word.own] = UnmappedField(word.own, value_of(recipe, word.own), error.reason)
     for own in (own for own in recipe_fields() if own in wanted and own not in covered):
         if value_of(recipe, own) != recipe_fields()[own].default:
-            unsaid[own] = UnmappedField(own, value_of(recipe, own), f"{dialect.title} has no key for it")
-    order = {key: place for place, key in enumerate(words(dialect.table))}
+            unsaid[own] = UnmappedField(own, value_of(recipe, own), f"{framework.title} has no key for it")
+    order = {key: place for place, key in enumerate(words(framework.table))}
     return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order)))), tuple(unsaid.values())
 
 
-def without_defaults(dialect: Framework, settings: Mapping[str, Any], keep: Container[str] = ()) -> dict[str, Any]:
+def without_defaults(framework: Framework, settings: Mapping[str, Any], keep: Container[str] = ()) -> dict[str, Any]:
     """Settings that say more than their default does, and those a reader expects to see."""
-    table = words(dialect.table)
+    table = words(framework.table)
 
     def says_more(key: str, value: Any) -> bool:
         word = table.get(key)

@@ -33,7 +33,7 @@ def check(
     severities = rules.SEVERITIES if advice else rules.SEVERITIES[:2]
     lines = {key: said.line for key, said in content.settings.items()} if content else {}
     return CheckedRecipe(
-        dialect=NAME,
+        framework=NAME,
         version=VERSION,
         engine=engine,
         file=content.path if content else "",

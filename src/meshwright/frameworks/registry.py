@@ -1,4 +1,4 @@
-"""The dialects there are, and whose words a file is written in."""
+"""The frameworks there are, and whose words a file is written in."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ FORMATS: Mapping[str, Mapping[Format, tuple[str, ...]]] = {
     "deepspeed": {"json": (), "shell": ("deepspeed",)},
     "accelerate": {"yaml": ("distributed_type", "compute_environment"), "shell": ("accelerate",)},
 }
-"""What each dialect is written in, and texts of which one stands in each of its files; none given: it cannot be told
-that cheaply. Loading a dialect that a file cannot be of would cost more than the check."""
+"""What each framework is written in, and texts of which one stands in each of its files; none given: it cannot be told
+that cheaply. Loading a framework that a file cannot be of would cost more than the check."""
 NAMES = tuple(FORMATS)
 
 
-def dialect(name: str) -> Framework:
-    """A dialect by name."""
+def framework(name: str) -> Framework:
+    """A framework by name."""
     plain = name.strip().lower().replace("_", "-")
     if plain not in NAMES:
-        raise unknown("dialect", name, (*NAMES, "meshwright"))
-    found: Framework = import_module(f"meshwright.frameworks.{plain.replace('-', '_')}").DIALECT
+        raise unknown("framework", name, (*NAMES, "meshwright"))
+    found: Framework = import_module(f"meshwright.frameworks.{plain.replace('-', '_')}").FRAMEWORK
     return found
 
 
 def recognise(content: Content) -> Framework:
-    """The dialect that a file is written in."""
-    scores = {name: dialect(name).recognises(content) for name in NAMES if _may_be(name, content)}
+    """The framework that a file is written in."""
+    scores = {name: framework(name).recognises(content) for name in NAMES if _may_be(name, content)}
     best = max(scores.values(), default=0)
     found = [name for name, score in scores.items() if score == best]
     if best == 0:
@@ -49,16 +49,16 @@ def recognise(content: Content) -> Framework:
             f"is of no framework that is known here{seen}",
             field="file",
             value=content.path,
-            fix=[f"--dialect {name}" for name in (*NAMES, "meshwright")],
+            fix=[f"--framework {name}" for name in (*NAMES, "meshwright")],
         )
     if len(found) > 1:
         raise InputError(
             f"could be of {' or '.join(found)}",
             field="file",
             value=content.path,
-            fix=[f"--dialect {name}" for name in found],
+            fix=[f"--framework {name}" for name in found],
         )
-    return dialect(found[0])
+    return framework(found[0])
 
 
 def _may_be(name: str, content: Content) -> bool:

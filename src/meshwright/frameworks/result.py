@@ -24,7 +24,7 @@ class Open(msgspec.Struct, frozen=True):
 class Checked(msgspec.Struct, frozen=True):
     """What was found in a recipe or in a file of any framework."""
 
-    dialect: str
+    framework: str
     version: str  # of the framework
     engine: str
     file: str  # empty for a shipped recipe

@@ -27,7 +27,7 @@ LENGTHS = {"data.seq_length": (131_072,)}
 class Reading(msgspec.Struct, frozen=True):
     """A file of another framework in our words."""
 
-    dialect: Framework
+    framework: Framework
     parsed: Parsed
     mapped: Mapped
     recipe: Recipe
@@ -37,30 +37,30 @@ class Reading(msgspec.Struct, frozen=True):
     @property
     def engine(self) -> Engine:
         """What runs it."""
-        return self.parsed.engine or self.dialect.engine
+        return self.parsed.engine or self.framework.engine
 
 
 def read(
-    dialect: Framework, content: Content, model: ModelSpec | None = None, overrides: list[str] | None = None
+    framework: Framework, content: Content, model: ModelSpec | None = None, overrides: list[str] | None = None
 ) -> Reading:
     """The recipe that a file means; `model` is for files that do not name theirs, overrides come on top."""
-    if dialect.spelling is not None:
-        dialect = msgspec.structs.replace(dialect, spell=dialect.spelling(content))
-    parsed = dialect.parse(content)
+    if framework.spelling is not None:
+        framework = msgspec.structs.replace(framework, spell=framework.spelling(content))
+    parsed = framework.parse(content)
     found = parsed.model or model
     if model is not None:
         parsed, found = msgspec.structs.replace(parsed, model=model), model
-    mapped = to_recipe(dialect, parsed)
+    mapped = to_recipe(framework, parsed)
     asked = override.requested(mapped.recipe, overrides or [])
     recipe, _ = override.change(mapped.recipe, asked)
     left = tuple(own for own in parsed.open if own not in asked and own not in mapped.said)
-    return Reading(dialect, parsed, mapped, recipe, found, left)
+    return Reading(framework, parsed, mapped, recipe, found, left)
 
 
 def complete(reading: Reading, on: Cluster) -> Recipe:
     """The recipe on a cluster, with what follows from the number of GPUs filled in."""
     recipe = msgspec.structs.replace(reading.recipe, cluster=str(on))
-    return reading.dialect.complete(recipe, reading.parsed, on) if reading.dialect.complete else recipe
+    return reading.framework.complete(recipe, reading.parsed, on) if reading.framework.complete else recipe
 
 
 def clusters_for(reading: Reading, gpus: str | None) -> tuple[bool, list[Cluster]]:

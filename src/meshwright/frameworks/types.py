@@ -1,4 +1,4 @@
-"""The values that dialects are read into and written from."""
+"""The values that frameworks are read into and written from."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Program(msgspec.Struct, frozen=True):
 
 
 class UnmappedField(msgspec.Struct, frozen=True):
-    """A setting of a recipe that a dialect has no words for."""
+    """A setting of a recipe that a framework has no words for."""
 
     field: str
     value: Any
@@ -45,7 +45,7 @@ class UnmappedField(msgspec.Struct, frozen=True):
 class Written(msgspec.Struct, frozen=True):
     """A recipe in another framework's words."""
 
-    dialect: str
+    framework: str
     files: Mapping[str, str]  # text by file name; the program speaks of them by these names
     program: Program
     unsaid: tuple[UnmappedField, ...] = ()

@@ -88,7 +88,7 @@ def on_torchrun(job: Job) -> Launch:
         return Launch(on="torchrun", files=job.files, commands=(with_environment(job, words),))
     if not job.head:
         reason = f"{job.cluster.nodes} nodes have to find each other: name one of them"
-        raise InputError(reason, field="--head", fix=("--head node01", "--on hosts --hosts node01,node02"))
+        raise InputError(reason, field="--head", fix=("--head node01", "--scheduler hosts --hosts node01,node02"))
     where = values.endpoint(values.host("--head", job.head), job.port)
     words = torchrun(job, *meeting(job, where, job.name))
     note = f"run it on each of the {job.cluster.nodes} nodes; {job.head} must be one of them"

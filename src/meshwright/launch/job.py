@@ -206,7 +206,7 @@ def refuse_unused(way: str, given: Mapping[str, object]) -> None:
         ways = USED_BY.get(field, WAYS)
         if way not in ways:
             option = OPTIONS.get(field, "--" + field.replace("_", "-").removesuffix("s" if field == "mounts" else ""))
-            reason = f"is not used by --on {way}, only by {' and '.join(ways)}"
+            reason = f"is not used by --scheduler {way}, only by {' and '.join(ways)}"
             raise InputError(reason, field=option, value=given[field], fix=(f"leave {option} out",))
 
 
@@ -215,4 +215,4 @@ def find_way(text: str) -> Way:
     for way in WAYS:
         if text.lower() == way:
             return way
-    raise unknown("--on", text, WAYS)
+    raise unknown("--scheduler", text, WAYS)

@@ -18,7 +18,7 @@ CONFIGS = {
     "kempnerforge": "kempnerforge",
     "deepspeed": "deepspeed",
 }
-"""The dialect in which an engine is told what to do."""
+"""The framework in which an engine is told what to do."""
 
 
 def commands_of(plan: Plan, refused: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -29,7 +29,9 @@ def refuse_submit(on: str, name: str) -> None:
     if on != "slurm":
         how = INSTEAD[on].format(file=f"{name}.yaml")
         write = "--write DIR, then " if on in ("kubernetes", "skypilot") else ""
-        raise InputError("is for --on slurm", field="--submit", value=f"--on {on}", fix=(f"{write}{how}",))
+        raise InputError(
+            "is for --scheduler slurm", field="--submit", value=f"--scheduler {on}", fix=(f"{write}{how}",)
+        )
 
 
 def submit(launch: Launch, folder: str = ".") -> str:

@@ -23,7 +23,10 @@ def plan(answer: Answer) -> str:
         *_some("changed", [f"{c['field']} {c['from']} → {c['to']}: {c['why']}" for c in answer["changes"]]),
         *_some("why", [f"{r['field']} {r['value']}: {r['why']}" for r in answer.get("reasons", [])], 20),
         *_findings(answer["findings"]),
-        *_some("offer", [f"{o['title']}: {' '.join(o['overrides'])} ({o['why']})" for o in answer.get("offers", [])]),
+        *_some(
+            "suggestion",
+            [f"{o['title']}: {' '.join(o['overrides'])} ({o['why']})" for o in answer.get("suggestions", [])],
+        ),
         *(f"run with {name}: {command}" for name, command in answer["commands"].items()),
     )
 
@@ -111,7 +114,7 @@ def check(answer: Answer) -> str:
     where = f" on {answer['gpus']}" if answer["gpus"] else ""
     opened = [f"line {o['line']}: {o['key']} = {o['text']}: {o['reason']}" for o in answer["unresolved"]]
     return _lines(
-        f"{answer['file'] or answer['recipe']} ({answer['dialect']}{where}): {verdict}",
+        f"{answer['file'] or answer['recipe']} ({answer['framework']}{where}): {verdict}",
         f"memory: {_memory(answer['estimate'])}" if answer["estimate"] else "",
         *_findings(answer["findings"]),
         *_some("not known", opened),
@@ -125,7 +128,7 @@ def export(answer: Answer) -> str:
     env = " ".join(f"{name}={value}" for name, value in answer["env"].items())
     unsaid = [f"{u['field']}={u['value']}: {u['reason']}" for u in answer["unsaid"]]
     return _lines(
-        f"{answer['dialect']} on {answer['gpus']}" + ("" if answer["ok"] else ": the rules refuse this layout there"),
+        f"{answer['framework']} on {answer['gpus']}" + ("" if answer["ok"] else ": the rules refuse this layout there"),
         *files,
         f"start: {answer['command']}",
         f"environment: {env}" if env else "",

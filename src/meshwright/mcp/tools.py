@@ -124,7 +124,7 @@ def _size(asked: Arguments) -> Answer:
 
 def _check(asked: Arguments) -> Answer:
     target = _one_of(asked, "text: what the file says", target="", text=_file_name(asked))
-    shared = {name: asked[name] for name in ("gpus", "engine", "dialect", "model", "advice", "overrides")}
+    shared = {name: asked[name] for name in ("gpus", "engine", "framework", "model", "advice", "overrides")}
     return api.check_to_dict(api.check(target, **shared))
 
 
@@ -269,7 +269,7 @@ TOOLS = {
             ),
             _recommend,
             rendering.plan,
-            {**PLAN_KEYS, "offers": "array"},
+            {**PLAN_KEYS, "suggestions": "array"},
             ({"model": "llama3-8b", "gpus": "8xH100", "goal": "sft"},),
         ),
         Tool(
@@ -352,11 +352,11 @@ TOOLS = {
                 ),
                 SHIPPED,
                 Field(
-                    "dialect",
+                    "framework",
                     "text",
                     "Whose words it is written in, when the text does not show it.",
-                    choices=("meshwright", *api.DIALECTS),
-                    option="--dialect",
+                    choices=("meshwright", *api.FRAMEWORKS),
+                    option="--framework",
                 ),
                 GPUS,
                 Field("engine", "text", "What will run a recipe of ours.", choices=api.ENGINES, option="--engine"),
@@ -373,7 +373,7 @@ TOOLS = {
             ),
             _check,
             rendering.check,
-            {"dialect": "string", "ok": "boolean", "findings": "array", "unresolved": "array", "notes": "array"},
+            {"framework": "string", "ok": "boolean", "findings": "array", "unresolved": "array", "notes": "array"},
             (
                 {
                     "text": '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}, "fp16": {"enabled": true}, '
@@ -392,12 +392,12 @@ TOOLS = {
             "that framework cannot say is listed.",
             (
                 *(SHIPPED, RECIPE_TEXT, CONFIG_TEXT),
-                Field("to", "text", "The framework.", needed=True, choices=api.DIALECTS, option="--to"),
+                Field("to", "text", "The framework.", needed=True, choices=api.FRAMEWORKS, option="--to"),
                 *(GPUS, OVERRIDES),
             ),
             _export,
             rendering.export,
-            {"dialect": "string", "ok": "boolean", "files": "object", "command": "string", "unsaid": "array"},
+            {"framework": "string", "ok": "boolean", "files": "object", "command": "string", "unsaid": "array"},
             ({"target": "llama3_8b_pretrain_config", "to": "torchtitan", "gpus": "8xH100"},),
         ),
         Tool(

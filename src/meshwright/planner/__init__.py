@@ -3,7 +3,7 @@
 from meshwright.planner.baseline import case_of, on_engine
 from meshwright.planner.divisors import smallest_fit
 from meshwright.planner.explain import reasons
-from meshwright.planner.plan import Change, Offer, Plan, Question, Reason
+from meshwright.planner.plan import Change, Plan, Question, Reason, Suggestion
 from meshwright.planner.ranking import Dropped, Ranking, ranked
 from meshwright.planner.recommend import plan_fixed, recommend
 from meshwright.planner.scaling import batch_for_tokens, scaled_batch, scaled_lr
@@ -14,13 +14,13 @@ __all__ = [
     "Candidate",
     "Change",
     "Dropped",
-    "Offer",
     "Plan",
     "Question",
     "Ranking",
     "Reason",
     "Size",
     "Sizing",
+    "Suggestion",
     "batch_for_tokens",
     "case_of",
     "on_engine",

@@ -47,7 +47,7 @@ class Change(msgspec.Struct, frozen=True):
     why: str
 
 
-class Offer(msgspec.Struct, frozen=True):
+class Suggestion(msgspec.Struct, frozen=True):
     """Overrides the user may want, which the plan does not take by itself."""
 
     title: str
@@ -75,7 +75,7 @@ class Plan(msgspec.Struct, frozen=True):
     estimate: Estimate
     changes: tuple[Change, ...]
     findings: tuple[Finding, ...]
-    offers: tuple[Offer, ...] = ()
+    suggestions: tuple[Suggestion, ...] = ()
 
     @property
     def ok(self) -> bool:

@@ -11,8 +11,8 @@ from meshwright import costs, rules
 from meshwright.planner.baseline import ENGINE_STRATEGY, Baseline, baseline_for
 from meshwright.planner.divisors import no_layout
 from meshwright.planner.explain import why_changed
-from meshwright.planner.plan import Change, Match, Offer, Plan, Question
-from meshwright.planner.scaling import offers
+from meshwright.planner.plan import Change, Match, Plan, Question, Suggestion
+from meshwright.planner.scaling import suggestions
 from meshwright.planner.search import KEEP_WITHIN, LAYOUT_NAMES, Candidate, always_broken, any_legal, best, is_roomy
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
@@ -81,7 +81,7 @@ def plan_with(start: Baseline, layout: Mapping[str, Any], faster: Candidate | No
         estimate=estimate,
         changes=changes,
         findings=tuple(_weighed(rules.judge(case), case, float(estimate.step_s))),
-        offers=(*_faster_layout(case, estimate, faster), *offers(start.base, start.base_cluster.world, case)),
+        suggestions=(*_faster_layout(case, estimate, faster), *suggestions(start.base, start.base_cluster.world, case)),
     )
 
 
@@ -107,14 +107,16 @@ def _helps(finding: Finding, case: Case, step_s: float) -> bool:
     return roomy and float(price.step_s) <= WORTH_ADVISING * step_s
 
 
-def _faster_layout(case: Case, estimate: costs.Estimate, faster: Candidate | None) -> Iterable[Offer]:
+def _faster_layout(case: Case, estimate: costs.Estimate, faster: Candidate | None) -> Iterable[Suggestion]:
     """The layout our estimate would rather have than the kept one, when it is worth a try."""
     if faster is None or not faster.roomy or faster.step_s > WORTH_OFFERING * float(estimate.step_s):
         return
     different = {name: faster.layout[name] for name in LAYOUT_NAMES if faster.layout[name] != getattr(case, name)}
     gain = 1 - faster.step_s / float(estimate.step_s)
     why = f"by our estimate {gain:.0%} less time per step at {faster.total_gib:.0f} GiB; the published layout was kept"
-    yield Offer("a faster layout", tuple(spell(f"layout.{n}", v) for n, v in different.items()), why, kind="layout")
+    yield Suggestion(
+        "a faster layout", tuple(spell(f"layout.{n}", v) for n, v in different.items()), why, kind="layout"
+    )
 
 
 def changes_between(start: Baseline, recipe: Recipe, case: Case) -> tuple[Change, ...]:

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from meshwright import costs, rules
-from meshwright.planner.plan import Offer
+from meshwright.planner.plan import Suggestion
 from meshwright.recipes.case import Case
 from meshwright.recipes.overrides import apply
 from meshwright.recipes.types import Recipe
@@ -37,23 +37,23 @@ def batch_for_tokens(old_batch: int, old_seq: int, new_seq: int) -> int:
     return max(round(old_batch * old_seq / new_seq), 1)
 
 
-def offers(base: Recipe, base_world: int, case: Case) -> tuple[Offer, ...]:
+def suggestions(base: Recipe, base_world: int, case: Case) -> tuple[Suggestion, ...]:
     """What the user could change beyond the layout on this cluster; each was tried, is legal and fits."""
-    made = (*_batch_offers(base, base_world, case), *_length_offers(base, case), *_fp8_offers(case))
-    return tuple(offer for offer in made if _stands(offer, case))
+    made = (*_batch_suggestions(base, base_world, case), *_length_suggestions(base, case), *_fp8_suggestions(case))
+    return tuple(suggestion for suggestion in made if _stands(suggestion, case))
 
 
-def _with(offer: Offer, case: Case) -> Case:
-    return case.renewed(apply(case.recipe, offer.overrides))
+def _with(suggestion: Suggestion, case: Case) -> Case:
+    return case.renewed(apply(case.recipe, suggestion.overrides))
 
 
-def _stands(offer: Offer, case: Case) -> bool:
-    tried = _with(offer, case)
+def _stands(suggestion: Suggestion, case: Case) -> bool:
+    tried = _with(suggestion, case)
     return bool(rules.legal(tried)) and bool(tried.memory.fits) and not _new_warnings(tried, case)
 
 
 def _new_warnings(tried: Case, case: Case) -> set[str]:
-    """Warnings about the learning rate that the offer itself would bring."""
+    """Warnings about the learning rate that the suggestion itself would bring."""
     rated = [r for r in rules.applicable(tried, ("warning",)) if r.subject in ("learning_rate", "optimizer")]
     return {r.id for r in rated if bool(r.broken(tried)) and not bool(r.broken(case))}
 
@@ -64,7 +64,7 @@ def _whole_steps(batch: int, case: Case) -> int:
     return max(batch // step, 1) * step
 
 
-def _batch_offers(base: Recipe, base_world: int, case: Case) -> list[Offer]:
+def _batch_suggestions(base: Recipe, base_world: int, case: Case) -> list[Suggestion]:
     """A larger batch when the GPUs grew or each has too little to do; never more tokens than big trainings take."""
     old, world = base.train.global_batch_size, int(case.world)
     per_gpu = case.global_batch_size * case.seq_length / world
@@ -79,10 +79,10 @@ def _batch_offers(base: Recipe, base_world: int, case: Case) -> list[Offer]:
         return []
     lr, linear = (scaled_lr(base.optimizer.lr, old, batch, law) for law in LAWS)
     why += f": a batch of {batch} keeps them busier and wants lr {lr:g} (sqrt law; {linear:g} by the linear one)"
-    return [Offer("scale the batch", (f"train.global_batch_size={batch}", f"optimizer.lr={lr:g}"), why)]
+    return [Suggestion("scale the batch", (f"train.global_batch_size={batch}", f"optimizer.lr={lr:g}"), why)]
 
 
-def _length_offers(base: Recipe, case: Case) -> list[Offer]:
+def _length_suggestions(base: Recipe, case: Case) -> list[Suggestion]:
     if case.seq_length == base.data.seq_length:
         return []
     batch = _whole_steps(batch_for_tokens(base.train.global_batch_size, base.data.seq_length, case.seq_length), case)
@@ -92,17 +92,17 @@ def _length_offers(base: Recipe, case: Case) -> list[Offer]:
         f"samples went from {base.data.seq_length} to {case.seq_length} tokens; this batch keeps close to "
         f"{base.train.global_batch_size * base.data.seq_length:,} tokens per step"
     )
-    return [Offer("keep the tokens per step", (f"train.global_batch_size={batch}",), why)]
+    return [Suggestion("keep the tokens per step", (f"train.global_batch_size={batch}",), why)]
 
 
-def _fp8_offers(case: Case) -> list[Offer]:
+def _fp8_suggestions(case: Case) -> list[Suggestion]:
     peaks = case.cluster.gpu.peak_tflops
     if case.matmul != "same" or "fp8" not in peaks or case.goal == "peft" or case.is_diffusion:
         return []
     kind = "mxfp8" if case.gpu_arch in ("blackwell", "rubin") else "fp8_tensor"
-    offer = Offer("compute linear layers in fp8", (f"precision.matmul={kind}",), "")
-    gain = 1 - float(costs.step_time(_with(offer, case)).step_s) / float(costs.step_time(case).step_s)
+    suggestion = Suggestion("compute linear layers in fp8", (f"precision.matmul={kind}",), "")
+    gain = 1 - float(costs.step_time(_with(suggestion, case)).step_s) / float(costs.step_time(case).step_s)
     if gain < WORTH_FP8:
         return []
     why = f"by our estimate {gain:.0%} less time per step; the trained weights differ, so compare loss curves first"
-    return [msgspec.structs.replace(offer, why=why)]
+    return [msgspec.structs.replace(suggestion, why=why)]

@@ -30,7 +30,7 @@ def _absent(c: Case) -> tuple[str, ...]:
 
 
 @rule(
-    "graphs.offered",
+    "graphs.supported",
     "error",
     "cuda_graphs",
     engines=WITHOUT_GRAPHS,

@@ -17,7 +17,7 @@ ATTENTION: dict[str, tuple[str, ...]] = {
 
 
 @rule(
-    "kernels.attention-offered",
+    "kernels.attention-supported",
     "error",
     "attention",
     engines=tuple(ATTENTION),
@@ -72,7 +72,7 @@ def loss_is_repeatable(c: Case) -> Column:
 
 
 @rule(
-    "kernels.loss-offered",
+    "kernels.loss-supported",
     "error",
     "loss",
     engines=("kempnerforge",),

@@ -6,24 +6,24 @@ from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import rule
 from meshwright.rules.search_values import no, one_of
 
-OFFERED: dict[str, tuple[str, ...]] = {
+SUPPORTED: dict[str, tuple[str, ...]] = {
     "megatron": ("cosine", "linear", "wsd", "constant", "inverse_sqrt"),
     "kempnerforge": ("cosine", "linear", "wsd", "constant", "rex"),
 }
 
 
 @rule(
-    "learning_rate.offered",
+    "learning_rate.supported",
     "error",
     "schedule_name",
-    engines=tuple(OFFERED),
+    engines=tuple(SUPPORTED),
     message="{engine} has no {schedule_name} schedule",
     symptom="an unknown decay style",
     cause="engines bring different schedules",
     fixes=({"schedule_name": ["cosine"]},),
 )
 def schedule_is_offered(c: Case) -> Column:
-    return no(one_of(c.schedule_name, OFFERED.get(c.engine, (c.schedule_name,))))
+    return no(one_of(c.schedule_name, SUPPORTED.get(c.engine, (c.schedule_name,))))
 
 
 @rule(

@@ -7,7 +7,7 @@ from meshwright.rules.memory import offloads
 from meshwright.rules.rule import Fix, rule
 from meshwright.rules.search_values import NO_PIPELINE, no, one_of
 
-OFFERED: dict[str, tuple[str, ...]] = {
+SUPPORTED: dict[str, tuple[str, ...]] = {
     "meshwright": ("none", "optimizer", "activations", "params"),
     "megatron": ("none", "optimizer", "activations"),
     "torchtitan": ("none", "params"),
@@ -20,7 +20,7 @@ NONE: Fix = {"offload": ["none"]}
 
 
 @rule(
-    "offload.offered",
+    "offload.supported",
     "error",
     "offload",
     message="{engine} cannot keep {offload} in host memory",
@@ -29,7 +29,7 @@ NONE: Fix = {"offload": ["none"]}
     fixes=({"offload": offloads("params", "optimizer", "none")},),
 )
 def offload_is_offered(c: Case) -> Column:
-    return no(one_of(c.offload, OFFERED[c.engine]))
+    return no(one_of(c.offload, SUPPORTED[c.engine]))
 
 
 @rule(

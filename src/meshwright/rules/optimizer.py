@@ -6,7 +6,7 @@ from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import rule
 from meshwright.rules.search_values import NO_TENSOR, no, one_of
 
-OFFERED: dict[str, tuple[str, ...]] = {
+SUPPORTED: dict[str, tuple[str, ...]] = {
     "megatron": ("adamw", "sgd", "muon", "lion"),
     "torchtitan": ("adamw",),
     "kempnerforge": ("adamw", "muon", "lion", "schedule_free_adamw"),
@@ -18,17 +18,17 @@ def _trains_for_real(c: Case) -> Column:
 
 
 @rule(
-    "optimizer.offered",
+    "optimizer.supported",
     "error",
     "optimizer_name",
-    engines=tuple(OFFERED),
+    engines=tuple(SUPPORTED),
     message="{engine} has no {optimizer_name} optimizer",
     symptom="an unknown optimizer name",
     cause="engines bring different optimizers",
     fixes=({"optimizer_name": ["adamw"]},),
 )
 def optimizer_is_offered(c: Case) -> Column:
-    return no(one_of(c.optimizer_name, OFFERED.get(c.engine, (c.optimizer_name,))))
+    return no(one_of(c.optimizer_name, SUPPORTED.get(c.engine, (c.optimizer_name,))))
 
 
 @rule(

@@ -73,7 +73,7 @@ def targets_exist(c: Case) -> Column:
 
 
 @rule(
-    "peft.method-offered",
+    "peft.method-supported",
     "error",
     "method",
     engines=tuple(METHODS),

@@ -59,7 +59,7 @@ def hardware_scales_are_used(c: Case) -> Column:
 
 
 @rule(
-    "precision.format-offered",
+    "precision.format-supported",
     "error",
     "matmul",
     engines=tuple(FORMATS),

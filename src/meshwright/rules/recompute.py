@@ -35,7 +35,7 @@ def modules_exist(c: Case) -> Column:
 
 
 @rule(
-    "recompute.ops-offered",
+    "recompute.ops-supported",
     "error",
     "recompute_modules",
     engines=("megatron", "kempnerforge", "deepspeed"),

@@ -13,7 +13,7 @@ SEVERAL_CHUNKS = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble")
 V_SHAPED = ("zbv", "dualpipe_v")
 ZERO_BUBBLE = ("interleaved_zero_bubble", "zbv", "dualpipe_v")
 EVERY = (*ONE_CHUNK, *SEVERAL_CHUNKS, *V_SHAPED)
-OFFERED: dict[str, tuple[str, ...]] = {
+SUPPORTED: dict[str, tuple[str, ...]] = {
     "meshwright": EVERY,
     "torchtitan": EVERY,
     "automodel": tuple(name for name in EVERY if name != "dualpipe_v"),  # its stages are not placed in a V
@@ -85,7 +85,7 @@ def v_schedules(c: Case) -> Column:
 
 
 @rule(
-    "schedule.offered",
+    "schedule.supported",
     "error",
     "pp_schedule",
     message="{engine} has no {pp_schedule} schedule",
@@ -94,7 +94,7 @@ def v_schedules(c: Case) -> Column:
     fixes=({"pp_schedule": ["interleaved_1f1b", "1f1b"]}, PLAIN),
 )
 def schedule_is_offered(c: Case) -> Column:
-    return (c.pp > 1) & no(one_of(c.pp_schedule, OFFERED[c.engine]))
+    return (c.pp > 1) & no(one_of(c.pp_schedule, SUPPORTED[c.engine]))
 
 
 @rule(

@@ -180,7 +180,7 @@ def hierarchy_multiplies(c: Case) -> Column:
 
 
 @rule(
-    "sequence.exchange-offered",
+    "sequence.exchange-supported",
     "error",
     "cp_comm",
     engines=("torchtitan", "automodel"),

@@ -9,7 +9,7 @@ from meshwright.rules.model_families import is_qwen35
 from meshwright.rules.rule import Fix, rule
 from meshwright.rules.search_values import NO_CONTEXT, NO_EXPERT, NO_PIPELINE, NO_TENSOR, larger, no, one_of, smaller
 
-OFFERED: dict[str, tuple[str, ...]] = {
+SUPPORTED: dict[str, tuple[str, ...]] = {
     "meshwright": ("fsdp2", "ddp", "megatron_fsdp"),
     "megatron": ("zero1", "ddp", "megatron_fsdp", "fsdp2"),
     "torchtitan": ("fsdp2", "ddp"),
@@ -114,17 +114,17 @@ for _unfit in UNFIT:
 
 
 @rule(
-    "strategy.offered",
+    "strategy.supported",
     "error",
     "strategy",
-    message="{engine} has no {strategy} strategy; it has {offered}",
+    message="{engine} has no {strategy} strategy; it has {supported}",
     symptom="an unknown strategy, or no option to ask for it",
     cause="engines share data-parallel state in different ways",
     fixes=({"strategy": ["fsdp2", "zero1"]},),
-    figures={"offered": lambda c: ", ".join(OFFERED[c.engine])},
+    figures={"supported": lambda c: ", ".join(SUPPORTED[c.engine])},
 )
 def strategy_is_offered(c: Case) -> Column:
-    return no(one_of(c.strategy, OFFERED[c.engine]))
+    return no(one_of(c.strategy, SUPPORTED[c.engine]))
 
 
 @rule(

@@ -23,7 +23,7 @@ from meshwright.web.settings import Settings
 
 RETRY_S = 2
 STARTED_S = 60.0  # until a fresh worker has imported everything and answers
-MAY_BE_EMPTY = ("seq", "tokens", "query", "family", "dialect")
+MAY_BE_EMPTY = ("seq", "tokens", "query", "family", "framework")
 """A form's field that nobody filled in."""
 SMALLER = ("fix part of the layout, such as layout.tp=8", "ask for fewer GPUs")
 Question = tuple[str, dict[str, Any], dict[str, str]]
@@ -165,7 +165,7 @@ class Dispatcher:
 def normal(verb: str, asked: Mapping[str, Any], texts: Mapping[str, str]) -> Question:
     """A question without what does not change its answer: empty values, and blanks around words."""
     said = {name: value.strip() if isinstance(value, str) else value for name, value in asked.items()}
-    for name in ("goal", "engine", "dialect", "to", "kind"):
+    for name in ("goal", "engine", "framework", "to", "kind"):
         if isinstance(said.get(name), str):
             said[name] = said[name].lower()
     kept = {name: value for name, value in said.items() if not _says_nothing(name, value)}

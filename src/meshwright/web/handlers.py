@@ -103,14 +103,14 @@ def check(
     target: str,
     gpus: str | None = None,
     engine: str | None = None,
-    dialect: str | None = None,
+    framework: str | None = None,
     model: str | None = None,
     advice: bool = False,
     overrides: Sequence[str] = (),
 ) -> Answer:
     """What is wrong with a recipe or a text."""
     found = api.check(
-        target, gpus=gpus, engine=engine, dialect=dialect, model=model, advice=advice, overrides=overrides
+        target, gpus=gpus, engine=engine, framework=framework, model=model, advice=advice, overrides=overrides
     )
     return api.check_to_dict(found)
 
@@ -138,7 +138,7 @@ def write(
     answer = api.plan_to_dict(plan)
     return {
         "schema": api.SCHEMA,
-        "dialect": to,
+        "framework": to,
         "ok": plan.ok,
         "gpus": answer["question"]["gpus"],
         "files": {f"{plan.recipe.name}.toml": api.recipe_text(plan.recipe)},

@@ -22,7 +22,7 @@ Overrides = Annotated[list[Override], Field(max_length=60, description="KEY=VALU
 Text = Annotated[str, StringConstraints(max_length=1_500_000)]
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]{0,99}$")]
 Format = Literal["toml", "yaml", "json", "python"]
-Kind = Literal["models", "recipes", "targets", "gpus", "clusters", "goals", "engines", "dialects"]
+Kind = Literal["models", "recipes", "targets", "gpus", "clusters", "goals", "engines", "frameworks"]
 
 
 class VerbRequest(BaseModel):
@@ -243,7 +243,7 @@ class CheckText(OwnText):
     """What is wrong with this config or launch script?"""
 
     name: FileName = "script.sh"
-    dialect: Annotated[Word | None, Field(description="whose words it is written in, when it does not show")] = None
+    framework: Annotated[Word | None, Field(description="whose words it is written in, when it does not show")] = None
     model: Annotated[Word | None, Field(description="what it trains, when it does not say")] = None
     advice: Annotated[bool, Field(description="also what could be better")] = False
 

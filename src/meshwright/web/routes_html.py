@@ -25,7 +25,7 @@ TRAINING = ("goal", "seq", "engine", "overrides", "config")
 ASK = ("model", "gpus", *TRAINING, "benchmark")
 EXPLORE = ("target", "gpus", *TRAINING)
 SCALE = ("model", "gpu", *TRAINING, "tokens", "price")
-CHECK = ("text", "name", "gpus", "model", "dialect", "advice", "example")
+CHECK = ("text", "name", "gpus", "model", "framework", "advice", "example")
 EXAMPLES = (
     ("llama3-8b", "8xH100", "sft"),
     ("llama3-70b", "64xH100", "pretrain"),
@@ -281,9 +281,9 @@ async def check(request: Request) -> HTMLResponse:
     if found is not None:
         shown = presenters.findings_by_line(found["findings"], said["text"])
         shown["memory"] = presenters.memory(found["estimate"]) if found["estimate"] else None
-    dialects = ("", api.ENGINES[0], *api.DIALECTS)
+    frameworks = ("", api.ENGINES[0], *api.FRAMEWORKS)
     return await page(
-        request, "check.html", status_of(error), said=said, found=found, error=error, dialects=dialects, **shown
+        request, "check.html", status_of(error), said=said, found=found, error=error, frameworks=frameworks, **shown
     )
 
 

@@ -72,7 +72,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "schedule.one-chunk": ({"pp": 2, "vp": 2}, {"pp_schedule": "interleaved_1f1b"}),
     "schedule.several-chunks": ({"pp": 2, "pp_schedule": "interleaved_1f1b"}, {"vp": 2}),
     "schedule.v-shaped": ({"pp": 2, "vp": 4, "pp_schedule": "zbv"}, {"vp": 2}),
-    "schedule.offered": (
+    "schedule.supported": (
         {"engine": "megatron", "strategy": "zero1", "pp": 2, "pp_schedule": "gpipe"},
         {"pp_schedule": "1f1b"},
     ),
@@ -124,7 +124,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"cp": 8, "cp_comm": "a2a+ring", "cp_inner": 3, "seq_length": 65536},
         {"cp_inner": 4},
     ),
-    "sequence.exchange-offered": ({"engine": "torchtitan", "cp": 2, "cp_comm": "a2a"}, {"cp_comm": "allgather"}),
+    "sequence.exchange-supported": ({"engine": "torchtitan", "cp": 2, "cp_comm": "a2a"}, {"cp_comm": "allgather"}),
     "sequence.attention-kernel": ({"cp": 2, "attention": "eager"}, {"attention": "flash"}),
     "sequence.sliding-window-ring": ({"engine": "megatron", "spec": WINDOWED, "cp": 2}, {"cp_comm": "a2a"}),
     "sequence.packing-over-context": ({"engine": "automodel", "packing": True, "cp": 2}, {"attention": "te"}),
@@ -160,7 +160,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "strategy.megatron-fsdp-peft": ({"strategy": "megatron_fsdp", "goal": "peft"}, {"goal": "sft"}),
     "strategy.fsdp2-pp": ({"engine": "megatron", "pp": 2}, {"strategy": "zero1"}),
     "strategy.fsdp2-ep": ({"engine": "megatron", "spec": MIXTURE, "ep": 8}, {"strategy": "zero1"}),
-    "strategy.offered": ({"strategy": "zero1"}, {"engine": "megatron"}),
+    "strategy.supported": ({"strategy": "zero1"}, {"engine": "megatron"}),
     "strategy.tied-fsdp2": ({"engine": "megatron", "spec": TIED}, {"strategy": "zero1"}),
     "strategy.deepspeed-pipeline": ({"engine": "deepspeed", "pp": 2}, {"strategy": "zero1"}),
     "strategy.fsdp-with-tensor-parallel": ({"tp": 4, "sp": True}, {"on": B200}),

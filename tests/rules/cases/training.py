@@ -99,7 +99,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"freeze": ("vision",)},
     ),
     # graphs
-    "graphs.offered": ({"engine": "kempnerforge", "cuda_graphs": "local"}, {"engine": "torchtitan"}),
+    "graphs.supported": ({"engine": "kempnerforge", "cuda_graphs": "local"}, {"engine": "torchtitan"}),
     "graphs.random-states": (
         {"engine": "megatron", "cuda_graphs": "transformer_engine"},
         {"te_rng_tracker": True},
@@ -149,17 +149,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"dispatcher": "hybridep"},
     ),
     # kernels
-    "kernels.attention-offered": ({"engine": "megatron", "attention": "flex"}, {"attention": "flash"}),
+    "kernels.attention-supported": ({"engine": "megatron", "attention": "flex"}, {"attention": "flash"}),
     "kernels.eager-attention": ({"attention": "eager"}, {"seq_length": 1024}),
     "kernels.compiled-experts": ({"engine": "kempnerforge", "spec": MIXTURE, "compile": True}, {"spec": DENSE}),
     "kernels.deterministic-loss": (
         {"engine": "megatron", "deterministic": True, "loss": "fused_linear"},
         {"loss": "vocab_parallel"},
     ),
-    "kernels.loss-offered": ({"engine": "kempnerforge", "loss": "fused_linear"}, {"loss": "chunked"}),
+    "kernels.loss-supported": ({"engine": "kempnerforge", "loss": "fused_linear"}, {"loss": "chunked"}),
     "kernels.whole-logits": ({"loss": "plain", "micro_batch_size": 4}, {"loss": "chunked"}),
     # learning rate
-    "learning_rate.offered": ({"engine": "megatron", "schedule_name": "rex"}, {"engine": "kempnerforge"}),
+    "learning_rate.supported": ({"engine": "megatron", "schedule_name": "rex"}, {"engine": "kempnerforge"}),
     "learning_rate.warm-up-to-the-end": ({"steps": 100, "warmup_steps": 500}, {"warmup_steps": 10}),
     "learning_rate.no-warm-up": ({"warmup_steps": 0}, {"warmup_steps": 100}),
     "learning_rate.minimum-above-peak": ({"lr": 1e-5, "min_lr": 3e-5}, {"min_lr": 1e-6}),
@@ -187,7 +187,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "memory.gathers-every-micro-batch": ({"memory": _gathered, "pp": 2}, {"reshard_after_forward": False}),
     "memory.underused": ({"memory": _activations(5.0)}, {"micro_batch_size": 8}),
     # offload
-    "offload.offered": ({"engine": "kempnerforge", "offload": "params"}, {"engine": "torchtitan"}),
+    "offload.supported": ({"engine": "kempnerforge", "offload": "params"}, {"engine": "torchtitan"}),
     "offload.activations-pipeline": (
         {"engine": "megatron", "strategy": "zero1", "offload": "activations", "pp": 2},
         {"pp": 1},
@@ -207,7 +207,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "offload.params-slow": ({"offload": "params"}, {"on": ONE}),
     # optimizer
-    "optimizer.offered": ({"engine": "torchtitan", "optimizer_name": "muon"}, {"engine": "kempnerforge"}),
+    "optimizer.supported": ({"engine": "torchtitan", "optimizer_name": "muon"}, {"engine": "kempnerforge"}),
     "optimizer.muon-sharded-parameters": ({"engine": "megatron", "optimizer_name": "muon"}, {"strategy": "zero1"}),
     "optimizer.muon-tensor-parallel": ({"optimizer_name": "muon", "tp": 2, "sp": True}, {"tp": 1}),
     "optimizer.no-clipping": ({"clip_grad": 0.0}, {"clip_grad": 1.0}),
@@ -237,7 +237,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "peft.settings-unused": ({"goal": "sft", "rank": 8}, {"goal": "peft"}),
     "peft.no-targets": ({"goal": "peft", "targets": ()}, {"targets": ("qkv",)}),
     "peft.targets-of-the-model": ({"goal": "peft", "targets": ("qkv", "mamba_in")}, {"targets": ("qkv",)}),
-    "peft.method-offered": ({"engine": "megatron", "goal": "peft", "method": "qlora"}, {"method": "dora"}),
+    "peft.method-supported": ({"engine": "megatron", "goal": "peft", "method": "qlora"}, {"method": "dora"}),
     "peft.engine": ({"engine": "kempnerforge", "goal": "peft"}, {"goal": "sft"}),
     "peft.qwen3-next": ({"engine": "megatron", "spec": NEXT, "goal": "peft"}, {"goal": "sft"}),
     "peft.experts-tensor-parallel": ({"engine": "automodel", "spec": MIXTURE, "goal": "peft", "tp": 2}, {"tp": 1}),
@@ -271,7 +271,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "precision.fp8-gpu": ({"on": A100, "matmul": "fp8_tensor"}, {"on": cluster(8)}),
     "precision.block-scaled-gpu": ({"matmul": "mxfp8"}, {"on": B200}),
     "precision.blockwise-on-blackwell": ({"matmul": "fp8_block", "on": B200}, {"on": cluster(8)}),
-    "precision.format-offered": ({"engine": "torchtitan", "matmul": "fp8_delayed"}, {"matmul": "fp8_tensor"}),
+    "precision.format-supported": ({"engine": "torchtitan", "matmul": "fp8_delayed"}, {"matmul": "fp8_tensor"}),
     "precision.format-published": ({"matmul": "nvfp4", "benchmark": True, "on": B200}, {"matmul": "mxfp8"}),
     "precision.mxfp8-untried": ({"matmul": "mxfp8", "on": B200}, {"benchmark": True}),
     "precision.fp8-tokens": (
@@ -317,7 +317,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"recompute": "selective", "recompute_modules": ("core_attn", "moe_act")},
         {"spec": MIXTURE},
     ),
-    "recompute.ops-offered": (
+    "recompute.ops-supported": (
         {"engine": "megatron", "recompute": "selective", "recompute_modules": ("ops",)},
         {"engine": "torchtitan"},
     ),

@@ -7,7 +7,7 @@ from meshwright.frameworks.accelerate.parse import complete, parse, recognises
 from meshwright.frameworks.accelerate.rules import RULES
 from meshwright.frameworks.framework import Framework
 
-DIALECT = Framework(
+FRAMEWORK = Framework(
     name="accelerate",
     title="Accelerate",
     version="1.15.0",

@@ -228,14 +228,14 @@ def _deepspeed(content: Content, settings: Settings) -> Inner | None:
     except InputError:
         return None
     from meshwright.frameworks.check import check
-    from meshwright.frameworks.deepspeed import DIALECT
+    from meshwright.frameworks.deepspeed import FRAMEWORK
 
     if inner.format != "json":
         message = f"{said.value} is no DeepSpeed config: that is JSON"
         key = f"{ZERO}deepspeed_config_file"
         wrong = Finding("accelerate.not-json", "error", key, message, (), file=said.file, line=said.line)
         return Inner({}, (wrong,))
-    checked = check(DIALECT, inner)
+    checked = check(FRAMEWORK, inner)
     fields = {own: getattr(getattr(checked.recipe, own.split(".")[0]), own.split(".")[1]) for own in FROM_DEEPSPEED}
     return Inner(fields, checked.findings)
 

@@ -19,7 +19,7 @@ FOLLOWS = ("precision.grads", "precision.reduce", "train.global_batch_size", "la
 """Fields that follow from others, or that the program says in its own arguments."""
 
 
-def write(dialect: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
     layout = recipe.layout
     if layout.strategy == "megatron_fsdp" or layout.pp > 1 or layout.ep > 1:
         field = "strategy" if layout.strategy == "megatron_fsdp" else "pp" if layout.pp > 1 else "ep"
@@ -32,8 +32,8 @@ def write(dialect: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> 
         )
     if layout.cp > 1 and layout.cp_comm not in ROTATIONS.values():
         raise InputError("torch gathers keys and values or rotates them", field="layout.cp_comm", value=layout.cp_comm)
-    settings, unsaid = to_settings(dialect, recipe, [key for key in relevant(recipe, model) if key not in FOLLOWS])
-    settings = without_defaults(dialect, settings, KEEP)
+    settings, unsaid = to_settings(framework, recipe, [key for key in relevant(recipe, model) if key not in FOLLOWS])
+    settings = without_defaults(framework, settings, KEEP)
     if any(key.startswith(AXIS) for key in settings):
         settings[f"{AXIS}dp_shard_size"] = max(1, ranks // layout.dp_replicate)
     if layout.strategy != "zero1":
@@ -51,8 +51,8 @@ def write(dialect: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> 
         settings[f"{ZERO}gradient_accumulation_steps"] = steps
     words = ("train.py", "--per_device_train_batch_size", str(micro), "--gradient_accumulation_steps", str(steps))
     return Written(
-        dialect=dialect.name,
-        files={name: _text(nested({**head, **settings}), recipe, dialect)},
+        framework=framework.name,
+        files={name: _text(nested({**head, **settings}), recipe, framework)},
         program=Program(words=words, env=environment(settings)),
         unsaid=unsaid,
         notes=(
@@ -93,8 +93,8 @@ def environment(settings: Mapping[str, Any]) -> dict[str, str]:
     )
 
 
-def _text(tables: dict[str, Any], recipe: Recipe, dialect: Framework) -> str:
-    lines = [f"# {recipe.name or 'a recipe'} for Accelerate {dialect.version}, written by meshwright export"]
+def _text(tables: dict[str, Any], recipe: Recipe, framework: Framework) -> str:
+    lines = [f"# {recipe.name or 'a recipe'} for Accelerate {framework.version}, written by meshwright export"]
     for key, value in tables.items():
         if isinstance(value, dict):
             lines += [f"{key}:", *(f"  {name}: {_scalar(each)}" for name, each in value.items())]

@@ -20,7 +20,7 @@ def _complete(recipe: Recipe, parsed: Parsed, on: Cluster) -> Recipe:
     return msgspec.structs.replace(recipe, benchmark=True) if is_benchmark(parsed.settings) else recipe
 
 
-DIALECT = Framework(
+FRAMEWORK = Framework(
     name="automodel",
     title="NeMo AutoModel",
     version="commit 36044ad, 2026-08-22",

@@ -92,7 +92,7 @@ def _command(one: Launched, parsed: Parsed) -> Iterator[Finding]:
     """What is wrong with the automodel command itself."""
     from meshwright.frameworks.automodel.command_rules import NO_RECIPE, OLD_COMMAND
 
-    look = RuleContext(_dialect(), parsed, Recipe(name="", model="", goal=parsed.goal, cluster=""), None, None)
+    look = RuleContext(_framework(), parsed, Recipe(name="", model="", goal=parsed.goal, cluster=""), None, None)
     yield from noticed(NO_RECIPE, look)
     first = one.args[0]
     if (
@@ -177,7 +177,7 @@ def _parsed(
     model = None if other else _model(said, notes)
     goal = _goal(said, recipe)
     raw = Parsed(settings=said, name=stem or Path(content.path).stem, model=model, goal=goal, files=files)
-    look = RuleContext(_dialect(), raw, Recipe(name="", model="", goal=goal, cluster=""), None, None)
+    look = RuleContext(_framework(), raw, Recipe(name="", model="", goal=goal, cluster=""), None, None)
     findings = tuple(finding for rule in BEFORE for finding in noticed(rule, look))
     left = kept(said)
     notes += assumptions(left)
@@ -193,10 +193,10 @@ def _parsed(
     )
 
 
-def _dialect() -> Framework:
-    from meshwright.frameworks.automodel import DIALECT
+def _framework() -> Framework:
+    from meshwright.frameworks.automodel import FRAMEWORK
 
-    return DIALECT
+    return FRAMEWORK
 
 
 def _model(settings: Settings, notes: list[str]) -> ModelSpec | None:

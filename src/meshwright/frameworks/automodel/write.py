@@ -68,12 +68,12 @@ COLLATERS = "nemo_automodel.components.datasets.utils"
 MUON = {"optimizer.eps": "optimizer.epsilon"}
 
 
-def write(dialect: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
     """The YAML that trains a recipe, and the program that reads it."""
     if model.kind != "causal_lm" and model.vision is None:
         raise InputError("only language and vision-language models are written", field="model", value=model.name)
     fields = [key for key in relevant(recipe, model) if key not in FOLLOWS]
-    settings, unsaid = to_settings(dialect, recipe, fields)
+    settings, unsaid = to_settings(framework, recipe, fields)
     lost = list(unsaid)
     settings = dict(_of_strategy(settings, recipe, lost))
     settings |= _model_keys(recipe, model) | _batch_keys(recipe, on) | _data_keys(recipe, model)
@@ -82,11 +82,11 @@ def write(dialect: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> 
     if not _has_torchao(recipe) and settings.pop("fp8.enable_fsdp_float8_all_gather", False):
         lost.append(UnmappedField("precision.fp8_gather", True, "only torchao's 8-bit layers gather in 8 bits"))
     lost += _data_lost(recipe)
-    kept = dict(_completed(without_defaults(dialect, settings, KEEP), settings))
+    kept = dict(_completed(without_defaults(framework, settings, KEEP), settings))
     name = f"{recipe.name or 'recipe'}.yaml"
     return Written(
-        dialect=dialect.name,
-        files={name: _document(dialect, recipe, kept)},
+        framework=framework.name,
+        files={name: _document(framework, recipe, kept)},
         program=Program(words=("-m", "nemo_automodel.cli.app", name)),
         unsaid=tuple(lost),
         notes=tuple(_notes(recipe)),
@@ -240,9 +240,9 @@ def _notes(recipe: Recipe) -> Iterator[str]:
         yield "evaluation needs a validation_dataset block"
 
 
-def _document(dialect: Framework, recipe: Recipe, settings: Mapping[str, Any]) -> str:
+def _document(framework: Framework, recipe: Recipe, settings: Mapping[str, Any]) -> str:
     goal = {"pretrain": "pretraining", "sft": "fine-tuning", "peft": "adapters"}[recipe.goal]
-    head = f"# {recipe.name} ({goal}) for {dialect.title} ({dialect.version}), written by meshwright export\n"
+    head = f"# {recipe.name} ({goal}) for {framework.title} ({framework.version}), written by meshwright export\n"
     tables = nested(settings)
     ordered = [name for name in SECTIONS if name in tables] + [name for name in tables if name not in SECTIONS]
     return head + "".join(f"\n{_block(name, tables[name], 0)}" for name in ordered)

@@ -8,7 +8,7 @@ from meshwright.frameworks.deepspeed.parse import complete, parse, recognises
 from meshwright.frameworks.deepspeed.rules import RULES
 from meshwright.frameworks.framework import Framework
 
-DIALECT = Framework(
+FRAMEWORK = Framework(
     name="deepspeed",
     title="DeepSpeed",
     version="0.19.8",

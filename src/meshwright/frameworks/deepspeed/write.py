@@ -23,9 +23,9 @@ ORDER = (
 )  # fmt: skip
 
 
-def write(dialect: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
     stage_of(recipe)  # a strategy without a stage is refused, not written as another
-    settings, unsaid = to_settings(dialect, recipe, relevant(recipe, model))
+    settings, unsaid = to_settings(framework, recipe, relevant(recipe, model))
     steps = _micro_batches(recipe, on)
     if recipe.layout.tp > 1:  # train_batch_size would count its ranks as well
         del settings["train_batch_size"]
@@ -34,15 +34,15 @@ def write(dialect: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> 
         settings.pop("optimizer.params.eps", None)
     if not settings.get("optimizer.type"):
         settings = {key: value for key, value in settings.items() if not key.startswith("optimizer.")}
-    tables = nested(without_defaults(dialect, settings, KEEP))
+    tables = nested(without_defaults(framework, settings, KEEP))
     ordered: dict[str, Any] = {key: tables[key] for key in ORDER if key in tables} | tables
     return Written(
-        dialect=dialect.name,
+        framework=framework.name,
         files={FILE: json.dumps(ordered, indent=2) + "\n"},
         program=Program(words=("train.py", "--deepspeed", FILE)),
         unsaid=unsaid,
         notes=(
-            f"{FILE} says {recipe.name or 'the recipe'} for DeepSpeed {dialect.version}, written by meshwright export",
+            f"{FILE} says {recipe.name or 'the recipe'} for DeepSpeed {framework.version}, written by meshwright export",
             "train.py stands for your own program: one around transformers' Trainer takes the config with --deepspeed",
             "the model, the data and the sequence length are arguments of that program",
         ),

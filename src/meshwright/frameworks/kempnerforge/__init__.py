@@ -14,7 +14,7 @@ OPEN = (
 """Keys that are lists of their own, or of parts that mean nothing here."""
 
 
-DIALECT = Framework(
+FRAMEWORK = Framework(
     name="kempnerforge",
     title="KempnerForge",
     version="commit 5666d0d, 2026-06-30",

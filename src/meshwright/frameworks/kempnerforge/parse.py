@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TABLE = "kempnerforge"
 MARKS = frozenset(("model.dim", "model.n_layers", "train.seq_len", "train.batch_size", "train.max_steps"))
-"""Keys that no other TOML dialect has."""
+"""Keys that no other TOML framework has."""
 PURE_BF16 = {"precision.master": "bf16", "precision.moments": "bf16", "precision.grads": "bf16"}
 """What its parameters are kept in; there is no key for it."""
 

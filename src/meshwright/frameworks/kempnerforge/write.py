@@ -21,12 +21,12 @@ KEEP = (
 )  # fmt: skip
 
 
-def write(dialect: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
     if recipe.goal != "pretrain":
         raise InputError("KempnerForge pretrains; it has no fine-tuning", field="goal", value=recipe.goal)
     sizes = _sizes(model)
-    fields = [key for key in relevant(recipe, model) if key not in dialect.follows]
-    settings, unsaid = to_settings(dialect, recipe, fields)
+    fields = [key for key in relevant(recipe, model) if key not in framework.follows]
+    settings, unsaid = to_settings(framework, recipe, fields)
     ranks = recipe.layout.micro_batch_size * data_ranks(recipe, on)
     if recipe.train.global_batch_size % ranks:
         raise InputError(
@@ -37,11 +37,11 @@ def write(dialect: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> 
     settings = {**settings, "train.grad_accum_steps": recipe.train.global_batch_size // ranks}
     sizes["max_seq_len"] = max(recipe.data.seq_length, model.max_seq_length or 0)
     shape = {f"model.{key}": value for key, value in sizes.items()}
-    tables = nested({**shape, **without_defaults(dialect, settings, KEEP)})
+    tables = nested({**shape, **without_defaults(framework, settings, KEEP)})
     name = f"{recipe.name or 'recipe'}.toml"
     return Written(
-        dialect=dialect.name,
-        files={name: _text(tables, recipe, dialect)},
+        framework=framework.name,
+        files={name: _text(tables, recipe, framework)},
         program=Program(words=("scripts/train.py", name)),
         unsaid=unsaid,
     )
@@ -82,8 +82,8 @@ def _sizes(model: ModelSpec) -> dict[str, Any]:
     return sizes
 
 
-def _text(tables: dict[str, Any], recipe: Recipe, dialect: Framework) -> str:
+def _text(tables: dict[str, Any], recipe: Recipe, framework: Framework) -> str:
     import tomlkit
 
-    head = f"# {recipe.name} for KempnerForge ({dialect.version}), written by meshwright export\n\n"
+    head = f"# {recipe.name} for KempnerForge ({framework.version}), written by meshwright export\n\n"
     return head + tomlkit.dumps(tables)

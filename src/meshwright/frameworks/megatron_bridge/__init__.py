@@ -9,7 +9,7 @@ from meshwright.frameworks.megatron_bridge.parse import parse, recognises
 from meshwright.frameworks.megatron_bridge.rules import RULES
 from meshwright.frameworks.megatron_bridge.runner import complete
 
-DIALECT = Framework(
+FRAMEWORK = Framework(
     name="megatron-bridge",
     title="Megatron-Bridge",
     version="commit 067f987, 2026-08-22",

@@ -66,12 +66,12 @@ def difference(
     recipe: Recipe, model: ModelSpec, row: bridge_recipes.Upstream | None = None, *, python: bool = False
 ) -> Difference:
     """Every setting of a recipe that the one it starts from there, or the common one, does not have already."""
-    from meshwright.frameworks.megatron_bridge import DIALECT
+    from meshwright.frameworks.megatron_bridge import FRAMEWORK
 
     base = row.recipe() if row else bridge_recipes.common(recipe.goal)
     fields = [key for key in relevant(recipe, model) if key not in BY_HAND]
-    before, _ = to_settings(DIALECT, base, fields)
-    after, lost = to_settings(DIALECT, recipe, fields)
+    before, _ = to_settings(FRAMEWORK, base, fields)
+    after, lost = to_settings(FRAMEWORK, recipe, fields)
     unsaid = {one.field: one for one in lost}
     said: dict[str, Any] = {}
     for key, value in after.items():

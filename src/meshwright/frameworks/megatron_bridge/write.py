@@ -27,7 +27,7 @@ CONVERT = (
 )
 
 
-def write(dialect: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
     """The command on top of the recipe it has there, or a Python file where it has none."""
     wanted = on_megatron(recipe)
     row = counterpart(wanted, model)
@@ -35,15 +35,17 @@ def write(dialect: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> 
     if recipe.goal != "pretrain":
         notes.append(CONVERT.format(model=model.hf_id))
     if row is None:
-        return _as_python(dialect, wanted, model, on, notes)
+        return _as_python(framework, wanted, model, on, notes)
     said = on_top(wanted, model, on, row)
     words = run_words(wanted, row, said.settings)
-    files = {"run.sh": _script(dialect, recipe, on, words, model)}
+    files = {"run.sh": _script(framework, recipe, on, words, model)}
     if not row.benchmark:
         inside = difference(wanted, model, row, python=True)
         inside = Difference({**inside.settings, **_tokenizer(wanted, model, row)}, ())
-        files["override.py"] = _python(dialect, recipe, row.name if not row.aliases else row.aliases[0], inside, model)
-    return Written(dialect.name, files, Program(tuple(words)), said.unsaid, tuple(notes))
+        files["override.py"] = _python(
+            framework, recipe, row.name if not row.aliases else row.aliases[0], inside, model
+        )
+    return Written(framework.name, files, Program(tuple(words)), said.unsaid, tuple(notes))
 
 
 def on_top(recipe: Recipe, model: ModelSpec, on: Cluster, row: bridge_recipes.Upstream) -> Difference:
@@ -102,12 +104,12 @@ def _name(row: bridge_recipes.Upstream) -> str:
     return row.aliases[0] if row.aliases and meant is not None and meant.benchmark != row.benchmark else row.name
 
 
-def _script(dialect: Framework, recipe: Recipe, on: Cluster, words: list[str], model: ModelSpec) -> str:
+def _script(framework: Framework, recipe: Recipe, on: Cluster, words: list[str], model: ModelSpec) -> str:
     """The command as a script; what only the user knows is a variable that must be set."""
     head = torchrun(on, "$HEAD_NODE")
     quoted = [*(f'"{word}"' if "$" in word else shlex.quote(word) for word in head)]
     lines = [" ".join(quoted), *_lines(words, model)]
-    first = f"# {recipe.name} for Megatron-Bridge ({dialect.version}), written by meshwright export."
+    first = f"# {recipe.name} for Megatron-Bridge ({framework.version}), written by meshwright export."
     where = "# Start it in a checkout of Megatron-Bridge" + (", on every node." if on.nodes > 1 else ".")
     needed = [': "${HEAD_NODE:?the name of the first node}"'] if on.nodes > 1 else []
     if any(word == f"{CHECKPOINT}={PLACE}" for word in words):
@@ -132,7 +134,7 @@ def _lines(words: list[str], model: ModelSpec) -> list[str]:
 COMMON = {"pretrain": "_pretrain_common", "sft": "_sft_common", "peft": "_peft_common"}
 
 
-def _as_python(dialect: Framework, recipe: Recipe, model: ModelSpec, on: Cluster, notes: list[str]) -> Written:
+def _as_python(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster, notes: list[str]) -> Written:
     """A file that builds the model from its Hugging Face id and the config from the common recipe."""
     if not model.hf_id:
         raise InputError(
@@ -159,11 +161,11 @@ def _as_python(dialect: Framework, recipe: Recipe, model: ModelSpec, on: Cluster
         unsaid.append(UnmappedField("data.dataset", recipe.data.dataset, reason))
         settings = {key: value for key, value in settings.items() if not key.startswith("dataset.dataset_root")}
     name = "train.py"
-    text = _python(dialect, recipe, "", Difference(settings, ()), model)
+    text = _python(framework, recipe, "", Difference(settings, ()), model)
     return Written("megatron-bridge", {name: text}, Program((name,)), tuple(unsaid), tuple(notes))
 
 
-def _python(dialect: Framework, recipe: Recipe, function: str, said: Difference, model: ModelSpec) -> str:
+def _python(framework: Framework, recipe: Recipe, function: str, said: Difference, model: ModelSpec) -> str:
     """Assignments on top of a recipe function, or of the common recipe where there is none."""
     train = "pretrain" if recipe.goal == "pretrain" else "finetune"
     start = function or COMMON[recipe.goal]
@@ -193,7 +195,7 @@ def _python(dialect: Framework, recipe: Recipe, function: str, said: Difference,
         body.append(f'cfg.{CHECKPOINT} = os.environ["{PLACE}"]')
     if recipe.goal != "pretrain" and recipe.train.per_token_loss:
         body.append("cfg.ddp.average_in_collective = False")
-    first = f"# {recipe.name} for Megatron-Bridge ({dialect.version}), written by meshwright export."
+    first = f"# {recipe.name} for Megatron-Bridge ({framework.version}), written by meshwright export."
     main = ['if __name__ == "__main__":', f"    {train}(cfg, forward_step)"]
     plain = sorted(one for one in imports if one.startswith("import"))
     named = sorted(one for one in imports if one not in plain)

@@ -7,7 +7,7 @@ from meshwright.frameworks.megatron_lm.arguments import REST, spell
 from meshwright.frameworks.megatron_lm.parse import complete, parse, recognises
 from meshwright.frameworks.megatron_lm.rules import RULES
 
-DIALECT = Framework(
+FRAMEWORK = Framework(
     name="megatron-lm",
     title="Megatron-LM",
     version="Megatron-Core 0.20.0, 2026-08-22",

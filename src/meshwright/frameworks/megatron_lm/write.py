@@ -50,7 +50,7 @@ ADAM_ONLY = {
 """Flags of the precision-aware optimizer, with what they say."""
 
 
-def write(dialect: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
     if recipe.goal == "peft":
         raise InputError(
             "Megatron-LM trains all weights; Megatron-Bridge has adapters",
@@ -60,10 +60,10 @@ def write(dialect: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> 
         )
     skipped = ("data.validation_part", "data.tokenizer", *(["kernels.te_rng_tracker"] if _captures(recipe) else []))
     fields = [key for key in relevant(recipe, model) if key not in skipped]
-    settings, unsaid = to_settings(dialect, recipe, fields)
-    settings, refused = _offered(dialect, settings, recipe)
+    settings, unsaid = to_settings(framework, recipe, fields)
+    settings, refused = _offered(framework, settings, recipe)
     flags = {
-        **without_defaults(dialect, settings, KEEP),
+        **without_defaults(framework, settings, KEEP),
         **model_flags(model, recipe),
         **dict(_needed(recipe, model)),
     }
@@ -77,8 +77,8 @@ def write(dialect: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> 
     env = dict(_environment(recipe, on))
     name = f"{recipe.name or 'recipe'}.sh"
     return Written(
-        dialect=dialect.name,
-        files={name: _text(flags, recipe, dialect, on, env, script)},
+        framework=framework.name,
+        files={name: _text(flags, recipe, framework, on, env, script)},
         program=Program(
             words=(script, *(word for key, value in flags.items() for word in _words(key, value))), env=env
         ),
@@ -96,10 +96,10 @@ def _adam(recipe: Recipe) -> bool:
 
 
 def _offered(
-    dialect: Framework, settings: Mapping[str, Any], recipe: Recipe
+    framework: Framework, settings: Mapping[str, Any], recipe: Recipe
 ) -> tuple[dict[str, Any], tuple[UnmappedField, ...]]:
     """Settings that their parser takes as they are, and those it would stop at."""
-    table, kept, refused = words(dialect.table), dict(settings), []
+    table, kept, refused = words(framework.table), dict(settings), []
     if kept.get("tp_comm_overlap") and not recipe.layout.sp:
         del kept["tp_comm_overlap"]
         refused.append(UnmappedField("kernels.tp_comm_overlap", True, "it overlaps what sequence parallelism sends"))
@@ -109,7 +109,7 @@ def _offered(
         refused.append(UnmappedField("schedule.warmup_steps", warmup, "the warm-up ends before the decay does"))
     if not _adam(recipe):
         for key, own in ADAM_ONLY.items():
-            if key in without_defaults(dialect, kept):
+            if key in without_defaults(framework, kept):
                 del kept[key]
                 reason = "only Adam keeps its numbers in other formats or places"
                 refused.append(UnmappedField(own, value_of(recipe, own), reason))
@@ -118,7 +118,7 @@ def _offered(
         if word is None or not word.choices or value is None or text_of(value) in word.choices:
             continue
         del kept[key]
-        reason = f"{dialect.spell(key, True)} takes {', '.join(word.choices)}"
+        reason = f"{framework.spell(key, True)} takes {', '.join(word.choices)}"
         refused.append(UnmappedField(word.own, value_of(recipe, word.own), reason))
     return kept, tuple(refused)
 
@@ -192,11 +192,11 @@ def _words(key: str, value: Any) -> list[str]:
 
 
 def _text(
-    flags: Mapping[str, Any], recipe: Recipe, dialect: Framework, on: Cluster, env: Mapping[str, str], script: str
+    flags: Mapping[str, Any], recipe: Recipe, framework: Framework, on: Cluster, env: Mapping[str, str], script: str
 ) -> str:
     lines = [
         "#!/bin/bash",
-        f"# {recipe.name} for {dialect.title} ({dialect.version}), written by meshwright export",
+        f"# {recipe.name} for {framework.title} ({framework.version}), written by meshwright export",
         f"# for {on}",
         "",
         *(f"export {name}={shlex.quote(value)}" for name, value in env.items()),

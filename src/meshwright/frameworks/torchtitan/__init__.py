@@ -9,7 +9,7 @@ from meshwright.frameworks.torchtitan.derived_fields import FOLLOWS, complete
 from meshwright.frameworks.torchtitan.parse import parse, recognises
 from meshwright.frameworks.torchtitan.rules import RULES
 
-DIALECT = Framework(
+FRAMEWORK = Framework(
     name="torchtitan",
     title="torchtitan",
     version="0.2.2 (TOML); 0.3.0 and main of 2026-08-21 (command)",

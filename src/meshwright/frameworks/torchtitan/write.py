@@ -41,15 +41,15 @@ KEEP = frozenset(
 SPLIT = "parallelism.pipeline_parallel_"
 
 
-def write(dialect: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
     """The TOML for 0.2.2, and the command of today where it has a preset of the model."""
     if recipe.goal != "pretrain":
         raise InputError("torchtitan's configs pretrain; fine-tuning is code there", field="goal", value=recipe.goal)
     name, flavor = flavor_of(model)
     _refuse_axes(recipe, name)
-    settings, unsaid = _settings(dialect, recipe, model, on)
+    settings, unsaid = _settings(framework, recipe, model, on)
     settings = {"model.name": name, "model.flavor": flavor, **settings}
-    files = {FILE: _toml(dialect, settings, recipe, on)}
+    files = {FILE: _toml(framework, settings, recipe, on)}
     notes = [f"download the tokenizer to {settings['model.hf_assets_path']} (scripts/download_hf_assets.py)"]
     if any(one.field == "data.dataset" for one in unsaid):
         notes.append(f"the data set {recipe.data.dataset} has no name in torchtitan; c4 stands in the file")
@@ -59,14 +59,14 @@ def write(dialect: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> 
             counted = _samples if version == "0.3.0" else _tokens
             flags = _today(recipe, preset, settings, counted(recipe, settings))
             files[name] = _script(flags, recipe, on, preset, version)
-        lost = _lost_today(dialect, files["run.sh"], recipe, model, on, {one.field for one in unsaid})
+        lost = _lost_today(framework, files["run.sh"], recipe, model, on, {one.field for one in unsaid})
         if lost:
             names = " and ".join(SCRIPTS)
             notes.append(f"{names}, commands of today, have no flags for {', '.join(lost)}: write a config function")
     else:
         notes.append("today's torchtitan has no preset of this model: only the file for 0.2.2 is written")
     return Written(
-        dialect=dialect.name,
+        framework=framework.name,
         files=files,
         program=Program(
             words=("-m", "torchtitan.train", "--job.config_file", FILE),
@@ -87,13 +87,13 @@ def _refuse_axes(recipe: Recipe, name: str) -> None:
 
 
 def _lost_today(
-    dialect: Framework, script: str, recipe: Recipe, model: ModelSpec, on: Cluster, known: set[str]
+    framework: Framework, script: str, recipe: Recipe, model: ModelSpec, on: Cluster, known: set[str]
 ) -> list[str]:
     """Fields that the command of today would take otherwise, beyond those that torchtitan has no words for at all."""
     from meshwright.frameworks.load import content_of
     from meshwright.frameworks.to_recipe import complete, read
 
-    found = complete(read(dialect, content_of(script, "run.sh", folder=None), model), on)
+    found = complete(read(framework, content_of(script, "run.sh", folder=None), model), on)
     return [
         key
         for key in relevant(recipe, model)
@@ -102,10 +102,10 @@ def _lost_today(
 
 
 def _settings(
-    dialect: Framework, recipe: Recipe, model: ModelSpec, on: Cluster
+    framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster
 ) -> tuple[dict[str, Any], tuple[UnmappedField, ...]]:
-    fields = [key for key in relevant(recipe, model) if key not in dialect.follows]
-    found, unsaid = to_settings(dialect, recipe, fields)
+    fields = [key for key in relevant(recipe, model) if key not in framework.follows]
+    found, unsaid = to_settings(framework, recipe, fields)
     settings = {key: value for key, value in found.items() if not _later(key)}
     ranks = _ranks(recipe, on)
     settings |= _batch(recipe, ranks) | _stages(recipe, model) | _saved(recipe)
@@ -195,12 +195,12 @@ def _saved(recipe: Recipe) -> dict[str, Any]:
     return {"checkpoint.enable": True, "checkpoint.interval": saved.save_every or recipe.train.steps + 1, **keep}
 
 
-def _toml(dialect: Framework, settings: dict[str, Any], recipe: Recipe, on: Cluster) -> str:
+def _toml(framework: Framework, settings: dict[str, Any], recipe: Recipe, on: Cluster) -> str:
     import tomlkit
 
     order = {key: place for place, key in enumerate(words("torchtitan"))}
     given = {key: settings[key] for key in sorted(settings, key=lambda key: order[key]) if settings[key] is not None}
-    said = without_defaults(dialect, given, KEEP)
+    said = without_defaults(framework, given, KEEP)
     if (listed := said.get("parallelism.module_fqns_per_model_part")) is not None:
         said["parallelism.module_fqns_per_model_part"] = tomlkit.item(listed).multiline(True)
     tables = nested({"job.description": f"{recipe.name} on {on}", **said})

@@ -1,6 +1,6 @@
-"""Other frameworks' names for our fields: one table per dialect, read in both directions.
+"""Other frameworks' names for our fields: one table per framework, read in both directions.
 
-A row pairs one of our keys with one of theirs; keys that only make sense together stand in the dialect's joints.
+A row pairs one of our keys with one of theirs; keys that only make sense together stand in the framework's joints.
 Overrides understand the keys of all tables at once, so a key that two of them share means the same in both.
 """
 
@@ -17,11 +17,11 @@ from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey, MappedField
 from meshwright.recipes.key_maps.removed_keys import RETIRED
 
 __all__ = [
-    "DIALECTS",
+    "FRAMEWORKS",
     "RETIRED",
     "CompositeKey",
     "ConfigKey",
-    "Dialect",
+    "Framework",
     "MappedFields",
     "by_foreign_key",
     "foreign_key",
@@ -31,12 +31,12 @@ __all__ = [
     "words",
 ]
 
-Dialect = Literal[
+Framework = Literal[
     "megatron_bridge", "megatron_lm", "automodel", "torchtitan", "kempnerforge", "deepspeed", "accelerate"
 ]
-DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
-IN_OVERRIDES = DIALECTS[:5]
-"""Dialects whose keys may be typed as overrides of a recipe."""
+FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
+IN_OVERRIDES = FRAMEWORKS[:5]
+"""Frameworks whose keys may be typed as overrides of a recipe."""
 
 LEGACY = (
     ConfigKey("training.global_batch_size", "train.global_batch_size"),
@@ -48,29 +48,29 @@ LEGACY = (
 
 
 @cache
-def words(dialect: str) -> dict[str, ConfigKey]:
-    """The table of a dialect by their key."""
-    return {word.key: word for word in _module(dialect).WORDS}
+def words(framework: str) -> dict[str, ConfigKey]:
+    """The table of a framework by their key."""
+    return {word.key: word for word in _module(framework).WORDS}
 
 
 @cache
-def joints(dialect: str) -> tuple[CompositeKey, ...]:
-    """Keys of a dialect that are read together."""
-    found: tuple[CompositeKey, ...] = _module(dialect).JOINTS
+def joints(framework: str) -> tuple[CompositeKey, ...]:
+    """Keys of a framework that are read together."""
+    found: tuple[CompositeKey, ...] = _module(framework).JOINTS
     return found
 
 
-def _module(dialect: str) -> Any:
-    if dialect not in DIALECTS:
-        raise unknown("dialect", dialect, DIALECTS)
-    return import_module(f"meshwright.recipes.key_maps.{dialect}")
+def _module(framework: str) -> Any:
+    if framework not in FRAMEWORKS:
+        raise unknown("framework", framework, FRAMEWORKS)
+    return import_module(f"meshwright.recipes.key_maps.{framework}")
 
 
 @lru_cache(maxsize=1)
 def by_foreign_key() -> dict[str, ConfigKey]:
-    """The rows that overrides understand; a key that several dialects have knows the values of all."""
+    """The rows that overrides understand; a key that several frameworks have knows the values of all."""
     found: dict[str, ConfigKey] = {}
-    for table in (*(words(dialect).values() for dialect in IN_OVERRIDES), LEGACY):
+    for table in (*(words(framework).values() for framework in IN_OVERRIDES), LEGACY):
         for word in table:
             if not word.own or word.fate == "gone" or word.key in RETIRED:
                 continue
@@ -83,24 +83,24 @@ def by_foreign_key() -> dict[str, ConfigKey]:
 @lru_cache(maxsize=1)
 def joint_of() -> dict[str, CompositeKey]:
     """The group that each key belongs to which overrides read together with others."""
-    found = [joint for dialect in reversed(IN_OVERRIDES) for joint in joints(dialect)]
+    found = [joint for framework in reversed(IN_OVERRIDES) for joint in joints(framework)]
     return {key: joint for joint in found for key in joint.keys if key not in RETIRED}
 
 
 @cache
-def _by_own_key(dialect: str) -> dict[str, ConfigKey]:
-    return {word.own: word for word in reversed(words(dialect).values()) if word.own and word.fate == "read"}
+def _by_own_key(framework: str) -> dict[str, ConfigKey]:
+    return {word.own: word for word in reversed(words(framework).values()) if word.own and word.fate == "read"}
 
 
-def foreign_key(own: str, dialect: str) -> str | None:
+def foreign_key(own: str, framework: str) -> str | None:
     """Another framework's name for one of our keys, or None when it has no plain one."""
-    word = _by_own_key(dialect).get(own)
+    word = _by_own_key(framework).get(own)
     return word.key if word else None
 
 
-def to_foreign(own: str, value: Any, dialect: str) -> tuple[str, Any]:
+def to_foreign(own: str, value: Any, framework: str) -> tuple[str, Any]:
     """One of our settings in another framework's words: its key and its value."""
-    if foreign_key(own, dialect) is None:
-        raise InputError(f"{dialect} has no single key for {own}", field=own, value=value)
-    word = _by_own_key(dialect)[own]
+    if foreign_key(own, framework) is None:
+        raise InputError(f"{framework} has no single key for {own}", field=own, value=value)
+    word = _by_own_key(framework)[own]
     return word.key, word.to_foreign(value)

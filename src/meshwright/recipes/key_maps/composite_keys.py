@@ -1,4 +1,4 @@
-"""How keys that only make sense together are read, and how those that two dialects share are written."""
+"""How keys that only make sense together are read, and how those that two frameworks share are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Their values with ours, where several keys or dialects share them."""
+"""Their values with ours, where several keys or frameworks share them."""
 
 from __future__ import annotations
 

@@ -37,5 +37,5 @@ def number(look: RuleContext, key: str) -> int | None:
 def rule(
     name: str, severity: Severity, keys: tuple[str, ...], broken: Broken, symptom: str, cause: str
 ) -> FrameworkRule:
-    """A rule of this dialect."""
+    """A rule of this framework."""
     return FrameworkRule(f"megatron-bridge.{name}", severity, keys, broken, symptom=symptom, cause=cause)

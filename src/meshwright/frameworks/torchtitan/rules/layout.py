@@ -58,7 +58,7 @@ def _ends_too_heavy(look: RuleContext) -> Iterator[Problem]:
     for key, weight in zip(keys, weights, strict=True):
         if 0 < each < weight:
             message = f"{key}={weight} is more than the {each} layers of a stage chunk"
-            yield Problem(message, (look.dialect.spell(key, each),), key=key)
+            yield Problem(message, (look.framework.spell(key, each),), key=key)
 
 
 def _microbatch_too_large(look: RuleContext) -> Problem | None:
@@ -71,7 +71,7 @@ def _microbatch_too_large(look: RuleContext) -> Problem | None:
         return None
     return Problem(
         f"{LOCAL}={local} in micro batches of {micro} fills {local // micro} of {stages} stage chunks",
-        (look.dialect.spell(LOCAL, stages * micro),),
+        (look.framework.spell(LOCAL, stages * micro),),
         key=LOCAL if look.says(LOCAL) else PP,
     )
 
@@ -87,7 +87,7 @@ def _batch_not_divided(look: RuleContext) -> Problem | None:
         return None  # right, or told by the rule of micro batches
     return Problem(
         f"training.global_batch_size={batch} is not a multiple of {local * ranks}: {LOCAL} × {ranks} data ranks",
-        (look.dialect.spell("training.global_batch_size", max(1, round(batch / (local * ranks))) * local * ranks),),
+        (look.framework.spell("training.global_batch_size", max(1, round(batch / (local * ranks))) * local * ranks),),
     )
 
 
@@ -111,7 +111,7 @@ def _step_not_divided(look: RuleContext) -> Problem | None:
         return None
     return Problem(
         f"{STEP}={step} is not a multiple of {once}: tokens of a micro batch × micro batches × data ranks",
-        (look.dialect.spell(STEP, max(1, round(step / once)) * once),),
+        (look.framework.spell(STEP, max(1, round(step / once)) * once),),
         key=STEP,
     )
 
@@ -132,7 +132,7 @@ def _expert_mesh(look: RuleContext) -> Problem | None:
     if ep == 1 or today(look) or etp in (1, tp):
         return None
     return Problem(
-        f"{ETP}={etp}: experts are cut over tp={tp} ranks or over none", (look.dialect.spell(ETP, 1),), key=ETP
+        f"{ETP}={etp}: experts are cut over tp={tp} ranks or over none", (look.framework.spell(ETP, 1),), key=ETP
     )
 
 
@@ -148,7 +148,9 @@ def _experts_unsharded(look: RuleContext) -> Problem | None:
     if _sharded(look) != 1 or degree(look, CP) > 1:
         return None
     return Problem(
-        "expert parallelism needs dp_shard × cp of 2 or more", (look.dialect.spell(TP, degree(look, TP) // 2),), key=EP
+        "expert parallelism needs dp_shard × cp of 2 or more",
+        (look.framework.spell(TP, degree(look, TP) // 2),),
+        key=EP,
     )
 
 
@@ -180,7 +182,7 @@ def _no_stages(look: RuleContext) -> Problem | None:
     name = str(look(NAME))
     if today(look) or degree(look, PP) == 1 or name not in WITHOUT_STAGES:
         return None
-    return Problem(f"{name} cannot be cut into stages in torchtitan 0.2", (look.dialect.spell(PP, 1),), key=PP)
+    return Problem(f"{name} cannot be cut into stages in torchtitan 0.2", (look.framework.spell(PP, 1),), key=PP)
 
 
 def _sequence_parts(look: RuleContext) -> Problem | None:
@@ -191,7 +193,7 @@ def _sequence_parts(look: RuleContext) -> Problem | None:
     parts = 2 * tp * cp
     return Problem(
         f"training.seq_len={length} is not a multiple of {parts}: tp × 2 × cp = {tp} × 2 × {cp}",
-        (look.dialect.spell("training.seq_len", max(1, round(length / parts)) * parts),),
+        (look.framework.spell("training.seq_len", max(1, round(length / parts)) * parts),),
         key="training.seq_len",
     )
 
@@ -201,9 +203,9 @@ def _deepep(look: RuleContext) -> Iterator[Problem]:
     if look(key) != "deepep" or look.case is None or not look.case.is_moe or look(NAME) in WITHOUT_DEEPEP:
         return
     if degree(look, EP) == 1:
-        yield Problem("DeepEP needs expert parallelism", (look.dialect.spell(key, "standard"),), key=key)
+        yield Problem("DeepEP needs expert parallelism", (look.framework.spell(key, "standard"),), key=key)
     elif degree(look, ETP) > 1:
-        yield Problem("DeepEP does not cut experts over tensor ranks", (look.dialect.spell(ETP, 1),), key=key)
+        yield Problem("DeepEP does not cut experts over tensor ranks", (look.framework.spell(ETP, 1),), key=key)
 
 
 def _dualpipe(look: RuleContext) -> Problem | None:
@@ -213,8 +215,8 @@ def _dualpipe(look: RuleContext) -> Problem | None:
     if look(MODE) == "none" or today(look):
         return None
     fix = (
-        look.dialect.spell(MODE, "none"),
-        look.dialect.spell("parallelism.pipeline_parallel_expert_parallel_overlap", False),
+        look.framework.spell(MODE, "none"),
+        look.framework.spell("parallelism.pipeline_parallel_expert_parallel_overlap", False),
     )
     return Problem("DualPipeV overlaps expert exchanges only without recompute", fix, key=SCHEDULE)
 
@@ -230,19 +232,19 @@ def _varlen_context(look: RuleContext) -> Problem | None:
             return Problem(f"context parallelism needs FlexAttention, and {look('config')} has {preset.kernel}", key=CP)
         return None
     if look(NAME) in WITHOUT_CONTEXT:
-        return Problem(f"{look(NAME)} does not run over context ranks", (look.dialect.spell(CP, 1),), key=CP)
+        return Problem(f"{look(NAME)} does not run over context ranks", (look.framework.spell(CP, 1),), key=CP)
     if not str(look(FLAVOR)).endswith(("_varlen", "_varlen_attn")):
         return None
     return Problem(
         "varlen attention does not run over context ranks",
-        (look.dialect.spell(FLAVOR, plain(str(look(FLAVOR)))),),
+        (look.framework.spell(FLAVOR, plain(str(look(FLAVOR)))),),
         key=CP,
     )
 
 
 def _no_balancer(look: RuleContext) -> Problem | None:
     key = "parallelism.context_parallel_load_balancer"
-    name, fix = look(key), (look.dialect.spell(key, "headtail"),)
+    name, fix = look(key), (look.framework.spell(key, "headtail"),)
     if not look.says(key) or name in ("headtail", None) or (name != "" and degree(look, CP) == 1):
         return None  # right, or read by nothing
     if name != "ptrr":
@@ -258,7 +260,7 @@ def _copies_alone(look: RuleContext) -> Problem | None:
         return None  # context ranks share the weights too
     return Problem(
         f"copies without sharding are DDP, which does not run next to {', '.join(others)}",
-        (look.dialect.spell(REPLICATE, 1), look.dialect.spell(SHARD, -1)),
+        (look.framework.spell(REPLICATE, 1), look.framework.spell(SHARD, -1)),
         key=REPLICATE,
     )
 

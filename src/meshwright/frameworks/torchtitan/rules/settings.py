@@ -37,11 +37,11 @@ def _unknown_model(look: RuleContext) -> Problem | None:
         return None
     if name not in FLAVORS:
         known = ", ".join(FLAVORS)
-        fix = tuple(look.dialect.spell(NAME, near) for near in closest(name, FLAVORS, 1))
+        fix = tuple(look.framework.spell(NAME, near) for near in closest(name, FLAVORS, 1))
         return Problem(f"torchtitan has no model {name}; it has {known}", fix, key=NAME)
     if plain(flavor) in FLAVORS[name] or not look.says(FLAVOR) or look.parsed.model is not None:
         return None  # or one of the user's own, whose shape was given
-    fix = tuple(look.dialect.spell(FLAVOR, near) for near in _near_flavor(flavor, FLAVORS[name]))
+    fix = tuple(look.framework.spell(FLAVOR, near) for near in _near_flavor(flavor, FLAVORS[name]))
     known = ", ".join(FLAVORS[name])
     return Problem(f"{name} has no flavor {flavor}; it has {known} (--model NAME for one of your own)", fix, key=FLAVOR)
 
@@ -59,7 +59,7 @@ def _unknown_data(look: RuleContext) -> Problem | None:
         return None
     return Problem(
         f"no data set {name}: torchtitan knows {', '.join(DATA_SETS)}, and those a module of yours registers",
-        (look.dialect.spell("training.dataset", "c4"),),
+        (look.framework.spell("training.dataset", "c4"),),
     )
 
 
@@ -69,14 +69,14 @@ def _unknown_optimizer(look: RuleContext) -> Problem | None:
     if not near or custom(look):
         return None
     return Problem(
-        f"there is no optimizer {name}: names are looked up exactly", (look.dialect.spell("optimizer.name", near[0]),)
+        f"there is no optimizer {name}: names are looked up exactly", (look.framework.spell("optimizer.name", near[0]),)
     )
 
 
 def _budget_uncompiled(look: RuleContext) -> Problem | None:
     if look(MODE) != "memory_budget" or look.recipe.kernels.compile:
         return None
-    fix = (look.dialect.spell("compile.enable", True), look.dialect.spell("compile.components", ["model", "loss"]))
+    fix = (look.framework.spell("compile.enable", True), look.framework.spell("compile.components", ["model", "loss"]))
     return Problem("a memory budget is kept by the compiler, and the model is not compiled", fix, key=MODE)
 
 
@@ -85,7 +85,7 @@ def _recompute_option(look: RuleContext) -> Problem | None:
     if look(MODE) != "selective" or not look.says(OPTION) or re.fullmatch("op|[0-9]+", str(option)):
         return None
     return Problem(
-        f"{OPTION}={option}: op, or how often a layer is recomputed", (look.dialect.spell(OPTION, "op"),), key=OPTION
+        f"{OPTION}={option}: op, or how often a layer is recomputed", (look.framework.spell(OPTION, "op"),), key=OPTION
     )
 
 
@@ -95,7 +95,7 @@ def _budget_unread(look: RuleContext) -> Problem | None:
         return None
     return Problem(
         f"{key} is read in mode memory_budget, and the mode is {look(MODE)}",
-        (look.dialect.spell(MODE, "memory_budget"),),
+        (look.framework.spell(MODE, "memory_budget"),),
     )
 
 
@@ -104,7 +104,7 @@ def _emulated(look: RuleContext) -> Problem | None:
     if look(key) is not True or not look.recipe.kernels.compile or CONVERTER_NAMES[0] not in _converters(look):
         return None
     older = look.cluster is not None and look.cluster.gpu.capability < FLOAT8_SINCE
-    fix = (look.dialect.spell(key, False), look.dialect.spell("compile.enable", False))
+    fix = (look.framework.spell(key, False), look.framework.spell("compile.enable", False))
     if older:
         return Problem("emulated float8 is refused in a compiled model on GPUs without float8", fix, severity="error")
     return Problem("emulated float8 computes in higher precision: nothing gets faster", fix[:1])
@@ -121,7 +121,7 @@ def _recipe_and_gather(look: RuleContext) -> Problem | None:
         return None
     return Problem(
         f"{gather} is for scaling without a recipe name, and {recipe}={look(recipe)}",
-        (look.dialect.spell(gather, False),),
+        (look.framework.spell(gather, False),),
         key=gather,
     )
 
@@ -133,7 +133,7 @@ def _quantize_unread(look: RuleContext) -> Iterator[Problem]:
             continue
         for key in look.under(table):
             if look(key) is True or (key == "quantize.linear.float8.recipe_name" and look(key)):
-                fix = (look.dialect.spell("model.converters", [*_converters(look), table]),)
+                fix = (look.framework.spell("model.converters", [*_converters(look), table]),)
                 yield Problem(
                     f"{key} is read by the converter {table}, which model.converters does not list", fix, key=key
                 )
@@ -147,10 +147,10 @@ def _converter_layout(look: RuleContext) -> Iterator[Problem]:
     if CONVERTER_NAMES[2] in listed:
         for axis, degree_key in (("a pipeline", PP), ("context parallelism", CP)):
             if degree(look, degree_key) > 1:
-                fix = (look.dialect.spell(key, [name for name in listed if name != CONVERTER_NAMES[2]]),)
+                fix = (look.framework.spell(key, [name for name in listed if name != CONVERTER_NAMES[2]]),)
                 yield Problem(f"{CONVERTER_NAMES[2]} does not run with {axis}", fix, key=key)
     if CONVERTER_NAMES[1] in listed and degree(look, TP) > 1 and look.recipe.kernels.compile:
-        fix = (look.dialect.spell("compile.components", ["loss"]),)
+        fix = (look.framework.spell("compile.components", ["loss"]),)
         yield Problem(f"{CONVERTER_NAMES[1]} with tensor parallelism does not run in a compiled model", fix, key=key)
     formats = sorted({name.rpartition(".")[2] for name in listed if name in CONVERTER_NAMES})
     if len(formats) > 1:
@@ -162,7 +162,7 @@ def _one_checkpoint(look: RuleContext) -> Problem | None:
     if look(key) != 1 or not (today(look) or look("checkpoint.enable") is True):
         return None
     return Problem(
-        "one checkpoint is too few: the last may be half written; 0 keeps all", (look.dialect.spell(key, 2),)
+        "one checkpoint is too few: the last may be half written; 0 keeps all", (look.framework.spell(key, 2),)
     )
 
 
@@ -175,7 +175,7 @@ def _more_than_weights(look: RuleContext) -> Iterator[Problem]:
     ):
         if look(f"checkpoint.{folder}") is True and look(f"checkpoint.{only}") is False:
             message = f"checkpoint.{folder} needs checkpoint.{only}: such a folder holds weights and nothing else"
-            yield Problem(message, (look.dialect.spell(f"checkpoint.{only}", True),), key=f"checkpoint.{only}")
+            yield Problem(message, (look.framework.spell(f"checkpoint.{only}", True),), key=f"checkpoint.{only}")
 
 
 def _relative_path(look: RuleContext) -> Problem | None:
@@ -191,14 +191,14 @@ def _async_uncompiled(look: RuleContext) -> Problem | None:
     key = "compile.enable_async_tensor_parallel"
     if not today(look) or look(key) is not True or look.recipe.kernels.compile:
         return None
-    return Problem("async tensor parallelism needs a compiled model", (look.dialect.spell("compile.enable", True),))
+    return Problem("async tensor parallelism needs a compiled model", (look.framework.spell("compile.enable", True),))
 
 
 def _early_step(look: RuleContext) -> Iterator[Problem]:
     key = "optimizer.early_step_in_backward"
     if look(key) is not True:
         return
-    off = (look.dialect.spell(key, False),)
+    off = (look.framework.spell(key, False),)
     for other, axis in ((PP, "a pipeline"), (EP, "expert parallelism")):
         if degree(look, other) > 1:
             yield Problem(f"the optimizer cannot step in the backward pass with {axis}", off, key=key)
@@ -256,7 +256,7 @@ def _decay_cut(look: RuleContext) -> Problem | None:
         return None
     return Problem(
         f"{warmup} warm-up steps and a decay over {ratio:g} of {total} steps do not fit; the decay is cut short",
-        (look.dialect.spell("lr_scheduler.decay_ratio", round(1 - warmup / total, 4)),),
+        (look.framework.spell("lr_scheduler.decay_ratio", round(1 - warmup / total, 4)),),
     )
 
 
@@ -274,7 +274,7 @@ def _total_steps(look: RuleContext) -> Problem | None:
     else:
         then = "the rate is below zero, and the loss is climbed"
     return Problem(
-        f"{key}={total} ends before training.steps={steps}: from then on {then}", (look.dialect.spell(key, steps),)
+        f"{key}={total} ends before training.steps={steps}: from then on {then}", (look.framework.spell(key, steps),)
     )
 
 
