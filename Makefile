@@ -49,8 +49,8 @@ screens: $(VENV)/.engine browser  ## pictures of the pages, docs/screens (a minu
 sweep: $(VENV)/.peers  ## trains a tiny model of every recipe on 2 processes; writes the table (half an hour)
 	$(BIN)/python benchmarks/tiny_sweep.py --nproc 2
 
-verify: $(VENV)/.peers  ## verification cards of all recipes and their page; goes on where it was left (hours)
-	$(BIN)/python -m benchmarks.verify; status=$$?; $(BIN)/python docs/make.py cards.md && exit $$status
+verify: $(VENV)/.peers  ## update the verification reports of all recipes; resumes where it stopped (hours)
+	$(BIN)/python -m benchmarks.verify; status=$$?; $(BIN)/python docs/make.py verification.md && exit $$status
 
 parity: $(VENV)/.engine  ## every layout against one process, and the page of what is supported (about an hour)
 	$(BIN)/python -m pytest -m "slow or not slow" tests/engine/test_parity.py -n 2 --junitxml=build/parity.xml; \

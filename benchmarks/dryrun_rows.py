@@ -1,9 +1,9 @@
-"""Write the peaks that dry runs found for shipped recipes as rows of a measurement table: benchmarks/data/dryrun.csv.
+"""Write the memory peaks of the dry runs of shipped recipes as a measurement table: benchmarks/data/dryrun.csv.
 
-    python -m benchmarks.dryrun_rows [--cards docs/cards]
+    python -m benchmarks.dryrun_rows [--reports docs/data/verification.jsonl]
 
-Cards that are older than their recipe, or whose dry run has no figures, give no row. The rows hold no times, and lie in
-a table of their own: nothing is fitted to them.
+Stale reports and dry runs without figures are skipped. The rows have no times and are in a table of their own: nothing
+is fitted to them.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from pathlib import Path
 
 from meshwright import clusters
 from meshwright.dryrun.types import PARTS
-from meshwright.dryrun.verification import Executed, VerificationReport, is_stale, read_all
+from meshwright.dryrun.verification import REPORTS, DryRunResult, VerificationReport, is_stale, read
 from meshwright.recipes import index
 from meshwright.recipes.case import model_of
 
 ROOT = Path(__file__).parents[1]
-CARDS, TABLE = ROOT / "docs" / "cards", ROOT / "benchmarks" / "data" / "dryrun.csv"
+TABLE = ROOT / "benchmarks" / "data" / "dryrun.csv"
 SOURCE = "dry run"
 TINY = 1e8  # parameters: below, what a step keeps beside its tensors is all there is
 
 
-def row_of(card: VerificationReport, found: Executed) -> dict[str, object]:
-    """One recipe: its layout for the reader, and the GiB that torch would report as max_memory_allocated."""
-    recipe = index.load(card.recipe)
+def row_of(report: VerificationReport, found: DryRunResult) -> dict[str, object]:
+    """Return the row of a report: the recipe's layout, and the GiB torch would report as max_memory_allocated."""
+    recipe = index.load(report.recipe)
     layout, place, model = recipe.layout, clusters.cluster(recipe.cluster), model_of(recipe)
     return {
-        "row_id": card.fingerprint,
+        "row_id": report.fingerprint,
         "source": SOURCE,
-        "recipe": card.recipe,
+        "recipe": report.recipe,
         "framework": "meshwright",
-        "model": card.model,
+        "model": report.model,
         "hf_id_or_dims": "",
         "n_params_b": round(model.params.total / 1e9, 3),
-        "mode": card.goal,
+        "mode": report.goal,
         "gpu": place.gpu.name,
         "gpus_per_node": place.gpus_per_node,
         "n_gpus": place.world,
@@ -61,18 +61,20 @@ def row_of(card: VerificationReport, found: Executed) -> dict[str, object]:
     }
 
 
-def rows_of(cards: list[VerificationReport]) -> list[dict[str, object]]:
-    """A row for every card that speaks of the recipe as it is shipped and has a dry run's figures."""
-    executed = [(card, card.checks.dryrun) for card in cards if not is_stale(card)]
-    return [row_of(card, check.figures) for card, check in executed if check is not None and check.figures is not None]
+def rows_of(reports: list[VerificationReport]) -> list[dict[str, object]]:
+    """Return a row for every report that is current and has figures of a dry run."""
+    executed = [(report, report.checks.dryrun) for report in reports if not is_stale(report)]
+    return [
+        row_of(report, check.figures) for report, check in executed if check is not None and check.figures is not None
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cards", type=Path, default=CARDS)
-    rows = rows_of(read_all(parser.parse_args().cards))
+    parser.add_argument("--reports", type=Path, default=REPORTS)
+    rows = rows_of(list(read(parser.parse_args().reports).values()))
     if not rows:
-        raise SystemExit("no card has a dry run's figures")
+        raise SystemExit("no report has figures of a dry run")
     with TABLE.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()

@@ -24,9 +24,9 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # the other makers of pages
 
 import bring  # noqa: E402
-import card_page  # noqa: E402
 import doctor_page  # noqa: E402
 import skill_page  # noqa: E402
+import verification_page  # noqa: E402
 from tables import table  # noqa: E402
 
 PARITY = HERE / "parity_results.json"
@@ -405,7 +405,7 @@ PAGES = {
     "speed.md": speed_page,
     "sweep.md": sweep_page,
     "support.md": support_page,
-    "cards.md": card_page.page,
+    "verification.md": verification_page.page,
     "doctor.md": doctor_page.page,
     "skill/SKILL.md": skill_page.page,
 }

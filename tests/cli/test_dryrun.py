@@ -44,7 +44,7 @@ def rank(number: int, pp_rank: int, more: float = 0.0, count: int = 40) -> RankD
     return RankDryRun(
         rank=number,
         pp_rank=pp_rank,
-        stands_for=(pp_rank, *((2, 3) if pp_rank == 1 else ())),
+        represents=(pp_rank, *((2, 3) if pp_rank == 1 else ())),
         layers=tuple(range(8 * pp_rank, 8 * pp_rank + 8)),
         memory_gib=held,
         allocated_gib=sum(held.values()),

@@ -1,4 +1,4 @@
-"""Verification cards: they speak of the recipes that are shipped, and what they say is what comes out today."""
+"""Verification reports: they match the shipped recipes, and their figures are reproduced today."""
 
 from __future__ import annotations
 
@@ -27,77 +27,81 @@ from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.types import Recipe
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "docs" / "cards"
-NOT_MADE_YET: tuple[str, ...] = ()  # checks that cards may still lack; empty when `make verify` is done
-CHEAPEST = 12  # dry runs that the tests take turns to make again
+NOT_RUN_YET: tuple[str, ...] = ()  # checks that reports may lack until `make verify` has run
+CHEAPEST = 12  # dry runs that the daily test rotates through
 LLAMA, NO_CLASS = "llama3_8b_pretrain_config", "nemotron_nano_v2_vl_12b_sft_config"
 
-CARDS = verification.read_all(FOLDER)
+REPORTS = list(verification.read().values())
 
 
 def shipped() -> set[str]:
     return {entry.name for entry in index.entries(benchmark=False)}
 
 
-# The cards that lie in the repository.
+# The reports in the repository.
 
 
-def test_every_shipped_recipe_has_a_card() -> None:
-    assert sorted(shipped() - {card.recipe for card in CARDS}) == []
+def test_every_shipped_recipe_has_a_report() -> None:
+    assert sorted(shipped() - {report.recipe for report in REPORTS}) == []
 
 
-def test_every_card_is_of_a_recipe_and_bears_its_name() -> None:
-    assert [card.recipe for card in CARDS if not index.knows(card.recipe)] == []
-    assert [card.recipe for card in CARDS] == sorted(path.stem for path in FOLDER.glob("*.json"))
+def test_every_report_is_one_sorted_line_of_a_known_recipe() -> None:
+    assert [report.recipe for report in REPORTS if not index.knows(report.recipe)] == []
+    assert [report.recipe for report in REPORTS] == sorted({report.recipe for report in REPORTS})
+    assert len(verification.REPORTS.read_text().splitlines()) == len(REPORTS)
 
 
-def test_no_card_is_older_than_its_recipe() -> None:
-    assert [card.recipe for card in CARDS if verification.is_stale(card)] == [], "run `make verify`"
+def test_no_report_is_stale() -> None:
+    assert [report.recipe for report in REPORTS if verification.is_stale(report)] == [], "run `make verify`"
 
 
-def test_every_check_was_made() -> None:
-    lacking = {card.recipe: card.missing for card in CARDS if set(card.missing) - set(NOT_MADE_YET)}
+def test_every_check_has_run() -> None:
+    lacking = {report.recipe: report.missing for report in REPORTS if set(report.missing) - set(NOT_RUN_YET)}
     assert lacking == {}, "run `make verify`"
 
 
 def test_a_recipe_that_fails_is_withdrawn_with_the_reason() -> None:
-    assert {card.recipe: card.failed for card in CARDS if card.failed and not card.withdrawn} == {}
+    assert {report.recipe: report.failed for report in REPORTS if report.failed and not report.withdrawn} == {}
 
 
 def test_only_models_without_a_class_are_not_executed() -> None:
     excused = {
-        card.recipe
-        for card in CARDS
+        report.recipe
+        for report in REPORTS
         for name in verification.CHECKS
-        if (check := card.check(name)) is not None and check.outcome == "not applicable"
+        if (check := report.check(name)) is not None and check.outcome == "not applicable"
     }
-    assert {name: checks.no_class(index.load(name)) for name in excused if not checks.no_class(index.load(name))} == {}
+    assert {
+        name: checks.unsupported_model(index.load(name))
+        for name in excused
+        if not checks.unsupported_model(index.load(name))
+    } == {}
 
 
-def test_rules_and_estimates_of_all_cards_are_todays() -> None:
-    """Every one of them: all together take three seconds."""
-    for card in CARDS:
-        recipe = index.load(card.recipe)
+def test_rules_and_estimates_of_all_reports_are_current() -> None:
+    """All of them together take three seconds."""
+    for report in REPORTS:
+        recipe = index.load(report.recipe)
         for name in ("rules", "estimate"):
-            known, now = card.check(name), checks.make(name, recipe)
+            known, now = report.check(name), checks.run_check(name, recipe)
             assert known is not None
-            told = f"{card.recipe}: run `python -m benchmarks.verify --checks rules,estimate`"
-            assert (now.outcome, now.reason) == (known.outcome, known.reason), told
-            assert all(_alike(*pair) for pair in _pairs(now.figures, known.figures)), told
+            hint = f"{report.recipe}: run `python -m benchmarks.verify --checks rules,estimate`"
+            assert (now.outcome, now.reason) == (known.outcome, known.reason), hint
+            assert all(_alike(*pair) for pair in _pairs(now.figures, known.figures)), hint
 
 
-def test_dry_runs_of_all_cards_are_compared_with_todays_estimates() -> None:
-    for card in CARDS:
-        known, now = card.checks.dryrun, checks.compared(card).checks.dryrun
+def test_dry_runs_of_all_reports_are_compared_with_current_estimates() -> None:
+    for report in REPORTS:
+        known, now = report.checks.dryrun, checks.with_current_estimate(report).checks.dryrun
         if known is not None and known.figures is not None:
             assert now is not None
             assert now.figures is not None
-            told = f"{card.recipe}: run `python -m benchmarks.verify --checks rules,estimate`"
-            assert now.figures.difference_gib == pytest.approx(known.figures.difference_gib, abs=1e-3), told
+            hint = f"{report.recipe}: run `python -m benchmarks.verify --checks rules,estimate`"
+            assert now.figures.difference_gib == pytest.approx(known.figures.difference_gib, abs=1e-3), hint
 
 
 def _pairs(found: Any, expected: Any) -> list[tuple[Any, Any]]:
-    """The leaves of two figures side by side."""
+    """Return the leaves of two results in pairs."""
     ours, theirs = _leaves(msgspec.to_builtins(found)), _leaves(msgspec.to_builtins(expected))
     return [(ours.get(name), theirs.get(name)) for name in ours.keys() | theirs.keys()]
 
@@ -109,47 +113,47 @@ def _leaves(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def _alike(found: Any, expected: Any) -> bool:
-    if isinstance(found, float) and isinstance(expected, float):  # another machine may round otherwise
+    if isinstance(found, float) and isinstance(expected, float):  # other machines may round differently
         return math.isclose(found, expected, rel_tol=1e-4)
     return bool(found == expected)
 
 
-def of_the_day(found: list[VerificationReport]) -> VerificationReport:
-    """One of them, another every day."""
-    return found[date.today().toordinal() % len(found)]
+def of_the_day(reports: list[VerificationReport]) -> VerificationReport:
+    """Return another report every day."""
+    return reports[date.today().toordinal() % len(reports)]
 
 
-def test_the_dry_run_of_the_day_is_what_its_card_says(tmp_path: Path) -> None:
+def test_the_dry_run_of_the_day_reproduces_its_report(tmp_path: Path) -> None:
     executed = [
-        (check.figures.cpu_s, card)
-        for card in CARDS
-        if (check := card.checks.dryrun) and check.figures and check.versions == _here(card)
+        (check.figures.cpu_s, report)
+        for report in REPORTS
+        if (check := report.checks.dryrun) and check.figures and check.versions == _here(report)
     ]
     if not executed:
-        pytest.skip("no card was made with the versions that are here")
-    card = of_the_day([card for _, card in sorted(executed, key=lambda pair: pair[0])[:CHEAPEST]])
-    known = card.checks.dryrun
+        pytest.skip("no report was made with the installed versions")
+    report = of_the_day([report for _, report in sorted(executed, key=lambda pair: pair[0])[:CHEAPEST]])
+    known = report.checks.dryrun
     assert known is not None
-    made = made_by_the_script(card.recipe, "dryrun", tmp_path).checks.dryrun
+    made = run_script(report.recipe, "dryrun", tmp_path / "reports.jsonl").checks.dryrun
     assert made is not None
     assert (made.outcome, made.reason) == (known.outcome, known.reason)
-    assert _untimed(made) == _untimed(known), card.recipe
+    assert _untimed(made) == _untimed(known), report.recipe
 
 
-def _here(card: VerificationReport) -> dict[str, str]:
-    return checks.versions("dryrun", index.load(card.recipe))
+def _here(report: VerificationReport) -> dict[str, str]:
+    return checks.versions("dryrun", index.load(report.recipe))
 
 
-def _untimed(check: Check[verification.Executed]) -> verification.Executed:
-    """What a dry run finds whenever it is made, and whatever the estimate says by then."""
+def _untimed(check: Check[verification.DryRunResult]) -> verification.DryRunResult:
+    """Return the figures of a dry run that do not depend on its duration or on the estimate."""
     assert check.figures is not None
     return msgspec.structs.replace(check.figures, cpu_s=0.0, difference_gib={})
 
 
 @pytest.mark.slow
-def test_the_tiny_training_of_the_day_is_what_its_card_says(tmp_path: Path) -> None:
-    card = of_the_day([card for card in CARDS if card.checks.tiny and card.checks.tiny.figures])
-    known, made = card.checks.tiny, made_by_the_script(card.recipe, "tiny", tmp_path).checks.tiny
+def test_the_tiny_training_of_the_day_reproduces_its_report(tmp_path: Path) -> None:
+    report = of_the_day([report for report in REPORTS if report.checks.tiny and report.checks.tiny.figures])
+    known, made = report.checks.tiny, run_script(report.recipe, "tiny", tmp_path / "reports.jsonl").checks.tiny
     assert known is not None
     assert known.figures is not None
     assert made is not None
@@ -159,15 +163,15 @@ def test_the_tiny_training_of_the_day_is_what_its_card_says(tmp_path: Path) -> N
     assert made.figures.losses == pytest.approx(known.figures.losses, rel=1e-3)
 
 
-def made_by_the_script(name: str, check: str, folder: Path) -> VerificationReport:
-    command = [sys.executable, "-m", "benchmarks.verify", "--only", name, "--checks", check, "--folder", str(folder)]
+def run_script(name: str, check: str, file: Path) -> VerificationReport:
+    command = [sys.executable, "-m", "benchmarks.verify", "--only", name, "--checks", check, "--file", str(file)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=dict(os.environ))
-    card = verification.read(folder, name)
-    assert card is not None, ended.stdout + ended.stderr
-    return card
+    reports = verification.read(file)
+    assert name in reports, ended.stdout + ended.stderr
+    return reports[name]
 
 
-# What a card is.
+# A report.
 
 
 def check_of(outcome: Any = "ok", name: str = "tiny", **more: Any) -> Check[Any]:
@@ -175,31 +179,43 @@ def check_of(outcome: Any = "ok", name: str = "tiny", **more: Any) -> Check[Any]
     return Check(**{"outcome": outcome, "date": "2026-01-01", "versions": versions, "seconds": 1.0, **more})
 
 
-def test_a_card_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    card = verification.new_card(LLAMA)
+def test_a_report_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    report = verification.empty(LLAMA)
     for name in ("rules", "estimate"):
-        card = card.with_check(name, checks.make(name, index.load(LLAMA)))
-    card = card.with_check("tiny", check_of("failed", reason="no"))
-    path = verification.write(tmp_path, card)
-    assert verification.read(tmp_path, LLAMA) == card
-    assert verification.read_all(tmp_path) == [card]
-    assert card.failed == ["tiny"]
-    assert card.missing == ["dryrun"]
+        report = report.with_check(name, checks.run_check(name, index.load(LLAMA)))
+    report = report.with_check("tiny", check_of("failed", reason="no"))
+    path = tmp_path / "reports.jsonl"
+    verification.update(path, [report])
+    assert verification.read(path) == {LLAMA: report}
+    assert report.failed == ["tiny"]
+    assert report.missing == ["dryrun"]
     assert json.loads(path.read_text())["checks"]["estimate"]["figures"]["fits"] is True
 
 
-def test_a_write_that_is_interrupted_leaves_the_card_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    card = verification.new_card(LLAMA)
-    verification.write(tmp_path, card)
+def test_an_interrupted_write_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = verification.empty(LLAMA)
+    path = tmp_path / "reports.jsonl"
+    verification.update(path, [report])
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        verification.write(tmp_path, card.with_check("tiny", check_of()))
-    assert verification.read_all(tmp_path) == [card]
-    assert os.listdir(tmp_path) == [f"{LLAMA}.json"]
+        verification.update(path, [report.with_check("tiny", check_of())])
+    assert verification.read(path) == {LLAMA: report}
+    assert os.listdir(tmp_path) == ["reports.jsonl"]
+
+
+def test_an_update_replaces_one_line_and_keeps_the_others_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "reports.jsonl"
+    verification.update(path, [verification.empty(NO_CLASS), verification.empty(LLAMA)])
+    before = path.read_text().splitlines()
+    verification.update(path, [verification.empty(NO_CLASS).with_check("tiny", check_of())])
+    after = path.read_text().splitlines()
+    assert list(verification.read(path)) == [LLAMA, NO_CLASS]
+    assert after[0] == before[0]
+    assert after[1] != before[1]
 
 
 def _larger_batch(recipe: Recipe) -> Recipe:
@@ -216,24 +232,23 @@ def _other_cluster(recipe: Recipe) -> Recipe:
 
 
 @pytest.mark.parametrize("changed", [_larger_batch, _other_layout, _other_cluster])
-def test_a_changed_recipe_makes_its_card_old(
-    changed: Callable[[Recipe], Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_changed_recipe_makes_its_report_stale(
+    changed: Callable[[Recipe], Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = index.load(LLAMA)
-    card = msgspec.structs.replace(verification.new_card(LLAMA).with_check("tiny", check_of()), withdrawn="it fails")
-    verification.write(tmp_path, card)
-    assert verification.card_of(tmp_path, LLAMA) == card
+    report = msgspec.structs.replace(verification.empty(LLAMA).with_check("tiny", check_of()), withdrawn="it fails")
+    assert verification.current({LLAMA: report}, LLAMA) == report
     monkeypatch.setattr(index, "load", lambda name: changed(recipe))
-    assert verification.is_stale(card)
-    assert verification.card_of(tmp_path, LLAMA) == verification.new_card(LLAMA)
-    assert verification.new_card(LLAMA).checks == verification.Checks()
+    assert verification.is_stale(report)
+    assert verification.current({LLAMA: report}, LLAMA) == verification.empty(LLAMA)
+    assert verification.empty(LLAMA).checks == verification.Checks()
 
 
 @pytest.mark.parametrize(
     ("change", "older"),
     [({"source": "elsewhere"}, False), ({"aliases": ("x",)}, False), ({"vocab": 1}, True), ({"tied": True}, True)],
 )
-def test_facts_of_the_model_make_a_card_old_and_words_about_it_do_not(
+def test_architecture_changes_make_a_report_stale_and_description_changes_do_not(
     change: dict[str, Any], older: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = verification.fingerprint(index.load(LLAMA))
@@ -242,18 +257,18 @@ def test_facts_of_the_model_make_a_card_old_and_words_about_it_do_not(
     assert (verification.fingerprint(index.load(LLAMA)) != before) is older
 
 
-def test_a_check_that_finds_the_same_keeps_its_day() -> None:
-    card = verification.new_card(LLAMA).with_check("tiny", check_of())
-    assert card.with_check("tiny", check_of(date="2026-02-02", seconds=9.0)) is card
-    assert card.with_check("tiny", check_of("failed", date="2026-02-02")).date == "2026-02-02"
+def test_a_check_with_the_same_result_keeps_its_date() -> None:
+    report = verification.empty(LLAMA).with_check("tiny", check_of())
+    assert report.with_check("tiny", check_of(date="2026-02-02", seconds=9.0)) is report
+    assert report.with_check("tiny", check_of("failed", date="2026-02-02")).date == "2026-02-02"
 
 
-def proof(total: float = 11.0) -> DryRun:
+def dry_run_result(total: float = 11.0) -> DryRun:
     sent = tuple(Collective("tp", "all_gather", phase, 2, 3, 0.5) for phase in ("forward", "backward"))
     rank = RankDryRun(
         rank=0,
         pp_rank=0,
-        stands_for=(0, 1),
+        represents=(0, 1),
         layers=(0,),
         memory_gib={"weights": 6.0},
         allocated_gib=6.0,
@@ -287,12 +302,12 @@ def proof(total: float = 11.0) -> DryRun:
     )
 
 
-def test_a_card_keeps_the_worst_rank_of_a_dry_run_and_adds_up_what_it_sends() -> None:
-    found = checks.executed(proof())
+def test_a_report_keeps_the_worst_rank_of_a_dry_run_and_sums_its_collectives() -> None:
+    found = checks.summarize(dry_run_result())
     assert (found.worst, found.peak_phase, found.reserved_gib) == (0, "backward", 7.0)
     assert found.collectives == (
-        verification.Sent("pp", "send", 2, 1, 0.25),
-        verification.Sent("tp", "all_gather", 2, 6, 1.0),
+        verification.CollectiveTotal("pp", "send", 2, 1, 0.25),
+        verification.CollectiveTotal("tp", "all_gather", 2, 6, 1.0),
     )
     assert [(one.rank, one.allocated_gib) for one in found.ranks] == [(1, 1.0), (0, 6.0)]
 
@@ -301,24 +316,28 @@ def test_a_dry_run_is_compared_with_the_estimate_of_its_pipeline_rank() -> None:
     name = "deepseek_v2_pretrain_config"  # whose stages differ
     recipe = index.load(name)
     case = Case(recipe, model_of(recipe), clusters.cluster(recipe.cluster))
-    made = msgspec.structs.replace(checks.executed(proof()), pp_rank=recipe.layout.pp - 1, difference_gib={})
-    card = checks.compared(verification.new_card(name).with_check("dryrun", check_of(name="dryrun", figures=made)))
-    assert card.checks.dryrun is not None
-    assert card.checks.dryrun.figures is not None
-    difference = card.checks.dryrun.figures.difference_gib
+    made = msgspec.structs.replace(checks.summarize(dry_run_result()), pp_rank=recipe.layout.pp - 1, difference_gib={})
+    report = checks.with_current_estimate(
+        verification.empty(name).with_check("dryrun", check_of(name="dryrun", figures=made))
+    )
+    assert report.checks.dryrun is not None
+    assert report.checks.dryrun.figures is not None
+    difference = report.checks.dryrun.figures.difference_gib
     last, first = (float(costs.memory_by_stage(case)[stage].weights) for stage in (-1, 0))
     assert last != pytest.approx(first, abs=1e-3)
     assert difference["weights"] == pytest.approx(6.0 - last, abs=1e-3)
     assert set(difference) == {"weights", "overhead", "total"}
-    assert checks.compared(card) is card
+    assert checks.with_current_estimate(report) is report
 
 
-# Making checks.
+# Running checks.
 
 
-def test_what_does_not_fit_fails_with_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_that_does_not_fit_fails_with_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     for total, outcome, reason in ((11.0, "failed", "needs 11.0 of 10.0 GiB"), (9.0, "ok", "")):
-        found = checks._fitting(total <= 10.0, proof(total).memory_gib, checks.executed(proof(total)))
+        found = checks._memory_outcome(
+            total <= 10.0, dry_run_result(total).memory_gib, checks.summarize(dry_run_result(total))
+        )
         assert found[:2] == (outcome, reason)
         assert found[2].memory_gib["total"] == total
 
@@ -328,34 +347,34 @@ def test_an_error_is_the_outcome_of_a_check(error: Exception, monkeypatch: pytes
     def fail(recipe: Recipe) -> Any:
         raise error
 
-    monkeypatch.setitem(checks._MAKERS, "tiny", fail)
-    check = checks.make("tiny", index.load(LLAMA))
+    monkeypatch.setitem(checks._CHECKS, "tiny", fail)
+    check = checks.run_check("tiny", index.load(LLAMA))
     assert check.outcome == "failed"
     assert check.reason.startswith(f"{type(error).__name__}: {error}")
 
 
-def test_an_interruption_is_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_is_not_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(recipe: Recipe) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(checks._MAKERS, "tiny", interrupt)
+    monkeypatch.setitem(checks._CHECKS, "tiny", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        checks.make("tiny", index.load(LLAMA))
+        checks.run_check("tiny", index.load(LLAMA))
 
 
-def test_a_layout_that_the_rules_refuse_fails_with_their_names() -> None:
+def test_a_layout_with_rule_errors_fails_with_the_rule_ids() -> None:
     recipe = index.load(LLAMA)
     refused = msgspec.structs.replace(recipe, layout=msgspec.structs.replace(recipe.layout, tp=3))
-    check = checks.make("rules", refused)
+    check = checks.run_check("rules", refused)
     assert check.outcome == "failed"
     errors = check.figures.findings["error"]
     assert errors
     assert all(name in check.reason for name in errors)
 
 
-@pytest.mark.parametrize("name", checks.EXECUTED)
-def test_a_model_without_a_class_is_not_executed_and_says_why(name: str) -> None:
-    check = checks.make(name, index.load(NO_CLASS))
+@pytest.mark.parametrize("name", checks.ENGINE_CHECKS)
+def test_a_model_without_a_class_is_not_applicable_with_the_reason(name: str) -> None:
+    check = checks.run_check(name, index.load(NO_CLASS))
     assert check.outcome == "not applicable"
     assert "transformers has no class for" in check.reason
 
@@ -373,24 +392,24 @@ def trained(losses: list[float], norms: list[float]) -> RunMetrics:
         ([3.0, 2.0, 1.0], [1.0, math.nan, 1.0], "gradient norms on two processes and on one differ by inf"),
     ],
 )
-def test_two_processes_must_train_as_one_does(
+def test_two_processes_must_train_like_one(
     alone: list[float], norms_alone: list[float], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes = {2: trained([3.0, 2.0, 1.0], [1.0] * 3), 1: trained(alone, norms_alone)}
     monkeypatch.setattr(tiny, "_trained", lambda recipe, kind, config, world: outcomes[world])
-    check = checks.make("tiny", index.load(LLAMA))
+    check = checks.run_check("tiny", index.load(LLAMA))
     assert check.outcome == ("failed" if reason else "ok"), check.reason
     assert check.reason.startswith(reason)
-    assert msgspec.json.decode(msgspec.json.encode(check), type=Check[verification.Trained]) == check
+    assert msgspec.json.decode(msgspec.json.encode(check), type=Check[verification.TinyRunResult]) == check
 
 
 def test_a_loss_that_does_not_fall_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     same = trained([1.0, 2.0, 3.0], [1.0] * 3)
     monkeypatch.setattr(tiny, "_trained", lambda recipe, kind, config, world: same)
-    assert checks.make("tiny", index.load(LLAMA)).reason == "the loss does not fall"
+    assert checks.run_check("tiny", index.load(LLAMA)).reason == "the loss does not fall"
 
 
-def test_one_process_has_the_model_and_batch_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_uses_the_model_and_batch_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[int, tuple[Recipe, Any]] = {}
 
     def note(recipe: Recipe, kind: Any, config: Any, world: int) -> RunMetrics:
@@ -412,59 +431,61 @@ def test_one_process_has_the_model_and_batch_of_two(monkeypatch: pytest.MonkeyPa
 # The script.
 
 
-def test_a_run_goes_on_where_it_was_left(tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes_where_it_stopped(tmp_path: Path) -> None:
     others = ["llama3_70b_pretrain_config", "gpt_oss_20b_peft_config"]
     names = [LLAMA, *others]
-    verify.quick(tmp_path, names, verification.CHECKS)
-    assert [card.missing for card in verification.read_all(tmp_path)] == [["dryrun", "tiny"]] * 3
-    assert verify.tasks(tmp_path, names, ["tiny"], False) == [verify.Task(name, "tiny") for name in names]
+    path = tmp_path / "reports.jsonl"
+    verify.run_quick_checks(path, names, verification.CHECKS)
+    assert [report.missing for report in verification.read(path).values()] == [["dryrun", "tiny"]] * 3
+    assert verify.pending_tasks(path, names, ["tiny"], False) == [verify.Task(name, "tiny") for name in names]
     old = {**check_of().versions, "torch": "1.0"}
     for name, check in zip(names, (check_of(), check_of("failed"), check_of(versions=old)), strict=True):
-        verification.write(tmp_path, verification.card_of(tmp_path, name).with_check("tiny", check))
-    assert [task.recipe for task in verify.tasks(tmp_path, names, ["tiny"], False)] == others
-    assert [task.recipe for task in verify.tasks(tmp_path, names, ["tiny"], True)] == names
+        verification.update(path, [verification.read(path)[name].with_check("tiny", check)])
+    assert [task.recipe for task in verify.pending_tasks(path, names, ["tiny"], False)] == others
+    assert [task.recipe for task in verify.pending_tasks(path, names, ["tiny"], True)] == names
 
 
-def test_quick_checks_leave_a_card_that_says_the_same(tmp_path: Path) -> None:
-    verify.quick(tmp_path, [LLAMA], verification.CHECKS)
-    path = verification.path_of(tmp_path, LLAMA)
+def test_quick_checks_do_not_rewrite_unchanged_reports(tmp_path: Path) -> None:
+    path = tmp_path / "reports.jsonl"
+    verify.run_quick_checks(path, [LLAMA], verification.CHECKS)
     os.utime(path, (1, 1))
-    verify.quick(tmp_path, [LLAMA], verification.CHECKS)
+    verify.run_quick_checks(path, [LLAMA], verification.CHECKS)
     assert path.stat().st_mtime == 1
 
 
-def test_the_script_ends_with_1_only_where_a_failed_recipe_is_not_withdrawn(
+def test_the_script_exits_with_1_only_if_a_failed_recipe_is_not_withdrawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    card = verification.new_card(LLAMA).with_check("tiny", check_of("failed", reason="out of luck"))
-    verification.write(tmp_path, card)
-    assert not verify.summary(tmp_path, [LLAMA])
+    report = verification.empty(LLAMA).with_check("tiny", check_of("failed", reason="out of luck"))
+    path = tmp_path / "reports.jsonl"
+    verification.update(path, [report])
+    assert not verify.print_summary(path, [LLAMA])
     assert f"failed: {LLAMA}, tiny: out of luck" in capsys.readouterr().out
-    verification.write(tmp_path, msgspec.structs.replace(card, withdrawn="no GPU has so much memory"))
-    assert verify.summary(tmp_path, [LLAMA])
+    verification.update(path, [msgspec.structs.replace(report, withdrawn="no GPU has so much memory")])
+    assert verify.print_summary(path, [LLAMA])
 
 
-def test_checks_are_made_in_processes_of_their_own() -> None:
+def test_checks_run_in_processes_of_their_own() -> None:
     todo = [verify.Task(name, "rules") for name in (LLAMA, NO_CLASS)]
-    made = dict(verify.answers(todo, jobs=2))
+    made = dict(verify.results(todo, jobs=2))
     assert {task: check.figures for task, check in made.items()} == {
-        task: checks.make("rules", index.load(task.recipe)).figures for task in todo
+        task: checks.run_check("rules", index.load(task.recipe)).figures for task in todo
     }
 
 
-def test_a_process_that_ends_without_an_answer_is_told_on_the_card() -> None:
-    ((_, check),) = verify.answers([verify.Task(LLAMA, "no such check")], jobs=1)
+def test_a_process_that_exits_without_a_result_fails_its_check() -> None:
+    ((_, check),) = verify.results([verify.Task(LLAMA, "no such check")], jobs=1)
     assert check.outcome == "failed"
-    assert check.reason == "its process ended with exit code 1"
+    assert check.reason == "its process exited with code 1"
 
 
-def test_a_process_that_dies_is_told_on_the_card() -> None:
-    check = checks.died("tiny", index.load(LLAMA), -9, 3.0)
+def test_a_killed_process_fails_its_check() -> None:
+    check = checks.crashed("tiny", index.load(LLAMA), -9, 3.0)
     assert check.outcome == "failed"
     assert "out of memory" in check.reason
 
 
-def test_an_unknown_check_is_refused() -> None:
+def test_an_unknown_check_is_rejected() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "benchmarks.verify", "--checks", "tinny"], cwd=ROOT, capture_output=True, text=True
     )

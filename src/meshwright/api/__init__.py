@@ -1,7 +1,6 @@
 """The verbs: what the command line, Python users and agents call. Composed from the rooms, no logic of its own."""
 
 from meshwright.api.catalogues import (
-    cards,
     find_recipes,
     model_catalogue,
     recipe,
@@ -9,6 +8,7 @@ from meshwright.api.catalogues import (
     rule_catalogue,
     save_files,
     save_recipe,
+    verification_reports,
 )
 from meshwright.api.checks import check, export
 from meshwright.api.completion import COMPLETED, complete
@@ -65,7 +65,6 @@ __all__ = [
     "bench",
     "calibrate_machine",
     "calibrate_runs",
-    "cards",
     "check",
     "check_to_dict",
     "checkup_to_dict",
@@ -120,5 +119,6 @@ __all__ = [
     "tokenize",
     "train",
     "training_to_dict",
+    "verification_reports",
     "watch",
 ]

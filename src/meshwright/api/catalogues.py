@@ -19,8 +19,6 @@ from meshwright.recipes import overrides as override
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Rule
 
-CARDS = Path(__file__).parents[3] / "docs" / "cards"  # of a checkout; a package has none
-
 
 def recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """A shipped recipe by name, or one from a TOML, YAML or JSON file, with overrides applied."""
@@ -40,10 +38,12 @@ def recipe_text(found: Recipe, format: str = "toml") -> str:
     return files.to_text(found, one_of("format", format, files.FORMATS))
 
 
-def cards() -> dict[str, dict[str, Any]]:
-    """What was tried of each shipped recipe and when, where this copy has the verification cards beside its sources."""
-    found = sorted(CARDS.glob("*.json")) if CARDS.is_dir() else []
-    return {place.stem: msgspec.json.decode(place.read_bytes()) for place in found if index.knows(place.stem)}
+def verification_reports() -> dict[str, dict[str, Any]]:
+    """Return the verification report of each shipped recipe; empty outside a checkout of the sources."""
+    from meshwright.dryrun import verification
+
+    reports = verification.read()
+    return {name: msgspec.to_builtins(report) for name, report in reports.items() if index.knows(name)}
 
 
 def save_recipe(plan: Plan, path: str) -> None:

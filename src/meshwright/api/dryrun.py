@@ -68,7 +68,7 @@ def _proven(recipe: Recipe, cluster: Cluster, exact: bool, processes: int | None
 
     cpu_budget.require_memory(recipe, cluster, processes)
     try:
-        return run.prove(recipe, cluster, exact=exact, processes=processes, progress=progress or (lambda _: None))
+        return run.dry_run(recipe, cluster, exact=exact, processes=processes, progress=progress or (lambda _: None))
     except MeshwrightError:
         raise
     except Exception as error:

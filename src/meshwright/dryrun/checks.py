@@ -1,4 +1,4 @@
-"""The four checks of a verification card, each as a function of a recipe."""
+"""The four checks of a verification report, each a function of a recipe."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import msgspec
 from meshwright import clusters, costs, rules
 from meshwright.dryrun.verification import (
     Check,
-    Estimated,
-    Executed,
-    Judged,
+    CollectiveTotal,
+    DryRunResult,
+    EstimateResult,
     Outcome,
-    Sent,
-    Traced,
-    Trained,
+    RulesResult,
+    TinyRunResult,
+    TracedRank,
     VerificationReport,
 )
 from meshwright.errors import InputError, MeshwrightError
@@ -34,33 +34,33 @@ from meshwright.version import VERSION
 if TYPE_CHECKING:
     from meshwright.dryrun.types import DryRun, RankDryRun
 
-TOLERANCE = 1e-5  # relative, of losses and gradient norms: that of the parity tests
-DIGITS = 6  # significant ones, of every figure on a card
+TOLERANCE = 1e-5  # relative, for losses and gradient norms; the parity tests use the same
+DIGITS = 6  # significant digits of every figure in a report
 REASON_LETTERS = 600
 
-Tried = tuple[Outcome, str, Any]  # the outcome, the reason where it is not ok, the figures
+CheckResult = tuple[Outcome, str, Any]  # the outcome, the reason if it is not ok, the figures
 
 
-def make(name: str, recipe: Recipe) -> Check[Any]:
-    """Makes one check of a recipe; what goes wrong in it is its outcome, not an error."""
-    began, maker = time.monotonic(), _MAKERS[name]
+def run_check(name: str, recipe: Recipe) -> Check[Any]:
+    """Run one check of a recipe; an exception inside it becomes the outcome "failed"."""
+    start, check = time.monotonic(), _CHECKS[name]
     try:
-        outcome, reason, figures = maker(recipe)
+        outcome, reason, figures = check(recipe)
     except MeshwrightError as error:
         outcome, reason, figures = "failed", f"{type(error).__name__}: {error}", None
-    except Exception as error:  # a card must be able to say it
+    except Exception as error:  # any fault of the engine belongs in the report
         where = traceback.extract_tb(error.__traceback__)[-1]
         outcome, figures = "failed", None
         reason = (
             f"{type(error).__name__}: {error} ({where.name}, line {where.lineno} of {where.filename.split('/')[-1]})"
         )
-    seconds = round(time.monotonic() - began, 1)
+    seconds = round(time.monotonic() - start, 1)
     return Check(outcome, date.today().isoformat(), versions(name, recipe), seconds, reason[:REASON_LETTERS], figures)
 
 
-def died(name: str, recipe: Recipe, exit_code: int | None, seconds: float) -> Check[Any]:
-    """The check whose process ended without an answer."""
-    reason = f"its process ended with exit code {exit_code}"
+def crashed(name: str, recipe: Recipe, exit_code: int | None, seconds: float) -> Check[Any]:
+    """Return the check of a process that exited without sending a result."""
+    reason = f"its process exited with code {exit_code}"
     if exit_code == -9:
         reason += ": killed, most likely because the machine ran out of memory"
     return Check("failed", date.today().isoformat(), versions(name, recipe), round(seconds, 1), reason)
@@ -74,20 +74,20 @@ def _version(package: str) -> str:
 
 
 def versions(name: str, recipe: Recipe) -> dict[str, str]:
-    """What a check of a recipe runs on."""
-    own = {"meshwright": VERSION, "python": ".".join(platform.python_version_tuple()[:2])}
-    if name not in EXECUTED:
-        return own
+    """Return the package versions that the result of a check depends on."""
+    base = {"meshwright": VERSION, "python": ".".join(platform.python_version_tuple()[:2])}
+    if name not in ENGINE_CHECKS:
+        return base
     library = "diffusers" if model_of(recipe).kind == "diffusion" else "transformers"
-    return own | {package: _version(package) for package in ("torch", library)}
+    return base | {package: _version(package) for package in ("torch", library)}
 
 
 def rounded(value: float, digits: int = DIGITS) -> float:
-    """A figure as a card tells it."""
+    """Round a figure to the significant digits that reports keep."""
     return float(f"{value:.{digits}g}")
 
 
-def _parts(values: dict[str, float]) -> dict[str, float]:
+def _rounded_values(values: dict[str, float]) -> dict[str, float]:
     return {name: rounded(value) for name, value in values.items()}
 
 
@@ -95,37 +95,37 @@ def _case(recipe: Recipe) -> Case:
     return Case(recipe, model_of(recipe), clusters.cluster(recipe.cluster), memory_of=costs.memory)
 
 
-def _rules(recipe: Recipe) -> Tried:
-    """Clean is a recipe without errors; warnings and advice are told."""
+def _rules(recipe: Recipe) -> CheckResult:
+    """Pass if no rule finds an error; warnings and advice are only listed."""
     found = rules.judge(_case(recipe))
     findings: dict[str, tuple[str, ...]] = {
         severity: tuple(sorted({finding.rule for finding in found if finding.severity == severity}))
         for severity in rules.SEVERITIES
     }
     errors = [f"{finding.message} ({finding.rule})" for finding in found if finding.severity == "error"]
-    return "failed" if errors else "ok", "; ".join(errors), Judged(findings)
+    return "failed" if errors else "ok", "; ".join(errors), RulesResult(findings)
 
 
-def _estimate(recipe: Recipe) -> Tried:
+def _estimate(recipe: Recipe) -> CheckResult:
     found = costs.to_dict(costs.estimate(_case(recipe)))
-    figures = Estimated(
+    figures = EstimateResult(
         fits=found["fits"],
-        memory_gib=_parts(found["memory_gib"]),
+        memory_gib=_rounded_values(found["memory_gib"]),
         step_s=rounded(found["step_s"]),
         tokens_per_s_per_gpu=rounded(found["tokens_per_s_per_gpu"]),
         mfu=rounded(found["mfu"]),
-        band=_parts(found["band"]),
+        band=_rounded_values(found["band"]),
     )
-    return _fitting(figures.fits, figures.memory_gib, figures)
+    return _memory_outcome(figures.fits, figures.memory_gib, figures)
 
 
-def _fitting(fits: bool, memory_gib: dict[str, float], figures: Any) -> Tried:
+def _memory_outcome(fits: bool, memory_gib: dict[str, float], figures: Any) -> CheckResult:
     reason = f"needs {memory_gib['total']:.1f} of {memory_gib['capacity']:.1f} GiB"
     return ("ok", "", figures) if fits else ("failed", reason, figures)
 
 
-def no_class(recipe: Recipe) -> str:
-    """Why the model of a recipe cannot be built here at all; empty where it can."""
+def unsupported_model(recipe: Recipe) -> str:
+    """Return why the engine cannot build the recipe's model; empty if it can."""
     from meshwright.engine.model_families import kind_of
 
     try:
@@ -135,38 +135,38 @@ def no_class(recipe: Recipe) -> str:
     return ""
 
 
-def _dryrun(recipe: Recipe) -> Tried:
-    if reason := no_class(recipe):
+def _dryrun(recipe: Recipe) -> CheckResult:
+    if reason := unsupported_model(recipe):
         return "not applicable", reason, None
-    from meshwright.dryrun.run import prove
+    from meshwright.dryrun.run import dry_run
 
-    # One process for all its ranks: whoever makes many cards runs many checks at a time.
-    figures = executed(prove(recipe, clusters.cluster(recipe.cluster), processes=1))
-    return _fitting(figures.fits, figures.memory_gib, figures)
+    # One process for all its ranks: benchmarks/verify.py already runs several checks in parallel.
+    figures = summarize(dry_run(recipe, clusters.cluster(recipe.cluster), processes=1))
+    return _memory_outcome(figures.fits, figures.memory_gib, figures)
 
 
-def executed(proof: DryRun) -> Executed:
-    """What a card keeps of a dry run."""
-    worst = proof.ranks[proof.worst]
-    return Executed(
-        world=proof.world,
-        fits=proof.fits,
+def summarize(result: DryRun) -> DryRunResult:
+    """Return the figures of a dry run that a report keeps."""
+    worst = result.ranks[result.worst]
+    return DryRunResult(
+        world=result.world,
+        fits=result.fits,
         worst=worst.rank,
         pp_rank=worst.pp_rank,
-        memory_gib=_parts(proof.memory_gib),
+        memory_gib=_rounded_values(result.memory_gib),
         reserved_gib=rounded(worst.reserved_gib),
         peak_phase=worst.peak_phase,
         peak_at=worst.peak_at,
-        flops=_parts(worst.flops),
-        collectives=_sent(worst),
+        flops=_rounded_values(worst.flops),
+        collectives=_collective_totals(worst),
         ranks=tuple(
-            Traced(
-                one.rank, one.stands_for, rounded(one.allocated_gib), rounded(one.reserved_gib), one.exact, one.traced
+            TracedRank(
+                one.rank, one.represents, rounded(one.allocated_gib), rounded(one.reserved_gib), one.exact, one.traced
             )
-            for one in proof.ranks
+            for one in result.ranks
         ),
-        cpu_s=round(proof.cpu_s, 1),
-        difference_gib=_difference(_parts(proof.memory_gib), _parts(proof.estimate_gib)),
+        cpu_s=round(result.cpu_s, 1),
+        difference_gib=_difference(_rounded_values(result.memory_gib), _rounded_values(result.estimate_gib)),
     )
 
 
@@ -174,45 +174,46 @@ def _difference(found: dict[str, float], expected: dict[str, float]) -> dict[str
     return {name: round(found[name] - expected[name], 4) for name in found if name in expected and name != "capacity"}
 
 
-def compared(card: VerificationReport) -> VerificationReport:
-    """The card whose dry run is compared with what the cost model says of the same pipeline rank today."""
-    check = card.checks.dryrun
+def with_current_estimate(report: VerificationReport) -> VerificationReport:
+    """Return the report with its dry run compared with the current estimate of the same pipeline rank."""
+    check = report.checks.dryrun
     if check is None or check.figures is None:
-        return card
-    memory = costs.memory_by_stage(_case(index.load(card.recipe)))[check.figures.pp_rank]
+        return report
+    memory = costs.memory_by_stage(_case(index.load(report.recipe)))[check.figures.pp_rank]
     estimate = {name: rounded(float(getattr(memory, name))) for name in (*costs.PARTS, "total")}
     difference = _difference(check.figures.memory_gib, estimate)
     figures = msgspec.structs.replace(check.figures, difference_gib=difference)
-    return card.with_check("dryrun", msgspec.structs.replace(check, figures=figures))
+    return report.with_check("dryrun", msgspec.structs.replace(check, figures=figures))
 
 
-def _sent(rank: RankDryRun) -> tuple[Sent, ...]:
-    """Collectives of a step, whatever phase they belong to."""
+def _collective_totals(rank: RankDryRun) -> tuple[CollectiveTotal, ...]:
+    """Sum the collectives of a step over its phases."""
     found: dict[tuple[str, str, int], tuple[int, float]] = {}
     for one in rank.collectives:
         count, gib = found.get((one.axis, one.kind, one.ranks), (0, 0.0))
         found[one.axis, one.kind, one.ranks] = (count + one.count, gib + one.gib)
     return tuple(
-        Sent(axis, kind, ranks, count, rounded(gib)) for (axis, kind, ranks), (count, gib) in sorted(found.items())
+        CollectiveTotal(axis, kind, ranks, count, rounded(gib))
+        for (axis, kind, ranks), (count, gib) in sorted(found.items())
     )
 
 
-def _comparable(difference: float) -> float | None:
+def _finite(difference: float) -> float | None:
     return rounded(difference, 2) if math.isfinite(difference) else None
 
 
-def _tiny(recipe: Recipe) -> Tried:
-    if reason := no_class(recipe):
+def _tiny(recipe: Recipe) -> CheckResult:
+    if reason := unsupported_model(recipe):
         return "not applicable", reason, None
     from meshwright.dryrun import tiny
 
     run = tiny.run(recipe)
-    figures = Trained(
+    figures = TinyRunResult(
         layout=run.layout,
         losses=tuple(map(rounded, run.losses)),
         grad_norms=tuple(map(rounded, run.grad_norms)),
-        loss_difference=_comparable(run.loss_difference),
-        norm_difference=_comparable(run.norm_difference),
+        loss_difference=_finite(run.loss_difference),
+        norm_difference=_finite(run.norm_difference),
         tolerance=TOLERANCE,
         learns=run.learns,
     )
@@ -223,10 +224,10 @@ def _tiny(recipe: Recipe) -> Tried:
     return "failed" if wrong else "ok", "; ".join(wrong), figures
 
 
-_MAKERS: dict[str, Callable[[Recipe], Tried]] = {
+_CHECKS: dict[str, Callable[[Recipe], CheckResult]] = {
     "rules": _rules,
     "estimate": _estimate,
     "dryrun": _dryrun,
     "tiny": _tiny,
 }
-EXECUTED = ("dryrun", "tiny")  # checks that run the engine: minutes, in a process of their own
+ENGINE_CHECKS = ("dryrun", "tiny")  # they run the engine: minutes, in a process of their own

@@ -26,7 +26,7 @@ INEXACT = 0.002  # of the peak: a replay that is off by more is not taken
 Progress = Callable[[str], None]
 
 
-def prove(
+def dry_run(
     recipe: Recipe,
     cluster: Cluster,
     *,
@@ -72,7 +72,7 @@ class RankTask(msgspec.Struct, frozen=True):
     config: dict[str, Any]
     cluster: Cluster
     pp_rank: int
-    stands_for: tuple[int, ...]
+    represents: tuple[int, ...]
     exact: bool
 
 
@@ -157,7 +157,7 @@ def read(trace: Any, told: RankTask, rank: int) -> RankDryRun | None:
     return RankDryRun(
         rank=rank,
         pp_rank=told.pp_rank,
-        stands_for=told.stands_for,
+        represents=told.represents,
         layers=tuple(number for cut in trace.chunks for number in cut.layers),
         memory_gib=memory_curve.in_gib(peak.parts),
         allocated_gib=peak.peak / memory_curve.GIB,
@@ -184,7 +184,7 @@ def _in_words(trace: Any) -> str:
         f"{trace.micro_batches - batches} of {trace.micro_batches} micro batches",
     ]
     return f"traced {' and '.join(said)} of 2 steps" + (
-        ", the rest replayed from their likes" if layers + batches else ""
+        "; the rest replayed from identical ones" if layers + batches else ""
     )
 
 

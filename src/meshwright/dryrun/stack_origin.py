@@ -25,12 +25,18 @@ PARTS_BY_FILE = (
     ("torch/distributed/pipelining/", "buffers"),
     ("meshwright/engine/losses.py", "logits"),
     ("meshwright/engine/kernels/cross_entropy.py", "logits"),
-    ("meshwright/engine/parallelize/head.py", "logits"),
+    ("meshwright/engine/parallelize/lm_loss.py", "logits"),
     ("meshwright/engine/optimizers/", "buffers"),
     ("meshwright/engine/gradients.py", "buffers"),
-    ("meshwright/engine/kernels/updates.py", "buffers"),
+    ("meshwright/engine/kernels/optimizer_kernels.py", "buffers"),
 )
-PASSED_OVER = ("torch/", "meshwright/dryrun/", "meshwright/engine/kernels/_where.py", "contextlib.py", "functools.py")
+PASSED_OVER = (
+    "torch/",
+    "meshwright/dryrun/",
+    "meshwright/engine/kernels/device_caps.py",
+    "contextlib.py",
+    "functools.py",
+)
 # What stands before the part of a path that is told; Python's own files are below its library.
 ROOTS = (sysconfig.get_path("stdlib") + "/", "site-packages/", "dist-packages/", "/src/")
 RECOMPUTE = "torch/utils/checkpoint.py"

@@ -55,7 +55,7 @@ class RankDryRun(msgspec.Struct, frozen=True):
 
     rank: int
     pp_rank: int
-    stands_for: tuple[int, ...]  # pipeline ranks that do the same
+    represents: tuple[int, ...]  # pipeline ranks that do the same
     layers: tuple[int, ...]  # of the model, held by this rank
     memory_gib: dict[str, float]  # by part at the peak; they add up to allocated_gib
     allocated_gib: float  # what torch would report as max_memory_allocated

@@ -1,7 +1,7 @@
-"""Verification cards: what was tried of a recipe, with what outcome, when, and with which versions.
+"""Verification reports: which checks were run on a recipe, their outcome, the date and the package versions.
 
-A card is a JSON file. It carries a fingerprint of the recipe and its model's facts, so that anybody can tell whether
-it still speaks of the recipe that is shipped.
+All reports are in one JSON Lines file, one line per recipe. A report carries a fingerprint of the recipe and of its
+model's architecture, which shows whether the report still applies to the recipe that is shipped.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -19,9 +20,10 @@ from meshwright.recipes import index
 from meshwright.recipes.case import model_of
 from meshwright.recipes.types import Recipe
 
+REPORTS = Path(__file__).parents[3] / "docs" / "data" / "verification.jsonl"  # exists in a checkout only
 CHECKS = ("rules", "estimate", "dryrun", "tiny")
-# What is only told about a model: other words for the same facts make no card old.
-TOLD = ("source", "published_total", "published_active", "aliases")
+# Fields that describe a model without changing what runs. Editing them does not make a report stale.
+DESCRIPTIVE = ("source", "published_total", "published_active", "aliases")
 FINGERPRINT_DIGITS = 16
 
 CheckName = Literal["rules", "estimate", "dryrun", "tiny"]
@@ -29,25 +31,25 @@ Outcome = Literal["ok", "failed", "not applicable"]
 Figures = TypeVar("Figures")
 
 
-class Judged(msgspec.Struct, frozen=True):
-    """What the rules say of the recipe on its own cluster: names of rules by severity."""
+class RulesResult(msgspec.Struct, frozen=True):
+    """Rules with findings for the recipe on its reference cluster: rule ids by severity."""
 
     findings: dict[str, tuple[str, ...]]
 
 
-class Estimated(msgspec.Struct, frozen=True):
-    """What the cost model says of the recipe on its own cluster."""
+class EstimateResult(msgspec.Struct, frozen=True):
+    """The cost model's estimate of the recipe on its reference cluster."""
 
     fits: bool
     memory_gib: dict[str, float]  # by part, total and capacity
     step_s: float
     tokens_per_s_per_gpu: float
     mfu: float
-    band: dict[str, float]  # per cent, of the step and of memory
+    band: dict[str, float]  # per cent, for step time and memory
 
 
-class Sent(msgspec.Struct, frozen=True):
-    """All collectives of one kind over one axis in a step of the worst rank."""
+class CollectiveTotal(msgspec.Struct, frozen=True):
+    """All collectives of one kind over one mesh axis in a step of the worst rank."""
 
     axis: str
     kind: str
@@ -56,69 +58,69 @@ class Sent(msgspec.Struct, frozen=True):
     gib: float
 
 
-class Traced(msgspec.Struct, frozen=True):
+class TracedRank(msgspec.Struct, frozen=True):
     """One rank that the dry run executed."""
 
     rank: int
-    stands_for: tuple[int, ...]  # pipeline ranks
+    represents: tuple[int, ...]  # pipeline ranks
     allocated_gib: float
     reserved_gib: float
     exact: bool
     traced: str
 
 
-class Executed(msgspec.Struct, frozen=True):
-    """What the dry run found at full size on the recipe's own cluster; of the rank that needs most."""
+class DryRunResult(msgspec.Struct, frozen=True):
+    """The dry run at full size on the recipe's reference cluster; figures are of the rank that needs most memory."""
 
     world: int
     fits: bool
     worst: int  # rank
-    pp_rank: int  # of that rank
+    pp_rank: int  # of the worst rank
     memory_gib: dict[str, float]  # by part, overhead, total and capacity
     reserved_gib: float
     peak_phase: str
     peak_at: str
     flops: dict[str, float]
-    collectives: tuple[Sent, ...]
-    ranks: tuple[Traced, ...]
+    collectives: tuple[CollectiveTotal, ...]
+    ranks: tuple[TracedRank, ...]
     cpu_s: float
-    difference_gib: dict[str, float]  # to the estimate of the same pipeline rank, part by part
+    difference_gib: dict[str, float]  # dry run minus estimate of the same pipeline rank, by part
 
 
-class Trained(msgspec.Struct, frozen=True):
-    """A few steps at laptop size on two processes, against the same steps on one."""
+class TinyRunResult(msgspec.Struct, frozen=True):
+    """A few training steps of a tiny model on two processes, compared with the same steps on one."""
 
     layout: str
     losses: tuple[float, ...]
     grad_norms: tuple[float, ...]
-    loss_difference: float | None  # the largest of a step, relative; None where one of two values is no number
+    loss_difference: float | None  # largest relative difference over the steps; None if a value is not finite
     norm_difference: float | None
     tolerance: float
     learns: bool
 
 
 class Check(msgspec.Struct, Generic[Figures], frozen=True):
-    """One thing that was tried: its outcome, the reason where it is not ok, and the figures it gave."""
+    """One check: its outcome, the reason if it is not ok, and its figures."""
 
     outcome: Outcome
     date: str
     versions: dict[str, str]
-    seconds: float  # it took
+    seconds: float  # duration
     reason: str = ""
     figures: Figures | None = None
 
 
 class Checks(msgspec.Struct, frozen=True):
-    """What was tried; None where it was not yet."""
+    """The checks of a report; None if a check has not run yet."""
 
-    rules: Check[Judged] | None = None
-    estimate: Check[Estimated] | None = None
-    dryrun: Check[Executed] | None = None
-    tiny: Check[Trained] | None = None
+    rules: Check[RulesResult] | None = None
+    estimate: Check[EstimateResult] | None = None
+    dryrun: Check[DryRunResult] | None = None
+    tiny: Check[TinyRunResult] | None = None
 
 
 class VerificationReport(msgspec.Struct, frozen=True):
-    """All that was tried of one recipe."""
+    """The checks that were run on one recipe."""
 
     recipe: str
     family: str
@@ -126,31 +128,31 @@ class VerificationReport(msgspec.Struct, frozen=True):
     goal: str
     cluster: str
     fingerprint: str
-    withdrawn: str = ""  # why nobody should use it, where a check failed and the recipe cannot be mended; by hand
+    withdrawn: str = ""  # set by hand: why the recipe must not be used, if a check failed and it cannot be fixed
     checks: Checks = Checks()
 
     @property
     def failed(self) -> list[str]:
-        """The checks that failed."""
+        """Names of the checks that failed."""
         return [name for name in CHECKS if (check := self.check(name)) is not None and check.outcome == "failed"]
 
     @property
     def missing(self) -> list[str]:
-        """The checks that were not tried yet."""
+        """Names of the checks that have not run yet."""
         return [name for name in CHECKS if self.check(name) is None]
 
     @property
     def date(self) -> str:
-        """The day of the latest check."""
+        """Date of the latest check."""
         return max((check.date for name in CHECKS if (check := self.check(name)) is not None), default="")
 
     def check(self, name: str) -> Check[Any] | None:
-        """What was tried under this name."""
+        """Return the check with this name, or None if it has not run."""
         found: Check[Any] | None = getattr(self.checks, name)
         return found
 
     def with_check(self, name: str, check: Check[Any]) -> VerificationReport:
-        """The card with one check made anew; one that found the same as before keeps its day."""
+        """Return the report with one check replaced; a check with the same result keeps its old date."""
         known = self.check(name)
         if known is not None and _undated(known) == _undated(check):
             return self
@@ -162,64 +164,57 @@ def _undated(check: Check[Any]) -> Check[Any]:
 
 
 def fingerprint(recipe: Recipe) -> str:
-    """A short name for all values of a recipe and all facts of its model."""
-    model = {name: value for name, value in msgspec.to_builtins(model_of(recipe)).items() if name not in TOLD}
+    """Return a short hash of all values of a recipe and of its model's architecture."""
+    model = {name: value for name, value in msgspec.to_builtins(model_of(recipe)).items() if name not in DESCRIPTIVE}
     text = json.dumps({"recipe": msgspec.to_builtins(recipe), "model": model}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:FINGERPRINT_DIGITS]
 
 
-def new_card(name: str) -> VerificationReport:
-    """The card of a recipe of which nothing was tried yet."""
+def empty(name: str) -> VerificationReport:
+    """Return a report without checks for a recipe."""
     recipe = index.load(name)
     return VerificationReport(
         recipe.name, index.family(name), recipe.model, recipe.goal, recipe.cluster, fingerprint(recipe)
     )
 
 
-def card_of(folder: Path, name: str) -> VerificationReport:
-    """The card of a recipe; an empty one where there is none or it is older than the recipe."""
-    card = read(folder, name)
-    return new_card(name) if card is None or is_stale(card) else card
+def current(reports: Mapping[str, VerificationReport], name: str) -> VerificationReport:
+    """Return the report of a recipe, or an empty one if there is none or it is stale."""
+    report = reports.get(name)
+    return empty(name) if report is None or is_stale(report) else report
 
 
-def is_stale(card: VerificationReport) -> bool:
-    """Whether the recipe or its model was changed after the card was made."""
-    return card.fingerprint != fingerprint(index.load(card.recipe))
+def is_stale(report: VerificationReport) -> bool:
+    """Return whether the recipe or its model changed after the checks ran."""
+    return report.fingerprint != fingerprint(index.load(report.recipe))
 
 
 def is_fresh(check: Check[Any] | None, versions: dict[str, str]) -> bool:
-    """Whether a check need not be made again: it did not fail, and nothing it ran on has another version."""
+    """Return whether a check can be kept: it did not fail and every package still has the version it ran with."""
     return check is not None and check.outcome != "failed" and check.versions == versions
 
 
-def path_of(folder: Path, name: str) -> Path:
-    """The file of a recipe's card."""
-    return folder / f"{name}.json"
+def read(path: Path = REPORTS) -> dict[str, VerificationReport]:
+    """Return all reports of a file by recipe name; none if the file does not exist."""
+    if not path.exists():
+        return {}
+    return {report.recipe: report for report in _DECODER.decode_lines(path.read_bytes())}
 
 
-def read(folder: Path, name: str) -> VerificationReport | None:
-    """The card of a recipe as it lies in the folder; None where there is none."""
-    path = path_of(folder, name)
-    return msgspec.json.decode(path.read_bytes(), type=VerificationReport) if path.exists() else None
-
-
-def read_all(folder: Path) -> list[VerificationReport]:
-    """Every card of a folder, by name."""
-    return [msgspec.json.decode(path.read_bytes(), type=VerificationReport) for path in sorted(folder.glob("*.json"))]
-
-
-def write(folder: Path, card: VerificationReport) -> Path:
-    """Writes a card; whoever reads meanwhile, or is left by an interruption, finds the old one or the new one."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = path_of(folder, card.recipe)
-    text = msgspec.json.format(msgspec.json.encode(card), indent=1) + b"\n"
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".card-")
+def update(path: Path, changed: Iterable[VerificationReport]) -> None:
+    """Replace or add these reports in a file; readers, and an interrupted run, see the old file or the new one."""
+    reports = read(path) | {report.recipe: report for report in changed}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".verification-")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(text)
+            file.write(_ENCODER.encode_lines([reports[name] for name in sorted(reports)]))
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
         raise
-    return path
+
+
+# Lines are sorted by recipe and keys follow the structs, so that a diff shows which recipes changed.
+_ENCODER, _DECODER = msgspec.json.Encoder(), msgspec.json.Decoder(VerificationReport)

@@ -328,7 +328,7 @@ async def recipe(request: Request, name: str) -> HTMLResponse:
         return await page(request, "missing.html", 404, error=error, what="recipe", back="/recipes")
     name = found["recipe"]["name"]
     estimate, failed = await answered(request, "estimate", {"target": name})
-    cards = await asyncio.to_thread(_cards)
+    reports = await asyncio.to_thread(_verification_reports)
     shown: dict[str, Any] = {}
     if estimate is not None:
         shown["memory"] = presenters.memory(estimate["estimate"], estimate["memory_by_stage_gib"])
@@ -341,7 +341,7 @@ async def recipe(request: Request, name: str) -> HTMLResponse:
         text=found["text"],
         estimate=estimate,
         error=failed,
-        card=cards.get(name),
+        report=reports.get(name),
         formats=("toml", "yaml", "json", "python"),
         cli=f"meshwright estimate {name} --json",
         **shown,
@@ -349,9 +349,9 @@ async def recipe(request: Request, name: str) -> HTMLResponse:
 
 
 @cache
-def _cards() -> dict[str, Answer]:
-    """Read once, whoever asks for which: no request names a file."""
-    return api.cards()
+def _verification_reports() -> dict[str, Answer]:
+    """Read the reports once per process."""
+    return api.verification_reports()
 
 
 @router.get("/recipes/{name}/text")
