@@ -165,7 +165,7 @@ def _left_out(count: int, shown: int, what: str) -> None:
 
 
 def _rank_line(rank: dict[str, Any], answer: dict[str, Any]) -> str:
-    others = [str(one) for one in rank['represents'] if one != rank["pp_rank"]]
+    others = [str(one) for one in rank["represents"] if one != rank["pp_rank"]]
     like = (
         f" (pp {rank['pp_rank']}" + (f", also {_ranges(rank['represents'], rank['pp_rank'])}" if others else "") + ")"
     )
