@@ -27,7 +27,7 @@ import msgspec
 from meshwright.dryrun.ranks import side_by_side
 from meshwright.dryrun.types import PARTS, PHASES
 from meshwright.engine import processes
-from meshwright.engine.model_families import kind_of
+from meshwright.engine.model_families import family_of
 from meshwright.recipes.overrides import apply
 from meshwright.recipes.types import Data, Goal, Recipe, Schedule, Train
 
@@ -214,7 +214,7 @@ def watched(place: Any, case: Case) -> Any:
     from meshwright.engine.mesh import build_mesh
 
     recipe = dry_recipe(recipe_of(case))
-    kind = kind_of(recipe)
+    kind = family_of(recipe)
     config = kind.config_for(recipe)
     ledger = AllocationLedger("cpu")
     with Watching(ledger), ledger.open():
@@ -246,7 +246,7 @@ def traced(told: tuple[Case, int, bool]) -> Any:
 
     case, rank, shortened = told
     recipe = recipe_of(case)
-    kind = kind_of(recipe)
+    kind = family_of(recipe)
     return trace(recipe, kind, kind.config_for(recipe), case.world, rank, AS_CPU, shortened)
 
 
@@ -266,7 +266,7 @@ def alike_in(case: Case) -> int:
 def measured(case: Case) -> list[Peak]:
     """What the ranks of a case really hold."""
     recipe = recipe_of(case)
-    kind = kind_of(recipe)
+    kind = family_of(recipe)
     modules = (*kind.modules(kind.config_for(recipe)), *PRELOADED)
     return processes.fork(case.world, real_rank, case, device_type="cpu", preload=modules, timeout=TIMEOUT_S)
 

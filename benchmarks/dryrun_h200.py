@@ -44,17 +44,18 @@ from torch import Tensor
 from meshwright.engine import losses
 from meshwright.engine.attention.local import attend_local
 from meshwright.engine.attention.mask_spec import Terms
+from meshwright.engine.build_trainer import build_trainer
 from meshwright.engine.experts.grouped_mm import grouped_mm
 from meshwright.engine.kernels import matmul
 from meshwright.engine.kernels.cross_entropy import logit_gradient, slice_statistics
 from meshwright.engine.kernels.fp8 import fp8_linear
 from meshwright.engine.kernels.nf4 import packed_shapes, unpack
 from meshwright.engine.metrics.memory import optimizer_tensors
-from meshwright.engine.model_families import kind_of
-from meshwright.engine.run_spec import Job, build
-from meshwright.engine.train import validate
+from meshwright.engine.model_families import family_of
+from meshwright.engine.run_spec import RankSpec
 from meshwright.engine.trainer import StepCallbacks, Trainer
-from meshwright.engine.worker import _settle
+from meshwright.engine.validate import validate
+from meshwright.engine.worker import set_determinism
 from meshwright.recipes.types import Kernels, Recipe
 
 ON_GPU = torch.cuda.is_available()
@@ -154,7 +155,7 @@ class Meter(StepCallbacks):
 
 def shrunk(recipe: Recipe, config: Any) -> tuple[Recipe, Any]:
     """The case on a CPU: the same structure, a small model, nothing compiled."""
-    kind, replace = kind_of(recipe), msgspec.structs.replace
+    kind, replace = family_of(recipe), msgspec.structs.replace
     config = kind.tiny(config, max(2, kind.kinds_of_layers(config)))
     return replace(
         recipe,
@@ -163,14 +164,14 @@ def shrunk(recipe: Recipe, config: Any) -> tuple[Recipe, Any]:
     ), config
 
 
-def job_of(case: Case) -> Job:
+def job_of(case: Case) -> RankSpec:
     """What the only rank of a run of this case is told; weights start from chance."""
     recipe = recipe_of(case)
-    config = kind_of(recipe).config_for(recipe)
+    config = family_of(recipe).config_for(recipe)
     judgement = validate(recipe, config, None, 1)
     if TINY:
         recipe, config = shrunk(recipe, config)
-    return Job(recipe=recipe, config=config.to_dict(), case=judgement, folder="")
+    return RankSpec(recipe=recipe, config=config.to_dict(), case=judgement, folder="")
 
 
 @contextmanager
@@ -209,17 +210,17 @@ def asker(frames: list[dict[str, Any]]) -> str:
     return " < ".join([inner, *(f"{Path(f['filename']).name}:{f['line']}:{f['name']}" for f in known[:4])])
 
 
-def life(job: Job) -> dict[str, Any]:
+def life(spec: RankSpec) -> dict[str, Any]:
     """Builds the trainer of a job and takes its steps; what it took of the device."""
     meter, before, retried = Meter(), allocated(), retries()
-    _settle(job.recipe, DEVICE)
+    set_determinism(spec.recipe, DEVICE)
     with meter.part("build"):
-        trainer = build(job, DEVICE)
+        trainer = build_trainer(spec, DEVICE)
     meter.trainer = trainer
     found: list[Any] = []
     for number in range(STEPS):
         meter.step = number + 1
-        with traced(job.recipe.name, number):
+        with traced(spec.recipe.name, number):
             found.append(trainer.step(number, meter).losses)
     parameters = [p for stage in trainer.stages for p in stage.parameters()]
     row = {

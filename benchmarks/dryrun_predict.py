@@ -25,7 +25,7 @@ from benchmarks.dryrun_cases import CASES, Case, recipe_of
 from meshwright.clusters import cluster
 from meshwright.dryrun.ranks import side_by_side
 from meshwright.dryrun.run import RankTask, preload, prove_rank, versions
-from meshwright.engine.model_families import kind_of
+from meshwright.engine.model_families import family_of
 
 GIB = 2**30
 
@@ -33,7 +33,7 @@ GIB = 2**30
 def told_of(case: Case) -> RankTask:
     """What the dry run of a case is told: one rank on an H200."""
     recipe = recipe_of(case)
-    config = kind_of(recipe).config_for(recipe)
+    config = family_of(recipe).config_for(recipe)
     preload(recipe, config)
     return RankTask(recipe, config.to_dict(), cluster("1xH200"), 0, (0,), False)
 

@@ -68,7 +68,7 @@ def train(folder: str, steps: int, more: tuple[str, ...] = (), slow: str = "") -
     with (Path(folder) / "stderr").open("a", buffering=1) as stderr:
         sys.stderr = stderr
         try:
-            api.train(RECIPE, tiny=True, nproc=RANKS, quiet=True, out=folder, timeout=LIMIT_S, overrides=overrides)
+            api.train(RECIPE, tiny=True, nproc=RANKS, quiet=True, out=folder, timeout_s=LIMIT_S, overrides=overrides)
         except MeshwrightError as error:
             print(f"{type(error).__name__}: {error}", file=stderr)
             os._exit(error.exit_code)
@@ -84,7 +84,7 @@ def _mark_phases(folder: Path, slow: str) -> None:
     from meshwright.engine.trainer import Trainer
 
     places = (
-        ("build", worker, "build"),
+        ("build", worker, "build_trainer"),
         ("step", Trainer, "forward_backward"),
         ("evaluation", Trainer, "evaluate"),
         ("flush" if slow == "flush" else "save", Saver, "_own_file"),

@@ -130,7 +130,7 @@ def log_error(data: Data, own: Calibration, only: Parameter | None = None, base:
 
 def priced(case: Case, own: Calibration) -> Array:
     """Step seconds of a batch under a calibration; set in place, so that what it does not change is kept."""
-    case.__dict__["calibration"] = own
+    case.calibration = own  # type: ignore[attr-defined]  # names are found by __getattr__
     return np.asarray(step_time(case).step_s)
 
 

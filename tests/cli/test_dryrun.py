@@ -17,8 +17,8 @@ from meshwright.cli import timeline
 from meshwright.dryrun import cpu_budget
 from meshwright.dryrun.types import Collective, DryRun, Holder, Moment, Placement, RankDryRun
 from meshwright.engine.faults import RunError
-from meshwright.engine.train import RefusedError
 from meshwright.errors import InputError
+from meshwright.rules import RefusedError
 
 RECIPE, GPUS = "llama3_8b_pretrain_config", "8xH100"
 MEMORY_KEYS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead", "total", "capacity")

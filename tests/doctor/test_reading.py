@@ -282,13 +282,13 @@ def test_what_a_run_has_overcome_is_not_told(tmp_path: Path) -> None:
 
 def test_the_error_of_a_run_that_fails_is_left_in_its_folder(tmp_path: Path) -> None:
     from meshwright.engine.faults import RunError, StoppedError
-    from meshwright.engine.train import _written_down
+    from meshwright.engine.train import _failure_recorded
 
     (tmp_path / "metrics.jsonl").write_text(TELLERS["own"](healthy(40)))
-    with pytest.raises(StoppedError), _written_down(tmp_path):
+    with pytest.raises(StoppedError), _failure_recorded(tmp_path):
         raise StoppedError("the run was asked to end")
     assert not (tmp_path / "failure.jsonl").exists()
-    with pytest.raises(RunError), _written_down(tmp_path):
+    with pytest.raises(RunError), _failure_recorded(tmp_path):
         raise RunError(f"rank 0 of 8 failed in step 41, forward_backward: {OOM}")
     (finding,) = doctor.examine(doctor.read(tmp_path)).findings
     assert (finding.id, finding.steps) == ("memory.out-of-memory", (40, 41))

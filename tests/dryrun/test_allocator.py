@@ -32,7 +32,7 @@ from meshwright.dryrun.fake_device import pretending
 from meshwright.dryrun.replay import StepLog, Stretch, whole_step
 from meshwright.dryrun.trace import Trace, trace
 from meshwright.engine.kernels.device_caps import DRY
-from meshwright.engine.model_families import kind_of
+from meshwright.engine.model_families import family_of
 
 MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "dryrun_h200_2026-11-15.json"
 KIB = 1024
@@ -327,7 +327,7 @@ def test_blocks_that_are_the_same_keep_their_place() -> None:
 def test_what_a_gpu_reserved(name: str) -> None:
     """Four layers of Llama on an H200: fp32 gradients on FSDP's stream, and holes that recomputing leaves."""
     recipe = recipe_of(next(case for case in CASES if case.name == name))
-    kind = kind_of(recipe)
+    kind = family_of(recipe)
     found = trace(recipe, kind, kind.config_for(recipe), 1, 0, (9, 0))
     events = list(events_of(whole_step(found), found))
     rows = [row for row in json.loads(MEASURED.read_text())["rows"] if row["name"] == name]

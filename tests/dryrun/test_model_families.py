@@ -16,7 +16,7 @@ from meshwright.engine.data.sampler import refuse_predictions_across_documents
 from meshwright.engine.kernels.device_caps import DRY
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.config import kinds_of_layers
-from meshwright.engine.model_families import kind_of
+from meshwright.engine.model_families import family_of
 from meshwright.errors import InputError
 from meshwright.recipes import overrides
 from meshwright.recipes.index import load
@@ -37,7 +37,7 @@ def stepped(
     """A trainer after two steps of a recipe's model, made tiny."""
     wanted = ALONE | {"data.seq_length": str(width)} | dict(change.split("=") for change in changes)
     recipe = overrides.apply(load(name), [f"{field}={value}" for field, value in wanted.items()])
-    kind, layout = kind_of(recipe), recipe.layout
+    kind, layout = family_of(recipe), recipe.layout
     whole = kind.config_for(recipe)
     layers = max(2, kind.kinds_of_layers(whole))
     config = kind.read_config(kind.tiny(whole, layers).to_dict())

@@ -17,7 +17,7 @@ from meshwright.dryrun.layer_dedup import contexts, kept_layers, likes
 from meshwright.dryrun.memory_curve import levels
 from meshwright.dryrun.replay import whole_step
 from meshwright.dryrun.trace import trace
-from meshwright.engine.model_families import kind_of
+from meshwright.engine.model_families import family_of
 from meshwright.recipes.index import load
 from meshwright.recipes.overrides import apply
 
@@ -31,7 +31,7 @@ LITTLE = 16 * 1024  # bytes: losses of micro batches, a few hundred bytes each, 
 def book(name: str, gpus: str, overrides: list[str], rank: int, shortened: bool) -> tuple[dict[Key, int], int]:
     """The highest point of every stretch of the last step, and by how much the book is off."""
     recipe = apply(load(name), [*SMALL, *overrides])
-    kind = kind_of(recipe)
+    kind = family_of(recipe)
     found = trace(recipe, kind, kind.config_for(recipe), cluster(gpus).world, rank, (9, 0), shortened)
     whole = whole_step(found)
     return {level.key: level.peak for level in levels(found, whole) if level.key.step == STEP}, whole.drift

@@ -19,7 +19,7 @@ from meshwright.engine.checkpoint.folder import Folder, Lock
 from meshwright.engine.data.sampler import Loader
 from meshwright.engine.faults import StoppedError
 from meshwright.engine.rank_env import Process
-from meshwright.engine.train import _folder
+from meshwright.engine.train import _default_folder
 from meshwright.errors import InputError
 from meshwright.recipes.index import load as load_recipe
 
@@ -102,9 +102,11 @@ def test_a_tiny_run_without_a_folder_and_a_benchmark_keep_no_checkpoints(tmp_pat
 def test_a_run_that_is_started_again_by_its_scheduler_finds_its_folder() -> None:
     recipe = load_recipe(RECIPE)
     slurm = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0"}
-    assert _folder(recipe, Process(how="slurm"), slurm) == f"runs/{RECIPE}-17-0"
-    assert _folder(recipe, Process(how="torchrun"), {"TORCHELASTIC_RUN_ID": "a/../b"}) == f"runs/{RECIPE}-a_.._b"
-    assert _folder(recipe, None, slurm) != f"runs/{RECIPE}-17-0"
+    assert _default_folder(recipe, Process(how="slurm"), slurm) == f"runs/{RECIPE}-17-0"
+    assert (
+        _default_folder(recipe, Process(how="torchrun"), {"TORCHELASTIC_RUN_ID": "a/../b"}) == f"runs/{RECIPE}-a_.._b"
+    )
+    assert _default_folder(recipe, None, slurm) != f"runs/{RECIPE}-17-0"
 
 
 # Signals and kills; all phases and many kills are behind `make faults`.

@@ -9,8 +9,8 @@ import pytest
 
 from meshwright import api
 from meshwright.engine.faults import RunError
-from meshwright.engine.train import RefusedError
 from meshwright.errors import InputError
+from meshwright.rules import RefusedError
 
 
 def tiny(name: str, nproc: int = 2, **options: object) -> dict[str, object]:

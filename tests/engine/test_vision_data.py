@@ -22,7 +22,8 @@ from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from meshwright.engine.model.build import transformers_config
-from meshwright.engine.train import Settings, train
+from meshwright.engine.run_spec import RunSpec
+from meshwright.engine.train import train
 from meshwright.engine.vision import image_groups
 from meshwright.engine.vision.data import MockImages, open_images
 from meshwright.engine.vision.image_loading import load_picture
@@ -301,7 +302,7 @@ def test_a_run_on_conversations_about_images(tmp_path: Path) -> None:
         "data.tokenizer": str(processor),
         "data.seq_length": SEQ,
     }
-    done = train(change(load(name), pinned)[0], Settings(nproc=2, tiny=True, quiet=True), pinned)
+    done = train(change(load(name), pinned)[0], RunSpec(nproc=2, tiny=True, quiet=True), pinned)
     assert done.recipe.data.packing
     assert done.outcome is not None
     assert done.outcome.losses[-1] < done.outcome.losses[0]

@@ -66,7 +66,7 @@ def test_told_to_end_a_job_saves_is_requeued_and_goes_on(
     job.wait_for_steps(3)
     job.scancel("--signal=TERM", *form)
     assert_went_on(job, peace)
-    assert "has saved step" in job.log
+    assert "checkpoint saved at step" in job.log
     assert "exit code 75" in job.log
 
 
@@ -95,7 +95,7 @@ def test_a_job_that_makes_way_for_another_saves_is_requeued_and_goes_on(slurm: E
     others = ["sbatch", "--partition=urgent", f"--nodes={len(nodes())}", "--exclusive", "--wrap=true"]
     subprocess.run([*others, f"--output={tmp_path / 'urgent'}"], env=dict(slurm), check=True, timeout=20)
     assert_went_on(job, peace)
-    assert "has saved step" in job.log
+    assert "checkpoint saved at step" in job.log
 
 
 def test_scontrol_requeue_makes_a_job_save_and_go_on(slurm: Env, peace: Job, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_scontrol_requeue_makes_a_job_save_and_go_on(slurm: Env, peace: Job, tmp
     job.wait_for_steps(3)
     subprocess.run(["scontrol", "requeue", job.number], env=dict(slurm), check=True, timeout=20)
     assert_went_on(job, peace)
-    assert "has saved step" in job.log
+    assert "checkpoint saved at step" in job.log
 
 
 def test_a_job_that_a_person_cancels_is_not_requeued(slurm: Env, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_told_to_end_torchrun_on_two_nodes_saves_is_requeued_and_goes_on(
     job.scancel("--signal=TERM", *form)
     job.wait_until(lambda: job.field("JobState") in ("COMPLETED", "FAILED"), "its end")
     assert (job.field("JobState"), job.field("Restarts")) == ("COMPLETED", "1"), job.log
-    assert "has saved step" in job.log
+    assert "checkpoint saved at step" in job.log
     assert "resumed" in job.log
     assert losses(job.run) == losses(peace.run)
 
@@ -158,7 +158,7 @@ def test_a_job_whose_time_runs_out_saves_ahead_of_it_and_goes_on(slurm: Env, pea
     assert job.ended() == 0, job.told + job.log
     assert job.field("JobState") == "COMPLETED"
     assert int(job.field("Restarts")) >= 1
-    assert "has saved step" in job.log
+    assert "checkpoint saved at step" in job.log
     assert "DUE TO TIME LIMIT" not in job.log
     assert losses(job.run) == losses(peace.run)
 

@@ -10,6 +10,7 @@ import msgspec
 from meshwright import serialize
 from meshwright.api.checks import check_recipe, export
 from meshwright.api.resolve import model_named, recipe_from
+from meshwright.engine.run_spec import RunSpec
 from meshwright.errors import InputError
 from meshwright.parsing import one_of
 from meshwright.recipes import overrides as override
@@ -20,69 +21,35 @@ if TYPE_CHECKING:
     from meshwright.launch.build_job import Started
 
 
+BENCH_OVERRIDES = ("train.steps=50", "train.check_nan=false", "train.log_every=10", "train.eval_every=0")
+
+
 def train(
     target: str | Recipe,
     *,
     dataset: str | None = None,
     model: str | None = None,
-    nproc: int | None = None,
-    tiny: bool = False,
-    out: str | None = None,
-    tensorboard: bool = False,
-    on_nan: str = "stop",
-    timeout: float = 600.0,
-    json: bool = False,
-    quiet: bool = False,
-    accept_changes: bool = False,
     overrides: Sequence[str] = (),
+    **run: Any,
 ) -> TrainResult:
-    """Trains a recipe on our own engine; imports torch. Goes on from the checkpoints that `out` holds."""
-    shared = _settings(nproc, tiny, out, tensorboard, timeout, json, quiet)
-    return _run(target, dataset, model, {**shared, "on_nan": on_nan, "accept_changes": accept_changes}, overrides)
+    """Train a recipe on the meshwright engine; imports torch. `run` are fields of RunSpec.
+
+    If the folder `out` contains checkpoints, training resumes from the latest one.
+    """
+    return _run(target, dataset, model, RunSpec(**run), overrides)
 
 
-def bench(
-    target: str | Recipe,
-    *,
-    model: str | None = None,
-    nproc: int | None = None,
-    tiny: bool = False,
-    out: str | None = None,
-    tensorboard: bool = False,
-    timeout: float = 600.0,
-    json: bool = False,
-    quiet: bool = False,
-    overrides: Sequence[str] = (),
-) -> TrainResult:
-    """Measures the throughput of a recipe on our own engine: 50 steps of mock data; imports torch."""
-    shared = _settings(nproc, tiny, out, tensorboard, timeout, json, quiet)
-    throwaway = {**shared, "checkpoints": False, "random_weights": True}
-    return _run(target, "mock", model, throwaway, overrides, BENCH_OVERRIDES)
-
-
-BENCH_OVERRIDES = ("train.steps=50", "train.check_nan=false", "train.log_every=10", "train.eval_every=0")
-
-
-def _settings(
-    nproc: int | None, tiny: bool, out: str | None, tensorboard: bool, timeout: float, json: bool, quiet: bool
-) -> dict[str, Any]:
-    """What train and bench ask for alike, by the names of the engine's settings."""
-    return {
-        "nproc": nproc,
-        "tiny": tiny,
-        "folder": out,
-        "tensorboard": tensorboard,
-        "timeout_s": timeout,
-        "json": json,
-        "quiet": quiet,
-    }
+def bench(target: str | Recipe, *, model: str | None = None, overrides: Sequence[str] = (), **run: Any) -> TrainResult:
+    """Measure a recipe's throughput: 50 steps of mock data; imports torch. `run` are fields of RunSpec."""
+    spec = RunSpec(**run, checkpoints=False, random_weights=True)
+    return _run(target, "mock", model, spec, overrides, BENCH_OVERRIDES)
 
 
 def _run(
     target: str | Recipe,
     dataset: str | None,
     model: str | None,
-    settings: dict[str, Any],
+    run: RunSpec,
     overrides: Sequence[str],
     defaults: Sequence[str] = (),
 ) -> TrainResult:
@@ -98,7 +65,7 @@ def _run(
     given += [f"data.dataset={dataset}"] if dataset else []
     asked = override.apply(found, given)
     pinned = set_first | override.requested(found, given)
-    return train.train(asked, train.Settings(find_micro_batch=bool(automatic), **settings), pinned)
+    return train.train(asked, msgspec.structs.replace(run, find_micro_batch=bool(automatic)), pinned)
 
 
 def launch(

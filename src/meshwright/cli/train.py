@@ -23,7 +23,12 @@ shared = options(
     ),
     click.option("--tensorboard", is_flag=True, help="Metrics for TensorBoard too."),
     click.option(
-        "--timeout", type=float, default=600.0, show_default=True, help="Seconds after which a hanging rank ends."
+        "--timeout",
+        "timeout_s",
+        type=float,
+        default=600.0,
+        show_default=True,
+        help="End a rank that makes no progress for this many seconds.",
     ),
     as_json,
 )

@@ -176,15 +176,8 @@ def _state(case: Case, held: Stages, params: RankParams) -> tuple[State, RankPar
     return State(state.weights + frozen_weights(case, params), state.gradients, state.optimizer), adapters
 
 
-def _shards_weights(case: Case) -> Column:
-    """Where weights are gathered before they are used, worked out once per case."""
-    if "_shards_weights" not in case.__dict__:
-        case.__dict__["_shards_weights"] = _gathers_weights(case)
-    found: Column = case.__dict__["_shards_weights"]
-    return found
-
-
 def _gathers_weights(case: Case) -> Column:
+    """Whether sharded weights are gathered before they are used."""
     shards = any_of(case.strategy, "fsdp2", "megatron_fsdp")
     if not memory_profile(case).lean_gather:
         return shards
@@ -210,7 +203,7 @@ def _gathered(case: Case, params: RankParams, layers: float) -> Column:
             layers * (params.unit_dense + params.unit_routed), memory_profile(case).live_parameters
         )
     some = smaller(held, params.total)
-    return _shards_weights(case) * where(_keeps_all(case), params.total, some) * size
+    return case.cached(_gathers_weights) * where(_keeps_all(case), params.total, some) * size
 
 
 def _units(case: Case, params: RankParams, layers: float) -> Column:
@@ -246,20 +239,22 @@ def _backward_peak(
     fresh = profile.layer_gradients * trained.unit_dense + profile.stacked_experts * trained.unit_routed
     logits = profile.keeps_logits * held.last * tokens(case) * case.model.vocab
     gathered = _gathered(case, params, GATHERED_LAYERS)
-    return Peak(saved + working, logits, gathered + _shards_weights(case) * reduced + fresh)
+    return Peak(saved + working, logits, gathered + case.cached(_gathers_weights) * reduced + fresh)
 
 
 def _head_peak(case: Case, trained: RankParams, loss: Peak) -> Peak:
     """After the loss: the head's fresh gradient, and the copy that is reduced."""
-    fresh = trained.head * (BYTES[case.compute] + _shards_weights(case) * BYTES[case.reduce])
+    fresh = trained.head * (BYTES[case.compute] + case.cached(_gathers_weights) * BYTES[case.reduce])
     return Peak(loss.activations, 0.0, loss.buffers + fresh)
 
 
 def _embedding_peak(case: Case, params: RankParams, trained: RankParams) -> Peak:
     """The end of the backward pass: the embedding whole, its fresh gradient, and the copy that is reduced."""
     only_head = where(_tied(case), 0.0, params.head)
-    whole = _shards_weights(case) * where(_keeps_all(case), params.total, params.ends - only_head)
-    fresh = larger(trained.ends - only_head, 0) * (BYTES[case.compute] + _shards_weights(case) * BYTES[case.reduce])
+    whole = case.cached(_gathers_weights) * where(_keeps_all(case), params.total, params.ends - only_head)
+    fresh = larger(trained.ends - only_head, 0) * (
+        BYTES[case.compute] + case.cached(_gathers_weights) * BYTES[case.reduce]
+    )
     return Peak(0.0, 0.0, whole * BYTES[case.compute] + fresh)
 
 

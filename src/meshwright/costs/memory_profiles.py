@@ -79,8 +79,9 @@ def _read(name: str) -> dict[str, dict[str, Any]]:
 
 
 def memory_profile(case: Case) -> MemoryProfile:
-    """The profile of the framework a case names, else that of its engine; looked up once per case."""
-    found: MemoryProfile | None = case.__dict__.get("_memory_profile")
-    if found is None:
-        found = case.__dict__["_memory_profile"] = memory_profiles()[getattr(case, "memory_profile", "") or case.engine]
-    return found
+    """Return the profile of the framework a case names, else that of its engine."""
+    return case.cached(_find_profile)
+
+
+def _find_profile(case: Case) -> MemoryProfile:
+    return memory_profiles()[getattr(case, "memory_profile", "") or case.engine]

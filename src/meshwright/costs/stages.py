@@ -41,15 +41,10 @@ def trains_mtp(case: Case) -> bool:
 
 def stages(case: Case, every: bool = False) -> Stages:
     """The three stages of every candidate, worked out once per case; or every stage of one layout."""
-    if every:
-        return _stages(case, True)
-    if "_stages" not in case.__dict__:  # memory and time both ask, and a case never changes
-        case.__dict__["_stages"] = _stages(case, False)
-    found: Stages = case.__dict__["_stages"]
-    return found
+    return _stages(case, True) if every else case.cached(_stages)  # memory and time both need the three
 
 
-def _stages(case: Case, every: bool) -> Stages:
+def _stages(case: Case, every: bool = False) -> Stages:
     """Stage contents are worked out once per model and distinct pipeline shape."""
     shape, model = shape_of(case), case.model
     v_shaped = any_of(case.pp_schedule, "zbv", "dualpipe_v")

@@ -63,7 +63,7 @@ def step_time(case: Case) -> StepTime:
     busy, rounds = slowest.busy, case.accumulation
     bubble = rest / case.vp * pick(case.pp_schedule, speed.shared.bubble)
     bubble = bubble + rounds * p2p_s(case, speed)
-    params, trained = _held_params(case, held)
+    params, trained = case.cached(_stage_params)
     values = [
         rounds * slowest.work,
         rounds * slowest.tp,
@@ -163,14 +163,11 @@ def _slowest(case: Case, held: Stages, micro: Micro, sharpness: float) -> tuple[
     return Micro(*map(there, shares)), there(idle), where(case.pp > 1, larger(others, 0.0), 0.0)
 
 
-def _held_params(case: Case, held: Stages) -> tuple[RankParams, RankParams]:
-    """Parameters of the heaviest stage, and those of them that are trained; worked out once per case."""
-    if "_held_params" not in case.__dict__:
-        params = _largest_stage(rank_params(case, held))
-        trained = _largest_stage(rank_adapters(case, held)) if case.goal == "peft" else params
-        case.__dict__["_held_params"] = (params, trained)
-    found: tuple[RankParams, RankParams] = case.__dict__["_held_params"]
-    return found
+def _stage_params(case: Case) -> tuple[RankParams, RankParams]:
+    """Return the parameters of the largest stage, and the trained ones among them."""
+    params = _largest_stage(rank_params(case, stages(case)))
+    trained = _largest_stage(rank_adapters(case, stages(case))) if case.goal == "peft" else params
+    return params, trained
 
 
 def _largest_stage(params: RankParams) -> RankParams:

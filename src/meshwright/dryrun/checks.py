@@ -126,10 +126,10 @@ def _memory_outcome(fits: bool, memory_gib: dict[str, float], figures: Any) -> C
 
 def unsupported_model(recipe: Recipe) -> str:
     """Return why the engine cannot build the recipe's model; empty if it can."""
-    from meshwright.engine.model_families import kind_of
+    from meshwright.engine.model_families import family_of
 
     try:
-        kind_of(recipe).config_for(recipe)
+        family_of(recipe).config_for(recipe)
     except InputError as error:
         return str(error)
     return ""

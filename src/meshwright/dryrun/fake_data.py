@@ -16,7 +16,7 @@ import numpy as np
 from meshwright.costs.memory_constants import IMAGE_SHARE
 from meshwright.engine.data.mock import typical_documents
 from meshwright.engine.data.sampler import Samples
-from meshwright.engine.model_families import kind_of
+from meshwright.engine.model_families import family_of
 from meshwright.engine.vision.image_tokens import Document, ImageTokenSpec, optics_of, sample_of, stack_padded
 from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
@@ -49,7 +49,7 @@ def open_samples(recipe: Recipe, config: Any) -> Any:
         if getattr(config, "vision_config", None) is not None:
             return DryImages(optics_of(config), data.seq_length, data.packing)
         return DryTokens(data.seq_length, packed=data.packing and not recipe.benchmark)
-    return kind_of(recipe).open_source(dry_recipe(recipe), config, False, None)
+    return family_of(recipe).open_source(dry_recipe(recipe), config, False, None)
 
 
 class DryTokens:

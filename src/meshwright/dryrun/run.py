@@ -11,15 +11,16 @@ from typing import Any
 
 import msgspec
 
-from meshwright import costs, rules
+from meshwright import costs
 from meshwright.clusters import Cluster
 from meshwright.costs.memory_constants import FRAGMENTATION_FLOOR, RESERVE
 from meshwright.dryrun.types import PARTS, DryRun, RankDryRun
-from meshwright.engine.train import ESTIMATED_ONLY, RefusedError
+from meshwright.engine.validate import blocking_findings
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Recipe
+from meshwright.rules import RefusedError
 from meshwright.version import VERSION
 
 INEXACT = 0.002  # of the peak: a replay that is off by more is not taken
@@ -37,10 +38,10 @@ def dry_run(
     """Takes two steps of a recipe at full size on tensors without data, on every pipeline rank that differs."""
     began, cpu = time.monotonic(), time.process_time()
     from meshwright.dryrun.ranks import side_by_side
-    from meshwright.engine.model_families import kind_of
+    from meshwright.engine.model_families import family_of
 
     _be_quiet()
-    kind = kind_of(recipe)
+    kind = family_of(recipe)
     config = kind.config_for(recipe)
     case = validate(recipe, kind.spec_of(recipe, config), cluster)
     told = [RankTask(recipe, config.to_dict(), cluster, rank, same, exact) for rank, same in distinct(case)]
@@ -83,9 +84,8 @@ def _named(told: RankTask) -> str:
 
 def validate(recipe: Recipe, model: ModelSpec, cluster: Cluster) -> Case:
     """The recipe on a cluster, or the findings that refuse it; whether it fits is what the dry run finds out."""
-    case = Case(recipe, model, cluster, memory_of=lambda c: costs.memory(c))
-    errors = [one for one in rules.judge(case) if one.severity == "error" or one.rule in ESTIMATED_ONLY]
-    refused = [one for one in errors if not one.rule.startswith("memory.")]
+    case = Case(recipe, model, cluster, memory_of=costs.memory)
+    refused = [finding for finding in blocking_findings(case) if not finding.rule.startswith("memory.")]
     if refused:
         raise RefusedError(refused)
     return case
@@ -117,10 +117,10 @@ def distinct(case: Case) -> list[tuple[int, tuple[int, ...]]]:
 def prove_rank(told: RankTask) -> RankDryRun:
     """One pipeline rank, traced and read."""
     from meshwright.dryrun.trace import Trace, trace
-    from meshwright.engine.model_families import kind_of
+    from meshwright.engine.model_families import family_of
 
     recipe, cluster = told.recipe, told.cluster
-    kind = kind_of(recipe)
+    kind = family_of(recipe)
     config = kind.read_config(told.config)
     rank = told.pp_rank * (cluster.world // recipe.layout.pp)
     began = time.process_time()
@@ -207,9 +207,9 @@ def preload(recipe: Recipe, config: Any) -> None:
     """Imports once, before ranks are traced in processes of their own."""
     from importlib import import_module
 
-    from meshwright.engine.model_families import kind_of
+    from meshwright.engine.model_families import family_of
 
-    for name in ("torch._dynamo", "meshwright.dryrun.trace", *kind_of(recipe).modules(config)):
+    for name in ("torch._dynamo", "meshwright.dryrun.trace", *family_of(recipe).modules(config)):
         import_module(name)
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from meshwright.engine import processes
-from meshwright.engine.model_families import ModelFamily, kind_of
-from meshwright.engine.run_spec import Job
+from meshwright.engine.model_families import ModelFamily, family_of
+from meshwright.engine.run_spec import RankSpec, RunSpec
 from meshwright.engine.tiny import tiny_recipe
-from meshwright.engine.train import START, data_ranks, preloaded, validate
+from meshwright.engine.train import preloaded, with_tiny_weights
+from meshwright.engine.validate import data_ranks, validate
 from meshwright.engine.worker import RunMetrics, run_rank
 from meshwright.recipes.types import Kernels, Layout, Recipe
 
@@ -68,7 +68,7 @@ def run(recipe: Recipe) -> TinyRun:
 
     Both have the model, the samples, the micro batches and the optimizer of the two processes' tiny recipe.
     """
-    kind = kind_of(recipe)
+    kind = family_of(recipe)
     small, config = tiny_recipe(recipe, kind.config_for(recipe), RANKS, {"train.steps": STEPS[recipe.goal]})
     together = _trained(small, kind, config, RANKS)
     one = _trained(alone(small, RANKS), kind, config, 1)
@@ -91,12 +91,13 @@ def alone(recipe: Recipe, world: int) -> Recipe:
 
 def _trained(recipe: Recipe, kind: ModelFamily, config: Any, world: int) -> RunMetrics:
     with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
-        job = Job(recipe, config.to_dict(), validate(recipe, config, None, world), folder, quiet=True)
-        if recipe.goal != "pretrain":  # random weights, the same by the recipe's seed
-            job = msgspec.structs.replace(job, weights=str(Path(folder) / START), makes_weights=True)
+        case = validate(recipe, config, None, world)
+        spec = RankSpec(recipe, config.to_dict(), case, folder, RunSpec(quiet=True, checkpoints=False))
+        if recipe.goal != "pretrain":  # fine-tuning starts from weights: random ones, fixed by the recipe's seed
+            spec = with_tiny_weights(spec)
         modules = preloaded(kind, config)
         results: list[RunMetrics | None] = processes.fork(
-            world, run_rank, job, device_type="cpu", preload=modules, timeout=TIMEOUT_S
+            world, run_rank, spec, device_type="cpu", preload=modules, timeout=TIMEOUT_S
         )
     return next(result for result in results if result is not None)
 

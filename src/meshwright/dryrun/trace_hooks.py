@@ -177,7 +177,7 @@ class Marks(StepCallbacks):
             self.ledger.mark(Key(self.step, "gradients"))
         yield
 
-    def hear(self, stops: torch.Tensor) -> None:
+    def on_stop_vote(self, stops: torch.Tensor) -> None:
         """The gradients are done; the update begins."""
         self.ledger.mark(Key(self.step, "optimizer"))
 

@@ -30,11 +30,11 @@ class ModelFamily:
     open_source: Callable[[Recipe, Any, bool, Path | None], Any]  # config, whether held out, the folder it starts from
     trainer: Callable[[], type[Trainer]]
     modules: Callable[[Any], tuple[str, ...]]  # worth importing before ranks are forked
-    write_start: Callable[[Any, Path, int], Path]  # a folder of random weights that --tiny starts from
+    write_random: Callable[[Any, Path, int], Path]  # a folder of random weights that --tiny starts from
     export: Callable[[Trainer, Path, bool], None]  # writes the trained model, in one file where that is wanted
 
 
-def kind_of(recipe: Recipe) -> ModelFamily:
+def family_of(recipe: Recipe) -> ModelFamily:
     """The kind of the model that a recipe trains."""
     from meshwright.engine.diffusion.config import is_diffusion
 
@@ -54,7 +54,7 @@ def _language() -> ModelFamily:
         open_source=_open_tokens,
         trainer=_language_trainer,
         modules=_transformers_modules,
-        write_start=_write_transformers,
+        write_random=_write_transformers,
         export=_export_transformers,
     )
 
@@ -150,7 +150,7 @@ def _diffusion() -> ModelFamily:
         open_source=lambda recipe, config, held_out, start: open_latents(recipe, config, held_out),
         trainer=_diffusion_trainer,
         modules=_diffusers_modules,
-        write_start=_write_diffusers,
+        write_random=_write_diffusers,
         export=_export_diffusers,
     )
 

@@ -1,93 +1,42 @@
-"""What the ranks of a run are told, and the trainer that each builds of it."""
+"""How a training run is started, and what each of its ranks receives. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from meshwright.engine.metrics.jsonl import log, warn
-from meshwright.errors import some
-from meshwright.recipes.case import Case
-from meshwright.recipes.types import Recipe
-
 if TYPE_CHECKING:
-    import torch
+    from meshwright.recipes.case import Case
+    from meshwright.recipes.types import Recipe
 
-    from meshwright.engine.trainer import Trainer
-
-SHOWN = 5  # names in a message
+NanPolicy = Literal["stop", "skip"]
 
 
-class Job(msgspec.Struct, frozen=True):
-    """What every rank of a run is told."""
+class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run is started and what it writes; the options of `train` and `bench` are these fields."""
 
-    recipe: Recipe
-    config: dict[str, Any]  # the model's config.json
-    case: Case  # the recipe on this run's ranks: what the estimate is of
-    folder: str  # where metrics go
+    nproc: int | None = None  # ranks to start on this machine; None: those of torchrun or SLURM, else one
+    tiny: bool = False  # a laptop-size model of the same structure, on CPU
+    out: str | None = None  # run folder: metrics, checkpoints, exported model; None: runs/RECIPE-DATE
     tensorboard: bool = False
     json: bool = False
     quiet: bool = False
-    on_nan: Literal["stop", "skip"] = "stop"
-    timeout_s: float = 600.0
-    checkpoints: bool = False  # whether the folder keeps them
-    accept_changes: bool = False  # go on from a checkpoint of a training with another contract
-    weights: str | None = None  # the folder that training starts from
-    makes_weights: bool = False  # --tiny: that folder is written first, with random weights
+    on_nan: NanPolicy = "stop"
+    timeout_s: float = 600.0  # a rank that makes no progress for this long is ended
+    accept_changes: bool = False  # resume even though contract fields differ from the checkpoint
+    checkpoints: bool = True  # save to the run folder, and resume from what it contains
+    random_weights: bool = False  # ignore pretrained weights: for throughput runs
+    find_micro_batch: bool = False  # use the largest micro batch that fits instead of the recipe's
 
 
-def build(job: Job, device: torch.device) -> Trainer:
-    """The trainer of this rank."""
-    from meshwright.engine.mesh import build_mesh
-    from meshwright.engine.model_families import kind_of
+class RankSpec(msgspec.Struct, frozen=True):
+    """What each rank of a run receives: the run spec with recipe, model config, folder and weights resolved."""
 
-    kind = kind_of(job.recipe)
-    config = kind.read_config(job.config)
-    mesh = build_mesh(job.recipe.layout, device.type)
-    weights = Path(job.weights) if job.weights is not None else None
-    if weights is not None and job.makes_weights:
-        _by_rank_0(lambda: kind.write_start(config, weights, job.recipe.train.seed))
-    source = kind.open_source(job.recipe, config, False, weights)
-    trainer = kind.trainer()(job.recipe, config, mesh, device, source, weights)
-    if trainer.mesh.stage.rank == 0:  # each pipeline stage tells its own
-        _say_what_was_read(trainer)
-        _say_precision(trainer)
-    return trainer
-
-
-def _say_what_was_read(trainer: Trainer) -> None:
-    """Tells what of the folder that training starts from does not fit the model."""
-    loaded = getattr(trainer.stages[0], "loaded", None)
-    if loaded is None:
-        return
-    told = {
-        "have no weights there and start anew": [n for n in loaded.kept_initial if "lora_" not in n],
-        "are there and not used": loaded.ignored,
-        "differ in its config.json from the recipe's model": loaded.config_differs,
-    }
-    for what, names in told.items():
-        if names:
-            warn(f"{loaded.folder}: {some(names, SHOWN)} {what}")
-
-
-def _say_precision(trainer: Trainer) -> None:
-    """Tells what computes in 8 bits and what does not; nothing where no 8 bits are asked for."""
-    from meshwright.engine.parallelize.quantize import describe
-
-    for line in describe(trainer.stages):
-        log(line)
-
-
-def _by_rank_0(write: Callable[[], object]) -> None:
-    """Something that one rank does while the others wait."""
-    import torch.distributed as dist
-
-    from meshwright.engine.object_collectives import rank, world
-
-    if rank() == 0:
-        write()
-    if world() > 1:
-        dist.barrier()
+    recipe: Recipe
+    config: dict[str, Any]  # the model's config.json
+    case: Case  # the recipe on this run's ranks, which the estimate describes
+    folder: str  # the run folder, or a temporary one
+    run: RunSpec = RunSpec(checkpoints=False)
+    weights: str | None = None  # Hugging Face folder with the initial weights
+    write_random_weights: bool = False  # --tiny: first fill that folder with random weights

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from meshwright.engine.model_families import kind_of
-from meshwright.engine.train import data_ranks
+from meshwright.engine.model_families import family_of
+from meshwright.engine.validate import data_ranks
 from meshwright.recipes.overrides import change
 from meshwright.recipes.types import Architecture, Kernels, Layout, Moe, Precision, Recipe
 
@@ -29,7 +29,7 @@ def tiny_recipe(
     kept = {key: value for key, value in pinned.items() if not key.startswith("architecture.")}
     replace = msgspec.structs.replace
     layout = replace(scaled_layout(recipe.layout, world), **_of_section(kept, "layout"))
-    kind = kind_of(recipe)
+    kind = family_of(recipe)
     small = kind.tiny(config, _layers(layout, kind.kinds_of_layers(config))) if shrink else config
     if "layout.ep" not in kept:
         layout = replace(layout, ep=_common(layout.ep, _experts(small)))

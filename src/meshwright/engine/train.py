@@ -1,4 +1,4 @@
-"""From a recipe to a run: the ranks it will have, the judgement of the rules, and the start."""
+"""From a recipe to a finished run: resolves the run spec, validates the recipe, starts the ranks."""
 
 from __future__ import annotations
 
@@ -9,63 +9,34 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from meshwright import costs, rules
-from meshwright.clusters import Cluster, cluster
+from meshwright import costs
 from meshwright.engine import processes
 from meshwright.engine.faults import LESS_GPU_MEMORY, RunError, StoppedError
 from meshwright.engine.metrics.jsonl import Lines
-from meshwright.engine.rank_env import Process, detect
-from meshwright.engine.run_spec import Job
+from meshwright.engine.rank_env import DeviceType, Process, detect
+from meshwright.engine.run_spec import RankSpec, RunSpec
+from meshwright.engine.validate import data_ranks, validate
 from meshwright.engine.worker import RunMetrics, run_rank
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import InputError
 from meshwright.recipes.case import Case
-from meshwright.recipes.types import Layout, Recipe
-from meshwright.rules import Finding
+from meshwright.recipes.types import Recipe
+from meshwright.rules import RefusedError
 
 if TYPE_CHECKING:
     from meshwright.engine.model_families import ModelFamily
 
 PRELOADED = ("meshwright.engine.trainer",)
 RUNS = "runs"
-FAILURE = "failure.jsonl"  # in a run's folder: what it failed of, one line for every time
-START = "start"  # in a run's folder: the random weights that --tiny fine-tunes from
-ESTIMATED_ONLY = ("precision.format-published",)  # what a recipe may be estimated with, but not trained
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """How a run is started and what it leaves behind."""
-
-    nproc: int | None = None
-    tiny: bool = False
-    find_micro_batch: bool = False  # take the largest that fits, instead of the recipe's
-    folder: str | None = None
-    tensorboard: bool = False
-    json: bool = False
-    quiet: bool = False
-    on_nan: Literal["stop", "skip"] = "stop"
-    timeout_s: float = 600.0
-    checkpoints: bool = True  # keep them in the folder, and go on from those that are there
-    accept_changes: bool = False  # go on from a checkpoint of a training with another contract
-    random_weights: bool = False  # start from chance whatever the recipe says: for throughput runs
-
-
-class RefusedError(MeshwrightError):
-    """The rules refuse the layout on these ranks (exit code 1)."""
-
-    exit_code = 1
-
-    def __init__(self, findings: list[Finding]) -> None:
-        told = "\n  ".join(f"{finding.message} ({finding.rule})" for finding in findings)
-        super().__init__(f"the rules refuse this layout:\n  {told}", fix=tuple(findings[0].fix))
-        self.findings = findings
+FAILURE = "failure.jsonl"  # in the run folder: one line per failure
+TINY_WEIGHTS = "start"  # in the run folder: the random weights that --tiny fine-tunes from
 
 
 class TrainResult(msgspec.Struct, frozen=True):
-    """A run that ended well: what was trained, and how it went."""
+    """A completed run: its recipe, estimate and metrics."""
 
     recipe: Recipe
     case: Case
@@ -74,45 +45,58 @@ class TrainResult(msgspec.Struct, frozen=True):
     folder: str | None
 
 
-def train(recipe: Recipe, settings: Settings, pinned: Mapping[str, Any] | None = None) -> TrainResult:
-    """Runs a recipe to its end: in this process, on ranks of its own, or as one rank of torchrun or SLURM.
+def train(recipe: Recipe, run: RunSpec, pinned: Mapping[str, Any] | None = None) -> TrainResult:
+    """Train a recipe to its last step: in this process, on `nproc` ranks, or as one rank of torchrun or SLURM.
 
-    `pinned` are the values a user fixed, which --tiny leaves alone.
+    `pinned` are values set by the user, which --tiny does not scale down.
     """
     from meshwright.engine.initial_weights import config_in, is_named, weights_folder
-    from meshwright.engine.model_families import kind_of
+    from meshwright.engine.model_families import family_of
 
-    kind = kind_of(recipe)
-    made_up = settings.tiny and not is_named(recipe, pinned or {})  # weights of the tiny model's own
-    weights = None if settings.random_weights or made_up else weights_folder(recipe)
-    config = kind.config_for(recipe) if weights is None else config_in(weights, recipe, kind.config_for)
+    family = family_of(recipe)
+    random_tiny = run.tiny and not is_named(recipe, pinned or {})
+    weights = None if run.random_weights or random_tiny else weights_folder(recipe)
+    config = family.config_for(recipe) if weights is None else config_in(weights, recipe, family.config_for)
     process = detect()
-    world = settings.nproc or (process.world if process else 1)
-    if settings.tiny:
+    world = run.nproc or (process.world if process else 1)
+    if run.tiny:
         from meshwright.engine.tiny import tiny_recipe
 
         recipe, config = tiny_recipe(recipe, config, world, pinned or {}, shrink=weights is None)
-    if settings.find_micro_batch:
-        recipe = with_largest_micro_batch(recipe, config, process, world, settings)
+    if run.find_micro_batch:
+        recipe = with_largest_micro_batch(recipe, config, process, world, run)
     case = validate(recipe, config, process, world)
     with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
-        folder = settings.folder or (scratch if settings.tiny else _folder(recipe, process))
-        kept = settings.checkpoints and folder != scratch
-        job = _job(recipe, config, case, folder, settings, kept)
+        folder = run.out or (scratch if run.tiny else _default_folder(recipe, process))
+        if folder == scratch:
+            run = msgspec.structs.replace(run, checkpoints=False)
+        spec = RankSpec(recipe, config.to_dict(), case, folder, run)
         if weights is not None:
-            job = msgspec.structs.replace(job, weights=str(weights))
-        elif made_up and recipe.goal != "pretrain" and not settings.random_weights:
-            job = msgspec.structs.replace(job, weights=str(Path(folder) / START), makes_weights=True)
-        grace_s = recipe.checkpoint.grace_s if kept else None
-        with _written_down(Path(folder) if kept else None):
-            results = processes.start(run_rank, job, grace_s=grace_s, **_how(recipe, config, settings))
+            spec = msgspec.structs.replace(spec, weights=str(weights))
+        elif random_tiny and recipe.goal != "pretrain" and not run.random_weights:
+            spec = with_tiny_weights(spec)
+        with _failure_recorded(Path(folder) if run.checkpoints else None):
+            results = processes.start(
+                run_rank,
+                spec,
+                nproc=run.nproc,
+                device_type=_device_type(run),
+                preload=preloaded(family, config),
+                grace_s=recipe.checkpoint.grace_s if run.checkpoints else None,
+            )
     outcome = next((result for result in results if result is not None), None)
     return TrainResult(recipe, case, costs.estimate(case), outcome, None if folder == scratch else folder)
 
 
+def with_tiny_weights(spec: RankSpec) -> RankSpec:
+    """Return the spec with random initial weights, which rank 0 writes to the run folder first."""
+    weights = str(Path(spec.folder) / TINY_WEIGHTS)
+    return msgspec.structs.replace(spec, weights=weights, write_random_weights=True)
+
+
 @contextmanager
-def _written_down(folder: Path | None) -> Iterator[None]:
-    """Leaves the error of a run that fails in its folder, for those who look there later."""
+def _failure_recorded(folder: Path | None) -> Iterator[None]:
+    """Append the error of a failed run to `failure.jsonl` in its folder, where the doctor finds it."""
     try:
         yield
     except RunError as error:
@@ -124,53 +108,30 @@ def _written_down(folder: Path | None) -> Iterator[None]:
         raise
 
 
-def _job(recipe: Recipe, config: Any, case: Case, folder: str, settings: Settings, checkpoints: bool = False) -> Job:
-    return Job(
-        recipe=recipe,
-        config=config.to_dict(),
-        case=case,
-        folder=folder,
-        tensorboard=settings.tensorboard,
-        json=settings.json,
-        quiet=settings.quiet,
-        on_nan=settings.on_nan,
-        timeout_s=settings.timeout_s,
-        checkpoints=checkpoints,
-        accept_changes=settings.accept_changes,
-    )
+def _device_type(run: RunSpec) -> DeviceType:
+    return "cpu" if run.tiny else "auto"
 
 
-def _how(recipe: Recipe, config: Any, settings: Settings) -> dict[str, Any]:
-    from meshwright.engine.model_families import kind_of
-
-    return {
-        "nproc": settings.nproc,
-        "device_type": "cpu" if settings.tiny else "auto",
-        "preload": preloaded(kind_of(recipe), config),
-    }
+def preloaded(family: ModelFamily, config: Any) -> tuple[str, ...]:
+    """Return the modules to import once, before the ranks are forked."""
+    return (*PRELOADED, *family.modules(config))
 
 
-def preloaded(kind: ModelFamily, config: Any) -> tuple[str, ...]:
-    """Modules that are imported once, before ranks are forked."""
-    return (*PRELOADED, *kind.modules(config))
+def with_largest_micro_batch(recipe: Recipe, config: Any, process: Process | None, world: int, run: RunSpec) -> Recipe:
+    """Return the recipe with the largest micro batch that fits by estimate, confirmed by one training step.
 
-
-def with_largest_micro_batch(
-    recipe: Recipe, config: Any, process: Process | None, world: int, settings: Settings
-) -> Recipe:
-    """The recipe with the largest micro batch that fits by estimate, confirmed by one step of it.
-
-    Under torchrun and SLURM, where ranks cannot be started for a try, the estimate alone decides.
+    Under torchrun and SLURM, where no ranks can be started for a trial, the estimate alone decides.
     """
     samples = recipe.train.global_batch_size // data_ranks(recipe.layout, world)
     for size in sorted((d for d in range(1, samples + 1) if samples % d == 0), reverse=True):
-        tried = msgspec.structs.replace(recipe, layout=msgspec.structs.replace(recipe.layout, micro_batch_size=size))
+        layout = msgspec.structs.replace(recipe.layout, micro_batch_size=size)
+        candidate = msgspec.structs.replace(recipe, layout=layout)
         with suppress(RefusedError):
-            case = validate(tried, config, process, world)
+            case = validate(candidate, config, process, world)
             if process is not None and process.world > 1:
-                return tried
-            if _one_step_fits(tried, config, case, settings):
-                return tried
+                return candidate
+            if _one_step_fits(candidate, config, case, run):
+                return candidate
     raise InputError(
         "no micro batch fits, not even one sample",
         field="layout.micro_batch_size",
@@ -179,18 +140,20 @@ def with_largest_micro_batch(
     )
 
 
-def data_ranks(layout: Layout, world: int) -> int:
-    """Data-parallel ranks of a layout in this world."""
-    return max(1, world // (layout.tp * layout.pp * layout.cp))
+def _one_step_fits(recipe: Recipe, config: Any, case: Case, run: RunSpec) -> bool:
+    from meshwright.engine.model_families import family_of
 
-
-def _one_step_fits(recipe: Recipe, config: Any, case: Case, settings: Settings) -> bool:
     one = msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, steps=1, eval_every=0))
-    quiet = msgspec.structs.replace(settings, quiet=True, tensorboard=False, nproc=settings.nproc or 1)
+    trial = msgspec.structs.replace(run, quiet=True, tensorboard=False, checkpoints=False)
     with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
-        how = _how(recipe, config, quiet)
         try:
-            processes.fork(how.pop("nproc"), run_rank, _job(one, config, case, scratch, quiet), **how)
+            processes.fork(
+                run.nproc or 1,
+                run_rank,
+                RankSpec(one, config.to_dict(), case, scratch, trial),
+                device_type=_device_type(run),
+                preload=preloaded(family_of(recipe), config),
+            )
         except RunError as error:
             if tuple(error.fix) != LESS_GPU_MEMORY:
                 raise
@@ -198,32 +161,11 @@ def _one_step_fits(recipe: Recipe, config: Any, case: Case, settings: Settings) 
     return True
 
 
-def validate(recipe: Recipe, config: Any, process: Process | None, world: int) -> Case:
-    """The recipe on the ranks it will have, or the findings that refuse it; no process group exists yet."""
-    from meshwright.engine.model_families import kind_of
-
-    ranks = run_cluster(recipe, process, world)
-    case = Case(recipe, kind_of(recipe).spec_of(recipe, config), ranks, memory_of=lambda c: costs.memory(c))
-    errors = [one for one in rules.judge(case) if one.severity == "error" or one.rule in ESTIMATED_ONLY]
-    if errors:
-        raise RefusedError(errors)
-    return case
-
-
-def run_cluster(recipe: Recipe, process: Process | None, world: int) -> Cluster:
-    """This run's ranks as a cluster: this machine's GPUs, or the recipe's type of GPU where there is none."""
-    gpu = cluster(recipe.cluster).gpu.name
-    with suppress(InputError):
-        gpu = cluster("auto").gpu.name
-    local = process.local_world if process and process.world > 1 else world
-    return cluster(f"{world // local}x{local}x{gpu}")
-
-
-def _folder(recipe: Recipe, process: Process | None, env: Mapping[str, str] = os.environ) -> str:
-    """A new folder; ranks that their scheduler starts again find the one they had."""
-    which = f"{datetime.now():%Y%m%d-%H%M%S}"
+def _default_folder(recipe: Recipe, process: Process | None, env: Mapping[str, str] = os.environ) -> str:
+    """Return a new run folder; ranks that their scheduler restarts get the folder they had."""
+    run_id = f"{datetime.now():%Y%m%d-%H%M%S}"
     if process is not None and process.how == "slurm" and env.get("SLURM_JOB_ID"):
-        which = f"{env['SLURM_JOB_ID']}-{env['SLURM_STEP_ID']}"
+        run_id = f"{env['SLURM_JOB_ID']}-{env['SLURM_STEP_ID']}"
     elif process is not None and env.get("TORCHELASTIC_RUN_ID", "none") != "none":
-        which = env["TORCHELASTIC_RUN_ID"]
-    return str(Path(RUNS) / f"{recipe.name}-{re.sub(r'[^A-Za-z0-9._-]', '_', which)}")
+        run_id = env["TORCHELASTIC_RUN_ID"]
+    return str(Path(RUNS) / f"{recipe.name}-{re.sub(r'[^A-Za-z0-9._-]', '_', run_id)}")

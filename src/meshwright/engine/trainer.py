@@ -81,7 +81,7 @@ class StepCallbacks:
         """Whether this rank was asked to end the run."""
         return False
 
-    def hear(self, stops: torch.Tensor) -> None:
+    def on_stop_vote(self, stops: torch.Tensor) -> None:
         """Takes how many ranks were asked to end the run, the same number on all of them; still on the device."""
 
 
@@ -168,7 +168,7 @@ class Trainer:
             norm = self.finish_gradients()
             lr = learning_rate(self.recipe.schedule, self.recipe.optimizer.lr, self.recipe.train.steps, number)
             taken = self._scale_allows(norm) and watch.allows(number, losses, norm, batch.numbers)
-            watch.hear(stops)
+            watch.on_stop_vote(stops)
             if taken:
                 self.update(norm, lr)
             self.optimizer.zero_grad(set_to_none=True)
@@ -276,7 +276,7 @@ class Trainer:
                 for tokens, told in batch.micro_batches(self.recipe.layout.micro_batch_size):
                     self.stages[0](tokens, **told)
             losses, stops = self._everywhere(self._take_losses(), watch)
-            watch.hear(stops)
+            watch.on_stop_vote(stops)
             total, shares, stopped = total + float(losses[0]) * share, shares + share, bool(stops)
             if stopped:
                 break

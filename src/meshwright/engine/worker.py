@@ -1,4 +1,4 @@
-"""A training run on one rank: builds everything, steps, reports, and says how it went."""
+"""One rank of a training run: builds the trainer, resumes, steps, evaluates, saves and reports."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import msgspec
 
 from meshwright import costs
 from meshwright.engine import metrics
+from meshwright.engine.build_trainer import build_trainer
 from meshwright.engine.faults import LossGuard, StoppedError, ran_out_of_grace
 from meshwright.engine.profiling import window
 from meshwright.engine.rank_env import Process
-from meshwright.engine.run_spec import Job, build
+from meshwright.engine.run_spec import RankSpec
 from meshwright.engine.watchdog import Watchdog
 from meshwright.recipes.types import Recipe
 
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
     from meshwright.engine.checkpoint import Checkpoints, StopRequest
     from meshwright.engine.trainer import StepResult, Trainer
 
-MOST_SKIPPED = 10  # steps in a row that a loss which is not a number may cost
-STOP_LAG = 2  # steps that a request to end may wait for the GPU, where nothing else makes the step wait for it
+MOST_SKIPPED = 10  # consecutive steps that --on-nan skip may skip
+STOP_LAG = 2  # steps after which a stop vote is read, so that reading it does not make the CPU wait for the GPU
 
 
 class RunMetrics(msgspec.Struct, frozen=True):
-    """How a run went, as its rank 0 saw it."""
+    """The results of a run, as rank 0 measured them."""
 
     losses: list[float]
     grad_norms: list[float]
@@ -45,29 +46,29 @@ class RunMetrics(msgspec.Struct, frozen=True):
     parts_s: dict[str, float]
     skipped: list[int]
     device: str
-    first_step: int = 1  # the first that this run took; losses begin there
-    checkpoint: str | None = None  # the last one written
+    first_step: int = 1  # the step of losses[0]; above 1 after a resume
+    checkpoint: str | None = None  # the last one saved
     resumed_from: str | None = None
     model: str | None = None  # the Hugging Face folder written at the end
 
 
-def run_rank(process: Process, job: Job) -> RunMetrics | None:
-    """Trains on this rank; the outcome on rank 0."""
+def run_rank(process: Process, spec: RankSpec) -> RunMetrics | None:
+    """Train on this rank; return the metrics on rank 0."""
     import torch
 
     device = process.device
-    _settle(job.recipe, device)
-    job = _of_rank_0(process, job)
-    with ExitStack() as left_in_turn:
-        told = _listen(left_in_turn, process, job)
-        dog = left_in_turn.enter_context(Watchdog(process, job.timeout_s))
+    set_determinism(spec.recipe, device)
+    spec = _with_shared_folder(process, spec)
+    with ExitStack() as cleanup:
+        stop_request = _open_stop_request(cleanup, process, spec)
+        dog = cleanup.enter_context(Watchdog(process, spec.run.timeout_s))
         dog.phase(0, "build")
-        trainer = build(job, device)
-        left_in_turn.callback(trainer.close)
-        run = _Run(process, job, trainer, dog, told)
+        trainer = build_trainer(spec, device)
+        cleanup.callback(trainer.close)
+        run = _Run(process, spec, trainer, dog, stop_request)
         run.resume()
-        profile = left_in_turn.enter_context(window(job.recipe.train.profile, Path(job.folder), process=process))
-        for number in range(run.first, job.recipe.train.steps):
+        profile = cleanup.enter_context(window(spec.recipe.train.profile, Path(spec.folder), process=process))
+        for number in range(run.first, spec.recipe.train.steps):
             run.step(number)
             profile.step()
         outcome = run.finish()
@@ -76,33 +77,33 @@ def run_rank(process: Process, job: Job) -> RunMetrics | None:
     return outcome if process.rank == 0 else None
 
 
-def _of_rank_0(process: Process, job: Job) -> Job:
-    """The job with the folder that rank 0 has: ranks of torchrun and SLURM each named one by their own clock."""
+def _with_shared_folder(process: Process, spec: RankSpec) -> RankSpec:
+    """Return the spec with rank 0's run folder: each rank of torchrun and SLURM named one by its own clock."""
     from meshwright.engine.object_collectives import gathered
 
     if process.how not in ("torchrun", "slurm"):
-        return job
-    return msgspec.structs.replace(job, folder=gathered(job.folder)[0])
+        return spec
+    return msgspec.structs.replace(spec, folder=gathered(spec.folder)[0])
 
 
-def _listen(block: ExitStack, process: Process, job: Job) -> StopRequest | None:
-    """Listens for signals that ask to end, and keeps other runs out of the folder; where checkpoints are kept."""
+def _open_stop_request(cleanup: ExitStack, process: Process, spec: RankSpec) -> StopRequest | None:
+    """Install the handlers of stop signals and lock the run folder; None for runs without checkpoints."""
     from meshwright.engine.checkpoint import Lock, StopRequest
 
-    if not job.checkpoints:
+    if not spec.run.checkpoints:
         return None
     if process.rank == 0:
-        block.callback(Lock(Path(job.folder)).release)
-    grace_s = job.recipe.checkpoint.grace_s
-    return block.enter_context(StopRequest(grace_s, lambda name: ran_out_of_grace(process, name, grace_s)))
+        cleanup.callback(Lock(Path(spec.folder)).release)
+    grace_s = spec.recipe.checkpoint.grace_s
+    return cleanup.enter_context(StopRequest(grace_s, lambda name: ran_out_of_grace(process, name, grace_s)))
 
 
-def _settle(recipe: Recipe, device: torch.device) -> None:
-    """Seeds and number formats of this process."""
+def set_determinism(recipe: Recipe, device: torch.device) -> None:
+    """Set the seed, deterministic algorithms and matmul precision of this process."""
     import torch
 
     torch.manual_seed(recipe.train.seed)
-    # Nothing here changes a layer's output in place, which is what torch warns of.
+    # Torch warns about in-place changes of a layer's output; this engine makes none.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     if recipe.kernels.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -112,29 +113,30 @@ def _settle(recipe: Recipe, device: torch.device) -> None:
 
 
 class _Run:
-    """Steps a trainer under the eyes of the clock, the watchdog and the guard of the loss."""
+    """Steps a trainer with timing, watchdog, loss guard, checkpoints and reports (the step's StepCallbacks)."""
 
     def __init__(
-        self, process: Process, job: Job, trainer: Trainer, dog: Watchdog, told: StopRequest | None = None
+        self, process: Process, spec: RankSpec, trainer: Trainer, dog: Watchdog, stop_request: StopRequest | None = None
     ) -> None:
-        self.process, self.job, self.trainer, self.dog, self.told = process, job, trainer, dog, told
-        self.guard = LossGuard(job.on_nan, MOST_SKIPPED, Path(job.folder), trainer.device)
-        self.checkpoints = self._checkpoints() if job.checkpoints else None
+        self.process, self.spec, self.trainer, self.dog = process, spec, trainer, dog
+        self.stop_request = stop_request
+        self.guard = LossGuard(spec.run.on_nan, MOST_SKIPPED, Path(spec.folder), trainer.device)
+        self.checkpoints = self._checkpoints() if spec.run.checkpoints else None
         self.results: list[StepResult] = []
         self.evaluated: dict[int, float] = {}
         self.first = self.number = 0
         self.resumed_from: str | None = None
-        self.stopping = False  # all ranks know of a request to end
+        self.stopping = False  # a stop was requested, and all ranks know it
         self._stops: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
 
     def _checkpoints(self) -> Checkpoints:
         from meshwright.engine.checkpoint import Checkpoints
 
-        job = self.job
-        return Checkpoints(Path(job.folder), self.process, self.trainer, job.config, job.accept_changes)
+        spec = self.spec
+        return Checkpoints(Path(spec.folder), self.process, self.trainer, spec.config, spec.run.accept_changes)
 
     def resume(self) -> None:
-        """Goes on from the newest good checkpoint of the run's folder, where there is one; opens what reports."""
+        """Resume from the newest valid checkpoint in the run folder, if there is one, and open the reports."""
         from meshwright.engine.object_collectives import gathered
 
         if self.checkpoints is not None:
@@ -144,77 +146,78 @@ class _Run:
                 self.first = state.step
                 self.resumed_from = self.checkpoints.path(state.step)
                 self.guard.skipped_in_a_row = state.skipped_in_a_row
-            if self.job.recipe.checkpoint.save_every:
+            if self.spec.recipe.checkpoint.save_every:
                 self.checkpoints.saver.prepare()
             if any(gathered(self.wants_to_stop(), self.checkpoints.saver.group)):
-                raise StoppedError("the run was asked to end before its first step")
+                raise StoppedError("stop requested before the first step")
         self._open_reports()
 
     def _open_reports(self) -> None:
-        process, job, device = self.process, self.job, self.trainer.device
-        on_gpu = device.type == "cuda"  # the estimate is of GPUs: beside a CPU it would say nothing
-        constants = metrics.constants(job.case, costs.estimate(job.case) if on_gpu else None, on_gpu)
+        process, spec, device = self.process, self.spec, self.trainer.device
+        on_gpu = device.type == "cuda"  # the estimate is for GPUs and means nothing on a CPU
+        constants = metrics.constants(spec.case, costs.estimate(spec.case) if on_gpu else None, on_gpu)
         self.clock = metrics.Clock(device)
         self.meter = metrics.Meter(constants)
-        every = job.recipe.train.log_every
-        told = {"settings": msgspec.to_builtins(job.recipe), "gpus": str(job.case.cluster)}
-        folder, first = Path(job.folder), self.first + 1
+        every = spec.recipe.train.log_every
+        header = {"settings": msgspec.to_builtins(spec.recipe), "gpus": str(spec.case.cluster)}
+        folder, first = Path(spec.folder), self.first + 1
         sinks = metrics.open_sinks(
-            process, job.recipe.name, constants, folder, first, job.tensorboard, every, job.json, told
+            process, spec.recipe.name, constants, folder, first, spec.run.tensorboard, every, spec.run.json, header
         )
-        if job.quiet:
+        if spec.run.quiet:
             sinks = sinks[:-1]
         self.reporter = metrics.Reporter(self.meter, self.clock, sinks, self.memory)
 
-    # What the step asks for while it runs (see loop.Watch).
+    # The step calls these while it runs (see trainer.StepCallbacks).
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Times a part of the step and tells the watchdog."""
+        """Time a part of the step and report it to the watchdog."""
         self.dog.phase(self.number + 1, name)
         with self.clock.part(name):
             yield
 
     def allows(self, step: int, losses: torch.Tensor, norm: torch.Tensor, samples: list[int]) -> bool:
-        """Whether loss and gradients are numbers; not looked at where the recipe does not want to wait for it."""
-        if not self.job.recipe.train.check_nan:
+        """Whether loss and gradient norm are finite; with train.check_nan=false, always true without a GPU sync."""
+        if not self.spec.recipe.train.check_nan:
             return True
         return self.guard.allows(step + 1, losses.sum(), norm, samples)
 
     def wants_to_stop(self) -> bool:
-        """Whether this rank was asked to end."""
-        return self.told is not None and self.told.asked
+        """Whether this rank received a stop request."""
+        return self.stop_request is not None and self.stop_request.requested
 
-    def hear(self, stops: torch.Tensor) -> None:
-        """Learns whether any rank was asked to end, in the same step on all of them; comes before every update.
+    def on_stop_vote(self, stops: torch.Tensor) -> None:
+        """Read how many ranks want to stop; called before every update, so that all ranks stop in the same step.
 
-        Where the step has just waited for the GPU the answer is there. Where it never waits, it is read steps later.
+        With train.check_nan the step has just synchronized with the GPU and the value is ready. Without it the value
+        is copied asynchronously and read STOP_LAG steps later.
         """
         import torch
 
         if self.checkpoints is not None:
             self.checkpoints.saver.before_update()
-        if self.told is None:
+        if self.stop_request is None:
             return
-        if stops.device.type != "cuda" or self.job.recipe.train.check_nan:
+        if stops.device.type != "cuda" or self.spec.recipe.train.check_nan:
             self.stopping |= bool(stops)
             return
-        answer = torch.empty((), pin_memory=True).copy_(stops, non_blocking=True)
+        vote = torch.empty((), pin_memory=True).copy_(stops, non_blocking=True)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
-        self._stops.append((answer, copied))
+        self._stops.append((vote, copied))
         if len(self._stops) > STOP_LAG:
-            answer, copied = self._stops.popleft()
+            vote, copied = self._stops.popleft()
             copied.synchronize()
-            self.stopping |= bool(answer)
+            self.stopping |= bool(vote)
 
     def step(self, number: int) -> None:
-        """One step, reported; an evaluation and a checkpoint where they are due."""
-        train = self.job.recipe.train
+        """Take and report one step; evaluate and save when due."""
+        train = self.spec.recipe.train
         self.number = number
         self.clock.start()
         figures = (number + 1) % train.log_every == 0 or number == 0
-        result = self.trainer.step(number, self, figures)  # type: ignore[arg-type]  # a Watch by its methods
+        result = self.trainer.step(number, self, figures)  # type: ignore[arg-type]  # StepCallbacks by its methods
         self.results.append(result)
         extra = {f"router_{name}": value for name, value in result.router.items()}
         if figures and train.mtp_loss > 0:
@@ -234,22 +237,22 @@ class _Run:
         )
         if train.eval_every and (number + 1) % train.eval_every == 0 and not self.stopping:
             self._evaluate(number + 1)
-        every = self.job.recipe.checkpoint.save_every
+        every = self.spec.recipe.checkpoint.save_every
         if self.stopping and number + 1 < train.steps:
             self._stop(number + 1)
         elif self.checkpoints is not None and every and (number + 1) % every == 0:
             self._save(number + 1)
 
     def _evaluate(self, step: int) -> None:
-        from meshwright.engine.model_families import kind_of
+        from meshwright.engine.model_families import family_of
 
         self.dog.phase(step, "evaluation")
         if self.checkpoints is not None:
-            self.checkpoints.saver.before_update()  # some rules evaluate other weights than they train
-        held_out = kind_of(self.job.recipe).open_source(
-            self.job.recipe, self.trainer.config, True, self.trainer.weights
+            self.checkpoints.saver.before_update()  # some optimizers evaluate other weights than they train
+        held_out = family_of(self.spec.recipe).open_source(
+            self.spec.recipe, self.trainer.config, True, self.trainer.weights
         )
-        loss = self.trainer.evaluate(held_out, self.job.recipe.train.eval_steps, self)  # type: ignore[arg-type]  # a Watch
+        loss = self.trainer.evaluate(held_out, self.spec.recipe.train.eval_steps, self)  # type: ignore[arg-type]
         if loss is not None:
             self.evaluated[step] = loss
 
@@ -261,17 +264,17 @@ class _Run:
         self.checkpoints.save(step, wait, read_back)
 
     def _stop(self, step: int) -> None:
-        """Saves and leaves, because the run was asked to end; there may be no time to read back what was written."""
+        """Save and end the run after a stop request; skips the read-back, for which there may be no time."""
         assert self.checkpoints is not None
         saver = self.checkpoints.saver
         saver.settle()
         self._save(step, wait=True, read_back=False)
         self.reporter.close()
-        name = self.told.name if self.told is not None else ""
-        raise StoppedError(f"the run was asked to end{f' ({name})' if name else ''} and has saved step {step}")
+        name = self.stop_request.name if self.stop_request is not None else ""
+        raise StoppedError(f"preempted{f' ({name})' if name else ''}; checkpoint saved at step {step}")
 
     def memory(self) -> dict[str, float]:
-        """GiB of this rank by part, and their peak."""
+        """Return this rank's memory by part and its peak, in GiB."""
         trainer = self.trainer
         parameters = [p for stage in trainer.stages for p in stage.parameters()]
         parts = metrics.memory_parts(
@@ -283,14 +286,14 @@ class _Run:
         return {**parts.parts, "peak": parts.peak, "reserved": parts.reserved}
 
     def finish(self) -> RunMetrics:
-        """Saves the last step; how the run went. Closes what reports."""
+        """Save the last step, export the model, close the reports and return the run's metrics."""
         if self.checkpoints is not None:
             self.checkpoints.saver.settle()
-            self._save(self.job.recipe.train.steps, wait=True)
+            self._save(self.spec.recipe.train.steps, wait=True)
         model = self._export()
         memory = self.memory()
         self.reporter.close()
-        last, steady = self.reporter.last, self.meter.steady  # none where a finished run is started once more
+        last, steady = self.reporter.last, self.meter.steady  # None when a finished run is started again
         saved = self.checkpoints.path(self.checkpoints.saver.last) if self.checkpoints is not None else None
         return RunMetrics(
             losses=[result.loss for result in self.results],
@@ -311,20 +314,20 @@ class _Run:
         )
 
     def _export(self) -> str | None:
-        """Writes the trained model as a Hugging Face folder with its card, where the run's folder is kept."""
-        from meshwright.engine.model_families import kind_of
+        """Write the trained model as a Hugging Face folder with a model card; None for runs without checkpoints."""
+        from meshwright.engine.model_families import family_of
         from meshwright.engine.post_training.model_card import write_card
 
-        recipe = self.job.recipe
+        recipe = self.spec.recipe
         if self.checkpoints is None or recipe.checkpoint.export == "none":
             return None
         self.dog.phase(recipe.train.steps, "export")
-        folder = Path(self.job.folder) / "model"
+        folder = Path(self.spec.folder) / "model"
         self.trainer.optimizer.eval_mode()
-        kind_of(recipe).export(self.trainer, folder, recipe.checkpoint.export == "consolidated")
+        family_of(recipe).export(self.trainer, folder, recipe.checkpoint.export == "consolidated")
         self.trainer.optimizer.train_mode()
         if self.process.rank == 0:
-            write_card(folder, recipe, self.job.weights or "", Path(self.job.folder))
+            write_card(folder, recipe, self.spec.weights or "", Path(self.spec.folder))
         return str(folder)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from meshwright.clusters import Cluster
-from meshwright.errors import InputError, MeshwrightError, unknown
+from meshwright.errors import InputError, unknown
 from meshwright.frameworks import CheckedRecipe, Program, Written
 from meshwright.launch.artifacts import Launch, write
 from meshwright.launch.commands import PYTHON, on_hosts, on_torchrun
@@ -25,7 +25,7 @@ from meshwright.launch.values import variables
 from meshwright.launch.watch import Seen
 from meshwright.parsing import one_of
 from meshwright.recipes.types import Recipe
-from meshwright.rules import Finding
+from meshwright.rules import Finding, RefusedError
 
 MARGIN_S = 60  # SLURM tells a job up to a minute early or late; saving starts after the step that runs
 WRITERS: Mapping[Way, Callable[[Job], Launch]] = {
@@ -46,22 +46,6 @@ NOT_OPTIONS = (
     "grace_s",
 )  # what is worked out, not asked for
 SHIPPING: tuple[Way, ...] = ("kubernetes", "skypilot")  # machines that do not see this one's files
-
-
-class RefusedError(MeshwrightError):
-    """The rules refuse the training on these GPUs, so that nothing is written (exit code 1)."""
-
-    exit_code = 1
-
-    def __init__(self, findings: tuple[Finding, ...]) -> None:
-        broken = [one for one in findings if one.severity == "error"]
-        told = "\n  ".join(f"{one.message} ({one.rule})" for one in broken)
-        super().__init__(f"nothing is written: it cannot start or does not fit\n  {told}", fix=tuple(broken[0].fix))
-        self.findings = findings
-
-    def to_dict(self) -> dict[str, object]:
-        """The error, with what the rules found."""
-        return {**super().to_dict(), "findings": msgspec.to_builtins(self.findings)}
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,8 +95,9 @@ def launch(
 ) -> Started:
     """Writes a training for a scheduler, and hands it over where that is asked for."""
     way = find_way(on)
-    if any(one.severity == "error" for one in asked.findings):
-        raise RefusedError(asked.findings)
+    blocking = [finding for finding in asked.findings if finding.severity == "error"]
+    if blocking:
+        raise RefusedError(blocking, "nothing is written: it cannot start or does not fit", asked.findings)
     job = job_of(asked, way, submits, folder, options or {})
     if submits:
         refuse_submit(way, job.name)

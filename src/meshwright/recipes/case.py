@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 from math import gcd
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from meshwright.clusters import Cluster
 from meshwright.models import MLA, Attention, Dense, GatedDelta, Mamba2, ModelSpec, find, reshape
 from meshwright.recipes.types import Engine, Recipe, recipe_fields
 
+Value = TypeVar("Value")
 Column = Any  # int, float, bool or str, or a numpy array of them
 
 
@@ -37,6 +38,7 @@ class Case:
         self.recipe, self.model, self.cluster, self.engine = recipe, model, cluster, engine
         self._columns = columns or {}
         self._memory_of = memory_of
+        self._memo: dict[Callable[[Case], Any], Any] = {}
 
     def __getattr__(self, name: str) -> Column:
         """A recipe field by its flat name, or a model or cluster fact; columns given to `replace` come first."""
@@ -44,15 +46,22 @@ class Case:
             raise AttributeError(name)
         for source in (self._columns, self._recipe_values, self._facts):
             if name in source:
-                self.__dict__[name] = source[name]  # found at once the next time; a case never changes
+                setattr(self, name, source[name])  # the next read skips __getattr__; a case never changes
                 return source[name]
         raise AttributeError(f"a case has no {name!r}")
+
+    def cached(self, compute: Callable[[Case], Value]) -> Value:
+        """Return `compute(case)`, computed once per case: a case never changes."""
+        if compute not in self._memo:
+            self._memo[compute] = compute(self)
+        value: Value = self._memo[compute]
+        return value
 
     def replace(self, **columns: Column) -> Case:
         """The same case with some names holding other values or numpy columns."""
         other = Case(self.recipe, self.model, self.cluster, self.engine, {**self._columns, **columns}, self._memory_of)
         for name in ("_recipe_values", "_facts"):  # read from the recipe, model and cluster, which are the same
-            other.__dict__[name] = getattr(self, name)
+            setattr(other, name, getattr(self, name))
         return other
 
     def renewed(self, recipe: Recipe | None = None, cluster: Cluster | None = None) -> Case:

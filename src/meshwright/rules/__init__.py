@@ -29,12 +29,14 @@ from meshwright.rules import (  # noqa: F401  # importing a subject registers it
     vision,
 )
 from meshwright.rules.evaluate import applicable, illegal_by_rule, judge, legal, message, repair
+from meshwright.rules.refusal import RefusedError
 from meshwright.rules.rule import RULES, SEVERITIES, Finding, Rule, Severity
 
 __all__ = [
     "RULES",
     "SEVERITIES",
     "Finding",
+    "RefusedError",
     "Rule",
     "Severity",
     "applicable",

@@ -1,4 +1,4 @@
-"""A run that is told to end from outside: it saves first, and says that it should be started again."""
+"""Stop requests (preemption): signals that make a run save a checkpoint and exit to be restarted."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from typing import Any
 
 # SLURM sends what --signal names ahead of the time limit; SIGTERM comes from schedulers, torchrun and people.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-SAME_S = 1.0  # a signal may come twice: from the scheduler itself, and passed on by the process that started this one
+SAME_S = 1.0  # a signal may arrive twice: from the scheduler, and forwarded by the parent process
 
 
 class StopRequest:
-    """Listens for signals that ask a run to end, for as long as the block lasts.
+    """Handles stop signals while its block runs.
 
-    Signals are heard by a thread, so that even a rank that waits in a collective notices. The first is a request. A
-    second SIGTERM ends this process at once. When the grace is over and the block has not ended, `too_late` is called.
+    A thread receives the signals, so that a rank blocked in a collective notices them too. The first signal is a
+    request; a second SIGTERM ends this process immediately. If the block is still running after `grace_s` seconds,
+    `too_late` is called.
     """
 
     def __init__(self, grace_s: float, too_late: Callable[[str], None]) -> None:
         self.grace_s, self._too_late = grace_s, too_late
-        self.name = ""  # of the signal that asked
-        self._asked_at = 0.0
+        self.name = ""  # of the signal that requested the stop
+        self._requested_at = 0.0
         self._terminated_at = 0.0
         self._before: dict[signal.Signals, Any] = {}
         self._wake = -1
@@ -35,8 +36,8 @@ class StopRequest:
         self._thread: threading.Thread | None = None
 
     @property
-    def asked(self) -> bool:
-        """Whether this process was asked to end."""
+    def requested(self) -> bool:
+        """Whether this process received a stop signal."""
         return bool(self.name)
 
     def __enter__(self) -> StopRequest:
@@ -48,8 +49,8 @@ class StopRequest:
         self._thread = threading.Thread(target=self._listen, name="meshwright-signals", daemon=True)
         self._thread.start()
         self._wake = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        self._before = {number: signal.signal(number, _noted) for number in STOP_SIGNALS}
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # ranks of --nproc hold them back until here
+        self._before = {number: signal.signal(number, _no_op) for number in STOP_SIGNALS}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked in ranks of --nproc until here
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -59,7 +60,7 @@ class StopRequest:
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wake)
         reader, writer = self._pipe
-        os.close(writer)  # the listener's read ends
+        os.close(writer)  # ends the listener's read
         self._thread.join(1.0)
         with suppress(OSError):
             os.close(reader)
@@ -68,27 +69,27 @@ class StopRequest:
     def _listen(self) -> None:
         reader = self._pipe[0]
         while True:
-            left = None if not self.asked else max(0.0, self._asked_at + self.grace_s - time.monotonic())
+            left = None if not self.requested else max(0.0, self._requested_at + self.grace_s - time.monotonic())
             ready, _, _ = select.select([reader], [], [], left)
             if not ready:
                 self._too_late(self.name)
                 return
-            heard = os.read(reader, 64)
-            if not heard:
+            received = os.read(reader, 64)
+            if not received:
                 return
-            for number in heard:
+            for number in received:
                 if number in STOP_SIGNALS:
-                    self._hear(signal.Signals(number))
+                    self._on_signal(signal.Signals(number))
 
-    def _hear(self, number: signal.Signals) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         now = time.monotonic()
-        if not self.asked:
-            self._asked_at, self.name = now, number.name
+        if not self.requested:
+            self._requested_at, self.name = now, number.name
         if number == signal.SIGTERM:
             if self._terminated_at and now - self._terminated_at > SAME_S:
                 os._exit(128 + number)
             self._terminated_at = self._terminated_at or now
 
 
-def _noted(number: int, frame: FrameType | None) -> None:
-    """The thread that reads the wake-up pipe acts; a handler must exist for the pipe to be written to."""
+def _no_op(number: int, frame: FrameType | None) -> None:
+    """Do nothing: the wake-up pipe, which the thread reads, is only written to if a handler exists."""

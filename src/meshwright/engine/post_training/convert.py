@@ -150,7 +150,7 @@ def _start_if_there(checkpoint: Path, recipe: Recipe) -> Path | None:
 def _through_the_engine(checkpoint: Path, recipe: Recipe, config: dict[str, Any], folder: Path, wanted: Wanted) -> None:
     """Builds the model on one rank, puts the checkpoint's tensors into it and writes it as a training does."""
     from meshwright.engine import processes
-    from meshwright.engine.model_families import kind_of
+    from meshwright.engine.model_families import family_of
     from meshwright.engine.train import preloaded
 
     alone = msgspec.structs.replace(
@@ -164,7 +164,7 @@ def _through_the_engine(checkpoint: Path, recipe: Recipe, config: dict[str, Any]
     if wanted.merge and recipe.peft.method == "qlora":  # into the weights before they were cut down to four bits
         alone = msgspec.structs.replace(alone, peft=msgspec.structs.replace(recipe.peft, method="lora"))
     start = _frozen_weights(checkpoint, recipe) if recipe.goal == "peft" else None
-    kind = kind_of(recipe)
+    kind = family_of(recipe)
     preload = preloaded(kind, kind.read_config(config))
     processes.fork(1, _work, alone, config, str(checkpoint), start, str(folder), wanted, preload=preload)
 
@@ -191,10 +191,10 @@ def _work(
     from meshwright.engine import hf_io
     from meshwright.engine.checkpoint.load import load_model_only
     from meshwright.engine.mesh import build_mesh
-    from meshwright.engine.model_families import kind_of, tokenizer_folder
+    from meshwright.engine.model_families import family_of, tokenizer_folder
     from meshwright.engine.parallelize.fsdp import DTYPES
 
-    kind = kind_of(recipe)
+    kind = family_of(recipe)
     settings = kind.read_config(config)
     source = kind.open_source(recipe, settings, False, None)
     weights = Path(start) if start is not None else None

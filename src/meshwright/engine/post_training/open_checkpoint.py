@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from meshwright.engine.faults import RunError
-from meshwright.engine.train import START
+from meshwright.engine.train import TINY_WEIGHTS
 from meshwright.engine.warning_filters import no_progress
 from meshwright.errors import InputError, first_line
 from meshwright.recipes.types import Recipe
@@ -116,7 +116,7 @@ def start_of(checkpoint: Path, recipe: Recipe) -> Path | None:
     """The folder that the training of a checkpoint started from; None where it started from random weights."""
     from meshwright.engine.initial_weights import weights_folder
 
-    made = checkpoint.parent.parent / START
+    made = checkpoint.parent.parent / TINY_WEIGHTS
     return made if made.is_dir() else weights_folder(recipe)
 
 

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshwright.engine import processes
+from meshwright.engine.build_trainer import build_trainer
 from meshwright.engine.post_training.open_checkpoint import as_model_folder, inspect, newest, recipe_of
 from meshwright.engine.rank_env import Process, detect
-from meshwright.engine.run_spec import Job, build
-from meshwright.engine.train import data_ranks, preloaded, validate
+from meshwright.engine.run_spec import RankSpec
+from meshwright.engine.train import preloaded
+from meshwright.engine.validate import data_ranks, validate
 from meshwright.errors import InputError
 from meshwright.recipes import overrides as override
 from meshwright.recipes.types import Architecture, Checkpoint, Data, Kernels, Layout, Precision, Recipe, Train
@@ -110,29 +112,29 @@ def _for_evaluation(recipe: Recipe, folder: Path, world: int) -> Recipe:
 
 
 def _measure(recipe: Recipe, folder: Path, world: int, nproc: int | None, samples: int, held_out: bool) -> Evaluated:
-    from meshwright.engine.model_families import kind_of
+    from meshwright.engine.model_families import family_of
 
-    kind = kind_of(recipe)
+    kind = family_of(recipe)
     config = kind.config_for(recipe)
     case = validate(recipe, config, detect(), world)
     step = recipe.train.global_batch_size
     steps = max(1, math.ceil(samples / step))
-    job = Job(recipe=recipe, config=config.to_dict(), case=case, folder="", weights=str(folder))
-    results = processes.start(_work, job, steps, held_out, nproc=nproc, preload=preloaded(kind, config))
+    spec = RankSpec(recipe=recipe, config=config.to_dict(), case=case, folder="", weights=str(folder))
+    results = processes.start(_work, spec, steps, held_out, nproc=nproc, preload=preloaded(kind, config))
     loss, tokens = next(result for result in results if result is not None)
     ranks = data_ranks(recipe.layout, world)
     name = ", ".join(recipe.data.blend) or recipe.data.dataset
     return Evaluated(name, math.exp(loss), loss, steps * step, tokens, held_out, ranks)
 
 
-def _work(process: Process, job: Job, steps: int, held_out: bool) -> tuple[float, int] | None:
+def _work(process: Process, spec: RankSpec, steps: int, held_out: bool) -> tuple[float, int] | None:
     """One rank of an evaluation."""
-    from meshwright.engine.model_families import kind_of
+    from meshwright.engine.model_families import family_of
 
-    trainer = build(job, process.device)
+    trainer = build_trainer(spec, process.device)
     source: Any = trainer.loader.source
     if held_out:
-        source = kind_of(job.recipe).open_source(job.recipe, trainer.config, True, trainer.weights)
+        source = family_of(spec.recipe).open_source(spec.recipe, trainer.config, True, trainer.weights)
     found = trainer.measure(source, steps)
     trainer.close()
     return (found.loss, found.tokens) if found is not None and process.rank == 0 else None

@@ -1,0 +1,72 @@
+"""Builds the trainer of one rank from its spec, and reports what was loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshwright.engine.metrics.jsonl import log, warn
+from meshwright.errors import some
+
+if TYPE_CHECKING:
+    import torch
+
+    from meshwright.engine.run_spec import RankSpec
+    from meshwright.engine.trainer import Trainer
+
+SHOWN = 5  # names in a message
+
+
+def build_trainer(spec: RankSpec, device: torch.device) -> Trainer:
+    """Build this rank's trainer: mesh, data, model and optimizer."""
+    from meshwright.engine.mesh import build_mesh
+    from meshwright.engine.model_families import family_of
+
+    family = family_of(spec.recipe)
+    config = family.read_config(spec.config)
+    mesh = build_mesh(spec.recipe.layout, device.type)
+    weights = Path(spec.weights) if spec.weights is not None else None
+    if weights is not None and spec.write_random_weights:
+        _on_rank_0(lambda: family.write_random(config, weights, spec.recipe.train.seed))
+    source = family.open_source(spec.recipe, config, False, weights)
+    trainer = family.trainer()(spec.recipe, config, mesh, device, source, weights)
+    if trainer.mesh.stage.rank == 0:  # each pipeline stage reports its own parameters
+        _report_loaded(trainer)
+        _report_precision(trainer)
+    return trainer
+
+
+def _report_loaded(trainer: Trainer) -> None:
+    """Warn about weights in the initial folder that do not match the model."""
+    loaded = getattr(trainer.stages[0], "loaded", None)
+    if loaded is None:
+        return
+    mismatches = {
+        "are missing there and keep their random initialization": [n for n in loaded.kept_initial if "lora_" not in n],
+        "are present there but not used": loaded.ignored,
+        "differ between its config.json and the recipe's model": loaded.config_differs,
+    }
+    for what, names in mismatches.items():
+        if names:
+            warn(f"{loaded.folder}: {some(names, SHOWN)} {what}")
+
+
+def _report_precision(trainer: Trainer) -> None:
+    """Log which linear layers compute in 8 bits; nothing for recipes without fp8."""
+    from meshwright.engine.parallelize.quantize import describe
+
+    for line in describe(trainer.stages):
+        log(line)
+
+
+def _on_rank_0(write: Callable[[], object]) -> None:
+    """Run `write` on rank 0 while the other ranks wait."""
+    import torch.distributed as dist
+
+    from meshwright.engine.object_collectives import rank, world
+
+    if rank() == 0:
+        write()
+    if world() > 1:
+        dist.barrier()

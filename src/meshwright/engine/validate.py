@@ -1,0 +1,45 @@
+"""Checks a recipe against the ranks it will run on, before any process group exists."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from meshwright import costs, rules
+from meshwright.clusters import Cluster, cluster
+from meshwright.engine.model_families import family_of
+from meshwright.engine.rank_env import Process
+from meshwright.errors import InputError
+from meshwright.recipes.case import Case
+from meshwright.recipes.types import Layout, Recipe
+from meshwright.rules import Finding, RefusedError
+
+ESTIMATED_ONLY = ("precision.format-published",)  # warnings of a plan that a training run cannot start with
+
+
+def validate(recipe: Recipe, config: Any, process: Process | None, world: int) -> Case:
+    """Return the recipe as a case on the ranks it will have; raise RefusedError for blocking findings."""
+    ranks = run_cluster(recipe, process, world)
+    case = Case(recipe, family_of(recipe).spec_of(recipe, config), ranks, memory_of=costs.memory)
+    if blocking := blocking_findings(case):
+        raise RefusedError(blocking)
+    return case
+
+
+def blocking_findings(case: Case) -> list[Finding]:
+    """Return the findings that keep this engine from running the case."""
+    return [one for one in rules.judge(case) if one.severity == "error" or one.rule in ESTIMATED_ONLY]
+
+
+def run_cluster(recipe: Recipe, process: Process | None, world: int) -> Cluster:
+    """Return this run's ranks as a cluster of this machine's GPUs, or of the recipe's GPU type on a CPU machine."""
+    gpu = cluster(recipe.cluster).gpu.name
+    with suppress(InputError):
+        gpu = cluster("auto").gpu.name
+    local = process.local_world if process and process.world > 1 else world
+    return cluster(f"{world // local}x{local}x{gpu}")
+
+
+def data_ranks(layout: Layout, world: int) -> int:
+    """Return the number of data-parallel ranks of a layout on `world` ranks."""
+    return max(1, world // (layout.tp * layout.pp * layout.cp))

@@ -1,0 +1,30 @@
+"""The error of a recipe that cannot run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from meshwright.errors import MeshwrightError
+from meshwright.rules.rule import Finding
+
+
+class RefusedError(MeshwrightError):
+    """The rules report findings that block this recipe on these GPUs (exit code 1)."""
+
+    exit_code = 1
+
+    def __init__(
+        self,
+        blocking: Sequence[Finding],
+        reason: str = "the rules refuse this layout:",
+        findings: Sequence[Finding] = (),
+    ) -> None:
+        listed = "\n  ".join(f"{finding.message} ({finding.rule})" for finding in blocking)
+        super().__init__(f"{reason}\n  {listed}", fix=tuple(blocking[0].fix))
+        self.findings = tuple(findings or blocking)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the error with all findings, also those that do not block."""
+        return {**super().to_dict(), "findings": msgspec.to_builtins(self.findings)}
