@@ -1,55 +1,57 @@
-"""Documents that people write: YAML, TOML and JSON as plain values, each with the line that says it."""
+"""Parse YAML, TOML and JSON configs into plain values with line numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
-from meshwright.config_io.nodes import Leaf, Node, checked_text, flat, keyed, lines_of, plain, refused
+from meshwright.config_io.nodes import Leaf, Node, check_text, flatten, join_key, line_numbers, parse_error, to_plain
 from meshwright.config_io.text import read_text
 from meshwright.errors import unknown
 
-__all__ = ["FORMATS", "Format", "Leaf", "keyed", "leaves", "read_text", "tree"]
+__all__ = ["FORMATS", "Format", "Leaf", "join_key", "parse_leaves", "parse_tree", "read_text"]
 
 Format = Literal["yaml", "toml", "json"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-_KINDS = {list: "a list", str: "text", bool: "true or false", type(None): "nothing"}
+_TYPE_NAMES = {list: "a list", str: "text", bool: "a boolean", type(None): "nothing"}
 
 
-def leaves(text: str, format: str, where: str) -> dict[str, Leaf]:
-    """Everything a document says, by dotted key and in its order, with its line."""
-    return flat(_read(text, format, where), where)
+def parse_leaves(text: str, format: str, where: str) -> dict[str, Leaf]:
+    """Return the leaves of a document by dotted key, in file order, each with its line."""
+    return flatten(_parse(text, format, where), where)
 
 
-def tree(text: str, format: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
-    """A document as nested plain values, and the line of every value, map and list by dotted key."""
-    root = _read(text, format, where)
-    return plain(root), lines_of(root, where)
+def parse_tree(text: str, format: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return a document as nested plain values, plus the line of every value, map and list by dotted key."""
+    root = _parse(text, format, where)
+    return to_plain(root), line_numbers(root, where)
 
 
-def _read(text: str, format: str, where: str) -> Node:
-    read = _reader(format)
+def _parse(text: str, format: str, where: str) -> Node:
+    parse = _parser_for(format)
     text = text.removeprefix("\ufeff")
-    checked_text(text, where)
-    root = read(text, where)
+    check_text(text, where)
+    root = parse(text, where)
     if not isinstance(root.value, dict):
-        kind = _KINDS.get(type(root.value), "a number")
-        raise refused(where, root.line, f"is no table of keys at its top, but {kind}", fix=("key: value",))
+        type_name = _TYPE_NAMES.get(type(root.value), "a number")
+        raise parse_error(
+            where, root.line, f"must be a table of keys at the top level, not {type_name}", fix=("key: value",)
+        )
     return root
 
 
-def _reader(format: str) -> Callable[[str, str], Node]:
-    """The reader of a format; each is imported when it is first needed, so that asking without a file is quick."""
+def _parser_for(format: str) -> Callable[[str, str], Node]:
+    """Return the parser of a format. Imported on first use: planning without a file does not pay for ruamel."""
     if format == "yaml":
-        from meshwright.config_io.yaml_nodes import read_yaml
+        from meshwright.config_io.yaml_nodes import parse_yaml
 
-        return read_yaml
+        return parse_yaml
     if format == "toml":
-        from meshwright.config_io.toml_nodes import read_toml
+        from meshwright.config_io.toml_nodes import parse_toml
 
-        return read_toml
+        return parse_toml
     if format == "json":
-        from meshwright.config_io.json_nodes import read_json
+        from meshwright.config_io.json_nodes import parse_json
 
-        return read_json
+        return parse_json
     raise unknown("format", format, FORMATS)

@@ -1,4 +1,4 @@
-"""What a word without quotes means in YAML: as YAML 1.2 reads it, and as readers of YAML 1.1 such as PyYAML do."""
+"""Types of unquoted YAML scalars, under YAML 1.2 and under YAML 1.1 as PyYAML implements it."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from typing import Any
 import msgspec
 
 _MAY_BE_A_NUMBER = frozenset("+-.0123456789")
-_LONGEST_NUMBER = 4300  # characters
+_MAX_NUMBER_CHARS = 4300
 
 _NULLS = dict.fromkeys(("", "~", "null", "Null", "NULL"))
 
 
-def _spelled(words: str, value: bool) -> dict[str, bool]:
-    return {spelling: value for word in words.split() for spelling in (word, word.capitalize(), word.upper())}
+def _case_variants(names: str, value: bool) -> dict[str, bool]:
+    return {text: value for name in names.split() for text in (name, name.capitalize(), name.upper())}
 
 
-_WORDS: dict[str, Any] = _NULLS | _spelled("true", True) | _spelled("false", False)
-_WORDS_11: dict[str, Any] = _WORDS | _spelled("yes on", True) | _spelled("no off", False)
+_CONSTANTS: dict[str, Any] = _NULLS | _case_variants("true", True) | _case_variants("false", False)
+_CONSTANTS_11: dict[str, Any] = _CONSTANTS | _case_variants("yes on", True) | _case_variants("no off", False)
 
 _INT = re.compile(r"[-+]?(?:0b[01_]+|0o[0-7_]+|0x[0-9a-fA-F_]+|[0-9_]+)")
 _FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?(?:[eE][-+]?[0-9]+)?|\.[0-9_]+(?:[eE][-+][0-9]+)?)")
-# YAML 1.1 wants a dot and a sign: 1e-4, 1.0e5 and -.5 are text there. It counts in sixties, and in eights after a 0.
+# YAML 1.1 floats need a dot and a signed exponent: 1e-4, 1.0e5 and -.5 are strings there.
+# It also has sexagesimal numbers (12:30:00), and a leading 0 means octal.
 _INT_11 = re.compile(r"[-+]?(?:0b[01_]+|0[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)")
 _FLOAT_11 = re.compile(r"(?:[-+]?[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+][0-9]+)?")
-_SIXTIES_11 = re.compile(r"[-+]?(?:[1-9][0-9_]*(?::[0-5]?[0-9])+|[0-9][0-9_]*(?::[0-5]?[0-9])+\.[0-9_]*)")
-_ENDLESS = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_SEXAGESIMAL_11 = re.compile(r"[-+]?(?:[1-9][0-9_]*(?::[0-5]?[0-9])+|[0-9][0-9_]*(?::[0-5]?[0-9])+\.[0-9_]*)")
+_INF_OR_NAN = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _DATE_11 = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
 _TIME_11 = re.compile(
     r"([0-9]{4})-([0-9]{1,2})-([0-9]{1,2})(?:[Tt]|[ \t]+)([0-9]{1,2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]*))?"
@@ -35,59 +36,59 @@ _TIME_11 = re.compile(
 )
 
 
-def resolved(text: str) -> Any:
-    """The value of a word in YAML 1.2: a truth, a number, None or the text itself."""
-    if text in _WORDS:
-        return _WORDS[text]
+def resolve(text: str) -> Any:
+    """Return the YAML 1.2 value of a scalar: bool, number, None or the text itself."""
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
     if text[0] not in _MAY_BE_A_NUMBER:
         return text
     if _INT.fullmatch(text):
         return _integer(text, {"0b": 2, "0o": 8, "0x": 16})
-    if _FLOAT.fullmatch(text) or _ENDLESS.fullmatch(text):
+    if _FLOAT.fullmatch(text) or _INF_OR_NAN.fullmatch(text):
         return _float(text)
     return text
 
 
-def resolved_11(text: str) -> Any:
-    """The value of a word in PyYAML, which reads YAML 1.1."""
-    if text in _WORDS_11:
-        return _WORDS_11[text]
-    if text[0] not in _MAY_BE_A_NUMBER or len(text) > _LONGEST_NUMBER:
+def resolve_yaml11(text: str) -> Any:
+    """Return the value PyYAML (YAML 1.1) gives a scalar."""
+    if text in _CONSTANTS_11:
+        return _CONSTANTS_11[text]
+    if text[0] not in _MAY_BE_A_NUMBER or len(text) > _MAX_NUMBER_CHARS:
         return text
     if _INT_11.fullmatch(text):
         return _integer(text, {"0b": 2, "0x": 16, "0": 8})
-    if _FLOAT_11.fullmatch(text) or _ENDLESS.fullmatch(text):
+    if _FLOAT_11.fullmatch(text) or _INF_OR_NAN.fullmatch(text):
         return _float(text)
-    if _SIXTIES_11.fullmatch(text):
-        return _sixties(text)
-    return _moment(text)
+    if _SEXAGESIMAL_11.fullmatch(text):
+        return _sexagesimal(text)
+    return _timestamp(text)
 
 
-def otherwise(text: str, value: Any) -> Any:
-    """What PyYAML makes of a word where that is not the value; unset where both read the same."""
-    other = resolved_11(text)
-    same = type(other) is type(value) and (other == value or other != other)  # not a number is never equal
+def pyyaml_value(text: str, value: Any) -> Any:
+    """Return the PyYAML value of a scalar if it differs from `value`, else UNSET."""
+    other = resolve_yaml11(text)
+    same = type(other) is type(value) and (other == value or other != other)  # NaN is never equal
     return msgspec.UNSET if same else other
 
 
-def typed(tag: str, text: str) -> Any:
-    """The value of a word with a tag such as !!int; a ValueError where it cannot be one."""
+def apply_tag(tag: str, text: str) -> Any:
+    """Return the value of a scalar with a tag such as !!int; raise ValueError if it does not fit."""
     if tag == "str":
         return text
     if tag == "null" and text in _NULLS:
         return None
-    if tag == "bool" and isinstance(_WORDS_11.get(text), bool):
-        return _WORDS_11[text]
-    value = resolved(text)
+    if tag == "bool" and isinstance(_CONSTANTS_11.get(text), bool):
+        return _CONSTANTS_11[text]
+    value = resolve(text)
     if tag == "int" and type(value) is int:
         return value
     if tag == "float" and type(value) in (int, float):
         return float(value)
-    raise ValueError(f"{text[:60]!r} is no {tag}")
+    raise ValueError(f"{text[:60]!r} is not a valid {tag}")
 
 
 def _integer(text: str, bases: dict[str, int]) -> Any:
-    """A whole number; the text itself where there are no digits between its underscores."""
+    """Return the integer, or the text itself if there are only underscores and no digits."""
     digits = text.lstrip("+-").replace("_", "")
     start = next((start for start in bases if digits.startswith(start) and digits != "0"), "")
     digits = digits.removeprefix(start)
@@ -106,8 +107,8 @@ def _float(text: str) -> Any:
         return text
 
 
-def _sixties(text: str) -> Any:
-    """12:30:00 as seconds: digits of a number to the base of sixty."""
+def _sexagesimal(text: str) -> Any:
+    """Return 12:30:00 as seconds (base 60)."""
     parts = text.lstrip("+-").replace("_", "").split(":")
     total: Any = 0.0 if "." in text else 0
     for part in parts:
@@ -115,15 +116,15 @@ def _sixties(text: str) -> Any:
     return -total if text[0] == "-" else total
 
 
-def _moment(text: str) -> Any:
-    """A date or a time of day; the text itself where it is neither."""
+def _timestamp(text: str) -> Any:
+    """Return a date or datetime, or the text itself if it is neither."""
     try:
         if day := _DATE_11.fullmatch(text):
             return date(*map(int, day.groups()))
         if time := _TIME_11.fullmatch(text):
             year, month, number, hour, minute, second = map(int, time.groups()[:6])
             return datetime(year, month, number, hour, minute, second, _microseconds(time[7]), _zone(time))
-    except (ValueError, OverflowError):  # no day of any calendar: PyYAML fails on it
+    except (ValueError, OverflowError):  # not a calendar date: PyYAML fails on it
         return text
     return text
 
@@ -137,5 +138,5 @@ def _zone(time: re.Match[str]) -> timezone | None:
         return UTC
     if not time[9]:
         return None
-    apart = timedelta(hours=int(time[10]), minutes=int(time[11] or 0))
-    return timezone(-apart if time[9] == "-" else apart)
+    offset = timedelta(hours=int(time[10]), minutes=int(time[11] or 0))
+    return timezone(-offset if time[9] == "-" else offset)

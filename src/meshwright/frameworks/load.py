@@ -43,7 +43,7 @@ def content_of(text: str, path: str, format: Format | None = None, folder: Path 
         return Content(path, text, kind, folder, script=script, launched=launched(script))
     if kind == "python":
         return Content(path, text, kind, folder)
-    found = config_io.leaves(text, kind, path)
+    found = config_io.parse_leaves(text, kind, path)
     settings = {key: SourcedValue(leaf.value, leaf.line, path, pyyaml=leaf.pyyaml) for key, leaf in found.items()}
     return Content(path, text, kind, folder, settings=settings)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from meshwright import file_access
-from meshwright.config_io import keyed, read_text, tree
+from meshwright.config_io import join_key, parse_tree, read_text
 from meshwright.errors import InputError, MeshwrightError, unknown
 from meshwright.recipes import build
 from meshwright.recipes.build import checked, places
@@ -45,7 +45,7 @@ def from_file(path: str | Path) -> Recipe:
 
 def from_text(text: str, format: str, name: str = "recipe", where: str = "recipe") -> Recipe:
     """The recipe in a text of one of the readable formats; name is its name unless it says one."""
-    content, lines = tree(text, format, where)
+    content, lines = parse_tree(text, format, where)
     try:
         return _recipe({"name": name, **content})
     except MeshwrightError as error:
@@ -117,7 +117,7 @@ def _line(lines: Mapping[str, int], error: MeshwrightError) -> int | None:
         return lines.get("base")
     name = error.field
     if name == "key" or name.endswith(" key"):  # an unknown one, of the recipe or of a section
-        name = keyed(name.removesuffix("key").strip(), str(error.value))
+        name = join_key(name.removesuffix("key").strip(), str(error.value))
     while name and name not in lines:  # msgspec names a weight in a blend data.blend[...]
         name = name[: max(name.rfind("."), name.rfind("["), 0)]
     return lines.get(name)
