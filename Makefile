@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint browser screens docs bench load schema accuracy sweep verify parity slow faults slurm-test clean
+.PHONY: setup demo test lint browser screens docs site bench load schema accuracy sweep verify parity slow faults slurm-test clean
 
 setup: $(VENV)/.core  ## the tool itself, without torch
 
@@ -67,6 +67,13 @@ slurm-test: $(VENV)/.engine  ## jobs in a real SLURM, two hosts in network names
 
 docs: setup  ## writes the generated pages under docs/
 	$(BIN)/python docs/make.py
+
+site: $(VENV)/.docs  ## builds the documentation site in build/site; a broken link is an error
+	$(BIN)/python -m mkdocs build --strict --quiet
+
+$(VENV)/.docs: $(VENV)/.core
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	touch $@
 
 bench: setup  ## CPU time of the adviser and of the search, one table each
 	$(BIN)/python benchmarks/adviser_speed.py

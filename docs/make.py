@@ -23,8 +23,8 @@ from meshwright.rules.evaluate import keys_by_flat_name
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # the other makers of pages
 
-import bring  # noqa: E402
 import doctor_page  # noqa: E402
+import frameworks_page  # noqa: E402
 import skill_page  # noqa: E402
 import verification_page  # noqa: E402
 from tables import table  # noqa: E402
@@ -391,8 +391,8 @@ def support_page() -> str:
 
 
 PAGES = {
-    "bring.md": bring.index,
-    **{f"bring/{name}.md": partial(bring.page, name) for name in frameworks.NAMES},
+    "frameworks.md": frameworks_page.index,
+    **{f"frameworks/{name}.md": partial(frameworks_page.page, name) for name in frameworks.NAMES},
     "recipes.md": lambda: recipes_page(False),
     "benchmarks.md": lambda: recipes_page(True),
     "adapted.md": adapted_page,

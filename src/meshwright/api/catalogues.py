@@ -77,7 +77,7 @@ def model_catalogue(query: str | None = None) -> list[ModelSpec]:
 
 def rule_catalogue(query: str | None = None, *, pitfalls: bool = False) -> list[Rule]:
     """Rules by part of their id, those of other frameworks' files too; all of our own without one."""
-    found = [r for r in rules.RULES.values() if r.pitfall or not pitfalls]
+    found = [r for r in rules.all_rules().values() if r.pitfall or not pitfalls]
     if query is None:
         return found
     named = [r for r in found if query.lower() in r.id.lower()]
@@ -86,5 +86,5 @@ def rule_catalogue(query: str | None = None, *, pitfalls: bool = False) -> list[
 
         named = catalogue.find_rules(query)
     if not named:
-        raise unknown("rule", query, rules.RULES)
+        raise unknown("rule", query, rules.all_rules())
     return named

@@ -39,7 +39,7 @@ def explain(about: str) -> Explained:
     key = _key(text)
     if key is not None:
         field = recipe_fields()[key]
-        return Explained(key, "field", field, tuple(r for r in rules.RULES.values() if r.field == field.flat))
+        return Explained(key, "field", field, tuple(r for r in rules.all_rules().values() if r.field == field.flat))
     from meshwright.doctor import meanings
 
     findings = meanings()
@@ -49,8 +49,8 @@ def explain(about: str) -> Explained:
             return Explained(rule.id, "rule", _field_of(rule), (rule,))
         if word.lower() in findings:
             return Explained(word.lower(), "finding", None, (), findings[word.lower()])
-    names = [*rules.RULES, *recipe_fields(), *findings]
-    near = [one for known in (rules.RULES, recipe_fields(), findings) for one in closest(text[:80], known, 2)]
+    names = [*rules.all_rules(), *recipe_fields(), *findings]
+    near = [one for known in (rules.all_rules(), recipe_fields(), findings) for one in closest(text[:80], known, 2)]
     told = unknown("rule, field or finding", text[:80], near or names)
     raise InputError(told.reason, field="about", value=text, fix=told.fix)
 
@@ -101,7 +101,7 @@ def _choices(hint: Any) -> Iterable[Any]:
 
 
 def _rule(text: str) -> Rule | None:
-    found = rules.RULES.get(text.lower())
+    found = rules.all_rules().get(text.lower())
     return found or next((r for r in catalogue.find_rules(text) if r.id == text.lower()), None) if text else None
 
 

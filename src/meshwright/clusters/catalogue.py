@@ -7,7 +7,8 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
-from meshwright.clusters.tables import read_gpu
+from meshwright import extensions
+from meshwright.clusters.tables import BadTableError, read_gpu
 from meshwright.clusters.types import Gpu
 from meshwright.errors import unknown
 
@@ -28,10 +29,17 @@ def knows(name: str) -> bool:
 
 @cache
 def gpus() -> tuple[Gpu, ...]:
-    """Every GPU type of the catalogue, in the order of its file."""
+    """Every GPU type of the catalogue, in the order of its file; those of extensions follow."""
     with Path(__file__).with_name("gpus.toml").open("rb") as file:
         tables = tomllib.load(file)
-    return tuple(read_gpu({"name": name, **table}) for name, table in tables.items())
+    found = {spelling_key(name): read_gpu({"name": name, **table}) for name, table in tables.items()}
+    for path, added in extensions.tables("gpus.toml"):
+        try:
+            entries = [(spelling_key(name), read_gpu({"name": name, **table})) for name, table in added.items()]
+        except (BadTableError, TypeError) as error:
+            raise extensions.invalid(path, str(error)) from error
+        extensions.add_new(found, path, entries, "GPU type {}".format)
+    return tuple(found.values())
 
 
 def spelling_key(name: str) -> str:

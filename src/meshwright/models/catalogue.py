@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from meshwright import file_access
+from meshwright import extensions, file_access
 from meshwright.errors import InputError, unknown
 
 from .reader import load_config, spec_from_config
@@ -101,8 +101,18 @@ def nearest_by_size(family: str | None, total_params: float, kind: Kind | None =
 
 @cache
 def _entries() -> dict[str, dict[str, Any]]:
-    raw = Path(__file__).with_name("catalogue.json").read_bytes()
-    return {entry["name"]: entry for entry in msgspec.json.decode(raw)}
+    found = _named(Path(__file__).with_name("catalogue.json"))
+    for path in extensions.files("models.json"):
+        try:
+            added = _named(path)
+        except (msgspec.MsgspecError, TypeError, KeyError) as error:
+            raise extensions.invalid(path, f"expected a list of objects with name and config ({error})") from error
+        extensions.add_new(found, path, added.items(), "model {}".format)
+    return found
+
+
+def _named(path: Path) -> dict[str, dict[str, Any]]:
+    return {entry["name"]: {"config": entry["config"], **entry} for entry in msgspec.json.decode(path.read_bytes())}
 
 
 @cache

@@ -15,8 +15,10 @@ from meshwright.recipes.index import (
     search,
 )
 from meshwright.recipes.overrides import Change, apply, apply_with_log, change
-from meshwright.recipes.registry import Published, recipe
+from meshwright.recipes.registry import READ_FILE, Published, recipe
 from meshwright.recipes.types import Recipe, RecipeField, recipe_fields
+
+READ_FILE[:] = [from_file]
 
 __all__ = [
     "Change",

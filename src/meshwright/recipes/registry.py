@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from meshwright import extensions
 from meshwright.recipes.types import Recipe
 
 Builder = Callable[[], Recipe]
@@ -49,6 +51,8 @@ class Registered(msgspec.Struct, frozen=True):
 
 
 _REGISTRY: dict[str, Registered] = {}
+READ_FILE: list[Callable[[Path], Recipe]] = []
+"""The function that reads a recipe file; set by the package, because it needs the registry itself."""
 
 
 def recipe(*, family: str, published: Published | None = None) -> Callable[[Builder], Builder]:
@@ -77,7 +81,22 @@ def recipe(*, family: str, published: Published | None = None) -> Callable[[Buil
 @lru_cache(maxsize=1)
 def library() -> Mapping[str, Registered]:
     """The recipe functions for real training, by name; the benchmarks are not even imported."""
-    return {name: found for file in LIBRARY for name, found in _of_module(f"meshwright.recipes.library.{file}")}
+    shipped = {name: found for file in LIBRARY for name, found in _of_module(f"meshwright.recipes.library.{file}")}
+    for path in extensions.files("recipes/*.toml"):
+        extensions.add_new(shipped, path, [(path.stem, _from_file(path))], "recipe {}".format)
+    for module in extensions.modules("recipes"):
+        extensions.add_new(shipped, Path(str(module.__file__)), _of_module(module.__name__), "recipe {}".format)
+    return shipped
+
+
+def _from_file(path: Path) -> Registered:
+    """A recipe file of an extension; it is read when it is first used, because its base is another recipe."""
+
+    @lru_cache(maxsize=1)
+    def build() -> Recipe:
+        return msgspec.structs.replace(READ_FILE[0](path), name=path.stem)
+
+    return Registered(path.stem, extensions.name_of(path), Published(), build)
 
 
 @lru_cache(maxsize=1)

@@ -30,7 +30,7 @@ from meshwright.rules import (  # noqa: F401  # importing a subject registers it
 )
 from meshwright.rules.evaluate import applicable, illegal_by_rule, judge, legal, message, repair
 from meshwright.rules.refusal import RefusedError
-from meshwright.rules.rule import RULES, SEVERITIES, Finding, Rule, Severity
+from meshwright.rules.rule import RULES, SEVERITIES, Finding, Rule, Severity, all_rules
 
 __all__ = [
     "RULES",
@@ -39,6 +39,7 @@ __all__ = [
     "RefusedError",
     "Rule",
     "Severity",
+    "all_rules",
     "applicable",
     "illegal_by_rule",
     "judge",

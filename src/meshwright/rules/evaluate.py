@@ -13,7 +13,7 @@ import numpy as np
 from meshwright.recipes.case import Case, Column
 from meshwright.recipes.format_override import spell
 from meshwright.recipes.types import recipe_fields
-from meshwright.rules.rule import RULES, SEVERITIES, Finding, Rule, Severity
+from meshwright.rules.rule import SEVERITIES, Finding, Rule, Severity, all_rules
 
 TWO_STEP_STARTS = 6  # first changes from which a second one is looked for
 Change = dict[str, Any]  # values by flat name
@@ -40,7 +40,7 @@ def keys_by_flat_name() -> dict[str, str]:
 
 @cache
 def _speaking(engine: str, severities: tuple[Severity, ...]) -> tuple[Rule, ...]:
-    speaking = (r for r in RULES.values() if engine in r.engines and r.severity in severities)
+    speaking = (r for r in all_rules().values() if engine in r.engines and r.severity in severities)
     return tuple(sorted(speaking, key=lambda r: r.subject == "memory"))  # estimates cost more than arithmetic
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from meshwright import extensions
 from meshwright.recipes.case import Case, Column
 from meshwright.recipes.types import ENGINES
 
@@ -49,6 +50,12 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 RULES: dict[str, Rule] = {}
+
+
+def all_rules() -> Mapping[str, Rule]:
+    """Return the shipped rules and those of extensions, by id."""
+    extensions.modules("rules")
+    return RULES
 
 
 def rule(

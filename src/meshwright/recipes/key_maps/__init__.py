@@ -6,12 +6,15 @@ Overrides understand the keys of all tables at once, so a key that two of them s
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import msgspec
 
+from meshwright import extensions
 from meshwright.errors import InputError, unknown
 from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey, MappedFields
 from meshwright.recipes.key_maps.removed_keys import RETIRED
@@ -50,7 +53,26 @@ LEGACY = (
 @cache
 def words(framework: str) -> dict[str, ConfigKey]:
     """The table of a framework by their key."""
-    return {word.key: word for word in _module(framework).WORDS}
+    known = {word.key: word for word in _module(framework).WORDS}
+    for path, tables in extensions.tables("keys.toml"):
+        for name in tables:
+            if name.replace("-", "_") not in FRAMEWORKS:
+                raise extensions.invalid(path, str(unknown("framework", name, FRAMEWORKS)))
+        added = tables.get(framework.replace("_", "-"), {})
+        if framework == "megatron_lm":  # its table has argparse names, not flags
+            added = {key.lstrip("-").replace("-", "_"): facts for key, facts in added.items()}
+        extensions.add_new(known, path, _added(path, added), "key {}".format)
+    return known
+
+
+def _added(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, ConfigKey]]:
+    """The keys that an extension adds to a framework."""
+    for key, facts in table.items():
+        try:
+            renamed = {"own" if name == "field" else name: value for name, value in facts.items()}
+            yield key, msgspec.convert({"key": key, **renamed}, ConfigKey)
+        except (msgspec.ValidationError, TypeError) as error:
+            raise extensions.invalid(path, f"{key}: {error}") from error
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The pages "bring your config": one for each framework, from its table and its rules."""
+"""Generate one page per framework from its key map and its rules, and their index."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENV = os.environ | {"COLUMNS": "120", "PYTHONPATH": str(Path(frameworks.__file__
 
 
 class Broken(NamedTuple):
-    """A file of another framework with mistakes in it, as the docs show one."""
+    """An example config with mistakes."""
 
     file: str
     text: str
@@ -158,51 +158,66 @@ tp = 16
 
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-ALIKE = ("both accept", "both refuse", "seen here only", "only we refuse", "only they refuse", "not the config's")
+AGREEMENT = ("both accept", "both refuse", "seen here only", "only we refuse", "only they refuse", "not the config's")
 
 
 def index() -> str:
-    """The frameworks, and how what is found was compared with what they say themselves."""
+    """Index of the frameworks, with the comparison against their own parsers."""
     known = [frameworks.framework(name) for name in frameworks.NAMES]
-    spoken = [(f"[{d.title}](bring/{d.name}.md)", d.version, "; ".join(d.forms)) for d in known]
+    supported = [(f"[{d.title}](frameworks/{d.name}.md)", d.version, "; ".join(d.forms)) for d in known]
     compared = [_compared(json.loads(path.read_text())) for path in sorted(RESULTS.glob("frameworks_*.json"))]
     audit = json.loads((RESULTS / "false_alarms_2026-11-15.json").read_text())
-    alarms = [(name, *(row[key] for key in JUDGED)) for name, row in audit["table"].items()]
+    alarms = [(name, *(row[key] for key in AUDIT_COLUMNS)) for name, row in audit["table"].items()]
     parts = [
-        "# Bring your config\n",
-        table(("framework", "version spoken", "read"), spoken),
+        "# Import and export\n\n" + INTRO,
+        table(("framework", "version", "reads"), supported),
         COMPARED,
-        table(("asked", "configs", *ALIKE), compared),
+        table(("release", "configs", *AGREEMENT), compared),
         ALARMS.format(date=audit["date"]),
-        table(("framework", "files", "with findings", "true", "debatable", "false, at first", "false, then"), alarms),
+        table(
+            ("framework", "files", "with findings", "true", "debatable", "false, at first", "false, after fixes"),
+            alarms,
+        ),
     ]
     return "\n".join(parts)
 
 
-JUDGED = ("files", "files_with_findings", "true", "debatable", "false_before", "false_after")
-COMPARED = """## Against the frameworks themselves
+AUDIT_COLUMNS = ("files", "files_with_findings", "true", "debatable", "false_before", "false_after")
+INTRO = """```sh
+meshwright check train_llama.sh --gpus 8x8xH100        # a launch script, YAML, TOML, JSON or Python file
+meshwright check ds_config.json --model llama3-8b --gpus 8xH100
+meshwright export llama3_70b_pretrain_config --to megatron-lm --gpus 8x8xH100
+```
 
-The configs of our tests, exports of every fifth shipped recipe and configs drawn at random were handed to each
-framework's own parser and checks, on a machine without GPUs (`python -m benchmarks.against NAME --site FOLDER`, rows
-in `benchmarks/results/frameworks_*.json`). *Seen here only* are failures that come after what was asked: memory, heads,
-schedules, data. What differed was mended, so the zeros are no independent rate: of 1,600 configs drawn afresh, 5
-differed, and were mended too. The wheels are older or newer than the commits that some frameworks speak.
+Scripts are never executed: variables, arrays, conditions and included files are followed, and a value that only execution
+could determine is reported as unresolved, not guessed. The file is mapped to a recipe and checked with the framework's own
+constraints, our rules and the estimate. Findings name file, line and the fix in the framework's own keys: settings that
+prevent the start or exceed memory, and settings that are unused, ignored or overwritten. `export` writes a recipe as
+the framework's config, parses the result again, and lists every setting that would be lost.
 """
-ALARMS = """## False alarms
+COMPARED = """## Compared with the frameworks' own parsers
 
-{date}: configs that people published, read by somebody who had not written the frameworks; each finding judged by hand.
-*Debatable* are mostly keys of the fork that a file was written for. Copies leave out comments; the caveats stand in
-`benchmarks/results/false_alarms_2026-11-15.json`. The last false alarm was mended afterwards.
+The configs of our tests, exports of every fifth shipped recipe and randomly drawn configs were given to each framework's
+own parser and checks, on a machine without GPUs (`python -m benchmarks.against NAME --site FOLDER`, rows in
+`benchmarks/results/frameworks_*.json`). *Seen here only* counts failures that occur after the part that was executed:
+memory, heads, schedules, data. Differences were fixed, so the zeros are not an independent rate: of 1,600 newly drawn
+configs, 5 differed and were fixed too. Some wheels are older or newer than the commits that we support.
+"""
+ALARMS = """## False positives
+
+{date}: published configs, reviewed by someone who had not written this code; each finding was classified by hand.
+*Debatable* findings are mostly keys of the fork that a file was written for. Copies omit comments; caveats are in
+`benchmarks/results/false_alarms_2026-11-15.json`. The last false positive was fixed afterwards.
 """
 
 
 def _compared(result: dict[str, Any]) -> tuple[object, ...]:
-    counts = [sum(part.get(kind, 0) for part in result["counts"].values()) for kind in ALIKE]
+    counts = [sum(part.get(kind, 0) for part in result["counts"].values()) for kind in AGREEMENT]
     return (result["framework"], sum(counts), *counts)
 
 
 def page(name: str) -> str:
-    """What is read, found and written of one framework: from the table and the rules that do it."""
+    """The page of one framework: what is read, checked and written."""
     theirs = frameworks.framework(name)
     table_of_words = words(theirs.table)
     kept = [word for word in table_of_words.values() if word.fate == "read" and (word.own or word.key in _joint(name))]
@@ -210,22 +225,22 @@ def page(name: str) -> str:
     owned = {word.own for word in kept} | {own for joint in joints(theirs.table) for own in joint.own}
     silent = [key for key in recipe_fields() if key not in owned and not key.startswith("architecture.")]
     parts = [
-        f"# Bring your {theirs.title} config\n\nSpeaks {theirs.title} {theirs.version}. Nothing in a file is run.\n",
+        f"# {theirs.title}\n\nVersion: {theirs.title} {theirs.version}. Files are parsed, never executed.\n",
         f"**Read**: {'; '.join(theirs.forms)}.\n",
-        f"**Ask**: `meshwright check FILE [--gpus 8xH100]`; `meshwright export RECIPE --to {name}`",
+        f"**Commands**: `meshwright check FILE [--gpus 8xH100]`; `meshwright export RECIPE --to {name}`",
         _example(name),
-        f"## What means what\n\n{len(kept)} keys, read and written by this table.\n\n" + _word_table(kept, name),
+        f"## Key map\n\n{len(kept)} keys are read and written through this table.\n\n" + _word_table(kept, name),
     ]
     if lost:
-        parts.append("## Keys that are gone, ignored or overwritten\n\n" + _lost_table(lost))
+        parts.append("## Removed, ignored and overwritten keys\n\n" + _lost_table(lost))
     if theirs.rules:
         rows = [(f"`{r.id}`", r.severity, r.symptom, r.cause) for r in rules_of(name)]
         parts.append(
-            "## What is found beside [our own rules](../rules.md)\n\n"
-            + table(("rule", "severity", "what you would see", "why"), rows)
+            "## Rules of this framework, in addition to [our own](../rules.md)\n\n"
+            + table(("rule", "severity", "symptom", "cause"), rows)
         )
     parts.append(
-        "## What it has no words for\n\n`meshwright export` lists these when a recipe sets them: "
+        "## Recipe fields without a key\n\n`meshwright export` lists these when a recipe sets them: "
         + ", ".join(f"`{key}`" for key in silent)
         + ".\n"
     )
@@ -254,14 +269,14 @@ def _lost_table(lost: Sequence[ConfigKey]) -> str:
 
 
 def _example(name: str) -> str:
-    """The tool's own answer to a broken file."""
+    """The output of `check` for the broken example."""
     if name not in EXAMPLES:
         return ""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, EXAMPLES[name].file).write_text(EXAMPLES[name].text)
         command = [sys.executable, "-m", "meshwright", "check", EXAMPLES[name].file, *EXAMPLES[name].options]
         answer = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=ENV)
-    asked = " ".join(("$ meshwright", *command[3:]))
-    said = answer.stdout.rstrip() or answer.stderr.rstrip()
-    shown = f"`{EXAMPLES[name].file}`:\n\n```\n{EXAMPLES[name].text}```\n\n```\n{asked}\n{said}\n```\n"
-    return f"\n## An example\n\n{shown}"
+    shown_command = " ".join(("$ meshwright", *command[3:]))
+    output = answer.stdout.rstrip() or answer.stderr.rstrip()
+    shown = f"`{EXAMPLES[name].file}`:\n\n```\n{EXAMPLES[name].text}```\n\n```\n{shown_command}\n{output}\n```\n"
+    return f"\n## Example\n\n{shown}"

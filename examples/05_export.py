@@ -1,0 +1,11 @@
+"""Write a recipe as the config and command of other frameworks; what they cannot express is listed."""
+
+from meshwright import api
+
+for framework in ("megatron-lm", "torchtitan"):
+    written, _ = api.export("llama3_8b_pretrain_config", framework, gpus="8xH100")
+    print(f"# {framework}: {' '.join(written.program.words)}")
+    for name in written.files:
+        print(f"#   writes {name}")
+    for lost in written.unsaid:
+        print(f"#   not expressible: {lost.field} = {lost.value}")

@@ -1,0 +1,73 @@
+"""Every file in examples/ runs as it stands."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SRC = Path(__file__).parents[1] / "src"
+COMMAND = (sys.executable, "-m", "meshwright")
+NEEDS_TORCH = ("09_dry_run.py", "dry_run.ipynb")
+
+
+def run(*words: str, **env: str) -> str:
+    done = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=EXAMPLES.parent,
+        env={**os.environ, "PYTHONPATH": str(SRC), **env},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def cells(notebook: Path) -> str:
+    """The code of a notebook as one script; the last expression of each cell is printed, as Jupyter shows it."""
+    found = [cell["source"] for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    shown = [[*lines[:-1], f"print({lines[-1].rstrip()})\n"] for lines in found]
+    body = "".join("    " + line if line.strip() else line for lines in shown for line in lines)
+    return 'if __name__ == "__main__":\n' + body
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_script(name: str) -> None:
+    assert run(sys.executable, str(EXAMPLES / name)).strip()
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.ipynb")))
+def test_notebook(name: str, tmp_path: Path) -> None:
+    script = tmp_path / "notebook.py"
+    script.write_text(cells(EXAMPLES / name))
+    assert run(sys.executable, str(script)).strip()
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.toml")))
+def test_commands_in_the_comments_of_a_file(name: str) -> None:
+    commands = re.findall(r"^# meshwright (.+)$", (EXAMPLES / name).read_text(), re.MULTILINE)
+    assert commands
+    for command in commands:
+        assert run(*COMMAND, *command.split()).strip()
+
+
+def test_training(tmp_path: Path) -> None:
+    shim = tmp_path / "meshwright"
+    shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m meshwright "$@"\n')
+    shim.chmod(0o755)
+    said = run("bash", str(EXAMPLES / "08_train_tiny.sh"), PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert "step" in said
+
+
+def test_the_list_of_examples_is_complete() -> None:
+    listed = (EXAMPLES / "README.md").read_text()
+    files = [path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".toml", ".sh", ".ipynb")]
+    assert [name for name in files if name not in listed] == []
+    assert len(files) >= 12
