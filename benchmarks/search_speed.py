@@ -16,9 +16,9 @@ from time import process_time
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from meshwright import api, clusters, costs
-from meshwright.planner import case_of, ranked
+from meshwright.planner import case_of, rank_layouts
 from meshwright.planner.search import score
-from meshwright.planner.space import WHOLE
+from meshwright.planner.space import FULL_SPACE
 from meshwright.recipes import index
 from meshwright.recipes.case import model_of
 
@@ -38,7 +38,7 @@ def search(name: str, gpus: str) -> dict[str, object]:
     times, count = [], 0
     for _ in range(RUNS):
         begun = process_time()
-        count = sum(len(batch) for batch in score(case, {}, WHOLE))
+        count = sum(len(batch) for batch in score(case, {}, FULL_SPACE))
         times.append(process_time() - begun)
     took = median(times)
     return {"recipe": name, "gpus": gpus, "layouts": count, "cpu_s": round(took, 3), "per_s": round(count / took)}
@@ -59,7 +59,7 @@ def whole_plan() -> float:
     """Seconds of one `plan` with its ranked plans, findings and dropped reasons."""
     question = api.question_of("kimi-k2", "pretrain", gpus="1024xGB200")
     begun = process_time()
-    ranked(question)
+    rank_layouts(question)
     return round(process_time() - begun, 3)
 
 

@@ -15,7 +15,7 @@ from meshwright.planner import case_of
 from meshwright.planner.quick_reference import SITUATIONS
 from meshwright.recipes import index
 from meshwright.recipes.case import model_of
-from meshwright.recipes.format_override import spell
+from meshwright.recipes.format_override import format_override
 from meshwright.recipes.key_maps import by_foreign_key
 from meshwright.recipes.types import Recipe, recipe_fields
 from meshwright.rules.evaluate import keys_by_flat_name
@@ -93,7 +93,7 @@ def adapted_page() -> str:
         if published == shipped:
             continue
         case = case_of(published, model_of(published), clusters.cluster(published.cluster))
-        errors = [f for f in rules.judge(case) if f.severity == "error"]
+        errors = [f for f in rules.check(case) if f.severity == "error"]
         why = "; ".join(f.message for f in errors)
         rows.append((f"`{e.name}`", _layout(published), _differences(published, shipped), why))
     text = f"# Where a published layout cannot work\n\n{len(rows)} recipes differ from the layout they were published "
@@ -113,7 +113,7 @@ def _differences(published: Recipe, shipped: Recipe) -> str:
         section, name = key.split(".")
         old, new = (getattr(getattr(r, section), name) for r in (published, shipped))
         if old != new:
-            said.append(spell(f"`{key}", new) + "`")
+            said.append(format_override(f"`{key}", new) + "`")
     return ", ".join(said)
 
 

@@ -99,7 +99,7 @@ def _asked(framework: Framework, text: str, path: str) -> int | None:
 def _exports(framework: Framework) -> Iterator[Config]:
     theirs = frameworks.framework(framework.framework)
     for name in index.names()[::EVERY]:
-        recipe = planner.on_engine(index.load(name), theirs.engine)
+        recipe = planner.with_engine_strategy(index.load(name), theirs.engine)
         on = cluster(recipe.cluster)
         try:
             written = frameworks.export(theirs, recipe, models.find(recipe.model), on)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from meshwright.clusters import Gpu, gpu, gpus
-from meshwright.clusters.catalogue import spelling_key
+from meshwright.clusters.catalogue import normalize_name
 from meshwright.clusters.tables import PRECISIONS
 from meshwright.errors import InputError
 
@@ -72,7 +72,7 @@ def test_no_spelling_means_two_types() -> None:
     owners: dict[str, set[str]] = {}
     for known in gpus():
         for written in (known.name, *known.aliases):
-            owners.setdefault(spelling_key(written), set()).add(known.name)
+            owners.setdefault(normalize_name(written), set()).add(known.name)
     assert {key: names for key, names in owners.items() if len(names) > 1} == {}
 
 

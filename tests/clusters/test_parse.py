@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.clusters import Cluster, Gpu, cluster, gpu, gpus, usual_nodes
+from meshwright.clusters import Cluster, Gpu, cluster, default_nodes, gpu, gpus
 from meshwright.errors import InputError
 
 
@@ -110,7 +110,7 @@ def test_a_count_becomes_equal_nodes_of_at_most_the_usual_size(known: Gpu, count
 
 
 def test_usual_nodes_can_be_asked() -> None:
-    assert usual_nodes(12, gpu("H200")) == (2, 6)
+    assert default_nodes(12, gpu("H200")) == (2, 6)
 
 
 @given(st.text() | st.from_regex(r"\A[-+0-9.x× ]{0,8}[A-Za-z0-9 x-]{0,8}\Z"))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from meshwright import clusters, costs
-from meshwright.planner import case_of, on_engine
+from meshwright.planner import case_of, with_engine_strategy
 from meshwright.recipes import index
 from meshwright.recipes.case import Case, model_of
 
@@ -292,7 +292,7 @@ def case(
     """A case to hold a story against."""
     from meshwright.recipes import overrides
 
-    made = overrides.apply(on_engine(index.load(recipe), engine), ["layout.dp_shard=-1", *changes])
+    made = overrides.apply(with_engine_strategy(index.load(recipe), engine), ["layout.dp_shard=-1", *changes])
     return case_of(made, model_of(made), clusters.cluster(gpus), engine)
 
 

@@ -144,7 +144,7 @@ def test_every_remedy_for_a_full_gpu_fits_by_the_cost_model(
 
 def _is_borne_out(made: object, remedy: doctor.Remedy, offset: float = 0.0) -> None:
     """What a remedy promises is what the cost model says of the changed recipe, and no rule is broken by it."""
-    changed = made.renewed(overrides.apply(made.recipe, remedy.try_))  # type: ignore[attr-defined]
+    changed = made.rebuild(overrides.apply(made.recipe, remedy.try_))  # type: ignore[attr-defined]
     estimate = costs.estimate(changed)
     assert bool(rules.legal(changed, ignoring=set(rules.illegal_by_rule(made))))  # type: ignore[arg-type]
     assert remedy.peak_gib == pytest.approx(float(estimate.memory.total) + offset, abs=0.01)

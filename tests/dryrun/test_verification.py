@@ -46,7 +46,7 @@ def test_every_shipped_recipe_has_a_report() -> None:
 
 
 def test_every_report_is_one_sorted_line_of_a_known_recipe() -> None:
-    assert [report.recipe for report in REPORTS if not index.knows(report.recipe)] == []
+    assert [report.recipe for report in REPORTS if not index.is_known(report.recipe)] == []
     assert [report.recipe for report in REPORTS] == sorted({report.recipe for report in REPORTS})
     assert len(verification.REPORTS.read_text().splitlines()) == len(REPORTS)
 

@@ -611,7 +611,7 @@ def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
     theirs = frameworks.framework("megatron-lm")
     lost: set[str] = set()
     for name in SHIPPED:
-        recipe = planner.on_engine(index.load(name), theirs.engine)
+        recipe = planner.with_engine_strategy(index.load(name), theirs.engine)
         if not trains(recipe):
             continue
         written = frameworks.export(theirs, recipe, find(recipe.model), cluster(recipe.cluster))

@@ -162,7 +162,7 @@ def test_no_spelling_means_two_models() -> None:
     for spec in all_specs():
         for spelling in (spec.name, spec.hf_id, *spec.aliases):
             if spelling:
-                meanings.setdefault(catalogue._normal(spelling), set()).add(spec.name)
+                meanings.setdefault(catalogue._normalize(spelling), set()).add(spec.name)
     assert {spelling: found for spelling, found in meanings.items() if len(found) > 1} == {}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from meshwright import InputError, Plan, check, recipe, recommend
 from meshwright.planner import reasons
-from meshwright.planner.explain import neighbours
+from meshwright.planner.explain import neighbors
 from meshwright.recipes import index
 
 HOME = [
@@ -112,7 +112,7 @@ def test_advice_that_is_given_would_help(plan: Plan) -> None:
 
 def test_neighbours_that_are_compared_can_be_had(plan: Plan) -> None:
     for name in ("tp", "pp", "cp"):
-        assert all(plan.case.world % value == 0 for value in neighbours(plan.case, name))
+        assert all(plan.case.world % value == 0 for value in neighbors(plan.case, name))
     assert {r.field for r in reasons(plan)} >= {"tp", "pp", "cp", "dp", "recompute"}
 
 

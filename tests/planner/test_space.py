@@ -61,7 +61,7 @@ def test_the_best_is_within_three_percent_of_the_fastest_that_fits_with_room() -
     chosen = best(c, {})
     assert chosen is not None
     assert chosen.fits
-    fastest = min(float(b.step_s[b.roomy].min()) for b in score(c, {}) if b.roomy.any())
+    fastest = min(float(b.step_s[b.has_headroom].min()) for b in score(c, {}) if b.has_headroom.any())
     assert chosen.step_s <= 1.03 * fastest + 1e-9
 
 

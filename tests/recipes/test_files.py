@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import InputError
 from meshwright.recipes import Recipe, from_file, from_text, load, names, to_text
-from meshwright.recipes.files import FORMATS, LARGEST
+from meshwright.recipes.files import FORMATS, MAX_BYTES
 
 SOME = names()[::7]
 
@@ -135,7 +135,7 @@ def test_a_bomb_of_aliases_is_refused_at_once() -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         from_file(tmp_path / "none.toml")
-    (tmp_path / "big.json").write_bytes(b" " * (LARGEST + 1))
+    (tmp_path / "big.json").write_bytes(b" " * (MAX_BYTES + 1))
     with pytest.raises(InputError, match="at most"):
         from_file(tmp_path / "big.json")
     (tmp_path / "odd.toml").write_bytes(b"\xff\xfe")

@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.models import find
-from meshwright.recipes import closest, entries, for_model, knows, load, names, resolve, search
+from meshwright.recipes import closest, entries, for_model, is_known, load, names, resolve, search
 from meshwright.recipes.index import IndexEntry, architecture_class
 
 
@@ -17,7 +17,7 @@ from meshwright.recipes.index import IndexEntry, architecture_class
     ["llama3_8b_sft_config", "llama3_8b_sft", "llama3-8b-sft", "Llama3 8B SFT", "LLAMA3_8B_SFT_CONFIG"],
 )
 def test_a_name_in_any_usual_spelling(spelling: str) -> None:
-    assert knows(spelling)
+    assert is_known(spelling)
     assert load(spelling).name == "llama3_8b_sft_config"
 
 
@@ -27,7 +27,7 @@ def test_names_with_capitals_and_odd_ends_are_found() -> None:
 
 
 def test_a_near_miss_is_told() -> None:
-    assert not knows("lama3_8b_sft")
+    assert not is_known("lama3_8b_sft")
     with pytest.raises(InputError, match="did you mean llama3_8b_sft_config"):
         load("lama3_8b_sft")
 

@@ -23,7 +23,7 @@ from meshwright.recipes.key_maps import (
 )
 from meshwright.recipes.key_maps.composite_keys import dispatcher_keys, recompute_keys
 from meshwright.recipes.key_maps.value_maps import PRECISION_NAMES
-from meshwright.recipes.overrides import own_key
+from meshwright.recipes.overrides import native_key
 
 BASE = pretrain("llama3_8b", 8)
 
@@ -251,7 +251,7 @@ def test_a_mistake_is_an_error_that_says_what_to_do(overrides: list[str], words:
 
 def test_a_retired_key_is_not_otherwise_known() -> None:
     for key in RETIRED:
-        assert own_key(key) is None
+        assert native_key(key) is None
         assert key not in by_foreign_key()
         assert key not in joint_of()
 
@@ -259,8 +259,8 @@ def test_a_retired_key_is_not_otherwise_known() -> None:
 def test_every_row_points_at_a_field_and_never_contradicts_our_own_keys() -> None:
     for word in by_foreign_key().values():
         assert word.own in recipe_fields(), word
-        if own_key(word.key):
-            assert own_key(word.key) == word.own
+        if native_key(word.key):
+            assert native_key(word.key) == word.own
             assert not word.values
 
 

@@ -1,4 +1,4 @@
-"""Judging one case and many."""
+"""Checking one case and many."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import pytest
 from meshwright import api
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Engine
-from meshwright.rules import RULES, judge, legal, repair
+from meshwright.rules import RULES, check, legal, try_fixes
 
 from .helpers import case, cluster
 
 
-def check(model: str, gpus: str, *overrides: str) -> api.Plan:
+def plan(model: str, gpus: str, *overrides: str) -> api.Plan:
     """The plan of exactly this layout, with its findings."""
     return api.estimate(model, gpus=gpus, overrides=overrides)
 
 
 def test_a_sound_case_has_no_errors() -> None:
-    assert not [f for f in judge(case()) if f.severity == "error"]
+    assert not [f for f in check(case()) if f.severity == "error"]
 
 
 def test_columns_are_masked_like_single_cases() -> None:
@@ -29,10 +29,10 @@ def test_columns_are_masked_like_single_cases() -> None:
 
 def test_what_the_host_cannot_hold_is_an_error() -> None:
     cut = ("layout.tp=8", "layout.pp=1", "layout.vp=1", "layout.cp=1", "layout.pp_schedule=1f1b")
-    found = {f.rule: f for f in check("llama31-405b", "8xH100", "layout.offload=params", *cut).findings}
+    found = {f.rule: f for f in plan("llama31-405b", "8xH100", "layout.offload=params", *cut).findings}
     assert found["memory.host"].severity == "error"
     assert "256 GiB" in found["memory.host"].message
-    small = {f.rule for f in check("llama3-8b", "8xH100", "layout.offload=params").findings}
+    small = {f.rule for f in plan("llama3-8b", "8xH100", "layout.offload=params").findings}
     assert "memory.host" not in small
 
 
@@ -43,20 +43,20 @@ def test_no_repair_offloads_more_than_the_host_holds(offload: str, engine: Engin
         return {"optimizer": 0.0 if c.offload in ("optimizer", "params") else 3000.0}
 
     c = case(engine=engine, memory=memory, offload=offload)
-    offered = [override for finding in judge(c) for override in finding.fix if "offload" in override]
+    offered = [override for finding in check(c) for override in finding.fix if "offload" in override]
     assert set(offered) <= {"layout.offload=none", "layout.offload=activations"}
 
 
 def test_a_small_state_may_be_offloaded() -> None:
     c = case(memory=lambda c: {"optimizer": 0.0 if c.offload == "optimizer" else 100.0}, tp=8, sp=True)
-    assert repair(RULES["memory.state"], c) == ("layout.offload=optimizer",)
+    assert try_fixes(RULES["memory.state"], c) == ("layout.offload=optimizer",)
 
 
 def test_the_estimate_speaks_instead_of_the_rule_of_thumb() -> None:
     rule = RULES["memory.replicated-state"]
     assert bool(rule.broken(case(strategy="ddp")))
     assert not bool(rule.broken(case(strategy="ddp", memory=lambda c: {"optimizer": 100.0})))
-    assert "memory.state" in {f.rule for f in judge(case(strategy="ddp", memory=lambda c: {"optimizer": 100.0}))}
+    assert "memory.state" in {f.rule for f in check(case(strategy="ddp", memory=lambda c: {"optimizer": 100.0}))}
 
 
 @pytest.mark.parametrize("engine", ["meshwright", "megatron"])
@@ -77,12 +77,12 @@ def test_a_model_with_eyes_gets_images_and_a_set_that_has_them(name: str, engine
 
 def test_too_few_tokens_say_how_many_gpus_they_feed() -> None:
     c = case(on=cluster(64), global_batch_size=64, seq_length=512)
-    finding = next(f for f in judge(c) if f.rule == "batch.too-few-tokens")
+    finding = next(f for f in check(c) if f.rule == "batch.too-few-tokens")
     assert "only 512 tokens" in finding.message
     assert "beyond 32 GPUs" in finding.message
     assert finding.fix == ("train.global_batch_size=128",)
 
 
 def test_a_sharding_degree_of_nothing_is_told_not_crashed_on() -> None:
-    found = api.check("llama3_8b_pretrain_config", overrides=["layout.dp_shard=0"])
+    found = api.plan("llama3_8b_pretrain_config", overrides=["layout.dp_shard=0"])
     assert [f.rule for f in found.findings if f.severity == "error"] == ["topology.shard-product"]

@@ -7,7 +7,7 @@ from string import Formatter
 import pytest
 
 from meshwright.recipes.case import Case
-from meshwright.rules import RULES, judge, message, repair
+from meshwright.rules import RULES, check, message, try_fixes
 
 from .cases import CASES, WITHOUT_FIX, broken_case, sound_case
 from .helpers import parse
@@ -39,7 +39,7 @@ def test_is_silent(rule_id: str) -> None:
 @pytest.mark.parametrize("rule_id", ALL)
 def test_repair_removes_the_finding_and_adds_no_error(rule_id: str) -> None:
     c, rule = broken_case(rule_id), RULES[rule_id]
-    fix = repair(rule, c)
+    fix = try_fixes(rule, c)
     if rule_id in WITHOUT_FIX:
         assert fix == ()
         return
@@ -57,13 +57,13 @@ def test_message_is_complete(rule_id: str) -> None:
     assert "{" not in text
     named = [name for _, name, _, _ in Formatter().parse(rule.message) if name]
     for name in named:
-        if name not in rule.figures and isinstance(getattr(c, name), int | str):
+        if name not in rule.values and isinstance(getattr(c, name), int | str):
             assert str(getattr(c, name)) in text
 
 
 @pytest.mark.parametrize("rule_id", ALL)
 def test_is_found_by_the_judge(rule_id: str) -> None:
-    assert rule_id in {f.rule for f in judge(broken_case(rule_id))}
+    assert rule_id in {f.rule for f in check(broken_case(rule_id))}
 
 
 @pytest.mark.parametrize("rule_id", ALL)

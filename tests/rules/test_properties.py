@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from meshwright.models import ModelSpec
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import ENGINES, GOALS, Engine
-from meshwright.rules import RULES, applicable, judge, legal, message
+from meshwright.rules import RULES, applicable, check, legal, message
 
 from .helpers import DENSE, case, cluster, parse
 from .layouts import ANYTHING, CONTRACTS, PLACES, ROW, ROWS, columns, every_layout
@@ -82,7 +82,7 @@ def test_no_rule_fails_on_anything_a_recipe_can_say(place: Place, values: dict[s
 def test_anything_a_recipe_can_say_is_judged(place: Place, values: dict[str, Any]) -> None:
     spec, world, engine = place
     c = case(spec, cluster(world), engine, **values)
-    for finding in judge(c):
+    for finding in check(c):
         assert all(parse(override) for override in finding.fix)
 
 
@@ -95,7 +95,7 @@ def errors_of(c: Case) -> set[str]:
 def test_repairs_are_accepted_and_work(place: Place, row: dict[str, Any]) -> None:
     c = base(place).replace(**row)
     before = errors_of(c)
-    for finding in judge(c):
+    for finding in check(c):
         if finding.fix:
             repaired = c.replace(**dict(parse(override) for override in finding.fix))
             assert not bool(RULES[finding.rule].broken(repaired)), finding
@@ -107,10 +107,10 @@ def test_repairs_are_accepted_and_work(place: Place, row: dict[str, Any]) -> Non
 def test_repairing_one_error_after_the_other_ends(place: Place, row: dict[str, Any]) -> None:
     c = base(place).replace(**row)
     for _ in range(len(errors_of(c))):
-        fixes = [f.fix for f in judge(c) if f.severity == "error" and f.fix]
+        fixes = [f.fix for f in check(c) if f.severity == "error" and f.fix]
         if fixes:
             c = c.replace(**dict(parse(override) for override in fixes[0]))
-    assert not [f for f in judge(c) if f.severity == "error" and f.fix]
+    assert not [f for f in check(c) if f.severity == "error" and f.fix]
 
 
 @given(PLACES, ROW)

@@ -7,7 +7,7 @@ from time import process_time
 import numpy as np
 
 from meshwright.recipes.types import ENGINES
-from meshwright.rules import judge, legal
+from meshwright.rules import check, legal
 
 from .helpers import LARGE_MIXTURE, case, cluster
 
@@ -26,7 +26,7 @@ def cpu_seconds(work: object) -> float:
 def test_judging_one_case_takes_milliseconds() -> None:
     for engine in ENGINES:
         c = case(LARGE_MIXTURE, cluster(1024), engine, strategy="zero1", tp=8, pp=4, ep=32, global_batch_size=4096)
-        assert cpu_seconds(lambda c=c: judge(c)) < 0.020, engine
+        assert cpu_seconds(lambda c=c: check(c)) < 0.020, engine
 
 
 def test_a_hundred_thousand_candidates_take_a_moment() -> None:

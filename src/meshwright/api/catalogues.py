@@ -43,7 +43,7 @@ def verification_reports() -> dict[str, dict[str, Any]]:
     from meshwright.dryrun import verification
 
     reports = verification.read()
-    return {name: msgspec.to_builtins(report) for name, report in reports.items() if index.knows(name)}
+    return {name: msgspec.to_builtins(report) for name, report in reports.items() if index.is_known(name)}
 
 
 def save_recipe(plan: Plan, path: str) -> None:

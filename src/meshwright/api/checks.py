@@ -31,7 +31,7 @@ def check(
     `model` is for files that do not name theirs; `advice` adds what could be better to what is wrong in such files.
     """
     content = None
-    if isinstance(target, str) and (frameworks.is_file(target) or not index.knows(target)):
+    if isinstance(target, str) and (frameworks.is_file(target) or not index.is_known(target)):
         content = _content(target)
         theirs = frameworks.of(content, framework)
         if theirs is not None:
@@ -59,7 +59,7 @@ def check_recipe(
 ) -> CheckedRecipe:
     """Findings for a recipe of ours, on its own cluster or another."""
     engine = one_of("engine", engine, ENGINES)
-    asked = override.apply(planner.on_engine(recipe, engine), list(overrides))
+    asked = override.apply(planner.with_engine_strategy(recipe, engine), list(overrides))
     cluster = clusters.cluster(str(gpus) if gpus is not None else asked.cluster)
     return frameworks.check_own(asked, cluster, engine, content, advice)
 

@@ -51,7 +51,7 @@ def plan(
     if not 1 <= top <= MOST_PLANS:
         raise InputError(f"ask for 1 to {MOST_PLANS} plans", field="top", value=top)
     question = question_of(*model_and_goal(target, goal), seq, engine, gpus=gpus, calibration=calibration)
-    return planner.ranked(question, overrides, top, everything)
+    return planner.rank_layouts(question, overrides, top, everything)
 
 
 def size(
@@ -67,7 +67,7 @@ def size(
     overrides: Sequence[str] = (),
 ) -> Sizing:
     """GPU counts that fit a training, with speed, goodput, and days and cost for a token budget."""
-    if not clusters.knows(gpu) and gpu[:1].isdigit():
+    if not clusters.is_known(gpu) and gpu[:1].isdigit():
         kind = gpu.split("x")[-1]
         raise InputError(
             "give the GPU type alone; the count is what is asked", field="gpu", value=gpu, fix=(f"--gpu {kind}",)

@@ -43,7 +43,7 @@ def refuse_unknown(target: str) -> None:
 
 
 def is_recipe(name: str) -> bool:
-    return files.is_file(name) or index.knows(name)
+    return files.is_file(name) or index.is_known(name)
 
 
 def recipe_from(name: str) -> Recipe:

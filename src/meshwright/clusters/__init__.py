@@ -1,8 +1,8 @@
 """GPU facts, and clusters as people write them."""
 
-from meshwright.clusters.catalogue import gpu, gpus, knows
+from meshwright.clusters.catalogue import gpu, gpus, is_known
 from meshwright.clusters.detect import read_nvidia_smi
-from meshwright.clusters.parse import DEFAULT_GPU, cluster, usual_nodes
+from meshwright.clusters.parse import DEFAULT_GPU, cluster, default_nodes
 from meshwright.clusters.types import Cluster, Gpu, GpuArch, GpuLink
 
 __all__ = [
@@ -12,9 +12,9 @@ __all__ = [
     "GpuArch",
     "GpuLink",
     "cluster",
+    "default_nodes",
     "gpu",
     "gpus",
-    "knows",
+    "is_known",
     "read_nvidia_smi",
-    "usual_nodes",
 ]

@@ -17,14 +17,14 @@ _VENDOR_WORDS = re.compile(r"^(?:nvidia|amd|geforce|instinct|tesla)+(?=.)")
 
 def gpu(name: str) -> Gpu:
     """The GPU type of that name; case, separators and vendor words do not matter (`h100`, `NVIDIA H100 80GB HBM3`)."""
-    if not knows(name):
+    if not is_known(name):
         raise unknown("GPU", name.strip()[:80], _nearest_names(name))
-    return _by_key()[spelling_key(name)]
+    return _by_key()[normalize_name(name)]
 
 
-def knows(name: str) -> bool:
+def is_known(name: str) -> bool:
     """Whether this is the name of a GPU type."""
-    return spelling_key(name) in _by_key()
+    return normalize_name(name) in _by_key()
 
 
 @cache
@@ -32,17 +32,17 @@ def gpus() -> tuple[Gpu, ...]:
     """Every GPU type of the catalogue, in the order of its file; those of extensions follow."""
     with Path(__file__).with_name("gpus.toml").open("rb") as file:
         tables = tomllib.load(file)
-    found = {spelling_key(name): read_gpu({"name": name, **table}) for name, table in tables.items()}
+    found = {normalize_name(name): read_gpu({"name": name, **table}) for name, table in tables.items()}
     for path, added in extensions.tables("gpus.toml"):
         try:
-            entries = [(spelling_key(name), read_gpu({"name": name, **table})) for name, table in added.items()]
+            entries = [(normalize_name(name), read_gpu({"name": name, **table})) for name, table in added.items()]
         except (BadTableError, TypeError) as error:
             raise extensions.invalid(path, str(error)) from error
         extensions.add_new(found, path, entries, "GPU type {}".format)
     return tuple(found.values())
 
 
-def spelling_key(name: str) -> str:
+def normalize_name(name: str) -> str:
     """What is left of a GPU name when case, separators and vendor words are dropped."""
     return _VENDOR_WORDS.sub("", re.sub(r"[^a-z0-9]", "", name.lower()))
 
@@ -51,10 +51,10 @@ def _nearest_names(name: str) -> list[str]:
     """The names that differ by a typo, else all: matching by parts alone would prefer H100-PCIe to H100 for `H10`."""
     from difflib import SequenceMatcher
 
-    key, names = spelling_key(name[:80]), [known.name for known in gpus()]
-    return [known for known in names if SequenceMatcher(None, key, spelling_key(known)).ratio() > 0.8] or names
+    key, names = normalize_name(name[:80]), [known.name for known in gpus()]
+    return [known for known in names if SequenceMatcher(None, key, normalize_name(known)).ratio() > 0.8] or names
 
 
 @cache
 def _by_key() -> dict[str, Gpu]:
-    return {spelling_key(name): known for known in gpus() for name in (known.name, *known.aliases)}
+    return {normalize_name(name): known for known in gpus() for name in (known.name, *known.aliases)}

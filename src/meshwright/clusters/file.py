@@ -16,11 +16,11 @@ from meshwright.clusters.tables import (
     GPU_KEYS,
     MAX_GPUS,
     BadTableError,
+    format_value,
     read_count,
     read_gpu,
     read_gpu_values,
-    refuse_unknown_keys,
-    show,
+    reject_unknown_keys,
 )
 from meshwright.clusters.types import Cluster, Gpu
 from meshwright.errors import InputError
@@ -61,7 +61,7 @@ def _load(path: str, sent: str | None) -> dict[str, Any]:
 
 
 def _cluster_of(table: Mapping[str, Any]) -> Cluster:
-    refuse_unknown_keys(table, _FILE_KEYS)
+    reject_unknown_keys(table, _FILE_KEYS)
     base = _gpu_of(table)
     overrides = read_gpu_values({key: value for key, value in table.items() if key in _OVERRIDES})
     if "peak_tflops" in overrides:
@@ -82,4 +82,4 @@ def _gpu_of(table: Mapping[str, Any]) -> Gpu:
         case None:
             raise BadTableError('gpu is missing; write gpu = "H100", or a [gpu] table for a GPU of your own')
         case other:
-            raise BadTableError(f"gpu = {show(other)}: must be the name of a GPU or a [gpu] table")
+            raise BadTableError(f"gpu = {format_value(other)}: must be the name of a GPU or a [gpu] table")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from meshwright import file_access
-from meshwright.clusters.catalogue import gpu, knows
+from meshwright.clusters.catalogue import gpu, is_known
 from meshwright.clusters.detect import this_machine
 from meshwright.clusters.file import looks_like_path, read_cluster_file
 from meshwright.clusters.tables import MAX_GPUS
@@ -32,10 +32,10 @@ def cluster(text: str) -> Cluster:
         return this_machine()
     if looks_like_path(text):
         return read_cluster_file(text)
-    return _written_cluster(text)
+    return _parse_cluster(text)
 
 
-def usual_nodes(count: int, known: Gpu) -> tuple[int, int]:
+def default_nodes(count: int, known: Gpu) -> tuple[int, int]:
     """Nodes and GPUs per node for a bare count: equal nodes, as large as divides the count, at most the usual size.
 
     64xH100 is 8 nodes of 8, 4xH100 one node of 4, 12xH200 two nodes of 6, 11xH100 eleven nodes of 1.
@@ -44,9 +44,9 @@ def usual_nodes(count: int, known: Gpu) -> tuple[int, int]:
     return count // size, size
 
 
-def _written_cluster(text: str) -> Cluster:
+def _parse_cluster(text: str) -> Cluster:
     compact = re.sub(r"\s*([x×✕*])\s*", r"\1", text, flags=re.IGNORECASE).translate(_TIMES_SIGNS)
-    if knows(compact):
+    if is_known(compact):
         name = gpu(compact).name
         raise _bad(text, f"how many {name}? write the count in front", [f"{gpu(compact).gpus_per_node}x{name}"])
     if match := _COUNT_FIRST.fullmatch(compact):
@@ -57,7 +57,7 @@ def _written_cluster(text: str) -> Cluster:
         raise _bad(text, "not a cluster; write a count and a GPU, nodes x GPUs x GPU, auto, or a .toml file", EXAMPLES)
     counts = [_as_int(text, number) for number in (first, second) if number is not None]
     known = _gpu_in(text, name or DEFAULT_GPU, counts)
-    nodes, gpus_per_node = (counts[0], counts[1]) if len(counts) == 2 else usual_nodes(counts[0], known)
+    nodes, gpus_per_node = (counts[0], counts[1]) if len(counts) == 2 else default_nodes(counts[0], known)
     if nodes * gpus_per_node > MAX_GPUS:
         raise _bad(text, f"more than {MAX_GPUS} GPUs")
     return Cluster(known, nodes, gpus_per_node)

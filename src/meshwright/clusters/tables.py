@@ -36,11 +36,11 @@ def read_gpu(table: Mapping[str, object]) -> Gpu:
 
 def read_gpu_values(table: Mapping[str, object]) -> dict[str, Any]:
     """The checked values of a table that holds some or all of a GPU's keys."""
-    refuse_unknown_keys(table, GPU_KEYS)
+    reject_unknown_keys(table, GPU_KEYS)
     return {key: _read_value(key, value) for key, value in table.items()}
 
 
-def refuse_unknown_keys(table: Mapping[str, object], known: tuple[str, ...]) -> None:
+def reject_unknown_keys(table: Mapping[str, object], known: tuple[str, ...]) -> None:
     """Refuse the first key that nobody reads, with did-you-mean."""
     for key in table:
         if key not in known:
@@ -52,7 +52,7 @@ def refuse_unknown_keys(table: Mapping[str, object], known: tuple[str, ...]) -> 
 def read_count(key: str, value: object) -> int:
     """A whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_GPUS:
-        raise BadTableError(f"{key} = {show(value)}: must be a whole number from 1 to {MAX_GPUS}")
+        raise BadTableError(f"{key} = {format_value(value)}: must be a whole number from 1 to {MAX_GPUS}")
     return value
 
 
@@ -72,36 +72,36 @@ def _read_value(key: str, value: object) -> object:
 
 def _read_number(key: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9 or not math.isfinite(value):
-        raise BadTableError(f"{key} = {show(value)}: must be a positive number")
+        raise BadTableError(f"{key} = {format_value(value)}: must be a positive number")
     return float(value)
 
 
 def _read_choice(key: str, value: object) -> str:
     if not isinstance(value, str) or value not in _CHOICES[key]:
-        raise BadTableError(f"{key} = {show(value)}: must be one of {', '.join(_CHOICES[key])}")
+        raise BadTableError(f"{key} = {format_value(value)}: must be one of {', '.join(_CHOICES[key])}")
     return value
 
 
 def _read_peaks(value: object) -> dict[str, float]:
     if not isinstance(value, dict) or not value:
         raise BadTableError("peak_tflops must be a table such as { bf16 = 989.5, fp8 = 1979 }")
-    refuse_unknown_keys(value, PRECISIONS)
+    reject_unknown_keys(value, PRECISIONS)
     return {precision: _read_number(f"peak_tflops.{precision}", peak) for precision, peak in value.items()}
 
 
 def _read_aliases(value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise BadTableError(f"aliases = {show(value)}: must be a list of names")
+        raise BadTableError(f"aliases = {format_value(value)}: must be a list of names")
     return tuple(_read_text("aliases", alias) for alias in value)
 
 
 def _read_text(key: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise BadTableError(f"{key} = {show(value)}: must be text")
+        raise BadTableError(f"{key} = {format_value(value)}: must be text")
     return value
 
 
-def show(value: object) -> str:
+def format_value(value: object) -> str:
     """A value as an error shows it."""
     if isinstance(value, int) and abs(value) >= 10**18:  # Python refuses to print integers of thousands of digits
         return "a huge number"

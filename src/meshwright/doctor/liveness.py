@@ -9,7 +9,7 @@ from meshwright.doctor import faults, remedies
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run_stats import View
 from meshwright.doctor.thresholds import limit, share
-from meshwright.planner.explain import counted
+from meshwright.planner.explain import pluralize
 
 WANTED_SHARE = 0.01  # of all time, for checkpoints that wait
 
@@ -86,7 +86,7 @@ def restarts(view: View) -> Iterator[Finding]:
     yield Finding(
         id="run.restarts",
         severity="warning",
-        message=f"the run was started again {counted(times, 'time')} and computed {lost} steps twice ({part:.0%})",
+        message=f"the run was started again {pluralize(times, 'time')} and computed {lost} steps twice ({part:.0%})",
         steps=(run.starts[1] if len(run.starts) > 1 else run.last_step, run.last_step),
         lines=(
             *(view.place(attempt[0]) for attempt in run.attempts[1:4] if attempt),

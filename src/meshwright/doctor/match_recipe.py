@@ -14,7 +14,7 @@ from meshwright.planner import Question, case_of, plan_fixed
 from meshwright.recipes import index
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case, model_of
-from meshwright.recipes.format_override import spell
+from meshwright.recipes.format_override import format_override
 
 NO_GPUS = "the log does not say which GPUs ran it: --gpus 8xH100 brings the estimate"
 NO_RECIPE = "the log does not say what it trains: --recipe NAME --gpus 8xH100 brings the estimate"
@@ -32,7 +32,7 @@ def case_of_run(run: Run, gpus: str | None = None, overrides: tuple[str, ...] = 
     where_ = _cluster(run, gpus)
     if run.told.arguments:
         return _from_arguments(run, where_, overrides)
-    if run.told.recipe_name and index.knows(run.told.recipe_name):
+    if run.told.recipe_name and index.is_known(run.told.recipe_name):
         recipe = override.apply(index.load(run.told.recipe_name), overrides)
         note = "the log names its recipe without what was overridden: the estimate is of the recipe as shipped"
         return case_of(recipe, model_of(recipe), where_ or clusters.cluster(recipe.cluster)), note
@@ -46,8 +46,8 @@ def case_of_run(run: Run, gpus: str | None = None, overrides: tuple[str, ...] = 
 def told_overrides(run: Run, besides: tuple[str, ...]) -> tuple[str, ...]:
     """What a log says of its layout and batch as overrides; those given come last and win."""
     given = {text.partition("=")[0].strip() for text in besides}
-    keys = {override.own_key(key) or key for key in given}
-    told = [spell(key, value) for key, value in run.told.overrides.items() if key not in keys]
+    keys = {override.native_key(key) or key for key in given}
+    told = [format_override(key, value) for key, value in run.told.overrides.items() if key not in keys]
     return (*told, *besides)
 
 

@@ -17,7 +17,7 @@ from meshwright.doctor.thresholds import share
 from meshwright.errors import InputError
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
-from meshwright.recipes.format_override import spell
+from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import recipe_fields
 
 SHOWN = 5
@@ -36,7 +36,7 @@ class Change(msgspec.Struct, frozen=True):
     @property
     def typed(self) -> tuple[str, ...]:
         """As overrides."""
-        return tuple(spell(key, value) for key, value in self.values.items())
+        return tuple(format_override(key, value) for key, value in self.values.items())
 
 
 def changes_that_save_memory(case: Case) -> Iterator[Change]:
@@ -176,7 +176,7 @@ def tried(view: View, change: Change, offset_gib: float = 0.0) -> Remedy | None:
         return None
     try:
         recipe, log = override.change(case.recipe, change.values)
-        other = case.renewed(recipe)
+        other = case.rebuild(recipe)
         if not log or not bool(rules.legal(other, ignoring=_broken_anyway(case))):
             return None
         memory, seconds = costs.memory(other), float(costs.step_time(other).step_s)
@@ -185,7 +185,7 @@ def tried(view: View, change: Change, offset_gib: float = 0.0) -> Remedy | None:
     peak = float(memory.total) + offset_gib
     keys = [one.key for one in log]
     return Remedy(
-        try_=tuple(spell(one.key, one.new) for one in log),
+        try_=tuple(format_override(one.key, one.new) for one in log),
         what=_what(keys),
         why=change.why,
         there=in_their_words(view.run.kind, case, recipe),
@@ -205,7 +205,9 @@ def contract(view: View, values: dict[str, Any], why: str) -> Remedy:
     there: tuple[str, ...] = ()
     if view.case is not None:
         there = in_their_words(view.run.kind, view.case, override.change(view.case.recipe, values)[0])
-    return Remedy(try_=tuple(spell(key, value) for key, value in values.items()), what="contract", why=why, there=there)
+    return Remedy(
+        try_=tuple(format_override(key, value) for key, value in values.items()), what="contract", why=why, there=there
+    )
 
 
 def _joined(view: View, singles: Sequence[Remedy], offset_gib: float) -> Iterator[Remedy]:

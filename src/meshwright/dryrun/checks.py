@@ -97,7 +97,7 @@ def _case(recipe: Recipe) -> Case:
 
 def _rules(recipe: Recipe) -> CheckResult:
     """Pass if no rule finds an error; warnings and advice are only listed."""
-    found = rules.judge(_case(recipe))
+    found = rules.check(_case(recipe))
     findings: dict[str, tuple[str, ...]] = {
         severity: tuple(sorted({finding.rule for finding in found if finding.severity == severity}))
         for severity in rules.SEVERITIES

@@ -28,7 +28,7 @@ def validate(recipe: Recipe, config: Any, process: Process | None, world: int) -
 
 def blocking_findings(case: Case) -> list[Finding]:
     """Return the findings that keep this engine from running the case."""
-    return [one for one in rules.judge(case) if one.severity == "error" or one.rule in ESTIMATED_ONLY]
+    return [one for one in rules.check(case) if one.severity == "error" or one.rule in ESTIMATED_ONLY]
 
 
 def run_cluster(recipe: Recipe, process: Process | None, world: int) -> Cluster:

@@ -104,7 +104,7 @@ def _cases(reading: Reading, candidates: Sequence[Cluster]) -> Iterator[Case]:
 def _ours(reading: Reading, cases: Sequence[Case], advice: bool) -> list[Finding]:
     """What our own rules find in every case, told in their words."""
     first, *others = cases
-    found = rules.judge(first, SEVERITIES if advice else SEVERITIES[:2], others)
+    found = rules.check(first, SEVERITIES if advice else SEVERITIES[:2], others)
     told = [_as_sure_as_it_is(one, first) for one in found if advice or one.rule not in OPINIONS]
     return [_in_their_words(reading, first.recipe, one) for one in told]
 

@@ -120,7 +120,7 @@ class _Reader:
             self.said |= {own: next(iter(given)) for own in outright if own not in self.said}
 
     def _typed(self, word: ConfigKey, text: str) -> Any:
-        return parse(recipe_fields()[word.own], overrides.in_our_words(word, text), word.key)
+        return parse(recipe_fields()[word.own], overrides.translate_value(word, text), word.key)
 
     def _set(self, word: ConfigKey, said: SourcedValue) -> None:
         if word.choices and isinstance(said.value, str) and not _is_choice(word, said.value):

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import InputError
-from meshwright.models import ModelSpec, find, of_size, spec_from_config
+from meshwright.models import ModelSpec, find, find_by_shape, spec_from_config
 
 
 def named(text: str) -> ModelSpec | None:
@@ -23,7 +23,7 @@ def named(text: str) -> ModelSpec | None:
 def from_sizes(model_type: str, name: str = "config", **sizes: Any) -> ModelSpec:
     """The model of these sizes, by the keys of a Hugging Face config; a catalogue model where one is the same."""
     made = spec_from_config({"model_type": model_type, **{k: v for k, v in sizes.items() if v is not None}}, name)
-    return next((known for known in of_size(made.hidden, made.num_layers) if same_shape(known, made)), made)
+    return next((known for known in find_by_shape(made.hidden, made.num_layers) if same_shape(known, made)), made)
 
 
 def same_shape(one: ModelSpec, other: ModelSpec) -> bool:

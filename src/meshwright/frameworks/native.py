@@ -40,7 +40,7 @@ def check(
         recipe=recipe,
         model=model,
         cluster=on,
-        findings=tuple(_placed(f, content, lines) for f in rules.judge(case, severities)),
+        findings=tuple(_placed(f, content, lines) for f in rules.check(case, severities)),
         estimate=costs.estimate(case),
     )
 

@@ -9,7 +9,7 @@ from meshwright.clusters import Cluster
 from meshwright.frameworks import Program
 from meshwright.frameworks.common import torchrun
 from meshwright.planner import Plan
-from meshwright.recipes.format_override import spell
+from meshwright.recipes.format_override import format_override
 
 CONFIGS = {
     "megatron": "megatron-lm",
@@ -50,7 +50,7 @@ def meshwright_command(plan: Plan) -> str:
     if plan.recipe.model != plan.base.model:
         words += ["--model", plan.recipe.model]
     words += ["--dataset", plan.recipe.data.dataset]
-    overrides = [spell(c.field, c.new) for c in plan.changes if c.field != "data.dataset"]
+    overrides = [format_override(c.field, c.new) for c in plan.changes if c.field != "data.dataset"]
     cluster = plan.question.cluster
     if cluster.nodes == 1:
         return shlex.join(["meshwright", *words, "--nproc", str(cluster.world), *overrides])
@@ -60,7 +60,7 @@ def meshwright_command(plan: Plan) -> str:
 def export_command(plan: Plan, to: str) -> str:
     """How the plan becomes a config of another framework, and the command that starts it."""
     where = plan.question.cluster_ref or str(plan.question.cluster)
-    overrides = [spell(c.field, c.new) for c in plan.changes]
+    overrides = [format_override(c.field, c.new) for c in plan.changes]
     return shlex.join(["meshwright", "export", plan.base.name, "--to", to, "--gpus", where, "--out", to, *overrides])
 
 

@@ -1,6 +1,6 @@
 """Models: their architecture facts, the reader of Hugging Face configs, and the catalogue of shipped models."""
 
-from .catalogue import all_specs, config_of, find, names, nearest_by_size, of_size, search
+from .catalogue import all_specs, config_of, find, find_by_shape, names, nearest_by_size, search
 from .reader import known_architectures, load_config, spec_from_config
 from .reshape import reshape
 from .spec import (
@@ -10,10 +10,10 @@ from .spec import (
     Ffn,
     GatedDelta,
     Group,
-    Kind,
     Layer,
     Mamba2,
     Mixer,
+    ModelKind,
     ModelSpec,
     MoE,
     ParamCount,
@@ -27,22 +27,22 @@ __all__ = [
     "Ffn",
     "GatedDelta",
     "Group",
-    "Kind",
     "Layer",
     "Mamba2",
     "Mixer",
     "MoE",
+    "ModelKind",
     "ModelSpec",
     "ParamCount",
     "Vision",
     "all_specs",
     "config_of",
     "find",
+    "find_by_shape",
     "known_architectures",
     "load_config",
     "names",
     "nearest_by_size",
-    "of_size",
     "reshape",
     "search",
     "spec_from_config",

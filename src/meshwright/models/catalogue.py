@@ -15,11 +15,11 @@ from meshwright import extensions, file_access
 from meshwright.errors import InputError, unknown
 
 from .reader import load_config, spec_from_config
-from .spec import Kind, ModelSpec
+from .spec import ModelKind, ModelSpec
 
 _SIZE = re.compile(r"(a?)(\d+(?:[.p]\d+)?)([bmt])")
 _SIZE_IN_MILLIONS = {"m": 1, "b": 1_000, "t": 1_000_000}
-_ASIDE = re.compile(r"\(.*?\)")
+_PARENTHESES = re.compile(r"\(.*?\)")
 _GAP = re.compile(r"[\s\-_:]+")
 _PIECES = re.compile(r"[a-z]+|\d+(?:\.\d+)*")
 # Words that name a checkpoint of a model rather than another shape; ignored when nothing matches with them.
@@ -69,12 +69,12 @@ def all_specs() -> tuple[ModelSpec, ...]:
     return tuple(_spec(name) for name in names())
 
 
-def of_size(hidden: int, layers: int) -> tuple[ModelSpec, ...]:
+def find_by_shape(hidden: int, layers: int) -> tuple[ModelSpec, ...]:
     """The shipped models of this width and depth; quicker than asking every model."""
-    return tuple(_spec(name) for name, entry in _entries().items() if _says(entry["config"], hidden, layers))
+    return tuple(_spec(name) for name, entry in _entries().items() if _has_shape(entry["config"], hidden, layers))
 
 
-def _says(config: dict[str, Any], hidden: int, layers: int) -> bool:
+def _has_shape(config: dict[str, Any], hidden: int, layers: int) -> bool:
     text = config.get("text_config", config)
     return hidden in (text.get("hidden_size"), text.get("n_embd")) and layers in (
         text.get("num_hidden_layers"), text.get("n_layer")
@@ -89,7 +89,7 @@ def config_of(name: str) -> dict[str, Any]:
     return config
 
 
-def nearest_by_size(family: str | None, total_params: float, kind: Kind | None = None) -> ModelSpec:
+def nearest_by_size(family: str | None, total_params: float, kind: ModelKind | None = None) -> ModelSpec:
     """The shipped model nearest in total parameters, within a family and kind when they are given."""
     if not total_params > 0:
         raise InputError("must be above 0", field="total_params", value=total_params)
@@ -130,16 +130,16 @@ def _index() -> dict[tuple[str, ...], str]:
     for name, entry in _entries().items():
         for spelling in (name, entry.get("hf_id", ""), *entry.get("aliases", ())):
             if spelling:
-                index.setdefault(_normal(spelling), name)
+                index.setdefault(_normalize(spelling), name)
     return index
 
 
-def _normal(text: str, without: frozenset[str] = frozenset()) -> tuple[str, ...]:
+def _normalize(text: str, without: frozenset[str] = frozenset()) -> tuple[str, ...]:
     """A spelling as runs of letters and digits with sizes in millions: "Qwen2.5-0.5B" is ("qwen25", "500m").
 
     Sizes stay apart from what stands before them, so that "llama3 18b" is not "llama31 8b".
     """
-    text = _ASIDE.sub(" ", text.lower()).rsplit("/", 1)[-1]
+    text = _PARENTHESES.sub(" ", text.lower()).rsplit("/", 1)[-1]
     runs: list[str] = []
     open_run = False
     for word in _GAP.split(text):
@@ -168,12 +168,12 @@ def _resolve(text: str) -> str | None:
     if text in _entries():
         return text
     for without in (frozenset[str](), _CHECKPOINT_WORDS):
-        wanted = _normal(text, without)
+        wanted = _normalize(text, without)
         if not wanted:
             continue
         if wanted in _index():
             return _index()[wanted]
-        found = _beginning_with(wanted)
+        found = _with_prefix(wanted)
         if len(found) == 1:
             return found[0]
         if found:
@@ -182,23 +182,25 @@ def _resolve(text: str) -> str | None:
     return None
 
 
-def _beginning_with(wanted: tuple[str, ...]) -> list[str]:
+def _with_prefix(wanted: tuple[str, ...]) -> list[str]:
     """The models whose name starts with these words, cut between words or between letters and digits only."""
     asked = " ".join(wanted)
-    return [name for name in names() if asked in _beginnings(name)]
+    return [name for name in names() if asked in _prefixes(name)]
 
 
 @cache
-def _beginnings(name: str) -> frozenset[str]:
+def _prefixes(name: str) -> frozenset[str]:
     words = name.split("_")
     plain = "_".join(word for word in words if not _SIZE.fullmatch(word))
-    found = {" ".join(_normal(plain))}  # a size may stand in the middle: nemotron nano v2 is also nemotron_nano_9b_v2
+    found = {
+        " ".join(_normalize(plain))
+    }  # a size may stand in the middle: nemotron nano v2 is also nemotron_nano_9b_v2
     for count in range(1, len(words) + 1):
-        found.add(" ".join(_normal("_".join(words[:count]))))
+        found.add(" ".join(_normalize("_".join(words[:count]))))
         pieces = _PIECES.findall(words[count - 1])
         if not _SIZE.fullmatch(words[count - 1]):
             for cut in range(1, len(pieces)):
-                found.add(" ".join(_normal("_".join((*words[: count - 1], "".join(pieces[:cut]))))))
+                found.add(" ".join(_normalize("_".join((*words[: count - 1], "".join(pieces[:cut]))))))
     return frozenset(found)
 
 

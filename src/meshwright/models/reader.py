@@ -20,18 +20,18 @@ from .readers.fields import Fields
 from .readers.wrappers import WRAPPERS, read_wrapped
 from .spec import ModelSpec
 
-MOST_BYTES = 5_000_000
+MAX_BYTES = 5_000_000
 
 
-class _Denoising(msgspec.Struct, frozen=True):
+class _DiffusionReader(msgspec.Struct, frozen=True):
     family: str
     defaults: Mapping[str, Any]
     read: Callable[[Fields], diffusion.Denoiser]
 
 
 _DIFFUSERS = {
-    "WanTransformer3DModel": _Denoising("wan", diffusion.WAN_DEFAULTS, diffusion.read_wan),
-    "FluxTransformer2DModel": _Denoising("flux", diffusion.FLUX_DEFAULTS, diffusion.read_flux),
+    "WanTransformer3DModel": _DiffusionReader("wan", diffusion.WAN_DEFAULTS, diffusion.read_wan),
+    "FluxTransformer2DModel": _DiffusionReader("flux", diffusion.FLUX_DEFAULTS, diffusion.read_flux),
 }
 
 
@@ -57,7 +57,7 @@ def load_config(path: str | Path) -> dict[str, Any]:
         raise InputError("there is no config.json", field="model", value=str(file))
     try:
         size = file.stat().st_size if sent is None else len(sent.encode())
-        if size > MOST_BYTES:
+        if size > MAX_BYTES:
             raise InputError(f"is {size} bytes long; a model config has far less", field="model", value=str(file))
         data = json.loads(file.read_bytes().decode("utf-8-sig") if sent is None else sent.removeprefix("\ufeff"))
     except OSError as problem:

@@ -9,7 +9,7 @@ import msgspec
 from meshwright.errors import InputError
 
 from .readers.decoder import grouped
-from .readers.fields import LARGEST_SIZE, MOST_LAYERS
+from .readers.fields import MAX_LAYERS, MAX_SIZE
 from .spec import MLA, Attention, Dense, Ffn, Layer, Mixer, ModelSpec
 
 
@@ -79,7 +79,7 @@ def reshape(
 
 def _check(spec: ModelSpec, asked: dict[str, int]) -> None:
     for key, value in asked.items():
-        most = MOST_LAYERS if key == "layers" else LARGEST_SIZE
+        most = MAX_LAYERS if key == "layers" else MAX_SIZE
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise InputError(f"must be a whole number from 1 to {most}", field=key, value=value)
     mixers = [group.layer.mixer for group in spec.groups]

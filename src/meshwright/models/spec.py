@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["causal_lm", "vision_language", "diffusion"]
+ModelKind = Literal["causal_lm", "vision_language", "diffusion"]
 
 
 class Attention(msgspec.Struct, frozen=True):
@@ -289,7 +289,7 @@ class ModelSpec(msgspec.Struct, frozen=True, dict=True):
 
     name: str
     family: str
-    kind: Kind
+    kind: ModelKind
     hidden: int
     groups: tuple[Group, ...]
     vocab: int = 0

@@ -1,10 +1,10 @@
 """From a question to a plan: matching, sizing, search and explanation."""
 
-from meshwright.planner.baseline import case_of, on_engine
+from meshwright.planner.baseline import case_of, with_engine_strategy
 from meshwright.planner.divisors import smallest_fit
 from meshwright.planner.explain import reasons
 from meshwright.planner.plan import Change, Plan, Question, Reason, Suggestion
-from meshwright.planner.ranking import Dropped, Ranking, ranked
+from meshwright.planner.ranking import Dropped, Ranking, rank_layouts
 from meshwright.planner.recommend import plan_fixed, recommend
 from meshwright.planner.scaling import batch_for_tokens, scaled_batch, scaled_lr
 from meshwright.planner.search import Candidate
@@ -23,13 +23,13 @@ __all__ = [
     "Suggestion",
     "batch_for_tokens",
     "case_of",
-    "on_engine",
     "plan_fixed",
-    "ranked",
+    "rank_layouts",
     "reasons",
     "recommend",
     "scaled_batch",
     "scaled_lr",
     "size",
     "smallest_fit",
+    "with_engine_strategy",
 ]

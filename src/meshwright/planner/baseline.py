@@ -11,7 +11,7 @@ from meshwright import costs, rules
 from meshwright.clusters import Cluster, cluster
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec
-from meshwright.planner.match import StartKind, starting_recipe
+from meshwright.planner.match import BaselineSource, find_baseline_recipe
 from meshwright.planner.plan import Question
 from meshwright.planner.search import LAYOUT_NAMES
 from meshwright.recipes import overrides as override
@@ -20,7 +20,7 @@ from meshwright.recipes.types import Recipe, Strategy, recipe_fields
 
 ENGINE_STRATEGY: dict[str, Strategy] = {"megatron": "zero1"}
 """What an engine has in the place of fsdp2."""
-MOST_ADAPTATIONS = 5
+MAX_ADAPTATIONS = 5
 
 
 class Baseline(msgspec.Struct, frozen=True):
@@ -28,16 +28,16 @@ class Baseline(msgspec.Struct, frozen=True):
 
     question: Question
     base: Recipe
-    kind: StartKind
-    asked: Recipe
+    source: BaselineSource
+    requested: Recipe
     case: Case
     pinned: Mapping[str, Any]  # layout values the user fixed, by flat name
     reasons: Mapping[str, str]  # by key
 
     @property
-    def at_home(self) -> bool:
+    def on_reference_cluster(self) -> bool:
         """Whether nothing but the engine differs from what the recipe was made for."""
-        return self.kind == "own" and self.same_gpus and not self.reasons and not self.pinned
+        return self.source == "same_model" and self.same_gpus and not self.reasons and not self.pinned
 
     @property
     def same_gpus(self) -> bool:
@@ -53,12 +53,12 @@ class Baseline(msgspec.Struct, frozen=True):
 
 def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Recipe | None = None) -> Baseline:
     """The starting point for a question: its recipe, or the given one, with what was asked and what must give way."""
-    kind: StartKind = "own"
+    source: BaselineSource = "same_model"
     base = recipe
     if base is None:
-        base, kind = starting_recipe(question)
-    asked, reasons = bound(base, question)
-    wanted = override.requested(asked, overrides)
+        base, source = find_baseline_recipe(question)
+    requested, reasons = bind(base, question)
+    wanted = override.requested(requested, overrides)
     if question.seq_length is not None and wanted.get("data.seq_length", question.seq_length) != question.seq_length:
         raise InputError(
             f"--seq asks for {question.seq_length} tokens and data.seq_length for {wanted['data.seq_length']}",
@@ -66,16 +66,16 @@ def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Reci
             value=question.seq_length,
             fix=("say it once",),
         )
-    asked, _ = override.change(asked, wanted)
-    reasons = {**reasons, **{key: _asked_for(key) for key in wanted}}
-    model = model_of(asked) if any(key.startswith("architecture.") for key in wanted) else question.model
-    asked, adapted = _adapted(asked, model, question, frozenset(wanted))
+    requested, _ = override.change(requested, wanted)
+    reasons = {**reasons, **{key: _requested_reason(key) for key in wanted}}
+    model = model_of(requested) if any(key.startswith("architecture.") for key in wanted) else question.model
+    requested, adapted = _adapt(requested, model, question, frozenset(wanted))
     return Baseline(
         question=question,
         base=base,
-        kind=kind,
-        asked=asked,
-        case=_case(asked, model, question),
+        source=source,
+        requested=requested,
+        case=_case(requested, model, question),
         pinned={recipe_fields()[key].flat: value for key, value in wanted.items() if key.startswith("layout.")},
         reasons={**reasons, **adapted},
     )
@@ -91,7 +91,7 @@ def _case(recipe: Recipe, model: ModelSpec, question: Question) -> Case:
     return made if question.calibration is None else made.replace(calibration=question.calibration)
 
 
-def on_engine(recipe: Recipe, engine: str) -> Recipe:
+def with_engine_strategy(recipe: Recipe, engine: str) -> Recipe:
     """The recipe with its default sharding in the engine's own kind."""
     if recipe.layout.strategy != "fsdp2" or engine not in ENGINE_STRATEGY:
         return recipe
@@ -100,13 +100,13 @@ def on_engine(recipe: Recipe, engine: str) -> Recipe:
     )
 
 
-def bound(base: Recipe, question: Question) -> tuple[Recipe, dict[str, str]]:
+def bind(base: Recipe, question: Question) -> tuple[Recipe, dict[str, str]]:
     """The recipe for the question's model, cluster, sequence length and engine, and why its length differs."""
-    made = on_engine(base, question.engine)
+    made = with_engine_strategy(base, question.engine)
     length, why = base.data.seq_length, {}
     longest = question.model.max_seq_length
     if question.seq_length is not None and question.seq_length != length:
-        length, why = question.seq_length, {"data.seq_length": _asked_for("data.seq_length")}
+        length, why = question.seq_length, {"data.seq_length": _requested_reason("data.seq_length")}
     elif question.seq_length is None and longest and length > longest and question.model_ref != base.model:
         length, why = longest, {"data.seq_length": f"the model knows {longest} positions; a new experiment"}
     recipe = msgspec.structs.replace(
@@ -119,11 +119,11 @@ def bound(base: Recipe, question: Question) -> tuple[Recipe, dict[str, str]]:
     return recipe, why
 
 
-def _asked_for(key: str) -> str:
+def _requested_reason(key: str) -> str:
     return "asked for" + ("; a new experiment" if recipe_fields()[key].kind == "contract" else "")
 
 
-def _adapted(
+def _adapt(
     recipe: Recipe, model: ModelSpec, question: Question, fixed: frozenset[str]
 ) -> tuple[Recipe, dict[str, str]]:
     """The recipe with settings that this cluster or engine refuses and no degree cures put right, and why.
@@ -131,9 +131,9 @@ def _adapted(
     Only layout fields outside the search are touched (a dispatcher, CUDA graphs, a kernel); never what the user fixed.
     """
     reasons: dict[str, str] = {}
-    for _ in range(MOST_ADAPTATIONS):
+    for _ in range(MAX_ADAPTATIONS):
         case = _case(recipe, model, question)
-        change = next((c for c in _cures(case) if not fixed & set(c[0])), None)
+        change = next((c for c in _layout_fixes(case) if not fixed & set(c[0])), None)
         if change is None:
             break
         values, why = change
@@ -142,13 +142,13 @@ def _adapted(
     return recipe, reasons
 
 
-def _cures(case: Case) -> Any:
+def _layout_fixes(case: Case) -> Any:
     """Repairs of broken error rules that touch only layout fields outside the search, each with the rule's words."""
     searched = {f"layout.{name}" for name in LAYOUT_NAMES}
     fields = recipe_fields()
     for rule in rules.applicable(case, ("error",)):
         if rule.subject == "memory" or rule.field in LAYOUT_NAMES or not bool(rule.broken(case)):
             continue
-        values = override.requested(case.recipe, rules.repair(rule, case))
+        values = override.requested(case.recipe, rules.try_fixes(rule, case))
         if values and all(fields[key].kind == "layout" and key not in searched for key in values):
             yield values, rules.message(rule, case)

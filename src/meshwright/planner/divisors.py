@@ -4,40 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.clusters import Cluster, Gpu, usual_nodes
+from meshwright.clusters import Cluster, Gpu, default_nodes
 from meshwright.errors import InputError
 from meshwright.planner.plan import Plan
 from meshwright.planner.search import any_legal, best
 from meshwright.recipes.case import Case
 
-COUNTS_OFFERED = 3
-COUNTS_TRIED = 40
-MOST_GPUS = 1_000_000
-MOST_SEARCHED = 16384
+MAX_SUGGESTED_COUNTS = 3
+MAX_TRIED_COUNTS = 40
+MAX_GPUS = 1_000_000
+MAX_SEARCHED_GPUS = 16384
 
 
-def resized(case: Case, count: int) -> Case:
+def resize(case: Case, count: int) -> Case:
     """The same training on another number of the same GPUs."""
     gpu = case.cluster.gpu
-    return case.renewed(cluster=Cluster(gpu, *usual_nodes(count, gpu)))
+    return case.rebuild(cluster=Cluster(gpu, *default_nodes(count, gpu)))
 
 
-def nearby(world: int, gpu: Gpu) -> Iterator[int]:
+def nearby_counts(world: int, gpu: Gpu) -> Iterator[int]:
     """Counts worth trying, nearest first: whole nodes around the asked count, its neighbours, powers of two."""
     node = gpu.gpus_per_node
     nodes = world // node
     found = {k * node for k in range(max(nodes - 8, 1), nodes + 10)} | {world + d for d in (-2, -1, 1, 2)}
     found |= {2**k for k in range(20)}
-    yield from sorted((n for n in found if 1 <= n <= MOST_GPUS and n != world), key=lambda n: (abs(n - world), n))
+    yield from sorted((n for n in found if 1 <= n <= MAX_GPUS and n != world), key=lambda n: (abs(n - world), n))
 
 
-def nearest_counts(case: Case, most: int = COUNTS_OFFERED) -> list[int]:
+def nearest_counts(case: Case, most: int = MAX_SUGGESTED_COUNTS) -> list[int]:
     """GPU counts near the asked one for which some layout is legal."""
     found: list[int] = []
-    for tried, count in enumerate(nearby(case.cluster.world, case.cluster.gpu)):
-        if tried >= COUNTS_TRIED or len(found) >= most:
+    for tried, count in enumerate(nearby_counts(case.cluster.world, case.cluster.gpu)):
+        if tried >= MAX_TRIED_COUNTS or len(found) >= most:
             break
-        if any_legal(resized(case, count)):
+        if any_legal(resize(case, count)):
             found.append(count)
     return sorted(found)
 
@@ -66,11 +66,11 @@ def no_layout(case: Case) -> InputError:
     )
 
 
-def smallest_fit(plan: Plan, most: int = MOST_SEARCHED) -> int | None:
+def smallest_fit(plan: Plan, most: int = MAX_SEARCHED_GPUS) -> int | None:
     """The smallest count, doubling from the asked one, on which this training fits."""
     count = plan.case.cluster.world
     while (count := count * 2) <= most:
-        found = best(resized(plan.case, count), {})
+        found = best(resize(plan.case, count), {})
         if found is not None and found.fits:
             return count
     return None

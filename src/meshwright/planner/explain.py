@@ -13,7 +13,7 @@ from meshwright.recipes.types import recipe_fields
 from meshwright.rules.search_values import divisors
 
 DEGREES = ("tp", "pp", "cp", "ep", "micro_batch_size")
-FOLLOWS = {
+DERIVED_FIELDS = {
     "sp": "follows tp: with tp above 1 it cuts norms and residuals over the same ranks at no extra traffic",
     "pp_schedule": "follows pp and vp",
     "dp_shard": "filled with whatever tp × pp × cp leave",
@@ -25,12 +25,12 @@ FOLLOWS = {
 }
 
 
-def counted(number: int, thing: str) -> str:
+def pluralize(number: int, thing: str) -> str:
     """A number of things, one of them without its s."""
     return f"{number} {thing}" + ("" if number == 1 else "s")
 
 
-def meaning(name: str) -> str:
+def field_description(name: str) -> str:
     """What a layout field is, in the words of its own documentation."""
     return recipe_fields()[f"layout.{name}"].text
 
@@ -52,7 +52,7 @@ def with_value(case: Case, name: str, value: Any) -> Case:
     return case.replace(**changed)
 
 
-def compared(case: Case, name: str, value: Any) -> str:
+def compare_value(case: Case, name: str, value: Any) -> str:
     """What would happen with another value of one layout field, measured by rules and estimate."""
     other = with_value(case, name, value)
     ruled = [r for r in rules.applicable(other, ("error",)) if r.subject != "memory"]
@@ -70,22 +70,22 @@ def compared(case: Case, name: str, value: Any) -> str:
 
 def why_changed(case: Case, name: str, old: Any) -> str:
     """The reason a layout field left the recipe's value."""
-    if name in FOLLOWS:
-        return FOLLOWS[name]
-    return "here " + compared(case, name, old)
+    if name in DERIVED_FIELDS:
+        return DERIVED_FIELDS[name]
+    return "here " + compare_value(case, name, old)
 
 
 def reasons(plan: Plan) -> tuple[Reason, ...]:
     """For every number of the layout: what it is and what its neighbours would do."""
     case, layout = plan.case, plan.recipe.layout
     found = [Reason("strategy", layout.strategy, _strategy(case))]
-    found += [Reason(name, getattr(layout, name), _degree(case, name)) for name in _interesting(case)]
+    found += [Reason(name, getattr(layout, name), _degree(case, name)) for name in _explained_degrees(case)]
     found.append(Reason("recompute", layout.recompute, _recompute(case)))
     found.append(
         Reason(
             "dp",
             int(case.dp),
-            f"{counted(case.world, 'GPU')} / {int(case.model_ranks)} per model copy; "
+            f"{pluralize(case.world, 'GPU')} / {int(case.model_ranks)} per model copy; "
             + ("one rank holds the whole state" if case.shard == 1 else f"{int(case.shard)} ranks share one state")
             + (f", {layout.dp_replicate} copies of it" if layout.dp_replicate > 1 else ""),
         )
@@ -100,11 +100,11 @@ def reasons(plan: Plan) -> tuple[Reason, ...]:
     return tuple(found)
 
 
-def _interesting(case: Case) -> list[str]:
+def _explained_degrees(case: Case) -> list[str]:
     return [name for name in DEGREES if name != "ep" or case.is_moe]
 
 
-def neighbours(case: Case, name: str) -> list[int]:
+def neighbors(case: Case, name: str) -> list[int]:
     """The next smaller and larger value that can be had: divisors of the GPUs, experts or batch."""
     value = int(getattr(case, name))
     whole: int = {"ep": case.experts, "micro_batch_size": case.global_batch_size}.get(name) or case.world
@@ -114,13 +114,13 @@ def neighbours(case: Case, name: str) -> list[int]:
 
 
 def _degree(case: Case, name: str) -> str:
-    said = [compared(case, name, value) for value in neighbours(case, name)]
-    return f"{meaning(name)}. " + ("; ".join(said) or "there is no other")
+    said = [compare_value(case, name, value) for value in neighbors(case, name)]
+    return f"{field_description(name)}. " + ("; ".join(said) or "there is no other")
 
 
 def _recompute(case: Case) -> str:
     others = [v for v in ("none", "selective", "full") if v != case.recompute]
-    return f"{meaning('recompute')}. " + "; ".join(compared(case, "recompute", v) for v in others)
+    return f"{field_description('recompute')}. " + "; ".join(compare_value(case, "recompute", v) for v in others)
 
 
 def _strategy(case: Case) -> str:

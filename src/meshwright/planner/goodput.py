@@ -11,7 +11,7 @@ FAILURES_PER_GPU_HOUR = 419 / (54 * 24 * 16384)
 """Llama 3 405B saw 419 unexpected interruptions in 54 days on 16,384 H100 (The Llama 3 Herd of Models, 2024, 3.3.4)."""
 RESTART_S = 600.0  # notice, replace the node, start processes and load: minutes, where a scheduler does it by itself
 SAVE_GB_S = 1.0  # per GPU to shared storage, blocking
-SHORTEST_INTERVAL_S = 60.0
+MIN_INTERVAL_S = 60.0
 
 
 class Goodput(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class Goodput(msgspec.Struct, frozen=True):
 
 def best_interval_s(save_s: float, hours_between_failures: float) -> float:
     """The time between checkpoints that loses least (Young 1974, Daly 2006): the square root of 2 × save × MTBF."""
-    return max(sqrt(2 * save_s * hours_between_failures * HOUR), SHORTEST_INTERVAL_S)
+    return max(sqrt(2 * save_s * hours_between_failures * HOUR), MIN_INTERVAL_S)
 
 
 def goodput(

@@ -14,14 +14,14 @@ from meshwright.recipes import index
 from meshwright.recipes.index import IndexEntry
 from meshwright.recipes.types import Recipe
 
-StartKind = Literal["own", "closest", "derived"]
+BaselineSource = Literal["same_model", "closest", "derived"]
 
 
-def starting_recipe(question: Question) -> tuple[Recipe, StartKind]:
+def find_baseline_recipe(question: Question) -> tuple[Recipe, BaselineSource]:
     """The model's own recipe for the goal, else the closest model's; derived when the model is the user's own."""
     own = [e for e in index.entries(question.benchmark) if (e.model, e.goal) == (question.model_ref, question.goal)]
     if own:
-        return index.load(_preferred(own, question).name), "own"
+        return index.load(_preferred(own, question).name), "same_model"
     if question.benchmark:
         raise InputError(
             f"there is no benchmark recipe for {question.model.name} with goal {question.goal}",
@@ -32,7 +32,7 @@ def starting_recipe(question: Question) -> tuple[Recipe, StartKind]:
     near = index.closest(question.model, question.goal, question.seq_length)
     if models.find(near.model).kind != question.model.kind:
         raise InputError(
-            f"no recipe trains a {kind_of(question.model)} model with goal {question.goal}",
+            f"no recipe trains a {model_kind_label(question.model)} model with goal {question.goal}",
             field="goal",
             value=question.goal,
             fix=tuple(f"--goal {g}" for g in ("pretrain", "sft", "peft") if g != question.goal),
@@ -40,7 +40,7 @@ def starting_recipe(question: Question) -> tuple[Recipe, StartKind]:
     return index.load(near.name), "closest" if question.model_ref in models.names() else "derived"
 
 
-def kind_of(model: ModelSpec) -> str:
+def model_kind_label(model: ModelSpec) -> str:
     """The kind of model in a word the user knows."""
     return {"causal_lm": "language", "vision_language": "vision-language", "diffusion": "diffusion"}[model.kind]
 

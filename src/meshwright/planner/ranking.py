@@ -13,12 +13,12 @@ from meshwright import rules
 from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.plan import Plan, Question
 from meshwright.planner.recommend import plan_with
-from meshwright.planner.search import Candidate, Priced, score
-from meshwright.planner.space import WHOLE, candidates, degrees, with_pins
+from meshwright.planner.search import Candidate, ScoredBatch, score
+from meshwright.planner.space import FULL_SPACE, candidates, degrees, with_pins
 from meshwright.recipes.case import Case
 
-ALIKE = 12  # candidates looked at for each plan shown: several options may come to the same layout
-MOST_LISTED = 3_000  # layouts that are listed of all that fit
+CANDIDATES_PER_PLAN = 12  # candidates looked at for each plan shown: several options may come to the same layout
+MAX_LISTED = 3_000  # layouts that are listed of all that fit
 SHOWN_NAMES = ("strategy", "tp", "pp", "vp", "cp", "ep", "etp", "micro_batch_size", "recompute")
 
 
@@ -40,34 +40,38 @@ class Ranking(msgspec.Struct, frozen=True):
     fitting: tuple[Candidate, ...] = ()  # every layout that fits, fastest first, where these were asked for
 
 
-def ranked(question: Question, overrides: Sequence[str] = (), top: int = 5, everything: bool = False) -> Ranking:
+def rank_layouts(question: Question, overrides: Sequence[str] = (), top: int = 5, everything: bool = False) -> Ranking:
     """The fastest plans of the whole legal space; overrides are kept as given; `everything` lists all that fit."""
-    start = baseline_for(question, overrides)
-    batches = list(score(start.case, start.pinned, WHOLE))
+    baseline = baseline_for(question, overrides)
+    batches = list(score(baseline.case, baseline.pinned, FULL_SPACE))
     best = _fastest(batches, top)
     return Ranking(
-        plans=tuple(plan_with(start, {**candidate.layout, **start.pinned}) for candidate in best),
+        plans=tuple(plan_with(baseline, {**candidate.layout, **baseline.pinned}) for candidate in best),
         pareto=pareto(batches),
-        dropped=(*_own_errors(start, batches), *_refused(start.case, start.pinned), *_too_large(batches)),
+        dropped=(
+            *_pinned_errors(baseline, batches),
+            *_rejected_by_rules(baseline.case, baseline.pinned),
+            *_too_large(batches),
+        ),
         searched=sum(len(b) for b in batches),
         fitting=_fitting(batches) if everything else (),
     )
 
 
-def _fitting(batches: list[Priced]) -> tuple[Candidate, ...]:
+def _fitting(batches: list[ScoredBatch]) -> tuple[Candidate, ...]:
     """Every different layout that fits, fastest first; at most MOST_LISTED, evenly spread over all of them."""
     found = sorted((float(b.step_s[i]), n, int(i)) for n, b in enumerate(batches) for i in np.flatnonzero(b.fits))
-    every = max(-(-len(found) // MOST_LISTED), 1)
+    every = max(-(-len(found) // MAX_LISTED), 1)
     rows = [batches[n].row(i) for _, n, i in found[::every]]
     return tuple({tuple(row.layout.values()): row for row in reversed(rows)}.values())[::-1]
 
 
-def _fastest(batches: list[Priced], top: int) -> list[Candidate]:
+def _fastest(batches: list[ScoredBatch], top: int) -> list[Candidate]:
     """The fastest different layouts that fit; the smallest one when none does."""
     found = [
         b.row(int(i))
         for b in batches
-        for i in np.flatnonzero(b.fits)[np.argsort(b.step_s[b.fits], kind="stable")][: ALIKE * top]
+        for i in np.flatnonzero(b.fits)[np.argsort(b.step_s[b.fits], kind="stable")][: CANDIDATES_PER_PLAN * top]
     ]
     if not found and batches:
         return [min((b.row(int(np.argmin(b.total_gib))) for b in batches), key=lambda c: c.total_gib)]
@@ -75,7 +79,7 @@ def _fastest(batches: list[Priced], top: int) -> list[Candidate]:
     return sorted(distinct.values(), key=lambda c: c.step_s)[:top]
 
 
-def pareto(batches: list[Priced]) -> tuple[Candidate, ...]:
+def pareto(batches: list[ScoredBatch]) -> tuple[Candidate, ...]:
     """Layouts that no other beats in both memory and speed, fastest first."""
     found: list[Candidate] = []
     for b in batches:
@@ -91,39 +95,41 @@ def pareto(batches: list[Priced]) -> tuple[Candidate, ...]:
     return tuple(kept)
 
 
-def _own_errors(start: Baseline, batches: list[Priced]) -> Iterator[Dropped]:
+def _pinned_errors(baseline: Baseline, batches: list[ScoredBatch]) -> Iterator[Dropped]:
     """What the rules say of the user's own numbers when no layout can keep them."""
-    if batches or not start.pinned:
+    if batches or not baseline.pinned:
         return
-    for rule in rules.applicable(start.case, ("error",)):
-        if rule.field in start.pinned and bool(rule.broken(start.case)):
-            yield Dropped(f"{rule.id}: {rules.message(rule, start.case)}", 1, shown(start.case))
+    for rule in rules.applicable(baseline.case, ("error",)):
+        if rule.field in baseline.pinned and bool(rule.broken(baseline.case)):
+            yield Dropped(f"{rule.id}: {rules.message(rule, baseline.case)}", 1, describe_case(baseline.case))
 
 
-def _refused(case: Case, pinned: Mapping[str, Any]) -> Iterator[Dropped]:
+def _rejected_by_rules(case: Case, pinned: Mapping[str, Any]) -> Iterator[Dropped]:
     """For every rule that refuses some layout: how many, and what it says of one."""
     counts: Counter[str] = Counter()
     examples: dict[str, Case] = {}
-    space = with_pins(WHOLE, pinned)
+    space = with_pins(FULL_SPACE, pinned)
     for batch in (*degrees(case, space, pinned), *candidates(case, space, pinned)):
         for id, mask in rules.illegal_by_rule(batch).items():
             where = np.flatnonzero(np.broadcast_to(mask, batch.tp.shape))
             counts[id] += len(where)
             examples.setdefault(id, batch.rows(int(where[0])))
     for id, count in counts.most_common():
-        yield Dropped(f"{id}: {rules.message(rules.RULES[id], examples[id])}", count, shown(examples[id]))
+        yield Dropped(f"{id}: {rules.message(rules.RULES[id], examples[id])}", count, describe_case(examples[id]))
 
 
-def _too_large(batches: list[Priced]) -> Iterator[Dropped]:
+def _too_large(batches: list[ScoredBatch]) -> Iterator[Dropped]:
     count = sum(int((~b.fits).sum()) for b in batches)
     if count:
         worst = next(b for b in batches if (~b.fits).any())
         row = int(np.flatnonzero(~worst.fits)[0])
         need, have = worst.total_gib[row], worst.case.capacity_gib
-        yield Dropped("does not fit in memory", count, f"{shown(worst.case.rows(row))}: {need:.0f} of {have:.0f} GiB")
+        yield Dropped(
+            "does not fit in memory", count, f"{describe_case(worst.case.rows(row))}: {need:.0f} of {have:.0f} GiB"
+        )
 
 
-def shown(case: Case) -> str:
+def describe_case(case: Case) -> str:
     """A layout in a few words."""
     said: list[tuple[str, Any]] = [(name, getattr(case, name)) for name in SHOWN_NAMES]
     return " ".join(f"{name}={value}" for name, value in said if value != 1)

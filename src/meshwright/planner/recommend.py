@@ -13,28 +13,28 @@ from meshwright.planner.divisors import no_layout
 from meshwright.planner.explain import why_changed
 from meshwright.planner.plan import Change, Match, Plan, Question, Suggestion
 from meshwright.planner.scaling import suggestions
-from meshwright.planner.search import KEEP_WITHIN, LAYOUT_NAMES, Candidate, always_broken, any_legal, best, is_roomy
+from meshwright.planner.search import KEEP_WITHIN, LAYOUT_NAMES, Candidate, always_broken, any_legal, best, has_headroom
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
-from meshwright.recipes.format_override import spell
+from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import Recipe, recipe_fields
 from meshwright.rules import Finding
 
 ARITHMETIC = {*LAYOUT_NAMES, "global_batch_size"}
 """Fields whose rules speak of degrees and batches: when those block everything, it is the GPU count that is wrong."""
-WORTH_OFFERING = 0.95  # of the kept layout's step time
-WORTH_ADVISING = 0.99
+SUGGEST_BELOW = 0.95  # of the kept layout's step time
+ADVISE_BELOW = 0.99
 
 
 def recommend(question: Question, overrides: Sequence[str] = ()) -> Plan:
     """The plan for a question; layout overrides are kept as given and the rest is sized around them."""
-    start = baseline_for(question, overrides)
-    found = best(start.case, start.pinned)
+    baseline = baseline_for(question, overrides)
+    found = best(baseline.case, baseline.pinned)
     if found is None:
-        return plan_with(start, _without_legal_layout(start))
-    if keeps_own(start, found):
-        return plan_with(start, {}, faster=found)
-    return plan_with(start, {**found.layout, **start.pinned})
+        return plan_with(baseline, _fallback_layout(baseline))
+    if keeps_recipe_layout(baseline, found):
+        return plan_with(baseline, {}, faster=found)
+    return plan_with(baseline, {**found.layout, **baseline.pinned})
 
 
 def plan_fixed(question: Question, recipe: Recipe | None, overrides: Sequence[str] = ()) -> Plan:
@@ -42,46 +42,49 @@ def plan_fixed(question: Question, recipe: Recipe | None, overrides: Sequence[st
     return plan_with(baseline_for(question, overrides, recipe), {})
 
 
-def keeps_own(start: Baseline, found: Candidate) -> bool:
+def keeps_recipe_layout(baseline: Baseline, found: Candidate) -> bool:
     """Whether the recipe's layout stays: always on the cluster it was made for, elsewhere when it is about as good."""
-    if not bool(rules.legal(start.case)):
+    if not bool(rules.legal(baseline.case)):
         return False
-    price = costs.estimate(start.case)
+    price = costs.estimate(baseline.case)
     if not bool(price.fits):
         return False
-    if start.at_home:
+    if baseline.on_reference_cluster:
         return True
-    roomy = is_roomy(float(price.memory.total), start.case)
-    return float(price.step_s) <= KEEP_WITHIN * found.step_s and (roomy or not found.roomy)
+    headroom = has_headroom(float(price.memory.total), baseline.case)
+    return float(price.step_s) <= KEEP_WITHIN * found.step_s and (headroom or not found.has_headroom)
 
 
-def _without_legal_layout(start: Baseline) -> dict[str, Any]:
+def _fallback_layout(baseline: Baseline) -> dict[str, Any]:
     """The layout to show with its findings when none is legal; a count that nothing divides is an error instead."""
-    blocking = {id for id in always_broken(start.case) if rules.RULES[id].field not in ARITHMETIC}
-    found = best(start.case, start.pinned, blocking) if blocking else None
+    blocking = {id for id in always_broken(baseline.case) if rules.RULES[id].field not in ARITHMETIC}
+    found = best(baseline.case, baseline.pinned, blocking) if blocking else None
     if found is not None:
-        return {**found.layout, **start.pinned}
-    if start.pinned and any_legal(start.case):  # the user's own numbers are judged, not replaced
+        return {**found.layout, **baseline.pinned}
+    if baseline.pinned and any_legal(baseline.case):  # the user's own numbers are judged, not replaced
         return {}
-    raise no_layout(start.case)
+    raise no_layout(baseline.case)
 
 
-def plan_with(start: Baseline, layout: Mapping[str, Any], faster: Candidate | None = None) -> Plan:
+def plan_with(baseline: Baseline, layout: Mapping[str, Any], faster: Candidate | None = None) -> Plan:
     """The plan that runs this layout, priced and judged; empty keeps the recipe's own."""
-    recipe = with_layout(start.asked, layout)
-    case = start.case.renewed(recipe)
+    recipe = with_layout(baseline.requested, layout)
+    case = baseline.case.rebuild(recipe)
     estimate = costs.estimate(case)
-    changes = changes_between(start, recipe, case)
+    changes = changes_between(baseline, recipe, case)
     return Plan(
-        question=start.question,
-        base=start.base,
+        question=baseline.question,
+        base=baseline.base,
         recipe=recipe,
-        match=_match(start, changes),
+        match=_match(baseline, changes),
         case=case,
         estimate=estimate,
         changes=changes,
-        findings=tuple(_weighed(rules.judge(case), case, float(estimate.step_s))),
-        suggestions=(*_faster_layout(case, estimate, faster), *suggestions(start.base, start.base_cluster.world, case)),
+        findings=tuple(_drop_useless_fixes(rules.check(case), case, float(estimate.step_s))),
+        suggestions=(
+            *_faster_layout(case, estimate, faster),
+            *suggestions(baseline.base, baseline.base_cluster.world, case),
+        ),
     )
 
 
@@ -90,7 +93,7 @@ def with_layout(recipe: Recipe, layout: Mapping[str, Any]) -> Recipe:
     return msgspec.structs.replace(recipe, layout=msgspec.structs.replace(recipe.layout, **layout))
 
 
-def _weighed(findings: Iterable[Finding], case: Case, step_s: float) -> Iterable[Finding]:
+def _drop_useless_fixes(findings: Iterable[Finding], case: Case, step_s: float) -> Iterable[Finding]:
     """Advice stays when following it is really faster and leaves room; a warning stays, its fix only then."""
     for finding in findings:
         of_memory = finding.rule.startswith("memory.") and finding.severity == "warning"
@@ -102,31 +105,31 @@ def _weighed(findings: Iterable[Finding], case: Case, step_s: float) -> Iterable
 
 
 def _helps(finding: Finding, case: Case, step_s: float) -> bool:
-    price = costs.estimate(case.renewed(override.apply(case.recipe, finding.fix)))
-    roomy = is_roomy(float(price.memory.total), case)
-    return roomy and float(price.step_s) <= WORTH_ADVISING * step_s
+    price = costs.estimate(case.rebuild(override.apply(case.recipe, finding.fix)))
+    headroom = has_headroom(float(price.memory.total), case)
+    return headroom and float(price.step_s) <= ADVISE_BELOW * step_s
 
 
 def _faster_layout(case: Case, estimate: costs.Estimate, faster: Candidate | None) -> Iterable[Suggestion]:
     """The layout our estimate would rather have than the kept one, when it is worth a try."""
-    if faster is None or not faster.roomy or faster.step_s > WORTH_OFFERING * float(estimate.step_s):
+    if faster is None or not faster.has_headroom or faster.step_s > SUGGEST_BELOW * float(estimate.step_s):
         return
     different = {name: faster.layout[name] for name in LAYOUT_NAMES if faster.layout[name] != getattr(case, name)}
     gain = 1 - faster.step_s / float(estimate.step_s)
     why = f"by our estimate {gain:.0%} less time per step at {faster.total_gib:.0f} GiB; the published layout was kept"
     yield Suggestion(
-        "a faster layout", tuple(spell(f"layout.{n}", v) for n, v in different.items()), why, kind="layout"
+        "a faster layout", tuple(format_override(f"layout.{n}", v) for n, v in different.items()), why, kind="layout"
     )
 
 
-def changes_between(start: Baseline, recipe: Recipe, case: Case) -> tuple[Change, ...]:
+def changes_between(baseline: Baseline, recipe: Recipe, case: Case) -> tuple[Change, ...]:
     """Every field that differs from the starting recipe, with its kind and reason."""
     found = []
     for key, info in recipe_fields().items():
         section, name = key.split(".")
-        old, new = getattr(getattr(start.base, section), name), getattr(getattr(recipe, section), name)
+        old, new = getattr(getattr(baseline.base, section), name), getattr(getattr(recipe, section), name)
         if old != new:
-            why = start.reasons.get(key) or _why(info.flat, old, case)
+            why = baseline.reasons.get(key) or _why(info.flat, old, case)
             found.append(Change(key, old, new, info.kind, why))
     return tuple(found)
 
@@ -137,7 +140,7 @@ def _why(name: str, old: Any, case: Case) -> str:
     return why_changed(case, name, old)
 
 
-def _match(start: Baseline, changes: tuple[Change, ...]) -> Match:
-    if start.kind != "own":
-        return start.kind
-    return "exact" if start.same_gpus and not changes else "resized"
+def _match(baseline: Baseline, changes: tuple[Change, ...]) -> Match:
+    if baseline.source != "same_model":
+        return baseline.source
+    return "exact" if baseline.same_gpus and not changes else "resized"

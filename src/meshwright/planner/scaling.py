@@ -15,10 +15,10 @@ from meshwright.recipes.types import Recipe
 
 LrLaw = Literal["sqrt", "linear"]
 LAWS: tuple[LrLaw, ...] = ("sqrt", "linear")
-MOST_TOKENS = 16 * 2**20  # per step; the largest published trainings take about this
-MOST_GROWTH = 16  # of the batch: beyond, no law of the learning rate was tried
-ENOUGH_TOKENS = 4096  # per GPU and step
-WORTH_FP8 = 0.03  # of the step time
+MAX_TOKENS = 16 * 2**20  # per step; the largest published trainings take about this
+MAX_BATCH_GROWTH = 16  # of the batch: beyond, no law of the learning rate was tried
+MIN_TOKENS_PER_GPU = 4096  # per GPU and step
+MIN_FP8_GAIN = 0.03  # of the step time
 
 
 def scaled_lr(lr: float, old_batch: int, new_batch: int, law: LrLaw = "sqrt") -> float:
@@ -40,14 +40,14 @@ def batch_for_tokens(old_batch: int, old_seq: int, new_seq: int) -> int:
 def suggestions(base: Recipe, base_world: int, case: Case) -> tuple[Suggestion, ...]:
     """What the user could change beyond the layout on this cluster; each was tried, is legal and fits."""
     made = (*_batch_suggestions(base, base_world, case), *_length_suggestions(base, case), *_fp8_suggestions(case))
-    return tuple(suggestion for suggestion in made if _stands(suggestion, case))
+    return tuple(suggestion for suggestion in made if _is_valid(suggestion, case))
 
 
 def _with(suggestion: Suggestion, case: Case) -> Case:
-    return case.renewed(apply(case.recipe, suggestion.overrides))
+    return case.rebuild(apply(case.recipe, suggestion.overrides))
 
 
-def _stands(suggestion: Suggestion, case: Case) -> bool:
+def _is_valid(suggestion: Suggestion, case: Case) -> bool:
     tried = _with(suggestion, case)
     return bool(rules.legal(tried)) and bool(tried.memory.fits) and not _new_warnings(tried, case)
 
@@ -70,11 +70,14 @@ def _batch_suggestions(base: Recipe, base_world: int, case: Case) -> list[Sugges
     per_gpu = case.global_batch_size * case.seq_length / world
     if world > base_world:
         wanted, why = scaled_batch(old, base_world, world), f"{world} GPUs instead of {base_world}"
-    elif per_gpu < ENOUGH_TOKENS:
-        wanted, why = ceil(ENOUGH_TOKENS * world / case.seq_length), f"each GPU gets {per_gpu:,.0f} tokens per step"
+    elif per_gpu < MIN_TOKENS_PER_GPU:
+        wanted, why = (
+            ceil(MIN_TOKENS_PER_GPU * world / case.seq_length),
+            f"each GPU gets {per_gpu:,.0f} tokens per step",
+        )
     else:
         return []
-    batch = _whole_steps(min(wanted, MOST_TOKENS // case.seq_length, MOST_GROWTH * old), case)
+    batch = _whole_steps(min(wanted, MAX_TOKENS // case.seq_length, MAX_BATCH_GROWTH * old), case)
     if batch <= case.global_batch_size:
         return []
     lr, linear = (scaled_lr(base.optimizer.lr, old, batch, law) for law in LAWS)
@@ -102,7 +105,7 @@ def _fp8_suggestions(case: Case) -> list[Suggestion]:
     kind = "mxfp8" if case.gpu_arch in ("blackwell", "rubin") else "fp8_tensor"
     suggestion = Suggestion("compute linear layers in fp8", (f"precision.matmul={kind}",), "")
     gain = 1 - float(costs.step_time(_with(suggestion, case)).step_s) / float(costs.step_time(case).step_s)
-    if gain < WORTH_FP8:
+    if gain < MIN_FP8_GAIN:
         return []
     why = f"by our estimate {gain:.0%} less time per step; the trained weights differ, so compare loss curves first"
     return [msgspec.structs.replace(suggestion, why=why)]

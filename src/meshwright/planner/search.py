@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from meshwright import costs, rules
-from meshwright.planner.space import NEAR, Space, candidates, degrees
+from meshwright.planner.space import DEFAULT_SPACE, Space, candidates, degrees
 from meshwright.recipes.case import Case
 from meshwright.rules.memory import host_is_full
 
@@ -36,12 +36,12 @@ LAYOUT_NAMES = (
 )
 SAME_SPEED = 1.03  # layouts this close in step time are told apart by nearness to the recipe
 KEEP_WITHIN = 1.10  # the recipe's own layout stays when it is within this of the best
-ROOMY = 0.92  # of the capacity: what a layout may use before a small error of the estimate means out of memory
+HEADROOM_LIMIT = 0.92  # of the capacity: what a layout may use before a small error of the estimate means out of memory
 
 
-def is_roomy(total_gib: Any, case: Case) -> Any:
+def has_headroom(total_gib: Any, case: Case) -> Any:
     """Whether so much memory leaves room for an error of the estimate."""
-    return total_gib <= ROOMY * case.capacity_gib
+    return total_gib <= HEADROOM_LIMIT * case.capacity_gib
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -51,10 +51,10 @@ class Candidate(msgspec.Struct, frozen=True):
     step_s: float
     total_gib: float
     fits: bool
-    roomy: bool  # fits with room for an error of the estimate
+    has_headroom: bool  # fits with room for an error of the estimate
 
 
-class Priced(msgspec.Struct, frozen=True):
+class ScoredBatch(msgspec.Struct, frozen=True):
     """A batch of legal layouts with their prices."""
 
     case: Case
@@ -63,9 +63,9 @@ class Priced(msgspec.Struct, frozen=True):
     fits: Any
 
     @property
-    def roomy(self) -> Any:
+    def has_headroom(self) -> Any:
         """Where it fits with room for an error of the estimate."""
-        return self.fits & is_roomy(self.total_gib, self.case)
+        return self.fits & has_headroom(self.total_gib, self.case)
 
     def __len__(self) -> int:
         return len(self.step_s)
@@ -75,13 +75,13 @@ class Priced(msgspec.Struct, frozen=True):
         alone = self.case.rows(i)
         layout = {name: getattr(alone, name) for name in LAYOUT_NAMES}
         return Candidate(
-            layout, float(self.step_s[i]), float(self.total_gib[i]), bool(self.fits[i]), bool(self.roomy[i])
+            layout, float(self.step_s[i]), float(self.total_gib[i]), bool(self.fits[i]), bool(self.has_headroom[i])
         )
 
 
 def score(
-    case: Case, pinned: Mapping[str, Any], space: Space = NEAR, ignoring: Container[str] = ()
-) -> Iterator[Priced]:
+    case: Case, pinned: Mapping[str, Any], space: Space = DEFAULT_SPACE, ignoring: Container[str] = ()
+) -> Iterator[ScoredBatch]:
     """All legal candidates that keep the pinned values, with memory and step time, batch by batch."""
     for batch in candidates(case, space, pinned, ignoring):
         ok = np.broadcast_to(rules.legal(batch, ignoring), batch.tp.shape)
@@ -95,7 +95,7 @@ def score(
         step_s = np.full(kept.tp.shape, np.inf)  # nobody waits for what does not fit
         if fits.any():
             step_s[fits] = costs.step_time(kept.rows(fits)).step_s
-        yield Priced(kept, step_s, np.broadcast_to(memory.total, kept.tp.shape), fits)
+        yield ScoredBatch(kept, step_s, np.broadcast_to(memory.total, kept.tp.shape), fits)
 
 
 def any_legal(case: Case) -> bool:
@@ -115,16 +115,16 @@ def always_broken(case: Case) -> frozenset[str]:
 
 def best(case: Case, pinned: Mapping[str, Any], ignoring: Container[str] = ()) -> Candidate | None:
     """The fastest layout that fits, with room to spare if any has it; the smallest one when none fits."""
-    batches = list(score(case, pinned, NEAR, ignoring))
+    batches = list(score(case, pinned, DEFAULT_SPACE, ignoring))
     if not batches:
         return None
-    for allowed in ([b.roomy for b in batches], [b.fits for b in batches]):
+    for allowed in ([b.has_headroom for b in batches], [b.fits for b in batches]):
         if any(mask.any() for mask in allowed):
             return _fastest(batches, allowed, case)
     return min((b.row(int(np.argmin(b.total_gib))) for b in batches), key=lambda c: c.total_gib)
 
 
-def _fastest(batches: list[Priced], allowed: list[Any], case: Case) -> Candidate:
+def _fastest(batches: list[ScoredBatch], allowed: list[Any], case: Case) -> Candidate:
     """The fastest allowed layout; of those as fast, the one nearest to the recipe."""
     limit = SAME_SPEED * min(float(b.step_s[m].min()) for b, m in zip(batches, allowed, strict=True) if m.any())
     finalists = [

@@ -17,7 +17,7 @@ from meshwright.planner.search import best
 
 DAY = 86400.0
 GB_PER_GIB = 1.073741824
-MOST_GPUS = 131072
+MAX_GPUS = 131072
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class Sizing(msgspec.Struct, frozen=True):
     most_efficient: Size | None
 
 
-def counts(gpu: Gpu, most: int = MOST_GPUS) -> list[int]:
+def gpu_counts(gpu: Gpu, most: int = MAX_GPUS) -> list[int]:
     """GPU counts people buy: parts of a node, then nodes by powers of two and their halves between."""
     found = {2**i for i in range(18)} | {3 * 2**i * gpu.gpus_per_node for i in range(15)}
     return sorted(n for n in found if n <= most)
@@ -55,14 +55,14 @@ def size(
     overrides: Sequence[str] = (),
     tokens: float | None = None,
     price: float | None = None,
-    most: int = MOST_GPUS,
+    most: int = MAX_GPUS,
 ) -> Sizing:
     """Sizes for a question's model, goal and GPU type; the question's own GPU count does not matter."""
     gpu = question.cluster.gpu
     found = []
-    for count in counts(gpu, most):
-        start = baseline_for(msgspec.structs.replace(question, cluster=cluster(f"{count}x{gpu.name}")), overrides)
-        one = _sized(start, tokens, price)
+    for count in gpu_counts(gpu, most):
+        baseline = baseline_for(msgspec.structs.replace(question, cluster=cluster(f"{count}x{gpu.name}")), overrides)
+        one = _size_for(baseline, tokens, price)
         if one is not None:
             found.append(one)
     fitting = [s for s in found if s.fits]
@@ -74,17 +74,17 @@ def size(
     )
 
 
-def shown(layout: dict[str, Any]) -> str:
+def describe_layout(layout: dict[str, Any]) -> str:
     """A layout in a few words."""
     degrees = " ".join(f"{name} {layout[name]}" for name in ("tp", "pp", "cp", "ep") if layout[name] > 1)
     return f"{degrees or 'data parallel'}, micro {layout['micro_batch_size']}, recompute {layout['recompute']}"
 
 
-def _sized(start: Baseline, tokens: float | None, price: float | None) -> Size | None:
-    chosen = best(start.case, start.pinned)
+def _size_for(baseline: Baseline, tokens: float | None, price: float | None) -> Size | None:
+    chosen = best(baseline.case, baseline.pinned)
     if chosen is None:  # no layout divides this count
         return None
-    case = start.case.renewed(with_layout(start.asked, chosen.layout))
+    case = baseline.case.rebuild(with_layout(baseline.requested, chosen.layout))
     estimate = costs.estimate(case)
     gpus = case.cluster.world
     rate = float(estimate.tokens_per_s_per_gpu)
@@ -93,7 +93,7 @@ def _sized(start: Baseline, tokens: float | None, price: float | None) -> Size |
     days = tokens / (rate * gpus * kept.share * DAY) if tokens and kept.share > 0 and estimate.fits else None
     return Size(
         gpus=gpus,
-        layout=shown(chosen.layout),
+        layout=describe_layout(chosen.layout),
         fits=bool(estimate.fits),
         total_gib=float(estimate.memory.total),
         step_s=float(estimate.step_s),

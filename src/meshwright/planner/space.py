@@ -14,8 +14,8 @@ from meshwright import rules
 from meshwright.recipes.case import Case
 from meshwright.rules.search_values import divisors
 
-MOST_STAGES = 64
-SHORTEST_PIECE = 1024  # tokens per context-parallel rank below which ring steps cannot hide their exchange
+MAX_STAGES = 64
+MIN_CONTEXT_CHUNK = 1024  # tokens per context-parallel rank below which ring steps cannot hide their exchange
 CHUNKS = {"1f1b": (1,), "gpipe": (1,), "zbv": (2,), "dualpipe_v": (2,)}
 """Chunks of layers per stage that a schedule can have; any number from two for the others."""
 
@@ -32,10 +32,10 @@ class Space(msgspec.Struct, frozen=True):
     offloads: tuple[str, ...] = ("none",)  # beside the recipe's own
 
 
-NEAR = Space()
+DEFAULT_SPACE = Space()
 """What a recommendation weighs: the knobs a practitioner turns first."""
 
-WHOLE = Space(
+FULL_SPACE = Space(
     micro_batches=(1, 2, 3, 4, 6, 8, 16),
     schedules=(
         ("1f1b", (1,)),
@@ -50,7 +50,7 @@ WHOLE = Space(
 )
 """Every value the engines know; GPipe and looped BFS are left out, which hold more and wait as long as their kin."""
 
-SIMPLEST: dict[str, Any] = {
+SIMPLEST_OPTIONS: dict[str, Any] = {
     "vp": 1,
     "pp_schedule": "1f1b",
     "micro_batch_size": 1,
@@ -66,9 +66,9 @@ SIMPLEST: dict[str, Any] = {
 """What every layout starts from: if its degrees are refused with these, no option makes them legal."""
 
 
-SPLITS = ("dp_replicate", "stage_layers", "embedding_as_layer", "head_as_layer")
+SPLIT_PINS = ("dp_replicate", "stage_layers", "embedding_as_layer", "head_as_layer")
 """Pins that decide whether degrees are legal at all."""
-DETAILS = ("recompute_modules", "recompute_layers")
+DETAIL_PINS = ("recompute_modules", "recompute_layers")
 """Pins that only go with some options."""
 
 
@@ -90,8 +90,8 @@ def axes(case: Case) -> Axes:
     world, multiplies = case.cluster.world, case.engine == "kempnerforge"
     rows = []
     for tp in (d for d in divisors(world) if d <= case.nvlink_domain):
-        for pp in (d for d in divisors(world // tp) if d <= min(case.layers, MOST_STAGES)):
-            for cp in (d for d in divisors(world // tp // pp) if d == 1 or case.seq_length // d >= SHORTEST_PIECE):
+        for pp in (d for d in divisors(world // tp) if d <= min(case.layers, MAX_STAGES)):
+            for cp in (d for d in divisors(world // tp // pp) if d == 1 or case.seq_length // d >= MIN_CONTEXT_CHUNK):
                 ranks = world // (tp * pp * cp) if multiplies else world // pp
                 experts = divisors(gcd(case.experts, ranks)) if case.is_moe else (1,)
                 rows += [(tp, pp, cp, ep) for ep in experts]
@@ -129,7 +129,7 @@ def with_pins(space: Space, pinned: Mapping[str, Any]) -> Space:
 
 
 def candidates(
-    case: Case, space: Space = NEAR, pinned: Mapping[str, Any] | None = None, ignoring: Container[str] = ()
+    case: Case, space: Space = DEFAULT_SPACE, pinned: Mapping[str, Any] | None = None, ignoring: Container[str] = ()
 ) -> Iterator[Case]:
     """Batches of layouts as columns: all options for those degrees that are legal with the simplest ones."""
     pins = pinned or {}
@@ -142,21 +142,21 @@ def candidates(
         if "dp_shard" in pins and pins["dp_shard"] != -1:
             legal = legal & (bare.shard == pins["dp_shard"])
         if legal.any():
-            details = {name: pins[name] for name in DETAILS if name in pins}
+            details = {name: pins[name] for name in DETAIL_PINS if name in pins}
             for batch in _schedules(bare, Axes(bare.tp, bare.pp, bare.cp, bare.ep).at(legal), chosen):
                 yield batch.replace(**details)
 
 
-def degrees(case: Case, space: Space = NEAR, pinned: Mapping[str, Any] | None = None) -> Iterator[Case]:
+def degrees(case: Case, space: Space = DEFAULT_SPACE, pinned: Mapping[str, Any] | None = None) -> Iterator[Case]:
     """All degrees with the simplest options, legal or not, for each strategy, offload and way to split the layers."""
     pins = pinned or {}
-    start = {**SIMPLEST, **{name: pins[name] for name in SPLITS if name in pins}}
+    start = {**SIMPLEST_OPTIONS, **{name: pins[name] for name in SPLIT_PINS if name in pins}}
     strategies = (case.strategy, *(s for s in space.strategies if s != case.strategy))
     offloads = (case.offload, *(o for o in space.offloads if o != case.offload))
     for strategy, offload in product(strategies, offloads):
         based = case.replace(**start, strategy=strategy, offload=offload)
         found = axes(based)
-        if any(name in pins for name in SPLITS[1:]):
+        if any(name in pins for name in SPLIT_PINS[1:]):
             yield _with_degrees(based, found)
             continue
         even = based.layers % found.pp == 0

@@ -88,7 +88,7 @@ def cluster_name(gpus: int | str) -> str:
 
 
 @lru_cache(maxsize=1)
-def places() -> dict[str, tuple[str, str]]:
+def field_locations() -> dict[str, tuple[str, str]]:
     """Section and field of every flat name, e.g. tp → (layout, tp)."""
     return {info.flat: (key.split(".")[0], key.split(".")[1]) for key, info in recipe_fields().items()}
 
@@ -96,7 +96,7 @@ def places() -> dict[str, tuple[str, str]]:
 @lru_cache(maxsize=3)
 def _base(goal: Goal) -> Recipe:
     blank = Recipe(name="", model="", goal=goal, cluster="")
-    return _changed(blank, {"pretrain": PRETRAIN, "sft": SFT, "peft": PEFT}[goal])
+    return _with_fields(blank, {"pretrain": PRETRAIN, "sft": SFT, "peft": PEFT}[goal])
 
 
 @lru_cache(maxsize=1)
@@ -137,20 +137,20 @@ def derived(base: Recipe, differences: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _build(base: Recipe, differences: Mapping[str, Any], *, name: str, model: str, gpus: int | str) -> Recipe:
-    made = _changed(base, {**derived(base, differences), **differences})
+    made = _with_fields(base, {**derived(base, differences), **differences})
     return msgspec.structs.replace(made, name=name, model=model, cluster=cluster_name(gpus))
 
 
 def change(base: Recipe, differences: Mapping[str, Any], gpus: int | str | None = None) -> Recipe:
     """A recipe with some fields, by flat name, holding other values, on other GPUs if said."""
-    made = _changed(base, differences)
+    made = _with_fields(base, differences)
     return made if gpus is None else msgspec.structs.replace(made, cluster=cluster_name(gpus))
 
 
-def _changed(base: Recipe, differences: Mapping[str, Any]) -> Recipe:
+def _with_fields(base: Recipe, differences: Mapping[str, Any]) -> Recipe:
     """The base with some fields, by flat name, holding other values; each is checked against its type and range."""
     content: dict[str, dict[str, Any]] = {}
-    where = places()
+    where = field_locations()
     for flat, value in differences.items():
         if flat not in where:
             raise unknown("recipe field", flat, where)
@@ -162,12 +162,12 @@ def _changed(base: Recipe, differences: Mapping[str, Any]) -> Recipe:
 
 
 def _section(base: Recipe, section: str, fields: dict[str, Any]) -> Section:
-    made = checked(fields, SECTIONS[section], section)
+    made = validate(fields, SECTIONS[section], section)
     kept: Section = getattr(base, section)
     return msgspec.structs.replace(kept, **{field: getattr(made, field) for field in fields})
 
 
-def checked(content: Mapping[str, Any], kind: type[T], where: str = "") -> T:
+def validate(content: Mapping[str, Any], kind: type[T], where: str = "") -> T:
     """A recipe or section from plain values, each checked against its type and range."""
     try:
         return msgspec.convert(content, kind)

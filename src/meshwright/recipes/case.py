@@ -64,7 +64,7 @@ class Case:
             setattr(other, name, getattr(self, name))
         return other
 
-    def renewed(self, recipe: Recipe | None = None, cluster: Cluster | None = None) -> Case:
+    def rebuild(self, recipe: Recipe | None = None, cluster: Cluster | None = None) -> Case:
         """The same model, engine and calibration with another recipe or cluster and no columns."""
         kept = {name: self._columns[name] for name in ("calibration",) if name in self._columns}
         where = cluster or self.cluster
@@ -155,7 +155,7 @@ def model_of(recipe: Recipe) -> ModelSpec:
     return reshape(find(recipe.model), **changes) if changes else find(recipe.model)
 
 
-def _common(values: list[int]) -> int:
+def _gcd(values: list[int]) -> int:
     """The greatest number that divides all of them; 0 for none."""
     return gcd(*values) if values else 0
 
@@ -175,16 +175,16 @@ def model_facts(model: ModelSpec) -> dict[str, Column]:
         "tied": model.tied,
         "max_seq_length": model.max_seq_length,
         "mtp_layers": model.mtp_layers,
-        "heads": _common([m.heads for m in attention + mla]),  # type: ignore[union-attr]  # both kinds have heads
-        "kv_heads": _common([m.kv_heads for m in attention if isinstance(m, Attention)]),
+        "heads": _gcd([m.heads for m in attention + mla]),  # type: ignore[union-attr]  # both kinds have heads
+        "kv_heads": _gcd([m.kv_heads for m in attention if isinstance(m, Attention)]),
         "is_mla": bool(mla),
         "is_hybrid": bool(mamba or delta),
-        "mamba_heads": _common([m.heads for m in mamba if isinstance(m, Mamba2)]),
-        "mamba_groups": _common([m.groups for m in mamba if isinstance(m, Mamba2)]),
-        "delta_k_heads": _common([m.k_heads for m in delta if isinstance(m, GatedDelta)]),
-        "delta_v_heads": _common([m.v_heads for m in delta if isinstance(m, GatedDelta)]),
+        "mamba_heads": _gcd([m.heads for m in mamba if isinstance(m, Mamba2)]),
+        "mamba_groups": _gcd([m.groups for m in mamba if isinstance(m, Mamba2)]),
+        "delta_k_heads": _gcd([m.k_heads for m in delta if isinstance(m, GatedDelta)]),
+        "delta_v_heads": _gcd([m.v_heads for m in delta if isinstance(m, GatedDelta)]),
         "has_sliding": any(isinstance(m, Attention) and m.window for m in attention),
-        "ffn": _common(dense),
+        "ffn": _gcd(dense),
         "is_moe": moe is not None,
         "experts": moe.experts if moe else 0,
         "topk": moe.topk if moe else 0,

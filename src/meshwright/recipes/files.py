@@ -14,17 +14,17 @@ from meshwright import file_access
 from meshwright.config_io import join_key, parse_tree, read_text
 from meshwright.errors import InputError, MeshwrightError, unknown
 from meshwright.recipes import build
-from meshwright.recipes.build import checked, places
-from meshwright.recipes.index import knows, load
+from meshwright.recipes.build import field_locations, validate
+from meshwright.recipes.index import is_known, load
 from meshwright.recipes.types import SECTIONS, Recipe, recipe_fields
-from meshwright.recipes.values import checked_range
+from meshwright.recipes.values import check_range
 
 Format = Literal["toml", "yaml", "json", "python"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 SUFFIXES = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 
 HEAD = ("name", "model", "goal", "cluster", "benchmark")
-LARGEST = 1_000_000
+MAX_BYTES = 1_000_000
 
 
 def is_file(name: str) -> bool:
@@ -40,7 +40,7 @@ def from_file(path: str | Path) -> Recipe:
     place = Path(path)
     if place.suffix.lower() not in SUFFIXES:
         raise unknown("file type", place.suffix or place.name, SUFFIXES)
-    return from_text(read_text(place, LARGEST), SUFFIXES[place.suffix.lower()], place.stem, str(place))
+    return from_text(read_text(place, MAX_BYTES), SUFFIXES[place.suffix.lower()], place.stem, str(place))
 
 
 def from_text(text: str, format: str, name: str = "recipe", where: str = "recipe") -> Recipe:
@@ -88,14 +88,14 @@ def _recipe(content: Mapping[str, Any]) -> Recipe:
     missing = [key for key in HEAD if key not in start and key != "benchmark"]
     if missing:
         raise InputError(f"say {' and '.join(missing)}, or name a base recipe", field=missing[0])
-    return checked(start, Recipe)
+    return validate(start, Recipe)
 
 
 def _base(name: Any) -> Recipe:
     """The shipped recipe that a file starts from."""
     if not isinstance(name, str) or not name.strip():
         raise InputError("is the name of a shipped recipe, such as llama3_8b_sft_config", field="base", value=name)
-    if not knows(name) and (is_file(name) or "/" in name):
+    if not is_known(name) and (is_file(name) or "/" in name):
         raise InputError("is the name of a shipped recipe, not a file", field="base", value=name)
     return load(name)
 
@@ -107,7 +107,7 @@ def _section(section: str, fields: Any) -> dict[str, Any]:
     for field, value in fields.items():
         if field not in known:
             raise unknown(f"{section} key", field, known)
-        checked_range(f"{section}.{field}", value)
+        check_range(f"{section}.{field}", value)
     return fields
 
 
@@ -185,4 +185,4 @@ def _differences(recipe: Recipe, call: Callable[..., Recipe]) -> dict[str, Any]:
 
 
 def _flat(recipe: Recipe) -> dict[str, Any]:
-    return {flat: getattr(getattr(recipe, section), field) for flat, (section, field) in places().items()}
+    return {flat: getattr(getattr(recipe, section), field) for flat, (section, field) in field_locations().items()}

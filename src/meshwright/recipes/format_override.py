@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def spell(key: str, value: Any) -> str:
+def format_override(key: str, value: Any) -> str:
     """One override, e.g. layout.sp=true."""
     if isinstance(value, bool):
         text = str(value).lower()

@@ -9,7 +9,7 @@ from math import log2, prod
 
 import msgspec
 
-from meshwright.clusters import knows as knows_gpu
+from meshwright.clusters import is_known as knows_gpu
 from meshwright.errors import unknown
 from meshwright.models import GatedDelta, Mamba2, ModelSpec, find
 from meshwright.recipes import build
@@ -52,7 +52,7 @@ class IndexEntry(msgspec.Struct, frozen=True, dict=True):
     def subjects(self) -> frozenset[str]:
         """Words that the recipe answers to besides those in its name."""
         kind, experts, mixer = architecture_class(find(self.model))
-        gpu, length = _plain(self.gpu), self.seq_length
+        gpu, length = _normalize(self.gpu), self.seq_length
         return frozenset(
             {
                 *self.family.split("_"), *self.model.split("_"), self.goal, *SAME_GOAL[self.goal],
@@ -74,16 +74,16 @@ def load(name: str) -> Recipe:
 
 def resolve(name: str) -> str:
     """The full name of a recipe from any usual spelling of it."""
-    plain = _plain(name)
+    plain = _normalize(name)
     for benchmark in (False, True):  # the library first: the benchmarks need not even be imported for it
-        if plain in (spelled := _spellings(benchmark)):
+        if plain in (spelled := _name_aliases(benchmark)):
             return spelled[plain]
     raise unknown("recipe", name, names())
 
 
-def knows(name: str) -> bool:
+def is_known(name: str) -> bool:
     """Whether a recipe of this name exists."""
-    return any(_plain(name) in _spellings(benchmark) for benchmark in (False, True))
+    return any(_normalize(name) in _name_aliases(benchmark) for benchmark in (False, True))
 
 
 def published_recipe(name: str) -> Recipe:
@@ -155,7 +155,7 @@ def families() -> list[str]:
 def _branches(family: str | None) -> set[str]:
     if family is None:
         return set()
-    wanted = _plain(family)
+    wanted = _normalize(family)
     found = {known for known in families() if known == wanted or known.startswith(f"{wanted}_")}
     if not found:
         raise unknown("family", family, families())
@@ -214,15 +214,15 @@ def _gpus(cluster: str) -> tuple[int, str]:
     return prod(int(count) for count in counts), gpu or DEFAULT_GPU
 
 
-def _plain(name: str) -> str:
+def _normalize(name: str) -> str:
     return re.sub(r"[-\s.]+", "_", name.strip().lower())
 
 
 @lru_cache(maxsize=2)
-def _spellings(benchmark: bool) -> dict[str, str]:
+def _name_aliases(benchmark: bool) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in registry() if benchmark else library():
-        plain = _plain(name)
+        plain = _normalize(name)
         found[plain] = name
         found.setdefault(plain.removesuffix("_config"), name)
     return found
@@ -233,8 +233,8 @@ def _matching(query: str, found: Iterable[IndexEntry]) -> list[IndexEntry]:
 
     When none of these is found: names spelled like it, unless it asks for a GPU type, which is no typing mistake.
     """
-    pool = {_plain(entry.name): entry for entry in found}
-    wanted = _plain(query)
+    pool = {_normalize(entry.name): entry for entry in found}
+    wanted = _normalize(query)
     for exact in (wanted, f"{wanted}_config"):
         if exact in pool:
             return [pool[exact]]
@@ -244,7 +244,7 @@ def _matching(query: str, found: Iterable[IndexEntry]) -> list[IndexEntry]:
     about = [name for name, entry in pool.items() if words and all(w in name or w in entry.subjects for w in words)]
     ranked = list(dict.fromkeys(prefixed + worded + about)) if words else []
     if not ranked and not any(knows_gpu(word.split("x")[-1]) for word in words):
-        ranked = _spelled_like(wanted, list(pool))
+        ranked = _similar_names(wanted, list(pool))
     return [pool[name] for name in ranked]
 
 
@@ -254,7 +254,7 @@ def _one_count(word: str) -> str:
     return f"{prod(map(int, counts))}x{last}" if len(counts) > 1 and all(COUNT.fullmatch(c) for c in counts) else word
 
 
-def _spelled_like(wanted: str, names: list[str]) -> list[str]:
+def _similar_names(wanted: str, names: list[str]) -> list[str]:
     from rapidfuzz import fuzz, process
 
     near = process.extract(wanted, names, scorer=fuzz.token_set_ratio, limit=20, score_cutoff=70)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import InputError, unknown
-from meshwright.recipes.build import places
+from meshwright.recipes.build import field_locations
 from meshwright.recipes.key_maps import RETIRED, ConfigKey, by_foreign_key, joint_of
 from meshwright.recipes.types import FieldKind, Recipe, recipe_fields
 from meshwright.recipes.values import is_map, parse
@@ -68,14 +68,14 @@ def change(recipe: Recipe, values: Mapping[str, Any]) -> tuple[Recipe, list[Chan
 @lru_cache(maxsize=1)
 def known_keys() -> tuple[str, ...]:
     """Everything that may stand before the equals sign."""
-    return (*recipe_fields(), *places(), *by_foreign_key(), *joint_of())
+    return (*recipe_fields(), *field_locations(), *by_foreign_key(), *joint_of())
 
 
-def own_key(key: str) -> str | None:
+def native_key(key: str) -> str | None:
     """Our key for our own spellings of it, e.g. tp or layout.tp."""
     if key in recipe_fields():
         return key
-    return ".".join(places()[key]) if key in places() else None
+    return ".".join(field_locations()[key]) if key in field_locations() else None
 
 
 def _split(overrides: Iterable[str]) -> list[tuple[str, str]]:
@@ -146,12 +146,12 @@ def _with_items(own: str, given: dict[str, str], said: _Setting | None, recipe: 
 
 
 def _plain(key: str, text: str) -> _Setting:
-    own = own_key(key)
+    own = native_key(key)
     if own is not None:
         return _typed(own, text, key, f"{key}={text}")
     if key in by_foreign_key():
         alias = by_foreign_key()[key]
-        return _typed(alias.own, in_our_words(alias, text), key, f"{key}={text}")
+        return _typed(alias.own, translate_value(alias, text), key, f"{key}={text}")
     if key in RETIRED:
         reason, instead = RETIRED[key]
         instead = instead.replace("{value}", text or "8xH100")
@@ -159,7 +159,7 @@ def _plain(key: str, text: str) -> _Setting:
     raise unknown("key", key, known_keys())
 
 
-def in_our_words(alias: ConfigKey, text: str) -> str:
+def translate_value(alias: ConfigKey, text: str) -> str:
     """Their value in ours, item by item in a list."""
     if "," not in text and not text.startswith("["):
         return alias.to_own(text)

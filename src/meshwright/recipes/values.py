@@ -63,46 +63,46 @@ def _parse(kind: Any, text: str, key: str) -> Any:
         return _weights(text, key) if get_args(kind)[1] is float else _names(text, key)
     if kind is str:
         return _unquoted(text)
-    return {bool: _truth, int: as_int, float: _number}[kind](text, key)
+    return {bool: _boolean, int: as_int, float: _number}[kind](text, key)
 
 
-def checked_range(key: str, value: Any) -> None:
+def check_range(key: str, value: Any) -> None:
     """Refuses numbers in plain values that no field can mean: endless ones, and those that are not numbers."""
     if isinstance(value, dict | list | tuple):
         for item in value.values() if isinstance(value, dict) else value:
-            checked_range(key, item)
+            check_range(key, item)
     elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-        raise _wrong(key, f"a number of {len(hex(value)) * 6 // 5} digits", INTEGERS)
+        raise _expected(key, f"a number of {len(hex(value)) * 6 // 5} digits", INTEGERS)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise _wrong(key, str(value), NUMBERS)
+        raise _expected(key, str(value), NUMBERS)
 
 
-def _wrong(key: str, text: str, wanted: str) -> InputError:
+def _expected(key: str, text: str, wanted: str) -> InputError:
     return InputError(f"{wanted} is wanted", field=key, value=text)
 
 
-def _truth(text: str, key: str) -> bool:
+def _boolean(text: str, key: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise _wrong(key, text, "true or false")
+        raise _expected(key, text, "true or false")
     return text.lower() == "true"
 
 
 def as_int(text: str, key: str) -> int:
     """The whole number that was typed for a key."""
     if not INTEGER.fullmatch(text):
-        raise _wrong(key, text, "a whole number")
+        raise _expected(key, text, "a whole number")
     digits = text.lstrip("+-").replace("_", "").lstrip("0")
     if len(digits) > len(str(LARGEST_INTEGER)) or int(digits or "0") > LARGEST_INTEGER:
-        raise _wrong(key, text, INTEGERS)
+        raise _expected(key, text, INTEGERS)
     return int(text)
 
 
 def _number(text: str, key: str) -> float:
     if not NUMBER.fullmatch(text) and not NOT_FINITE.fullmatch(text):
-        raise _wrong(key, text, "a number")
+        raise _expected(key, text, "a number")
     number = float(text)
     if not math.isfinite(number):
-        raise _wrong(key, text, NUMBERS)
+        raise _expected(key, text, NUMBERS)
     return number
 
 
@@ -151,12 +151,12 @@ def _pairs(text: str, key: str, wanted: str) -> dict[str, Any]:
         parts = [part.rpartition(":") for part in inner.split(",") if part.strip()]
         pairs = {_unquoted(name.strip()): value.strip() for name, colon, value in parts if name and colon}
         if len(pairs) != len(parts):
-            raise _wrong(key, text, wanted)
+            raise _expected(key, text, wanted)
     return {str(name): value for name, value in pairs.items()}
 
 
 def _weight(weight: Any, key: str, text: str, wanted: str) -> float:
     number = str(weight)
     if isinstance(weight, bool) or not NUMBER.fullmatch(number) or not 0 < float(number) < math.inf:
-        raise _wrong(key, text, wanted)
+        raise _expected(key, text, wanted)
     return float(number)

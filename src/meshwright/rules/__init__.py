@@ -28,7 +28,7 @@ from meshwright.rules import (  # noqa: F401  # importing a subject registers it
     topology,
     vision,
 )
-from meshwright.rules.evaluate import applicable, illegal_by_rule, judge, legal, message, repair
+from meshwright.rules.evaluate import applicable, check, illegal_by_rule, legal, message, try_fixes
 from meshwright.rules.refusal import RefusedError
 from meshwright.rules.rule import RULES, SEVERITIES, Finding, Rule, Severity, all_rules
 
@@ -41,9 +41,9 @@ __all__ = [
     "Severity",
     "all_rules",
     "applicable",
+    "check",
     "illegal_by_rule",
-    "judge",
     "legal",
     "message",
-    "repair",
+    "try_fixes",
 ]

@@ -7,19 +7,19 @@ from meshwright.rules.rule import rule
 from meshwright.rules.search_values import divisors, divisors_of, larger, multiples, nearest_first
 
 BENCHMARK_STEPS = 50
-LEAST_TOKENS = 1024
+MIN_TOKENS_PER_GPU = 1024
 """Tokens per GPU and step below which matrix products no longer fill a GPU, and every step waits for its traffic."""
 
 
 def _fed_gpus(c: Case) -> int:
     """GPUs that the tokens of a step can keep busy."""
-    return max(int(c.global_batch_size * c.seq_length) // LEAST_TOKENS, 1)
+    return max(int(c.global_batch_size * c.seq_length) // MIN_TOKENS_PER_GPU, 1)
 
 
 def _filling_batches(c: Case) -> list[int]:
     """The smallest global batch that gives every GPU enough tokens."""
     unit = int(c.micro_batch_size * c.dp)
-    wanted = -(-LEAST_TOKENS * int(c.world) // int(c.seq_length))
+    wanted = -(-MIN_TOKENS_PER_GPU * int(c.world) // int(c.seq_length))
     return [-(-wanted // unit) * unit]
 
 
@@ -73,10 +73,10 @@ def global_batch_feeds_every_rank(c: Case) -> Column:
     symptom="many GPUs, a low share of their peak, and a step that hardly gets shorter with more of them",
     cause="matrix products over a few hundred tokens do not fill a GPU, and the traffic of a step stays the same",
     fixes=({"global_batch_size": _filling_batches},),
-    figures={"each": lambda c: c.global_batch_size * c.seq_length / c.world, "fed": _fed_gpus},
+    values={"each": lambda c: c.global_batch_size * c.seq_length / c.world, "fed": _fed_gpus},
 )
 def every_gpu_has_tokens(c: Case) -> Column:
-    return (c.world > 1) & (c.global_batch_size * c.seq_length < LEAST_TOKENS * c.world)
+    return (c.world > 1) & (c.global_batch_size * c.seq_length < MIN_TOKENS_PER_GPU * c.world)
 
 
 @rule(
@@ -100,7 +100,7 @@ def benchmark_is_not_production(c: Case) -> Column:
     symptom="activation memory grows with the micro batch, while kernels were full long before",
     cause="beyond some tens of thousands of tokens a larger micro batch no longer makes matrix products faster",
     fixes=({"micro_batch_size": divisors_of("micro_batch_size", "micro_batch_size")},),
-    figures={"tokens": lambda c: c.micro_batch_size * c.seq_length // c.cp},
+    values={"tokens": lambda c: c.micro_batch_size * c.seq_length // c.cp},
 )
 def micro_batch_is_not_huge(c: Case) -> Column:
     return (c.micro_batch_size > 1) & (c.micro_batch_size * c.seq_length // c.cp > 131_072)

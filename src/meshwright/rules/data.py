@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.memory import ROOM
+from meshwright.rules.memory import MEMORY_FIXES
 from meshwright.rules.model_families import is_glm45, is_qwen3_next, is_qwen35
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import no
+from meshwright.rules.search_values import not_
 
 INSTRUCTIONS = ("squad", "tulu3", "openmathinstruct2", "openmathinstruct2-thinking", "gsm8k")
 IMAGE_SETS = ("cord-v2", "medpix", "raven", "rdr", "llava-video-178k", "local-vlm")
@@ -27,7 +27,7 @@ def _fine_tunes(c: Case) -> Column:
     fixes=({"dataset": lambda c: ["cord-v2"] if c.has_vision and c.images else ["squad"]},),
 )
 def fine_tuning_has_data(c: Case) -> Column:
-    return _fine_tunes(c) & (c.dataset == MOCK) & no(c.benchmark) & no(c.is_diffusion)
+    return _fine_tunes(c) & (c.dataset == MOCK) & not_(c.benchmark) & not_(c.is_diffusion)
 
 
 @rule(
@@ -53,11 +53,14 @@ WITH_IMAGES: Fix = {"images": [True], "dataset": lambda c: [c.dataset if c.datas
     message="a vision-language model is fine-tuned without images",
     symptom="runs, and what the model says about images is garbage afterwards",
     cause="text alone moves the language model away from what the vision tower feeds it",
-    fixes=(WITH_IMAGES, *({**WITH_IMAGES, **room} for room in ROOM)),  # the vision tower's activations need room too
+    fixes=(
+        WITH_IMAGES,
+        *({**WITH_IMAGES, **room} for room in MEMORY_FIXES),
+    ),  # the vision tower's activations need room too
     pitfall="VLM SFT missing image data",
 )
 def vision_models_see_images(c: Case) -> Column:
-    return c.has_vision & _fine_tunes(c) & no(c.images)
+    return c.has_vision & _fine_tunes(c) & not_(c.images)
 
 
 @rule(
@@ -86,7 +89,7 @@ def image_sets_have_images(c: Case) -> Column:
     ),
 )
 def text_models_see_text(c: Case) -> Column:
-    return c.images & no(c.has_vision) & no(c.is_diffusion)
+    return c.images & not_(c.has_vision) & not_(c.is_diffusion)
 
 
 @rule(
@@ -100,7 +103,7 @@ def text_models_see_text(c: Case) -> Column:
     fixes=({"micro_batch_size": [1]}, {"packing": [False]}),
 )
 def packed_samples_come_singly(c: Case) -> Column:
-    return c.packing & _fine_tunes(c) & (c.micro_batch_size > 1) & no(c.images)  # images are packed inside the batch
+    return c.packing & _fine_tunes(c) & (c.micro_batch_size > 1) & not_(c.images)  # images are packed inside the batch
 
 
 @rule(
@@ -157,7 +160,7 @@ def documents_stay_apart(c: Case) -> Column:
 def short_samples_are_packed(c: Case) -> Column:
     refuses = (is_glm45(c) | is_qwen3_next(c) | is_qwen35(c)) & (c.engine == "megatron")
     short = _fine_tunes(c) & (c.dataset in INSTRUCTIONS) & (c.seq_length >= 2048)
-    return short & no(c.packing) & no(c.images) & no(refuses)
+    return short & not_(c.packing) & not_(c.images) & not_(refuses)
 
 
 @rule(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.precision import PLAIN
+from meshwright.rules.precision import NO_FP8
 from meshwright.rules.rule import rule
-from meshwright.rules.search_values import NO_PIPELINE
+from meshwright.rules.search_values import NO_PP
 
 
 @rule(
@@ -15,7 +15,7 @@ from meshwright.rules.search_values import NO_PIPELINE
     message="a diffusion model cannot be split over pp={pp} stages",
     symptom="the model has no stage split: time and text conditioning reach every block",
     cause="conditioning would have to travel along with every micro batch",
-    fixes=(NO_PIPELINE,),
+    fixes=(NO_PP,),
 )
 def diffusion_is_not_pipelined(c: Case) -> Column:
     return c.is_diffusion & (c.pp > 1)
@@ -68,7 +68,7 @@ def diffusion_is_sharded_by_torch(c: Case) -> Column:
     message="linear layers of diffusion models compute as the rest does, not in {matmul}",
     symptom="refused before training",
     cause="the layers are cut in ways that the 8-bit kernels do not know",
-    fixes=(PLAIN,),
+    fixes=(NO_FP8,),
 )
 def diffusion_computes_in_one_format(c: Case) -> Column:
     return c.is_diffusion & c.fp8

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import larger, no, one_of, without
+from meshwright.rules.search_values import larger, not_, one_of, without
 
 FLEX = ("deepep", "hybridep")
 ALLTOALL: Fix = {"dispatcher": ["alltoall"]}
@@ -26,7 +26,7 @@ NO_OVERLAP: Fix = {"ep_overlap": [False]}
 )
 def deepep_runs_here(c: Case) -> Column:
     supported = (c.gpu_arch in ("ampere", "hopper")) | (c.gpu in DEEPEP_GPUS)
-    return c.is_moe & (c.dispatcher == "deepep") & no(supported)
+    return c.is_moe & (c.dispatcher == "deepep") & not_(supported)
 
 
 @rule(
@@ -40,7 +40,7 @@ def deepep_runs_here(c: Case) -> Column:
 )
 def hybridep_runs_here(c: Case) -> Column:
     supported = (int(c.capability) in (8, 9, 10)) & (c.gpu_arch != "cdna3")
-    return c.is_moe & (c.dispatcher == "hybridep") & no(supported)
+    return c.is_moe & (c.dispatcher == "hybridep") & not_(supported)
 
 
 @rule(
@@ -93,7 +93,7 @@ def capacity_needs_alltoall(c: Case) -> Column:
     fixes=({"shared_expert_overlap": [False]},),
 )
 def shared_experts_exist(c: Case) -> Column:
-    return c.is_moe & c.shared_expert_overlap & no(c.has_shared_experts)
+    return c.is_moe & c.shared_expert_overlap & not_(c.has_shared_experts)
 
 
 @rule(
@@ -126,7 +126,7 @@ def grouped_gemm_runs_here(c: Case) -> Column:
     return c.is_moe & c.grouped_gemm & (c.capability < 8)
 
 
-class Condition(NamedTuple):
+class OverlapRequirement(NamedTuple):
     """Something the overlap of expert traffic needs, where it lacks, and how to get it."""
 
     name: str
@@ -139,18 +139,20 @@ def _recomputes_experts(c: Case) -> Column:
     return (c.recompute == "full") | ((c.recompute == "selective") & ("moe" in c.recompute_modules))
 
 
-CONDITIONS = (
-    Condition("ranks", "ep={ep}: there is no expert traffic to overlap", lambda c: c.ep == 1, ({"ep": larger("ep")},)),
-    Condition(
+OVERLAP_REQUIREMENTS = (
+    OverlapRequirement(
+        "ranks", "ep={ep}: there is no expert traffic to overlap", lambda c: c.ep == 1, ({"ep": larger("ep")},)
+    ),
+    OverlapRequirement(
         "dispatcher", "it needs all-to-all or flexible dispatch", lambda c: c.dispatcher == "allgather", (ALLTOALL,)
     ),
-    Condition(
+    OverlapRequirement(
         "interleaving",
         "with pp={pp} it needs interleaved stages (vp above 1)",
         lambda c: (c.pp > 1) & (c.vp == 1),
         ({"vp": [2, 3, 4], "pp_schedule": ["interleaved_1f1b"]},),
     ),
-    Condition(
+    OverlapRequirement(
         "recompute",
         "recomputing whole layers or experts would repeat the traffic",
         _recomputes_experts,
@@ -159,14 +161,16 @@ CONDITIONS = (
             {"recompute": ["none"], "recompute_modules": [()]},
         ),
     ),
-    Condition(
+    OverlapRequirement(
         "shared-experts",
         "shared-expert overlap wants the same time",
         lambda c: c.shared_expert_overlap,
         ({"shared_expert_overlap": [False]},),
     ),
-    Condition("precision", "it runs in bf16 or fp16 only", lambda c: c.compute == "fp32", ({"compute": ["bf16"]},)),
-    Condition(
+    OverlapRequirement(
+        "precision", "it runs in bf16 or fp16 only", lambda c: c.compute == "fp32", ({"compute": ["bf16"]},)
+    ),
+    OverlapRequirement(
         "prediction-layers",
         "{mtp_layers} multi-token-prediction layers are more than one",
         lambda c: (c.mtp_layers > 1) & (c.mtp_loss > 0),
@@ -175,7 +179,7 @@ CONDITIONS = (
 )
 
 
-def _require(condition: Condition) -> None:
+def _require(condition: OverlapRequirement) -> None:
     def lacking(c: Case) -> Column:
         return c.is_moe & c.ep_overlap & condition.lacking(c)
 
@@ -191,5 +195,5 @@ def _require(condition: Condition) -> None:
     )(lacking)
 
 
-for _condition in CONDITIONS:
+for _condition in OVERLAP_REQUIREMENTS:
     _require(_condition)

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import NO_CONTEXT, NO_EXPERT, NO_PIPELINE, NO_TENSOR
+from meshwright.rules.search_values import NO_CP, NO_EP, NO_PP, NO_TP
 
 
-class Absent(NamedTuple):
+class MissingAxis(NamedTuple):
     """A mesh axis, the engines that lack it, and how to do without."""
 
     axis: str
@@ -18,22 +18,22 @@ class Absent(NamedTuple):
     fix: Fix
 
 
-ABSENT = (
-    Absent("tp", "tensor parallelism", ("fsdp1",), NO_TENSOR),
-    Absent("pp", "pipeline parallelism", ("fsdp1",), NO_PIPELINE),
-    Absent("cp", "context parallelism", ("kempnerforge", "fsdp1", "deepspeed"), NO_CONTEXT),
-    Absent("ep", "expert parallelism", ("fsdp1",), NO_EXPERT),
-    Absent(
+MISSING_AXES = (
+    MissingAxis("tp", "tensor parallelism", ("fsdp1",), NO_TP),
+    MissingAxis("pp", "pipeline parallelism", ("fsdp1",), NO_PP),
+    MissingAxis("cp", "context parallelism", ("kempnerforge", "fsdp1", "deepspeed"), NO_CP),
+    MissingAxis("ep", "expert parallelism", ("fsdp1",), NO_EP),
+    MissingAxis(
         "etp",
         "tensor parallelism inside experts",
         ("torchtitan", "automodel", "kempnerforge", "fsdp1", "deepspeed"),
         {"etp": [1]},
     ),
-    Absent("vp", "interleaved stages", ("deepspeed",), {"vp": [1], "pp_schedule": ["1f1b"], "stage_layers": [()]}),
+    MissingAxis("vp", "interleaved stages", ("deepspeed",), {"vp": [1], "pp_schedule": ["1f1b"], "stage_layers": [()]}),
 )
 
 
-def _refuse(absent: Absent) -> None:
+def _refuse(absent: MissingAxis) -> None:
     def used(c: Case) -> Column:
         return getattr(c, absent.axis) > 1
 
@@ -49,5 +49,5 @@ def _refuse(absent: Absent) -> None:
     )(used)
 
 
-for _absent in ABSENT:
+for _absent in MISSING_AXES:
     _refuse(_absent)

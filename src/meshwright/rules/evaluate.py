@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from meshwright.recipes.case import Case, Column
-from meshwright.recipes.format_override import spell
+from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import recipe_fields
 from meshwright.rules.rule import SEVERITIES, Finding, Rule, Severity, all_rules
 
-TWO_STEP_STARTS = 6  # first changes from which a second one is looked for
+MAX_FIRST_CHANGES = 6  # first changes from which a second one is looked for
 Change = dict[str, Any]  # values by flat name
 
 
@@ -24,7 +24,7 @@ class _Names(Formatter):
 
     def get_value(self, key: Any, args: Any, kwargs: Any) -> Any:
         rule, case = args
-        return rule.figures[key](case) if key in rule.figures else getattr(case, str(key))
+        return rule.values[key](case) if key in rule.values else getattr(case, str(key))
 
 
 def message(rule: Rule, case: Case) -> str:
@@ -39,17 +39,17 @@ def keys_by_flat_name() -> dict[str, str]:
 
 
 @cache
-def _speaking(engine: str, severities: tuple[Severity, ...]) -> tuple[Rule, ...]:
+def _rules_for(engine: str, severities: tuple[Severity, ...]) -> tuple[Rule, ...]:
     speaking = (r for r in all_rules().values() if engine in r.engines and r.severity in severities)
     return tuple(sorted(speaking, key=lambda r: r.subject == "memory"))  # estimates cost more than arithmetic
 
 
 def applicable(case: Case, severities: Iterable[Severity] = SEVERITIES) -> tuple[Rule, ...]:
     """The rules that speak of this engine."""
-    return _speaking(case.engine, tuple(severities))
+    return _rules_for(case.engine, tuple(severities))
 
 
-def _startable(case: Case) -> list[Rule]:
+def _error_rules(case: Case) -> list[Rule]:
     """The error rules that need no estimate; whether a layout fits is for the estimate to say."""
     return [r for r in applicable(case, ("error",)) if r.subject != "memory"]
 
@@ -57,7 +57,7 @@ def _startable(case: Case) -> list[Rule]:
 def legal(case: Case, ignoring: Container[str] = ()) -> Column:
     """True where no error rule is broken, memory and the ignored ones aside; the case may hold columns."""
     ok: Column = np.True_
-    for r in _startable(case):
+    for r in _error_rules(case):
         if r.id not in ignoring:
             ok = ok & np.logical_not(r.broken(case))
     return ok
@@ -65,11 +65,11 @@ def legal(case: Case, ignoring: Container[str] = ()) -> Column:
 
 def illegal_by_rule(case: Case) -> dict[str, Column]:
     """For every error rule, memory aside, that some candidate breaks: where."""
-    masks = {r.id: np.asarray(r.broken(case), dtype=bool) for r in _startable(case)}
+    masks = {r.id: np.asarray(r.broken(case), dtype=bool) for r in _error_rules(case)}
     return {id: mask for id, mask in masks.items() if mask.any()}
 
 
-def judge(case: Case, severities: Iterable[Severity] = SEVERITIES, others: Sequence[Case] = ()) -> list[Finding]:
+def check(case: Case, severities: Iterable[Severity] = SEVERITIES, others: Sequence[Case] = ()) -> list[Finding]:
     """What the rules find in one case, errors first, each with overrides that repair it.
 
     With others, only what is broken in every one of them too: where a case is not fully known, what is certain.
@@ -84,10 +84,10 @@ def judge(case: Case, severities: Iterable[Severity] = SEVERITIES, others: Seque
 
 def _finding(rule: Rule, case: Case, broken: frozenset[str]) -> Finding:
     field = keys_by_flat_name().get(rule.field, rule.field)
-    return Finding(rule.id, rule.severity, field, message(rule, case), repair(rule, case, broken))
+    return Finding(rule.id, rule.severity, field, message(rule, case), try_fixes(rule, case, broken))
 
 
-def repair(rule: Rule, case: Case, broken: frozenset[str] | None = None) -> tuple[str, ...]:
+def try_fixes(rule: Rule, case: Case, broken: frozenset[str] | None = None) -> tuple[str, ...]:
     """Overrides that make the rule's finding disappear and break no other error rule; none when there are none.
 
     A warning is not traded for another one where that can be helped. `broken` are the ids of the rules that the case
@@ -98,34 +98,34 @@ def repair(rule: Rule, case: Case, broken: frozenset[str] | None = None) -> tupl
         broken = frozenset(r.id for r in ruled if bool(r.broken(case)))
     kept = [r for r in ruled if r.id not in broken]
     others = [r for r in kept if r.severity == "error"]
-    change = _one_step(rule, case, kept) if rule.severity == "warning" else None
+    change = _try_one_change(rule, case, kept) if rule.severity == "warning" else None
     if change is None:
-        change = _one_step(rule, case, others)
+        change = _try_one_change(rule, case, others)
     if change is None and rule.severity == "error":
-        change = _two_steps(rule, case, others)
+        change = _try_two_changes(rule, case, others)
     keys = keys_by_flat_name()
-    return tuple(spell(keys[name], value) for name, value in (change or {}).items())
+    return tuple(format_override(keys[name], value) for name, value in (change or {}).items())
 
 
-def _cures(rule: Rule, case: Case) -> Iterator[tuple[Change, Case]]:
+def _working_changes(rule: Rule, case: Case) -> Iterator[tuple[Change, Case]]:
     """Changes after which the rule is kept, each with the case it leads to."""
-    for change in _changes(rule, case):
+    for change in _candidate_changes(rule, case):
         trial = case.replace(**change)
         if not bool(rule.broken(trial)):
             yield change, trial
 
 
-def _one_step(rule: Rule, case: Case, others: list[Rule]) -> Change | None:
+def _try_one_change(rule: Rule, case: Case, others: list[Rule]) -> Change | None:
     """The first change that keeps the rule and breaks none of the others."""
-    clean = (change for change, trial in _cures(rule, case) if not any(bool(r.broken(trial)) for r in others))
+    clean = (change for change, trial in _working_changes(rule, case) if not any(bool(r.broken(trial)) for r in others))
     return next(clean, None)
 
 
-def _two_steps(rule: Rule, case: Case, others: list[Rule]) -> Change | None:
+def _try_two_changes(rule: Rule, case: Case, others: list[Rule]) -> Change | None:
     """A change that keeps the rule, together with one that makes up for what it broke."""
-    for change, trial in islice(_cures(rule, case), TWO_STEP_STARTS):
+    for change, trial in islice(_working_changes(rule, case), MAX_FIRST_CHANGES):
         harmed = [r for r in others if bool(r.broken(trial))]
-        second = _one_step(harmed[0], trial, [rule, *(r for r in others if r is not harmed[0])])
+        second = _try_one_change(harmed[0], trial, [rule, *(r for r in others if r is not harmed[0])])
         if second is not None:
             return {**change, **second}
     return None
@@ -135,7 +135,7 @@ def _two_steps(rule: Rule, case: Case, others: list[Rule]) -> Change | None:
 COMPANIONS: tuple[Change, ...] = ({}, {"dp_shard": -1}, {"dp_shard": -1, "micro_batch_size": 1})
 
 
-def _changes(rule: Rule, case: Case) -> Iterator[Change]:
+def _candidate_changes(rule: Rule, case: Case) -> Iterator[Change]:
     """Every change the rule's fixes allow, the plain ones first."""
     seen: set[tuple[Any, ...]] = set()
     for companion in COMPANIONS:

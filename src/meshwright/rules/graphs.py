@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import no, one_of, without
+from meshwright.rules.search_values import not_, one_of, without
 
 WITH_GRAPHS = ("meshwright", "megatron", "torchtitan", "automodel")
 WITHOUT_GRAPHS = ("kempnerforge", "fsdp1", "deepspeed")
 NO_GRAPHS: Fix = {"cuda_graphs": ["none"], "cuda_graph_scope": [()]}
 SYNCING = ("alltoall", "allgather")
-WHOLE: Fix = {"cuda_graphs": ["full_iteration"], "cuda_graph_scope": [()], "check_nan": [False]}
+FULL_ITERATION: Fix = {"cuda_graphs": ["full_iteration"], "cuda_graph_scope": [()], "check_nan": [False]}
 
 
 def captured(c: Case) -> Column:
@@ -18,12 +18,12 @@ def captured(c: Case) -> Column:
     return c.cuda_graphs != "none"
 
 
-def whole_iteration(c: Case) -> Column:
+def is_full_iteration(c: Case) -> Column:
     """Whether the whole forward and backward is one graph."""
     return (c.cuda_graphs == "full_iteration") | ((c.cuda_graphs == "local") & ("full_iteration" in c.cuda_graph_scope))
 
 
-def _absent(c: Case) -> tuple[str, ...]:
+def _missing_scopes(c: Case) -> tuple[str, ...]:
     """Scopes whose modules the model does not have."""
     experts = () if c.is_moe else ("moe", "moe_router", "moe_preprocess")
     return (*experts, *(() if c.mamba_heads else ("mamba",)))
@@ -55,7 +55,7 @@ def graphs_are_offered(c: Case) -> Column:
     pitfall="use_te_rng_tracker not set",
 )
 def random_states_replay(c: Case) -> Column:
-    return captured(c) & no(c.te_rng_tracker)
+    return captured(c) & not_(c.te_rng_tracker)
 
 
 @rule(
@@ -70,7 +70,7 @@ def random_states_replay(c: Case) -> Column:
     pitfall="CUDA graphs + packed sequences",
 )
 def graphs_take_fixed_shapes(c: Case) -> Column:
-    return captured(c) & c.packing & no(c.pad_to_max_length)
+    return captured(c) & c.packing & not_(c.pad_to_max_length)
 
 
 @rule(
@@ -81,11 +81,11 @@ def graphs_take_fixed_shapes(c: Case) -> Column:
     message="full recompute cannot be captured by {cuda_graphs} graphs of single modules",
     symptom="full recompute is only supported with full-iteration CUDA graphs",
     cause="the recomputed layer would be captured once and needed twice",
-    fixes=({"recompute": ["selective", "none"], "recompute_layers": [0]}, WHOLE, NO_GRAPHS),
+    fixes=({"recompute": ["selective", "none"], "recompute_layers": [0]}, FULL_ITERATION, NO_GRAPHS),
     pitfall="CUDA graphs + full recompute",
 )
 def graphs_refuse_full_recompute(c: Case) -> Column:
-    return captured(c) & (c.recompute == "full") & no(whole_iteration(c))
+    return captured(c) & (c.recompute == "full") & not_(is_full_iteration(c))
 
 
 @rule(
@@ -134,7 +134,7 @@ def scope_fits_implementation(c: Case) -> Column:
     fixes=({"check_nan": [False]}, NO_GRAPHS),
 )
 def whole_iterations_do_not_sync(c: Case) -> Column:
-    return whole_iteration(c) & c.check_nan
+    return is_full_iteration(c) & c.check_nan
 
 
 @rule(
@@ -191,10 +191,10 @@ def captured_experts_have_capacity(c: Case) -> Column:
     message="cuda_graph_scope={cuda_graph_scope} names modules that this model does not have",
     symptom="an assertion on the scope, or nothing is captured",
     cause="only modules of the model can be captured",
-    fixes=({"cuda_graph_scope": without("cuda_graph_scope", _absent)}, NO_GRAPHS),
+    fixes=({"cuda_graph_scope": without("cuda_graph_scope", _missing_scopes)}, NO_GRAPHS),
 )
 def captured_modules_exist(c: Case) -> Column:
-    return captured(c) & bool(set(_absent(c)) & set(c.cuda_graph_scope))
+    return captured(c) & bool(set(_missing_scopes(c)) & set(c.cuda_graph_scope))
 
 
 @rule(
@@ -236,4 +236,4 @@ def pipelines_are_not_captured(c: Case) -> Column:
 )
 def captured_dispatch_does_not_sync(c: Case) -> Column:
     syncs = c.is_moe & (c.ep > 1) & one_of(c.dispatcher, SYNCING) & (c.capacity_factor == 0)
-    return syncs & (whole_iteration(c) | (captured(c) & (c.engine == "torchtitan")))
+    return syncs & (is_full_iteration(c) | (captured(c) & (c.engine == "torchtitan")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshwright.recipes.case import Case, Column
 from meshwright.recipes.types import ENGINES
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import NO_TENSOR, divisors_of
+from meshwright.rules.search_values import NO_TP, divisors_of
 
 REPLICATING_KV = ("megatron", "meshwright")
 STRICT_KV = ("torchtitan", "automodel", "kempnerforge", "deepspeed")
@@ -13,9 +13,9 @@ PADDING_VOCABULARY = tuple(engine for engine in ENGINES if engine != "meshwright
 TP_PITFALL = "TP > num_kv_heads"
 
 
-def _cut(of: str) -> tuple[Fix, ...]:
+def _tp_dividing(of: str) -> tuple[Fix, ...]:
     """Tensor-parallel degrees that divide one of the model's numbers, or none at all."""
-    return ({"tp": divisors_of(of, "tp")}, NO_TENSOR)
+    return ({"tp": divisors_of(of, "tp")}, NO_TP)
 
 
 @rule(
@@ -25,7 +25,7 @@ def _cut(of: str) -> tuple[Fix, ...]:
     message="{heads} attention heads cannot be shared by tp={tp} ranks",
     symptom="num_attention_heads must be divisible by tensor_model_parallel_size (or a view of the wrong shape)",
     cause="each tensor-parallel rank computes whole heads",
-    fixes=_cut("heads"),
+    fixes=_tp_dividing("heads"),
 )
 def heads_divide(c: Case) -> Column:
     return c.heads % c.tp != 0
@@ -39,7 +39,7 @@ def heads_divide(c: Case) -> Column:
     message="{kv_heads} key/value heads are neither a multiple nor a divisor of tp={tp}",
     symptom="num_query_groups must be a multiple or a divisor of tensor_model_parallel_size",
     cause="ranks hold whole key/value heads, or whole groups of ranks hold copies of one",
-    fixes=_cut("kv_heads"),
+    fixes=_tp_dividing("kv_heads"),
     pitfall=TP_PITFALL,
 )
 def kv_heads_divide_or_replicate(c: Case) -> Column:
@@ -54,7 +54,7 @@ def kv_heads_divide_or_replicate(c: Case) -> Column:
     message="{kv_heads} key/value heads cannot be shared by tp={tp} ranks on this engine",
     symptom="n_kv_heads must be divisible by the tensor-parallel degree",
     cause="this engine does not copy key/value heads; each rank needs at least one of its own",
-    fixes=_cut("kv_heads"),
+    fixes=_tp_dividing("kv_heads"),
     pitfall=TP_PITFALL,
 )
 def kv_heads_divide(c: Case) -> Column:
@@ -84,7 +84,7 @@ def kv_heads_are_not_copied(c: Case) -> Column:
     message="the feed-forward width {ffn} is not divisible by tp={tp}",
     symptom="… is not divisible by … from the first column-parallel layer",
     cause="column-parallel layers give every rank the same number of columns",
-    fixes=_cut("ffn"),
+    fixes=_tp_dividing("ffn"),
 )
 def ffn_divides(c: Case) -> Column:
     return c.ffn % c.tp != 0
@@ -98,7 +98,7 @@ def ffn_divides(c: Case) -> Column:
     message="the vocabulary of {vocab} is padded, because tp={tp} does not divide it",
     symptom="the embedding of the checkpoint and of the model differ by a few rows",
     cause="the vocabulary is cut over the tensor-parallel ranks and padded until it can be",
-    fixes=_cut("vocab"),
+    fixes=_tp_dividing("vocab"),
 )
 def vocabulary_is_not_padded(c: Case) -> Column:
     return c.vocab % c.tp != 0
@@ -112,7 +112,7 @@ def vocabulary_is_not_padded(c: Case) -> Column:
     message="the vocabulary of {vocab} cannot be cut into tp={tp} equal parts",
     symptom="the embedding is refused when it is cut, before any weight exists",
     cause="rows are cut over the tensor-parallel ranks and then sharded; nothing is padded, so that checkpoints fit",
-    fixes=_cut("vocab"),
+    fixes=_tp_dividing("vocab"),
 )
 def vocabulary_divides(c: Case) -> Column:
     return c.vocab % c.tp != 0
@@ -125,7 +125,7 @@ def vocabulary_divides(c: Case) -> Column:
     message="{mamba_heads} state-space heads in {mamba_groups} groups cannot be shared by tp={tp} ranks",
     symptom="an assertion in the Mamba mixer on heads or groups and the tensor-parallel size",
     cause="each rank computes whole state-space heads and whole groups",
-    fixes=({"tp": divisors_of("mamba_groups", "tp")}, NO_TENSOR),
+    fixes=({"tp": divisors_of("mamba_groups", "tp")}, NO_TP),
 )
 def mamba_heads_divide(c: Case) -> Column:
     return (c.mamba_heads % c.tp != 0) | (c.mamba_groups % c.tp != 0)
@@ -152,7 +152,7 @@ def mamba_heads_divide_context(c: Case) -> Column:
     message="{delta_k_heads} key and {delta_v_heads} value heads of linear attention cannot be shared by tp={tp} ranks",
     symptom="a shape error or assertion in the gated-delta layer",
     cause="each rank computes whole heads of the linear attention",
-    fixes=({"tp": divisors_of("delta_k_heads", "tp")}, NO_TENSOR),
+    fixes=({"tp": divisors_of("delta_k_heads", "tp")}, NO_TP),
 )
 def delta_heads_divide(c: Case) -> Column:
     return (c.delta_k_heads % c.tp != 0) | (c.delta_v_heads % c.tp != 0)

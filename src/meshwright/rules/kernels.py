@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import rule
-from meshwright.rules.search_values import no, one_of
+from meshwright.rules.search_values import not_, one_of
 
 ATTENTION: dict[str, tuple[str, ...]] = {
     "megatron": ("auto", "flash", "te", "cudnn", "eager"),
@@ -27,7 +27,7 @@ ATTENTION: dict[str, tuple[str, ...]] = {
     fixes=({"attention": ["auto"]},),
 )
 def attention_is_offered(c: Case) -> Column:
-    return no(one_of(c.attention, ATTENTION.get(c.engine, (c.attention,))))
+    return not_(one_of(c.attention, ATTENTION.get(c.engine, (c.attention,))))
 
 
 @rule(
@@ -93,7 +93,7 @@ def loss_is_offered(c: Case) -> Column:
     symptom="a memory peak at the end of the forward pass that recompute does not touch",
     cause="logits of every token over the whole vocabulary, in 32 bits, with their gradient",
     fixes=({"loss": ["chunked", "vocab_parallel"]}, {"micro_batch_size": [1], "loss": ["chunked"]}),
-    figures={"logits": lambda c: _logits_gib(c)},
+    values={"logits": lambda c: _logits_gib(c)},
 )
 def logits_are_cut(c: Case) -> Column:
     return (c.loss == "plain") & (_logits_gib(c) > 8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import rule
-from meshwright.rules.search_values import no, one_of
+from meshwright.rules.search_values import not_, one_of
 
 SUPPORTED: dict[str, tuple[str, ...]] = {
     "megatron": ("cosine", "linear", "wsd", "constant", "inverse_sqrt"),
@@ -23,7 +23,7 @@ SUPPORTED: dict[str, tuple[str, ...]] = {
     fixes=({"schedule_name": ["cosine"]},),
 )
 def schedule_is_offered(c: Case) -> Column:
-    return no(one_of(c.schedule_name, SUPPORTED.get(c.engine, (c.schedule_name,))))
+    return not_(one_of(c.schedule_name, SUPPORTED.get(c.engine, (c.schedule_name,))))
 
 
 @rule(
@@ -49,7 +49,7 @@ def warm_up_ends(c: Case) -> Column:
     fixes=({"warmup_steps": lambda c: [max(c.steps // 100, 1)]},),
 )
 def training_warms_up(c: Case) -> Column:
-    return (c.warmup_steps == 0) & (c.goal == "pretrain") & (c.steps >= 1000) & no(c.benchmark)
+    return (c.warmup_steps == 0) & (c.goal == "pretrain") & (c.steps >= 1000) & not_(c.benchmark)
 
 
 @rule(
@@ -88,7 +88,7 @@ def decay_follows_warm_up(c: Case) -> Column:
     fixes=({"decay_steps": [0]},),
 )
 def decay_ends(c: Case) -> Column:
-    return (c.decay_steps > c.steps) & (c.goal == "pretrain") & no(c.benchmark)
+    return (c.decay_steps > c.steps) & (c.goal == "pretrain") & not_(c.benchmark)
 
 
 @rule(
@@ -115,7 +115,7 @@ def adapter_rate_is_usual(c: Case) -> Column:
 )
 def fine_tuning_rate_is_small(c: Case) -> Column:
     orthogonal = c.optimizer_name == "muon"  # its updates are of one size, whatever the gradients
-    return (c.goal == "sft") & (c.lr > 1e-4) & no(orthogonal) & no(c.is_diffusion) & no(c.benchmark)
+    return (c.goal == "sft") & (c.lr > 1e-4) & not_(orthogonal) & not_(c.is_diffusion) & not_(c.benchmark)
 
 
 @rule(
@@ -126,12 +126,12 @@ def fine_tuning_rate_is_small(c: Case) -> Column:
     symptom="loss spikes or divergence",
     cause="the largest stable learning rate falls with model size",
     fixes=({"lr": [3e-4], "min_lr": lambda c: [min(c.min_lr, 3e-5)]},),
-    figures={"size": lambda c: c.params_active / 1e9},
+    values={"size": lambda c: c.params_active / 1e9},
 )
 def pretraining_rate_is_stable(c: Case) -> Column:
     adam = one_of(c.optimizer_name, ("adamw", "schedule_free_adamw"))
     limit = 6e-4 if c.params_active > 2e10 else 2e-3
-    return adam & (c.goal == "pretrain") & (c.lr > limit) & no(c.benchmark)
+    return adam & (c.goal == "pretrain") & (c.lr > limit) & not_(c.benchmark)
 
 
 @rule(

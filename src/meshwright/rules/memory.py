@@ -8,11 +8,11 @@ import numpy as np
 
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import NO_TENSOR, Domain, larger, no
+from meshwright.rules.search_values import NO_TP, Values, larger, not_
 
 GIB = 2**30
-TIGHT = 0.92
-PLENTY = 0.5
+TIGHT_SHARE = 0.92
+IDLE_SHARE = 0.5
 
 
 def host_memory_gib(c: Case) -> Column:
@@ -24,7 +24,7 @@ def host_memory_gib(c: Case) -> Column:
     return np.maximum(sum(getattr(there, part) - getattr(here, part) for part in parts), 0.0)
 
 
-def offloads(*values: str) -> Domain:
+def offloads(*values: str) -> Values:
     """Those of the values whose share of the host's memory is large enough."""
     return lambda c: [value for value in values if not bool(host_is_full(c.replace(offload=value)))]
 
@@ -36,7 +36,7 @@ def host_is_full(c: Case) -> Column:
 
 # Cheapest first: a smaller micro batch costs a little, recompute a fifth of the speed, tensor parallelism most.
 RECOMPUTE: Fix = {"recompute": ["selective", "full"], "recompute_modules": [()]}
-ROOM: tuple[Fix, ...] = (
+MEMORY_FIXES: tuple[Fix, ...] = (
     {"micro_batch_size": [1]},
     {"loss": ["chunked"]},
     RECOMPUTE,
@@ -57,7 +57,7 @@ ROOM: tuple[Fix, ...] = (
         "offload": offloads("optimizer", "params"),
     },
 )
-STATE: tuple[Fix, ...] = (
+STATE_FIXES: tuple[Fix, ...] = (
     {"strategy": ["fsdp2", "zero1", "megatron_fsdp"]},
     {"dp_replicate": [1], "dp_shard": [-1]},
     {"ep": larger("ep")},
@@ -99,7 +99,7 @@ def replicated_state_gib(c: Case) -> Column:
     symptom="out of memory while the optimizer is built or in the first step",
     cause="plain data parallelism shares nothing: 18 bytes per parameter on every rank",
     fixes=({"strategy": ["fsdp2", "zero1", "megatron_fsdp"]},),
-    figures={"state": replicated_state_gib},
+    values={"state": replicated_state_gib},
 )
 def replicated_state_fits(c: Case) -> Column:
     return c.memory is None and (c.strategy == "ddp") & (replicated_state_gib(c) > c.capacity_gib)
@@ -112,8 +112,8 @@ def replicated_state_fits(c: Case) -> Column:
     message="weights, gradients and optimizer state alone take {state:.0f} GiB of {capacity_gib:.0f} GiB",
     symptom="out of memory before or in the first optimizer step, whatever the batch",
     cause="too few GPUs share the state of this model",
-    fixes=STATE,
-    figures={"state": _state},
+    fixes=STATE_FIXES,
+    values={"state": _state},
 )
 def state_fits(c: Case) -> Column:
     return _state(c) > c.capacity_gib
@@ -134,7 +134,7 @@ def state_fits(c: Case) -> Column:
         {"tp": larger("tp"), "sp": [True]},
         {"tp": larger("tp"), "sp": [True], "pp": larger("pp")},
     ),
-    figures={"held": host_memory_gib},
+    values={"held": host_memory_gib},
 )
 def host_memory_is_enough(c: Case) -> Column:
     return host_is_full(c)
@@ -147,11 +147,11 @@ def host_memory_is_enough(c: Case) -> Column:
     message="the estimated peak is {total:.0f} GiB of {capacity_gib:.0f} GiB",
     symptom="out of memory in the first or second step",
     cause="activations and buffers do not fit beside the state",
-    fixes=ROOM,
-    figures={"total": _total},
+    fixes=MEMORY_FIXES,
+    values={"total": _total},
 )
 def peak_fits(c: Case) -> Column:
-    return no(_fits(c)) & (_state(c) <= c.capacity_gib)
+    return not_(_fits(c)) & (_state(c) <= c.capacity_gib)
 
 
 @rule(
@@ -161,11 +161,11 @@ def peak_fits(c: Case) -> Column:
     message="the estimated peak is {total:.0f} GiB of {capacity_gib:.0f} GiB, with little room for error",
     symptom="may run out of memory in a long sample, an unbalanced expert step or after hours",
     cause="estimates have an error band, and memory fragments",
-    fixes=ROOM,
-    figures={"total": _total},
+    fixes=MEMORY_FIXES,
+    values={"total": _total},
 )
 def peak_has_room(c: Case) -> Column:
-    return np.asarray(_fits(c)) & (_total(c) > TIGHT * c.capacity_gib)
+    return np.asarray(_fits(c)) & (_total(c) > TIGHT_SHARE * c.capacity_gib)
 
 
 def _with(c: Case, **change: Any) -> Column:
@@ -174,9 +174,9 @@ def _with(c: Case, **change: Any) -> Column:
     return np.inf if changed is None else changed.total / c.capacity_gib
 
 
-def _room_for(c: Case, **change: Any) -> Column:
+def _leaves_headroom(c: Case, **change: Any) -> Column:
     """Whether the changed case would leave comfortable room."""
-    return _with(c, **change) < TIGHT - 0.07
+    return _with(c, **change) < TIGHT_SHARE - 0.07
 
 
 @rule(
@@ -187,10 +187,12 @@ def _room_for(c: Case, **change: Any) -> Column:
     symptom="a quarter to a third of the step is spent on computing activations again",
     cause="there is room to keep them",
     fixes=({"recompute": ["none", "selective"], "recompute_layers": [0]},),
-    figures={"total": _total},
+    values={"total": _total},
 )
 def recompute_is_needed(c: Case) -> Column:
-    return (c.recompute == "full") & _room_for(c, recompute="selective", recompute_modules=(), recompute_layers=0)
+    return (c.recompute == "full") & _leaves_headroom(
+        c, recompute="selective", recompute_modules=(), recompute_layers=0
+    )
 
 
 @rule(
@@ -201,11 +203,11 @@ def recompute_is_needed(c: Case) -> Column:
     message="tp={tp}, while sharded data parallelism alone would fit",
     symptom="traffic in every layer that a purely sharded run does not have",
     cause="sharding alone is faster wherever it fits",
-    fixes=(NO_TENSOR,),
+    fixes=(NO_TP,),
 )
 def tensor_parallel_is_needed(c: Case) -> Column:
     fed = c.global_batch_size >= c.dp * c.tp
-    return (c.tp > 1) & (c.strategy == "fsdp2") & fed & _room_for(c, tp=1, sp=False, tp_comm_overlap=False)
+    return (c.tp > 1) & (c.strategy == "fsdp2") & fed & _leaves_headroom(c, tp=1, sp=False, tp_comm_overlap=False)
 
 
 @rule(
@@ -218,7 +220,7 @@ def tensor_parallel_is_needed(c: Case) -> Column:
     fixes=({"offload": ["none"]},),
 )
 def offload_is_needed(c: Case) -> Column:
-    return (c.offload != "none") & _room_for(c, offload="none")
+    return (c.offload != "none") & _leaves_headroom(c, offload="none")
 
 
 @rule(
@@ -233,7 +235,7 @@ def offload_is_needed(c: Case) -> Column:
 )
 def stages_keep_parameters(c: Case) -> Column:
     gathers = (c.strategy == "fsdp2") & (c.pp > 1) & (c.shard > 1) & c.reshard_after_forward
-    return gathers & _room_for(c, reshard_after_forward=False)
+    return gathers & _leaves_headroom(c, reshard_after_forward=False)
 
 
 @rule(
@@ -244,10 +246,10 @@ def stages_keep_parameters(c: Case) -> Column:
     symptom="small matrix products, more launches and more gathering than needed",
     cause="a larger micro batch would fit",
     fixes=({"micro_batch_size": lambda c: [int(c.micro_batch_size) * times for times in (2, 4, 8, 16, 32)]},),
-    figures={"total": _total},
+    values={"total": _total},
 )
 def memory_is_used(c: Case) -> Column:
     known = _total(c) > 0
-    doubled = _room_for(c, micro_batch_size=c.micro_batch_size * 2)
-    idle = (_total(c) < PLENTY * c.capacity_gib) & (c.accumulation % 2 == 0) & (c.pp == 1)
-    return known & idle & doubled & no(c.packing)
+    doubled = _leaves_headroom(c, micro_batch_size=c.micro_batch_size * 2)
+    idle = (_total(c) < IDLE_SHARE * c.capacity_gib) & (c.accumulation % 2 == 0) & (c.pp == 1)
+    return known & idle & doubled & not_(c.packing)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from meshwright.recipes.case import Case
 
 
-def _named(*starts: str) -> Callable[[Case], bool]:
+def _matches_family(*starts: str) -> Callable[[Case], bool]:
     """Whether the model's architecture or name, in letters and digits alone, starts like one of these."""
 
     def known(c: Case) -> bool:
@@ -17,8 +17,8 @@ def _named(*starts: str) -> Callable[[Case], bool]:
     return known
 
 
-is_qwen35 = _named("qwen35")
-is_qwen3_next = _named("qwen3next")
-is_glm45 = _named("glm4moe", "glm45")
-is_gemma3 = _named("gemma3")
-is_qwen3_vl = _named("qwen3vl")
+is_qwen35 = _matches_family("qwen35")
+is_qwen3_next = _matches_family("qwen3next")
+is_glm45 = _matches_family("glm4moe", "glm45")
+is_gemma3 = _matches_family("gemma3")
+is_qwen3_vl = _matches_family("qwen3vl")

@@ -6,7 +6,7 @@ import numpy as np
 
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import NO_EXPERT, degrees, divisors_of, larger, no, one_of
+from meshwright.rules.search_values import NO_EP, degrees, divisors_of, larger, not_, one_of
 
 NO_ETP: Fix = {"etp": [1]}
 GIB = 2**30
@@ -19,10 +19,10 @@ GIB = 2**30
     message="ep={ep}, etp={etp}, but the model has no experts",
     symptom="expert parallelism is set for a model without mixture-of-experts layers",
     cause="only routed experts are cut by expert parallelism",
-    fixes=(NO_EXPERT,),
+    fixes=(NO_EP,),
 )
 def ep_needs_experts(c: Case) -> Column:
-    return no(c.is_moe) & (c.ep * c.etp > 1)
+    return not_(c.is_moe) & (c.ep * c.etp > 1)
 
 
 @rule(
@@ -101,7 +101,7 @@ def expert_memory_gib(c: Case) -> Column:
     cause="expert weights shrink with ep (experts / ep per rank), not with tp; attention is not touched by ep",
     fixes=({"ep": larger("ep")}, {"strategy": ["fsdp2"]}, {"pp": larger("pp")}),
     pitfall="EP too low for large MoE",
-    figures={"held": expert_memory_gib},
+    values={"held": expert_memory_gib},
 )
 def experts_fit(c: Case) -> Column:
     return c.is_moe & (expert_memory_gib(c) > 0.6 * c.capacity_gib)
@@ -163,7 +163,7 @@ def expert_ranks_read_data(c: Case) -> Column:
     fixes=({"force_balance": [False]},),
 )
 def balance_is_not_forced(c: Case) -> Column:
-    return c.is_moe & c.force_balance & no(c.benchmark)
+    return c.is_moe & c.force_balance & not_(c.benchmark)
 
 
 @rule(
@@ -178,7 +178,7 @@ def balance_is_not_forced(c: Case) -> Column:
 def router_is_balanced(c: Case) -> Column:
     by_loss = one_of(c.balancing, ("aux_loss", "seq_aux_loss", "global_aux_loss"))
     idle = (c.balancing == "none") | (by_loss & (c.aux_loss == 0))
-    return c.is_moe & (c.goal == "pretrain") & idle & no(c.force_balance) & no(c.benchmark)
+    return c.is_moe & (c.goal == "pretrain") & idle & not_(c.force_balance) & not_(c.benchmark)
 
 
 @rule(
@@ -206,7 +206,7 @@ def no_capacity_is_kept(c: Case) -> Column:
     fixes=({"balancing": ["aux_loss"]}, {"balancing": ["aux_loss"], "aux_loss": [1e-3]}),
 )
 def bias_exists(c: Case) -> Column:
-    return c.is_moe & (c.balancing == "bias") & no(c.balance_bias)
+    return c.is_moe & (c.balancing == "bias") & not_(c.balance_bias)
 
 
 @rule(
@@ -219,7 +219,7 @@ def bias_exists(c: Case) -> Column:
     fixes=({"capacity_factor": [1.0]}, {"capacity_factor": [0.0]}),
 )
 def capacity_holds_all_tokens(c: Case) -> Column:
-    return c.is_moe & (c.capacity_factor > 0) & (c.capacity_factor < 1) & no(c.benchmark)
+    return c.is_moe & (c.capacity_factor > 0) & (c.capacity_factor < 1) & not_(c.benchmark)
 
 
 @rule(
@@ -232,4 +232,4 @@ def capacity_holds_all_tokens(c: Case) -> Column:
     fixes=({"router_dtype": ["fp32"]},),
 )
 def router_is_precise(c: Case) -> Column:
-    return c.is_moe & (c.experts >= 64) & (c.router_dtype == "bf16") & no(c.benchmark)
+    return c.is_moe & (c.experts >= 64) & (c.router_dtype == "bf16") & not_(c.benchmark)

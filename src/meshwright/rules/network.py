@@ -7,7 +7,7 @@ from meshwright.rules.rule import rule
 from meshwright.rules.search_values import divisors, one_of, smaller
 from meshwright.rules.sequence import inner_ranks
 
-MOST_SHARDS = 512
+MAX_SHARDS = 512
 
 
 @rule(
@@ -48,7 +48,7 @@ def tensor_groups_fit_domains(c: Case) -> Column:
         {"cp_comm": ["ring"]},
         {"cp": smaller("cp")},
     ),
-    figures={"inner": lambda c: int(inner_ranks(c))},
+    values={"inner": lambda c: int(inner_ranks(c))},
 )
 def context_exchange_is_fast(c: Case) -> Column:
     exposed = one_of(c.cp_comm, ("a2a", "allgather", "a2a+ring"))
@@ -76,7 +76,7 @@ def expert_exchange_is_fast(c: Case) -> Column:
     message="parameters are gathered over {shard} ranks",
     symptom="gathering slows down as GPUs are added; small messages, long rings",
     cause="each rank's piece gets tiny; replicas of a smaller shard group (HSDP) only exchange gradients",
-    fixes=({"dp_replicate": lambda c: [d for d in divisors(int(c.dp)) if d > 1 and c.dp // d <= MOST_SHARDS // 4]},),
+    fixes=({"dp_replicate": lambda c: [d for d in divisors(int(c.dp)) if d > 1 and c.dp // d <= MAX_SHARDS // 4]},),
 )
 def sharding_is_not_too_wide(c: Case) -> Column:
-    return (c.strategy == "fsdp2") & (c.shard >= MOST_SHARDS)
+    return (c.strategy == "fsdp2") & (c.shard >= MAX_SHARDS)

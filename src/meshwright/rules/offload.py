@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.memory import offloads
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import NO_PIPELINE, no, one_of
+from meshwright.rules.search_values import NO_PP, not_, one_of
 
 SUPPORTED: dict[str, tuple[str, ...]] = {
     "meshwright": ("none", "optimizer", "activations", "params"),
@@ -29,7 +29,7 @@ NONE: Fix = {"offload": ["none"]}
     fixes=({"offload": offloads("params", "optimizer", "none")},),
 )
 def offload_is_offered(c: Case) -> Column:
-    return no(one_of(c.offload, SUPPORTED[c.engine]))
+    return not_(one_of(c.offload, SUPPORTED[c.engine]))
 
 
 @rule(
@@ -40,7 +40,7 @@ def offload_is_offered(c: Case) -> Column:
     message="activations in host memory with pp={pp} work by the fine-grained offloading of named modules only",
     symptom="CPU offloading is not supported with pipeline parallelism",
     cause="several micro batches are in flight, and whole-layer copies would mix them up",
-    fixes=(NONE, NO_PIPELINE),
+    fixes=(NONE, NO_PP),
 )
 def offloaded_activations_refuse_pipelines(c: Case) -> Column:
     return (c.offload == "activations") & (c.pp > 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import rule
-from meshwright.rules.search_values import NO_TENSOR, no, one_of
+from meshwright.rules.search_values import NO_TP, not_, one_of
 
 SUPPORTED: dict[str, tuple[str, ...]] = {
     "megatron": ("adamw", "sgd", "muon", "lion"),
@@ -13,8 +13,8 @@ SUPPORTED: dict[str, tuple[str, ...]] = {
 }
 
 
-def _trains_for_real(c: Case) -> Column:
-    return (c.goal == "pretrain") & no(c.benchmark)
+def _real_pretraining(c: Case) -> Column:
+    return (c.goal == "pretrain") & not_(c.benchmark)
 
 
 @rule(
@@ -28,7 +28,7 @@ def _trains_for_real(c: Case) -> Column:
     fixes=({"optimizer_name": ["adamw"]},),
 )
 def optimizer_is_offered(c: Case) -> Column:
-    return no(one_of(c.optimizer_name, SUPPORTED.get(c.engine, (c.optimizer_name,))))
+    return not_(one_of(c.optimizer_name, SUPPORTED.get(c.engine, (c.optimizer_name,))))
 
 
 @rule(
@@ -52,7 +52,7 @@ def muon_sees_whole_matrices(c: Case) -> Column:
     message="muon gathers every matrix over tp={tp} ranks to orthogonalise it",
     symptom="a slow optimizer step that does not shrink with more GPUs",
     cause="Newton-Schulz iterations need the whole matrix",
-    fixes=(NO_TENSOR,),
+    fixes=(NO_TP,),
 )
 def muon_prefers_whole_matrices(c: Case) -> Column:
     return (c.optimizer_name == "muon") & (c.tp > 1)
@@ -68,7 +68,7 @@ def muon_prefers_whole_matrices(c: Case) -> Column:
     fixes=({"clip_grad": [1.0]},),
 )
 def gradients_are_clipped(c: Case) -> Column:
-    return (c.clip_grad == 0) & _trains_for_real(c)
+    return (c.clip_grad == 0) & _real_pretraining(c)
 
 
 @rule(
@@ -79,11 +79,11 @@ def gradients_are_clipped(c: Case) -> Column:
     symptom="loss spikes in large pretraining runs",
     cause="the second moment follows the gradient too slowly; pretraining usually takes 0.95",
     fixes=({"beta2": [0.95]},),
-    figures={"memory": lambda c: 1 / (1 - c.beta2)},
+    values={"memory": lambda c: 1 / (1 - c.beta2)},
 )
 def second_moment_follows(c: Case) -> Column:
     adam = one_of(c.optimizer_name, ("adamw", "schedule_free_adamw"))
-    return adam & (c.beta2 > 0.99) & _trains_for_real(c) & (c.params_total > 1e9)
+    return adam & (c.beta2 > 0.99) & _real_pretraining(c) & (c.params_total > 1e9)
 
 
 @rule(
@@ -96,7 +96,7 @@ def second_moment_follows(c: Case) -> Column:
     fixes=({"weight_decay": [0.1]},),
 )
 def weights_decay(c: Case) -> Column:
-    return (c.weight_decay == 0) & _trains_for_real(c) & no(c.is_diffusion)
+    return (c.weight_decay == 0) & _real_pretraining(c) & not_(c.is_diffusion)
 
 
 @rule(
@@ -107,7 +107,7 @@ def weights_decay(c: Case) -> Column:
     symptom="the loss hardly falls",
     cause="gradients of a transformer's layers differ by orders of magnitude, which adaptive updates even out",
     fixes=({"optimizer_name": ["adamw"]},),
-    figures={"size": lambda c: c.params_total / 1e9},
+    values={"size": lambda c: c.params_total / 1e9},
 )
 def updates_are_adaptive(c: Case) -> Column:
-    return (c.optimizer_name == "sgd") & no(c.benchmark)
+    return (c.optimizer_name == "sgd") & not_(c.benchmark)

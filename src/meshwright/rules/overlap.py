@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import rule
-from meshwright.rules.search_values import no, one_of
+from meshwright.rules.search_values import not_, one_of
 
 
 @rule(
@@ -32,7 +32,7 @@ def gather_exists(c: Case) -> Column:
     fixes=({"overlap_param_gather": [False]}, {"overlap_grad_reduce": [True]}),
 )
 def gather_follows_reduction(c: Case) -> Column:
-    return c.overlap_param_gather & no(c.overlap_grad_reduce) & (c.strategy != "ddp")
+    return c.overlap_param_gather & not_(c.overlap_grad_reduce) & (c.strategy != "ddp")
 
 
 @rule(
@@ -46,7 +46,7 @@ def gather_follows_reduction(c: Case) -> Column:
     fixes=({"sp": [True]}, {"tp_comm_overlap": [False]}),
 )
 def tensor_overlap_needs_sp(c: Case) -> Column:
-    return c.tp_comm_overlap & (c.tp > 1) & no(c.sp)
+    return c.tp_comm_overlap & (c.tp > 1) & not_(c.sp)
 
 
 @rule(
@@ -58,10 +58,10 @@ def tensor_overlap_needs_sp(c: Case) -> Column:
     symptom="ValueError: async tensor parallelism needs …",
     cause="the compiler finds the gathers of sequence parallelism and splits the matrix products around them",
     fixes=({"sp": [True]}, {"compile": [True]}, {"tp_comm_overlap": [False]}),
-    figures={"needs": lambda c: "sequence parallelism" if c.engine == "automodel" else "a compiled model"},
+    values={"needs": lambda c: "sequence parallelism" if c.engine == "automodel" else "a compiled model"},
 )
 def async_tensor_parallel_has_its_needs(c: Case) -> Column:
-    return c.tp_comm_overlap & (c.tp > 1) & no(c.sp if c.engine == "automodel" else c.compile)
+    return c.tp_comm_overlap & (c.tp > 1) & not_(c.sp if c.engine == "automodel" else c.compile)
 
 
 @rule(
@@ -90,5 +90,5 @@ def expert_gradients_wait(c: Case) -> Column:
     fixes=({"overlap_grad_reduce": [True]},),
 )
 def reduction_is_hidden(c: Case) -> Column:
-    bulky = no(c.is_moe) & (c.goal == "pretrain") & (c.params_total > 5e8)
-    return bulky & no(c.overlap_grad_reduce) & (c.dp > 1) & one_of(c.strategy, ("zero1", "ddp"))
+    bulky = not_(c.is_moe) & (c.goal == "pretrain") & (c.params_total > 5e8)
+    return bulky & not_(c.overlap_grad_reduce) & (c.dp > 1) & one_of(c.strategy, ("zero1", "ddp"))

@@ -8,7 +8,7 @@ from meshwright.recipes.case import Case, Column
 from meshwright.recipes.types import Peft
 from meshwright.rules.model_families import is_qwen3_next
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import NO_TENSOR, no, one_of, without
+from meshwright.rules.search_values import NO_TP, not_, one_of, without
 
 METHODS: dict[str, tuple[str, ...]] = {
     "megatron": ("lora", "dora"),
@@ -83,7 +83,7 @@ def targets_exist(c: Case) -> Column:
     fixes=(LORA,),
 )
 def method_is_offered(c: Case) -> Column:
-    return _adapts(c) & no(one_of(c.method, METHODS.get(c.engine, (c.method,))))
+    return _adapts(c) & not_(one_of(c.method, METHODS.get(c.engine, (c.method,))))
 
 
 @rule(
@@ -120,7 +120,7 @@ def qwen3_next_has_adapters(c: Case) -> Column:
     message="adapters on a mixture of experts refuse tp={tp} here",
     symptom="ValueError: tensor parallelism of this model does not support PEFT",
     cause="its tensor-parallel plan covers the plain modules only",
-    fixes=(NO_TENSOR,),
+    fixes=(NO_TP,),
 )
 def adapted_experts_stay_whole(c: Case) -> Column:
     return _adapts(c) & c.is_moe & (c.tp > 1)
@@ -193,7 +193,7 @@ def dropped_parts_are_recomputed_with_their_layer(c: Case) -> Column:
     message="4-bit base weights cannot be cut by tp={tp}",
     symptom="a shape or type error when the quantised weights are distributed",
     cause="packed 4-bit weights have neither rows nor columns to cut",
-    fixes=(NO_TENSOR, LORA),
+    fixes=(NO_TP, LORA),
 )
 def quantised_weights_stay_whole(c: Case) -> Column:
     return _adapts(c) & (c.method == "qlora") & (c.tp > 1)
@@ -210,7 +210,7 @@ NF4_BLOCK = 64  # numbers that share a scale
     message="rows of {ffn} or {expert_width} 4-bit weights cannot be cut by tp={tp}, etp={etp} between blocks of 64",
     symptom="a scale that two ranks would have to share",
     cause="64 numbers along a row share a scale; a cut falls between blocks, so that codes are those of the whole",
-    fixes=({"etp": [1]}, NO_TENSOR, {**NO_TENSOR, "etp": [1]}, LORA),
+    fixes=({"etp": [1]}, NO_TP, {**NO_TP, "etp": [1]}, LORA),
 )
 def quantised_rows_are_cut_between_blocks(c: Case) -> Column:
     split = _blocks(c.ffn) % c.tp + _blocks(c.expert_width) % c.etp
@@ -256,7 +256,7 @@ def quantised_once(c: Case) -> Column:
     symptom="slow learning when small, unstable when large",
     cause="the adapter's output is multiplied by alpha / rank; usual is 0.5 to 4",
     fixes=({"alpha": lambda c: [float(c.rank), 2.0 * c.rank]},),
-    figures={"ratio": lambda c: c.alpha / c.rank},
+    values={"ratio": lambda c: c.alpha / c.rank},
 )
 def scale_is_usual(c: Case) -> Column:
     ratio = c.alpha / c.rank

@@ -6,7 +6,7 @@ import numpy as np
 
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import NO_PIPELINE, degrees, divisors_of, even_stages
+from meshwright.rules.search_values import NO_PP, degrees, divisors_of, even_stages
 
 EVEN_ONLY = ("megatron", "meshwright", "deepspeed")
 SPLITS_UNEVENLY = ("torchtitan", "automodel", "kempnerforge")
@@ -19,7 +19,7 @@ EVEN: tuple[Fix, ...] = (
     INTERLEAVED,
     {"stage_layers": even_stages, "embedding_as_layer": [False], "head_as_layer": [False]},
     {"pp": degrees("pp"), "vp": [1], "pp_schedule": ["1f1b"]},
-    NO_PIPELINE,
+    NO_PP,
 )
 
 
@@ -37,7 +37,7 @@ def _uneven(c: Case) -> Column:
     fixes=(
         {"vp": [1], "pp_schedule": ["1f1b"]},
         {"pp": degrees("pp"), "vp": [1], "pp_schedule": ["1f1b"]},
-        NO_PIPELINE,
+        NO_PP,
     ),
 )
 def stages_have_layers(c: Case) -> Column:
@@ -66,7 +66,7 @@ def layers_divide_over_stages(c: Case) -> Column:
     message="{split_layers} layers do not divide over pp × vp = {pp} × {vp} stage chunks; the engine makes some longer",
     symptom="runs, but every stage waits for the longest one",
     cause="the step takes as long as its slowest stage",
-    fixes=({"pp": degrees("pp"), "vp": [1], "pp_schedule": ["1f1b"]}, INTERLEAVED, NO_PIPELINE),
+    fixes=({"pp": degrees("pp"), "vp": [1], "pp_schedule": ["1f1b"]}, INTERLEAVED, NO_PP),
 )
 def stages_are_equal(c: Case) -> Column:
     return _uneven(c)
@@ -79,8 +79,8 @@ def stages_are_equal(c: Case) -> Column:
     message="stage_layers lists {given} chunks, pp × vp = {pp} × {vp} needs {stages}",
     symptom="the pipeline layout has another number of stages than pipeline size × virtual stages",
     cause="the list gives the layers of every stage chunk, in order",
-    fixes=({"stage_layers": [()]}, {"stage_layers": even_stages}, NO_PIPELINE),
-    figures={"given": lambda c: len(c.stage_layers)},
+    fixes=({"stage_layers": [()]}, {"stage_layers": even_stages}, NO_PP),
+    values={"given": lambda c: len(c.stage_layers)},
 )
 def every_stage_is_listed(c: Case) -> Column:
     return (len(c.stage_layers) > 0) & (c.stages != len(c.stage_layers))
@@ -93,8 +93,8 @@ def every_stage_is_listed(c: Case) -> Column:
     message="stage_layers adds up to {listed}, the model has {layers} layers",
     symptom="the pipeline layout does not cover all layers of the model",
     cause="every layer must stand in exactly one stage chunk",
-    fixes=({"stage_layers": [()]}, {"stage_layers": even_stages}, NO_PIPELINE),
-    figures={"listed": lambda c: sum(c.stage_layers)},
+    fixes=({"stage_layers": [()]}, {"stage_layers": even_stages}, NO_PP),
+    values={"listed": lambda c: sum(c.stage_layers)},
 )
 def every_layer_is_listed(c: Case) -> Column:
     return (len(c.stage_layers) > 0) & (sum(c.stage_layers) != c.layers)
@@ -121,7 +121,7 @@ def one_way_to_split(c: Case) -> Column:
     symptom="stages wait for the longest one; its rank also has the highest memory",
     cause="the step takes as long as its slowest stage, times the number of micro batches",
     fixes=({"stage_layers": even_stages}, {"stage_layers": [()]}),
-    figures={"longest": lambda c: int(_longest(c)), "mean": lambda c: c.layers / c.pp},
+    values={"longest": lambda c: int(_longest(c)), "mean": lambda c: c.layers / c.pp},
 )
 def stages_are_balanced(c: Case) -> Column:
     stated = (len(c.stage_layers) > 0) & (c.stages == len(c.stage_layers))
@@ -156,7 +156,7 @@ def chunks_need_stages(c: Case) -> Column:
     message="the model shares its embedding with its head, which pp={pp} puts on different stages",
     symptom="tied embeddings are not supported with pipeline parallelism (ValueError or NotImplementedError)",
     cause="this engine cannot keep one weight equal on two stages",
-    fixes=(NO_PIPELINE,),
+    fixes=(NO_PP,),
 )
 def tied_embeddings_stay_together(c: Case) -> Column:
     return c.tied & (c.pp > 1)
@@ -170,7 +170,7 @@ def tied_embeddings_stay_together(c: Case) -> Column:
     message="mixture-of-experts layers cannot be split over pp={pp} stages on this engine",
     symptom="ValueError: MoE with pipeline parallelism is not supported",
     cause="its pipeline stages need static shapes, and routing is data dependent",
-    fixes=(NO_PIPELINE,),
+    fixes=(NO_PP,),
 )
 def experts_are_not_pipelined(c: Case) -> Column:
     return c.is_moe & (c.pp > 1)
@@ -184,7 +184,7 @@ def experts_are_not_pipelined(c: Case) -> Column:
     message="a vision-language model cannot be split over pp={pp} stages on this engine",
     symptom="ValueError: VLM with pipeline parallelism is refused",
     cause="its vision tower has no stage of its own",
-    fixes=(NO_PIPELINE,),
+    fixes=(NO_PP,),
 )
 def vision_is_not_pipelined(c: Case) -> Column:
     return c.has_vision & (c.pp > 1)

@@ -6,10 +6,10 @@ import numpy as np
 
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import NO_TENSOR, divisors_of, no, one_of
+from meshwright.rules.search_values import NO_TP, divisors_of, not_, one_of
 
 FP8 = ("fp8_delayed", "fp8_tensor", "fp8_row", "fp8_block")
-PLAIN: Fix = {"matmul": ["same"], "fp8_gather": [False], "first_last_bf16": [False]}
+NO_FP8: Fix = {"matmul": ["same"], "fp8_gather": [False], "first_last_bf16": [False]}
 TORCHAO = ("meshwright", "torchtitan", "automodel", "kempnerforge")
 FORMATS: dict[str, tuple[str, ...]] = {
     "meshwright": ("same", "fp8_tensor", "fp8_row", "mxfp8"),
@@ -26,7 +26,7 @@ FORMATS: dict[str, tuple[str, ...]] = {
     message="{gpu} has no 8-bit floating point ({matmul})",
     symptom="device compute capability 8.9 or higher is required for FP8 execution",
     cause="8-bit matrix units came with Ada and Hopper",
-    fixes=(PLAIN,),
+    fixes=(NO_FP8,),
 )
 def gpu_has_fp8(c: Case) -> Column:
     return one_of(c.matmul, FP8) & ("fp8" not in c.gpu_precisions)
@@ -39,7 +39,7 @@ def gpu_has_fp8(c: Case) -> Column:
     message="{matmul} needs a Blackwell or newer GPU, not {gpu}",
     symptom="MXFP8 and NVFP4 need compute capability 10.0 or higher",
     cause="scales per small block are a feature of the newer matrix units",
-    fixes=({"matmul": ["fp8_tensor"]}, PLAIN),
+    fixes=({"matmul": ["fp8_tensor"]}, NO_FP8),
 )
 def gpu_has_block_scales(c: Case) -> Column:
     return one_of(c.matmul, ("mxfp8", "nvfp4")) & (c.gpu_arch not in ("blackwell", "rubin"))
@@ -66,14 +66,14 @@ def hardware_scales_are_used(c: Case) -> Column:
     message="{engine} has no {matmul} linear layers",
     symptom="an unknown recipe name, or the option does not exist",
     cause="its low-precision layers know other scalings",
-    fixes=({"matmul": ["fp8_tensor"]}, PLAIN),
+    fixes=({"matmul": ["fp8_tensor"]}, NO_FP8),
 )
 def format_is_offered(c: Case) -> Column:
-    return _lacks_format(c) & no(_publishes(c))
+    return _lacks_format(c) & not_(_publishes(c))
 
 
 def _lacks_format(c: Case) -> Column:
-    return no(one_of(c.matmul, FORMATS.get(c.engine, (c.matmul,))))
+    return not_(one_of(c.matmul, FORMATS.get(c.engine, (c.matmul,))))
 
 
 def _publishes(c: Case) -> Column:
@@ -89,7 +89,7 @@ def _publishes(c: Case) -> Column:
     message="this benchmark was published with {matmul}, which meshwright has not: it can be estimated, not trained",
     symptom="training is refused before it starts",
     cause="the published figure is of another engine, whose low-precision layers know this scaling",
-    fixes=({"matmul": ["mxfp8", "fp8_row", "fp8_tensor"]}, PLAIN),
+    fixes=({"matmul": ["mxfp8", "fp8_row", "fp8_tensor"]}, NO_FP8),
 )
 def published_format_is_offered(c: Case) -> Column:
     return _lacks_format(c) & _publishes(c)
@@ -103,10 +103,10 @@ def published_format_is_offered(c: Case) -> Column:
     message="mxfp8 was tested as an emulation on CPUs, never on {gpu}",
     symptom="unknown: the first run on such a GPU is the test",
     cause="no GPU with this format was at hand when it was built",
-    fixes=({"matmul": ["fp8_row", "fp8_tensor"]}, PLAIN),
+    fixes=({"matmul": ["fp8_row", "fp8_tensor"]}, NO_FP8),
 )
 def format_was_run(c: Case) -> Column:
-    return (c.matmul == "mxfp8") & no(c.benchmark)
+    return (c.matmul == "mxfp8") & not_(c.benchmark)
 
 
 @rule(
@@ -117,8 +117,8 @@ def format_was_run(c: Case) -> Column:
     message="a micro batch of {tokens} tokens is not in steps of {step}: nothing computes in {matmul}",
     symptom="the speed of bf16",
     cause="8-bit matrix kernels work on aligned blocks, in the number of tokens too",
-    fixes=({"micro_batch_size": [2, 4, 8, 16, 32]}, PLAIN),
-    figures={"tokens": lambda c: _tokens(c), "step": lambda c: 32 if c.matmul == "mxfp8" else 16},
+    fixes=({"micro_batch_size": [2, 4, 8, 16, 32]}, NO_FP8),
+    values={"tokens": lambda c: _tokens(c), "step": lambda c: 32 if c.matmul == "mxfp8" else 16},
 )
 def micro_batches_are_aligned(c: Case) -> Column:
     return c.fp8 & (_tokens(c) % np.where(c.matmul == "mxfp8", 32, 16) != 0)
@@ -168,7 +168,7 @@ def delayed_scaling_sees_values_once(c: Case) -> Column:
     fixes=({"fp8_gather": [False]},),
 )
 def fp8_gather_needs_fp8(c: Case) -> Column:
-    return c.fp8_gather & no(one_of(c.matmul, (*FP8, "mxfp8")))
+    return c.fp8_gather & not_(one_of(c.matmul, (*FP8, "mxfp8")))
 
 
 @rule(
@@ -195,8 +195,8 @@ def fp8_gather_needs_sharding(c: Case) -> Column:
     fixes=({"fp8_gather": [False]}, {"matmul": ["fp8_tensor"]}),
 )
 def weights_travel_in_fp8(c: Case) -> Column:
-    shards = (c.strategy == "fsdp2") & no(one_of(c.offload, ("params", "optimizer")))
-    return c.fp8_gather & no((c.matmul == "fp8_tensor") & shards) & no(c.benchmark)
+    shards = (c.strategy == "fsdp2") & not_(one_of(c.offload, ("params", "optimizer")))
+    return c.fp8_gather & not_((c.matmul == "fp8_tensor") & shards) & not_(c.benchmark)
 
 
 @rule(
@@ -207,7 +207,7 @@ def weights_travel_in_fp8(c: Case) -> Column:
     message="8-bit linear layers cannot be cut by tp={tp} on this engine",
     symptom="ValueError: FP8 is not supported together with tensor parallelism",
     cause="its 8-bit linear layer does not work on distributed tensors",
-    fixes=(NO_TENSOR, PLAIN),
+    fixes=(NO_TP, NO_FP8),
 )
 def fp8_layers_stay_whole(c: Case) -> Column:
     return c.fp8 & (c.tp > 1)
@@ -227,7 +227,7 @@ def _misaligned(c: Case) -> Column:
     message="{matmul} needs widths in steps of 16 (mxfp8 32): {hidden}, {ffn} at tp={tp}, {expert_width} at etp={etp}",
     symptom="an assertion on the dimensions of an FP8 tensor in the first forward",
     cause="8-bit matrix kernels work on aligned blocks",
-    fixes=({"tp": divisors_of("ffn", "tp")}, {"etp": [1]}, {"tp": [1], "sp": [False], "etp": [1]}, PLAIN),
+    fixes=({"tp": divisors_of("ffn", "tp")}, {"etp": [1]}, {"tp": [1], "sp": [False], "etp": [1]}, NO_FP8),
 )
 def fp8_widths_are_aligned(c: Case) -> Column:
     return c.fp8 & _misaligned(c)
@@ -244,7 +244,7 @@ def fp8_widths_are_aligned(c: Case) -> Column:
     fixes=({"compile": [True]},),
 )
 def fp8_is_compiled(c: Case) -> Column:
-    return c.fp8 & no(c.compile) & no(c.is_moe)
+    return c.fp8 & not_(c.compile) & not_(c.is_moe)
 
 
 @rule(
@@ -254,7 +254,7 @@ def fp8_is_compiled(c: Case) -> Column:
     message="8-bit linear layers between fp32 activations",
     symptom="slow: everything outside the linear layers runs at full width",
     cause="8-bit training is made to sit between bf16 activations",
-    fixes=({"compute": ["bf16"]}, PLAIN),
+    fixes=({"compute": ["bf16"]}, NO_FP8),
 )
 def fp8_sits_in_bf16(c: Case) -> Column:
     return c.fp8 & (c.compute == "fp32")
@@ -298,7 +298,7 @@ def bf16_is_preferred(c: Case) -> Column:
     fixes=({"master": ["fp32"]},),
 )
 def masters_are_fp32(c: Case) -> Column:
-    return (c.master == "bf16") & (c.goal == "pretrain") & no(c.benchmark)
+    return (c.master == "bf16") & (c.goal == "pretrain") & not_(c.benchmark)
 
 
 @rule(
@@ -337,10 +337,10 @@ def bf16_moments_are_supported(c: Case) -> Column:
     symptom="a slightly worse loss that grows with the number of GPUs",
     cause="each addition rounds to 8 bits of mantissa, and there are as many as there are ranks",
     fixes=({"reduce": ["fp32"]},),
-    figures={"ranks": lambda c: c.dp * c.cp},
+    values={"ranks": lambda c: c.dp * c.cp},
 )
 def many_ranks_sum_in_fp32(c: Case) -> Column:
-    return (c.reduce == "bf16") & (c.dp * c.cp >= 128) & no(c.benchmark)
+    return (c.reduce == "bf16") & (c.dp * c.cp >= 128) & not_(c.benchmark)
 
 
 @rule(
@@ -353,7 +353,7 @@ def many_ranks_sum_in_fp32(c: Case) -> Column:
     fixes=({"grads": ["fp32"]},),
 )
 def many_micro_batches_add_in_fp32(c: Case) -> Column:
-    return (c.grads == "bf16") & (c.accumulation >= 16) & no(c.benchmark) & (c.goal != "peft")
+    return (c.grads == "bf16") & (c.accumulation >= 16) & not_(c.benchmark) & (c.goal != "peft")
 
 
 @rule(
@@ -366,4 +366,4 @@ def many_micro_batches_add_in_fp32(c: Case) -> Column:
     fixes=({"first_last_bf16": [True]},),
 )
 def nvfp4_spares_the_ends(c: Case) -> Column:
-    return (c.matmul == "nvfp4") & no(c.first_last_bf16) & no(c.benchmark)
+    return (c.matmul == "nvfp4") & not_(c.first_last_bf16) & not_(c.benchmark)

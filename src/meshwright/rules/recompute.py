@@ -7,13 +7,13 @@ import numpy as np
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix, rule
 from meshwright.rules.schedule import ZERO_BUBBLE
-from meshwright.rules.search_values import no, one_of, without
+from meshwright.rules.search_values import not_, one_of, without
 
 EXPERT_MODULES = ("moe", "moe_act", "shared_experts")
-NOTHING: Fix = {"recompute": ["none"], "recompute_modules": [()], "recompute_layers": [0]}
+NO_RECOMPUTE: Fix = {"recompute": ["none"], "recompute_modules": [()], "recompute_layers": [0]}
 
 
-def _foreign(c: Case) -> tuple[str, ...]:
+def _missing_modules(c: Case) -> tuple[str, ...]:
     """Modules that the model does not have."""
     experts = () if c.is_moe else EXPERT_MODULES
     shared = () if c.has_shared_experts else ("shared_experts",)
@@ -28,10 +28,10 @@ def _foreign(c: Case) -> tuple[str, ...]:
     message="recompute_modules={recompute_modules} names parts that this model does not have",
     symptom="mla_up_proj needs latent attention, moe modules need experts: refused when the configuration is checked",
     cause="only what the model computes can be computed again",
-    fixes=({"recompute_modules": without("recompute_modules", _foreign)},),
+    fixes=({"recompute_modules": without("recompute_modules", _missing_modules)},),
 )
 def modules_exist(c: Case) -> Column:
-    return (c.recompute == "selective") & bool(set(_foreign(c)) & set(c.recompute_modules))
+    return (c.recompute == "selective") & bool(set(_missing_modules(c)) & set(c.recompute_modules))
 
 
 @rule(
@@ -102,7 +102,7 @@ def layer_count_needs_full(c: Case) -> Column:
     symptom="the same as recomputing all of them",
     cause="the number counts layers of one pipeline stage",
     fixes=({"recompute_layers": [0]},),
-    figures={"own": lambda c: np.ceil(c.layers / c.pp)},
+    values={"own": lambda c: np.ceil(c.layers / c.pp)},
 )
 def layer_count_fits_stage(c: Case) -> Column:
     return (c.recompute == "full") & (c.recompute_layers > np.ceil(c.layers / c.pp))
@@ -122,7 +122,7 @@ def layer_count_fits_stage(c: Case) -> Column:
     ),
 )
 def expert_activation_needs_grouping(c: Case) -> Column:
-    return c.is_moe & ("moe_act" in c.recompute_modules) & no(c.grouped_gemm) & (c.recompute == "selective")
+    return c.is_moe & ("moe_act" in c.recompute_modules) & not_(c.grouped_gemm) & (c.recompute == "selective")
 
 
 @rule(
@@ -133,7 +133,7 @@ def expert_activation_needs_grouping(c: Case) -> Column:
     message="the megatron_fsdp strategy refuses selective recompute here",
     symptom="ValueError: selective activation checkpointing is not supported by this strategy",
     cause="its wrapper knows whole modules only",
-    fixes=({"strategy": ["fsdp2"]}, NOTHING),
+    fixes=({"strategy": ["fsdp2"]}, NO_RECOMPUTE),
 )
 def sharded_wrapper_knows_modules(c: Case) -> Column:
     return (c.strategy == "megatron_fsdp") & (c.recompute == "selective")
@@ -147,7 +147,7 @@ def sharded_wrapper_knows_modules(c: Case) -> Column:
     message="the megatron_fsdp strategy skips full recompute on more than one GPU here",
     symptom="an error line in the log, and the memory of a run without recompute",
     cause="the option is read and not applied",
-    fixes=({"strategy": ["fsdp2"]}, NOTHING),
+    fixes=({"strategy": ["fsdp2"]}, NO_RECOMPUTE),
 )
 def sharded_wrapper_recomputes(c: Case) -> Column:
     return (c.strategy == "megatron_fsdp") & (c.recompute == "full") & (c.world > 1)
@@ -161,7 +161,7 @@ def sharded_wrapper_recomputes(c: Case) -> Column:
     message="recomputing only core_attn saves next to nothing with {attention} attention",
     symptom="slower by the attention forward, at nearly the same memory",
     cause="flash kernels never store the scores that this recompute was made to drop",
-    fixes=(NOTHING, {"recompute_modules": [("core_attn", "layernorm")]}),
+    fixes=(NO_RECOMPUTE, {"recompute_modules": [("core_attn", "layernorm")]}),
 )
 def attention_is_not_recomputed_twice(c: Case) -> Column:
     only_attention = tuple(c.recompute_modules) in ((), ("core_attn",))

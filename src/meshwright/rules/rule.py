@@ -15,7 +15,7 @@ Severity = Literal["error", "warning", "advice"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """The gravest first."""
 Broken = Callable[[Case], Column]
-Figure = Callable[[Case], object]
+MessageValue = Callable[[Case], object]
 Fix = Mapping[str, Sequence[Any] | Callable[[Case], Sequence[Any]]]
 """Recipe fields by flat name, each with the values to try, nearest first."""
 
@@ -28,13 +28,13 @@ class Rule(msgspec.Struct, frozen=True):
     severity: Severity
     field: str  # flat name of the field the finding points at
     broken: Broken
-    message: str  # template over the case's names and the figures
+    message: str  # template over the case's names and the values
     symptom: str
     cause: str
     fixes: tuple[Fix, ...]
     engines: tuple[str, ...]
     pitfall: str = ""  # its row in the well-known pitfalls, when it has one
-    figures: Mapping[str, Figure] = msgspec.field(default_factory=dict)  # named by the message
+    values: Mapping[str, MessageValue] = msgspec.field(default_factory=dict)  # named by the message
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ def rule(
     fixes: Sequence[Fix] = (),
     engines: Sequence[str] = ENGINES,
     pitfall: str = "",
-    figures: Mapping[str, Figure] | None = None,
+    values: Mapping[str, MessageValue] | None = None,
 ) -> Callable[[Broken], Broken]:
     """Registers a function of a case that is true (or a column of truths) where the rule is broken."""
 
@@ -88,7 +88,7 @@ def rule(
             fixes=tuple(fixes),
             engines=tuple(engines),
             pitfall=pitfall,
-            figures=figures or {},
+            values=values or {},
         )
         return broken
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import divisors, divisors_of, no, one_of, smaller
+from meshwright.rules.search_values import divisors, divisors_of, not_, one_of, smaller
 
 ONE_CHUNK = ("1f1b", "gpipe")
 SEVERAL_CHUNKS = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble")
@@ -22,7 +22,7 @@ SUPPORTED: dict[str, tuple[str, ...]] = {
     "deepspeed": ("1f1b",),
     "fsdp1": EVERY,  # no pipeline at all; the axis itself is refused
 }
-MOST_BUBBLE = 0.15
+MAX_BUBBLE = 0.15
 VISIBLE_BUBBLE = 0.05
 
 
@@ -40,9 +40,9 @@ def _interleave(chunks: Fix | None = None) -> Fix:
     return {"vp": _chunk_counts, "pp_schedule": ["interleaved_1f1b"], **(chunks or {})}
 
 
-MORE_SAMPLES: Fix = {"global_batch_size": lambda c: [int(c.micro_batch_size * c.dp * c.pp)]}
-FEWER_MICRO: Fix = {"micro_batch_size": divisors_of("micro_batch_size", "micro_batch_size")}
-PLAIN: Fix = {"pp_schedule": ["1f1b"], "vp": [1], "stage_layers": [()]}
+LARGER_GLOBAL_BATCH: Fix = {"global_batch_size": lambda c: [int(c.micro_batch_size * c.dp * c.pp)]}
+SMALLER_MICRO_BATCH: Fix = {"micro_batch_size": divisors_of("micro_batch_size", "micro_batch_size")}
+PLAIN_1F1B: Fix = {"pp_schedule": ["1f1b"], "vp": [1], "stage_layers": [()]}
 
 
 @rule(
@@ -78,7 +78,7 @@ def interleaved_schedules(c: Case) -> Column:
     message="{pp_schedule} needs exactly two chunks of layers per stage, vp={vp}",
     symptom="the schedule requires exactly 2 stages per rank",
     cause="each rank holds one chunk on the way down the V and one on the way up",
-    fixes=({"vp": [2]}, {"pp_schedule": ["interleaved_1f1b"]}, PLAIN),
+    fixes=({"vp": [2]}, {"pp_schedule": ["interleaved_1f1b"]}, PLAIN_1F1B),
 )
 def v_schedules(c: Case) -> Column:
     return (c.pp > 1) & one_of(c.pp_schedule, V_SHAPED) & (c.vp != 2)
@@ -91,10 +91,10 @@ def v_schedules(c: Case) -> Column:
     message="{engine} has no {pp_schedule} schedule",
     symptom="an unknown schedule name raises when the stages are built; or the setting is not read at all",
     cause="engines offer different schedules, and their guides name some that do not exist",
-    fixes=({"pp_schedule": ["interleaved_1f1b", "1f1b"]}, PLAIN),
+    fixes=({"pp_schedule": ["interleaved_1f1b", "1f1b"]}, PLAIN_1F1B),
 )
 def schedule_is_offered(c: Case) -> Column:
-    return (c.pp > 1) & no(one_of(c.pp_schedule, SUPPORTED[c.engine]))
+    return (c.pp > 1) & not_(one_of(c.pp_schedule, SUPPORTED[c.engine]))
 
 
 @rule(
@@ -105,7 +105,7 @@ def schedule_is_offered(c: Case) -> Column:
     message="{accumulation} micro batches cannot fill pp={pp} stages",
     symptom="an assertion that the local batch holds at least as many micro batches as there are stages",
     cause="each stage must have a micro batch to work on",
-    fixes=(FEWER_MICRO, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN}, MORE_SAMPLES),
+    fixes=(SMALLER_MICRO_BATCH, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN_1F1B}, LARGER_GLOBAL_BATCH),
 )
 def micro_batches_fill_pipeline(c: Case) -> Column:
     return (c.pp > 1) & (c.accumulation < c.pp)
@@ -119,7 +119,7 @@ def micro_batches_fill_pipeline(c: Case) -> Column:
     message="{accumulation} micro batches leave some of pp={pp} stages idle all the time",
     symptom="runs at a fraction of its speed; some engines log that the bubble will be large",
     cause="a pipeline with fewer micro batches than stages is never full",
-    fixes=(FEWER_MICRO, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN}, MORE_SAMPLES),
+    fixes=(SMALLER_MICRO_BATCH, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN_1F1B}, LARGER_GLOBAL_BATCH),
 )
 def stages_are_busy(c: Case) -> Column:
     return (c.pp > 1) & (c.accumulation < c.pp)
@@ -133,7 +133,7 @@ def stages_are_busy(c: Case) -> Column:
     message="dualpipe_v needs at least as many micro batches ({accumulation}) as stage chunks ({stages})",
     symptom="ValueError about the number of micro batches when the schedule is built",
     cause="its steady state runs a forward and a backward of different micro batches at once",
-    fixes=(FEWER_MICRO, {"pp_schedule": ["zbv", "interleaved_1f1b"]}),
+    fixes=(SMALLER_MICRO_BATCH, {"pp_schedule": ["zbv", "interleaved_1f1b"]}),
 )
 def dualpipe_is_filled(c: Case) -> Column:
     return (c.pp > 1) & (c.pp_schedule == "dualpipe_v") & (c.accumulation < c.stages)
@@ -147,7 +147,7 @@ def dualpipe_is_filled(c: Case) -> Column:
     message="interleaving needs micro batches in groups of pp={pp}; {accumulation} leave a partial group",
     symptom="number of micro batches is not divisible by the pipeline size with the interleaved schedule",
     cause="each chunk works on a group of pp micro batches; a last group smaller than that cannot run",
-    fixes=(FEWER_MICRO, PLAIN, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN}),
+    fixes=(SMALLER_MICRO_BATCH, PLAIN_1F1B, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN_1F1B}),
 )
 def interleaved_groups_are_full(c: Case) -> Column:
     return (c.pp > 1) & (c.vp > 1) & (c.accumulation % c.pp != 0)
@@ -161,8 +161,8 @@ def interleaved_groups_are_full(c: Case) -> Column:
     message="{accumulation} micro batches do not divide into {rounds} equal rounds over pp={pp} stages",
     symptom="ValueError: interleaved 1F1B needs a number of micro batches that is a multiple of its rounds",
     cause="interleaving runs the micro batches in equal rounds of at least pp",
-    fixes=(FEWER_MICRO, PLAIN, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN}),
-    figures={"rounds": lambda c: int(_rounds(c))},
+    fixes=(SMALLER_MICRO_BATCH, PLAIN_1F1B, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN_1F1B}),
+    values={"rounds": lambda c: int(_rounds(c))},
 )
 def interleaved_rounds_are_equal(c: Case) -> Column:
     interleaved = one_of(c.pp_schedule, ("interleaved_1f1b", "interleaved_zero_bubble"))
@@ -181,12 +181,12 @@ def _rounds(c: Case) -> Column:
     message="pp={pp} without interleaving leaves a bubble of {bubble:.0%} of the step's work",
     symptom="low throughput: stages idle while the pipeline fills and drains",
     cause="the bubble is (pp - 1) / micro batches; vp chunks per stage divide it by vp",
-    fixes=(_interleave(), _interleave(FEWER_MICRO), FEWER_MICRO, {"pp": smaller("pp")}),
+    fixes=(_interleave(), _interleave(SMALLER_MICRO_BATCH), SMALLER_MICRO_BATCH, {"pp": smaller("pp")}),
     pitfall="PP without VP",
-    figures={"bubble": bubble},
+    values={"bubble": bubble},
 )
 def pipeline_is_interleaved(c: Case) -> Column:
-    plain = (c.pp > 1) & (c.vp == 1) & no(one_of(c.pp_schedule, ZERO_BUBBLE))
+    plain = (c.pp > 1) & (c.vp == 1) & not_(one_of(c.pp_schedule, ZERO_BUBBLE))
     return plain & (bubble(c) > VISIBLE_BUBBLE) & (len(c.stage_layers) == 0)
 
 
@@ -197,9 +197,9 @@ def pipeline_is_interleaved(c: Case) -> Column:
     message="the pipeline idles for {bubble:.0%} of the step's work (pp={pp}, vp={vp}, {accumulation} micro batches)",
     symptom="low throughput that more GPUs make worse",
     cause="too few micro batches per step for so many stages",
-    fixes=(_interleave(), FEWER_MICRO, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN}),
-    figures={"bubble": bubble},
+    fixes=(_interleave(), SMALLER_MICRO_BATCH, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN_1F1B}),
+    values={"bubble": bubble},
 )
 def bubble_is_small(c: Case) -> Column:
     spoken_of = (c.vp > 1) | (len(c.stage_layers) > 0) | (c.engine == "deepspeed")
-    return (c.pp > 1) & spoken_of & no(one_of(c.pp_schedule, ZERO_BUBBLE)) & (bubble(c) > MOST_BUBBLE)
+    return (c.pp > 1) & spoken_of & not_(one_of(c.pp_schedule, ZERO_BUBBLE)) & (bubble(c) > MAX_BUBBLE)

@@ -13,7 +13,7 @@ import numpy as np
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix
 
-Domain = Callable[[Case], list[Any]]
+Values = Callable[[Case], list[Any]]
 
 
 def divisors(number: int) -> list[int]:
@@ -27,27 +27,27 @@ def nearest_first(values: Sequence[int], present: int) -> list[int]:
     return sorted(values, key=lambda v: (abs(log(max(v, 1) / max(present, 1))), v))
 
 
-def degrees(name: str) -> Domain:
+def degrees(name: str) -> Values:
     """Divisors of the GPU count, nearest to the present degree first."""
     return lambda case: nearest_first(divisors(int(case.world)), int(getattr(case, name)))
 
 
-def larger(name: str) -> Domain:
+def larger(name: str) -> Values:
     """Divisors of the GPU count above the present degree, smallest first."""
     return lambda case: [d for d in divisors(int(case.world)) if d > int(getattr(case, name))]
 
 
-def smaller(name: str) -> Domain:
+def smaller(name: str) -> Values:
     """Divisors of the GPU count below the present degree, largest first."""
     return lambda case: [d for d in reversed(divisors(int(case.world))) if d < int(getattr(case, name))]
 
 
-def divisors_of(name: str, field: str) -> Domain:
+def divisors_of(name: str, field: str) -> Values:
     """Divisors of one of the case's numbers, nearest to the field's present value first."""
     return lambda case: nearest_first(divisors(max(int(getattr(case, name)), 1)), int(getattr(case, field)))
 
 
-def multiples(field: str, unit: Callable[[Case], Column]) -> Domain:
+def multiples(field: str, unit: Callable[[Case], Column]) -> Values:
     """The multiples of a unit on both sides of the field's present value, the lower one first."""
 
     def around(case: Case) -> list[int]:
@@ -58,7 +58,7 @@ def multiples(field: str, unit: Callable[[Case], Column]) -> Domain:
     return around
 
 
-def without(field: str, unwanted: Callable[[Case], Collection[str]]) -> Domain:
+def without(field: str, unwanted: Callable[[Case], Collection[str]]) -> Values:
     """The present list less what does not belong in it."""
     return lambda case: [tuple(name for name in getattr(case, field) if name not in unwanted(case))]
 
@@ -70,7 +70,7 @@ def even_stages(case: Case) -> list[tuple[int, ...]]:
 
 
 # Whole axes taken back together with what depends on them.
-NO_PIPELINE: Fix = {
+NO_PP: Fix = {
     "pp": [1],
     "vp": [1],
     "pp_schedule": ["1f1b"],
@@ -78,9 +78,9 @@ NO_PIPELINE: Fix = {
     "embedding_as_layer": [False],
     "head_as_layer": [False],
 }
-NO_TENSOR: Fix = {"tp": [1], "sp": [False], "tp_comm_overlap": [False]}
-NO_CONTEXT: Fix = {"cp": [1]}
-NO_EXPERT: Fix = {"ep": [1], "etp": [1], "ep_overlap": [False]}
+NO_TP: Fix = {"tp": [1], "sp": [False], "tp_comm_overlap": [False]}
+NO_CP: Fix = {"cp": [1]}
+NO_EP: Fix = {"ep": [1], "etp": [1], "ep_overlap": [False]}
 
 
 def one_of(value: Column, names: Collection[str]) -> Column:
@@ -88,6 +88,6 @@ def one_of(value: Column, names: Collection[str]) -> Column:
     return reduce(or_, (value == name for name in names), np.False_)
 
 
-def no(value: Column) -> Column:
+def not_(value: Column) -> Column:
     """Not, for a truth or a column of them."""
     return np.logical_not(value)

@@ -6,7 +6,7 @@ import numpy as np
 
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import rule
-from meshwright.rules.search_values import divisors, larger, multiples, no, one_of, smaller
+from meshwright.rules.search_values import divisors, larger, multiples, not_, one_of, smaller
 
 WITH_CP = ("meshwright", "megatron", "torchtitan", "automodel")
 CP_ATTENTION: dict[str, tuple[str, ...]] = {
@@ -16,7 +16,7 @@ CP_ATTENTION: dict[str, tuple[str, ...]] = {
     "automodel": ("auto", "flash", "te", "cudnn", "sdpa"),
 }
 LONG = 32_768  # tokens of one rank that rarely fit
-LONGISH = 16_384
+MODERATELY_LONG = 16_384
 
 
 def inner_ranks(c: Case) -> Column:
@@ -24,7 +24,7 @@ def inner_ranks(c: Case) -> Column:
     return np.where(c.cp_comm == "a2a+ring", np.minimum(c.cp_inner, c.cp), c.cp)
 
 
-def crowded(c: Case) -> Column:
+def memory_is_tight(c: Case) -> Column:
     """Whether memory is short; unknown counts as yes."""
     return True if c.memory is None else c.memory.total > 0.9 * c.capacity_gib
 
@@ -73,7 +73,7 @@ def sequence_divides_over_tensor_ranks(c: Case) -> Column:
     symptom="index out of range in the position embedding, or max_position_embeddings must be at least seq_length",
     cause="learnt positions end where their table ends",
     fixes=({"seq_length": lambda c: [c.model.learned_positions]},),
-    figures={"table": lambda c: c.model.learned_positions},
+    values={"table": lambda c: c.model.learned_positions},
 )
 def positions_exist(c: Case) -> Column:
     return (c.model.learned_positions > 0) & (c.seq_length > c.model.learned_positions)
@@ -89,7 +89,7 @@ def positions_exist(c: Case) -> Column:
     fixes=({"seq_length": lambda c: [c.max_seq_length]},),
 )
 def positions_were_trained(c: Case) -> Column:
-    fine_tuning = (c.goal != "pretrain") & no(c.benchmark)
+    fine_tuning = (c.goal != "pretrain") & not_(c.benchmark)
     return fine_tuning & (c.max_seq_length > 0) & (c.seq_length > c.max_seq_length)
 
 
@@ -107,10 +107,10 @@ def positions_were_trained(c: Case) -> Column:
         {"seq_length": lambda c: [LONG * int(c.cp)]},
     ),
     pitfall="Long context without CP",
-    figures={"tokens": lambda c: c.seq_length / c.cp},
+    values={"tokens": lambda c: c.seq_length / c.cp},
 )
 def long_sequences_are_cut(c: Case) -> Column:
-    return (c.seq_length / c.cp > LONG) & crowded(c)
+    return (c.seq_length / c.cp > LONG) & memory_is_tight(c)
 
 
 @rule(
@@ -125,7 +125,7 @@ def long_sequences_are_cut(c: Case) -> Column:
     pitfall="Long context without CP",
 )
 def longish_sequences_are_cut(c: Case) -> Column:
-    return (c.cp == 1) & (c.dp > 1) & (c.seq_length > LONGISH) & (c.seq_length <= LONG) & crowded(c)
+    return (c.cp == 1) & (c.dp > 1) & (c.seq_length > MODERATELY_LONG) & (c.seq_length <= LONG) & memory_is_tight(c)
 
 
 @rule(
@@ -139,7 +139,7 @@ def longish_sequences_are_cut(c: Case) -> Column:
     fixes=({"cp": [1]},),
 )
 def short_sequences_stay_whole(c: Case) -> Column:
-    return (c.cp > 1) & (c.seq_length <= 4096) & no(c.is_diffusion)
+    return (c.cp > 1) & (c.seq_length <= 4096) & not_(c.is_diffusion)
 
 
 @rule(
@@ -154,7 +154,7 @@ def short_sequences_stay_whole(c: Case) -> Column:
         {"cp_comm": ["a2a+ring"], "cp_inner": lambda c: [d for d in reversed(divisors(int(c.cp))) if 1 < d < c.cp]},
         {"cp": smaller("cp")},
     ),
-    figures={"inner": lambda c: int(inner_ranks(c))},
+    values={"inner": lambda c: int(inner_ranks(c))},
 )
 def all_to_all_has_heads(c: Case) -> Column:
     ranks = c.tp * inner_ranks(c)
@@ -176,7 +176,7 @@ def all_to_all_has_heads(c: Case) -> Column:
 )
 def hierarchy_multiplies(c: Case) -> Column:
     cut = (c.cp % c.cp_inner == 0) & (c.cp_inner > 1) & (c.cp_inner < c.cp)
-    return (c.cp > 1) & (c.cp_comm == "a2a+ring") & no(cut)
+    return (c.cp > 1) & (c.cp_comm == "a2a+ring") & not_(cut)
 
 
 @rule(
@@ -204,7 +204,7 @@ def exchange_is_offered(c: Case) -> Column:
     fixes=({"attention": ["auto"]}, {"cp": [1]}),
 )
 def kernel_runs_over_context_ranks(c: Case) -> Column:
-    return (c.cp > 1) & no(one_of(c.attention, CP_ATTENTION.get(c.engine, ())))
+    return (c.cp > 1) & not_(one_of(c.attention, CP_ATTENTION.get(c.engine, ())))
 
 
 @rule(
@@ -246,4 +246,4 @@ def packed_sequences_can_be_cut(c: Case) -> Column:
     fixes=({"per_token_loss": [True]}, {"cp": [1]}),
 )
 def answer_tokens_are_counted(c: Case) -> Column:
-    return (c.goal != "pretrain") & (c.cp > 1) & no(c.per_token_loss) & no(c.is_diffusion)
+    return (c.goal != "pretrain") & (c.cp > 1) & not_(c.per_token_loss) & not_(c.is_diffusion)

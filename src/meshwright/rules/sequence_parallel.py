@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import rule
-from meshwright.rules.search_values import NO_TENSOR, no
+from meshwright.rules.search_values import NO_TP, not_
 
 OFF = {"sp": [False], "tp_comm_overlap": [False]}
 
@@ -33,7 +33,7 @@ def sp_needs_tp(c: Case) -> Column:
     fixes=({"sp": [True]},),
 )
 def sp_goes_with_tp(c: Case) -> Column:
-    return (c.tp > 1) & no(c.sp) & no(_another_rule_speaks(c)) & no(c.is_diffusion)
+    return (c.tp > 1) & not_(c.sp) & not_(_another_rule_speaks(c)) & not_(c.is_diffusion)
 
 
 def _another_rule_speaks(c: Case) -> Column:
@@ -55,10 +55,10 @@ def _another_rule_speaks(c: Case) -> Column:
     message="mixture-of-experts layers with tp={tp} need sequence parallelism to train",
     symptom="ValueError in the MoE layer's first forward; the message speaks of performance",
     cause="without it every tensor-parallel rank would send the same tokens to the experts",
-    fixes=({"sp": [True]}, NO_TENSOR),
+    fixes=({"sp": [True]}, NO_TP),
 )
 def experts_need_sp(c: Case) -> Column:
-    return c.is_moe & (c.tp > 1) & no(c.sp)
+    return c.is_moe & (c.tp > 1) & not_(c.sp)
 
 
 @rule(
@@ -69,7 +69,7 @@ def experts_need_sp(c: Case) -> Column:
     message="mixture-of-experts models refuse sequence parallelism here (tp={tp})",
     symptom="ValueError: the tensor-parallel plan of this model does not support sequence parallelism",
     cause="its expert dispatch expects whole sequences on every tensor-parallel rank",
-    fixes=(OFF, NO_TENSOR),
+    fixes=(OFF, NO_TP),
 )
 def experts_refuse_sp(c: Case) -> Column:
     return c.is_moe & (c.tp > 1) & c.sp
@@ -83,7 +83,7 @@ def experts_refuse_sp(c: Case) -> Column:
     message="the state-space layers of this model refuse sequence parallelism here (tp={tp})",
     symptom="an assertion that sequence parallelism is off in the model's tensor-parallel plan",
     cause="the scan of a state-space layer runs over the whole sequence",
-    fixes=(OFF, NO_TENSOR),
+    fixes=(OFF, NO_TP),
 )
 def state_space_refuses_sp(c: Case) -> Column:
     return (c.mamba_heads > 0) & (c.tp > 1) & c.sp

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.model_families import is_qwen35
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import NO_CONTEXT, NO_EXPERT, NO_PIPELINE, NO_TENSOR, larger, no, one_of, smaller
+from meshwright.rules.search_values import NO_CP, NO_EP, NO_PP, NO_TP, larger, not_, one_of, smaller
 
 SUPPORTED: dict[str, tuple[str, ...]] = {
     "meshwright": ("fsdp2", "ddp", "megatron_fsdp"),
@@ -20,7 +20,7 @@ SUPPORTED: dict[str, tuple[str, ...]] = {
 }
 
 
-class Refusal(NamedTuple):
+class UnsupportedField(NamedTuple):
     """A strategy, the field it cannot combine with, where, and what to do about the field instead."""
 
     strategy: str
@@ -35,22 +35,22 @@ TORCH_DDP = ("meshwright", "automodel", "torchtitan")
 MFSDP = ("meshwright", "automodel")  # Megatron's own engine runs it with experts and sequence parallelism
 REPLICATED = "every rank holds and updates the whole model; no other axis has a place in it"
 NOT_THERE = "this sharding works on whole models over the data-parallel ranks"
-REFUSALS = (
-    Refusal("ddp", "tp", TORCH_DDP, NO_TENSOR, "fsdp2", REPLICATED),
-    Refusal("ddp", "pp", TORCH_DDP, NO_PIPELINE, "fsdp2", REPLICATED),
-    Refusal("ddp", "cp", TORCH_DDP, NO_CONTEXT, "fsdp2", REPLICATED),
-    Refusal("ddp", "ep", TORCH_DDP, NO_EXPERT, "fsdp2", REPLICATED),
-    Refusal("ddp", "dp_replicate", TORCH_DDP, {"dp_replicate": [1]}, "fsdp2", REPLICATED),
-    Refusal("megatron_fsdp", "pp", (*MFSDP, "megatron"), NO_PIPELINE, "fsdp2", NOT_THERE),
-    Refusal("megatron_fsdp", "ep", MFSDP, NO_EXPERT, "fsdp2", NOT_THERE),
-    Refusal("megatron_fsdp", "sp", MFSDP, {"sp": [False], "tp_comm_overlap": [False]}, "fsdp2", NOT_THERE),
-    Refusal("megatron_fsdp", "dp_replicate", ("automodel",), {"dp_replicate": [1]}, "fsdp2", NOT_THERE),
-    Refusal("fsdp2", "pp", ("megatron",), NO_PIPELINE, "zero1", "torch FSDP2 inside Megatron wraps whole models"),
-    Refusal("fsdp2", "ep", ("megatron",), NO_EXPERT, "zero1", "torch FSDP2 inside Megatron wraps whole models"),
+UNSUPPORTED_FIELDS = (
+    UnsupportedField("ddp", "tp", TORCH_DDP, NO_TP, "fsdp2", REPLICATED),
+    UnsupportedField("ddp", "pp", TORCH_DDP, NO_PP, "fsdp2", REPLICATED),
+    UnsupportedField("ddp", "cp", TORCH_DDP, NO_CP, "fsdp2", REPLICATED),
+    UnsupportedField("ddp", "ep", TORCH_DDP, NO_EP, "fsdp2", REPLICATED),
+    UnsupportedField("ddp", "dp_replicate", TORCH_DDP, {"dp_replicate": [1]}, "fsdp2", REPLICATED),
+    UnsupportedField("megatron_fsdp", "pp", (*MFSDP, "megatron"), NO_PP, "fsdp2", NOT_THERE),
+    UnsupportedField("megatron_fsdp", "ep", MFSDP, NO_EP, "fsdp2", NOT_THERE),
+    UnsupportedField("megatron_fsdp", "sp", MFSDP, {"sp": [False], "tp_comm_overlap": [False]}, "fsdp2", NOT_THERE),
+    UnsupportedField("megatron_fsdp", "dp_replicate", ("automodel",), {"dp_replicate": [1]}, "fsdp2", NOT_THERE),
+    UnsupportedField("fsdp2", "pp", ("megatron",), NO_PP, "zero1", "torch FSDP2 inside Megatron wraps whole models"),
+    UnsupportedField("fsdp2", "ep", ("megatron",), NO_EP, "zero1", "torch FSDP2 inside Megatron wraps whole models"),
 )
 
 
-def _refuse(refusal: Refusal) -> None:
+def _refuse(refusal: UnsupportedField) -> None:
     def combined(c: Case) -> Column:
         value = getattr(c, refusal.field)
         used = value if refusal.field == "sp" else value > 1  # sp is on or off, the others are degrees
@@ -68,11 +68,11 @@ def _refuse(refusal: Refusal) -> None:
     )(combined)
 
 
-for _refusal in REFUSALS:
+for _refusal in UNSUPPORTED_FIELDS:
     _refuse(_refusal)
 
 
-class Unfit(NamedTuple):
+class UnsupportedValue(NamedTuple):
     """A value that our engine's megatron_fsdp cannot combine with, what to say instead of it, and why."""
 
     name: str
@@ -82,17 +82,23 @@ class Unfit(NamedTuple):
     cause: str
 
 
-UNFIT = (
-    Unfit(
+UNSUPPORTED_VALUES = (
+    UnsupportedValue(
         "compile", "compile", True, {"compile": [False]}, "a compiled block is one graph, its hooks are not part of it"
     ),
-    Unfit("muon", "optimizer_name", "muon", {"optimizer_name": ["adamw"]}, "it cuts weights between any two rows"),
-    Unfit("offload", "offload", "optimizer", {"offload": ["none"]}, "it keeps all state in buffers on the GPU"),
-    Unfit("peft", "goal", "peft", {}, "it fills and cuts a model at once; adapters start from weights that are there"),
+    UnsupportedValue(
+        "muon", "optimizer_name", "muon", {"optimizer_name": ["adamw"]}, "it cuts weights between any two rows"
+    ),
+    UnsupportedValue(
+        "offload", "offload", "optimizer", {"offload": ["none"]}, "it keeps all state in buffers on the GPU"
+    ),
+    UnsupportedValue(
+        "peft", "goal", "peft", {}, "it fills and cuts a model at once; adapters start from weights that are there"
+    ),
 )
 
 
-def _refuse_value(unfit: Unfit) -> None:
+def _refuse_value(unfit: UnsupportedValue) -> None:
     def combined(c: Case) -> Column:
         return (c.strategy == "megatron_fsdp") & (getattr(c, unfit.field) == unfit.value)
 
@@ -109,7 +115,7 @@ def _refuse_value(unfit: Unfit) -> None:
     )(combined)
 
 
-for _unfit in UNFIT:
+for _unfit in UNSUPPORTED_VALUES:
     _refuse_value(_unfit)
 
 
@@ -121,10 +127,10 @@ for _unfit in UNFIT:
     symptom="an unknown strategy, or no option to ask for it",
     cause="engines share data-parallel state in different ways",
     fixes=({"strategy": ["fsdp2", "zero1"]},),
-    figures={"supported": lambda c: ", ".join(SUPPORTED[c.engine])},
+    values={"supported": lambda c: ", ".join(SUPPORTED[c.engine])},
 )
 def strategy_is_offered(c: Case) -> Column:
-    return no(one_of(c.strategy, SUPPORTED[c.engine]))
+    return not_(one_of(c.strategy, SUPPORTED[c.engine]))
 
 
 @rule(
@@ -149,10 +155,10 @@ def tied_weights_refuse_fsdp2(c: Case) -> Column:
     message="pp={pp} with {strategy}: DeepSpeed pipelines run with ZeRO stage 1 at most",
     symptom="an assertion that ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism",
     cause="gradients of a pipeline stage stay whole until the last micro batch",
-    fixes=({"strategy": ["zero1"]}, NO_PIPELINE),
+    fixes=({"strategy": ["zero1"]}, NO_PP),
 )
 def deepspeed_pipelines_use_zero1(c: Case) -> Column:
-    return (c.pp > 1) & no(one_of(c.strategy, ("zero1", "ddp")))
+    return (c.pp > 1) & not_(one_of(c.strategy, ("zero1", "ddp")))
 
 
 def _little(c: Case) -> list[int]:
@@ -169,7 +175,7 @@ def _little(c: Case) -> list[int]:
     cause="on Hopper the links are the bottleneck of sharding plus wide tensor parallelism; newer GPUs bear more",
     fixes=(
         {"tp": _little},
-        NO_TENSOR,
+        NO_TP,
         {"tp": _little, "recompute": ["selective", "full"], "recompute_modules": [()]},
         {"tp": _little, "pp": larger("pp")},
     ),

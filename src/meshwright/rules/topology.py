@@ -71,7 +71,7 @@ def expert_mesh_divides_world(c: Case) -> Column:
     symptom="an assertion on dp_shard × cp × tp and the expert-parallel degree when the meshes are built",
     cause="experts are spread over the ranks of one sharding group; the copies of HSDP do not count",
     fixes=({"ep": degrees("ep")}, {"dp_replicate": [1]}, {"ep": [1], "etp": [1]}),
-    figures={"borrowed": lambda c: c.shard * c.cp * c.tp},
+    values={"borrowed": lambda c: c.shard * c.cp * c.tp},
 )
 def experts_divide_shard_group(c: Case) -> Column:
     return (c.dp_replicate > 1) & (c.ep * c.etp > 1) & ((c.shard * c.cp * c.tp) % (c.ep * c.etp) != 0)

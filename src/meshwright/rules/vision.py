@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.memory import ROOM
+from meshwright.rules.memory import MEMORY_FIXES
 from meshwright.rules.model_families import is_gemma3, is_qwen3_vl
 from meshwright.rules.rule import rule
-from meshwright.rules.search_values import NO_CONTEXT, NO_PIPELINE, no
+from meshwright.rules.search_values import NO_CP, NO_PP, not_
 
 PARTS = {"language", "vision", "projector"}
 DEEP = 3  # inner layers of Qwen3-VL's tower whose features are added behind the first layers of the language model
@@ -24,7 +24,7 @@ def _sees(c: Case) -> Column:
     message="Gemma 3's image tokens see each other both ways, which cp={cp} ranks cannot compute together",
     symptom="refused in the first forward pass",
     cause="keys and values travel for causal attention; an image may lie on several ranks",
-    fixes=(NO_CONTEXT, *({**NO_CONTEXT, **room} for room in ROOM)),
+    fixes=(NO_CP, *({**NO_CP, **room} for room in MEMORY_FIXES)),
 )
 def whole_images_stay_on_a_rank(c: Case) -> Column:
     return _sees(c) & is_gemma3(c) & (c.cp > 1)
@@ -38,8 +38,8 @@ def whole_images_stay_on_a_rank(c: Case) -> Column:
     message="the vision tower feeds the first {deep} layers; the first of pp × vp = {pp} × {vp} chunks has {first}",
     symptom="refused when the model is built",
     cause="what inner layers of Qwen3-VL's tower saw is added behind the first layers; the tower is on the first stage",
-    fixes=({"vp": [1], "pp_schedule": ["1f1b"], "stage_layers": [()]}, NO_PIPELINE),
-    figures={"first": lambda c: int(_first(c)), "deep": lambda c: DEEP},
+    fixes=({"vp": [1], "pp_schedule": ["1f1b"], "stage_layers": [()]}, NO_PP),
+    values={"first": lambda c: int(_first(c)), "deep": lambda c: DEEP},
 )
 def tower_and_its_layers_are_together(c: Case) -> Column:
     return _sees(c) & is_qwen3_vl(c) & (c.pp > 1) & (_first(c) < DEEP)
@@ -73,7 +73,7 @@ def towers_are_sharded_by_torch(c: Case) -> Column:
     fixes=({"freeze": [()]},),
 )
 def frozen_parts_are_there(c: Case) -> Column:
-    return (len(c.freeze) > 0) & no(_sees(c))
+    return (len(c.freeze) > 0) & not_(_sees(c))
 
 
 @rule(

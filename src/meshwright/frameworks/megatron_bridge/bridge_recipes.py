@@ -11,7 +11,7 @@ import msgspec
 
 from meshwright.frameworks.model_match import named
 from meshwright.recipes import overrides
-from meshwright.recipes.build import places
+from meshwright.recipes.build import field_locations
 from meshwright.recipes.types import Goal, Recipe, recipe_fields
 from meshwright.recipes.values import parse
 
@@ -112,7 +112,7 @@ class Upstream(msgspec.Struct, frozen=True):
 
 def _typed(pair: str) -> tuple[str, Any]:
     flat, _, text = pair.partition("=")
-    key = ".".join(places()[flat])
+    key = ".".join(field_locations()[flat])
     return key, parse(recipe_fields()[key], text, key)
 
 
@@ -121,7 +121,7 @@ def common(goal: Goal, benchmark: bool = False) -> Recipe:
     """What recipes of a goal start from there."""
     values = {**EVERYWHERE, **COMMON[goal], **(BENCHMARK if benchmark else {})}
     blank = Recipe(name="", model="", goal=goal, cluster="", benchmark=benchmark)
-    return overrides.change(blank, {".".join(places()[flat]): value for flat, value in values.items()})[0]
+    return overrides.change(blank, {".".join(field_locations()[flat]): value for flat, value in values.items()})[0]
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from meshwright.clusters import knows as knows_gpu
+from meshwright.clusters import is_known as knows_gpu
 from meshwright.frameworks.framework import Content, GpuRequest, Parsed
 from meshwright.frameworks.megatron_bridge import bridge_recipes, command, run_config, snippet
 from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun

@@ -9,7 +9,7 @@ from meshwright.frameworks.megatron_bridge import bridge_recipes
 from meshwright.frameworks.megatron_bridge.settings import difference, on_megatron
 from meshwright.frameworks.megatron_bridge.write import on_top, run_words
 from meshwright.frameworks.types import Program
-from meshwright.planner import Plan, case_of, on_engine
+from meshwright.planner import Plan, case_of, with_engine_strategy
 from meshwright.recipes.types import Recipe
 
 DERIVES = ("layout.strategy", "layout.pp_schedule", "layout.dp_shard", "kernels.loss")
@@ -30,7 +30,7 @@ def why_not(plan: Plan) -> str | None:
     unsaid = [one.field for one in lost if one.field in changed]
     if unsaid:
         return f"it has no single key for {', '.join(unsaid)}"
-    case = case_of(on_engine(plan.recipe, "megatron"), plan.case.model, plan.case.cluster, "megatron")
+    case = case_of(with_engine_strategy(plan.recipe, "megatron"), plan.case.model, plan.case.cluster, "megatron")
     broken = [r for r in rules.applicable(case, ("error",)) if bool(r.broken(case))]
     return rules.message(broken[0], case) + " there; ask with --engine megatron" if broken else None
 

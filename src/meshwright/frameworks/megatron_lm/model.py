@@ -23,10 +23,10 @@ from meshwright.models import (
     Mixer,
     ModelSpec,
     MoE,
-    of_size,
+    find_by_shape,
 )
 from meshwright.models.readers.decoder import grouped
-from meshwright.models.readers.fields import LARGEST_SIZE, MOST_LAYERS
+from meshwright.models.readers.fields import MAX_LAYERS, MAX_SIZE
 
 NEEDED = ("num_layers", "hidden_size", "num_attention_heads")
 OTHER_MODELS = (
@@ -62,7 +62,7 @@ class Flags:
                 raise InputError("is not said", field=key)
             return default
         text = str(said.value)
-        if said.unresolved or not text.isdigit() or not 0 < int(text) <= LARGEST_SIZE:
+        if said.unresolved or not text.isdigit() or not 0 < int(text) <= MAX_SIZE:
             raise InputError("is no size", field=key, value=text)
         return int(text)
 
@@ -94,7 +94,7 @@ def build(settings: Settings, name: str) -> Built:
 def _spec(flags: Flags, name: str) -> ModelSpec:
     hidden = flags.number("hidden_size")
     layers = tuple(_layers(flags, hidden))
-    if not 0 < len(layers) <= MOST_LAYERS:
+    if not 0 < len(layers) <= MAX_LAYERS:
         raise InputError("has no layers that fit in a model", field="num_layers")
     longest = flags.number("max_position_embeddings", flags.number("seq_length", 2048))
     learned = _positions(flags) == "learned_absolute"
@@ -283,16 +283,16 @@ def pattern_of(text: str) -> list[int]:
 
 def _list(node: ast.expr) -> Any:
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return min(node.value, MOST_LAYERS)
+        return min(node.value, MAX_LAYERS)
     if isinstance(node, ast.List | ast.Tuple):
         return [_list(one) for one in node.elts]
     if isinstance(node, ast.BinOp):
         left, right = _list(node.left), _list(node.right)
         if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
-            return (left + right)[: MOST_LAYERS + 1]
+            return (left + right)[: MAX_LAYERS + 1]
         if isinstance(node.op, ast.Mult) and isinstance(left, list) != isinstance(right, list):
             many, times = (left, right) if isinstance(left, list) else (right, left)
-            return (many * times)[: MOST_LAYERS + 1] if len(many) * times < 10**6 else many
+            return (many * times)[: MAX_LAYERS + 1] if len(many) * times < 10**6 else many
     raise InputError("is no pattern of zeros and ones")
 
 
@@ -315,7 +315,7 @@ def _with_vocabulary(made: ModelSpec, flags: Flags) -> tuple[ModelSpec, tuple[st
 
 def _known(made: ModelSpec, vocab: list[int] | None) -> ModelSpec:
     """The catalogue's model of this shape, with the length that the flags give it."""
-    for spec in of_size(made.hidden, made.num_layers):
+    for spec in find_by_shape(made.hidden, made.num_layers):
         if vocab is not None and spec.vocab not in vocab:
             continue
         if same_shape(spec, msgspec.structs.replace(made, vocab=spec.vocab)):

@@ -9,7 +9,7 @@ import msgspec
 from meshwright.errors import InputError
 
 from ..spec import MLA, Attention, Dense, Ffn, GatedDelta, Group, Layer, Mixer, MoE
-from .fields import MOST_LAYERS, Fields, divides
+from .fields import MAX_LAYERS, Fields, require_divisible
 from .traits import MoeTraits, Switch, Traits
 
 
@@ -31,13 +31,13 @@ class Decoder(msgspec.Struct, frozen=True):
 def read_decoder(fields: Fields, traits: Traits) -> Decoder:
     """The decoder that a config describes, layer by layer."""
     hidden = fields.size("hidden_size")
-    count = fields.size("num_hidden_layers", most=MOST_LAYERS)
-    kinds = layer_kinds(fields, traits, count)
+    count = fields.size("num_hidden_layers", most=MAX_LAYERS)
+    kinds = layer_types(fields, traits, count)
     ffns = _ffns(fields, traits, count)
     norms = traits.layer_norms * hidden
     mixers = {kind: _mixer(fields, traits, kind, hidden) for kind in set(kinds) | {"full_attention"}}
     layers = tuple(Layer(mixers[kind], ffn, norm_params=norms) for kind, ffn in zip(kinds, ffns, strict=True))
-    mtp = fields.count("num_nextn_predict_layers", most=MOST_LAYERS) if _may_predict_more(traits) else 0
+    mtp = fields.count("num_nextn_predict_layers", most=MAX_LAYERS) if _may_have_mtp(traits) else 0
     return Decoder(
         hidden=hidden,
         layers=layers,
@@ -60,23 +60,23 @@ def grouped(layers: Iterable[Layer]) -> tuple[Group, ...]:
     return tuple(Group(layer, tuple(at)) for layer, at in places.items())
 
 
-def layer_kinds(fields: Fields, traits: Traits, count: int) -> tuple[str, ...]:
+def layer_types(fields: Fields, traits: Traits, count: int) -> tuple[str, ...]:
     """full_attention, sliding_attention or linear_attention for every layer."""
     full, sliding = "full_attention", "sliding_attention"
     if traits.mixer == "delta_hybrid":
-        given = _given_kinds(fields, count, (full, "linear_attention"))
+        given = _listed_layer_types(fields, count, (full, "linear_attention"))
         interval = fields.size("full_attention_interval")
         return given or tuple("linear_attention" if (i + 1) % interval else full for i in range(count))
     if traits.window in ("none", "every", "switched"):
-        _refuse_mixed_kinds(fields)
+        _reject_mixed_layer_types(fields)
         return (full,) * count
-    given = _given_kinds(fields, count, (full, sliding))
+    given = _listed_layer_types(fields, count, (full, sliding))
     if given:
         return given
-    return tuple(sliding if _slides(fields, traits, place) else full for place in range(count))
+    return tuple(sliding if _has_window(fields, traits, place) else full for place in range(count))
 
 
-def _slides(fields: Fields, traits: Traits, place: int) -> bool:
+def _has_window(fields: Fields, traits: Traits, place: int) -> bool:
     if traits.window == "alternate":
         return place % 2 == 0
     if traits.window == "pattern":
@@ -97,7 +97,7 @@ def _has_rope(fields: Fields, place: int) -> bool:
     return bool(listed[place])
 
 
-def _given_kinds(fields: Fields, count: int, known: tuple[str, ...]) -> tuple[str, ...] | None:
+def _listed_layer_types(fields: Fields, count: int, known: tuple[str, ...]) -> tuple[str, ...] | None:
     given = fields.words("layer_types", known)
     if given is not None and len(given) != count:
         raise InputError(
@@ -106,7 +106,7 @@ def _given_kinds(fields: Fields, count: int, known: tuple[str, ...]) -> tuple[st
     return given
 
 
-def _refuse_mixed_kinds(fields: Fields) -> None:
+def _reject_mixed_layer_types(fields: Fields) -> None:
     """An architecture whose layers are all alike must not come with a list that says otherwise."""
     listed = fields.data.get("layer_types")
     if listed and any(kind != "full_attention" for kind in listed):
@@ -134,10 +134,10 @@ def attention(fields: Fields, traits: Traits, hidden: int, window: int | None) -
     """Softmax attention as the config describes it."""
     heads = fields.size("num_attention_heads")
     kv_heads = fields.optional_size("num_key_value_heads") or heads
-    divides(fields, "num_key_value_heads", kv_heads, "num_attention_heads", heads)
+    require_divisible(fields, "num_key_value_heads", kv_heads, "num_attention_heads", heads)
     head_dim = fields.optional_size("head_dim")
     if head_dim is None or traits.heads_divide_hidden or traits.head_dim_follows:
-        divides(fields, "num_attention_heads", heads, "hidden_size", hidden)
+        require_divisible(fields, "num_attention_heads", heads, "hidden_size", hidden)
     if head_dim is not None and traits.head_dim_follows and head_dim != hidden // heads:
         raise fields.error("head_dim", f"is always hidden_size / num_attention_heads here, {hidden // heads}")
     if traits.output_gate and not fields.flag("attn_output_gate"):
@@ -172,7 +172,7 @@ def _latent_attention(fields: Fields, traits: Traits) -> MLA:
 def gated_delta(fields: Fields) -> GatedDelta:
     """Linear attention with a gated delta rule as the config describes it."""
     k_heads, v_heads = fields.size("linear_num_key_heads"), fields.size("linear_num_value_heads")
-    divides(fields, "linear_num_key_heads", k_heads, "linear_num_value_heads", v_heads)
+    require_divisible(fields, "linear_num_key_heads", k_heads, "linear_num_value_heads", v_heads)
     return GatedDelta(
         k_heads,
         v_heads,
@@ -206,7 +206,7 @@ def _routed_places(fields: Fields, traits: MoeTraits, count: int) -> frozenset[i
         if not fields.count(traits.experts):
             return frozenset()
         return frozenset(place for place in every - kept_dense if (place + 1) % step == 0)
-    first = fields.count("first_k_dense_replace", most=MOST_LAYERS)
+    first = fields.count("first_k_dense_replace", most=MAX_LAYERS)
     # transformers reads moe_layer_freq nowhere, the models' own code does; every published file says 1.
     frequency = fields.size("moe_layer_freq") if "moe_layer_freq" in fields.data else 1
     return frozenset(place for place in every if place >= first and place % frequency == 0)
@@ -241,5 +241,5 @@ def _on(fields: Fields, switch: Switch) -> bool:
     return fields.flag(switch) if isinstance(switch, str) else switch
 
 
-def _may_predict_more(traits: Traits) -> bool:
+def _may_have_mtp(traits: Traits) -> bool:
     return "num_nextn_predict_layers" in traits.defaults

@@ -9,7 +9,7 @@ import msgspec
 from meshwright.errors import InputError
 
 from ..spec import Attention, Dense, Layer
-from .fields import MOST_LAYERS, Fields
+from .fields import MAX_LAYERS, Fields
 
 WAN_DEFAULTS = {
     "patch_size": [1, 2, 2],
@@ -97,7 +97,7 @@ def read_wan(fields: Fields) -> Denoiser:
         + _mlp(fields.size("text_dim"), hidden)
     )
     head = _linear(hidden, outputs * patch) + 2 * hidden
-    return Denoiser(hidden, (layer,) * fields.size("num_layers", most=MOST_LAYERS), embedders + head, "gelu")
+    return Denoiser(hidden, (layer,) * fields.size("num_layers", most=MAX_LAYERS), embedders + head, "gelu")
 
 
 def read_flux(fields: Fields) -> Denoiser:
@@ -125,6 +125,6 @@ def read_flux(fields: Fields) -> Denoiser:
         + _mlp(fields.size("pooled_projection_dim"), hidden)
     )
     head = _linear(hidden, 2 * hidden) + _linear(hidden, outputs * patch**2)
-    layers = (joint,) * fields.size("num_layers", most=MOST_LAYERS)
-    layers += (single,) * fields.count("num_single_layers", most=MOST_LAYERS)
+    layers = (joint,) * fields.size("num_layers", most=MAX_LAYERS)
+    layers += (single,) * fields.count("num_single_layers", most=MAX_LAYERS)
     return Denoiser(hidden, layers, embedders + head, "gelu")

@@ -7,8 +7,8 @@ from typing import Any
 
 from meshwright.errors import InputError
 
-MOST_LAYERS = 10_000  # far above any model; keeps a mistyped depth from eating the memory
-LARGEST_SIZE = 1_000_000_000
+MAX_LAYERS = 10_000  # far above any model; keeps a mistyped depth from eating the memory
+MAX_SIZE = 1_000_000_000
 
 # Keys that change shapes in some architecture. One that is set and that the architecture's reader does not know is an
 # error: the file describes another model than the one we would count.
@@ -95,18 +95,18 @@ class Fields:
         """Whether the key, under any spelling, is there and not null."""
         return any(self.data.get(name) is not None for name in (key, *self.aliases.get(key, ())))
 
-    def size(self, key: str, most: int = LARGEST_SIZE) -> int:
+    def size(self, key: str, most: int = MAX_SIZE) -> int:
         """A whole number of at least 1."""
         return self._whole(key, self.raw(key), least=1, most=most)
 
-    def count(self, key: str, most: int = LARGEST_SIZE) -> int:
+    def count(self, key: str, most: int = MAX_SIZE) -> int:
         """A whole number of at least 0."""
         return self._whole(key, self.raw(key), least=0, most=most)
 
     def optional_size(self, key: str) -> int | None:
         """A whole number of at least 1, or None for null."""
         value = self.raw(key)
-        return None if value is None else self._whole(key, value, least=1, most=LARGEST_SIZE)
+        return None if value is None else self._whole(key, value, least=1, most=MAX_SIZE)
 
     def flag(self, key: str) -> bool:
         """True or false; null counts as false."""
@@ -178,7 +178,7 @@ class Fields:
         return value
 
 
-def divides(fields: Fields, part_key: str, part: int, whole_key: str, whole: int) -> None:
+def require_divisible(fields: Fields, part_key: str, part: int, whole_key: str, whole: int) -> None:
     """Stop when one size does not divide another."""
     if whole % part:
         raise InputError(

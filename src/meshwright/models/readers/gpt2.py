@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..spec import Attention, Dense, Layer
 from .decoder import Decoder
-from .fields import MOST_LAYERS, Fields, divides
+from .fields import MAX_LAYERS, Fields, require_divisible
 
 DEFAULTS = {
     "n_inner": None,
@@ -25,7 +25,7 @@ ALIASES = {
 def read_gpt2(fields: Fields) -> Decoder:
     """The decoder of a GPT-2 style config."""
     hidden, heads = fields.size("n_embd"), fields.size("n_head")
-    divides(fields, "n_head", heads, "n_embd", hidden)
+    require_divisible(fields, "n_head", heads, "n_embd", hidden)
     if fields.flag("add_cross_attention"):
         raise fields.error("add_cross_attention", "only decoders without cross attention are known")
     layer = Layer(
@@ -36,7 +36,7 @@ def read_gpt2(fields: Fields) -> Decoder:
     positions = fields.size("n_positions")
     return Decoder(
         hidden=hidden,
-        layers=(layer,) * fields.size("n_layer", most=MOST_LAYERS),
+        layers=(layer,) * fields.size("n_layer", most=MAX_LAYERS),
         vocab=fields.size("vocab_size"),
         tied=fields.flag("tie_word_embeddings"),
         max_seq_length=positions,

@@ -6,7 +6,7 @@ from meshwright.errors import InputError
 
 from ..spec import Attention, Dense, Layer, Mamba2, MoE
 from .decoder import Decoder
-from .fields import MOST_LAYERS, Fields, divides
+from .fields import MAX_LAYERS, Fields, require_divisible
 
 DEFAULTS = {
     "tie_word_embeddings": False,
@@ -61,10 +61,10 @@ def read_nemotron(fields: Fields) -> Decoder:
     hidden = fields.size("hidden_size")
     pattern = layer_pattern(fields, "layers_block_type", "hybrid_override_pattern")
     if "num_hidden_layers" in fields.data and fields.data["num_hidden_layers"] is not None:
-        said = fields.size("num_hidden_layers", most=MOST_LAYERS)
+        said = fields.size("num_hidden_layers", most=MAX_LAYERS)
         if said != len(pattern):
             raise InputError(f"the layer pattern has {len(pattern)} layers", field="num_hidden_layers", value=said)
-    mtp = fields.count("num_nextn_predict_layers", most=MOST_LAYERS)
+    mtp = fields.count("num_nextn_predict_layers", most=MAX_LAYERS)
     predicted = layer_pattern(fields, "mtp_layers_block_type", "mtp_hybrid_override_pattern") if mtp else ""
     kinds = {letter: _layer(fields, letter, hidden) for letter in sorted({*pattern, *predicted})}
     return Decoder(
@@ -96,7 +96,7 @@ def layer_pattern(fields: Fields, list_key: str, text_key: str) -> str:
         raise InputError(
             "the config has no layer pattern, which this architecture needs", field=fields.where + text_key
         )
-    if not isinstance(text, str) or not 0 < len(text) <= MOST_LAYERS or set(text) - set("M*-E"):
+    if not isinstance(text, str) or not 0 < len(text) <= MAX_LAYERS or set(text) - set("M*-E"):
         raise fields.error(text_key, "must be a string of the letters M, *, - and E, one for each layer")
     return text
 
@@ -113,7 +113,7 @@ def _layer(fields: Fields, letter: str, hidden: int) -> Layer:
 
 def _mamba(fields: Fields) -> Mamba2:
     heads, groups = fields.size("mamba_num_heads"), fields.size("n_groups")
-    divides(fields, "n_groups", groups, "mamba_num_heads", heads)
+    require_divisible(fields, "n_groups", groups, "mamba_num_heads", heads)
     return Mamba2(
         heads=heads,
         head_dim=fields.size("mamba_head_dim"),
@@ -128,7 +128,7 @@ def _mamba(fields: Fields) -> Mamba2:
 def _attention(fields: Fields) -> Attention:
     heads = fields.size("num_attention_heads")
     kv_heads = fields.optional_size("num_key_value_heads") or heads
-    divides(fields, "num_key_value_heads", kv_heads, "num_attention_heads", heads)
+    require_divisible(fields, "num_key_value_heads", kv_heads, "num_attention_heads", heads)
     if fields.flag("attention_bias"):
         raise fields.error("attention_bias", "this architecture is only known without attention biases")
     return Attention(heads, kv_heads, fields.size("head_dim"), fields.optional_size("sliding_window"))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from meshwright.errors import InputError
 
 from ..spec import Vision
-from .fields import MOST_LAYERS, Fields, divides
+from .fields import MAX_LAYERS, Fields, require_divisible
 
 QWEN25_DEFAULTS = {
     "depth": 32,
@@ -79,8 +79,8 @@ def _tower(
 ) -> tuple[int, int, int]:
     """Depth, width and heads of a tower, checked against each other."""
     hidden, count = fields.size("hidden_size"), fields.size(heads)
-    divides(fields, heads, count, "hidden_size", hidden)
-    return fields.size(depth, most=MOST_LAYERS), hidden, count
+    require_divisible(fields, heads, count, "hidden_size", hidden)
+    return fields.size(depth, most=MAX_LAYERS), hidden, count
 
 
 def qwen25_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
@@ -106,7 +106,7 @@ def qwen25_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
 
 def qwen3_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
     """The tower of Qwen3-VL, whose inner layers also feed the language model through mergers of their own."""
-    mergers = 1 + len(fields.places("deepstack_visual_indexes", fields.size("depth", most=MOST_LAYERS)))
+    mergers = 1 + len(fields.places("deepstack_visual_indexes", fields.size("depth", most=MAX_LAYERS)))
     return _qwen3_tower(fields, text_hidden, mergers)
 
 

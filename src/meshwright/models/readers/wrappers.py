@@ -112,13 +112,13 @@ def _text_fields(fields: Fields, wrapper: Wrapper) -> Fields:
         raise InputError(
             f"the config has no {wrapper.text_key} object, which this architecture needs", wrapper.text_key
         )
-    kind = _text_kind(nested, wrapper)
+    kind = _text_model_type(nested, wrapper)
     if kind == "nemotron_h":
         return fields.section(wrapper.text_key, nemotron.DEFAULTS, nemotron.ALIASES)
     return fields.section(wrapper.text_key, TRAITS[kind].defaults, TRAITS[kind].aliases)
 
 
-def _text_kind(nested: Mapping[str, Any], wrapper: Wrapper) -> str:
+def _text_model_type(nested: Mapping[str, Any], wrapper: Wrapper) -> str:
     said = nested.get("model_type", wrapper.text[0])
     outer = {kind.removesuffix("_text") for kind in wrapper.text}
     if said in wrapper.text:
@@ -131,7 +131,7 @@ def _text_kind(nested: Mapping[str, Any], wrapper: Wrapper) -> str:
 
 
 def _read_text(text: Fields, wrapper: Wrapper) -> Decoder:
-    kind = wrapper.text[0] if text.where == "" else _text_kind(text.data, wrapper)
+    kind = wrapper.text[0] if text.where == "" else _text_model_type(text.data, wrapper)
     return read_decoder(text, TRAITS[kind])
 
 
