@@ -19,7 +19,7 @@ from meshwright.engine.data.mock import Mock
 from meshwright.engine.kernels import mxfp8
 from meshwright.engine.kernels.fp8 import ACTIVATION, GRADIENT, Scaling, fp8_linear, to_fp8, to_fp8_rows
 from meshwright.engine.kernels.fp8_weight import Fp8Weight
-from meshwright.engine.kernels.linears import LOW, use_fp8
+from meshwright.engine.kernels.linears import FP8_PATCHES, use_fp8
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import transformers_config
 from meshwright.engine.parallelize.quantize import describe
@@ -53,7 +53,7 @@ def test_a_layer_is_near_torchs_in_both_passes(scaling: Scaling, bias: bool) -> 
     rows, direction = torch.randn(2, 32, 64, requires_grad=True), torch.randn(2, 32, 32)
     expected = outcome(linear, rows, direction)
     assert use_fp8(nn.ModuleList([linear, nn.Linear(64, 24)]), scaling=scaling) == 1  # 24 does not divide
-    assert type(linear) is LOW[scaling]
+    assert isinstance(linear, FP8_PATCHES[scaling])
     for got, want in zip(outcome(linear, rows, direction), expected, strict=True):
         assert error(got, want) < 0.08
     assert (linear(rows) - expected[0]).abs().max() > 0, "it computes in fp32"
@@ -183,7 +183,7 @@ def trained(rank: int, world: int, family: str, given: types.Recipe, steps: int)
     source = Mock(config.vocab_size, given.data.seq_length, 1)
     trainer = Trainer(given, config, build_mesh(given.layout, "cpu"), torch.device("cpu"), source)
     results = [trainer.step(step) for step in range(steps)]
-    kinds = {type(m).__mro__[1].__name__ for stage in trainer.stages for m in stage.modules() if hasattr(m, "lora_A")}
+    kinds = {type(m).__name__ for stage in trainer.stages for m in stage.modules() if hasattr(m, "lora_A")}
     return {"told": describe(trainer.stages), "losses": [result.loss for result in results], "bases": kinds}
 
 
@@ -225,8 +225,8 @@ def test_what_stays_wide_is_said(family: str, first_last: bool, count: int, reas
 def test_adapters_stand_beside_bases_in_8_bits(matmul: str) -> None:
     wide = run(1, trained, "llama", recipe_in("same", "peft"), 3)[0]
     low = run(1, trained, "llama", recipe_in(matmul, "peft"), 3)[0]
-    assert wide["bases"] == {"Linear"}
-    assert low["bases"] == {{"fp8_tensor": "Fp8Linear", "fp8_row": "RowFp8Linear"}[matmul]}
+    assert wide["bases"] == {"Linear[LoRA]"}
+    assert low["bases"] == {{"fp8_tensor": "Linear[FP8, LoRA]", "fp8_row": "Linear[FP8Row, LoRA]"}[matmul]}
     assert low["losses"] == pytest.approx(wide["losses"], rel=5e-3)
 
 

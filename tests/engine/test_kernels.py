@@ -199,7 +199,7 @@ def test_a_tuned_linear_layer_is_torchs(bias: bool) -> None:
     rows, direction = torch.randn(2, 3, 6, requires_grad=True), torch.randn(2, 3, 4)
     expected = outcome(linear, rows, direction)
     assert tune_linears(nn.ModuleList([linear, nn.Bilinear(2, 2, 2)])) == 1
-    assert type(linear) is TunedLinear
+    assert isinstance(linear, TunedLinear)
     for got, want in zip(outcome(linear, rows, direction), expected, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
 

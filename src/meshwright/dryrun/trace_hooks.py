@@ -15,6 +15,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 from meshwright.dryrun.allocation_log import AllocationLedger, Key
 from meshwright.dryrun.layer_dedup import kept_layers, kept_micro_batches, kind_of_layer, likes
 from meshwright.engine.parallelize.document_isolation import runs_by_document
+from meshwright.engine.patching import Patch, apply
 from meshwright.engine.trainer import StepCallbacks, Trainer
 
 BEFORE, AFTER = -1, 1 << 20  # in place of a layer's number: what comes before the first and after the last
@@ -97,6 +98,17 @@ class Chunk:
         return [number for number in self.numbers if number not in self.kept]
 
 
+class TracedLayers(Patch):
+    """A stage that runs only the layers to trace, each with its marks."""
+
+    tag = "Traced"
+
+    @property
+    def own_layers(self: Any) -> dict[int, Any]:
+        layers: dict[int, Any] = self.traced_layers
+        return layers
+
+
 class Marks(StepCallbacks):
     """Looks on while the trainer steps and notes what begins; runs only what has to be traced."""
 
@@ -116,9 +128,8 @@ class Marks(StepCallbacks):
             for number in chunk.left_out if not self._gathers_stages() else ():
                 for parameter in _gathered_parameters(chunk.layers[number]):
                     parameter._unsharded_param = _NEVER_GATHERED
-            layers = {number: self._layer(chunk, number) for number in chunk.kept}
-            kind: Any = type(stage)
-            stage.__class__ = type(kind.__name__, (kind,), {"own_layers": property(lambda _: layers)})
+            stage.traced_layers = {number: self._layer(chunk, number) for number in chunk.kept}
+            apply(stage, TracedLayers)
 
     def _gathers_stages(self) -> bool:
         """Whether weights are gathered by the schedule, a stage at a time: then those of left-out layers are too."""

@@ -16,6 +16,7 @@ from meshwright.engine.attention.cp_layout import ContextAxis, Span, chunk_spans
 from meshwright.engine.attention.local import KERNELS, attend_local, refuse_dropout
 from meshwright.engine.attention.mask_spec import Terms
 from meshwright.engine.attention.ring import Track, attend_blocks
+from meshwright.engine.patching import symbol
 from meshwright.errors import InputError, unknown
 
 NAME = "meshwright"
@@ -87,11 +88,8 @@ def _is_plain(module: Any, query: Tensor, value: Tensor, *terms: Any) -> bool:
 
 def register() -> None:
     """Makes `attn_implementation="meshwright"` known to transformers, without any mask tensor."""
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, _no_mask)
+    symbol("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS").register(NAME, attend)
+    symbol("transformers.masking_utils", "ALL_MASK_ATTENTION_FUNCTIONS").register(NAME, _no_mask)
 
 
 def _no_mask(*_: Any, **__: Any) -> None:

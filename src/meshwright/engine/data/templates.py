@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from meshwright.engine.data.conversations import Conversation, Message
 from meshwright.engine.data.files import bad
+from meshwright.engine.patching import symbol
 from meshwright.errors import InputError
 
 TrainOn = Literal["answers", "last_answer", "all"]
@@ -112,9 +113,7 @@ class Template:
     def _rendered(
         self, messages: Sequence[Message], talk: Conversation, where: str, mark: bool = False, ask: bool = False
     ) -> tuple[str, list[Span]]:
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        render: Any = render_jinja_template  # its annotation leaves the second value out
+        render = symbol("transformers.utils.chat_template_utils", "render_jinja_template")
         try:
             texts, spans = render(
                 conversations=[list(messages)],

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from meshwright.engine import attention
-from meshwright.engine.diffusion.tensor import Spread, swap
+from meshwright.engine.diffusion.tensor import Spread
+from meshwright.engine.patching import Patch, apply, symbol
 
 Tables = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, [tokens, head width], each twice in a row
 
@@ -34,62 +34,75 @@ def _heads(x: torch.Tensor, width: int) -> torch.Tensor:
     return torch.unflatten(x, -1, (-1, width))
 
 
-def _wan(
-    self: Any,
-    hidden_states: torch.Tensor,
-    encoder_hidden_states: torch.Tensor | None = None,
-    attention_mask: None = None,
-    rotary_emb: Tables | None = None,
-) -> torch.Tensor:
-    """Self-attention, or cross-attention where there is a text; queries and keys are normed over all heads."""
-    hidden = self.spread.enter(hidden_states)
-    seen = hidden if encoder_hidden_states is None else self.spread.condition(encoder_hidden_states)
-    q, k, v = self.norm_q(self.to_q(hidden)), self.norm_k(self.to_k(seen)), self.to_v(seen)
-    q, k, v = (_heads(x, self.head_width) for x in (q, k, v))
-    if rotary_emb is not None:
-        q, k = rotate(q, rotary_emb), rotate(k, rotary_emb)
-    out: torch.Tensor = self.to_out[0](_attend(self, q, k, v))
-    return out
+class WanAttention(Patch):
+    """Wan's self-attention, or cross-attention where there is a text; queries and keys are normed over all heads."""
 
+    tag = "Attention"
 
-def _flux(
-    self: Any,
-    hidden_states: torch.Tensor,
-    encoder_hidden_states: torch.Tensor | None = None,
-    attention_mask: None = None,
-    image_rotary_emb: Tables | None = None,
-) -> Any:
-    """Attention of image and text together: each with weights of its own, or (single blocks) already one sequence."""
-    joint = encoder_hidden_states is not None
-    hidden = self.spread.enter(hidden_states) if joint else hidden_states  # a single block's norm has entered already
-    q, k, v = (_heads(x, self.head_width) for x in (self.to_q(hidden), self.to_k(hidden), self.to_v(hidden)))
-    q, k = self.norm_q(q), self.norm_k(k)
-    if joint:
-        text = self.spread.enter(encoder_hidden_states)
-        projections = (self.add_q_proj, self.add_k_proj, self.add_v_proj)
-        text_q, text_k, text_v = (_heads(project(text), self.head_width) for project in projections)
-        text_q, text_k = self.norm_added_q(text_q), self.norm_added_k(text_k)
-        q, k, v = (torch.cat(pair, 1) for pair in ((text_q, q), (text_k, k), (text_v, v)))
-    if image_rotary_emb is not None:
-        q, k = rotate(q, image_rotary_emb), rotate(k, image_rotary_emb)
-    out = _attend(self, q, k, v)
-    if not joint:
+    def forward(
+        self: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        attention_mask: None = None,
+        rotary_emb: Tables | None = None,
+    ) -> torch.Tensor:
+        hidden = self.spread.enter(hidden_states)
+        seen = hidden if encoder_hidden_states is None else self.spread.condition(encoder_hidden_states)
+        q, k, v = self.norm_q(self.to_q(hidden)), self.norm_k(self.to_k(seen)), self.to_v(seen)
+        q, k, v = (_heads(x, self.head_width) for x in (q, k, v))
+        if rotary_emb is not None:
+            q, k = rotate(q, rotary_emb), rotate(k, rotary_emb)
+        out: torch.Tensor = self.to_out[0](_attend(self, q, k, v))
         return out
-    of_text, of_image = out.split_with_sizes([text.shape[1], hidden.shape[1]], 1)
-    return self.to_out[0](of_image), self.to_add_out(of_text)
 
 
-FORWARDS = {"WanAttention": _wan, "FluxAttention": _flux}
+class FluxAttention(Patch):
+    """FLUX's attention of image and text: each with weights of its own, or (single blocks) already one sequence."""
+
+    tag = "Attention"
+
+    def forward(
+        self: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        attention_mask: None = None,
+        image_rotary_emb: Tables | None = None,
+    ) -> Any:
+        joint = encoder_hidden_states is not None
+        hidden = self.spread.enter(hidden_states) if joint else hidden_states  # a single block's norm gathered already
+        q, k, v = (_heads(x, self.head_width) for x in (self.to_q(hidden), self.to_k(hidden), self.to_v(hidden)))
+        q, k = self.norm_q(q), self.norm_k(k)
+        if joint:
+            text = self.spread.enter(encoder_hidden_states)
+            projections = (self.add_q_proj, self.add_k_proj, self.add_v_proj)
+            text_q, text_k, text_v = (_heads(project(text), self.head_width) for project in projections)
+            text_q, text_k = self.norm_added_q(text_q), self.norm_added_k(text_k)
+            q, k, v = (torch.cat(pair, 1) for pair in ((text_q, q), (text_k, k), (text_v, v)))
+        if image_rotary_emb is not None:
+            q, k = rotate(q, image_rotary_emb), rotate(k, image_rotary_emb)
+        out = _attend(self, q, k, v)
+        if not joint:
+            return out
+        of_text, of_image = out.split_with_sizes([text.shape[1], hidden.shape[1]], 1)
+        return self.to_out[0](of_image), self.to_add_out(of_text)
 
 
-def lead_attention(model: nn.Module, spread: Spread, context: attention.ContextAxis | None, kernel: str) -> None:
-    """Makes every attention of a model compute by the engine's own; a text is whole on every rank of the cp axis."""
+MODELS = "diffusers.models.transformers"
+PATCHES = {
+    "wan": (f"{MODELS}.transformer_wan", "WanAttention", WanAttention),
+    "flux": (f"{MODELS}.transformer_flux", "FluxAttention", FluxAttention),
+}
+
+
+def patch_attention(model: Any, spread: Spread, context: attention.ContextAxis | None, kernel: str) -> None:
+    """Make every attention module use the engine's attention; every context-parallel rank has the whole text."""
+    path, name, patch = PATCHES[model.config.model_type]
+    original = symbol(path, name)
+    module: Any
     for module in model.modules():
-        forward: Any = FORWARDS.get(type(module).__name__)
-        if forward is None:
+        if not isinstance(module, original):
             continue
         crosses = getattr(module, "is_cross_attention", False)
-        told: Any = module
-        told.head_width = told.inner_dim // told.heads
-        told.spread, told.kernel, told.context = spread, kernel, None if crosses else context
-        swap(module, forward)
+        module.head_width = module.inner_dim // module.heads
+        module.spread, module.kernel, module.context = spread, kernel, None if crosses else context
+        apply(module, patch)

@@ -11,7 +11,8 @@ from torch import nn
 from meshwright.engine.diffusion.config import CLASS, DenoiserConfig
 from meshwright.engine.diffusion.denoiser import DENOISERS, Denoiser
 from meshwright.engine.model.init import Initial
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.engine.patching import symbol
+from meshwright.errors import MeshwrightError
 
 TABLE = "scale_shift_table"
 
@@ -27,17 +28,8 @@ def build_denoiser(config: DenoiserConfig, dtype: torch.dtype, compute: torch.dt
 
 def diffusers_model(config: DenoiserConfig) -> Any:
     """The model as diffusers builds it."""
-    try:
-        import diffusers
-    except ModuleNotFoundError:
-        raise InputError(
-            "training diffusion models needs the diffusers library",
-            field="model",
-            value=config.model_type,
-            fix=('pip install "meshwright[train,diffusion]"',),
-        ) from None
     values = {key: value for key, value in config.values.items() if key != CLASS}
-    return getattr(diffusers, config.class_name)(**values)
+    return symbol("diffusers", config.class_name)(**values)
 
 
 def record_initial(model: Denoiser) -> dict[str, Initial]:

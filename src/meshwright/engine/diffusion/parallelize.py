@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from meshwright.engine import attention
-from meshwright.engine.diffusion.attention import lead_attention
+from meshwright.engine.diffusion.attention import patch_attention
 from meshwright.engine.diffusion.build import build_denoiser, record_initial
 from meshwright.engine.diffusion.config import DenoiserConfig
 from meshwright.engine.diffusion.denoiser import Denoiser
@@ -33,7 +33,7 @@ def parallelize(
     context = None
     if layout.cp > 1:
         context = attention.context_axis(mesh.cp_groups, layout.cp_comm, layout.cp_inner, mesh.cp.group)
-    lead_attention(model, model.spread, context, recipe.kernels.attention)
+    patch_attention(model, model.spread, context, recipe.kernels.attention)
     for block in model.layers.values():
         prepare_block(block)
         cut_block(block, model.spread, mesh.state)

@@ -7,9 +7,7 @@ scattered. Without, it is copied and summed. The projections that make shifts, s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from meshwright.engine.collectives import copy_in, gather, sum_out, sum_scatter
 from meshwright.engine.mesh import SOLO, GroupInfo
 from meshwright.engine.parallelize.tensor import check_divides, cut_parameter
+from meshwright.engine.patching import Patch, apply, base_class
 
 TOKENS = 1  # the dimension of hidden states that counts tokens
 
@@ -50,72 +49,87 @@ def local(parameter: Any) -> Any:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-def swap(module: Any, forward: Callable[..., Any]) -> None:
-    """Gives a module another forward by its class: one class for all blocks, so that they share one graph."""
-    module.__class__ = _with_forward(type(module), forward)  # type: ignore[arg-type]  # mypy: classes are no Hashable
+# Patches of modules whose weights are sharded over tp; each module has its `spread`.
 
 
-@cache
-def _with_forward(kind: type[Any], forward: Callable[..., Any]) -> type[Any]:
-    return type(
-        kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__, "whole_forward": kind.forward}
-    )
+class OutputShardedLinear(Patch):
+    """A linear layer that computes this rank's outputs."""
+
+    tag = "TP"
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, local(self.weight), local(self.bias))
 
 
-# Forwards of modules whose weights are cut; each module has its `spread`.
+class InputShardedLinear(Patch):
+    """A linear layer that computes a partial sum from this rank's inputs and reduces it over the ranks."""
+
+    tag = "TP"
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.spread.leave(F.linear(x, local(self.weight)))
+        return out if self.bias is None else out + self.bias
 
 
-def _by_rows(self: Any, x: torch.Tensor) -> torch.Tensor:
-    return F.linear(x, local(self.weight), local(self.bias))
+class TwoInputLinear(Patch):
+    """A linear layer of two concatenated inputs that are never concatenated; also without tensor parallelism."""
+
+    tag = "TwoInputs"
+
+    def forward(self: Any, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.spread.leave(
+            F.linear(first, local(self.weight_0)) + F.linear(second, local(self.weight_1))
+        )
+        bias: torch.Tensor = self.bias
+        return out + bias
 
 
-def _by_columns(self: Any, x: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = self.spread.leave(F.linear(x, local(self.weight)))
-    return out if self.bias is None else out + self.bias
+class ShardedHeadsNorm(Patch):
+    """An RMS norm over all heads, which are sharded: the mean square is reduced over the ranks."""
+
+    tag = "TP"
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        tp, wide = self.spread.tp, x.float()
+        squares = sum_out(copy_in(wide.square().sum(-1, keepdim=True), tp), tp)
+        normed = wide * torch.rsqrt(squares / (x.shape[-1] * tp.size) + self.eps)
+        weight: torch.Tensor = local(self.weight)
+        return (normed * weight).to(x.dtype)
 
 
-def _by_packed_columns(self: Any, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """The product of two inputs side by side, which are never put there."""
-    out: torch.Tensor = self.spread.leave(
-        F.linear(first, local(self.weight_0)) + F.linear(second, local(self.weight_1))
-    )
-    bias: torch.Tensor = self.bias
-    return out + bias
+class GatheredInput(Patch):
+    """A module whose input is gathered (or copied) for sharded layers inside it."""
+
+    tag = "TP"
+
+    def forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(self.spread.enter(x), *args, **kwargs)
 
 
-def _over_all_heads(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """An RMS norm over heads that several ranks hold: the mean square is that of all their parts."""
-    tp, wide = self.spread.tp, x.float()
-    squares = sum_out(copy_in(wide.square().sum(-1, keepdim=True), tp), tp)
-    normed = wide * torch.rsqrt(squares / (x.shape[-1] * tp.size) + self.eps)
-    weight: torch.Tensor = local(self.weight)
-    return (normed * weight).to(x.dtype)
+class GatheredOutput(Patch):
+    """The norm of a FLUX single block: attention and feed-forward share its gathered output."""
 
+    tag = "TP"
 
-def _entered(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    return self.whole_forward(self.spread.enter(x), *args, **kwargs)
-
-
-def _entering(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """The norm of a FLUX single block: attention and feed-forward share what it gives."""
-    x, gate = self.whole_forward(*args, **kwargs)
-    return self.spread.enter(x), gate
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        x, gate = super().forward(*args, **kwargs)
+        return self.spread.enter(x), gate
 
 
 @dataclass(frozen=True)
 class Role:
-    """What is done to a module of a block: its weights cut along a dimension, and the forward that goes with it."""
+    """How a module of a block is sharded: its patch, and the dimension along which each weight is cut."""
 
-    forward: Callable[..., Any]
+    patch: type[Patch]
     cut: dict[str, int]
 
 
-ROWS = Role(_by_rows, {"weight": 0, "bias": 0})
-COLUMNS = Role(_by_columns, {"weight": 1})
-PACKED = Role(_by_packed_columns, {"weight_0": 1, "weight_1": 1})
-HEADS_NORM = Role(_over_all_heads, {"weight": 0})
-ENTERED = Role(_entered, {})
-ENTERING = Role(_entering, {})
+ROWS = Role(OutputShardedLinear, {"weight": 0, "bias": 0})
+COLUMNS = Role(InputShardedLinear, {"weight": 1})
+PACKED = Role(TwoInputLinear, {"weight_0": 1, "weight_1": 1})
+HEADS_NORM = Role(ShardedHeadsNorm, {"weight": 0})
+ENTERED = Role(GatheredInput, {})
+ENTERING = Role(GatheredOutput, {})
 
 FEED_FORWARD = {"": ENTERED, "net.0.proj": ROWS, "net.2": COLUMNS}
 
@@ -152,17 +166,21 @@ BLOCKS: dict[str, dict[str, Role]] = {
 HEAD_NORMS = ("norm_q", "norm_k", "norm_added_q", "norm_added_k")
 
 
-def _single_block(self: Any, hidden: torch.Tensor, time: torch.Tensor, tables: Any) -> torch.Tensor:
+class SingleSequenceBlock(Patch):
     """A FLUX single block on text and image as the one sequence that they stay from block to block."""
-    normed, gate = self.norm(hidden, emb=time)
-    found = self.proj_out(self.attn(normed, image_rotary_emb=tables), self.act_mlp(self.proj_mlp(normed)))
-    out: torch.Tensor = hidden + gate.unsqueeze(1) * found
-    return out.clip(-65504, 65504) if out.dtype == torch.float16 else out  # what fp16 can hold, as diffusers has it
+
+    tag = "SingleSequence"
+
+    def forward(self: Any, hidden: torch.Tensor, time: torch.Tensor, tables: Any) -> torch.Tensor:
+        normed, gate = self.norm(hidden, emb=time)
+        found = self.proj_out(self.attn(normed, image_rotary_emb=tables), self.act_mlp(self.proj_mlp(normed)))
+        out: torch.Tensor = hidden + gate.unsqueeze(1) * found
+        return out.clip(-65504, 65504) if out.dtype == torch.float16 else out  # the range of fp16, as in diffusers
 
 
 def prepare_block(block: nn.Module) -> None:
     """A FLUX single block's output projection becomes two, of attention and feed-forward; in every layout."""
-    if type(block).__name__ != "FluxSingleTransformerBlock":
+    if base_class(block).__name__ != "FluxSingleTransformerBlock":
         return
     linear: Any = block.proj_out
     widths = linear.out_features, linear.in_features - linear.out_features
@@ -170,23 +188,24 @@ def prepare_block(block: nn.Module) -> None:
         linear.register_parameter(f"weight_{i}", nn.Parameter(part.contiguous()))
     linear.register_parameter("weight", None)
     linear.spread = Spread()
-    swap(linear, _by_packed_columns)
-    swap(block, _single_block)
+    apply(linear, TwoInputLinear)
+    apply(block, SingleSequenceBlock)
 
 
 def cut_block(block: Any, spread: Spread, state: DeviceMesh) -> None:
     """Cuts a block's weights over the tp ranks."""
     if spread.tp.size == 1:
         return
-    for path, role in BLOCKS[type(block).__name__].items():
+    name_of_block = base_class(block).__name__
+    for path, role in BLOCKS[name_of_block].items():
         module = block.get_submodule(path)
         module.spread = spread
         for name, dim in role.cut.items():
             if getattr(module, name, None) is not None:
-                check_divides(getattr(module, name), dim, spread.tp, f"{type(block).__name__}.{path}")
+                check_divides(getattr(module, name), dim, spread.tp, f"{name_of_block}.{path}")
                 cut_parameter(module, name, state["tp"], dim)
-        if role is not PACKED:  # has its forward already
-            swap(module, role.forward)
+        if role is not PACKED:  # patched already, by prepare_block
+            apply(module, role.patch)
 
 
 def partial_names(model: nn.Module, spread: Spread) -> frozenset[str]:

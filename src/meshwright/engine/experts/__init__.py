@@ -20,6 +20,7 @@ from meshwright.engine.experts.router import (
     statistics,
     update_biases,
 )
+from meshwright.engine.patching import symbol
 
 IMPLEMENTATION = "meshwright"
 
@@ -49,6 +50,4 @@ __all__ = [
 
 def register() -> None:
     """Makes `config._experts_implementation = "meshwright"` known to transformers; calling it again changes nothing."""
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-
-    ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, experts_forward)
+    symbol("transformers.integrations.moe", "ALL_EXPERTS_FUNCTIONS").register(IMPLEMENTATION, experts_forward)

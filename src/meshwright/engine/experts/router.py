@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from meshwright.engine.experts.balance import Balancing, Measures, measure
+from meshwright.engine.patching import Patch, apply
 from meshwright.errors import InputError
 
 STATE = "router_state"
@@ -112,7 +112,7 @@ def statistics(states: Sequence[RouterState], group: dist.ProcessGroup | None) -
 
 def compute_in_fp32(gate: nn.Module) -> None:
     """Makes a router compute in fp32 whatever the type of its weights and inputs, autocast or not."""
-    gate.forward = types.MethodType(_forward_in_fp32, gate)
+    apply(gate, Fp32Router)
 
 
 def is_recomputing() -> bool:
@@ -121,7 +121,7 @@ def is_recomputing() -> bool:
 
 
 class _InFp32:
-    """A router as its own forward sees it, with every floating tensor in fp32."""
+    """What a router's forward gets as `self`: the router with every floating-point tensor in fp32."""
 
     def __init__(self, gate: nn.Module) -> None:
         self._gate = gate
@@ -131,9 +131,14 @@ class _InFp32:
         return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-def _forward_in_fp32(gate: nn.Module, hidden_states: torch.Tensor, *rest: Any) -> Any:
-    with torch.autocast(hidden_states.device.type, enabled=False):
-        return type(gate).forward(_InFp32(gate), hidden_states.float(), *rest)
+class Fp32Router(Patch):
+    """A router that computes in fp32."""
+
+    tag = "FP32Router"
+
+    def forward(self, hidden_states: torch.Tensor, *rest: Any) -> Any:
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            return super(Fp32Router, type(self)).forward(_InFp32(self), hidden_states.float(), *rest)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped; the state is no graph's business

@@ -17,9 +17,11 @@ from torch import nn
 
 from meshwright.engine.model.build import build_model
 from meshwright.engine.model.mtp import mtp_depth
+from meshwright.engine.patching import symbol
 from meshwright.errors import InputError
 
 Shape = tuple[int, ...]
+LOADING = "transformers.core_model_loading"
 
 # A text model inside the checkpoint of a larger one, in the spellings of older and newer transformers.
 INNER_MODELS = (
@@ -78,20 +80,13 @@ class Described:
 
     @cached_property
     def _transforms(self) -> tuple[list[Any], list[Any]]:
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter, WeightRenaming
-
-        found = get_model_conversion_mapping(self.model)
-        return [t for t in found if isinstance(t, WeightRenaming)], [t for t in found if isinstance(t, WeightConverter)]
+        return _by_type(_conversion_mapping()(self.model))
 
     @cached_property
     def _reversed(self) -> tuple[list[Any], list[Any]]:
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import PrefixChange, WeightConverter, WeightRenaming
-
-        found = get_model_conversion_mapping(self.model, add_legacy=False)
-        back = [t.reverse_transform() for t in reversed(found) if not isinstance(t, PrefixChange)]
-        return [t for t in back if isinstance(t, WeightRenaming)], [t for t in back if isinstance(t, WeightConverter)]
+        prefix_change = symbol(LOADING, "PrefixChange")
+        found = _conversion_mapping()(self.model, add_legacy=False)
+        return _by_type([t.reverse_transform() for t in reversed(found) if not isinstance(t, prefix_change)])
 
     @cached_property
     def _left(self) -> list[re.Pattern[str]]:
@@ -116,8 +111,7 @@ class Described:
 
     def spread(self, name: str) -> list[Block]:
         """The tensors that hold a model's tensor in the files of the hub."""
-        from transformers.core_model_loading import rename_source_key
-
+        rename_source_key = symbol(LOADING, "rename_source_key")
         renamings, converters = self._reversed
         named = self._hub_mtp(name)
         key, pattern = rename_source_key(named, renamings, converters, reverse=True)
@@ -147,8 +141,7 @@ class Described:
                 yield re.sub(pattern, plain, key, count=1)
 
     def _renamed(self, key: str) -> tuple[str, Block]:
-        from transformers.core_model_loading import rename_source_key
-
+        rename_source_key = symbol(LOADING, "rename_source_key")
         renamings, converters = self._transforms
         name, pattern = rename_source_key(key, renamings, converters, self.model.base_model_prefix, self.shapes)
         if pattern is None:
@@ -186,6 +179,16 @@ class Described:
 
 
 AS_LAYERS = ("deepseek_v3", "glm4_moe")
+
+
+def _conversion_mapping() -> Any:
+    return symbol("transformers.conversion_mapping", "get_model_conversion_mapping")
+
+
+def _by_type(transforms: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Return transformers' renamings and its converters, each in their order."""
+    renaming, converter = symbol(LOADING, "WeightRenaming"), symbol(LOADING, "WeightConverter")
+    return [t for t in transforms if isinstance(t, renaming)], [t for t in transforms if isinstance(t, converter)]
 
 
 def describe(config: Any, mtp: bool = False) -> Described:

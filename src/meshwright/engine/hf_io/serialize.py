@@ -15,6 +15,7 @@ from meshwright.engine.hf_io.layout_map import Place, Shape, places
 from meshwright.engine.hf_io.merge import Adapter, AdapterNames, adapters_in, joined, merge_rows
 from meshwright.engine.hf_io.name_map import Block, Described
 from meshwright.engine.hf_io.shards import Entry
+from meshwright.engine.patching import base_class
 
 CHUNK = 1 << 27  # bytes gathered at once
 
@@ -149,4 +150,4 @@ def _all_rows(source: Source, name: str) -> torch.Tensor | None:
 def _inputs_first(model: nn.Module, name: str) -> bool:
     """Whether a matrix is stored [in, out]: GPT-2's linear layers, and the experts of some families."""
     owner: Any = model.get_submodule(name.rpartition(".")[0])
-    return bool(getattr(owner, "is_transposed", False)) or type(owner).__name__ == "Conv1D"
+    return bool(getattr(owner, "is_transposed", False)) or base_class(owner).__name__ == "Conv1D"

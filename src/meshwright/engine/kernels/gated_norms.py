@@ -6,7 +6,6 @@ its input. Here rows are worked through in blocks, and the backward pass makes w
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -15,13 +14,16 @@ from torch.nn import functional
 
 from meshwright.engine.kernels.chunked_scan import ends, parts
 from meshwright.engine.kernels.device_caps import STEPS, is_dry
+from meshwright.engine.patching import Patch, apply, base_class, symbol
 
-# By class: whether the gate comes before the norm. Nemotron-H's mixers have the first.
-GATED_FIRST = {
-    "Zamba2RMSNormGated": True,
-    "Qwen3NextRMSNormGated": False,
-    "Qwen3_5RMSNormGated": False,
-    "Qwen3_5MoeRMSNormGated": False,
+MODELING = "transformers.models.{0}.modeling_{0}"
+# Classes of gated norms by model type, and whether the gate comes before the norm.
+GATED_NORMS = {
+    "nemotron_h": ("Zamba2RMSNormGated", True),
+    "zamba2": ("Zamba2RMSNormGated", True),
+    "qwen3_next": ("Qwen3NextRMSNormGated", False),
+    "qwen3_5": ("Qwen3_5RMSNormGated", False),
+    "qwen3_5_moe": ("Qwen3_5MoeRMSNormGated", False),
 }
 BLOCK_NUMBERS = 2**24  # of the rows that are worked on together
 INPUTS = "Tensor x, Tensor gate, Tensor weight, int group, float epsilon, bool first"
@@ -29,25 +31,41 @@ INPUTS = "Tensor x, Tensor gate, Tensor weight, int group, float epsilon, bool f
 
 def use_lean_gated_norms(model: nn.Module) -> int:
     """Makes every gated norm of Nemotron-H's and Qwen's kinds keep its inputs alone; says how many were changed."""
-    chosen = [module for module in model.modules() if type(module).__name__ in GATED_FIRST]
+    patch_of = _patches_for(model)
+    chosen = [m for m in model.modules() if base_class(m) in patch_of and not isinstance(m, GatedNorm)]
     for module in chosen:
-        kind: Any = type(module)
-        module.__class__ = _lean_class(kind)
+        apply(module, patch_of[base_class(module)])
     return len(chosen)
 
 
-@cache
-def _lean_class(kind: Any) -> Any:
-    first = GATED_FIRST[kind.__name__]
+class GatedNorm(Patch):
+    """A gated norm that saves only its inputs; the norm is applied to x · silu(gate)."""
+
+    tag = "GatedNorm"
+    gate_first = True
 
     def forward(self: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
-        if gate is None or torch.compiler.is_compiling():  # a compiler fuses it and keeps no more
-            written_out: Tensor = kind.forward(self, hidden_states, gate)
-            return written_out
+        if gate is None or torch.compiler.is_compiling():  # compiled code is fused and saves no more than this
+            out: Tensor = super().forward(hidden_states, gate)
+            return out
         group = getattr(self, "group_size", hidden_states.shape[-1])
-        return gated_norm(hidden_states, gate, self.weight, group, self.variance_epsilon, first)
+        return gated_norm(hidden_states, gate, self.weight, group, self.variance_epsilon, self.gate_first)
 
-    return type(f"Lean{kind.__name__}", (kind,), {"forward": forward, "__module__": kind.__module__})
+
+class NormThenGate(GatedNorm):
+    """The same for a norm of x that is multiplied by silu(gate) afterwards."""
+
+    gate_first = False
+
+
+def _patches_for(model: nn.Module) -> dict[type[nn.Module], type[Patch]]:
+    """Return the patches by class of norm, of the model types whose modules the model has."""
+    used = {base_class(module).__module__ for module in model.modules()}
+    return {
+        symbol(module, name): GatedNorm if gate_first else NormThenGate
+        for model_type, (name, gate_first) in GATED_NORMS.items()
+        if (module := MODELING.format(model_type)) in used
+    }
 
 
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, group: int, epsilon: float, first: bool = True) -> Tensor:

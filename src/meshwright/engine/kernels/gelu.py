@@ -1,26 +1,28 @@
-"""GELU by its tanh formula in one operation: written out, as transformers has it, it keeps four tensors for one."""
+"""Tanh GELU as one operation: transformers computes it elementwise, which saves four tensors instead of one."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-WRITTEN_OUT = ("NewGELUActivation", "FastGELUActivation")  # of transformers; GPT-2's is the first
+from meshwright.engine.patching import Patch, apply, symbol
+
+ELEMENTWISE = ("NewGELUActivation", "FastGELUActivation")  # GPT-2 uses the first
 
 
-class TanhGELU(nn.Module):
-    """torch's own, which keeps its input alone."""
+class FusedGELU(Patch):
+    """torch's tanh GELU, which saves only its input."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """GELU of x."""
-        return functional.gelu(x, approximate="tanh")
+    tag = "FusedGELU"
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.gelu(input, approximate="tanh")
 
 
 def fuse_gelus(model: nn.Module) -> int:
-    """Makes every GELU that transformers writes out compute through torch's own; says how many were changed."""
-    chosen: list[Any] = [module for module in model.modules() if type(module).__name__ in WRITTEN_OUT]
+    """Replace every elementwise tanh GELU of transformers by torch's fused one; return how many."""
+    elementwise = {symbol("transformers.activations", name) for name in ELEMENTWISE}
+    chosen = [module for module in model.modules() if type(module) in elementwise]
     for module in chosen:
-        module.__class__ = TanhGELU
+        apply(module, FusedGELU)
     return len(chosen)

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from meshwright.engine.kernels.linears import TunedLinear, linear_add
+from meshwright.engine.patching import Patch, apply
 
 LAYER = """
 residual = hidden_states
@@ -45,7 +46,7 @@ def fold_residuals(model: nn.Module) -> int:
             attention = _postpone(layer.self_attn, "o_proj", LAST_OF_ATTENTION)
             mlp = _postpone(layer.mlp, "down_proj", LAST_OF_MLP)
             if attention or mlp:
-                layer.__class__ = _folded_class(kind, attention, mlp)
+                apply(layer, FusedResidual)
             folded += attention + mlp
     return folded
 
@@ -53,35 +54,39 @@ def fold_residuals(model: nn.Module) -> int:
 def _postpone(module: Any, name: str, ending: str) -> bool:
     """Leaves a module's last projection to its layer, where it is the last thing that the module does."""
     kind: Any = type(module)
-    last = getattr(module, name, None)
-    if type(last) is not TunedLinear or last.bias is not None or not _says(kind, ending):
+    last: Any = getattr(module, name, None)
+    tuned = isinstance(last, TunedLinear) and not isinstance(last, DeferredProjection)
+    if not tuned or last.bias is not None or not _says(kind, ending):
         return False
-    last.__class__ = Postponed
+    apply(last, DeferredProjection)
     return True
 
 
-class Postponed(nn.Linear):
-    """A projection that the layer computes, together with its residual."""
+class DeferredProjection(Patch):
+    """A projection that returns its input: the layer multiplies, together with its residual."""
+
+    tag = "Deferred"
 
     def forward(self, input: Tensor) -> Tensor:
-        """What the layer shall project."""
         return input
 
 
-@cache
-def _folded_class(kind: Any, attention: bool, mlp: bool) -> Any:
+class FusedResidual(Patch):
+    """A decoder layer whose deferred projections add the residual stream inside their product."""
+
+    tag = "FusedResidual"
+
     def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         named = dict(zip(("attention_mask", "position_ids", "past_key_values", "use_cache"), args, strict=False))
         inner, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **named, **kwargs)
-        hidden_states = _add(hidden_states, inner, self.self_attn.o_proj) if attention else hidden_states + inner
+        hidden_states = _add(hidden_states, inner, getattr(self.self_attn, "o_proj", None))
         inner = self.mlp(self.post_attention_layernorm(hidden_states))
-        return _add(hidden_states, inner, self.mlp.down_proj) if mlp else hidden_states + inner
-
-    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+        return _add(hidden_states, inner, getattr(self.mlp, "down_proj", None))
 
 
-def _add(residual: Tensor, inner: Tensor, last: nn.Linear) -> Tensor:
-    return linear_add(residual, inner, last.weight)
+def _add(residual: Tensor, inner: Tensor, last: Any) -> Tensor:
+    deferred = isinstance(last, DeferredProjection)
+    return linear_add(residual, inner, last.weight) if deferred else residual + inner
 
 
 @cache

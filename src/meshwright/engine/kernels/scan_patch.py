@@ -17,16 +17,19 @@ from torch import Tensor, nn
 
 from meshwright.engine.kernels.delta_rule import gated_delta_rule
 from meshwright.engine.kernels.state_space import state_space_scan
+from meshwright.engine.patching import Patch, apply, base_class, symbol
 
 
 def use_own_scans(model: nn.Module) -> int:
     """Makes every Mamba-2 and gated delta mixer of a model scan block by block; says how many were changed."""
     changed = 0
+    for modeling in {base_class(module).__module__ for module in model.modules()} & SCANS.keys():
+        symbol(modeling, SCANS[modeling])  # without it the reference runs, which needs many times the memory
     for module in list(model.modules()):
-        kind: Any = type(module)
-        own = _with_own_scan(kind, _heads_of_a_key(module))
-        if own is not None:
-            module.__class__ = own  # the class, not the instance's forward: all layers then share one compiled graph
+        mixer: Any = type(module)
+        patch = None if isinstance(module, ChunkedScan) else _scan_patch(mixer, _heads_of_a_key(module))
+        if patch is not None:
+            apply(module, patch)
             changed += 1
     return changed
 
@@ -37,10 +40,16 @@ def _heads_of_a_key(module: nn.Module) -> int:
     return int(getattr(module, "num_v_heads", keys)) // keys if isinstance(keys, int) else 1
 
 
+class ChunkedScan(Patch):
+    """A mixer whose scan runs chunk by chunk; the forward of each class of mixer is made by `_scan_patch`."""
+
+    tag = "ChunkedScan"
+
+
 @cache
-def _with_own_scan(kind: Any, copies: int) -> Any:
-    """A subclass of this mixer whose forward pass finds our scan under the name it calls, or nothing."""
-    forward: Any = inspect.unwrap(kind.forward)
+def _scan_patch(mixer: Any, copies: int) -> type[Patch] | None:
+    """Return a patch with the mixer's own forward, which finds our scan under the name it calls; None without one."""
+    forward: Any = inspect.unwrap(mixer.forward)
     called = set(getattr(getattr(forward, "__code__", None), "co_names", ()))
     found = {
         name: forward.__globals__[name] for name in called & OWN.keys() & getattr(forward, "__globals__", {}).keys()
@@ -52,9 +61,10 @@ def _with_own_scan(kind: Any, copies: int) -> Any:
         **{name: partial(OWN[name], reference, copies) for name, reference in found.items()},
     }
     names.pop("__name__")  # a compiler would look names up in the module of this name instead
-    made = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
-    made.__kwdefaults__ = forward.__kwdefaults__
-    return type(kind.__name__, (kind,), {"forward": made, "__module__": kind.__module__})
+    copied = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
+    copied.__kwdefaults__ = forward.__kwdefaults__
+    copied.__qualname__ = f"ChunkedScan({forward.__qualname__})"  # in a traceback: transformers' line, our scan
+    return type("ChunkedScan", (ChunkedScan,), {"forward": copied})
 
 
 def _mamba2(
@@ -90,5 +100,11 @@ def _delta(
     return gated_delta_rule(query, key, value, g, beta, given.get("use_qk_l2norm_in_kernel", False)), None
 
 
+_MODELING = "transformers.models.{0}.modeling_{0}".format
+# The scan that the mixers of a model type call.
+SCANS = {
+    _MODELING("nemotron_h"): "mamba2_chunk_scan",
+    **dict.fromkeys(map(_MODELING, ("qwen3_next", "qwen3_5", "qwen3_5_moe")), "torch_chunk_gated_delta_rule"),
+}
 # By the name under which mixers call them.
 OWN: dict[str, Callable[..., Any]] = {"mamba2_chunk_scan": _mamba2, "torch_chunk_gated_delta_rule": _delta}

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import zlib
-from functools import cache
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from meshwright.engine.kernels.nf4 import block_length
 from meshwright.engine.model.init import Initial, start
 from meshwright.engine.model.nf4_linear import pack_linear
 from meshwright.engine.model.stage import Stage
+from meshwright.engine.patching import Patch, apply, base_class
 from meshwright.engine.vision import is_seen_by
 from meshwright.errors import InputError
 from meshwright.recipes.types import Peft
@@ -89,10 +89,10 @@ def tune_adapted(layer: nn.Module) -> int:
     return len(adapted)
 
 
-def change_base(linear: Any, kind: type[nn.Linear]) -> None:
-    """Makes an adapted linear layer compute what it adapts as another kind of linear layer does."""
-    base: Any = kind
-    linear.__class__ = _adapted(base, hasattr(linear, "lora_magnitude"), packed=False)
+def patch_base(linear: Any, patch: type[Patch]) -> None:
+    """Patch the frozen linear layer below its adapter."""
+    apply(linear, patch, under=Adapter)
+    linear.lora_fused = False  # the fused operation multiplies by the weight itself
 
 
 def target_of(path: str) -> str:
@@ -108,7 +108,7 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def _inputs_first(module: nn.Module) -> bool:
-    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+    return base_class(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
 def scale_of(peft: Peft) -> float:
@@ -126,25 +126,23 @@ def _drop_out(stage: Stage, probability: float) -> None:
     """Gives the adapters of a stage dropout; the keys of the tokens come with the layers' arguments."""
     layer: Any
     for layer in stage.layers.values():
-        layer.adapters_told = DropoutContext()
+        layer.dropout_context = DropoutContext()
         adapted: list[tuple[str, Any]] = [(n, m) for n, m in layer.named_modules() if hasattr(m, "lora_A")]
         for name, linear in adapted:
             # Keys differ between layers already, so that all layers share one graph.
-            linear.lora_key, linear.lora_told = zlib.crc32(name.encode()), layer.adapters_told
+            linear.lora_key, linear.dropout_context = zlib.crc32(name.encode()), layer.dropout_context
             linear.lora_dropout = probability
-        kind: Any = type(layer)
-        layer.__class__ = _telling(kind)
+        apply(layer, AdapterDropout)
 
 
-@cache
-def _telling(kind: type[Any]) -> type[Any]:
-    """The layer's class with a forward that hands its adapters the keys of the tokens; also when it is run again."""
+class AdapterDropout(Patch):
+    """A decoder layer that passes its adapters the dropout keys of the tokens; also when it is recomputed."""
+
+    tag = "AdapterDropout"
 
     def forward(self: Any, *args: Any, noise: torch.Tensor | None = None, **kwargs: Any) -> Any:
-        self.adapters_told.keys = noise
-        return kind.forward(self, *args, **kwargs)
-
-    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+        self.dropout_context.keys = noise
+        return super().forward(*args, **kwargs)
 
 
 def _check_dropout(stage: Stage, peft: Peft) -> None:
@@ -187,8 +185,8 @@ def _adapt(module: Any, peft: Peft, dtype: torch.dtype) -> None:
     module.lora_tuned, module.lora_dropout = False, 0.0
     module.base_block = block_length(module.weight.shape[-1])
     module.lora_axes = ()  # ranks that hold other inputs of the same rows
-    kind: Any = type(module)
-    module.__class__ = _adapted(kind, normed, peft.method == "qlora")
+    module.lora_fused = type(module) is nn.Linear
+    apply(module, ADAPTERS[peft.method])
 
 
 def _starts(module: Any) -> dict[str, Initial]:
@@ -202,29 +200,64 @@ def _uniform(inputs: int) -> Initial:
     return Initial("uniform", -1 / math.sqrt(inputs), 1 / math.sqrt(inputs))
 
 
-@cache
-def _adapted(kind: type[Any], normed: bool, packed: bool) -> type[Any]:
-    """The module's class with an adapter; one class for all layers, so that they share one graph."""
-    fused = packed or (kind is nn.Linear and not normed)
+class Adapter(Patch):
+    """Base class of the patches that add a low-rank adapter to a frozen linear layer."""
+
+
+class LoRA(Adapter):
+    """y = W·x + s·B·A·x, as one operation where the frozen layer is a plain nn.Linear."""
+
+    tag = "LoRA"
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        first, second = self.lora_A.to(x.dtype), self.lora_B.to(x.dtype)  # may be kept in a wider format
-        if fused and not (self.lora_dropout and self.training):
-            weight, scales = (self.base_codes, self.base_scales) if packed else (self.weight, None)
-            turned, tuned = self.lora_inputs_first, self.lora_tuned
-            made = adapted_linear(x, weight, scales, first, second, self.lora_scale, turned, tuned)
-            return made if self.bias is None else made + self.bias
-        base = _packed_base(self, x) if packed else kind.forward(self, x)
-        kept = _dropped(self, x) if self.lora_dropout and self.training else x
-        out: torch.Tensor = base + functional.linear(functional.linear(kept, first) * self.lora_scale, second)
-        return _renormed(self, out) if normed else out
+        if self.lora_fused and not _drops(self):
+            return _fused(self, x, self.weight, None)
+        return _add_adapter(self, x, super().forward(x))
 
-    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+
+class QLoRA(Adapter):
+    """The same on a weight that is stored in four bits."""
+
+    tag = "QLoRA"
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        if not _drops(self):
+            return _fused(self, x, self.base_codes, self.base_scales)
+        return _add_adapter(self, x, _packed_base(self, x))
+
+
+class DoRA(Adapter):
+    """y = m·(W + s·B·A)·x / n."""
+
+    tag = "DoRA"
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return _renormed(self, _add_adapter(self, x, super().forward(x)))
+
+
+ADAPTERS: dict[str, type[Adapter]] = {"lora": LoRA, "rslora": LoRA, "qlora": QLoRA, "dora": DoRA}
+
+
+def _drops(linear: Any) -> bool:
+    return bool(linear.lora_dropout and linear.training)
+
+
+def _fused(linear: Any, x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+    first, second = linear.lora_A.to(x.dtype), linear.lora_B.to(x.dtype)  # may be stored in a wider format
+    settings = (linear.lora_scale, linear.lora_inputs_first, linear.lora_tuned)
+    out = adapted_linear(x, weight, scales, first, second, *settings)
+    return out if linear.bias is None else out + linear.bias
+
+
+def _add_adapter(linear: Any, x: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    first, second = linear.lora_A.to(x.dtype), linear.lora_B.to(x.dtype)
+    kept = _dropped(linear, x) if _drops(linear) else x
+    return base + functional.linear(functional.linear(kept, first) * linear.lora_scale, second)
 
 
 def _dropped(linear: Any, x: torch.Tensor) -> torch.Tensor:
     first = linear.lora_axes[0].rank * x.shape[-1] if linear.lora_axes else 0
-    return dropped(x, linear.lora_told.keys, linear.lora_key, first, linear.lora_dropout)
+    return dropped(x, linear.dropout_context.keys, linear.lora_key, first, linear.lora_dropout)
 
 
 def _packed_base(linear: Any, x: torch.Tensor) -> torch.Tensor:
@@ -291,11 +324,11 @@ def _adapt_experts(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, In
 
 def _keep_out_of_fused_kernels(mixer: Any) -> None:
     """State-space kernels multiply by the output projection's weight themselves, past its adapter, when training."""
-    kind: Any = type(mixer)
-    mixer.__class__ = _never_training(kind)
+    apply(mixer, UnfusedMixer)
 
 
-@cache
-def _never_training(kind: type[Any]) -> type[Any]:
-    told = property(lambda self: False, lambda self, value: None)
-    return type(kind.__name__, (kind,), {"training": told, "__module__": kind.__module__})
+class UnfusedMixer(Patch):
+    """A mixer that never reports training mode, so that it takes the path through its output projection."""
+
+    tag = "Unfused"
+    training = property(lambda self: False, lambda self, value: None)

@@ -7,7 +7,6 @@ a causal mixer does not look. Rows of like length run together; at most half of 
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +17,7 @@ from meshwright.engine.data.mock import typical_documents
 from meshwright.engine.kernels.device_caps import is_dry
 from meshwright.engine.mesh import GroupInfo
 from meshwright.engine.parallelize.tp_plan import region_of
+from meshwright.engine.patching import Patch, apply
 
 
 class Rows(NamedTuple):
@@ -33,41 +33,38 @@ def keep_documents_apart(layer: nn.Module) -> None:
     for module in list(layer.modules()):
         region = region_of(module)
         if region is not None and region.mixes_tokens:
-            module.__class__ = _by_document(type(module))  # type: ignore[arg-type]  # mypy: classes are no Hashable
+            apply(module, DocumentIsolation)
 
 
 def runs_by_document(layer: nn.Module) -> bool:
     """Whether a mixer of the layer runs on one document at a time, with shapes that only the data knows."""
-    return any(hasattr(type(module), "by_document") for module in layer.modules())
+    return any(isinstance(module, DocumentIsolation) for module in layer.modules())
 
 
-@cache
-def _by_document(kind: type[Any]) -> type[Any]:
-    """The module's class with a forward that sees documents apart; one class for all layers."""
+class DocumentIsolation(Patch):
+    """A mixer that starts every document of a packed sample with an empty state."""
+
+    tag = "DocIsolation"
 
     def forward(
         self: Any, hidden_states: torch.Tensor, *args: Any, documents: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor:
         if documents is None:
-            whole: torch.Tensor = kind.forward(self, hidden_states, *args, **kwargs)
+            whole: torch.Tensor = super().forward(hidden_states, *args, **kwargs)
             return whole
         sequence = getattr(self, "region_sequence", None)
         if sequence is not None and sequence.cp.size > 1:
             documents = _of_all_ranks(documents, sequence.cp, sequence.order)
-        apart: torch.Tensor = _each_apart(self, kind, hidden_states, documents, args, kwargs)
+        apart: torch.Tensor = _each_apart(self, hidden_states, documents, args, kwargs)
         return apart
-
-    return type(kind.__name__, (kind,), {"forward": forward, "by_document": True, "__module__": kind.__module__})
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
-def _each_apart(
-    mixer: Any, kind: type[Any], hidden: torch.Tensor, documents: torch.Tensor, args: Any, kwargs: Any
-) -> torch.Tensor:
+def _each_apart(mixer: Any, hidden: torch.Tensor, documents: torch.Tensor, args: Any, kwargs: Any) -> torch.Tensor:
     flat = hidden.flatten(0, 1)
     parts, places = [], []
     for rows in _plan(documents):
-        out = kind.forward(mixer, flat[rows.taken], *args, **kwargs)
+        out = super(DocumentIsolation, mixer).forward(flat[rows.taken], *args, **kwargs)
         parts.append(out.flatten(0, 1)[rows.inside])
         places.append(rows.tokens)
     back = torch.cat(places).argsort()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,6 +17,7 @@ from meshwright.engine.model.stage import Stage
 from meshwright.engine.parallelize.output_recompute import Notes
 from meshwright.engine.parallelize.recompute import gathers_again
 from meshwright.engine.parallelize.tensor import TOKENS, cut_parameter
+from meshwright.engine.patching import Patch, apply
 from meshwright.recipes.types import Recipe
 
 
@@ -23,7 +26,7 @@ def make_loss(stage: Stage, mesh: Mesh, recipe: Recipe) -> None:
 
     Behind them it takes the same three things of multi-token prediction, whose loss is added with its own weight.
     """
-    head, tp, sp = stage.lm_head, mesh.tp, recipe.layout.sp
+    tp, sp = mesh.tp, recipe.layout.sp
     if tp.size > 1:
         _cut_vocabulary(stage, mesh)
     config: Any = stage.body.config
@@ -31,36 +34,62 @@ def make_loss(stage: Stage, mesh: Mesh, recipe: Recipe) -> None:
         "kind": recipe.kernels.loss,
         "softcap": getattr(config, "final_logit_softcapping", None),
         "group": tp.group,
-        "reduce_hidden": not sp,  # the gather below sums already
+        "reduce_hidden": not sp,  # the backward pass of the gather sums already
     }
+    gather_tokens = partial(gather, axis=tp) if sp and tp.size > 1 else None
+    again = gathers_again(recipe.layout)
+    stage.lm_head.loss = LossSettings(
+        settings, recipe.train.z_loss, recipe.train.mtp_loss, gather_tokens, again, stage.losses
+    )
+    apply(stage.lm_head, LmLoss)
 
-    def loss_of(z_loss: float, hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> Loss:
-        weight, bias = _local(head.weight), _local(head.bias)
-        tokens = hidden.flatten(0, 1)
-        return head_loss(tokens, weight, bias, labels.flatten(), weights.flatten(), z_loss=z_loss, **settings)
 
-    def loss_of_all(z_loss: float, hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> Loss:
-        whole = partial(gather, axis=tp, dim=hidden.dim() + TOKENS)
-        if not gathers_again(recipe.layout):
-            return loss_of(z_loss, whole(hidden), labels, weights)
-        notes = Notes()
-        with notes.hooks():
-            return loss_of(z_loss, notes.gathered(whole, hidden), labels, weights)
+@dataclass(frozen=True)
+class LossSettings:
+    """How the head computes the loss of a micro batch."""
 
-    loss = loss_of_all if sp and tp.size > 1 else loss_of
+    head: dict[str, Any]  # arguments of `head_loss`
+    z_loss: float
+    mtp_loss: float
+    gather_tokens: Callable[..., torch.Tensor] | None  # with sequence parallelism
+    gathers_again: bool  # in the backward pass, so that only this rank's tokens are saved
+    losses: list[torch.Tensor]  # the stage's log
+
+
+class LmLoss(Patch):
+    """A language-model head that returns the loss instead of logits."""
+
+    tag = "Loss"
 
     def forward(
-        hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, *further: torch.Tensor
+        self: Any, hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, *mtp: torch.Tensor
     ) -> torch.Tensor:
-        main = loss(recipe.train.z_loss, hidden, labels, weights)
-        if not further:
-            stage.losses.append(torch.stack([main.cross_entropy, main.z, torch.zeros_like(main.z)]))
+        settings: LossSettings = self.loss
+        main = _loss(self, settings.z_loss, hidden, labels, weights)
+        if not mtp:
+            settings.losses.append(torch.stack([main.cross_entropy, main.z, torch.zeros_like(main.z)]))
             return main.total
-        second = loss(0.0, *further)
-        stage.losses.append(torch.stack([main.cross_entropy, main.z, second.cross_entropy]))
-        return main.total + recipe.train.mtp_loss * second.total
+        second = _loss(self, 0.0, *mtp)
+        settings.losses.append(torch.stack([main.cross_entropy, main.z, second.cross_entropy]))
+        return main.total + settings.mtp_loss * second.total
 
-    head.forward = forward
+
+def _loss(head: Any, z_loss: float, hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> Loss:
+    settings: LossSettings = head.loss
+    if settings.gather_tokens is None:
+        return _local_loss(head, z_loss, hidden, labels, weights)
+    gather_tokens = partial(settings.gather_tokens, dim=hidden.dim() + TOKENS)
+    if not settings.gathers_again:
+        return _local_loss(head, z_loss, gather_tokens(hidden), labels, weights)
+    notes = Notes()
+    with notes.hooks():
+        return _local_loss(head, z_loss, notes.gathered(gather_tokens, hidden), labels, weights)
+
+
+def _local_loss(head: Any, z_loss: float, hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> Loss:
+    weight, bias = _local(head.weight), _local(head.bias)
+    arguments = (hidden.flatten(0, 1), weight, bias, labels.flatten(), weights.flatten())
+    return head_loss(*arguments, z_loss=z_loss, **head.loss.head)
 
 
 def _cut_vocabulary(stage: Stage, mesh: Mesh) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 from torch.autograd.graph import save_on_cpu
 
+from meshwright.engine.patching import Patch, apply
 from meshwright.recipes.types import Layout
 
 
@@ -14,16 +15,17 @@ def offload_activations(layers: dict[int, nn.Module], layout: Layout) -> None:
     """What layers keep for their backward pass waits in host memory."""
     if layout.offload != "activations":
         return
+    layer: Any
     for layer in layers.values():
-        _offloaded(layer)
+        layer.pins_memory = any(p.is_cuda for p in layer.parameters())
+        apply(layer, OffloadedActivations)
 
 
-def _offloaded(layer: nn.Module) -> None:
-    inner = layer.forward
-    pin = any(p.is_cuda for p in layer.parameters())
+class OffloadedActivations(Patch):
+    """A layer whose saved tensors are moved to host memory."""
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        with save_on_cpu(pin_memory=pin):
-            return inner(*args, **kwargs)
+    tag = "Offload"
 
-    layer.forward = forward
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with save_on_cpu(pin_memory=self.pins_memory):
+            return super().forward(*args, **kwargs)

@@ -14,12 +14,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+
+from meshwright.engine.patching import Patch, apply
 
 
 class Dropped:
@@ -90,60 +92,63 @@ def drop_outputs(layer: Any, modules: list[nn.Module]) -> None:
     """Makes a layer keep none of these modules' outputs."""
     _take_notes(layer, modules)
     for module in modules:
-        module.__class__ = _dropping(type(module))  # type: ignore[arg-type]  # mypy: classes are no Hashable
+        apply(module, RecomputedOutput)
 
 
 def drop_gathered(layer: Any, regions: list[nn.Module]) -> None:
     """Makes a layer keep of what enters these regions this rank's part alone; the backward pass gathers it again."""
     _take_notes(layer, regions)
     for region in regions:
-        region.__class__ = _gathering_again(type(region))  # type: ignore[arg-type]  # mypy: classes are no Hashable
+        apply(region, RecomputedGather)
 
 
 def _take_notes(layer: Any, modules: list[nn.Module]) -> None:
     if modules and "notes_now" not in layer.__dict__:
         layer.notes_now = []
-        layer.__class__ = _noting(type(layer))  # type: ignore[arg-type]  # mypy: classes are no Hashable
+        apply(layer, NotesOutputs)
     for module in modules:
         module.layer_notes = layer.notes_now  # shared by all
 
 
-@cache
-def _noting(kind: type[Any]) -> type[Any]:
+class NotesOutputs(Patch):
+    """A layer in whose forward pass autograd saves notes instead of outputs that are recomputed."""
+
+    tag = "RecomputeNotes"
+
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         notes = Notes()
         self.notes_now.append(notes)
         try:
             with notes.hooks():
-                return kind.forward(self, *args, **kwargs)
+                return super().forward(*args, **kwargs)
         finally:
             self.notes_now.remove(notes)
             notes.outputs.clear()
 
-    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
+class RecomputedOutput(Patch):
+    """A module whose output nobody saves: the backward pass computes it again."""
 
-@cache
-def _dropping(kind: type[Any]) -> type[Any]:
+    tag = "RecomputeOutput"
+
     def forward(self: Any, hidden: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = kind.forward(self, hidden)
+        output: torch.Tensor = super().forward(hidden)
         if torch.is_grad_enabled() and self.layer_notes:
             # Inside a tensor-parallel region a module's parameters are other tensors than later, in the backward pass.
             parameters = [dict(module._parameters) for module in self.modules()]
-            self.layer_notes[-1].add(output, partial(_once_more, self, kind.forward, parameters, hidden))
+            self.layer_notes[-1].add(output, partial(_once_more, self, super().forward, parameters, hidden))
         return output
 
-    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
+class RecomputedGather(Patch):
+    """A tensor-parallel module whose gathered input nobody saves: the backward pass gathers it again."""
 
-@cache
-def _gathering_again(kind: type[Any]) -> type[Any]:
+    tag = "RecomputeGather"
+
     def enter(self: Any, hidden: torch.Tensor) -> torch.Tensor:
-        gather = partial(kind.enter, self)
+        gather: Any = super().enter  # type: ignore[misc]  # that of TensorParallel, which is below
         entered: torch.Tensor = self.layer_notes[-1].gathered(gather, hidden) if self.layer_notes else gather(hidden)
         return entered
-
-    return type(kind.__name__, (kind,), {"enter": enter, "__module__": kind.__module__})
 
 
 def _once_more(module: nn.Module, forward: Any, parameters: list[dict[str, Any]], hidden: torch.Tensor) -> torch.Tensor:
@@ -152,7 +157,7 @@ def _once_more(module: nn.Module, forward: Any, parameters: list[dict[str, Any]]
     try:
         for one, then in zip(module.modules(), parameters, strict=True):
             one._parameters.update(then)
-        output: torch.Tensor = forward(module, hidden)
+        output: torch.Tensor = forward(hidden)
         return output
     finally:
         for one, before in zip(module.modules(), now, strict=True):

@@ -17,12 +17,13 @@ from torch import nn
 from meshwright.engine.experts import expert_blocks
 from meshwright.engine.kernels.device_caps import DRY, capability, is_gpu
 from meshwright.engine.kernels.fp8 import MULTIPLE, Scaling
-from meshwright.engine.kernels.linears import LOW, divides, tune_linears
+from meshwright.engine.kernels.linears import FP8_PATCHES, divides, tune_linears
 from meshwright.engine.kernels.mxfp8 import CAPABILITY
 from meshwright.engine.kernels.residuals import fold_residuals
 from meshwright.engine.mesh import Mesh
-from meshwright.engine.model.adapters import change_base, is_linear, tune_adapted
+from meshwright.engine.model.adapters import is_linear, patch_base, tune_adapted
 from meshwright.engine.model.stage import Stage
+from meshwright.engine.patching import apply
 from meshwright.errors import InputError
 from meshwright.recipes.types import Precision, Recipe
 
@@ -131,9 +132,9 @@ def _shapes(layer: nn.Module) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 def _lower(linear: Any, scaling: Scaling) -> None:
     if hasattr(linear, "lora_A"):
-        change_base(linear, LOW[scaling])
+        patch_base(linear, FP8_PATCHES[scaling])
     else:
-        linear.__class__ = LOW[scaling]
+        apply(linear, FP8_PATCHES[scaling])
 
 
 def _kind(name: str) -> str:

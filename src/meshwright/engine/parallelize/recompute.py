@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from torch.utils.checkpoint import (
 from meshwright.engine.experts.expert_params import expert_blocks
 from meshwright.engine.model.module_names import is_attention
 from meshwright.engine.parallelize.output_recompute import drop_gathered, drop_outputs
-from meshwright.engine.parallelize.tensor import gathering
+from meshwright.engine.parallelize.tensor import Sequence
+from meshwright.engine.patching import Patch, apply
 from meshwright.recipes.types import Layout
 from meshwright.rules.schedule import ZERO_BUBBLE
 
@@ -46,7 +47,7 @@ def recompute(layers: dict[int, nn.Module], layout: Layout, compiled: bool) -> N
             _selective(layer, layout.recompute_modules or (OPERATIONS,), compiled)
     if not compiled and layout.offload != "activations" and gathers_again(layout):
         for layer in layers.values():
-            drop_gathered(layer, list(gathering(layer)))
+            drop_gathered(layer, list(_gathering(layer)))
 
 
 def gathers_again(layout: Layout) -> bool:
@@ -57,12 +58,24 @@ def gathers_again(layout: Layout) -> bool:
     return layout.pp == 1 or layout.pp_schedule not in ZERO_BUBBLE
 
 
+def _gathering(layer: nn.Module) -> Iterator[nn.Module]:
+    """Regions of a layer that gather what enters them, but for those in modules that are run again as a whole."""
+    if isinstance(layer, Recomputed):
+        return
+    sequence: Sequence | None = layer.__dict__.get("region_sequence")
+    if sequence is not None and sequence.gathers:
+        yield layer
+    for child in layer.children():
+        yield from _gathering(child)
+
+
 def recompute_around(layer: Any) -> None:
     """Runs a compiled layer again as a whole in the backward pass.
 
     For layers with products in 8 bits: their gradients are functions of autograd's own, inside which the compiler would
     keep what it is told to compute again.
     """
+    apply(layer, RecomputedAround)
     compiled = layer._compiled_call_impl
     settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     layer._compiled_call_impl = partial(checkpoint, compiled, **settings)
@@ -104,23 +117,34 @@ def _by_operation(layer: nn.Module) -> None:
 
 def _again(module: Any, by_operation: bool = False) -> None:
     """The module's forward is run again in the backward pass, but for costly operations where only those are kept."""
-    module.__class__ = _recomputing(type(module), by_operation)  # type: ignore[arg-type]  # mypy: classes are no Hashable
+    apply(module, RecomputedOps if by_operation else Recomputed)
 
 
-@cache
-def _recomputing(kind: type[Any], by_operation: bool) -> type[Any]:
-    """The module's class with a checkpointed forward; one class for all layers, so that they share one graph."""
-    # Nothing random runs inside a layer, so no random state is kept.
-    settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    if by_operation:
-        settings["context_fn"] = _keep_costly
+class Recomputed(Patch):
+    """A module whose forward pass is run again in the backward pass; it saves only its inputs."""
 
-    inner = kind.forward  # taken here: a compiler does not look into classes that diffusers declares one operation
+    tag = "Recompute"
 
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return checkpoint(partial(inner, self), *args, **settings, **kwargs)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        # Nothing random runs inside a layer, so no random state is saved.
+        return checkpoint(super().forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
-    return type(kind.__name__, (kind,), {"forward": forward, "runs_again": True, "__module__": kind.__module__})
+
+class RecomputedAround(Patch):
+    """Marks a layer whose compiled call is recomputed from outside (`recompute_around`); its forward is unchanged."""
+
+    tag = "Recompute"
+
+
+class RecomputedOps(Recomputed):
+    """A module that saves the outputs of costly operations and recomputes the others."""
+
+    tag = "RecomputeOps"
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        inner = super(Recomputed, self).forward
+        settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": _keep_costly}
+        return checkpoint(inner, *args, **settings, **kwargs)
 
 
 def _keep_costly() -> Any:

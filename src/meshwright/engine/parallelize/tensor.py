@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from meshwright.engine.collectives import copy_in, gather, sum_out, sum_scatter
 from meshwright.engine.experts import expert_blocks
 from meshwright.engine.mesh import SOLO, GroupInfo, Mesh
 from meshwright.engine.parallelize.tp_plan import KV_ROWS, ShardSpec, TPModule, adapter_cuts, region_of
+from meshwright.engine.patching import Patch, apply, base_class
 from meshwright.errors import InputError
 
 TOKENS = -2  # the dimension of hidden states that counts tokens
@@ -77,17 +77,6 @@ def shard_layer(layer: nn.Module, mesh: Mesh, sequence: Sequence) -> None:
         region = region_of(module)
         if region is not None:
             _cut_region(module, region, mesh.state, sequence)
-
-
-def gathering(layer: nn.Module) -> Iterator[nn.Module]:
-    """Regions of a layer that gather what enters them, but for those in modules that are run again as a whole."""
-    if getattr(type(layer), "runs_again", False):
-        return
-    sequence: Sequence | None = layer.__dict__.get("region_sequence")
-    if sequence is not None and sequence.gathers:
-        yield layer
-    for child in layer.children():
-        yield from gathering(child)
 
 
 def partial_names(stage: Any, sequence: Sequence) -> frozenset[str]:
@@ -159,22 +148,24 @@ def _wide_norms(module: nn.Module) -> list[str]:
 
 
 def _widen_norms(module: nn.Module, tp: GroupInfo) -> None:
-    """A norm over a cut width takes the mean square over all ranks' parts."""
-
-    def widen(norm: Any) -> None:
-        eps = norm.variance_epsilon
-
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            weight: torch.Tensor = norm.weight
-            wide = x.float()
-            squares = sum_out(copy_in(wide.pow(2).sum(-1, keepdim=True), tp), tp)
-            normed = wide * torch.rsqrt(squares / (x.shape[-1] * tp.size) + eps)
-            return (weight * normed.to(x.dtype)).to(x.dtype)
-
-        norm.forward = forward
-
     for name in _wide_norms(module):
-        widen(getattr(module, name))
+        norm: Any = getattr(module, name)
+        norm.tp = tp
+        apply(norm, ShardedNorm)
+
+
+class ShardedNorm(Patch):
+    """An RMS norm over a sharded width: the mean square is taken over all tensor-parallel ranks."""
+
+    tag = "TP"
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        tp: GroupInfo = self.tp
+        weight: torch.Tensor = self.weight
+        wide = x.float()
+        squares = sum_out(copy_in(wide.pow(2).sum(-1, keepdim=True), tp), tp)
+        normed = wide * torch.rsqrt(squares / (x.shape[-1] * tp.size) + self.variance_epsilon)
+        return (weight * normed.to(x.dtype)).to(x.dtype)
 
 
 def _use(
@@ -195,7 +186,7 @@ def _use(
         return
     if tp.size > 1:
         for part in parts:
-            check_divides(getattr(owner, part), cut.dim, tp, f"{type(module).__name__}.{path}")
+            check_divides(getattr(owner, part), cut.dim, tp, f"{base_class(module).__name__}.{path}")
             cut_parameter(owner, part, state["tp"], cut.dim)
     if tp.size > 1 or cp.size > 1 or len(parts) > 1:
         yield _Use("local", child, name, parts, cut.dim, cp)
@@ -258,26 +249,25 @@ def _stored(owner: nn.Module, name: str) -> tuple[str, ...]:
 def _wrap(module: Any, uses: list[_Use], sequence: Sequence) -> None:
     """Runs the module's own forward on local parameters, between the collectives that the region needs."""
     module.region_uses, module.region_sequence = tuple(uses), sequence
-    module.__class__ = _in_region(type(module))  # type: ignore[arg-type]  # mypy: classes are no Hashable
+    apply(module, TensorParallel)
 
 
-@cache
-def _in_region(kind: type[Any]) -> type[Any]:
-    """The module's class with a forward that computes in its region; one class for all layers, so one graph too."""
+class TensorParallel(Patch):
+    """A module that computes with this rank's shards, between a gather of its input and a reduction of its output."""
+
+    tag = "TP"
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         sequence = self.region_sequence
         args, kwargs = _with_hidden(args, kwargs, self.enter)
         with _computing_with(self, self.region_uses):
-            out = kind.forward(self, *args, **kwargs)
+            out = super().forward(*args, **kwargs)
         if isinstance(out, tuple):
             return (_leave(out[0], sequence), *out[1:])
         return _leave(out, sequence)
 
     def enter(self: Any, hidden: torch.Tensor) -> torch.Tensor:
         return _enter(hidden, self.region_sequence)
-
-    return type(kind.__name__, (kind,), {"forward": forward, "enter": enter, "__module__": kind.__module__})
 
 
 def _with_hidden(args: Any, kwargs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, Any]:
@@ -325,16 +315,20 @@ def cut_embedding(embedding: Any, mesh: Mesh, sp: bool) -> None:
     tp = mesh.tp
     check_divides(embedding.weight, 0, tp, "the vocabulary")
     rows = embedding.weight.shape[0] // tp.size
-    first, last = tp.rank * rows, (tp.rank + 1) * rows
+    embedding.vocab_range = (tp.rank * rows, (tp.rank + 1) * rows)
     cut_parameter(embedding, "weight", mesh.state["tp"], 0)
-    uses = (_Use("local", "", "weight", ("weight",)),)
-    inner = embedding.forward
+    embedding.region_uses, embedding.sequence = (_Use("local", "", "weight", ("weight",)),), Sequence(tp, sp)
+    apply(embedding, VocabParallelEmbedding)
 
-    def forward(tokens: torch.Tensor) -> torch.Tensor:
+
+class VocabParallelEmbedding(Patch):
+    """An embedding that looks up the tokens of this rank's rows; the sum over the ranks has all of them."""
+
+    tag = "TP"
+
+    def forward(self: Any, tokens: torch.Tensor) -> torch.Tensor:
+        first, last = self.vocab_range
         elsewhere = (tokens < first) | (tokens >= last)
-        with _computing_with(embedding, uses):
-            found = inner((tokens - first).masked_fill(elsewhere, 0))
-        found = found.masked_fill(elsewhere.unsqueeze(-1), 0)
-        return sum_scatter(found, tp, found.dim() + TOKENS) if sp else sum_out(found, tp)
-
-    embedding.forward = forward
+        with _computing_with(self, self.region_uses):
+            found = super().forward((tokens - first).masked_fill(elsewhere, 0))
+        return _leave(found.masked_fill(elsewhere.unsqueeze(-1), 0), self.sequence)

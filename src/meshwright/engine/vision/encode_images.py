@@ -23,8 +23,10 @@ from typing import Any
 import torch
 
 from meshwright.engine.kernels.device_caps import is_dry
+from meshwright.engine.patching import symbol
 
 ImageInputs = dict[str, torch.Tensor]
+VISION_UTILS = "transformers.vision_utils"  # derives positions and windows from image shapes
 WINDOWS_AT_ONCE = 8  # in a dry run
 
 
@@ -93,7 +95,7 @@ def _look_dry(model: Any, told: ImageInputs) -> Seen:
     side = isqrt(len(pixels) // images)
     grids = torch.tensor([[1, side, side]]).expand(images, 3)  # on the host, where the tower can read it
     tower = model.visual
-    known = {"position_ids": vision_utils().get_vision_position_ids(grids, tower.spatial_merge_size)}
+    known = {"position_ids": symbol(VISION_UTILS, "get_vision_position_ids")(grids, tower.spatial_merge_size)}
     if hasattr(tower, "num_grid_per_side"):
         known |= zip(("interp_indices", "interp_weights"), _interpolation(tower, grids), strict=True)
     known = {name: value.to(pixels.device) for name, value in known.items()}
@@ -103,15 +105,8 @@ def _look_dry(model: Any, told: ImageInputs) -> Seen:
         return _features(model, pixels, grids, **known)
 
 
-def vision_utils() -> Any:
-    """What transformers' towers work out of the shapes of images before they compute."""
-    from transformers import vision_utils
-
-    return vision_utils
-
-
 def _interpolation(tower: Any, grids: torch.Tensor) -> Any:
-    return vision_utils().get_vision_interpolation_indices_and_weights(
+    return symbol(VISION_UTILS, "get_vision_interpolation_indices_and_weights")(
         grids,
         num_grid_per_side=tower.num_grid_per_side,
         mode=tower.interpolation_mode,
@@ -122,7 +117,7 @@ def _interpolation(tower: Any, grids: torch.Tensor) -> Any:
 
 def _windows(tower: Any, grids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Windows of an image, several together: that is the same memory in fewer operations."""
-    index, ends = vision_utils().get_vision_window_index(
+    index, ends = symbol(VISION_UTILS, "get_vision_window_index")(
         grids, tower.spatial_merge_size, tower.window_size, tower.patch_size
     )
     return index, torch.cat([ends[:-1:WINDOWS_AT_ONCE], ends[-1:]])

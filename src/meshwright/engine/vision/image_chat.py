@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from meshwright.engine.data.sampler import Sample, Samples
 from meshwright.engine.data.sft_cache import too_long
 from meshwright.engine.data.shuffle import Shuffled
 from meshwright.engine.data.templates import Template
+from meshwright.engine.patching import symbol
 from meshwright.engine.vision.image_loading import load_picture, open_picture
 from meshwright.engine.vision.image_tokens import Document, ImageTokenSpec, Ints, sample_of, stack_padded
 from meshwright.errors import InputError, first_line
@@ -219,8 +219,9 @@ def _foreign(tokenizer: Any, reason: str) -> InputError:
 def load_processor(tokenizer: Any, optics: ImageTokenSpec) -> Processor:
     """The processor in a tokenizer's folder; no code of its own is ever run."""
     folder = tokenizer.name_or_path
+    processor = _image_processor(optics.processor)
     try:
-        images = _image_processor(optics.processor).from_pretrained(folder, local_files_only=True)
+        images = processor.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError and others for the same mistakes
         raise InputError(
             f"holds no image processor that can be read: {first_line(error)}",
@@ -235,8 +236,9 @@ def load_processor(tokenizer: Any, optics: ImageTokenSpec) -> Processor:
 
 def _image_processor(family: str) -> Any:
     """transformers' image processor of a family, of the kind that computes with Pillow: the same on every machine."""
-    module = import_module(f"transformers.models.{family}.image_processing_pil_{family}")
-    return next(kind for name, kind in vars(module).items() if name.endswith("ImageProcessorPil"))
+    module = f"transformers.models.{family}.image_processing_pil_{family}"
+    names = symbol(module, "__dict__")
+    return symbol(module, next((name for name in names if name.endswith("ImageProcessorPil")), "*ImageProcessorPil"))
 
 
 def _older_template(folder: Path) -> str | None:
