@@ -1,4 +1,4 @@
-"""Turns the report of the parity tests into docs/parity_results.json; `make parity` calls it with that report."""
+"""Convert the JUnit report of the parity tests to docs/parity_results.json; `make parity` calls it."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ PACKAGES = ("torch", "transformers", "numpy")
 
 
 def properties(test: ElementTree.Element) -> dict[str, Any]:
-    """What a test said about itself, by name."""
+    """Properties recorded by a test, by name."""
     found = test.findall("./properties/property")
     return {one.get("name", ""): json.loads(one.get("value", "null")) for one in found}
 
 
 def outcome(test: ElementTree.Element) -> str:
-    """passed or failed; a failure that is known counts as one."""
+    """passed or failed; an expected failure counts as failed."""
     return "failed" if any(test.find(one) is not None for one in ("failure", "error", "skipped")) else "passed"
 
 
 def rounded(value: float) -> float:
-    """Two digits: the next run's last ones are others."""
+    """Round to two digits: the others change from run to run."""
     return float(f"{value:.1e}")
 
 
 def results(report: Path) -> Iterator[dict[str, Any]]:
-    """One row for each combination that ran or that a rule refuses."""
+    """One row per combination that ran or that a rule refuses."""
     from tests.engine.layouts import TRIED
 
     pairs = {f"{name}-{family}": (name, family) for name, tried in TRIED.items() for family in tried.runs}
     for test in ElementTree.parse(report).iter("testcase"):
-        said, parameters = properties(test), test.get("name", "").partition("[")[2].rstrip("]")
+        recorded, parameters = properties(test), test.get("name", "").partition("[")[2].rstrip("]")
         if parameters in pairs and test.get("name", "").startswith(FULL):
             name, family = pairs[parameters]
-            differences = said.get("parity", {}).get("differences", {})  # none where the run itself failed
+            differences = recorded.get("parity", {}).get("differences", {})  # none where the run itself failed
             yield (
                 _layout(TRIED[name])
                 | {
@@ -54,8 +54,8 @@ def results(report: Path) -> Iterator[dict[str, Any]]:
                 }
                 | ({"why": TRIED[name].fails[family]} if family in TRIED[name].fails else {})
             )
-        elif "refused" in said and outcome(test) == "passed":
-            one = said["refused"]
+        elif "refused" in recorded and outcome(test) == "passed":
+            one = recorded["refused"]
             for family, rule in one["families"].items():
                 yield _layout(TRIED[one["layout"]]) | {"family": family, "outcome": "refused", "rule": rule}
 
@@ -65,7 +65,7 @@ def _layout(tried: Any) -> dict[str, Any]:
 
 
 def in_order(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As the tables of layouts and families have them; tests end in any order."""
+    """Rows in the order of the layout and family tables; tests finish in any order."""
     from tests.engine.families import FAMILIES
     from tests.engine.layouts import TRIED
 

@@ -29,13 +29,3 @@ def test_page_is_up_to_date(page: str) -> None:
 def test_the_readmes_example_is_todays_answer() -> None:
     made = maker()
     assert made.README.read_text(encoding="utf-8") == made.readme_page(), "stale: run `make docs`"
-
-
-def test_every_link_of_the_readme_leads_somewhere() -> None:
-    import re
-
-    root = DOCS.parent
-    text = (root / "README.md").read_text(encoding="utf-8")
-    links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if not link.startswith("http")]
-    assert links
-    assert [link for link in links if not (root / link).exists()] == []
