@@ -15,7 +15,7 @@ from msgspec import UNSET
 from tables import table
 
 from meshwright import frameworks
-from meshwright.frameworks.catalogue import rules_of
+from meshwright.frameworks.rule_catalog import rules_of
 from meshwright.recipes.key_maps import ConfigKey, joints, words
 from meshwright.recipes.types import recipe_fields
 

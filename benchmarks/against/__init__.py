@@ -1,4 +1,4 @@
-"""Our frameworks against the frameworks' own parsers: what each of them accepts and refuses, their keys and defaults."""
+"""Compare our readers with the frameworks' own parsers: accepted and rejected configs, keys and defaults."""
 
 from __future__ import annotations
 

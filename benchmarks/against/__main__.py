@@ -93,7 +93,7 @@ def _cases(framework: Framework) -> Iterator[Config]:
 
 def _asked(framework: Framework, text: str, path: str) -> int | None:
     """The GPUs that a file names itself."""
-    return frameworks.framework(framework.framework).parse(frameworks.content_of(text, path)).asked.count
+    return frameworks.framework(framework.framework).parse(frameworks.content_of(text, path)).gpu_request.count
 
 
 def _exports(framework: Framework) -> Iterator[Config]:
@@ -109,7 +109,7 @@ def _exports(framework: Framework) -> Iterator[Config]:
         if path in written.files:
             yield Config(
                 name, "export", path, written.files[path], gpus=str(on), world=on.world, model=recipe.model,
-                files=written.files, words=written.program.words, env=written.program.env, recipe=recipe,
+                files=written.files, words=written.program.argv, env=written.program.env, recipe=recipe,
             )  # fmt: skip
 
 
@@ -169,10 +169,10 @@ class Keys:
 def _keys(framework: Framework) -> Keys | None:
     if framework.keys is None:
         return None
-    theirs, framework = framework.keys(), frameworks.framework(framework.framework)
-    table = key_maps.words(framework.table)
+    theirs, ours = framework.keys(), frameworks.framework(framework.framework)
+    table = key_maps.words(ours.key_map)
     rows = {key: word for key, word in table.items() if word.fate != "gone" and framework.speaks(key)}
-    here = [key for key in theirs if key not in rows and not framework.known(key)]
+    here = [key for key in theirs if key not in rows and not ours.is_extra_key(key)]
     there = [key for key in rows if key not in theirs]
     both = {key: (theirs[key], rows[key].default) for key in rows if key in theirs}
     known = {key: pair for key, pair in both.items() if pair[0] is not MISSING and pair[1] is not UNSET}

@@ -13,7 +13,7 @@ from unittest import mock
 
 from benchmarks.against import MISSING, Config, Framework, Verdict
 
-from meshwright.frameworks.mapping import nested
+from meshwright.frameworks.mapping import nest
 
 WORLD = 8  # where nobody says the GPUs
 DRAWN = 600
@@ -162,7 +162,7 @@ def draws() -> Iterator[Config]:
             start |= {"optimizer.type": "AdamW", "optimizer.params.lr": 1e-4}
         if any(key.startswith("scheduler.") for key in changes):
             start |= {"scheduler.type": "WarmupDecayLR", "scheduler.params.total_num_steps": 1000}
-        text = json.dumps(nested({**start, **changes}), indent=1)
+        text = json.dumps(nest({**start, **changes}), indent=1)
         said = ", ".join(f"{key}={value!r}" for key, value in changes.items())
         yield Config(f"{number}: {said}", "draw", "ds_config.json", text, gpus="8xH100", world=8)
 

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.against import Config, Framework, Verdict
 
 from meshwright.clusters import cluster
-from meshwright.frameworks.mapping import nested
+from meshwright.frameworks.mapping import nest
 from meshwright.recipes.key_maps import words
 
 WORLD = 64  # where nobody says the GPUs
@@ -220,7 +220,7 @@ def draws() -> Iterator[Config]:
         settings = {"model.name": name, "model.flavor": flavor, "training.local_batch_size": 8}
         names = dice.sample([*CHOICES, *LAYOUT, *LAYOUT], dice.randint(1, 5))
         changes = {key: dice.choice(CHOICES[key]) for key in names}
-        text = tomlkit.dumps(nested({**settings, "parallelism.tensor_parallel_degree": 1, **changes}))
+        text = tomlkit.dumps(nest({**settings, "parallelism.tensor_parallel_degree": 1, **changes}))
         said = ", ".join(f"{key}={value}" for key, value in changes.items())
         yield Config(f"{number}: {name} {flavor}, {said}", "draw", "drawn.toml", text, gpus="2x8xH100", world=16)
 

@@ -9,7 +9,7 @@ import msgspec
 
 from meshwright import costs, launch, planner
 from meshwright.clusters import Gpu
-from meshwright.frameworks import Checked, CheckedRecipe, Written
+from meshwright.frameworks import CheckResult, ExportedConfig, RecipeCheckResult
 from meshwright.models import ModelSpec
 from meshwright.planner import Candidate, Plan, Ranking, Sizing
 from meshwright.recipes.index import IndexEntry
@@ -133,7 +133,7 @@ def findings_to_dicts(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     ]
 
 
-def check_to_dict(result: Checked) -> dict[str, Any]:
+def check_to_dict(result: CheckResult) -> dict[str, Any]:
     """The check object: what was found, and whether anything stands against starting it."""
     return {
         "schema": SCHEMA,
@@ -152,7 +152,7 @@ def check_to_dict(result: Checked) -> dict[str, Any]:
     }
 
 
-def export_to_dict(written: Written, judged: CheckedRecipe) -> dict[str, Any]:
+def export_to_dict(written: ExportedConfig, judged: RecipeCheckResult) -> dict[str, Any]:
     """The export object: files, the program that starts them, what could not be said, and what the rules say there."""
     built = msgspec.to_builtins(written)
     return {
@@ -163,7 +163,7 @@ def export_to_dict(written: Written, judged: CheckedRecipe) -> dict[str, Any]:
         "files": built["files"],
         "command": launch.command_of(written.program, judged.cluster),
         "env": built["program"]["env"],
-        "unsaid": built["unsaid"],
+        "unmapped": built["unmapped"],
         "notes": built["notes"],
         "findings": findings_to_dicts(judged.findings),
     }

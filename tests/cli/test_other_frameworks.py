@@ -152,7 +152,7 @@ def test_export_writes_files_and_lists_what_it_cannot_say(meshwright: Any, tmp_p
     assert answer.code == 0
     ((name, text),) = answer.json["files"].items()
     assert (tmp_path / "out" / name).read_text() == text
-    assert {"field", "value", "reason"} == answer.json["unsaid"][0].keys()
+    assert {"field", "value", "reason"} == answer.json["unmapped"][0].keys()
     assert meshwright(*words).code == 0  # the same again is fine
     (tmp_path / "out" / name).write_text("mine")
     assert meshwright(*words).code == 3

@@ -32,7 +32,7 @@ class Case(NamedTuple):
 def found(case: Case, path: str, framework: str, folder: Path | None = None) -> list[tuple[str, int]]:
     """What check finds, errors first."""
     content = frameworks.content_of(case.text, case.path or path, folder=folder)
-    assert frameworks.recognise(content).name == framework
+    assert frameworks.detect_framework(content).name == framework
     model = None if case.model is None else models.find(case.model)
     result = frameworks.check(frameworks.framework(framework), content, gpus=case.gpus, model=model)
     assert all(finding.message for finding in result.findings)
@@ -47,11 +47,11 @@ def replaced(text: str, *pairs: tuple[str, str]) -> str:
     return text
 
 
-def unsaid(framework: str, recipe: Recipe, model: str, gpus: str) -> dict[str, Any]:
+def unmapped(framework: str, recipe: Recipe, model: str, gpus: str) -> dict[str, Any]:
     """Fields that are lost on the way there and back, with why."""
     theirs, spec, on = frameworks.framework(framework), models.find(model), cluster(gpus)
     written = write(theirs, recipe, spec, on)
-    listed = {one.field for one in written.unsaid}
+    listed = {one.field for one in written.unmapped}
     return {one.field: one.reason for one in differences(theirs, written, recipe, spec, on) if one.field not in listed}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.frameworks.cases import Case, changed, draws, found, replaced, unsaid
+from tests.frameworks.cases import Case, changed, draws, found, replaced, unmapped
 
 from meshwright import frameworks
 from meshwright.clusters import cluster
@@ -299,7 +299,7 @@ def test_a_command_comes_on_top_of_its_config(tmp_path: Path) -> None:
         "  --model_name_or_path meta-llama/Meta-Llama-3-8B --per_device_train_batch_size 2\n"
     )
     content = script(tmp_path, FSDP2, command)
-    result = frameworks.check(frameworks.recognise(content), content, gpus="2x8xH100")
+    result = frameworks.check(frameworks.detect_framework(content), content, gpus="2x8xH100")
     assert result.findings == ()
     assert (result.recipe.layout.micro_batch_size, result.recipe.train.global_batch_size) == (2, 32)
     assert result.model is not None
@@ -308,7 +308,7 @@ def test_a_command_comes_on_top_of_its_config(tmp_path: Path) -> None:
 
 def test_recomputing_twice_is_told(tmp_path: Path) -> None:
     content = script(tmp_path, FSDP2, "accelerate launch --config_file config.yaml train.py --gradient_checkpointing\n")
-    result = frameworks.check(frameworks.recognise(content), content)
+    result = frameworks.check(frameworks.detect_framework(content), content)
     found = [(f.rule, Path(f.file).name, f.line) for f in result.findings]
     assert found == [("accelerate.checkpointed-twice", "config.yaml", 16)]
 
@@ -365,9 +365,9 @@ PROGRAM = {"layout.micro_batch_size", "train.global_batch_size"}
 @given(FIELDS, CONTEXT, st.sampled_from(["llama3_8b", "qwen3_30b_a3b"]))
 def test_what_is_written_is_read_back(values: dict[str, object], context: dict[str, object], model: str) -> None:
     recipe = changed(pretrain(model, 64, global_batch_size=512), {**BLANK, **context, **values})
-    lost = unsaid("accelerate", recipe, model, "8x8xH100")
+    lost = unmapped("accelerate", recipe, model, "8x8xH100")
     written = write(frameworks.framework("accelerate"), recipe, find(model), cluster("8x8xH100"))
-    listed = {one.field for one in written.unsaid}
+    listed = {one.field for one in written.unmapped}
     assert not lost.keys() & ({*values, *context, "layout.strategy", "layout.dp_shard"} - PROGRAM)
     assert not listed & {*values, *context}
 
@@ -384,7 +384,7 @@ def test_what_is_written_is_read_back(values: dict[str, object], context: dict[s
 def test_other_kinds_are_read_back_too(values: dict[str, object]) -> None:
     recipe = changed(pretrain("llama3_8b", 8, global_batch_size=64), {**BLANK, **values})
     written = frameworks.export(frameworks.framework("accelerate"), recipe, find("llama3_8b"), cluster("8xH100"))
-    assert not {*values} & {one.field for one in written.unsaid}
+    assert not {*values} & {one.field for one in written.unmapped}
 
 
 def test_the_program_gets_what_the_launcher_would_tell_it() -> None:
@@ -403,7 +403,7 @@ def test_the_program_gets_what_the_launcher_would_tell_it() -> None:
         "PARALLELISM_CONFIG_DP_SHARD_SIZE": "4",
     }
     assert told.items() <= program.env.items()
-    assert program.words[0] == "train.py"
+    assert program.argv[0] == "train.py"
 
 
 def test_options_beside_a_config_of_deepspeed_do_no_harm(tmp_path: Path) -> None:
@@ -414,7 +414,7 @@ def test_options_beside_a_config_of_deepspeed_do_no_harm(tmp_path: Path) -> None
     )
     (tmp_path / "run.sh").write_text(command)
     content = frameworks.open_file(tmp_path / "run.sh")
-    result = frameworks.check(frameworks.recognise(content), content)
+    result = frameworks.check(frameworks.detect_framework(content), content)
     assert (result.findings, result.engine, result.recipe.goal) == ((), "deepspeed", "peft")
     assert (result.recipe.layout.strategy, result.recipe.optimizer.lr) == ("zero1", 2e-5)
 
@@ -429,4 +429,4 @@ def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
                 frameworks.export(theirs, recipe, find(recipe.model), cluster(recipe.cluster))
             continue
         written = frameworks.export(theirs, recipe, find(recipe.model), cluster(recipe.cluster))
-        assert "layout.strategy" not in {one.field for one in written.unsaid}, name
+        assert "layout.strategy" not in {one.field for one in written.unmapped}, name

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.frameworks.cases import Case, changed, draws, found, replaced, unsaid
+from tests.frameworks.cases import Case, changed, draws, found, replaced, unmapped
 
 from meshwright import frameworks
 from meshwright.clusters import cluster
 from meshwright.errors import InputError
-from meshwright.frameworks.to_recipe import read
+from meshwright.frameworks.to_recipe import import_recipe
 from meshwright.models import find
 from meshwright.recipes import index, load, peft, pretrain, sft
 from meshwright.recipes.case import model_of
@@ -292,7 +292,7 @@ CASES = (
         "an interval of the guides",
         SFT,
         [("ckpt_every_steps: 100", "checkpoint_interval: 100")],
-        [("key.gone", "checkpoint_interval: 100")],
+        [("key.removed", "checkpoint_interval: 100")],
         "8xH100",
     ),
     broken(
@@ -459,11 +459,11 @@ def test_scripts_are_read_with_their_files(name: str) -> None:
 
 def test_what_a_command_says_comes_on_top_with_its_own_lines() -> None:
     content = frameworks.open_file(FOLDER / "start.sh")
-    reading = read(frameworks.framework("automodel"), content)
+    reading = import_recipe(frameworks.framework("automodel"), content)
     assert (reading.recipe.layout.tp, reading.recipe.layout.micro_batch_size, reading.recipe.train.seed) == (2, 2, 3)
-    assert reading.parsed.settings["distributed.tp_size"].place == f"{FOLDER / 'start.sh'}:8"
+    assert reading.parsed.settings["distributed.tp_size"].location == f"{FOLDER / 'start.sh'}:8"
     assert reading.parsed.settings["optimizer.lr"].file == str(FOLDER / "sft.yaml")
-    assert reading.parsed.asked.count == 8
+    assert reading.parsed.gpu_request.count == 8
 
 
 def test_the_command_wants_a_recipe(tmp_path: Path) -> None:
@@ -508,12 +508,12 @@ def test_goal_and_model(text: str, goal: str, model: str | None) -> None:
 
 
 def test_chunks_of_layers_follow_from_their_number() -> None:
-    reading = read(frameworks.framework("automodel"), frameworks.content_of(STAGES, PATH))
+    reading = import_recipe(frameworks.framework("automodel"), frameworks.content_of(STAGES, PATH))
     assert (reading.recipe.layout.vp, reading.recipe.layout.pp_schedule) == (5, "interleaved_1f1b")
 
 
 def test_adapters_are_read_from_the_names_of_linears() -> None:
-    reading = read(frameworks.framework("automodel"), frameworks.content_of(LORA, PATH))
+    reading = import_recipe(frameworks.framework("automodel"), frameworks.content_of(LORA, PATH))
     assert reading.recipe.peft.targets == ("qkv", "proj")
 
 
@@ -583,7 +583,7 @@ def test_what_is_written_is_read_back(
     base = BASES[model][goal]
     whole = {"train.global_batch_size": 256, "layout.micro_batch_size": 2, "layout.dp_shard": -1}
     recipe = changed(base, {**whole, **values, **staged})
-    assert unsaid("automodel", recipe, model, "8x8xH100") == {}
+    assert unmapped("automodel", recipe, model, "8x8xH100") == {}
 
 
 def test_shipped_recipes_are_read_back_or_what_is_lost_is_listed() -> None:
@@ -591,7 +591,7 @@ def test_shipped_recipes_are_read_back_or_what_is_lost_is_listed() -> None:
     for name in sorted(index.names())[::10]:
         recipe = load(name)
         try:
-            lost = unsaid("automodel", recipe, recipe.model, recipe.cluster)
+            lost = unmapped("automodel", recipe, recipe.model, recipe.cluster)
         except InputError as error:
             refused.add(error.reason)
             continue
@@ -611,7 +611,7 @@ def test_a_written_file_is_right_by_its_own_rules() -> None:
         "dist_env",
         "seed",
     ]
-    assert written.program.words == ("-m", "nemo_automodel.cli.app", name)
+    assert written.program.argv == ("-m", "nemo_automodel.cli.app", name)
     result = frameworks.check(theirs, frameworks.content_of(text, name), gpus="8xH100")
     assert [finding for finding in result.findings if finding.rule.startswith(("automodel.", "key.", "value."))] == []
 
@@ -635,7 +635,10 @@ def test_a_policy_is_said_in_full() -> None:
 
 def test_a_policy_without_a_format_for_sums_takes_that_of_compute() -> None:
     text = replaced(SFT, ("sequence_parallel: false", "mp_policy: {param_dtype: bfloat16}"))
-    assert read(frameworks.framework("automodel"), frameworks.content_of(text, PATH)).recipe.precision.reduce == "bf16"
+    assert (
+        import_recipe(frameworks.framework("automodel"), frameworks.content_of(text, PATH)).recipe.precision.reduce
+        == "bf16"
+    )
 
 
 def test_other_strategies_get_only_their_own_options() -> None:

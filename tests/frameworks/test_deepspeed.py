@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.frameworks.cases import Case, changed, draws, found, replaced, unsaid
+from tests.frameworks.cases import Case, changed, draws, found, replaced, unmapped
 
 from meshwright import frameworks
 from meshwright.clusters import cluster
@@ -134,8 +134,8 @@ CASES = (
         ("deepspeed.renamed", 9),
     ),
     broken("old name beside the new", '"overlap_comm": true,', '"cpu_offload": true,', ("deepspeed.renamed", 9)),
-    broken("taken out", '"gradient_clipping": 1.0,', '"amp": {"enabled": false, "opt_level": "O1"},', ("key.gone", 5)),
-    broken("taken out of ZeRO", '"overlap_comm": true,', '"mics_shard_size": 8,', ("key.gone", 9)),
+    broken("removed", '"gradient_clipping": 1.0,', '"amp": {"enabled": false, "opt_level": "O1"},', ("key.removed", 5)),
+    broken("taken out of ZeRO", '"overlap_comm": true,', '"mics_shard_size": 8,', ("key.removed", 9)),
     broken("misspelled optimizer", '"AdamW"', '"AdmW"', ("value.refused", 15)),
     broken("retired optimizer", '"AdamW"', '"OneBitAdam"', ("value.refused", 15)),
     broken(
@@ -160,7 +160,7 @@ CASES = (
         ("deepspeed.optimizer-argument", 16),
         ("deepspeed.slow-on-host", 15),
     ),
-    broken("clipping in the optimizer", '"eps": 1e-8', '"max_grad_norm": 1.0', ("key.gone", 16)),
+    broken("clipping in the optimizer", '"eps": 1e-8', '"max_grad_norm": 1.0', ("key.removed", 16)),
     broken("torch's Adam on the host", '"eps": 1e-8', '"torch_adam": true', ("deepspeed.slow-on-host", 16)),
     broken("no such argument", '"eps": 1e-8', '"epsilon": 1e-8', ("key.unknown", 16)),
     broken("no end", ', "total_num_steps": 1000', "", ("deepspeed.scheduler", 19)),
@@ -284,7 +284,7 @@ def test_the_trainer_fills_in_auto(tmp_path: Path) -> None:
         "  --gradient_accumulation_steps 4 --max_grad_norm 0.5 --gradient_checkpointing --max_seq_length 2048\n"
     )
     content = script(tmp_path, AUTO, command)
-    result = frameworks.check(frameworks.recognise(content), content)
+    result = frameworks.check(frameworks.detect_framework(content), content)
     assert result.findings == ()
     assert result.model is not None
     assert result.model.name == find("llama3_8b").name
@@ -296,7 +296,7 @@ def test_the_trainer_fills_in_auto(tmp_path: Path) -> None:
 def test_arguments_that_contradict_the_config_are_told(tmp_path: Path) -> None:
     command = "deepspeed train.py \\\n --deepspeed ds.json \\\n --learning_rate 2e-5\n"
     content = script(tmp_path, VALID, command)
-    result = frameworks.check(frameworks.recognise(content), content)
+    result = frameworks.check(frameworks.detect_framework(content), content)
     assert {(f.rule, Path(f.file).name, f.line) for f in result.findings} == {
         ("deepspeed.argument-mismatch", "run.sh", 3)
     }
@@ -374,9 +374,9 @@ def test_what_is_written_is_read_back(values: dict[str, object], shape: dict[str
     recipe = changed(base, {**BLANK, **shape, **values})
     without = {"train.steps"} if shape["schedule.name"] == "constant" else set()
     without |= {"optimizer.eps"} if recipe.optimizer.name == "lion" else set()
-    lost = unsaid("deepspeed", recipe, model, "64xH100").keys() - PROGRAM
+    lost = unmapped("deepspeed", recipe, model, "64xH100").keys() - PROGRAM
     written = frameworks.export(frameworks.framework("deepspeed"), recipe, find(model), cluster("64xH100"))
-    listed = {one.field for one in written.unsaid} - without
+    listed = {one.field for one in written.unmapped} - without
     assert lost <= without
     assert not listed & values.keys()
 
@@ -398,11 +398,11 @@ def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
                 frameworks.export(theirs, recipe, find(recipe.model), cluster(recipe.cluster))
             continue
         written = frameworks.export(theirs, recipe, find(recipe.model), cluster(recipe.cluster))
-        assert not said & {one.field for one in written.unsaid}, name
+        assert not said & {one.field for one in written.unmapped}, name
 
 
 def test_it_comes_with_the_program_that_takes_it() -> None:
     recipe = sft("llama3_8b", 8)
     written = frameworks.export(frameworks.framework("deepspeed"), recipe, find("llama3_8b"), cluster("8xH100"))
-    assert written.program.words == ("train.py", "--deepspeed", "ds_config.json")
+    assert written.program.argv == ("train.py", "--deepspeed", "ds_config.json")
     assert any("your own program" in note for note in written.notes)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.frameworks.cases import Case, changed, draws, found, replaced, unsaid
+from tests.frameworks.cases import Case, changed, draws, found, replaced, unmapped
 
 from meshwright import frameworks
 from meshwright.clusters import cluster
@@ -122,7 +122,7 @@ def test_a_command_sets_its_own_values_on_top_of_the_file(tmp_path: Path) -> Non
     script = tmp_path / "run.sh"
     script.write_text("torchrun --nnodes 2 --nproc-per-node 8 scripts/train.py 7b.toml \\\n  --distributed.tp=3\n")
     content = frameworks.open_file(script)
-    result = frameworks.check(frameworks.recognise(content), content)
+    result = frameworks.check(frameworks.detect_framework(content), content)
     assert [(f.rule, Path(f.file).name, f.line) for f in result.findings if f.rule == "heads.attention"] == [
         ("heads.attention", "run.sh", 2)
     ]
@@ -168,7 +168,7 @@ ALWAYS = {"precision.master": "bf16", "precision.moments": "bf16", "precision.gr
 def test_what_is_written_is_read_back(values: dict[str, object], model: str) -> None:
     recipe = changed(pretrain(model, 64, global_batch_size=1024), {**ALWAYS, **values})
     sp = recipe.layout.tp > 1 and recipe.layout.pp == 1 and model != "kempner_moe"
-    assert unsaid("kempnerforge", changed(recipe, {"layout.sp": sp}), model, "64xH100") == {}
+    assert unmapped("kempnerforge", changed(recipe, {"layout.sp": sp}), model, "64xH100") == {}
 
 
 def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
@@ -176,7 +176,7 @@ def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
     for name in (name for name in index.names() if name.startswith("kempner")):
         recipe = index.load(name)
         written = frameworks.export(theirs, recipe, find(recipe.model), cluster(recipe.cluster))
-        lost = {one.field for one in written.unsaid}
+        lost = {one.field for one in written.unmapped}
         assert lost <= {"precision.master", "precision.moments", "precision.grads", "layout.sp"}, (name, lost)
 
 

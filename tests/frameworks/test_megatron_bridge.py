@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.frameworks.cases import Case, changed, draws, found, replaced, unsaid
+from tests.frameworks.cases import Case, changed, draws, found, replaced, unmapped
 
 from meshwright import frameworks
 from meshwright.clusters import cluster
@@ -190,7 +190,7 @@ CASES = (
     Case("wrong section", with_line(PRETRAIN, "training.train_iters=10000"), [("key.unknown", 13)]),
     Case("dropped", with_line(PRETRAIN, "+model.foo=3"), [("megatron-bridge.dropped-key", 13)]),
     Case("misspelt", with_line(PRETRAIN, "model.recompute_granularty=full"), [("key.unknown", 13)]),
-    Case("field of another section", with_line(PRETRAIN, "scheduler.min_lr=1e-5"), [("key.gone", 13)]),
+    Case("field of another section", with_line(PRETRAIN, "scheduler.min_lr=1e-5"), [("key.removed", 13)]),
     Case(
         "no such recipe",
         replaced(PRETRAIN, ("llama3_8b_pretrain_config", "qwen25_3b_pretrain_config")),
@@ -409,7 +409,7 @@ def test_exactly_this_is_found(case: Case) -> None:
     assert found(case, PATH, "megatron-bridge") == list(case.expected)
 
 
-def check(text: str, path: str = PATH, gpus: str | None = None) -> frameworks.Checked:
+def check(text: str, path: str = PATH, gpus: str | None = None) -> frameworks.CheckResult:
     return frameworks.check(frameworks.framework("megatron-bridge"), frameworks.content_of(text, path), gpus=gpus)
 
 
@@ -592,7 +592,7 @@ def test_what_is_written_is_read_back(values: dict[str, Any], more: dict[str, An
     fixed: dict[str, Any] = {"layout.sp": recipe.layout.tp > 1}
     if recipe.goal != "pretrain":
         fixed["train.per_token_loss"] = recipe.layout.cp > 1 or recipe.train.per_token_loss
-    assert unsaid("megatron-bridge", changed(recipe, fixed), base.model, "8x8xH100") == {}
+    assert unmapped("megatron-bridge", changed(recipe, fixed), base.model, "8x8xH100") == {}
 
 
 def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
@@ -602,7 +602,7 @@ def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
         if index.family(name) in ("kempner", "sizes"):
             continue
         written = frameworks.export(theirs, recipe, find(recipe.model), cluster(recipe.cluster))
-        lost = {one.field for one in written.unsaid}
+        lost = {one.field for one in written.unmapped}
         known = {"kernels.loss", "layout.defer_grad_sync", "precision.grads", "data.packing", "data.images"}
         assert lost <= known | {"precision.fp8_gather", "precision.first_last_bf16", "layout.strategy"}, (name, lost)
 

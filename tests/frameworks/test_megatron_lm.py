@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.frameworks.cases import Case, changed, draws, found, replaced, unsaid
+from tests.frameworks.cases import Case, changed, draws, found, replaced, unmapped
 
 from meshwright import frameworks, planner
 from meshwright.clusters import cluster
@@ -150,17 +150,17 @@ COMMON = (
     # Flags
     broken("unknown flag", *with_args(DENSE, "--overlap-params-gather"), "key.unknown", "--overlap-params-gather"),
     broken("underscores", DENSE, "--save-interval 500", "--save_interval 500", "key.unknown", "--save_interval"),
-    broken("a flag of 2023", *with_args(DENSE, "--fp8-hybrid"), "key.gone", "--fp8-hybrid"),
-    broken("a flag that never was", *with_args(DENSE, "--cpu-optimizer"), "key.gone", "--cpu-optimizer"),
+    broken("a flag of 2023", *with_args(DENSE, "--fp8-hybrid"), "key.removed", "--fp8-hybrid"),
+    broken("a flag that never was", *with_args(DENSE, "--cpu-optimizer"), "key.removed", "--cpu-optimizer"),
     broken("read by nothing", *with_args(DENSE, "--use-flash-attn"), "key.ignored", "--use-flash-attn"),
     broken("on by itself", *with_args(DENSE, "--use-mcore-models"), "key.ignored", "--use-mcore-models"),
-    broken("computed there", *with_args(DENSE, "--virtual-pipeline-model-parallel-size 2"), "key.gone",
+    broken("computed there", *with_args(DENSE, "--virtual-pipeline-model-parallel-size 2"), "key.removed",
            "--virtual-pipeline"),
     broken("a field that has no flag", *with_args(DENSE, "--cpu-offloading"), "key.unknown", "--cpu-offloading"),
-    broken("a flag of 0.17", *with_args(DENSE, "--no-scatter-gather-tensors-in-pipeline"), "key.gone",
+    broken("a flag of 0.17", *with_args(DENSE, "--no-scatter-gather-tensors-in-pipeline"), "key.removed",
            "--no-scatter-gather"),
     broken("a router's numbers", *with_args(DENSE, "--moe-router-dtype bf16"), "value.refused", "--moe-router-dtype"),
-    broken("a switch with a value", DENSE, "--swiglu", "--swiglu true", "value.left-over", "--swiglu"),
+    broken("a switch with a value", DENSE, "--swiglu", "--swiglu true", "value.stray", "--swiglu"),
     broken("no value", DENSE, "--weight-decay 0.1", "--weight-decay", "value.missing", "--weight-decay"),
     broken("not a number", DENSE, "--weight-decay 0.1", "--weight-decay ten", "value.refused", "--weight-decay"),
     broken("not a choice", DENSE, "--lr-decay-style cosine", "--lr-decay-style cosin", "value.refused", "cosin"),
@@ -447,7 +447,7 @@ def test_values_that_only_running_tells_are_named() -> None:
 def test_arguments_kept_in_variables_are_read_where_no_command_is_seen() -> None:
     text = DENSE[: DENSE.index("torchrun")] + "submit_job run_in_container\n"
     content = frameworks.content_of(text, "train.sh")
-    assert frameworks.recognise(content).name == "megatron-lm"
+    assert frameworks.detect_framework(content).name == "megatron-lm"
     result = frameworks.check(frameworks.framework("megatron-lm"), content, gpus="2x8xH100")
     assert result.model is not None
     assert any("variables" in note for note in result.notes)
@@ -581,7 +581,7 @@ def test_what_is_written_is_read_back(values: dict[str, Any], stages: dict[str, 
     recipe = changed(base, made)
     if recipe.layout.recompute != "full":
         recipe = changed(recipe, {"layout.recompute_layers": 0})
-    assert unsaid("megatron-lm", recipe, model, "64xH100") == {}
+    assert unmapped("megatron-lm", recipe, model, "64xH100") == {}
 
 
 @settings(max_examples=15)
@@ -594,7 +594,7 @@ def test_fine_tuning_is_written_and_read_back(values: dict[str, Any]) -> None:
         recipe = changed(recipe, {"checkpoint.resume": True})
     if recipe.layout.recompute != "full":
         recipe = changed(recipe, {"layout.recompute_layers": 0})
-    assert unsaid("megatron-lm", recipe, "llama3_8b", "8xH100") == {}
+    assert unmapped("megatron-lm", recipe, "llama3_8b", "8xH100") == {}
 
 
 SHIPPED = index.names()[::10]
@@ -615,7 +615,7 @@ def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
         if not trains(recipe):
             continue
         written = frameworks.export(theirs, recipe, find(recipe.model), cluster(recipe.cluster))
-        lost |= {one.field for one in written.unsaid}
+        lost |= {one.field for one in written.unmapped}
         (path, text), *_ = written.files.items()
         result = frameworks.check(theirs, frameworks.content_of(text, path), gpus=recipe.cluster)
         theirs_only = [one for one in result.findings if one.rule.startswith(("megatron-lm.", "key.", "value."))]
@@ -631,7 +631,7 @@ def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
 def test_what_cannot_be_said_is_listed() -> None:
     recipe = changed(pretrain("llama3_8b", 8), {"kernels.attention": "flex", "optimizer.name": "schedule_free_adamw"})
     written = frameworks.export(frameworks.framework("megatron-lm"), recipe, find("llama3_8b"), cluster("8xH100"))
-    assert {"kernels.attention", "optimizer.name"} <= {one.field for one in written.unsaid}
+    assert {"kernels.attention", "optimizer.name"} <= {one.field for one in written.unmapped}
 
 
 @pytest.mark.parametrize("name", ["llama3_8b_peft_config", "gemma2_2b_pretrain_config"])
@@ -647,4 +647,4 @@ def test_the_environment_is_part_of_the_program() -> None:
         made = changed(recipe, {"layout.strategy": "zero1"})
         written = frameworks.export(theirs, made, find("llama3_8b"), cluster(gpus))
         assert written.program.env == wanted
-        assert written.program.words[0] == "pretrain_gpt.py"
+        assert written.program.argv[0] == "pretrain_gpt.py"

@@ -103,4 +103,4 @@ def test_a_mutated_file_never_crashes_or_hangs(file: tuple[str, str, str], gpus:
 def test_any_text_is_read_or_refused(suffix: str, text: str) -> None:
     with suppress(InputError):
         content = frameworks.content_of(text, f"file{suffix}")
-        frameworks.check(frameworks.recognise(content), content)
+        frameworks.check(frameworks.detect_framework(content), content)

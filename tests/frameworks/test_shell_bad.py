@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.frameworks.test_shell_megatron import ARRAYS, SLURM, STRINGS, TORCHTITAN
 
 from meshwright.errors import InputError
-from meshwright.frameworks.shell import launched, read_script
+from meshwright.frameworks.shell import find_launches, read_script
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_what_could_hang_is_left_unknown(text: str) -> None:
 def read_within_a_second(text: str) -> None:
     begun = time.process_time()
     with contextlib.suppress(InputError):
-        launched(read_script(text, "run.sh"))
+        find_launches(read_script(text, "run.sh"))
     assert time.process_time() - begun < 1
 
 

@@ -224,7 +224,7 @@ def test_sourced_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "env.sh").write_text("TP=4\n. conf/model.sh\n")
     text = 'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"\nsource $HERE/env.sh\nshow $ARGS $TP\n'
     (command,) = read_script(text, "jobs/run.sh", tmp_path).commands
-    assert [(word.value, word.place) for word in command.words] == [
+    assert [(word.value, word.location) for word in command.words] == [
         ("show", "jobs/run.sh:3"),
         ("--num-layers", "jobs/conf/model.sh:2"),
         ("24", "jobs/conf/model.sh:2"),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.frameworks.shell import Launched, launched, read_script
+from meshwright.frameworks.shell import LaunchCommand, find_launches, read_script
 
 
-def only(text: str) -> Launched:
-    (found,) = launched(read_script(text, "run.sh"))
+def only(text: str) -> LaunchCommand:
+    (found,) = find_launches(read_script(text, "run.sh"))
     return found
 
 
-def size(run: Launched) -> tuple[object, object]:
+def size(run: LaunchCommand) -> tuple[object, object]:
     return (run.nodes.value if run.nodes else None, run.gpus_per_node.value if run.gpus_per_node else None)
 
 
@@ -83,7 +83,7 @@ def test_the_program_is_found(text: str, launcher: str, program: str, is_module:
     ],
 )
 def test_other_commands_start_no_training(text: str) -> None:
-    assert launched(read_script(text, "run.sh")) == ()
+    assert find_launches(read_script(text, "run.sh")) == ()
 
 
 JOB = "#!/bin/bash\n#SBATCH -N 4\n#SBATCH --gres=gpu:a100:4\n"
@@ -152,7 +152,7 @@ def test_every_program_is_listed_in_order() -> None:
     text = (
         "python tools/preprocess.py\nfor s in 1 2; do torchrun a.py --seed $s; done\nwait\n./run.sh\ndeepspeed b.py\n"
     )
-    assert [run.program.value for run in launched(read_script(text, "run.sh"))] == [
+    assert [run.program.value for run in find_launches(read_script(text, "run.sh"))] == [
         "tools/preprocess.py",
         "a.py",
         "b.py",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from meshwright.frameworks.shell import Launched, launched, read_script
+from meshwright.frameworks.shell import LaunchCommand, find_launches, read_script
 from meshwright.frameworks.types import SourcedValue
 
 ARRAYS = """\
@@ -117,8 +117,8 @@ fi
 """
 
 
-def only(text: str) -> Launched:
-    found = launched(read_script(text, "run.sh"))
+def only(text: str) -> LaunchCommand:
+    found = find_launches(read_script(text, "run.sh"))
     assert len(found) == 1
     return found[0]
 
@@ -217,7 +217,7 @@ def test_slurm_with_srun_and_bash_c() -> None:
         "partition": ("gpu", 6),
         "exclusive": (True, 8),
     }
-    (run,) = launched(script)
+    (run,) = find_launches(script)
     assert (run.launcher, run.program, run.is_module) == (
         "torchrun",
         SourcedValue("torchtitan.train", 16, "job.sbatch"),
@@ -260,6 +260,6 @@ def test_two_hundred_lines_are_read_within_15_milliseconds() -> None:
     times = []
     for _ in range(7):
         begun = time.process_time()
-        launched(read_script(text, "run.sh"))
+        find_launches(read_script(text, "run.sh"))
         times.append(time.process_time() - begun)
     assert min(times) < 0.015

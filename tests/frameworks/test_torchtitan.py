@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.frameworks.cases import Case, changed, draws, found, replaced, unsaid
+from tests.frameworks.cases import Case, changed, draws, found, replaced, unmapped
 
 from meshwright import frameworks
 from meshwright.clusters import cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import RuleContext
-from meshwright.frameworks.to_recipe import complete, read
+from meshwright.frameworks.to_recipe import complete, import_recipe
 from meshwright.frameworks.torchtitan.models import FLAVORS, PRESETS, flavor_model, flavor_of, preset_model
 from meshwright.models import find
 from meshwright.recipes import index, pretrain
@@ -106,7 +106,7 @@ FILES = (
     Case("valid copies", replaced(DENSE, ("replicate_degree = 1", "replicate_degree = 2")), gpus=ON),
     Case("unknown key", replaced(DENSE, ("seq_len = 8192", "seq_length = 8192")), [("key.unknown", 23)], ON),
     Case("unknown section", DENSE + "\n[trainer]\nfast = true\n", [("key.unknown", 51)], ON),
-    Case("key of the past", replaced(DENSE, ("seq_len", "compile = true\nseq_len")), [("key.gone", 23)], ON),
+    Case("key of the past", replaced(DENSE, ("seq_len", "compile = true\nseq_len")), [("key.removed", 23)], ON),
     Case(
         "key of today",
         replaced(DENSE, ("seq_len = 8192", "seq_len = 8192\nmax_context_length = 8192")),
@@ -365,7 +365,7 @@ def test_a_command_of_the_old_line_sets_its_values_on_top_of_the_file(tmp_path: 
     script = tmp_path / "run.sh"
     script.write_text("CONFIG_FILE=8b.toml NGPU=8 ./run_train.sh \\\n  --parallelism.tensor_parallel_degree 3\n")
     content = frameworks.open_file(script)
-    result = frameworks.check(frameworks.recognise(content), content)
+    result = frameworks.check(frameworks.detect_framework(content), content)
     assert ("heads.attention", "run.sh", 2) in [(f.rule, Path(f.file).name, f.line) for f in result.findings]
     assert any("0.2" in note for note in result.notes)
     assert result.recipe.train.steps == 2000
@@ -415,7 +415,7 @@ def test_the_release_counts_samples_over_the_same_presets() -> None:
 def test_what_a_preset_says_is_read() -> None:
     theirs = frameworks.framework("torchtitan")
     text = "torchrun --nproc_per_node 8 --nnodes 16 -m torchtitan.train --module llama3 --config llama3_405b\n"
-    recipe = complete(read(theirs, frameworks.content_of(text, "run.sh")), cluster("16x8xH100"))
+    recipe = complete(import_recipe(theirs, frameworks.content_of(text, "run.sh")), cluster("16x8xH100"))
     layout = recipe.layout
     assert (layout.tp, layout.sp, layout.recompute, layout.micro_batch_size) == (8, True, "full", 2)
     assert (recipe.data.seq_length, recipe.train.steps, recipe.optimizer.lr) == (8192, 3000, 8e-5)
@@ -451,13 +451,13 @@ def test_every_rule_speaks_of_keys_there_are_and_survives_an_empty_file() -> Non
     theirs = frameworks.framework("torchtitan")
     parsed = theirs.parse(frameworks.content_of("[parallelism]\n", "8b.toml", "toml"))
     look = RuleContext(
-        theirs, parsed, read(theirs, frameworks.content_of("[parallelism]\n", "x.toml")).recipe, None, None
+        theirs, parsed, import_recipe(theirs, frameworks.content_of("[parallelism]\n", "x.toml")).recipe, None, None
     )
     for rule in theirs.rules:
         assert rule.symptom
         assert rule.cause
         assert all(key in words("torchtitan") for key in rule.keys), rule.id
-        broken = rule.broken(look)
+        broken = rule.check(look)
         assert broken is None or not list(broken if not hasattr(broken, "message") else [broken]), rule.id
 
 
@@ -523,7 +523,7 @@ def test_what_is_written_is_read_back(values: dict[str, Any], model: str) -> Non
         lacking["kernels.tp_comm_overlap"] = False
     recipe = changed(pretrain(model, 64, global_batch_size=1024), {**THERE, **values, **lacking})
     follows = {"layout.sp": recipe.layout.tp > 1}
-    assert unsaid("torchtitan", changed(recipe, follows), model, "64xH100") == {}
+    assert unmapped("torchtitan", changed(recipe, follows), model, "64xH100") == {}
 
 
 @pytest.mark.parametrize(
@@ -545,7 +545,7 @@ def test_layouts_of_several_fields_are_read_back(values: dict[str, Any], model: 
     recipe = changed(
         pretrain(model, 64, global_batch_size=1024), {**THERE, "layout.tp": 1, "layout.sp": False, **values}
     )
-    assert unsaid("torchtitan", recipe, model, "64xH100") == {}
+    assert unmapped("torchtitan", recipe, model, "64xH100") == {}
 
 
 HAS_NO_WORDS = {
@@ -570,7 +570,7 @@ def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
         except InputError:
             continue
         written_ones += 1
-        lost = {one.field for one in written.unsaid}
+        lost = {one.field for one in written.unmapped}
         assert lost <= HAS_NO_WORDS, (name, lost - HAS_NO_WORDS)
     assert written_ones > 15
 
@@ -593,7 +593,7 @@ def test_the_command_of_today_means_the_same_as_the_file() -> None:
     recipe = changed(pretrain("llama31_70b", 64, global_batch_size=256), values)
     written = frameworks.export(theirs, recipe, find("llama31_70b"), on)
     for name in ("run.sh", "run_0.3.0.sh"):
-        now = complete(read(theirs, frameworks.content_of(written.files[name], name)), on)
+        now = complete(import_recipe(theirs, frameworks.content_of(written.files[name], name)), on)
         assert now.layout.tp == now.layout.pp == 2
         assert (now.train.steps, now.train.global_batch_size) == (7000, 256)
         assert (now.data.seq_length, now.layout.micro_batch_size) == (
@@ -617,7 +617,7 @@ def test_overlap_that_needs_the_compiler_is_listed_without_it() -> None:
     values = {**THERE, "layout.tp": 2, "layout.sp": True, "kernels.tp_comm_overlap": True, "kernels.compile": False}
     recipe = changed(pretrain("llama31_8b", 16, global_batch_size=64), values)
     written = frameworks.export(frameworks.framework("torchtitan"), recipe, find("llama31_8b"), cluster("2x8xH100"))
-    assert "kernels.tp_comm_overlap" in {one.field for one in written.unsaid}
+    assert "kernels.tp_comm_overlap" in {one.field for one in written.unmapped}
     assert "async_tensor" not in "".join(written.files.values())
 
 

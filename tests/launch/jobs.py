@@ -18,7 +18,7 @@ TRAIN = ("-m", "meshwright", "train", "llama3_8b_pretrain_config", "--out", "run
 def job(gpus: str = "2x8xH100", words: tuple[str, ...] = TRAIN, **changes: Any) -> Job:
     """A job of our own engine."""
     defaults: dict[str, Any] = {"name": "try_it", "finds_ranks": True}
-    return Job(**{**defaults, "cluster": cluster(gpus), "program": Program(words=words), **changes})
+    return Job(**{**defaults, "cluster": cluster(gpus), "program": Program(argv=words), **changes})
 
 
 SRUN = r"""

@@ -82,9 +82,9 @@ def rule_catalogue(query: str | None = None, *, pitfalls: bool = False) -> list[
         return found
     named = [r for r in found if query.lower() in r.id.lower()]
     if not named and not pitfalls:
-        from meshwright.frameworks import catalogue
+        from meshwright.frameworks import rule_catalog
 
-        named = catalogue.find_rules(query)
+        named = rule_catalog.find_rules(query)
     if not named:
         raise unknown("rule", query, rules.all_rules())
     return named

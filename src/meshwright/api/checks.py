@@ -9,7 +9,7 @@ import msgspec
 from meshwright import clusters, frameworks, models, planner
 from meshwright.api.resolve import recipe_from
 from meshwright.errors import InputError
-from meshwright.frameworks import Checked, CheckedRecipe, Written
+from meshwright.frameworks import CheckResult, ExportedConfig, RecipeCheckResult
 from meshwright.parsing import one_of
 from meshwright.recipes import index
 from meshwright.recipes import overrides as override
@@ -25,7 +25,7 @@ def check(
     model: str | None = None,
     advice: bool = False,
     overrides: Sequence[str] = (),
-) -> Checked:
+) -> CheckResult:
     """Findings for a recipe by name or value, or for a file of ours or of another framework.
 
     `model` is for files that do not name theirs; `advice` adds what could be better to what is wrong in such files.
@@ -33,14 +33,14 @@ def check(
     content = None
     if isinstance(target, str) and (frameworks.is_file(target) or not index.is_known(target)):
         content = _content(target)
-        theirs = frameworks.of(content, framework)
+        theirs = frameworks.framework_of(content, framework)
         if theirs is not None:
             if engine is not None:
                 raise InputError(f"the file is for {theirs.engine}", field="engine", value=engine)
             named = None if model is None else models.find(model)
             where = None if gpus is None else str(gpus)
             return frameworks.check(theirs, content, gpus=where, model=named, overrides=overrides, advice=advice)
-    if framework not in (None, frameworks.OURS):
+    if framework not in (None, frameworks.NATIVE):
         frameworks.framework(str(framework))  # a name that nobody knows is told as such
         raise InputError("a recipe of ours has no other words", field="framework", value=framework)
     if model is not None:
@@ -56,12 +56,12 @@ def check_recipe(
     overrides: Sequence[str],
     content: frameworks.Content | None = None,
     advice: bool = True,
-) -> CheckedRecipe:
+) -> RecipeCheckResult:
     """Findings for a recipe of ours, on its own cluster or another."""
     engine = one_of("engine", engine, ENGINES)
     asked = override.apply(planner.with_engine_strategy(recipe, engine), list(overrides))
     cluster = clusters.cluster(str(gpus) if gpus is not None else asked.cluster)
-    return frameworks.check_own(asked, cluster, engine, content, advice)
+    return frameworks.check_native(asked, cluster, engine, content, advice)
 
 
 def _content(target: str) -> frameworks.Content:
@@ -73,7 +73,7 @@ def _content(target: str) -> frameworks.Content:
 
 def export(
     target: str | Recipe, to: str, *, gpus: str | int | None = None, overrides: Sequence[str] = ()
-) -> tuple[Written, CheckedRecipe]:
+) -> tuple[ExportedConfig, RecipeCheckResult]:
     """A recipe in another framework's words, and what the rules say of it there."""
     theirs = frameworks.framework(to)
     found = target if isinstance(target, Recipe) else recipe_from(target)

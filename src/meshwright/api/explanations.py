@@ -10,7 +10,7 @@ import msgspec
 
 from meshwright import rules
 from meshwright.errors import InputError, closest, unknown
-from meshwright.frameworks import catalogue
+from meshwright.frameworks import rule_catalog
 from meshwright.recipes.key_maps import by_foreign_key
 from meshwright.recipes.types import RecipeField, recipe_fields
 from meshwright.rules import Rule
@@ -102,7 +102,7 @@ def _choices(hint: Any) -> Iterable[Any]:
 
 def _rule(text: str) -> Rule | None:
     found = rules.all_rules().get(text.lower())
-    return found or next((r for r in catalogue.find_rules(text) if r.id == text.lower()), None) if text else None
+    return found or next((r for r in rule_catalog.find_rules(text) if r.id == text.lower()), None) if text else None
 
 
 def _key(text: str) -> str | None:

@@ -250,8 +250,10 @@ def export(written: Any, judged: Any) -> None:
     titled(out, "Start", [escape(answer["command"])])
     if answer["env"]:
         titled(out, "With", [escape(f"{name}={value}") for name, value in answer["env"].items()])
-    unsaid = [f"{u['field']}={u['value']}: {u['reason']}" for u in answer["unsaid"]]
-    titled(out, "Unsaid", [escape(line) for line in unsaid] or ["nothing: every setting of the recipe is in it"])
+    unmapped = [f"{u['field']}={u['value']}: {u['reason']}" for u in answer["unmapped"]]
+    titled(
+        out, "Not exported", [escape(line) for line in unmapped] or ["nothing: every setting of the recipe is in it"]
+    )
     if answer["notes"]:
         titled(out, "Notes", [escape(note) for note in answer["notes"]])
     if answer["findings"]:

@@ -9,7 +9,7 @@ from meshwright.clusters import Cluster
 from meshwright.doctor.run import ENGINE, Run
 from meshwright.errors import InputError
 from meshwright.frameworks.to_recipe import complete
-from meshwright.frameworks.to_recipe import read as read_framework
+from meshwright.frameworks.to_recipe import import_recipe as read_framework
 from meshwright.planner import Question, case_of, plan_fixed
 from meshwright.recipes import index
 from meshwright.recipes import overrides as override

@@ -9,36 +9,36 @@ from meshwright.frameworks.check import check
 from meshwright.frameworks.export import export
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.load import SUFFIXES, content_of, open_file
-from meshwright.frameworks.native import check as check_own
-from meshwright.frameworks.native import is_ours
-from meshwright.frameworks.registry import NAMES, framework, recognise
-from meshwright.frameworks.result import Checked, CheckedRecipe, Open
-from meshwright.frameworks.types import Program, SourcedValue, UnmappedField, Written
+from meshwright.frameworks.native import check as check_native
+from meshwright.frameworks.native import is_native
+from meshwright.frameworks.registry import NAMES, detect_framework, framework
+from meshwright.frameworks.result import CheckResult, RecipeCheckResult, UnresolvedValue
+from meshwright.frameworks.types import ExportedConfig, Program, SourcedValue, UnmappedField
 
 __all__ = [
     "NAMES",
-    "OURS",
-    "Checked",
-    "CheckedRecipe",
+    "NATIVE",
+    "CheckResult",
     "Content",
+    "ExportedConfig",
     "Framework",
-    "Open",
     "Program",
+    "RecipeCheckResult",
     "SourcedValue",
     "UnmappedField",
-    "Written",
+    "UnresolvedValue",
     "check",
-    "check_own",
+    "check_native",
     "content_of",
+    "detect_framework",
     "export",
     "framework",
+    "framework_of",
     "is_file",
-    "of",
     "open_file",
-    "recognise",
 ]
 
-OURS = "meshwright"
+NATIVE = "meshwright"
 
 
 def is_file(name: str) -> bool:
@@ -47,8 +47,8 @@ def is_file(name: str) -> bool:
     return path.suffix.lower() in SUFFIXES or file_access.exists(path)
 
 
-def of(content: Content, named: str | None = None) -> Framework | None:
+def framework_of(content: Content, named: str | None = None) -> Framework | None:
     """The framework of a file: as named, or as it shows; None for our own."""
-    if named == OURS or (named is None and is_ours(content)):
+    if named == NATIVE or (named is None and is_native(content)):
         return None
-    return recognise(content) if named is None else framework(named)
+    return detect_framework(content) if named is None else framework(named)

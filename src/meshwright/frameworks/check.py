@@ -9,9 +9,9 @@ import msgspec
 from meshwright import costs, rules
 from meshwright.clusters import Cluster
 from meshwright.frameworks.framework import Content, Framework, FrameworkRule, Problem, RuleContext
-from meshwright.frameworks.mapping import relevant, text_of, to_settings, value_of
-from meshwright.frameworks.result import Checked, Open
-from meshwright.frameworks.to_recipe import Reading, alternatives, clusters_for, complete, read
+from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings, value_of
+from meshwright.frameworks.result import CheckResult, UnresolvedValue
+from meshwright.frameworks.to_recipe import ImportedRecipe, alternatives, clusters_for, complete, import_recipe
 from meshwright.models import ModelSpec
 from meshwright.planner import case_of
 from meshwright.recipes import overrides as override
@@ -47,17 +47,17 @@ def check(
     model: ModelSpec | None = None,
     overrides: Sequence[str] = (),
     advice: bool = False,
-) -> Checked:
+) -> CheckResult:
     """Everything that is wrong with a file; where it leaves the GPUs open, only what is wrong on all of them."""
-    reading = read(framework, content, model, list(overrides))
+    reading = import_recipe(framework, content, model, list(overrides))
     known, candidates = clusters_for(reading, gpus)
     cases = list(_cases(reading, candidates))
     recipe = complete(reading, candidates[0])
     ours = _ours(reading, cases, advice) if cases else []
     theirs = list(_theirs(reading, recipe, cases[0] if cases else None, candidates[0] if known else None))
     findings = [*reading.parsed.findings, *reading.mapped.findings, *theirs, *_untold(reading, ours, theirs)]
-    whole = known and cases and not reading.mapped.unresolved and not reading.open
-    return Checked(
+    whole = known and cases and not reading.mapped.unresolved and not reading.unknown_fields
+    return CheckResult(
         framework=framework.name,
         version=framework.version,
         engine=reading.engine,
@@ -72,11 +72,11 @@ def check(
     )
 
 
-def _untold(reading: Reading, ours: Sequence[Finding], theirs: Sequence[Finding]) -> list[Finding]:
+def _untold(reading: ImportedRecipe, ours: Sequence[Finding], theirs: Sequence[Finding]) -> list[Finding]:
     """What our rules find and theirs do not: where both speak of a key, theirs say it in their own words."""
     speaking = {finding.rule for finding in theirs}
-    told = {rule for each in reading.framework.rules if each.id in speaking for rule in each.covers}
-    told.update(reading.parsed.settled)
+    told = {rule for each in reading.framework.rules if each.id in speaking for rule in each.supersedes}
+    told.update(reading.parsed.suppressed_rules)
     refused = {finding.field for finding in theirs if finding.severity == "error"}
 
     def says_more(finding: Finding) -> bool:
@@ -88,20 +88,20 @@ def _untold(reading: Reading, ours: Sequence[Finding], theirs: Sequence[Finding]
     return [finding for finding in ours if says_more(finding)]
 
 
-def _cases(reading: Reading, candidates: Sequence[Cluster]) -> Iterator[Case]:
+def _cases(reading: ImportedRecipe, candidates: Sequence[Cluster]) -> Iterator[Case]:
     """The training on every cluster that may be meant, and with every value that the file leaves open."""
     if reading.model is None:
         return
     for on in candidates:
         yield case_of(complete(reading, on), reading.model, on, reading.engine)
     first = complete(reading, candidates[0])
-    for own in (*reading.mapped.unresolved, *reading.open):
+    for own in (*reading.mapped.unresolved, *reading.unknown_fields):
         for value in alternatives(own):
             changed, _ = override.change(first, {own: value})
             yield case_of(changed, reading.model, candidates[0], reading.engine)
 
 
-def _ours(reading: Reading, cases: Sequence[Case], advice: bool) -> list[Finding]:
+def _ours(reading: ImportedRecipe, cases: Sequence[Case], advice: bool) -> list[Finding]:
     """What our own rules find in every case, told in their words."""
     first, *others = cases
     found = rules.check(first, SEVERITIES if advice else SEVERITIES[:2], others)
@@ -121,9 +121,9 @@ def _as_sure_as_it_is(finding: Finding, case: Case) -> Finding:
     return msgspec.structs.replace(finding, severity="warning", message=message)
 
 
-def _in_their_words(reading: Reading, recipe: Recipe, finding: Finding) -> Finding:
+def _in_their_words(reading: ImportedRecipe, recipe: Recipe, finding: Finding) -> Finding:
     own = finding.field
-    key = reading.mapped.said.get(own, "")
+    key = reading.mapped.source_keys.get(own, "")
     said = reading.parsed.settings.get(key)
     return msgspec.structs.replace(
         finding,
@@ -134,35 +134,35 @@ def _in_their_words(reading: Reading, recipe: Recipe, finding: Finding) -> Findi
     )
 
 
-def _their_key(reading: Reading, recipe: Recipe, own: str) -> str:
+def _their_key(reading: ImportedRecipe, recipe: Recipe, own: str) -> str:
     settings, _ = to_settings(reading.framework, recipe, [own])
     return next(iter(settings), "")
 
 
-def _their_fix(reading: Reading, recipe: Recipe, fix: Sequence[str]) -> tuple[str, ...]:
+def _their_fix(reading: ImportedRecipe, recipe: Recipe, fix: Sequence[str]) -> tuple[str, ...]:
     """Overrides of ours as settings of theirs; none when part of them cannot be said there and does not follow."""
     framework, model = reading.framework, reading.model
     if not fix or model is None:
         return ()
     changed = override.apply(recipe, fix)
-    fields = relevant(changed, model)
+    fields = relevant_fields(changed, model)
     before, _ = to_settings(framework, recipe, fields)
     after, unsaid = to_settings(framework, changed, fields)
-    spelled = [framework.spell(key, value) for key, value in after.items() if before.get(key, ...) != value]
-    spelled += [framework.spell(key, None) for key in before if key not in after]
+    spelled = [framework.format_setting(key, value) for key, value in after.items() if before.get(key, ...) != value]
+    spelled += [framework.format_setting(key, None) for key in before if key not in after]
     lost = {one.field for one in unsaid} & {text.partition("=")[0] for text in fix} - {
-        *reading.parsed.own,
-        *framework.follows,
+        *reading.parsed.field_values,
+        *framework.derived_fields,
     }
     return () if lost else tuple(spelled)
 
 
-def _theirs(reading: Reading, recipe: Recipe, case: Case | None, on: Cluster | None) -> Iterator[Finding]:
+def _theirs(reading: ImportedRecipe, recipe: Recipe, case: Case | None, on: Cluster | None) -> Iterator[Finding]:
     """What the framework's own rules find."""
-    look = RuleContext(reading.framework, reading.parsed, recipe, case, on)
+    ctx = RuleContext(reading.framework, reading.parsed, recipe, case, on)
     for rule in reading.framework.rules:
-        for problem in _problems(rule, look):
-            key = problem.key or next((key for key in rule.keys if look.says(key)), rule.keys[0] if rule.keys else "")
+        for problem in _problems(rule, ctx):
+            key = problem.key or next((key for key in rule.keys if ctx.is_set(key)), rule.keys[0] if rule.keys else "")
             said = reading.parsed.settings.get(key) or reading.parsed.env.get(key)
             files = reading.parsed.files
             yield Finding(
@@ -176,27 +176,27 @@ def _theirs(reading: Reading, recipe: Recipe, case: Case | None, on: Cluster | N
             )
 
 
-def _problems(rule: FrameworkRule, look: RuleContext) -> Iterable[Problem]:
-    found = rule.broken(look)
+def _problems(rule: FrameworkRule, ctx: RuleContext) -> Iterable[Problem]:
+    found = rule.check(ctx)
     if found is None:
         return ()
     return (found,) if isinstance(found, Problem) else found
 
 
-def _unresolved(reading: Reading) -> Iterator[Open]:
+def _unresolved(reading: ImportedRecipe) -> Iterator[UnresolvedValue]:
     for key, said in reading.parsed.settings.items():
         if said.unresolved:
-            yield Open(key, str(said.value), said.unresolved, said.file, said.line)
+            yield UnresolvedValue(key, str(said.value), said.unresolved, said.file, said.line)
 
 
-def _notes(reading: Reading, known: bool) -> Iterator[str]:
+def _notes(reading: ImportedRecipe, known: bool) -> Iterator[str]:
     if reading.model is None:
         yield "the file does not say which model it trains: its shape and memory were not judged (--model NAME)"
-    elif reading.open:
-        said = " ".join(f"{own}={text_of(value_of(reading.recipe, own))}" for own in reading.open)
+    elif reading.unknown_fields:
+        said = " ".join(f"{own}={text_of(value_of(reading.recipe, own))}" for own in reading.unknown_fields)
         yield f"the program that reads the file decides the rest: memory is judged when it is said, e.g. {said}"
     if reading.model is not None and not known:
-        count = reading.parsed.asked.count
+        count = reading.parsed.gpu_request.count
         what = "nobody said the GPUs" if count is None else f"nobody said the type of the {count} GPUs"
         tried = "count and type" if count is None else "type"
         yield f"{what}: only what is wrong on every usual {tried} is told (--gpus {count or 8}xH100)"

@@ -13,22 +13,22 @@ from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.recipes.key_maps import words
 
 if TYPE_CHECKING:
-    from meshwright.frameworks.shell import Launched
+    from meshwright.frameworks.shell import LaunchCommand
 
 INFINITE = float("inf")
 
 
-def asked_of(one: Launched) -> GpuRequest:
+def gpu_request_of(one: LaunchCommand) -> GpuRequest:
     """The GPUs that a launcher asks for."""
     return GpuRequest(
         nodes=as_int(one.nodes),
         gpus_per_node=as_int(one.gpus_per_node),
         gpu=one.gpu,
-        said=one.gpus_per_node or one.nodes,
+        source=one.gpus_per_node or one.nodes,
     )
 
 
-def is_whole(value: object) -> TypeGuard[int]:
+def is_int(value: object) -> TypeGuard[int]:
     """Whether a value is a whole number, which Python's truths are too."""
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -49,7 +49,7 @@ def as_int(said: SourcedValue | None) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else None
 
 
-def value(table: str, settings: Settings, key: str) -> Any:
+def value_or_default(table: str, settings: Settings, key: str) -> Any:
     """The value of a key, or their default where it is unsaid, open or of another kind."""
     word = words(table).get(key)
     default = None if word is None or word.default is UNSET else word.default
@@ -63,7 +63,7 @@ def value(table: str, settings: Settings, key: str) -> Any:
     return said.value
 
 
-def spell_toml(key: str, value: Any) -> str:
+def format_toml(key: str, value: Any) -> str:
     """One setting as a line of TOML."""
     if value is None:
         return f"without {key}"
@@ -85,15 +85,15 @@ Ranges = Mapping[str, tuple[float, float, bool]]
 def range_rule(framework: str, ranges: Ranges, spell: Callable[[str, Any], str], symptom: str) -> FrameworkRule:
     """The rule that numbers lie where the framework's own sections accept them."""
 
-    def broken(look: RuleContext) -> Iterator[Problem]:
+    def broken(ctx: RuleContext) -> Iterator[Problem]:
         for key, (least, most, above) in ranges.items():
-            found = look(key)
-            if not look.says(key) or isinstance(found, bool) or not isinstance(found, int | float):
+            found = ctx.get(key)
+            if not ctx.is_set(key) or isinstance(found, bool) or not isinstance(found, int | float):
                 continue
             if not least <= found <= most or (above and found == least):
                 wanted = f"above {least:g}" if above else f"at least {least:g}"
                 wanted += f" and at most {most:g}" if most != INFINITE else ""
-                word = words(look.framework.table)[key]
+                word = words(ctx.framework.key_map)[key]
                 fix = () if word.default in (UNSET, None) else (spell(key, word.default),)
                 yield Problem(f"{key}={found} must be {wanted}", fix, key=key)
 

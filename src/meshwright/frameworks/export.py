@@ -9,40 +9,42 @@ import msgspec
 from meshwright.clusters import Cluster
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.load import content_of
-from meshwright.frameworks.mapping import relevant, same, value_of
-from meshwright.frameworks.to_recipe import complete, read
-from meshwright.frameworks.types import UnmappedField, Written
+from meshwright.frameworks.mapping import relevant_fields, same_value, value_of
+from meshwright.frameworks.to_recipe import complete, import_recipe
+from meshwright.frameworks.types import ExportedConfig, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.types import Recipe, recipe_fields
 
 
-def export(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+def export(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
     """The files and the program that train this recipe there; every field that would be lost is listed."""
     written = write(framework, recipe, model, on)
-    listed = {one.field for one in written.unsaid}
+    listed = {one.field for one in written.unmapped}
     lost = tuple(one for one in differences(framework, written, recipe, model, on) if one.field not in listed)
-    return msgspec.structs.replace(written, unsaid=(*written.unsaid, *lost))
+    return msgspec.structs.replace(written, unmapped=(*written.unmapped, *lost))
 
 
-def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
     """The framework's own writer, which is loaded when something is written."""
-    found: Written = import_module(f"meshwright.frameworks.{framework.table}.write").write(framework, recipe, model, on)
+    found: ExportedConfig = import_module(f"meshwright.frameworks.{framework.key_map}.write").write(
+        framework, recipe, model, on
+    )
     return found
 
 
-def read_back(framework: Framework, written: Written, model: ModelSpec, on: Cluster) -> Recipe:
+def read_back(framework: Framework, written: ExportedConfig, model: ModelSpec, on: Cluster) -> Recipe:
     """The recipe that a written config means: its first file is the one that is read."""
     name, text = next(iter(written.files.items()))
-    return complete(read(framework, content_of(text, name), model), on)
+    return complete(import_recipe(framework, content_of(text, name), model), on)
 
 
 def differences(
-    framework: Framework, written: Written, recipe: Recipe, model: ModelSpec, on: Cluster
+    framework: Framework, written: ExportedConfig, recipe: Recipe, model: ModelSpec, on: Cluster
 ) -> tuple[UnmappedField, ...]:
     """Fields that read back otherwise than they were written."""
     found = read_back(framework, written, model, on)
     return tuple(
         UnmappedField(key, value_of(recipe, key), f"{framework.title} would take {value_of(found, key)!r}")
-        for key in relevant(recipe, model)
-        if not same(value_of(found, key), value_of(recipe, key)) and key in recipe_fields()
+        for key in relevant_fields(recipe, model)
+        if not same_value(value_of(found, key), value_of(recipe, key)) and key in recipe_fields()
     )

@@ -37,10 +37,10 @@ def content_of(text: str, path: str, format: Format | None = None, folder: Path 
     """The content of a text that stands, or could stand, at a path."""
     kind = format or format_of(path, text)
     if kind == "shell":
-        from meshwright.frameworks.shell import launched, read_script
+        from meshwright.frameworks.shell import find_launches, read_script
 
         script = read_script(text, path, folder)
-        return Content(path, text, kind, folder, script=script, launched=launched(script))
+        return Content(path, text, kind, folder, script=script, launches=find_launches(script))
     if kind == "python":
         return Content(path, text, kind, folder)
     found = config_io.parse_leaves(text, kind, path)

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from meshwright.errors import InputError, closest
-from meshwright.frameworks.framework import Framework, Parsed
+from meshwright.frameworks.framework import Framework, ParsedConfig
 from meshwright.frameworks.types import Settings, SourcedValue, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes import overrides
@@ -21,11 +21,19 @@ from meshwright.rules.rule import Finding, Severity
 ALIKE = 70.0  # per cent of equal letters in two keys of which one may be meant for the other
 
 
-class Mapped(msgspec.Struct, frozen=True):
+FATES: Mapping[str, tuple[str, Severity, str]] = {
+    "gone": ("key.removed", "error", "is refused today"),
+    "ignored": ("key.ignored", "warning", "is accepted and read by nothing"),
+    "replaced": ("key.replaced", "warning", "is overwritten by another setting"),
+}
+"""The finding for a key that no longer does what it says: its id, severity and text."""
+
+
+class MappedSettings(msgspec.Struct, frozen=True):
     """Their settings as a recipe of ours."""
 
     recipe: Recipe
-    said: Mapping[str, str]  # our key → their key that says it
+    source_keys: Mapping[str, str]  # our key → their key that says it
     unresolved: tuple[str, ...]  # our keys whose value the file leaves open
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]  # settings that are right there and that we have no counterpart for
@@ -42,15 +50,15 @@ def text_of(value: Any) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def to_recipe(framework: Framework, parsed: Parsed) -> Mapped:
+def map_to_recipe(framework: Framework, parsed: ParsedConfig) -> MappedSettings:
     """The recipe that their settings mean, with a finding for every one that means nothing."""
     blank = Recipe(name=parsed.name, model=parsed.model.name if parsed.model else "", goal=parsed.goal, cluster="")
     start = msgspec.structs.replace(parsed.base, name=parsed.name) if parsed.base else blank
     reader = _Reader(framework, start, with_defaults=parsed.base is None)
-    reader.read(parsed.settings if parsed.readable is None else parsed.readable)
-    values = {**reader.values, **parsed.own}
+    reader.read(parsed.settings if parsed.mappable is None else parsed.mappable)
+    values = {**reader.values, **parsed.field_values}
     recipe, _ = overrides.change(start, values)
-    return Mapped(recipe, reader.said, tuple(reader.unresolved), tuple(reader.findings), tuple(reader.notes))
+    return MappedSettings(recipe, reader.said, tuple(reader.unresolved), tuple(reader.findings), tuple(reader.notes))
 
 
 class _Reader:
@@ -58,8 +66,8 @@ class _Reader:
 
     def __init__(self, framework: Framework, start: Recipe, with_defaults: bool) -> None:
         self.framework, self.start = framework, start
-        self.table = words(framework.table)
-        self.joints = joints(framework.table)
+        self.table = words(framework.key_map)
+        self.joints = joints(framework.key_map)
         self.together = {key: joint for joint in self.joints for key in joint.keys}
         self.values: dict[str, Any] = {}
         self.said: dict[str, str] = {}
@@ -130,7 +138,9 @@ class _Reader:
             value = self._typed(word, text_of(said.value))
         except InputError as error:
             if _is_choice(word, said.value):
-                self.notes.append(f"{self.framework.spell(word.key, said.value)} has no counterpart here: not modelled")
+                self.notes.append(
+                    f"{self.framework.format_setting(word.key, said.value)} has no counterpart here: not modelled"
+                )
             else:
                 self._note_refused(word.key, said, error)
             return
@@ -160,22 +170,22 @@ class _Reader:
             self._note_refused(word.key, said, InputError(wrong, fix=[f"{word.key}={one}" for one in near]))
 
     def _note_refused(self, key: str, said: SourcedValue, error: InputError) -> None:
-        message = f"{self.framework.spell(key, said.value)}: {error.reason}"
+        message = f"{self.framework.format_setting(key, said.value)}: {error.reason}"
         fixes = tuple(self._spelled(fix, key) for fix in error.fix)
         self._note("value.refused", "error", key, said, message, fixes)
 
     def _spelled(self, fix: str, key: str) -> str:
         name, equals, value = fix.partition("=")
-        return self.framework.spell(name, value) if equals and (name == key or name in self.table) else fix
+        return self.framework.format_setting(name, value) if equals and (name == key or name in self.table) else fix
 
     def _note_unknown(self, key: str, said: SourcedValue) -> None:
-        if self.framework.known(key):
+        if self.framework.is_extra_key(key):
             return
         near = self._meant(key)
-        shown = self.framework.typed(key)
-        hint = f"; did you mean {self.framework.typed(near.key)}?" if near else ""
-        fix = (self.framework.spell(near.key, said.value),) if near and self._takes(near, said) else ()
-        if self.framework.closed(key):
+        shown = self.framework.display_key(key)
+        hint = f"; did you mean {self.framework.display_key(near.key)}?" if near else ""
+        fix = (self.framework.format_setting(near.key, said.value),) if near and self._takes(near, said) else ()
+        if self.framework.rejects_unknown(key):
             self._note("key.unknown", "error", key, said, f"{self.framework.title} has no {shown}{hint}", fix)
         else:
             self._note("key.unread", "warning", key, said, f"{self.framework.title} reads {shown} nowhere{hint}", fix)
@@ -200,15 +210,10 @@ class _Reader:
             return False
 
     def _note_fate(self, word: ConfigKey, said: SourcedValue) -> None:
-        texts: dict[str, tuple[Severity, str]] = {
-            "gone": ("error", "is refused today"),
-            "ignored": ("warning", "is accepted and read by nothing"),
-            "replaced": ("warning", "is overwritten by another setting"),
-        }
-        severity, text = texts[word.fate]
+        finding, severity, text = FATES[word.fate]
         ended = f" (until {word.until})" if word.until else ""
-        message = f"{self.framework.typed(word.key)} {text}{ended}" + (f": {word.note}" if word.note else "")
-        self._note(f"key.{word.fate}", severity, word.key, said, message, (word.instead,) if word.instead else ())
+        message = f"{self.framework.display_key(word.key)} {text}{ended}" + (f": {word.note}" if word.note else "")
+        self._note(finding, severity, word.key, said, message, (word.instead,) if word.instead else ())
 
     def _note(
         self, rule: str, severity: Severity, key: str, said: SourcedValue, message: str, fix: tuple[str, ...]
@@ -240,7 +245,7 @@ def _is_number(value: Any) -> bool:
 PRETRAIN_LACKS = ("data.columns", "data.train_on", "data.chat_template", "data.truncation", "train.per_token_loss")
 
 
-def relevant(recipe: Recipe, model: ModelSpec) -> tuple[str, ...]:
+def relevant_fields(recipe: Recipe, model: ModelSpec) -> tuple[str, ...]:
     """The fields that make a difference to this training; the shape of the model is its own matter."""
 
     def matters(key: str) -> bool:
@@ -264,7 +269,7 @@ def value_of(recipe: Recipe, key: str) -> Any:
     return getattr(getattr(recipe, section), field)
 
 
-def same(one: object, other: object) -> bool:
+def same_value(one: object, other: object) -> bool:
     """Whether two values mean the same; numbers may differ in their last digits."""
     if isinstance(one, float) and isinstance(other, float):
         return abs(one - other) <= 1e-9 * max(abs(one), abs(other))
@@ -279,7 +284,7 @@ def to_settings(
     found: dict[str, Any] = {}
     unsaid: dict[str, UnmappedField] = {}
     covered: set[str] = set()
-    for joint in joints(framework.table):
+    for joint in joints(framework.key_map):
         if joint.write is not None and wanted & set(joint.own):
             covered |= set(joint.own)
             try:
@@ -287,7 +292,7 @@ def to_settings(
             except InputError as error:
                 own = error.field if error.field in joint.own else joint.own[0]
                 unsaid[own] = UnmappedField(own, value_of(recipe, own), error.reason)
-    for key, word in words(framework.table).items():
+    for key, word in words(framework.key_map).items():
         if word.fate != "read" or word.own not in wanted or word.own in covered or key in found:
             continue
         covered.add(word.own)
@@ -298,13 +303,13 @@ def to_settings(
     for own in (own for own in recipe_fields() if own in wanted and own not in covered):
         if value_of(recipe, own) != recipe_fields()[own].default:
             unsaid[own] = UnmappedField(own, value_of(recipe, own), f"{framework.title} has no key for it")
-    order = {key: place for place, key in enumerate(words(framework.table))}
+    order = {key: place for place, key in enumerate(words(framework.key_map))}
     return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order)))), tuple(unsaid.values())
 
 
 def without_defaults(framework: Framework, settings: Mapping[str, Any], keep: Container[str] = ()) -> dict[str, Any]:
     """Settings that say more than their default does, and those a reader expects to see."""
-    table = words(framework.table)
+    table = words(framework.key_map)
 
     def says_more(key: str, value: Any) -> bool:
         word = table.get(key)
@@ -313,7 +318,7 @@ def without_defaults(framework: Framework, settings: Mapping[str, Any], keep: Co
     return {key: value for key, value in settings.items() if key in keep or says_more(key, value)}
 
 
-def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+def nest(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted keys as tables within tables."""
     found: dict[str, Any] = {}
     for key, value in settings.items():

@@ -9,7 +9,7 @@ import msgspec
 from meshwright import costs, rules
 from meshwright.clusters import Cluster
 from meshwright.frameworks.framework import Content
-from meshwright.frameworks.result import CheckedRecipe
+from meshwright.frameworks.result import RecipeCheckResult
 from meshwright.planner import case_of
 from meshwright.recipes.case import model_of
 from meshwright.recipes.types import Recipe
@@ -19,20 +19,20 @@ from meshwright.version import VERSION
 NAME = "meshwright"
 
 
-def is_ours(content: Content) -> bool:
+def is_native(content: Content) -> bool:
     """Whether a file is a recipe of ours: it names a base, or a model and a goal."""
     return "base" in content.settings or {"model", "goal"} <= content.settings.keys()
 
 
 def check(
     recipe: Recipe, on: Cluster, engine: str, content: Content | None = None, advice: bool = True
-) -> CheckedRecipe:
+) -> RecipeCheckResult:
     """What the rules find in a recipe, with the lines of its file if it has one."""
     model = model_of(recipe)
     case = case_of(recipe, model, on, engine)
     severities = rules.SEVERITIES if advice else rules.SEVERITIES[:2]
     lines = {key: said.line for key, said in content.settings.items()} if content else {}
-    return CheckedRecipe(
+    return RecipeCheckResult(
         framework=NAME,
         version=VERSION,
         engine=engine,

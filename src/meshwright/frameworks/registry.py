@@ -38,13 +38,13 @@ def framework(name: str) -> Framework:
     return found
 
 
-def recognise(content: Content) -> Framework:
+def detect_framework(content: Content) -> Framework:
     """The framework that a file is written in."""
-    scores = {name: framework(name).recognises(content) for name in NAMES if _may_be(name, content)}
+    scores = {name: framework(name).detect(content) for name in NAMES if _may_be(name, content)}
     best = max(scores.values(), default=0)
     found = [name for name, score in scores.items() if score == best]
     if best == 0:
-        seen = f"; it says {some(sorted(content.top()), 6)}" if content.settings else ""
+        seen = f"; it says {some(sorted(content.top_level_keys()), 6)}" if content.settings else ""
         raise InputError(
             f"is of no framework that is known here{seen}",
             field="file",

@@ -11,7 +11,7 @@ from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding
 
 
-class Open(msgspec.Struct, frozen=True):
+class UnresolvedValue(msgspec.Struct, frozen=True):
     """A value that only running something would tell."""
 
     key: str
@@ -21,7 +21,7 @@ class Open(msgspec.Struct, frozen=True):
     line: int
 
 
-class Checked(msgspec.Struct, frozen=True):
+class CheckResult(msgspec.Struct, frozen=True):
     """What was found in a recipe or in a file of any framework."""
 
     framework: str
@@ -33,7 +33,7 @@ class Checked(msgspec.Struct, frozen=True):
     cluster: Cluster | None  # None: nobody said the GPUs
     findings: tuple[Finding, ...]
     estimate: Estimate | None  # None when the model or the GPUs are not known
-    unresolved: tuple[Open, ...] = ()
+    unresolved: tuple[UnresolvedValue, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -42,7 +42,7 @@ class Checked(msgspec.Struct, frozen=True):
         return not any(f.severity == "error" for f in self.findings)
 
 
-class CheckedRecipe(Checked, frozen=True):
+class RecipeCheckResult(CheckResult, frozen=True):
     """What was found in a recipe of ours, whose model and GPUs are always known."""
 
     model: ModelSpec

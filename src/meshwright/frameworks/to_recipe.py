@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from meshwright.clusters import Cluster, cluster
-from meshwright.frameworks.framework import Content, Framework, Parsed
-from meshwright.frameworks.mapping import Mapped, to_recipe
+from meshwright.frameworks.framework import Content, Framework, ParsedConfig
+from meshwright.frameworks.mapping import MappedSettings, map_to_recipe
 from meshwright.models import ModelSpec
 from meshwright.recipes import overrides as override
 from meshwright.recipes.types import Engine, Recipe, recipe_fields
@@ -24,15 +24,15 @@ NUMBERS = (1, 2, 4, 8, 16, 64, 512)
 LENGTHS = {"data.seq_length": (131_072,)}
 
 
-class Reading(msgspec.Struct, frozen=True):
+class ImportedRecipe(msgspec.Struct, frozen=True):
     """A file of another framework in our words."""
 
     framework: Framework
-    parsed: Parsed
-    mapped: Mapped
+    parsed: ParsedConfig
+    mapped: MappedSettings
     recipe: Recipe
     model: ModelSpec | None
-    open: tuple[str, ...] = ()  # our fields that neither the file nor an override says
+    unknown_fields: tuple[str, ...] = ()  # our fields that neither the file nor an override says
 
     @property
     def engine(self) -> Engine:
@@ -40,34 +40,34 @@ class Reading(msgspec.Struct, frozen=True):
         return self.parsed.engine or self.framework.engine
 
 
-def read(
+def import_recipe(
     framework: Framework, content: Content, model: ModelSpec | None = None, overrides: list[str] | None = None
-) -> Reading:
+) -> ImportedRecipe:
     """The recipe that a file means; `model` is for files that do not name theirs, overrides come on top."""
-    if framework.spelling is not None:
-        framework = msgspec.structs.replace(framework, spell=framework.spelling(content))
+    if framework.formatter_for is not None:
+        framework = msgspec.structs.replace(framework, format_setting=framework.formatter_for(content))
     parsed = framework.parse(content)
     found = parsed.model or model
     if model is not None:
         parsed, found = msgspec.structs.replace(parsed, model=model), model
-    mapped = to_recipe(framework, parsed)
+    mapped = map_to_recipe(framework, parsed)
     asked = override.requested(mapped.recipe, overrides or [])
     recipe, _ = override.change(mapped.recipe, asked)
-    left = tuple(own for own in parsed.open if own not in asked and own not in mapped.said)
-    return Reading(framework, parsed, mapped, recipe, found, left)
+    left = tuple(own for own in parsed.unknown_fields if own not in asked and own not in mapped.source_keys)
+    return ImportedRecipe(framework, parsed, mapped, recipe, found, left)
 
 
-def complete(reading: Reading, on: Cluster) -> Recipe:
+def complete(reading: ImportedRecipe, on: Cluster) -> Recipe:
     """The recipe on a cluster, with what follows from the number of GPUs filled in."""
     recipe = msgspec.structs.replace(reading.recipe, cluster=str(on))
     return reading.framework.complete(recipe, reading.parsed, on) if reading.framework.complete else recipe
 
 
-def clusters_for(reading: Reading, gpus: str | None) -> tuple[bool, list[Cluster]]:
+def clusters_for(reading: ImportedRecipe, gpus: str | None) -> tuple[bool, list[Cluster]]:
     """Whether the GPUs are known, and the clusters to judge by: the one that is meant, or all that may be."""
     if gpus is not None:
         return True, [cluster(gpus)]
-    asked = reading.parsed.asked
+    asked = reading.parsed.gpu_request
     if asked.count is not None and asked.gpu:
         return True, [_cluster(asked.count, asked.gpus_per_node, asked.gpu)]
     types = (asked.gpu,) if asked.gpu else GPUS
@@ -75,8 +75,8 @@ def clusters_for(reading: Reading, gpus: str | None) -> tuple[bool, list[Cluster
     return False, [_cluster(world, asked.gpus_per_node, gpu) for gpu in types for world in worlds]
 
 
-def _worlds(reading: Reading) -> Iterator[int]:
-    layout, asked = reading.recipe.layout, reading.parsed.asked
+def _worlds(reading: ImportedRecipe) -> Iterator[int]:
+    layout, asked = reading.recipe.layout, reading.parsed.gpu_request
     dense = layout.tp * layout.cp * (layout.ep if reading.engine == "kempnerforge" else 1)
     least = layout.pp * lcm(dense, layout.ep * layout.etp) * layout.dp_replicate
     if layout.dp_shard > 0:

@@ -31,16 +31,16 @@ USUAL = {"optimizer.lr": 5e-5, "schedule.min_lr": 0.0, "data.dataset": "the prog
 """What fine-tuning with the Trainer takes where neither the config nor an argument says it."""
 
 
-class Program(msgspec.Struct, frozen=True):
+class ProgramFields(msgspec.Struct, frozen=True):
     """What a program's arguments say of our fields."""
 
     model: ModelSpec | None
     goal: Goal
-    own: Mapping[str, Any]
-    open: tuple[str, ...]
+    field_values: Mapping[str, Any]
+    unknown_fields: tuple[str, ...]
 
 
-def arguments_of(words: Sequence[SourcedValue]) -> dict[str, SourcedValue]:
+def parse_arguments(words: Sequence[SourcedValue]) -> dict[str, SourcedValue]:
     """`--name value`, `--name=value` and `--name` alone."""
     found: dict[str, SourcedValue] = {}
     name = ""
@@ -67,7 +67,7 @@ def is_on(given: Arguments, *names: str) -> bool:
     return any(name in given and given[name].value not in (False, "no", "none") for name in names)
 
 
-def program_fields(given: Arguments) -> Program:
+def program_fields(given: Arguments) -> ProgramFields:
     """The model, the goal and our fields that a program's arguments name."""
     model = next((named(str(given[name].value)) for name in MODELS if name in given), None)
     own: dict[str, Any] = {}
@@ -83,13 +83,13 @@ def program_fields(given: Arguments) -> Program:
     tuned = is_on(given, *ADAPTERS) or str(getattr(given.get("finetuning_type"), "value", "")) == "lora"
     goal: Goal = "peft" if tuned else "sft" if any(name in given for name in MODELS[:1]) else "pretrain"
     usual = {} if goal == "pretrain" else USUAL
-    return Program(model, goal, {**usual, **own}, tuple(key for key in OPEN if key not in own))
+    return ProgramFields(model, goal, {**usual, **own}, tuple(key for key in OPEN if key not in own))
 
 
 ABOVE = 3
 
 
-def linked(content: Content, said: SourcedValue) -> Content:
+def open_referenced_file(content: Content, said: SourcedValue) -> Content:
     """The file that a script names: beside it, or in a folder above, from where it may be started."""
     folder = content.folder
     places = [folder, *list(folder.resolve().parents)[:ABOVE]] if folder is not None else []
@@ -97,7 +97,7 @@ def linked(content: Content, said: SourcedValue) -> Content:
     if said.unresolved or found is None:
         why = said.unresolved or "it is not there"
         name = str(said.value)
-        raise InputError(f"the config that {said.place} names cannot be read: {why}", field="file", value=name)
+        raise InputError(f"the config that {said.location} names cannot be read: {why}", field="file", value=name)
     return open_file(found)
 
 

@@ -18,7 +18,7 @@ class SourcedValue(msgspec.Struct, frozen=True):
     pyyaml: Any = msgspec.UNSET  # what PyYAML, a reader of YAML 1.1, makes of it where that is something else
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The place as editors open it."""
         return f"{self.file}:{self.line}"
 
@@ -30,7 +30,7 @@ Settings = Mapping[str, SourcedValue]
 class Program(msgspec.Struct, frozen=True):
     """What a job runs on every rank, without whatever starts the ranks."""
 
-    words: tuple[str, ...]  # what follows torchrun and its options: a script or -m module, and its arguments
+    argv: tuple[str, ...]  # what follows torchrun and its options: a script or -m module, and its arguments
     env: Mapping[str, str] = {}  # what the engine needs set
 
 
@@ -42,11 +42,11 @@ class UnmappedField(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Written(msgspec.Struct, frozen=True):
+class ExportedConfig(msgspec.Struct, frozen=True):
     """A recipe in another framework's words."""
 
     framework: str
     files: Mapping[str, str]  # text by file name; the program speaks of them by these names
     program: Program
-    unsaid: tuple[UnmappedField, ...] = ()
+    unmapped: tuple[UnmappedField, ...] = ()
     notes: tuple[str, ...] = ()  # what the user must still do, such as converting a checkpoint

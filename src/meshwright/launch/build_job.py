@@ -12,7 +12,7 @@ import msgspec
 
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError, unknown
-from meshwright.frameworks import CheckedRecipe, Program, Written
+from meshwright.frameworks import ExportedConfig, Program, RecipeCheckResult
 from meshwright.launch.artifacts import Launch, write
 from meshwright.launch.commands import PYTHON, on_hosts, on_torchrun
 from meshwright.launch.environment import advised
@@ -71,7 +71,7 @@ class Started(msgspec.Struct, frozen=True):
     seen: Seen | None = None  # its end, where it was watched
 
 
-def exported(written: Written, checked: CheckedRecipe) -> LaunchRequest:
+def exported(written: ExportedConfig, checked: RecipeCheckResult) -> LaunchRequest:
     """A recipe in another framework's words, with what the rules say of it there."""
     return LaunchRequest(
         recipe=checked.recipe,
@@ -80,7 +80,10 @@ def exported(written: Written, checked: CheckedRecipe) -> LaunchRequest:
         program=written.program,
         files=written.files,
         findings=checked.findings,
-        notes=(*written.notes, *(f"not said there: {one.field}={one.value} ({one.reason})" for one in written.unsaid)),
+        notes=(
+            *written.notes,
+            *(f"not said there: {one.field}={one.value} ({one.reason})" for one in written.unmapped),
+        ),
     )
 
 

@@ -29,14 +29,14 @@ def _option(name: str, value: str) -> str:
 
 def alone(job: Job) -> list[str]:
     """The program itself: whoever starts it has made it a rank."""
-    return [job.python, *job.program.words]
+    return [job.python, *job.program.argv]
 
 
 def torchrun(job: Job, *how: str, restarts: bool = True) -> list[str]:
     """The program under torchrun, with an interpreter of its own where one is named; or whoever starts it restarts."""
     agent = ["torchrun"] if job.python == PYTHON else [job.python, "-m", "torch.distributed.run"]
     again = [f"--max-restarts={job.max_restarts}"] if job.max_restarts and restarts else []
-    return [*agent, *how, f"--nproc-per-node={job.ranks_per_node}", *again, *job.program.words]
+    return [*agent, *how, f"--nproc-per-node={job.ranks_per_node}", *again, *job.program.argv]
 
 
 def several(job: Job) -> list[str]:

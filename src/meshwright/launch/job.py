@@ -127,7 +127,7 @@ def _check(job: Job) -> None:
     values.as_int("--max-restarts", job.max_restarts, 0, 10_000)
     if job.cpus_per_rank is not None:
         values.as_int("--cpus-per-rank", job.cpus_per_rank, 1, 4096)
-    for word in job.program.words:
+    for word in job.program.argv:
         values.one_line("the command", word) if word else None
     for text in job.mounts:
         values.mount(text)

@@ -117,7 +117,7 @@ def _pod(
 def _command(job: Job, how: list[str]) -> list[str]:
     """The words of the container; $(NAME) is filled in by Kubernetes, in what we write and nowhere else."""
     words = commands.torchrun(job, *how, restarts=False)
-    own = len(words) - len(job.program.words)
+    own = len(words) - len(job.program.argv)
     unset = [word for one in commands.wanted_variables(job) if one.value is None for word in ("-u", one.name)]
     safe = [*(["env", *unset] if unset else []), *words[:own], *(_literal(word) for word in words[own:])]
     if not job.setup:

@@ -11,7 +11,7 @@ from meshwright.launch.job import Job
 
 def restart_note(job: Job) -> tuple[str, ...]:
     """What to know about a run whose folder does not outlive its machine."""
-    words = job.program.words
+    words = job.program.argv
     kept = [one.path for one in map(values.mount, job.mounts) if one.options != "ro"]
     out = words[words.index("--out") + 1] if "--out" in words[:-1] else ""
     if "--tiny" in words or any(re.match(rf"{re.escape(path.rstrip('/'))}(/|$)", out) for path in kept):

@@ -64,7 +64,7 @@ def program(training: Training, target: str) -> Program:
         for word in (option, value)
     ]
     tiny = ["--tiny"] if training.tiny else []
-    return Program(words=("-m", "meshwright", "train", target, *options, *tiny, *training.overrides))
+    return Program(argv=("-m", "meshwright", "train", target, *options, *tiny, *training.overrides))
 
 
 def _tiny(training: Training, recipe: Recipe, gpus: str | int | None) -> Judged:

@@ -66,4 +66,4 @@ def export_command(plan: Plan, to: str) -> str:
 
 def command_of(program: Program, cluster: Cluster) -> str:
     """How torchrun starts a program on every GPU of a cluster."""
-    return shlex.join([*torchrun(cluster), *program.words])
+    return shlex.join([*torchrun(cluster), *program.argv])

@@ -126,13 +126,13 @@ def export(answer: Answer) -> str:
     """The files as they are to be written, the command, and what could not be said."""
     files = [f"--- {name} ---\n{text.rstrip()}" for name, text in answer["files"].items()]
     env = " ".join(f"{name}={value}" for name, value in answer["env"].items())
-    unsaid = [f"{u['field']}={u['value']}: {u['reason']}" for u in answer["unsaid"]]
+    unmapped = [f"{u['field']}={u['value']}: {u['reason']}" for u in answer["unmapped"]]
     return _lines(
         f"{answer['framework']} on {answer['gpus']}" + ("" if answer["ok"] else ": the rules refuse this layout there"),
         *files,
         f"start: {answer['command']}",
         f"environment: {env}" if env else "",
-        *_some("cannot be said there", unsaid),
+        *_some("not exported", unmapped),
         *_findings(answer["findings"]),
         *_some("note", answer["notes"]),
     )

@@ -397,7 +397,7 @@ TOOLS = {
             ),
             _export,
             rendering.export,
-            {"framework": "string", "ok": "boolean", "files": "object", "command": "string", "unsaid": "array"},
+            {"framework": "string", "ok": "boolean", "files": "object", "command": "string", "unmapped": "array"},
             ({"target": "llama3_8b_pretrain_config", "to": "torchtitan", "gpus": "8xH100"},),
         ),
         Tool(

@@ -144,7 +144,7 @@ def write(
         "files": {f"{plan.recipe.name}.toml": api.recipe_text(plan.recipe)},
         "command": answer["commands"].get(to, ""),
         "env": {},
-        "unsaid": [],
+        "unmapped": [],
         "notes": [],
         "findings": answer["findings"],
     }

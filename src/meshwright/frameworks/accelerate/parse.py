@@ -12,9 +12,9 @@ from msgspec import UNSET
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.accelerate.keys import PREFIXES, READS, TABLE
-from meshwright.frameworks.common import as_int, asked_of, value
-from meshwright.frameworks.framework import Content, GpuRequest, Parsed
-from meshwright.frameworks.trainer import Arguments, arguments_of, is_on, linked, program_fields
+from meshwright.frameworks.common import as_int, gpu_request_of, value_or_default
+from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
+from meshwright.frameworks.trainer import Arguments, is_on, open_referenced_file, parse_arguments, program_fields
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.recipes.key_maps import words
 from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, MEGATRON, ZERO, kind_of, sharding
@@ -22,7 +22,7 @@ from meshwright.recipes.types import Engine, Recipe
 from meshwright.rules.rule import Finding
 
 if TYPE_CHECKING:
-    from meshwright.frameworks.shell import Launched
+    from meshwright.frameworks.shell import LaunchCommand
 
 FLAGS = {
     "use_fsdp": "FSDP",
@@ -51,28 +51,28 @@ FROM_DEEPSPEED = (
 def recognises(content: Content) -> int:
     if content.format == "yaml":
         return 3 if {"distributed_type", "compute_environment"} & content.settings.keys() else 0
-    return 3 if any(one.launcher == "accelerate" for one in content.launched) else 0
+    return 3 if any(one.launcher == "accelerate" for one in content.launches) else 0
 
 
-def parse(content: Content) -> Parsed:
+def parse(content: Content) -> ParsedConfig:
     if content.settings:
         return _parsed(content, content.settings, GpuRequest(), {})
-    one = next((one for one in content.launched if one.launcher == "accelerate"), None)
+    one = next((one for one in content.launches if one.launcher == "accelerate"), None)
     if one is None:
         raise InputError("no command in it is accelerate launch", field="file", value=content.path)
     settings = {**_config_of(content, one), **dict(_options(one))}
-    parsed = _parsed(content, settings, asked_of(one), arguments_of(one.args))
+    parsed = _parsed(content, settings, gpu_request_of(one), parse_arguments(one.args))
     return msgspec.structs.replace(parsed, env=one.env)
 
 
-def _config_of(content: Content, one: Launched) -> Settings:
+def _config_of(content: Content, one: LaunchCommand) -> Settings:
     said = one.launcher_args.get("config-file") or one.launcher_args.get("config_file")
     if said is None:
         return {}
-    return linked(content, said).settings
+    return open_referenced_file(content, said).settings
 
 
-def _options(one: Launched) -> Iterator[tuple[str, SourcedValue]]:
+def _options(one: LaunchCommand) -> Iterator[tuple[str, SourcedValue]]:
     """Options of the launcher under the keys that they come before."""
     places = {key.rsplit(".", 1)[-1]: key for key in words(TABLE)}
     for option, said in one.launcher_args.items():
@@ -84,10 +84,10 @@ def _options(one: Launched) -> Iterator[tuple[str, SourcedValue]]:
             yield places[name], said if number is None else msgspec.structs.replace(said, value=number)
 
 
-def _parsed(content: Content, said: Settings, asked: GpuRequest, given: Arguments) -> Parsed:
+def _parsed(content: Content, said: Settings, asked: GpuRequest, given: Arguments) -> ParsedConfig:
     settings = normal(said)
     kind, program = kind_of({key: each.value for key, each in settings.items()}), program_fields(given)
-    own: dict[str, Any] = {**_formats(kind, settings), **program.own}
+    own: dict[str, Any] = {**_formats(kind, settings), **program.field_values}
     if kind == "MEGATRON_LM" and str(getattr(settings.get(SHARED), "value", "")).lower() != "true":
         own["kernels.overlap_param_gather"] = False
     if size := as_int(given.get("per_device_train_batch_size")):
@@ -99,17 +99,17 @@ def _parsed(content: Content, said: Settings, asked: GpuRequest, given: Argument
         twice = tuple(_checkpointed_twice(said_here, given))
     inner = _deepspeed(content, settings) if kind == "DEEPSPEED" else None
     own |= dict(inner.own) if inner else {}
-    return Parsed(
+    return ParsedConfig(
         settings=settings,
-        readable={key: each for key, each in settings.items() if _is_read(key, kind, settings)},
+        mappable={key: each for key, each in settings.items() if _is_read(key, kind, settings)},
         name=Path(content.path).stem,
         model=program.model,
         goal=program.goal,
-        asked=_asked(settings, kind, asked),
+        gpu_request=_asked(settings, kind, asked),
         files=tuple(dict.fromkeys([content.path, *(each.file for each in said.values())])),
         findings=(*twice, *(inner.findings if inner else ())),
-        own=own,
-        open=(*(key for key in program.open if key not in own), *_open(kind, settings, own)),
+        field_values=own,
+        unknown_fields=(*(key for key in program.unknown_fields if key not in own), *_open(kind, settings, own)),
         engine=_engine(kind, settings),
         notes=(*_notes(kind, settings, given), *_not_there(kind, settings, inner)),
     )
@@ -181,7 +181,7 @@ def _asked(settings: Settings, kind: str, asked: GpuRequest) -> GpuRequest:
     if not world:
         return asked
     each = world // nodes if world % nodes == 0 else None
-    return GpuRequest(nodes=nodes, gpus_per_node=each, world=world, gpu=asked.gpu, said=said)
+    return GpuRequest(nodes=nodes, gpus_per_node=each, world_size=world, gpu=asked.gpu, source=said)
 
 
 def _notes(kind: str, settings: Settings, given: Arguments) -> Iterator[str]:
@@ -189,7 +189,7 @@ def _notes(kind: str, settings: Settings, given: Arguments) -> Iterator[str]:
         yield f"distributed_type {kind} is of other devices than GPUs: memory and layout are not judged for them"
     if "num_processes" not in settings and kind != "NO":
         yield "num_processes is not said: the command line must give it"
-    policy = value(TABLE, settings, f"{FSDP}fsdp_auto_wrap_policy")
+    policy = value_or_default(TABLE, settings, f"{FSDP}fsdp_auto_wrap_policy")
     unnamed = f"{FSDP}fsdp_transformer_layer_cls_to_wrap" not in settings
     if kind == "FSDP" and str(policy).upper() == "TRANSFORMER_BASED_WRAP" and unnamed:
         yield "the layers to wrap are those that the model itself names in _no_split_modules"
@@ -204,7 +204,7 @@ def _checkpointed_twice(said: SourcedValue, given: Arguments) -> Iterator[Findin
             "accelerate.checkpointed-twice",
             "error",
             f"{FSDP}fsdp_activation_checkpointing",
-            f"fsdp_activation_checkpointing and --gradient_checkpointing ({given['gradient_checkpointing'].place}) "
+            f"fsdp_activation_checkpointing and --gradient_checkpointing ({given['gradient_checkpointing'].location}) "
             "would recompute the same layers twice",
             ("without --gradient_checkpointing",),
             file=said.file,
@@ -224,7 +224,7 @@ def _deepspeed(content: Content, settings: Settings) -> Inner | None:
     if said is None or said.value in (None, "none"):
         return None
     try:
-        inner = linked(content, said)
+        inner = open_referenced_file(content, said)
     except InputError:
         return None
     from meshwright.frameworks.check import check
@@ -248,16 +248,16 @@ def _not_there(kind: str, settings: Settings, inner: Inner | None) -> Iterator[s
 
 def copies(settings: Settings, on: Cluster) -> int:
     """Full copies of the state: FSDP1's hybrid ways share it inside each machine."""
-    if value(TABLE, settings, f"{FSDP}fsdp_version") not in (1, "1"):
+    if value_or_default(TABLE, settings, f"{FSDP}fsdp_version") not in (1, "1"):
         return 1
     try:
-        way = sharding(str(value(TABLE, settings, f"{FSDP}fsdp_sharding_strategy")))
+        way = sharding(str(value_or_default(TABLE, settings, f"{FSDP}fsdp_sharding_strategy")))
     except InputError:
         return 1
     return on.nodes if way.startswith("HYBRID") else 1
 
 
-def complete(recipe: Recipe, parsed: Parsed, on: Cluster) -> Recipe:
+def complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:
     """The batch that the accumulation and the GPUs make, and the copies of hybrid sharding."""
     layout, said = recipe.layout, parsed.settings.get("distributed_type")
     kind = str(said.value).upper() if said else ""

@@ -11,47 +11,47 @@ from msgspec import UNSET
 from meshwright.errors import InputError
 from meshwright.frameworks.accelerate.keys import READS, spell
 from meshwright.frameworks.accelerate.parse import GPU_KINDS
-from meshwright.frameworks.common import as_int, is_whole
+from meshwright.frameworks.common import as_int, is_int
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
 from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, KINDS, MEGATRON, ZERO, kind_of, sharding
 
 SAGEMAKER = "AMAZON_SAGEMAKER"
 
 
-def _kind(look: RuleContext) -> str:
-    return kind_of({"distributed_type": look("distributed_type", "NO")})
+def _kind(ctx: RuleContext) -> str:
+    return kind_of({"distributed_type": ctx.get("distributed_type", "NO")})
 
 
-def _is_on(look: RuleContext, key: str) -> bool:
-    return str(look(key, False)).lower() in ("true", "1", "yes", "on")
+def _is_on(ctx: RuleContext, key: str) -> bool:
+    return str(ctx.get(key, False)).lower() in ("true", "1", "yes", "on")
 
 
-def _as_int(look: RuleContext, key: str) -> int | None:
-    found = look(key)
-    return found if is_whole(found) else None
+def _as_int(ctx: RuleContext, key: str) -> int | None:
+    found = ctx.get(key)
+    return found if is_int(found) else None
 
 
-def _version(look: RuleContext) -> str:
-    return str(look(f"{FSDP}fsdp_version"))
+def _version(ctx: RuleContext) -> str:
+    return str(ctx.get(f"{FSDP}fsdp_version"))
 
 
-def _from_command(look: RuleContext) -> bool:
+def _from_command(ctx: RuleContext) -> bool:
     """Whether the command line is known too; a file alone may be completed by one."""
-    return any(not said.file.endswith((".yaml", ".yml", ".json")) for said in look.parsed.settings.values())
+    return any(not said.file.endswith((".yaml", ".yml", ".json")) for said in ctx.parsed.settings.values())
 
 
 # Processes and machines.
 
 
-def _no_kind(look: RuleContext) -> Problem | None:
-    if look.says("distributed_type") or _from_command(look):
+def _no_kind(ctx: RuleContext) -> Problem | None:
+    if ctx.is_set("distributed_type") or _from_command(ctx):
         return None
     return Problem("a config says its distributed_type", ("distributed_type: MULTI_GPU",), key="distributed_type")
 
 
-def _machines(look: RuleContext) -> Iterator[Problem]:
-    processes, machines = _as_int(look, "num_processes"), _as_int(look, "num_machines") or 1
-    rank = _as_int(look, "machine_rank")
+def _machines(ctx: RuleContext) -> Iterator[Problem]:
+    processes, machines = _as_int(ctx, "num_processes"), _as_int(ctx, "num_machines") or 1
+    rank = _as_int(ctx, "machine_rank")
     if processes and machines > 0 and processes % machines:
         each = processes // machines
         yield Problem(
@@ -68,12 +68,12 @@ def _machines(look: RuleContext) -> Iterator[Problem]:
         )
 
 
-def _nobody_to_meet(look: RuleContext) -> Problem | None:
-    machines = _as_int(look, "num_machines") or 1
-    by_hosts = _kind(look) == "DEEPSPEED" and look(f"{ZERO}deepspeed_multinode_launcher") != "standard"
-    if machines < 2 or look.says("main_process_ip") or by_hosts or _kind(look) not in KINDS[:5]:
+def _nobody_to_meet(ctx: RuleContext) -> Problem | None:
+    machines = _as_int(ctx, "num_machines") or 1
+    by_hosts = _kind(ctx) == "DEEPSPEED" and ctx.get(f"{ZERO}deepspeed_multinode_launcher") != "standard"
+    if machines < 2 or ctx.is_set("main_process_ip") or by_hosts or _kind(ctx) not in KINDS[:5]:
         return None
-    known = _from_command(look)
+    known = _from_command(ctx)
     return Problem(
         f"{machines} machines do not know where to meet: main_process_ip is unsaid"
         + ("" if known else ", and the command line must give it"),
@@ -83,11 +83,11 @@ def _nobody_to_meet(look: RuleContext) -> Problem | None:
     )
 
 
-def _how_many(look: RuleContext) -> Iterator[Problem]:
-    kind, processes = _kind(look), _as_int(look, "num_processes")
-    said = look.parsed.settings.get("distributed_type")
+def _how_many(ctx: RuleContext) -> Iterator[Problem]:
+    kind, processes = _kind(ctx), _as_int(ctx, "num_processes")
+    said = ctx.parsed.settings.get("distributed_type")
     in_file = said is not None and said.file.endswith((".yaml", ".yml"))
-    if in_file and _from_command(look) and not look.says("num_processes") and kind in KINDS[1:5]:
+    if in_file and _from_command(ctx) and not ctx.is_set("num_processes") and kind in KINDS[1:5]:
         yield Problem("num_processes is said nowhere", (spell("num_processes", 8),), key="distributed_type")
     if said is not None and kind == "NO" and processes is not None and processes > 1:
         yield Problem(
@@ -96,8 +96,8 @@ def _how_many(look: RuleContext) -> Iterator[Problem]:
             "num_processes",
             "warning",
         )
-    if look.cluster is not None and processes and kind in GPU_KINDS[1:]:
-        world = look.cluster.world
+    if ctx.cluster is not None and processes and kind in GPU_KINDS[1:]:
+        world = ctx.cluster.world
         if processes > world:
             yield Problem(f"{processes} processes on {world} GPUs", (spell("num_processes", world),), "num_processes")
         elif processes < world:
@@ -109,9 +109,9 @@ def _how_many(look: RuleContext) -> Iterator[Problem]:
             )
 
 
-def _named_gpus(look: RuleContext) -> Problem | None:
-    ids, processes, machines = look("gpu_ids"), _as_int(look, "num_processes"), _as_int(look, "num_machines") or 1
-    if ids in (None, "all") or not processes or _kind(look) not in GPU_KINDS[1:]:
+def _named_gpus(ctx: RuleContext) -> Problem | None:
+    ids, processes, machines = ctx.get("gpu_ids"), _as_int(ctx, "num_processes"), _as_int(ctx, "num_machines") or 1
+    if ids in (None, "all") or not processes or _kind(ctx) not in GPU_KINDS[1:]:
         return None
     named = len([one for one in str(ids).split(",") if one.strip()])
     if named >= processes // machines:
@@ -123,19 +123,19 @@ def _named_gpus(look: RuleContext) -> Problem | None:
     )
 
 
-def _unquoted(look: RuleContext) -> Iterator[Problem]:
+def _unquoted(ctx: RuleContext) -> Iterator[Problem]:
     for key in ("mixed_precision", "dynamo_backend", "dynamo_config.dynamo_backend"):
-        said = look.parsed.settings.get(key)
+        said = ctx.parsed.settings.get(key)
         if said is not None and said.pyyaml is not UNSET and said.pyyaml is False:
             name = key.rsplit(".", 1)[-1]
             yield Problem(f"{name}: {said.value} without quotes is the truth value false", (f"{name}: 'no'",), key=key)
 
 
-def _quoted(look: RuleContext) -> Iterator[Problem]:
+def _quoted(ctx: RuleContext) -> Iterator[Problem]:
     """Numbers as texts: compared or divided when there are several machines."""
     for key in ("num_machines", "num_processes"):
-        said = look.parsed.settings.get(key)
-        several = key == "num_machines" or (_as_int(look, "num_machines") or 1) > 1
+        said = ctx.parsed.settings.get(key)
+        several = key == "num_machines" or (_as_int(ctx, "num_machines") or 1) > 1
         if said is None or not several or not said.file.endswith((".yaml", ".yml")):
             continue
         if isinstance(said.value, str) and as_int(said) is not None:
@@ -145,27 +145,27 @@ def _quoted(look: RuleContext) -> Iterator[Problem]:
 # Sections.
 
 
-def _unused_section(look: RuleContext) -> Iterator[Problem]:
-    kind = _kind(look)
+def _unused_section(ctx: RuleContext) -> Iterator[Problem]:
+    kind = _kind(ctx)
     for owner, section in READS.items():
-        keys = [key for key in look.under(section) if key != section]
+        keys = [key for key in ctx.keys_under(section) if key != section]
         if keys and kind != owner and kind in KINDS:
             yield Problem(
                 f"distributed_type {kind} reads nothing of {section}", (spell("distributed_type", owner),), key=keys[0]
             )
     for section, without in (("parallelism_config", "NO"), ("dynamo_config", "DEEPSPEED")):
-        keys = [key for key in look.under(section) if key != section]
+        keys = [key for key in ctx.keys_under(section) if key != section]
         if keys and kind == without:
             yield Problem(f"distributed_type {kind} reads nothing of {section}", key=keys[0])
-    keys = [key for key in look.under("fp8_config") if key != "fp8_config"]
-    if keys and str(look("mixed_precision", "no")).lower() != "fp8":
+    keys = [key for key in ctx.keys_under("fp8_config") if key != "fp8_config"]
+    if keys and str(ctx.get("mixed_precision", "no")).lower() != "fp8":
         yield Problem(
             "fp8_config is read with mixed_precision fp8 only", (spell("mixed_precision", "fp8"),), key=keys[0]
         )
 
 
-def _which_fp8(look: RuleContext) -> Problem | None:
-    if str(look("mixed_precision", "no")).lower() != "fp8" or look.under("fp8_config"):
+def _which_fp8(ctx: RuleContext) -> Problem | None:
+    if str(ctx.get("mixed_precision", "no")).lower() != "fp8" or ctx.keys_under("fp8_config"):
         return None
     return Problem(
         "fp8 without fp8_config takes whichever of torchao, Transformer Engine and MS-AMP is installed",
@@ -177,14 +177,14 @@ def _which_fp8(look: RuleContext) -> Problem | None:
 # FSDP.
 
 
-def _one_unit(look: RuleContext) -> Problem | None:
-    if _kind(look) != "FSDP" or str(look(f"{FSDP}fsdp_auto_wrap_policy", "-")).upper() != "NO_WRAP":
+def _one_unit(ctx: RuleContext) -> Problem | None:
+    if _kind(ctx) != "FSDP" or str(ctx.get(f"{FSDP}fsdp_auto_wrap_policy", "-")).upper() != "NO_WRAP":
         return None
-    why = "" if look.says(f"{FSDP}fsdp_auto_wrap_policy") else "; unsaid, that is NO_WRAP"
+    why = "" if ctx.is_set(f"{FSDP}fsdp_auto_wrap_policy") else "; unsaid, that is NO_WRAP"
     return Problem(
         f"the model is wrapped as one unit, which is gathered whole{why}",
         (spell(f"{FSDP}fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"),),
-        key=f"{FSDP}fsdp_auto_wrap_policy" if look.says(f"{FSDP}fsdp_auto_wrap_policy") else "distributed_type",
+        key=f"{FSDP}fsdp_auto_wrap_policy" if ctx.is_set(f"{FSDP}fsdp_auto_wrap_policy") else "distributed_type",
     )
 
 
@@ -196,80 +196,80 @@ OBSOLETE: dict[str, tuple[tuple[Any, ...], str]] = {
 """Keys that FSDP2 never reads, with the values that it acts by all the same."""
 
 
-def _of_fsdp1(look: RuleContext) -> Iterator[Problem]:
-    if _kind(look) != "FSDP" or _version(look) != "2":
+def _of_fsdp1(ctx: RuleContext) -> Iterator[Problem]:
+    if _kind(ctx) != "FSDP" or _version(ctx) != "2":
         return
     key = f"{FSDP}fsdp_sharding_strategy"
-    if look.says(key):
+    if ctx.is_set(key):
         try:
-            way = sharding(str(look(key)))
+            way = sharding(str(ctx.get(key)))
         except InputError:
             way = "FULL_SHARD"
         freed = way in ("FULL_SHARD", "HYBRID_SHARD")
-        meant = look(f"{FSDP}fsdp_reshard_after_forward")
+        meant = ctx.get(f"{FSDP}fsdp_reshard_after_forward")
         if str(meant).lower() != str(freed).lower() or way == "NO_SHARD" or way.startswith("HYBRID"):
             fix = spell(f"{FSDP}fsdp_reshard_after_forward", freed)
             if way.startswith("HYBRID"):
-                fix = spell(f"{AXIS}dp_replicate_size", _as_int(look, "num_machines") or 2)
-            yield Problem(f"fsdp_sharding_strategy {look(key)} is not read by FSDP2", (fix,), key=key)
+                fix = spell(f"{AXIS}dp_replicate_size", _as_int(ctx, "num_machines") or 2)
+            yield Problem(f"fsdp_sharding_strategy {ctx.get(key)} is not read by FSDP2", (fix,), key=key)
     for name, (same, why) in OBSOLETE.items():
-        said = look(f"{FSDP}{name}")
-        if look.says(f"{FSDP}{name}") and str(said).lower() not in [str(each).lower() for each in same]:
+        said = ctx.get(f"{FSDP}{name}")
+        if ctx.is_set(f"{FSDP}{name}") and str(said).lower() not in [str(each).lower() for each in same]:
             yield Problem(f"{name} is not read: {why}", (spell(f"{FSDP}{name}", None),), key=f"{FSDP}{name}")
 
 
-def _of_fsdp2(look: RuleContext) -> Problem | None:
+def _of_fsdp2(ctx: RuleContext) -> Problem | None:
     """FSDP1 takes the way to share from fsdp_sharding_strategy, which is never unsaid."""
     key = f"{FSDP}fsdp_reshard_after_forward"
-    if _kind(look) != "FSDP" or _version(look) != "1" or not look.says(key):
+    if _kind(ctx) != "FSDP" or _version(ctx) != "1" or not ctx.is_set(key):
         return None
-    said = str(look(key)).upper()
+    said = str(ctx.get(key)).upper()
     meant = {"TRUE": "FULL_SHARD", "FALSE": "SHARD_GRAD_OP"}.get(said, said)
     try:
-        if sharding(meant) == sharding(str(look(f"{FSDP}fsdp_sharding_strategy"))):
+        if sharding(meant) == sharding(str(ctx.get(f"{FSDP}fsdp_sharding_strategy"))):
             return None
     except InputError:
         pass
     return Problem(
-        f"fsdp_reshard_after_forward={look(key)} is not read by FSDP1; "
-        f"it shares by {look(f'{FSDP}fsdp_sharding_strategy')}",
+        f"fsdp_reshard_after_forward={ctx.get(key)} is not read by FSDP1; "
+        f"it shares by {ctx.get(f'{FSDP}fsdp_sharding_strategy')}",
         (spell(f"{FSDP}fsdp_sharding_strategy", meant), spell(f"{FSDP}fsdp_version", 2)),
         key=key,
     )
 
 
-def _fsdp_refuses(look: RuleContext) -> Iterator[Problem]:
-    if _kind(look) != "FSDP":
+def _fsdp_refuses(ctx: RuleContext) -> Iterator[Problem]:
+    if _kind(ctx) != "FSDP":
         return
-    if _is_on(look, f"{FSDP}fsdp_cpu_ram_efficient_loading") and not _is_on(look, f"{FSDP}fsdp_sync_module_states"):
+    if _is_on(ctx, f"{FSDP}fsdp_cpu_ram_efficient_loading") and not _is_on(ctx, f"{FSDP}fsdp_sync_module_states"):
         yield Problem(
             "fsdp_cpu_ram_efficient_loading needs fsdp_sync_module_states: the other ranks get their weights so",
             (spell(f"{FSDP}fsdp_sync_module_states", True),),
             key=f"{FSDP}fsdp_sync_module_states",
         )
     offload = f"{FSDP}fsdp_activation_checkpointing_offload"
-    if _is_on(look, offload) and not (_is_on(look, f"{FSDP}fsdp_activation_checkpointing") and _version(look) == "2"):
+    if _is_on(ctx, offload) and not (_is_on(ctx, f"{FSDP}fsdp_activation_checkpointing") and _version(ctx) == "2"):
         yield Problem(
             "offloaded checkpoints need fsdp_activation_checkpointing and fsdp_version 2",
             (spell(f"{FSDP}fsdp_activation_checkpointing", True),),
             key=offload,
         )
     state = f"{FSDP}fsdp_state_dict_type"
-    if _version(look) == "2" and str(look(state)).upper() in ("LOCAL_STATE_DICT", "2"):
+    if _version(ctx) == "2" and str(ctx.get(state)).upper() in ("LOCAL_STATE_DICT", "2"):
         yield Problem("FSDP2 has no LOCAL_STATE_DICT", (spell(state, "SHARDED_STATE_DICT"),), key=state)
-    if _version(look) not in ("1", "2"):
-        yield Problem(f"there is no FSDP {_version(look)}", (spell(f"{FSDP}fsdp_version", 2),), f"{FSDP}fsdp_version")
+    if _version(ctx) not in ("1", "2"):
+        yield Problem(f"there is no FSDP {_version(ctx)}", (spell(f"{FSDP}fsdp_version", 2),), f"{FSDP}fsdp_version")
 
 
-def _other_policy(look: RuleContext) -> Iterator[Problem]:
-    policy = str(look(f"{FSDP}fsdp_auto_wrap_policy", "")).upper()
-    if _kind(look) != "FSDP" or not policy:
+def _other_policy(ctx: RuleContext) -> Iterator[Problem]:
+    policy = str(ctx.get(f"{FSDP}fsdp_auto_wrap_policy", "")).upper()
+    if _kind(ctx) != "FSDP" or not policy:
         return
     for key, reader in (
         (f"{FSDP}fsdp_transformer_layer_cls_to_wrap", "TRANSFORMER_BASED_WRAP"),
         (f"{FSDP}fsdp_min_num_params", "SIZE_BASED_WRAP"),
     ):
-        if look.says(key) and look(key) and policy != reader:
+        if ctx.is_set(key) and ctx.get(key) and policy != reader:
             name = key.removeprefix(FSDP)
             yield Problem(f"{name} is read by {reader} only, not by {policy}", (spell(key, None),), key=key)
 
@@ -283,12 +283,12 @@ IN_FILE = (
 )  # fmt: skip
 
 
-def _file_and_more(look: RuleContext) -> Problem | None:
-    name = look(f"{ZERO}deepspeed_config_file")
-    if _kind(look) != "DEEPSPEED" or not name or str(name).lower() == "none":
+def _file_and_more(ctx: RuleContext) -> Problem | None:
+    name = ctx.get(f"{ZERO}deepspeed_config_file")
+    if _kind(ctx) != "DEEPSPEED" or not name or str(name).lower() == "none":
         return None
     named = (*(f"{ZERO}{each}" for each in IN_FILE), "mixed_precision")
-    keys = [key for key in named if look.says(key) and look.parsed.settings[key].file.endswith((".yaml", ".yml"))]
+    keys = [key for key in named if ctx.is_set(key) and ctx.parsed.settings[key].file.endswith((".yaml", ".yml"))]
     if not keys:  # options of the command line do no harm
         return None
     names = ", ".join(key.rsplit(".", 1)[-1] for key in keys)
@@ -299,11 +299,11 @@ def _file_and_more(look: RuleContext) -> Problem | None:
     )
 
 
-def _beyond_stage(look: RuleContext) -> Iterator[Problem]:
-    stage = _as_int(look, f"{ZERO}zero_stage")
-    if _kind(look) != "DEEPSPEED" or look(f"{ZERO}deepspeed_config_file") or stage is None or not 0 <= stage <= 3:
+def _beyond_stage(ctx: RuleContext) -> Iterator[Problem]:
+    stage = _as_int(ctx, f"{ZERO}zero_stage")
+    if _kind(ctx) != "DEEPSPEED" or ctx.get(f"{ZERO}deepspeed_config_file") or stage is None or not 0 <= stage <= 3:
         return
-    if stage < 3 and _is_on(look, f"{ZERO}zero3_init_flag"):
+    if stage < 3 and _is_on(ctx, f"{ZERO}zero3_init_flag"):
         yield Problem(
             f"zero3_init_flag is turned off with stage {stage}",
             (spell(f"{ZERO}zero3_init_flag", False),),
@@ -311,7 +311,7 @@ def _beyond_stage(look: RuleContext) -> Iterator[Problem]:
         )
     for part, least in (("param", 3), ("optimizer", 1)):
         key = f"{ZERO}offload_{part}_device"
-        if stage < least and str(look(key, "none")).lower() not in ("none", "null"):
+        if stage < least and str(ctx.get(key, "none")).lower() not in ("none", "null"):
             yield Problem(
                 f"{key.removeprefix(ZERO)} is read from stage {least} on, not with {stage}",
                 (spell(f"{ZERO}zero_stage", least), spell(key, "none")),
@@ -319,24 +319,24 @@ def _beyond_stage(look: RuleContext) -> Iterator[Problem]:
             )
 
 
-def _no_path(look: RuleContext) -> Iterator[Problem]:
-    if _kind(look) != "DEEPSPEED" or look(f"{ZERO}deepspeed_config_file"):
+def _no_path(ctx: RuleContext) -> Iterator[Problem]:
+    if _kind(ctx) != "DEEPSPEED" or ctx.get(f"{ZERO}deepspeed_config_file"):
         return
     for part in ("param", "optimizer"):
         key = f"{ZERO}offload_{part}_"
-        if look(f"{key}device") == "nvme" and not look(f"{key}nvme_path"):
+        if ctx.get(f"{key}device") == "nvme" and not ctx.get(f"{key}nvme_path"):
             yield Problem("device nvme needs its path", (spell(f"{key}nvme_path", "/local_nvme"),), key=f"{key}device")
 
 
 # Mesh.
 
 
-def _mesh(look: RuleContext) -> Problem | None:
+def _mesh(ctx: RuleContext) -> Problem | None:
     """The first thing that is wrong with the axes."""
-    axes = [key for key in look.under("parallelism_config") if key.startswith(AXIS)]
-    sizes = {name: _as_int(look, f"{AXIS}{name}_size") or 1 for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
+    axes = [key for key in ctx.keys_under("parallelism_config") if key.startswith(AXIS)]
+    sizes = {name: _as_int(ctx, f"{AXIS}{name}_size") or 1 for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
     total, cut = prod(sizes.values()), sizes["tp"] * sizes["cp"] > 1
-    if not axes or total == 1 or _kind(look) == "NO":
+    if not axes or total == 1 or _kind(ctx) == "NO":
         return None  # right, or read by nothing
     if sizes["cp"] > 1 and sizes["sp"] > 1:
         return Problem("cp and sp exclude each other", (spell(f"{AXIS}sp_size", 1),), key=f"{AXIS}cp_size")
@@ -346,11 +346,11 @@ def _mesh(look: RuleContext) -> Problem | None:
             (spell(f"{AXIS}dp_shard_size", sizes["dp_replicate"]), spell(f"{AXIS}dp_replicate_size", 1)),
             key=f"{AXIS}dp_replicate_size",
         )
-    return _wrong_product(look, axes[0], sizes, total) or _wrong_kind(look, axes[0], sizes)
+    return _wrong_product(ctx, axes[0], sizes, total) or _wrong_kind(ctx, axes[0], sizes)
 
 
-def _wrong_product(look: RuleContext, key: str, sizes: Mapping[str, int], total: int) -> Problem | None:
-    processes = as_int(look.parsed.settings.get("num_processes")) or (look.cluster.world if look.cluster else None)
+def _wrong_product(ctx: RuleContext, key: str, sizes: Mapping[str, int], total: int) -> Problem | None:
+    processes = as_int(ctx.parsed.settings.get("num_processes")) or (ctx.cluster.world if ctx.cluster else None)
     if not processes or total == processes or sizes["sp"] > 1:
         return None
     rest = total // sizes["dp_shard"]
@@ -359,21 +359,21 @@ def _wrong_product(look: RuleContext, key: str, sizes: Mapping[str, int], total:
     return Problem(f"{product} = {total} ranks, but num_processes is {processes}", fix, key=key)
 
 
-def _wrong_kind(look: RuleContext, key: str, sizes: Mapping[str, int]) -> Problem | None:
-    if _kind(look) == "FSDP" and _version(look) == "1":
+def _wrong_kind(ctx: RuleContext, key: str, sizes: Mapping[str, int]) -> Problem | None:
+    if _kind(ctx) == "FSDP" and _version(ctx) == "1":
         return Problem("parallelism_config needs fsdp_version 2", (spell(f"{FSDP}fsdp_version", 2),), key=key)
-    if _kind(look) == "FSDP" and sizes["dp_shard"] == sizes["cp"] == 1:
+    if _kind(ctx) == "FSDP" and sizes["dp_shard"] == sizes["cp"] == 1:
         return Problem("FSDP has no ranks to share over", (spell(f"{AXIS}dp_shard_size", 2),), key=key)
-    if sizes["cp"] > 1 and _kind(look) != "FSDP":
+    if sizes["cp"] > 1 and _kind(ctx) != "FSDP":
         return Problem("context parallelism needs FSDP2", (spell("distributed_type", "FSDP"),), key=f"{AXIS}cp_size")
     return None
 
 
-def _degrees(look: RuleContext) -> Problem | None:
-    processes = _as_int(look, "num_processes")
-    degrees = [_as_int(look, f"{MEGATRON}megatron_lm_{name}") or 1 for name in ("tp_degree", "pp_degree")]
+def _degrees(ctx: RuleContext) -> Problem | None:
+    processes = _as_int(ctx, "num_processes")
+    degrees = [_as_int(ctx, f"{MEGATRON}megatron_lm_{name}") or 1 for name in ("tp_degree", "pp_degree")]
     ranks = degrees[0] * degrees[1]
-    if _kind(look) != "MEGATRON_LM" or not processes or processes % ranks == 0:
+    if _kind(ctx) != "MEGATRON_LM" or not processes or processes % ranks == 0:
         return None
     return Problem(
         f"tp {degrees[0]} × pp {degrees[1]} = {ranks} ranks per model copy do not divide {processes} processes",
@@ -414,7 +414,7 @@ RULES = (
         _how_many,
         symptom="invalid device ordinal, or GPUs that stay idle",
         cause="one process drives one GPU",
-        covers=("topology.world",),
+        supersedes=("topology.world",),
     ),
     FrameworkRule(
         "accelerate.named-gpus",
@@ -527,7 +527,7 @@ RULES = (
         _mesh,
         symptom="ValueError: ParallelismConfig total_size does not match num_processes",
         cause="every rank has exactly one place on the mesh",
-        covers=("topology.world", "topology.shard-product"),
+        supersedes=("topology.world", "topology.shard-product"),
     ),
     FrameworkRule(
         "accelerate.degrees",
@@ -536,6 +536,6 @@ RULES = (
         _degrees,
         symptom="an assertion that the world size is divisible by tp × pp",
         cause="each copy of the model takes tp × pp ranks",
-        covers=("topology.world",),
+        supersedes=("topology.world",),
     ),
 )

@@ -8,8 +8,8 @@ from typing import Any
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
-from meshwright.frameworks.mapping import nested, relevant, to_settings, without_defaults
-from meshwright.frameworks.types import Program, Written
+from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
+from meshwright.frameworks.types import ExportedConfig, Program
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps.accelerate import AXIS, ROTATIONS, ZERO
 from meshwright.recipes.types import Recipe
@@ -19,7 +19,7 @@ FOLLOWS = ("precision.grads", "precision.reduce", "train.global_batch_size", "la
 """Fields that follow from others, or that the program says in its own arguments."""
 
 
-def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
     layout = recipe.layout
     if layout.strategy == "megatron_fsdp" or layout.pp > 1 or layout.ep > 1:
         field = "strategy" if layout.strategy == "megatron_fsdp" else "pp" if layout.pp > 1 else "ep"
@@ -32,7 +32,9 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         )
     if layout.cp > 1 and layout.cp_comm not in ROTATIONS.values():
         raise InputError("torch gathers keys and values or rotates them", field="layout.cp_comm", value=layout.cp_comm)
-    settings, unsaid = to_settings(framework, recipe, [key for key in relevant(recipe, model) if key not in FOLLOWS])
+    settings, unsaid = to_settings(
+        framework, recipe, [key for key in relevant_fields(recipe, model) if key not in FOLLOWS]
+    )
     settings = without_defaults(framework, settings, KEEP)
     if any(key.startswith(AXIS) for key in settings):
         settings[f"{AXIS}dp_shard_size"] = max(1, ranks // layout.dp_replicate)
@@ -50,11 +52,11 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     if layout.strategy == "zero1":
         settings[f"{ZERO}gradient_accumulation_steps"] = steps
     words = ("train.py", "--per_device_train_batch_size", str(micro), "--gradient_accumulation_steps", str(steps))
-    return Written(
+    return ExportedConfig(
         framework=framework.name,
-        files={name: _text(nested({**head, **settings}), recipe, framework)},
-        program=Program(words=words, env=environment(settings)),
-        unsaid=unsaid,
+        files={name: _text(nest({**head, **settings}), recipe, framework)},
+        program=Program(argv=words, env=environment(settings)),
+        unmapped=unsaid,
         notes=(
             f"start it with accelerate launch --config_file {name} on every machine, each with its --machine_rank; "
             "or with torchrun and the environment that accelerate launch would set",

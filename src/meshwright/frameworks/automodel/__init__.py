@@ -10,11 +10,11 @@ from meshwright.frameworks.automodel.ignored_keys import BEFORE
 from meshwright.frameworks.automodel.mesh_rules import MESH
 from meshwright.frameworks.automodel.model_rules import MODEL
 from meshwright.frameworks.automodel.parse import parse, recognises
-from meshwright.frameworks.framework import Framework, Parsed
+from meshwright.frameworks.framework import Framework, ParsedConfig
 from meshwright.recipes.types import Recipe
 
 
-def _complete(recipe: Recipe, parsed: Parsed, on: Cluster) -> Recipe:
+def _complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:
     import msgspec
 
     return msgspec.structs.replace(recipe, benchmark=True) if is_benchmark(parsed.settings) else recipe
@@ -25,16 +25,16 @@ FRAMEWORK = Framework(
     title="NeMo AutoModel",
     version="commit 36044ad, 2026-08-22",
     engine="automodel",
-    forms=(
+    inputs=(
         "YAML files",
         "the command `automodel FILE.yaml --nproc-per-node N --section.key value`",
         "the command `torchrun … nemo_automodel/recipes/llm/train_ft.py --config FILE.yaml --section.key value`",
     ),
-    recognises=recognises,
+    detect=recognises,
     parse=parse,
-    spell=spell,
+    format_setting=spell,
     rules=(*BEFORE, *MESH, *MODEL),
     complete=_complete,
-    closed=is_closed,
-    known=is_known,
+    rejects_unknown=is_closed,
+    is_extra_key=is_known,
 )

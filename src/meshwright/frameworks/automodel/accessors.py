@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from meshwright.frameworks.automodel.values import size_of
-from meshwright.frameworks.common import is_whole
+from meshwright.frameworks.common import is_int
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
 from meshwright.rules.rule import Finding
 
 
-def noticed(rule: FrameworkRule, look: RuleContext) -> Iterator[Finding]:
+def noticed(rule: FrameworkRule, ctx: RuleContext) -> Iterator[Finding]:
     """What a rule finds, at the lines of a file that is still being read."""
-    found = rule.broken(look)
+    found = rule.check(ctx)
     problems: Iterable[Problem] = () if found is None else (found,) if isinstance(found, Problem) else found
     for problem in problems:
-        key = problem.key or next((key for key in rule.keys if look.says(key)), "")
-        said, files = look.parsed.settings.get(key), look.parsed.files
+        key = problem.key or next((key for key in rule.keys if ctx.is_set(key)), "")
+        said, files = ctx.parsed.settings.get(key), ctx.parsed.files
         yield Finding(
             rule.id,
             problem.severity or rule.severity,
@@ -28,23 +28,23 @@ def noticed(rule: FrameworkRule, look: RuleContext) -> Iterator[Finding]:
         )
 
 
-def size(look: RuleContext, name: str) -> int:
+def size(ctx: RuleContext, name: str) -> int:
     """One of their sizes as it holds."""
-    return size_of(look.parsed.settings, name)
+    return size_of(ctx.parsed.settings, name)
 
 
-def as_int(look: RuleContext, key: str) -> int | None:
+def as_int(ctx: RuleContext, key: str) -> int | None:
     """A whole number above 0, or None."""
-    value = look(key)
-    return value if is_whole(value) and value > 0 else None
+    value = ctx.get(key)
+    return value if is_int(value) and value > 0 else None
 
 
-def is_open(look: RuleContext, *keys: str) -> bool:
+def is_open(ctx: RuleContext, *keys: str) -> bool:
     """Whether a value is only known once the job starts."""
-    return any(said.unresolved for key in keys if (said := look.parsed.settings.get(key)) is not None)
+    return any(said.unresolved for key in keys if (said := ctx.parsed.settings.get(key)) is not None)
 
 
-def text(look: RuleContext, key: str) -> str:
+def text(ctx: RuleContext, key: str) -> str:
     """A text, empty when it is none."""
-    value = look(key)
+    value = ctx.get(key)
     return value if isinstance(value, str) else ""

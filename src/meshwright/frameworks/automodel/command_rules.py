@@ -9,9 +9,9 @@ NO_RECIPE = FrameworkRule(
     "automodel.no-recipe",
     "error",
     (),
-    lambda look: (
+    lambda ctx: (
         None
-        if look.under("recipe")
+        if ctx.keys_under("recipe")
         else Problem(
             "the automodel command asks for a recipe in the file",
             (spell("recipe", "TrainFinetuneRecipeForNextTokenPrediction"),),
@@ -26,7 +26,7 @@ OLD_COMMAND = FrameworkRule(
     "automodel.old-command",
     "error",
     (),
-    lambda look: Problem("the command takes the file first, without finetune or llm", ("automodel FILE.yaml",)),
+    lambda ctx: Problem("the command takes the file first, without finetune or llm", ("automodel FILE.yaml",)),
     symptom="the command looks for a file of the name finetune",
     cause="guides still show the command of 2025",
 )

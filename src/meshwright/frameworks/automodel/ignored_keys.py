@@ -13,19 +13,19 @@ from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
 from meshwright.recipes.key_maps.automodel import OPTIONS, SIZES
 
 
-def _strategy_unknown(look: RuleContext) -> Problem | None:
-    if strategy_of(look.parsed.settings) or is_open(look, "distributed.strategy"):
+def _strategy_unknown(ctx: RuleContext) -> Problem | None:
+    if strategy_of(ctx.parsed.settings) or is_open(ctx, "distributed.strategy"):
         return None
-    name = str(look("distributed.strategy"))
+    name = str(ctx.get("distributed.strategy"))
     near = closest(name, tuple(OPTIONS), 1) or ["fsdp2"]
     fix = (spell("distributed.strategy", near[0]),)
     return Problem(f"there is no strategy {name}; there are fsdp2, megatron_fsdp (mfsdp) and ddp", fix)
 
 
-def _below_one(look: RuleContext) -> Iterator[Problem]:
+def _below_one(ctx: RuleContext) -> Iterator[Problem]:
     for name in (*SIZES, "dp", "dp_replicate"):
-        value = look(f"distributed.{name}_size")
-        if look.says(f"distributed.{name}_size") and type(value) is int and value < 1:
+        value = ctx.get(f"distributed.{name}_size")
+        if ctx.is_set(f"distributed.{name}_size") and type(value) is int and value < 1:
             meant = "none" if name == "dp" else 1
             yield Problem(
                 f"{name}_size={value} is taken as {'unset' if name == 'dp' else 1} without a word",
@@ -34,31 +34,31 @@ def _below_one(look: RuleContext) -> Iterator[Problem]:
             )
 
 
-def _pipeline_ignored(look: RuleContext) -> Problem | None:
-    said = look.under("distributed.pipeline")
-    if not said or size(look, "pp") > 1 or is_open(look, "distributed.pp_size"):
+def _pipeline_ignored(ctx: RuleContext) -> Problem | None:
+    said = ctx.keys_under("distributed.pipeline")
+    if not said or size(ctx, "pp") > 1 or is_open(ctx, "distributed.pp_size"):
         return None
-    if look(said[0]) is None:
+    if ctx.get(said[0]) is None:
         return None
     return Problem("the pipeline block is ignored with pp_size=1", ("remove distributed.pipeline",), key=said[0])
 
 
-def _moe_dropped(look: RuleContext) -> Problem | None:
-    said = [key for key in look.under("distributed.moe") if look(key) is not None]
-    if not said or size(look, "ep") > 1 or is_open(look, "distributed.ep_size"):
+def _moe_dropped(ctx: RuleContext) -> Problem | None:
+    said = [key for key in ctx.keys_under("distributed.moe") if ctx.get(key) is not None]
+    if not said or size(ctx, "ep") > 1 or is_open(ctx, "distributed.ep_size"):
         return None
     return Problem(
         "the moe block is dropped without a word: ep_size=1", (spell("distributed.ep_size", 8),), key=said[0]
     )
 
 
-def _schedule_raises(look: RuleContext) -> Problem | None:
+def _schedule_raises(ctx: RuleContext) -> Problem | None:
     key = "distributed.pipeline.pp_schedule"
-    if not look.says(key) or size(look, "pp") == 1 or is_open(look, key):
+    if not ctx.is_set(key) or size(ctx, "pp") == 1 or is_open(ctx, key):
         return None
-    name = look(key)
+    name = ctx.get(key)
     if name is None:
-        if look("distributed.pipeline.pp_schedule_csv") is None:
+        if ctx.get("distributed.pipeline.pp_schedule_csv") is None:
             return None
         return Problem("a schedule from a CSV file still needs a name in pp_schedule", (spell(key, "1f1b"),), key=key)
     if str(name).lower() in SCHEDULES:
@@ -69,19 +69,19 @@ def _schedule_raises(look: RuleContext) -> Problem | None:
     )
 
 
-def _compile_ignored(look: RuleContext) -> Problem | None:
-    compiles = look("compile.enabled") is True and look("distributed.enable_compile") is not True
-    if not compiles or strategy_of(look.parsed.settings) != "fsdp2":
+def _compile_ignored(ctx: RuleContext) -> Problem | None:
+    compiles = ctx.get("compile.enabled") is True and ctx.get("distributed.enable_compile") is not True
+    if not compiles or strategy_of(ctx.parsed.settings) != "fsdp2":
         return None
     return Problem("the compile block is ignored under fsdp2", (spell("distributed.enable_compile", True),))
 
 
-def _rng_unread(look: RuleContext) -> Problem | None:
-    said = look.under("rng")
+def _rng_unread(ctx: RuleContext) -> Problem | None:
+    said = ctx.keys_under("rng")
     if not said:
         return None
-    key = "rng.seed" if look.says("rng.seed") else said[0]
-    wanted, used = look("rng.seed"), look("seed", 42)
+    key = "rng.seed" if ctx.is_set("rng.seed") else said[0]
+    wanted, used = ctx.get("rng.seed"), ctx.get("seed", 42)
     if wanted is None or wanted == used:
         return Problem(f"no recipe reads the rng block; the run is seeded with seed={used}", (), key=key)
     return Problem(
@@ -89,9 +89,9 @@ def _rng_unread(look: RuleContext) -> Problem | None:
     )
 
 
-def _block_unread(look: RuleContext) -> Iterator[Problem]:
+def _block_unread(ctx: RuleContext) -> Iterator[Problem]:
     blocks: dict[str, str] = {}
-    for key in look.parsed.settings:
+    for key in ctx.parsed.settings:
         top = key.split(".")[0].split("[")[0]
         if top not in TOP and not top.startswith("validation_dataset"):
             blocks.setdefault(top, key)

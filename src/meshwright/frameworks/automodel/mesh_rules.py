@@ -21,24 +21,24 @@ REFUSED = {
 IN_NAME = re.compile(r"(?:(?<=[^a-z])|(?<=\d)|^)(tp|pp|cp|ep)(\d+)(?![a-z0-9]*b(?:\b|_))")
 
 
-def _pipeline_missing(look: RuleContext) -> Problem | None:
-    said = look.under("distributed.pipeline")
-    if size(look, "pp") == 1 or (said and (said != ["distributed.pipeline"] or look(said[0]) is not None)):
+def _pipeline_missing(ctx: RuleContext) -> Problem | None:
+    said = ctx.keys_under("distributed.pipeline")
+    if size(ctx, "pp") == 1 or (said and (said != ["distributed.pipeline"] or ctx.get(said[0]) is not None)):
         return None
     return Problem(
-        f"pp_size={size(look, 'pp')} needs a pipeline block; an empty one takes the defaults",
+        f"pp_size={size(ctx, 'pp')} needs a pipeline block; an empty one takes the defaults",
         ("distributed.pipeline: {}",),
         key="distributed.pp_size",
     )
 
 
-def _not_its_option(look: RuleContext) -> Iterator[Problem]:
-    strategy = strategy_of(look.parsed.settings)
+def _not_its_option(ctx: RuleContext) -> Iterator[Problem]:
+    strategy = strategy_of(ctx.parsed.settings)
     if not strategy:
         return
     of_others = {option for options in OPTIONS.values() for option in options} - {*OPTIONS[strategy], *COMMON}
     told: set[str] = set()
-    for key in look.under("distributed"):
+    for key in ctx.keys_under("distributed"):
         option = key.removeprefix("distributed.").split(".")[0].split("[")[0]
         if option in of_others and option not in told:
             told.add(option)
@@ -50,47 +50,47 @@ def _not_its_option(look: RuleContext) -> Iterator[Problem]:
             )
 
 
-def _strategy_refuses(look: RuleContext) -> Iterator[Problem]:
-    strategy = strategy_of(look.parsed.settings)
-    names = [name for name in REFUSED.get(strategy, ()) if size(look, name) > 1]
-    if strategy != "fsdp2" and size(look, "dp_replicate") > 1:
+def _strategy_refuses(ctx: RuleContext) -> Iterator[Problem]:
+    strategy = strategy_of(ctx.parsed.settings)
+    names = [name for name in REFUSED.get(strategy, ()) if size(ctx, name) > 1]
+    if strategy != "fsdp2" and size(ctx, "dp_replicate") > 1:
         names.append("dp_replicate")
     if names:
-        said = ", ".join(f"{name}_size={size(look, name)}" for name in names)
+        said = ", ".join(f"{name}_size={size(ctx, name)}" for name in names)
         yield Problem(f"the {strategy} strategy refuses {said}", (spell("distributed.strategy", "fsdp2"),))
-    if strategy == "megatron_fsdp" and look.recipe.layout.recompute == "selective":
+    if strategy == "megatron_fsdp" and ctx.recipe.layout.recompute == "selective":
         key = "distributed.activation_checkpointing"
         yield Problem("megatron_fsdp refuses selective activation checkpointing", (spell(key, True),), key=key)
 
 
-def _checkpointing_skipped(look: RuleContext) -> Problem | None:
-    if strategy_of(look.parsed.settings) != "megatron_fsdp" or look.recipe.layout.recompute != "full":
+def _checkpointing_skipped(ctx: RuleContext) -> Problem | None:
+    if strategy_of(ctx.parsed.settings) != "megatron_fsdp" or ctx.recipe.layout.recompute != "full":
         return None
     return Problem("megatron_fsdp skips activation checkpointing", (spell("distributed.strategy", "fsdp2"),))
 
 
-def _world(look: RuleContext) -> int | None:
-    return look.cluster.world if look.cluster is not None else look.parsed.asked.count
+def _world(ctx: RuleContext) -> int | None:
+    return ctx.cluster.world if ctx.cluster is not None else ctx.parsed.gpu_request.count
 
 
-def _model_ranks(look: RuleContext) -> int:
-    return size(look, "tp") * size(look, "cp") * size(look, "pp")
+def _model_ranks(ctx: RuleContext) -> int:
+    return size(ctx, "tp") * size(ctx, "cp") * size(ctx, "pp")
 
 
-def _data_ranks(look: RuleContext) -> int | None:
+def _data_ranks(ctx: RuleContext) -> int | None:
     """Data-parallel ranks, when a file or the number of GPUs tells them."""
-    said = as_int(look, "distributed.dp_size")
+    said = as_int(ctx, "distributed.dp_size")
     if said is not None:
         return said
-    world = _world(look)
-    return None if world is None or world % _model_ranks(look) else world // _model_ranks(look)
+    world = _world(ctx)
+    return None if world is None or world % _model_ranks(ctx) else world // _model_ranks(ctx)
 
 
-def _mesh(look: RuleContext) -> Problem | None:
-    world, ranks = _world(look), _model_ranks(look)
-    if world is None or is_open(look, *(f"distributed.{name}_size" for name in (*SIZES, "dp"))):
+def _mesh(ctx: RuleContext) -> Problem | None:
+    world, ranks = _world(ctx), _model_ranks(ctx)
+    if world is None or is_open(ctx, *(f"distributed.{name}_size" for name in (*SIZES, "dp"))):
         return None
-    said = as_int(look, "distributed.dp_size")
+    said = as_int(ctx, "distributed.dp_size")
     if said is None:
         if world % ranks == 0:
             return None
@@ -102,11 +102,11 @@ def _mesh(look: RuleContext) -> Problem | None:
     return Problem(f"{message}: {outcome}", (spell("distributed.dp_size", "none"),), key="distributed.dp_size")
 
 
-def _expert_mesh(look: RuleContext) -> Problem | None:
-    ep, ranks = size(look, "ep"), _data_ranks(look)
-    if ep == 1 or ranks is None or strategy_of(look.parsed.settings) != "fsdp2":
+def _expert_mesh(ctx: RuleContext) -> Problem | None:
+    ep, ranks = size(ctx, "ep"), _data_ranks(ctx)
+    if ep == 1 or ranks is None or strategy_of(ctx.parsed.settings) != "fsdp2":
         return None
-    borrowed = ranks * size(look, "cp") * size(look, "tp")
+    borrowed = ranks * size(ctx, "cp") * size(ctx, "tp")
     if borrowed % ep == 0:
         return None
     fits = max(degree for degree in range(1, ep) if borrowed % degree == 0)
@@ -115,13 +115,13 @@ def _expert_mesh(look: RuleContext) -> Problem | None:
     )
 
 
-def _batch(look: RuleContext) -> Problem | None:
-    whole, local = look("step_scheduler.global_batch_size"), look("step_scheduler.local_batch_size")
-    ranks = _data_ranks(look) or 1
+def _batch(ctx: RuleContext) -> Problem | None:
+    whole, local = ctx.get("step_scheduler.global_batch_size"), ctx.get("step_scheduler.local_batch_size")
+    ranks = _data_ranks(ctx) or 1
     if not all(isinstance(value, int) and value > 0 for value in (whole, local)):
         return None
     if (
-        is_open(look, "step_scheduler.global_batch_size", "step_scheduler.local_batch_size")
+        is_open(ctx, "step_scheduler.global_batch_size", "step_scheduler.local_batch_size")
         or whole % (local * ranks) == 0
     ):
         return None
@@ -132,10 +132,10 @@ def _batch(look: RuleContext) -> Problem | None:
     )
 
 
-def _stages_idle(look: RuleContext) -> Problem | None:
-    pp, local = size(look, "pp"), as_int(look, "step_scheduler.local_batch_size")
-    micro = as_int(look, "distributed.pipeline.pp_microbatch_size") or 1
-    if pp == 1 or local is None or is_open(look, "distributed.pipeline.pp_microbatch_size") or local // micro >= pp:
+def _stages_idle(ctx: RuleContext) -> Problem | None:
+    pp, local = size(ctx, "pp"), as_int(ctx, "step_scheduler.local_batch_size")
+    micro = as_int(ctx, "distributed.pipeline.pp_microbatch_size") or 1
+    if pp == 1 or local is None or is_open(ctx, "distributed.pipeline.pp_microbatch_size") or local // micro >= pp:
         return None
     return Problem(
         f"a local batch of {local} makes {local // micro} micro batches of {micro}, fewer than pp_size={pp}",
@@ -144,12 +144,12 @@ def _stages_idle(look: RuleContext) -> Problem | None:
     )
 
 
-def _rounds(look: RuleContext) -> Problem | None:
-    pp, local = size(look, "pp"), as_int(look, "step_scheduler.local_batch_size")
-    micro = as_int(look, "distributed.pipeline.pp_microbatch_size") or 1
-    name = str(look("distributed.pipeline.pp_schedule")).lower()
+def _rounds(ctx: RuleContext) -> Problem | None:
+    pp, local = size(ctx, "pp"), as_int(ctx, "step_scheduler.local_batch_size")
+    micro = as_int(ctx, "distributed.pipeline.pp_microbatch_size") or 1
+    name = str(ctx.get("distributed.pipeline.pp_schedule")).lower()
     interleaved = name in ("interleaved1f1b", "interleavedzerobubble")
-    if pp == 1 or local is None or not interleaved or is_open(look, "distributed.pipeline.pp_microbatch_size"):
+    if pp == 1 or local is None or not interleaved or is_open(ctx, "distributed.pipeline.pp_microbatch_size"):
         return None
     batches = local // micro
     rounds = max(1, batches // pp)
@@ -162,9 +162,9 @@ def _rounds(look: RuleContext) -> Problem | None:
     )
 
 
-def _replicas(look: RuleContext) -> Problem | None:
-    copies, ranks = size(look, "dp_replicate"), _data_ranks(look)
-    if copies == 1 or ranks is None or strategy_of(look.parsed.settings) != "fsdp2":
+def _replicas(ctx: RuleContext) -> Problem | None:
+    copies, ranks = size(ctx, "dp_replicate"), _data_ranks(ctx)
+    if copies == 1 or ranks is None or strategy_of(ctx.parsed.settings) != "fsdp2":
         return None
     if ranks % copies == 0 and copies < ranks:
         return None
@@ -176,12 +176,12 @@ def _replicas(look: RuleContext) -> Problem | None:
     )
 
 
-def _stages_uneven(look: RuleContext) -> Problem | None:
-    each, pp = as_int(look, "distributed.pipeline.layers_per_stage"), size(look, "pp")
+def _stages_uneven(ctx: RuleContext) -> Problem | None:
+    each, pp = as_int(ctx, "distributed.pipeline.layers_per_stage"), size(ctx, "pp")
     rounding = "distributed.pipeline.round_virtual_stages_to_pp_multiple"
-    if look.case is None or each is None or pp == 1 or look(rounding) is not None:
+    if ctx.case is None or each is None or pp == 1 or ctx.get(rounding) is not None:
         return None
-    stages = -(-int(look.case.layers) // each)
+    stages = -(-int(ctx.case.layers) // each)
     if stages % pp == 0:
         return None
     return Problem(
@@ -191,8 +191,8 @@ def _stages_uneven(look: RuleContext) -> Problem | None:
     )
 
 
-def _stage_format(look: RuleContext) -> Problem | None:
-    wide, output = look("distributed.pipeline.dtype"), look("distributed.mp_policy.output_dtype") or "bfloat16"
+def _stage_format(ctx: RuleContext) -> Problem | None:
+    wide, output = ctx.get("distributed.pipeline.dtype"), ctx.get("distributed.mp_policy.output_dtype") or "bfloat16"
     if not isinstance(wide, str) or (wide in NARROW) == (str(output) in NARROW):
         return None
     return Problem(
@@ -201,21 +201,21 @@ def _stage_format(look: RuleContext) -> Problem | None:
     )
 
 
-def _async_tensor(look: RuleContext) -> Problem | None:
-    asks = look("distributed.enable_async_tensor_parallel") is True and size(look, "tp") > 1
-    if not asks or look("distributed.sequence_parallel") is True:
+def _async_tensor(ctx: RuleContext) -> Problem | None:
+    asks = ctx.get("distributed.enable_async_tensor_parallel") is True and size(ctx, "tp") > 1
+    if not asks or ctx.get("distributed.sequence_parallel") is True:
         return None
     return Problem(
         "asynchronous tensor parallelism needs sequence_parallel", (spell("distributed.sequence_parallel", True),)
     )
 
 
-def _name_differs(look: RuleContext) -> Iterator[Problem]:
-    for name, degree in IN_NAME.findall(look.parsed.name.lower()):
+def _name_differs(ctx: RuleContext) -> Iterator[Problem]:
+    for name, degree in IN_NAME.findall(ctx.parsed.name.lower()):
         key = f"distributed.{name}_size"
-        if int(degree) != size(look, name) and not is_open(look, key):
+        if int(degree) != size(ctx, name) and not is_open(ctx, key):
             yield Problem(
-                f"the file is named {name}{degree} and says {name}_size={size(look, name)}",
+                f"the file is named {name}{degree} and says {name}_size={size(ctx, name)}",
                 (spell(key, int(degree)),),
                 key=key,
             )
@@ -237,7 +237,7 @@ MESH = (
         _not_its_option,
         symptom="ValueError: unknown options for the strategy",
         cause="all other keys of the section go to the strategy, which knows its own options only",
-        covers=("strategy.megatron-fsdp-sp",),
+        supersedes=("strategy.megatron-fsdp-sp",),
     ),
     FrameworkRule(
         "automodel.strategy-refuses",
@@ -246,7 +246,7 @@ MESH = (
         _strategy_refuses,
         symptom="ValueError when the mesh is built",
         cause="plain replicas and Megatron-FSDP have no place for these degrees",
-        covers=(
+        supersedes=(
             "strategy.ddp-tp",
             "strategy.ddp-pp",
             "strategy.ddp-cp",
@@ -265,7 +265,7 @@ MESH = (
         _checkpointing_skipped,
         symptom="an error line in the log, and the memory of a run without it",
         cause="Megatron-FSDP does not wrap checkpointed layers on several GPUs",
-        covers=("recompute.sharded-full",),
+        supersedes=("recompute.sharded-full",),
     ),
     FrameworkRule(
         "automodel.mesh",
@@ -274,7 +274,7 @@ MESH = (
         _mesh,
         symptom="ValueError; or, with an explicit dp_size, GPUs that wait outside the mesh",
         cause="an explicit dp_size is taken as it is and never compared with the number of ranks",
-        covers=("topology.world", "topology.shard-product"),
+        supersedes=("topology.world", "topology.shard-product"),
     ),
     FrameworkRule(
         "automodel.expert-mesh",
@@ -283,7 +283,7 @@ MESH = (
         _expert_mesh,
         symptom="ValueError when the mesh of experts is built",
         cause="experts re-cut all ranks of a stage, those of tp included",
-        covers=("topology.expert-mesh",),
+        supersedes=("topology.expert-mesh",),
     ),
     FrameworkRule(
         "automodel.batch",
@@ -292,7 +292,7 @@ MESH = (
         _batch,
         symptom="ValueError from the step scheduler",
         cause="a step is a whole number of local batches on every data-parallel rank",
-        covers=("batch.divides", "batch.smaller-than-data-parallel"),
+        supersedes=("batch.divides", "batch.smaller-than-data-parallel"),
     ),
     FrameworkRule(
         "automodel.stages-idle",
@@ -301,7 +301,7 @@ MESH = (
         _stages_idle,
         symptom="an assertion on pp_batch_size and pp_size",
         cause="the local batch, not the global one, is what a pipeline cuts into micro batches",
-        covers=("schedule.micro-batches",),
+        supersedes=("schedule.micro-batches",),
     ),
     FrameworkRule(
         "automodel.rounds",
@@ -318,7 +318,7 @@ MESH = (
         _replicas,
         symptom="ValueError when the mesh is built",
         cause="every copy is sharded over the same number of ranks, more than one",
-        covers=("topology.replicas-divide", "topology.pure-replication"),
+        supersedes=("topology.replicas-divide", "topology.pure-replication"),
     ),
     FrameworkRule(
         "automodel.stages-uneven",
@@ -343,7 +343,7 @@ MESH = (
         _async_tensor,
         symptom="ValueError in the parallelizer, although the documentation says it is switched on",
         cause="only the gathers of sequence parallelism can be overlapped",
-        covers=("overlap.async-tensor-parallel",),
+        supersedes=("overlap.async-tensor-parallel",),
     ),
     FrameworkRule(
         "automodel.name-differs",

@@ -20,8 +20,8 @@ TORCH_ADAM = ("torch.optim.adam", "torch.optim.adamw")
 STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
 
 
-def _router_recomputed(look: RuleContext) -> Problem | None:
-    if look("distributed.moe.ignore_router_for_ac") is not False or look.recipe.layout.recompute == "none":
+def _router_recomputed(ctx: RuleContext) -> Problem | None:
+    if ctx.get("distributed.moe.ignore_router_for_ac") is not False or ctx.recipe.layout.recompute == "none":
         return None
     return Problem(
         "the router is recomputed and may choose other experts the second time",
@@ -29,18 +29,18 @@ def _router_recomputed(look: RuleContext) -> Problem | None:
     )
 
 
-def _expert_plan(look: RuleContext) -> Iterator[Problem]:
-    if look.case is None or not look.case.is_moe or look("model.force_hf") is True:
+def _expert_plan(ctx: RuleContext) -> Iterator[Problem]:
+    if ctx.case is None or not ctx.case.is_moe or ctx.get("model.force_hf") is True:
         return
-    fresh = text(look, "model._target_").endswith("from_config") and look("model.load_base_model") is not True
-    if size(look, "tp") > 1 and fresh:
+    fresh = text(ctx, "model._target_").endswith("from_config") and ctx.get("model.load_base_model") is not True
+    if size(ctx, "tp") > 1 and fresh:
         yield Problem(
             "tensor parallelism of a mixture of experts needs pretrained weights: from_config is refused",
             (spell("distributed.tp_size", 1),),
             key="distributed.tp_size",
         )
     key = "distributed.moe.wrap_outer_model"
-    if look(key) is False and bool(look.case.tied) and look.says(key):
+    if ctx.get(key) is False and bool(ctx.case.tied) and ctx.is_set(key):
         yield Problem(
             "wrap_outer_model=false is refused where head and embedding are one", (spell(key, True),), key=key
         )
@@ -49,44 +49,44 @@ def _expert_plan(look: RuleContext) -> Iterator[Problem]:
 PACKED = ("packed_sequence.packed_sequence_size", "packed_sequence.pack_size")
 
 
-def _packs(look: RuleContext) -> bool:
-    return any(as_int(look, key) for key in PACKED)
+def _packs(ctx: RuleContext) -> bool:
+    return any(as_int(ctx, key) for key in PACKED)
 
 
-def _context_packed(look: RuleContext) -> Problem | None:
-    if size(look, "cp") == 1 or not _packs(look):
+def _context_packed(ctx: RuleContext) -> Problem | None:
+    if size(ctx, "cp") == 1 or not _packs(ctx):
         return None
-    kernel, hugging = text(look, "model.backend.attn"), look("model.force_hf") is True
+    kernel, hugging = text(ctx, "model.backend.attn"), ctx.get("model.force_hf") is True
     if kernel in ("te", "magi", "tilelang") and not hugging:
         return None
-    if not kernel and not hugging and (look.case is None or bool(look.case.is_moe)):
+    if not kernel and not hugging and (ctx.case is None or bool(ctx.case.is_moe)):
         return None  # a model of its own may take te by itself
     why = "a model of transformers packs with cp_size=1 only" if hugging or not kernel else f"{kernel} cannot do it"
     return Problem(f"packing over context ranks: {why}", (spell("packed_sequence.packed_sequence_size", 0),))
 
 
-def _context_kernel(look: RuleContext) -> Problem | None:
-    if size(look, "cp") == 1:
+def _context_kernel(ctx: RuleContext) -> Problem | None:
+    if size(ctx, "cp") == 1:
         return None
-    kernel = text(look, "model.backend.attn")
-    case = look.case
-    own = case is not None and bool(case.is_moe) and look("model.force_hf") is not True
+    kernel = text(ctx, "model.backend.attn")
+    case = ctx.case
+    own = case is not None and bool(case.is_moe) and ctx.get("model.force_hf") is not True
     plain = case is not None and not case.mamba_heads and not case.delta_v_heads
     if own and plain and kernel in ("sdpa", "flex", "eager"):
         return Problem(
-            f"this model's {kernel} attention cannot run over cp_size={size(look, 'cp')} ranks",
+            f"this model's {kernel} attention cannot run over cp_size={size(ctx, 'cp')} ranks",
             (spell("model.backend.attn", "te"),),
         )
-    asked = text(look, "model.attn_implementation")
+    asked = text(ctx, "model.attn_implementation")
     if not kernel and asked and asked != "sdpa":
         key = "model.attn_implementation"
         return Problem(f"cp_size above 1 replaces {asked} by sdpa", (spell(key, "sdpa"),), key=key, severity="warning")
     return None
 
 
-def _packing_disabled(look: RuleContext) -> Problem | None:
-    strategy = look("packed_sequence.packing_strategy", "thd")
-    if look("model.force_hf") is not True or strategy != "thd" or not as_int(look, PACKED[0]) or size(look, "cp") > 1:
+def _packing_disabled(ctx: RuleContext) -> Problem | None:
+    strategy = ctx.get("packed_sequence.packing_strategy", "thd")
+    if ctx.get("model.force_hf") is not True or strategy != "thd" or not as_int(ctx, PACKED[0]) or size(ctx, "cp") > 1:
         return None
     return Problem(
         "a model of transformers takes no seq_lens: its data are not packed",
@@ -103,19 +103,19 @@ SWITCHED_OFF = {
 """Kernels, and the degrees that turn them off."""
 
 
-def _switched_off(look: RuleContext) -> Iterator[Problem]:
+def _switched_off(ctx: RuleContext) -> Iterator[Problem]:
     for key, degrees in SWITCHED_OFF.items():
-        name = next((name for name in degrees if size(look, name) > 1), "")
-        if look(key) is True and name:
-            message = f"{key.rpartition('.')[2]} is turned off by {name}_size={size(look, name)}"
+        name = next((name for name in degrees if size(ctx, name) > 1), "")
+        if ctx.get(key) is True and name:
+            message = f"{key.rpartition('.')[2]} is turned off by {name}_size={size(ctx, name)}"
             yield Problem(message, (spell(key, False),), key=key)
 
 
-def _consolidation(look: RuleContext) -> Problem | None:
-    key, kind = "checkpoint.save_consolidated", look("checkpoint.model_save_format")
-    if kind != "torch_save" or look.recipe.goal == "peft" or not look.says(key):
+def _consolidation(ctx: RuleContext) -> Problem | None:
+    key, kind = "checkpoint.save_consolidated", ctx.get("checkpoint.model_save_format")
+    if kind != "torch_save" or ctx.recipe.goal == "peft" or not ctx.is_set(key):
         return None
-    if str(look(key)).lower() == "false" or look("checkpoint.enabled") is False:
+    if str(ctx.get(key)).lower() == "false" or ctx.get("checkpoint.enabled") is False:
         return None
     return Problem(
         "nothing is consolidated of torch_save checkpoints",
@@ -124,34 +124,34 @@ def _consolidation(look: RuleContext) -> Problem | None:
     )
 
 
-def _optimizer_argument(look: RuleContext) -> Iterator[Problem]:
-    name = text(look, "optimizer._target_")
+def _optimizer_argument(ctx: RuleContext) -> Iterator[Problem]:
+    name = text(ctx, "optimizer._target_")
     if name not in ARGUMENTS:
         return
     known = ARGUMENTS[name]
-    for key in look.under("optimizer"):
+    for key in ctx.keys_under("optimizer"):
         argument = key.removeprefix("optimizer.").split(".")[0].split("[")[0]
         if argument not in (*known, "_target_", "param_group_overrides"):
             near = closest(argument, known, 1)
-            fix = (spell(f"optimizer.{near[0]}", look(key)),) if near else ()
+            fix = (spell(f"optimizer.{near[0]}", ctx.get(key)),) if near else ()
             yield Problem(f"{name} takes no {argument}; it takes {some(known, 6)}", fix, key=key)
 
 
-def _narrow_moments(look: RuleContext) -> Problem | None:
-    stored = str(look("model.torch_dtype") or look("model.dtype") or "").lower()
-    torch_adam = text(look, "optimizer._target_").lower() in TORCH_ADAM
-    if look.recipe.goal == "peft" or not torch_adam or stored not in NARROW:
+def _narrow_moments(ctx: RuleContext) -> Problem | None:
+    stored = str(ctx.get("model.torch_dtype") or ctx.get("model.dtype") or "").lower()
+    torch_adam = text(ctx, "optimizer._target_").lower() in TORCH_ADAM
+    if ctx.recipe.goal == "peft" or not torch_adam or stored not in NARROW:
         return None
-    if is_benchmark(look.parsed.settings):
+    if is_benchmark(ctx.parsed.settings):
         return None
-    key = "model.torch_dtype" if look.says("model.torch_dtype") else "model.dtype"
+    key = "model.torch_dtype" if ctx.is_set("model.torch_dtype") else "model.dtype"
     return Problem(
         "torch's Adam keeps its moments as the weights are stored, in bf16", (spell(key, "float32"),), key=key
     )
 
 
-def _experts_replaced(look: RuleContext) -> Problem | None:
-    kernel, dispatcher = text(look, "model.backend.experts"), text(look, "model.backend.dispatcher")
+def _experts_replaced(ctx: RuleContext) -> Problem | None:
+    kernel, dispatcher = text(ctx, "model.backend.experts"), text(ctx, "model.backend.dispatcher")
     if kernel not in ("te", "gmm") or dispatcher != "torch":
         return None
     return Problem(
@@ -161,57 +161,57 @@ def _experts_replaced(look: RuleContext) -> Problem | None:
     )
 
 
-def _te_fp8(look: RuleContext) -> Problem | None:
-    asks = [key for key in look.under("model.backend.te_fp8") if look(key) is not None]
-    linear, experts = look("model.backend.linear", "te"), look("model.backend.experts")
+def _te_fp8(ctx: RuleContext) -> Problem | None:
+    asks = [key for key in ctx.keys_under("model.backend.te_fp8") if ctx.get(key) is not None]
+    linear, experts = ctx.get("model.backend.linear", "te"), ctx.get("model.backend.experts")
     if not asks or linear == "te" or experts == "te":
         return None
     return Problem("te_fp8 needs linear or experts of te", (spell("model.backend.linear", "te"),), key=asks[0])
 
 
-def _warm_up(look: RuleContext) -> Iterator[Problem]:
-    if not look.under("lr_scheduler"):
+def _warm_up(ctx: RuleContext) -> Iterator[Problem]:
+    if not ctx.keys_under("lr_scheduler"):
         return
-    warm = as_int(look, "lr_scheduler.lr_warmup_steps")
-    end = as_int(look, "lr_scheduler.lr_decay_steps") or as_int(look, "step_scheduler.max_steps")
+    warm = as_int(ctx, "lr_scheduler.lr_warmup_steps")
+    end = as_int(ctx, "lr_scheduler.lr_decay_steps") or as_int(ctx, "step_scheduler.max_steps")
     if warm is not None and end is not None and warm >= end:
         yield Problem(
             f"{warm} warm-up steps, and the decay ends at step {end}",
             (spell("lr_scheduler.lr_warmup_steps", end // 10),),
             key="lr_scheduler.lr_warmup_steps",
         )
-    style, key = look("lr_scheduler.lr_decay_style"), "lr_scheduler.lr_decay_style"
+    style, key = ctx.get("lr_scheduler.lr_decay_style"), "lr_scheduler.lr_decay_style"
     if isinstance(style, str) and style not in STYLES and style.lower() in {name.lower() for name in STYLES}:
         meant = next(name for name in STYLES if name.lower() == style.lower())
         yield Problem(f"there is no decay style {style}: case matters", (spell(key, meant),), key=key)
-    elif style == "WSD" and look("lr_scheduler.wsd_decay_steps") is None:
+    elif style == "WSD" and ctx.get("lr_scheduler.wsd_decay_steps") is None:
         last = max(1, end // 5) if end else 1000
         yield Problem("WSD needs wsd_decay_steps", (spell("lr_scheduler.wsd_decay_steps", last),), key=key)
 
 
-def _not_sharded(look: RuleContext) -> Problem | None:
-    value = look("distributed.zero_dp_strategy")
-    if strategy_of(look.parsed.settings) != "megatron_fsdp" or value == 3 or not isinstance(value, int):
+def _not_sharded(ctx: RuleContext) -> Problem | None:
+    value = ctx.get("distributed.zero_dp_strategy")
+    if strategy_of(ctx.parsed.settings) != "megatron_fsdp" or value == 3 or not isinstance(value, int):
         return None
     return Problem(f"zero_dp_strategy={value} does not shard parameters", (spell("distributed.zero_dp_strategy", 3),))
 
 
-def _nan_check(look: RuleContext) -> Problem | None:
+def _nan_check(ctx: RuleContext) -> Problem | None:
     key = "distributed.check_for_nan_in_grad"
-    if not look.says(key) or look(key) is not True or strategy_of(look.parsed.settings) != "megatron_fsdp":
+    if not ctx.is_set(key) or ctx.get(key) is not True or strategy_of(ctx.parsed.settings) != "megatron_fsdp":
         return None
     return Problem("nothing is checked any more", (spell("distributed.report_nan_in_param_grad", True),), key=key)
 
 
-def _packing_unseen(look: RuleContext) -> Problem | None:
+def _packing_unseen(ctx: RuleContext) -> Problem | None:
     key = "distributed.patch_is_packed_sequence"
-    if look(key) is not True or not _packs(look):
+    if ctx.get(key) is not True or not _packs(ctx):
         return None
     return Problem("attention is told that nothing is packed, and the data are", (spell(key, False),), key=key)
 
 
-def _scope(look: RuleContext) -> Problem | None:
-    value: Any = look("distributed.activation_checkpointing_scope")
+def _scope(ctx: RuleContext) -> Problem | None:
+    value: Any = ctx.get("distributed.activation_checkpointing_scope")
     parts = [str(part).strip().lower() for part in (value if isinstance(value, list) else str(value).split(","))]
     wrong = [part for part in parts if part not in (*SCOPES, "default", "auto", "none", "")]
     if not wrong and not ("all" in parts and len(set(parts)) > 1):
@@ -245,7 +245,7 @@ MODEL = (
         _context_packed,
         symptom="ValueError: packed sequences need a context-parallel size of 1",
         cause="only kernels that know where documents end can cut packed ones over ranks",
-        covers=("sequence.packing-over-context",),
+        supersedes=("sequence.packing-over-context",),
     ),
     FrameworkRule(
         "automodel.context-kernel",
@@ -254,7 +254,7 @@ MODEL = (
         _context_kernel,
         symptom="an error that names the attention backends for context parallelism",
         cause="models of transformers are moved to sdpa, its own ones need te or magi",
-        covers=("sequence.attention-kernel",),
+        supersedes=("sequence.attention-kernel",),
     ),
     FrameworkRule(
         "automodel.packing-disabled",
@@ -295,7 +295,7 @@ MODEL = (
         _narrow_moments,
         symptom="a loss that flattens early",
         cause="there is no second copy in fp32; TE's FusedAdam with master_weights has one",
-        covers=("precision.bf16-master",),
+        supersedes=("precision.bf16-master",),
     ),
     FrameworkRule(
         "automodel.experts-replaced",
@@ -320,7 +320,7 @@ MODEL = (
         _warm_up,
         symptom="an assertion without a message, or an exception at the first step after the warm-up",
         cause="the scheduler checks its numbers by assertions and its names exactly",
-        covers=("learning_rate.warm-up-to-the-end", "learning_rate.decay-inside-warm-up"),
+        supersedes=("learning_rate.warm-up-to-the-end", "learning_rate.decay-inside-warm-up"),
     ),
     FrameworkRule(
         "automodel.not-sharded",

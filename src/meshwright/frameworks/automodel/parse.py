@@ -15,8 +15,8 @@ from meshwright.frameworks.automodel.derived_fields import assumptions, follows,
 from meshwright.frameworks.automodel.extra_keys import SPOKEN
 from meshwright.frameworks.automodel.ignored_keys import BEFORE
 from meshwright.frameworks.automodel.values import kept, literal, normalised, size_of, text_in
-from meshwright.frameworks.common import is_whole
-from meshwright.frameworks.framework import Content, Framework, GpuRequest, Parsed, RuleContext
+from meshwright.frameworks.common import is_int
+from meshwright.frameworks.framework import Content, Framework, GpuRequest, ParsedConfig, RuleContext
 from meshwright.frameworks.load import open_file
 from meshwright.frameworks.model_match import from_sizes, named
 from meshwright.frameworks.types import Settings, SourcedValue
@@ -25,7 +25,7 @@ from meshwright.recipes.types import Goal, Recipe
 from meshwright.rules.rule import Finding
 
 if TYPE_CHECKING:
-    from meshwright.frameworks.shell import Launched
+    from meshwright.frameworks.shell import LaunchCommand
 
 SETTLED = ("schedule.micro-batch-rounds",)
 """Rules of ours that count the micro batches of a step; there a pipeline runs those of one local batch at a time."""
@@ -40,18 +40,18 @@ def recognises(content: Content) -> int:
     """How surely a file is AutoModel's."""
     if content.format == "yaml":
         return _surely(content)
-    return 3 if any(_config_of(one) is not None for one in content.launched) else 0
+    return 3 if any(_config_of(one) is not None for one in content.launches) else 0
 
 
 def _surely(content: Content) -> int:
     targets = [str(said.value) for key, said in content.settings.items() if key.rpartition(".")[2] == "_target_"]
     if any(text.startswith("nemo_automodel") for text in targets):
         return 4
-    marks = content.top() & set(MARKS)
+    marks = content.top_level_keys() & set(MARKS)
     return 3 if len(marks) >= 3 or ("step_scheduler" in marks and "distributed" in marks) else 0
 
 
-def _config_of(one: Launched) -> SourcedValue | None:
+def _config_of(one: LaunchCommand) -> SourcedValue | None:
     """The YAML that a command trains by; None when it is no command of AutoModel's."""
     if one.launcher == "automodel":
         return next((said for said in one.args if str(said.value).endswith((".yaml", ".yml"))), None)
@@ -70,11 +70,11 @@ def _config_of(one: Launched) -> SourcedValue | None:
     return None
 
 
-def parse(content: Content) -> Parsed:
+def parse(content: Content) -> ParsedConfig:
     """What a file or script says."""
     if content.format == "yaml":
         return _parsed(content.settings, content, _asked_in(content.settings))
-    one = next((one for one in content.launched if _config_of(one) is not None), None)
+    one = next((one for one in content.launches if _config_of(one) is not None), None)
     if one is None:
         raise InputError("starts no training of AutoModel", field="file", value=content.path)
     named_file = _config_of(one) or one.program
@@ -88,23 +88,23 @@ def parse(content: Content) -> Parsed:
     return msgspec.structs.replace(found_in, findings=(*wrong, *found_in.findings))
 
 
-def _command(one: Launched, parsed: Parsed) -> Iterator[Finding]:
+def _command(one: LaunchCommand, parsed: ParsedConfig) -> Iterator[Finding]:
     """What is wrong with the automodel command itself."""
     from meshwright.frameworks.automodel.command_rules import NO_RECIPE, OLD_COMMAND
 
-    look = RuleContext(_framework(), parsed, Recipe(name="", model="", goal=parsed.goal, cluster=""), None, None)
-    yield from noticed(NO_RECIPE, look)
+    ctx = RuleContext(_framework(), parsed, Recipe(name="", model="", goal=parsed.goal, cluster=""), None, None)
+    yield from noticed(NO_RECIPE, ctx)
     first = one.args[0]
     if (
         not first.unresolved
         and not str(first.value).startswith("-")
         and not str(first.value).endswith((".yaml", ".yml"))
     ):
-        for finding in noticed(OLD_COMMAND, look):
+        for finding in noticed(OLD_COMMAND, ctx):
             yield msgspec.structs.replace(finding, file=first.file, line=first.line)
 
 
-def _arguments(one: Launched, config: SourcedValue) -> Iterator[tuple[str, SourcedValue]]:
+def _arguments(one: LaunchCommand, config: SourcedValue) -> Iterator[tuple[str, SourcedValue]]:
     """`--a.b value`, `--a.b=value`, or `--a.b` alone for true; the config's own words are left out."""
     args = [said for said in one.args if said is not config and not str(said.value).startswith("--config=")]
     at = 0
@@ -124,11 +124,11 @@ def _arguments(one: Launched, config: SourcedValue) -> Iterator[tuple[str, Sourc
             yield key, msgspec.structs.replace(said, value=True)
 
 
-def _asked(one: Launched) -> GpuRequest:
+def _asked(one: LaunchCommand) -> GpuRequest:
     nodes, per_node = (_number(said) for said in (one.nodes, one.gpus_per_node))
     if one.launcher == "automodel" and nodes is None:
         nodes = 1  # the command starts ranks on its own machine only
-    return GpuRequest(nodes=nodes, gpus_per_node=per_node, gpu=one.gpu, said=one.gpus_per_node)
+    return GpuRequest(nodes=nodes, gpus_per_node=per_node, gpu=one.gpu, source=one.gpus_per_node)
 
 
 def _asked_in(settings: Settings) -> GpuRequest:
@@ -138,7 +138,7 @@ def _asked_in(settings: Settings) -> GpuRequest:
     if said is None:
         return GpuRequest()
     gpu, _, count = str(said.value).partition(":")
-    return GpuRequest(nodes=nodes, gpus_per_node=int(count) if count.isdigit() else 1, gpu=_gpu(gpu), said=said)
+    return GpuRequest(nodes=nodes, gpus_per_node=int(count) if count.isdigit() else 1, gpu=_gpu(gpu), source=said)
 
 
 def _gpu(text: str) -> str:
@@ -157,12 +157,12 @@ def _number(said: SourcedValue | None) -> int | None:
     if said is None or said.unresolved:
         return None
     value = literal(said.value)
-    return value if is_whole(value) and value > 0 else None
+    return value if is_int(value) and value > 0 else None
 
 
 def _parsed(
     settings: Settings, content: Content, asked: GpuRequest, env: Settings | None = None, stem: str = ""
-) -> Parsed:
+) -> ParsedConfig:
     said = normalised(settings)
     recipe = text_in(said, "recipe") or text_in(said, "recipe._target_")
     notes: list[str] = []
@@ -176,20 +176,20 @@ def _parsed(
     files = tuple(dict.fromkeys([content.path, *(one.file for one in settings.values())]))
     model = None if other else _model(said, notes)
     goal = _goal(said, recipe)
-    raw = Parsed(settings=said, name=stem or Path(content.path).stem, model=model, goal=goal, files=files)
-    look = RuleContext(_framework(), raw, Recipe(name="", model="", goal=goal, cluster=""), None, None)
-    findings = tuple(finding for rule in BEFORE for finding in noticed(rule, look))
+    raw = ParsedConfig(settings=said, name=stem or Path(content.path).stem, model=model, goal=goal, files=files)
+    ctx = RuleContext(_framework(), raw, Recipe(name="", model="", goal=goal, cluster=""), None, None)
+    findings = tuple(finding for rule in BEFORE for finding in noticed(rule, ctx))
     left = kept(said)
     notes += assumptions(left)
     return msgspec.structs.replace(
         raw,
         settings=left,
-        asked=asked,
+        gpu_request=asked,
         env=env or {},
         findings=findings,
         notes=tuple(notes),
-        own=follows(left, model, goal, recipe),
-        settled=SETTLED if size_of(left, "pp") > 1 else (),
+        field_values=follows(left, model, goal, recipe),
+        suppressed_rules=SETTLED if size_of(left, "pp") > 1 else (),
     )
 
 

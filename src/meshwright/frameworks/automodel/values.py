@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from meshwright.frameworks.automodel.extra_keys import INSTEAD, STRATEGIES, TOP
-from meshwright.frameworks.common import is_whole
+from meshwright.frameworks.common import is_int
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.recipes.key_maps import ConfigKey, joints, words
 from meshwright.recipes.key_maps.automodel import SIZES
@@ -89,7 +89,7 @@ def size_of(settings: Settings, name: str) -> int:
     """One of their sizes as it holds: unset, nothing and whatever is below 1 count as 1."""
     said = settings.get(f"distributed.{name}_size")
     value = None if said is None or said.unresolved else said.value
-    return max(1, value) if is_whole(value) else 1
+    return max(1, value) if is_int(value) else 1
 
 
 def strategy_of(settings: Settings) -> str:
@@ -152,7 +152,7 @@ def _put_right(key: str, said: SourcedValue) -> SourcedValue:
         return msgspec.structs.replace(said, value=value.lower())
     if key == "distributed.pipeline.pp_schedule" and not said.unresolved:
         return msgspec.structs.replace(said, value=_schedule(value))
-    below = is_whole(value) and value < 1
+    below = is_int(value) and value < 1
     if below and key in {*(f"distributed.{name}_size" for name in SIZES), "distributed.dp_replicate_size"}:
         return msgspec.structs.replace(said, value=1)
     if below and key == "distributed.dp_size":

@@ -9,8 +9,8 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.automodel.format_override import scalar
 from meshwright.frameworks.framework import Framework
-from meshwright.frameworks.mapping import nested, relevant, to_settings, value_of, without_defaults
-from meshwright.frameworks.types import Program, UnmappedField, Written
+from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, value_of, without_defaults
+from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import words
 from meshwright.recipes.key_maps.automodel import COMMON, OPTIONS
@@ -68,11 +68,11 @@ COLLATERS = "nemo_automodel.components.datasets.utils"
 MUON = {"optimizer.eps": "optimizer.epsilon"}
 
 
-def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
     """The YAML that trains a recipe, and the program that reads it."""
     if model.kind != "causal_lm" and model.vision is None:
         raise InputError("only language and vision-language models are written", field="model", value=model.name)
-    fields = [key for key in relevant(recipe, model) if key not in FOLLOWS]
+    fields = [key for key in relevant_fields(recipe, model) if key not in FOLLOWS]
     settings, unsaid = to_settings(framework, recipe, fields)
     lost = list(unsaid)
     settings = dict(_of_strategy(settings, recipe, lost))
@@ -84,11 +84,11 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     lost += _data_lost(recipe)
     kept = dict(_completed(without_defaults(framework, settings, KEEP), settings))
     name = f"{recipe.name or 'recipe'}.yaml"
-    return Written(
+    return ExportedConfig(
         framework=framework.name,
         files={name: _document(framework, recipe, kept)},
-        program=Program(words=("-m", "nemo_automodel.cli.app", name)),
-        unsaid=tuple(lost),
+        program=Program(argv=("-m", "nemo_automodel.cli.app", name)),
+        unmapped=tuple(lost),
         notes=tuple(_notes(recipe)),
     )
 
@@ -243,7 +243,7 @@ def _notes(recipe: Recipe) -> Iterator[str]:
 def _document(framework: Framework, recipe: Recipe, settings: Mapping[str, Any]) -> str:
     goal = {"pretrain": "pretraining", "sft": "fine-tuning", "peft": "adapters"}[recipe.goal]
     head = f"# {recipe.name} ({goal}) for {framework.title} ({framework.version}), written by meshwright export\n"
-    tables = nested(settings)
+    tables = nest(settings)
     ordered = [name for name in SECTIONS if name in tables] + [name for name in tables if name not in SECTIONS]
     return head + "".join(f"\n{_block(name, tables[name], 0)}" for name in ordered)
 

@@ -13,15 +13,15 @@ FRAMEWORK = Framework(
     title="DeepSpeed",
     version="0.19.8",
     engine="deepspeed",
-    forms=(
+    inputs=(
         "JSON files (ds_config.json)",
         "the commands `deepspeed … train.py --deepspeed FILE.json` and `--deepspeed_config FILE.json`",
     ),
-    recognises=recognises,
+    detect=recognises,
     parse=parse,
-    spell=spell,
+    format_setting=spell,
     rules=RULES,
     complete=complete,
-    closed=closed,
-    known=known,
+    rejects_unknown=closed,
+    is_extra_key=known,
 )

@@ -10,10 +10,10 @@ import msgspec
 
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
-from meshwright.frameworks.common import as_int, asked_of
+from meshwright.frameworks.common import as_int, gpu_request_of
 from meshwright.frameworks.deepspeed.keys import REFUSING, TABLE, top_of
-from meshwright.frameworks.framework import Content, GpuRequest, Parsed
-from meshwright.frameworks.trainer import Arguments, arguments_of, linked, program_fields
+from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
+from meshwright.frameworks.trainer import Arguments, open_referenced_file, parse_arguments, program_fields
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.recipes.key_maps import words
 from meshwright.recipes.key_maps.deepspeed import RETIRED_OPTIMIZERS
@@ -22,7 +22,7 @@ from meshwright.recipes.values import bare_type
 from meshwright.rules.rule import Finding
 
 if TYPE_CHECKING:
-    from meshwright.frameworks.shell import Launched
+    from meshwright.frameworks.shell import LaunchCommand
 
 MARKS = frozenset(
     ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "zero_allow_untested_optimizer")
@@ -47,37 +47,37 @@ FROM_TRAINER: Mapping[str, tuple[str, ...]] = {
 
 def recognises(content: Content) -> int:
     if content.format == "json":
-        return 3 if MARKS & content.top() else 0
-    return max((_certainty(one) for one in content.launched), default=0)
+        return 3 if MARKS & content.top_level_keys() else 0
+    return max((_certainty(one) for one in content.launches), default=0)
 
 
-def _certainty(one: Launched) -> int:
+def _certainty(one: LaunchCommand) -> int:
     if one.launcher == "accelerate" or _config_of(one) is None:
         return 0
     return 1 if Path(str(one.program.value)).name.startswith("pretrain_") else 3
 
 
-def _config_of(one: Launched) -> tuple[str, SourcedValue] | None:
+def _config_of(one: LaunchCommand) -> tuple[str, SourcedValue] | None:
     """The argument that names the JSON, and the name."""
-    said = arguments_of(one.args)
+    said = parse_arguments(one.args)
     for name in ("deepspeed_config", "deepspeed"):
         if name in said and isinstance(said[name].value, str) and not said[name].value.startswith("-"):
             return name, said[name]
     return None
 
 
-def parse(content: Content) -> Parsed:
+def parse(content: Content) -> ParsedConfig:
     if content.settings:
         return _parsed(content, content.settings, GpuRequest(), {})
-    one = max(content.launched, key=_certainty, default=None)
+    one = max(content.launches, key=_certainty, default=None)
     config = _config_of(one) if one else None
     if one is None or config is None:
         raise InputError("no command in it names a DeepSpeed config", field="file", value=content.path)
     name, said = config
-    settings = linked(content, said).settings
-    given = arguments_of(one.args)
+    settings = open_referenced_file(content, said).settings
+    given = parse_arguments(one.args)
     trainer = given if name == "deepspeed" else {}  # transformers' Trainer takes it under this name
-    parsed = _parsed(content, _filled(settings, trainer), asked_of(one), given)
+    parsed = _parsed(content, _filled(settings, trainer), gpu_request_of(one), given)
     return msgspec.structs.replace(parsed, env=one.env, findings=tuple(_disagreements(settings, trainer)))
 
 
@@ -106,7 +106,7 @@ def _disagreements(settings: Settings, given: Arguments) -> Iterator[Finding]:
                     "deepspeed.argument-mismatch",
                     "error",
                     key,
-                    f"--{name} {mine.value} and {key}={theirs.value} in {theirs.place} contradict each other",
+                    f"--{name} {mine.value} and {key}={theirs.value} in {theirs.location} contradict each other",
                     (f'"{key.rsplit(".", 1)[-1]}": "auto"',),
                     file=mine.file,
                     line=mine.line,
@@ -120,18 +120,21 @@ def _numbers(*values: Any) -> bool:
         return False
 
 
-def _parsed(content: Content, settings: Settings, asked: GpuRequest, given: Arguments) -> Parsed:
+def _parsed(content: Content, settings: Settings, asked: GpuRequest, given: Arguments) -> ParsedConfig:
     read = normal(settings)
     program = program_fields(given)
-    return Parsed(
+    return ParsedConfig(
         settings=read,
         name=Path(content.path).stem,
         model=program.model,
         goal=program.goal,
-        asked=asked,
+        gpu_request=asked,
         files=tuple(dict.fromkeys([content.path, *(said.file for said in settings.values())])),
-        own={**({} if "scheduler.type" in read else {"schedule.min_lr": 0.0}), **_left(program.own, read)},
-        open=program.open,
+        field_values={
+            **({} if "scheduler.type" in read else {"schedule.min_lr": 0.0}),
+            **_left(program.field_values, read),
+        },
+        unknown_fields=program.unknown_fields,
         notes=tuple(_notes(read)),
     )
 
@@ -200,17 +203,17 @@ def sizes(settings: Settings) -> list[int | None]:
     return [as_int(settings.get(key)) or None for key in BATCH]
 
 
-def counted_ranks(recipe: Recipe, parsed: Parsed, world: int) -> int:
+def counted_ranks(recipe: Recipe, parsed: ParsedConfig, world: int) -> int:
     """Ranks that train_batch_size counts: those of tensor parallelism too, though they read the same samples."""
     return max(1, world // (recipe.layout.pp * (as_int(parsed.settings.get("sequence_parallel_size")) or 1)))
 
 
-def data_ranks(recipe: Recipe, parsed: Parsed, world: int) -> int:
+def data_ranks(recipe: Recipe, parsed: ParsedConfig, world: int) -> int:
     """Ranks that read different samples."""
     return max(1, counted_ranks(recipe, parsed, world) // recipe.layout.tp)
 
 
-def complete(recipe: Recipe, parsed: Parsed, on: Cluster) -> Recipe:
+def complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:
     """The third of batch, micro batch and accumulation follows from the other two and the ranks."""
     batch, micro, steps = sizes(parsed.settings)
     counted, ranks = counted_ranks(recipe, parsed, on.world), data_ranks(recipe, parsed, on.world)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshwright.errors import closest
-from meshwright.frameworks.common import INFINITE, Ranges, as_int, is_whole, range_rule
+from meshwright.frameworks.common import INFINITE, Ranges, as_int, is_int, range_rule
 from meshwright.frameworks.deepspeed.format_override import spell
 from meshwright.frameworks.deepspeed.keys import REFUSING, SECTIONS, is_section, unread_sections
 from meshwright.frameworks.deepspeed.parse import BATCH, FROM_TRAINER, data_ranks, sizes
@@ -18,25 +18,25 @@ ZERO = "zero_optimization."
 STAGE = "zero_optimization.stage"
 
 
-def _stage(look: RuleContext) -> int | None:
-    found = look(STAGE)
-    return found if is_whole(found) else None
+def _stage(ctx: RuleContext) -> int | None:
+    found = ctx.get(STAGE)
+    return found if is_int(found) else None
 
 
-def _is_on(look: RuleContext, key: str) -> bool:
-    return str(look(key, False)).lower() == "true"
+def _is_on(ctx: RuleContext, key: str) -> bool:
+    return str(ctx.get(key, False)).lower() == "true"
 
 
-def _device(look: RuleContext, part: str) -> str:
-    found = look(f"{ZERO}offload_{part}.device", "none")
+def _device(ctx: RuleContext, part: str) -> str:
+    found = ctx.get(f"{ZERO}offload_{part}.device", "none")
     return str(found) if found is not None else "none"
 
 
 # Batch.
 
 
-def _no_batch(look: RuleContext) -> Problem | None:
-    if any(look.says(key) for key in BATCH[:2]):
+def _no_batch(ctx: RuleContext) -> Problem | None:
+    if any(ctx.is_set(key) for key in BATCH[:2]):
         return None
     return Problem(
         "neither train_batch_size nor train_micro_batch_size_per_gpu is said",
@@ -44,14 +44,14 @@ def _no_batch(look: RuleContext) -> Problem | None:
     )
 
 
-def _batch_arithmetic(look: RuleContext) -> Problem | None:
+def _batch_arithmetic(ctx: RuleContext) -> Problem | None:
     """The product must be exact; without the number of GPUs only a remainder is certain."""
-    batch, micro, steps = sizes(look.parsed.settings)
-    said = [look.parsed.settings[key] for key in BATCH if look.says(key)]
-    if batch is None or any(one.unresolved for one in said) or look.recipe.layout.tp > 1:
+    batch, micro, steps = sizes(ctx.parsed.settings)
+    said = [ctx.parsed.settings[key] for key in BATCH if ctx.is_set(key)]
+    if batch is None or any(one.unresolved for one in said) or ctx.recipe.layout.tp > 1:
         return None
-    world = look.cluster.world if look.cluster else look.parsed.asked.count
-    ranks = data_ranks(look.recipe, look.parsed, world) if world else 1
+    world = ctx.cluster.world if ctx.cluster else ctx.parsed.gpu_request.count
+    ranks = data_ranks(ctx.recipe, ctx.parsed, world) if world else 1
     each = (micro or 1) * (steps or 1) * ranks
     exact = world is not None and micro is not None and steps is not None
     if batch == each if exact else batch % each == 0:
@@ -71,29 +71,29 @@ def _batch_arithmetic(look: RuleContext) -> Problem | None:
 # Number formats.
 
 
-def _two_formats(look: RuleContext) -> Problem | None:
-    half = next((key for key in ("bf16.enabled", "bfloat16.enabled") if _is_on(look, key)), "")
-    if not half or not _is_on(look, "fp16.enabled"):
+def _two_formats(ctx: RuleContext) -> Problem | None:
+    half = next((key for key in ("bf16.enabled", "bfloat16.enabled") if _is_on(ctx, key)), "")
+    if not half or not _is_on(ctx, "fp16.enabled"):
         return None
     return Problem("bf16 and fp16 are both enabled", (spell("fp16.enabled", False),), key="fp16.enabled")
 
 
-def _needs_zero(look: RuleContext) -> Iterator[Problem]:
+def _needs_zero(ctx: RuleContext) -> Iterator[Problem]:
     keys = ("bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states", "fp16.fp16_master_weights_and_grads")
     for key in keys:
-        if _is_on(look, key) and _stage(look) == 0:
+        if _is_on(ctx, key) and _stage(ctx) == 0:
             yield Problem(f"{key} needs ZeRO stage 1, 2 or 3", (spell(STAGE, 1),), key=key)
-    if _is_on(look, keys[1]) and not _is_on(look, keys[0]):
+    if _is_on(ctx, keys[1]) and not _is_on(ctx, keys[0]):
         yield Problem(f"{keys[1]} needs {keys[0]}", (spell(keys[0], True),), key=keys[1])
 
 
-def _gradient_format(look: RuleContext) -> Problem | None:
-    wanted, key = look("data_types.grad_accum_dtype"), "data_types.grad_accum_dtype"
-    open_ = any(look.says(each) and look(each) is None for each in ("bf16.enabled", "fp16.enabled"))
-    if wanted is None or _stage(look) != 0 or open_:
+def _gradient_format(ctx: RuleContext) -> Problem | None:
+    wanted, key = ctx.get("data_types.grad_accum_dtype"), "data_types.grad_accum_dtype"
+    open_ = any(ctx.is_set(each) and ctx.get(each) is None for each in ("bf16.enabled", "fp16.enabled"))
+    if wanted is None or _stage(ctx) != 0 or open_:
         return None
-    half = "bf16" if _is_on(look, "bf16.enabled") or _is_on(look, "bfloat16.enabled") else ""
-    params = half or ("fp16" if _is_on(look, "fp16.enabled") else "fp32")
+    half = "bf16" if _is_on(ctx, "bf16.enabled") or _is_on(ctx, "bfloat16.enabled") else ""
+    params = half or ("fp16" if _is_on(ctx, "fp16.enabled") else "fp32")
     if wanted == params:
         return None
     return Problem(f"{params} parameters cannot add up gradients in {wanted} without ZeRO", (spell(STAGE, 1),), key=key)
@@ -102,46 +102,46 @@ def _gradient_format(look: RuleContext) -> Problem | None:
 # ZeRO.
 
 
-def _beyond_stage(look: RuleContext) -> Iterator[Problem]:
+def _beyond_stage(ctx: RuleContext) -> Iterator[Problem]:
     """What only a higher stage reads."""
-    stage = _stage(look)
+    stage = _stage(ctx)
     if stage is None or not 0 <= stage <= 3:
         return
-    if stage < 3 and _device(look, "param") != "none":
+    if stage < 3 and _device(ctx, "param") != "none":
         yield Problem(
             f"offload_param is read by stage 3 only; with stage {stage} parameters stay on the GPU",
             (spell(STAGE, 3), spell(f"{ZERO}offload_param.device", None)),
             key=f"{ZERO}offload_param.device",
         )
-    if stage < 1 and _device(look, "optimizer") != "none":
+    if stage < 1 and _device(ctx, "optimizer") != "none":
         yield Problem(
             "offload_optimizer is read from stage 1 on; without ZeRO the optimizer stays on the GPU",
             (spell(STAGE, 2), spell(f"{ZERO}offload_optimizer.device", None)),
             key=f"{ZERO}offload_optimizer.device",
         )
-    if 0 < stage < 3 and _device(look, "optimizer") == "nvme":
+    if 0 < stage < 3 and _device(ctx, "optimizer") == "nvme":
         yield Problem(
             f"offloading to nvme is read by stage 3 only; with stage {stage} the optimizer stays on the GPU",
             (spell(STAGE, 3), spell(f"{ZERO}offload_optimizer.device", "cpu")),
             key=f"{ZERO}offload_optimizer.device",
         )
-    names = [key for key in look.under("zero_optimization") if key.startswith(f"{ZERO}stage3_")]
+    names = [key for key in ctx.keys_under("zero_optimization") if key.startswith(f"{ZERO}stage3_")]
     if stage < 3 and names:
         short = ", ".join(key.removeprefix(ZERO) for key in names)
         yield Problem(f"with stage {stage} nothing reads {short}", (spell(STAGE, 3),), key=names[0])
 
 
-def _no_path(look: RuleContext) -> Iterator[Problem]:
+def _no_path(ctx: RuleContext) -> Iterator[Problem]:
     for part in ("param", "optimizer"):
         key = f"{ZERO}offload_{part}."
-        if _device(look, part) == "nvme" and not look(f"{key}nvme_path") and _stage(look) == 3:
+        if _device(ctx, part) == "nvme" and not ctx.get(f"{key}nvme_path") and _stage(ctx) == 3:
             yield Problem("device nvme needs nvme_path", (spell(f"{key}nvme_path", "/local_nvme"),), key=f"{key}device")
 
 
-def _part_of_optimizer(look: RuleContext) -> Problem | None:
+def _part_of_optimizer(ctx: RuleContext) -> Problem | None:
     key = f"{ZERO}offload_optimizer.ratio"
-    ratio = look(key)
-    if not isinstance(ratio, int | float) or ratio >= 1 or _stage(look) == 3:
+    ratio = ctx.get(key)
+    if not isinstance(ratio, int | float) or ratio >= 1 or _stage(ctx) == 3:
         return None
     return Problem(f"a part of the optimizer ({ratio}) is offloaded with stage 3 only", (spell(key, 1.0),), key=key)
 
@@ -156,29 +156,29 @@ RENAMED = {
 }
 
 
-def _renamed(look: RuleContext) -> Iterator[Problem]:
+def _renamed(ctx: RuleContext) -> Iterator[Problem]:
     for old, (new, fix) in RENAMED.items():
-        if not look.says(ZERO + old):
+        if not ctx.is_set(ZERO + old):
             continue
-        if look.under(ZERO + new):
+        if ctx.keys_under(ZERO + new):
             yield Problem(f"{old} is the old name of {new}; both together are refused", (fix,), ZERO + old, "error")
         else:
             yield Problem(f"{old} is the old name of {new}", (fix,), key=ZERO + old)
     for old, new in (("bfloat16", "bf16"),):
-        keys = [key for key in look.under(old) if key != old]
-        if keys and look.under(new):
+        keys = [key for key in ctx.keys_under(old) if key != old]
+        if keys and ctx.keys_under(new):
             yield Problem(f"{old} is not read beside {new}", (), key=keys[0])
 
 
-def _in_stages(look: RuleContext) -> Problem | None:
-    stages, stage = look("pipeline.stages"), _stage(look)
+def _in_stages(ctx: RuleContext) -> Problem | None:
+    stages, stage = ctx.get("pipeline.stages"), _stage(ctx)
     if not isinstance(stages, int) or stages < 2 or stage is None or stage < 2:
         return None
     return Problem(f"pipelines run with ZeRO stage 1 at most, not {stage}", (spell(STAGE, 1),), key=STAGE)
 
 
-def _sum_of_gradients(look: RuleContext) -> Problem | None:
-    if look("gradient_allreduce_op") != "sum" or _stage(look) != 3:
+def _sum_of_gradients(ctx: RuleContext) -> Problem | None:
+    if ctx.get("gradient_allreduce_op") != "sum" or _stage(ctx) != 3:
         return None
     return Problem("sums of gradients are not made with stage 3", (spell("gradient_allreduce_op", "mean"),))
 
@@ -186,16 +186,16 @@ def _sum_of_gradients(look: RuleContext) -> Problem | None:
 # Optimizer and schedule.
 
 
-def _optimizer(look: RuleContext) -> str:
-    name = look("optimizer.type")
+def _optimizer(ctx: RuleContext) -> str:
+    name = ctx.get("optimizer.type")
     return str(name) if isinstance(name, str) else ""
 
 
-def _untested(look: RuleContext) -> Problem | None:
-    name = _optimizer(look)
+def _untested(ctx: RuleContext) -> Problem | None:
+    name = _optimizer(ctx)
     fine = ("adam", "adamw", "adagrad", "lion", "muon")
     known = name in TORCH or name.lower() in {each.lower() for each in NATIVE}
-    if not known or name.lower() in fine or not _stage(look) or _is_on(look, "zero_allow_untested_optimizer"):
+    if not known or name.lower() in fine or not _stage(ctx) or _is_on(ctx, "zero_allow_untested_optimizer"):
         return None
     return Problem(
         f"ZeRO refuses {name} unless it is told to take what was never tested",
@@ -227,35 +227,35 @@ SCHEDULER_TAKES = {
 """Every argument of Adam, of torch's own besides, and of the schedulers."""
 
 
-def _no_such_argument(look: RuleContext) -> Iterator[Problem]:
-    optimizer, scheduler = _optimizer(look), look("scheduler.type")
+def _no_such_argument(ctx: RuleContext) -> Iterator[Problem]:
+    optimizer, scheduler = _optimizer(ctx), ctx.get("scheduler.type")
     refused = {f"optimizer.params.{name}": optimizer for name in TAKES_NO.get(optimizer.lower(), ())}
     if optimizer.lower() in ("adam", "adamw"):
-        more = TORCH_ADAM if _is_on(look, "optimizer.params.torch_adam") else ""
-        refused |= dict.fromkeys(_besides(look, "optimizer.params.", f"{ADAM} {more}"), optimizer)
+        more = TORCH_ADAM if _is_on(ctx, "optimizer.params.torch_adam") else ""
+        refused |= dict.fromkeys(_besides(ctx, "optimizer.params.", f"{ADAM} {more}"), optimizer)
     if optimizer.lower() in TAKES:
-        refused |= dict.fromkeys(_besides(look, "optimizer.params.", TAKES[optimizer.lower()]), optimizer)
+        refused |= dict.fromkeys(_besides(ctx, "optimizer.params.", TAKES[optimizer.lower()]), optimizer)
     if scheduler in SCHEDULER_TAKES:
-        refused |= dict.fromkeys(_besides(look, "scheduler.params.", SCHEDULER_TAKES[scheduler]), scheduler)
+        refused |= dict.fromkeys(_besides(ctx, "scheduler.params.", SCHEDULER_TAKES[scheduler]), scheduler)
     for key, name in refused.items():
-        if look.says(key):
+        if ctx.is_set(key):
             yield Problem(f"{name} takes no {key.rpartition('.')[2]}", (spell(key, None),), key=key)
 
 
-def _besides(look: RuleContext, prefix: str, taken: str) -> list[str]:
+def _besides(ctx: RuleContext, prefix: str, taken: str) -> list[str]:
     """Keys below a prefix that exist for others, and not among those that are taken."""
     rows = {key for key, word in words("deepspeed").items() if word.fate == "read"}
-    return [key for key in look.under(prefix[:-1]) if key in rows and key.removeprefix(prefix) not in taken.split()]
+    return [key for key in ctx.keys_under(prefix[:-1]) if key in rows and key.removeprefix(prefix) not in taken.split()]
 
 
-def _slow_on_host(look: RuleContext) -> Problem | None:
+def _slow_on_host(ctx: RuleContext) -> Problem | None:
     """Only some optimizers have a version for the host."""
-    name = _optimizer(look).lower()
-    if not name or not _stage(look) or _device(look, "optimizer") == "none":
+    name = _optimizer(ctx).lower()
+    if not name or not _stage(ctx) or _device(ctx, "optimizer") == "none":
         return None
     if name == "lamb":
         return Problem("Lamb runs on GPUs only", (spell("optimizer.type", "AdamW"),), "optimizer.type", "error")
-    if name in ("adam", "adamw") and _is_on(look, "optimizer.params.torch_adam"):
+    if name in ("adam", "adamw") and _is_on(ctx, "optimizer.params.torch_adam"):
         return Problem(
             "torch's Adam updates the offloaded optimizer on the host; DeepSpeed's own is several times as fast",
             (spell("optimizer.params.torch_adam", None),),
@@ -263,15 +263,15 @@ def _slow_on_host(look: RuleContext) -> Problem | None:
         )
     if name in {each.lower() for each in TORCH}:
         return Problem(
-            f"{_optimizer(look)} has no version for the host: torch's runs there, slowly",
+            f"{_optimizer(ctx)} has no version for the host: torch's runs there, slowly",
             (spell("optimizer.type", "AdamW"),),
             key="optimizer.type",
         )
     return None
 
 
-def _scheduler(look: RuleContext) -> Iterator[Problem]:
-    name, params = look("scheduler.type"), "scheduler.params."
+def _scheduler(ctx: RuleContext) -> Iterator[Problem]:
+    name, params = ctx.get("scheduler.type"), "scheduler.params."
     if not isinstance(name, str):
         return
     torch = name.endswith(("LR", "Scheduler", "Restarts", "OnPlateau")) and name not in SCHEDULES
@@ -283,20 +283,20 @@ def _scheduler(look: RuleContext) -> Iterator[Problem]:
             tuple(spell("scheduler.type", each) for each in near),
             "scheduler.type",
         )
-    if name in ("WarmupDecayLR", "WarmupCosineLR") and not look.says(f"{params}total_num_steps"):
+    if name in ("WarmupDecayLR", "WarmupCosineLR") and not ctx.is_set(f"{params}total_num_steps"):
         yield Problem(
             f"{name} needs total_num_steps",
             (spell(f"{params}total_num_steps", 10000), '"total_num_steps": "auto" under transformers or accelerate'),
             key="scheduler.type",
         )
-    least, most = look(f"{params}warmup_min_lr"), look(f"{params}warmup_max_lr")
+    least, most = ctx.get(f"{params}warmup_min_lr"), ctx.get(f"{params}warmup_max_lr")
     if _number(least) and _number(most) and least > most:
         yield Problem(
             f"the warm-up falls: warmup_min_lr={least} is above warmup_max_lr={most}",
             (spell(f"{params}warmup_min_lr", 0),),
             key=f"{params}warmup_min_lr",
         )
-    steps, warm = look(f"{params}total_num_steps"), look(f"{params}warmup_num_steps")
+    steps, warm = ctx.get(f"{params}total_num_steps"), ctx.get(f"{params}warmup_num_steps")
     if _number(steps) and _number(warm) and steps < warm:
         yield Problem(
             f"total_num_steps={steps} is less than warmup_num_steps={warm}: the peak is never reached",
@@ -310,19 +310,19 @@ def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _two_peaks(look: RuleContext) -> Iterator[Problem]:
+def _two_peaks(ctx: RuleContext) -> Iterator[Problem]:
     """The scheduler sets the learning rate, whatever the optimizer's own."""
-    name, key = look("scheduler.type"), "scheduler.params.warmup_max_lr"
-    rate, peak = look("optimizer.params.lr"), look(key)
+    name, key = ctx.get("scheduler.type"), "scheduler.params.warmup_max_lr"
+    rate, peak = ctx.get("optimizer.params.lr"), ctx.get(key)
     if name not in ("WarmupLR", "WarmupDecayLR") or not _number(rate):
         return
-    if look.says(key) and _number(peak) and peak != rate:
+    if ctx.is_set(key) and _number(peak) and peak != rate:
         yield Problem(
             f"the peak is warmup_max_lr={peak}; optimizer.params.lr={rate} is overwritten",
             (spell(key, rate),),
             key="optimizer.params.lr",
         )
-    elif name == "WarmupDecayLR" and not look.says(key) and rate != 0.001:
+    elif name == "WarmupDecayLR" and not ctx.is_set(key) and rate != 0.001:
         yield Problem(
             f"without warmup_max_lr WarmupDecayLR peaks at 0.001; optimizer.params.lr={rate} is overwritten",
             (spell(key, rate),),
@@ -333,43 +333,43 @@ def _two_peaks(look: RuleContext) -> Iterator[Problem]:
 # Other sections.
 
 
-def _contiguous(look: RuleContext) -> Iterator[Problem]:
+def _contiguous(ctx: RuleContext) -> Iterator[Problem]:
     part = "activation_checkpointing."
-    if not _is_on(look, f"{part}contiguous_memory_optimization"):
+    if not _is_on(ctx, f"{part}contiguous_memory_optimization"):
         return
     key = f"{part}contiguous_memory_optimization"
-    if not _is_on(look, f"{part}partition_activations"):
+    if not _is_on(ctx, f"{part}partition_activations"):
         yield Problem("one block of memory needs cut activations", (spell(f"{part}partition_activations", True),), key)
-    if not look(f"{part}number_checkpoints"):
-        layers = look.case.layers if look.case else 32
+    if not ctx.get(f"{part}number_checkpoints"):
+        layers = ctx.case.layers if ctx.case else 32
         yield Problem(
             "one block of memory needs the number of checkpoints", (spell(f"{part}number_checkpoints", layers),), key
         )
 
 
-def _shared_sequence(look: RuleContext) -> Iterator[Problem]:
+def _shared_sequence(ctx: RuleContext) -> Iterator[Problem]:
     key = "sequence_parallel_size"
-    size = as_int(look.parsed.settings.get(key))
+    size = as_int(ctx.parsed.settings.get(key))
     if not size:
         return
-    world = look.cluster.world if look.cluster else look.parsed.asked.count
+    world = ctx.cluster.world if ctx.cluster else ctx.parsed.gpu_request.count
     if world and world % size:
         yield Problem(f"{size} ranks per sequence do not divide {world} GPUs", (spell(key, 1),), key=key)
-    if look.case is not None and look.case.heads and look.case.heads % size:
-        yield Problem(f"{size} ranks per sequence do not divide {look.case.heads} heads", (spell(key, 1),), key=key)
+    if ctx.case is not None and ctx.case.heads and ctx.case.heads % size:
+        yield Problem(f"{size} ranks per sequence do not divide {ctx.case.heads} heads", (spell(key, 1),), key=key)
 
 
-def _cut_with_stage_3(look: RuleContext) -> Problem | None:
-    size = look("tensor_parallel.autotp_size")
-    if not isinstance(size, int) or size < 2 or _stage(look) != 3:
+def _cut_with_stage_3(ctx: RuleContext) -> Problem | None:
+    size = ctx.get("tensor_parallel.autotp_size")
+    if not isinstance(size, int) or size < 2 or _stage(ctx) != 3:
         return None
     return Problem(
         f"autotp_size={size} together with stage 3 was never shown to work: stages 0 to 2 are", (spell(STAGE, 2),)
     )
 
 
-def _not_a_section(look: RuleContext) -> Iterator[Problem]:
-    for key, said in look.parsed.settings.items():
+def _not_a_section(ctx: RuleContext) -> Iterator[Problem]:
+    for key, said in ctx.parsed.settings.items():
         empty = said.value is None and (key in ("aio", "datastates_ckpt") or key.startswith(ZERO))
         if not is_section(key) or isinstance(said.value, dict) or empty or said.unresolved:
             continue
@@ -377,10 +377,10 @@ def _not_a_section(look: RuleContext) -> Iterator[Problem]:
         yield Problem(f"{key} is a section, not {said.value!r}", (fix,) if key in REFUSING else (), key=key)
 
 
-def _unread(look: RuleContext) -> Iterator[Problem]:
+def _unread(ctx: RuleContext) -> Iterator[Problem]:
     from difflib import get_close_matches
 
-    for section, key in unread_sections(look.parsed.settings).items():
+    for section, key in unread_sections(ctx.parsed.settings).items():
         near = get_close_matches(section, SECTIONS, 1, 0.75)
         hint = f"; did you mean {near[0]}?" if near else ""
         yield Problem(f"DeepSpeed reads the section {section} nowhere{hint}", key=key)
@@ -400,9 +400,9 @@ RAW_NUMBERS = (
 """Values that are taken as they stand; the other sections turn a text into what they need."""
 
 
-def _quoted(look: RuleContext) -> Iterator[Problem]:
+def _quoted(ctx: RuleContext) -> Iterator[Problem]:
     for key in (*RAW_TRUTHS, *RAW_NUMBERS):
-        said = look.parsed.settings.get(key)
+        said = ctx.parsed.settings.get(key)
         if said is None or said.unresolved or not isinstance(said.value, str) or not said.file.endswith(".json"):
             continue
         text = said.value.strip().lower()
@@ -444,8 +444,8 @@ FILLED = {
 }
 
 
-def _nobody_fills(look: RuleContext) -> Iterator[Problem]:
-    for key, said in look.parsed.settings.items():
+def _nobody_fills(ctx: RuleContext) -> Iterator[Problem]:
+    for key, said in ctx.parsed.settings.items():
         if (
             said.value == "auto"
             and said.unresolved
@@ -492,7 +492,7 @@ RULES = (
         _batch_arithmetic,
         symptom="AssertionError: train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size",
         cause="every data-parallel rank works through accumulation micro batches per step; nothing is rounded",
-        covers=("batch.divides", "batch.smaller-than-data-parallel"),
+        supersedes=("batch.divides", "batch.smaller-than-data-parallel"),
     ),
     range_rule("deepspeed", RANGES, spell, "an assertion or a ValidationError while the config is read"),
     FrameworkRule(
@@ -558,7 +558,7 @@ RULES = (
         _in_stages,
         symptom="AssertionError: ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism",
         cause="gradients of a pipeline stage stay whole until the last micro batch",
-        covers=("strategy.deepspeed-pipeline",),
+        supersedes=("strategy.deepspeed-pipeline",),
     ),
     FrameworkRule(
         "deepspeed.sum-of-gradients",

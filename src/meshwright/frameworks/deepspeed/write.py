@@ -8,8 +8,8 @@ from typing import Any
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
-from meshwright.frameworks.mapping import nested, relevant, to_settings, without_defaults
-from meshwright.frameworks.types import Program, Written
+from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
+from meshwright.frameworks.types import ExportedConfig, Program
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps.deepspeed import stage_of
 from meshwright.recipes.types import Recipe
@@ -23,9 +23,9 @@ ORDER = (
 )  # fmt: skip
 
 
-def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
     stage_of(recipe)  # a strategy without a stage is refused, not written as another
-    settings, unsaid = to_settings(framework, recipe, relevant(recipe, model))
+    settings, unsaid = to_settings(framework, recipe, relevant_fields(recipe, model))
     steps = _micro_batches(recipe, on)
     if recipe.layout.tp > 1:  # train_batch_size would count its ranks as well
         del settings["train_batch_size"]
@@ -34,13 +34,13 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         settings.pop("optimizer.params.eps", None)
     if not settings.get("optimizer.type"):
         settings = {key: value for key, value in settings.items() if not key.startswith("optimizer.")}
-    tables = nested(without_defaults(framework, settings, KEEP))
+    tables = nest(without_defaults(framework, settings, KEEP))
     ordered: dict[str, Any] = {key: tables[key] for key in ORDER if key in tables} | tables
-    return Written(
+    return ExportedConfig(
         framework=framework.name,
         files={FILE: json.dumps(ordered, indent=2) + "\n"},
-        program=Program(words=("train.py", "--deepspeed", FILE)),
-        unsaid=unsaid,
+        program=Program(argv=("train.py", "--deepspeed", FILE)),
+        unmapped=unsaid,
         notes=(
             f"{FILE} says {recipe.name or 'the recipe'} for DeepSpeed {framework.version}, written by meshwright export",
             "train.py stands for your own program: one around transformers' Trainer takes the config with --deepspeed",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.frameworks.common import spell_toml
+from meshwright.frameworks.common import format_toml
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.kempnerforge.parse import PURE_BF16, complete, parse, recognises
 from meshwright.frameworks.kempnerforge.rules import RULES
@@ -19,12 +19,12 @@ FRAMEWORK = Framework(
     title="KempnerForge",
     version="commit 5666d0d, 2026-06-30",
     engine="kempnerforge",
-    forms=("TOML files", "the command `torchrun … scripts/train.py FILE.toml --section.key=value`"),
-    recognises=recognises,
+    inputs=("TOML files", "the command `torchrun … scripts/train.py FILE.toml --section.key=value`"),
+    detect=recognises,
     parse=parse,
-    spell=spell_toml,
+    format_setting=format_toml,
     rules=RULES,
     complete=complete,
-    follows=("train.global_batch_size", "layout.sp", *PURE_BF16),
-    known=lambda key: key.startswith(OPEN),
+    derived_fields=("train.global_batch_size", "layout.sp", *PURE_BF16),
+    is_extra_key=lambda key: key.startswith(OPEN),
 )

@@ -12,8 +12,8 @@ import msgspec
 
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
-from meshwright.frameworks.common import asked_of, value
-from meshwright.frameworks.framework import Content, GpuRequest, Parsed
+from meshwright.frameworks.common import gpu_request_of, value_or_default
+from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.load import open_file
 from meshwright.frameworks.model_match import from_sizes
 from meshwright.frameworks.types import Settings, SourcedValue
@@ -21,7 +21,7 @@ from meshwright.models import ModelSpec
 from meshwright.recipes.types import Recipe
 
 if TYPE_CHECKING:
-    from meshwright.frameworks.shell import Launched
+    from meshwright.frameworks.shell import LaunchCommand
 
 TABLE = "kempnerforge"
 MARKS = frozenset(("model.dim", "model.n_layers", "train.seq_len", "train.batch_size", "train.max_steps"))
@@ -33,18 +33,18 @@ PURE_BF16 = {"precision.master": "bf16", "precision.moments": "bf16", "precision
 def recognises(content: Content) -> int:
     if content.format == "toml":
         return 3 if MARKS & content.settings.keys() else 0
-    return 3 if any(_starts(one) for one in content.launched) else 0
+    return 3 if any(_starts(one) for one in content.launches) else 0
 
 
-def _starts(one: Launched) -> bool:
+def _starts(one: LaunchCommand) -> bool:
     name = str(one.program.value)
     return Path(name).name == "train.py" and bool(one.args) and str(one.args[0].value).endswith(".toml")
 
 
-def parse(content: Content) -> Parsed:
+def parse(content: Content) -> ParsedConfig:
     if content.format == "toml":
         return _parsed(content.settings, content, GpuRequest())
-    one = next((one for one in content.launched if _starts(one)), None)
+    one = next((one for one in content.launches if _starts(one)), None)
     if one is None:
         raise InputError("starts no training of KempnerForge", field="file", value=content.path)
     named = one.args[0]
@@ -52,24 +52,27 @@ def parse(content: Content) -> Parsed:
     if named.unresolved or content.folder is None or not path.is_file():
         raise InputError("the config that the script starts is not there", field="file", value=str(named.value))
     said = {**open_file(path).settings, **dict(_arguments(one.args[1:]))}
-    return _parsed(said, content, asked_of(one), one.env)
+    return _parsed(said, content, gpu_request_of(one), one.env)
 
 
-def _parsed(settings: Settings, content: Content, asked: GpuRequest, env: Settings | None = None) -> Parsed:
+def _parsed(settings: Settings, content: Content, asked: GpuRequest, env: Settings | None = None) -> ParsedConfig:
     model = model_of(settings)
     files = tuple(dict.fromkeys([content.path, *(said.file for said in settings.values())]))
     # Sequence parallelism is not asked for: it comes with tensor parallelism, where their plan has it.
     plain = model is not None and model.moe is None and not model.tied
-    cut = value(TABLE, settings, "distributed.tp") > 1 and value(TABLE, settings, "distributed.pp") == 1
+    cut = (
+        value_or_default(TABLE, settings, "distributed.tp") > 1
+        and value_or_default(TABLE, settings, "distributed.pp") == 1
+    )
     own = {"layout.sp": bool(plain and cut), **PURE_BF16}
-    return Parsed(
+    return ParsedConfig(
         settings=settings,
         name=Path(content.path).stem,
         model=model,
-        asked=asked,
+        gpu_request=asked,
         env=env or {},
         files=files,
-        own=own,
+        field_values=own,
     )
 
 
@@ -88,7 +91,7 @@ def _arguments(args: tuple[SourcedValue, ...]) -> Iterator[tuple[str, SourcedVal
 
 def model_of(settings: Settings) -> ModelSpec | None:
     """The model of these sizes; None where they make none, which the rules of the sizes then tell."""
-    sizes = {key: value(TABLE, settings, f"model.{key}") for key in SIZES}
+    sizes = {key: value_or_default(TABLE, settings, f"model.{key}") for key in SIZES}
     heads, dim = sizes["n_heads"], sizes["dim"]
     ffn = sizes["ffn_hidden_dim"] or _ffn(dim, sizes["ffn_dim_multiplier"])
     common = {
@@ -143,7 +146,7 @@ def data_ranks(recipe: Recipe, on: Cluster) -> int:
     return max(1, on.world // (layout.tp * layout.pp * layout.cp * layout.ep))
 
 
-def complete(recipe: Recipe, parsed: Parsed, on: Cluster) -> Recipe:
-    accumulation = value(TABLE, parsed.settings, "train.grad_accum_steps")
+def complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:
+    accumulation = value_or_default(TABLE, parsed.settings, "train.grad_accum_steps")
     batch = recipe.layout.micro_batch_size * max(1, int(accumulation)) * data_ranks(recipe, on)
     return msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, global_batch_size=batch))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.frameworks.common import INFINITE, Ranges, range_rule, spell_toml
+from meshwright.frameworks.common import INFINITE, Ranges, format_toml, range_rule
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
 
 
-def _no_table(look: RuleContext) -> Iterator[Problem]:
+def _no_table(ctx: RuleContext) -> Iterator[Problem]:
     """Sizes that the sections refuse by themselves."""
-    dim, heads, kv = look("model.dim"), look("model.n_heads"), look("model.n_kv_heads")
+    dim, heads, kv = ctx.get("model.dim"), ctx.get("model.n_heads"), ctx.get("model.n_kv_heads")
     numbers = [value for value in (dim, heads, kv) if value is not None]
     if not all(isinstance(value, int) and value > 0 for value in numbers):
         yield Problem("model sizes are whole numbers above 0")
@@ -20,52 +20,54 @@ def _no_table(look: RuleContext) -> Iterator[Problem]:
         yield Problem(f"n_heads={heads} is not divisible by n_kv_heads={kv}", key="model.n_kv_heads")
 
 
-def _too_long(look: RuleContext) -> Problem | None:
-    length, longest = look("train.seq_len"), look("model.max_seq_len")
+def _too_long(ctx: RuleContext) -> Problem | None:
+    length, longest = ctx.get("train.seq_len"), ctx.get("model.max_seq_len")
     if not (isinstance(length, int) and isinstance(longest, int)) or length <= longest:
         return None
     return Problem(
         f"seq_len={length} is longer than model.max_seq_len={longest}, the length of the rotary table",
-        (spell_toml("model.max_seq_len", length),),
+        (format_toml("model.max_seq_len", length),),
     )
 
 
-def _no_data_to_evaluate(look: RuleContext) -> Problem | None:
-    named = look("eval.dataset_path") or any(key.startswith("eval.hf_dataset_name") for key in look.under("eval"))
-    if look("eval.enabled") is not True or named:
+def _no_data_to_evaluate(ctx: RuleContext) -> Problem | None:
+    named = ctx.get("eval.dataset_path") or any(
+        key.startswith("eval.hf_dataset_name") for key in ctx.keys_under("eval")
+    )
+    if ctx.get("eval.enabled") is not True or named:
         return None
     return Problem(
         "evaluation is on and has neither eval.dataset_path nor eval.hf_dataset_name",
-        (spell_toml("eval.enabled", False),),
+        (format_toml("eval.enabled", False),),
         key="eval.enabled",
     )
 
 
-def _profile_ends_first(look: RuleContext) -> Problem | None:
-    start, end = look("profiling.start"), look("profiling.end")
+def _profile_ends_first(ctx: RuleContext) -> Problem | None:
+    start, end = ctx.get("profiling.start"), ctx.get("profiling.end")
     if not (isinstance(start, int) and isinstance(end, int)) or end > start:
         return None
     return Problem(
-        f"profiling.end={end} must come after profiling.start={start}", (spell_toml("profiling.end", start + 3),)
+        f"profiling.end={end} must come after profiling.start={start}", (format_toml("profiling.end", start + 3),)
     )
 
 
-def _annealed_and_phased(look: RuleContext) -> Problem | None:
-    if not (look.under("data.phases") and look("data.anneal_start_step")):
+def _annealed_and_phased(ctx: RuleContext) -> Problem | None:
+    if not (ctx.keys_under("data.phases") and ctx.get("data.anneal_start_step")):
         return None
     return Problem("data.phases and data.anneal_start_step exclude each other", key="data.anneal_start_step")
 
 
-def _needs_section(look: RuleContext) -> Iterator[Problem]:
+def _needs_section(ctx: RuleContext) -> Iterator[Problem]:
     for section, needed in (("vlm", "vision_encoder"), ("video", "vlm")):
-        if look.under(section) and not look.under(needed):
-            yield Problem(f"[{section}] needs [{needed}]", key=look.under(section)[0])
+        if ctx.keys_under(section) and not ctx.keys_under(needed):
+            yield Problem(f"[{section}] needs [{needed}]", key=ctx.keys_under(section)[0])
 
 
-def _vision_in_stages(look: RuleContext) -> Problem | None:
-    if not look.under("vlm") or look("distributed.pp") in (None, 1):
+def _vision_in_stages(ctx: RuleContext) -> Problem | None:
+    if not ctx.keys_under("vlm") or ctx.get("distributed.pp") in (None, 1):
         return None
-    return Problem("models that see have no pipeline here", (spell_toml("distributed.pp", 1),), key="distributed.pp")
+    return Problem("models that see have no pipeline here", (format_toml("distributed.pp", 1),), key="distributed.pp")
 
 
 ABOVE_0 = (0.0, INFINITE, True)
@@ -116,7 +118,7 @@ RULES = (
         symptom="ValueError from validate",
         cause="evaluation has no data set of its own to fall back on",
     ),
-    range_rule("kempnerforge", RANGES, spell_toml, "ValueError while the section is read"),
+    range_rule("kempnerforge", RANGES, format_toml, "ValueError while the section is read"),
     FrameworkRule(
         "kempnerforge.profile-ends-first",
         "error",

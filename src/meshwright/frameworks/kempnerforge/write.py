@@ -8,8 +8,8 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.kempnerforge.parse import data_ranks, model_of
-from meshwright.frameworks.mapping import nested, relevant, to_settings, without_defaults
-from meshwright.frameworks.types import Program, SourcedValue, Written
+from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
+from meshwright.frameworks.types import ExportedConfig, Program, SourcedValue
 from meshwright.models import Attention, Dense, ModelSpec, MoE
 from meshwright.recipes.types import Recipe
 
@@ -21,11 +21,11 @@ KEEP = (
 )  # fmt: skip
 
 
-def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
     if recipe.goal != "pretrain":
         raise InputError("KempnerForge pretrains; it has no fine-tuning", field="goal", value=recipe.goal)
     sizes = _sizes(model)
-    fields = [key for key in relevant(recipe, model) if key not in framework.follows]
+    fields = [key for key in relevant_fields(recipe, model) if key not in framework.derived_fields]
     settings, unsaid = to_settings(framework, recipe, fields)
     ranks = recipe.layout.micro_batch_size * data_ranks(recipe, on)
     if recipe.train.global_batch_size % ranks:
@@ -37,13 +37,13 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     settings = {**settings, "train.grad_accum_steps": recipe.train.global_batch_size // ranks}
     sizes["max_seq_len"] = max(recipe.data.seq_length, model.max_seq_length or 0)
     shape = {f"model.{key}": value for key, value in sizes.items()}
-    tables = nested({**shape, **without_defaults(framework, settings, KEEP)})
+    tables = nest({**shape, **without_defaults(framework, settings, KEEP)})
     name = f"{recipe.name or 'recipe'}.toml"
-    return Written(
+    return ExportedConfig(
         framework=framework.name,
         files={name: _text(tables, recipe, framework)},
-        program=Program(words=("scripts/train.py", name)),
-        unsaid=unsaid,
+        program=Program(argv=("scripts/train.py", name)),
+        unmapped=unsaid,
     )
 
 

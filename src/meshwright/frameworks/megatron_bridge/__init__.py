@@ -14,16 +14,16 @@ FRAMEWORK = Framework(
     title="Megatron-Bridge",
     version="commit 067f987, 2026-08-22",
     engine="megatron",
-    forms=(
+    inputs=(
         "the command `torchrun … scripts/training/run_recipe.py --recipe NAME KEY=VALUE …`, and train.sh",
         "a Python file that assigns fields of a recipe's config and trains",
         "run_config.yaml as saved with a checkpoint",
     ),
-    recognises=recognises,
+    detect=recognises,
     parse=parse,
-    spell=spell,
+    format_setting=spell,
     rules=RULES,
     complete=complete,
-    follows=("layout.pp_schedule", "layout.dp_shard"),
-    known=known,
+    derived_fields=("layout.pp_schedule", "layout.dp_shard"),
+    is_extra_key=known,
 )

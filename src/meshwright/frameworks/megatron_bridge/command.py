@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshwright.errors import InputError
-from meshwright.frameworks.common import as_int, asked_of
+from meshwright.frameworks.common import as_int, gpu_request_of
 from meshwright.frameworks.framework import Content, GpuRequest
 from meshwright.frameworks.megatron_bridge import keys
 from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun, goal_of, plain
 from meshwright.frameworks.types import SourcedValue
 
 if TYPE_CHECKING:
-    from meshwright.frameworks.shell import Launched
+    from meshwright.frameworks.shell import LaunchCommand
 
 RUNNERS = ("run_recipe.py", "setup_experiment.py", "run_script.py", "launch_with_nemo_run.py")
 SUBMIT = "train.sh"
@@ -47,7 +47,7 @@ class Run(msgspec.Struct, frozen=True):
 
 def runs(content: Content) -> list[Run]:
     """Every start of the runner that a script makes."""
-    found = [_run(one) for one in content.launched if PurePosixPath(str(one.program.value)).name in RUNNERS]
+    found = [_run(one) for one in content.launches if PurePosixPath(str(one.program.value)).name in RUNNERS]
     for command in content.script.commands if content.script else ():
         named = [at for at, word in enumerate(command.words) if _is_submit(word)]
         if named and named[0] <= 1:
@@ -66,8 +66,8 @@ def _is_submit(word: SourcedValue) -> bool:
     return path.name == SUBMIT and path.parent.name in ("training", "", ".")
 
 
-def _run(one: Launched) -> Run:
-    asked = asked_of(one)
+def _run(one: LaunchCommand) -> Run:
+    asked = gpu_request_of(one)
     if one.launcher == "torchrun" and one.nodes is None and asked.gpus_per_node is not None:
         asked = msgspec.structs.replace(asked, nodes=1)  # what torchrun takes when nobody says it
     return Run(one.program, one.args, asked, dict(one.env))
@@ -123,7 +123,7 @@ def _asked(run: Run, settings: dict[str, SourcedValue]) -> GpuRequest:
     nodes, per_node = (settings.pop(key, None) for key in ("--nodes", "--gpus-per-node"))
     if nodes is None and per_node is None:
         return run.asked
-    return GpuRequest(nodes=as_int(nodes), gpus_per_node=as_int(per_node), gpu=run.asked.gpu, said=per_node or nodes)
+    return GpuRequest(nodes=as_int(nodes), gpus_per_node=as_int(per_node), gpu=run.asked.gpu, source=per_node or nodes)
 
 
 def _split(args: Sequence[SourcedValue]) -> tuple[dict[str, SourcedValue], dict[str, SourcedValue]]:
@@ -216,7 +216,7 @@ def _performance(run: Run, notes: Sequence[str]) -> ParsedRun:
         settings["--recipe"] = recipe
     gpus = as_int(parts.get("gpus"))
     gpu = str(parts["gpu"].value).upper() if "gpu" in parts and not parts["gpu"].unresolved else ""
-    asked = GpuRequest(gpus_per_node=as_int(parts.get("per_node")), world=gpus, gpu=gpu, said=parts.get("gpus"))
+    asked = GpuRequest(gpus_per_node=as_int(parts.get("per_node")), world_size=gpus, gpu=gpu, source=parts.get("gpus"))
     goal = goal_of(str(recipe.value)) if recipe is not None else None
     return ParsedRun("command", settings, recipe, goal, asked=asked, env=run.env, notes=tuple(notes))
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from meshwright.clusters import is_known as knows_gpu
-from meshwright.frameworks.framework import Content, GpuRequest, Parsed
+from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.megatron_bridge import bridge_recipes, command, run_config, snippet
 from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun
 from meshwright.frameworks.megatron_bridge.runner import decided, measures_only, without_shape
@@ -31,17 +31,17 @@ def recognises(content: Content) -> int:
     if target is not None and "megatron.bridge" in str(target.value):
         return 4
     marked = any(key.startswith("model.") and key.endswith("_model_parallel_size") for key in content.settings)
-    inside = sum(1 for section in SECTIONS if section in content.top())
+    inside = sum(1 for section in SECTIONS if section in content.top_level_keys())
     return 3 if marked and inside > 1 else 2 if inside > 3 else 0
 
 
-def parse(content: Content) -> Parsed:
+def parse(content: Content) -> ParsedConfig:
     """The recipe that a script, a Python file or a saved config means."""
     reader = {"shell": command.read, "python": snippet.read}.get(content.format, run_config.read)
     return assemble(reader(content), content.path)
 
 
-def assemble(spoken: ParsedRun, path: str) -> Parsed:
+def assemble(spoken: ParsedRun, path: str) -> ParsedConfig:
     """A file's settings on top of the recipe that it names."""
     name = str(spoken.recipe.value) if spoken.recipe and not spoken.recipe.unresolved else ""
     row = bridge_recipes.find(name) if name else None
@@ -64,19 +64,19 @@ def assemble(spoken: ParsedRun, path: str) -> Parsed:
         model = None
     elif row is None and spoken.form != "saved" and name not in snippet.COMMON:
         model = None if not spoken.model else model
-    return Parsed(
+    return ParsedConfig(
         settings=settings,
         name=name or _stem(path),
         model=model,
         goal=goal,
         base=base,
-        asked=_asked(spoken, name, row),
+        gpu_request=_asked(spoken, name, row),
         env=spoken.env,
         notes=tuple(notes),
         files=tuple(dict.fromkeys([path, *(said.file for said in settings.values())])),
-        own=own,
-        readable=readable(settings, base, model),
-        settled=_settled(row, base, own),
+        field_values=own,
+        mappable=readable(settings, base, model),
+        suppressed_rules=_settled(row, base, own),
     )
 
 
@@ -99,5 +99,5 @@ def _asked(spoken: ParsedRun, name: str, row: bridge_recipes.Upstream | None) ->
     asked, encoded = spoken.asked, bridge_recipes.gpus_in(name)
     gpu = asked.gpu or (encoded[1] if encoded and knows_gpu(encoded[1]) else "")
     if asked.count is None and asked.nodes is None and asked.gpus_per_node is None and encoded:
-        return GpuRequest(world=encoded[0], gpu=gpu, said=spoken.recipe)
+        return GpuRequest(world_size=encoded[0], gpu=gpu, source=spoken.recipe)
     return msgspec.structs.replace(asked, gpu=gpu)

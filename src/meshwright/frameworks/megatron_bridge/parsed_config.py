@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from meshwright.frameworks.common import is_whole
+from meshwright.frameworks.common import is_int
 from meshwright.frameworks.framework import GpuRequest
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.recipes.types import Goal
@@ -85,4 +85,4 @@ def value(settings: Settings, key: str, otherwise: Any = None) -> Any:
 def as_int(settings: Settings, key: str, otherwise: int) -> int:
     """The whole number above 0 that is said for a key, or another."""
     found = value(settings, key, otherwise)
-    return found if is_whole(found) and found > 0 else otherwise
+    return found if is_int(found) and found > 0 else otherwise

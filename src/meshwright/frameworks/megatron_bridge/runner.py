@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from meshwright.clusters import Cluster
-from meshwright.frameworks.common import is_whole
-from meshwright.frameworks.framework import Parsed
+from meshwright.frameworks.common import is_int
+from meshwright.frameworks.framework import ParsedConfig
 from meshwright.frameworks.megatron_bridge import bridge_recipes, precision
 from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun, as_int, value
 from meshwright.frameworks.types import Settings, SourcedValue
@@ -82,7 +82,7 @@ def _layout(spoken: ParsedRun, settings: Settings, base: Recipe, model: ModelSpe
 
 def uneven(layers: int, pp: int, vp: int, first: Any, last: Any) -> tuple[int, ...]:
     """Layers of every chunk where those of the first or last stage are given."""
-    ends = [count for count in (first, last) if is_whole(count)]
+    ends = [count for count in (first, last) if is_int(count)]
     between = pp - len(ends)
     rest = layers - sum(ends)
     each, left = divmod(rest, between) if between > 0 else (0, rest)
@@ -115,7 +115,7 @@ def _shape(settings: Settings, model: ModelSpec | None) -> dict[str, Any]:
     if model is None:
         return {}
     said = {ours: value(settings, theirs) for theirs, ours in SHAPES.items() if theirs in settings}
-    return {f"architecture.{name}": count for name, count in said.items() if is_whole(count) and count > 0}
+    return {f"architecture.{name}": count for name, count in said.items() if is_int(count) and count > 0}
 
 
 def without_shape(settings: dict[str, SourcedValue], model: ModelSpec | None) -> dict[str, SourcedValue]:
@@ -130,7 +130,7 @@ def measures_only(settings: Settings) -> bool:
     return value(settings, "model.moe_router_force_load_balancing") is True and not data
 
 
-def complete(recipe: Recipe, parsed: Parsed, on: Cluster) -> Recipe:
+def complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:
     """Benchmarks keep their samples per GPU: on another number of GPUs the global batch grows or shrinks."""
     row = bridge_recipes.find(parsed.name)
     if row is None or not row.benchmark or not row.gpus or "train.global_batch_size" in parsed.settings:

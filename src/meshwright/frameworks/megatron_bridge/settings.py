@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from meshwright.frameworks.mapping import relevant, to_settings, value_of
+from meshwright.frameworks.mapping import relevant_fields, to_settings, value_of
 from meshwright.frameworks.megatron_bridge import bridge_recipes, precision
 from meshwright.frameworks.megatron_bridge.runner import SHAPES
 from meshwright.frameworks.types import UnmappedField
@@ -69,7 +69,7 @@ def difference(
     from meshwright.frameworks.megatron_bridge import FRAMEWORK
 
     base = row.recipe() if row else bridge_recipes.common(recipe.goal)
-    fields = [key for key in relevant(recipe, model) if key not in BY_HAND]
+    fields = [key for key in relevant_fields(recipe, model) if key not in BY_HAND]
     before, _ = to_settings(FRAMEWORK, base, fields)
     after, lost = to_settings(FRAMEWORK, recipe, fields)
     unsaid = {one.field: one for one in lost}

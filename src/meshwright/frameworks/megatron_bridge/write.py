@@ -14,7 +14,7 @@ from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.megatron_bridge import bridge_recipes
 from meshwright.frameworks.megatron_bridge.format_override import spell
 from meshwright.frameworks.megatron_bridge.settings import Difference, counterpart, difference, on_megatron
-from meshwright.frameworks.types import Program, UnmappedField, Written
+from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.types import Recipe
 
@@ -27,7 +27,7 @@ CONVERT = (
 )
 
 
-def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
     """The command on top of the recipe it has there, or a Python file where it has none."""
     wanted = on_megatron(recipe)
     row = counterpart(wanted, model)
@@ -45,7 +45,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         files["override.py"] = _python(
             framework, recipe, row.name if not row.aliases else row.aliases[0], inside, model
         )
-    return Written(framework.name, files, Program(tuple(words)), said.unsaid, tuple(notes))
+    return ExportedConfig(framework.name, files, Program(tuple(words)), said.unsaid, tuple(notes))
 
 
 def on_top(recipe: Recipe, model: ModelSpec, on: Cluster, row: bridge_recipes.Upstream) -> Difference:
@@ -134,7 +134,7 @@ def _lines(words: list[str], model: ModelSpec) -> list[str]:
 COMMON = {"pretrain": "_pretrain_common", "sft": "_sft_common", "peft": "_peft_common"}
 
 
-def _as_python(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster, notes: list[str]) -> Written:
+def _as_python(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster, notes: list[str]) -> ExportedConfig:
     """A file that builds the model from its Hugging Face id and the config from the common recipe."""
     if not model.hf_id:
         raise InputError(
@@ -162,7 +162,7 @@ def _as_python(framework: Framework, recipe: Recipe, model: ModelSpec, on: Clust
         settings = {key: value for key, value in settings.items() if not key.startswith("dataset.dataset_root")}
     name = "train.py"
     text = _python(framework, recipe, "", Difference(settings, ()), model)
-    return Written("megatron-bridge", {name: text}, Program((name,)), tuple(unsaid), tuple(notes))
+    return ExportedConfig("megatron-bridge", {name: text}, Program((name,)), tuple(unsaid), tuple(notes))
 
 
 def _python(framework: Framework, recipe: Recipe, function: str, said: Difference, model: ModelSpec) -> str:

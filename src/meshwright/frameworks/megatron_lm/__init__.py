@@ -12,16 +12,16 @@ FRAMEWORK = Framework(
     title="Megatron-LM",
     version="Megatron-Core 0.20.0, 2026-08-22",
     engine="megatron",
-    forms=(
+    inputs=(
         "shell scripts that start pretrain_gpt.py and its like with torchrun, srun or python -m torch.distributed.run",
         "bare lists of arguments (a file that begins with --)",
     ),
-    recognises=recognises,
+    detect=recognises,
     parse=parse,
-    spell=spell,
-    typed=lambda key: spell(key, True),
+    format_setting=spell,
+    display_key=lambda key: spell(key, True),
     rules=RULES,
     complete=complete,
-    follows=("layout.dp_shard", "kernels.te_rng_tracker"),
-    known=lambda key: key == REST,
+    derived_fields=("layout.dp_shard", "kernels.te_rng_tracker"),
+    is_extra_key=lambda key: key == REST,
 )

@@ -148,7 +148,7 @@ def _misspelt(name: str, key: str, word: SourcedValue) -> Iterator[Finding]:
 
 def _stray(word: SourcedValue) -> Finding:
     text = str(word.value)
-    return _finding("value.left-over", "", f"{text!r} belongs to no flag: the parser stops at it", word)
+    return _finding("value.stray", "", f"{text!r} belongs to no flag: the parser stops at it", word)
 
 
 def _empty(key: str, word: SourcedValue) -> Finding:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshwright.clusters import Cluster
-from meshwright.frameworks.common import as_int, asked_of
-from meshwright.frameworks.framework import Content, GpuRequest, Parsed
+from meshwright.frameworks.common import as_int, gpu_request_of
+from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.megatron_lm.arguments import REST, TABLE, Taken, take
 from meshwright.frameworks.megatron_lm.model import Built, build
 from meshwright.frameworks.model_match import named
@@ -22,7 +22,7 @@ from meshwright.recipes.key_maps.megatron_composite_keys import blend_of
 from meshwright.recipes.types import Recipe
 
 if TYPE_CHECKING:
-    from meshwright.frameworks.shell import Launched
+    from meshwright.frameworks.shell import LaunchCommand
 
 PROGRAMS = re.compile(r"pretrain_\w+|train_rl|finetune")
 DECODERS = re.compile(r"pretrain_(gpt|mamba|hybrid|retro)\w*|train_rl|finetune")
@@ -45,7 +45,7 @@ SET_ELSEWHERE = "CUDA_DEVICE_MAX_CONNECTIONS"
 def recognises(content: Content) -> int:
     if content.format != "shell" or content.script is None:
         return 0
-    for one in content.launched:
+    for one in content.launches:
         marks = len(MARKS & _texts(one.args))
         if PROGRAMS.fullmatch(_program(one)) and marks:
             return 1 if "--deepspeed" in _texts(one.args) else 5
@@ -54,7 +54,7 @@ def recognises(content: Content) -> int:
     return 2 if len(MARKS & _texts(_bare(content) or _kept(content))) >= 2 else 0
 
 
-def _program(one: Launched) -> str:
+def _program(one: LaunchCommand) -> str:
     return Path(str(one.program.value)).name.removesuffix(".py").rpartition(".")[2]
 
 
@@ -79,7 +79,7 @@ def _kept(content: Content) -> tuple[SourcedValue, ...]:
     return tuple(found)
 
 
-def parse(content: Content) -> Parsed:
+def parse(content: Content) -> ParsedConfig:
     one = _chosen(content)
     if one is not None:
         return _parsed(content, take(one.args), one)
@@ -90,13 +90,13 @@ def parse(content: Content) -> Parsed:
     return _parsed(content, take(_kept(content)), None, (note,))
 
 
-def _chosen(content: Content) -> Launched | None:
+def _chosen(content: Content) -> LaunchCommand | None:
     """The training that a script starts; where it starts several, the one that says most."""
-    found = sorted(content.launched, key=lambda one: -len(MARKS & _texts(one.args)))
+    found = sorted(content.launches, key=lambda one: -len(MARKS & _texts(one.args)))
     return found[0] if found and MARKS & _texts(found[0].args) else None
 
 
-def _parsed(content: Content, taken: Taken, one: Launched | None, notes: tuple[str, ...] = ()) -> Parsed:
+def _parsed(content: Content, taken: Taken, one: LaunchCommand | None, notes: tuple[str, ...] = ()) -> ParsedConfig:
     settings = taken.settings
     built = _built(settings, content, one)
     if "yaml_cfg" in settings:
@@ -104,25 +104,25 @@ def _parsed(content: Content, taken: Taken, one: Launched | None, notes: tuple[s
         settings[REST] = msgspec.structs.replace(settings["yaml_cfg"], unresolved="the file is not read here")
     if one is not None and TOOLS.search(str(one.program.value)):
         settings[REST] = msgspec.structs.replace(one.program, unresolved="this program trains nothing")
-    if len(content.launched) > 1 and one is not None:
-        notes = (*notes, f"the script starts {len(content.launched)} programs: the one with most settings was read")
+    if len(content.launches) > 1 and one is not None:
+        notes = (*notes, f"the script starts {len(content.launches)} programs: the one with most settings was read")
     files = dict.fromkeys([content.path, *(said.file for said in settings.values())])
-    return Parsed(
+    return ParsedConfig(
         settings=settings,
         name=_name(content, settings),
         model=built.model,
         goal="sft" if "sft" in settings else "pretrain",
-        asked=_asked(one) if one is not None else GpuRequest(),
+        gpu_request=_asked(one) if one is not None else GpuRequest(),
         env=_env(content, one) if one is not None else {},
         findings=taken.findings,
         notes=(*notes, *built.notes),
         files=tuple(files),
-        own=dict(_own(settings, built.model)),
-        settled=tuple(rule for key, rule in SETTLED.items() if key in settings),
+        field_values=dict(_own(settings, built.model)),
+        suppressed_rules=tuple(rule for key, rule in SETTLED.items() if key in settings),
     )
 
 
-def _built(settings: Settings, content: Content, one: Launched | None) -> Built:
+def _built(settings: Settings, content: Content, one: LaunchCommand | None) -> Built:
     program = _program(one) if one is not None else "pretrain_gpt"
     if one is not None and TOOLS.search(str(one.program.value)):
         return Built(None, (f"{program} trains nothing: only its arguments were checked",))
@@ -131,15 +131,15 @@ def _built(settings: Settings, content: Content, one: Launched | None) -> Built:
     return build(settings, Path(content.path).stem)
 
 
-def _asked(one: Launched) -> GpuRequest:
+def _asked(one: LaunchCommand) -> GpuRequest:
     """The GPUs that a launcher asks for; torchrun without a number of nodes means one."""
-    asked = asked_of(one)
+    asked = gpu_request_of(one)
     if one.launcher == "torchrun" and one.nodes is None and one.gpus_per_node is not None:
         asked = msgspec.structs.replace(asked, nodes=1)
-    return msgspec.structs.replace(asked, said=asked.said or one.program)
+    return msgspec.structs.replace(asked, source=asked.source or one.program)
 
 
-def _env(content: Content, one: Launched) -> Settings:
+def _env(content: Content, one: LaunchCommand) -> Settings:
     """The environment of the training; a launcher may be told more of it, and a file that is sourced may set more."""
     script, env = content.script, dict(one.env)
     if script is None or SET_ELSEWHERE in env:
@@ -264,7 +264,7 @@ def _uneven(settings: Settings, layers: int, pp: int, vp: int) -> tuple[int, ...
     return tuple(count // vp for count in ranks) * vp if all(count % vp == 0 for count in ranks) else ()
 
 
-def complete(recipe: Recipe, parsed: Parsed, on: Cluster) -> Recipe:
+def complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:
     """What follows from the number of GPUs: the global batch when it is unsaid, and steps said in samples."""
     settings, layout = parsed.settings, recipe.layout
     batch = recipe.train.global_batch_size

@@ -9,11 +9,11 @@ from typing import Any
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
-from meshwright.frameworks.mapping import relevant, text_of, to_settings, value_of, without_defaults
+from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings, value_of, without_defaults
 from meshwright.frameworks.megatron_lm.layouts import BLACKWELL, CONNECTIONS
 from meshwright.frameworks.megatron_lm.sizes import is_hybrid, model_flags
 from meshwright.frameworks.megatron_lm.techniques import OF_EXPERTS, OFFLOAD_V1, OFFLOADED
-from meshwright.frameworks.types import Program, UnmappedField, Written
+from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import words
 from meshwright.recipes.key_maps.megatron_composite_keys import drawing_of
@@ -50,7 +50,7 @@ ADAM_ONLY = {
 """Flags of the precision-aware optimizer, with what they say."""
 
 
-def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
     if recipe.goal == "peft":
         raise InputError(
             "Megatron-LM trains all weights; Megatron-Bridge has adapters",
@@ -59,7 +59,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
             fix=["--to megatron-bridge"],
         )
     skipped = ("data.validation_part", "data.tokenizer", *(["kernels.te_rng_tracker"] if _captures(recipe) else []))
-    fields = [key for key in relevant(recipe, model) if key not in skipped]
+    fields = [key for key in relevant_fields(recipe, model) if key not in skipped]
     settings, unsaid = to_settings(framework, recipe, fields)
     settings, refused = _offered(framework, settings, recipe)
     flags = {
@@ -76,13 +76,11 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     script = "pretrain_hybrid.py" if is_hybrid(model) else "pretrain_gpt.py"
     env = dict(_environment(recipe, on))
     name = f"{recipe.name or 'recipe'}.sh"
-    return Written(
+    return ExportedConfig(
         framework=framework.name,
         files={name: _text(flags, recipe, framework, on, env, script)},
-        program=Program(
-            words=(script, *(word for key, value in flags.items() for word in _words(key, value))), env=env
-        ),
-        unsaid=(*unsaid, *refused),
+        program=Program(argv=(script, *(word for key, value in flags.items() for word in _words(key, value))), env=env),
+        unmapped=(*unsaid, *refused),
         notes=tuple(_notes(recipe, model)),
     )
 
@@ -99,7 +97,7 @@ def _offered(
     framework: Framework, settings: Mapping[str, Any], recipe: Recipe
 ) -> tuple[dict[str, Any], tuple[UnmappedField, ...]]:
     """Settings that their parser takes as they are, and those it would stop at."""
-    table, kept, refused = words(framework.table), dict(settings), []
+    table, kept, refused = words(framework.key_map), dict(settings), []
     if kept.get("tp_comm_overlap") and not recipe.layout.sp:
         del kept["tp_comm_overlap"]
         refused.append(UnmappedField("kernels.tp_comm_overlap", True, "it overlaps what sequence parallelism sends"))
@@ -118,7 +116,7 @@ def _offered(
         if word is None or not word.choices or value is None or text_of(value) in word.choices:
             continue
         del kept[key]
-        reason = f"{framework.spell(key, True)} takes {', '.join(word.choices)}"
+        reason = f"{framework.format_setting(key, True)} takes {', '.join(word.choices)}"
         refused.append(UnmappedField(word.own, value_of(recipe, word.own), reason))
     return kept, tuple(refused)
 

@@ -270,7 +270,7 @@ def _look_into(walker: Walker, simple: Simple, fields: list[Field], shell: int) 
     memory.values = {name: value for name, value in memory.values.items() if name in memory.exported} | prefixed
     memory.exported |= set(prefixed)
     memory.arguments = fields[at + 3 :]
-    walker.functions, walker.around = {}, around + tuple(field.said() for field in fields[:shell])
+    walker.functions, walker.around = {}, around + tuple(field.to_value() for field in fields[:shell])
     _run_text(walker, fields[at + 1].pieces, simple)
     walker.functions, walker.around, walker.loops = functions, around, loops
     walker.flow = ""

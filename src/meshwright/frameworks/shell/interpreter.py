@@ -290,7 +290,7 @@ class Walker:
             self.memory.spend(len(env), *simple.place)
             own = {one.name: assigned(self, one).said() for one in simple.assignments if one.value is not None}
             env = env | own
-        words = self.around + tuple(field.said() for field in fields)
+        words = self.around + tuple(field.to_value() for field in fields)
         command = Command(words, env, simple.place.line)
         self.commands.append(command)
         return command

@@ -16,7 +16,7 @@ from meshwright.frameworks.shell.launch_prefixes import (
     unwrap,
     wholly_unknown,
 )
-from meshwright.frameworks.shell.values import Command, Launched, Script
+from meshwright.frameworks.shell.values import Command, LaunchCommand, Script
 from meshwright.frameworks.types import SourcedValue
 
 PYTHON = re.compile(r"python[0-9.]*")
@@ -82,13 +82,13 @@ class Started(msgspec.Struct, frozen=True):
     options: Mapping[str, SourcedValue]
 
 
-def launched(script: Script) -> tuple[Launched, ...]:
+def find_launches(script: Script) -> tuple[LaunchCommand, ...]:
     """Every training program that a script starts, in order."""
     found = (_launched(command, script) for command in script.commands)
     return tuple(each for each in found if each is not None)
 
 
-def _launched(command: Command, script: Script) -> Launched | None:
+def _launched(command: Command, script: Script) -> LaunchCommand | None:
     around = unwrap(command.words)
     started = _started(command.words[around.start :])
     if started is None:
@@ -98,7 +98,7 @@ def _launched(command: Command, script: Script) -> Launched | None:
         launcher, options = "srun", srun
     job = {**script.sbatch, **_renamed(srun or {})}
     nodes = _first_known(NODES[launcher](options) if launcher in NODES else None, sbatch.node_count(job))
-    return Launched(
+    return LaunchCommand(
         launcher,
         started.program,
         started.is_module,

@@ -46,7 +46,7 @@ class Script(msgspec.Struct, frozen=True):
     unresolved: tuple[Unresolved, ...]
 
 
-class Launched(msgspec.Struct, frozen=True):
+class LaunchCommand(msgspec.Struct, frozen=True):
     """A training program that a script starts."""
 
     launcher: str  # torchrun, python, accelerate, deepspeed, srun, automodel, or empty when nobody is named
@@ -100,7 +100,7 @@ class Field(NamedTuple):
     def why(self) -> str:
         return reasons(self.pieces)
 
-    def said(self) -> SourcedValue:
+    def to_value(self) -> SourcedValue:
         first = self.pieces[0] if self.pieces else self
         return SourcedValue(self.text, first.line, first.file, self.why)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.frameworks.common import spell_toml
+from meshwright.frameworks.common import format_toml
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.torchtitan.commands import spelling
 from meshwright.frameworks.torchtitan.derived_fields import FOLLOWS, complete
@@ -14,17 +14,17 @@ FRAMEWORK = Framework(
     title="torchtitan",
     version="0.2.2 (TOML); 0.3.0 and main of 2026-08-21 (command)",
     engine="torchtitan",
-    forms=(
+    inputs=(
         "TOML files of the 0.2 line (0.2.0 to 0.2.2)",
         "the command `torchrun … -m torchtitan.train --job.config_file FILE.toml --section.key value` of that line",
         "the command `torchrun … -m torchtitan.train --module llama3 --config llama3_8b --section.key value` of today",
         "`MODULE=llama3 CONFIG=llama3_8b NGPU=8 ./run_train.sh --section.key value`",
     ),
-    recognises=recognises,
+    detect=recognises,
     parse=parse,
-    spell=spell_toml,
-    spelling=spelling,
+    format_setting=format_toml,
+    formatter_for=spelling,
     rules=RULES,
     complete=complete,
-    follows=FOLLOWS,
+    derived_fields=FOLLOWS,
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from meshwright.frameworks.common import as_int, spell_toml
+from meshwright.frameworks.common import as_int, format_toml
 from meshwright.frameworks.framework import Content, GpuRequest
 from meshwright.frameworks.torchtitan.format_override import flag, flag_released, flag_today
 from meshwright.frameworks.types import Settings, SourcedValue
@@ -18,7 +18,7 @@ from meshwright.recipes.key_maps.torchtitan import IN_SAMPLES, IN_TOKENS
 from meshwright.rules.rule import Finding
 
 if TYPE_CHECKING:
-    from meshwright.frameworks.shell import Launched
+    from meshwright.frameworks.shell import LaunchCommand
 
 SCRIPT = re.compile(r"run_train\w*\.sh")
 ASKED = re.compile(r"--(job|model|training|parallelism|optimizer|lr_scheduler|checkpoint|compile|metrics)[.]")
@@ -37,7 +37,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def runs(content: Content) -> Iterator[Run]:
-    for one in content.launched:
+    for one in content.launches:
         if _starts(one):
             yield Run(one.args, one.env, _asked(one.nodes, one.gpus_per_node, one.gpu), one.program, False)
     for command in content.script.commands if content.script else ():
@@ -48,7 +48,7 @@ def runs(content: Content) -> Iterator[Run]:
                 break
 
 
-def _starts(one: Launched) -> bool:
+def _starts(one: LaunchCommand) -> bool:
     name = str(one.program.value)
     if one.is_module:
         return name == "torchtitan.train"
@@ -59,7 +59,7 @@ def _starts(one: Launched) -> bool:
 def _asked(nodes: SourcedValue | None, per_node: SourcedValue | None, gpu: str) -> GpuRequest:
     count, gpus = as_int(nodes), as_int(per_node)
     return GpuRequest(
-        nodes=count or (1 if gpus and nodes is None else None), gpus_per_node=gpus, gpu=gpu, said=per_node
+        nodes=count or (1 if gpus and nodes is None else None), gpus_per_node=gpus, gpu=gpu, source=per_node
     )
 
 
@@ -86,7 +86,7 @@ def flags(args: Iterable[SourcedValue]) -> tuple[dict[str, SourcedValue], tuple[
         elif not said.unresolved and text:
             message = f"{text} stands alone: a setting is --section.key value"
             findings.append(
-                Finding("torchtitan.stray-word", "error", text, message, (), file=said.file, line=said.line)
+                Finding("torchtitan.stray-argument", "error", text, message, (), file=said.file, line=said.line)
             )
     return found, tuple(findings)
 
@@ -147,7 +147,7 @@ def counts_samples(flags: Mapping[str, SourcedValue]) -> bool:
 def spelling(content: Content) -> Callable[[str, Any], str]:
     """How settings are said in a file or command: TOML, flags of the 0.2 line, of 0.3.0, or of today."""
     if content.format == "toml":
-        return spell_toml
+        return format_toml
     run = next(runs(content), None)
     if run is None:
         return flag

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from meshwright.clusters import Cluster
-from meshwright.frameworks.common import is_whole
-from meshwright.frameworks.framework import Parsed
+from meshwright.frameworks.common import is_int
+from meshwright.frameworks.framework import ParsedConfig
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import words
@@ -51,7 +51,7 @@ def value(settings: Settings, key: str) -> Any:
 def number(settings: Settings, key: str, otherwise: int = 1) -> int:
     """A whole number that a key holds, or what is to be taken where it holds none."""
     found = value(settings, key)
-    return found if is_whole(found) else otherwise
+    return found if is_int(found) else otherwise
 
 
 def _betas(settings: Settings) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def approximations(settings: Settings) -> list[str]:
     return notes
 
 
-def complete(recipe: Recipe, parsed: Parsed, on: Cluster) -> Recipe:
+def complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:
     """The global batch where it is not said, and whether full copies are all there is."""
     layout, settings = recipe.layout, parsed.settings
     ranks = max(1, on.world // max(1, layout.tp * layout.pp * layout.cp))

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from meshwright.errors import InputError, closest
-from meshwright.frameworks.framework import Content, Parsed
+from meshwright.frameworks.framework import Content, ParsedConfig
 from meshwright.frameworks.load import open_file
 from meshwright.frameworks.torchtitan.commands import Named, Run, counts_samples, flags, named_preset, runs
 from meshwright.frameworks.torchtitan.derived_fields import approximations, own_values, value
@@ -45,14 +45,14 @@ UNSET_BY_MINUS_1 = (
 def recognises(content: Content) -> int:
     """How surely a file is torchtitan's."""
     if content.format == "toml":
-        sections = content.top()
+        sections = content.top_level_keys()
         if "parallelism" in sections or "model.flavor" in content.settings or "activation_checkpoint" in sections:
             return 3
         return 2 if {"training", "metrics"} <= sections or {"job", "model"} <= sections else 0
     return 3 if any(True for _ in runs(content)) else 0
 
 
-def parse(content: Content) -> Parsed:
+def parse(content: Content) -> ParsedConfig:
     """What a file says, by the line of torchtitan that it speaks."""
     if content.format == "toml":
         return _config(content, dict(content.settings))
@@ -65,11 +65,11 @@ def parse(content: Content) -> Parsed:
     named = named_preset(run, said)
     parsed = _of_today(content, run, said, named) if named else _of_02(content, run, said)
     return msgspec.structs.replace(
-        parsed, findings=(*findings, *parsed.findings), notes=(*more, *parsed.notes), env=run.env, asked=run.asked
+        parsed, findings=(*findings, *parsed.findings), notes=(*more, *parsed.notes), env=run.env, gpu_request=run.asked
     )
 
 
-def _of_02(content: Content, run: Run, asked: dict[str, SourcedValue]) -> Parsed:
+def _of_02(content: Content, run: Run, asked: dict[str, SourcedValue]) -> ParsedConfig:
     named = asked.get("job.config_file") or (run.env.get("CONFIG_FILE") if run.by_script else None)
     settings, notes = dict(asked), []
     path = (content.folder or Path()) / str(named.value) if named is not None else None
@@ -88,10 +88,12 @@ def _of_02(content: Content, run: Run, asked: dict[str, SourcedValue]) -> Parsed
     if run.by_script:
         notes.append("run_train.sh of today ignores CONFIG_FILE and reads MODULE and CONFIG")
     left = () if complete else LEFT_TO_A_FILE
-    return msgspec.structs.replace(parsed, notes=(*parsed.notes, *notes), open=(*parsed.open, *left))
+    return msgspec.structs.replace(
+        parsed, notes=(*parsed.notes, *notes), unknown_fields=(*parsed.unknown_fields, *left)
+    )
 
 
-def _config(content: Content, settings: dict[str, SourcedValue], complete: bool = True) -> Parsed:
+def _config(content: Content, settings: dict[str, SourcedValue], complete: bool = True) -> ParsedConfig:
     """A TOML of the 0.2 line, with what a command sets on top."""
     notes = ["spoken is torchtitan 0.2 (0.2.2), whose TOML files later versions do not read"]
     if "activation-checkpoint" in settings:
@@ -110,10 +112,12 @@ def _config(content: Content, settings: dict[str, SourcedValue], complete: bool 
     parsed = _parsed(content, settings, model, notes, findings, tp_is_sp=True)
     emulated = value(settings, "quantize.linear.float8.emulate") is True
     # Experts over tensor ranks went only after this line; what is emulated needs no hardware.
-    return msgspec.structs.replace(parsed, settled=("engine.no-etp", *(("precision.fp8-gpu",) if emulated else ())))
+    return msgspec.structs.replace(
+        parsed, suppressed_rules=("engine.no-etp", *(("precision.fp8-gpu",) if emulated else ()))
+    )
 
 
-def _of_today(content: Content, run: Run, asked: dict[str, SourcedValue], named: Named) -> Parsed:
+def _of_today(content: Content, run: Run, asked: dict[str, SourcedValue], named: Named) -> ParsedConfig:
     """A command of today: a preset, and flags on top."""
     released = counts_samples(asked)
     notes = [f"spoken is torchtitan {RELEASED}" if released else f"spoken is torchtitan of {TODAY}"]
@@ -143,7 +147,9 @@ def _of_today(content: Content, run: Run, asked: dict[str, SourcedValue], named:
     settings["module"], settings["config"] = named.module, named.config
     tp_is_sp = "parallelism.enable_sequence_parallel" not in settings
     parsed = _parsed(content, settings, preset_model(module, config), notes, tuple(findings), tp_is_sp)
-    return msgspec.structs.replace(parsed, own={**parsed.own, "kernels.loss": "chunked"})  # in every preset
+    return msgspec.structs.replace(
+        parsed, field_values={**parsed.field_values, "kernels.loss": "chunked"}
+    )  # in every preset
 
 
 def _toml_today(run: Run, asked: Mapping[str, SourcedValue]) -> Iterator[Finding]:
@@ -234,13 +240,13 @@ def _parsed(
     notes: list[str],
     findings: tuple[Finding, ...],
     tp_is_sp: bool,
-) -> Parsed:
+) -> ParsedConfig:
     own = own_values(settings, model, tp_is_sp)
     notes += approximations(settings)
     for key in UNSET_BY_MINUS_1:
         if value(settings, key) == -1:
             del settings[key]
-    return Parsed(
+    return ParsedConfig(
         settings=settings,
         name=Path(content.path).stem,
         model=model,
@@ -248,5 +254,5 @@ def _parsed(
         findings=findings,
         notes=tuple(notes),
         files=tuple(dict.fromkeys([content.path, *(said.file for said in settings.values())])),
-        own=own,
+        field_values=own,
     )

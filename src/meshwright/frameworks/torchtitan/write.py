@@ -8,13 +8,13 @@ from typing import Any
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
-from meshwright.frameworks.mapping import nested, relevant, same, to_settings, value_of, without_defaults
+from meshwright.frameworks.mapping import nest, relevant_fields, same_value, to_settings, value_of, without_defaults
 from meshwright.frameworks.torchtitan.derived_fields import EVERYTHING, ONE_STAGE
 from meshwright.frameworks.torchtitan.format_override import flag
 from meshwright.frameworks.torchtitan.models import PRESETS, flavor_of, preset_of
 from meshwright.frameworks.torchtitan.parse import V02
 from meshwright.frameworks.torchtitan.rules.layout import WITHOUT_CONTEXT, WITHOUT_STAGES
-from meshwright.frameworks.types import Program, UnmappedField, Written
+from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import words
 from meshwright.recipes.key_maps.torchtitan import CONTEXT, LOCAL, MICRO, OWN_ASSETS, STEP, TOKENS
@@ -41,7 +41,7 @@ KEEP = frozenset(
 SPLIT = "parallelism.pipeline_parallel_"
 
 
-def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> Written:
+def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
     """The TOML for 0.2.2, and the command of today where it has a preset of the model."""
     if recipe.goal != "pretrain":
         raise InputError("torchtitan's configs pretrain; fine-tuning is code there", field="goal", value=recipe.goal)
@@ -65,14 +65,14 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
             notes.append(f"{names}, commands of today, have no flags for {', '.join(lost)}: write a config function")
     else:
         notes.append("today's torchtitan has no preset of this model: only the file for 0.2.2 is written")
-    return Written(
+    return ExportedConfig(
         framework=framework.name,
         files=files,
         program=Program(
-            words=("-m", "torchtitan.train", "--job.config_file", FILE),
+            argv=("-m", "torchtitan.train", "--job.config_file", FILE),
             env={"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
         ),
-        unsaid=unsaid,
+        unmapped=unsaid,
         notes=tuple(notes),
     )
 
@@ -91,20 +91,20 @@ def _lost_today(
 ) -> list[str]:
     """Fields that the command of today would take otherwise, beyond those that torchtitan has no words for at all."""
     from meshwright.frameworks.load import content_of
-    from meshwright.frameworks.to_recipe import complete, read
+    from meshwright.frameworks.to_recipe import complete, import_recipe
 
-    found = complete(read(framework, content_of(script, "run.sh", folder=None), model), on)
+    found = complete(import_recipe(framework, content_of(script, "run.sh", folder=None), model), on)
     return [
         key
-        for key in relevant(recipe, model)
-        if key not in known and not same(value_of(found, key), value_of(recipe, key))
+        for key in relevant_fields(recipe, model)
+        if key not in known and not same_value(value_of(found, key), value_of(recipe, key))
     ]
 
 
 def _settings(
     framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster
 ) -> tuple[dict[str, Any], tuple[UnmappedField, ...]]:
-    fields = [key for key in relevant(recipe, model) if key not in framework.follows]
+    fields = [key for key in relevant_fields(recipe, model) if key not in framework.derived_fields]
     found, unsaid = to_settings(framework, recipe, fields)
     settings = {key: value for key, value in found.items() if not _later(key)}
     ranks = _ranks(recipe, on)
@@ -203,7 +203,7 @@ def _toml(framework: Framework, settings: dict[str, Any], recipe: Recipe, on: Cl
     said = without_defaults(framework, given, KEEP)
     if (listed := said.get("parallelism.module_fqns_per_model_part")) is not None:
         said["parallelism.module_fqns_per_model_part"] = tomlkit.item(listed).multiline(True)
-    tables = nested({"job.description": f"{recipe.name} on {on}", **said})
+    tables = nest({"job.description": f"{recipe.name} on {on}", **said})
     ordered = {name: tables[name] for name in (*SECTIONS, *tables) if name in tables}
     head = f"# {recipe.name} for torchtitan 0.2.2 on {on}, written by meshwright export\n\n"
     return head + tomlkit.dumps(ordered)

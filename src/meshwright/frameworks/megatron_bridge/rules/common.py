@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from meshwright.frameworks.common import is_whole
+from meshwright.frameworks.common import is_int
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
 from meshwright.frameworks.megatron_bridge import bridge_recipes
 from meshwright.frameworks.megatron_bridge.parsed_config import value
@@ -13,25 +13,25 @@ from meshwright.rules.rule import Severity
 Broken = Callable[[RuleContext], Iterable[Problem] | Problem | None]
 
 
-def shipped(look: RuleContext) -> bridge_recipes.Upstream | None:
+def shipped(ctx: RuleContext) -> bridge_recipes.Upstream | None:
     """The recipe of theirs that the file starts from."""
-    return bridge_recipes.find(look.parsed.name)
+    return bridge_recipes.find(ctx.parsed.name)
 
 
-def command(look: RuleContext) -> bool:
+def command(ctx: RuleContext) -> bool:
     """Whether the runner starts it, which puts some things right by itself."""
-    return look.says("--recipe")
+    return ctx.is_set("--recipe")
 
 
-def recipe_key(look: RuleContext) -> str:
+def recipe_key(ctx: RuleContext) -> str:
     """Where the file names its recipe."""
-    return "--recipe" if command(look) else "recipe"
+    return "--recipe" if command(ctx) else "recipe"
 
 
-def number(look: RuleContext, key: str) -> int | None:
+def number(ctx: RuleContext, key: str) -> int | None:
     """The whole number that the file says for a key."""
-    found = value(look.parsed.settings, key)
-    return found if is_whole(found) else None
+    found = value(ctx.parsed.settings, key)
+    return found if is_int(found) else None
 
 
 def rule(

@@ -11,18 +11,18 @@ from meshwright.frameworks.megatron_bridge.rules.common import number, recipe_ke
 from meshwright.recipes.key_maps.megatron_bridge_composite_keys import FINE_TUNING_SETS, PRETRAINING_SETS, SETS
 
 
-def _dataset_of_benchmark(look: RuleContext) -> Problem | None:
-    row = shipped(look)
-    if row is None or not row.benchmark or not look.says("--dataset"):
+def _dataset_of_benchmark(ctx: RuleContext) -> Problem | None:
+    row = shipped(ctx)
+    if row is None or not row.benchmark or not ctx.is_set("--dataset"):
         return None
     return Problem("benchmark recipes keep their own data and refuse --dataset", (), key="--dataset")
 
 
-def _dataset_of_goal(look: RuleContext) -> Problem | None:
-    name, row = str(look("--dataset", "")), shipped(look)
+def _dataset_of_goal(ctx: RuleContext) -> Problem | None:
+    name, row = str(ctx.get("--dataset", "")), shipped(ctx)
     if name not in SETS or (row is not None and row.benchmark):
         return None
-    goal = look.recipe.goal
+    goal = ctx.recipe.goal
     fit = PRETRAINING_SETS if goal == "pretrain" else FINE_TUNING_SETS
     if name in fit:
         return None
@@ -30,12 +30,12 @@ def _dataset_of_goal(look: RuleContext) -> Problem | None:
     return Problem(f"--dataset {name} is not for {goal}", (spell("--dataset", other),), key="--dataset")
 
 
-def _no_checkpoint(look: RuleContext) -> Problem | None:
-    row, goal = shipped(look), look.recipe.goal
-    started = row is not None or look.parsed.name in ("_sft_common", "_peft_common")
+def _no_checkpoint(ctx: RuleContext) -> Problem | None:
+    row, goal = shipped(ctx), ctx.recipe.goal
+    started = row is not None or ctx.parsed.name in ("_sft_common", "_peft_common")
     if goal == "pretrain" or not started or (row is not None and (row.benchmark or row.raises)):
         return None
-    settings = look.parsed.settings
+    settings = ctx.parsed.settings
     enough = ("checkpoint.pretrained_checkpoint", "checkpoint.load")[: 1 if goal == "peft" else 2]
     given = [key for key in enough if key in settings]
     if any(settings[key].unresolved or settings[key].value for key in given):
@@ -43,25 +43,25 @@ def _no_checkpoint(look: RuleContext) -> Problem | None:
     return Problem(
         f"{goal} starts from no weights: checkpoint.pretrained_checkpoint is not set",
         ("checkpoint.pretrained_checkpoint=/path/to/converted/checkpoint",),
-        key="checkpoint.pretrained_checkpoint" if given else recipe_key(look),
+        key="checkpoint.pretrained_checkpoint" if given else recipe_key(ctx),
     )
 
 
-def _null_vocabulary(look: RuleContext) -> Problem | None:
-    row = shipped(look)
+def _null_vocabulary(ctx: RuleContext) -> Problem | None:
+    row = shipped(ctx)
     vocabulary = row.null_vocabulary if row else None
-    model = look.case.model if look.case else None
+    model = ctx.case.model if ctx.case else None
     if row is None or vocabulary is None or model is None:
         return None
-    settings = look.parsed.settings
-    wanted = number(look, "model.vocab_size") or model.vocab
+    settings = ctx.parsed.settings
+    wanted = number(ctx, "model.vocab_size") or model.vocab
     kind = str(value(settings, "tokenizer.tokenizer_type", "NullTokenizer"))
     size = value(settings, "tokenizer.vocab_size", vocabulary)
     off = value(settings, "tokenizer.use_tokenizer_vocab_size", True) is False
-    open_ones = [key for key in look.under("tokenizer") if settings[key].unresolved]
+    open_ones = [key for key in ctx.keys_under("tokenizer") if settings[key].unresolved]
     if kind != "NullTokenizer" or off or size == wanted or open_ones or not isinstance(size, int):
         return None
-    outside = look.recipe.data.dataset != "mock" and size < wanted
+    outside = ctx.recipe.data.dataset != "mock" and size < wanted
     return Problem(
         f"the recipe's NullTokenizer makes the vocabulary {size} instead of the model's {wanted}"
         + (": tokens of real data lie outside" if outside else ""),
@@ -74,52 +74,52 @@ def _null_vocabulary(look: RuleContext) -> Problem | None:
             ),
             spell("tokenizer.use_tokenizer_vocab_size", False),
         ),
-        key=recipe_key(look),
+        key=recipe_key(ctx),
         severity="error" if outside else "warning",
     )
 
 
-def _packed_twice(look: RuleContext) -> Iterator[Problem]:
-    settings, row = look.parsed.settings, shipped(look)
+def _packed_twice(ctx: RuleContext) -> Iterator[Problem]:
+    settings, row = ctx.parsed.settings, shipped(ctx)
     in_batch = value(settings, "dataset.enable_in_batch_packing", bool(row and row.packs_in_batch))
-    offline = look.recipe.data.packing
-    if in_batch is True and offline and look.says("dataset.enable_offline_packing"):
+    offline = ctx.recipe.data.packing
+    if in_batch is True and offline and ctx.is_set("dataset.enable_offline_packing"):
         yield Problem(
             "samples are packed ahead of time or inside a batch, not both",
             (spell("dataset.enable_in_batch_packing", False),),
             key="dataset.enable_offline_packing",
         )
-    elif in_batch is True and look.recipe.layout.micro_batch_size == 1 and _said_packing(look):
+    elif in_batch is True and ctx.recipe.layout.micro_batch_size == 1 and _said_packing(ctx):
         yield Problem(
             "packing inside a batch needs more than one sample in it: train.micro_batch_size is 1",
             (spell("train.micro_batch_size", 2), spell("dataset.enable_in_batch_packing", False)),
-            key="train.micro_batch_size" if look.says("train.micro_batch_size") else "dataset.enable_in_batch_packing",
+            key="train.micro_batch_size" if ctx.is_set("train.micro_batch_size") else "dataset.enable_in_batch_packing",
         )
 
 
-def _said_packing(look: RuleContext) -> bool:
-    return look.says("dataset.enable_in_batch_packing") or look.says("train.micro_batch_size")
+def _said_packing(ctx: RuleContext) -> bool:
+    return ctx.is_set("dataset.enable_in_batch_packing") or ctx.is_set("train.micro_batch_size")
 
 
-def _packed_borders(look: RuleContext) -> Problem | None:
+def _packed_borders(ctx: RuleContext) -> Problem | None:
     """Graphs that capture packed attention need a fixed number of borders."""
-    kernels, settings = look.recipe.kernels, look.parsed.settings
+    kernels, settings = ctx.recipe.kernels, ctx.parsed.settings
     captured = kernels.cuda_graphs == "transformer_engine" and (
         not kernels.cuda_graph_scope or "attn" in kernels.cuda_graph_scope
     )
     whole = kernels.cuda_graphs in ("full_iteration", "local")
     key = "dataset.offline_packing_specs.pad_cu_seqlens"
-    chosen = any(look.says(one) for one in ("model.cuda_graph_impl", "model.cuda_graph_scope", key))
-    if not (look.recipe.data.packing and (captured or whole) and chosen) or value(settings, key) is True:
+    chosen = any(ctx.is_set(one) for one in ("model.cuda_graph_impl", "model.cuda_graph_scope", key))
+    if not (ctx.recipe.data.packing and (captured or whole) and chosen) or value(settings, key) is True:
         return None
     return Problem("graphs of packed attention need padded borders", (spell(key, True),), key="model.cuda_graph_impl")
 
 
-def _energon_batch(look: RuleContext) -> Problem | None:
-    inner, outer = number(look, "dataset.micro_batch_size"), look.recipe.layout.micro_batch_size
-    if look.recipe.data.dataset != "energon" and str(look("--dataset", "")) != "energon":
+def _energon_batch(ctx: RuleContext) -> Problem | None:
+    inner, outer = number(ctx, "dataset.micro_batch_size"), ctx.recipe.layout.micro_batch_size
+    if ctx.recipe.data.dataset != "energon" and str(ctx.get("--dataset", "")) != "energon":
         return None
-    row = shipped(look)
+    row = shipped(ctx)
     before = row.recipe().layout.micro_batch_size if row else outer
     if (before if inner is None else inner) == outer:
         return None

@@ -12,24 +12,24 @@ from meshwright.frameworks.megatron_bridge.parsed_config import value
 from meshwright.frameworks.megatron_bridge.rules.common import command, rule, shipped
 
 
-def _precision_inside_name(look: RuleContext) -> Iterator[Problem]:
-    row = shipped(look)
-    if row is None or not row.precision_is_a_name or not command(look) or look.says("mixed_precision"):
+def _precision_inside_name(ctx: RuleContext) -> Iterator[Problem]:
+    row = shipped(ctx)
+    if row is None or not row.precision_is_a_name or not command(ctx) or ctx.is_set("mixed_precision"):
         return
-    for key in look.under("mixed_precision"):
+    for key in ctx.keys_under("mixed_precision"):
         if "." in key:
             yield Problem(
-                f"mixed_precision is one word in {look.parsed.name}: there is no {key} to set",
+                f"mixed_precision is one word in {ctx.parsed.name}: there is no {key} to set",
                 (spell("mixed_precision", "bf16_mixed"),),
                 key=key,
             )
 
 
-def _precision_overwrites(look: RuleContext) -> Iterator[Problem]:
-    settings = look.parsed.settings
-    if value(settings, "mixed_precision", "") is None or not (command(look) or look.says("recipe")):
+def _precision_overwrites(ctx: RuleContext) -> Iterator[Problem]:
+    settings = ctx.parsed.settings
+    if value(settings, "mixed_precision", "") is None or not (command(ctx) or ctx.is_set("recipe")):
         return  # a saved config lists what was there before and after
-    formats = look.recipe.precision
+    formats = ctx.recipe.precision
     wanted: dict[str, Any] = {
         "grad_reduce_in_fp32": formats.reduce == "fp32",
         "fp8_param_gather": formats.fp8_gather,
@@ -41,21 +41,21 @@ def _precision_overwrites(look: RuleContext) -> Iterator[Problem]:
     }
     if formats.matmul in precision.RECIPES:
         wanted["fp8_recipe"] = precision.RECIPES[formats.matmul]
-    row = shipped(look)
-    inside = row is not None and not row.precision_is_a_name and not look.says("mixed_precision")
+    row = shipped(ctx)
+    inside = row is not None and not row.precision_is_a_name and not ctx.is_set("mixed_precision")
     for key, name in precision.OVERWRITTEN.items():
-        if key not in settings or settings[key].unresolved or name not in wanted or not _known_start(look):
+        if key not in settings or settings[key].unresolved or name not in wanted or not _known_start(ctx):
             continue
         said, taken = settings[key].value, wanted[name]
         same = bool(said) == taken if isinstance(taken, bool) else str(said) == taken
         if not same:
-            fix = (spell(f"mixed_precision.{name}", said),) if inside or not command(look) else _named(name, said)
+            fix = (spell(f"mixed_precision.{name}", said),) if inside or not command(ctx) else _named(name, said)
             yield Problem(f"{key}={_text(said)} is overwritten by mixed_precision", fix, key=key)
 
 
-def _known_start(look: RuleContext) -> bool:
+def _known_start(ctx: RuleContext) -> bool:
     """Whether the precision that wins is known: that of a recipe, or one that is said."""
-    return shipped(look) is not None or bool(look.under("mixed_precision"))
+    return shipped(ctx) is not None or bool(ctx.keys_under("mixed_precision"))
 
 
 def _named(name: str, said: Any) -> tuple[str, ...]:
@@ -75,22 +75,22 @@ def _text(said: Any) -> str:
     return spell("x", said)[2:]
 
 
-def _two_formats(look: RuleContext) -> Iterator[Problem]:
+def _two_formats(ctx: RuleContext) -> Iterator[Problem]:
     for first, second in (("fp8", "fp4"), ("bf16", "fp16")):
         for section in ("mixed_precision", "model", "optimizer"):
             keys_ = f"{section}.{first}", f"{section}.{second}"
-            if all(value(look.parsed.settings, key) for key in keys_):
+            if all(value(ctx.parsed.settings, key) for key in keys_):
                 yield Problem(f"{keys_[0]} and {keys_[1]} exclude each other", (spell(keys_[1], None),), key=keys_[1])
 
 
-def _mxfp8_buffer(look: RuleContext) -> Problem | None:
-    settings, key = look.parsed.settings, "mixed_precision.reuse_grad_buf_for_mxfp8_param_ag"
-    formats = look.recipe.precision
-    if formats.matmul != "mxfp8" or not formats.fp8_gather or look.recipe.layout.strategy == "megatron_fsdp":
+def _mxfp8_buffer(ctx: RuleContext) -> Problem | None:
+    settings, key = ctx.parsed.settings, "mixed_precision.reuse_grad_buf_for_mxfp8_param_ag"
+    formats = ctx.recipe.precision
+    if formats.matmul != "mxfp8" or not formats.fp8_gather or ctx.recipe.layout.strategy == "megatron_fsdp":
         return None
-    row = shipped(look)
+    row = shipped(ctx)
     before = row.recipe().precision if row else None
-    switched = any(look.says(f"mixed_precision.{name}") for name in ("fp8_recipe", "fp8_param_gather", "fp8_param"))
+    switched = any(ctx.is_set(f"mixed_precision.{name}") for name in ("fp8_recipe", "fp8_param_gather", "fp8_param"))
     ready = before is not None and before.matmul == "mxfp8" and before.fp8_gather
     if value(settings, key) is True or (key not in settings and (ready or not switched)):
         return None
@@ -100,12 +100,12 @@ def _mxfp8_buffer(look: RuleContext) -> Problem | None:
 DTYPES = ("optimizer.main_grads_dtype", "optimizer.main_params_dtype", "optimizer.exp_avg_dtype")
 
 
-def _needs_precision_aware(look: RuleContext) -> Iterator[Problem]:
-    row, key = shipped(look), "optimizer.use_precision_aware_optimizer"
-    if value(look.parsed.settings, key, row is not None and row.precision_aware) is True:
+def _needs_precision_aware(ctx: RuleContext) -> Iterator[Problem]:
+    row, key = shipped(ctx), "optimizer.use_precision_aware_optimizer"
+    if value(ctx.parsed.settings, key, row is not None and row.precision_aware) is True:
         return
     for dtype in DTYPES:
-        said = str(value(look.parsed.settings, dtype, ""))
+        said = str(value(ctx.parsed.settings, dtype, ""))
         if said and "float32" not in said and said not in ("fp32", "None"):
             yield Problem(f"{dtype}={said} needs the precision-aware optimizer", (spell(key, True),), key=dtype)
 

@@ -10,17 +10,17 @@ from meshwright.frameworks.megatron_bridge.parsed_config import value
 from meshwright.frameworks.megatron_bridge.rules.common import number, recipe_key, rule, shipped
 
 
-def _fsdp_checkpoints(look: RuleContext) -> Problem | None:
-    settings, row, key = look.parsed.settings, shipped(look), "checkpoint.ckpt_format"
-    fsdp = look.recipe.layout.strategy == "megatron_fsdp"
+def _fsdp_checkpoints(ctx: RuleContext) -> Problem | None:
+    settings, row, key = ctx.parsed.settings, shipped(ctx), "checkpoint.ckpt_format"
+    fsdp = ctx.recipe.layout.strategy == "megatron_fsdp"
     default = "fsdp_dtensor" if row is not None and "fsdp_dtensor" in row.marks else "torch_dist"
     kind = str(value(settings, key, default))
     saves = [value(settings, one, None if row is not None and row.benchmark else "there") for one in SAVED]
     if not any(saves) or (key in settings and settings[key].unresolved):
         return None
     if fsdp and kind != "fsdp_dtensor":
-        place = key if key in settings else "ddp.use_megatron_fsdp" if look.says("ddp.use_megatron_fsdp") else ""
-        place = place or ("dist.use_megatron_fsdp" if look.says("dist.use_megatron_fsdp") else recipe_key(look))
+        place = key if key in settings else "ddp.use_megatron_fsdp" if ctx.is_set("ddp.use_megatron_fsdp") else ""
+        place = place or ("dist.use_megatron_fsdp" if ctx.is_set("dist.use_megatron_fsdp") else recipe_key(ctx))
         return Problem(
             f"Megatron-FSDP saves as fsdp_dtensor only, not {kind}", (spell(key, "fsdp_dtensor"),), key=place
         )
@@ -32,9 +32,9 @@ def _fsdp_checkpoints(look: RuleContext) -> Problem | None:
 SAVED = ("checkpoint.save", "checkpoint.load")
 
 
-def _fsdp_connections(look: RuleContext) -> Problem | None:
-    said = look.parsed.env.get("CUDA_DEVICE_MAX_CONNECTIONS")
-    if look.recipe.layout.strategy != "megatron_fsdp" or said is None or str(said.value) != "1":
+def _fsdp_connections(ctx: RuleContext) -> Problem | None:
+    said = ctx.parsed.env.get("CUDA_DEVICE_MAX_CONNECTIONS")
+    if ctx.recipe.layout.strategy != "megatron_fsdp" or said is None or str(said.value) != "1":
         return None
     return Problem(
         "Megatron-FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1",
@@ -43,8 +43,8 @@ def _fsdp_connections(look: RuleContext) -> Problem | None:
     )
 
 
-def _fsdp_mapping(look: RuleContext) -> Problem | None:
-    if look.recipe.layout.strategy != "megatron_fsdp" or look("dist.use_tp_pp_dp_mapping") is not True:
+def _fsdp_mapping(ctx: RuleContext) -> Problem | None:
+    if ctx.recipe.layout.strategy != "megatron_fsdp" or ctx.get("dist.use_tp_pp_dp_mapping") is not True:
         return None
     return Problem(
         "Megatron-FSDP keeps the usual order of ranks", (spell("dist.use_tp_pp_dp_mapping", False),),
@@ -52,27 +52,27 @@ def _fsdp_mapping(look: RuleContext) -> Problem | None:
     )  # fmt: skip
 
 
-def _second_fsdp(look: RuleContext) -> Iterator[Problem]:
+def _second_fsdp(ctx: RuleContext) -> Iterator[Problem]:
     """The second version of Megatron-FSDP is for data-parallel runs in bf16 without checkpoints."""
-    if look.recipe.layout.strategy != "megatron_fsdp" or look("ddp.megatron_fsdp_version") != 2:
+    if ctx.recipe.layout.strategy != "megatron_fsdp" or ctx.get("ddp.megatron_fsdp_version") != 2:
         return
-    layout, key = look.recipe.layout, "ddp.megatron_fsdp_version"
+    layout, key = ctx.recipe.layout, "ddp.megatron_fsdp_version"
     wrong = [name for name in ("tp", "pp", "cp") if getattr(layout, name) > 1]
     wrong += ["vp"] if layout.vp > 1 else []
-    wrong += ["8-bit or 4-bit formats"] if look.recipe.precision.matmul != "same" else []
-    wrong += ["fp16"] if look.recipe.precision.compute != "bf16" else []
-    row = shipped(look)
-    saves = [value(look.parsed.settings, one, None if row and row.benchmark else "there") for one in SAVED]
+    wrong += ["8-bit or 4-bit formats"] if ctx.recipe.precision.matmul != "same" else []
+    wrong += ["fp16"] if ctx.recipe.precision.compute != "bf16" else []
+    row = shipped(ctx)
+    saves = [value(ctx.parsed.settings, one, None if row and row.benchmark else "there") for one in SAVED]
     wrong += ["checkpoints"] if any(saves) else []
     if wrong:
         yield Problem(f"version 2 of Megatron-FSDP has no {', '.join(wrong)}", (spell(key, 1),), key=key)
 
 
-def _async_format(look: RuleContext) -> Problem | None:
-    kind = look("checkpoint.ckpt_format")
-    if not look.recipe.checkpoint.async_save or kind in (None, "torch_dist", "fsdp_dtensor"):
+def _async_format(ctx: RuleContext) -> Problem | None:
+    kind = ctx.get("checkpoint.ckpt_format")
+    if not ctx.recipe.checkpoint.async_save or kind in (None, "torch_dist", "fsdp_dtensor"):
         return None
-    if not look.says("checkpoint.async_save"):
+    if not ctx.is_set("checkpoint.async_save"):
         return None
     return Problem(
         f"checkpoints of the format {kind} are not written in the background",
@@ -81,22 +81,22 @@ def _async_format(look: RuleContext) -> Problem | None:
     )
 
 
-def _async_nowhere(look: RuleContext) -> Problem | None:
-    row, settings = shipped(look), look.parsed.settings
+def _async_nowhere(ctx: RuleContext) -> Problem | None:
+    row, settings = shipped(ctx), ctx.parsed.settings
     nowhere = value(settings, "checkpoint.save", None if row is not None and row.benchmark else "there") is None
-    if look("checkpoint.async_save") is not True or not nowhere:
+    if ctx.get("checkpoint.async_save") is not True or not nowhere:
         return None
     return Problem(
         "async_save needs checkpoint.save", (spell("checkpoint.async_save", False),), key="checkpoint.async_save"
     )
 
 
-def _kept(look: RuleContext) -> Iterator[Problem]:
-    retain, every = number(look, "checkpoint.save_retain_interval"), look.recipe.checkpoint.save_every
+def _kept(ctx: RuleContext) -> Iterator[Problem]:
+    retain, every = number(ctx, "checkpoint.save_retain_interval"), ctx.recipe.checkpoint.save_every
     if retain is None:
         return
     key = "checkpoint.save_retain_interval"
-    if look("checkpoint.most_recent_k", -1) not in (None, -1):
+    if ctx.get("checkpoint.most_recent_k", -1) not in (None, -1):
         yield Problem(
             "save_retain_interval and most_recent_k exclude each other",
             (spell("checkpoint.most_recent_k", -1),),
@@ -106,9 +106,9 @@ def _kept(look: RuleContext) -> Iterator[Problem]:
         yield Problem(f"{retain} is not a multiple of save_interval={every}", (spell(key, every),), key=key)
 
 
-def _hf_beside_fsdp(look: RuleContext) -> Problem | None:
+def _hf_beside_fsdp(ctx: RuleContext) -> Problem | None:
     key = "checkpoint.also_save_hf_checkpoint"
-    if look(key) is not True or look("checkpoint.ckpt_format") != "fsdp_dtensor":
+    if ctx.get(key) is not True or ctx.get("checkpoint.ckpt_format") != "fsdp_dtensor":
         return None
     return Problem("a Hugging Face copy is not written beside fsdp_dtensor", (spell(key, False),), key=key)
 

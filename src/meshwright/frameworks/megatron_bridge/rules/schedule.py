@@ -11,12 +11,12 @@ from meshwright.frameworks.megatron_bridge.parsed_config import value
 from meshwright.frameworks.megatron_bridge.rules.common import command, number, rule, shipped
 
 
-def _half_recompute(look: RuleContext) -> Problem | None:
-    settings = look.parsed.settings
+def _half_recompute(ctx: RuleContext) -> Problem | None:
+    settings = ctx.parsed.settings
     names = ("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers")
     if not any(name in settings for name in names) or any(n in settings and settings[n].unresolved for n in names):
         return None
-    row = shipped(look)
+    row = shipped(ctx)
     before = row.recipe().layout if row else None
     full = before is not None and before.recompute == "full"
     granularity = value(settings, names[0], before.recompute if before else None)
@@ -33,8 +33,8 @@ def _half_recompute(look: RuleContext) -> Problem | None:
     return None
 
 
-def _two_splits(look: RuleContext) -> Problem | None:
-    settings = look.parsed.settings
+def _two_splits(ctx: RuleContext) -> Problem | None:
+    settings = ctx.parsed.settings
     drawn = value(settings, "model.pipeline_model_parallel_layout")
     ends = [f"model.num_layers_in_{place}_pipeline_stage" for place in ("first", "last")]
     ends = [key for key in ends if value(settings, key)]
@@ -45,35 +45,35 @@ def _two_splits(look: RuleContext) -> Problem | None:
     )
 
 
-def _hierarchy(look: RuleContext) -> Problem | None:
+def _hierarchy(ctx: RuleContext) -> Problem | None:
     key = "model.hierarchical_context_parallel_sizes"
-    sizes, cp = value(look.parsed.settings, key), look.recipe.layout.cp
+    sizes, cp = value(ctx.parsed.settings, key), ctx.recipe.layout.cp
     if not isinstance(sizes, list) or not all(isinstance(one, int) for one in sizes) or prod(sizes) == cp:
         return None
     return Problem(f"{key} multiply to {prod(sizes)}, context_parallel_size is {cp}", (), key=key)
 
 
-def _rings(look: RuleContext) -> Problem | None:
-    rings, model = value(look.parsed.settings, "model.cp_comm_type"), look.case.model if look.case else None
-    if not isinstance(rings, list) or model is None or look.recipe.layout.cp == 1:
+def _rings(ctx: RuleContext) -> Problem | None:
+    rings, model = value(ctx.parsed.settings, "model.cp_comm_type"), ctx.case.model if ctx.case else None
+    if not isinstance(rings, list) or model is None or ctx.recipe.layout.cp == 1:
         return None
-    layers = look.recipe.architecture.layers or model.num_layers
+    layers = ctx.recipe.architecture.layers or model.num_layers
     if len(rings) == layers:
         return None
     return Problem(f"cp_comm_type lists {len(rings)} layers of {layers}", (), key="model.cp_comm_type")
 
 
-def _two_lengths(look: RuleContext) -> Iterator[Problem]:
-    settings = look.parsed.settings
+def _two_lengths(ctx: RuleContext) -> Iterator[Problem]:
+    settings = ctx.parsed.settings
     for key in ("train.train_samples", "train.num_epochs"):
         if value(settings, key) and value(settings, "train.train_iters", "recipe") is not None:
             yield Problem(f"{key} and train.train_iters exclude each other", ("train.train_iters=null",), key=key)
-    if value(settings, "train.num_epochs") and look.recipe.goal == "pretrain":
+    if value(settings, "train.num_epochs") and ctx.recipe.goal == "pretrain":
         yield Problem("epochs are counted on fine-tuning data only", (), key="train.num_epochs")
 
 
-def _schedule_units(look: RuleContext) -> Iterator[Problem]:
-    settings, row = look.parsed.settings, shipped(look)
+def _schedule_units(ctx: RuleContext) -> Iterator[Problem]:
+    settings, row = ctx.parsed.settings, shipped(ctx)
     warmup = value(settings, "scheduler.lr_warmup_iters", row.recipe().schedule.warmup_steps if row else 0)
     samples = [key for key in SAMPLES if value(settings, key)]
     decay = value(settings, "scheduler.lr_decay_iters")
@@ -90,7 +90,7 @@ def _schedule_units(look: RuleContext) -> Iterator[Problem]:
             ("scheduler.lr_warmup_iters=0",),
             key=fraction,
         )
-    most, steps = number(look, "scheduler.max_steps"), look.recipe.train.steps
+    most, steps = number(ctx, "scheduler.max_steps"), ctx.recipe.train.steps
     if most is not None and most < steps:
         yield Problem(
             f"scheduler.max_steps={most} is less than train_iters={steps}",
@@ -102,9 +102,9 @@ def _schedule_units(look: RuleContext) -> Iterator[Problem]:
 SAMPLES = ("scheduler.lr_decay_samples", "scheduler.lr_warmup_samples", "scheduler.lr_wsd_decay_samples")
 
 
-def _warmup_capped(look: RuleContext) -> Problem | None:
-    row, settings = shipped(look), look.parsed.settings
-    decay = number(look, "scheduler.lr_decay_iters")
+def _warmup_capped(ctx: RuleContext) -> Problem | None:
+    row, settings = shipped(ctx), ctx.parsed.settings
+    decay = number(ctx, "scheduler.lr_decay_iters")
     warmup = value(settings, "scheduler.lr_warmup_iters", row.recipe().schedule.warmup_steps if row else 0)
     if not decay or not isinstance(warmup, int) or warmup < decay:
         return None
@@ -112,14 +112,14 @@ def _warmup_capped(look: RuleContext) -> Problem | None:
     return Problem(
         f"the warm-up of {warmup} iterations is cut: the decay ends at {decay}",
         (spell(key, max(decay // 10, 1)),),
-        key=key if look.says(key) else "scheduler.lr_decay_iters",
+        key=key if ctx.is_set(key) else "scheduler.lr_decay_iters",
     )
 
 
-def _evaluation_twice(look: RuleContext) -> Iterator[Problem]:
+def _evaluation_twice(ctx: RuleContext) -> Iterator[Problem]:
     for name in ("eval_interval", "eval_iters"):
-        older, newer = (value(look.parsed.settings, f"{section}.{name}") for section in ("train", "validation"))
-        if older is not None and newer is not None and older != newer and command(look):
+        older, newer = (value(ctx.parsed.settings, f"{section}.{name}") for section in ("train", "validation"))
+        if older is not None and newer is not None and older != newer and command(ctx):
             yield Problem(
                 f"train.{name}={older} wins over validation.{name}={newer}",
                 (spell(f"train.{name}", None),),
@@ -127,20 +127,20 @@ def _evaluation_twice(look: RuleContext) -> Iterator[Problem]:
             )
 
 
-def _full_validation(look: RuleContext) -> Iterator[Problem]:
+def _full_validation(ctx: RuleContext) -> Iterator[Problem]:
     for key in ("validation.full_validation", "dataset.full_validation"):
-        if look(key) is True:
+        if ctx.get(key) is True:
             yield Problem(f"{key} is refused: evaluation is as long as eval_iters", (spell(key, False),), key=key)
 
 
-def _evaluation_batch(look: RuleContext) -> Problem | None:
+def _evaluation_batch(ctx: RuleContext) -> Problem | None:
     key = "validation.eval_global_batch_size"
-    batch = number(look, key)
-    if batch is None or look.cluster is None:
+    batch = number(ctx, key)
+    if batch is None or ctx.cluster is None:
         return None
-    layout = look.recipe.layout
-    micro = number(look, "validation.eval_micro_batch_size") or layout.micro_batch_size
-    ranks = look.cluster.world // (layout.tp * layout.pp * layout.cp) or 1
+    layout = ctx.recipe.layout
+    micro = number(ctx, "validation.eval_micro_batch_size") or layout.micro_batch_size
+    ranks = ctx.cluster.world // (layout.tp * layout.pp * layout.cp) or 1
     if batch % (micro * ranks) == 0:
         return None
     return Problem(
@@ -150,11 +150,11 @@ def _evaluation_batch(look: RuleContext) -> Problem | None:
     )
 
 
-def _averaged_per_token(look: RuleContext) -> Problem | None:
+def _averaged_per_token(ctx: RuleContext) -> Problem | None:
     """The loss per token cannot be averaged inside the collective."""
-    settings, key = look.parsed.settings, "ddp.average_in_collective"
+    settings, key = ctx.parsed.settings, "ddp.average_in_collective"
     tokens = value(settings, "model.calculate_per_token_loss")
-    row = shipped(look)
+    row = shipped(ctx)
     pretraining = row is not None and row.goal == "pretrain" and not row.recipe().train.per_token_loss
     averaged = value(settings, key, pretraining and not (row is not None and row.benchmark))
     if tokens is not True or averaged is not True:
@@ -162,11 +162,11 @@ def _averaged_per_token(look: RuleContext) -> Problem | None:
     return Problem("a loss per token is not averaged in the collective", (spell(key, False),), key=key)
 
 
-def _unused_backend(look: RuleContext) -> Problem | None:
+def _unused_backend(ctx: RuleContext) -> Problem | None:
     key = "model.moe_flex_dispatcher_backend"
-    if not (command(look) or look.says("recipe")) or value(look.parsed.settings, key) is None:
+    if not (command(ctx) or ctx.is_set("recipe")) or value(ctx.parsed.settings, key) is None:
         return None
-    if look.recipe.moe.dispatcher not in ("alltoall", "allgather"):
+    if ctx.recipe.moe.dispatcher not in ("alltoall", "allgather"):
         return None
     return Problem(
         f"{key} is only read by the flex dispatcher",
@@ -175,18 +175,18 @@ def _unused_backend(look: RuleContext) -> Problem | None:
     )
 
 
-def _deterministic(look: RuleContext) -> Problem | None:
+def _deterministic(ctx: RuleContext) -> Problem | None:
     key = "model.deterministic_mode"
-    if look(key) is not True or look.says("--deterministic"):
+    if ctx.get(key) is not True or ctx.is_set("--deterministic"):
         return None
     missing = []
-    if "NCCL_ALGO" not in look.parsed.env and not look.says("env_vars.NCCL_ALGO"):
+    if "NCCL_ALGO" not in ctx.parsed.env and not ctx.is_set("env_vars.NCCL_ALGO"):
         missing.append("NCCL_ALGO in the environment")
-    if look("model.cross_entropy_loss_fusion", True) is not False:
+    if ctx.get("model.cross_entropy_loss_fusion", True) is not False:
         missing.append("model.cross_entropy_loss_fusion=false")
     if not missing:
         return None
-    fix = ("--deterministic",) if command(look) else ("model.cross_entropy_loss_fusion=false", "NCCL_ALGO=Ring")
+    fix = ("--deterministic",) if command(ctx) else ("model.cross_entropy_loss_fusion=false", "NCCL_ALGO=Ring")
     return Problem(f"deterministic_mode needs {' and '.join(missing)}", fix, key=key)
 
 

@@ -12,42 +12,42 @@ from meshwright.frameworks.megatron_bridge.rules.common import command, number, 
 from meshwright.frameworks.megatron_bridge.runner import least_gpus
 
 
-def _unknown_recipe(look: RuleContext) -> Problem | None:
-    key = recipe_key(look)
-    said = look.parsed.settings.get(key)
+def _unknown_recipe(ctx: RuleContext) -> Problem | None:
+    key = recipe_key(ctx)
+    said = ctx.parsed.settings.get(key)
     if said is None or said.unresolved or str(said.value).startswith("_") or bridge_recipes.find(str(said.value)):
         return None
     name = str(said.value)
     near = closest(name, bridge_recipes.names(), 2)
     hint = f"; did you mean {near[0]}?" if near else ""
-    fix = tuple(spell("--recipe", one) if command(look) else f"{one}()" for one in near)
+    fix = tuple(spell("--recipe", one) if command(ctx) else f"{one}()" for one in near)
     return Problem(f"Megatron-Bridge has no recipe {name}{hint}", fix, key=key)
 
 
-def _refused_recipe(look: RuleContext) -> Problem | None:
-    row = shipped(look)
+def _refused_recipe(ctx: RuleContext) -> Problem | None:
+    row = shipped(ctx)
     if row is None or not row.raises:
         return None
     other = next(
         iter(closest(row.name.replace("peft", "sft"), [n for n in bridge_recipes.names() if "_sft_" in n], 1)), ""
     )
     fix = (spell("--recipe", other),) if other else ()
-    return Problem(f"{look.parsed.name} exists and raises NotImplementedError", fix, key=recipe_key(look))
+    return Problem(f"{ctx.parsed.name} exists and raises NotImplementedError", fix, key=recipe_key(ctx))
 
 
-def _no_recipe(look: RuleContext) -> Iterator[Problem]:
-    if look.says("--recipe") and look.says("--model"):
+def _no_recipe(ctx: RuleContext) -> Iterator[Problem]:
+    if ctx.is_set("--recipe") and ctx.is_set("--model"):
         yield Problem("--recipe and --model exclude each other", key="--model")
-    said = look.parsed.settings.get("--recipe")
+    said = ctx.parsed.settings.get("--recipe")
     if said is not None and not said.unresolved and not str(said.value).endswith("_config"):
-        mode = look.parsed.settings.get("--mode")
+        mode = ctx.parsed.settings.get("--mode")
         if mode is None and bridge_recipes.find(f"{said.value}_pretrain_config"):
             yield Problem("--model needs --mode", ("--mode pretrain", "--mode sft", "--mode lora"), key="--recipe")
 
 
-def _unknown_flag(look: RuleContext) -> Iterator[Problem]:
+def _unknown_flag(ctx: RuleContext) -> Iterator[Problem]:
     accepted = {*keys.RUNNER.values(), "--deterministic"}
-    for key in look.parsed.settings:
+    for key in ctx.parsed.settings:
         if key.startswith("-") and key not in accepted:
             instead = keys.INSTEAD.get(key)
             near = closest(key, [*keys.FLAGS, *keys.RUNNER], 1) if instead is None and key.startswith("--") else []
@@ -56,11 +56,11 @@ def _unknown_flag(look: RuleContext) -> Iterator[Problem]:
             yield Problem(f"the runner refuses {word}" + (f"; say {fix[0]}" if fix else ""), fix, key=key)
 
 
-def _dropped(look: RuleContext) -> Iterator[Problem]:
-    for key in look.parsed.settings:
+def _dropped(ctx: RuleContext) -> Iterator[Problem]:
+    for key in ctx.parsed.settings:
         if key.startswith("+"):
             near = [name for name in closest(key[1:], _names(), 1) if _alike(name, key[1:])]
-            fix = (spell(near[0], look(key)),) if near else ()
+            fix = (spell(near[0], ctx.get(key)),) if near else ()
             yield Problem(f"{key} is accepted and dropped: there is no {key[1:]}", fix, key=key)
 
 
@@ -75,28 +75,28 @@ def _names() -> list[str]:
     return [f"{section}.{name}" for section in sections for name in keys.fields(section)]
 
 
-def _length_replaced(look: RuleContext) -> Problem | None:
-    data, effective = number(look, "dataset.seq_length"), look.recipe.data.seq_length
-    if not (command(look) or look.says("recipe") or data is not None):
+def _length_replaced(ctx: RuleContext) -> Problem | None:
+    data, effective = number(ctx, "dataset.seq_length"), ctx.recipe.data.seq_length
+    if not (command(ctx) or ctx.is_set("recipe") or data is not None):
         return None
     for key in ("model.seq_length", "dataset.sequence_length"):
-        said = number(look, key)
+        said = number(ctx, key)
         if said is None or said == effective:
             continue
         fix = (spell("dataset.seq_length", said),)
-        if command(look) or key != "model.seq_length":
+        if command(ctx) or key != "model.seq_length":
             return Problem(f"{key}={said} is overwritten by dataset.seq_length={effective}", fix, key=key)
         return Problem(f"{key}={said} and dataset.seq_length={effective} must be the same", fix, key=key)
     return None
 
 
-def _name_against_launcher(look: RuleContext) -> Problem | None:
-    encoded, asked, row = bridge_recipes.gpus_in(look.parsed.name), look.parsed.asked, shipped(look)
-    if row is None or row.benchmark or encoded is None or asked.count is None or asked.said is None:
+def _name_against_launcher(ctx: RuleContext) -> Problem | None:
+    encoded, asked, row = bridge_recipes.gpus_in(ctx.parsed.name), ctx.parsed.gpu_request, shipped(ctx)
+    if row is None or row.benchmark or encoded is None or asked.count is None or asked.source is None:
         return None  # a benchmark's batch is scaled by the runner
-    if asked.said is look.parsed.settings.get(recipe_key(look)) or asked.count % encoded[0] == 0:
+    if asked.source is ctx.parsed.settings.get(recipe_key(ctx)) or asked.count % encoded[0] == 0:
         return None
-    if asked.count % least_gpus(look.recipe) and least_gpus(look.recipe) > asked.count:
+    if asked.count % least_gpus(ctx.recipe) and least_gpus(ctx.recipe) > asked.count:
         return None  # our own rule says that the layout does not fit
     return Problem(
         f"the name says {encoded[0]} GPUs, the launcher starts {asked.count}",
@@ -109,9 +109,9 @@ def _alias(row: bridge_recipes.Upstream) -> str:
     return row.aliases[0]
 
 
-def _batch_does_not_scale(look: RuleContext) -> Problem | None:
-    row, asked = shipped(look), look.parsed.asked
-    if row is None or not row.benchmark or not row.gpus or asked.count is None or look.says("train.global_batch_size"):
+def _batch_does_not_scale(ctx: RuleContext) -> Problem | None:
+    row, asked = shipped(ctx), ctx.parsed.gpu_request
+    if row is None or not row.benchmark or not row.gpus or asked.count is None or ctx.is_set("train.global_batch_size"):
         return None
     batch = row.recipe().train.global_batch_size
     if batch * asked.count % row.gpus == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.frameworks.common import is_whole
+from meshwright.frameworks.common import is_int
 from meshwright.frameworks.framework import FrameworkRule, RuleContext
 from meshwright.recipes.key_maps.torchtitan import LOCAL
 
@@ -17,25 +17,25 @@ MODE, OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac
 NAME, FLAVOR = "model.name", "model.flavor"
 
 
-def today(look: RuleContext) -> bool:
+def today(ctx: RuleContext) -> bool:
     """Whether it is a command of today's line."""
-    return look.says("config")
+    return ctx.is_set("config")
 
 
-def in_tokens(look: RuleContext) -> bool:
+def in_tokens(ctx: RuleContext) -> bool:
     """Whether a batch is counted in tokens."""
-    return today(look) and not look.says(LOCAL)
+    return today(ctx) and not ctx.is_set(LOCAL)
 
 
-def degree(look: RuleContext, key: str) -> int:
+def degree(ctx: RuleContext, key: str) -> int:
     """The ranks of an axis; 1 where they are not known or wrong."""
-    value = look(key)
-    return value if is_whole(value) and value > 0 else 1
+    value = ctx.get(key)
+    return value if is_int(value) and value > 0 else 1
 
 
-def custom(look: RuleContext) -> bool:
+def custom(ctx: RuleContext) -> bool:
     """Whether a module of the user's own may register more names."""
-    return any(look(f"experimental.{key}") for key in ("custom_import", "custom_args_module"))
+    return any(ctx.get(f"experimental.{key}") for key in ("custom_import", "custom_args_module"))
 
 
 def rule(
@@ -48,4 +48,4 @@ def rule(
     covers: tuple[str, ...] = (),
 ) -> FrameworkRule:
     """One of torchtitan's rules."""
-    return FrameworkRule(f"torchtitan.{name}", severity, keys, broken, symptom=symptom, cause=cause, covers=covers)
+    return FrameworkRule(f"torchtitan.{name}", severity, keys, broken, symptom=symptom, cause=cause, supersedes=covers)

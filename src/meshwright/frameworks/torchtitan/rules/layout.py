@@ -27,148 +27,154 @@ from meshwright.frameworks.torchtitan.rules.common import (
 from meshwright.recipes.key_maps.torchtitan import LOCAL, MICRO, STEP, TOKENS
 
 
-def _schedule_without_file(look: RuleContext) -> Problem | None:
-    name = str(look(SCHEDULE))
-    if not name.lower().strip("_").startswith("pipelineschedule") or degree(look, PP) == 1:
+def _schedule_without_file(ctx: RuleContext) -> Problem | None:
+    name = str(ctx.get(SCHEDULE))
+    if not name.lower().strip("_").startswith("pipelineschedule") or degree(ctx, PP) == 1:
         return None
-    if look("parallelism.pipeline_parallel_schedule_csv"):
+    if ctx.get("parallelism.pipeline_parallel_schedule_csv"):
         return None
     return Problem(f"{name} runs a schedule from a file, and pipeline_parallel_schedule_csv names none")
 
 
-def _uneven_chunks(look: RuleContext) -> Problem | None:
-    pp = degree(look, PP)
-    chunks = virtual_stages(look.parsed.settings, look.parsed.model)
+def _uneven_chunks(ctx: RuleContext) -> Problem | None:
+    pp = degree(ctx, PP)
+    chunks = virtual_stages(ctx.parsed.settings, ctx.parsed.model)
     if pp == 1 or not chunks or chunks % pp == 0:
         return None
     key = "parallelism.pipeline_parallel_layers_per_stage"
-    return Problem(f"{key}={look(key)} makes {chunks} stage chunks, which {pp} ranks cannot share equally", key=key)
+    return Problem(f"{key}={ctx.get(key)} makes {chunks} stage chunks, which {pp} ranks cannot share equally", key=key)
 
 
-def _ends_too_heavy(look: RuleContext) -> Iterator[Problem]:
+def _ends_too_heavy(ctx: RuleContext) -> Iterator[Problem]:
     """The first and the last stage give up as many layers as their ends weigh, of those they would have."""
-    model, pp = look.parsed.model, degree(look, PP)
-    if pp == 1 or model is None or look("parallelism.module_fqns_per_model_part"):
+    model, pp = ctx.parsed.model, degree(ctx, PP)
+    if pp == 1 or model is None or ctx.get("parallelism.module_fqns_per_model_part"):
         return
     keys = [f"parallelism.pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last")]
-    weights = [look(key) for key in keys]
+    weights = [ctx.get(key) for key in keys]
     if not all(isinstance(weight, int) for weight in weights):
         return
-    each = (model.num_layers + sum(weights)) // (pp * look.recipe.layout.vp)
+    each = (model.num_layers + sum(weights)) // (pp * ctx.recipe.layout.vp)
     for key, weight in zip(keys, weights, strict=True):
         if 0 < each < weight:
             message = f"{key}={weight} is more than the {each} layers of a stage chunk"
-            yield Problem(message, (look.framework.spell(key, each),), key=key)
+            yield Problem(message, (ctx.framework.format_setting(key, each),), key=key)
 
 
-def _microbatch_too_large(look: RuleContext) -> Problem | None:
+def _microbatch_too_large(ctx: RuleContext) -> Problem | None:
     """More samples in a micro batch than there are in the batch it is cut from."""
-    local, micro = look(LOCAL), look(MICRO)
-    if in_tokens(look) or degree(look, PP) == 1 or not (isinstance(local, int) and isinstance(micro, int)):
+    local, micro = ctx.get(LOCAL), ctx.get(MICRO)
+    if in_tokens(ctx) or degree(ctx, PP) == 1 or not (isinstance(local, int) and isinstance(micro, int)):
         return None
-    stages = degree(look, PP) * look.recipe.layout.vp
+    stages = degree(ctx, PP) * ctx.recipe.layout.vp
     if micro <= 0 or local % micro or local // micro >= stages:
         return None
     return Problem(
         f"{LOCAL}={local} in micro batches of {micro} fills {local // micro} of {stages} stage chunks",
-        (look.framework.spell(LOCAL, stages * micro),),
-        key=LOCAL if look.says(LOCAL) else PP,
+        (ctx.framework.format_setting(LOCAL, stages * micro),),
+        key=LOCAL if ctx.is_set(LOCAL) else PP,
     )
 
 
-def _batch_not_divided(look: RuleContext) -> Problem | None:
+def _batch_not_divided(ctx: RuleContext) -> Problem | None:
     """With a pipeline, a step is made of whole local batches, not just of micro batches."""
-    batch, local = look("training.global_batch_size"), look(LOCAL)
-    ranks = _ranks(look)
-    if in_tokens(look) or degree(look, PP) == 1 or not (isinstance(batch, int) and isinstance(local, int)) or not ranks:
+    batch, local = ctx.get("training.global_batch_size"), ctx.get(LOCAL)
+    ranks = _ranks(ctx)
+    if in_tokens(ctx) or degree(ctx, PP) == 1 or not (isinstance(batch, int) and isinstance(local, int)) or not ranks:
         return None
-    micro = look.recipe.layout.micro_batch_size
+    micro = ctx.recipe.layout.micro_batch_size
     if local <= 0 or batch % (local * ranks) == 0 or batch % (micro * ranks):
         return None  # right, or told by the rule of micro batches
     return Problem(
         f"training.global_batch_size={batch} is not a multiple of {local * ranks}: {LOCAL} × {ranks} data ranks",
-        (look.framework.spell("training.global_batch_size", max(1, round(batch / (local * ranks))) * local * ranks),),
+        (
+            ctx.framework.format_setting(
+                "training.global_batch_size", max(1, round(batch / (local * ranks))) * local * ranks
+            ),
+        ),
     )
 
 
-def _ranks(look: RuleContext) -> int:
+def _ranks(ctx: RuleContext) -> int:
     """Data-parallel ranks, where they are known; 0 where they are not."""
-    shard, copies = look(SHARD), degree(look, REPLICATE)
+    shard, copies = ctx.get(SHARD), degree(ctx, REPLICATE)
     if isinstance(shard, int) and shard > 0:
         return shard * copies
-    if look.cluster is None:
+    if ctx.cluster is None:
         return 0
-    return max(1, look.cluster.world // (degree(look, TP) * degree(look, PP) * degree(look, CP)))
+    return max(1, ctx.cluster.world // (degree(ctx, TP) * degree(ctx, PP) * degree(ctx, CP)))
 
 
-def _step_not_divided(look: RuleContext) -> Problem | None:
-    step, tokens, ranks = look(STEP), look(TOKENS), _ranks(look)
+def _step_not_divided(ctx: RuleContext) -> Problem | None:
+    step, tokens, ranks = ctx.get(STEP), ctx.get(TOKENS), _ranks(ctx)
     if not (isinstance(step, int) and isinstance(tokens, int)) or step <= 0 or tokens <= 0 or not ranks:
         return None
-    micro_batches = degree(look, "parallelism.num_pp_microbatches") if degree(look, PP) > 1 else 1
+    micro_batches = degree(ctx, "parallelism.num_pp_microbatches") if degree(ctx, PP) > 1 else 1
     once = tokens * micro_batches * ranks
     if step % once == 0:
         return None
     return Problem(
         f"{STEP}={step} is not a multiple of {once}: tokens of a micro batch × micro batches × data ranks",
-        (look.framework.spell(STEP, max(1, round(step / once)) * once),),
+        (ctx.framework.format_setting(STEP, max(1, round(step / once)) * once),),
         key=STEP,
     )
 
 
-def _tokens_not_divided(look: RuleContext) -> Problem | None:
-    tokens = look(TOKENS)
-    cut = look("parallelism.enable_sequence_parallel", True) is not False
-    parts = (degree(look, TP) if cut else 1) * (2 * degree(look, CP) if degree(look, CP) > 1 else 1)
-    if not isinstance(tokens, int) or tokens <= look.recipe.data.seq_length or tokens % parts == 0:
+def _tokens_not_divided(ctx: RuleContext) -> Problem | None:
+    tokens = ctx.get(TOKENS)
+    cut = ctx.get("parallelism.enable_sequence_parallel", True) is not False
+    parts = (degree(ctx, TP) if cut else 1) * (2 * degree(ctx, CP) if degree(ctx, CP) > 1 else 1)
+    if not isinstance(tokens, int) or tokens <= ctx.recipe.data.seq_length or tokens % parts == 0:
         return None  # right, or told by the rule of sequences
     return Problem(
         f"{TOKENS}={tokens} is not a multiple of {parts}, the parts that tp and 2 × cp cut it into", key=TOKENS
     )
 
 
-def _expert_mesh(look: RuleContext) -> Problem | None:
-    ep, etp, tp = (degree(look, key) for key in (EP, ETP, TP))
-    if ep == 1 or today(look) or etp in (1, tp):
+def _expert_mesh(ctx: RuleContext) -> Problem | None:
+    ep, etp, tp = (degree(ctx, key) for key in (EP, ETP, TP))
+    if ep == 1 or today(ctx) or etp in (1, tp):
         return None
     return Problem(
-        f"{ETP}={etp}: experts are cut over tp={tp} ranks or over none", (look.framework.spell(ETP, 1),), key=ETP
+        f"{ETP}={etp}: experts are cut over tp={tp} ranks or over none",
+        (ctx.framework.format_setting(ETP, 1),),
+        key=ETP,
     )
 
 
-def _sharded(look: RuleContext) -> int:
+def _sharded(ctx: RuleContext) -> int:
     """Data ranks that share the weights, where they are known; 0 where they are not."""
-    return _ranks(look) // degree(look, REPLICATE)
+    return _ranks(ctx) // degree(ctx, REPLICATE)
 
 
-def _experts_unsharded(look: RuleContext) -> Problem | None:
+def _experts_unsharded(ctx: RuleContext) -> Problem | None:
     """Next to expert parallelism the other weights are always sharded, over at least two ranks."""
-    if today(look) or degree(look, EP) == 1 or look.case is None or not look.case.is_moe:
+    if today(ctx) or degree(ctx, EP) == 1 or ctx.case is None or not ctx.case.is_moe:
         return None
-    if _sharded(look) != 1 or degree(look, CP) > 1:
+    if _sharded(ctx) != 1 or degree(ctx, CP) > 1:
         return None
     return Problem(
         "expert parallelism needs dp_shard × cp of 2 or more",
-        (look.framework.spell(TP, degree(look, TP) // 2),),
+        (ctx.framework.format_setting(TP, degree(ctx, TP) // 2),),
         key=EP,
     )
 
 
-def _experts_unread(look: RuleContext) -> Iterator[Problem]:
+def _experts_unread(ctx: RuleContext) -> Iterator[Problem]:
     """Degrees of experts that no layer asks for."""
-    model = look.parsed.model
+    model = ctx.parsed.model
     if model is None:
         return
-    ep, etp, ranks = degree(look, EP), degree(look, ETP), _sharded(look) * degree(look, CP) * degree(look, TP)
+    ep, etp, ranks = degree(ctx, EP), degree(ctx, ETP), _sharded(ctx) * degree(ctx, CP) * degree(ctx, TP)
     if model.moe is None and ranks % (ep * etp):
         message = f"ep × etp = {ep} × {etp} does not divide the {ranks} ranks of dp_shard × cp × tp"
         yield Problem(message, severity="error")
         return
     for key in (EP, ETP):
-        if degree(look, key) > 1 and model.moe is None:
-            yield Problem(f"{key}={look(key)}: {model.name} has no experts, nothing is cut", key=key)
-    if model.moe is not None and degree(look, ETP) > 1 and degree(look, EP) == 1:
-        yield Problem(f"{ETP}={look(ETP)} is read next to {EP} only; experts are cut like the dense layers", key=ETP)
+        if degree(ctx, key) > 1 and model.moe is None:
+            yield Problem(f"{key}={ctx.get(key)}: {model.name} has no experts, nothing is cut", key=key)
+    if model.moe is not None and degree(ctx, ETP) > 1 and degree(ctx, EP) == 1:
+        yield Problem(f"{ETP}={ctx.get(ETP)} is read next to {EP} only; experts are cut like the dense layers", key=ETP)
 
 
 WITHOUT_STAGES = ("qwen3", "gpt_oss", "flux")
@@ -178,96 +184,102 @@ WITHOUT_DEEPEP = ("qwen3", "gpt_oss")
 """Models of the 0.2 line with experts that do not ask how tokens are sent."""
 
 
-def _no_stages(look: RuleContext) -> Problem | None:
-    name = str(look(NAME))
-    if today(look) or degree(look, PP) == 1 or name not in WITHOUT_STAGES:
+def _no_stages(ctx: RuleContext) -> Problem | None:
+    name = str(ctx.get(NAME))
+    if today(ctx) or degree(ctx, PP) == 1 or name not in WITHOUT_STAGES:
         return None
-    return Problem(f"{name} cannot be cut into stages in torchtitan 0.2", (look.framework.spell(PP, 1),), key=PP)
+    return Problem(
+        f"{name} cannot be cut into stages in torchtitan 0.2", (ctx.framework.format_setting(PP, 1),), key=PP
+    )
 
 
-def _sequence_parts(look: RuleContext) -> Problem | None:
+def _sequence_parts(ctx: RuleContext) -> Problem | None:
     """The halves of context parallelism are asked for without it as well."""
-    length, tp, cp = look("training.seq_len"), degree(look, TP), degree(look, CP)
-    if today(look) or not isinstance(length, int) or length <= 0 or length % (2 * tp * cp) == 0:
+    length, tp, cp = ctx.get("training.seq_len"), degree(ctx, TP), degree(ctx, CP)
+    if today(ctx) or not isinstance(length, int) or length <= 0 or length % (2 * tp * cp) == 0:
         return None
     parts = 2 * tp * cp
     return Problem(
         f"training.seq_len={length} is not a multiple of {parts}: tp × 2 × cp = {tp} × 2 × {cp}",
-        (look.framework.spell("training.seq_len", max(1, round(length / parts)) * parts),),
+        (ctx.framework.format_setting("training.seq_len", max(1, round(length / parts)) * parts),),
         key="training.seq_len",
     )
 
 
-def _deepep(look: RuleContext) -> Iterator[Problem]:
+def _deepep(ctx: RuleContext) -> Iterator[Problem]:
     key = "parallelism.expert_parallel_comm_backend"
-    if look(key) != "deepep" or look.case is None or not look.case.is_moe or look(NAME) in WITHOUT_DEEPEP:
+    if ctx.get(key) != "deepep" or ctx.case is None or not ctx.case.is_moe or ctx.get(NAME) in WITHOUT_DEEPEP:
         return
-    if degree(look, EP) == 1:
-        yield Problem("DeepEP needs expert parallelism", (look.framework.spell(key, "standard"),), key=key)
-    elif degree(look, ETP) > 1:
-        yield Problem("DeepEP does not cut experts over tensor ranks", (look.framework.spell(ETP, 1),), key=key)
+    if degree(ctx, EP) == 1:
+        yield Problem("DeepEP needs expert parallelism", (ctx.framework.format_setting(key, "standard"),), key=key)
+    elif degree(ctx, ETP) > 1:
+        yield Problem("DeepEP does not cut experts over tensor ranks", (ctx.framework.format_setting(ETP, 1),), key=key)
 
 
-def _dualpipe(look: RuleContext) -> Problem | None:
-    overlapped = look("parallelism.pipeline_parallel_expert_parallel_overlap") is not False
-    if str(look(SCHEDULE)).lower() != "dualpipev" or not overlapped or min(degree(look, PP), degree(look, EP)) == 1:
+def _dualpipe(ctx: RuleContext) -> Problem | None:
+    overlapped = ctx.get("parallelism.pipeline_parallel_expert_parallel_overlap") is not False
+    if str(ctx.get(SCHEDULE)).lower() != "dualpipev" or not overlapped or min(degree(ctx, PP), degree(ctx, EP)) == 1:
         return None
-    if look(MODE) == "none" or today(look):
+    if ctx.get(MODE) == "none" or today(ctx):
         return None
     fix = (
-        look.framework.spell(MODE, "none"),
-        look.framework.spell("parallelism.pipeline_parallel_expert_parallel_overlap", False),
+        ctx.framework.format_setting(MODE, "none"),
+        ctx.framework.format_setting("parallelism.pipeline_parallel_expert_parallel_overlap", False),
     )
     return Problem("DualPipeV overlaps expert exchanges only without recompute", fix, key=SCHEDULE)
 
 
-def _varlen_context(look: RuleContext) -> Problem | None:
-    if degree(look, CP) == 1:
+def _varlen_context(ctx: RuleContext) -> Problem | None:
+    if degree(ctx, CP) == 1:
         return None
-    if today(look):
-        preset = PRESETS.get(str(look("module")), {}).get(str(look("config")))
-        if in_tokens(look) and look("parallelism.spmd_backend", "spmd_types") != "spmd_types":
+    if today(ctx):
+        preset = PRESETS.get(str(ctx.get("module")), {}).get(str(ctx.get("config")))
+        if in_tokens(ctx) and ctx.get("parallelism.spmd_backend", "spmd_types") != "spmd_types":
             return Problem("context parallelism needs the spmd_types backend", key="parallelism.spmd_backend")
         if preset is not None and preset.kernel != "flex":
-            return Problem(f"context parallelism needs FlexAttention, and {look('config')} has {preset.kernel}", key=CP)
+            return Problem(
+                f"context parallelism needs FlexAttention, and {ctx.get('config')} has {preset.kernel}", key=CP
+            )
         return None
-    if look(NAME) in WITHOUT_CONTEXT:
-        return Problem(f"{look(NAME)} does not run over context ranks", (look.framework.spell(CP, 1),), key=CP)
-    if not str(look(FLAVOR)).endswith(("_varlen", "_varlen_attn")):
+    if ctx.get(NAME) in WITHOUT_CONTEXT:
+        return Problem(
+            f"{ctx.get(NAME)} does not run over context ranks", (ctx.framework.format_setting(CP, 1),), key=CP
+        )
+    if not str(ctx.get(FLAVOR)).endswith(("_varlen", "_varlen_attn")):
         return None
     return Problem(
         "varlen attention does not run over context ranks",
-        (look.framework.spell(FLAVOR, plain(str(look(FLAVOR)))),),
+        (ctx.framework.format_setting(FLAVOR, plain(str(ctx.get(FLAVOR)))),),
         key=CP,
     )
 
 
-def _no_balancer(look: RuleContext) -> Problem | None:
+def _no_balancer(ctx: RuleContext) -> Problem | None:
     key = "parallelism.context_parallel_load_balancer"
-    name, fix = look(key), (look.framework.spell(key, "headtail"),)
-    if not look.says(key) or name in ("headtail", None) or (name != "" and degree(look, CP) == 1):
+    name, fix = ctx.get(key), (ctx.framework.format_setting(key, "headtail"),)
+    if not ctx.is_set(key) or name in ("headtail", None) or (name != "" and degree(ctx, CP) == 1):
         return None  # right, or read by nothing
     if name != "ptrr":
         return Problem(f"{key}={name!r}: headtail, ptrr, or left out", fix)
-    if today(look) or "flex" in str(look(FLAVOR)):
+    if today(ctx) or "flex" in str(ctx.get(FLAVOR)):
         return None
-    return Problem(f"{key}=ptrr needs the block masks of FlexAttention, and {look(FLAVOR)} has none", fix)
+    return Problem(f"{key}=ptrr needs the block masks of FlexAttention, and {ctx.get(FLAVOR)} has none", fix)
 
 
-def _copies_alone(look: RuleContext) -> Problem | None:
-    others = [axis for axis, key in (("tp", TP), ("pp", PP)) if degree(look, key) > 1]
-    if today(look) or degree(look, REPLICATE) == 1 or _sharded(look) != 1 or degree(look, CP) > 1 or not others:
+def _copies_alone(ctx: RuleContext) -> Problem | None:
+    others = [axis for axis, key in (("tp", TP), ("pp", PP)) if degree(ctx, key) > 1]
+    if today(ctx) or degree(ctx, REPLICATE) == 1 or _sharded(ctx) != 1 or degree(ctx, CP) > 1 or not others:
         return None  # context ranks share the weights too
     return Problem(
         f"copies without sharding are DDP, which does not run next to {', '.join(others)}",
-        (look.framework.spell(REPLICATE, 1), look.framework.spell(SHARD, -1)),
+        (ctx.framework.format_setting(REPLICATE, 1), ctx.framework.format_setting(SHARD, -1)),
         key=REPLICATE,
     )
 
 
-def _no_micro_batches(look: RuleContext) -> Problem | None:
+def _no_micro_batches(ctx: RuleContext) -> Problem | None:
     key = "parallelism.num_pp_microbatches"
-    value = look(key)
+    value = ctx.get(key)
     return Problem(f"{key}={value} must be above 0", key=key) if isinstance(value, int) and value <= 0 else None
 
 

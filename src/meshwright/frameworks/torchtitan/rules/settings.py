@@ -31,17 +31,17 @@ FLOAT8_SINCE = 8.9
 """The first CUDA compute capability with float8."""
 
 
-def _unknown_model(look: RuleContext) -> Problem | None:
-    name, flavor = str(look(NAME)), str(look(FLAVOR))
-    if today(look) or custom(look) or name in ELSEWHERE or "." in name:
+def _unknown_model(ctx: RuleContext) -> Problem | None:
+    name, flavor = str(ctx.get(NAME)), str(ctx.get(FLAVOR))
+    if today(ctx) or custom(ctx) or name in ELSEWHERE or "." in name:
         return None
     if name not in FLAVORS:
         known = ", ".join(FLAVORS)
-        fix = tuple(look.framework.spell(NAME, near) for near in closest(name, FLAVORS, 1))
+        fix = tuple(ctx.framework.format_setting(NAME, near) for near in closest(name, FLAVORS, 1))
         return Problem(f"torchtitan has no model {name}; it has {known}", fix, key=NAME)
-    if plain(flavor) in FLAVORS[name] or not look.says(FLAVOR) or look.parsed.model is not None:
+    if plain(flavor) in FLAVORS[name] or not ctx.is_set(FLAVOR) or ctx.parsed.model is not None:
         return None  # or one of the user's own, whose shape was given
-    fix = tuple(look.framework.spell(FLAVOR, near) for near in _near_flavor(flavor, FLAVORS[name]))
+    fix = tuple(ctx.framework.format_setting(FLAVOR, near) for near in _near_flavor(flavor, FLAVORS[name]))
     known = ", ".join(FLAVORS[name])
     return Problem(f"{name} has no flavor {flavor}; it has {known} (--model NAME for one of your own)", fix, key=FLAVOR)
 
@@ -51,222 +51,241 @@ def _near_flavor(flavor: str, known: Any) -> list[str]:
     return same or closest(flavor, known, 1)
 
 
-def _unknown_data(look: RuleContext) -> Problem | None:
-    name = str(look("training.dataset"))
-    if custom(look) or not look.says("training.dataset") or str(look(NAME)) not in FLAVORS or look(NAME) == "flux":
+def _unknown_data(ctx: RuleContext) -> Problem | None:
+    name = str(ctx.get("training.dataset"))
+    if (
+        custom(ctx)
+        or not ctx.is_set("training.dataset")
+        or str(ctx.get(NAME)) not in FLAVORS
+        or ctx.get(NAME) == "flux"
+    ):
         return None
-    if name in DATA_SETS or look("job.custom_config_module"):
+    if name in DATA_SETS or ctx.get("job.custom_config_module"):
         return None
     return Problem(
         f"no data set {name}: torchtitan knows {', '.join(DATA_SETS)}, and those a module of yours registers",
-        (look.framework.spell("training.dataset", "c4"),),
+        (ctx.framework.format_setting("training.dataset", "c4"),),
     )
 
 
-def _unknown_optimizer(look: RuleContext) -> Problem | None:
-    name = str(look("optimizer.name"))
+def _unknown_optimizer(ctx: RuleContext) -> Problem | None:
+    name = str(ctx.get("optimizer.name"))
     near = [known for known in ("AdamW", "Adam") if known != name and known.lower() == name.lower()]
-    if not near or custom(look):
+    if not near or custom(ctx):
         return None
     return Problem(
-        f"there is no optimizer {name}: names are looked up exactly", (look.framework.spell("optimizer.name", near[0]),)
+        f"there is no optimizer {name}: names are looked up exactly",
+        (ctx.framework.format_setting("optimizer.name", near[0]),),
     )
 
 
-def _budget_uncompiled(look: RuleContext) -> Problem | None:
-    if look(MODE) != "memory_budget" or look.recipe.kernels.compile:
+def _budget_uncompiled(ctx: RuleContext) -> Problem | None:
+    if ctx.get(MODE) != "memory_budget" or ctx.recipe.kernels.compile:
         return None
-    fix = (look.framework.spell("compile.enable", True), look.framework.spell("compile.components", ["model", "loss"]))
+    fix = (
+        ctx.framework.format_setting("compile.enable", True),
+        ctx.framework.format_setting("compile.components", ["model", "loss"]),
+    )
     return Problem("a memory budget is kept by the compiler, and the model is not compiled", fix, key=MODE)
 
 
-def _recompute_option(look: RuleContext) -> Problem | None:
-    option = look(OPTION)
-    if look(MODE) != "selective" or not look.says(OPTION) or re.fullmatch("op|[0-9]+", str(option)):
+def _recompute_option(ctx: RuleContext) -> Problem | None:
+    option = ctx.get(OPTION)
+    if ctx.get(MODE) != "selective" or not ctx.is_set(OPTION) or re.fullmatch("op|[0-9]+", str(option)):
         return None
     return Problem(
-        f"{OPTION}={option}: op, or how often a layer is recomputed", (look.framework.spell(OPTION, "op"),), key=OPTION
+        f"{OPTION}={option}: op, or how often a layer is recomputed",
+        (ctx.framework.format_setting(OPTION, "op"),),
+        key=OPTION,
     )
 
 
-def _budget_unread(look: RuleContext) -> Problem | None:
+def _budget_unread(ctx: RuleContext) -> Problem | None:
     key = "activation_checkpoint.memory_budget"
-    if not look.says(key) or look(MODE) == "memory_budget" or look(key) == 0.5:
+    if not ctx.is_set(key) or ctx.get(MODE) == "memory_budget" or ctx.get(key) == 0.5:
         return None
     return Problem(
-        f"{key} is read in mode memory_budget, and the mode is {look(MODE)}",
-        (look.framework.spell(MODE, "memory_budget"),),
+        f"{key} is read in mode memory_budget, and the mode is {ctx.get(MODE)}",
+        (ctx.framework.format_setting(MODE, "memory_budget"),),
     )
 
 
-def _emulated(look: RuleContext) -> Problem | None:
+def _emulated(ctx: RuleContext) -> Problem | None:
     key = "quantize.linear.float8.emulate"
-    if look(key) is not True or not look.recipe.kernels.compile or CONVERTER_NAMES[0] not in _converters(look):
+    if ctx.get(key) is not True or not ctx.recipe.kernels.compile or CONVERTER_NAMES[0] not in _converters(ctx):
         return None
-    older = look.cluster is not None and look.cluster.gpu.capability < FLOAT8_SINCE
-    fix = (look.framework.spell(key, False), look.framework.spell("compile.enable", False))
+    older = ctx.cluster is not None and ctx.cluster.gpu.capability < FLOAT8_SINCE
+    fix = (ctx.framework.format_setting(key, False), ctx.framework.format_setting("compile.enable", False))
     if older:
         return Problem("emulated float8 is refused in a compiled model on GPUs without float8", fix, severity="error")
     return Problem("emulated float8 computes in higher precision: nothing gets faster", fix[:1])
 
 
-def _converters(look: RuleContext) -> list[str]:
-    found = look("model.converters", [])
+def _converters(ctx: RuleContext) -> list[str]:
+    found = ctx.get("model.converters", [])
     return [str(name) for name in found] if isinstance(found, list) else [str(found)]
 
 
-def _recipe_and_gather(look: RuleContext) -> Problem | None:
+def _recipe_and_gather(ctx: RuleContext) -> Problem | None:
     gather, recipe = "quantize.linear.float8.enable_fsdp_float8_all_gather", "quantize.linear.float8.recipe_name"
-    if look(gather) is not True or not look(recipe) or CONVERTER_NAMES[0] not in _converters(look):
+    if ctx.get(gather) is not True or not ctx.get(recipe) or CONVERTER_NAMES[0] not in _converters(ctx):
         return None
     return Problem(
-        f"{gather} is for scaling without a recipe name, and {recipe}={look(recipe)}",
-        (look.framework.spell(gather, False),),
+        f"{gather} is for scaling without a recipe name, and {recipe}={ctx.get(recipe)}",
+        (ctx.framework.format_setting(gather, False),),
         key=gather,
     )
 
 
-def _quantize_unread(look: RuleContext) -> Iterator[Problem]:
+def _quantize_unread(ctx: RuleContext) -> Iterator[Problem]:
     """Settings that switch something on in a table that no converter reads."""
     for table in CONVERTER_NAMES:
-        if table in _converters(look):
+        if table in _converters(ctx):
             continue
-        for key in look.under(table):
-            if look(key) is True or (key == "quantize.linear.float8.recipe_name" and look(key)):
-                fix = (look.framework.spell("model.converters", [*_converters(look), table]),)
+        for key in ctx.keys_under(table):
+            if ctx.get(key) is True or (key == "quantize.linear.float8.recipe_name" and ctx.get(key)):
+                fix = (ctx.framework.format_setting("model.converters", [*_converters(ctx), table]),)
                 yield Problem(
                     f"{key} is read by the converter {table}, which model.converters does not list", fix, key=key
                 )
 
 
-def _converter_layout(look: RuleContext) -> Iterator[Problem]:
+def _converter_layout(ctx: RuleContext) -> Iterator[Problem]:
     """Axes and company that a converter does not stand."""
-    listed, key = _converters(look), "model.converters"
-    if today(look):
+    listed, key = _converters(ctx), "model.converters"
+    if today(ctx):
         return
     if CONVERTER_NAMES[2] in listed:
         for axis, degree_key in (("a pipeline", PP), ("context parallelism", CP)):
-            if degree(look, degree_key) > 1:
-                fix = (look.framework.spell(key, [name for name in listed if name != CONVERTER_NAMES[2]]),)
+            if degree(ctx, degree_key) > 1:
+                fix = (ctx.framework.format_setting(key, [name for name in listed if name != CONVERTER_NAMES[2]]),)
                 yield Problem(f"{CONVERTER_NAMES[2]} does not run with {axis}", fix, key=key)
-    if CONVERTER_NAMES[1] in listed and degree(look, TP) > 1 and look.recipe.kernels.compile:
-        fix = (look.framework.spell("compile.components", ["loss"]),)
+    if CONVERTER_NAMES[1] in listed and degree(ctx, TP) > 1 and ctx.recipe.kernels.compile:
+        fix = (ctx.framework.format_setting("compile.components", ["loss"]),)
         yield Problem(f"{CONVERTER_NAMES[1]} with tensor parallelism does not run in a compiled model", fix, key=key)
     formats = sorted({name.rpartition(".")[2] for name in listed if name in CONVERTER_NAMES})
     if len(formats) > 1:
         yield Problem(f"converters of one format are taken, not of {' and '.join(formats)}", key=key)
 
 
-def _one_checkpoint(look: RuleContext) -> Problem | None:
+def _one_checkpoint(ctx: RuleContext) -> Problem | None:
     key = "checkpoint.keep_latest_k"
-    if look(key) != 1 or not (today(look) or look("checkpoint.enable") is True):
+    if ctx.get(key) != 1 or not (today(ctx) or ctx.get("checkpoint.enable") is True):
         return None
     return Problem(
-        "one checkpoint is too few: the last may be half written; 0 keeps all", (look.framework.spell(key, 2),)
+        "one checkpoint is too few: the last may be half written; 0 keeps all", (ctx.framework.format_setting(key, 2),)
     )
 
 
-def _more_than_weights(look: RuleContext) -> Iterator[Problem]:
-    if not today(look) and look("checkpoint.enable") is not True:
+def _more_than_weights(ctx: RuleContext) -> Iterator[Problem]:
+    if not today(ctx) and ctx.get("checkpoint.enable") is not True:
         return  # today it is asked of configs that save nothing, too
     for folder, only in (
         ("last_save_in_hf", "last_save_model_only"),
         ("initial_load_in_hf", "initial_load_model_only"),
     ):
-        if look(f"checkpoint.{folder}") is True and look(f"checkpoint.{only}") is False:
+        if ctx.get(f"checkpoint.{folder}") is True and ctx.get(f"checkpoint.{only}") is False:
             message = f"checkpoint.{folder} needs checkpoint.{only}: such a folder holds weights and nothing else"
-            yield Problem(message, (look.framework.spell(f"checkpoint.{only}", True),), key=f"checkpoint.{only}")
+            yield Problem(
+                message, (ctx.framework.format_setting(f"checkpoint.{only}", True),), key=f"checkpoint.{only}"
+            )
 
 
-def _relative_path(look: RuleContext) -> Problem | None:
+def _relative_path(ctx: RuleContext) -> Problem | None:
     key = "checkpoint.initial_load_path"
-    path = look(key)
-    if not today(look) or not isinstance(path, str) or not path or path.startswith("/") or "://" in path:
+    path = ctx.get(key)
+    if not today(ctx) or not isinstance(path, str) or not path or path.startswith("/") or "://" in path:
         return None
     return Problem(f"{key}={path} is taken from the root or by a URI, not from where the job starts")
 
 
-def _async_uncompiled(look: RuleContext) -> Problem | None:
+def _async_uncompiled(ctx: RuleContext) -> Problem | None:
     """Asked before anything is known of tensor ranks."""
     key = "compile.enable_async_tensor_parallel"
-    if not today(look) or look(key) is not True or look.recipe.kernels.compile:
+    if not today(ctx) or ctx.get(key) is not True or ctx.recipe.kernels.compile:
         return None
-    return Problem("async tensor parallelism needs a compiled model", (look.framework.spell("compile.enable", True),))
+    return Problem(
+        "async tensor parallelism needs a compiled model", (ctx.framework.format_setting("compile.enable", True),)
+    )
 
 
-def _early_step(look: RuleContext) -> Iterator[Problem]:
+def _early_step(ctx: RuleContext) -> Iterator[Problem]:
     key = "optimizer.early_step_in_backward"
-    if look(key) is not True:
+    if ctx.get(key) is not True:
         return
-    off = (look.framework.spell(key, False),)
+    off = (ctx.framework.format_setting(key, False),)
     for other, axis in ((PP, "a pipeline"), (EP, "expert parallelism")):
-        if degree(look, other) > 1:
+        if degree(ctx, other) > 1:
             yield Problem(f"the optimizer cannot step in the backward pass with {axis}", off, key=key)
 
 
-def _early_step_unclipped(look: RuleContext) -> Problem | None:
-    key, norm = "optimizer.early_step_in_backward", look("training.max_norm")
-    if look(key) is not True or not isinstance(norm, int | float) or norm <= 0:
+def _early_step_unclipped(ctx: RuleContext) -> Problem | None:
+    key, norm = "optimizer.early_step_in_backward", ctx.get("training.max_norm")
+    if ctx.get(key) is not True or not isinstance(norm, int | float) or norm <= 0:
         return None
-    if max(degree(look, PP), degree(look, EP)) > 1:
+    if max(degree(ctx, PP), degree(ctx, EP)) > 1:
         return None  # which is refused anyway
     return Problem(f"training.max_norm={norm} clips nothing: gradients are used up in the backward pass", key=key)
 
 
-def _type_checked(look: RuleContext) -> Problem | None:
+def _type_checked(ctx: RuleContext) -> Problem | None:
     key = "debug.spmd_typechecking"
-    if look(key) is not True:
+    if ctx.get(key) is not True:
         return None
-    if degree(look, PP) > 1:
+    if degree(ctx, PP) > 1:
         return Problem("type checking does not run with a pipeline", ("--debug.no_spmd_typechecking",), key=key)
-    preset = PRESETS.get(str(look("module")), {}).get(str(look("config")))
-    if look(MODE) == "selective" and preset is not None and preset.kernel == "flex":
+    preset = PRESETS.get(str(ctx.get("module")), {}).get(str(ctx.get("config")))
+    if ctx.get(MODE) == "selective" and preset is not None and preset.kernel == "flex":
         fix = ("--debug.no_spmd_typechecking", "activation-checkpoint:full")
         return Problem("type checking does not run with selective recompute and FlexAttention", fix, key=key)
     return None
 
 
-def _batch_invariant(look: RuleContext) -> Problem | None:
+def _batch_invariant(ctx: RuleContext) -> Problem | None:
     key = "debug.batch_invariant"
     return (
         Problem("batch invariance is for inference", ("--debug.no_batch_invariant",), key=key)
-        if look(key) is True
+        if ctx.get(key) is True
         else None
     )
 
 
-def _beyond_positions(look: RuleContext) -> Problem | None:
-    most = positions_of(str(look("module")), str(look("config")))
-    key = CONTEXT if in_tokens(look) else "training.seq_len"
-    length = look.recipe.data.seq_length
-    if not today(look) or most is None or length <= most:
+def _beyond_positions(ctx: RuleContext) -> Problem | None:
+    most = positions_of(str(ctx.get("module")), str(ctx.get("config")))
+    key = CONTEXT if in_tokens(ctx) else "training.seq_len"
+    length = ctx.recipe.data.seq_length
+    if not today(ctx) or most is None or length <= most:
         return None
-    message = f"{key}={length} is longer than the {most} positions of {look('config')}"
+    message = f"{key}={length} is longer than the {most} positions of {ctx.get('config')}"
     return Problem(message, (f"--{key}={most}",), key=key)
 
 
-def _decay_cut(look: RuleContext) -> Problem | None:
-    ratio, steps, warmup = look("lr_scheduler.decay_ratio"), look("training.steps"), look("lr_scheduler.warmup_steps")
+def _decay_cut(ctx: RuleContext) -> Problem | None:
+    ratio, steps, warmup = (
+        ctx.get("lr_scheduler.decay_ratio"),
+        ctx.get("training.steps"),
+        ctx.get("lr_scheduler.warmup_steps"),
+    )
     if isinstance(ratio, bool) or not all(isinstance(v, int | float) for v in (ratio, steps, warmup)):
         return None
-    total = look("lr_scheduler.total_steps") or steps
+    total = ctx.get("lr_scheduler.total_steps") or steps
     if not isinstance(total, int) or not ratio >= 0 or warmup >= total:
         return None
     if warmup + round(total * min(ratio, 1)) <= total:
         return None
     return Problem(
         f"{warmup} warm-up steps and a decay over {ratio:g} of {total} steps do not fit; the decay is cut short",
-        (look.framework.spell("lr_scheduler.decay_ratio", round(1 - warmup / total, 4)),),
+        (ctx.framework.format_setting("lr_scheduler.decay_ratio", round(1 - warmup / total, 4)),),
     )
 
 
-def _total_steps(look: RuleContext) -> Problem | None:
+def _total_steps(ctx: RuleContext) -> Problem | None:
     """The schedule does not end at its last step: a linear decay goes on below zero."""
     key = "lr_scheduler.total_steps"
-    total, steps, shape = look(key), look("training.steps"), look("lr_scheduler.decay_type")
+    total, steps, shape = ctx.get(key), ctx.get("training.steps"), ctx.get("lr_scheduler.decay_type")
     if isinstance(total, bool) or not isinstance(total, int) or not isinstance(steps, int) or not 0 < total < steps:
         return None
-    ratio, warmup = look("lr_scheduler.decay_ratio"), look("lr_scheduler.warmup_steps")
+    ratio, warmup = ctx.get("lr_scheduler.decay_ratio"), ctx.get("lr_scheduler.warmup_steps")
     if ratio == 0 or (isinstance(warmup, int) and warmup >= total):
         then = f"the training stops with an error at step {total + 2}: no decay is left"
     elif shape == "cosine":
@@ -274,15 +293,16 @@ def _total_steps(look: RuleContext) -> Problem | None:
     else:
         then = "the rate is below zero, and the loss is climbed"
     return Problem(
-        f"{key}={total} ends before training.steps={steps}: from then on {then}", (look.framework.spell(key, steps),)
+        f"{key}={total} ends before training.steps={steps}: from then on {then}",
+        (ctx.framework.format_setting(key, steps),),
     )
 
 
-def _estimated(look: RuleContext) -> Problem | None:
+def _estimated(ctx: RuleContext) -> Problem | None:
     key = "memory_estimation.enable"
-    used = [axis for axis, name in (("tp", TP), ("pp", PP), ("cp", CP), ("ep", EP)) if degree(look, name) > 1]
-    used += ["compile"] if look("compile.enable") is True else []
-    if look(key) is not True or not used:
+    used = [axis for axis, name in (("tp", TP), ("pp", PP), ("cp", CP), ("ep", EP)) if degree(ctx, name) > 1]
+    used += ["compile"] if ctx.get("compile.enable") is True else []
+    if ctx.get(key) is not True or not used:
         return None
     return Problem(f"their estimate of memory knows FSDP and HSDP only, not {', '.join(used)}", key=key)
 

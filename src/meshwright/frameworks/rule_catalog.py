@@ -26,7 +26,7 @@ PARSE_FINDINGS = (
         "key.unread", "warning", "nothing at all: the setting has no effect", "nothing there reads such a key"
     ),
     ParseFinding(
-        "key.gone", "error", "an unrecognised argument or key", "the key existed once and was removed or renamed"
+        "key.removed", "error", "an unrecognised argument or key", "the key existed once and was removed or renamed"
     ),
     ParseFinding(
         "key.ignored", "warning", "nothing at all: the setting has no effect", "the key is kept for old scripts only"
@@ -38,12 +38,12 @@ PARSE_FINDINGS = (
         "value.refused", "error", "an error of the parser, or one much later", "the key does not take such a value"
     ),
     ParseFinding("value.missing", "error", "expected at least one argument", "the flag stands without its value"),
-    ParseFinding("value.left-over", "error", "unrecognized arguments", "a word belongs to no flag"),
+    ParseFinding("value.stray", "error", "unrecognized arguments", "a word belongs to no flag"),
     ParseFinding("value.replaced", "warning", "the last of several values", "a flag is given more than once"),
     ParseFinding("torchtitan.toml-today", "error", "unrecognized options", "today's torchtitan reads no TOML"),
     ParseFinding("torchtitan.preset", "error", "no such module or config", "presets are functions of the named module"),
     ParseFinding("torchtitan.other-line", "error", "unrecognized options", "the flag is of another line of versions"),
-    ParseFinding("torchtitan.stray-word", "error", "unrecognized arguments", "a word belongs to no flag"),
+    ParseFinding("torchtitan.stray-argument", "error", "unrecognized arguments", "a word belongs to no flag"),
     ParseFinding(
         "automodel.no-recipe", "error", "the command cannot tell what to run", "the file names no recipe class"
     ),
