@@ -10,9 +10,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-WORDS = (
-    ["told", "askers", "asker", "handed", "mended", "unsaid", "nought", "heard", "learnt", "dialect", "dialects", "judged", "unasked", "whereof", "thereof"]
-)
+WORDS = [
+    "told",
+    "askers",
+    "asker",
+    "handed",
+    "mended",
+    "unsaid",
+    "nought",
+    "heard",
+    "learnt",
+    "dialect",
+    "dialects",
+    "judged",
+    "unasked",
+    "whereof",
+    "thereof",
+]
 PHRASES = (
     r"gone on\b", r"go(es)? on from", r"made anew", r"held against", r"stands? for\b", r"\bis no [A-Z]", r"\bwhole numbers?\b",
     r"\bthe house\b", r"\baskers?\b", r"of several ranks", r"in (its|their|our) own words", r"\bwhat is (said|told)\b",
