@@ -30,6 +30,8 @@ SFT: dict[str, Any] = {
     "save_every": 100,
 }
 PEFT: dict[str, Any] = {**SFT, "lr": 1e-4}
+SHORT_FINETUNE: dict[str, Any] = {"warmup_steps": 10, "steps": 100, "beta2": 0.95}
+"""Fine-tuning of 100 steps, as several families publish it."""
 
 IMAGES: dict[str, Any] = {"dataset": "cord-v2", "packing": False}
 """What changes when samples carry images."""

@@ -50,84 +50,61 @@ def deepseek_v3_pretrain_256gpu_b200_fp8mx_config() -> Recipe:
 
 @recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_b200_fp8mx_large_scale_config() -> Recipe:
-    return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
-        "256xB200",
-        "fp8mx",
-        global_batch_size=256,
-        recompute_modules=("mla_up_proj",),
-    )
+    return benchmark(deepseek_v3_pretrain_256gpu_b200_fp8cs_config(), "256xB200", "fp8mx", global_batch_size=256)
 
 
 @recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj", "layernorm", "moe_act")}))
 def deepseek_v3_pretrain_256gpu_b200_nvfp4_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        deepseek_v3_pretrain_256gpu_b200_fp8mx_config(),
         "256xB200",
         "nvfp4",
-        pp=8,
-        vp=2,
-        ep=32,
-        dispatcher="deepep",
-        ep_overlap=True,
         recompute_modules=("mla_up_proj", "layernorm", "moe"),
+        cuda_graphs="none",
+        cuda_graph_scope=(),
     )
 
 
 @recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_b300_bf16_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        deepseek_v3_pretrain_256gpu_b200_fp8mx_config(),
         "256xB300",
         "bf16",
-        pp=8,
-        vp=2,
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+        dispatcher="hybridep",
+        ep_overlap=False,
+        ep=8,
         recompute_modules=("mla_up_proj",),
     )
 
 
 @recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_b300_fp8cs_config() -> Recipe:
-    return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
-        "256xB300",
-        "fp8cs",
-        pp=8,
-        vp=2,
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
-        recompute_modules=("mla_up_proj",),
-    )
+    return benchmark(deepseek_v3_pretrain_256gpu_b300_bf16_config(), "256xB300", "fp8cs")
 
 
 @recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        deepseek_v3_pretrain_256gpu_b300_bf16_config(),
         "256xB300",
         "fp8mx",
-        pp=8,
-        vp=2,
         ep_overlap=True,
         cuda_graphs="full_iteration",
-        recompute_modules=("mla_up_proj",),
+        cuda_graph_scope=(),
     )
 
 
 @recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_b300_fp8mx_large_scale_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        deepseek_v3_pretrain_256gpu_b300_bf16_config(),
         "256xB300",
         "fp8mx",
-        pp=8,
-        vp=2,
         global_batch_size=256,
         ep_overlap=True,
         cuda_graphs="full_iteration",
-        recompute_modules=("mla_up_proj",),
+        cuda_graph_scope=(),
     )
 
 
@@ -159,30 +136,20 @@ def deepseek_v3_pretrain_256gpu_b300_nvfp4_config() -> Recipe:
 @recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        deepseek_v3_pretrain_256gpu_b300_bf16_config(),
         "256xGB200",
         "bf16",
         pp=4,
         vp=4,
         ep=64,
         recompute_modules=("mla_up_proj", "layernorm", "moe_act"),
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
 
 
 @recipe(family="deepseek", published=Published(start={"recompute_modules": ("mlp",)}))
 def deepseek_v3_pretrain_256gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
-        "256xGB200",
-        "fp8cs",
-        pp=4,
-        vp=4,
-        ep=64,
-        recompute_modules=(),
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+        deepseek_v3_pretrain_256gpu_b300_bf16_config(), "256xGB200", "fp8cs", pp=4, vp=4, ep=64, recompute_modules=()
     )
 
 
@@ -192,27 +159,21 @@ def deepseek_v3_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
         deepseek_v3_pretrain_256gpu_b200_bf16_config(),
         "256xGB200",
         "fp8mx",
+        ep_overlap=True,
         pp=4,
         vp=4,
         ep=64,
-        ep_overlap=True,
         cuda_graphs="full_iteration",
-        recompute_modules=("mla_up_proj", "moe_act"),
     )
 
 
 @recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_gb200_fp8mx_large_scale_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        deepseek_v3_pretrain_256gpu_gb200_fp8mx_config(),
         "256xGB200",
         "fp8mx",
-        pp=4,
-        vp=4,
-        ep=64,
         global_batch_size=256,
-        ep_overlap=True,
-        cuda_graphs="full_iteration",
         recompute_modules=("mla_up_proj",),
     )
 
@@ -220,31 +181,24 @@ def deepseek_v3_pretrain_256gpu_gb200_fp8mx_large_scale_config() -> Recipe:
 @recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_gb200_fp8mx_partial_cg_dev_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        deepseek_v3_pretrain_256gpu_gb200_fp8mx_large_scale_config(),
         "256xGB200",
         "fp8mx",
-        pp=4,
-        vp=4,
-        ep=64,
         global_batch_size=8192,
         grads="fp32",
-        ep_overlap=True,
         offload="activations",
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
-        recompute_modules=("mla_up_proj",),
     )
 
 
 @recipe(family="deepseek", published=Published(start={"recompute_modules": ("mlp",)}))
 def deepseek_v3_pretrain_256gpu_gb200_nvfp4_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        deepseek_v3_pretrain_256gpu_gb200_fp8mx_config(),
         "256xGB200",
         "nvfp4",
-        pp=4,
-        vp=4,
-        ep=64,
+        ep_overlap=False,
         recompute_modules=(),
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
@@ -279,15 +233,7 @@ def deepseek_v3_pretrain_128gpu_gb300_fp8mx_hsdp_config() -> Recipe:
 @recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_gb300_bf16_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
-        "256xGB300",
-        "bf16",
-        pp=4,
-        vp=4,
-        ep=64,
-        recompute_modules=("moe_act",),
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+        deepseek_v3_pretrain_256gpu_gb200_nvfp4_config(), "256xGB300", "bf16", recompute_modules=("moe_act",)
     )
 
 
@@ -308,13 +254,11 @@ def deepseek_v3_pretrain_256gpu_gb300_fp8cs_config() -> Recipe:
 @recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        deepseek_v3_pretrain_256gpu_gb300_fp8cs_config(),
         "256xGB300",
         "fp8mx",
-        pp=2,
-        vp=8,
-        ep=32,
         ep_overlap=True,
+        micro_batch_size=1,
         recompute_modules=(),
         cuda_graphs="full_iteration",
     )
@@ -323,51 +267,27 @@ def deepseek_v3_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
 @recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_gb300_fp8mx_large_scale_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
-        "256xGB300",
-        "fp8mx",
-        pp=4,
-        vp=4,
-        ep=64,
-        global_batch_size=256,
-        ep_overlap=True,
-        recompute_modules=(),
-        cuda_graphs="full_iteration",
+        deepseek_v3_pretrain_256gpu_gb200_fp8mx_large_scale_config(), "256xGB300", "fp8mx", recompute_modules=()
     )
 
 
 @recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_gb300_fp8mx_partial_cg_dev_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_config(),
+        deepseek_v3_pretrain_256gpu_gb200_nvfp4_config(),
         "256xGB300",
         "fp8mx",
-        pp=4,
-        vp=4,
-        ep=64,
         global_batch_size=8192,
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
-        dispatcher="hybridep",
         grads="fp32",
-        stage_layers=(4,) * 15 + (1,),
         ep_overlap=True,
-        moments="bf16",
+        recompute="none",
     )
 
 
 @recipe(family="deepseek", published=Published(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
-        "256xGB300",
-        "nvfp4",
-        pp=2,
-        vp=8,
-        ep=32,
-        micro_batch_size=2,
-        recompute="full",
-        recompute_modules=(),
+        deepseek_v3_pretrain_256gpu_gb300_fp8cs_config(), "256xGB300", "nvfp4", recompute="full", recompute_modules=()
     )
 
 
@@ -388,17 +308,7 @@ def deepseek_v3_pretrain_64gpu_gb300_bf16_fsdp_config() -> Recipe:
 
 @recipe(family="deepseek", published=Published(start={"strategy": "megatron_fsdp"}))
 def deepseek_v3_pretrain_64gpu_gb300_fp8mx_fsdp_config() -> Recipe:
-    return benchmark(
-        deepseek_v3_pretrain_128gpu_gb300_fp8mx_hsdp_config(),
-        "64xGB300",
-        "fp8mx",
-        ep=64,
-        dp_replicate=1,
-        micro_batch_size=2,
-        recompute="selective",
-        recompute_modules=("layernorm", "mla_up_proj", "moe_act"),
-        cuda_graphs="none",
-    )
+    return benchmark(deepseek_v3_pretrain_64gpu_gb300_bf16_fsdp_config(), "64xGB300", "fp8mx")
 
 
 @recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj", "mlp")}))
@@ -420,51 +330,25 @@ def deepseek_v3_pretrain_1024gpu_h100_bf16_config() -> Recipe:
 
 @recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj", "mlp")}))
 def deepseek_v3_pretrain_1024gpu_h100_fp8cs_config() -> Recipe:
-    return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
-        "1024xH100",
-        "fp8cs",
-        tp=2,
-        pp=8,
-        vp=4,
-        ep=64,
-        global_batch_size=16384,
-        recompute_modules=("mla_up_proj", "mlp", "layernorm", "moe_act"),
-        stage_layers=(1,) + (2,) * 30 + (0,),
-        overlap_grad_reduce=False,
-    )
+    return benchmark(deepseek_v3_pretrain_1024gpu_h100_bf16_config(), "1024xH100", "fp8cs")
 
 
 @recipe(family="deepseek", published=Published(start={"tp": 2, "recompute_modules": ("mla_up_proj", "mlp")}))
 def deepseek_v3_pretrain_1024gpu_h100_fp8sc_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        deepseek_v3_pretrain_1024gpu_h100_bf16_config(),
         "1024xH100",
         "fp8sc",
         tp=4,
-        pp=8,
         vp=2,
-        ep=64,
-        global_batch_size=16384,
         recompute_modules=(),
-        overlap_grad_reduce=False,
+        stage_layers=(4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 1),
     )
 
 
 @recipe(family="deepseek", published=Published(start={"tp": 2, "recompute_modules": ("mla_up_proj", "mlp")}))
 def deepseek_v3_pretrain_1024gpu_h100_fp8sc_large_scale_config() -> Recipe:
-    return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
-        "1024xH100",
-        "fp8sc",
-        tp=4,
-        pp=8,
-        vp=2,
-        ep=64,
-        global_batch_size=1024,
-        recompute_modules=(),
-        overlap_grad_reduce=False,
-    )
+    return benchmark(deepseek_v3_pretrain_1024gpu_h100_fp8sc_config(), "1024xH100", "fp8sc", global_batch_size=1024)
 
 
 @recipe(
@@ -484,17 +368,16 @@ def deepseek_v3_pretrain_1024gpu_h100_fp8sc_large_scale_config() -> Recipe:
 )
 def deepseek_v3_pretrain_64gpu_h100_bf16_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_config(),
+        deepseek_v3_pretrain_64gpu_gb300_bf16_fsdp_config(),
         "64xH100",
         "bf16",
-        tp=8,
-        ep=64,
         global_batch_size=1024,
+        tp=8,
+        micro_batch_size=1,
         recompute="full",
-        dispatcher="hybridep",
-        overlap_grad_reduce=False,
-        moments="bf16",
+        recompute_modules=(),
         offload="optimizer",
+        overlap_grad_reduce=False,
     )
 
 
@@ -523,16 +406,14 @@ def deepseek_v3_pretrain_64gpu_h100_fp8cs_config() -> Recipe:
 )
 def deepseek_v3_pretrain_128gpu_vr200_bf16_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        deepseek_v3_pretrain_256gpu_gb200_nvfp4_config(),
         "128xVR200",
         "bf16",
-        pp=2,
-        ep=64,
         global_batch_size=2048,
-        stage_layers=(31, 30),
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+        pp=2,
+        vp=1,
         recompute_modules=("mla_up_proj",),
+        stage_layers=(31, 30),
     )
 
 
@@ -542,16 +423,14 @@ def deepseek_v3_pretrain_128gpu_vr200_bf16_config() -> Recipe:
 )
 def deepseek_v3_pretrain_128gpu_vr200_fp8cs_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        deepseek_v3_pretrain_256gpu_gb200_nvfp4_config(),
         "128xVR200",
         "fp8cs",
-        pp=2,
-        ep=64,
         global_batch_size=2048,
+        pp=2,
+        vp=1,
         recompute_modules=("mlp",),
         stage_layers=(31, 30),
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
 
 
@@ -561,16 +440,13 @@ def deepseek_v3_pretrain_128gpu_vr200_fp8cs_config() -> Recipe:
 )
 def deepseek_v3_pretrain_128gpu_vr200_fp8mx_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        deepseek_v3_pretrain_256gpu_gb200_fp8mx_large_scale_config(),
         "128xVR200",
         "fp8mx",
-        pp=2,
-        ep=64,
         global_batch_size=2048,
-        ep_overlap=True,
+        pp=2,
+        vp=1,
         stage_layers=(31, 30),
-        cuda_graphs="full_iteration",
-        recompute_modules=("mla_up_proj",),
     )
 
 
@@ -580,72 +456,34 @@ def deepseek_v3_pretrain_128gpu_vr200_fp8mx_config() -> Recipe:
 )
 def deepseek_v3_pretrain_128gpu_vr200_nvfp4_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        deepseek_v3_pretrain_256gpu_gb200_nvfp4_config(),
         "128xVR200",
         "nvfp4",
-        pp=4,
-        ep=32,
         global_batch_size=2048,
+        vp=1,
+        ep=32,
         recompute_modules=("mlp",),
-        stage_layers=(15,) * 2 + (16,) + (15,),
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+        stage_layers=(15, 15, 16, 15),
     )
 
 
 @recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_vr200_bf16_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_gb300_fp8mx_partial_cg_dev_config(),
-        "256xVR200",
-        "bf16",
-        global_batch_size=4096,
-        grads="bf16",
-        ep_overlap=False,
-        recompute="selective",
-        recompute_modules=("moe_act",),
+        deepseek_v3_pretrain_256gpu_gb200_nvfp4_config(), "256xVR200", "bf16", recompute_modules=("moe_act",)
     )
 
 
 @recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_vr200_fp8cs_config() -> Recipe:
-    return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
-        "256xVR200",
-        "fp8cs",
-        pp=2,
-        vp=8,
-        ep=32,
-        micro_batch_size=2,
-        recompute_modules=("moe",),
-    )
+    return benchmark(deepseek_v3_pretrain_256gpu_gb300_fp8cs_config(), "256xVR200", "fp8cs")
 
 
 @recipe(family="deepseek")
 def deepseek_v3_pretrain_256gpu_vr200_fp8mx_config() -> Recipe:
-    return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
-        "256xVR200",
-        "fp8mx",
-        pp=2,
-        vp=8,
-        ep=32,
-        ep_overlap=True,
-        recompute_modules=(),
-        cuda_graphs="full_iteration",
-    )
+    return benchmark(deepseek_v3_pretrain_256gpu_gb300_fp8mx_config(), "256xVR200", "fp8mx")
 
 
 @recipe(family="deepseek", published=Published(start={"recompute": "selective", "recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_vr200_nvfp4_config() -> Recipe:
-    return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
-        "256xVR200",
-        "nvfp4",
-        pp=2,
-        vp=8,
-        ep=32,
-        micro_batch_size=2,
-        recompute="full",
-        recompute_modules=(),
-    )
+    return benchmark(deepseek_v3_pretrain_256gpu_gb300_nvfp4_config(), "256xVR200", "nvfp4")

@@ -30,15 +30,14 @@ def gpt_oss_120b_pretrain_64gpu_b200_fp8mx_config() -> Recipe:
 @recipe(family="gpt")
 def gpt_oss_120b_pretrain_64gpu_b300_bf16_config() -> Recipe:
     return benchmark(
-        gpt_oss_120b_pretrain_config(),
+        gpt_oss_120b_pretrain_64gpu_b200_bf16_config(),
         "64xB300",
         "bf16",
-        ep=8,
-        micro_batch_size=4,
-        global_batch_size=1280,
+        dispatcher="hybridep",
+        recompute="none",
+        recompute_modules=(),
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
-        dispatcher="hybridep",
     )
 
 
@@ -95,14 +94,7 @@ def gpt_oss_20b_pretrain_8gpu_b300_fp8mx_config() -> Recipe:
 @recipe(family="gpt")
 def gpt_oss_20b_pretrain_8gpu_b300_nvfp4_config() -> Recipe:
     return benchmark(
-        gpt_oss_20b_pretrain_64gpu_b300_fp8mx_config(),
-        "8xB300",
-        "nvfp4",
-        global_batch_size=4,
-        first_last_bf16=True,
-        force_balance=False,
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+        gpt_oss_20b_pretrain_64gpu_b300_nvfp4_config(), "8xB300", "nvfp4", global_batch_size=4, force_balance=False
     )
 
 
@@ -114,12 +106,10 @@ def gpt_oss_120b_pretrain_64gpu_gb200_bf16_config() -> Recipe:
 @recipe(family="gpt")
 def gpt_oss_120b_pretrain_64gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(
-        gpt_oss_120b_pretrain_64gpu_b200_bf16_config(),
+        gpt_oss_120b_pretrain_64gpu_gb200_bf16_config(),
         "64xGB200",
         "fp8mx",
-        ep=64,
         dispatcher="hybridep",
-        ep_overlap=True,
         recompute_modules=(),
         cuda_graphs="full_iteration",
     )
@@ -143,29 +133,13 @@ def gpt_oss_20b_pretrain_512gpu_gb200_fp8mx_config() -> Recipe:
 @recipe(family="gpt")
 def gpt_oss_20b_pretrain_72gpu_gb200_nvfp4_config() -> Recipe:
     return benchmark(
-        gpt_oss_20b_pretrain_64gpu_b300_fp8mx_config(),
-        "72xGB200",
-        "nvfp4",
-        global_batch_size=36,
-        first_last_bf16=True,
-        force_balance=False,
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+        gpt_oss_20b_pretrain_64gpu_b300_nvfp4_config(), "72xGB200", "nvfp4", global_batch_size=36, force_balance=False
     )
 
 
 @recipe(family="gpt")
 def gpt_oss_20b_pretrain_8gpu_gb200_nvfp4_config() -> Recipe:
-    return benchmark(
-        gpt_oss_20b_pretrain_64gpu_b300_fp8mx_config(),
-        "8xGB200",
-        "nvfp4",
-        global_batch_size=4,
-        first_last_bf16=True,
-        force_balance=False,
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
-    )
+    return benchmark(gpt_oss_20b_pretrain_8gpu_b300_nvfp4_config(), "8xGB200", "nvfp4", force_balance=False)
 
 
 @recipe(family="gpt")
@@ -175,58 +149,24 @@ def gpt_oss_120b_pretrain_64gpu_gb300_bf16_config() -> Recipe:
 
 @recipe(family="gpt")
 def gpt_oss_120b_pretrain_64gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(
-        gpt_oss_120b_pretrain_64gpu_b300_bf16_config(),
-        "64xGB300",
-        "fp8mx",
-        ep=16,
-        ep_overlap=True,
-        cuda_graphs="full_iteration",
-        cuda_graph_scope=(),
-    )
+    return benchmark(gpt_oss_120b_pretrain_64gpu_gb200_fp8mx_config(), "64xGB300", "fp8mx", ep=16, recompute="none")
 
 
 @recipe(family="gpt")
 def gpt_oss_20b_pretrain_512gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(
-        gpt_oss_20b_pretrain_64gpu_b300_fp8mx_config(),
-        "512xGB300",
-        "fp8mx",
-        tp=2,
-        cp=4,
-        ep=8,
-        global_batch_size=64,
-        fp8_gather=False,
-        force_balance=False,
+        gpt_oss_20b_pretrain_512gpu_gb200_fp8mx_config(), "512xGB300", "fp8mx", fp8_gather=False, force_balance=False
     )
 
 
 @recipe(family="gpt")
 def gpt_oss_20b_pretrain_72gpu_gb300_nvfp4_config() -> Recipe:
-    return benchmark(
-        gpt_oss_20b_pretrain_64gpu_b300_fp8mx_config(),
-        "72xGB300",
-        "nvfp4",
-        global_batch_size=36,
-        first_last_bf16=True,
-        force_balance=False,
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
-    )
+    return benchmark(gpt_oss_20b_pretrain_72gpu_gb200_nvfp4_config(), "72xGB300", "nvfp4", force_balance=False)
 
 
 @recipe(family="gpt")
 def gpt_oss_20b_pretrain_8gpu_gb300_nvfp4_config() -> Recipe:
-    return benchmark(
-        gpt_oss_20b_pretrain_64gpu_b300_fp8mx_config(),
-        "8xGB300",
-        "nvfp4",
-        global_batch_size=4,
-        first_last_bf16=True,
-        force_balance=False,
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
-    )
+    return benchmark(gpt_oss_20b_pretrain_8gpu_b300_nvfp4_config(), "8xGB300", "nvfp4", force_balance=False)
 
 
 @recipe(family="gpt")
@@ -236,66 +176,40 @@ def gpt_oss_120b_pretrain_64gpu_h100_bf16_config() -> Recipe:
 
 @recipe(family="gpt")
 def gpt_oss_120b_pretrain_64gpu_h100_fp8cs_config() -> Recipe:
-    return benchmark(gpt_oss_120b_pretrain_64gpu_b200_bf16_config(), "64xH100", "fp8cs", pp=4, micro_batch_size=1)
+    return benchmark(gpt_oss_120b_pretrain_64gpu_h100_bf16_config(), "64xH100", "fp8cs")
 
 
 @recipe(family="gpt")
 def gpt_oss_120b_pretrain_64gpu_vr200_bf16_config() -> Recipe:
-    return benchmark(gpt_oss_120b_pretrain_64gpu_b300_bf16_config(), "64xVR200", "bf16", ep=64, dispatcher="alltoall")
+    return benchmark(gpt_oss_120b_pretrain_64gpu_gb300_bf16_config(), "64xVR200", "bf16")
 
 
 @recipe(family="gpt")
 def gpt_oss_120b_pretrain_64gpu_vr200_fp8mx_config() -> Recipe:
-    return benchmark(
-        gpt_oss_120b_pretrain_64gpu_b300_bf16_config(),
-        "64xVR200",
-        "fp8mx",
-        ep=16,
-        ep_overlap=True,
-        cuda_graphs="full_iteration",
-        cuda_graph_scope=(),
-    )
+    return benchmark(gpt_oss_120b_pretrain_64gpu_gb200_fp8mx_config(), "64xVR200", "fp8mx", ep=16, recompute="none")
 
 
 @recipe(family="gpt")
 def gpt_oss_20b_pretrain_64gpu_vr200_nvfp4_config() -> Recipe:
-    return benchmark(
-        gpt_oss_20b_pretrain_64gpu_b300_fp8mx_config(),
-        "64xVR200",
-        "nvfp4",
-        first_last_bf16=True,
-        force_balance=False,
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
-    )
+    return benchmark(gpt_oss_20b_pretrain_64gpu_b300_nvfp4_config(), "64xVR200", "nvfp4", force_balance=False)
 
 
 @recipe(family="gpt")
 def gpt_oss_20b_pretrain_8gpu_vr200_fp8mx_config() -> Recipe:
     return benchmark(
-        gpt_oss_20b_pretrain_config(),
+        gpt_oss_20b_pretrain_64gpu_b300_nvfp4_config(),
         "8xVR200",
         "fp8mx",
-        micro_batch_size=3,
         global_batch_size=24,
-        seq_length=8192,
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
-        dispatcher="hybridep",
         fp8_gather=False,
-        per_token_loss=False,
+        first_last_bf16=False,
+        cp=1,
+        ep=1,
+        micro_batch_size=3,
+        cp_comm="ring",
     )
 
 
 @recipe(family="gpt")
 def gpt_oss_20b_pretrain_8gpu_vr200_nvfp4_config() -> Recipe:
-    return benchmark(
-        gpt_oss_20b_pretrain_64gpu_b300_fp8mx_config(),
-        "8xVR200",
-        "nvfp4",
-        global_batch_size=4,
-        first_last_bf16=True,
-        force_balance=False,
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
-    )
+    return benchmark(gpt_oss_20b_pretrain_8gpu_b300_nvfp4_config(), "8xVR200", "nvfp4", force_balance=False)

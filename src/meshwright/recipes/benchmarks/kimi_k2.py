@@ -47,27 +47,12 @@ def kimi_k2_pretrain_256gpu_b300_bf16_config() -> Recipe:
 
 @recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_b300_fp8cs_config() -> Recipe:
-    return benchmark(
-        kimi_k2_pretrain_256gpu_b200_bf16_config(),
-        "256xB300",
-        "fp8cs",
-        micro_batch_size=2,
-        global_batch_size=4096,
-        recompute_modules=("mla_up_proj", "layernorm", "moe_act"),
-    )
+    return benchmark(kimi_k2_pretrain_256gpu_b300_bf16_config(), "256xB300", "fp8cs")
 
 
 @recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_b300_fp8mx_config() -> Recipe:
-    return benchmark(
-        kimi_k2_pretrain_256gpu_b200_bf16_config(),
-        "256xB300",
-        "fp8mx",
-        micro_batch_size=2,
-        global_batch_size=4096,
-        fp8_gather=False,
-        recompute_modules=("mla_up_proj", "layernorm", "moe_act"),
-    )
+    return benchmark(kimi_k2_pretrain_256gpu_b300_bf16_config(), "256xB300", "fp8mx", fp8_gather=False)
 
 
 @recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
@@ -88,69 +73,41 @@ def kimi_k2_pretrain_256gpu_gb200_bf16_config() -> Recipe:
 
 @recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_gb200_fp8cs_config() -> Recipe:
-    return benchmark(
-        kimi_k2_pretrain_256gpu_b200_bf16_config(),
-        "256xGB200",
-        "fp8cs",
-        pp=4,
-        vp=4,
-        ep=64,
-        dispatcher="hybridep",
-        recompute_modules=("mla_up_proj", "layernorm", "moe_act"),
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("moe_router", "moe_preprocess"),
-    )
+    return benchmark(kimi_k2_pretrain_256gpu_gb200_bf16_config(), "256xGB200", "fp8cs")
 
 
 @recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
-    return benchmark(
-        kimi_k2_pretrain_256gpu_b200_bf16_config(),
-        "256xGB200",
-        "fp8mx",
-        pp=4,
-        vp=4,
-        ep=64,
-        fp8_gather=False,
-        dispatcher="hybridep",
-        recompute_modules=("mla_up_proj", "layernorm", "moe_act"),
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("moe_router", "moe_preprocess"),
-    )
+    return benchmark(kimi_k2_pretrain_256gpu_gb200_bf16_config(), "256xGB200", "fp8mx", fp8_gather=False)
 
 
 @recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_gb300_bf16_config() -> Recipe:
     return benchmark(
-        kimi_k2_pretrain_config(),
+        kimi_k2_pretrain_256gpu_gb200_bf16_config(),
         "256xGB300",
         "bf16",
-        pp=4,
-        vp=4,
-        ep=64,
+        global_batch_size=4096,
         micro_batch_size=2,
-        recompute="selective",
-        dispatcher="hybridep",
-        stage_layers=(4,) * 15 + (1,),
         recompute_modules=("moe",),
+        cuda_graphs="none",
+        cuda_graph_scope=(),
     )
 
 
 @recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xGB300", "fp8cs", recompute_modules=("moe",))
+    return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xGB300", "fp8cs")
 
 
 @recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(
-        kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xGB300", "fp8mx", fp8_gather=False, recompute_modules=("moe",)
-    )
+    return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xGB300", "fp8mx", fp8_gather=False)
 
 
 @recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_gb300_nvfp4_config() -> Recipe:
-    return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xGB300", "nvfp4", recompute_modules=("moe",))
+    return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xGB300", "nvfp4")
 
 
 @recipe(family="moonshot")
@@ -170,41 +127,19 @@ def kimi_k2_pretrain_1024gpu_h100_bf16_config() -> Recipe:
 
 @recipe(family="moonshot")
 def kimi_k2_pretrain_1024gpu_h100_fp8cs_config() -> Recipe:
-    return benchmark(
-        kimi_k2_pretrain_256gpu_b200_bf16_config(),
-        "1024xH100",
-        "fp8cs",
-        tp=8,
-        vp=2,
-        ep=64,
-        global_batch_size=8192,
-        recompute_modules=("mla_up_proj", "mlp"),
-        stage_layers=(1,) + (2,) * 30 + (0,),
-    )
+    return benchmark(kimi_k2_pretrain_1024gpu_h100_bf16_config(), "1024xH100", "fp8cs")
 
 
 @recipe(family="moonshot")
 def kimi_k2_pretrain_1024gpu_h100_fp8sc_config() -> Recipe:
-    return benchmark(
-        kimi_k2_pretrain_256gpu_b200_bf16_config(),
-        "1024xH100",
-        "fp8sc",
-        tp=8,
-        vp=2,
-        ep=64,
-        global_batch_size=8192,
-        recompute_modules=("mla_up_proj", "mlp"),
-        stage_layers=(1,) + (2,) * 30 + (0,),
-    )
+    return benchmark(kimi_k2_pretrain_1024gpu_h100_bf16_config(), "1024xH100", "fp8sc")
 
 
 @recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_vr200_bf16_config() -> Recipe:
-    return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xVR200", "bf16", recompute_modules=("moe",))
+    return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xVR200", "bf16")
 
 
 @recipe(family="moonshot", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def kimi_k2_pretrain_256gpu_vr200_fp8mx_config() -> Recipe:
-    return benchmark(
-        kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xVR200", "fp8mx", fp8_gather=False, recompute_modules=("moe",)
-    )
+    return benchmark(kimi_k2_pretrain_256gpu_gb300_bf16_config(), "256xVR200", "fp8mx", fp8_gather=False)

@@ -42,13 +42,7 @@ def llama31_405b_pretrain_128gpu_b200_nvfp4_config() -> Recipe:
 
 @recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_256gpu_b200_nvfp4_config() -> Recipe:
-    return benchmark(
-        llama31_405b_pretrain_128gpu_b200_bf16_config(),
-        "256xB200",
-        "nvfp4",
-        global_batch_size=1536,
-        tp_comm_overlap=False,
-    )
+    return benchmark(llama31_405b_pretrain_128gpu_b200_nvfp4_config(), "256xB200", "nvfp4", global_batch_size=1536)
 
 
 @recipe(family="llama", published=Published(start={"sp": True, "recompute": "none", "offload": "activations"}))
@@ -67,19 +61,17 @@ def llama31_405b_pretrain_128gpu_b300_bf16_config() -> Recipe:
 
 @recipe(family="llama")
 def llama31_405b_pretrain_128gpu_b300_fp8cs_config() -> Recipe:
-    return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xB300", "fp8cs", pp=8, vp=4, recompute="none")
+    return benchmark(llama31_405b_pretrain_128gpu_b200_fp8cs_config(), "128xB300", "fp8cs", pp=8, recompute="none")
 
 
 @recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_b300_fp8mx_config() -> Recipe:
-    return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xB300", "fp8mx", tp=2, pp=8, vp=4, cp=2)
+    return benchmark(llama31_405b_pretrain_128gpu_b200_fp8cs_config(), "128xB300", "fp8mx", tp=2, pp=8, cp=2)
 
 
 @recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_b300_nvfp4_config() -> Recipe:
-    return benchmark(
-        llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xB300", "nvfp4", pp=8, vp=4, tp_comm_overlap=False
-    )
+    return benchmark(llama31_405b_pretrain_128gpu_b200_nvfp4_config(), "128xB300", "nvfp4", pp=8, vp=4)
 
 
 @recipe(family="llama", published=Published(start={"sp": True, "recompute": "none", "offload": "activations"}))
@@ -94,7 +86,7 @@ def llama31_405b_pretrain_128gpu_gb200_bf16_config() -> Recipe:
 
 @recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_gb200_fp8cs_config() -> Recipe:
-    return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xGB200", "fp8cs", vp=4)
+    return benchmark(llama31_405b_pretrain_128gpu_b200_fp8cs_config(), "128xGB200", "fp8cs")
 
 
 @recipe(family="llama", published=Published(start={"recompute": "none"}))
@@ -104,7 +96,7 @@ def llama31_405b_pretrain_128gpu_gb200_fp8mx_config() -> Recipe:
 
 @recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_gb200_nvfp4_config() -> Recipe:
-    return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xGB200", "nvfp4", tp_comm_overlap=False)
+    return benchmark(llama31_405b_pretrain_128gpu_b200_nvfp4_config(), "128xGB200", "nvfp4")
 
 
 @recipe(family="llama", published=Published(start={"recompute": "none"}))
@@ -114,25 +106,17 @@ def llama31_405b_pretrain_256gpu_gb200_bf16_config() -> Recipe:
 
 @recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_256gpu_gb200_fp8cs_config() -> Recipe:
-    return benchmark(
-        llama31_405b_pretrain_128gpu_b200_bf16_config(), "256xGB200", "fp8cs", vp=4, global_batch_size=1536
-    )
+    return benchmark(llama31_405b_pretrain_256gpu_gb200_bf16_config(), "256xGB200", "fp8cs", vp=4)
 
 
 @recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
-    return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "256xGB200", "fp8mx", global_batch_size=1536)
+    return benchmark(llama31_405b_pretrain_256gpu_gb200_bf16_config(), "256xGB200", "fp8mx")
 
 
 @recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_256gpu_gb200_nvfp4_config() -> Recipe:
-    return benchmark(
-        llama31_405b_pretrain_128gpu_b200_bf16_config(),
-        "256xGB200",
-        "nvfp4",
-        global_batch_size=1536,
-        tp_comm_overlap=False,
-    )
+    return benchmark(llama31_405b_pretrain_256gpu_b200_nvfp4_config(), "256xGB200", "nvfp4")
 
 
 @recipe(family="llama", published=Published(start={"sp": True, "recompute": "none", "offload": "activations"}))
@@ -142,73 +126,38 @@ def llama31_405b_pretrain_128gpu_gb300_bf16_config() -> Recipe:
 
 @recipe(family="llama")
 def llama31_405b_pretrain_128gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(
-        llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xGB300", "fp8cs", pp=8, vp=4, recompute="none"
-    )
+    return benchmark(llama31_405b_pretrain_128gpu_b300_fp8cs_config(), "128xGB300", "fp8cs")
 
 
 @recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_128gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(llama31_405b_pretrain_128gpu_b200_bf16_config(), "128xGB300", "fp8mx", tp=2, pp=8, vp=4, cp=2)
+    return benchmark(llama31_405b_pretrain_128gpu_b300_fp8mx_config(), "128xGB300", "fp8mx")
 
 
 @recipe(family="llama")
 def llama31_405b_pretrain_128gpu_gb300_nvfp4_config() -> Recipe:
-    return benchmark(
-        llama31_405b_pretrain_128gpu_b200_bf16_config(),
-        "128xGB300",
-        "nvfp4",
-        pp=8,
-        vp=4,
-        recompute="none",
-        tp_comm_overlap=False,
-    )
+    return benchmark(llama31_405b_pretrain_128gpu_b300_nvfp4_config(), "128xGB300", "nvfp4", recompute="none")
 
 
 @recipe(family="llama", published=Published(start={"sp": True, "recompute": "none", "offload": "activations"}))
 def llama31_405b_pretrain_256gpu_gb300_bf16_config() -> Recipe:
-    return benchmark(llama31_405b_pretrain_128gpu_b300_bf16_config(), "256xGB300", "bf16", global_batch_size=1536)
+    return benchmark(llama31_405b_pretrain_256gpu_b300_bf16_config(), "256xGB300", "bf16")
 
 
 @recipe(family="llama")
 def llama31_405b_pretrain_256gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(
-        llama31_405b_pretrain_128gpu_b200_bf16_config(),
-        "256xGB300",
-        "fp8cs",
-        pp=8,
-        vp=4,
-        global_batch_size=1536,
-        recompute="none",
-    )
+    return benchmark(llama31_405b_pretrain_128gpu_b300_fp8cs_config(), "256xGB300", "fp8cs", global_batch_size=1536)
 
 
 @recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(
-        llama31_405b_pretrain_128gpu_b200_bf16_config(),
-        "256xGB300",
-        "fp8mx",
-        tp=2,
-        pp=8,
-        vp=4,
-        cp=2,
-        global_batch_size=1536,
-    )
+    return benchmark(llama31_405b_pretrain_128gpu_b300_fp8mx_config(), "256xGB300", "fp8mx", global_batch_size=1536)
 
 
 @recipe(family="llama")
 def llama31_405b_pretrain_256gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(
-        llama31_405b_pretrain_config(),
-        "256xGB300",
-        "nvfp4",
-        tp=4,
-        pp=8,
-        vp=4,
-        global_batch_size=1536,
-        embedding_as_layer=True,
-        head_as_layer=True,
+        llama31_405b_pretrain_128gpu_b300_nvfp4_config(), "256xGB300", "nvfp4", global_batch_size=1536, recompute="none"
     )
 
 
@@ -228,41 +177,26 @@ def llama31_405b_pretrain_1024gpu_h100_fp8cs_config() -> Recipe:
 
 @recipe(family="llama")
 def llama31_405b_pretrain_512gpu_h100_bf16_config() -> Recipe:
-    return benchmark(
-        llama31_405b_pretrain_128gpu_b200_bf16_config(), "512xH100", "bf16", tp=8, pp=8, cp=2, recompute="none"
-    )
+    return benchmark(llama31_405b_pretrain_128gpu_b300_fp8mx_config(), "512xH100", "bf16", tp=8, vp=8, recompute="none")
 
 
 @recipe(family="llama")
 def llama31_405b_pretrain_512gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
-        llama31_405b_pretrain_128gpu_b200_bf16_config(), "512xH100", "fp8cs", tp=8, pp=8, cp=2, recompute="none"
+        llama31_405b_pretrain_128gpu_b300_fp8mx_config(), "512xH100", "fp8cs", tp=8, vp=8, recompute="none"
     )
 
 
 @recipe(family="llama", published=Published(start={"sp": True}))
 def llama31_405b_pretrain_256gpu_vr200_bf16_config() -> Recipe:
     return benchmark(
-        llama31_405b_pretrain_128gpu_b300_bf16_config(),
-        "256xVR200",
-        "bf16",
-        global_batch_size=1536,
-        recompute="none",
-        offload="activations",
+        llama31_405b_pretrain_256gpu_b300_bf16_config(), "256xVR200", "bf16", recompute="none", offload="activations"
     )
 
 
 @recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama31_405b_pretrain_256gpu_vr200_fp8mx_config() -> Recipe:
-    return benchmark(
-        llama31_405b_pretrain_256gpu_gb300_nvfp4_config(),
-        "256xVR200",
-        "fp8mx",
-        tp=2,
-        cp=2,
-        recompute="selective",
-        tp_comm_overlap=True,
-    )
+    return benchmark(llama31_405b_pretrain_128gpu_b300_fp8mx_config(), "256xVR200", "fp8mx", global_batch_size=1536)
 
 
 @recipe(family="llama")

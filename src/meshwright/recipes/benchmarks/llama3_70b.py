@@ -73,7 +73,7 @@ def llama3_70b_pretrain_64gpu_b200_fp8mx_config() -> Recipe:
 
 @recipe(family="llama")
 def llama3_70b_pretrain_64gpu_b200_nvfp4_config() -> Recipe:
-    return benchmark(llama3_70b_pretrain_config(), "64xB200", "nvfp4", tp=2, pp=4, vp=5, global_batch_size=256)
+    return benchmark(llama3_70b_pretrain_64gpu_b200_fp8mx_config(), "64xB200", "nvfp4", tp_comm_overlap=False)
 
 
 @recipe(family="llama")
@@ -98,7 +98,7 @@ def llama3_70b_pretrain_64gpu_b300_bf16_config() -> Recipe:
 
 @recipe(family="llama")
 def llama3_70b_pretrain_64gpu_b300_fp8cs_config() -> Recipe:
-    return benchmark(llama3_70b_pretrain_64gpu_b200_fp8cs_config(), "64xB300", "fp8cs", offload="none")
+    return benchmark(llama3_70b_pretrain_64gpu_b300_bf16_config(), "64xB300", "fp8cs")
 
 
 @recipe(family="llama", published=Published(start={"recompute": "none"}))
@@ -113,19 +113,17 @@ def llama3_70b_pretrain_64gpu_b300_nvfp4_config() -> Recipe:
 
 @recipe(family="llama")
 def llama3_70b_peft_8gpu_gb200_bf16_config() -> Recipe:
-    return benchmark(
-        llama3_70b_peft_8gpu_b200_bf16_config(), "8xGB200", "bf16", vp=20, global_batch_size=64, seq_length=2048
-    )
+    return benchmark(llama3_70b_peft_8gpu_b200_fp8cs_config(), "8xGB200", "bf16", seq_length=2048, global_batch_size=64)
 
 
 @recipe(family="llama")
 def llama3_70b_peft_8gpu_gb200_fp8cs_config() -> Recipe:
-    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xGB200", "fp8cs", vp=20)
+    return benchmark(llama3_70b_peft_8gpu_b200_fp8cs_config(), "8xGB200", "fp8cs")
 
 
 @recipe(family="llama")
 def llama3_70b_peft_8gpu_gb200_fp8mx_config() -> Recipe:
-    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xGB200", "fp8mx", pp=4, vp=20)
+    return benchmark(llama3_70b_peft_8gpu_b200_fp8cs_config(), "8xGB200", "fp8mx", pp=4)
 
 
 @recipe(family="llama")
@@ -136,13 +134,12 @@ def llama3_70b_pretrain_32gpu_gb200_bf16_config() -> Recipe:
 @recipe(family="llama", published=Published(start={"recompute": "none", "offload": "activations"}))
 def llama3_70b_pretrain_32gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
-        llama3_70b_pretrain_config(),
+        llama3_70b_pretrain_32gpu_gb200_bf16_config(),
         "32xGB200",
         "fp8cs",
-        strategy="megatron_fsdp",
         micro_batch_size=2,
-        global_batch_size=128,
         recompute="full",
+        offload="none",
     )
 
 
@@ -158,7 +155,7 @@ def llama3_70b_pretrain_64gpu_gb200_fp8cs_config() -> Recipe:
 
 @recipe(family="llama")
 def llama3_70b_pretrain_64gpu_gb200_fp8mx_config() -> Recipe:
-    return benchmark(llama3_70b_pretrain_64gpu_b200_nvfp4_config(), "64xGB200", "fp8mx", tp_comm_overlap=True)
+    return benchmark(llama3_70b_pretrain_64gpu_b200_fp8mx_config(), "64xGB200", "fp8mx")
 
 
 @recipe(family="llama")
@@ -197,17 +194,17 @@ def llama3_70b_sft_32gpu_gb200_fp8mx_config() -> Recipe:
 
 @recipe(family="llama")
 def llama3_70b_peft_8gpu_gb300_bf16_config() -> Recipe:
-    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xGB300", "bf16", pp=1)
+    return benchmark(llama3_70b_peft_8gpu_b300_bf16_config(), "8xGB300", "bf16")
 
 
 @recipe(family="llama")
 def llama3_70b_peft_8gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xGB300", "fp8cs", vp=20)
+    return benchmark(llama3_70b_peft_8gpu_b200_fp8cs_config(), "8xGB300", "fp8cs")
 
 
 @recipe(family="llama")
 def llama3_70b_peft_8gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(llama3_70b_peft_8gpu_b200_bf16_config(), "8xGB300", "fp8mx", vp=20)
+    return benchmark(llama3_70b_peft_8gpu_b200_fp8cs_config(), "8xGB300", "fp8mx")
 
 
 @recipe(family="llama", published=Published(start={"recompute": "none", "offload": "activations"}))
@@ -247,27 +244,24 @@ def llama3_70b_sft_32gpu_gb300_bf16_config() -> Recipe:
 
 @recipe(family="llama")
 def llama3_70b_sft_32gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(llama3_70b_sft_32gpu_gb200_bf16_config(), "32xGB300", "fp8cs", pp=2, vp=20)
+    return benchmark(llama3_70b_sft_32gpu_gb300_bf16_config(), "32xGB300", "fp8cs")
 
 
 @recipe(family="llama")
 def llama3_70b_sft_32gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(llama3_70b_sft_32gpu_gb200_bf16_config(), "32xGB300", "fp8mx", pp=2, vp=20)
+    return benchmark(llama3_70b_sft_32gpu_gb300_bf16_config(), "32xGB300", "fp8mx")
 
 
 @recipe(family="llama", published=Published(start={"recompute_layers": 1}))
 def llama3_70b_peft_8gpu_h100_bf16_config() -> Recipe:
     return benchmark(
-        llama3_70b_peft_config(),
+        llama3_70b_peft_8gpu_gb200_fp8mx_config(),
         "8xH100",
         "bf16",
-        pp=4,
-        vp=20,
-        global_batch_size=32,
-        seq_length=4096,
+        pad_to_max_length=False,
         recompute="full",
-        overlap_grad_reduce=False,
-        targets=("qkv",),
+        cuda_graphs="none",
+        cuda_graph_scope=(),
     )
 
 
@@ -280,22 +274,60 @@ def llama3_70b_peft_8gpu_h100_fp8cs_config() -> Recipe:
 
 @recipe(family="llama")
 def llama3_70b_pretrain_64gpu_h100_bf16_config() -> Recipe:
-    return benchmark(
-        llama3_70b_pretrain_64gpu_b200_bf16_config(), "64xH100", "bf16", tp=4, cuda_graphs="none", cuda_graph_scope=()
-    )
+    return benchmark(llama3_70b_pretrain_64gpu_b200_fp8mx_config(), "64xH100", "bf16", tp=4, cp=2)
 
 
 @recipe(family="llama", published=Published(start={"recompute": "none"}))
 def llama3_70b_pretrain_64gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
-        llama3_70b_pretrain_64gpu_b200_nvfp4_config(),
+        llama3_70b_pretrain_64gpu_b200_fp8mx_config(),
         "64xH100",
         "fp8cs",
         tp=4,
         pp=8,
         recompute="selective",
-        stage_layers=(2,) * 35 + (3,) + (2,) * 3 + (1,),
-        tp_comm_overlap=True,
+        stage_layers=(
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            2,
+            3,
+            2,
+            2,
+            2,
+            1,
+        ),
     )
 
 

@@ -33,12 +33,12 @@ def llama3_8b_pretrain_8gpu_b200_bf16_config() -> Recipe:
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_b200_fp8cs_config() -> Recipe:
-    return benchmark(llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xB200", "fp8cs", global_batch_size=128)
+    return benchmark(llama3_8b_pretrain_8gpu_b200_bf16_config(), "8xB200", "fp8cs")
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_b200_fp8mx_config() -> Recipe:
-    return benchmark(llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xB200", "fp8mx", global_batch_size=128)
+    return benchmark(llama3_8b_pretrain_8gpu_b200_bf16_config(), "8xB200", "fp8mx")
 
 
 @recipe(family="llama", published=Published(start={"recompute": "none"}))
@@ -50,23 +50,17 @@ def llama3_8b_pretrain_8gpu_b200_nvfp4_config() -> Recipe:
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_b300_bf16_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xB300", "bf16", micro_batch_size=4, global_batch_size=128
-    )
+    return benchmark(llama3_8b_pretrain_8gpu_b200_bf16_config(), "8xB300", "bf16", micro_batch_size=4)
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_b300_fp8cs_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xB300", "fp8cs", micro_batch_size=4, global_batch_size=128
-    )
+    return benchmark(llama3_8b_pretrain_8gpu_b300_bf16_config(), "8xB300", "fp8cs")
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_b300_fp8mx_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xB300", "fp8mx", micro_batch_size=4, global_batch_size=128
-    )
+    return benchmark(llama3_8b_pretrain_8gpu_b300_bf16_config(), "8xB300", "fp8mx")
 
 
 @recipe(family="llama")
@@ -81,22 +75,22 @@ def llama3_8b_pretrain_32gpu_gb200_bf16_config() -> Recipe:
 
 @recipe(family="llama")
 def llama3_8b_pretrain_32gpu_gb200_fp8cs_config() -> Recipe:
-    return benchmark(llama3_8b_pretrain_64gpu_b200_bf16_config(), "32xGB200", "fp8cs", global_batch_size=512)
+    return benchmark(llama3_8b_pretrain_32gpu_gb200_bf16_config(), "32xGB200", "fp8cs")
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_gb200_bf16_config() -> Recipe:
-    return benchmark(llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xGB200", "bf16", global_batch_size=128)
+    return benchmark(llama3_8b_pretrain_8gpu_b200_bf16_config(), "8xGB200", "bf16")
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
-    return benchmark(llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xGB200", "fp8cs", global_batch_size=128)
+    return benchmark(llama3_8b_pretrain_8gpu_b200_bf16_config(), "8xGB200", "fp8cs")
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
-    return benchmark(llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xGB200", "fp8mx", global_batch_size=128)
+    return benchmark(llama3_8b_pretrain_8gpu_b200_bf16_config(), "8xGB200", "fp8mx")
 
 
 @recipe(family="llama", published=Published(start={"recompute": "none"}))
@@ -121,58 +115,42 @@ def llama3_8b_sft_8gpu_gb200_fp8mx_config() -> Recipe:
 
 @recipe(family="llama")
 def llama3_8b_pretrain_32gpu_gb300_bf16_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "32xGB300", "bf16", micro_batch_size=4, global_batch_size=512
-    )
+    return benchmark(llama3_8b_pretrain_32gpu_gb200_bf16_config(), "32xGB300", "bf16", micro_batch_size=4)
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_32gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "32xGB300", "fp8cs", micro_batch_size=4, global_batch_size=512
-    )
+    return benchmark(llama3_8b_pretrain_32gpu_gb300_bf16_config(), "32xGB300", "fp8cs")
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_32gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "32xGB300", "fp8mx", micro_batch_size=4, global_batch_size=512
-    )
+    return benchmark(llama3_8b_pretrain_32gpu_gb300_bf16_config(), "32xGB300", "fp8mx")
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_32gpu_gb300_nvfp4_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "32xGB300", "nvfp4", micro_batch_size=4, global_batch_size=512
-    )
+    return benchmark(llama3_8b_pretrain_32gpu_gb300_bf16_config(), "32xGB300", "nvfp4")
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_gb300_bf16_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xGB300", "bf16", micro_batch_size=4, global_batch_size=128
-    )
+    return benchmark(llama3_8b_pretrain_8gpu_b300_bf16_config(), "8xGB300", "bf16")
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xGB300", "fp8cs", micro_batch_size=4, global_batch_size=128
-    )
+    return benchmark(llama3_8b_pretrain_8gpu_b300_bf16_config(), "8xGB300", "fp8cs")
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xGB300", "fp8mx", micro_batch_size=4, global_batch_size=128
-    )
+    return benchmark(llama3_8b_pretrain_8gpu_b300_bf16_config(), "8xGB300", "fp8mx")
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_gb300_nvfp4_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xGB300", "nvfp4", micro_batch_size=4, global_batch_size=128
-    )
+    return benchmark(llama3_8b_pretrain_8gpu_b300_bf16_config(), "8xGB300", "nvfp4")
 
 
 @recipe(family="llama")
@@ -204,60 +182,44 @@ def llama3_8b_sft_8gpu_h100_bf16_config() -> Recipe:
 
 @recipe(family="llama")
 def llama3_8b_sft_8gpu_h100_fp8cs_config() -> Recipe:
-    return benchmark(llama3_8b_sft_8gpu_gb200_bf16_config(), "8xH100", "fp8cs", global_batch_size=32, seq_length=4096)
+    return benchmark(llama3_8b_sft_8gpu_h100_bf16_config(), "8xH100", "fp8cs")
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_r100_bf16_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_8gpu_b200_nvfp4_config(), "8xR100", "bf16", micro_batch_size=1, recompute="none"
-    )
+    return benchmark(llama3_8b_pretrain_8gpu_h100_bf16_config(), "8xR100", "bf16", cp=1)
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_r100_fp8cs_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_8gpu_b200_nvfp4_config(), "8xR100", "fp8cs", micro_batch_size=1, recompute="none"
-    )
+    return benchmark(llama3_8b_pretrain_8gpu_r100_bf16_config(), "8xR100", "fp8cs")
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_r100_fp8mx_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_8gpu_b200_nvfp4_config(), "8xR100", "fp8mx", micro_batch_size=1, recompute="none"
-    )
+    return benchmark(llama3_8b_pretrain_8gpu_r100_bf16_config(), "8xR100", "fp8mx")
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_r100_nvfp4_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_8gpu_b200_nvfp4_config(), "8xR100", "nvfp4", micro_batch_size=1, recompute="none"
-    )
+    return benchmark(llama3_8b_pretrain_8gpu_r100_bf16_config(), "8xR100", "nvfp4")
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_vr200_bf16_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xVR200", "bf16", micro_batch_size=4, global_batch_size=128
-    )
+    return benchmark(llama3_8b_pretrain_8gpu_b300_bf16_config(), "8xVR200", "bf16")
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_vr200_fp8cs_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xVR200", "fp8cs", micro_batch_size=4, global_batch_size=128
-    )
+    return benchmark(llama3_8b_pretrain_8gpu_b300_bf16_config(), "8xVR200", "fp8cs")
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_vr200_fp8mx_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xVR200", "fp8mx", micro_batch_size=4, global_batch_size=128
-    )
+    return benchmark(llama3_8b_pretrain_8gpu_b300_bf16_config(), "8xVR200", "fp8mx")
 
 
 @recipe(family="llama")
 def llama3_8b_pretrain_8gpu_vr200_nvfp4_config() -> Recipe:
-    return benchmark(
-        llama3_8b_pretrain_64gpu_b200_bf16_config(), "8xVR200", "nvfp4", micro_batch_size=4, global_batch_size=128
-    )
+    return benchmark(llama3_8b_pretrain_8gpu_b300_bf16_config(), "8xVR200", "nvfp4")

@@ -111,12 +111,12 @@ def nemotron_3_nano_pretrain_8gpu_b300_bf16_config() -> Recipe:
 
 @recipe(family="nemotron")
 def nemotron_3_nano_pretrain_8gpu_b300_fp8mx_config() -> Recipe:
-    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xB300", "fp8mx", micro_batch_size=4)
+    return benchmark(nemotron_3_nano_pretrain_8gpu_b300_bf16_config(), "8xB300", "fp8mx")
 
 
 @recipe(family="nemotron")
 def nemotron_3_nano_pretrain_8gpu_b300_nvfp4_config() -> Recipe:
-    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xB300", "nvfp4", micro_batch_size=4)
+    return benchmark(nemotron_3_nano_pretrain_8gpu_b300_bf16_config(), "8xB300", "nvfp4")
 
 
 @recipe(family="nemotron")
@@ -135,33 +135,18 @@ def nemotron_3_super_pretrain_64gpu_b300_bf16_config() -> Recipe:
 @recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(
-        nemotron_3_super_pretrain_config(),
-        "64xB300",
-        "fp8mx",
-        ep=8,
-        global_batch_size=512,
-        seq_length=8192,
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "mamba", "moe_router", "moe_preprocess"),
-        dispatcher="hybridep",
+        nemotron_3_super_pretrain_64gpu_b300_bf16_config(), "64xB300", "fp8mx", recompute="none", recompute_modules=()
     )
 
 
 @recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_b300_nvfp4_config() -> Recipe:
-    return benchmark(
-        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(),
-        "64xB300",
-        "nvfp4",
-        first_last_bf16=True,
-        recompute="selective",
-        recompute_modules=("moe_act", "layernorm"),
-    )
+    return benchmark(nemotron_3_super_pretrain_64gpu_b300_bf16_config(), "64xB300", "nvfp4", first_last_bf16=True)
 
 
 @recipe(family="nemotron")
 def nemotronh_56b_pretrain_64gpu_b300_fp8cs_config() -> Recipe:
-    return benchmark(nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "64xB300", "fp8cs", cp=1)
+    return benchmark(nemotronh_56b_pretrain_64gpu_b200_fp8cs_config(), "64xB300", "fp8cs")
 
 
 @recipe(family="nemotron")
@@ -240,7 +225,10 @@ def nemotron_3_super_pretrain_64gpu_gb200_fp8mx_config() -> Recipe:
 @recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_gb200_nvfp4_config() -> Recipe:
     return benchmark(
-        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xGB200", "nvfp4", tp=2, ep=64, first_last_bf16=True
+        nemotron_3_super_pretrain_64gpu_b200_nvfp4_config(),
+        "64xGB200",
+        "nvfp4",
+        cuda_graph_scope=("attn", "mamba", "moe_router", "moe_preprocess"),
     )
 
 
@@ -265,7 +253,7 @@ def nemotron_3_ultra_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
 
 @recipe(family="nemotron")
 def nemotronh_56b_pretrain_64gpu_gb200_fp8cs_config() -> Recipe:
-    return benchmark(nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "64xGB200", "fp8cs", cp=1)
+    return benchmark(nemotronh_56b_pretrain_64gpu_b200_fp8cs_config(), "64xGB200", "fp8cs")
 
 
 @recipe(family="nemotron")
@@ -275,41 +263,38 @@ def nemotron_3_5_lightning_pretrain_8gpu_gb300_bf16_config() -> Recipe:
 
 @recipe(family="nemotron")
 def nemotron_3_5_lightning_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(), "8xGB300", "fp8mx", micro_batch_size=4)
+    return benchmark(nemotron_3_5_lightning_pretrain_8gpu_gb300_bf16_config(), "8xGB300", "fp8mx")
 
 
 @recipe(family="nemotron", published=Published(start={"strategy": "megatron_fsdp", "loss": "vocab_parallel"}))
 def nemotron_3_5_lightning_pretrain_8gpu_gb300_fp8mx_fsdp_config() -> Recipe:
     return benchmark(
-        nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(),
+        nemotron_3_5_lightning_pretrain_8gpu_gb200_fp8mx_fsdp_config(),
         "8xGB300",
         "fp8mx",
-        micro_batch_size=3,
-        global_batch_size=384,
-        cuda_graphs="none",
-        cuda_graph_scope=(),
-        loss="chunked",
+        recompute="none",
+        recompute_modules=(),
     )
 
 
 @recipe(family="nemotron")
 def nemotron_3_5_lightning_pretrain_8gpu_gb300_nvfp4_config() -> Recipe:
-    return benchmark(nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(), "8xGB300", "nvfp4", micro_batch_size=4)
+    return benchmark(nemotron_3_5_lightning_pretrain_8gpu_gb300_bf16_config(), "8xGB300", "nvfp4")
 
 
 @recipe(family="nemotron")
 def nemotron_3_nano_pretrain_8gpu_gb300_bf16_config() -> Recipe:
-    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xGB300", "bf16", micro_batch_size=4)
+    return benchmark(nemotron_3_nano_pretrain_8gpu_b300_bf16_config(), "8xGB300", "bf16")
 
 
 @recipe(family="nemotron")
 def nemotron_3_nano_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xGB300", "fp8mx", micro_batch_size=4)
+    return benchmark(nemotron_3_nano_pretrain_8gpu_b300_bf16_config(), "8xGB300", "fp8mx")
 
 
 @recipe(family="nemotron")
 def nemotron_3_nano_pretrain_8gpu_gb300_nvfp4_config() -> Recipe:
-    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xGB300", "nvfp4", micro_batch_size=4)
+    return benchmark(nemotron_3_nano_pretrain_8gpu_b300_bf16_config(), "8xGB300", "nvfp4")
 
 
 @recipe(family="nemotron")
@@ -324,9 +309,7 @@ def nemotron_3_super_pretrain_64gpu_gb300_fp8mx_config() -> Recipe:
 
 @recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_gb300_nvfp4_config() -> Recipe:
-    return benchmark(
-        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xGB300", "nvfp4", ep=64, first_last_bf16=True
-    )
+    return benchmark(nemotron_3_super_pretrain_64gpu_gb200_nvfp4_config(), "64xGB300", "nvfp4", tp=1)
 
 
 @recipe(
@@ -359,14 +342,12 @@ def nemotronh_56b_pretrain_256gpu_gb300_bf16_config() -> Recipe:
 
 @recipe(family="nemotron")
 def nemotronh_56b_pretrain_256gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(
-        nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "256xGB300", "fp8cs", cp=1, global_batch_size=768
-    )
+    return benchmark(nemotronh_56b_pretrain_256gpu_b200_fp8cs_config(), "256xGB300", "fp8cs")
 
 
 @recipe(family="nemotron")
 def nemotronh_56b_pretrain_64gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "64xGB300", "fp8cs", cp=1)
+    return benchmark(nemotronh_56b_pretrain_64gpu_b200_fp8cs_config(), "64xGB300", "fp8cs")
 
 
 @recipe(family="nemotron")
@@ -375,14 +356,13 @@ def nemotron_3_5_lightning_pretrain_16gpu_h100_bf16_config() -> Recipe:
         nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(),
         "16xH100",
         "bf16",
-        micro_batch_size=1,
         moments="bf16",
         grads="fp32",
+        micro_batch_size=1,
         recompute="selective",
         recompute_modules=("moe_act", "layernorm"),
         offload="activations",
         cuda_graph_scope=("attn", "mamba"),
-        loss="vocab_parallel",
     )
 
 
@@ -392,42 +372,36 @@ def nemotron_3_5_lightning_pretrain_16gpu_h100_bf16_config() -> Recipe:
 )
 def nemotron_3_5_lightning_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
-        nemotron_3_5_lightning_pretrain_8gpu_gb200_bf16_config(),
+        nemotron_3_5_lightning_pretrain_8gpu_gb200_fp8mx_fsdp_config(),
         "16xH100",
         "fp8cs",
-        micro_batch_size=1,
         global_batch_size=1024,
-        recompute="selective",
+        micro_batch_size=1,
         recompute_modules=("layernorm", "moe_act"),
         defer_grad_sync=False,
+        cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "mamba"),
-        loss="chunked",
     )
 
 
 @recipe(family="nemotron")
 def nemotron_3_nano_pretrain_16gpu_h100_bf16_config() -> Recipe:
     return benchmark(
-        nemotron_3_nano_pretrain_config(),
+        nemotron_3_nano_pretrain_8gpu_b200_bf16_config(),
         "16xH100",
         "bf16",
-        ep=8,
+        global_batch_size=1024,
+        micro_batch_size=1,
         recompute="selective",
         recompute_modules=("moe", "layernorm"),
-        cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "mamba"),
-        dispatcher="hybridep",
     )
 
 
 @recipe(family="nemotron")
 def nemotron_3_nano_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
-        nemotron_3_nano_pretrain_16gpu_h100_bf16_config(),
-        "16xH100",
-        "fp8cs",
-        ep=16,
-        recompute_modules=("layernorm",),
+        nemotron_3_nano_pretrain_16gpu_h100_bf16_config(), "16xH100", "fp8cs", ep=16, recompute_modules=("layernorm",)
     )
 
 
@@ -450,23 +424,23 @@ def nemotron_3_super_pretrain_64gpu_h100_bf16_config() -> Recipe:
 @recipe(family="nemotron")
 def nemotronh_56b_pretrain_64gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
-        nemotronh_56b_pretrain_256gpu_b200_bf16_config(), "64xH100", "fp8cs", tp=8, cp=1, cuda_graph_scope=("mamba",)
+        nemotronh_56b_pretrain_64gpu_b200_fp8cs_config(), "64xH100", "fp8cs", tp=8, cuda_graph_scope=("mamba",)
     )
 
 
 @recipe(family="nemotron")
 def nemotron_3_nano_pretrain_8gpu_vr200_bf16_config() -> Recipe:
-    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xVR200", "bf16", micro_batch_size=4)
+    return benchmark(nemotron_3_nano_pretrain_8gpu_b300_bf16_config(), "8xVR200", "bf16")
 
 
 @recipe(family="nemotron")
 def nemotron_3_nano_pretrain_8gpu_vr200_fp8mx_config() -> Recipe:
-    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xVR200", "fp8mx", micro_batch_size=4)
+    return benchmark(nemotron_3_nano_pretrain_8gpu_b300_bf16_config(), "8xVR200", "fp8mx")
 
 
 @recipe(family="nemotron")
 def nemotron_3_nano_pretrain_8gpu_vr200_nvfp4_config() -> Recipe:
-    return benchmark(nemotron_3_nano_pretrain_8gpu_b200_bf16_config(), "8xVR200", "nvfp4", micro_batch_size=4)
+    return benchmark(nemotron_3_nano_pretrain_8gpu_b300_bf16_config(), "8xVR200", "nvfp4")
 
 
 @recipe(family="nemotron")
@@ -481,6 +455,4 @@ def nemotron_3_super_pretrain_64gpu_vr200_fp8mx_config() -> Recipe:
 
 @recipe(family="nemotron")
 def nemotron_3_super_pretrain_64gpu_vr200_nvfp4_config() -> Recipe:
-    return benchmark(
-        nemotron_3_super_pretrain_64gpu_b300_fp8mx_config(), "64xVR200", "nvfp4", ep=64, first_last_bf16=True
-    )
+    return benchmark(nemotron_3_super_pretrain_64gpu_gb200_nvfp4_config(), "64xVR200", "nvfp4", tp=1)

@@ -36,13 +36,7 @@ def qwen35_vl_122b_a10b_pretrain_32gpu_b200_fp8cs_config() -> Recipe:
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen35_vl_122b_a10b_pretrain_32gpu_b200_fp8mx_config() -> Recipe:
-    return benchmark(
-        qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(),
-        "32xB200",
-        "fp8mx",
-        ep_overlap=True,
-        recompute="selective",
-    )
+    return benchmark(qwen35_vl_122b_a10b_pretrain_32gpu_b200_fp8cs_config(), "32xB200", "fp8mx")
 
 
 @recipe(family="qwen_vl")
@@ -133,26 +127,12 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_b300_bf16_config() -> Recipe:
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_b300_fp8cs_config() -> Recipe:
-    return benchmark(
-        qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
-        "8xB300",
-        "fp8cs",
-        micro_batch_size=8,
-        dispatcher="hybridep",
-        recompute="full",
-    )
+    return benchmark(qwen35_vl_35b_a3b_pretrain_8gpu_b300_bf16_config(), "8xB300", "fp8cs")
 
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_b300_fp8mx_config() -> Recipe:
-    return benchmark(
-        qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
-        "8xB300",
-        "fp8mx",
-        micro_batch_size=8,
-        dispatcher="hybridep",
-        recompute="full",
-    )
+    return benchmark(qwen35_vl_35b_a3b_pretrain_8gpu_b300_bf16_config(), "8xB300", "fp8mx")
 
 
 @recipe(family="qwen_vl")
@@ -193,26 +173,12 @@ def qwen35_vl_122b_a10b_pretrain_32gpu_gb200_bf16_config() -> Recipe:
 
 @recipe(family="qwen_vl")
 def qwen35_vl_122b_a10b_pretrain_32gpu_gb200_fp8cs_config() -> Recipe:
-    return benchmark(
-        qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(),
-        "32xGB200",
-        "fp8cs",
-        vp=1,
-        dispatcher="hybridep",
-        recompute="none",
-    )
+    return benchmark(qwen35_vl_122b_a10b_pretrain_32gpu_gb200_bf16_config(), "32xGB200", "fp8cs")
 
 
 @recipe(family="qwen_vl")
 def qwen35_vl_122b_a10b_pretrain_32gpu_gb200_fp8mx_config() -> Recipe:
-    return benchmark(
-        qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(),
-        "32xGB200",
-        "fp8mx",
-        vp=1,
-        dispatcher="hybridep",
-        recompute="none",
-    )
+    return benchmark(qwen35_vl_122b_a10b_pretrain_32gpu_gb200_bf16_config(), "32xGB200", "fp8mx")
 
 
 @recipe(family="qwen_vl")
@@ -230,12 +196,10 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_gb200_bf16_config() -> Recipe:
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
-        qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
+        qwen35_vl_35b_a3b_pretrain_8gpu_gb200_bf16_config(),
         "8xGB200",
         "fp8cs",
         micro_batch_size=3,
-        global_batch_size=480,
-        dispatcher="hybridep",
         recompute="selective",
         loss="chunked",
     )
@@ -244,16 +208,11 @@ def qwen35_vl_35b_a3b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
     return benchmark(
-        qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
+        qwen35_vl_35b_a3b_pretrain_8gpu_gb200_fp8cs_config(),
         "8xGB200",
         "fp8mx",
-        micro_batch_size=3,
-        global_batch_size=480,
-        dispatcher="hybridep",
-        recompute="selective",
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
-        loss="chunked",
     )
 
 
@@ -271,26 +230,12 @@ def qwen35_vl_397b_a17b_pretrain_64gpu_gb200_bf16_config() -> Recipe:
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none", "stage_layers": ()}))
 def qwen35_vl_397b_a17b_pretrain_64gpu_gb200_fp8cs_config() -> Recipe:
-    return benchmark(
-        qwen35_vl_397b_a17b_pretrain_64gpu_b200_bf16_config(),
-        "64xGB200",
-        "fp8cs",
-        vp=1,
-        dispatcher="hybridep",
-        stage_layers=(7,) * 2 + (8,) * 4 + (7,) * 2,
-    )
+    return benchmark(qwen35_vl_397b_a17b_pretrain_64gpu_gb200_bf16_config(), "64xGB200", "fp8cs")
 
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none", "stage_layers": ()}))
 def qwen35_vl_397b_a17b_pretrain_64gpu_gb200_fp8mx_config() -> Recipe:
-    return benchmark(
-        qwen35_vl_397b_a17b_pretrain_64gpu_b200_bf16_config(),
-        "64xGB200",
-        "fp8mx",
-        vp=1,
-        dispatcher="hybridep",
-        stage_layers=(7,) * 2 + (8,) * 4 + (7,) * 2,
-    )
+    return benchmark(qwen35_vl_397b_a17b_pretrain_64gpu_gb200_bf16_config(), "64xGB200", "fp8mx")
 
 
 @recipe(family="qwen_vl")
@@ -310,38 +255,17 @@ def qwen35_vl_122b_a10b_pretrain_32gpu_gb300_fp8mx_config() -> Recipe:
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_gb300_bf16_config() -> Recipe:
-    return benchmark(
-        qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
-        "8xGB300",
-        "bf16",
-        micro_batch_size=8,
-        dispatcher="hybridep",
-        recompute="full",
-    )
+    return benchmark(qwen35_vl_35b_a3b_pretrain_8gpu_b300_bf16_config(), "8xGB300", "bf16")
 
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(
-        qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
-        "8xGB300",
-        "fp8cs",
-        micro_batch_size=8,
-        dispatcher="hybridep",
-        recompute="full",
-    )
+    return benchmark(qwen35_vl_35b_a3b_pretrain_8gpu_b300_bf16_config(), "8xGB300", "fp8cs")
 
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(
-        qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
-        "8xGB300",
-        "fp8mx",
-        micro_batch_size=8,
-        dispatcher="hybridep",
-        recompute="full",
-    )
+    return benchmark(qwen35_vl_35b_a3b_pretrain_8gpu_b300_bf16_config(), "8xGB300", "fp8mx")
 
 
 @recipe(family="qwen_vl")
@@ -366,9 +290,7 @@ def qwen35_vl_122b_a10b_pretrain_128gpu_h100_bf16_config() -> Recipe:
 
 @recipe(family="qwen_vl", published=Published(start={"ep_overlap": True, "recompute": "none"}))
 def qwen35_vl_122b_a10b_pretrain_128gpu_h100_fp8cs_config() -> Recipe:
-    return benchmark(
-        qwen35_vl_122b_a10b_pretrain_32gpu_b200_bf16_config(), "128xH100", "fp8cs", tp=2, pp=8, vp=2, ep=16
-    )
+    return benchmark(qwen35_vl_122b_a10b_pretrain_128gpu_h100_bf16_config(), "128xH100", "fp8cs")
 
 
 @recipe(family="qwen_vl")
@@ -407,7 +329,7 @@ def qwen35_vl_397b_a17b_pretrain_256gpu_h100_bf16_config() -> Recipe:
 
 @recipe(family="qwen_vl", published=Published(start={"ep_overlap": True, "recompute": "none", "stage_layers": ()}))
 def qwen35_vl_397b_a17b_pretrain_256gpu_h100_fp8cs_config() -> Recipe:
-    return benchmark(qwen35_vl_397b_a17b_pretrain_64gpu_b200_bf16_config(), "256xH100", "fp8cs", tp=2, ep=32)
+    return benchmark(qwen35_vl_397b_a17b_pretrain_256gpu_h100_bf16_config(), "256xH100", "fp8cs")
 
 
 @recipe(family="qwen_vl")
@@ -427,38 +349,17 @@ def qwen35_vl_122b_a10b_pretrain_32gpu_vr200_fp8mx_config() -> Recipe:
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_vr200_bf16_config() -> Recipe:
-    return benchmark(
-        qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
-        "8xVR200",
-        "bf16",
-        micro_batch_size=8,
-        dispatcher="hybridep",
-        recompute="full",
-    )
+    return benchmark(qwen35_vl_35b_a3b_pretrain_8gpu_b300_bf16_config(), "8xVR200", "bf16")
 
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_vr200_fp8cs_config() -> Recipe:
-    return benchmark(
-        qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
-        "8xVR200",
-        "fp8cs",
-        micro_batch_size=8,
-        dispatcher="hybridep",
-        recompute="full",
-    )
+    return benchmark(qwen35_vl_35b_a3b_pretrain_8gpu_b300_bf16_config(), "8xVR200", "fp8cs")
 
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
 def qwen35_vl_35b_a3b_pretrain_8gpu_vr200_fp8mx_config() -> Recipe:
-    return benchmark(
-        qwen35_vl_35b_a3b_pretrain_8gpu_b200_bf16_config(),
-        "8xVR200",
-        "fp8mx",
-        micro_batch_size=8,
-        dispatcher="hybridep",
-        recompute="full",
-    )
+    return benchmark(qwen35_vl_35b_a3b_pretrain_8gpu_b300_bf16_config(), "8xVR200", "fp8mx")
 
 
 @recipe(family="qwen_vl")

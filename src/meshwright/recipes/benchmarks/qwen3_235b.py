@@ -66,21 +66,12 @@ def qwen3_235b_a22b_pretrain_256gpu_b200_fp8mx_config() -> Recipe:
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_b200_fp8mx_large_scale_config() -> Recipe:
-    return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
-        "256xB200",
-        "fp8mx",
-        vp=3,
-        global_batch_size=512,
-        dispatcher="hybridep",
-        ep_overlap=True,
-        cuda_graphs="full_iteration",
-    )
+    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b200_fp8mx_config(), "256xB200", "fp8mx", global_batch_size=512)
 
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_b200_nvfp4_config() -> Recipe:
-    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "256xB200", "nvfp4", vp=1)
+    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b200_fp8cs_config(), "256xB200", "nvfp4")
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
@@ -96,23 +87,17 @@ def qwen3_235b_a22b_pretrain_64gpu_b200_bf16_config() -> Recipe:
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_64gpu_b200_fp8cs_config() -> Recipe:
-    return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "64xB200", "fp8cs", vp=1, global_batch_size=2048
-    )
+    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b200_fp8cs_config(), "64xB200", "fp8cs", global_batch_size=2048)
 
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_64gpu_b200_fp8mx_config() -> Recipe:
-    return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "64xB200", "fp8mx", vp=1, global_batch_size=2048
-    )
+    return benchmark(qwen3_235b_a22b_pretrain_64gpu_b200_fp8cs_config(), "64xB200", "fp8mx")
 
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_64gpu_b200_nvfp4_config() -> Recipe:
-    return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "64xB200", "nvfp4", vp=1, global_batch_size=2048
-    )
+    return benchmark(qwen3_235b_a22b_pretrain_64gpu_b200_fp8cs_config(), "64xB200", "nvfp4")
 
 
 @recipe(family="qwen_moe")
@@ -137,80 +122,47 @@ def qwen3_235b_a22b_pretrain_128gpu_b300_fp8mx_hybridep_dev_config() -> Recipe:
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_b300_bf16_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        qwen3_235b_a22b_pretrain_256gpu_b200_fp8cs_config(),
         "256xB300",
         "bf16",
-        vp=1,
-        micro_batch_size=2,
         dispatcher="hybridep",
+        micro_batch_size=2,
     )
 
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_b300_fp8cs_config() -> Recipe:
-    return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
-        "256xB300",
-        "fp8cs",
-        vp=1,
-        micro_batch_size=2,
-        dispatcher="hybridep",
-    )
+    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b300_bf16_config(), "256xB300", "fp8cs")
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        qwen3_235b_a22b_pretrain_256gpu_b200_fp8mx_config(),
         "256xB300",
         "fp8mx",
-        vp=3,
         micro_batch_size=2,
-        dispatcher="hybridep",
-        ep_overlap=True,
         recompute="selective",
-        cuda_graphs="full_iteration",
     )
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_b300_fp8mx_large_scale_config() -> Recipe:
-    return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
-        "256xB300",
-        "fp8mx",
-        vp=3,
-        micro_batch_size=2,
-        global_batch_size=512,
-        dispatcher="hybridep",
-        ep_overlap=True,
-        recompute="selective",
-        cuda_graphs="full_iteration",
-    )
+    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b300_fp8mx_config(), "256xB300", "fp8mx", global_batch_size=512)
 
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_b300_nvfp4_config() -> Recipe:
-    return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
-        "256xB300",
-        "nvfp4",
-        vp=1,
-        micro_batch_size=2,
-        dispatcher="hybridep",
-    )
+    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b300_bf16_config(), "256xB300", "nvfp4")
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_64gpu_b300_bf16_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        qwen3_235b_a22b_pretrain_256gpu_b300_bf16_config(),
         "64xB300",
         "bf16",
-        vp=1,
-        micro_batch_size=2,
         global_batch_size=2048,
-        dispatcher="hybridep",
         recompute="selective",
     )
 
@@ -218,13 +170,10 @@ def qwen3_235b_a22b_pretrain_64gpu_b300_bf16_config() -> Recipe:
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_64gpu_b300_fp8cs_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        qwen3_235b_a22b_pretrain_256gpu_b300_bf16_config(),
         "64xB300",
         "fp8cs",
-        vp=1,
-        micro_batch_size=2,
         global_batch_size=2048,
-        dispatcher="hybridep",
         recompute="selective",
     )
 
@@ -232,13 +181,10 @@ def qwen3_235b_a22b_pretrain_64gpu_b300_fp8cs_config() -> Recipe:
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_64gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        qwen3_235b_a22b_pretrain_256gpu_b300_bf16_config(),
         "64xB300",
         "fp8mx",
-        vp=1,
-        micro_batch_size=2,
         global_batch_size=2048,
-        dispatcher="hybridep",
         recompute="selective",
     )
 
@@ -246,13 +192,10 @@ def qwen3_235b_a22b_pretrain_64gpu_b300_fp8mx_config() -> Recipe:
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_64gpu_b300_nvfp4_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        qwen3_235b_a22b_pretrain_256gpu_b300_bf16_config(),
         "64xB300",
         "nvfp4",
-        vp=1,
-        micro_batch_size=2,
         global_batch_size=2048,
-        dispatcher="hybridep",
         recompute="selective",
     )
 
@@ -275,13 +218,10 @@ def qwen3_235b_a22b_pretrain_128gpu_gb200_fp8mx_paged_stash_dev_config() -> Reci
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_128gpu_gb200_fp8mx_partial_cg_dev_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_128gpu_b300_fp8mx_hybridep_dev_config(),
+        qwen3_235b_a22b_pretrain_128gpu_gb200_fp8mx_paged_stash_dev_config(),
         "128xGB200",
         "fp8mx",
-        tp=1,
-        ep=64,
-        micro_batch_size=1,
-        global_batch_size=8192,
+        cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
     )
 
@@ -289,10 +229,9 @@ def qwen3_235b_a22b_pretrain_128gpu_gb200_fp8mx_partial_cg_dev_config() -> Recip
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        qwen3_235b_a22b_pretrain_256gpu_b200_fp8cs_config(),
         "256xGB200",
         "bf16",
-        vp=1,
         dispatcher="hybridep",
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
@@ -301,73 +240,27 @@ def qwen3_235b_a22b_pretrain_256gpu_gb200_bf16_config() -> Recipe:
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_gb200_fp8cs_config() -> Recipe:
-    return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
-        "256xGB200",
-        "fp8cs",
-        vp=1,
-        ep=32,
-        dispatcher="hybridep",
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
-    )
+    return benchmark(qwen3_235b_a22b_pretrain_256gpu_gb200_bf16_config(), "256xGB200", "fp8cs", ep=32)
 
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
-    return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
-        "256xGB200",
-        "fp8mx",
-        vp=3,
-        ep=32,
-        dispatcher="hybridep",
-        ep_overlap=True,
-        cuda_graphs="full_iteration",
-    )
+    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b200_fp8mx_config(), "256xGB200", "fp8mx", ep=32)
 
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_gb200_fp8mx_large_scale_config() -> Recipe:
-    return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
-        "256xGB200",
-        "fp8mx",
-        vp=3,
-        ep=32,
-        global_batch_size=512,
-        dispatcher="hybridep",
-        ep_overlap=True,
-        cuda_graphs="full_iteration",
-    )
+    return benchmark(qwen3_235b_a22b_pretrain_256gpu_gb200_fp8mx_config(), "256xGB200", "fp8mx", global_batch_size=512)
 
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_gb200_nvfp4_config() -> Recipe:
-    return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
-        "256xGB200",
-        "nvfp4",
-        vp=1,
-        ep=32,
-        dispatcher="hybridep",
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
-    )
+    return benchmark(qwen3_235b_a22b_pretrain_256gpu_gb200_bf16_config(), "256xGB200", "nvfp4", ep=32)
 
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_64gpu_gb200_bf16_config() -> Recipe:
-    return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
-        "64xGB200",
-        "bf16",
-        vp=1,
-        global_batch_size=2048,
-        dispatcher="hybridep",
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
-    )
+    return benchmark(qwen3_235b_a22b_pretrain_256gpu_gb200_bf16_config(), "64xGB200", "bf16", global_batch_size=2048)
 
 
 @recipe(
@@ -376,16 +269,13 @@ def qwen3_235b_a22b_pretrain_64gpu_gb200_bf16_config() -> Recipe:
 )
 def qwen3_235b_a22b_pretrain_64gpu_gb200_fp8cs_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_config(),
+        qwen3_235b_a22b_pretrain_256gpu_gb200_bf16_config(),
         "64xGB200",
         "fp8cs",
-        pp=8,
-        ep=8,
         global_batch_size=2048,
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
-        dispatcher="hybridep",
-        stage_layers=(11,) + (12,) * 6 + (11,),
+        stage_layers=(11, 12, 12, 12, 12, 12, 12, 11),
+        embedding_as_layer=False,
+        head_as_layer=False,
     )
 
 
@@ -423,97 +313,47 @@ def qwen3_235b_a22b_pretrain_64gpu_gb200_nvfp4_config() -> Recipe:
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_128gpu_gb300_fp8mx_paged_stash_dev_config() -> Recipe:
-    return benchmark(
-        qwen3_235b_a22b_pretrain_128gpu_b300_fp8mx_hybridep_dev_config(),
-        "128xGB300",
-        "fp8mx",
-        tp=1,
-        ep=64,
-        micro_batch_size=1,
-        global_batch_size=8192,
-        cuda_graphs="local",
-        cuda_graph_scope=("full_iteration",),
-    )
+    return benchmark(qwen3_235b_a22b_pretrain_128gpu_gb200_fp8mx_paged_stash_dev_config(), "128xGB300", "fp8mx")
 
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_gb300_bf16_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
-        "256xGB300",
-        "bf16",
-        pp=4,
-        vp=1,
-        ep=32,
-        micro_batch_size=2,
-        dispatcher="hybridep",
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+        qwen3_235b_a22b_pretrain_256gpu_gb200_bf16_config(), "256xGB300", "bf16", pp=4, ep=32, micro_batch_size=2
     )
 
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
-        "256xGB300",
-        "fp8cs",
-        pp=4,
-        vp=1,
-        ep=32,
-        micro_batch_size=2,
-        dispatcher="hybridep",
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+        qwen3_235b_a22b_pretrain_256gpu_gb200_bf16_config(), "256xGB300", "fp8cs", pp=4, ep=32, micro_batch_size=2
     )
 
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
-        "256xGB300",
-        "fp8mx",
-        pp=4,
-        vp=12,
-        ep=32,
-        micro_batch_size=2,
-        dispatcher="hybridep",
-        ep_overlap=True,
-        cuda_graphs="full_iteration",
+        qwen3_235b_a22b_pretrain_256gpu_gb200_fp8mx_config(), "256xGB300", "fp8mx", pp=4, vp=12, micro_batch_size=2
     )
 
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_gb300_fp8mx_large_scale_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
+        qwen3_235b_a22b_pretrain_256gpu_gb200_fp8mx_config(),
         "256xGB300",
         "fp8mx",
+        global_batch_size=512,
         pp=4,
         vp=12,
-        ep=32,
         micro_batch_size=2,
-        global_batch_size=512,
-        dispatcher="hybridep",
-        ep_overlap=True,
-        cuda_graphs="full_iteration",
     )
 
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_gb300_nvfp4_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
-        "256xGB300",
-        "nvfp4",
-        pp=4,
-        vp=1,
-        ep=32,
-        micro_batch_size=2,
-        dispatcher="hybridep",
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+        qwen3_235b_a22b_pretrain_256gpu_gb200_bf16_config(), "256xGB300", "nvfp4", pp=4, ep=32, micro_batch_size=2
     )
 
 
@@ -566,17 +406,15 @@ def qwen3_235b_a22b_pretrain_64gpu_gb300_fp8cs_config() -> Recipe:
 )
 def qwen3_235b_a22b_pretrain_64gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_config(),
+        qwen3_235b_a22b_pretrain_256gpu_b300_fp8mx_config(),
         "64xGB300",
         "fp8mx",
-        pp=2,
-        ep=32,
-        micro_batch_size=2,
         global_batch_size=2048,
-        cuda_graphs="full_iteration",
-        dispatcher="hybridep",
-        ep_overlap=True,
-        recompute="selective",
+        pp=2,
+        vp=1,
+        ep=32,
+        embedding_as_layer=False,
+        head_as_layer=False,
     )
 
 
@@ -611,90 +449,42 @@ def qwen3_235b_a22b_pretrain_256gpu_h100_bf16_config() -> Recipe:
 @recipe(family="qwen_moe", published=Published(start={"vp": 3, "pp_schedule": "interleaved_1f1b"}))
 def qwen3_235b_a22b_pretrain_256gpu_h100_bf16_hybridep_dev_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_64gpu_gb300_fp8mx_config(),
+        qwen3_235b_a22b_pretrain_256gpu_h100_bf16_config(),
         "256xH100",
         "bf16",
-        tp=2,
-        pp=8,
+        global_batch_size=2048,
+        dispatcher="hybridep",
         vp=1,
-        micro_batch_size=1,
         recompute_modules=("moe_act", "layernorm"),
-        embedding_as_layer=True,
-        head_as_layer=True,
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("moe_router", "moe_preprocess"),
-        pp_schedule="1f1b",
     )
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_h100_fp8cs_config() -> Recipe:
-    return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
-        "256xH100",
-        "fp8cs",
-        tp=2,
-        ep=32,
-        ep_overlap=True,
-        recompute="selective",
-    )
+    return benchmark(qwen3_235b_a22b_pretrain_256gpu_h100_bf16_config(), "256xH100", "fp8cs")
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_h100_fp8cs_large_scale_config() -> Recipe:
-    return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
-        "256xH100",
-        "fp8cs",
-        tp=2,
-        ep=32,
-        global_batch_size=512,
-        ep_overlap=True,
-        recompute="selective",
-    )
+    return benchmark(qwen3_235b_a22b_pretrain_256gpu_h100_bf16_config(), "256xH100", "fp8cs", global_batch_size=512)
 
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_vr200_bf16_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
-        "256xVR200",
-        "bf16",
-        pp=4,
-        vp=1,
-        ep=32,
-        micro_batch_size=2,
-        dispatcher="hybridep",
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+        qwen3_235b_a22b_pretrain_256gpu_gb200_bf16_config(), "256xVR200", "bf16", pp=4, ep=32, micro_batch_size=2
     )
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_vr200_fp8mx_config() -> Recipe:
-    return benchmark(
-        qwen3_235b_a22b_pretrain_64gpu_gb300_fp8mx_config(),
-        "256xVR200",
-        "fp8mx",
-        pp=4,
-        vp=12,
-        global_batch_size=8192,
-        embedding_as_layer=True,
-        head_as_layer=True,
-    )
+    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b300_fp8mx_config(), "256xVR200", "fp8mx", pp=4, vp=12, ep=32)
 
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_vr200_nvfp4_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
-        "256xVR200",
-        "nvfp4",
-        pp=4,
-        vp=1,
-        ep=32,
-        micro_batch_size=2,
-        dispatcher="hybridep",
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
+        qwen3_235b_a22b_pretrain_256gpu_gb200_bf16_config(), "256xVR200", "nvfp4", pp=4, ep=32, micro_batch_size=2
     )

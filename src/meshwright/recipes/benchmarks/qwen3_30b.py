@@ -37,86 +37,51 @@ def qwen3_30b_a3b_pretrain_8gpu_b200_bf16_config() -> Recipe:
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_b200_fp8cs_config() -> Recipe:
-    return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "8xB200", "fp8cs", global_batch_size=512, recompute="selective"
-    )
+    return benchmark(qwen3_30b_a3b_pretrain_8gpu_b200_bf16_config(), "8xB200", "fp8cs")
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_b200_fp8mx_config() -> Recipe:
-    return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
-        "8xB200",
-        "fp8mx",
-        global_batch_size=512,
-        ep_overlap=True,
-        recompute="selective",
-    )
+    return benchmark(qwen3_30b_a3b_pretrain_8gpu_b200_bf16_config(), "8xB200", "fp8mx", ep_overlap=True)
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_b200_nvfp4_config() -> Recipe:
-    return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "8xB200", "nvfp4", global_batch_size=512, recompute="selective"
-    )
+    return benchmark(qwen3_30b_a3b_pretrain_8gpu_b200_bf16_config(), "8xB200", "nvfp4")
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_30b_a3b_pretrain_8gpu_b300_bf16_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
+        qwen3_30b_a3b_pretrain_8gpu_b200_bf16_config(),
         "8xB300",
         "bf16",
         micro_batch_size=8,
-        global_batch_size=512,
-        recompute="selective",
-        cuda_graph_scope=("moe_router", "moe_preprocess"),
         recompute_modules=("moe",),
+        cuda_graph_scope=("moe_router", "moe_preprocess"),
     )
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_30b_a3b_pretrain_8gpu_b300_fp8cs_config() -> Recipe:
-    return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
-        "8xB300",
-        "fp8cs",
-        micro_batch_size=8,
-        global_batch_size=512,
-        recompute="selective",
-        cuda_graph_scope=("moe_router", "moe_preprocess"),
-        recompute_modules=("moe",),
-    )
+    return benchmark(qwen3_30b_a3b_pretrain_8gpu_b300_bf16_config(), "8xB300", "fp8cs")
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_config(),
+        qwen3_30b_a3b_pretrain_8gpu_b300_bf16_config(),
         "8xB300",
         "fp8mx",
-        ep=8,
-        micro_batch_size=8,
-        global_batch_size=512,
-        cuda_graphs="full_iteration",
-        dispatcher="hybridep",
         ep_overlap=True,
-        recompute="selective",
-        recompute_modules=("moe",),
+        cuda_graphs="full_iteration",
+        cuda_graph_scope=(),
     )
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_30b_a3b_pretrain_8gpu_b300_nvfp4_config() -> Recipe:
-    return benchmark(
-        qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
-        "8xB300",
-        "nvfp4",
-        ep_overlap=False,
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("moe_router", "moe_preprocess"),
-        recompute_modules=("moe",),
-    )
+    return benchmark(qwen3_30b_a3b_pretrain_8gpu_b300_bf16_config(), "8xB300", "nvfp4")
 
 
 @recipe(family="qwen_moe")
@@ -157,25 +122,17 @@ def qwen3_30b_a3b_pretrain_32gpu_gb200_bf16_config() -> Recipe:
 
 @recipe(family="qwen_moe")
 def qwen3_30b_a3b_pretrain_32gpu_gb200_fp8cs_config() -> Recipe:
-    return benchmark(qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "32xGB200", "fp8cs", global_batch_size=2048)
+    return benchmark(qwen3_30b_a3b_pretrain_32gpu_gb200_bf16_config(), "32xGB200", "fp8cs")
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb200_bf16_config() -> Recipe:
-    return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(), "8xGB200", "bf16", global_batch_size=512, recompute="selective"
-    )
+    return benchmark(qwen3_30b_a3b_pretrain_8gpu_b200_bf16_config(), "8xGB200", "bf16")
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
-    return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
-        "8xGB200",
-        "fp8cs",
-        global_batch_size=512,
-        recompute="selective",
-    )
+    return benchmark(qwen3_30b_a3b_pretrain_8gpu_b200_bf16_config(), "8xGB200", "fp8cs")
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
@@ -187,66 +144,35 @@ def qwen3_30b_a3b_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb200_nvfp4_config() -> Recipe:
-    return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
-        "8xGB200",
-        "nvfp4",
-        global_batch_size=512,
-        grads="fp32",
-        recompute="selective",
-    )
+    return benchmark(qwen3_30b_a3b_pretrain_8gpu_b200_bf16_config(), "8xGB200", "nvfp4", grads="fp32")
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_32gpu_gb300_bf16_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
-        "32xGB300",
-        "bf16",
-        micro_batch_size=8,
-        global_batch_size=2048,
-        recompute="selective",
-        cuda_graph_scope=("moe_router", "moe_preprocess"),
+        qwen3_30b_a3b_pretrain_8gpu_b300_bf16_config(), "32xGB300", "bf16", global_batch_size=2048, recompute_modules=()
     )
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_32gpu_gb300_fp8cs_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_64gpu_b200_bf16_config(),
+        qwen3_30b_a3b_pretrain_8gpu_b300_bf16_config(),
         "32xGB300",
         "fp8cs",
-        micro_batch_size=8,
         global_batch_size=2048,
-        recompute="selective",
-        cuda_graph_scope=("moe_router", "moe_preprocess"),
+        recompute_modules=(),
     )
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb300_bf16_config() -> Recipe:
-    return benchmark(
-        qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
-        "8xGB300",
-        "bf16",
-        ep_overlap=False,
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("moe_router", "moe_preprocess"),
-        recompute_modules=(),
-    )
+    return benchmark(qwen3_30b_a3b_pretrain_8gpu_b300_bf16_config(), "8xGB300", "bf16", recompute_modules=())
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(
-        qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
-        "8xGB300",
-        "fp8cs",
-        ep_overlap=False,
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("moe_router", "moe_preprocess"),
-        recompute_modules=(),
-    )
+    return benchmark(qwen3_30b_a3b_pretrain_8gpu_b300_bf16_config(), "8xGB300", "fp8cs", recompute_modules=())
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
@@ -256,15 +182,7 @@ def qwen3_30b_a3b_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_30b_a3b_pretrain_8gpu_gb300_nvfp4_config() -> Recipe:
-    return benchmark(
-        qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
-        "8xGB300",
-        "nvfp4",
-        ep_overlap=False,
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("moe_router", "moe_preprocess"),
-        recompute_modules=(),
-    )
+    return benchmark(qwen3_30b_a3b_pretrain_8gpu_b300_bf16_config(), "8xGB300", "nvfp4", recompute_modules=())
 
 
 @recipe(family="qwen_moe")
@@ -285,13 +203,12 @@ def qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config() -> Recipe:
 @recipe(family="qwen_moe")
 def qwen3_30b_a3b_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
     return benchmark(
-        qwen3_30b_a3b_pretrain_config(),
+        qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config(),
         "16xH100",
         "fp8cs",
-        ep=16,
-        cuda_graphs="transformer_engine",
+        grads="bf16",
+        ep_overlap=False,
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
-        dispatcher="hybridep",
     )
 
 
@@ -333,15 +250,7 @@ def qwen3_30b_a3b_pretrain_64gpu_h100_fp8cs_config() -> Recipe:
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_30b_a3b_pretrain_8gpu_vr200_bf16_config() -> Recipe:
-    return benchmark(
-        qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
-        "8xVR200",
-        "bf16",
-        ep_overlap=False,
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("moe_router", "moe_preprocess"),
-        recompute_modules=("moe",),
-    )
+    return benchmark(qwen3_30b_a3b_pretrain_8gpu_b300_bf16_config(), "8xVR200", "bf16")
 
 
 @recipe(family="qwen_moe")
@@ -358,12 +267,4 @@ def qwen3_30b_a3b_pretrain_8gpu_vr200_fp8mx_config() -> Recipe:
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_30b_a3b_pretrain_8gpu_vr200_nvfp4_config() -> Recipe:
-    return benchmark(
-        qwen3_30b_a3b_pretrain_8gpu_b300_fp8mx_config(),
-        "8xVR200",
-        "nvfp4",
-        ep_overlap=False,
-        cuda_graphs="transformer_engine",
-        cuda_graph_scope=("moe_router", "moe_preprocess"),
-        recompute_modules=("moe",),
-    )
+    return benchmark(qwen3_30b_a3b_pretrain_8gpu_b300_bf16_config(), "8xVR200", "nvfp4")

@@ -33,17 +33,16 @@ def qwen3_next_80b_a3b_pretrain_64gpu_b300_fp8mx_config() -> Recipe:
 @recipe(family="qwen_moe")
 def qwen3_next_80b_a3b_pretrain_64gpu_gb200_bf16_config() -> Recipe:
     return benchmark(
-        qwen3_next_80b_a3b_pretrain_config(),
+        qwen3_next_80b_a3b_pretrain_64gpu_b300_fp8mx_config(),
         "64xGB200",
         "bf16",
+        dispatcher="alltoall",
         pp=2,
         vp=4,
         ep=32,
-        micro_batch_size=2,
-        global_batch_size=1024,
+        stage_layers=(4, 7, 7, 7, 7, 7, 8, 1),
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "moe_router", "moe_preprocess"),
-        stage_layers=(4,) + (7,) * 5 + (8,) + (1,),
     )
 
 
@@ -71,6 +70,4 @@ def qwen3_next_80b_a3b_pretrain_128gpu_h100_bf16_config() -> Recipe:
 
 @recipe(family="qwen_moe")
 def qwen3_next_80b_a3b_pretrain_128gpu_h100_fp8cs_config() -> Recipe:
-    return benchmark(
-        qwen3_next_80b_a3b_pretrain_64gpu_b200_bf16_config(), "128xH100", "fp8cs", ep=128, dispatcher="alltoall"
-    )
+    return benchmark(qwen3_next_80b_a3b_pretrain_128gpu_h100_bf16_config(), "128xH100", "fp8cs")

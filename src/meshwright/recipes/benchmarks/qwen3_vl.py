@@ -28,16 +28,12 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config() -> Recipe:
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_vl_235b_a22b_pretrain_64gpu_b200_fp8cs_config() -> Recipe:
-    return benchmark(
-        qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(), "64xB200", "fp8cs", recompute_modules=("moe",)
-    )
+    return benchmark(qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(), "64xB200", "fp8cs")
 
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_vl_235b_a22b_pretrain_64gpu_b200_fp8mx_config() -> Recipe:
-    return benchmark(
-        qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(), "64xB200", "fp8mx", recompute_modules=("moe",)
-    )
+    return benchmark(qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(), "64xB200", "fp8mx")
 
 
 @recipe(family="qwen_vl")
@@ -101,17 +97,7 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_gb200_bf16_config() -> Recipe:
     ),
 )
 def qwen3_vl_235b_a22b_pretrain_64gpu_gb200_fp8cs_config() -> Recipe:
-    return benchmark(
-        qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(),
-        "64xGB200",
-        "fp8cs",
-        micro_batch_size=2,
-        dispatcher="hybridep",
-        recompute="full",
-        cuda_graphs="none",
-        cuda_graph_scope=(),
-        recompute_modules=(),
-    )
+    return benchmark(qwen3_vl_235b_a22b_pretrain_64gpu_gb200_bf16_config(), "64xGB200", "fp8cs")
 
 
 @recipe(
@@ -126,17 +112,7 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_gb200_fp8cs_config() -> Recipe:
     ),
 )
 def qwen3_vl_235b_a22b_pretrain_64gpu_gb200_fp8mx_config() -> Recipe:
-    return benchmark(
-        qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(),
-        "64xGB200",
-        "fp8mx",
-        micro_batch_size=2,
-        dispatcher="hybridep",
-        recompute="full",
-        cuda_graphs="none",
-        cuda_graph_scope=(),
-        recompute_modules=(),
-    )
+    return benchmark(qwen3_vl_235b_a22b_pretrain_64gpu_gb200_bf16_config(), "64xGB200", "fp8mx")
 
 
 @recipe(
@@ -158,28 +134,12 @@ def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_bf16_config() -> Recipe:
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_fp8cs_config() -> Recipe:
-    return benchmark(
-        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
-        "8xGB200",
-        "fp8cs",
-        micro_batch_size=4,
-        dispatcher="hybridep",
-        recompute="selective",
-        recompute_modules=("moe",),
-    )
+    return benchmark(qwen3_vl_30b_a3b_pretrain_8gpu_gb200_bf16_config(), "8xGB200", "fp8cs", loss="vocab_parallel")
 
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb200_fp8mx_config() -> Recipe:
-    return benchmark(
-        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
-        "8xGB200",
-        "fp8mx",
-        micro_batch_size=4,
-        dispatcher="hybridep",
-        recompute="selective",
-        recompute_modules=("moe",),
-    )
+    return benchmark(qwen3_vl_30b_a3b_pretrain_8gpu_gb200_fp8cs_config(), "8xGB200", "fp8mx")
 
 
 @recipe(family="qwen_vl")
@@ -199,32 +159,12 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_gb300_bf16_config() -> Recipe:
 
 @recipe(family="qwen_vl")
 def qwen3_vl_235b_a22b_pretrain_64gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(
-        qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(),
-        "64xGB300",
-        "fp8cs",
-        pp=1,
-        ep=64,
-        dispatcher="hybridep",
-        recompute="none",
-        stage_layers=(),
-        recompute_modules=(),
-    )
+    return benchmark(qwen3_vl_235b_a22b_pretrain_64gpu_gb300_bf16_config(), "64xGB300", "fp8cs")
 
 
 @recipe(family="qwen_vl")
 def qwen3_vl_235b_a22b_pretrain_64gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(
-        qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(),
-        "64xGB300",
-        "fp8mx",
-        pp=1,
-        ep=64,
-        dispatcher="hybridep",
-        recompute="none",
-        stage_layers=(),
-        recompute_modules=(),
-    )
+    return benchmark(qwen3_vl_235b_a22b_pretrain_64gpu_gb300_bf16_config(), "64xGB300", "fp8mx")
 
 
 @recipe(
@@ -232,16 +172,7 @@ def qwen3_vl_235b_a22b_pretrain_64gpu_gb300_fp8mx_config() -> Recipe:
     published=Published(start={"recompute": "none", "recompute_modules": (), "loss": "vocab_parallel"}),
 )
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_bf16_config() -> Recipe:
-    return benchmark(
-        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
-        "8xGB300",
-        "bf16",
-        micro_batch_size=8,
-        dispatcher="hybridep",
-        recompute="selective",
-        loss="chunked",
-        recompute_modules=("moe",),
-    )
+    return benchmark(qwen3_vl_30b_a3b_pretrain_8gpu_gb200_bf16_config(), "8xGB300", "bf16", micro_batch_size=8)
 
 
 @recipe(
@@ -249,16 +180,7 @@ def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_bf16_config() -> Recipe:
     published=Published(start={"recompute": "none", "recompute_modules": (), "loss": "vocab_parallel"}),
 )
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_fp8cs_config() -> Recipe:
-    return benchmark(
-        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
-        "8xGB300",
-        "fp8cs",
-        micro_batch_size=8,
-        dispatcher="hybridep",
-        recompute="selective",
-        loss="chunked",
-        recompute_modules=("moe",),
-    )
+    return benchmark(qwen3_vl_30b_a3b_pretrain_8gpu_gb300_bf16_config(), "8xGB300", "fp8cs")
 
 
 @recipe(
@@ -266,16 +188,7 @@ def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_fp8cs_config() -> Recipe:
     published=Published(start={"recompute": "none", "recompute_modules": (), "loss": "vocab_parallel"}),
 )
 def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
-    return benchmark(
-        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
-        "8xGB300",
-        "fp8mx",
-        micro_batch_size=8,
-        dispatcher="hybridep",
-        recompute="selective",
-        loss="chunked",
-        recompute_modules=("moe",),
-    )
+    return benchmark(qwen3_vl_30b_a3b_pretrain_8gpu_gb300_bf16_config(), "8xGB300", "fp8mx")
 
 
 @recipe(
@@ -293,17 +206,15 @@ def qwen3_vl_30b_a3b_pretrain_8gpu_gb300_fp8mx_config() -> Recipe:
 )
 def qwen3_vl_235b_a22b_pretrain_256gpu_h100_bf16_config() -> Recipe:
     return benchmark(
-        qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(),
+        qwen3_vl_235b_a22b_pretrain_64gpu_gb200_bf16_config(),
         "256xH100",
         "bf16",
+        dispatcher="alltoall",
         tp=2,
         vp=4,
         ep=32,
-        recompute="full",
-        stage_layers=(3,) * 31 + (1,),
-        cuda_graphs="none",
-        cuda_graph_scope=(),
-        recompute_modules=(),
+        micro_batch_size=1,
+        stage_layers=(3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 1),
     )
 
 
@@ -321,19 +232,7 @@ def qwen3_vl_235b_a22b_pretrain_256gpu_h100_bf16_config() -> Recipe:
     ),
 )
 def qwen3_vl_235b_a22b_pretrain_256gpu_h100_fp8cs_config() -> Recipe:
-    return benchmark(
-        qwen3_vl_235b_a22b_pretrain_64gpu_b200_bf16_config(),
-        "256xH100",
-        "fp8cs",
-        tp=2,
-        vp=4,
-        ep=32,
-        recompute="full",
-        stage_layers=(3,) * 31 + (1,),
-        cuda_graphs="none",
-        cuda_graph_scope=(),
-        recompute_modules=(),
-    )
+    return benchmark(qwen3_vl_235b_a22b_pretrain_256gpu_h100_bf16_config(), "256xH100", "fp8cs")
 
 
 @recipe(family="qwen_vl", published=Published(start={"vp": 12, "recompute": "none", "recompute_modules": ()}))
@@ -352,12 +251,4 @@ def qwen3_vl_30b_a3b_pretrain_16gpu_h100_bf16_config() -> Recipe:
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none", "vp": 12}))
 def qwen3_vl_30b_a3b_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
-    return benchmark(
-        qwen3_vl_30b_a3b_pretrain_8gpu_b200_bf16_config(),
-        "16xH100",
-        "fp8cs",
-        pp=2,
-        vp=8,
-        ep_overlap=True,
-        recompute="selective",
-    )
+    return benchmark(qwen3_vl_30b_a3b_pretrain_16gpu_h100_bf16_config(), "16xH100", "fp8cs", recompute_modules=())

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.recipes.build import peft, pretrain, sft
+from meshwright.recipes.build import SHORT_FINETUNE, peft, pretrain, sft
 from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
-GEMMA2_SFT: dict[str, Any] = {"warmup_steps": 10, "steps": 100, "beta2": 0.95}
-GEMMA2_PEFT: dict[str, Any] = {"warmup_steps": 10, "steps": 100, "beta2": 0.95}
-GEMMA3_SFT: dict[str, Any] = {"global_batch_size": 32, "warmup_steps": 10, "beta2": 0.95}
-GEMMA3_PEFT: dict[str, Any] = {"global_batch_size": 32, "warmup_steps": 10, "beta2": 0.95}
+GEMMA3_FINETUNE: dict[str, Any] = {"global_batch_size": 32, "warmup_steps": 10, "beta2": 0.95}
+VL_FINETUNE: dict[str, Any] = {"micro_batch_size": 2, "seq_length": 4096, "steps": 50, "images": True}
 
 
 @recipe(family="gemma")
@@ -21,12 +19,12 @@ def gemma2_2b_pretrain_config() -> Recipe:
 
 @recipe(family="gemma")
 def gemma2_2b_sft_config() -> Recipe:
-    return sft("gemma2_2b", 1, **GEMMA2_SFT)
+    return sft("gemma2_2b", 1, **SHORT_FINETUNE)
 
 
 @recipe(family="gemma")
 def gemma2_2b_peft_config() -> Recipe:
-    return peft("gemma2_2b", 1, **GEMMA2_PEFT)
+    return peft("gemma2_2b", 1, **SHORT_FINETUNE)
 
 
 @recipe(family="gemma")
@@ -36,12 +34,12 @@ def gemma2_9b_pretrain_config() -> Recipe:
 
 @recipe(family="gemma")
 def gemma2_9b_sft_config() -> Recipe:
-    return sft("gemma2_9b", 4, tp=4, **GEMMA2_SFT)
+    return sft("gemma2_9b", 4, tp=4, **SHORT_FINETUNE)
 
 
 @recipe(family="gemma")
 def gemma2_9b_peft_config() -> Recipe:
-    return peft("gemma2_9b", 1, **GEMMA2_PEFT)
+    return peft("gemma2_9b", 1, **SHORT_FINETUNE)
 
 
 @recipe(family="gemma")
@@ -51,12 +49,12 @@ def gemma2_27b_pretrain_config() -> Recipe:
 
 @recipe(family="gemma")
 def gemma2_27b_sft_config() -> Recipe:
-    return sft("gemma2_27b", 16, tp=8, pp=2, **GEMMA2_SFT)
+    return sft("gemma2_27b", 16, tp=8, pp=2, **SHORT_FINETUNE)
 
 
 @recipe(family="gemma")
 def gemma2_27b_peft_config() -> Recipe:
-    return peft("gemma2_27b", 4, tp=4, **GEMMA2_PEFT)
+    return peft("gemma2_27b", 4, tp=4, **SHORT_FINETUNE)
 
 
 @recipe(
@@ -79,7 +77,7 @@ def gemma3_1b_pretrain_config() -> Recipe:
     family="gemma", published=Published(tp=1, pp=1, seq=32768, start={"recompute": "none", "loss": "vocab_parallel"})
 )
 def gemma3_1b_sft_config() -> Recipe:
-    return sft("gemma3_1b", 1, seq_length=32768, steps=100, loss="chunked", recompute="selective", **GEMMA3_SFT)
+    return sft("gemma3_1b", 1, seq_length=32768, steps=100, loss="chunked", recompute="selective", **GEMMA3_FINETUNE)
 
 
 @recipe(
@@ -95,7 +93,7 @@ def gemma3_1b_peft_config() -> Recipe:
         alpha=16.0,
         loss="chunked",
         recompute="selective",
-        **GEMMA3_PEFT,
+        **GEMMA3_FINETUNE,
     )
 
 
@@ -113,87 +111,32 @@ def gemma3_vl_4b_sft_config() -> Recipe:
         images=True,
         loss="fused_linear",
         recompute="full",
-        **GEMMA3_SFT,
+        **GEMMA3_FINETUNE,
     )
 
 
 @recipe(family="gemma")
 def gemma3_vl_4b_peft_config() -> Recipe:
-    return peft(
-        "gemma3_vl_4b",
-        1,
-        micro_batch_size=2,
-        seq_length=4096,
-        lr=2e-4,
-        min_lr=2e-5,
-        steps=50,
-        images=True,
-        **GEMMA3_PEFT,
-    )
+    return peft("gemma3_vl_4b", 1, lr=0.0002, min_lr=2e-5, **GEMMA3_FINETUNE, **VL_FINETUNE)
 
 
 @recipe(family="gemma", published=Published(start={"recompute": "none"}))
 def gemma3_vl_12b_sft_config() -> Recipe:
-    return sft(
-        "gemma3_vl_12b",
-        4,
-        tp=4,
-        micro_batch_size=2,
-        seq_length=4096,
-        lr=5e-5,
-        min_lr=5e-6,
-        steps=50,
-        images=True,
-        recompute="full",
-        **GEMMA3_SFT,
-    )
+    return sft("gemma3_vl_12b", 4, tp=4, lr=5e-5, min_lr=5e-6, recompute="full", **GEMMA3_FINETUNE, **VL_FINETUNE)
 
 
 @recipe(family="gemma", published=Published(start={"recompute": "none"}))
 def gemma3_vl_12b_peft_config() -> Recipe:
-    return peft(
-        "gemma3_vl_12b",
-        1,
-        micro_batch_size=2,
-        seq_length=4096,
-        lr=2e-4,
-        min_lr=2e-5,
-        steps=50,
-        images=True,
-        recompute="full",
-        **GEMMA3_PEFT,
-    )
+    return peft("gemma3_vl_12b", 1, lr=0.0002, min_lr=2e-5, recompute="full", **GEMMA3_FINETUNE, **VL_FINETUNE)
 
 
 @recipe(family="gemma", published=Published(start={"recompute": "none"}))
 def gemma3_vl_27b_sft_config() -> Recipe:
     return sft(
-        "gemma3_vl_27b",
-        16,
-        tp=8,
-        pp=2,
-        micro_batch_size=2,
-        seq_length=4096,
-        lr=5e-5,
-        min_lr=5e-6,
-        steps=50,
-        images=True,
-        recompute="full",
-        **GEMMA3_SFT,
+        "gemma3_vl_27b", 16, tp=8, pp=2, lr=5e-5, min_lr=5e-6, recompute="full", **GEMMA3_FINETUNE, **VL_FINETUNE
     )
 
 
 @recipe(family="gemma")
 def gemma3_vl_27b_peft_config() -> Recipe:
-    return peft(
-        "gemma3_vl_27b",
-        4,
-        tp=4,
-        micro_batch_size=2,
-        seq_length=4096,
-        lr=2e-4,
-        min_lr=2e-5,
-        steps=50,
-        images=True,
-        **GEMMA3_PEFT,
-    )
+    return peft("gemma3_vl_27b", 4, tp=4, lr=0.0002, min_lr=2e-5, **GEMMA3_FINETUNE, **VL_FINETUNE)

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshwright.recipes.build import peft, pretrain, sft
 from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
+
+FINETUNE: dict[str, Any] = {"beta2": 0.95, "overlap_grad_reduce": False, "shared_expert_overlap": True}
+PRETRAIN: dict[str, Any] = {
+    "global_batch_size": 2048,
+    "lr": 1e-4,
+    "min_lr": 1e-5,
+    "warmup_steps": 2000,
+    "steps": 1_000_000,
+    "recompute": "selective",
+    "mtp_loss": 0.1,
+    "shared_expert_overlap": True,
+}
 
 
 @recipe(family="glm", published=Published(tp=2, pp=8, ep=16, gpus=256, start={"recompute_modules": ()}))
@@ -15,37 +29,15 @@ def glm45_355b_pretrain_config() -> Recipe:
         tp=2,
         pp=8,
         ep=16,
-        global_batch_size=2048,
-        lr=1e-4,
-        min_lr=1e-5,
-        warmup_steps=2000,
-        steps=1_000_000,
-        recompute="selective",
         stage_layers=(10,) + (12,) * 6 + (10,),
-        mtp_loss=0.1,
-        shared_expert_overlap=True,
         recompute_modules=("moe",),
+        **PRETRAIN,
     )
 
 
 @recipe(family="glm", published=Published(tp=1, pp=4, ep=8, gpus=32, start={"sp": False}))
 def glm45_air_106b_pretrain_config() -> Recipe:
-    return pretrain(
-        "glm45_air_106b",
-        32,
-        tp=4,
-        pp=4,
-        ep=8,
-        global_batch_size=2048,
-        lr=1e-4,
-        min_lr=1e-5,
-        warmup_steps=2000,
-        steps=1_000_000,
-        recompute="selective",
-        mtp_loss=0.1,
-        shared_expert_overlap=True,
-        stage_layers=(11,) + (12,) * 2 + (11,),
-    )
+    return pretrain("glm45_air_106b", 32, tp=4, pp=4, ep=8, stage_layers=(11,) + (12,) * 2 + (11,), **PRETRAIN)
 
 
 @recipe(family="glm", published=Published(tp=2, pp=8, ep=16, gpus=256, start={"recompute": "none"}))
@@ -56,12 +48,10 @@ def glm45_355b_sft_config() -> Recipe:
         tp=2,
         pp=8,
         ep=16,
-        beta2=0.95,
         stage_layers=(10,) + (12,) * 6 + (10,),
-        overlap_grad_reduce=False,
-        shared_expert_overlap=True,
         packing=False,
         recompute="selective",
+        **FINETUNE,
     )
 
 
@@ -72,44 +62,21 @@ def glm45_air_106b_sft_config() -> Recipe:
         32,
         pp=4,
         ep=8,
-        beta2=0.95,
         stage_layers=(11,) + (12,) * 2 + (11,),
-        overlap_grad_reduce=False,
-        shared_expert_overlap=True,
         packing=False,
         recompute="full",
+        **FINETUNE,
     )
 
 
 @recipe(family="glm", published=Published(tp=2, pp=4, ep=4, gpus=32, start={"recompute": "none"}))
 def glm45_355b_peft_config() -> Recipe:
-    return peft(
-        "glm45_355b",
-        32,
-        tp=2,
-        pp=4,
-        ep=8,
-        beta2=0.95,
-        overlap_grad_reduce=False,
-        shared_expert_overlap=True,
-        packing=False,
-        recompute="selective",
-    )
+    return peft("glm45_355b", 32, tp=2, pp=4, ep=8, packing=False, recompute="selective", **FINETUNE)
 
 
 @recipe(family="glm", published=Published(tp=1, pp=2, ep=4, gpus=8, start={"recompute": "none"}))
 def glm45_air_106b_peft_config() -> Recipe:
-    return peft(
-        "glm45_air_106b",
-        8,
-        pp=2,
-        ep=4,
-        beta2=0.95,
-        overlap_grad_reduce=False,
-        shared_expert_overlap=True,
-        packing=False,
-        recompute="full",
-    )
+    return peft("glm45_air_106b", 8, pp=2, ep=4, packing=False, recompute="full", **FINETUNE)
 
 
 @recipe(
@@ -128,12 +95,10 @@ def glm_45v_sft_config() -> Recipe:
         min_lr=5e-7,
         warmup_steps=10,
         steps=50,
-        beta2=0.95,
-        overlap_grad_reduce=False,
-        shared_expert_overlap=True,
         images=True,
         stage_layers=(5,) + (6,) * 6 + (5,),
         recompute="full",
+        **FINETUNE,
     )
 
 
@@ -149,10 +114,8 @@ def glm_45v_peft_config() -> Recipe:
         min_lr=1e-5,
         warmup_steps=10,
         steps=50,
-        beta2=0.95,
         stage_layers=(5,) + (6,) * 6 + (5,),
-        overlap_grad_reduce=False,
-        shared_expert_overlap=True,
         images=True,
         recompute="full",
+        **FINETUNE,
     )

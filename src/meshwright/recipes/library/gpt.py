@@ -14,11 +14,12 @@ GPT_PRETRAIN: dict[str, Any] = {
     "steps": 1_000_000,
     "per_token_loss": True,
 }
+OSS_20B_LAYOUT: dict[str, Any] = {"tp": 2, "pp": 4, "ep": 4}
 
 
 @recipe(family="gpt")
 def gpt_oss_20b_pretrain_config() -> Recipe:
-    return pretrain("gpt_oss_20b", 16, tp=2, pp=4, ep=4, **GPT_PRETRAIN)
+    return pretrain("gpt_oss_20b", 16, **GPT_PRETRAIN, **OSS_20B_LAYOUT)
 
 
 @recipe(family="gpt")
@@ -33,7 +34,7 @@ def gpt_oss_20b_peft_config() -> Recipe:
 
 @recipe(family="gpt")
 def gpt_oss_20b_pretrain_fp8_current_scaling_config() -> Recipe:
-    return pretrain("gpt_oss_20b", 16, tp=2, pp=4, ep=4, matmul="fp8_tensor", **GPT_PRETRAIN)
+    return pretrain("gpt_oss_20b", 16, matmul="fp8_tensor", **GPT_PRETRAIN, **OSS_20B_LAYOUT)
 
 
 @recipe(family="gpt")
@@ -49,7 +50,7 @@ def gpt_oss_20b_peft_fp8_current_scaling_config() -> Recipe:
 @recipe(family="gpt")
 def gpt_oss_20b_pretrain_mxfp8_config() -> Recipe:
     """MXFP8 needs block-scaled tensor cores, which Hopper has not."""
-    return pretrain("gpt_oss_20b", "16xB200", tp=2, pp=4, ep=4, matmul="mxfp8", fp8_gather=True, **GPT_PRETRAIN)
+    return pretrain("gpt_oss_20b", "16xB200", matmul="mxfp8", fp8_gather=True, **GPT_PRETRAIN, **OSS_20B_LAYOUT)
 
 
 @recipe(family="gpt")

@@ -6,9 +6,14 @@ itself asks for bf16; otherwise batch, learning rate and layout are the preset's
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshwright.recipes.build import pretrain
 from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
+
+PRESET: dict[str, Any] = {"recompute": "full", "compile": True, "seed": 42}
+TP4_TRIAL: dict[str, Any] = {"tp": 4, "steps": 20, "recompute": "full", "seed": 42}
 
 
 @recipe(family="kempner", published=Published(tp=1, pp=1, ep=1, gpus=1))
@@ -21,12 +26,10 @@ def kempner_7b_1gpu_config() -> Recipe:
         global_batch_size=8,
         warmup_steps=2000,
         steps=100_000,
-        recompute="full",
-        compile=True,
-        seed=42,
         master="bf16",
         moments="bf16",
         grads="bf16",
+        **PRESET,
     )
 
 
@@ -34,15 +37,7 @@ def kempner_7b_1gpu_config() -> Recipe:
 def kempner_7b_4gpu_config() -> Recipe:
     """The single-node baseline with the highest MFU: sharding only."""
     return pretrain(
-        "kempner_7b",
-        "4xH200",
-        micro_batch_size=8,
-        global_batch_size=128,
-        warmup_steps=2000,
-        steps=100_000,
-        recompute="full",
-        compile=True,
-        seed=42,
+        "kempner_7b", "4xH200", micro_batch_size=8, global_batch_size=128, warmup_steps=2000, steps=100_000, **PRESET
     )
 
 
@@ -58,10 +53,8 @@ def kempner_7b_12gpu_tp4_config() -> Recipe:
         global_batch_size=96,
         warmup_steps=50,
         steps=500,
-        recompute="full",
-        compile=True,
-        seed=42,
         save_every=100,
+        **PRESET,
     )
 
 
@@ -75,10 +68,8 @@ def kempner_7b_16gpu_adamw_config() -> Recipe:
         global_batch_size=512,
         warmup_steps=2000,
         steps=100_000,
-        recompute="full",
-        compile=True,
-        seed=42,
         save_every=500,
+        **PRESET,
     )
 
 
@@ -92,11 +83,9 @@ def kempner_7b_16gpu_fp8_config() -> Recipe:
         global_batch_size=256,
         warmup_steps=10,
         steps=50,
-        recompute="full",
-        compile=True,
-        seed=42,
         matmul="fp8_tensor",
         master="bf16",
+        **PRESET,
     )
 
 
@@ -109,15 +98,13 @@ def kempner_7b_16gpu_muon_config() -> Recipe:
         micro_batch_size=4,
         global_batch_size=256,
         lr=0.003,
-        min_lr=3e-4,
+        min_lr=0.0003,
         warmup_steps=10,
         steps=50,
-        recompute="full",
-        compile=True,
-        seed=42,
         optimizer_name="muon",
         loss="chunked",
         z_loss=1e-4,
+        **PRESET,
     )
 
 
@@ -131,11 +118,9 @@ def kempner_7b_32gpu_fsdp_config() -> Recipe:
         global_batch_size=512,
         warmup_steps=10,
         steps=50,
-        recompute="full",
-        compile=True,
-        seed=42,
         save_every=25,
         keep=2,
+        **PRESET,
     )
 
 
@@ -182,34 +167,19 @@ def kempner_13b_32gpu_tp4_pp2_config() -> Recipe:
     return pretrain(
         "kempner_13b",
         "8x4xH200",
-        tp=4,
         pp=2,
         dp_shard=4,
         micro_batch_size=4,
         global_batch_size=64,
         warmup_steps=50,
-        steps=20,
-        recompute="full",
-        seed=42,
+        **TP4_TRIAL,
     )
 
 
 @recipe(family="kempner", published=Published(tp=4, pp=2, ep=1, gpus=32))
 def kempner_29b_32gpu_tp4_pp2_config() -> Recipe:
     """Two pipeline stages of 28 layers."""
-    return pretrain(
-        "kempner_29b",
-        "8x4xH200",
-        tp=4,
-        pp=2,
-        dp_shard=4,
-        lr=2e-4,
-        min_lr=2e-5,
-        warmup_steps=50,
-        steps=20,
-        recompute="full",
-        seed=42,
-    )
+    return pretrain("kempner_29b", "8x4xH200", pp=2, dp_shard=4, lr=0.0002, min_lr=2e-5, warmup_steps=50, **TP4_TRIAL)
 
 
 @recipe(family="kempner", published=Published(tp=4, pp=1, ep=1, gpus=32))
@@ -222,13 +192,11 @@ def kempner_70b_32gpu_tp4_config() -> Recipe:
         dp_shard=8,
         micro_batch_size=2,
         global_batch_size=64,
-        lr=1.5e-4,
+        lr=0.00015,
         min_lr=1.5e-5,
         warmup_steps=50,
         steps=20,
-        recompute="full",
-        compile=True,
-        seed=42,
+        **PRESET,
     )
 
 
@@ -238,16 +206,13 @@ def kempner_70b_32gpu_tp4_pp4_config() -> Recipe:
     return pretrain(
         "kempner_70b",
         "8x4xH200",
-        tp=4,
         pp=4,
         dp_shard=2,
         global_batch_size=8,
-        lr=1.5e-4,
+        lr=0.00015,
         min_lr=1.5e-5,
         warmup_steps=50,
-        steps=20,
-        recompute="full",
-        seed=42,
+        **TP4_TRIAL,
     )
 
 
@@ -288,15 +253,12 @@ def kempner_moe_8gpu_stress_config() -> Recipe:
     return pretrain(
         "kempner_moe",
         "2x4xH200",
-        tp=4,
         dp_shard=2,
         micro_batch_size=10,
         global_batch_size=20,
         warmup_steps=5,
-        steps=20,
-        recompute="full",
-        seed=42,
         aux_loss=0.01,
+        **TP4_TRIAL,
     )
 
 
@@ -327,15 +289,12 @@ def kempner_moe_ep_32gpu_config() -> Recipe:
     return pretrain(
         "kempner_moe",
         "8x4xH200",
-        tp=4,
         ep=2,
         micro_batch_size=6,
         global_batch_size=48,
         warmup_steps=5,
-        steps=20,
-        recompute="full",
-        seed=42,
         aux_loss=0.01,
+        **TP4_TRIAL,
     )
 
 
@@ -350,8 +309,6 @@ def kempner_hf_wikitext_config() -> Recipe:
         seq_length=1024,
         warmup_steps=50,
         steps=500,
-        recompute="full",
-        compile=True,
-        seed=42,
         dataset="wikitext",
+        **PRESET,
     )

@@ -17,16 +17,7 @@ MINISTRAL3_SFT: dict[str, Any] = {
     "beta2": 0.95,
     "packing": False,
 }
-MINISTRAL3_PEFT: dict[str, Any] = {
-    "global_batch_size": 32,
-    "seq_length": 4096,
-    "lr": 2e-4,
-    "min_lr": 2e-5,
-    "warmup_steps": 10,
-    "steps": 50,
-    "beta2": 0.95,
-    "packing": False,
-}
+MINISTRAL3_PEFT = {**MINISTRAL3_SFT, "lr": 2e-4, "min_lr": 2e-5}
 
 
 @recipe(family="ministral")

@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshwright.recipes.build import peft, pretrain, sft
 from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
+MOONLIGHT: dict[str, Any] = {
+    "ep": 8,
+    "steps": 100,
+    "reduce": "bf16",
+    "grads": "bf16",
+    "dispatcher": "hybridep",
+    "ep_overlap": True,
+    "moments": "bf16",
+}
+
 
 @recipe(family="moonshot", published=Published(ep=8))
 def moonlight_16b_pretrain_config() -> Recipe:
-    return pretrain(
-        "moonlight_16b",
-        16,
-        ep=8,
-        micro_batch_size=2,
-        global_batch_size=1024,
-        warmup_steps=40,
-        steps=100,
-        reduce="bf16",
-        grads="bf16",
-        dispatcher="hybridep",
-        ep_overlap=True,
-        moments="bf16",
-    )
+    return pretrain("moonlight_16b", 16, micro_batch_size=2, global_batch_size=1024, warmup_steps=40, **MOONLIGHT)
 
 
 @recipe(family="moonshot")
 def moonlight_16b_sft_config() -> Recipe:
-    return sft(
-        "moonlight_16b",
-        8,
-        ep=8,
-        global_batch_size=8,
-        seq_length=8192,
-        warmup_steps=10,
-        steps=100,
-        beta2=0.95,
-        reduce="bf16",
-        grads="bf16",
-        dispatcher="hybridep",
-        ep_overlap=True,
-        moments="bf16",
-    )
+    return sft("moonlight_16b", 8, global_batch_size=8, seq_length=8192, warmup_steps=10, beta2=0.95, **MOONLIGHT)
 
 
 @recipe(family="moonshot", published=Published(ep=8))

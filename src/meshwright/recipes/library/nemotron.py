@@ -23,6 +23,17 @@ NEMOTRONH_PEFT: dict[str, Any] = {
     "targets": ("qkv", "proj", "fc1", "fc2", "mamba_in", "mamba_out"),
     "shared_expert_overlap": True,
 }
+SUPER3: dict[str, Any] = {
+    "tp": 4,
+    "ep": 8,
+    "steps": 100,
+    "recompute": "selective",
+    "reduce": "bf16",
+    "mtp_loss": 0.1,
+    "overlap_grad_reduce": False,
+    "moments": "bf16",
+    "per_token_loss": True,
+}
 
 
 @recipe(family="nemotron", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
@@ -151,44 +162,21 @@ def nemotron_3_super_pretrain_config() -> Recipe:
     return pretrain(
         "nemotron_3_super",
         64,
-        tp=4,
-        ep=8,
         global_batch_size=1280,
-        lr=4.5e-4,
+        lr=0.00045,
         min_lr=4.5e-6,
         warmup_steps=40,
-        steps=100,
         schedule_name="wsd",
-        recompute="selective",
         recompute_modules=("layernorm", "moe_act", "moe", "core_attn"),
-        reduce="bf16",
         grads="bf16",
         dispatcher="hybridep",
-        mtp_loss=0.1,
-        overlap_grad_reduce=False,
-        moments="bf16",
-        per_token_loss=True,
+        **SUPER3,
     )
 
 
 @recipe(family="nemotron", published=Published(tp=4, pp=1, ep=8, start={"recompute": "none", "offload": "none"}))
 def nemotron_3_super_sft_config() -> Recipe:
-    return sft(
-        "nemotron_3_super",
-        16,
-        tp=4,
-        ep=8,
-        global_batch_size=32,
-        steps=100,
-        beta2=0.95,
-        reduce="bf16",
-        mtp_loss=0.1,
-        overlap_grad_reduce=False,
-        moments="bf16",
-        per_token_loss=True,
-        offload="optimizer",
-        recompute="selective",
-    )
+    return sft("nemotron_3_super", 16, global_batch_size=32, beta2=0.95, offload="optimizer", **SUPER3)
 
 
 @recipe(family="nemotron", published=Published(tp=4, pp=1, ep=8))

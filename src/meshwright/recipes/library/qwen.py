@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from meshwright.recipes.build import peft, pretrain, sft
+from meshwright.recipes.build import SHORT_FINETUNE, peft, pretrain, sft
 from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
-
-QWEN2_SFT: dict[str, Any] = {"warmup_steps": 10, "steps": 100, "beta2": 0.95}
-QWEN2_PEFT: dict[str, Any] = {"warmup_steps": 10, "steps": 100, "beta2": 0.95}
-QWEN25_SFT: dict[str, Any] = {"warmup_steps": 10, "steps": 100, "beta2": 0.95}
-QWEN25_PEFT: dict[str, Any] = {"warmup_steps": 10, "steps": 100, "beta2": 0.95}
 
 
 @recipe(family="qwen")
@@ -21,12 +14,12 @@ def qwen2_500m_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen2_500m_sft_config() -> Recipe:
-    return sft("qwen2_500m", 1, **QWEN2_SFT)
+    return sft("qwen2_500m", 1, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen")
 def qwen2_500m_peft_config() -> Recipe:
-    return peft("qwen2_500m", 1, **QWEN2_PEFT)
+    return peft("qwen2_500m", 1, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen")
@@ -36,12 +29,12 @@ def qwen2_1p5b_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen2_1p5b_sft_config() -> Recipe:
-    return sft("qwen2_1p5b", 1, **QWEN2_SFT)
+    return sft("qwen2_1p5b", 1, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen")
 def qwen2_1p5b_peft_config() -> Recipe:
-    return peft("qwen2_1p5b", 1, **QWEN2_PEFT)
+    return peft("qwen2_1p5b", 1, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
@@ -51,12 +44,12 @@ def qwen2_7b_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen2_7b_sft_config() -> Recipe:
-    return sft("qwen2_7b", 2, tp=2, **QWEN2_SFT)
+    return sft("qwen2_7b", 2, tp=2, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen")
 def qwen2_7b_peft_config() -> Recipe:
-    return peft("qwen2_7b", 1, **QWEN2_PEFT)
+    return peft("qwen2_7b", 1, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen")
@@ -66,12 +59,12 @@ def qwen2_14b_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen2_14b_sft_config() -> Recipe:
-    return sft("qwen2_14b", 4, tp=4, **QWEN2_SFT)
+    return sft("qwen2_14b", 4, tp=4, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen")
 def qwen2_14b_peft_config() -> Recipe:
-    return peft("qwen2_14b", 1, **QWEN2_PEFT)
+    return peft("qwen2_14b", 1, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen")
@@ -81,12 +74,12 @@ def qwen2_32b_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen2_32b_sft_config() -> Recipe:
-    return sft("qwen2_32b", 16, tp=8, pp=2, **QWEN2_SFT)
+    return sft("qwen2_32b", 16, tp=8, pp=2, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen")
 def qwen2_32b_peft_config() -> Recipe:
-    return peft("qwen2_32b", 8, tp=8, **QWEN2_PEFT)
+    return peft("qwen2_32b", 8, tp=8, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen")
@@ -96,12 +89,12 @@ def qwen2_72b_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen2_72b_sft_config() -> Recipe:
-    return sft("qwen2_72b", 32, tp=8, pp=4, **QWEN2_SFT)
+    return sft("qwen2_72b", 32, tp=8, pp=4, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen")
 def qwen2_72b_peft_config() -> Recipe:
-    return peft("qwen2_72b", 8, tp=8, **QWEN2_PEFT)
+    return peft("qwen2_72b", 8, tp=8, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen")
@@ -111,12 +104,12 @@ def qwen25_500m_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen25_500m_sft_config() -> Recipe:
-    return sft("qwen25_500m", 1, **QWEN25_SFT)
+    return sft("qwen25_500m", 1, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen")
 def qwen25_500m_peft_config() -> Recipe:
-    return peft("qwen25_500m", 1, **QWEN25_PEFT)
+    return peft("qwen25_500m", 1, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen")
@@ -126,12 +119,12 @@ def qwen25_1p5b_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen25_1p5b_sft_config() -> Recipe:
-    return sft("qwen25_1p5b", 1, **QWEN25_SFT)
+    return sft("qwen25_1p5b", 1, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen")
 def qwen25_1p5b_peft_config() -> Recipe:
-    return peft("qwen25_1p5b", 1, **QWEN25_PEFT)
+    return peft("qwen25_1p5b", 1, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
@@ -141,12 +134,12 @@ def qwen25_3b_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen25_3b_sft_config() -> Recipe:
-    return sft("qwen25_3b", 1, **QWEN25_SFT)
+    return sft("qwen25_3b", 1, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen")
 def qwen25_3b_peft_config() -> Recipe:
-    return peft("qwen25_3b", 1, **QWEN25_PEFT)
+    return peft("qwen25_3b", 1, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
@@ -156,12 +149,12 @@ def qwen25_7b_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen25_7b_sft_config() -> Recipe:
-    return sft("qwen25_7b", 2, tp=2, **QWEN25_SFT)
+    return sft("qwen25_7b", 2, tp=2, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen")
 def qwen25_7b_peft_config() -> Recipe:
-    return peft("qwen25_7b", 1, **QWEN25_PEFT)
+    return peft("qwen25_7b", 1, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen")
@@ -171,12 +164,12 @@ def qwen25_14b_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen25_14b_sft_config() -> Recipe:
-    return sft("qwen25_14b", 4, tp=4, **QWEN25_SFT)
+    return sft("qwen25_14b", 4, tp=4, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen")
 def qwen25_14b_peft_config() -> Recipe:
-    return peft("qwen25_14b", 1, **QWEN25_PEFT)
+    return peft("qwen25_14b", 1, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen")
@@ -186,12 +179,12 @@ def qwen25_32b_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen25_32b_sft_config() -> Recipe:
-    return sft("qwen25_32b", 16, tp=8, pp=2, **QWEN25_SFT)
+    return sft("qwen25_32b", 16, tp=8, pp=2, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen")
 def qwen25_32b_peft_config() -> Recipe:
-    return peft("qwen25_32b", 8, tp=8, **QWEN25_PEFT)
+    return peft("qwen25_32b", 8, tp=8, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen")
@@ -201,12 +194,12 @@ def qwen25_72b_pretrain_config() -> Recipe:
 
 @recipe(family="qwen")
 def qwen25_72b_sft_config() -> Recipe:
-    return sft("qwen25_72b", 32, tp=8, pp=4, **QWEN25_SFT)
+    return sft("qwen25_72b", 32, tp=8, pp=4, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen")
 def qwen25_72b_peft_config() -> Recipe:
-    return peft("qwen25_72b", 8, tp=8, **QWEN25_PEFT)
+    return peft("qwen25_72b", 8, tp=8, **SHORT_FINETUNE)
 
 
 @recipe(family="qwen")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshwright.recipes.build import peft, pretrain, sft
 from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
+
+FINETUNE: dict[str, Any] = {"global_batch_size": 32, "warmup_steps": 10, "steps": 100, "beta2": 0.95}
 
 
 @recipe(
@@ -34,33 +38,12 @@ def qwen3_30b_a3b_pretrain_config() -> Recipe:
     published=Published(tp=1, pp=1, ep=8, gpus=8, start={"recompute": "none", "defer_grad_sync": True}),
 )
 def qwen3_30b_a3b_sft_config() -> Recipe:
-    return sft(
-        "qwen3_30b_a3b",
-        8,
-        ep=8,
-        global_batch_size=32,
-        warmup_steps=10,
-        steps=100,
-        beta2=0.95,
-        defer_grad_sync=False,
-        recompute="selective",
-    )
+    return sft("qwen3_30b_a3b", 8, ep=8, defer_grad_sync=False, recompute="selective", **FINETUNE)
 
 
 @recipe(family="qwen_moe", published=Published(tp=1, pp=1, ep=1, gpus=1))
 def qwen3_30b_a3b_peft_config() -> Recipe:
-    return peft(
-        "qwen3_30b_a3b",
-        1,
-        global_batch_size=32,
-        warmup_steps=10,
-        steps=100,
-        beta2=0.95,
-        rank=8,
-        alpha=16.0,
-        targets=("qkv", "proj"),
-        dispatcher="deepep",
-    )
+    return peft("qwen3_30b_a3b", 1, rank=8, alpha=16.0, targets=("qkv", "proj"), dispatcher="deepep", **FINETUNE)
 
 
 @recipe(family="qwen_moe", published=Published(tp=4, pp=16, cp=2, ep=8, gpus=512))
@@ -89,15 +72,12 @@ def qwen3_235b_a22b_sft_config() -> Recipe:
         tp=4,
         pp=16,
         ep=4,
-        global_batch_size=32,
-        warmup_steps=10,
-        steps=100,
-        beta2=0.95,
         dispatcher="deepep",
         embedding_as_layer=True,
         head_as_layer=True,
         loss="chunked",
         recompute="full",
+        **FINETUNE,
     )
 
 
@@ -109,16 +89,13 @@ def qwen3_235b_a22b_peft_config() -> Recipe:
         tp=4,
         pp=4,
         ep=4,
-        global_batch_size=32,
-        warmup_steps=10,
-        steps=100,
-        beta2=0.95,
         rank=8,
         alpha=16.0,
         targets=("qkv", "proj"),
         dispatcher="deepep",
         embedding_as_layer=True,
         head_as_layer=True,
+        **FINETUNE,
     )
 
 

@@ -8,64 +8,13 @@ from meshwright.recipes.build import peft, sft
 from meshwright.recipes.registry import Published, recipe
 from meshwright.recipes.types import Recipe
 
-QWEN25_SFT: dict[str, Any] = {
-    "micro_batch_size": 2,
-    "global_batch_size": 32,
-    "seq_length": 4096,
-    "min_lr": 1e-6,
-    "warmup_steps": 500,
-    "steps": 300_000,
-    "beta2": 0.95,
-    "images": True,
-    "packing": True,
-}
-QWEN25_PEFT: dict[str, Any] = {
-    "micro_batch_size": 2,
-    "global_batch_size": 32,
-    "seq_length": 4096,
-    "min_lr": 1e-5,
-    "warmup_steps": 500,
-    "steps": 300_000,
-    "beta2": 0.95,
-    "images": True,
-    "packing": True,
-}
-QWEN3_SFT: dict[str, Any] = {
-    "micro_batch_size": 2,
-    "global_batch_size": 32,
-    "seq_length": 4096,
-    "beta2": 0.95,
-    "images": True,
-    "packing": True,
-}
-QWEN3_PEFT: dict[str, Any] = {
-    "micro_batch_size": 2,
-    "global_batch_size": 32,
-    "seq_length": 4096,
-    "min_lr": 1e-5,
-    "warmup_steps": 500,
-    "steps": 300_000,
-    "beta2": 0.95,
-    "images": True,
-    "packing": True,
-}
-QWEN35_SFT: dict[str, Any] = {
-    "seq_length": 4096,
-    "warmup_steps": 200,
-    "steps": 300_000,
-    "beta2": 0.95,
-    "mtp_loss": 0.1,
-    "images": True,
-}
-QWEN35_PEFT: dict[str, Any] = {
-    "seq_length": 4096,
-    "min_lr": 3e-5,
-    "warmup_steps": 200,
-    "steps": 300_000,
-    "beta2": 0.95,
-    "mtp_loss": 0.1,
-    "images": True,
-}
+IMAGE_CHAT: dict[str, Any] = {"seq_length": 4096, "beta2": 0.95, "images": True}
+QWEN3_SFT: dict[str, Any] = {"micro_batch_size": 2, "global_batch_size": 32, **IMAGE_CHAT, "packing": True}
+QWEN25_SFT: dict[str, Any] = {**QWEN3_SFT, "min_lr": 1e-6, "warmup_steps": 500, "steps": 300_000}
+QWEN25_PEFT = QWEN3_PEFT = {**QWEN25_SFT, "min_lr": 1e-5}
+QWEN35_SFT: dict[str, Any] = {**IMAGE_CHAT, "warmup_steps": 200, "steps": 300_000, "mtp_loss": 0.1}
+QWEN35_BATCH: dict[str, Any] = {"micro_batch_size": 4, "global_batch_size": 32, "loss": "chunked", "recompute": "full"}
+QWEN35_PEFT = {**QWEN35_SFT, "min_lr": 3e-5}
 
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
@@ -188,45 +137,22 @@ def qwen35_vl_800m_peft_config() -> Recipe:
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_2b_sft_config() -> Recipe:
-    return sft(
-        "qwen35_2b",
-        1,
-        micro_batch_size=4,
-        global_batch_size=32,
-        min_lr=5e-7,
-        loss="chunked",
-        recompute="full",
-        **QWEN35_SFT,
-    )
+    return sft("qwen35_2b", 1, min_lr=5e-7, **QWEN35_SFT, **QWEN35_BATCH)
 
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_2b_peft_config() -> Recipe:
-    return peft(
-        "qwen35_2b", 1, micro_batch_size=4, global_batch_size=32, loss="chunked", recompute="full", **QWEN35_PEFT
-    )
+    return peft("qwen35_2b", 1, **QWEN35_PEFT, **QWEN35_BATCH)
 
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_4b_sft_config() -> Recipe:
-    return sft(
-        "qwen35_4b",
-        2,
-        tp=2,
-        micro_batch_size=4,
-        global_batch_size=32,
-        min_lr=5e-7,
-        loss="chunked",
-        recompute="full",
-        **QWEN35_SFT,
-    )
+    return sft("qwen35_4b", 2, tp=2, min_lr=5e-7, **QWEN35_SFT, **QWEN35_BATCH)
 
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_4b_peft_config() -> Recipe:
-    return peft(
-        "qwen35_4b", 1, micro_batch_size=4, global_batch_size=32, loss="chunked", recompute="full", **QWEN35_PEFT
-    )
+    return peft("qwen35_4b", 1, **QWEN35_PEFT, **QWEN35_BATCH)
 
 
 @recipe(
@@ -248,9 +174,7 @@ def qwen35_vl_9b_sft_config() -> Recipe:
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_9b_peft_config() -> Recipe:
-    return peft(
-        "qwen35_9b", 1, micro_batch_size=4, global_batch_size=32, loss="chunked", recompute="full", **QWEN35_PEFT
-    )
+    return peft("qwen35_9b", 1, **QWEN35_PEFT, **QWEN35_BATCH)
 
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none"}))
@@ -270,9 +194,7 @@ def qwen35_vl_27b_sft_config() -> Recipe:
 
 @recipe(family="qwen_vl", published=Published(start={"recompute": "none", "loss": "vocab_parallel"}))
 def qwen35_vl_27b_peft_config() -> Recipe:
-    return peft(
-        "qwen35_27b", 2, tp=2, micro_batch_size=4, global_batch_size=32, loss="chunked", recompute="full", **QWEN35_PEFT
-    )
+    return peft("qwen35_27b", 2, tp=2, **QWEN35_PEFT, **QWEN35_BATCH)
 
 
 @recipe(family="qwen_vl")
