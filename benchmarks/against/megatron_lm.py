@@ -295,7 +295,7 @@ FRAMEWORK = Framework(
     draws=draws,
     later={
         "graphs.": "fails when the graph is captured",
-        "sequence_parallel.experts-need-it": "raised by the first forward pass",
+        "sequence_parallel.required-by-moe": "raised by the first forward pass",
         "megatron-lm.async-format": "NotImplementedError at the first save",
     },
     beyond={},

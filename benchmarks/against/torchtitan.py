@@ -263,7 +263,7 @@ FRAMEWORK = Framework(
         "value.refused": "not among the values its config declares: flags are held to them, a TOML file is not; "
         "what reads the value fails then, or takes it for another",
         "torchtitan.total-steps": "fails or climbs the loss after that step",
-        "learning_rate.decay-inside-warm-up": "starts, with a shorter warm-up than the file says",
+        "learning_rate.decay-inside-warmup": "starts, with a shorter warm-up than the file says",
         "torchtitan.load-balancer": "fails in the first step, which looks the name up",
         "offload.params-strategy": "starts; copies keep the weights on the CPU where the GPU looks for them",
         "heads.": "fails in the first forward, where heads are counted",

@@ -270,7 +270,7 @@ def test_what_rules_refuse_is_a_no_and_an_unknown_class_is_bad_input(meshwright:
     proves(RefusedError([one for one in found if one.severity == "error"]))
     answer = meshwright("dryrun", RECIPE, "--gpus", "2xH100", "layout.tp=8", "--json")
     assert answer.code == 1
-    assert "8 ranks per model copy do not divide 2 GPUs" in answer.json["error"]["message"]
+    assert "2 GPUs are not divisible by tp × pp × cp = 8" in answer.json["error"]["message"]
     proves(InputError("transformers has no class for it", field="model", value="x"))
     assert meshwright("dryrun", RECIPE).code == 2
 

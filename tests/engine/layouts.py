@@ -14,7 +14,7 @@ from tests.engine.families import ALL, BALANCE_BIAS, DENSE, LATENT_ATTENTION, SH
 
 from meshwright.recipes import types
 
-EXPERTS_NEED_SP = "sequence_parallel.experts-need-it"
+EXPERTS_NEED_SP = "sequence_parallel.required-by-moe"
 NO_EXPERTS = "moe.ep-needs-experts"
 ONE_BACKWARD = "recompute.ops-zero-bubble"
 FOREIGN_MODULE = "recompute.modules-of-the-model"

@@ -28,7 +28,7 @@ from meshwright.errors import InputError
 from meshwright.recipes import types
 
 QLORA = msgspec.structs.replace(PEFT, method="qlora")
-# Wide enough that two ranks can cut rows between blocks of 64.
+# Wide enough that two ranks can split rows at blocks of 64.
 WIDTHS: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
 WIDE: dict[str, dict[str, Any]] = {
     "llama_wide": {**FAMILIES["llama"], **WIDTHS},

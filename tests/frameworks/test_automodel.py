@@ -328,7 +328,7 @@ CASES = (
         "sequence parallelism of experts",
         EXPERTS,
         [("tp_size: 1", "tp_size: 2\n  sequence_parallel: true")],
-        [("sequence_parallel.experts-refuse-it", "sequence_parallel: true")],
+        [("sequence_parallel.unsupported-by-moe", "sequence_parallel: true")],
         "8xH200",
     ),
     broken(

@@ -327,7 +327,7 @@ CASES = (
     Case(
         "experts over tensor ranks without sequence parallelism",
         with_line(EXPERTS, "model.sequence_parallel=false"),
-        [("sequence_parallel.experts-need-it", 7)],
+        [("sequence_parallel.required-by-moe", 7)],
         "2x8xH200",
     ),
     Case(

@@ -119,7 +119,7 @@ FILES = (
     Case("optimizer in small letters", replaced(DENSE, ("AdamW", "adamw")), [("torchtitan.optimizer-name", 12)], ON),
     Case("decay", replaced(DENSE, ('"cosine"', '"cosin"')), [("value.refused", 17)], ON),
     Case("decay too long", replaced(DENSE, ('type = "cosine"', "ratio = 1.0")), [("torchtitan.decay-cut", 17)]),
-    Case("warm-up", replaced(DENSE, ("steps = 100", "steps = 3000")), [("learning_rate.warm-up-to-the-end", 16)], ON),
+    Case("warm-up", replaced(DENSE, ("steps = 100", "steps = 3000")), [("learning_rate.warmup-too-long", 16)], ON),
     Case("product", replaced(DENSE, ("shard_degree = -1", "shard_degree = 12")), [("topology.shard-product", 29)], ON),
     Case("heads", replaced(DENSE, ("tensor_parallel_degree = 1", "tensor_parallel_degree = 16")),
          [("heads.kv-heads", 30), ("network.tensor-parallel-domain", 30)], "4x8xB200"),
@@ -387,7 +387,7 @@ def test_a_file_that_is_not_there_may_say_what_a_default_would_get_wrong() -> No
     assert frameworks.check(frameworks.framework("torchtitan"), content, gpus="8xH100").findings == ()
     content = frameworks.content_of(text.replace("\n", " --lr_scheduler.warmup_steps=60\n"), "run.sh")
     result = frameworks.check(frameworks.framework("torchtitan"), content, gpus="8xH100")
-    assert [f.rule for f in result.findings] == ["learning_rate.warm-up-to-the-end"]
+    assert [f.rule for f in result.findings] == ["learning_rate.warmup-too-long"]
 
 
 def test_the_line_that_is_spoken_is_said() -> None:

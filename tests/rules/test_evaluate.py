@@ -75,14 +75,14 @@ def test_a_model_with_eyes_gets_images_and_a_set_that_has_them(name: str, engine
     assert new <= {f.rule for f in before} - {"data.no-images"}
 
 
-def test_too_few_tokens_say_how_many_gpus_they_feed() -> None:
+def test_too_few_tokens_name_the_useful_gpu_count() -> None:
     c = case(on=cluster(64), global_batch_size=64, seq_length=512)
     finding = next(f for f in check(c) if f.rule == "batch.too-few-tokens")
     assert "only 512 tokens" in finding.message
-    assert "beyond 32 GPUs" in finding.message
+    assert "more than 32 GPUs" in finding.message
     assert finding.fix == ("train.global_batch_size=128",)
 
 
-def test_a_sharding_degree_of_nothing_is_told_not_crashed_on() -> None:
-    found = api.plan("llama3_8b_pretrain_config", overrides=["layout.dp_shard=0"])
+def test_a_sharding_degree_of_zero_is_a_finding_not_a_crash() -> None:
+    found = api.check("llama3_8b_pretrain_config", overrides=["layout.dp_shard=0"])
     assert [f.rule for f in found.findings if f.severity == "error"] == ["topology.shard-product"]

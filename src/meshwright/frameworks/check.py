@@ -30,7 +30,7 @@ OPINIONS = (
     "precision.bf16-reduction",
     "precision.fp16",
     "precision.fp8-tokens",
-    "precision.mxfp8-untried",
+    "precision.mxfp8-untested",
     "schedule.idle-stages",
     "schedule.no-interleaving",
     "sequence.long-without-context-parallel",

@@ -1,4 +1,4 @@
-"""One function per rule, grouped by subject; nothing else decides what is valid."""
+"""Every constraint on a recipe, one function per rule, grouped by subject."""
 
 from meshwright.rules import (  # noqa: F401  # importing a subject registers its rules
     batch,

@@ -1,4 +1,4 @@
-"""Global batch, micro batch and what they are used for."""
+"""Global and micro batch size."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from meshwright.rules.search_values import divisors, divisors_of, larger, multip
 
 BENCHMARK_STEPS = 50
 MIN_TOKENS_PER_GPU = 1024
-"""Tokens per GPU and step below which matrix products no longer fill a GPU, and every step waits for its traffic."""
+"""Tokens per GPU and step below which matmuls no longer fill a GPU and communication dominates the step."""
 
 
 def _fed_gpus(c: Case) -> int:
-    """GPUs that the tokens of a step can keep busy."""
+    """Return how many GPUs the tokens of one step can keep busy."""
     return max(int(c.global_batch_size * c.seq_length) // MIN_TOKENS_PER_GPU, 1)
 
 
 def _filling_batches(c: Case) -> list[int]:
-    """The smallest global batch that gives every GPU enough tokens."""
+    """Return the smallest global batch that gives every GPU enough tokens."""
     unit = int(c.micro_batch_size * c.dp)
     wanted = -(-MIN_TOKENS_PER_GPU * int(c.world) // int(c.seq_length))
     return [-(-wanted // unit) * unit]
 
 
 def _micro_batches(c: Case) -> list[int]:
-    """Micro batches that divide what one data-parallel rank gets of the global batch."""
+    """Return micro batch sizes that divide the samples of one data-parallel rank."""
     per_rank = max(int(c.global_batch_size) // int(c.dp), 1)
     return nearest_first(divisors(per_rank), int(c.micro_batch_size))
 
@@ -33,9 +33,9 @@ def _micro_batches(c: Case) -> list[int]:
     "batch.divides",
     "error",
     "micro_batch_size",
-    message="a global batch of {global_batch_size} is not a multiple of micro batch {micro_batch_size} × dp {dp}",
+    message="global_batch_size={global_batch_size} is not divisible by micro_batch_size={micro_batch_size} × dp={dp}",
     symptom="global batch size is not divisible by micro batch size × data-parallel size",
-    cause="every data-parallel rank works through the same whole number of micro batches",
+    cause="every data-parallel rank runs the same integer number of micro batches per step",
     fixes=(
         {"micro_batch_size": _micro_batches},
         {"tp": larger("tp")},
@@ -43,7 +43,7 @@ def _micro_batches(c: Case) -> list[int]:
         {"global_batch_size": multiples("global_batch_size", lambda c: c.dp), "micro_batch_size": [1]},
     ),
 )
-def global_batch_divides(c: Case) -> Column:
+def global_batch_not_divisible(c: Case) -> Column:
     return (c.global_batch_size >= c.dp) & (c.global_batch_size % (c.micro_batch_size * c.dp) != 0)
 
 
@@ -51,9 +51,9 @@ def global_batch_divides(c: Case) -> Column:
     "batch.smaller-than-data-parallel",
     "error",
     "global_batch_size",
-    message="a global batch of {global_batch_size} cannot give {dp} data-parallel ranks one sample each",
-    symptom="global batch size is smaller than the data-parallel size, so that some ranks have nothing to do",
-    cause="the cluster is larger than the batch can feed",
+    message="global_batch_size={global_batch_size} gives some of the {dp} data-parallel ranks no sample",
+    symptom="global batch size is smaller than the data-parallel size; some ranks have no work",
+    cause="the cluster has more data-parallel ranks than the batch has samples",
     fixes=(
         {"cp": larger("cp")},
         {"tp": larger("tp")},
@@ -61,7 +61,7 @@ def global_batch_divides(c: Case) -> Column:
         {"global_batch_size": multiples("global_batch_size", lambda c: c.dp * c.micro_batch_size)},
     ),
 )
-def global_batch_feeds_every_rank(c: Case) -> Column:
+def global_batch_smaller_than_dp(c: Case) -> Column:
     return c.global_batch_size < c.dp
 
 
@@ -69,13 +69,13 @@ def global_batch_feeds_every_rank(c: Case) -> Column:
     "batch.too-few-tokens",
     "warning",
     "global_batch_size",
-    message="a step gives each of {world} GPUs only {each:.0f} tokens; beyond {fed} GPUs more do not make it faster",
-    symptom="many GPUs, a low share of their peak, and a step that hardly gets shorter with more of them",
-    cause="matrix products over a few hundred tokens do not fill a GPU, and the traffic of a step stays the same",
+    message="each of {world} GPUs gets only {each:.0f} tokens per step; more than {fed} GPUs do not make it faster",
+    symptom="low MFU, and a step time that barely improves with more GPUs",
+    cause="matmuls over a few hundred tokens do not fill a GPU, and the communication per step stays the same",
     fixes=({"global_batch_size": _filling_batches},),
     values={"each": lambda c: c.global_batch_size * c.seq_length / c.world, "fed": _fed_gpus},
 )
-def every_gpu_has_tokens(c: Case) -> Column:
+def too_few_tokens_per_gpu(c: Case) -> Column:
     return (c.world > 1) & (c.global_batch_size * c.seq_length < MIN_TOKENS_PER_GPU * c.world)
 
 
@@ -83,12 +83,12 @@ def every_gpu_has_tokens(c: Case) -> Column:
     "batch.benchmark-as-production",
     "warning",
     "steps",
-    message="a benchmark recipe is asked to train on {dataset!r} for {steps} steps",
-    symptom="runs fast, and the loss curve cannot be trusted",
-    cause="benchmark recipes take shortcuts that change the training: forced routing, no checks, low-precision sums",
+    message="a benchmark recipe trains on {dataset!r} for {steps} steps",
+    symptom="runs fast, but the loss curve cannot be trusted",
+    cause="benchmark recipes take shortcuts that change training: forced routing, no NaN checks, bf16 reductions",
     fixes=({"steps": [BENCHMARK_STEPS], "dataset": ["mock"]},),
 )
-def benchmark_is_not_production(c: Case) -> Column:
+def benchmark_used_for_training(c: Case) -> Column:
     return c.benchmark & ((c.steps > BENCHMARK_STEPS) | (c.dataset != "mock"))
 
 
@@ -96,11 +96,11 @@ def benchmark_is_not_production(c: Case) -> Column:
     "batch.one-huge-micro-batch",
     "advice",
     "micro_batch_size",
-    message="micro batch {micro_batch_size} × sequence {seq_length} at cp={cp}: {tokens} tokens in one forward",
-    symptom="activation memory grows with the micro batch, while kernels were full long before",
-    cause="beyond some tens of thousands of tokens a larger micro batch no longer makes matrix products faster",
+    message="micro_batch_size={micro_batch_size} × seq_length={seq_length} at cp={cp}: {tokens} tokens per forward",
+    symptom="activation memory grows with the micro batch, but speed does not",
+    cause="matmuls stop getting faster beyond some tens of thousands of tokens",
     fixes=({"micro_batch_size": divisors_of("micro_batch_size", "micro_batch_size")},),
     values={"tokens": lambda c: c.micro_batch_size * c.seq_length // c.cp},
 )
-def micro_batch_is_not_huge(c: Case) -> Column:
+def micro_batch_too_large(c: Case) -> Column:
     return (c.micro_batch_size > 1) & (c.micro_batch_size * c.seq_length // c.cp > 131_072)

@@ -1,4 +1,4 @@
-"""What is trained on, and in which form."""
+"""Datasets, packing and images."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def _fine_tunes(c: Case) -> Column:
     "data.mock-fine-tuning",
     "warning",
     "dataset",
-    message="{goal} on mock data teaches the model noise",
-    symptom="runs, and the model is worse than before",
-    cause="mock data are random tokens, for smoke tests and benchmarks",
+    message="{goal} on mock data trains the model on random tokens",
+    symptom="runs, but the model is worse afterwards",
+    cause="mock data is random tokens, for smoke tests and benchmarks",
     fixes=({"dataset": lambda c: ["cord-v2"] if c.has_vision and c.images else ["squad"]},),
 )
-def fine_tuning_has_data(c: Case) -> Column:
+def fine_tuning_on_mock_data(c: Case) -> Column:
     return _fine_tunes(c) & (c.dataset == MOCK) & not_(c.benchmark) & not_(c.is_diffusion)
 
 
@@ -34,12 +34,12 @@ def fine_tuning_has_data(c: Case) -> Column:
     "data.instructions-for-pretraining",
     "warning",
     "dataset",
-    message="pretraining on the instruction set {dataset!r}",
-    symptom="over-fitted within an hour: these sets have thousands of samples, not trillions of tokens",
-    cause="instruction sets are made for fine-tuning",
+    message="pretraining on the instruction dataset {dataset!r}",
+    symptom="overfits within an hour: instruction datasets have thousands of samples, not trillions of tokens",
+    cause="instruction datasets are made for fine-tuning",
     fixes=({"dataset": [MOCK]},),
 )
-def pretraining_has_text(c: Case) -> Column:
+def pretraining_on_instructions(c: Case) -> Column:
     return (c.goal == "pretrain") & (c.dataset in INSTRUCTIONS)
 
 
@@ -50,16 +50,16 @@ WITH_IMAGES: Fix = {"images": [True], "dataset": lambda c: [c.dataset if c.datas
     "data.no-images",
     "warning",
     "images",
-    message="a vision-language model is fine-tuned without images",
-    symptom="runs, and what the model says about images is garbage afterwards",
-    cause="text alone moves the language model away from what the vision tower feeds it",
+    message="a vision-language model is fine-tuned without images (images=false)",
+    symptom="runs, but the model's answers about images are garbage afterwards",
+    cause="text-only training moves the language model away from the features of its vision encoder",
     fixes=(
         WITH_IMAGES,
         *({**WITH_IMAGES, **room} for room in MEMORY_FIXES),
-    ),  # the vision tower's activations need room too
+    ),  # the vision encoder's activations need memory too
     pitfall="VLM SFT missing image data",
 )
-def vision_models_see_images(c: Case) -> Column:
+def fine_tuning_without_images(c: Case) -> Column:
     return c.has_vision & _fine_tunes(c) & not_(c.images)
 
 
@@ -67,28 +67,28 @@ def vision_models_see_images(c: Case) -> Column:
     "data.text-set-with-images",
     "warning",
     "dataset",
-    message="samples should carry images, but {dataset!r} is a text set",
-    symptom="the loader finds no images, or the batch has none",
-    cause="images=true needs a data set that has them",
+    message="images=true, but {dataset!r} is a text dataset",
+    symptom="the data loader finds no images, or the batch contains none",
+    cause="images=true needs a dataset with images",
     fixes=({"dataset": ["cord-v2"]},),
 )
-def image_sets_have_images(c: Case) -> Column:
+def images_from_text_dataset(c: Case) -> Column:
     return c.images & (c.dataset in INSTRUCTIONS)
 
 
 @rule(
-    "data.images-without-eyes",
+    "data.images-without-vision",
     "error",
     "images",
-    message="samples carry images, but the model has no vision tower",
-    symptom="unexpected keyword pixel_values in the first forward",
+    message="images=true, but the model has no vision encoder",
+    symptom="unexpected keyword argument pixel_values in the first forward pass",
     cause="a text model takes tokens only",
     fixes=(
         {"images": [False]},
         {"images": [False], "dataset": ["squad"]},
     ),
 )
-def text_models_see_text(c: Case) -> Column:
+def images_for_text_model(c: Case) -> Column:
     return c.images & not_(c.has_vision) & not_(c.is_diffusion)
 
 
@@ -97,26 +97,28 @@ def text_models_see_text(c: Case) -> Column:
     "error",
     "micro_batch_size",
     engines=("megatron",),
-    message="packed fine-tuning samples need micro batch 1, not {micro_batch_size}",
+    message="packed fine-tuning samples need micro_batch_size=1, not {micro_batch_size}",
     symptom="micro batch size should be 1 when training with packed sequences",
-    cause="a packed sample is a whole micro batch already; the attention kernel takes one list of documents",
+    cause="a packed sample is already a full micro batch; the attention kernel takes one list of documents",
     fixes=({"micro_batch_size": [1]}, {"packing": [False]}),
 )
-def packed_samples_come_singly(c: Case) -> Column:
-    return c.packing & _fine_tunes(c) & (c.micro_batch_size > 1) & not_(c.images)  # images are packed inside the batch
+def packed_micro_batch_above_one(c: Case) -> Column:
+    return (
+        c.packing & _fine_tunes(c) & (c.micro_batch_size > 1) & not_(c.images)
+    )  # samples with images are packed inside the batch
 
 
 @rule(
-    "data.packing-refused",
+    "data.packing-unsupported",
     "error",
     "packing",
     engines=("megatron",),
-    message="{family} models take no packed samples there",
+    message="{engine} does not support packed samples for {family} models",
     symptom="wrong attention across documents, or an assertion in the model's forward",
-    cause="GLM-4.5, Qwen3-Next and Qwen3.5-VL do not read document borders on this engine",
+    cause="GLM-4.5, Qwen3-Next and Qwen3.5-VL ignore document boundaries on this engine",
     fixes=({"packing": [False], "pad_to_max_length": [False]},),
 )
-def model_reads_borders(c: Case) -> Column:
+def model_ignores_document_boundaries(c: Case) -> Column:
     return c.packing & (is_glm45(c) | is_qwen3_next(c) | is_qwen35(c))
 
 
@@ -125,12 +127,12 @@ def model_reads_borders(c: Case) -> Column:
     "warning",
     "mtp_loss",
     engines=("megatron",),
-    message="multi-token prediction cannot be trained on packed samples",
+    message="mtp_loss={mtp_loss}: multi-token prediction does not support packed samples",
     symptom="multi-token prediction is not supported with packed sequences",
-    cause="the shifted targets would cross document borders",
+    cause="the shifted targets would cross document boundaries",
     fixes=({"mtp_loss": [0.0]}, {"packing": [False]}),
 )
-def prediction_stays_in_documents(c: Case) -> Column:
+def mtp_with_packing(c: Case) -> Column:
     return c.packing & (c.mtp_layers > 0) & (c.mtp_loss > 0)
 
 
@@ -138,12 +140,12 @@ def prediction_stays_in_documents(c: Case) -> Column:
     "data.packing-attention",
     "error",
     "attention",
-    message="{attention} attention does not keep packed documents apart",
+    message="attention={attention} does not mask packed documents from each other",
     symptom="documents attend to each other; the loss looks too good",
-    cause="document borders are read by the variable-length kernels",
+    cause="only the variable-length kernels read document boundaries",
     fixes=({"attention": ["auto"]}, {"packing": [False]}),
 )
-def documents_stay_apart(c: Case) -> Column:
+def attention_crosses_documents(c: Case) -> Column:
     return c.packing & (c.attention == "eager")
 
 
@@ -153,11 +155,11 @@ def documents_stay_apart(c: Case) -> Column:
     "packing",
     engines=("meshwright", "megatron", "automodel"),
     message="short instruction samples are padded to {seq_length} tokens each",
-    symptom="most of the step is spent on padding",
-    cause="instruction sets have samples of a few hundred tokens",
+    symptom="most of the step is spent on padding tokens",
+    cause="samples of instruction datasets have a few hundred tokens",
     fixes=({"packing": [True]}, {"packing": [True], "micro_batch_size": [1]}),
 )
-def short_samples_are_packed(c: Case) -> Column:
+def short_samples_padded(c: Case) -> Column:
     refuses = (is_glm45(c) | is_qwen3_next(c) | is_qwen35(c)) & (c.engine == "megatron")
     short = _fine_tunes(c) & (c.dataset in INSTRUCTIONS) & (c.seq_length >= 2048)
     return short & not_(c.packing) & not_(c.images) & not_(refuses)
@@ -167,10 +169,10 @@ def short_samples_are_packed(c: Case) -> Column:
     "data.no-workers",
     "advice",
     "workers",
-    message="data are read by the training process itself",
+    message="workers=0: the training process reads the data itself",
     symptom="the GPU waits for every batch",
-    cause="without loader processes reading and tokenising happen between steps",
+    cause="without loader workers, reading and tokenizing happen between steps",
     fixes=({"workers": [4]},),
 )
-def loading_is_parallel(c: Case) -> Column:
+def no_loader_workers(c: Case) -> Column:
     return (c.workers == 0) & (c.dataset != MOCK)

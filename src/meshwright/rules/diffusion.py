@@ -1,4 +1,4 @@
-"""What diffusion models cannot use."""
+"""Features that diffusion models do not support."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from meshwright.rules.search_values import NO_PP
     "diffusion.pipeline",
     "error",
     "pp",
-    message="a diffusion model cannot be split over pp={pp} stages",
+    message="a diffusion model cannot be split into pp={pp} pipeline stages",
     symptom="the model has no stage split: time and text conditioning reach every block",
-    cause="conditioning would have to travel along with every micro batch",
+    cause="the conditioning would have to be sent along with every micro batch",
     fixes=(NO_PP,),
 )
-def diffusion_is_not_pipelined(c: Case) -> Column:
+def diffusion_pipelined(c: Case) -> Column:
     return c.is_diffusion & (c.pp > 1)
 
 
@@ -25,12 +25,12 @@ def diffusion_is_not_pipelined(c: Case) -> Column:
     "diffusion.packing",
     "error",
     "packing",
-    message="samples of a diffusion model cannot be packed",
-    symptom="an unknown data option",
-    cause="each sample has one noise level, and attention runs over the whole sample",
+    message="packing=true does not work for diffusion models",
+    symptom="unknown data option",
+    cause="each sample has its own noise level, and attention runs over the full sample",
     fixes=({"packing": [False]},),
 )
-def diffusion_is_not_packed(c: Case) -> Column:
+def diffusion_packed(c: Case) -> Column:
     return c.is_diffusion & c.packing
 
 
@@ -38,11 +38,11 @@ def diffusion_is_not_packed(c: Case) -> Column:
     "diffusion.adapters",
     "error",
     "method",
-    message="there are no adapters for diffusion models here; train them with goal pretrain or sft",
-    symptom="no recipe of that kind",
+    message="adapters are not implemented for diffusion models; use goal pretrain or sft",
+    symptom="no recipe for this goal",
     cause="adapter targets are named after language-model layers",
 )
-def diffusion_has_no_adapters(c: Case) -> Column:
+def diffusion_adapters(c: Case) -> Column:
     return c.is_diffusion & (c.goal == "peft")
 
 
@@ -51,12 +51,12 @@ def diffusion_has_no_adapters(c: Case) -> Column:
     "error",
     "strategy",
     engines=("meshwright",),
-    message="diffusion models are not trained with megatron_fsdp here",
-    symptom="refused before training",
-    cause="its units are the layers of language models",
+    message="megatron_fsdp does not support diffusion models",
+    symptom="rejected before training starts",
+    cause="its FSDP units are the layers of language models",
     fixes=({"strategy": ["fsdp2"]},),
 )
-def diffusion_is_sharded_by_torch(c: Case) -> Column:
+def diffusion_megatron_fsdp(c: Case) -> Column:
     return c.is_diffusion & (c.strategy == "megatron_fsdp")
 
 
@@ -65,12 +65,12 @@ def diffusion_is_sharded_by_torch(c: Case) -> Column:
     "error",
     "matmul",
     engines=("meshwright",),
-    message="linear layers of diffusion models compute as the rest does, not in {matmul}",
-    symptom="refused before training",
-    cause="the layers are cut in ways that the 8-bit kernels do not know",
+    message="matmul={matmul} is not supported for diffusion models",
+    symptom="rejected before training starts",
+    cause="the FP8 kernels do not support how these layers are sharded",
     fixes=(NO_FP8,),
 )
-def diffusion_computes_in_one_format(c: Case) -> Column:
+def diffusion_fp8(c: Case) -> Column:
     return c.is_diffusion & c.fp8
 
 
@@ -79,12 +79,12 @@ def diffusion_computes_in_one_format(c: Case) -> Column:
     "error",
     "recompute_modules",
     engines=("meshwright",),
-    message="blocks of diffusion models have none of the modules in recompute_modules={recompute_modules}",
-    symptom="refused before training",
-    cause="the names are those of language-model layers; ops and full recompute know any block",
+    message="recompute_modules={recompute_modules} names modules that diffusion blocks do not have",
+    symptom="rejected before training starts",
+    cause="the names are those of language-model layers; ops and full recompute work for any block",
     fixes=({"recompute_modules": [()]}, {"recompute": ["full"], "recompute_modules": [()]}),
 )
-def diffusion_recomputes_operations(c: Case) -> Column:
+def diffusion_recompute_modules(c: Case) -> Column:
     return c.is_diffusion & (c.recompute == "selective") & bool(set(c.recompute_modules) - {"ops"})
 
 
@@ -93,10 +93,10 @@ def diffusion_recomputes_operations(c: Case) -> Column:
     "error",
     "z_loss",
     engines=("meshwright",),
-    message="z_loss={z_loss} has no meaning for a diffusion model",
-    symptom="refused before training",
-    cause="velocities are trained by a squared error, which has no partition function",
+    message="z_loss={z_loss} does not apply to a diffusion model",
+    symptom="rejected before training starts",
+    cause="diffusion models train velocities with a squared error, which has no partition function",
     fixes=({"z_loss": [0.0]},),
 )
-def diffusion_has_no_partition_function(c: Case) -> Column:
+def diffusion_z_loss(c: Case) -> Column:
     return c.is_diffusion & (c.z_loss > 0)

@@ -1,4 +1,4 @@
-"""How tokens reach their experts, and what may run meanwhile."""
+"""Token dispatch to experts, and what overlaps with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from meshwright.rules.search_values import larger, not_, one_of, without
 
 FLEX = ("deepep", "hybridep")
 ALLTOALL: Fix = {"dispatcher": ["alltoall"]}
-DEEPEP_GPUS = ("B200", "B300")  # of Blackwell; the rack-scale kinds have none
+DEEPEP_GPUS = ("B200", "B300")  # of Blackwell; DeepEP does not support GB200 and GB300
 NO_OVERLAP: Fix = {"ep_overlap": [False]}
 
 
@@ -19,12 +19,12 @@ NO_OVERLAP: Fix = {"ep_overlap": [False]}
     "dispatch.deepep-gpu",
     "error",
     "dispatcher",
-    message="the deepep dispatcher does not run on {gpu}",
-    symptom="validation refuses it when set by hand; a recipe's own setting falls back to all-to-all with a log line",
-    cause="its kernels exist for Ampere, Hopper, B200 and B300",
+    message="the deepep dispatcher does not support {gpu}",
+    symptom="rejected if set by the user; a recipe's setting falls back to all-to-all with a log line",
+    cause="DeepEP kernels exist for Ampere, Hopper, B200 and B300",
     fixes=({"dispatcher": ["hybridep", "alltoall"]}, ALLTOALL),
 )
-def deepep_runs_here(c: Case) -> Column:
+def deepep_unsupported_gpu(c: Case) -> Column:
     supported = (c.gpu_arch in ("ampere", "hopper")) | (c.gpu in DEEPEP_GPUS)
     return c.is_moe & (c.dispatcher == "deepep") & not_(supported)
 
@@ -33,12 +33,12 @@ def deepep_runs_here(c: Case) -> Column:
     "dispatch.hybridep-gpu",
     "error",
     "dispatcher",
-    message="the hybridep dispatcher does not run on {gpu} (compute capability {capability})",
-    symptom="validation refuses it when set by hand; a recipe's own setting falls back to all-to-all with a log line",
-    cause="its kernels exist for compute capabilities 8, 9 and 10",
+    message="the hybridep dispatcher does not support {gpu} (compute capability {capability})",
+    symptom="rejected if set by the user; a recipe's setting falls back to all-to-all with a log line",
+    cause="HybridEP kernels exist for compute capabilities 8, 9 and 10",
     fixes=(ALLTOALL,),
 )
-def hybridep_runs_here(c: Case) -> Column:
+def hybridep_unsupported_gpu(c: Case) -> Column:
     supported = (int(c.capability) in (8, 9, 10)) & (c.gpu_arch != "cdna3")
     return c.is_moe & (c.dispatcher == "hybridep") & not_(supported)
 
@@ -47,12 +47,12 @@ def hybridep_runs_here(c: Case) -> Column:
     "dispatch.nothing-to-send",
     "advice",
     "dispatcher",
-    message="the {dispatcher} dispatcher has nowhere to send tokens at ep × etp = 1",
-    symptom="nothing is gained; some releases assert that the dispatcher has expert ranks",
-    cause="its buffers are built over the expert-parallel group",
+    message="the {dispatcher} dispatcher has no effect at ep × etp = 1",
+    symptom="no gain; some releases assert that expert-parallel ranks exist",
+    cause="its buffers are allocated over the expert-parallel group",
     fixes=(ALLTOALL, {"ep": larger("ep")}),
 )
-def flex_has_expert_ranks(c: Case) -> Column:
+def flex_dispatcher_without_ep(c: Case) -> Column:
     return c.is_moe & one_of(c.dispatcher, FLEX) & (c.ep * c.etp == 1)
 
 
@@ -61,11 +61,11 @@ def flex_has_expert_ranks(c: Case) -> Column:
     "warning",
     "dispatcher",
     message="the allgather dispatcher sends all tokens to all ep={ep} ranks",
-    symptom="memory and traffic grow with ep, although each token needs {topk} experts only",
-    cause="it gathers every token on every expert rank and throws most away",
+    symptom="memory and traffic grow with ep, although each token needs only its top-k experts",
+    cause="it gathers every token on every expert-parallel rank and discards most of them",
     fixes=(ALLTOALL,),
 )
-def allgather_stays_small(c: Case) -> Column:
+def allgather_over_many_ranks(c: Case) -> Column:
     return c.is_moe & (c.dispatcher == "allgather") & (c.ep > 8)
 
 
@@ -74,12 +74,12 @@ def allgather_stays_small(c: Case) -> Column:
     "error",
     "dispatcher",
     engines=("megatron",),
-    message="a capacity factor ({capacity_factor}) cannot be kept by the allgather dispatcher",
+    message="capacity_factor={capacity_factor} does not work with the allgather dispatcher",
     symptom="expert capacity is only supported with the all-to-all dispatchers",
-    cause="dropping and padding happen where tokens are sent",
+    cause="tokens are dropped and padded when they are sent",
     fixes=(ALLTOALL, {"capacity_factor": [0.0]}),
 )
-def capacity_needs_alltoall(c: Case) -> Column:
+def capacity_with_allgather(c: Case) -> Column:
     return c.is_moe & (c.capacity_factor > 0) & (c.dispatcher == "allgather")
 
 
@@ -87,12 +87,12 @@ def capacity_needs_alltoall(c: Case) -> Column:
     "dispatch.shared-overlap-nothing",
     "advice",
     "shared_expert_overlap",
-    message="the model has no shared experts that could be computed while tokens travel",
-    symptom="the setting does nothing",
-    cause="only shared experts, which every token visits, need no dispatch",
+    message="shared_expert_overlap=true, but the model has no shared experts",
+    symptom="the setting has no effect",
+    cause="only shared experts, which process every token, can run during the dispatch",
     fixes=({"shared_expert_overlap": [False]},),
 )
-def shared_experts_exist(c: Case) -> Column:
+def overlap_without_shared_experts(c: Case) -> Column:
     return c.is_moe & c.shared_expert_overlap & not_(c.has_shared_experts)
 
 
@@ -102,13 +102,13 @@ def shared_experts_exist(c: Case) -> Column:
     "shared_expert_overlap",
     message="shared experts are both overlapped with the dispatch and recomputed",
     symptom="shared_experts recompute cannot be combined with shared-expert overlap",
-    cause="overlapped work runs on another stream, outside the recomputed part",
+    cause="the overlapped compute runs on another stream, outside the recomputed region",
     fixes=(
         {"recompute_modules": without("recompute_modules", lambda c: ("shared_experts",))},
         {"shared_expert_overlap": [False]},
     ),
 )
-def shared_experts_do_one_thing(c: Case) -> Column:
+def shared_experts_overlapped_and_recomputed(c: Case) -> Column:
     recomputed = "shared_experts" in c.recompute_modules
     return c.is_moe & c.shared_expert_overlap & recomputed & (c.recompute == "selective")
 
@@ -117,21 +117,21 @@ def shared_experts_do_one_thing(c: Case) -> Column:
     "dispatch.grouped-gemm",
     "error",
     "grouped_gemm",
-    message="grouped matrix products need compute capability 8, {gpu} has {capability}",
+    message="grouped_gemm=true needs compute capability 8, {gpu} has {capability}",
     symptom="grouped GEMM is not supported on this device",
-    cause="the kernel that computes all experts of a rank at once does not exist for older GPUs",
+    cause="the kernel that computes all experts of a rank in one launch does not exist for older GPUs",
     fixes=({"grouped_gemm": [False]},),
 )
-def grouped_gemm_runs_here(c: Case) -> Column:
+def grouped_gemm_unsupported_gpu(c: Case) -> Column:
     return c.is_moe & c.grouped_gemm & (c.capability < 8)
 
 
 class OverlapRequirement(NamedTuple):
-    """Something the overlap of expert traffic needs, where it lacks, and how to get it."""
+    """A requirement of ep_overlap: where it is not met, and its fixes."""
 
     name: str
     message: str
-    lacking: Callable[[Case], Column]
+    unmet: Callable[[Case], Column]
     fixes: tuple[Fix, ...]
 
 
@@ -141,20 +141,23 @@ def _recomputes_experts(c: Case) -> Column:
 
 OVERLAP_REQUIREMENTS = (
     OverlapRequirement(
-        "ranks", "ep={ep}: there is no expert traffic to overlap", lambda c: c.ep == 1, ({"ep": larger("ep")},)
+        "ranks", "ep={ep} has no expert communication to overlap", lambda c: c.ep == 1, ({"ep": larger("ep")},)
     ),
     OverlapRequirement(
-        "dispatcher", "it needs all-to-all or flexible dispatch", lambda c: c.dispatcher == "allgather", (ALLTOALL,)
+        "dispatcher",
+        "it needs the alltoall, deepep or hybridep dispatcher",
+        lambda c: c.dispatcher == "allgather",
+        (ALLTOALL,),
     ),
     OverlapRequirement(
         "interleaving",
-        "with pp={pp} it needs interleaved stages (vp above 1)",
+        "with pp={pp} it needs interleaved stages (vp > 1)",
         lambda c: (c.pp > 1) & (c.vp == 1),
         ({"vp": [2, 3, 4], "pp_schedule": ["interleaved_1f1b"]},),
     ),
     OverlapRequirement(
         "recompute",
-        "recomputing whole layers or experts would repeat the traffic",
+        "full recompute or recompute of moe would repeat the communication",
         _recomputes_experts,
         (
             {"recompute_modules": without("recompute_modules", lambda c: ("moe",)), "recompute": ["selective"]},
@@ -163,37 +166,37 @@ OVERLAP_REQUIREMENTS = (
     ),
     OverlapRequirement(
         "shared-experts",
-        "shared-expert overlap wants the same time",
+        "shared_expert_overlap already uses the dispatch time",
         lambda c: c.shared_expert_overlap,
         ({"shared_expert_overlap": [False]},),
     ),
     OverlapRequirement(
-        "precision", "it runs in bf16 or fp16 only", lambda c: c.compute == "fp32", ({"compute": ["bf16"]},)
+        "precision", "it supports bf16 and fp16 only", lambda c: c.compute == "fp32", ({"compute": ["bf16"]},)
     ),
     OverlapRequirement(
         "prediction-layers",
-        "{mtp_layers} multi-token-prediction layers are more than one",
+        "it supports one multi-token-prediction layer, the model has {mtp_layers}",
         lambda c: (c.mtp_layers > 1) & (c.mtp_loss > 0),
         ({"mtp_loss": [0.0]},),
     ),
 )
 
 
-def _require(condition: OverlapRequirement) -> None:
-    def lacking(c: Case) -> Column:
-        return c.is_moe & c.ep_overlap & condition.lacking(c)
+def _register(requirement: OverlapRequirement) -> None:
+    def unmet(c: Case) -> Column:
+        return c.is_moe & c.ep_overlap & requirement.unmet(c)
 
     rule(
-        f"dispatch.overlap-{condition.name}",
+        f"dispatch.overlap-{requirement.name}",
         "error",
         "ep_overlap",
         engines=("megatron",),
-        message=f"the overlap of expert traffic cannot work: {condition.message}",
-        symptom="an assertion on overlap_moe_expert_parallel_comm when the configuration is checked",
-        cause="the traffic of one micro batch hides behind the compute of another, in one particular schedule",
-        fixes=(*condition.fixes, NO_OVERLAP),
-    )(lacking)
+        message=f"ep_overlap=true does not work: {requirement.message}",
+        symptom="assertion on overlap_moe_expert_parallel_comm in config validation",
+        cause="the communication of one micro batch overlaps with the compute of another, in one specific schedule",
+        fixes=(*requirement.fixes, NO_OVERLAP),
+    )(unmet)
 
 
-for _condition in OVERLAP_REQUIREMENTS:
-    _require(_condition)
+for _requirement in OVERLAP_REQUIREMENTS:
+    _register(_requirement)

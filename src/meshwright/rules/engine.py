@@ -1,4 +1,4 @@
-"""What an engine does not have at all."""
+"""Mesh axes that an engine does not implement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshwright.rules.search_values import NO_CP, NO_EP, NO_PP, NO_TP
 
 
 class MissingAxis(NamedTuple):
-    """A mesh axis, the engines that lack it, and how to do without."""
+    """A mesh axis, the engines without it, and the fix that turns it off."""
 
     axis: str
     name: str
@@ -33,7 +33,7 @@ MISSING_AXES = (
 )
 
 
-def _refuse(absent: MissingAxis) -> None:
+def _register(absent: MissingAxis) -> None:
     def used(c: Case) -> Column:
         return getattr(c, absent.axis) > 1
 
@@ -42,12 +42,12 @@ def _refuse(absent: MissingAxis) -> None:
         "error",
         absent.axis,
         engines=absent.engines,
-        message=f"{{engine}} has no {absent.name} ({absent.axis}={{{absent.axis}}})",
-        symptom="an unknown option; or the degree counts in the arithmetic and nothing is parallelised by it",
+        message=f"{{engine}} does not support {absent.name} ({absent.axis}={{{absent.axis}}})",
+        symptom="unknown option; or the degree is used in the arithmetic but nothing is parallelized",
         cause=f"{absent.name} is not implemented in this engine",
         fixes=(absent.fix,),
     )(used)
 
 
 for _absent in MISSING_AXES:
-    _refuse(_absent)
+    _register(_absent)

@@ -1,4 +1,7 @@
-"""Judging a case by all rules: findings with repairs for one case, a mask for many."""
+"""Apply all rules to a case: findings with fixes for one case, a mask for a batch of cases.
+
+`check` collects the broken rules, `try_fixes` tries the fixes of one rule until a change resolves its finding.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import recipe_fields
 from meshwright.rules.rule import SEVERITIES, Finding, Rule, Severity, all_rules
 
-MAX_FIRST_CHANGES = 6  # first changes from which a second one is looked for
+MAX_FIRST_CHANGES = 6  # first changes to which a second one is added
 Change = dict[str, Any]  # values by flat name
 
 
-class _Names(Formatter):
-    """Fills {name} in a message with the rule's figure or the case's value of that name."""
+class _MessageFormatter(Formatter):
+    """Replaces {name} in a message with the rule's value or the case's value of that name."""
 
     def get_value(self, key: Any, args: Any, kwargs: Any) -> Any:
         rule, case = args
@@ -28,34 +31,34 @@ class _Names(Formatter):
 
 
 def message(rule: Rule, case: Case) -> str:
-    """What the rule says of this case."""
-    return _Names().format(rule.message, rule, case)
+    """Return the rule's message for this case."""
+    return _MessageFormatter().format(rule.message, rule, case)
 
 
 @lru_cache(maxsize=1)
 def keys_by_flat_name() -> dict[str, str]:
-    """The recipe key of every flat name, e.g. tp → layout.tp; model facts lead to the architecture section."""
+    """Map every flat name to its recipe key, e.g. tp → layout.tp; model facts map to the architecture section."""
     return {info.flat: key for key, info in recipe_fields().items()}
 
 
 @cache
 def _rules_for(engine: str, severities: tuple[Severity, ...]) -> tuple[Rule, ...]:
-    speaking = (r for r in all_rules().values() if engine in r.engines and r.severity in severities)
-    return tuple(sorted(speaking, key=lambda r: r.subject == "memory"))  # estimates cost more than arithmetic
+    matching = (r for r in all_rules().values() if engine in r.engines and r.severity in severities)
+    return tuple(sorted(matching, key=lambda r: r.subject == "memory"))  # estimates cost more than arithmetic
 
 
 def applicable(case: Case, severities: Iterable[Severity] = SEVERITIES) -> tuple[Rule, ...]:
-    """The rules that speak of this engine."""
+    """Return the rules of the case's engine."""
     return _rules_for(case.engine, tuple(severities))
 
 
 def _error_rules(case: Case) -> list[Rule]:
-    """The error rules that need no estimate; whether a layout fits is for the estimate to say."""
+    """Return the error rules that need no estimate; the planner filters by memory itself."""
     return [r for r in applicable(case, ("error",)) if r.subject != "memory"]
 
 
 def legal(case: Case, ignoring: Container[str] = ()) -> Column:
-    """True where no error rule is broken, memory and the ignored ones aside; the case may hold columns."""
+    """Return where no error rule is broken, except memory and ignored rules; the case may hold columns."""
     ok: Column = np.True_
     for r in _error_rules(case):
         if r.id not in ignoring:
@@ -64,22 +67,22 @@ def legal(case: Case, ignoring: Container[str] = ()) -> Column:
 
 
 def illegal_by_rule(case: Case) -> dict[str, Column]:
-    """For every error rule, memory aside, that some candidate breaks: where."""
+    """Return the mask of broken candidates for every error rule that some candidate breaks, except memory."""
     masks = {r.id: np.asarray(r.broken(case), dtype=bool) for r in _error_rules(case)}
     return {id: mask for id, mask in masks.items() if mask.any()}
 
 
 def check(case: Case, severities: Iterable[Severity] = SEVERITIES, others: Sequence[Case] = ()) -> list[Finding]:
-    """What the rules find in one case, errors first, each with overrides that repair it.
+    """Return the findings of one case, errors first, each with overrides that resolve it.
 
-    With others, only what is broken in every one of them too: where a case is not fully known, what is certain.
+    `others` are alternatives for a case that is not fully known: a finding must then hold in all of them.
     """
     found = sorted((r for r in applicable(case) if bool(r.broken(case))), key=lambda r: SEVERITIES.index(r.severity))
     broken = frozenset(r.id for r in found)
     wanted = tuple(severities)
-    told = [r for r in found if r.severity in wanted and all(bool(r.broken(other)) for other in others)]
-    findings = [_finding(r, case, broken) for r in told]
-    return [f for f in findings if f.severity != "advice" or f.fix]  # advice that cannot be followed is none
+    reported = [r for r in found if r.severity in wanted and all(bool(r.broken(other)) for other in others)]
+    findings = [_finding(r, case, broken) for r in reported]
+    return [f for f in findings if f.severity != "advice" or f.fix]  # advice needs a fix that works
 
 
 def _finding(rule: Rule, case: Case, broken: frozenset[str]) -> Finding:
@@ -88,55 +91,55 @@ def _finding(rule: Rule, case: Case, broken: frozenset[str]) -> Finding:
 
 
 def try_fixes(rule: Rule, case: Case, broken: frozenset[str] | None = None) -> tuple[str, ...]:
-    """Overrides that make the rule's finding disappear and break no other error rule; none when there are none.
+    """Return overrides that resolve the rule's finding and break no other error rule; empty if none do.
 
-    A warning is not traded for another one where that can be helped. `broken` are the ids of the rules that the case
-    breaks, when they are known already.
+    The fix of a warning avoids new warnings if possible. `broken` are the ids of the rules that the case breaks, if
+    the caller has them already.
     """
-    ruled = [r for r in applicable(case, ("error", "warning")) if r is not rule]
+    other_rules = [r for r in applicable(case, ("error", "warning")) if r is not rule]
     if broken is None:
-        broken = frozenset(r.id for r in ruled if bool(r.broken(case)))
-    kept = [r for r in ruled if r.id not in broken]
-    others = [r for r in kept if r.severity == "error"]
+        broken = frozenset(r.id for r in other_rules if bool(r.broken(case)))
+    kept = [r for r in other_rules if r.id not in broken]
+    kept_errors = [r for r in kept if r.severity == "error"]
     change = _try_one_change(rule, case, kept) if rule.severity == "warning" else None
     if change is None:
-        change = _try_one_change(rule, case, others)
+        change = _try_one_change(rule, case, kept_errors)
     if change is None and rule.severity == "error":
-        change = _try_two_changes(rule, case, others)
+        change = _try_two_changes(rule, case, kept_errors)
     keys = keys_by_flat_name()
     return tuple(format_override(keys[name], value) for name, value in (change or {}).items())
 
 
 def _working_changes(rule: Rule, case: Case) -> Iterator[tuple[Change, Case]]:
-    """Changes after which the rule is kept, each with the case it leads to."""
+    """Yield the changes that resolve the rule's finding, each with the changed case."""
     for change in _candidate_changes(rule, case):
         trial = case.replace(**change)
         if not bool(rule.broken(trial)):
             yield change, trial
 
 
-def _try_one_change(rule: Rule, case: Case, others: list[Rule]) -> Change | None:
-    """The first change that keeps the rule and breaks none of the others."""
-    clean = (change for change, trial in _working_changes(rule, case) if not any(bool(r.broken(trial)) for r in others))
+def _try_one_change(rule: Rule, case: Case, kept: list[Rule]) -> Change | None:
+    """Return the first change that resolves the finding and breaks none of the kept rules."""
+    clean = (change for change, trial in _working_changes(rule, case) if not any(bool(r.broken(trial)) for r in kept))
     return next(clean, None)
 
 
-def _try_two_changes(rule: Rule, case: Case, others: list[Rule]) -> Change | None:
-    """A change that keeps the rule, together with one that makes up for what it broke."""
+def _try_two_changes(rule: Rule, case: Case, kept: list[Rule]) -> Change | None:
+    """Return a change that resolves the finding, plus a second one that fixes the rule the first one broke."""
     for change, trial in islice(_working_changes(rule, case), MAX_FIRST_CHANGES):
-        harmed = [r for r in others if bool(r.broken(trial))]
-        second = _try_one_change(harmed[0], trial, [rule, *(r for r in others if r is not harmed[0])])
+        newly_broken = next(r for r in kept if bool(r.broken(trial)))
+        second = _try_one_change(newly_broken, trial, [rule, *(r for r in kept if r is not newly_broken)])
         if second is not None:
             return {**change, **second}
     return None
 
 
-# A changed degree changes the data-parallel size, which a fixed shard count or micro batch may not fit.
+# A changed degree changes the data-parallel size, which may not match a fixed dp_shard or micro batch.
 COMPANIONS: tuple[Change, ...] = ({}, {"dp_shard": -1}, {"dp_shard": -1, "micro_batch_size": 1})
 
 
 def _candidate_changes(rule: Rule, case: Case) -> Iterator[Change]:
-    """Every change the rule's fixes allow, the plain ones first."""
+    """Yield every change the rule's fixes allow, those without companions first."""
     seen: set[tuple[Any, ...]] = set()
     for companion in COMPANIONS:
         for fix in rule.fixes:

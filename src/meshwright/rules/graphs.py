@@ -14,17 +14,17 @@ FULL_ITERATION: Fix = {"cuda_graphs": ["full_iteration"], "cuda_graph_scope": [(
 
 
 def captured(c: Case) -> Column:
-    """Whether anything is captured."""
+    """Return whether anything is captured."""
     return c.cuda_graphs != "none"
 
 
 def is_full_iteration(c: Case) -> Column:
-    """Whether the whole forward and backward is one graph."""
+    """Return whether the complete forward and backward pass is one graph."""
     return (c.cuda_graphs == "full_iteration") | ((c.cuda_graphs == "local") & ("full_iteration" in c.cuda_graph_scope))
 
 
 def _missing_scopes(c: Case) -> tuple[str, ...]:
-    """Scopes whose modules the model does not have."""
+    """Return the scopes whose modules the model does not have."""
     experts = () if c.is_moe else ("moe", "moe_router", "moe_preprocess")
     return (*experts, *(() if c.mamba_heads else ("mamba",)))
 
@@ -34,12 +34,12 @@ def _missing_scopes(c: Case) -> tuple[str, ...]:
     "error",
     "cuda_graphs",
     engines=WITHOUT_GRAPHS,
-    message="{engine} captures no CUDA graphs ({cuda_graphs})",
-    symptom="an unknown option",
-    cause="this engine has no capture of its training step",
+    message="{engine} does not support CUDA graphs (cuda_graphs={cuda_graphs})",
+    symptom="unknown option",
+    cause="this engine cannot capture its training step",
     fixes=(NO_GRAPHS,),
 )
-def graphs_are_offered(c: Case) -> Column:
+def graphs_unsupported(c: Case) -> Column:
     return captured(c)
 
 
@@ -48,13 +48,13 @@ def graphs_are_offered(c: Case) -> Column:
     "error",
     "te_rng_tracker",
     engines=("megatron",),
-    message="{cuda_graphs} graphs need random states that can be replayed (te_rng_tracker)",
-    symptom="an assertion that CUDA graphs need the TE RNG tracker, when the model is built",
-    cause="the default tracker changes states outside the graph, and every replay would draw the same numbers",
+    message="cuda_graphs={cuda_graphs} needs te_rng_tracker=true",
+    symptom="assertion that CUDA graphs need the TE RNG tracker, when the model is built",
+    cause="the default tracker changes RNG states outside the graph, so every replay would draw the same numbers",
     fixes=({"te_rng_tracker": [True]}, NO_GRAPHS),
     pitfall="use_te_rng_tracker not set",
 )
-def random_states_replay(c: Case) -> Column:
+def graphs_without_te_rng(c: Case) -> Column:
     return captured(c) & not_(c.te_rng_tracker)
 
 
@@ -63,13 +63,13 @@ def random_states_replay(c: Case) -> Column:
     "error",
     "cuda_graphs",
     engines=WITH_GRAPHS,
-    message="{cuda_graphs} graphs cannot take packed samples of varying shape",
-    symptom="CUDA graphs accept only tensor inputs; or a replay with the wrong document borders",
-    cause="a graph replays fixed shapes, and packed samples describe their documents by lists of changing length",
+    message="cuda_graphs={cuda_graphs} does not support packed samples of varying shape",
+    symptom="CUDA graphs accept only tensor inputs; or a replay uses the wrong document boundaries",
+    cause="a graph replays fixed shapes, but packed samples carry document lists of varying length",
     fixes=({"pad_to_max_length": [True]}, {"packing": [False]}, NO_GRAPHS),
     pitfall="CUDA graphs + packed sequences",
 )
-def graphs_take_fixed_shapes(c: Case) -> Column:
+def graphs_with_dynamic_packing(c: Case) -> Column:
     return captured(c) & c.packing & not_(c.pad_to_max_length)
 
 
@@ -78,13 +78,13 @@ def graphs_take_fixed_shapes(c: Case) -> Column:
     "error",
     "recompute",
     engines=WITH_GRAPHS,
-    message="full recompute cannot be captured by {cuda_graphs} graphs of single modules",
+    message="full recompute does not work with cuda_graphs={cuda_graphs} of single modules",
     symptom="full recompute is only supported with full-iteration CUDA graphs",
-    cause="the recomputed layer would be captured once and needed twice",
+    cause="the recomputed layer would be captured once but run twice",
     fixes=({"recompute": ["selective", "none"], "recompute_layers": [0]}, FULL_ITERATION, NO_GRAPHS),
     pitfall="CUDA graphs + full recompute",
 )
-def graphs_refuse_full_recompute(c: Case) -> Column:
+def graphs_with_full_recompute(c: Case) -> Column:
     return captured(c) & (c.recompute == "full") & not_(is_full_iteration(c))
 
 
@@ -93,29 +93,29 @@ def graphs_refuse_full_recompute(c: Case) -> Column:
     "error",
     "cuda_graph_scope",
     engines=("megatron",),
-    message="local graphs capture the whole iteration only, not {cuda_graph_scope}",
+    message="cuda_graphs=local captures the full iteration only, not {cuda_graph_scope}",
     symptom="the local implementation is only supported with the full_iteration scope",
-    cause="captures of single modules are made by the transformer_engine implementation",
+    cause="only the transformer_engine implementation captures single modules",
     fixes=(
         {"cuda_graphs": ["transformer_engine"]},
         {"cuda_graph_scope": [("full_iteration",)], "check_nan": [False]},
         NO_GRAPHS,
     ),
 )
-def local_graphs_are_whole(c: Case) -> Column:
+def local_graphs_of_modules(c: Case) -> Column:
     return (c.cuda_graphs == "local") & (tuple(c.cuda_graph_scope) != ("full_iteration",))
 
 
 @rule(
-    "graphs.whole-iteration-scope",
+    "graphs.full-iteration-scope",
     "error",
     "cuda_graph_scope",
-    message="cuda_graph_scope={cuda_graph_scope} does not go with {cuda_graphs} graphs",
-    symptom="whole-iteration graphs take no modules, and module graphs no whole iteration",
+    message="cuda_graph_scope={cuda_graph_scope} does not match cuda_graphs={cuda_graphs}",
+    symptom="full-iteration graphs accept no module scopes, module graphs no full_iteration scope",
     cause="either the iteration is one graph, or modules are captured one by one",
     fixes=({"cuda_graph_scope": [()]}, NO_GRAPHS),
 )
-def scope_fits_implementation(c: Case) -> Column:
+def scope_contradicts_implementation(c: Case) -> Column:
     whole_with_modules = (c.cuda_graphs == "full_iteration") & (
         tuple(c.cuda_graph_scope) not in ((), ("full_iteration",))
     )
@@ -128,12 +128,12 @@ def scope_fits_implementation(c: Case) -> Column:
     "error",
     "check_nan",
     engines=("megatron",),
-    message="whole-iteration graphs cannot check the loss for NaN on the host",
+    message="full-iteration CUDA graphs need check_nan=false",
     symptom="full-iteration graphs need the NaN check in loss and gradients to be off",
-    cause="the check reads a value back in the middle of the iteration",
+    cause="the check reads a value back to the host in the middle of the iteration",
     fixes=({"check_nan": [False]}, NO_GRAPHS),
 )
-def whole_iterations_do_not_sync(c: Case) -> Column:
+def nan_check_in_full_iteration(c: Case) -> Column:
     return is_full_iteration(c) & c.check_nan
 
 
@@ -141,12 +141,12 @@ def whole_iterations_do_not_sync(c: Case) -> Column:
     "graphs.experts-or-router",
     "error",
     "cuda_graph_scope",
-    message="the scopes moe and moe_router are both captured",
+    message="cuda_graph_scope contains both moe and moe_router",
     symptom="the scopes moe and moe_router are mutually exclusive",
-    cause="the router is a part of the moe scope",
+    cause="the router is part of the moe scope",
     fixes=({"cuda_graph_scope": without("cuda_graph_scope", lambda c: ("moe",))},),
 )
-def experts_or_router(c: Case) -> Column:
+def moe_and_router_captured(c: Case) -> Column:
     return captured(c) & ({"moe", "moe_router"} <= set(c.cuda_graph_scope))
 
 
@@ -154,16 +154,16 @@ def experts_or_router(c: Case) -> Column:
     "graphs.preprocess-needs-router",
     "error",
     "cuda_graph_scope",
-    message="the scope moe_preprocess is captured without moe_router",
+    message="cuda_graph_scope contains moe_preprocess without moe_router",
     symptom="moe_preprocess needs the moe_router scope",
-    cause="it continues the router's graph",
+    cause="moe_preprocess continues the router's graph",
     fixes=(
         {"cuda_graph_scope": lambda c: [(*c.cuda_graph_scope, "moe_router")]},
         {"cuda_graph_scope": without("cuda_graph_scope", lambda c: ("moe_preprocess",))},
         {"cuda_graph_scope": without("cuda_graph_scope", lambda c: ("moe_preprocess", "moe"))},
     ),
 )
-def preprocess_follows_router(c: Case) -> Column:
+def preprocess_without_router(c: Case) -> Column:
     return captured(c) & ("moe_preprocess" in c.cuda_graph_scope) & ("moe_router" not in c.cuda_graph_scope)
 
 
@@ -171,16 +171,16 @@ def preprocess_follows_router(c: Case) -> Column:
     "graphs.experts-need-capacity",
     "error",
     "cuda_graph_scope",
-    message="whole expert layers can be captured only with a fixed capacity",
+    message="the moe scope of cuda_graph_scope needs a capacity_factor above 0",
     symptom="the moe scope is only supported with drop-and-pad routing",
-    cause="without a capacity the number of tokens per expert changes every step",
+    cause="without a capacity, the number of tokens per expert changes every step",
     fixes=(
         {"cuda_graph_scope": lambda c: [tuple("moe_router" if s == "moe" else s for s in c.cuda_graph_scope)]},
         {"cuda_graph_scope": without("cuda_graph_scope", lambda c: ("moe",))},
         {"capacity_factor": [1.0]},
     ),
 )
-def captured_experts_have_capacity(c: Case) -> Column:
+def captured_experts_without_capacity(c: Case) -> Column:
     return captured(c) & ("moe" in c.cuda_graph_scope) & (c.capacity_factor == 0)
 
 
@@ -189,11 +189,11 @@ def captured_experts_have_capacity(c: Case) -> Column:
     "error",
     "cuda_graph_scope",
     message="cuda_graph_scope={cuda_graph_scope} names modules that this model does not have",
-    symptom="an assertion on the scope, or nothing is captured",
+    symptom="assertion on the scope, or nothing is captured",
     cause="only modules of the model can be captured",
     fixes=({"cuda_graph_scope": without("cuda_graph_scope", _missing_scopes)}, NO_GRAPHS),
 )
-def captured_modules_exist(c: Case) -> Column:
+def captured_modules_missing(c: Case) -> Column:
     return captured(c) & bool(set(_missing_scopes(c)) & set(c.cuda_graph_scope))
 
 
@@ -201,12 +201,12 @@ def captured_modules_exist(c: Case) -> Column:
     "graphs.scope-unused",
     "advice",
     "cuda_graph_scope",
-    message="cuda_graph_scope is given, but cuda_graphs=none captures nothing",
-    symptom="no speed-up",
-    cause="the implementation has to be chosen as well",
+    message="cuda_graph_scope is set, but cuda_graphs=none captures nothing",
+    symptom="no speedup",
+    cause="the implementation must be selected too",
     fixes=({"cuda_graph_scope": [()]},),
 )
-def scope_is_read(c: Case) -> Column:
+def scope_without_graphs(c: Case) -> Column:
     return (c.cuda_graphs == "none") & (len(c.cuda_graph_scope) > 0)
 
 
@@ -215,12 +215,12 @@ def scope_is_read(c: Case) -> Column:
     "error",
     "cuda_graphs",
     engines=("torchtitan",),
-    message="this engine captures no graphs with pp={pp}",
-    symptom="CUDA graphs are refused together with pipeline parallelism",
-    cause="its pipeline schedule runs stages from the host",
+    message="{engine} does not support CUDA graphs with pp={pp}",
+    symptom="CUDA graphs are rejected with pipeline parallelism",
+    cause="the host drives its pipeline stages",
     fixes=(NO_GRAPHS,),
 )
-def pipelines_are_not_captured(c: Case) -> Column:
+def graphs_with_pipeline(c: Case) -> Column:
     return captured(c) & (c.pp > 1)
 
 
@@ -229,11 +229,11 @@ def pipelines_are_not_captured(c: Case) -> Column:
     "error",
     "dispatcher",
     engines=("torchtitan", "megatron"),
-    message="the {dispatcher} dispatcher of ep={ep} waits for the host inside what is captured",
-    symptom="operation not permitted when stream is capturing; or the combination is refused",
-    cause="the number of tokens per rank is read back to size the buffers",
+    message="the {dispatcher} dispatcher at ep={ep} synchronizes with the host inside the captured region",
+    symptom="operation not permitted when stream is capturing; or the combination is rejected",
+    cause="it reads the number of tokens per rank back to size its buffers",
     fixes=({"dispatcher": ["hybridep", "deepep"]}, {"capacity_factor": [1.0]}, NO_GRAPHS),
 )
-def captured_dispatch_does_not_sync(c: Case) -> Column:
+def captured_dispatch_syncs(c: Case) -> Column:
     syncs = c.is_moe & (c.ep > 1) & one_of(c.dispatcher, SYNCING) & (c.capacity_factor == 0)
     return syncs & (is_full_iteration(c) | (captured(c) & (c.engine == "torchtitan")))

@@ -1,4 +1,4 @@
-"""Tensor parallelism cuts heads, widths and the vocabulary: whether they can be cut."""
+"""Heads, widths and vocabulary that tensor parallelism must divide."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TP_PITFALL = "TP > num_kv_heads"
 
 
 def _tp_dividing(of: str) -> tuple[Fix, ...]:
-    """Tensor-parallel degrees that divide one of the model's numbers, or none at all."""
+    """Return fixes: tp degrees that divide one of the model's numbers, or no tensor parallelism."""
     return ({"tp": divisors_of(of, "tp")}, NO_TP)
 
 
@@ -22,12 +22,12 @@ def _tp_dividing(of: str) -> tuple[Fix, ...]:
     "heads.attention",
     "error",
     "tp",
-    message="{heads} attention heads cannot be shared by tp={tp} ranks",
+    message="{heads} attention heads are not divisible by tp={tp}",
     symptom="num_attention_heads must be divisible by tensor_model_parallel_size (or a view of the wrong shape)",
-    cause="each tensor-parallel rank computes whole heads",
+    cause="each tensor-parallel rank computes complete heads",
     fixes=_tp_dividing("heads"),
 )
-def heads_divide(c: Case) -> Column:
+def heads_not_divisible(c: Case) -> Column:
     return c.heads % c.tp != 0
 
 
@@ -38,11 +38,11 @@ def heads_divide(c: Case) -> Column:
     engines=REPLICATING_KV,
     message="{kv_heads} key/value heads are neither a multiple nor a divisor of tp={tp}",
     symptom="num_query_groups must be a multiple or a divisor of tensor_model_parallel_size",
-    cause="ranks hold whole key/value heads, or whole groups of ranks hold copies of one",
+    cause="each rank holds complete key/value heads, or several ranks replicate one",
     fixes=_tp_dividing("kv_heads"),
     pitfall=TP_PITFALL,
 )
-def kv_heads_divide_or_replicate(c: Case) -> Column:
+def kv_heads_not_divisible_or_replicable(c: Case) -> Column:
     return (c.kv_heads % c.tp != 0) & (c.tp % max(c.kv_heads, 1) != 0)
 
 
@@ -51,13 +51,13 @@ def kv_heads_divide_or_replicate(c: Case) -> Column:
     "error",
     "tp",
     engines=STRICT_KV,
-    message="{kv_heads} key/value heads cannot be shared by tp={tp} ranks on this engine",
+    message="{kv_heads} key/value heads are not divisible by tp={tp}",
     symptom="n_kv_heads must be divisible by the tensor-parallel degree",
-    cause="this engine does not copy key/value heads; each rank needs at least one of its own",
+    cause="this engine does not replicate key/value heads; each rank needs at least one of its own",
     fixes=_tp_dividing("kv_heads"),
     pitfall=TP_PITFALL,
 )
-def kv_heads_divide(c: Case) -> Column:
+def kv_heads_not_divisible(c: Case) -> Column:
     return c.kv_heads % c.tp != 0
 
 
@@ -66,13 +66,13 @@ def kv_heads_divide(c: Case) -> Column:
     "advice",
     "tp",
     engines=REPLICATING_KV,
-    message="tp={tp} is more than the {kv_heads} key/value heads, so that each of them is copied",
+    message="tp={tp} exceeds the {kv_heads} key/value heads, so each head is replicated",
     symptom="runs, but key/value projections stop shrinking and their gradients need one more reduction",
-    cause="beyond the number of key/value heads tensor parallelism copies them",
+    cause="beyond the number of key/value heads, tensor parallelism replicates them",
     fixes=({"tp": lambda c: [d for d in divisors_of("kv_heads", "tp")(c) if d <= c.kv_heads]},),
     pitfall=TP_PITFALL,
 )
-def kv_heads_are_not_copied(c: Case) -> Column:
+def kv_heads_replicated(c: Case) -> Column:
     return (c.kv_heads > 0) & (c.tp > c.kv_heads) & (c.tp % max(c.kv_heads, 1) == 0)
 
 
@@ -86,7 +86,7 @@ def kv_heads_are_not_copied(c: Case) -> Column:
     cause="column-parallel layers give every rank the same number of columns",
     fixes=_tp_dividing("ffn"),
 )
-def ffn_divides(c: Case) -> Column:
+def ffn_not_divisible(c: Case) -> Column:
     return c.ffn % c.tp != 0
 
 
@@ -95,12 +95,12 @@ def ffn_divides(c: Case) -> Column:
     "advice",
     "tp",
     engines=PADDING_VOCABULARY,
-    message="the vocabulary of {vocab} is padded, because tp={tp} does not divide it",
-    symptom="the embedding of the checkpoint and of the model differ by a few rows",
-    cause="the vocabulary is cut over the tensor-parallel ranks and padded until it can be",
+    message="the vocabulary of {vocab} is padded, because it is not divisible by tp={tp}",
+    symptom="the embeddings of checkpoint and model differ by a few rows",
+    cause="the vocabulary is sharded over the tensor-parallel ranks and padded to divide evenly",
     fixes=_tp_dividing("vocab"),
 )
-def vocabulary_is_not_padded(c: Case) -> Column:
+def vocab_padded(c: Case) -> Column:
     return c.vocab % c.tp != 0
 
 
@@ -109,12 +109,12 @@ def vocabulary_is_not_padded(c: Case) -> Column:
     "error",
     "tp",
     engines=("meshwright",),
-    message="the vocabulary of {vocab} cannot be cut into tp={tp} equal parts",
-    symptom="the embedding is refused when it is cut, before any weight exists",
-    cause="rows are cut over the tensor-parallel ranks and then sharded; nothing is padded, so that checkpoints fit",
+    message="the vocabulary of {vocab} is not divisible by tp={tp}",
+    symptom="rejected when the embedding is sharded, before weights are allocated",
+    cause="rows are split by tp and then sharded; nothing is padded, so that checkpoints fit",
     fixes=_tp_dividing("vocab"),
 )
-def vocabulary_divides(c: Case) -> Column:
+def vocab_not_divisible(c: Case) -> Column:
     return c.vocab % c.tp != 0
 
 
@@ -122,12 +122,12 @@ def vocabulary_divides(c: Case) -> Column:
     "heads.mamba",
     "error",
     "tp",
-    message="{mamba_heads} state-space heads in {mamba_groups} groups cannot be shared by tp={tp} ranks",
-    symptom="an assertion in the Mamba mixer on heads or groups and the tensor-parallel size",
-    cause="each rank computes whole state-space heads and whole groups",
+    message="{mamba_heads} Mamba heads in {mamba_groups} groups are not divisible by tp={tp}",
+    symptom="assertion in the Mamba mixer on heads or groups and the tensor-parallel size",
+    cause="each rank computes complete Mamba heads and groups",
     fixes=({"tp": divisors_of("mamba_groups", "tp")}, NO_TP),
 )
-def mamba_heads_divide(c: Case) -> Column:
+def mamba_heads_not_divisible(c: Case) -> Column:
     return (c.mamba_heads % c.tp != 0) | (c.mamba_groups % c.tp != 0)
 
 
@@ -136,12 +136,12 @@ def mamba_heads_divide(c: Case) -> Column:
     "error",
     "cp",
     engines=("megatron", "meshwright"),
-    message="{mamba_heads} state-space heads cannot be shared by tp × cp = {tp} × {cp} ranks",
-    symptom="an assertion in the Mamba mixer on heads and the context-parallel size",
-    cause="under context parallelism the state-space scan sees the whole sequence and a part of the heads",
+    message="{mamba_heads} Mamba heads are not divisible by tp × cp = {tp} × {cp}",
+    symptom="assertion in the Mamba mixer on heads and the context-parallel size",
+    cause="with context parallelism, each rank scans the full sequence for a subset of the heads",
     fixes=({"cp": divisors_of("mamba_heads", "cp")}, {"cp": [1]}),
 )
-def mamba_heads_divide_context(c: Case) -> Column:
+def mamba_heads_not_divisible_by_cp(c: Case) -> Column:
     return (c.cp > 1) & (c.mamba_heads % (c.tp * c.cp) != 0)
 
 
@@ -149,12 +149,12 @@ def mamba_heads_divide_context(c: Case) -> Column:
     "heads.gated-delta",
     "error",
     "tp",
-    message="{delta_k_heads} key and {delta_v_heads} value heads of linear attention cannot be shared by tp={tp} ranks",
-    symptom="a shape error or assertion in the gated-delta layer",
-    cause="each rank computes whole heads of the linear attention",
+    message="{delta_k_heads} key and {delta_v_heads} value heads of linear attention are not divisible by tp={tp}",
+    symptom="shape error or assertion in the gated-delta layer",
+    cause="each rank computes complete linear-attention heads",
     fixes=({"tp": divisors_of("delta_k_heads", "tp")}, NO_TP),
 )
-def delta_heads_divide(c: Case) -> Column:
+def delta_heads_not_divisible(c: Case) -> Column:
     return (c.delta_k_heads % c.tp != 0) | (c.delta_v_heads % c.tp != 0)
 
 
@@ -163,11 +163,11 @@ def delta_heads_divide(c: Case) -> Column:
     "error",
     "cp",
     engines=("megatron", "meshwright"),
-    message="{delta_k_heads} key and {delta_v_heads} value heads cannot be shared by tp × cp = {tp} × {cp} ranks",
+    message="{delta_k_heads} key and {delta_v_heads} value heads are not divisible by tp × cp = {tp} × {cp}",
     symptom="linear_num_key_heads must be a multiple of tensor × context parallel size",
-    cause="under context parallelism the recurrence sees the whole sequence and a part of the heads",
+    cause="with context parallelism, each rank runs the recurrence over the full sequence for a subset of the heads",
     fixes=({"cp": divisors_of("delta_k_heads", "cp")}, {"cp": [1]}),
 )
-def delta_heads_divide_context(c: Case) -> Column:
+def delta_heads_not_divisible_by_cp(c: Case) -> Column:
     ranks = c.tp * c.cp
     return (c.cp > 1) & ((c.delta_k_heads % ranks != 0) | (c.delta_v_heads % ranks != 0))

@@ -21,12 +21,12 @@ ATTENTION: dict[str, tuple[str, ...]] = {
     "error",
     "attention",
     engines=tuple(ATTENTION),
-    message="{engine} has no {attention} attention",
-    symptom="an unknown attention backend",
-    cause="engines bring different kernels",
+    message="{engine} does not support attention={attention}",
+    symptom="unknown attention backend",
+    cause="engines ship different kernels",
     fixes=({"attention": ["auto"]},),
 )
-def attention_is_offered(c: Case) -> Column:
+def attention_unsupported(c: Case) -> Column:
     return not_(one_of(c.attention, ATTENTION.get(c.engine, (c.attention,))))
 
 
@@ -34,12 +34,12 @@ def attention_is_offered(c: Case) -> Column:
     "kernels.eager-attention",
     "warning",
     "attention",
-    message="eager attention stores the scores of {seq_length} × {seq_length} tokens",
+    message="eager attention stores {seq_length} × {seq_length} scores per head",
     symptom="out of memory, or attention takes most of the step",
-    cause="without a fused kernel memory and traffic grow with the square of the sequence",
+    cause="without a fused kernel, memory and traffic grow with the square of the sequence length",
     fixes=({"attention": ["auto"]},),
 )
-def attention_is_fused(c: Case) -> Column:
+def eager_attention_on_long_sequence(c: Case) -> Column:
     return (c.attention == "eager") & (c.seq_length / c.cp > 2048) & (c.heads > 0)
 
 
@@ -48,12 +48,12 @@ def attention_is_fused(c: Case) -> Column:
     "warning",
     "compile",
     engines=("kempnerforge",),
-    message="compiling a mixture of experts breaks the graph at every router",
-    symptom="a warning at start, long compilation and little gain",
-    cause="the number of tokens per expert is known only when the step runs",
+    message="compile=true breaks the graph at every MoE router",
+    symptom="a warning at startup, long compilation and little gain",
+    cause="the number of tokens per expert is known only at run time",
     fixes=({"compile": [False]},),
 )
-def experts_are_not_compiled(c: Case) -> Column:
+def moe_compiled(c: Case) -> Column:
     return c.is_moe & c.compile
 
 
@@ -62,12 +62,12 @@ def experts_are_not_compiled(c: Case) -> Column:
     "error",
     "loss",
     engines=("megatron",),
-    message="deterministic kernels cannot use the {loss} loss",
-    symptom="deterministic mode refuses the fused cross-entropy",
-    cause="its fused backward adds in an order that is not fixed",
+    message="deterministic=true does not support loss={loss}",
+    symptom="deterministic mode rejects the fused cross-entropy",
+    cause="its fused backward accumulates in an order that is not fixed",
     fixes=({"loss": ["vocab_parallel"]}, {"deterministic": [False]}),
 )
-def loss_is_repeatable(c: Case) -> Column:
+def deterministic_fused_loss(c: Case) -> Column:
     return c.deterministic & (c.loss == "fused_linear")
 
 
@@ -76,29 +76,29 @@ def loss_is_repeatable(c: Case) -> Column:
     "error",
     "loss",
     engines=("kempnerforge",),
-    message="{engine} has no {loss} loss",
-    symptom="an unknown loss function name",
-    cause="it offers plain and chunked cross-entropy",
+    message="{engine} does not support loss={loss}",
+    symptom="unknown loss function name",
+    cause="it has plain and chunked cross-entropy",
     fixes=({"loss": ["chunked"]},),
 )
-def loss_is_offered(c: Case) -> Column:
+def loss_unsupported(c: Case) -> Column:
     return c.loss == "fused_linear"
 
 
 @rule(
-    "kernels.whole-logits",
+    "kernels.full-logits",
     "advice",
     "loss",
-    message="the plain loss keeps {logits:.0f} GiB of logits on one rank",
-    symptom="a memory peak at the end of the forward pass that recompute does not touch",
-    cause="logits of every token over the whole vocabulary, in 32 bits, with their gradient",
+    message="loss=plain keeps {logits:.0f} GiB of logits on one rank",
+    symptom="a memory peak at the end of the forward pass that recompute does not reduce",
+    cause="it stores fp32 logits of every token over the full vocabulary, and their gradient",
     fixes=({"loss": ["chunked", "vocab_parallel"]}, {"micro_batch_size": [1], "loss": ["chunked"]}),
     values={"logits": lambda c: _logits_gib(c)},
 )
-def logits_are_cut(c: Case) -> Column:
+def full_logits_stored(c: Case) -> Column:
     return (c.loss == "plain") & (_logits_gib(c) > 8)
 
 
 def _logits_gib(c: Case) -> Column:
-    """Logits in 16 and 32 bits and the gradient in 32, as the plain loss holds them."""
+    """Return the logits memory of the plain loss: 16-bit and 32-bit logits and a 32-bit gradient."""
     return c.micro_batch_size * c.seq_length / c.cp * c.vocab * 10 / 2**30

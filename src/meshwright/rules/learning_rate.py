@@ -18,37 +18,37 @@ SUPPORTED: dict[str, tuple[str, ...]] = {
     "schedule_name",
     engines=tuple(SUPPORTED),
     message="{engine} has no {schedule_name} schedule",
-    symptom="an unknown decay style",
-    cause="engines bring different schedules",
+    symptom="unknown decay style",
+    cause="engines ship different schedules",
     fixes=({"schedule_name": ["cosine"]},),
 )
-def schedule_is_offered(c: Case) -> Column:
+def schedule_unsupported(c: Case) -> Column:
     return not_(one_of(c.schedule_name, SUPPORTED.get(c.engine, (c.schedule_name,))))
 
 
 @rule(
-    "learning_rate.warm-up-to-the-end",
+    "learning_rate.warmup-too-long",
     "warning",
     "warmup_steps",
-    message="{warmup_steps} warm-up steps of {steps} in all",
-    symptom="the learning rate never reaches its peak; some engines cap the warm-up with a log line",
-    cause="the warm-up was made for a longer run",
+    message="warmup_steps={warmup_steps}, but training has only {steps} steps",
+    symptom="the learning rate never reaches its peak; some engines cap the warmup with a log line",
+    cause="the warmup was set for a longer run",
     fixes=({"warmup_steps": lambda c: [max(c.steps // 10, 1) if c.steps > 1 else 0]},),
 )
-def warm_up_ends(c: Case) -> Column:
+def warmup_too_long(c: Case) -> Column:
     return (c.warmup_steps > 0) & (c.warmup_steps >= c.steps)
 
 
 @rule(
-    "learning_rate.no-warm-up",
+    "learning_rate.no-warmup",
     "advice",
     "warmup_steps",
     message="pretraining starts at the full learning rate {lr}",
-    symptom="a spike in the first hundred steps, sometimes for good",
-    cause="the optimizer's moments are empty at the start",
+    symptom="a loss spike in the first hundred steps, sometimes permanent",
+    cause="the optimizer's moments are empty at the first step",
     fixes=({"warmup_steps": lambda c: [max(c.steps // 100, 1)]},),
 )
-def training_warms_up(c: Case) -> Column:
+def no_warmup(c: Case) -> Column:
     return (c.warmup_steps == 0) & (c.goal == "pretrain") & (c.steps >= 1000) & not_(c.benchmark)
 
 
@@ -57,24 +57,24 @@ def training_warms_up(c: Case) -> Column:
     "error",
     "min_lr",
     message="min_lr={min_lr} is above lr={lr}",
-    symptom="an assertion that the minimum learning rate is at most the peak",
+    symptom="assertion that the minimum learning rate is at most the peak",
     cause="the schedule decays from lr to min_lr",
     fixes=({"min_lr": lambda c: [float(f"{c.lr / 10:.4g}")]},),
 )
-def decay_goes_down(c: Case) -> Column:
+def min_lr_above_peak(c: Case) -> Column:
     return c.min_lr > c.lr
 
 
 @rule(
-    "learning_rate.decay-inside-warm-up",
+    "learning_rate.decay-inside-warmup",
     "error",
     "decay_steps",
-    message="the decay ends at step {decay_steps}, inside the {warmup_steps} warm-up steps",
-    symptom="an assertion that the decay is longer than the warm-up",
-    cause="decay_steps counts from the first step, the warm-up included",
+    message="the decay ends at step {decay_steps}, within the {warmup_steps} warmup steps",
+    symptom="assertion that the decay is longer than the warmup",
+    cause="decay_steps counts from the first step and includes the warmup",
     fixes=({"decay_steps": [0]},),
 )
-def decay_follows_warm_up(c: Case) -> Column:
+def decay_inside_warmup(c: Case) -> Column:
     return (c.decay_steps > 0) & (c.decay_steps <= c.warmup_steps)
 
 
@@ -82,12 +82,12 @@ def decay_follows_warm_up(c: Case) -> Column:
     "learning_rate.decay-unfinished",
     "advice",
     "decay_steps",
-    message="the decay would end at step {decay_steps}, the training ends at {steps}",
-    symptom="the final learning rate is above min_lr, and the last part of the gain is missed",
-    cause="decay_steps was made for a longer run",
+    message="the decay ends at step {decay_steps}, but training ends at step {steps}",
+    symptom="the final learning rate is above min_lr, so part of the final loss improvement is lost",
+    cause="decay_steps was set for a longer run",
     fixes=({"decay_steps": [0]},),
 )
-def decay_ends(c: Case) -> Column:
+def decay_unfinished(c: Case) -> Column:
     return (c.decay_steps > c.steps) & (c.goal == "pretrain") & not_(c.benchmark)
 
 
@@ -96,11 +96,11 @@ def decay_ends(c: Case) -> Column:
     "advice",
     "lr",
     message="lr={lr} is unusual for adapters",
-    symptom="hardly any learning when small, a diverging loss when large",
-    cause="adapters start at zero and take about ten times the learning rate of full fine-tuning",
+    symptom="slow learning if too small, a diverging loss if too large",
+    cause="adapters start at zero and use about ten times the learning rate of full fine-tuning",
     fixes=({"lr": [1e-4], "min_lr": lambda c: [min(c.min_lr, 1e-5)]},),
 )
-def adapter_rate_is_usual(c: Case) -> Column:
+def unusual_adapter_lr(c: Case) -> Column:
     return (c.goal == "peft") & ((c.lr < 2e-5) | (c.lr > 1e-3))
 
 
@@ -108,13 +108,13 @@ def adapter_rate_is_usual(c: Case) -> Column:
     "learning_rate.fine-tuning",
     "warning",
     "lr",
-    message="lr={lr} is high for fine-tuning all weights",
-    symptom="the model forgets what it knew",
-    cause="pretrained weights need small steps: usual is 5e-6 to 2e-5",
+    message="lr={lr} is high for full fine-tuning",
+    symptom="the model forgets what it learned in pretraining",
+    cause="pretrained weights need small updates: 5e-6 to 2e-5 is usual",
     fixes=({"lr": [1e-5], "min_lr": lambda c: [min(c.min_lr, 1e-6)]},),
 )
-def fine_tuning_rate_is_small(c: Case) -> Column:
-    orthogonal = c.optimizer_name == "muon"  # its updates are of one size, whatever the gradients
+def fine_tuning_lr_too_high(c: Case) -> Column:
+    orthogonal = c.optimizer_name == "muon"  # Muon updates have one magnitude, independent of the gradients
     return (c.goal == "sft") & (c.lr > 1e-4) & not_(orthogonal) & not_(c.is_diffusion) & not_(c.benchmark)
 
 
@@ -124,11 +124,11 @@ def fine_tuning_rate_is_small(c: Case) -> Column:
     "lr",
     message="lr={lr} is high for a model with {size:.0f} billion active parameters",
     symptom="loss spikes or divergence",
-    cause="the largest stable learning rate falls with model size",
+    cause="the largest stable learning rate decreases with model size",
     fixes=({"lr": [3e-4], "min_lr": lambda c: [min(c.min_lr, 3e-5)]},),
     values={"size": lambda c: c.params_active / 1e9},
 )
-def pretraining_rate_is_stable(c: Case) -> Column:
+def pretraining_lr_too_high(c: Case) -> Column:
     adam = one_of(c.optimizer_name, ("adamw", "schedule_free_adamw"))
     limit = 6e-4 if c.params_active > 2e10 else 2e-3
     return adam & (c.goal == "pretrain") & (c.lr > limit) & not_(c.benchmark)
@@ -138,10 +138,10 @@ def pretraining_rate_is_stable(c: Case) -> Column:
     "learning_rate.schedule-free",
     "warning",
     "schedule_name",
-    message="schedule_free_adamw under a {schedule_name} decay",
-    symptom="decays twice: the averaged weights lag behind",
-    cause="its averaging of weights replaces the schedule",
+    message="schedule_free_adamw with a {schedule_name} decay",
+    symptom="the learning rate decays twice; the averaged weights lag behind",
+    cause="its weight averaging replaces the schedule",
     fixes=({"schedule_name": ["constant"]},),
 )
-def schedule_free_is_constant(c: Case) -> Column:
+def schedule_free_with_decay(c: Case) -> Column:
     return (c.optimizer_name == "schedule_free_adamw") & (c.schedule_name != "constant")

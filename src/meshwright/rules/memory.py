@@ -1,4 +1,4 @@
-"""Whether it fits; these rules are asked only where an estimate is at hand, but for plain arithmetic."""
+"""Whether the training fits in memory. All but memory.replicated-state need an estimate (Case.memory)."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ IDLE_SHARE = 0.5
 
 
 def host_memory_gib(c: Case) -> Column:
-    """GiB that one rank keeps in host memory: what the same case without offloading would hold on the GPU beside it."""
+    """Return GiB that one rank keeps in host memory: what the same case without offload would add on the GPU."""
     if not np.any(c.offload != "none") or c.memory is None:
         return 0.0
-    here, there = c.memory, c.replace(offload="none").memory
+    offloaded, resident = c.memory, c.replace(offload="none").memory
     parts = ("weights", "gradients", "optimizer", "activations")
-    return np.maximum(sum(getattr(there, part) - getattr(here, part) for part in parts), 0.0)
+    return np.maximum(sum(getattr(resident, part) - getattr(offloaded, part) for part in parts), 0.0)
 
 
 def offloads(*values: str) -> Values:
-    """Those of the values whose share of the host's memory is large enough."""
+    """Return the offload values that fit in host memory."""
     return lambda c: [value for value in values if not bool(host_is_full(c.replace(offload=value)))]
 
 
 def host_is_full(c: Case) -> Column:
-    """Where more is kept in host memory than the usual machine has for each GPU."""
+    """Return where offloading needs more host memory than the node has per GPU."""
     return host_memory_gib(c) > c.host_gib
 
 
@@ -85,7 +85,7 @@ def _fits(c: Case) -> Column:
 
 
 def replicated_state_gib(c: Case) -> Column:
-    """Weights, gradients, master weights and two moments of what one rank holds when nothing is shared."""
+    """Return GiB of weights, gradients, master weights and two moments on one rank without sharding."""
     bytes_each = 2 if c.goal == "peft" else 18
     dense = (c.params_total - c.params_routed) / (c.tp * c.pp)
     return (dense + c.params_routed / (c.ep * c.etp * c.pp)) * bytes_each / GIB
@@ -97,11 +97,11 @@ def replicated_state_gib(c: Case) -> Column:
     "strategy",
     message="ddp keeps {state:.0f} GiB of weights and optimizer state on every GPU of {capacity_gib:.0f} GiB",
     symptom="out of memory while the optimizer is built or in the first step",
-    cause="plain data parallelism shares nothing: 18 bytes per parameter on every rank",
+    cause="plain data parallelism shards nothing: 18 bytes per parameter on every rank",
     fixes=({"strategy": ["fsdp2", "zero1", "megatron_fsdp"]},),
     values={"state": replicated_state_gib},
 )
-def replicated_state_fits(c: Case) -> Column:
+def replicated_state_too_large(c: Case) -> Column:
     return c.memory is None and (c.strategy == "ddp") & (replicated_state_gib(c) > c.capacity_gib)
 
 
@@ -109,13 +109,13 @@ def replicated_state_fits(c: Case) -> Column:
     "memory.state",
     "error",
     "strategy",
-    message="weights, gradients and optimizer state alone take {state:.0f} GiB of {capacity_gib:.0f} GiB",
-    symptom="out of memory before or in the first optimizer step, whatever the batch",
-    cause="too few GPUs share the state of this model",
+    message="weights, gradients and optimizer state alone need {state:.0f} GiB of {capacity_gib:.0f} GiB",
+    symptom="out of memory before or in the first optimizer step, at any batch size",
+    cause="the state is sharded over too few GPUs",
     fixes=STATE_FIXES,
     values={"state": _state},
 )
-def state_fits(c: Case) -> Column:
+def state_too_large(c: Case) -> Column:
     return _state(c) > c.capacity_gib
 
 
@@ -123,9 +123,9 @@ def state_fits(c: Case) -> Column:
     "memory.host",
     "error",
     "offload",
-    message="{offload} on the host take {held:.0f} GiB of its memory per GPU, where there are {host_gib:.0f} GiB",
-    symptom="the kernel kills a process, or the host swaps, while the optimizer is built",
-    cause="host memory is shared by all GPUs of a node, and it is no larger than a few GPUs",
+    message="offload={offload} needs {needed:.0f} GiB of host memory per GPU, but there are {host_gib:.0f} GiB",
+    symptom="the OOM killer ends a process, or the host swaps, while the optimizer is built",
+    cause="all GPUs of a node share its host memory, which is only as large as that of a few GPUs",
     fixes=(
         {"offload": ["none", "optimizer"]},
         {"dp_replicate": [1], "dp_shard": [-1]},
@@ -134,9 +134,9 @@ def state_fits(c: Case) -> Column:
         {"tp": larger("tp"), "sp": [True]},
         {"tp": larger("tp"), "sp": [True], "pp": larger("pp")},
     ),
-    values={"held": host_memory_gib},
+    values={"needed": host_memory_gib},
 )
-def host_memory_is_enough(c: Case) -> Column:
+def host_memory_too_small(c: Case) -> Column:
     return host_is_full(c)
 
 
@@ -146,11 +146,11 @@ def host_memory_is_enough(c: Case) -> Column:
     "micro_batch_size",
     message="the estimated peak is {total:.0f} GiB of {capacity_gib:.0f} GiB",
     symptom="out of memory in the first or second step",
-    cause="activations and buffers do not fit beside the state",
+    cause="activations and buffers do not fit next to the state",
     fixes=MEMORY_FIXES,
     values={"total": _total},
 )
-def peak_fits(c: Case) -> Column:
+def peak_too_large(c: Case) -> Column:
     return not_(_fits(c)) & (_state(c) <= c.capacity_gib)
 
 
@@ -158,24 +158,24 @@ def peak_fits(c: Case) -> Column:
     "memory.tight",
     "warning",
     "micro_batch_size",
-    message="the estimated peak is {total:.0f} GiB of {capacity_gib:.0f} GiB, with little room for error",
-    symptom="may run out of memory in a long sample, an unbalanced expert step or after hours",
+    message="the estimated peak is {total:.0f} GiB of {capacity_gib:.0f} GiB, with little headroom",
+    symptom="may run out of memory on a long sample, in an unbalanced expert step or after hours",
     cause="estimates have an error band, and memory fragments",
     fixes=MEMORY_FIXES,
     values={"total": _total},
 )
-def peak_has_room(c: Case) -> Column:
+def peak_without_headroom(c: Case) -> Column:
     return np.asarray(_fits(c)) & (_total(c) > TIGHT_SHARE * c.capacity_gib)
 
 
 def _with(c: Case, **change: Any) -> Column:
-    """The memory total of the case with a change, as a share of the GPU."""
+    """Return the total memory of the changed case as a share of the GPU's memory."""
     changed = c.replace(**change).memory
     return np.inf if changed is None else changed.total / c.capacity_gib
 
 
 def _leaves_headroom(c: Case, **change: Any) -> Column:
-    """Whether the changed case would leave comfortable room."""
+    """Return whether the changed case would leave enough headroom."""
     return _with(c, **change) < TIGHT_SHARE - 0.07
 
 
@@ -183,13 +183,13 @@ def _leaves_headroom(c: Case, **change: Any) -> Column:
     "memory.recompute-not-needed",
     "advice",
     "recompute",
-    message="full recompute, while less of it would fit as well ({total:.0f} GiB of {capacity_gib:.0f} GiB used now)",
-    symptom="a quarter to a third of the step is spent on computing activations again",
-    cause="there is room to keep them",
+    message="full recompute is not needed, less also fits ({total:.0f} GiB of {capacity_gib:.0f} GiB used now)",
+    symptom="a quarter to a third of the step is spent on recomputing activations",
+    cause="there is enough memory to keep them",
     fixes=({"recompute": ["none", "selective"], "recompute_layers": [0]},),
     values={"total": _total},
 )
-def recompute_is_needed(c: Case) -> Column:
+def unneeded_recompute(c: Case) -> Column:
     return (c.recompute == "full") & _leaves_headroom(
         c, recompute="selective", recompute_modules=(), recompute_layers=0
     )
@@ -200,12 +200,12 @@ def recompute_is_needed(c: Case) -> Column:
     "advice",
     "tp",
     engines=("meshwright", "torchtitan", "automodel", "kempnerforge"),
-    message="tp={tp}, while sharded data parallelism alone would fit",
-    symptom="traffic in every layer that a purely sharded run does not have",
+    message="tp={tp} is not needed, sharded data parallelism alone fits",
+    symptom="communication in every layer that a purely sharded run does not have",
     cause="sharding alone is faster wherever it fits",
     fixes=(NO_TP,),
 )
-def tensor_parallel_is_needed(c: Case) -> Column:
+def unneeded_tensor_parallel(c: Case) -> Column:
     fed = c.global_batch_size >= c.dp * c.tp
     return (c.tp > 1) & (c.strategy == "fsdp2") & fed & _leaves_headroom(c, tp=1, sp=False, tp_comm_overlap=False)
 
@@ -214,12 +214,12 @@ def tensor_parallel_is_needed(c: Case) -> Column:
     "memory.offload-not-needed",
     "advice",
     "offload",
-    message="{offload} in host memory, while all would fit on the GPU",
+    message="offload={offload} is not needed, everything fits on the GPU",
     symptom="the GPU waits for the host link",
-    cause="there is room without it",
+    cause="there is enough GPU memory without it",
     fixes=({"offload": ["none"]},),
 )
-def offload_is_needed(c: Case) -> Column:
+def unneeded_offload(c: Case) -> Column:
     return (c.offload != "none") & _leaves_headroom(c, offload="none")
 
 
@@ -228,12 +228,12 @@ def offload_is_needed(c: Case) -> Column:
     "advice",
     "reshard_after_forward",
     engines=("meshwright", "torchtitan", "automodel"),
-    message="with pp={pp} every stage gathers its parameters for each of {accumulation} micro batches",
-    symptom="sharding traffic grows with the number of micro batches",
-    cause="parameters freed after each forward are gathered again, and there is room to keep them",
+    message="with pp={pp}, every stage gathers its parameters for each of {accumulation} micro batches",
+    symptom="FSDP traffic grows with the number of micro batches",
+    cause="parameters freed after each forward are gathered again, although there is memory to keep them",
     fixes=({"reshard_after_forward": [False]},),
 )
-def stages_keep_parameters(c: Case) -> Column:
+def gathers_every_micro_batch(c: Case) -> Column:
     gathers = (c.strategy == "fsdp2") & (c.pp > 1) & (c.shard > 1) & c.reshard_after_forward
     return gathers & _leaves_headroom(c, reshard_after_forward=False)
 
@@ -243,12 +243,12 @@ def stages_keep_parameters(c: Case) -> Column:
     "advice",
     "micro_batch_size",
     message="only {total:.0f} GiB of {capacity_gib:.0f} GiB are used, with {accumulation} micro batches per step",
-    symptom="small matrix products, more launches and more gathering than needed",
+    symptom="small matmuls, more kernel launches and more gathers than needed",
     cause="a larger micro batch would fit",
     fixes=({"micro_batch_size": lambda c: [int(c.micro_batch_size) * times for times in (2, 4, 8, 16, 32)]},),
     values={"total": _total},
 )
-def memory_is_used(c: Case) -> Column:
+def memory_underused(c: Case) -> Column:
     known = _total(c) > 0
     doubled = _leaves_headroom(c, micro_batch_size=c.micro_batch_size * 2)
     idle = (_total(c) < IDLE_SHARE * c.capacity_gib) & (c.accumulation % 2 == 0) & (c.pp == 1)

@@ -1,4 +1,4 @@
-"""Model families that an engine treats in its own way, recognised by architecture or name."""
+"""Model families that engines treat differently, detected by architecture or name."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from meshwright.recipes.case import Case
 
 
 def _matches_family(*starts: str) -> Callable[[Case], bool]:
-    """Whether the model's architecture or name, in letters and digits alone, starts like one of these."""
+    """Return a predicate: the model type or name, letters and digits only, starts with one of these."""
 
-    def known(c: Case) -> bool:
+    def matches(c: Case) -> bool:
         names = ("".join(filter(str.isalnum, name.lower())) for name in (c.model.model_type, c.model.name))
         return any(name.startswith(starts) for name in names)
 
-    return known
+    return matches
 
 
 is_qwen35 = _matches_family("qwen35")

@@ -1,4 +1,4 @@
-"""Experts: how they are cut, balanced and reached."""
+"""Experts: sharding, load balancing and routing."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ GIB = 2**30
     "error",
     "ep",
     message="ep={ep}, etp={etp}, but the model has no experts",
-    symptom="expert parallelism is set for a model without mixture-of-experts layers",
-    cause="only routed experts are cut by expert parallelism",
+    symptom="expert parallelism is set for a model without MoE layers",
+    cause="expert parallelism shards routed experts only",
     fixes=(NO_EP,),
 )
-def ep_needs_experts(c: Case) -> Column:
+def ep_without_experts(c: Case) -> Column:
     return not_(c.is_moe) & (c.ep * c.etp > 1)
 
 
@@ -29,12 +29,12 @@ def ep_needs_experts(c: Case) -> Column:
     "moe.experts-divide",
     "error",
     "ep",
-    message="{experts} experts cannot be shared equally by ep={ep} ranks",
+    message="{experts} experts are not divisible by ep={ep}",
     symptom="number of experts must be divisible by the expert-parallel size, when the first expert layer is built",
-    cause="each rank holds experts / ep whole experts",
+    cause="each rank holds experts / ep complete experts",
     fixes=({"ep": divisors_of("experts", "ep")}, {"ep": [1]}),
 )
-def experts_divide(c: Case) -> Column:
+def experts_not_divisible(c: Case) -> Column:
     return c.is_moe & (c.experts % c.ep != 0)
 
 
@@ -42,12 +42,12 @@ def experts_divide(c: Case) -> Column:
     "moe.topk",
     "error",
     "topk",
-    message="each token goes to {topk} of only {experts} experts",
+    message="topk={topk} is larger than the {experts} experts",
     symptom="top-k out of range in the router",
-    cause="a token cannot visit more experts than there are",
+    cause="a token cannot be routed to more experts than there are",
     fixes=({"topk": lambda c: [c.experts]},),
 )
-def topk_exists(c: Case) -> Column:
+def topk_above_experts(c: Case) -> Column:
     return c.is_moe & (c.topk > c.experts)
 
 
@@ -56,12 +56,12 @@ def topk_exists(c: Case) -> Column:
     "error",
     "etp",
     engines=("megatron",),
-    message="experts with biases cannot be cut by etp={etp}",
+    message="experts with biases do not support etp={etp}",
     symptom="bias in MoE layers is only supported when the expert tensor-parallel size is 1",
-    cause="the bias of the output would be added once per rank",
+    cause="the output bias would be added once per rank",
     fixes=(NO_ETP,),
 )
-def biased_experts_stay_whole(c: Case) -> Column:
+def biased_experts_sharded(c: Case) -> Column:
     return c.expert_bias & (c.etp > 1)
 
 
@@ -74,14 +74,14 @@ def biased_experts_stay_whole(c: Case) -> Column:
     cause="each rank gets the same number of columns of every expert",
     fixes=({"etp": divisors_of("expert_width", "etp")}, NO_ETP),
 )
-def expert_width_divides(c: Case) -> Column:
+def expert_width_not_divisible(c: Case) -> Column:
     return c.is_moe & (c.expert_width % c.etp != 0)
 
 
 def expert_memory_gib(c: Case) -> Column:
-    """What the routed experts of one rank take and expert parallelism divides.
+    """Return GiB of the routed experts on one rank, which expert parallelism divides.
 
-    Replicated experts: weights and gradients, and the optimizer state or the rank's share of it. Sharded experts:
+    Replicated experts: weights and gradients, and the optimizer state or the rank's shard of it. Sharded experts:
     the weights and gradients of two layers, gathered one ahead of the other.
     """
     held = c.params_routed / (c.ep * c.etp * c.pp)
@@ -96,14 +96,14 @@ def expert_memory_gib(c: Case) -> Column:
     "moe.ep-too-low",
     "warning",
     "ep",
-    message="the experts of one rank take {held:.0f} GiB of {capacity_gib:.0f} GiB at ep={ep}",
+    message="the experts of one rank need {needed:.0f} GiB of {capacity_gib:.0f} GiB at ep={ep}",
     symptom="out of memory while experts or their optimizer state are allocated",
-    cause="expert weights shrink with ep (experts / ep per rank), not with tp; attention is not touched by ep",
+    cause="expert weights shrink with ep (experts / ep per rank), not with tp; ep does not shard attention",
     fixes=({"ep": larger("ep")}, {"strategy": ["fsdp2"]}, {"pp": larger("pp")}),
     pitfall="EP too low for large MoE",
-    values={"held": expert_memory_gib},
+    values={"needed": expert_memory_gib},
 )
-def experts_fit(c: Case) -> Column:
+def ep_too_low(c: Case) -> Column:
     return c.is_moe & (expert_memory_gib(c) > 0.6 * c.capacity_gib)
 
 
@@ -112,16 +112,16 @@ def experts_fit(c: Case) -> Column:
     "advice",
     "tp",
     engines=("meshwright", "megatron", "torchtitan", "automodel"),
-    message="tp={tp} with ep=1: the experts are what needs memory",
-    symptom="many small matrix products and traffic in every layer",
-    cause="experts are narrow already; whole experts per rank keep their matrices large",
+    message="tp={tp} with ep=1, although the experts take the memory",
+    symptom="many small matmuls and communication in every layer",
+    cause="experts are narrow already; complete experts per rank keep their matrices large",
     fixes=(
         {"tp": [1], "sp": [False], "tp_comm_overlap": [False], "ep": degrees("tp")},
         {"ep": larger("ep")},
         {"tp": [1], "sp": [False], "tp_comm_overlap": [False]},
     ),
 )
-def experts_come_before_tensors(c: Case) -> Column:
+def tp_before_ep(c: Case) -> Column:
     return c.is_moe & (c.tp > 1) & (c.ep == 1)
 
 
@@ -130,12 +130,12 @@ def experts_come_before_tensors(c: Case) -> Column:
     "advice",
     "tp",
     engines=("kempnerforge",),
-    message="this engine copies every expert to all tp={tp} ranks",
-    symptom="low utilisation: each tensor-parallel rank computes all of its experts' work again",
-    cause="only attention is cut by tensor parallelism in its mixture-of-experts blocks",
+    message="{engine} replicates every expert on all tp={tp} ranks",
+    symptom="low utilization: each tensor-parallel rank repeats the compute of its experts",
+    cause="its MoE blocks apply tensor parallelism to attention only",
     fixes=({"tp": [1], "sp": [False]},),
 )
-def experts_are_not_copied(c: Case) -> Column:
+def experts_replicated_over_tp(c: Case) -> Column:
     return c.is_moe & (c.tp > 1)
 
 
@@ -144,12 +144,12 @@ def experts_are_not_copied(c: Case) -> Column:
     "advice",
     "ep",
     engines=("kempnerforge",),
-    message="the ep={ep} ranks of this engine all read the same samples",
+    message="all ep={ep} ranks of {engine} read the same samples",
     symptom="throughput per GPU falls as ep grows",
-    cause="data ranks are dp_replicate × dp_shard only; expert ranks repeat the dense work",
+    cause="its data-parallel size is dp_replicate × dp_shard; expert-parallel ranks repeat the dense compute",
     fixes=({"ep": [1]},),
 )
-def expert_ranks_read_data(c: Case) -> Column:
+def ep_ranks_repeat_data(c: Case) -> Column:
     return c.ep > 1
 
 
@@ -157,12 +157,12 @@ def expert_ranks_read_data(c: Case) -> Column:
     "moe.forced-balance",
     "error",
     "force_balance",
-    message="the router is overruled to send equal loads to all experts, outside a benchmark",
-    symptom="runs fast and the model does not learn to route",
+    message="force_balance=true overrides the router outside a benchmark",
+    symptom="runs fast, but the model does not learn to route",
     cause="forced balance exists to measure throughput",
     fixes=({"force_balance": [False]},),
 )
-def balance_is_not_forced(c: Case) -> Column:
+def balance_forced(c: Case) -> Column:
     return c.is_moe & c.force_balance & not_(c.benchmark)
 
 
@@ -175,7 +175,7 @@ def balance_is_not_forced(c: Case) -> Column:
     cause="routers collapse without a balancing loss or bias",
     fixes=({"aux_loss": [1e-3], "balancing": ["aux_loss"]},),
 )
-def router_is_balanced(c: Case) -> Column:
+def router_unbalanced(c: Case) -> Column:
     by_loss = one_of(c.balancing, ("aux_loss", "seq_aux_loss", "global_aux_loss"))
     idle = (c.balancing == "none") | (by_loss & (c.aux_loss == 0))
     return c.is_moe & (c.goal == "pretrain") & idle & not_(c.force_balance) & not_(c.benchmark)
@@ -186,12 +186,12 @@ def router_is_balanced(c: Case) -> Column:
     "error",
     "capacity_factor",
     engines=("meshwright",),
-    message="a capacity factor ({capacity_factor}) drops tokens, which this engine never does",
-    symptom="the setting would change nothing: every token reaches its experts",
-    cause="grouped products take any number of tokens per expert, so there is no capacity to fill",
+    message="capacity_factor={capacity_factor} would drop tokens, which {engine} never does",
+    symptom="the setting would have no effect: every token reaches its experts",
+    cause="grouped GEMM takes any number of tokens per expert, so there is no capacity to fill",
     fixes=({"capacity_factor": [0.0]},),
 )
-def no_capacity_is_kept(c: Case) -> Column:
+def capacity_unsupported(c: Case) -> Column:
     return c.is_moe & (c.capacity_factor > 0)
 
 
@@ -200,12 +200,12 @@ def no_capacity_is_kept(c: Case) -> Column:
     "error",
     "balancing",
     engines=("meshwright",),
-    message="balancing=bias moves a bias on the router's choice, which {family} routers do not have",
-    symptom="the router has no bias on its choice of experts: refused when the model is built",
+    message="balancing=bias needs a router with a selection bias, which {family} models do not have",
+    symptom="the router has no selection bias: rejected when the model is built",
     cause="the bias is part of the architecture (DeepSeek-V3, GLM-4.5, Nemotron) and of its checkpoints",
     fixes=({"balancing": ["aux_loss"]}, {"balancing": ["aux_loss"], "aux_loss": [1e-3]}),
 )
-def bias_exists(c: Case) -> Column:
+def balancing_bias_missing(c: Case) -> Column:
     return c.is_moe & (c.balancing == "bias") & not_(c.balance_bias)
 
 
@@ -213,12 +213,12 @@ def bias_exists(c: Case) -> Column:
     "moe.drops-tokens",
     "warning",
     "capacity_factor",
-    message="capacity factor {capacity_factor} drops tokens even when the load is perfectly even",
+    message="capacity_factor={capacity_factor} drops tokens even if the load is perfectly balanced",
     symptom="a higher loss than the dropless model",
-    cause="below 1.0 the experts together cannot take all tokens",
+    cause="below 1.0, the experts together cannot process all tokens",
     fixes=({"capacity_factor": [1.0]}, {"capacity_factor": [0.0]}),
 )
-def capacity_holds_all_tokens(c: Case) -> Column:
+def capacity_drops_tokens(c: Case) -> Column:
     return c.is_moe & (c.capacity_factor > 0) & (c.capacity_factor < 1) & not_(c.benchmark)
 
 
@@ -226,10 +226,10 @@ def capacity_holds_all_tokens(c: Case) -> Column:
     "moe.router-precision",
     "advice",
     "router_dtype",
-    message="the router chooses among {experts} experts in bf16",
-    symptom="ties and unstable routing as training goes on",
-    cause="scores of many experts differ by less than bf16 can tell",
+    message="the router selects among {experts} experts in bf16",
+    symptom="ties and unstable routing later in training",
+    cause="scores of many experts differ by less than bf16 can resolve",
     fixes=({"router_dtype": ["fp32"]},),
 )
-def router_is_precise(c: Case) -> Column:
+def router_in_bf16(c: Case) -> Column:
     return c.is_moe & (c.experts >= 64) & (c.router_dtype == "bf16") & not_(c.benchmark)

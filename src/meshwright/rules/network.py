@@ -1,4 +1,4 @@
-"""Which ranks talk to each other over which links."""
+"""Which ranks communicate over which links."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MAX_SHARDS = 512
     "network.tensor-parallel-domain",
     "warning",
     "tp",
-    message="tp={tp} reaches beyond the {nvlink_domain} GPUs that share fast links",
-    symptom="throughput collapses: two exchanges per layer cross the network",
-    cause="tensor parallelism waits for its traffic in every layer, and the network is about ten times slower",
+    message="tp={tp} exceeds the {nvlink_domain} GPUs that share fast links",
+    symptom="throughput collapses: two collectives per layer cross the network",
+    cause="tensor parallelism waits for communication in every layer, and the network is about ten times slower",
     fixes=({"tp": smaller("tp")}, {"tp": [1], "sp": [False], "tp_comm_overlap": [False]}),
 )
-def tensor_ranks_share_fast_links(c: Case) -> Column:
+def tp_beyond_fast_links(c: Case) -> Column:
     return c.tp > c.nvlink_domain
 
 
@@ -27,12 +27,12 @@ def tensor_ranks_share_fast_links(c: Case) -> Column:
     "network.tensor-parallel-straddles",
     "warning",
     "tp",
-    message="tp={tp} does not divide the {nvlink_domain} GPUs of a fast domain, so that some groups straddle two",
-    symptom="some tensor-parallel groups are several times slower, and all wait for them",
-    cause="ranks are numbered through the nodes; groups that do not divide a node cross its border",
+    message="tp={tp} does not divide the {nvlink_domain} GPUs of a fast-link domain, so some groups span two",
+    symptom="some tensor-parallel groups are several times slower, and all others wait for them",
+    cause="ranks are numbered node by node; groups that do not divide a node cross its boundary",
     fixes=({"tp": smaller("tp")}, {"tp": [1], "sp": [False], "tp_comm_overlap": [False]}),
 )
-def tensor_groups_fit_domains(c: Case) -> Column:
+def tp_groups_straddle_domains(c: Case) -> Column:
     return (c.tp <= c.nvlink_domain) & (c.world > c.nvlink_domain) & (c.nvlink_domain % c.tp != 0)
 
 
@@ -40,9 +40,9 @@ def tensor_groups_fit_domains(c: Case) -> Column:
     "network.context-domain",
     "warning",
     "cp_comm",
-    message="the {cp_comm} exchange of tp × {inner} ranks reaches beyond the {nvlink_domain} GPUs with fast links",
+    message="cp_comm={cp_comm} over tp × {inner} ranks exceeds the {nvlink_domain} GPUs with fast links",
     symptom="attention waits for the network in every layer",
-    cause="this exchange cannot hide behind attention; a ring can, step by step",
+    cause="this collective cannot overlap with attention; the steps of a ring can",
     fixes=(
         {"cp_comm": ["a2a+ring"], "cp_inner": lambda c: [d for d in reversed(divisors(int(c.cp))) if 1 < d < c.cp]},
         {"cp_comm": ["ring"]},
@@ -50,7 +50,7 @@ def tensor_groups_fit_domains(c: Case) -> Column:
     ),
     values={"inner": lambda c: int(inner_ranks(c))},
 )
-def context_exchange_is_fast(c: Case) -> Column:
+def cp_beyond_fast_links(c: Case) -> Column:
     exposed = one_of(c.cp_comm, ("a2a", "allgather", "a2a+ring"))
     return (c.cp > 1) & exposed & (c.tp * inner_ranks(c) > c.nvlink_domain)
 
@@ -59,12 +59,12 @@ def context_exchange_is_fast(c: Case) -> Column:
     "network.expert-domain",
     "advice",
     "ep",
-    message="ep × etp = {ep} × {etp} reaches beyond the {nvlink_domain} GPUs with fast links, with {dispatcher}",
-    symptom="the exchange of tokens takes a large part of every expert layer",
-    cause="plain all-to-all sends each token once per expert over the network; the flexible dispatchers once per node",
+    message="ep × etp = {ep} × {etp} exceeds the {nvlink_domain} GPUs with fast links (dispatcher={dispatcher})",
+    symptom="the token all-to-all takes a large part of every expert layer",
+    cause="plain all-to-all sends each token once per expert over the network; deepep and hybridep once per node",
     fixes=({"dispatcher": ["hybridep", "deepep"]}, {"ep": smaller("ep")}),
 )
-def expert_exchange_is_fast(c: Case) -> Column:
+def ep_beyond_fast_links(c: Case) -> Column:
     return c.is_moe & (c.ep * c.etp > c.nvlink_domain) & one_of(c.dispatcher, ("alltoall", "allgather"))
 
 
@@ -74,9 +74,9 @@ def expert_exchange_is_fast(c: Case) -> Column:
     "dp_replicate",
     engines=("meshwright", "torchtitan", "automodel", "kempnerforge"),
     message="parameters are gathered over {shard} ranks",
-    symptom="gathering slows down as GPUs are added; small messages, long rings",
-    cause="each rank's piece gets tiny; replicas of a smaller shard group (HSDP) only exchange gradients",
+    symptom="all-gathers slow down as GPUs are added: small messages, long rings",
+    cause="each shard gets tiny; HSDP replicas of a smaller shard group only exchange gradients",
     fixes=({"dp_replicate": lambda c: [d for d in divisors(int(c.dp)) if d > 1 and c.dp // d <= MAX_SHARDS // 4]},),
 )
-def sharding_is_not_too_wide(c: Case) -> Column:
+def sharding_too_wide(c: Case) -> Column:
     return (c.strategy == "fsdp2") & (c.shard >= MAX_SHARDS)

@@ -1,4 +1,4 @@
-"""State or activations kept in host memory."""
+"""Offloading of state or activations to host memory."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ NONE: Fix = {"offload": ["none"]}
     "offload.supported",
     "error",
     "offload",
-    message="{engine} cannot keep {offload} in host memory",
-    symptom="an unknown option, or no such option",
-    cause="engines differ in what they can move to the host",
+    message="{engine} does not support offload={offload}",
+    symptom="unknown option",
+    cause="engines differ in what they can offload to the host",
     fixes=({"offload": offloads("params", "optimizer", "none")},),
 )
-def offload_is_offered(c: Case) -> Column:
+def offload_unsupported(c: Case) -> Column:
     return not_(one_of(c.offload, SUPPORTED[c.engine]))
 
 
@@ -37,12 +37,12 @@ def offload_is_offered(c: Case) -> Column:
     "warning",
     "offload",
     engines=("megatron",),
-    message="activations in host memory with pp={pp} work by the fine-grained offloading of named modules only",
+    message="offload=activations with pp={pp} works only as fine-grained offloading of named modules",
     symptom="CPU offloading is not supported with pipeline parallelism",
-    cause="several micro batches are in flight, and whole-layer copies would mix them up",
+    cause="several micro batches are in flight, and copies of full layers would mix them up",
     fixes=(NONE, NO_PP),
 )
-def offloaded_activations_refuse_pipelines(c: Case) -> Column:
+def activation_offload_with_pipeline(c: Case) -> Column:
     return (c.offload == "activations") & (c.pp > 1)
 
 
@@ -51,12 +51,12 @@ def offloaded_activations_refuse_pipelines(c: Case) -> Column:
     "error",
     "offload",
     engines=("megatron", "meshwright"),
-    message="activations are both kept in host memory and recomputed",
+    message="offload=activations and recompute=full are both set",
     symptom="CPU offloading cannot be combined with activation recompute",
-    cause="an activation is stored somewhere or computed again, not both",
+    cause="an activation is either stored or recomputed, not both",
     fixes=(NONE, {"recompute": ["none"], "recompute_layers": [0]}),
 )
-def activations_are_saved_one_way(c: Case) -> Column:
+def activations_offloaded_and_recomputed(c: Case) -> Column:
     return (c.offload == "activations") & (c.recompute == "full")
 
 
@@ -64,12 +64,12 @@ def activations_are_saved_one_way(c: Case) -> Column:
     "offload.params-strategy",
     "error",
     "offload",
-    message="parameters can be kept in host memory by fsdp2 only, not by {strategy}",
-    symptom="an unknown option of the strategy",
+    message="offload=params needs strategy=fsdp2, not {strategy}",
+    symptom="unknown option of the strategy",
     cause="only sharded parameters are fetched layer by layer",
     fixes=({"strategy": ["fsdp2"]}, NONE),
 )
-def offloaded_params_are_sharded(c: Case) -> Column:
+def param_offload_without_fsdp2(c: Case) -> Column:
     return (c.offload == "params") & (c.strategy != "fsdp2")
 
 
@@ -78,12 +78,12 @@ def offloaded_params_are_sharded(c: Case) -> Column:
     "error",
     "offload",
     engines=("megatron",),
-    message="the optimizer can be kept in host memory with zero1 only, not with {strategy}",
+    message="offload=optimizer needs strategy=zero1, not {strategy}",
     symptom="the CPU-offloaded optimizer needs the precision-aware, distributed optimizer",
-    cause="the host updates the rank's own share of the state",
+    cause="the host updates the rank's shard of the state",
     fixes=({"strategy": ["zero1"]}, NONE),
 )
-def offloaded_optimizer_is_sharded(c: Case) -> Column:
+def optimizer_offload_without_zero1(c: Case) -> Column:
     return (c.offload == "optimizer") & (c.strategy != "zero1")
 
 
@@ -92,12 +92,12 @@ def offloaded_optimizer_is_sharded(c: Case) -> Column:
     "error",
     "offload",
     engines=("megatron",),
-    message="an optimizer in host memory cannot update parameters kept in {matmul}",
+    message="offload=optimizer cannot update parameters stored in {matmul}",
     symptom="optimizer CPU offload supports the delayed FP8 recipe only",
     cause="the host would have to scale and cast the parameters itself",
     fixes=({"fp8_gather": [False]}, NONE),
 )
-def host_updates_plain_parameters(c: Case) -> Column:
+def optimizer_offload_with_fp8_params(c: Case) -> Column:
     return (c.offload == "optimizer") & c.fp8_gather & (c.matmul != "fp8_delayed")
 
 
@@ -105,10 +105,10 @@ def host_updates_plain_parameters(c: Case) -> Column:
     "offload.params-slow",
     "advice",
     "offload",
-    message="parameters in host memory are copied in for every layer of every micro batch ({accumulation} of them)",
-    symptom="a step that takes several times as long; the GPU waits for the host link",
+    message="offload=params copies every layer from the host for each of {accumulation} micro batches",
+    symptom="the step takes several times as long; the GPU waits for the host link",
     cause="the host link is tens of times slower than GPU memory",
     fixes=(NONE,),
 )
-def parameters_stay_on_the_gpu(c: Case) -> Column:
+def param_offload_slow(c: Case) -> Column:
     return (c.offload == "params") & (c.world > 1)

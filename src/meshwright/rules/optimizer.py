@@ -1,4 +1,4 @@
-"""The update rule."""
+"""Optimizers and their settings."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def _real_pretraining(c: Case) -> Column:
     "optimizer_name",
     engines=tuple(SUPPORTED),
     message="{engine} has no {optimizer_name} optimizer",
-    symptom="an unknown optimizer name",
-    cause="engines bring different optimizers",
+    symptom="unknown optimizer name",
+    cause="engines ship different optimizers",
     fixes=({"optimizer_name": ["adamw"]},),
 )
-def optimizer_is_offered(c: Case) -> Column:
+def optimizer_unsupported(c: Case) -> Column:
     return not_(one_of(c.optimizer_name, SUPPORTED.get(c.engine, (c.optimizer_name,))))
 
 
@@ -36,12 +36,12 @@ def optimizer_is_offered(c: Case) -> Column:
     "error",
     "optimizer_name",
     engines=("megatron",),
-    message="muon cannot update parameters that {strategy} has cut",
-    symptom="an assertion that Muon does not support FSDP",
-    cause="it orthogonalises whole matrices",
+    message="muon does not support parameters sharded by {strategy}",
+    symptom="assertion that Muon does not support FSDP",
+    cause="it orthogonalizes full matrices",
     fixes=({"strategy": ["zero1"]}, {"optimizer_name": ["adamw"]}),
 )
-def muon_sees_whole_matrices(c: Case) -> Column:
+def muon_with_sharded_parameters(c: Case) -> Column:
     return (c.optimizer_name == "muon") & one_of(c.strategy, ("fsdp2", "megatron_fsdp"))
 
 
@@ -49,12 +49,12 @@ def muon_sees_whole_matrices(c: Case) -> Column:
     "optimizer.muon-tensor-parallel",
     "advice",
     "tp",
-    message="muon gathers every matrix over tp={tp} ranks to orthogonalise it",
+    message="muon gathers every matrix over tp={tp} ranks to orthogonalize it",
     symptom="a slow optimizer step that does not shrink with more GPUs",
-    cause="Newton-Schulz iterations need the whole matrix",
+    cause="Newton-Schulz iterations need the full matrix",
     fixes=(NO_TP,),
 )
-def muon_prefers_whole_matrices(c: Case) -> Column:
+def muon_with_tensor_parallel(c: Case) -> Column:
     return (c.optimizer_name == "muon") & (c.tp > 1)
 
 
@@ -62,12 +62,12 @@ def muon_prefers_whole_matrices(c: Case) -> Column:
     "optimizer.no-clipping",
     "warning",
     "clip_grad",
-    message="gradients are not clipped",
+    message="clip_grad=0: gradients are not clipped",
     symptom="a single bad batch makes the loss jump or diverge",
-    cause="clipping to a norm of 1 is what keeps rare large gradients harmless",
+    cause="clipping to norm 1 keeps rare large gradients harmless",
     fixes=({"clip_grad": [1.0]},),
 )
-def gradients_are_clipped(c: Case) -> Column:
+def no_gradient_clipping(c: Case) -> Column:
     return (c.clip_grad == 0) & _real_pretraining(c)
 
 
@@ -75,13 +75,13 @@ def gradients_are_clipped(c: Case) -> Column:
     "optimizer.slow-second-moment",
     "advice",
     "beta2",
-    message="beta2={beta2} remembers gradients for {memory:.0f} steps",
+    message="beta2={beta2} averages squared gradients over {window:.0f} steps",
     symptom="loss spikes in large pretraining runs",
-    cause="the second moment follows the gradient too slowly; pretraining usually takes 0.95",
+    cause="the second moment adapts too slowly; pretraining usually takes 0.95",
     fixes=({"beta2": [0.95]},),
-    values={"memory": lambda c: 1 / (1 - c.beta2)},
+    values={"window": lambda c: 1 / (1 - c.beta2)},
 )
-def second_moment_follows(c: Case) -> Column:
+def beta2_too_high(c: Case) -> Column:
     adam = one_of(c.optimizer_name, ("adamw", "schedule_free_adamw"))
     return adam & (c.beta2 > 0.99) & _real_pretraining(c) & (c.params_total > 1e9)
 
@@ -90,12 +90,12 @@ def second_moment_follows(c: Case) -> Column:
     "optimizer.no-weight-decay",
     "advice",
     "weight_decay",
-    message="pretraining without weight decay",
-    symptom="weights grow, and the final loss is a little worse",
-    cause="decay of 0.1 is part of nearly every published pretraining",
+    message="weight_decay=0 in pretraining",
+    symptom="weights grow, and the final loss is slightly worse",
+    cause="nearly every published pretraining run uses a decay of 0.1",
     fixes=({"weight_decay": [0.1]},),
 )
-def weights_decay(c: Case) -> Column:
+def no_weight_decay(c: Case) -> Column:
     return (c.weight_decay == 0) & _real_pretraining(c) & not_(c.is_diffusion)
 
 
@@ -104,10 +104,10 @@ def weights_decay(c: Case) -> Column:
     "warning",
     "optimizer_name",
     message="plain sgd for a model of {size:.1f} billion parameters",
-    symptom="the loss hardly falls",
-    cause="gradients of a transformer's layers differ by orders of magnitude, which adaptive updates even out",
+    symptom="the loss barely decreases",
+    cause="gradient scales of transformer layers differ by orders of magnitude; adaptive updates even them out",
     fixes=({"optimizer_name": ["adamw"]},),
     values={"size": lambda c: c.params_total / 1e9},
 )
-def updates_are_adaptive(c: Case) -> Column:
+def plain_sgd(c: Case) -> Column:
     return (c.optimizer_name == "sgd") & not_(c.benchmark)

@@ -1,4 +1,4 @@
-"""Cutting the layers into pipeline stages."""
+"""Splitting layers into pipeline stages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _uneven(c: Case) -> Column:
     "pipeline.more-stages-than-layers",
     "error",
     "pp",
-    message="pp × vp = {pp} × {vp} stage chunks for {layers} layers: some would be empty",
+    message="pp × vp = {pp} × {vp} stage chunks, but only {layers} layers: some would be empty",
     symptom="the number of stages exceeds the number of layers; or a stage without parameters hangs",
     cause="every stage chunk needs at least one layer",
     fixes=(
@@ -40,7 +40,7 @@ def _uneven(c: Case) -> Column:
         NO_PP,
     ),
 )
-def stages_have_layers(c: Case) -> Column:
+def more_stages_than_layers(c: Case) -> Column:
     return c.stages > c.split_layers
 
 
@@ -49,12 +49,12 @@ def stages_have_layers(c: Case) -> Column:
     "error",
     "pp",
     engines=EVEN_ONLY,
-    message="{split_layers} layers do not divide over pp × vp = {pp} × {vp} stage chunks",
+    message="{split_layers} layers are not divisible by pp × vp = {pp} × {vp} stage chunks",
     symptom="number of layers is not divisible by pipeline size × virtual stages, before the model is built",
-    cause="without a stated split every stage chunk gets the same number of layers",
+    cause="without stage_layers, every stage chunk gets the same number of layers",
     fixes=EVEN,
 )
-def layers_divide_over_stages(c: Case) -> Column:
+def uneven_split_unsupported(c: Case) -> Column:
     return _uneven(c)
 
 
@@ -63,12 +63,12 @@ def layers_divide_over_stages(c: Case) -> Column:
     "advice",
     "pp",
     engines=SPLITS_UNEVENLY,
-    message="{split_layers} layers do not divide over pp × vp = {pp} × {vp} stage chunks; the engine makes some longer",
-    symptom="runs, but every stage waits for the longest one",
-    cause="the step takes as long as its slowest stage",
+    message="{split_layers} layers are not divisible by pp × vp = {pp} × {vp}; {engine} makes some stages longer",
+    symptom="runs, but every stage waits for the longest",
+    cause="the slowest stage sets the step time",
     fixes=({"pp": degrees("pp"), "vp": [1], "pp_schedule": ["1f1b"]}, INTERLEAVED, NO_PP),
 )
-def stages_are_equal(c: Case) -> Column:
+def uneven_split(c: Case) -> Column:
     return _uneven(c)
 
 
@@ -76,13 +76,13 @@ def stages_are_equal(c: Case) -> Column:
     "pipeline.stage-count",
     "error",
     "stage_layers",
-    message="stage_layers lists {given} chunks, pp × vp = {pp} × {vp} needs {stages}",
-    symptom="the pipeline layout has another number of stages than pipeline size × virtual stages",
-    cause="the list gives the layers of every stage chunk, in order",
+    message="stage_layers lists {given} chunks, but pp × vp = {pp} × {vp} needs {stages}",
+    symptom="the pipeline layout has a different number of stages than pipeline size × virtual stages",
+    cause="stage_layers lists the layers of every stage chunk, in order",
     fixes=({"stage_layers": [()]}, {"stage_layers": even_stages}, NO_PP),
     values={"given": lambda c: len(c.stage_layers)},
 )
-def every_stage_is_listed(c: Case) -> Column:
+def wrong_stage_count(c: Case) -> Column:
     return (len(c.stage_layers) > 0) & (c.stages != len(c.stage_layers))
 
 
@@ -90,26 +90,26 @@ def every_stage_is_listed(c: Case) -> Column:
     "pipeline.stage-sum",
     "error",
     "stage_layers",
-    message="stage_layers adds up to {listed}, the model has {layers} layers",
+    message="stage_layers adds up to {listed}, but the model has {layers} layers",
     symptom="the pipeline layout does not cover all layers of the model",
-    cause="every layer must stand in exactly one stage chunk",
+    cause="every layer must be in exactly one stage chunk",
     fixes=({"stage_layers": [()]}, {"stage_layers": even_stages}, NO_PP),
     values={"listed": lambda c: sum(c.stage_layers)},
 )
-def every_layer_is_listed(c: Case) -> Column:
+def wrong_stage_sum(c: Case) -> Column:
     return (len(c.stage_layers) > 0) & (sum(c.stage_layers) != c.layers)
 
 
 @rule(
-    "pipeline.two-ways-to-split",
+    "pipeline.conflicting-splits",
     "error",
     "stage_layers",
-    message="stage_layers and embedding_as_layer/head_as_layer are both given",
+    message="stage_layers and embedding_as_layer/head_as_layer are both set",
     symptom="a pipeline layout cannot be combined with counting the embedding or the loss as a layer",
-    cause="either the split is listed or it is derived",
+    cause="the split is either listed or derived",
     fixes=({"embedding_as_layer": [False], "head_as_layer": [False]},),
 )
-def one_way_to_split(c: Case) -> Column:
+def conflicting_splits(c: Case) -> Column:
     return (len(c.stage_layers) > 0) & (c.embedding_as_layer | c.head_as_layer)
 
 
@@ -118,18 +118,18 @@ def one_way_to_split(c: Case) -> Column:
     "advice",
     "stage_layers",
     message="the longest stage has {longest} layers, the mean is {mean:.1f}",
-    symptom="stages wait for the longest one; its rank also has the highest memory",
-    cause="the step takes as long as its slowest stage, times the number of micro batches",
+    symptom="all stages wait for the longest, whose rank also uses the most memory",
+    cause="the slowest stage sets the step time, for every micro batch",
     fixes=({"stage_layers": even_stages}, {"stage_layers": [()]}),
     values={"longest": lambda c: int(_longest(c)), "mean": lambda c: c.layers / c.pp},
 )
-def stages_are_balanced(c: Case) -> Column:
+def stages_unbalanced(c: Case) -> Column:
     stated = (len(c.stage_layers) > 0) & (c.stages == len(c.stage_layers))
     return stated & (_longest(c) > 1.5 * c.layers / c.pp)
 
 
 def _longest(c: Case) -> Column:
-    """Layers of the fullest pipeline rank; chunk i runs on rank i modulo pp."""
+    """Return the layers of the longest pipeline rank; chunk i runs on rank i modulo pp."""
     if np.ndim(c.pp) or not c.stage_layers:
         return 0
     return max(sum(c.stage_layers[rank :: int(c.pp)]) for rank in range(int(c.pp)))
@@ -139,12 +139,12 @@ def _longest(c: Case) -> Column:
     "pipeline.chunks-need-stages",
     "error",
     "vp",
-    message="vp={vp} interleaves the chunks of pipeline stages, but pp=1",
+    message="vp={vp} interleaves pipeline stages, but pp=1",
     symptom="the interleaved schedule needs a pipeline size above 1",
-    cause="virtual stages cut the bubble of a pipeline; without a pipeline there is none",
+    cause="virtual stages reduce the pipeline bubble; without a pipeline there is none",
     fixes=({"vp": [1], "pp_schedule": ["1f1b"], "stage_layers": [()]},),
 )
-def chunks_need_stages(c: Case) -> Column:
+def chunks_without_stages(c: Case) -> Column:
     return (c.vp > 1) & (c.pp == 1)
 
 
@@ -153,12 +153,12 @@ def chunks_need_stages(c: Case) -> Column:
     "error",
     "pp",
     engines=("kempnerforge", "torchtitan", "automodel"),
-    message="the model shares its embedding with its head, which pp={pp} puts on different stages",
+    message="embedding and head share one weight, but pp={pp} puts them on different stages",
     symptom="tied embeddings are not supported with pipeline parallelism (ValueError or NotImplementedError)",
-    cause="this engine cannot keep one weight equal on two stages",
+    cause="this engine cannot keep one weight in sync on two stages",
     fixes=(NO_PP,),
 )
-def tied_embeddings_stay_together(c: Case) -> Column:
+def tied_embeddings_split(c: Case) -> Column:
     return c.tied & (c.pp > 1)
 
 
@@ -167,12 +167,12 @@ def tied_embeddings_stay_together(c: Case) -> Column:
     "error",
     "pp",
     engines=("kempnerforge",),
-    message="mixture-of-experts layers cannot be split over pp={pp} stages on this engine",
+    message="{engine} does not support MoE layers with pp={pp}",
     symptom="ValueError: MoE with pipeline parallelism is not supported",
-    cause="its pipeline stages need static shapes, and routing is data dependent",
+    cause="its pipeline stages need static shapes, but routing is data dependent",
     fixes=(NO_PP,),
 )
-def experts_are_not_pipelined(c: Case) -> Column:
+def moe_pipelined(c: Case) -> Column:
     return c.is_moe & (c.pp > 1)
 
 
@@ -181,10 +181,10 @@ def experts_are_not_pipelined(c: Case) -> Column:
     "error",
     "pp",
     engines=("kempnerforge",),
-    message="a vision-language model cannot be split over pp={pp} stages on this engine",
-    symptom="ValueError: VLM with pipeline parallelism is refused",
-    cause="its vision tower has no stage of its own",
+    message="{engine} does not support vision-language models with pp={pp}",
+    symptom="ValueError: VLM with pipeline parallelism is rejected",
+    cause="its vision encoder has no pipeline stage",
     fixes=(NO_PP,),
 )
-def vision_is_not_pipelined(c: Case) -> Column:
+def vision_pipelined(c: Case) -> Column:
     return c.has_vision & (c.pp > 1)

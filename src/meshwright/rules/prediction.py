@@ -1,4 +1,4 @@
-"""Multi-token prediction: a loss on the tokens beyond the next one, for models that have modules for it."""
+"""Multi-token prediction: an extra loss on tokens beyond the next, for models with MTP modules."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ NO_PREDICTION: Fix = {"mtp_loss": [0.0]}
     "error",
     "mtp_loss",
     engines=("meshwright",),
-    message="mtp_loss={mtp_loss} trains multi-token prediction, and {family} models have no modules for it",
+    message="mtp_loss={mtp_loss} trains multi-token prediction, but {family} models have no modules for it",
     symptom="training does not start: the model has no multi-token prediction",
-    cause="the modules are part of the published model; there are none to train",
+    cause="the modules are part of the published model; this one has none",
     fixes=(NO_PREDICTION,),
 )
-def model_predicts_more(c: Case) -> Column:
+def mtp_modules_missing(c: Case) -> Column:
     return (c.mtp_loss > 0) & (c.mtp_layers == 0)
 
 
@@ -27,10 +27,10 @@ def model_predicts_more(c: Case) -> Column:
     "error",
     "mtp_loss",
     engines=("meshwright",),
-    message="{mtp_layers} multi-token-prediction modules are more than the one that can be trained",
+    message="the model has {mtp_layers} multi-token-prediction modules, but only one can be trained",
     symptom="training does not start: the model has several multi-token-prediction modules",
-    cause="modules that follow each other, each for one token further, are not implemented",
+    cause="chained modules, each predicting one token further, are not implemented",
     fixes=(NO_PREDICTION,),
 )
-def one_token_further(c: Case) -> Column:
+def several_mtp_modules(c: Case) -> Column:
     return (c.mtp_loss > 0) & (c.mtp_layers > 1)

@@ -1,4 +1,4 @@
-"""Activations computed again in the backward pass."""
+"""Activation recompute (checkpointing)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_RECOMPUTE: Fix = {"recompute": ["none"], "recompute_modules": [()], "recomput
 
 
 def _missing_modules(c: Case) -> tuple[str, ...]:
-    """Modules that the model does not have."""
+    """Return recompute modules that the model does not have."""
     experts = () if c.is_moe else EXPERT_MODULES
     shared = () if c.has_shared_experts else ("shared_experts",)
     latent = () if c.is_mla else ("mla_up_proj",)
@@ -25,12 +25,12 @@ def _missing_modules(c: Case) -> tuple[str, ...]:
     "recompute.modules-of-the-model",
     "error",
     "recompute_modules",
-    message="recompute_modules={recompute_modules} names parts that this model does not have",
-    symptom="mla_up_proj needs latent attention, moe modules need experts: refused when the configuration is checked",
-    cause="only what the model computes can be computed again",
+    message="recompute_modules={recompute_modules} names modules that this model does not have",
+    symptom="mla_up_proj needs latent attention, moe modules need experts: rejected by config validation",
+    cause="only modules of the model can be recomputed",
     fixes=({"recompute_modules": without("recompute_modules", _missing_modules)},),
 )
-def modules_exist(c: Case) -> Column:
+def recompute_modules_missing(c: Case) -> Column:
     return (c.recompute == "selective") & bool(set(_missing_modules(c)) & set(c.recompute_modules))
 
 
@@ -39,12 +39,12 @@ def modules_exist(c: Case) -> Column:
     "error",
     "recompute_modules",
     engines=("megatron", "kempnerforge", "deepspeed"),
-    message="{engine} recomputes modules, not single operations",
-    symptom="an unknown module name in the list",
-    cause="choosing by operation is a feature of torch's selective checkpointing",
+    message="{engine} recomputes modules, not single operations (ops)",
+    symptom="unknown module name in the list",
+    cause="selection by operation is a feature of torch's selective checkpointing",
     fixes=({"recompute_modules": without("recompute_modules", lambda c: ("ops",))},),
 )
-def operations_can_be_chosen(c: Case) -> Column:
+def recompute_ops_unsupported(c: Case) -> Column:
     return (c.recompute == "selective") & ("ops" in c.recompute_modules)
 
 
@@ -53,16 +53,16 @@ def operations_can_be_chosen(c: Case) -> Column:
     "error",
     "recompute",
     engines=("meshwright",),
-    message="{pp_schedule} runs the backward pass in two parts, and recompute by operation allows one",
+    message="{pp_schedule} splits the backward pass in two, but recompute by operation supports only one pass",
     symptom="RuntimeError: Trying to backward an extra time, in the first step",
-    cause="what was kept of an operation is given away when it is asked for the first time",
+    cause="the saved outputs of an operation are released at their first use",
     fixes=(
         {"recompute": ["full"], "recompute_modules": [()]},
         {"recompute": ["none"], "recompute_modules": [()]},
         {"pp_schedule": ["interleaved_1f1b"]},
     ),
 )
-def operations_are_asked_for_once(c: Case) -> Column:
+def recompute_ops_with_split_backward(c: Case) -> Column:
     by_operation = (c.recompute == "selective") & (len(c.recompute_modules) == 0 or "ops" in c.recompute_modules)
     return (c.pp > 1) & one_of(c.pp_schedule, ZERO_BUBBLE) & by_operation
 
@@ -71,12 +71,12 @@ def operations_are_asked_for_once(c: Case) -> Column:
     "recompute.modules-unused",
     "warning",
     "recompute_modules",
-    message="recompute_modules is given, but recompute={recompute} does not read it",
-    symptom="the memory saving that the list promises does not appear",
-    cause="modules are chosen by selective recompute only",
+    message="recompute_modules is set, but recompute={recompute} ignores it",
+    symptom="the expected memory saving does not appear",
+    cause="only selective recompute reads recompute_modules",
     fixes=({"recompute_modules": [()]}, {"recompute": ["selective"]}),
 )
-def modules_are_read(c: Case) -> Column:
+def recompute_modules_unused(c: Case) -> Column:
     return (len(c.recompute_modules) > 0) & (c.recompute != "selective")
 
 
@@ -85,12 +85,12 @@ def modules_are_read(c: Case) -> Column:
     "error",
     "recompute_layers",
     engines=("megatron",),
-    message="recompute_layers={recompute_layers} cannot be used with selective recompute",
+    message="recompute_layers={recompute_layers} does not work with selective recompute",
     symptom="recompute_num_layers must not be set with selective granularity",
-    cause="a number of layers belongs to full recompute",
+    cause="recompute_layers applies to full recompute",
     fixes=({"recompute_layers": [0]}, {"recompute": ["full"], "recompute_modules": [()]}),
 )
-def layer_count_needs_full(c: Case) -> Column:
+def recompute_layers_with_selective(c: Case) -> Column:
     return (c.recompute_layers > 0) & (c.recompute == "selective")
 
 
@@ -99,12 +99,12 @@ def layer_count_needs_full(c: Case) -> Column:
     "advice",
     "recompute_layers",
     message="recompute_layers={recompute_layers} is more than the {own:.0f} layers of a stage",
-    symptom="the same as recomputing all of them",
-    cause="the number counts layers of one pipeline stage",
+    symptom="the same as recomputing all layers",
+    cause="recompute_layers counts layers of one pipeline stage",
     fixes=({"recompute_layers": [0]},),
     values={"own": lambda c: np.ceil(c.layers / c.pp)},
 )
-def layer_count_fits_stage(c: Case) -> Column:
+def recompute_layers_above_stage(c: Case) -> Column:
     return (c.recompute == "full") & (c.recompute_layers > np.ceil(c.layers / c.pp))
 
 
@@ -113,15 +113,15 @@ def layer_count_fits_stage(c: Case) -> Column:
     "error",
     "recompute_modules",
     engines=("megatron",),
-    message="recomputing the experts' activation needs the grouped kernel",
+    message="recompute of moe_act needs grouped_gemm=true",
     symptom="moe_act recompute is only supported with grouped GEMM",
-    cause="it is a feature of the fused experts",
+    cause="it is a feature of the grouped expert kernel",
     fixes=(
         {"grouped_gemm": [True]},
         {"recompute_modules": without("recompute_modules", lambda c: ("moe_act",))},
     ),
 )
-def expert_activation_needs_grouping(c: Case) -> Column:
+def moe_act_without_grouped_gemm(c: Case) -> Column:
     return c.is_moe & ("moe_act" in c.recompute_modules) & not_(c.grouped_gemm) & (c.recompute == "selective")
 
 
@@ -130,12 +130,12 @@ def expert_activation_needs_grouping(c: Case) -> Column:
     "error",
     "recompute",
     engines=("automodel",),
-    message="the megatron_fsdp strategy refuses selective recompute here",
+    message="megatron_fsdp on {engine} does not support selective recompute",
     symptom="ValueError: selective activation checkpointing is not supported by this strategy",
-    cause="its wrapper knows whole modules only",
+    cause="its wrapper supports complete modules only",
     fixes=({"strategy": ["fsdp2"]}, NO_RECOMPUTE),
 )
-def sharded_wrapper_knows_modules(c: Case) -> Column:
+def megatron_fsdp_selective_recompute(c: Case) -> Column:
     return (c.strategy == "megatron_fsdp") & (c.recompute == "selective")
 
 
@@ -144,12 +144,12 @@ def sharded_wrapper_knows_modules(c: Case) -> Column:
     "warning",
     "recompute",
     engines=("automodel",),
-    message="the megatron_fsdp strategy skips full recompute on more than one GPU here",
+    message="megatron_fsdp on {engine} skips full recompute on more than one GPU",
     symptom="an error line in the log, and the memory of a run without recompute",
-    cause="the option is read and not applied",
+    cause="the option is read but not applied",
     fixes=({"strategy": ["fsdp2"]}, NO_RECOMPUTE),
 )
-def sharded_wrapper_recomputes(c: Case) -> Column:
+def megatron_fsdp_full_recompute(c: Case) -> Column:
     return (c.strategy == "megatron_fsdp") & (c.recompute == "full") & (c.world > 1)
 
 
@@ -158,11 +158,11 @@ def sharded_wrapper_recomputes(c: Case) -> Column:
     "advice",
     "recompute",
     engines=("megatron",),
-    message="recomputing only core_attn saves next to nothing with {attention} attention",
-    symptom="slower by the attention forward, at nearly the same memory",
-    cause="flash kernels never store the scores that this recompute was made to drop",
+    message="recomputing only core_attn saves almost nothing with attention={attention}",
+    symptom="slower by one attention forward, at almost the same memory",
+    cause="flash kernels never store the scores that this recompute would drop",
     fixes=(NO_RECOMPUTE, {"recompute_modules": [("core_attn", "layernorm")]}),
 )
-def attention_is_not_recomputed_twice(c: Case) -> Column:
+def flash_attention_recomputed(c: Case) -> Column:
     only_attention = tuple(c.recompute_modules) in ((), ("core_attn",))
     return (c.recompute == "selective") & only_attention & one_of(c.attention, ("auto", "flash", "te", "cudnn"))

@@ -1,4 +1,4 @@
-"""What a rule is, and what it says when a case breaks it."""
+"""The types of a rule and its finding, and the decorator that registers a rule."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from meshwright.recipes.types import ENGINES
 
 Severity = Literal["error", "warning", "advice"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
-"""The gravest first."""
+"""Most severe first."""
 Broken = Callable[[Case], Column]
 MessageValue = Callable[[Case], object]
 Fix = Mapping[str, Sequence[Any] | Callable[[Case], Sequence[Any]]]
-"""Recipe fields by flat name, each with the values to try, nearest first."""
+"""Values to try by flat field name, closest to the current value first."""
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """An executable check: when it is broken, what the user would see, why, and what repairs it."""
+    """An executable constraint: where it is broken, what the user would see, why, and the fixes to try."""
 
     id: str
     subject: str
     severity: Severity
     field: str  # flat name of the field the finding points at
     broken: Broken
-    message: str  # template over the case's names and the values
+    message: str  # template over names of the case and of `values`
     symptom: str
     cause: str
     fixes: tuple[Fix, ...]
     engines: tuple[str, ...]
-    pitfall: str = ""  # its row in the well-known pitfalls, when it has one
-    values: Mapping[str, MessageValue] = msgspec.field(default_factory=dict)  # named by the message
+    pitfall: str = ""  # its row in docs/pitfalls.md, if any
+    values: Mapping[str, MessageValue] = msgspec.field(default_factory=dict)  # computed for the message
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What one rule found in one case."""
+    """A broken rule in one case or config file."""
 
     rule: str
     severity: Severity
     field: str
     message: str
-    fix: tuple[str, ...]  # overrides that together make the finding disappear
-    file: str = ""  # where it stands, when it was found in a file
-    line: int = 0  # from 1; 0 when the file does not say it
+    fix: tuple[str, ...]  # overrides that together resolve the finding
+    file: str = ""  # the config file with the finding, if any
+    line: int = 0  # from 1; 0 if the file does not set the field
 
 
 RULES: dict[str, Rule] = {}
@@ -71,11 +71,11 @@ def rule(
     pitfall: str = "",
     values: Mapping[str, MessageValue] | None = None,
 ) -> Callable[[Broken], Broken]:
-    """Registers a function of a case that is true (or a column of truths) where the rule is broken."""
+    """Register a function that returns True where a case breaks the rule (a boolean array for a batch of cases)."""
 
     def register(broken: Broken) -> Broken:
         if id in RULES:
-            raise ValueError(f"two rules are called {id}")
+            raise ValueError(f"rule id {id} is registered twice")
         RULES[id] = Rule(
             id=id,
             subject=broken.__module__.rsplit(".", 1)[-1],

@@ -1,4 +1,4 @@
-"""The order of micro batches in a pipeline, and the bubble it leaves."""
+"""Pipeline schedules and their bubble."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ SUPPORTED: dict[str, tuple[str, ...]] = {
     "kempnerforge": ("1f1b", "gpipe", "interleaved_1f1b"),
     "megatron": ("1f1b", "interleaved_1f1b"),
     "deepspeed": ("1f1b",),
-    "fsdp1": EVERY,  # no pipeline at all; the axis itself is refused
+    "fsdp1": EVERY,  # has no pipeline parallelism; engine.no-pp reports it
 }
 MAX_BUBBLE = 0.15
 VISIBLE_BUBBLE = 0.05
 
 
 def bubble(c: Case) -> Column:
-    """Idle part of a step over its busy part: (pp - 1) / (vp × micro batches)."""
+    """Return idle over busy time of a step: (pp - 1) / (vp × micro batches)."""
     return (c.pp - 1) / (c.vp * c.accumulation)
 
 
 def _chunk_counts(c: Case) -> list[int]:
-    """Chunks per stage that divide a stage's layers, fewest first."""
+    """Return chunk counts that divide a stage's layers, fewest first."""
     return [d for d in divisors(max(int(c.layers) // int(c.pp), 1)) if d > 1]
 
 
@@ -49,12 +49,12 @@ PLAIN_1F1B: Fix = {"pp_schedule": ["1f1b"], "vp": [1], "stage_layers": [()]}
     "schedule.one-chunk",
     "error",
     "pp_schedule",
-    message="{pp_schedule} runs one chunk of layers per stage, vp={vp}",
-    symptom="a single-stage schedule was given several stages per rank",
+    message="{pp_schedule} supports one chunk of layers per stage, but vp={vp}",
+    symptom="a single-stage schedule got several stages per rank",
     cause="only interleaved schedules run several chunks per stage",
     fixes=({"pp_schedule": ["interleaved_1f1b"]}, {"vp": [1], "stage_layers": [()]}),
 )
-def single_chunk_schedules(c: Case) -> Column:
+def too_many_chunks(c: Case) -> Column:
     return (c.pp > 1) & one_of(c.pp_schedule, ONE_CHUNK) & (c.vp > 1)
 
 
@@ -62,12 +62,12 @@ def single_chunk_schedules(c: Case) -> Column:
     "schedule.several-chunks",
     "error",
     "pp_schedule",
-    message="{pp_schedule} needs at least two chunks of layers per stage, vp={vp}",
+    message="{pp_schedule} needs at least two chunks of layers per stage, but vp={vp}",
     symptom="a multi-stage schedule needs two or more stages per rank",
-    cause="interleaving is what these schedules do",
+    cause="these schedules interleave chunks",
     fixes=({"pp_schedule": ["1f1b"]}, {"vp": _chunk_counts}),
 )
-def interleaved_schedules(c: Case) -> Column:
+def too_few_chunks(c: Case) -> Column:
     return (c.pp > 1) & one_of(c.pp_schedule, SEVERAL_CHUNKS) & (c.vp < 2)
 
 
@@ -75,12 +75,12 @@ def interleaved_schedules(c: Case) -> Column:
     "schedule.v-shaped",
     "error",
     "vp",
-    message="{pp_schedule} needs exactly two chunks of layers per stage, vp={vp}",
+    message="{pp_schedule} needs exactly two chunks of layers per stage, but vp={vp}",
     symptom="the schedule requires exactly 2 stages per rank",
-    cause="each rank holds one chunk on the way down the V and one on the way up",
+    cause="each rank holds one chunk of the V's descending arm and one of its ascending arm",
     fixes=({"vp": [2]}, {"pp_schedule": ["interleaved_1f1b"]}, PLAIN_1F1B),
 )
-def v_schedules(c: Case) -> Column:
+def not_two_chunks(c: Case) -> Column:
     return (c.pp > 1) & one_of(c.pp_schedule, V_SHAPED) & (c.vp != 2)
 
 
@@ -89,11 +89,11 @@ def v_schedules(c: Case) -> Column:
     "error",
     "pp_schedule",
     message="{engine} has no {pp_schedule} schedule",
-    symptom="an unknown schedule name raises when the stages are built; or the setting is not read at all",
-    cause="engines offer different schedules, and their guides name some that do not exist",
+    symptom="unknown schedule name when the stages are built; or the setting is ignored",
+    cause="engines ship different schedules, and their guides name some that do not exist",
     fixes=({"pp_schedule": ["interleaved_1f1b", "1f1b"]}, PLAIN_1F1B),
 )
-def schedule_is_offered(c: Case) -> Column:
+def schedule_unsupported(c: Case) -> Column:
     return (c.pp > 1) & not_(one_of(c.pp_schedule, SUPPORTED[c.engine]))
 
 
@@ -103,11 +103,11 @@ def schedule_is_offered(c: Case) -> Column:
     "micro_batch_size",
     engines=("meshwright", "automodel"),
     message="{accumulation} micro batches cannot fill pp={pp} stages",
-    symptom="an assertion that the local batch holds at least as many micro batches as there are stages",
-    cause="each stage must have a micro batch to work on",
+    symptom="assertion that the local batch has at least as many micro batches as stages",
+    cause="each stage needs a micro batch to work on",
     fixes=(SMALLER_MICRO_BATCH, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN_1F1B}, LARGER_GLOBAL_BATCH),
 )
-def micro_batches_fill_pipeline(c: Case) -> Column:
+def too_few_micro_batches(c: Case) -> Column:
     return (c.pp > 1) & (c.accumulation < c.pp)
 
 
@@ -116,12 +116,12 @@ def micro_batches_fill_pipeline(c: Case) -> Column:
     "warning",
     "micro_batch_size",
     engines=("megatron", "torchtitan", "kempnerforge", "deepspeed"),
-    message="{accumulation} micro batches leave some of pp={pp} stages idle all the time",
+    message="{accumulation} micro batches leave some of pp={pp} stages idle at all times",
     symptom="runs at a fraction of its speed; some engines log that the bubble will be large",
     cause="a pipeline with fewer micro batches than stages is never full",
     fixes=(SMALLER_MICRO_BATCH, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN_1F1B}, LARGER_GLOBAL_BATCH),
 )
-def stages_are_busy(c: Case) -> Column:
+def stages_idle(c: Case) -> Column:
     return (c.pp > 1) & (c.accumulation < c.pp)
 
 
@@ -132,10 +132,10 @@ def stages_are_busy(c: Case) -> Column:
     engines=("meshwright", "torchtitan"),
     message="dualpipe_v needs at least as many micro batches ({accumulation}) as stage chunks ({stages})",
     symptom="ValueError about the number of micro batches when the schedule is built",
-    cause="its steady state runs a forward and a backward of different micro batches at once",
+    cause="its steady state overlaps a forward and a backward of different micro batches",
     fixes=(SMALLER_MICRO_BATCH, {"pp_schedule": ["zbv", "interleaved_1f1b"]}),
 )
-def dualpipe_is_filled(c: Case) -> Column:
+def dualpipe_not_filled(c: Case) -> Column:
     return (c.pp > 1) & (c.pp_schedule == "dualpipe_v") & (c.accumulation < c.stages)
 
 
@@ -146,10 +146,10 @@ def dualpipe_is_filled(c: Case) -> Column:
     engines=("megatron",),
     message="interleaving needs micro batches in groups of pp={pp}; {accumulation} leave a partial group",
     symptom="number of micro batches is not divisible by the pipeline size with the interleaved schedule",
-    cause="each chunk works on a group of pp micro batches; a last group smaller than that cannot run",
+    cause="each chunk runs groups of pp micro batches; a smaller last group cannot run",
     fixes=(SMALLER_MICRO_BATCH, PLAIN_1F1B, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN_1F1B}),
 )
-def interleaved_groups_are_full(c: Case) -> Column:
+def partial_micro_batch_group(c: Case) -> Column:
     return (c.pp > 1) & (c.vp > 1) & (c.accumulation % c.pp != 0)
 
 
@@ -160,11 +160,11 @@ def interleaved_groups_are_full(c: Case) -> Column:
     engines=("meshwright", "torchtitan", "automodel", "kempnerforge"),
     message="{accumulation} micro batches do not divide into {rounds} equal rounds over pp={pp} stages",
     symptom="ValueError: interleaved 1F1B needs a number of micro batches that is a multiple of its rounds",
-    cause="interleaving runs the micro batches in equal rounds of at least pp",
+    cause="interleaving runs micro batches in equal rounds of at least pp",
     fixes=(SMALLER_MICRO_BATCH, PLAIN_1F1B, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN_1F1B}),
     values={"rounds": lambda c: int(_rounds(c))},
 )
-def interleaved_rounds_are_equal(c: Case) -> Column:
+def unequal_rounds(c: Case) -> Column:
     interleaved = one_of(c.pp_schedule, ("interleaved_1f1b", "interleaved_zero_bubble"))
     return (c.pp > 1) & interleaved & (c.accumulation % _rounds(c) != 0)
 
@@ -178,14 +178,14 @@ def _rounds(c: Case) -> Column:
     "warning",
     "vp",
     engines=("meshwright", "megatron", "torchtitan", "automodel", "kempnerforge"),
-    message="pp={pp} without interleaving leaves a bubble of {bubble:.0%} of the step's work",
+    message="pp={pp} without interleaving leaves a bubble of {bubble:.0%} of the step's compute",
     symptom="low throughput: stages idle while the pipeline fills and drains",
     cause="the bubble is (pp - 1) / micro batches; vp chunks per stage divide it by vp",
     fixes=(_interleave(), _interleave(SMALLER_MICRO_BATCH), SMALLER_MICRO_BATCH, {"pp": smaller("pp")}),
     pitfall="PP without VP",
     values={"bubble": bubble},
 )
-def pipeline_is_interleaved(c: Case) -> Column:
+def no_interleaving(c: Case) -> Column:
     plain = (c.pp > 1) & (c.vp == 1) & not_(one_of(c.pp_schedule, ZERO_BUBBLE))
     return plain & (bubble(c) > VISIBLE_BUBBLE) & (len(c.stage_layers) == 0)
 
@@ -194,12 +194,12 @@ def pipeline_is_interleaved(c: Case) -> Column:
     "schedule.bubble",
     "advice",
     "micro_batch_size",
-    message="the pipeline idles for {bubble:.0%} of the step's work (pp={pp}, vp={vp}, {accumulation} micro batches)",
-    symptom="low throughput that more GPUs make worse",
-    cause="too few micro batches per step for so many stages",
+    message="the pipeline bubble is {bubble:.0%} of step compute (pp={pp}, vp={vp}, {accumulation} micro batches)",
+    symptom="low throughput that gets worse with more GPUs",
+    cause="too few micro batches per step for this many stages",
     fixes=(_interleave(), SMALLER_MICRO_BATCH, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN_1F1B}),
     values={"bubble": bubble},
 )
-def bubble_is_small(c: Case) -> Column:
-    spoken_of = (c.vp > 1) | (len(c.stage_layers) > 0) | (c.engine == "deepspeed")
-    return (c.pp > 1) & spoken_of & not_(one_of(c.pp_schedule, ZERO_BUBBLE)) & (bubble(c) > MAX_BUBBLE)
+def bubble_too_large(c: Case) -> Column:
+    no_other_rule = (c.vp > 1) | (len(c.stage_layers) > 0) | (c.engine == "deepspeed")
+    return (c.pp > 1) & no_other_rule & not_(one_of(c.pp_schedule, ZERO_BUBBLE)) & (bubble(c) > MAX_BUBBLE)

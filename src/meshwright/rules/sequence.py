@@ -15,35 +15,35 @@ CP_ATTENTION: dict[str, tuple[str, ...]] = {
     "torchtitan": ("auto", "flex"),
     "automodel": ("auto", "flash", "te", "cudnn", "sdpa"),
 }
-LONG = 32_768  # tokens of one rank that rarely fit
+LONG = 32_768  # tokens per rank that rarely fit
 MODERATELY_LONG = 16_384
 
 
 def inner_ranks(c: Case) -> Column:
-    """Ranks that exchange heads by all-to-all: all context ranks, or the inner group of a2a+ring."""
+    """Return the ranks of the all-to-all: all context-parallel ranks, or the inner group of a2a+ring."""
     return np.where(c.cp_comm == "a2a+ring", np.minimum(c.cp_inner, c.cp), c.cp)
 
 
 def memory_is_tight(c: Case) -> Column:
-    """Whether memory is short; unknown counts as yes."""
+    """Return whether memory is short; True if there is no estimate."""
     return True if c.memory is None else c.memory.total > 0.9 * c.capacity_gib
 
 
 @rule(
-    "sequence.context-halves",
+    "sequence.context-chunks",
     "error",
     "cp",
     engines=("meshwright", "megatron", "torchtitan"),
-    message="a sequence of {seq_length} cannot be cut into 2 × cp = 2 × {cp} equal parts",
+    message="seq_length={seq_length} is not divisible by 2 × cp = 2 × {cp}",
     symptom="sequence length must be divisible by 2 × context_parallel_size",
-    cause="each rank takes one part from the front and one from the back, so that causal work is equal",
+    cause="each rank takes one chunk from the front and one from the back, to balance causal attention",
     fixes=(
         {"cp": smaller("cp")},
         {"cp": larger("cp")},
         {"seq_length": multiples("seq_length", lambda c: 2 * c.cp)},
     ),
 )
-def sequence_halves_divide(c: Case) -> Column:
+def sequence_not_divisible_by_cp(c: Case) -> Column:
     return (c.cp > 1) & (c.seq_length % (2 * c.cp) != 0)
 
 
@@ -51,9 +51,9 @@ def sequence_halves_divide(c: Case) -> Column:
     "sequence.tensor-parts",
     "error",
     "sp",
-    message="a sequence of {seq_length} over cp={cp} cannot be cut over tp={tp} ranks, as sequence parallelism does",
-    symptom="a shape error in the first scatter of the sequence, or an assertion on sequence length and tensor size",
-    cause="sequence parallelism gives each tensor-parallel rank an equal part of the rank's tokens",
+    message="seq_length={seq_length} / cp={cp} is not divisible by tp={tp}, as sequence parallelism needs",
+    symptom="shape error in the first scatter of the sequence, or assertion on sequence length and tensor size",
+    cause="sequence parallelism gives each tensor-parallel rank an equal part of the tokens",
     fixes=(
         {"tp": smaller("tp")},
         {"sp": [False]},
@@ -61,7 +61,7 @@ def sequence_halves_divide(c: Case) -> Column:
         {"seq_length": multiples("seq_length", lambda c: 2 * c.tp * c.cp)},
     ),
 )
-def sequence_divides_over_tensor_ranks(c: Case) -> Column:
+def sequence_not_divisible_by_tp(c: Case) -> Column:
     return c.sp & (c.tp > 1) & (c.seq_length % (c.tp * c.cp) != 0)
 
 
@@ -69,13 +69,13 @@ def sequence_divides_over_tensor_ranks(c: Case) -> Column:
     "sequence.position-table",
     "error",
     "seq_length",
-    message="sequence {seq_length} is longer than the model's learnt table of {table} positions",
+    message="seq_length={seq_length} exceeds the model's table of {table} learned positions",
     symptom="index out of range in the position embedding, or max_position_embeddings must be at least seq_length",
-    cause="learnt positions end where their table ends",
+    cause="learned positions end with their table",
     fixes=({"seq_length": lambda c: [c.model.learned_positions]},),
     values={"table": lambda c: c.model.learned_positions},
 )
-def positions_exist(c: Case) -> Column:
+def beyond_position_table(c: Case) -> Column:
     return (c.model.learned_positions > 0) & (c.seq_length > c.model.learned_positions)
 
 
@@ -83,12 +83,12 @@ def positions_exist(c: Case) -> Column:
     "sequence.beyond-model",
     "warning",
     "seq_length",
-    message="sequence {seq_length} is longer than the {max_seq_length} positions the model was made for",
-    symptom="refused by engines that size the rotary table from the model; elsewhere quality drops beyond that length",
-    cause="the model never saw such positions; extending them needs rotary scaling or long training",
+    message="seq_length={seq_length} exceeds the {max_seq_length} positions of the model",
+    symptom="rejected by engines that size the RoPE table from the model; elsewhere quality drops beyond that length",
+    cause="the model never saw such positions; extending them needs RoPE scaling or long training",
     fixes=({"seq_length": lambda c: [c.max_seq_length]},),
 )
-def positions_were_trained(c: Case) -> Column:
+def beyond_trained_positions(c: Case) -> Column:
     fine_tuning = (c.goal != "pretrain") & not_(c.benchmark)
     return fine_tuning & (c.max_seq_length > 0) & (c.seq_length > c.max_seq_length)
 
@@ -100,7 +100,7 @@ def positions_were_trained(c: Case) -> Column:
     engines=WITH_CP,
     message="each rank holds {tokens:.0f} tokens of one sequence (seq_length={seq_length}, cp={cp})",
     symptom="out of memory on activations in the first step",
-    cause="activations grow with the tokens a rank holds; context parallelism divides them",
+    cause="activations grow with the tokens per rank; context parallelism divides them",
     fixes=(
         {"cp": larger("cp")},
         {"recompute": ["full"], "cp": larger("cp")},
@@ -109,7 +109,7 @@ def positions_were_trained(c: Case) -> Column:
     pitfall="Long context without CP",
     values={"tokens": lambda c: c.seq_length / c.cp},
 )
-def long_sequences_are_cut(c: Case) -> Column:
+def long_sequence_per_rank(c: Case) -> Column:
     return (c.seq_length / c.cp > LONG) & memory_is_tight(c)
 
 
@@ -118,13 +118,13 @@ def long_sequences_are_cut(c: Case) -> Column:
     "advice",
     "cp",
     engines=WITH_CP,
-    message="sequence {seq_length} without context parallelism",
-    symptom="high activation memory, so that full recompute or micro batch 1 is forced",
-    cause="activations grow with the tokens a rank holds; context parallelism divides them",
+    message="seq_length={seq_length} without context parallelism",
+    symptom="high activation memory, which forces full recompute or micro batch 1",
+    cause="activations grow with the tokens per rank; context parallelism divides them",
     fixes=({"cp": larger("cp")}, {"recompute": ["full"], "cp": larger("cp")}),
     pitfall="Long context without CP",
 )
-def longish_sequences_are_cut(c: Case) -> Column:
+def moderately_long_sequence_per_rank(c: Case) -> Column:
     return (c.cp == 1) & (c.dp > 1) & (c.seq_length > MODERATELY_LONG) & (c.seq_length <= LONG) & memory_is_tight(c)
 
 
@@ -133,12 +133,12 @@ def longish_sequences_are_cut(c: Case) -> Column:
     "advice",
     "cp",
     engines=WITH_CP,
-    message="cp={cp} cuts a sequence of only {seq_length} tokens",
-    symptom="runs, but ranks exchange keys and values in every layer for little memory",
+    message="cp={cp} splits a sequence of only {seq_length} tokens",
+    symptom="runs, but ranks exchange keys and values in every layer to save little memory",
     cause="at this length data parallelism or a larger shard group uses the same GPUs better",
     fixes=({"cp": [1]},),
 )
-def short_sequences_stay_whole(c: Case) -> Column:
+def unneeded_context_parallel(c: Case) -> Column:
     return (c.cp > 1) & (c.seq_length <= 4096) & not_(c.is_diffusion)
 
 
@@ -146,9 +146,9 @@ def short_sequences_stay_whole(c: Case) -> Column:
     "sequence.all-to-all-heads",
     "error",
     "cp_comm",
-    message="all-to-all over {inner} context ranks × tp={tp} cannot share {heads} heads and {kv_heads} key/value heads",
-    symptom="an assertion that the number of heads is divisible by the context-parallel size",
-    cause="all-to-all trades sequence parts for heads: every rank must end up with whole query and key/value heads",
+    message="{heads} heads and {kv_heads} key/value heads are not divisible by {inner} all-to-all ranks × tp={tp}",
+    symptom="assertion that the number of heads is divisible by the context-parallel size",
+    cause="all-to-all trades sequence chunks for heads: every rank needs complete query and key/value heads",
     fixes=(
         {"cp_comm": ["ring"]},
         {"cp_comm": ["a2a+ring"], "cp_inner": lambda c: [d for d in reversed(divisors(int(c.cp))) if 1 < d < c.cp]},
@@ -156,7 +156,7 @@ def short_sequences_stay_whole(c: Case) -> Column:
     ),
     values={"inner": lambda c: int(inner_ranks(c))},
 )
-def all_to_all_has_heads(c: Case) -> Column:
+def all_to_all_heads_not_divisible(c: Case) -> Column:
     ranks = c.tp * inner_ranks(c)
     lacking = (c.heads % ranks != 0) | ((c.kv_heads > 0) & (c.kv_heads % ranks != 0))
     return (c.cp > 1) & one_of(c.cp_comm, ("a2a", "a2a+ring")) & lacking
@@ -166,7 +166,7 @@ def all_to_all_has_heads(c: Case) -> Column:
     "sequence.hierarchy",
     "error",
     "cp_inner",
-    message="a2a+ring with cp_inner={cp_inner} does not cut cp={cp} into an inner and an outer group",
+    message="cp_inner={cp_inner} does not split cp={cp} into an inner and an outer group for a2a+ring",
     symptom="the hierarchical context-parallel sizes must multiply to the context-parallel size",
     cause="cp_inner ranks exchange heads, cp / cp_inner such groups form the ring; both must be at least 2",
     fixes=(
@@ -174,7 +174,7 @@ def all_to_all_has_heads(c: Case) -> Column:
         {"cp_comm": ["ring"], "cp_inner": [1]},
     ),
 )
-def hierarchy_multiplies(c: Case) -> Column:
+def cp_hierarchy_invalid(c: Case) -> Column:
     cut = (c.cp % c.cp_inner == 0) & (c.cp_inner > 1) & (c.cp_inner < c.cp)
     return (c.cp > 1) & (c.cp_comm == "a2a+ring") & not_(cut)
 
@@ -184,12 +184,12 @@ def hierarchy_multiplies(c: Case) -> Column:
     "error",
     "cp_comm",
     engines=("torchtitan", "automodel"),
-    message="{engine} has no {cp_comm} exchange for context parallelism",
-    symptom="the setting is not read; keys and values are gathered or sent around a ring",
+    message="{engine} does not support cp_comm={cp_comm}",
+    symptom="the setting is ignored; keys and values are gathered or sent around a ring",
     cause="its context parallelism exchanges keys and values only",
     fixes=({"cp_comm": ["allgather", "ring"]},),
 )
-def exchange_is_offered(c: Case) -> Column:
+def cp_comm_unsupported(c: Case) -> Column:
     return (c.cp > 1) & one_of(c.cp_comm, ("a2a", "a2a+ring"))
 
 
@@ -198,12 +198,12 @@ def exchange_is_offered(c: Case) -> Column:
     "error",
     "attention",
     engines=WITH_CP,
-    message="the {attention} attention kernel of {engine} cannot run over cp={cp} ranks",
-    symptom="context parallelism is only supported with other attention backends (an assertion in the first forward)",
-    cause="the kernel must return the softmax statistics that partial results are merged with",
+    message="attention={attention} on {engine} does not support cp={cp}",
+    symptom="context parallelism is only supported with other attention backends (assertion in the first forward)",
+    cause="the kernel must return the softmax statistics that merge partial results",
     fixes=({"attention": ["auto"]}, {"cp": [1]}),
 )
-def kernel_runs_over_context_ranks(c: Case) -> Column:
+def attention_kernel_without_cp(c: Case) -> Column:
     return (c.cp > 1) & not_(one_of(c.attention, CP_ATTENTION.get(c.engine, ())))
 
 
@@ -212,12 +212,12 @@ def kernel_runs_over_context_ranks(c: Case) -> Column:
     "error",
     "cp_comm",
     engines=("megatron",),
-    message="sliding-window attention cannot use {cp_comm} context parallelism",
-    symptom="an assertion in the attention layer: sliding window needs all-gather or all-to-all context parallelism",
-    cause="the ring kernels have no window",
+    message="sliding-window attention does not support cp_comm={cp_comm}",
+    symptom="assertion in the attention layer: sliding window needs all-gather or all-to-all context parallelism",
+    cause="the ring kernels do not implement a window",
     fixes=({"cp_comm": ["a2a", "allgather"]}, {"cp": [1]}),
 )
-def windows_do_not_ring(c: Case) -> Column:
+def sliding_window_with_ring(c: Case) -> Column:
     return c.has_sliding & (c.cp > 1) & one_of(c.cp_comm, ("ring", "a2a+ring"))
 
 
@@ -226,12 +226,12 @@ def windows_do_not_ring(c: Case) -> Column:
     "error",
     "packing",
     engines=("automodel",),
-    message="packed sequences with cp={cp} need the te attention kernel here, not {attention}",
+    message="packed sequences with cp={cp} need attention=te on {engine}, not {attention}",
     symptom="ValueError: packed sequences are only supported with context-parallel size 1",
-    cause="the plain attention path knows no document borders once the sequence is cut",
+    cause="the other attention paths ignore document boundaries once the sequence is split",
     fixes=({"attention": ["te"]}, {"cp": [1]}, {"packing": [False]}),
 )
-def packed_sequences_can_be_cut(c: Case) -> Column:
+def packing_with_context_parallel(c: Case) -> Column:
     return c.packing & (c.cp > 1) & (c.attention != "te")
 
 
@@ -240,10 +240,10 @@ def packed_sequences_can_be_cut(c: Case) -> Column:
     "error",
     "per_token_loss",
     engines=("megatron",),
-    message="fine-tuning with cp={cp} averages the loss over samples",
+    message="fine-tuning with cp={cp} needs per_token_loss=true",
     symptom="calculate_per_token_loss must be true with context parallelism in fine-tuning",
-    cause="answer tokens are spread unevenly over the context ranks, so that a mean of means is wrong",
+    cause="target tokens are spread unevenly over the context-parallel ranks, so a mean of means is wrong",
     fixes=({"per_token_loss": [True]}, {"cp": [1]}),
 )
-def answer_tokens_are_counted(c: Case) -> Column:
+def sample_loss_with_context_parallel(c: Case) -> Column:
     return (c.goal != "pretrain") & (c.cp > 1) & not_(c.per_token_loss) & not_(c.is_diffusion)

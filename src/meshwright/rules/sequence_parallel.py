@@ -1,4 +1,4 @@
-"""Sequence parallelism: norms and residuals cut over the tensor-parallel ranks."""
+"""Sequence parallelism: norms and residuals sharded over the tensor-parallel ranks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ OFF = {"sp": [False], "tp_comm_overlap": [False]}
     "sequence_parallel.needs-tensor-parallel",
     "warning",
     "sp",
-    message="sp is on, but tp=1 leaves nothing to cut over",
-    symptom="switched off with a log line, or refused when the model's configuration is built",
-    cause="sequence parallelism works over the tensor-parallel ranks",
+    message="sp=true has no effect at tp=1",
+    symptom="disabled with a log line, or rejected when the model's configuration is built",
+    cause="sequence parallelism shards over the tensor-parallel ranks",
     fixes=(OFF,),
 )
-def sp_needs_tp(c: Case) -> Column:
+def sp_without_tp(c: Case) -> Column:
     return c.sp & (c.tp == 1)
 
 
@@ -27,51 +27,51 @@ def sp_needs_tp(c: Case) -> Column:
     "advice",
     "sp",
     engines=("meshwright", "megatron", "torchtitan", "automodel"),
-    message="tp={tp} without sequence parallelism keeps full activations of norms and residuals on every rank",
-    symptom="higher activation memory than needed, at the same traffic",
-    cause="sequence parallelism replaces each all-reduce by a reduce-scatter and an all-gather of the same size",
+    message="tp={tp} without sequence parallelism keeps full norm and residual activations on every rank",
+    symptom="higher activation memory than needed, at the same communication volume",
+    cause="sequence parallelism replaces each all-reduce with a reduce-scatter and an all-gather of the same size",
     fixes=({"sp": [True]},),
 )
-def sp_goes_with_tp(c: Case) -> Column:
-    return (c.tp > 1) & not_(c.sp) & not_(_another_rule_speaks(c)) & not_(c.is_diffusion)
+def tp_without_sp(c: Case) -> Column:
+    return (c.tp > 1) & not_(c.sp) & not_(_covered_by_error_rule(c)) & not_(c.is_diffusion)
 
 
-def _another_rule_speaks(c: Case) -> Column:
-    """Where sequence parallelism is refused, or required by an error rule."""
+def _covered_by_error_rule(c: Case) -> Column:
+    """Return where an error rule already requires or rejects sequence parallelism."""
     if c.engine == "megatron":
         return c.is_moe
-    refused = c.strategy == "megatron_fsdp"
+    rejected = c.strategy == "megatron_fsdp"
     if c.engine == "meshwright":
-        return c.is_moe | refused
-    refusing_model = (c.engine == "automodel") & (c.is_moe | (c.mamba_heads > 0))
-    return refusing_model | refused
+        return c.is_moe | rejected
+    rejecting_model = (c.engine == "automodel") & (c.is_moe | (c.mamba_heads > 0))
+    return rejecting_model | rejected
 
 
 @rule(
-    "sequence_parallel.experts-need-it",
+    "sequence_parallel.required-by-moe",
     "error",
     "sp",
     engines=("megatron", "meshwright"),
-    message="mixture-of-experts layers with tp={tp} need sequence parallelism to train",
-    symptom="ValueError in the MoE layer's first forward; the message speaks of performance",
-    cause="without it every tensor-parallel rank would send the same tokens to the experts",
+    message="MoE layers with tp={tp} need sp=true to train",
+    symptom="ValueError in the MoE layer's first forward; the message mentions performance",
+    cause="without it, every tensor-parallel rank would send the same tokens to the experts",
     fixes=({"sp": [True]}, NO_TP),
 )
-def experts_need_sp(c: Case) -> Column:
+def moe_without_sp(c: Case) -> Column:
     return c.is_moe & (c.tp > 1) & not_(c.sp)
 
 
 @rule(
-    "sequence_parallel.experts-refuse-it",
+    "sequence_parallel.unsupported-by-moe",
     "error",
     "sp",
     engines=("automodel",),
-    message="mixture-of-experts models refuse sequence parallelism here (tp={tp})",
+    message="{engine} does not support sequence parallelism in MoE models (tp={tp})",
     symptom="ValueError: the tensor-parallel plan of this model does not support sequence parallelism",
-    cause="its expert dispatch expects whole sequences on every tensor-parallel rank",
+    cause="its expert dispatch expects full sequences on every tensor-parallel rank",
     fixes=(OFF, NO_TP),
 )
-def experts_refuse_sp(c: Case) -> Column:
+def moe_with_sp(c: Case) -> Column:
     return c.is_moe & (c.tp > 1) & c.sp
 
 
@@ -80,10 +80,10 @@ def experts_refuse_sp(c: Case) -> Column:
     "error",
     "sp",
     engines=("automodel",),
-    message="the state-space layers of this model refuse sequence parallelism here (tp={tp})",
-    symptom="an assertion that sequence parallelism is off in the model's tensor-parallel plan",
-    cause="the scan of a state-space layer runs over the whole sequence",
+    message="{engine} does not support sequence parallelism in Mamba layers (tp={tp})",
+    symptom="assertion that sequence parallelism is off in the model's tensor-parallel plan",
+    cause="the scan of a Mamba layer runs over the full sequence",
     fixes=(OFF, NO_TP),
 )
-def state_space_refuses_sp(c: Case) -> Column:
+def mamba_with_sp(c: Case) -> Column:
     return (c.mamba_heads > 0) & (c.tp > 1) & c.sp

@@ -1,4 +1,4 @@
-"""How data-parallel ranks share state, and what each way refuses."""
+"""Data-parallel strategies, and what each one does not support."""
 
 from __future__ import annotations
 
@@ -16,64 +16,64 @@ SUPPORTED: dict[str, tuple[str, ...]] = {
     "automodel": ("fsdp2", "megatron_fsdp", "ddp"),
     "kempnerforge": ("fsdp2",),
     "fsdp1": ("fsdp2", "ddp"),
-    "deepspeed": ("zero1", "fsdp2", "ddp"),  # fsdp2 stands for ZeRO-3
+    "deepspeed": ("zero1", "fsdp2", "ddp"),  # fsdp2 means ZeRO-3
 }
 
 
 class UnsupportedField(NamedTuple):
-    """A strategy, the field it cannot combine with, where, and what to do about the field instead."""
+    """A strategy, a field it does not support, on which engines, and the fixes."""
 
     strategy: str
     field: str
     engines: tuple[str, ...]
     without: Fix
-    other: str  # a strategy that can
+    other: str  # a strategy that supports it
     cause: str
 
 
 TORCH_DDP = ("meshwright", "automodel", "torchtitan")
-MFSDP = ("meshwright", "automodel")  # Megatron's own engine runs it with experts and sequence parallelism
-REPLICATED = "every rank holds and updates the whole model; no other axis has a place in it"
-NOT_THERE = "this sharding works on whole models over the data-parallel ranks"
+MFSDP = ("meshwright", "automodel")  # Megatron itself supports it with experts and sequence parallelism
+REPLICATED = "every rank holds and updates the full model; ddp has no other mesh axis"
+FULL_MODELS = "it shards full models over the data-parallel ranks"
 UNSUPPORTED_FIELDS = (
     UnsupportedField("ddp", "tp", TORCH_DDP, NO_TP, "fsdp2", REPLICATED),
     UnsupportedField("ddp", "pp", TORCH_DDP, NO_PP, "fsdp2", REPLICATED),
     UnsupportedField("ddp", "cp", TORCH_DDP, NO_CP, "fsdp2", REPLICATED),
     UnsupportedField("ddp", "ep", TORCH_DDP, NO_EP, "fsdp2", REPLICATED),
     UnsupportedField("ddp", "dp_replicate", TORCH_DDP, {"dp_replicate": [1]}, "fsdp2", REPLICATED),
-    UnsupportedField("megatron_fsdp", "pp", (*MFSDP, "megatron"), NO_PP, "fsdp2", NOT_THERE),
-    UnsupportedField("megatron_fsdp", "ep", MFSDP, NO_EP, "fsdp2", NOT_THERE),
-    UnsupportedField("megatron_fsdp", "sp", MFSDP, {"sp": [False], "tp_comm_overlap": [False]}, "fsdp2", NOT_THERE),
-    UnsupportedField("megatron_fsdp", "dp_replicate", ("automodel",), {"dp_replicate": [1]}, "fsdp2", NOT_THERE),
-    UnsupportedField("fsdp2", "pp", ("megatron",), NO_PP, "zero1", "torch FSDP2 inside Megatron wraps whole models"),
-    UnsupportedField("fsdp2", "ep", ("megatron",), NO_EP, "zero1", "torch FSDP2 inside Megatron wraps whole models"),
+    UnsupportedField("megatron_fsdp", "pp", (*MFSDP, "megatron"), NO_PP, "fsdp2", FULL_MODELS),
+    UnsupportedField("megatron_fsdp", "ep", MFSDP, NO_EP, "fsdp2", FULL_MODELS),
+    UnsupportedField("megatron_fsdp", "sp", MFSDP, {"sp": [False], "tp_comm_overlap": [False]}, "fsdp2", FULL_MODELS),
+    UnsupportedField("megatron_fsdp", "dp_replicate", ("automodel",), {"dp_replicate": [1]}, "fsdp2", FULL_MODELS),
+    UnsupportedField("fsdp2", "pp", ("megatron",), NO_PP, "zero1", "torch FSDP2 inside Megatron wraps full models"),
+    UnsupportedField("fsdp2", "ep", ("megatron",), NO_EP, "zero1", "torch FSDP2 inside Megatron wraps full models"),
 )
 
 
-def _refuse(refusal: UnsupportedField) -> None:
+def _register_field(row: UnsupportedField) -> None:
     def combined(c: Case) -> Column:
-        value = getattr(c, refusal.field)
-        used = value if refusal.field == "sp" else value > 1  # sp is on or off, the others are degrees
-        return (c.strategy == refusal.strategy) & used
+        value = getattr(c, row.field)
+        used = value if row.field == "sp" else value > 1  # sp is on or off, the others are degrees
+        return (c.strategy == row.strategy) & used
 
     rule(
-        f"strategy.{refusal.strategy}-{refusal.field}".replace("_", "-"),
+        f"strategy.{row.strategy}-{row.field}".replace("_", "-"),
         "error",
         "strategy",
-        engines=refusal.engines,
-        message=f"the {refusal.strategy} strategy of {{engine}} cannot run with {refusal.field}={{{refusal.field}}}",
-        symptom=f"ValueError: {refusal.strategy} does not support {refusal.field}",
-        cause=refusal.cause,
-        fixes=({"strategy": [refusal.other]}, refusal.without, {"strategy": [refusal.other], **refusal.without}),
+        engines=row.engines,
+        message=f"the {row.strategy} strategy of {{engine}} does not support {row.field}={{{row.field}}}",
+        symptom=f"ValueError: {row.strategy} does not support {row.field}",
+        cause=row.cause,
+        fixes=({"strategy": [row.other]}, row.without, {"strategy": [row.other], **row.without}),
     )(combined)
 
 
-for _refusal in UNSUPPORTED_FIELDS:
-    _refuse(_refusal)
+for _field in UNSUPPORTED_FIELDS:
+    _register_field(_field)
 
 
 class UnsupportedValue(NamedTuple):
-    """A value that our engine's megatron_fsdp cannot combine with, what to say instead of it, and why."""
+    """A value that megatron_fsdp does not support in our engine, the fix, and the reason."""
 
     name: str
     field: str
@@ -84,52 +84,54 @@ class UnsupportedValue(NamedTuple):
 
 UNSUPPORTED_VALUES = (
     UnsupportedValue(
-        "compile", "compile", True, {"compile": [False]}, "a compiled block is one graph, its hooks are not part of it"
+        "compile",
+        "compile",
+        True,
+        {"compile": [False]},
+        "a compiled block is one graph, which its hooks are not part of",
     ),
     UnsupportedValue(
-        "muon", "optimizer_name", "muon", {"optimizer_name": ["adamw"]}, "it cuts weights between any two rows"
+        "muon", "optimizer_name", "muon", {"optimizer_name": ["adamw"]}, "it splits weights between arbitrary rows"
     ),
+    UnsupportedValue("offload", "offload", "optimizer", {"offload": ["none"]}, "it keeps all state in GPU buffers"),
     UnsupportedValue(
-        "offload", "offload", "optimizer", {"offload": ["none"]}, "it keeps all state in buffers on the GPU"
-    ),
-    UnsupportedValue(
-        "peft", "goal", "peft", {}, "it fills and cuts a model at once; adapters start from weights that are there"
+        "peft", "goal", "peft", {}, "it initializes and shards a model in one pass; adapters need loaded weights"
     ),
 )
 
 
-def _refuse_value(unfit: UnsupportedValue) -> None:
+def _register_value(row: UnsupportedValue) -> None:
     def combined(c: Case) -> Column:
-        return (c.strategy == "megatron_fsdp") & (getattr(c, unfit.field) == unfit.value)
+        return (c.strategy == "megatron_fsdp") & (getattr(c, row.field) == row.value)
 
-    without = ({**unfit.without}, {"strategy": ["fsdp2"], **unfit.without}) if unfit.without else ()
+    without = ({**row.without}, {"strategy": ["fsdp2"], **row.without}) if row.without else ()
     rule(
-        f"strategy.megatron-fsdp-{unfit.name}",
+        f"strategy.megatron-fsdp-{row.name}",
         "error",
         "strategy",
         engines=("meshwright",),
-        message=f"the megatron_fsdp strategy cannot run with {unfit.field}={{{unfit.field}}}",
-        symptom="an error when training starts",
-        cause=unfit.cause,
+        message=f"the megatron_fsdp strategy does not support {row.field}={{{row.field}}}",
+        symptom="error when training starts",
+        cause=row.cause,
         fixes=({"strategy": ["fsdp2"]}, *without),
     )(combined)
 
 
-for _unfit in UNSUPPORTED_VALUES:
-    _refuse_value(_unfit)
+for _value in UNSUPPORTED_VALUES:
+    _register_value(_value)
 
 
 @rule(
     "strategy.supported",
     "error",
     "strategy",
-    message="{engine} has no {strategy} strategy; it has {supported}",
-    symptom="an unknown strategy, or no option to ask for it",
-    cause="engines share data-parallel state in different ways",
+    message="{engine} does not support strategy={strategy}; it supports {supported}",
+    symptom="unknown strategy or option",
+    cause="engines shard data-parallel state in different ways",
     fixes=({"strategy": ["fsdp2", "zero1"]},),
     values={"supported": lambda c: ", ".join(SUPPORTED[c.engine])},
 )
-def strategy_is_offered(c: Case) -> Column:
+def strategy_unsupported(c: Case) -> Column:
     return not_(one_of(c.strategy, SUPPORTED[c.engine]))
 
 
@@ -138,12 +140,12 @@ def strategy_is_offered(c: Case) -> Column:
     "error",
     "strategy",
     engines=("megatron",),
-    message="torch FSDP2 inside Megatron cannot train a model that shares its embedding with its head",
-    symptom="an assertion that embeddings and output weights are untied",
-    cause="the shared weight would have to live in two FSDP units",
+    message="FSDP2 inside Megatron does not support a model that shares its embedding with its head",
+    symptom="assertion that embeddings and output weights are untied",
+    cause="the shared weight would have to be in two FSDP units",
     fixes=({"strategy": ["zero1", "megatron_fsdp"]},),
 )
-def tied_weights_refuse_fsdp2(c: Case) -> Column:
+def tied_weights_with_fsdp2(c: Case) -> Column:
     return c.tied & (c.strategy == "fsdp2")
 
 
@@ -152,17 +154,17 @@ def tied_weights_refuse_fsdp2(c: Case) -> Column:
     "error",
     "strategy",
     engines=("deepspeed",),
-    message="pp={pp} with {strategy}: DeepSpeed pipelines run with ZeRO stage 1 at most",
-    symptom="an assertion that ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism",
-    cause="gradients of a pipeline stage stay whole until the last micro batch",
+    message="DeepSpeed supports pp={pp} with ZeRO stage 1 at most, not {strategy}",
+    symptom="assertion that ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism",
+    cause="gradients of a pipeline stage are not sharded until the last micro batch",
     fixes=({"strategy": ["zero1"]}, NO_PP),
 )
-def deepspeed_pipelines_use_zero1(c: Case) -> Column:
+def deepspeed_pipeline_above_zero1(c: Case) -> Column:
     return (c.pp > 1) & not_(one_of(c.strategy, ("zero1", "ddp")))
 
 
 def _little(c: Case) -> list[int]:
-    """Tensor-parallel degrees that sharding bears well."""
+    """Return tensor-parallel degrees that combine well with FSDP."""
     return [degree for degree in smaller("tp")(c) if degree <= 2]
 
 
@@ -170,9 +172,9 @@ def _little(c: Case) -> list[int]:
     "strategy.fsdp-with-tensor-parallel",
     "warning",
     "tp",
-    message="tp={tp} together with {strategy} on {gpu}",
-    symptom="low throughput: traffic inside every layer on top of the gathering of parameters",
-    cause="on Hopper the links are the bottleneck of sharding plus wide tensor parallelism; newer GPUs bear more",
+    message="tp={tp} combined with {strategy} on {gpu}",
+    symptom="low throughput: tensor-parallel communication on top of the parameter all-gathers",
+    cause="on Hopper, links are the bottleneck of FSDP with wide tensor parallelism; newer GPUs tolerate more",
     fixes=(
         {"tp": _little},
         NO_TP,
@@ -181,7 +183,7 @@ def _little(c: Case) -> list[int]:
     ),
     pitfall="FSDP + TP > 1 on H100",
 )
-def sharding_prefers_little_tensor_parallel(c: Case) -> Column:
+def fsdp_with_wide_tensor_parallel(c: Case) -> Column:
     sharded = one_of(c.strategy, ("fsdp2", "megatron_fsdp")) & (c.dp > 1)
     return sharded & (c.tp > 2) & (c.gpu_arch == "hopper")
 
@@ -190,12 +192,12 @@ def sharding_prefers_little_tensor_parallel(c: Case) -> Column:
     "strategy.qwen35-vl-experts",
     "warning",
     "strategy",
-    message="Qwen3.5-VL with experts under {strategy} has been tested on Blackwell only, not on {gpu}",
-    symptom="may fail or run out of memory; nobody reports a good run",
-    cause="the sharded path of this vision-language mixture was only validated there",
+    message="Qwen3.5-VL MoE with {strategy} was tested on Blackwell only, not on {gpu}",
+    symptom="may fail or run out of memory; no good run is reported",
+    cause="the sharded path of this vision-language MoE was only validated there",
     fixes=({"strategy": ["zero1", "fsdp2"]},),
     pitfall="Qwen35-VL MoE FSDP",
 )
-def qwen35_vl_shards_on_blackwell(c: Case) -> Column:
+def qwen35_vl_moe_untested(c: Case) -> Column:
     affected = is_qwen35(c) & c.has_vision & c.is_moe & (c.gpu_arch not in ("blackwell", "rubin"))
     return affected & (c.strategy == "megatron_fsdp")

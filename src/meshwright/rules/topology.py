@@ -1,4 +1,4 @@
-"""GPUs and mesh axes: whether the degrees multiply out."""
+"""GPU count and mesh axes: whether the degrees multiply to the world size."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ RECUTTING = ("meshwright", "megatron", "torchtitan", "automodel", "fsdp1", "deep
     "error",
     "tp",
     engines=RECUTTING,
-    message="tp × pp × cp = {model_ranks} ranks per model copy do not divide {world} GPUs",
+    message="{world} GPUs are not divisible by tp × pp × cp = {model_ranks}",
     symptom="world size (…) is not divisible by … when the process groups are built, on every rank",
-    cause="each copy of the model takes tp × pp × cp ranks; data parallelism must get a whole number of copies",
+    cause="each model replica takes tp × pp × cp ranks; the data-parallel size must be an integer",
     fixes=(
         {"cp": degrees("cp")},
         {"tp": degrees("tp")},
@@ -24,7 +24,7 @@ RECUTTING = ("meshwright", "megatron", "torchtitan", "automodel", "fsdp1", "deep
         {"tp": degrees("tp"), "pp": degrees("pp"), "cp": [1]},
     ),
 )
-def copies_divide_world(c: Case) -> Column:
+def world_not_divisible(c: Case) -> Column:
     return c.world % c.model_ranks != 0
 
 
@@ -33,9 +33,9 @@ def copies_divide_world(c: Case) -> Column:
     "error",
     "ep",
     engines=("kempnerforge",),
-    message="tp × pp × cp × ep = {model_ranks} ranks do not divide {world} GPUs",
-    symptom="the validation lists all six factors and says that their product is not the world size",
-    cause="this engine gives expert parallelism its own mesh axis, so that ep multiplies the ranks of one model copy",
+    message="{world} GPUs are not divisible by tp × pp × cp × ep = {model_ranks}",
+    symptom="validation lists all six degrees and says that their product is not the world size",
+    cause="expert parallelism is its own mesh axis in this engine, so ep multiplies the ranks of one replica",
     fixes=(
         {"ep": degrees("ep")},
         {"tp": degrees("tp")},
@@ -44,7 +44,7 @@ def copies_divide_world(c: Case) -> Column:
         {"tp": degrees("tp"), "pp": degrees("pp"), "cp": [1], "ep": [1]},
     ),
 )
-def copies_with_experts_divide_world(c: Case) -> Column:
+def world_not_divisible_with_experts(c: Case) -> Column:
     return c.world % c.model_ranks != 0
 
 
@@ -53,12 +53,12 @@ def copies_with_experts_divide_world(c: Case) -> Column:
     "error",
     "ep",
     engines=RECUTTING,
-    message="ep × etp × pp = {ep} × {etp} × {pp} does not divide {world} GPUs",
+    message="{world} GPUs are not divisible by ep × etp × pp = {ep} × {etp} × {pp}",
     symptom="world size is not divisible by expert_tensor_parallel × expert_model_parallel × pipeline size",
-    cause="experts re-cut the ranks of one pipeline stage into ep × etp groups; ep is not a factor of its own",
+    cause="experts regroup the ranks of one pipeline stage into ep × etp groups; ep is not a mesh axis of its own",
     fixes=({"ep": degrees("ep")}, {"ep": degrees("ep"), "etp": [1]}, {"ep": [1], "etp": [1], "pp": degrees("pp")}),
 )
-def expert_mesh_divides_world(c: Case) -> Column:
+def world_not_divisible_by_expert_mesh(c: Case) -> Column:
     return (c.ep * c.etp > 1) & (c.world % (c.ep * c.etp * c.pp) != 0)
 
 
@@ -67,13 +67,13 @@ def expert_mesh_divides_world(c: Case) -> Column:
     "error",
     "ep",
     engines=("torchtitan", "meshwright"),
-    message="ep × etp = {ep} × {etp} does not divide the {borrowed} ranks (dp_shard × cp × tp) it borrows from",
-    symptom="an assertion on dp_shard × cp × tp and the expert-parallel degree when the meshes are built",
-    cause="experts are spread over the ranks of one sharding group; the copies of HSDP do not count",
+    message="dp_shard × cp × tp = {borrowed} ranks are not divisible by ep × etp = {ep} × {etp}",
+    symptom="assertion on dp_shard × cp × tp and the expert-parallel degree when the meshes are built",
+    cause="experts are spread over the ranks of one shard group; HSDP replicas do not count",
     fixes=({"ep": degrees("ep")}, {"dp_replicate": [1]}, {"ep": [1], "etp": [1]}),
     values={"borrowed": lambda c: c.shard * c.cp * c.tp},
 )
-def experts_divide_shard_group(c: Case) -> Column:
+def shard_group_not_divisible_by_experts(c: Case) -> Column:
     return (c.dp_replicate > 1) & (c.ep * c.etp > 1) & ((c.shard * c.cp * c.tp) % (c.ep * c.etp) != 0)
 
 
@@ -82,11 +82,11 @@ def experts_divide_shard_group(c: Case) -> Column:
     "error",
     "dp_shard",
     message="dp_shard × dp_replicate = {dp_shard} × {dp_replicate}, but the other axes leave {dp} data-parallel ranks",
-    symptom="the product of all degrees is not the world size; or a mesh that silently leaves GPUs out",
-    cause="the explicit sharding degree was made for another number of GPUs",
+    symptom="the product of all degrees is not the world size; or the mesh silently leaves GPUs out",
+    cause="dp_shard was set for another number of GPUs",
     fixes=({"dp_shard": [-1]}, {"dp_shard": [-1], "dp_replicate": [1]}),
 )
-def shards_fill_data_parallel(c: Case) -> Column:
+def shard_product_mismatch(c: Case) -> Column:
     return (c.dp_shard != -1) & (c.dp_shard * c.dp_replicate * c.model_ranks != c.world)
 
 
@@ -94,12 +94,12 @@ def shards_fill_data_parallel(c: Case) -> Column:
     "topology.replicas-divide",
     "error",
     "dp_replicate",
-    message="dp_replicate={dp_replicate} does not divide the {dp} data-parallel ranks",
-    symptom="the data-parallel size is not a multiple of the number of copies (HSDP)",
-    cause="every copy must be sharded over the same number of ranks",
+    message="{dp} data-parallel ranks are not divisible by dp_replicate={dp_replicate}",
+    symptom="the data-parallel size is not a multiple of the number of replicas (HSDP)",
+    cause="every replica must be sharded over the same number of ranks",
     fixes=({"dp_replicate": divisors_of("dp", "dp_replicate")},),
 )
-def replicas_divide_data_parallel(c: Case) -> Column:
+def replicas_not_divisible(c: Case) -> Column:
     return c.dp % c.dp_replicate != 0
 
 
@@ -110,11 +110,11 @@ def replicas_divide_data_parallel(c: Case) -> Column:
     engines=("automodel",),
     message="dp_replicate={dp_replicate} leaves no rank to shard over ({dp} data-parallel ranks)",
     symptom="ValueError: the number of replicas must be smaller than the data-parallel size",
-    cause="HSDP there means replicas of a sharded model; full replication is what the ddp strategy is for",
+    cause="HSDP on this engine means replicas of a sharded model; use the ddp strategy for full replication",
     fixes=(
         {"dp_replicate": lambda c: [d for d in nearest_first(divisors(int(c.dp)), int(c.dp_replicate)) if d < c.dp]},
         {"dp_replicate": [1]},
     ),
 )
-def replicas_leave_shards(c: Case) -> Column:
+def replicas_without_shards(c: Case) -> Column:
     return (c.dp_replicate > 1) & (c.dp_replicate >= c.dp)

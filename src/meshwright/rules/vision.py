@@ -1,4 +1,4 @@
-"""What models that see cannot use, and which of their parts may be left out of training."""
+"""Features that vision-language models do not support, and freezing of their modules."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from meshwright.rules.model_families import is_gemma3, is_qwen3_vl
 from meshwright.rules.rule import rule
 from meshwright.rules.search_values import NO_CP, NO_PP, not_
 
-PARTS = {"language", "vision", "projector"}
-DEEP = 3  # inner layers of Qwen3-VL's tower whose features are added behind the first layers of the language model
+MODULES = {"language", "vision", "projector"}
+DEEP = 3  # inner layers of Qwen3-VL's encoder whose features are added after the first language-model layers
 
 
-def _sees(c: Case) -> Column:
+def _uses_images(c: Case) -> Column:
     return c.has_vision & c.images
 
 
@@ -21,13 +21,13 @@ def _sees(c: Case) -> Column:
     "error",
     "cp",
     engines=("meshwright",),
-    message="Gemma 3's image tokens see each other both ways, which cp={cp} ranks cannot compute together",
-    symptom="refused in the first forward pass",
-    cause="keys and values travel for causal attention; an image may lie on several ranks",
+    message="Gemma 3 image tokens attend in both directions, which cp={cp} does not support",
+    symptom="rejected in the first forward pass",
+    cause="context parallelism implements causal attention, and an image may span several ranks",
     fixes=(NO_CP, *({**NO_CP, **room} for room in MEMORY_FIXES)),
 )
-def whole_images_stay_on_a_rank(c: Case) -> Column:
-    return _sees(c) & is_gemma3(c) & (c.cp > 1)
+def gemma3_images_with_cp(c: Case) -> Column:
+    return _uses_images(c) & is_gemma3(c) & (c.cp > 1)
 
 
 @rule(
@@ -35,14 +35,14 @@ def whole_images_stay_on_a_rank(c: Case) -> Column:
     "error",
     "pp",
     engines=("meshwright",),
-    message="the vision tower feeds the first {deep} layers; the first of pp × vp = {pp} × {vp} chunks has {first}",
-    symptom="refused when the model is built",
-    cause="what inner layers of Qwen3-VL's tower saw is added behind the first layers; the tower is on the first stage",
+    message="the vision encoder feeds {deep} layers, but the first of pp × vp = {pp} × {vp} chunks has {first}",
+    symptom="rejected when the model is built",
+    cause="Qwen3-VL adds features of inner encoder layers after its first layers; the encoder is on the first stage",
     fixes=({"vp": [1], "pp_schedule": ["1f1b"], "stage_layers": [()]}, NO_PP),
     values={"first": lambda c: int(_first(c)), "deep": lambda c: DEEP},
 )
-def tower_and_its_layers_are_together(c: Case) -> Column:
-    return _sees(c) & is_qwen3_vl(c) & (c.pp > 1) & (_first(c) < DEEP)
+def deep_stack_split(c: Case) -> Column:
+    return _uses_images(c) & is_qwen3_vl(c) & (c.pp > 1) & (_first(c) < DEEP)
 
 
 def _first(c: Case) -> Column:
@@ -54,36 +54,36 @@ def _first(c: Case) -> Column:
     "error",
     "strategy",
     engines=("meshwright",),
-    message="models that see are not trained with megatron_fsdp here",
-    symptom="refused before training",
-    cause="its units are the layers of language models; a vision tower would be gathered whole",
+    message="megatron_fsdp does not support vision-language models",
+    symptom="rejected before training starts",
+    cause="its units are language-model layers; the vision encoder would be gathered as a whole",
     fixes=({"strategy": ["fsdp2"]},),
 )
-def towers_are_sharded_by_torch(c: Case) -> Column:
-    return _sees(c) & (c.strategy == "megatron_fsdp")
+def vision_megatron_fsdp(c: Case) -> Column:
+    return _uses_images(c) & (c.strategy == "megatron_fsdp")
 
 
 @rule(
     "vision.freeze-without-images",
     "error",
     "freeze",
-    message="freeze names parts of a model that sees, and this one is trained on text alone",
-    symptom="nothing is left out of training, though it looks so",
-    cause="only models with a vision tower, trained on images, have these parts",
+    message="freeze names vision-language modules, but this model trains on text only",
+    symptom="nothing is frozen, although it looks so",
+    cause="only models with a vision encoder that train on images have these modules",
     fixes=({"freeze": [()]},),
 )
-def frozen_parts_are_there(c: Case) -> Column:
-    return (len(c.freeze) > 0) & not_(_sees(c))
+def freeze_without_images(c: Case) -> Column:
+    return (len(c.freeze) > 0) & not_(_uses_images(c))
 
 
 @rule(
     "vision.nothing-trained",
     "error",
     "freeze",
-    message="the language model, the vision tower and the projector are all left out of training",
+    message="freeze covers the language model, the vision encoder and the projector: nothing is trained",
     symptom="an optimizer without parameters",
-    cause="some part has to learn",
+    cause="at least one module must be trainable",
     fixes=({"freeze": [("language", "vision")]},),
 )
-def something_is_trained(c: Case) -> Column:
-    return (set(c.freeze) == PARTS) & (c.goal != "peft")
+def everything_frozen(c: Case) -> Column:
+    return (set(c.freeze) == MODULES) & (c.goal != "peft")

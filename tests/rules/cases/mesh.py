@@ -59,7 +59,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "pipeline.stage-count": ({"pp": 2, "stage_layers": (10, 11, 11)}, {"stage_layers": (16, 16)}),
     "pipeline.stage-sum": ({"pp": 2, "stage_layers": (16, 15)}, {"stage_layers": (16, 16)}),
-    "pipeline.two-ways-to-split": (
+    "pipeline.conflicting-splits": (
         {"pp": 2, "stage_layers": (16, 16), "embedding_as_layer": True},
         {"embedding_as_layer": False},
     ),
@@ -109,7 +109,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "batch.benchmark-as-production": ({"benchmark": True, "steps": 1000}, {"steps": 50}),
     "batch.one-huge-micro-batch": ({"micro_batch_size": 64}, {"micro_batch_size": 8}),
     # sequence
-    "sequence.context-halves": ({"cp": 4, "seq_length": 4100}, {"seq_length": 4096}),
+    "sequence.context-chunks": ({"cp": 4, "seq_length": 4100}, {"seq_length": 4096}),
     "sequence.tensor-parts": ({"tp": 8, "sp": True, "seq_length": 4100}, {"seq_length": 4096}),
     "sequence.position-table": ({"spec": GPT, "seq_length": 4096}, {"seq_length": 2048}),
     "sequence.beyond-model": ({"goal": "sft", "seq_length": 262144}, {"goal": "pretrain"}),
@@ -132,8 +132,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # sequence parallel
     "sequence_parallel.needs-tensor-parallel": ({"sp": True}, {"tp": 2}),
     "sequence_parallel.off": ({"tp": 2}, {"sp": True}),
-    "sequence_parallel.experts-need-it": ({"engine": "megatron", "spec": MIXTURE, "tp": 2}, {"sp": True}),
-    "sequence_parallel.experts-refuse-it": (
+    "sequence_parallel.required-by-moe": ({"engine": "megatron", "spec": MIXTURE, "tp": 2}, {"sp": True}),
+    "sequence_parallel.unsupported-by-moe": (
         {"engine": "automodel", "spec": MIXTURE, "tp": 2, "sp": True},
         {"sp": False},
     ),

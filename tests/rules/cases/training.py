@@ -59,12 +59,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"spec": VISION_LANGUAGE, "goal": "sft", "images": True, "dataset": "squad"},
         {"dataset": "cord-v2"},
     ),
-    "data.images-without-eyes": ({"images": True}, {"spec": VISION_LANGUAGE}),
+    "data.images-without-vision": ({"images": True}, {"spec": VISION_LANGUAGE}),
     "data.packing-micro-batch": (
         {"engine": "megatron", "goal": "sft", "packing": True, "micro_batch_size": 2},
         {"micro_batch_size": 1},
     ),
-    "data.packing-refused": ({"engine": "megatron", "spec": NEXT, "packing": True}, {"spec": DENSE}),
+    "data.packing-unsupported": ({"engine": "megatron", "spec": NEXT, "packing": True}, {"spec": DENSE}),
     "data.packing-prediction-layers": (
         {"engine": "megatron", "spec": LATENT, "packing": True, "mtp_loss": 0.1},
         {"mtp_loss": 0.0},
@@ -113,7 +113,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"engine": "megatron", "cuda_graphs": "local", "te_rng_tracker": True, "cuda_graph_scope": ("attn",)},
         {"cuda_graph_scope": ("full_iteration",)},
     ),
-    "graphs.whole-iteration-scope": (
+    "graphs.full-iteration-scope": (
         {"cuda_graphs": "full_iteration", "cuda_graph_scope": ("attn",)},
         {"cuda_graph_scope": ()},
     ),
@@ -157,13 +157,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"loss": "vocab_parallel"},
     ),
     "kernels.loss-supported": ({"engine": "kempnerforge", "loss": "fused_linear"}, {"loss": "chunked"}),
-    "kernels.whole-logits": ({"loss": "plain", "micro_batch_size": 4}, {"loss": "chunked"}),
+    "kernels.full-logits": ({"loss": "plain", "micro_batch_size": 4}, {"loss": "chunked"}),
     # learning rate
     "learning_rate.supported": ({"engine": "megatron", "schedule_name": "rex"}, {"engine": "kempnerforge"}),
-    "learning_rate.warm-up-to-the-end": ({"steps": 100, "warmup_steps": 500}, {"warmup_steps": 10}),
-    "learning_rate.no-warm-up": ({"warmup_steps": 0}, {"warmup_steps": 100}),
+    "learning_rate.warmup-too-long": ({"steps": 100, "warmup_steps": 500}, {"warmup_steps": 10}),
+    "learning_rate.no-warmup": ({"warmup_steps": 0}, {"warmup_steps": 100}),
     "learning_rate.minimum-above-peak": ({"lr": 1e-5, "min_lr": 3e-5}, {"min_lr": 1e-6}),
-    "learning_rate.decay-inside-warm-up": ({"decay_steps": 100, "warmup_steps": 500}, {"decay_steps": 1000}),
+    "learning_rate.decay-inside-warmup": ({"decay_steps": 100, "warmup_steps": 500}, {"decay_steps": 1000}),
     "learning_rate.decay-unfinished": ({"decay_steps": 500_000}, {"decay_steps": 200_000}),
     "learning_rate.adapters": ({"goal": "peft", "lr": 5e-6, "min_lr": 0.0}, {"lr": 1e-4}),
     "learning_rate.fine-tuning": ({"goal": "sft", "lr": 3e-4}, {"lr": 1e-5, "min_lr": 0.0}),
@@ -273,12 +273,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "precision.blockwise-on-blackwell": ({"matmul": "fp8_block", "on": B200}, {"on": cluster(8)}),
     "precision.format-supported": ({"engine": "torchtitan", "matmul": "fp8_delayed"}, {"matmul": "fp8_tensor"}),
     "precision.format-published": ({"matmul": "nvfp4", "benchmark": True, "on": B200}, {"matmul": "mxfp8"}),
-    "precision.mxfp8-untried": ({"matmul": "mxfp8", "on": B200}, {"benchmark": True}),
+    "precision.mxfp8-untested": ({"matmul": "mxfp8", "on": B200}, {"benchmark": True}),
     "precision.fp8-tokens": (
         {"matmul": "fp8_tensor", "seq_length": 4104, "micro_batch_size": 1},
         {"micro_batch_size": 2},
     ),
-    "precision.gather-stays-wide": ({"matmul": "fp8_row", "fp8_gather": True}, {"matmul": "fp8_tensor"}),
+    "precision.gather-ineffective": ({"matmul": "fp8_row", "fp8_gather": True}, {"matmul": "fp8_tensor"}),
     "precision.delayed-first-last": (
         {"engine": "megatron", "matmul": "fp8_delayed", "first_last_bf16": True},
         {"matmul": "fp8_tensor"},

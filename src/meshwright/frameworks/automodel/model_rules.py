@@ -320,7 +320,7 @@ MODEL = (
         _warm_up,
         symptom="an assertion without a message, or an exception at the first step after the warm-up",
         cause="the scheduler checks its numbers by assertions and its names exactly",
-        supersedes=("learning_rate.warm-up-to-the-end", "learning_rate.decay-inside-warm-up"),
+        supersedes=("learning_rate.warmup-too-long", "learning_rate.decay-inside-warmup"),
     ),
     FrameworkRule(
         "automodel.not-sharded",

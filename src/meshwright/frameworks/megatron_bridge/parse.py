@@ -16,7 +16,7 @@ from meshwright.frameworks.megatron_bridge.supported_keys import readable
 from meshwright.frameworks.model_match import named
 from meshwright.recipes.types import Goal, Recipe
 
-SETTLED = ("overlap.gather-needs-reduction", "learning_rate.decay-inside-warm-up")
+SETTLED = ("overlap.gather-needs-reduction", "learning_rate.decay-inside-warmup")
 """Rules of its engine's own command line that are no rules here: the first does not hold, the second only warns."""
 SECTIONS = frozenset({"model", "train", "optimizer", "scheduler", "ddp", "dataset", "checkpoint", "logger"})
 

@@ -59,7 +59,7 @@ RULES = (
         required_args.warmup_too_long,
         "AssertionError without a message while the scheduler is built",
         "the rate must have reached its peak before it has decayed",
-        covers=("learning_rate.warm-up-to-the-end", "learning_rate.decay-inside-warm-up"),
+        covers=("learning_rate.warmup-too-long", "learning_rate.decay-inside-warmup"),
     ),
     _rule(
         "save-without-interval", "save", required_args.never_saved, ASSERTED, "it is never assumed how often to save"
@@ -159,7 +159,7 @@ RULES = (
         layouts.two_splits,
         ASSERTED,
         "layers are counted out one way or the other",
-        covers=("pipeline.two-ways-to-split",),
+        covers=("pipeline.conflicting-splits",),
     ),
     _rule(
         "ends-without-stages",

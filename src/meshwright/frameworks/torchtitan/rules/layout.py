@@ -381,7 +381,7 @@ RULES = (
         _sequence_parts,
         "an assertion on the sequence length",
         "the length must divide by tp and by two parts for each context rank, one context rank included",
-        covers=("sequence.tensor-parts", "sequence.context-halves"),
+        covers=("sequence.tensor-parts", "sequence.context-chunks"),
     ),
     rule(
         "deepep",

@@ -476,7 +476,7 @@ RULES = (
         _total_steps,
         "the loss rises after total_steps, or an assertion on decay_steps",
         "the factor of the rate is computed from the step, whether or not the decay is over",
-        covers=("learning_rate.decay-inside-warm-up",),
+        covers=("learning_rate.decay-inside-warmup",),
     ),
     rule(
         "estimate",
