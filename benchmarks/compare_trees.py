@@ -1,0 +1,93 @@
+"""Compare two versions of the source on one GPU: speed, memory and losses of the commands that `recommend` prints.
+
+    python benchmarks/compare_trees.py BEFORE/src AFTER/src OUT.json [--steps 8] [--cpu]
+
+For each case, `recommend MODEL --gpus 1xH200 --goal GOAL` of the newer tree is run, and the command it prints is run with
+`bench` instead of `train` in both trees, one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+CASES = (
+    ("llama32-1b", "pretrain"),
+    ("olmoe-7b", "pretrain"),
+    ("qwen3-4b", "sft"),
+    ("gemma3-1b", "sft"),
+    ("llama3-8b", "peft"),
+    ("nemotron-nano-9b-v2", "peft"),
+    ("gpt-oss-20b", "peft"),
+)
+FAST = ("kernels.compile=true", "kernels.loss=fused_linear")
+TINY = ("--tiny", "--nproc", "1")
+
+
+def meshwright(tree: Path, words: list[str]) -> dict[str, Any]:
+    """Run a command of a tree and return its JSON object."""
+    env = {**os.environ, "PYTHONPATH": str(tree), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "meshwright", *words, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    if done.returncode:
+        return {"error": (done.stderr or done.stdout)[-600:]}
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def recommended(tree: Path, model: str, goal: str) -> list[str]:
+    """The arguments of the recommended training command, without dataset and rank count."""
+    plan = meshwright(tree, ["recommend", model, "--gpus", "1xH200", "--goal", goal])
+    words = shlex.split(plan["commands"]["meshwright"])[2:]
+    for flag in ("--dataset", "--nproc"):
+        if flag in words:
+            place = words.index(flag)
+            del words[place : place + 2]
+    return words
+
+
+def row(tree: Path, words: list[str]) -> dict[str, Any]:
+    """Throughput, memory and losses of one run."""
+    began = time.monotonic()
+    found = meshwright(tree, ["bench", *words])
+    kept = {key: found[key] for key in ("losses", "tokens_per_s_per_gpu", "mfu", "memory_gib", "error") if key in found}
+    return kept | {"wall_s": round(time.monotonic() - began, 1)}
+
+
+def main() -> None:
+    """Run every case in both trees, print one line each and write the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", type=Path)
+    parser.add_argument("after", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--cpu", action="store_true", help="tiny models on the CPU, to test this script")
+    options = parser.parse_args()
+    rows = []
+    for model, goal in CASES:
+        words = recommended(options.after, model, goal)
+        variants = {"eager": (), "compiled": FAST} if model == "llama32-1b" else {"eager": ()}
+        for variant, more in variants.items():
+            asked = [*words, *more, f"train.steps={options.steps}", *(TINY if options.cpu else ())]
+            pair = {name: row(getattr(options, name), asked) for name in ("before", "after")}
+            rows.append({"model": model, "goal": goal, "variant": variant, "command": shlex.join(["bench", *asked]), **pair})
+            speeds = [pair[name].get("tokens_per_s_per_gpu") for name in pair]
+            peaks = [pair[name].get("memory_gib", {}).get("peak") for name in pair]
+            equal = pair["before"].get("losses") == pair["after"].get("losses")
+            errors = [pair[name]["error"] for name in pair if "error" in pair[name]]
+            print(model, goal, variant, "tokens/s", speeds, "peak GiB", peaks, "equal losses", equal, *errors, flush=True)
+            command = f"python benchmarks/compare_trees.py BEFORE AFTER {options.out.name} --steps {options.steps}"
+            result = {"date": date.today().isoformat(), "command": command, "rows": rows}
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
