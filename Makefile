@@ -69,7 +69,7 @@ docs: setup  ## writes the generated pages under docs/
 	$(BIN)/python docs/make.py
 
 site: $(VENV)/.docs  ## builds the documentation site in build/site; a broken link is an error
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 $(VENV)/.docs: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
