@@ -78,12 +78,16 @@ def main() -> None:
         for variant, more in variants.items():
             asked = [*words, *more, f"train.steps={options.steps}", *(TINY if options.cpu else ())]
             pair = {name: row(getattr(options, name), asked) for name in ("before", "after")}
-            rows.append({"model": model, "goal": goal, "variant": variant, "command": shlex.join(["bench", *asked]), **pair})
+            rows.append(
+                {"model": model, "goal": goal, "variant": variant, "command": shlex.join(["bench", *asked]), **pair}
+            )
             speeds = [pair[name].get("tokens_per_s_per_gpu") for name in pair]
             peaks = [pair[name].get("memory_gib", {}).get("peak") for name in pair]
             equal = pair["before"].get("losses") == pair["after"].get("losses")
             errors = [pair[name]["error"] for name in pair if "error" in pair[name]]
-            print(model, goal, variant, "tokens/s", speeds, "peak GiB", peaks, "equal losses", equal, *errors, flush=True)
+            print(
+                model, goal, variant, "tokens/s", speeds, "peak GiB", peaks, "equal losses", equal, *errors, flush=True
+            )
             command = f"python benchmarks/compare_trees.py BEFORE AFTER {options.out.name} --steps {options.steps}"
             result = {"date": date.today().isoformat(), "command": command, "rows": rows}
             options.out.write_text(json.dumps(result, indent=1) + "\n")
