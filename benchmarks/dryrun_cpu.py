@@ -4,7 +4,7 @@
 
 Every case is trained for two steps on forked gloo ranks. Each rank counts the bytes of all its tensors' storages as
 they come and go; the dry run of the same recipe, of every one of those ranks, pretends a device that computes as a CPU
-does. Cases can be named, whole or by a pattern (`pp*`).
+does. Cases can be named, step or by a pattern (`pp*`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import msgspec
 
-from meshwright.dryrun.ranks import side_by_side
+from meshwright.dryrun.ranks import run_parallel
 from meshwright.dryrun.types import PARTS, PHASES
 from meshwright.engine import processes
 from meshwright.engine.model_families import family_of
@@ -65,7 +65,7 @@ class Peak(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A rank of a case: what it held and what the dry run said."""
+    """A rank of a case: its real memory and what the dry run predicted."""
 
     case: str
     rank: int
@@ -75,17 +75,17 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def difference(self) -> float:
-        """The worse of both dry runs, relative to what was really held."""
-        return max((one.bytes / self.real.bytes - 1 for one in self.said), key=abs)
+        """The worse of both dry runs, relative to the real memory."""
+        return max((one.bytes / self.real.bytes - 1 for one in self.predicted), key=abs)
 
     @property
     def by_phase(self) -> float:
-        """The same of the phase of the steps that differs most."""
+        """The same for the phase that differs most."""
         phases = self.real.phases
-        return max((one.phases[name] / phases[name] - 1 for one in self.said for name in STEPPED), key=abs)
+        return max((one.phases[name] / phases[name] - 1 for one in self.predicted for name in STEPPED), key=abs)
 
     @property
-    def said(self) -> tuple[Peak, Peak]:
+    def predicted(self) -> tuple[Peak, Peak]:
         """Both dry runs."""
         return self.dry, self.shortened
 
@@ -179,7 +179,7 @@ def recipe_of(case: Case) -> Recipe:
 
 
 def highest(events: Iterable[tuple[str, int]], blocks: Any) -> Peak:
-    """The highest point of a book: its phase, and bytes by part."""
+    """Return the peak of a log: its phase, and bytes by part."""
     now, total = dict.fromkeys(PARTS, 0), 0
     phases = dict.fromkeys(PHASES, 0)
     peak, at, parts = 0, "", dict(now)
@@ -195,84 +195,84 @@ def highest(events: Iterable[tuple[str, int]], blocks: Any) -> Peak:
     return Peak(peak, at, parts, phases)
 
 
-def peak_of(ledger: Any) -> Peak:
-    """The highest point of what was noted."""
-    events = ((segment.key.phase, event) for segment in ledger.segments for event in segment.events)
-    return highest(events, lambda number: ledger.blocks[number])
+def peak_of(log: Any) -> Peak:
+    """Return the peak of an allocation log."""
+    events = ((segment.key.phase, event) for segment in log.segments for event in segment.events)
+    return highest(events, lambda number: log.blocks[number])
 
 
 def real_rank(place: Any, case: Case) -> Peak:
-    """Builds the trainer of this process and takes two steps, noting every storage."""
-    return peak_of(watched(place, case))
+    """Build the trainer of this process and run two steps, recording every storage."""
+    return peak_of(log_of_rank(place, case))
 
 
-def watched(place: Any, case: Case) -> Any:
-    """The book of a real rank."""
-    from meshwright.dryrun.allocation_log import AllocationLedger, Watching
+def log_of_rank(place: Any, case: Case) -> Any:
+    """Return the allocation log of a real rank."""
+    from meshwright.dryrun.allocation_log import AllocationLog, RealTensorRecorder
     from meshwright.dryrun.fake_data import dry_recipe, open_samples
-    from meshwright.dryrun.trace import take_steps
+    from meshwright.dryrun.trace import run_steps
     from meshwright.engine.mesh import build_mesh
 
     recipe = dry_recipe(recipe_of(case))
-    kind = family_of(recipe)
-    config = kind.config_for(recipe)
-    ledger = AllocationLedger("cpu")
-    with Watching(ledger), ledger.open():
+    family = family_of(recipe)
+    config = family.config_for(recipe)
+    log = AllocationLog("cpu")
+    with RealTensorRecorder(log), log.patch_torch():
         mesh = build_mesh(recipe.layout, "cpu")
         source = open_samples(recipe, config)
-        trainer = kind.trainer()(recipe, config, mesh, place.device, source, None)
-        take_steps(trainer, ledger)
+        trainer = family.trainer()(recipe, config, mesh, place.device, source, None)
+        run_steps(trainer, log)
         trainer.close()
         del trainer, source
         gc.collect()
-    return ledger
+    return log
 
 
-def dry_rank(told: tuple[Case, int, bool]) -> Peak:
-    """The dry run of one rank."""
-    from meshwright.dryrun.replay import whole_step
+def dry_rank(task: tuple[Case, int, bool]) -> Peak:
+    """Dry-run one rank."""
+    from meshwright.dryrun.replay import replay_step
 
-    trace = traced(told)
-    if not told[2]:
-        return peak_of(trace.ledger)
-    whole = whole_step(trace)
-    events = ((stretch.key.phase, event) for stretch in whole.stretches for event in stretch.events)
-    return highest(events, lambda number: trace.ledger.blocks[whole.of[number]])
+    trace = traced(task)
+    if not task[2]:
+        return peak_of(trace.log)
+    step = replay_step(trace)
+    events = ((segment.key.phase, event) for segment in step.segments for event in segment.events)
+    return highest(events, lambda number: trace.log.blocks[step.traced_block[number]])
 
 
-def traced(told: tuple[Case, int, bool]) -> Any:
-    """The trace of one rank."""
+def traced(task: tuple[Case, int, bool]) -> Any:
+    """Return the trace of one rank."""
     from meshwright.dryrun.trace import trace
 
-    case, rank, shortened = told
+    case, rank, shortened = task
     recipe = recipe_of(case)
-    kind = family_of(recipe)
-    return trace(recipe, kind, kind.config_for(recipe), case.world, rank, AS_CPU, shortened)
+    family = family_of(recipe)
+    return trace(recipe, family, family.config_for(recipe), case.world, rank, AS_CPU, shortened)
 
 
 def compared(case: Case) -> list[Row]:
-    """The ranks of a case: each against the dry run of the first rank of its pipeline stage, as proofs trace it."""
-    real, alike = measured(case), alike_in(case)
-    told = [(case, rank, shortened) for rank in range(0, case.world, alike) for shortened in (False, True)]
-    dry = side_by_side(dry_rank, told, None, lambda _: None, lambda one: f"rank {one[1]}")
-    return [Row(case.name, rank, real[rank], *dry[2 * (rank // alike) :][:2]) for rank in range(case.world)]
+    """Compare each rank of a case with the dry run of the first rank of its pipeline stage."""
+    real, size = measured(case), ranks_per_stage(case)
+    tasks = [(case, rank, shortened) for rank in range(0, case.world, size) for shortened in (False, True)]
+    dry = run_parallel(dry_rank, tasks, None, lambda _: None, lambda one: f"rank {one[1]}")
+    return [Row(case.name, rank, real[rank], *dry[2 * (rank // size) :][:2]) for rank in range(case.world)]
 
 
-def alike_in(case: Case) -> int:
-    """The ranks of a pipeline stage, which all do the same."""
+def ranks_per_stage(case: Case) -> int:
+    """Return the number of ranks of a pipeline stage, which all do the same."""
     return case.world // recipe_of(case).layout.pp
 
 
 def measured(case: Case) -> list[Peak]:
-    """What the ranks of a case really hold."""
+    """Return the real memory of the ranks of a case."""
     recipe = recipe_of(case)
-    kind = family_of(recipe)
-    modules = (*kind.modules(kind.config_for(recipe)), *PRELOADED)
+    family = family_of(recipe)
+    modules = (*family.modules(family.config_for(recipe)), *PRELOADED)
     return processes.fork(case.world, real_rank, case, device_type="cpu", preload=modules, timeout=TIMEOUT_S)
 
 
 def as_text(row: Row) -> str:
-    """A row of the table: the parts are real / dry / shortened, in MiB, where they are not nothing."""
+    """Format a row of the table: parts that are not zero as real / dry / shortened, in MiB."""
     three = row.real, row.dry, row.shortened
     sizes = " ".join(f"{one.bytes / MIB:9.3f}" for one in three)
     parts = "  ".join(

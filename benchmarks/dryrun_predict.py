@@ -23,15 +23,15 @@ from typing import Any
 from benchmarks.dryrun_cases import CASES, Case, recipe_of
 
 from meshwright.clusters import cluster
-from meshwright.dryrun.ranks import side_by_side
-from meshwright.dryrun.run import RankTask, preload, prove_rank, versions
+from meshwright.dryrun.ranks import run_parallel
+from meshwright.dryrun.run import RankTask, dry_run_rank, preload, versions
 from meshwright.engine.model_families import family_of
 
 GIB = 2**30
 
 
-def told_of(case: Case) -> RankTask:
-    """What the dry run of a case is told: one rank on an H200."""
+def task_of(case: Case) -> RankTask:
+    """Return the dry-run task of a case: one rank on an H200."""
     recipe = recipe_of(case)
     config = family_of(recipe).config_for(recipe)
     preload(recipe, config)
@@ -39,23 +39,23 @@ def told_of(case: Case) -> RankTask:
 
 
 def predicted(case: Case, measured: dict[str, Any]) -> dict[str, Any]:
-    """One row of the table."""
-    began = time.process_time()
-    proof = side_by_side(prove_rank, [told_of(case)], 1, lambda _: None, lambda _: case.name)[0]
+    """Return one row of the table."""
+    start = time.process_time()
+    result = run_parallel(dry_run_rank, [task_of(case)], 1, lambda _: None, lambda _: case.name)[0]
     real = {name: measured[name] / GIB for name in ("allocated", "reserved")}
     return {
         "name": case.name,
         "allocated": real["allocated"],
-        "dry_allocated": proof.allocated_gib,
-        "allocated_pct": 100 * (proof.allocated_gib / real["allocated"] - 1),
+        "dry_allocated": result.allocated_gib,
+        "allocated_pct": 100 * (result.allocated_gib / real["allocated"] - 1),
         "reserved": real["reserved"],
-        "dry_reserved": proof.reserved_gib,
-        "reserved_pct": 100 * (proof.reserved_gib / real["reserved"] - 1),
-        "phases": {name: sum(parts.values()) for name, parts in proof.phases.items()},
-        "parts": proof.memory_gib,
-        "peak": f"{proof.peak_phase}, {proof.peak_at}",
-        "holders": [f"{h.gib:.3f} {h.blocks} {h.part} {h.operation} {h.source}" for h in proof.holders[:12]],
-        "cpu_s": round(time.process_time() - began, 1),
+        "dry_reserved": result.reserved_gib,
+        "reserved_pct": 100 * (result.reserved_gib / real["reserved"] - 1),
+        "phases": {name: sum(parts.values()) for name, parts in result.phases.items()},
+        "parts": result.memory_gib,
+        "peak": f"{result.peak_phase}, {result.peak_at}",
+        "holders": [f"{h.gib:.3f} {h.blocks} {h.part} {h.operation} {h.source}" for h in result.holders[:12]],
+        "cpu_s": round(time.process_time() - start, 1),
     }
 
 

@@ -110,7 +110,7 @@ def proves(monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise result
             return result
 
-        stand_in = SimpleNamespace(prove=prove)  # the real one imports torch, which takes seconds
+        stand_in = SimpleNamespace(dry_run=prove)  # the real one imports torch, which takes seconds
         monkeypatch.setitem(sys.modules, "meshwright.dryrun.run", stand_in)
         monkeypatch.setattr(dryrun_room, "run", stand_in, raising=False)
         return calls

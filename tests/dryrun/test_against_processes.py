@@ -1,29 +1,29 @@
-"""What real ranks hold, against the dry run: the same trainings on forked gloo processes, byte for byte.
+"""The memory of real ranks compared with the dry run: the same trainings on forked gloo processes, byte for byte.
 
-On CPUs nothing is left to the allocator or to libraries, so that the two may differ by a few small tensors only.
+On CPUs there is no caching allocator and no library workspace, so the two may differ only by a few small tensors.
 """
 
 from __future__ import annotations
 
 import msgspec
 import pytest
-from benchmarks.dryrun_cpu import CASES, STEPPED, Case, Peak, alike_in, compared, dry_rank, highest, measured
+from benchmarks.dryrun_cpu import CASES, STEPPED, Case, Peak, compared, dry_rank, highest, measured, ranks_per_stage
 
 from meshwright.dryrun.allocation_log import Block
 from meshwright.dryrun.stack_origin import Origin
 
-AGREED = 0.03  # of what a rank really holds, as a whole, in every phase and in every part
+AGREED = 0.03  # share of a rank's real memory: in total, in every phase and in every part
 BY_NAME = {one.name: one for one in CASES}
 
 
-def agree(said: Peak, real: Peak) -> bool:
-    parts = (abs(said.parts[name] - size) <= AGREED * real.bytes for name, size in real.parts.items())
-    phases = (abs(said.phases[name] / real.phases[name] - 1) <= AGREED for name in STEPPED)
-    return abs(said.bytes / real.bytes - 1) <= AGREED and all(parts) and all(phases)
+def agree(predicted: Peak, real: Peak) -> bool:
+    parts = (abs(predicted.parts[name] - size) <= AGREED * real.bytes for name, size in real.parts.items())
+    phases = (abs(predicted.phases[name] / real.phases[name] - 1) <= AGREED for name in STEPPED)
+    return abs(predicted.bytes / real.bytes - 1) <= AGREED and all(parts) and all(phases)
 
 
 def small(name: str, layers: int) -> Case:
-    """A case with fewer layers and tokens."""
+    """Return a case with fewer layers and tokens."""
     case = BY_NAME[name]
     fewer = f"architecture.layers={layers}", "data.seq_length=128"
     return msgspec.structs.replace(case, overrides=(*case.overrides, *fewer))
@@ -32,23 +32,23 @@ def small(name: str, layers: int) -> Case:
 @pytest.mark.parametrize(
     ("name", "layers"), [("fsdp2 x2", 2), ("tp2 sp", 2), ("pp2 1f1b", 2), ("cp2 ring", 2), ("ep2", 1)]
 )
-def test_small_ranks_hold_what_the_dry_run_says(name: str, layers: int) -> None:
+def test_small_ranks_hold_what_the_dry_run_predicts(name: str, layers: int) -> None:
     case = small(name, layers)
-    said: dict[int, Peak] = {}
+    predicted: dict[int, Peak] = {}
     for rank, real in enumerate(measured(case)):
-        first = rank - rank % alike_in(case)
-        said[first] = said.get(first) or dry_rank((case, first, False))
-        assert agree(said[first], real), (rank, said[first], real)
+        first = rank - rank % ranks_per_stage(case)
+        predicted[first] = predicted.get(first) or dry_rank((case, first, False))
+        assert agree(predicted[first], real), (rank, predicted[first], real)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BY_NAME)
-def test_ranks_hold_what_both_dry_runs_say(name: str) -> None:
+def test_ranks_hold_what_both_dry_runs_predict(name: str) -> None:
     for row in compared(BY_NAME[name]):
-        assert all(agree(said, row.real) for said in row.said), row
+        assert all(agree(predicted, row.real) for predicted in row.predicted), row
 
 
-def test_highest_point_counts_what_is_alive_together() -> None:
+def test_the_peak_counts_blocks_alive_at_the_same_time() -> None:
     origin = Origin("activations", "here", False)
     sizes = (512, "weights"), (1024, "logits"), (2048, "logits")
     blocks = [Block(size, part, "aten.mm", origin, 0) for size, part in sizes]

@@ -1,4 +1,4 @@
-"""What torch's allocator would reserve: its rules by hand, the laws it keeps, and what a GPU really reserved."""
+"""Torch's reserved memory: hand-computed cases, invariants, and what a GPU really reserved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.dryrun_cases import CASES, recipe_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.dryrun.allocation_log import AllocationLedger, Key
+from meshwright.dryrun.allocation_log import AllocationLog, SegmentKey
 from meshwright.dryrun.allocator import (
     LARGE_SEGMENT,
     MIB,
@@ -28,8 +28,8 @@ from meshwright.dryrun.allocator import (
     events_of,
     reserved,
 )
-from meshwright.dryrun.fake_device import pretending
-from meshwright.dryrun.replay import StepLog, Stretch, whole_step
+from meshwright.dryrun.fake_device import fake_rank
+from meshwright.dryrun.replay import ReplayedSegment, StepLog, replay_step
 from meshwright.dryrun.trace import Trace, trace
 from meshwright.engine.kernels.device_caps import DRY
 from meshwright.engine.model_families import family_of
@@ -39,7 +39,7 @@ KIB = 1024
 
 # --- rules by hand -----------------------------------------------------------------------------------------------
 
-Steps = list[tuple[str, float]]  # a block's name, and its MiB where it comes or 0 where it goes
+Steps = list[tuple[str, float]]  # a block's name, and its MiB (0 if it is freed)
 HOLES: Steps = [("a", 60), ("b", 2), ("c", 40), ("d", 38), ("a", 0), ("c", 0)]
 BY_HAND: list[tuple[str, Steps, int, int]] = [  # MiB reserved with expandable segments, and without
     ("a small block", [("a", 0.1)], 2, 2),
@@ -69,7 +69,7 @@ def _by_hand(steps: Steps) -> list[Event]:
     ("steps", "expandable", "plain"), [row[1:] for row in BY_HAND], ids=[row[0] for row in BY_HAND]
 )
 def test_rules(steps: Steps, expandable: int, plain: int) -> None:
-    """Small sequences, worked out from the allocator's rules."""
+    """Small sequences, worked out by hand from the allocator's rules."""
     assert reserved(_by_hand(steps), True) / MIB == expandable
     assert reserved(_by_hand(steps), False) / MIB == plain
 
@@ -85,13 +85,13 @@ SIZES = st.one_of(
 
 
 def sequences(streams: int = 3, sizes: st.SearchStrategy[int] = SIZES) -> st.SearchStrategy[list[Event]]:
-    """Blocks that come and go; some stay."""
+    """Return a strategy for allocations and frees; some blocks stay."""
     gone = st.lists(st.integers(0, 63), max_size=3)
     return st.lists(st.tuples(sizes, st.integers(0, streams - 1), gone), min_size=1, max_size=30).map(_sequence)
 
 
 def _sequence(made: list[tuple[int, int, list[int]]]) -> list[Event]:
-    """Each block that is made, and which of those alive go after it, counted round."""
+    """Turn (size, stream, indices of live blocks to free) into events."""
     events: list[Event] = []
     live: list[tuple[int, int]] = []
     for block, (size, stream, gone) in enumerate(made):
@@ -108,7 +108,7 @@ def _rounded(size: int, unit: int) -> int:
 
 
 def _peak(events: list[Event]) -> int:
-    """The most that is allocated, each block rounded up."""
+    """Return the maximum allocated, each block rounded up."""
     live: dict[int, int] = {}
     most = now = 0
     for block, size, _ in events:
@@ -128,15 +128,15 @@ def _all_freed(events: list[Event]) -> list[Event]:
 
 @settings(max_examples=50)
 @given(sequences(), st.booleans())
-def test_no_less_than_what_is_allocated(events: list[Event], expandable: bool) -> None:
-    """What is allocated is part of what is reserved."""
+def test_reserved_is_at_least_allocated(events: list[Event], expandable: bool) -> None:
+    """Allocated memory is part of reserved memory."""
     assert reserved(events, expandable) >= _peak(events)
 
 
 @settings(max_examples=50)
 @given(sequences(), st.booleans(), st.data())
-def test_never_becomes_less(events: list[Event], expandable: bool, data: st.DataObject) -> None:
-    """The beginning of a sequence reserves no more than all of it."""
+def test_reserved_never_shrinks(events: list[Event], expandable: bool, data: st.DataObject) -> None:
+    """A prefix of a sequence reserves no more than all of it."""
     part = data.draw(st.integers(0, len(events)))
     assert reserved(events[:part], expandable) <= reserved(events, expandable)
 
@@ -144,7 +144,7 @@ def test_never_becomes_less(events: list[Event], expandable: bool, data: st.Data
 @settings(max_examples=50)
 @given(sequences(), st.booleans())
 def test_streams_and_pools_share_nothing(events: list[Event], expandable: bool) -> None:
-    """Each stream's small and large blocks reserve what they reserve alone."""
+    """Each stream's small and large blocks reserve what they reserve on their own."""
     pool = {block: (stream, size > SMALL) for block, size, stream in events if size}
     apart = [[event for event in events if pool[event[0]] == one] for one in set(pool.values())]
     assert reserved(events, expandable) == sum(reserved(some, expandable) for some in apart)
@@ -153,7 +153,7 @@ def test_streams_and_pools_share_nothing(events: list[Event], expandable: bool) 
 @settings(max_examples=50)
 @given(st.data(), SIZES)
 def test_equal_sizes_waste_nothing(data: st.DataObject, size: int) -> None:
-    """Blocks of one size leave no holes that others do not fit: only the last page is not full."""
+    """Blocks of one size leave no unusable holes: only the last page is not full."""
     events = data.draw(sequences(1, st.just(size)))
     page = SMALL_SEGMENT if size <= SMALL else LARGE_SEGMENT
     assert reserved(events) == _rounded(_peak(events), page)
@@ -169,38 +169,38 @@ def test_equal_segments_waste_nothing(data: st.DataObject, units: int) -> None:
 
 @settings(max_examples=50)
 @given(sequences(), st.booleans(), st.randoms(use_true_random=False))
-def test_order_of_frees_does_not_matter(events: list[Event], expandable: bool, chance: Random) -> None:
-    """Blocks that go one after the other may go in any order."""
+def test_order_of_frees_does_not_matter(events: list[Event], expandable: bool, random: Random) -> None:
+    """Consecutive frees may happen in any order."""
     mixed: list[Event] = []
     for comes, run in groupby(events, lambda event: event[1] > 0):
         some = list(run)
         if not comes:
-            chance.shuffle(some)
+            random.shuffle(some)
         mixed += some
     assert reserved(mixed, expandable) == reserved(events, expandable)
 
 
 @settings(max_examples=50)
 @given(sequences())
-def test_a_second_time_takes_nothing_more(events: list[Event]) -> None:
-    """A range that is empty again serves the same blocks from the same places."""
+def test_repeating_a_sequence_reserves_nothing_more(events: list[Event]) -> None:
+    """A range that is empty again serves the same blocks from the same addresses."""
     once = _all_freed(events)
     again = [(block + len(events), size, stream) for block, size, stream in once]
     assert reserved([*once, *again]) == reserved(once)
 
 
-FREE, WALL = -1, -2  # owners of pieces that no block has; a wall stands where a segment begins
+FREE, WALL = -1, -2  # owners of pieces without a block; a wall marks the start of a segment
 
 
 class Piece(NamedTuple):
-    """A stretch of addresses."""
+    """A range of addresses."""
 
     owner: int
     size: int
 
 
-class Line:
-    """One pool written as plainly as can be: all its pieces in the order of their addresses."""
+class ReferencePool:
+    """A pool written as simply as possible: all its pieces in address order."""
 
     def __init__(self, small: bool, expandable: bool) -> None:
         self.small, self.expandable = small, expandable
@@ -237,7 +237,7 @@ class Line:
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:
-    """Free neighbours as one piece."""
+    """Merge free neighbors."""
     found: list[Piece] = []
     for piece in pieces:
         if found and piece.owner == found[-1].owner == FREE:
@@ -249,26 +249,26 @@ def joined(pieces: list[Piece]) -> list[Piece]:
 
 @settings(max_examples=50)
 @given(sequences(1), st.booleans())
-def test_as_plainly_written(events: list[Event], expandable: bool) -> None:
-    """A list of pieces that is searched from end to end reserves the same."""
-    lines = {small: Line(small, expandable) for small in (True, False)}
-    of: dict[int, Line] = {}
+def test_matches_the_reference_pool(events: list[Event], expandable: bool) -> None:
+    """A linear search over a list of pieces reserves the same."""
+    pools = {small: ReferencePool(small, expandable) for small in (True, False)}
+    pool_of: dict[int, ReferencePool] = {}
     for block, size, _ in events:
         if size:
-            of[block] = lines[_rounded(size, ROUNDING) <= SMALL]
-            of[block].take(block, _rounded(size, ROUNDING))
+            pool_of[block] = pools[_rounded(size, ROUNDING) <= SMALL]
+            pool_of[block].take(block, _rounded(size, ROUNDING))
         else:
-            of[block].give(block)
-    assert reserved(events, expandable) == sum(line.reserved for line in lines.values())
+            pool_of[block].give(block)
+    assert reserved(events, expandable) == sum(pool.reserved for pool in pools.values())
 
 
-# --- from the book -----------------------------------------------------------------------------------------------
+# --- from the log -----------------------------------------------------------------------------------------------
 
 
-def test_the_book_knows_streams() -> None:
-    """A block belongs to the stream that is current where it is made; the same stream is the same number."""
-    ledger = AllocationLedger()
-    with pretending(1, 0, ledger.saw) as device:
+def test_the_log_records_streams() -> None:
+    """A block belongs to the stream that is current when it is allocated; equal streams have equal numbers."""
+    log = AllocationLog()
+    with fake_rank(1, 0, log.record) as device:
         backend = torch.get_device_module(DRY)
         other = backend.Stream()
         kept = [torch.empty(8, device=device)]
@@ -279,60 +279,60 @@ def test_the_book_knows_streams() -> None:
         kept.append(torch.empty(8, device=device))
         with backend.stream(other):
             kept.append(kept[0] + 1)
-    assert [block.stream for block in ledger.blocks] == [0, 1, 1, 0, 1]
+    assert [block.stream for block in log.blocks] == [0, 1, 1, 0, 1]
 
 
-def test_sums_of_gradients_and_silu_take_what_real_ones_take() -> None:
-    """Torch adds a gradient to one that nobody else holds in its place, and SiLU's gradient is one kernel's."""
-    ledger = AllocationLedger()
-    with pretending(1, 0, ledger.saw) as device:
+def test_gradient_sums_and_silu_allocate_as_real_ones_do() -> None:
+    """Autograd accumulates in place if nothing else holds the gradient, and SiLU's gradient is one kernel."""
+    log = AllocationLog()
+    with fake_rank(1, 0, log.record) as device:
         x = torch.empty(MIB, device=device, requires_grad=True)
         loss = (torch.nn.functional.silu(x) + x.sin()).sum()
-        ledger.mark(Key(0, "backward"))
+        log.begin(SegmentKey(0, "backward"))
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        made = [ledger.blocks[event].operation for event in ledger.segments[-1].events if event >= 0]
-        assert ledger.blocks[ledger.block_of(x.grad)].operation in made
+        made = [log.blocks[event].operation for event in log.segments[-1].events if event >= 0]
+        assert log.blocks[log.block_of(x.grad)].operation in made
     large = [operation for operation in made if "ones_like" not in operation]
-    assert "aten.add.Tensor" not in large  # the second of the two went into the first
+    assert "aten.add.Tensor" not in large  # the second gradient was accumulated into the first
     assert large.count("aten.silu_backward.default") == 1
     assert not any("sigmoid" in operation for operation in large)
 
 
-def test_blocks_that_are_the_same_keep_their_place() -> None:
-    """Where the book is compared with what the rank holds, equal blocks go and come: nothing moves."""
-    ledger = AllocationLedger()
-    with pretending(1, 0, ledger.saw) as device:
+def test_equal_blocks_keep_their_address() -> None:
+    """Where the log is reconciled with the rank, equal blocks are freed and allocated: nothing moves."""
+    log = AllocationLog()
+    with fake_rank(1, 0, log.record) as device:
         kept = [torch.empty(mib * MIB, dtype=torch.uint8, device=device) for mib in (30, 40, 0)]
     assert len(kept) == 3
-    step, filled = Key(1, "backward"), Key(1, "filled")
-    whole = StepLog(
+    step, filled = SegmentKey(1, "backward"), SegmentKey(1, "filled")
+    step = StepLog(
         [
-            Stretch(step, ledger.segments[0], [0, 1, 2]),
-            Stretch(filled, ledger.segments[0], [~1, ~0, ~2, 3, 4, 5]),
-            Stretch(step, ledger.segments[0], [~3, ~5]),
+            ReplayedSegment(step, log.segments[0], [0, 1, 2]),
+            ReplayedSegment(filled, log.segments[0], [~1, ~0, ~2, 3, 4, 5]),
+            ReplayedSegment(step, log.segments[0], [~3, ~5]),
         ],
-        of=[0, 1, 2, 0, 1, 1],
+        traced_block=[0, 1, 2, 0, 1, 1],
     )
-    traced = cast(Trace, SimpleNamespace(ledger=ledger))  # all that is asked of it
-    assert list(events_of(whole, traced)) == [
+    traced = cast(Trace, SimpleNamespace(log=log))  # all that events_of reads
+    assert list(events_of(step, traced)) == [
         (0, 30 * MIB, 0),
         (1, 40 * MIB, 0),
         (5, 40 * MIB, 0),  # one more than before
-        (0, 0, 0),  # which block 3 is
+        (0, 0, 0),  # block 3 has its memory
         (5, 0, 0),
     ]
 
 
 @pytest.mark.parametrize("name", ["llama masters", pytest.param("llama full", marks=pytest.mark.slow)])
-def test_what_a_gpu_reserved(name: str) -> None:
-    """Four layers of Llama on an H200: fp32 gradients on FSDP's stream, and holes that recomputing leaves."""
+def test_reserved_matches_a_gpu(name: str) -> None:
+    """Four layers of Llama on an H200: fp32 gradients on FSDP's stream, and holes left by recomputation."""
     recipe = recipe_of(next(case for case in CASES if case.name == name))
     kind = family_of(recipe)
     found = trace(recipe, kind, kind.config_for(recipe), 1, 0, (9, 0))
-    events = list(events_of(whole_step(found), found))
+    events = list(events_of(replay_step(found), found))
     rows = [row for row in json.loads(MEASURED.read_text())["rows"] if row["name"] == name]
     assert len(rows) == 2
     for row in rows:
         expandable = row["allocator"] == "expandable_segments:True"
-        assert row["reserved"] > 1.05 * row["allocated"]  # what is wasted is what is tested
+        assert row["reserved"] > 1.05 * row["allocated"]  # the test needs fragmentation
         assert reserved(events, expandable) == pytest.approx(row["reserved"], rel=0.01)

@@ -1,4 +1,4 @@
-"""What compiled blocks make and keep in a dry run, beside what was measured on a GPU."""
+"""What compiled blocks allocate and save in a dry run, compared with GPU measurements."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from meshwright.dryrun.allocation_log import AllocationLedger
-from meshwright.dryrun.compiled import compiling_as_inductor_would
-from meshwright.dryrun.fake_device import pretending
+from meshwright.dryrun.allocation_log import AllocationLog
+from meshwright.dryrun.compiled import simulate_inductor
+from meshwright.dryrun.fake_device import fake_rank
 from meshwright.engine.data.mock import Mock
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.config import config_for
@@ -38,12 +38,12 @@ NARROW, WIDE = TOKENS * WIDTH * 4, TOKENS * WIDER * 4  # bytes of activations
 class Gated(nn.Module):
     """The feed-forward part of a layer."""
 
-    def __init__(self, device: torch.device, again: bool = False) -> None:
+    def __init__(self, device: torch.device, recompute: bool = False) -> None:
         super().__init__()
         self.gate = nn.Linear(WIDTH, WIDER, bias=False, device=device)
         self.up = nn.Linear(WIDTH, WIDER, bias=False, device=device)
         self.down = nn.Linear(WIDER, WIDTH, bias=False, device=device)
-        self.again = again
+        self.recompute = recompute
 
     def compute(self, x: Tensor) -> Tensor:
         """Its output."""
@@ -51,88 +51,88 @@ class Gated(nn.Module):
         return out
 
     def forward(self, x: Tensor) -> Any:
-        """Its output, now or again."""
-        return checkpoint(self.compute, x, use_reentrant=False) if self.again else self.compute(x)
+        """Its output, now or recompute."""
+        return checkpoint(self.compute, x, use_reentrant=False) if self.recompute else self.compute(x)
 
 
-class Levels:
-    """How much memory there is, and the most there was."""
+class MemoryUse:
+    """Current and peak memory of a log."""
 
-    def __init__(self, ledger: AllocationLedger) -> None:
-        self.ledger = ledger
+    def __init__(self, log: AllocationLog) -> None:
+        self.log = log
 
-    def _levels(self) -> Iterator[int]:
+    def _curve(self) -> Iterator[int]:
         level = 0
-        for segment in self.ledger.segments:
+        for segment in self.log.segments:
             for event in segment.events:
-                level += self.ledger.blocks[event].bytes if event >= 0 else -self.ledger.blocks[~event].bytes
+                level += self.log.blocks[event].bytes if event >= 0 else -self.log.blocks[~event].bytes
                 yield level
 
     @property
     def now(self) -> int:
-        """Bytes that are held."""
-        return ([0, *self._levels()])[-1]
+        """Allocated bytes."""
+        return ([0, *self._curve()])[-1]
 
     @property
     def most(self) -> int:
-        """The most bytes that were held at once."""
-        return max(self._levels())
+        """Peak of allocated bytes."""
+        return max(self._curve())
 
     @property
     def operations(self) -> list[str]:
-        """What made the blocks, in order."""
-        return [block.operation for block in self.ledger.blocks]
+        """The operations that allocated the blocks, in order."""
+        return [block.operation for block in self.log.blocks]
 
 
 @contextmanager
-def counted() -> Iterator[tuple[torch.device, Levels]]:
-    ledger = AllocationLedger()
-    with pretending(1, 0, ledger.saw) as device, ledger.open(), compiling_as_inductor_would():
-        yield device, Levels(ledger)
+def simulated() -> Iterator[tuple[torch.device, MemoryUse]]:
+    log = AllocationLog()
+    with fake_rank(1, 0, log.record) as device, log.patch_torch(), simulate_inductor():
+        yield device, MemoryUse(log)
 
 
-def test_what_is_between_products_takes_no_memory_of_its_own() -> None:
-    with counted() as (device, levels):
+def test_fused_operations_between_products_allocate_nothing() -> None:
+    with simulated() as (device, memory):
         block = Gated(device).requires_grad_(False)
         block.compile(fullgraph=True)
         x = torch.empty(TOKENS, WIDTH, device=device)
         block(x)
-        before, start = levels.now, len(levels.operations)
+        before, start = memory.now, len(memory.operations)
         out = block(x)
-        assert levels.operations[start:] == ["aten.mm.default"] * 3
-        assert levels.now - before == NARROW
+        assert memory.operations[start:] == ["aten.mm.default"] * 3
+        assert memory.now - before == NARROW
         assert out.shape == (TOKENS, WIDTH)
 
 
-def test_a_pointwise_kernel_writes_into_what_it_reads_last() -> None:
-    with counted() as (device, levels):
+def test_a_pointwise_kernel_reuses_the_buffer_it_reads_last() -> None:
+    with simulated() as (device, memory):
         block = Gated(device).requires_grad_(False)
         block.compile(fullgraph=True)
         x = torch.empty(TOKENS, WIDTH, device=device)
-        before = levels.now
+        before = memory.now
         block(x)
-        assert levels.most - before == 2 * WIDE  # gate and up; their product lies where one of them was
+        assert memory.most - before == 2 * WIDE  # gate and up; their product lies where one of them was
 
 
-@pytest.mark.parametrize(("again", "kept"), [(False, 3 * WIDE), (True, 0)])
-def test_the_partition_decides_what_is_kept_and_recompute_inside_keeps_nothing(again: bool, kept: int) -> None:
-    with counted() as (device, levels):
-        block = Gated(device, again)
+@pytest.mark.parametrize(("recompute", "saved"), [(False, 3 * WIDE), (True, 0)])
+def test_the_partition_decides_what_is_saved_and_inner_recompute_saves_nothing(recompute: bool, saved: int) -> None:
+    with simulated() as (device, memory):
+        block = Gated(device, recompute)
         block.compile(fullgraph=True)
         x = torch.empty(TOKENS, WIDTH, device=device, requires_grad=True)
-        before = levels.now
+        before = memory.now
         out = block(x)
-        assert levels.now - before == NARROW + kept  # gate, up, and what the last product reads
+        assert memory.now - before == NARROW + saved  # gate, up, and what the last product reads
         out.sum().backward()
         del out
         assert [p.grad is not None and p.grad.shape == p.shape for p in block.parameters()] == [True] * 3
         gradients = NARROW + 3 * WIDTH * WIDER * 4
-        assert levels.now - before == gradients
+        assert memory.now - before == gradients
 
 
-def test_outside_modules_compile_as_before() -> None:
+def test_compile_is_restored_on_exit() -> None:
     before = nn.Module.compile
-    with compiling_as_inductor_would():
+    with simulate_inductor():
         assert nn.Module.compile is not before
     assert nn.Module.compile is before
 
@@ -147,7 +147,7 @@ MEASURED = {  # GiB on one H200, torch 2.11: Llama 3 8B shape with 16 layers, 4 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("matmul", "recompute"), MEASURED)
-def test_peaks_are_those_measured(matmul: Any, recompute: Any) -> None:
+def test_peaks_match_measurements(matmul: Any, recompute: Any) -> None:
     recipe = Recipe(
         name="measured",
         model="llama3_8b",
@@ -163,10 +163,10 @@ def test_peaks_are_those_measured(matmul: Any, recompute: Any) -> None:
         kernels=Kernels(compile=True, loss="fused_linear"),
     )
     config = config_for(recipe)
-    with counted() as (device, levels):
+    with simulated() as (device, memory):
         mesh = build_mesh(recipe.layout, device.type)
         trainer = Trainer(recipe, config, mesh, device, Mock(config.vocab_size, 4096, 1))
         for number in range(2):
             trainer.step(number, figures=False)
-        assert levels.most / 2**30 == pytest.approx(MEASURED[matmul, recompute], rel=0.015)
+        assert memory.most / 2**30 == pytest.approx(MEASURED[matmul, recompute], rel=0.015)
         trainer.close()

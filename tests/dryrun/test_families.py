@@ -1,4 +1,4 @@
-"""The engine's own step runs on a GPU without memory, for every kind of model and layout."""
+"""The engine's own step runs on the fake GPU, for every model family and layout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.engine.families import FAMILIES
 from tests.engine.parity import Ragged
 
 from meshwright.dryrun import fake_device
-from meshwright.dryrun.fake_device import pretending
+from meshwright.dryrun.fake_device import fake_rank
 from meshwright.engine import experts
 from meshwright.engine.data.mock import Mock
 from meshwright.engine.kernels.device_caps import DRY
@@ -110,7 +110,7 @@ def check_step(case: Case, result: StepResult) -> None:
 
 def test_two_steps_run_without_data(case: Case) -> None:
     for rank in case.ranks:
-        with pretending(case.world, rank) as device:
+        with fake_rank(case.world, rank) as device:
             trainer = trainer_of(case, device)
             before = parts(trainer)
             for step in range(STEPS):
@@ -123,9 +123,9 @@ def test_two_steps_run_without_data(case: Case) -> None:
             assert all(p.grad is None for stage in trainer.stages for p in stage.parameters())
 
 
-def test_weights_take_no_time_to_draw_and_offloaded_ones_no_memory() -> None:
+def test_offloaded_weights_are_fake_tensors_on_the_cpu() -> None:
     case = Case("llama", 1, {"offload": "params"})
-    with pretending(1, 0) as device:
+    with fake_rank(1, 0) as device:
         stage = trainer_of(case, device).stages[0]
         for parameter in stage.parameters():
             local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
@@ -133,9 +133,9 @@ def test_weights_take_no_time_to_draw_and_offloaded_ones_no_memory() -> None:
             assert isinstance(local, fake_device.FakeTensor)
 
 
-def test_tokens_travel_to_experts_in_equal_parts() -> None:
+def test_experts_receive_equal_shares_of_tokens() -> None:
     case = CASES["etp"]
-    with pretending(case.world, 0) as device:
+    with fake_rank(case.world, 0) as device:
         stage = trainer_of(case, device).stages[0]
         block = next(iter(experts.expert_blocks(stage)))
         tokens = torch.empty(6, stage.body.config.hidden_size, dtype=torch.bfloat16, device=device)
@@ -146,16 +146,16 @@ def test_tokens_travel_to_experts_in_equal_parts() -> None:
 
 
 def _changed_names() -> Iterator[tuple[Any, str, Any]]:
-    for owner, name, _ in fake_device._changes((9, 0)):
+    for owner, name, _ in fake_device._patches((9, 0)):
         yield owner, name, vars(owner).get(name)
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["end", "error"])
-def test_torch_is_as_it_was_afterwards(fails: bool) -> None:
+def test_torch_is_restored_on_exit(fails: bool) -> None:
     before = list(_changed_names())
     threads = torch.autograd.is_multithreading_enabled()
     try:
-        with pretending(4, 1) as device:
+        with fake_rank(4, 1) as device:
             assert dist.get_world_size() == 4
             assert torch.empty(2, device=device).add(1).device.type == DRY
             if fails:
@@ -169,8 +169,8 @@ def test_torch_is_as_it_was_afterwards(fails: bool) -> None:
     assert torch.ones(2).sum().item() == 2.0
 
 
-def test_what_the_host_computes_is_computed() -> None:
-    with pretending(2, 0) as device:
+def test_cpu_tensors_are_computed() -> None:
+    with fake_rank(2, 0) as device:
         assert torch.arange(4).sum().item() == 6
         with pytest.raises(Exception, match="_local_scalar_dense"):
             torch.empty(4, device=device).sum().item()

@@ -1,4 +1,4 @@
-"""The engine's own step without data, for everything beside plain pretraining; models are tiny, the code is not."""
+"""The engine's own step on fake tensors for everything beyond plain pretraining, with tiny models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from meshwright.dryrun.fake_data import DryTokens, dry_recipe, open_samples
-from meshwright.dryrun.fake_device import pretending
+from meshwright.dryrun.fake_device import fake_rank
 from meshwright.engine.data.sampler import refuse_predictions_across_documents
 from meshwright.engine.kernels.device_caps import DRY
 from meshwright.engine.mesh import build_mesh
@@ -26,27 +26,27 @@ ALONE |= {"layout.sp": "false", "layout.recompute": "none"}
 LLAMA, ADAPTED = "llama3_8b_sft_config", "llama3_8b_peft_config"
 
 
-def stepped(
+def train_two_steps(
     name: str,
     *changes: str,
     world: int = 1,
-    seen: Callable[..., None] | None = None,
+    on_op: Callable[..., None] | None = None,
     capability: tuple[int, int] = (9, 0),
     width: int = 64,
 ) -> Any:
-    """A trainer after two steps of a recipe's model, made tiny."""
+    """Return a trainer after two steps of a recipe's model, made tiny."""
     wanted = ALONE | {"data.seq_length": str(width)} | dict(change.split("=") for change in changes)
     recipe = overrides.apply(load(name), [f"{field}={value}" for field, value in wanted.items()])
-    kind, layout = family_of(recipe), recipe.layout
-    whole = kind.config_for(recipe)
-    layers = max(2, kind.kinds_of_layers(whole))
-    config = kind.read_config(kind.tiny(whole, layers).to_dict())
+    family, layout = family_of(recipe), recipe.layout
+    whole = family.config_for(recipe)
+    layers = max(2, family.kinds_of_layers(whole))
+    config = family.read_config(family.tiny(whole, layers).to_dict())
     samples = 2 * world // (layout.tp * layout.pp * layout.cp)
     train = msgspec.structs.replace(recipe.train, global_batch_size=samples)
     recipe = dry_recipe(msgspec.structs.replace(recipe, train=train))
-    with pretending(world, 0, seen, capability) as device:
+    with fake_rank(world, 0, on_op, capability) as device:
         mesh = build_mesh(recipe.layout, device.type)
-        trainer = kind.trainer()(recipe, config, mesh, device, open_samples(recipe, config), None)
+        trainer = family.trainer()(recipe, config, mesh, device, open_samples(recipe, config), None)
         for step in range(2):
             assert not trainer.step(step, figures=False).skipped
         trainer.close()
@@ -60,12 +60,12 @@ def parameters(trainer: Any) -> dict[str, torch.Tensor]:
 def test_frozen_weights_have_neither_gradients_nor_state() -> None:
     made: list[tuple[int, ...]] = []
 
-    def saw(operation: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def record(operation: Any, args: Any, kwargs: Any, result: Any) -> None:
         made.extend(
             tuple(one.shape) for one in torch.utils._pytree.tree_leaves(result) if isinstance(one, torch.Tensor)
         )
 
-    trainer = stepped(ADAPTED, seen=saw)
+    trainer = train_two_steps(ADAPTED, on_op=record)
     found = parameters(trainer)
     learn = {name for name, one in found.items() if one.requires_grad}
     assert learn
@@ -73,17 +73,17 @@ def test_frozen_weights_have_neither_gradients_nor_state() -> None:
     assert {id(one) for one in trainer.optimizer.state} == {id(found[name]) for name in learn}
     assert all(one.device.type == DRY for one in found.values())
     rank, _ = found["model.layers.0.mlp.gate_proj.lora_A"].shape
-    assert (64, rank) in made  # what an adapter makes in between is seen
+    assert (64, rank) in made  # the adapter's intermediate is recorded
 
 
-def test_weights_in_four_bits_take_four_bits_and_their_scales() -> None:
+def test_nf4_weights_take_four_bits_and_their_scales() -> None:
     unpacked: list[Any] = []
 
-    def saw(operation: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def record(operation: Any, args: Any, kwargs: Any, result: Any) -> None:
         if isinstance(result, torch.Tensor) and tuple(result.shape) == (128, 64) and "empty" in str(operation):
             unpacked.append(result.dtype)
 
-    trainer = stepped(ADAPTED, "peft.method=qlora", seen=saw)
+    trainer = train_two_steps(ADAPTED, "peft.method=qlora", on_op=record)
     found = parameters(trainer)
     codes, scales = (found[f"model.layers.0.mlp.gate_proj.base_{part}"] for part in ("codes", "scales"))
     assert (codes.dtype, codes.numel()) == (torch.uint8, 128 * 64 // 2)
@@ -102,41 +102,41 @@ def test_weights_in_four_bits_take_four_bits_and_their_scales() -> None:
     ids=lambda changes: changes[-1],
 )
 def test_a_step_on_two_ranks(changes: tuple[str, ...]) -> None:
-    trainer = stepped(LLAMA, *changes, world=2)
+    trainer = train_two_steps(LLAMA, *changes, world=2)
     home = "cpu" if "layout.offload=optimizer" in changes else DRY
     assert {one.device.type for one in parameters(trainer).values()} == {home}
     if trainer.scale is not None:
         assert trainer.scale._good == 2  # no step of a dry run overflows
 
 
-def test_blocks_of_32_run_where_the_pretended_gpu_has_them() -> None:
-    stepped(LLAMA, "precision.matmul=mxfp8", capability=(10, 0))
+def test_mxfp8_runs_if_the_fake_gpu_supports_it() -> None:
+    train_two_steps(LLAMA, "precision.matmul=mxfp8", capability=(10, 0))
     with pytest.raises(InputError, match="scale for each block of 32"):
-        stepped(LLAMA, "precision.matmul=mxfp8", capability=(9, 0))
+        train_two_steps(LLAMA, "precision.matmul=mxfp8", capability=(9, 0))
 
 
 def test_a_fused_loss_never_has_all_logits() -> None:
     largest = 0
 
-    def saw(operation: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def record(operation: Any, args: Any, kwargs: Any, result: Any) -> None:
         nonlocal largest
         if "aten.mm" in str(operation) and result.shape[1] == 128 and not result.is_cpu:
             largest = max(largest, result.shape[0])
 
-    stepped(LLAMA, "kernels.loss=fused_linear", "layout.tp=2", world=2, seen=saw)
+    train_two_steps(LLAMA, "kernels.loss=fused_linear", "layout.tp=2", world=2, on_op=record)
     assert 0 < largest <= 64
 
 
-def test_pictures_take_their_share_of_a_full_sample() -> None:
+def test_images_take_their_share_of_a_full_sample() -> None:
     seen: list[int] = []
 
-    def saw(operation: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def record(operation: Any, args: Any, kwargs: Any, result: Any) -> None:
         if "convolution.default" in str(operation):
             seen.append(args[0].shape[0])
 
-    trainer = stepped("qwen3_vl_8b_sft_config", seen=saw)
+    trainer = train_two_steps("qwen3_vl_8b_sft_config", on_op=record)
     samples = trainer.loader.source.samples([0, 1])
-    patches = 4 * 4 * 2 * 2  # four pictures of 2 × 2 tokens of 2 × 2 patches
+    patches = 4 * 4 * 2 * 2  # four images of 2 × 2 tokens of 2 × 2 patches
     assert samples.width == 64
     assert samples.whole["pixels"].shape[:2] == (2, patches)
     assert set(seen) == {patches}
@@ -144,23 +144,23 @@ def test_pictures_take_their_share_of_a_full_sample() -> None:
 
 @pytest.mark.slow
 def test_latents_and_their_texts() -> None:
-    trainer = stepped("wan_1_3B_sft_config", "layout.cp=2", world=2)
+    trainer = train_two_steps("wan_1_3B_sft_config", "layout.cp=2", world=2)
     assert len(parameters(trainer)) > 10
 
 
-def test_packed_documents_run_apart() -> None:
+def test_packed_documents_are_isolated() -> None:
     rows: set[tuple[int, ...]] = set()
 
-    def saw(operation: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def record(operation: Any, args: Any, kwargs: Any, result: Any) -> None:
         if "convolution.default" in str(operation):
             rows.add(tuple(result.shape))
 
-    trainer = stepped("nemotronh_4b_sft_config", seen=saw, width=512)
+    trainer = train_two_steps("nemotronh_4b_sft_config", on_op=record, width=512)
     assert kinds_of_layers(trainer.config) == 3
     assert {shape[0] for shape in rows} == {1, 2}  # rows of 256 and 129 tokens, and of the 127 that are left
 
 
-def test_packed_samples_are_full_and_predict_nothing_across_borders() -> None:
+def test_packed_samples_are_full_and_predict_nothing_across_documents() -> None:
     samples = DryTokens(1000, packed=True).samples(range(2))
     assert samples.tokens.shape == (2, 1001)
     assert samples.documents is not None
@@ -169,7 +169,7 @@ def test_packed_samples_are_full_and_predict_nothing_across_borders() -> None:
     assert samples.counted.mean() > 0.99
 
 
-def test_a_dry_recipe_differs_in_its_data_alone() -> None:
+def test_a_dry_recipe_differs_only_in_its_data() -> None:
     recipe = load(LLAMA)
     dry = dry_recipe(recipe)
     assert (dry.data.dataset, dry.data.prefetch, dry.data.seq_length) == ("mock", 0, recipe.data.seq_length)

@@ -1,4 +1,4 @@
-"""An operation of many steps is noted once and written again: the book reads as if it had been carried out."""
+"""A composite operation is recorded once and replayed: the log is the same as if it had run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from meshwright.dryrun.allocation_log import AllocationLedger, Key, Segment
-from meshwright.dryrun.fake_device import pretending
+from meshwright.dryrun.allocation_log import AllocationLog, Segment, SegmentKey
+from meshwright.dryrun.fake_device import fake_rank
 from meshwright.engine.kernels.device_caps import DRY, STEPS
 from meshwright.engine.kernels.state_space import state_space_scan
 
@@ -16,7 +16,7 @@ HEADS, WIDTH, GROUPS, STATE = 4, 16, 2, 8
 
 
 def scan(tokens: int) -> None:
-    """Forward and backward of one scan; nothing of it is left."""
+    """Run forward and backward of one scan; nothing of it stays allocated."""
     x = torch.empty(1, tokens, HEADS, WIDTH, device=DRY, requires_grad=True)
     dt = torch.empty(1, tokens, HEADS, device=DRY, requires_grad=True)
     a = torch.empty(HEADS, device=DRY, requires_grad=True)
@@ -24,33 +24,33 @@ def scan(tokens: int) -> None:
     state_space_scan(x, dt, a, b, c).sum().backward()
 
 
-def noted(ledger: AllocationLedger, segment: Segment) -> list[tuple[int, str, bool]]:
-    """What comes and goes, by size and operation, whatever the blocks are called."""
+def entries(log: AllocationLog, segment: Segment) -> list[tuple[int, str, bool]]:
+    """Return allocations and frees by size and operation, without block numbers."""
     return [
-        (ledger.blocks[max(event, ~event)].bytes, ledger.blocks[max(event, ~event)].operation, event >= 0)
+        (log.blocks[max(event, ~event)].bytes, log.blocks[max(event, ~event)].operation, event >= 0)
         for event in segment.events
     ]
 
 
-def test_the_second_time_reads_like_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    operation, carried_out = torch.ops.meshwright.state_space_scan.default, []
+def test_a_replayed_operation_has_the_entries_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    operation, executed = torch.ops.meshwright.state_space_scan.default, []
     steps = STEPS[operation]
 
-    def counting(x: torch.Tensor, *more: Any) -> Any:
-        carried_out.append(x.shape[1])
+    def count_calls(x: torch.Tensor, *more: Any) -> Any:
+        executed.append(x.shape[1])
         return steps(x, *more)
 
-    monkeypatch.setitem(STEPS, operation, counting)
-    ledger = AllocationLedger(capability=(9, 0))
-    with pretending(1, 0, ledger.saw), ledger.open():
+    monkeypatch.setitem(STEPS, operation, count_calls)
+    log = AllocationLog(capability=(9, 0))
+    with fake_rank(1, 0, log.record), log.patch_torch():
         scan(512)  # libraries make their workspaces
         for number, tokens in enumerate((256, 256, 640)):
-            ledger.mark(Key(number, "forward"))
+            log.begin(SegmentKey(number, "forward"))
             scan(tokens)
-    assert carried_out == [512, 256, 640]
-    first, again, longer = ledger.segments[-3:]
-    assert noted(ledger, again) == noted(ledger, first)
+    assert executed == [512, 256, 640]
+    first, again, longer = log.segments[-3:]
+    assert entries(log, again) == entries(log, first)
     assert again.flops == first.flops
     assert sum(again.flops.values()) > 0
     assert {~event for event in again.events if event < 0} == {event for event in again.events if event >= 0}
-    assert noted(ledger, longer) != noted(ledger, first)
+    assert entries(log, longer) != entries(log, first)

@@ -396,7 +396,7 @@ def test_two_processes_must_train_like_one(
     alone: list[float], norms_alone: list[float], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes = {2: trained([3.0, 2.0, 1.0], [1.0] * 3), 1: trained(alone, norms_alone)}
-    monkeypatch.setattr(tiny, "_trained", lambda recipe, kind, config, world: outcomes[world])
+    monkeypatch.setattr(tiny, "_train", lambda recipe, kind, config, world: outcomes[world])
     check = checks.run_check("tiny", index.load(LLAMA))
     assert check.outcome == ("failed" if reason else "ok"), check.reason
     assert check.reason.startswith(reason)
@@ -405,7 +405,7 @@ def test_two_processes_must_train_like_one(
 
 def test_a_loss_that_does_not_fall_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     same = trained([1.0, 2.0, 3.0], [1.0] * 3)
-    monkeypatch.setattr(tiny, "_trained", lambda recipe, kind, config, world: same)
+    monkeypatch.setattr(tiny, "_train", lambda recipe, kind, config, world: same)
     assert checks.run_check("tiny", index.load(LLAMA)).reason == "the loss does not fall"
 
 
@@ -416,7 +416,7 @@ def test_one_process_uses_the_model_and_batch_of_two(monkeypatch: pytest.MonkeyP
         seen[world] = (recipe, config.to_dict())
         return trained([3.0, 2.0, 1.0], [1.0] * 3)
 
-    monkeypatch.setattr(tiny, "_trained", note)
+    monkeypatch.setattr(tiny, "_train", note)
     tiny.run(index.load("deepseek_v2_pretrain_config"))  # a pipeline, whose tiny model has a layer for each stage
     (two, config), (one, config_alone) = seen[2], seen[1]
     assert two.layout.pp == 2

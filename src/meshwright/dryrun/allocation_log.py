@@ -1,6 +1,6 @@
-"""The book of a dry run: every block of memory that comes and goes, every product and every collective, in order.
+"""The allocation log of a dry run: every allocation and free, every matrix product and every collective, in order.
 
-Nothing is summed up while the step runs. Levels, peaks and who holds them are read from the book afterwards.
+Nothing is summed up while the step runs. Peaks and their holders are computed from the log afterwards.
 """
 
 from __future__ import annotations
@@ -23,79 +23,81 @@ from meshwright.dryrun.stack_origin import Origin, origin_of
 from meshwright.dryrun.workspaces import lasting, transient
 from meshwright.engine.kernels.device_caps import DRY
 
-ROUNDING = 512  # bytes: what CUDA's allocator of torch rounds every block up to
+ROUNDING = 512  # bytes: torch's CUDA allocator rounds every block up to it
 
 
-class Key(NamedTuple):
-    """Where in the step something happens."""
+class SegmentKey(NamedTuple):
+    """Which part of the step a segment of the log belongs to."""
 
-    step: int  # -1 while the trainer is built
+    step: int  # -1 during construction of the trainer
     phase: str
-    chunk: int = 0  # of the rank's pipeline chunks
+    chunk: int = 0  # pipeline chunk of the rank
     micro_batch: int = -1
     layer: int = -1
 
 
 @dataclass
 class Block:
-    """One block of memory; `part` is known for good only when the step is over."""
+    """One allocation; `part` is final only when the step is over."""
 
     bytes: int
     part: str
     operation: str
     origin: Origin
-    segment: int  # in which it was made
-    stream: int = 0  # on which it was made; 0 is that of the build
+    segment: int  # number of the segment that allocated it
+    stream: int = 0  # number of the stream that allocated it; 0 is the default stream
 
 
 @dataclass
 class Segment:
-    """A stretch of the book between two marks."""
+    """The entries of the log between two trace points."""
 
-    key: Key
-    events: list[int] = field(default_factory=list)  # block i comes: i; block i goes: ~i
+    key: SegmentKey
+    events: list[int] = field(default_factory=list)  # i: block i is allocated; ~i: block i is freed
     flops: dict[str, int] = field(default_factory=dict)  # forward, recompute or backward
-    collectives: list[tuple[str, str, int]] = field(default_factory=list)  # group, kind, bytes
+    collectives: list[tuple[str, str, int]] = field(default_factory=list)  # process group, kind, bytes
 
 
 @dataclass(frozen=True)
-class Steps:
-    """What an operation of many steps did the first time: its blocks in the order they came and went."""
+class CompositeOp:
+    """The log entries of the first run of a composite operation: its allocations and frees in order."""
 
     first: int  # block
     events: tuple[int, ...]
     flops: int
-    outputs: tuple[int, ...]  # the block of each
+    outputs: tuple[int, ...]  # the block of each output
 
 
-class AllocationLedger:
-    """Notes what happens to the memory of one kind of device."""
+class AllocationLog:
+    """Records the allocations on one type of device."""
 
     def __init__(self, device_type: str = DRY, capability: tuple[int, int] = (0, 0)) -> None:
-        """`capability` of a GPU adds what its libraries keep and its kernels take while they run; a CPU's take none."""
+        """A GPU's `capability` adds library buffers and kernel workspaces; a CPU has none."""
         self.device_type, self.capability = device_type, capability
         self.blocks: list[Block] = []
-        self.segments: list[Segment] = [Segment(Key(-1, "build"))]
-        self.stands_for: dict[int, tuple[Key, int]] = {}  # block -> the pass it stands in, and the block it is like
-        self.received: dict[int, Key] = {}  # block -> the pass that a pipeline receives it for
-        self._closed = 0
-        self._streams: dict[Any, int] = {}  # those that blocks were made on, in order
-        self._kept: set[tuple[str, bool]] = set()  # what libraries keep already, for which thread
-        self._live: dict[int, tuple[int, Any]] = {}  # storage -> its block, and the reference that watches it
-        self._sum: tuple[int, int, int] | None = None  # the storage of a sum of gradients, its block, the first's block
+        self.segments: list[Segment] = [Segment(SegmentKey(-1, "build"))]
+        # Placeholder block of a skipped pass -> that pass, and the traced block that it represents.
+        self.represents: dict[int, tuple[SegmentKey, int]] = {}
+        self.received: dict[int, SegmentKey] = {}  # block -> the pass for which the pipeline receives it
+        self._paused = 0
+        self._streams: dict[Any, int] = {}  # numbered in order of first use
+        self._library_buffers: set[tuple[str, bool]] = set()  # library, and whether for the backward thread
+        self._live_storages: dict[int, tuple[int, Any]] = {}  # storage -> block, weak reference
+        # The latest gradient sum: its storage, its block, the block of its first operand.
+        self._accumulated: tuple[int, int, int] | None = None
 
-    def mark(self, key: Key) -> None:
-        """Something else begins."""
+    def begin(self, key: SegmentKey) -> None:
+        """Start a new segment."""
         self.segments.append(Segment(key))
 
     @property
-    def key(self) -> Key:
-        """What is going on."""
+    def key(self) -> SegmentKey:
+        """The key of the current segment."""
         return self.segments[-1].key
 
-    def saw(self, operation: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """An operation was carried out."""
-        if self._closed:
+    def record(self, operation: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Record an operation that has run."""
+        if self._paused:
             return
         segment = self.segments[-1]
         origin: Origin | None = None
@@ -103,10 +105,10 @@ class AllocationLedger:
             if tensor.device.type != self.device_type:
                 continue
             storage = tensor.untyped_storage()
-            if storage._cdata not in self._live:
+            if storage._cdata not in self._live_storages:
                 origin = origin or origin_of(sys._getframe(1))
                 self._add(storage, storage.nbytes(), str(operation), origin)
-        self._sum = self._sum_of_gradients(operation, args, result)
+        self._accumulated = self._gradient_accumulation(operation, args, result)
         if self.capability > (0, 0):
             self._workspaces(operation, args)
         if counts_flops(operation):
@@ -114,53 +116,53 @@ class AllocationLedger:
             kind = "recompute" if origin.recomputing else segment.key.phase
             segment.flops[kind] = segment.flops.get(kind, 0) + flops_of(operation, args, kwargs, result)
         elif operation.namespace == "c10d":
-            found = collective_of(operation, args)
-            if found is not None:
-                segment.collectives.append(found)
+            collective = collective_of(operation, args)
+            if collective is not None:
+                segment.collectives.append(collective)
 
-    def steps(self, carry_out: Callable[[], Any]) -> tuple[Any, Steps]:
-        """Carries out an operation of many steps; its result and what there is to write when it is done again."""
+    def record_composite(self, run_op: Callable[[], Any]) -> tuple[Any, CompositeOp]:
+        """Run a composite operation; return its result and the log entries to repeat for equal shapes."""
         segment, first = self.segments[-1], len(self.blocks)
         events, flops = len(segment.events), sum(segment.flops.values())
-        result = carry_out()
+        result = run_op()
         outputs = tuple(self.block_of(tensor) for tensor in _tensors(result))
         done = segment.events[events:]
-        gone = {~event for event in done if event < 0}
-        # What a library keeps from its first call on comes once.
-        passing = tuple(e for e in done if (e if e >= 0 else ~e) in gone or e in outputs)
-        return result, Steps(first, passing, sum(segment.flops.values()) - flops, outputs)
+        freed = {~event for event in done if event < 0}
+        # A buffer that a library keeps is allocated once: leave it out of the entries to repeat.
+        repeated = tuple(e for e in done if (e if e >= 0 else ~e) in freed or e in outputs)
+        return result, CompositeOp(first, repeated, sum(segment.flops.values()) - flops, outputs)
 
-    def steps_again(self, known: Steps, result: Any) -> None:
-        """Writes what an operation of many steps does, as it did it the first time; its result is here."""
-        if self._closed:
+    def replay_composite(self, known: CompositeOp, result: Any) -> None:
+        """Repeat the log entries of a composite operation whose result already exists."""
+        if self._paused:
             return
         origin = origin_of(sys._getframe(1))
         results = dict(zip(known.outputs, _tensors(result), strict=True))
-        numbers: dict[int, int] = {}
+        copies: dict[int, int] = {}  # first run's block -> this run's block
         for event in known.events:
             if event < 0:
-                self.segments[-1].events.append(~numbers[~event])
+                self.segments[-1].events.append(~copies[~event])
                 continue
-            like = self.blocks[event]
-            from_there = like.origin._replace(recomputing=origin.recomputing)
-            numbers[event] = self._new(like.bytes, like.operation, from_there)
+            first_run = self.blocks[event]
+            source = first_run.origin._replace(recomputing=origin.recomputing)
+            copies[event] = self._new(first_run.bytes, first_run.operation, source)
             if event in results:
-                self._watch(results[event].untyped_storage(), numbers[event])
+                self._watch(results[event].untyped_storage(), copies[event])
         if known.flops:
             segment = self.segments[-1]
             kind = "recompute" if origin.recomputing else segment.key.phase
             segment.flops[kind] = segment.flops.get(kind, 0) + known.flops
 
     def _workspaces(self, operation: Any, args: Any) -> None:
-        """What the kernel takes for a moment, and what its library keeps from now on."""
-        taken = transient(operation, args)
-        if taken:
-            number = self._new(taken, str(operation), Origin("activations", f"inside {operation}", False))
+        """Record the kernel's temporary workspace, and buffers that its library keeps from now on."""
+        workspace = transient(operation, args)
+        if workspace:
+            number = self._new(workspace, str(operation), Origin("activations", f"inside {operation}", False))
             self.segments[-1].events.append(~number)
         for library, size in lasting(operation, self.capability).items():
-            owner = library, self.key.phase == "backward"  # torch's backward pass has a thread of its own
-            if owner not in self._kept:
-                self._kept.add(owner)
+            owner = library, self.key.phase == "backward"  # autograd's backward pass runs in a thread of its own
+            if owner not in self._library_buffers:
+                self._library_buffers.add(owner)
                 self._new(size, str(operation), Origin("buffers", f"kept by {library}", False))
 
     def _new(self, size: int, operation: str, origin: Origin) -> int:
@@ -177,23 +179,24 @@ class AllocationLedger:
 
     def _watch(self, storage: Any, number: int) -> None:
         key = storage._cdata
-        self._live[key] = (number, weakref.ref(storage, lambda _: self._remove(key)))
+        self._live_storages[key] = (number, weakref.ref(storage, lambda _: self._remove(key)))
 
     def _remove(self, key: int) -> None:
-        found = self._live.pop(key, None)
+        found = self._live_storages.pop(key, None)
         if found is None:
             return
         events = self.segments[-1].events
-        if self._sum is not None and self._sum[1:] == (events[-1] if events else -1, found[0]):
+        if self._accumulated is not None and self._accumulated[1:] == (events[-1] if events else -1, found[0]):
             events.pop()
-            self._live[self._sum[0]] = (found[0], self._live[self._sum[0]][1])
+            self._live_storages[self._accumulated[0]] = (found[0], self._live_storages[self._accumulated[0]][1])
         else:
             events.append(~found[0])
 
-    def _sum_of_gradients(self, operation: Any, args: Any, result: Any) -> tuple[int, int, int] | None:
-        """A sum that torch's backward pass would write over its first gradient, were nobody else to hold that.
+    def _gradient_accumulation(self, operation: Any, args: Any, result: Any) -> tuple[int, int, int] | None:
+        """Detect a sum that autograd would accumulate into its first gradient in place.
 
-        It never does so with tensors without data. Whether it would is known when the first one goes: at once, or not.
+        Autograd does so if nothing else references the first gradient, but never with fake tensors. Whether it would is
+        known when the first gradient is freed: immediately after the sum, or not.
         """
         if operation is not torch.ops.aten.add.Tensor or self.device_type != DRY or torch.is_grad_enabled():
             return None
@@ -203,14 +206,14 @@ class AllocationLedger:
         if not isinstance(second, torch.Tensor) or first._is_view():
             return None
         storage = result.untyped_storage()._cdata
-        old, new = self._live.get(first.untyped_storage()._cdata), self._live.get(storage)
+        old, new = self._live_storages.get(first.untyped_storage()._cdata), self._live_storages.get(storage)
         if old is None or new is None or self.blocks[old[0]].bytes != self.blocks[new[0]].bytes:
             return None
         return storage, new[0], old[0]
 
     def resized(self, storage: Any, size: int) -> None:
-        """A storage was given another size: its block goes and another comes."""
-        found = self._live.pop(storage._cdata, None)
+        """Record that a storage was resized: its block is freed and a new one allocated."""
+        found = self._live_storages.pop(storage._cdata, None)
         if found is None:
             return
         self.segments[-1].events.append(~found[0])
@@ -219,47 +222,47 @@ class AllocationLedger:
         self._add(storage, size, before.operation, Origin("buffers", origin.source or before.origin.source, False))
 
     def tag(self, tensors: Iterable[Any], part: str) -> None:
-        """Says what these tensors are: weights, gradients, optimizer state."""
+        """Set the part of these tensors' blocks: weights, gradients or optimizer."""
         for tensor in tensors:
             storage = _storage(tensor)
-            found = self._live.get(storage._cdata) if storage is not None else None
+            found = self._live_storages.get(storage._cdata) if storage is not None else None
             if found is not None:
                 self.blocks[found[0]].part = part
 
     def block_of(self, tensor: Any) -> int:
-        """The number of the block that a tensor lies in; -1 where it is none of the device's."""
-        found = self._live.get(_storage(tensor)._cdata)
+        """Return the number of the block that holds a tensor; -1 if it is on another device."""
+        found = self._live_storages.get(_storage(tensor)._cdata)
         return found[0] if found is not None else -1
 
     @contextmanager
-    def open(self) -> Iterator[None]:
-        """While it lasts, what no operation shows is noted too, and what only looks like one is not.
+    def patch_torch(self) -> Iterator[None]:
+        """Patch torch so that resized storages are recorded and shape propagation is not.
 
-        FSDP frees gathered weights by giving their storage another size. DTensor finds out shapes by carrying
-        operations out on whole tensors that nobody has.
+        FSDP frees gathered weights by resizing their storage, which dispatches no operation. DTensor infers shapes by
+        running operations on global tensors, which no rank allocates.
         """
-        kept: Any = torch.UntypedStorage.resize_
-        shapes: Any = ShardingPropagator._propagate_tensor_meta_non_cached
+        original_resize: Any = torch.UntypedStorage.resize_
+        original_propagate: Any = ShardingPropagator._propagate_tensor_meta_non_cached
 
         def resize(storage: Any, size: int) -> Any:
-            made = kept(storage, size)
+            result = original_resize(storage, size)
             self.resized(storage, size)
-            return made
+            return result
 
         def propagate(*args: Any, **kwargs: Any) -> Any:
-            self._closed += 1
+            self._paused += 1
             try:
-                return shapes(*args, **kwargs)
+                return original_propagate(*args, **kwargs)
             finally:
-                self._closed -= 1
+                self._paused -= 1
 
         torch.UntypedStorage.resize_ = resize  # type: ignore[assignment]
         ShardingPropagator._propagate_tensor_meta_non_cached = propagate  # type: ignore[method-assign]
         try:
             yield
         finally:
-            torch.UntypedStorage.resize_ = kept  # type: ignore[method-assign]
-            ShardingPropagator._propagate_tensor_meta_non_cached = shapes  # type: ignore[method-assign]
+            torch.UntypedStorage.resize_ = original_resize  # type: ignore[method-assign]
+            ShardingPropagator._propagate_tensor_meta_non_cached = original_propagate  # type: ignore[method-assign]
 
 
 def _tensors(result: Any) -> Iterator[torch.Tensor]:
@@ -275,21 +278,21 @@ def _storage(tensor: Any) -> Any:
     if tensor is None:
         return None
     local = tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor
-    inner = getattr(local, "elem", local)  # an asynchronous collective's result
+    inner = getattr(local, "elem", local)  # the result of an asynchronous collective
     return inner.untyped_storage()
 
 
-class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what real tensors do: what a dry run is compared with."""
+class RealTensorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records what real tensors do; a dry run is compared with it."""
 
-    def __init__(self, ledger: AllocationLedger) -> None:
+    def __init__(self, log: AllocationLog) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.ledger = ledger
+        self.log = log
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it becomes operations on this rank's part, which come here
+        if any(issubclass(one, DTensor) for one in types):
+            return NotImplemented  # DTensor dispatches operations on the local shard, which arrive here
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        self.ledger.saw(func, args, kwargs, result)
+        self.log.record(func, args, kwargs, result)
         return result

@@ -1,9 +1,9 @@
-"""What torch's caching allocator would keep of a GPU's memory for blocks that come and go.
+"""Simulates torch's CUDA caching allocator: how much memory it reserves for a sequence of allocations and frees.
 
 Every stream has its own pools, one for blocks up to 1 MiB and one for larger ones. A pool serves a request from the
-smallest free piece that is large enough, cuts off what is left over, and joins neighbours again when they are free.
-What it once has it keeps. With expandable segments, which our launch sets, a pool is one range of addresses that grows
-by whole pages at its end; without, it is many separate segments.
+smallest free piece that is large enough, splits off the rest, and merges free neighbors. It never returns memory. With
+expandable segments, which our launch scripts set, a pool is one address range that grows by pages at its end; without,
+it is many separate segments.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from meshwright.dryrun.replay import StepLog, Stretch
+    from meshwright.dryrun.replay import ReplayedSegment, StepLog
     from meshwright.dryrun.trace import Trace
 
 MIB = 1024**2
-ROUNDING = 512  # bytes: every block is a multiple of it
+ROUNDING = 512  # bytes: every block size is a multiple of it
 SMALL = 1 * MIB  # blocks up to this size have pools of their own
-SMALL_SEGMENT = 2 * MIB  # segment, or page, of the pools of small blocks
-LARGE_SEGMENT = 20 * MIB  # page of the pools of large blocks, and segment of those below OWN_SEGMENT
-OWN_SEGMENT = 10 * MIB  # without expandable segments, blocks from this size on get a segment of their own size
-SEGMENT_ROUNDING = 2 * MIB  # of these segments
+SMALL_SEGMENT = 2 * MIB  # segment or page size of the pools for small blocks
+LARGE_SEGMENT = 20 * MIB  # page size of the pools for large blocks, and segment size below OWN_SEGMENT
+OWN_SEGMENT = 10 * MIB  # without expandable segments, larger blocks get a segment of their own
+SEGMENT_ROUNDING = 2 * MIB  # size granularity of these segments
 ADDRESS_BITS = 52
 ADDRESSES = (1 << ADDRESS_BITS) - 1
 
-Event = tuple[int, int, int]  # a block, its bytes where it comes and 0 where it goes, the stream it is made on
+Event = tuple[int, int, int]  # block, bytes (0 if it is freed), stream
 
 
 class Pool:
-    """The memory of one stream for small or for large blocks."""
+    """The memory of one stream for small or large blocks."""
 
     __slots__ = ("_by_end", "_by_start", "_expandable", "_free", "_least_rest", "_page", "end", "reserved")
 
     def __init__(self, small: bool, expandable: bool) -> None:
         self.reserved = 0
-        self.end = 0  # of the addresses in use
+        self.end = 0  # end of the address range
         self._expandable = expandable
         self._page = SMALL_SEGMENT if small else LARGE_SEGMENT
-        self._least_rest = ROUNDING if small or expandable else SMALL + 1  # smaller ones stay with the block
-        self._free: list[int] = []  # size and address of free pieces as one number, in order
-        self._by_start: dict[int, int] = {}  # of free pieces: address -> size
-        self._by_end: dict[int, int] = {}  # of free pieces: address behind it -> size
+        self._least_rest = ROUNDING if small or expandable else SMALL + 1  # a smaller rest stays with the block
+        self._free: list[int] = []  # sorted: size and address of a free piece packed into one integer
+        self._by_start: dict[int, int] = {}  # free pieces: start address -> size
+        self._by_end: dict[int, int] = {}  # free pieces: end address -> size
 
-    def take(self, size: int) -> tuple[int, int]:
-        """Address and size of a block for a request of a rounded size."""
+    def allocate(self, size: int) -> tuple[int, int]:
+        """Return address and size of a block for a request of a rounded size."""
         free = self._free
         at = bisect_left(free, size << ADDRESS_BITS)
         if at == len(free):
@@ -54,7 +54,7 @@ class Pool:
         else:
             start, room = free[at] & ADDRESSES, free[at] >> ADDRESS_BITS
             if self._expandable and start + room == self.end and at + 1 < len(free):
-                at += 1  # the piece at the end can grow, so it counts as the largest of all
+                at += 1  # the last piece can grow, so torch treats it as the largest
                 start, room = free[at] & ADDRESSES, free[at] >> ADDRESS_BITS
             del free[at], self._by_start[start], self._by_end[start + room]
         rest = room - size
@@ -63,17 +63,17 @@ class Pool:
         self._add(start + size, rest)
         return start, size
 
-    def give(self, start: int, size: int) -> None:
-        """A block is free again, together with its free neighbours."""
+    def free(self, start: int, size: int) -> None:
+        """Free a block and merge it with free neighbors."""
         before = self._by_end.pop(start, 0)
         if before:
             start -= before
             size += before
             del self._by_start[start]
-            self._drop(before, start)
+            self._remove(before, start)
         after = self._by_start.pop(start + size, 0)
         if after:
-            self._drop(after, start + size)
+            self._remove(after, start + size)
             size += after
             del self._by_end[start + size]
         self._add(start, size)
@@ -83,7 +83,7 @@ class Pool:
         self._by_start[start] = size
         self._by_end[start + size] = size
 
-    def _drop(self, size: int, start: int) -> None:
+    def _remove(self, size: int, start: int) -> None:
         del self._free[bisect_left(self._free, size << ADDRESS_BITS | start)]
 
     def _grow(self, size: int) -> tuple[int, int]:
@@ -94,22 +94,22 @@ class Pool:
         start = self.end - have
         if have:
             del self._by_start[start]
-            self._drop(have, start)
+            self._remove(have, start)
         more = _rounded(size - have, self._page)
         self.end += more
         self.reserved += more
         return start, have + more
 
     def _new_segment(self, size: int) -> tuple[int, int]:
-        whole = self._page if size < OWN_SEGMENT else _rounded(size, SEGMENT_ROUNDING)
-        start = self.end + ROUNDING  # neighbouring segments do not touch, so their pieces are never joined
-        self.end = start + whole
-        self.reserved += whole
-        return start, whole
+        segment = self._page if size < OWN_SEGMENT else _rounded(size, SEGMENT_ROUNDING)
+        start = self.end + ROUNDING  # a gap between segments, so that their pieces are never merged
+        self.end = start + segment
+        self.reserved += segment
+        return start, segment
 
 
 class Allocator:
-    """Takes blocks and gives them back; `reserved` is what it holds of the GPU, which never becomes less."""
+    """Allocates and frees blocks; `reserved` is the GPU memory it holds, which never shrinks."""
 
     def __init__(self, expandable: bool = True) -> None:
         self._small = defaultdict[int, Pool](lambda: Pool(True, expandable))  # by stream
@@ -121,17 +121,17 @@ class Allocator:
         """Bytes of all pools."""
         return sum(pool.reserved for pools in (self._small, self._large) for pool in pools.values())
 
-    def follow(self, events: Iterable[Event]) -> None:
-        """Blocks come and go."""
+    def run(self, events: Iterable[Event]) -> None:
+        """Apply a sequence of allocations and frees."""
         small, large, blocks = self._small, self._large, self._blocks
         for block, size, stream in events:
             if size:
                 rounded = _rounded(size, ROUNDING)
                 pool = small[stream] if rounded <= SMALL else large[stream]
-                blocks[block] = pool, *pool.take(rounded)
+                blocks[block] = pool, *pool.allocate(rounded)
             else:
-                pool, start, held = blocks.pop(block)
-                pool.give(start, held)
+                pool, start, size = blocks.pop(block)
+                pool.free(start, size)
 
 
 def _rounded(size: int, unit: int) -> int:
@@ -139,51 +139,55 @@ def _rounded(size: int, unit: int) -> int:
 
 
 def reserved(events: Iterable[Event], expandable: bool = True) -> int:
-    """The most that torch would report as reserved when these blocks come and go.
+    """Return the maximum that torch would report as reserved for these allocations and frees.
 
-    Nothing is given back in between, as it is where memory never runs out.
+    Cached memory is never released in between, as long as memory does not run out.
     """
     allocator = Allocator(expandable)
-    allocator.follow(events)
+    allocator.run(events)
     return allocator.reserved
 
 
-def events_of(whole: StepLog, trace: Trace) -> Iterator[Event]:
-    """What comes and goes in the book of a whole step, each block on the stream of the code that made it."""
-    kinds = [(block.bytes, block.stream) for block in trace.ledger.blocks]
-    names: dict[int, int] = {}  # of blocks that took over another's place: that one's number
-    for stretch in whole.stretches:
-        events = _without_renamed(stretch, whole.of, kinds, names) if stretch.key.phase == "filled" else stretch.events
+def events_of(step: StepLog, trace: Trace) -> Iterator[Event]:
+    """Yield the allocations and frees of a replayed step, each on the stream of the code that allocated."""
+    sizes = [(block.bytes, block.stream) for block in trace.log.blocks]
+    names: dict[int, int] = {}  # renamed block -> the block whose memory it has
+    for segment in step.segments:
+        events = (
+            _without_renamed(segment, step.traced_block, sizes, names)
+            if segment.key.phase == "filled"
+            else segment.events
+        )
         for event in events:
             if event >= 0:
-                size, stream = kinds[whole.of[event]]
-                if size:  # torch asks for no memory where there is nothing to hold
+                size, stream = sizes[step.traced_block[event]]
+                if size:  # torch allocates nothing for empty tensors
                     yield event, size, stream
             else:
-                size, stream = kinds[whole.of[~event]]
+                size, stream = sizes[step.traced_block[~event]]
                 if size:
                     yield names.pop(~event, ~event), 0, stream
 
 
 def _without_renamed(
-    stretch: Stretch, of: list[int], kinds: list[tuple[int, int]], names: dict[int, int]
+    segment: ReplayedSegment, traced_block: list[int], sizes: list[tuple[int, int]], names: dict[int, int]
 ) -> Iterator[int]:
-    """The events of a stretch where the book was compared: equal blocks that go and come there are the same ones."""
-    gone: dict[tuple[int, int], list[int]] = defaultdict(list)
-    come: list[int] = []
-    for event in stretch.events:
+    """Yield the events of a consistency segment; a block freed there and an equal one allocated are the same block."""
+    freed: dict[tuple[int, int], list[int]] = defaultdict(list)
+    allocated: list[int] = []
+    for event in segment.events:
         if event >= 0:
-            come.append(event)
+            allocated.append(event)
         else:
-            gone[kinds[of[~event]]].append(~event)
+            freed[sizes[traced_block[~event]]].append(~event)
     new = []
-    for block in come:
-        alike = gone[kinds[of[block]]]
-        if alike:
-            old = alike.pop()
+    for block in allocated:
+        candidates = freed[sizes[traced_block[block]]]
+        if candidates:
+            old = candidates.pop()
             names[block] = names.pop(old, old)
         else:
             new.append(block)
-    for left in gone.values():
+    for left in freed.values():
         yield from (~block for block in left)
     yield from new

@@ -1,4 +1,4 @@
-"""What a dry run takes of the machine it runs on, told before it starts; imports no torch."""
+"""How much memory of this machine a dry run takes, checked before it starts; does not import torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.recipes.case import model_of
 from meshwright.recipes.types import Recipe
 
 MEMINFO = Path("/proc/meminfo")
-CGROUPS = (  # folder, file of the limit, file of what is in use, name of what is cached and can be given up
+CGROUPS = (  # folder, file of the limit, file of the usage, name of the reclaimable page cache
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
@@ -20,12 +20,12 @@ GIB = 1024**3
 # Measured: 0.43 GiB for a rank with the 32 layers of Llama-3-8B, 0.42 for one of DeepSeek-V3 on 1,024 GPUs.
 IMPORTED_GIB = 0.45  # torch, transformers and the engine
 LAYER_GIB = 0.001  # modules and parameters of a layer, without data
-PASSES_GIB = 0.0002  # what is noted of a layer's passes with a micro batch: about 330 blocks that come and go
+PASSES_GIB = 0.0002  # log of a layer's passes with a micro batch: about 330 allocations and frees
 
 
 def require_memory(recipe: Recipe, cluster: Cluster, processes: int | None) -> None:
-    """Refuses a dry run that this machine has too little memory for."""
-    at_once = processes or tracers(recipe)
+    """Raise InputError if this machine has too little memory for a dry run."""
+    at_once = processes or parallel_traces(recipe)
     needed, free = at_once * gib_per_process(recipe, cluster), free_gib()
     if free is None or needed <= free:
         return
@@ -38,13 +38,13 @@ def require_memory(recipe: Recipe, cluster: Cluster, processes: int | None) -> N
     )
 
 
-def tracers(recipe: Recipe) -> int:
-    """Processes that trace ranks at the same time: no more than cores, nor than pipeline ranks."""
+def parallel_traces(recipe: Recipe) -> int:
+    """Return how many ranks are traced at the same time: at most the cores and the pipeline ranks."""
     return max(1, min(cores(), recipe.layout.pp))
 
 
 def gib_per_process(recipe: Recipe, cluster: Cluster) -> float:
-    """What tracing one rank takes, rounded up: modules without data for the rank's layers, and the book of its step."""
+    """Return the memory for tracing one rank, rounded up: its modules without data, and the log of its step."""
     layers = -(-model_of(recipe).num_layers // recipe.layout.pp)
     ranks = max(1, cluster.world // (recipe.layout.tp * recipe.layout.pp * recipe.layout.cp))
     micro_batches = max(1, recipe.train.global_batch_size // (ranks * recipe.layout.micro_batch_size))
@@ -52,7 +52,7 @@ def gib_per_process(recipe: Recipe, cluster: Cluster) -> float:
 
 
 def free_gib() -> float | None:
-    """What processes may still take here: of the machine, and of the container this is; None where nobody says."""
+    """Return the memory that processes can still take, within the machine and its container; None if unknown."""
     known = [one for one in (_machine_bytes(), *(_container_bytes(*group) for group in CGROUPS)) if one is not None]
     return min(known) / GIB if known else None
 
@@ -67,15 +67,15 @@ def _machine_bytes() -> int | None:
 
 
 def _container_bytes(folder: Path, limit: str, used: str, cached: str) -> int | None:
-    with suppress(OSError, ValueError):  # no such limit, or the word max
-        held = int((folder / used).read_text())
+    with suppress(OSError, ValueError):  # there is no such limit, or it is 'max'
+        in_use = int((folder / used).read_text())
         figures = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return max(0, int((folder / limit).read_text()) - held + int(figures.get(cached, 0)))
+        return max(0, int((folder / limit).read_text()) - in_use + int(figures.get(cached, 0)))
     return None
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,7 +1,7 @@
-"""Samples for a dry run: nothing is read, and every sample is as wide as the recipe allows.
+"""Samples for a dry run: nothing is read from disk, and every sample is as long as the recipe allows.
 
-Nobody looks at their tokens. What counts is their shapes: full sequences, several documents in each where samples are
-packed, and pictures that take the share of the sequence which the estimate assumes.
+Only shapes matter, not token values: full sequences, several documents in each if samples are packed, and images that
+take the share of the sequence which the estimate assumes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from meshwright.engine.vision.image_tokens import Document, ImageTokenSpec, opti
 from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
 
-PICTURES = 4  # documents with a picture each in a packed sample
+IMAGES_PER_SAMPLE = 4  # in a packed sample, one per document
 
 
 def dry_recipe(recipe: Recipe) -> Recipe:
-    """The recipe on made-up data of full width that nobody reads ahead; all else stays."""
+    """Return the recipe with mock data of full length and no prefetch; everything else stays."""
     data = msgspec.structs.replace(
         recipe.data,
         dataset="mock",
@@ -43,7 +43,7 @@ def dry_recipe(recipe: Recipe) -> Recipe:
 
 
 def open_samples(recipe: Recipe, config: Any) -> Any:
-    """The samples of a dry run, for the trainer of the recipe's kind of model."""
+    """Return the samples of a dry run for the trainer of the recipe's model family."""
     data = recipe.data
     if hasattr(config, "get_text_config"):
         if getattr(config, "vision_config", None) is not None:
@@ -53,13 +53,13 @@ def open_samples(recipe: Recipe, config: Any) -> Any:
 
 
 class DryTokens:
-    """Samples of full width; packed ones hold documents of typical lengths."""
+    """Samples of full length; packed ones hold documents of typical lengths."""
 
     def __init__(self, seq_length: int, packed: bool) -> None:
         self.seq_length, self.packed = seq_length, packed
 
     def samples(self, numbers: Sequence[int]) -> Samples:
-        """The samples with these numbers."""
+        """Return the samples with these numbers."""
         shape = len(numbers), self.seq_length
         counted = np.ones(shape, dtype=np.bool_)
         documents = typical_documents(*shape) if self.packed else None
@@ -69,35 +69,35 @@ class DryTokens:
 
 
 class DryImages:
-    """Samples of full width with square pictures of one size: one in each sample, or several where they are packed."""
+    """Samples of full length with square images of one size: one per sample, or several if packed."""
 
-    def __init__(self, optics: ImageTokenSpec, seq_length: int, packed: bool) -> None:
-        self.optics, self.seq_length, self.packed = optics, seq_length, packed
-        framed = len(optics.before) + len(optics.after)
-        least = framed + (optics.tokens or 1) + 1
-        if seq_length < least:
+    def __init__(self, image_spec: ImageTokenSpec, seq_length: int, packed: bool) -> None:
+        self.image_spec, self.seq_length, self.packed = image_spec, seq_length, packed
+        delimiters = len(image_spec.before) + len(image_spec.after)
+        shortest = delimiters + (image_spec.tokens or 1) + 1
+        if seq_length < shortest:
             raise InputError(
-                f"a sample has no room for an image and its text: {least} tokens at least",
+                f"too short for an image and its text, which need at least {shortest} tokens",
                 field="data.seq_length",
                 value=seq_length,
-                fix=(f"data.seq_length={2 * least}",),
+                fix=(f"data.seq_length={2 * shortest}",),
             )
-        count = max(1, min(PICTURES, seq_length // least)) if packed else 1
+        count = max(1, min(IMAGES_PER_SAMPLE, seq_length // shortest)) if packed else 1
         self.lengths = [seq_length // count] * (count - 1)
         self.lengths.append(seq_length + 1 - sum(self.lengths))
-        self.side = max(1, isqrt(int(IMAGE_SHARE * self.lengths[0]) - framed))
+        self.side = max(1, isqrt(int(IMAGE_SHARE * self.lengths[0]) - delimiters))
 
     def samples(self, numbers: Sequence[int]) -> Samples:
-        """The samples with these numbers, all alike."""
+        """Return the samples with these numbers, all identical."""
         documents = [self._document(length) for length in self.lengths]
-        made = sample_of(documents, self.optics, self.seq_length, self.packed)
-        return stack_padded([made] * len(numbers), self.optics)
+        sample = sample_of(documents, self.image_spec, self.seq_length, self.packed)
+        return stack_padded([sample] * len(numbers), self.image_spec)
 
     def _document(self, length: int) -> Document:
-        optics = self.optics
-        grid = (1, self.side * optics.merge, self.side * optics.merge)
-        image = [*optics.before, *[optics.image_token] * optics.tokens_of(grid), *optics.after]
+        image_spec = self.image_spec
+        grid = (1, self.side * image_spec.merge, self.side * image_spec.merge)
+        image = [*image_spec.before, *[image_spec.image_token] * image_spec.tokens_of(grid), *image_spec.after]
         tokens = np.array([*image, *[0] * (length - len(image))], dtype=np.int64)
-        pixels = np.zeros((1 if optics.whole else grid[1] * grid[2], *optics.shape), dtype=np.float32)
-        grids = None if optics.whole else np.array([grid], dtype=np.int64)
+        pixels = np.zeros((1 if image_spec.whole else grid[1] * grid[2], *image_spec.shape), dtype=np.float32)
+        grids = None if image_spec.whole else np.array([grid], dtype=np.int64)
         return Document(tokens, np.arange(length) >= len(image), pixels, grids)

@@ -1,8 +1,7 @@
-"""A GPU and a cluster that do not exist: a device without memory, and a process group that nobody else is in.
+"""A fake GPU and a fake cluster: a device without memory, and process groups without other ranks.
 
-Tensors on the device have shapes and formats and no data (torch's fake tensors); collectives return at once. Everything
-that is changed in torch for it is changed inside `pretending` and put back after it. Only the device's name stays
-registered, which cannot be undone.
+Tensors on the device have shapes and dtypes but no data (torch's fake tensors); collectives return immediately.
+`fake_rank` patches torch and restores it on exit. Only the device's name stays registered, which cannot be undone.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from meshwright.engine.kernels.device_caps import CPU, DRY, PRETENDED, STEPS
 from meshwright.engine.kernels.dry import register_operations
 
-Seen = Callable[[Any, Any, Any, Any], None]
+OpCallback = Callable[[Any, Any, Any, Any], None]
 
 
 class Stream:
-    """A queue of a device that does nothing."""
+    """A stream that does nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -43,7 +42,7 @@ class Stream:
 
 
 class Event:
-    """A moment on a device where everything has already happened."""
+    """An event that has always completed."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -59,11 +58,11 @@ class Event:
 
 
 class Backend:
-    """What torch asks of a kind of device, as `torch.cuda` answers it for NVIDIA's."""
+    """The device module that torch calls, in place of `torch.cuda`."""
 
     def __init__(self) -> None:
         self.Stream, self.Event = Stream, Event
-        self._streams = [Stream()]  # those entered, the current one last
+        self._streams = [Stream()]  # entered streams; the last is current
 
     def is_initialized(self) -> bool:
         return True
@@ -112,29 +111,29 @@ class Backend:
 
 @functools.cache
 def register_device() -> None:
-    """Makes the device's name known to torch; once in a process."""
+    """Register the fake device with torch, once per process."""
     from torch.utils import backend_registration
 
-    # The first backward pass of a process starts a thread for each device it knows, and with such threads no ranks can
-    # be forked from it. Ours needs none.
+    # The first backward pass starts one thread per registered device, and a process with such threads cannot fork
+    # ranks. Run it before the fake device is registered, which needs no thread.
     torch.zeros(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     register_operations()
     backend_registration._setup_privateuseone_for_python_backend(DRY, backend_module=Backend())
 
 
 @contextmanager
-def pretending(
-    world: int, rank: int, seen: Seen | None = None, capability: tuple[int, int] = (9, 0)
+def fake_rank(
+    world: int, rank: int, on_op: OpCallback | None = None, capability: tuple[int, int] = (9, 0)
 ) -> Iterator[torch.device]:
-    """The device of one rank among many: inside, tensors have no data and collectives no partners.
+    """Yield the fake device of one rank: inside, tensors have no data and collectives no peers.
 
-    `seen` is told every operation that is carried out there: (operation, args, kwargs, result). With the capability
-    (0, 0) the device computes as a CPU does.
+    `on_op` is called for every operation on the device: (operation, args, kwargs, result). With capability (0, 0) the
+    device computes as a CPU does.
     """
     register_device()
     with ExitStack() as undo:
         _group(world, rank, undo)
-        for owner, name, value in _changes(capability):
+        for owner, name, value in _patches(capability):
             undo.callback(setattr, owner, name, owner.__dict__[name] if name in vars(owner) else getattr(owner, name))
             setattr(owner, name, value)
         threads = torch.autograd.is_multithreading_enabled()
@@ -142,82 +141,82 @@ def pretending(
         undo.callback(torch.autograd.set_multithreading_enabled, threads)
         undo.callback(setattr, PRETENDED, "capability", PRETENDED.capability)
         PRETENDED.capability = capability
-        undo.enter_context(NoDataMode(seen))
+        undo.enter_context(NoDataMode(on_op))
         yield torch.device(DRY)
 
 
 @runtime_checkable
-class AllocationLog(Protocol):
-    """Who is told can also note an operation of many steps once, and write it again."""
+class OpRecorder(Protocol):
+    """An `on_op` owner that can also record a composite operation once and replay its entries."""
 
-    def steps(self, carry_out: Callable[[], Any]) -> tuple[Any, Any]: ...
+    def record_composite(self, run_op: Callable[[], Any]) -> tuple[Any, Any]: ...
 
-    def steps_again(self, known: Any, result: Any) -> None: ...
+    def replay_composite(self, known: Any, result: Any) -> None: ...
 
 
 class NoDataMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """Fake tensors on the pretended device alone: what is computed on the host is computed."""
+    """Fake tensors on the fake device only; operations on CPU tensors run for real."""
 
-    def __init__(self, seen: Seen | None = None) -> None:
+    def __init__(self, on_op: OpCallback | None = None) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        self.seen = seen
-        self._inside = False  # of an operation: what torch makes of it there is not carried out one by one
-        self._known: dict[Any, Any] = {}  # what operations of many steps do, by the operation and its shapes
+        self.on_op = on_op
+        self._dispatching = False  # inside an operation: its parts are not separate operations
+        self._composites: dict[Any, Any] = {}  # log entries of composite operations, by operation and shapes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._inside:  # what a copy to the host is made of has no data either
+        if self._dispatching:  # the steps of a device-to-host copy have no data either
             return self.dispatch(func, types, args, kwargs)
         if (
             FakeTensor not in types
-            and not _goes_there(kwargs.get("device"))
-            and not _waits_on_the_host(func, args, kwargs)
+            and not _is_fake_device(kwargs.get("device"))
+            and not _is_offloaded(func, args, kwargs)
         ):
             return func(*args, **kwargs)
         if func in STEPS:
-            return self._in_steps(func, types, args, kwargs)
-        result = self._at_once(func, types, args, kwargs)
-        if self.seen is not None and result is not NotImplemented:
-            self.seen(func, args, kwargs, result)
+            return self._composite(func, types, args, kwargs)
+        result = self._dispatch_once(func, types, args, kwargs)
+        if self.on_op is not None and result is not NotImplemented:
+            self.on_op(func, args, kwargs, result)
         return result
 
-    def _at_once(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        self._inside = True
+    def _dispatch_once(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        self._dispatching = True
         try:
             return self.dispatch(func, types, args, kwargs)
         finally:
-            self._inside = False
+            self._dispatching = False
 
-    def _in_steps(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """An operation of ours, step by step; once the book knows the like of it, its entries are written again."""
+    def _composite(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run a composite operation of ours step by step; replay its log entries for shapes that were seen before."""
 
-        def carry_out() -> Any:
+        def run_op() -> Any:
             with self:
                 return STEPS[func](*args, **kwargs)
 
-        book = getattr(self.seen, "__self__", None)
-        if not isinstance(book, AllocationLog):
-            return carry_out()
-        like = func, _shapes(args), _shapes(tuple(kwargs.values()))
-        if like not in self._known:
-            result, self._known[like] = book.steps(carry_out)
+        recorder = getattr(self.on_op, "__self__", None)
+        if not isinstance(recorder, OpRecorder):
+            return run_op()
+        signature = func, _shapes(args), _shapes(tuple(kwargs.values()))
+        if signature not in self._composites:
+            result, self._composites[signature] = recorder.record_composite(run_op)
             return result
-        result = self._at_once(func, types, args, kwargs)
-        book.steps_again(self._known[like], result)
+        result = self._dispatch_once(func, types, args, kwargs)
+        recorder.replay_composite(self._composites[signature], result)
         return result
 
 
 def _shapes(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What operations of ours depend on: shapes, strides and formats of tensors, and other values as they are."""
+    """Return what our operations' allocations depend on: shapes, strides and dtypes of tensors, and other values."""
     return tuple((one.shape, one.stride(), one.dtype) if isinstance(one, torch.Tensor) else one for one in values)
 
 
-def _goes_there(device: Any) -> bool:
+def _is_fake_device(device: Any) -> bool:
     return device is not None and torch.device(device).type == DRY
 
 
-def _waits_on_the_host(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether the host's memory is asked for something that has no data: weights that are kept there."""
+def _is_offloaded(func: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether an operation allocates CPU memory for meta tensors: weights that are offloaded."""
     return func is torch.ops.aten.empty_like.default and args[0].is_meta and _is_host(kwargs.get("device"))
 
 
@@ -236,25 +235,25 @@ def _group(world: int, rank: int, undo: ExitStack) -> None:
     undo.callback(dist.destroy_process_group)
 
 
-def _changes(capability: tuple[int, int]) -> Iterator[tuple[Any, str, Any]]:
-    """What torch does otherwise inside: (owner, name, value)."""
+def _patches(capability: tuple[int, int]) -> Iterator[tuple[Any, str, Any]]:
+    """Yield the attributes to patch as (owner, name, value)."""
     from torch.distributed.pipelining import schedules
 
-    # torch.tensor(…, device=…) makes the tensor on the host and moves it: the device has no memory to write to.
+    # torch.tensor(…, device=…) must create the tensor on the CPU and move it: the device has no memory to write to.
     yield FakeTensorMode, "avoid_device_init", property(lambda _: True)
     yield torch.Tensor, "record_stream", lambda *_: None
     yield torch.accelerator, "current_stream", lambda *_: Stream()
     yield dist, "new_group", _fake_group(dist.new_group)
-    # From 2.12 on pipelines first ask their neighbours whether shapes are known; here they are, and nobody answers.
+    # From torch 2.12 on, pipeline stages first exchange whether shapes are known; no peer would answer here.
     pipeline: Any = schedules._PipelineSchedule
     if hasattr(pipeline, "_warmup_p2p"):
-        yield pipeline, "_warmup_p2p", _shapes_are_known
+        yield pipeline, "_warmup_p2p", _assume_static_shapes
     if capability == CPU:
-        yield schedules, "_batch_p2p", _keeping_what_is_sent(schedules._batch_p2p)
+        yield schedules, "_batch_p2p", _keep_sent_tensors(schedules._batch_p2p)
 
 
-class _Sent:
-    """Keeps what is sent: gloo does as long as anybody knows of the sending, NCCL until it has arrived."""
+class _PendingSend:
+    """Keeps sent tensors alive: gloo does while the work handle lives, NCCL until the data has arrived."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.tensors = tensors
@@ -262,25 +261,25 @@ class _Sent:
     def wait(self) -> None: ...
 
 
-def _keeping_what_is_sent(batch: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    def sent(operations: list[Any], desc: str | None = None) -> list[Any]:
+def _keep_sent_tensors(batch: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    def send(operations: list[Any], desc: str | None = None) -> list[Any]:
         works = batch(operations, desc)
-        return [*works, _Sent([one.tensor for one in operations])] if operations else works
+        return [*works, _PendingSend([one.tensor for one in operations])] if operations else works
 
-    return sent
+    return send
 
 
 def _fake_group(new_group: Callable[..., Any]) -> Callable[..., Any]:
-    """Groups of the host, too, have nobody in them."""
+    """Create CPU groups with the fake backend too."""
 
-    def made(*args: Any, **kwargs: Any) -> Any:
+    def fake(*args: Any, **kwargs: Any) -> Any:
         return new_group(*args, **{**kwargs, "backend": None})
 
-    return made
+    return fake
 
 
-def _shapes_are_known(schedule: Any, stages: Any, *_: Any) -> None:
+def _assume_static_shapes(schedule: Any, stages: Any, *_: Any) -> None:
     from torch.distributed.pipelining import schedules
 
     for stage in stages:
-        stage._inference_mode = schedules.InferenceMode.STATIC  # type: ignore[attr-defined]  # of 2.12 and later
+        stage._inference_mode = schedules.InferenceMode.STATIC  # type: ignore[attr-defined]  # torch 2.12 and later

@@ -1,4 +1,4 @@
-"""What an operation computes and sends: floating-point operations of products, bytes of collectives."""
+"""FLOPs of matrix products and bytes of collectives, per operation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
-KINDS = {
+COLLECTIVES = {
     "allreduce_": "all_reduce",
     "_allgather_base_": "all_gather",
     "allgather_": "all_gather",
@@ -28,34 +28,34 @@ KINDS = {
 
 
 def counts_flops(operation: Any) -> bool:
-    """Whether an operation is a product whose floating-point operations are counted."""
-    return operation._overloadpacket.__name__ in OWN or operation._overloadpacket in flop_registry
+    """Return whether the FLOPs of an operation are counted."""
+    return operation._overloadpacket.__name__ in FLOP_FORMULAS or operation._overloadpacket in flop_registry
 
 
 def flops_of(operation: Any, args: Any, kwargs: Any, result: Any) -> int:
-    """Floating-point operations of a product, two for each multiplication and addition; causal attention is halved."""
-    own = OWN.get(operation._overloadpacket.__name__)
-    if own is not None:
-        return own(operation, args, kwargs)
+    """Return the FLOPs of a matrix product, two per multiply-add; causal attention counts half."""
+    formula = FLOP_FORMULAS.get(operation._overloadpacket.__name__)
+    if formula is not None:
+        return formula(operation, args, kwargs)
     return int(flop_registry[operation._overloadpacket](*args, **kwargs, out_val=result))
 
 
 def _attention(passes: tuple[int, int], first: int) -> Callable[[Any, Any, Any], int]:
-    """Attention whose queries are argument `first`: so many products as wide as keys, and as wide as values."""
+    """Return the formula of attention whose queries are argument `first`, by products over key and value width."""
 
     def count(operation: Any, args: Any, kwargs: Any) -> int:
         q, k, v = args[first : first + 3]
         tokens_first = "_flash_attention_" in operation._overloadpacket.__name__ and "scaled" not in str(operation)
         heads, rows = (q.shape[2], q.shape[1]) if tokens_first else (q.shape[1], q.shape[2])
         columns = k.shape[1] if tokens_first else k.shape[2]
-        whole = 2 * q.shape[0] * heads * rows * columns * (passes[0] * q.shape[3] + passes[1] * v.shape[3])
-        return int(whole // 2 if _said(operation, args, kwargs, "is_causal") else whole)
+        full = 2 * q.shape[0] * heads * rows * columns * (passes[0] * q.shape[3] + passes[1] * v.shape[3])
+        return int(full // 2 if _argument(operation, args, kwargs, "is_causal") else full)
 
     return count
 
 
-def _said(operation: Any, args: Any, kwargs: Any, name: str) -> Any:
-    """The value of an argument, wherever it stands."""
+def _argument(operation: Any, args: Any, kwargs: Any, name: str) -> Any:
+    """Return the value of an argument, positional or keyword."""
     if name in kwargs:
         return kwargs[name]
     names = [one.name for one in operation._schema.arguments]
@@ -63,26 +63,26 @@ def _said(operation: Any, args: Any, kwargs: Any, name: str) -> Any:
     return args[at] if at < len(args) else None
 
 
-def _rows_by_expert(operation: Any, args: Any, kwargs: Any) -> int:
-    """Every row meets one expert's matrix; or, for the matrices' gradients, every row of one the row of the other."""
+def _grouped_product(operation: Any, args: Any, kwargs: Any) -> int:
+    """Every token meets one expert's matrix; for weight gradients, every row of one side one row of the other."""
     left, right = args[:2]
     return int(2 * left.shape[-2] * left.shape[-1] * right.shape[-1])
 
 
 def _product(first: int) -> Callable[[Any, Any, Any], int]:
-    """A product, or a batch of them, whose left side is argument `first`."""
+    """Return the formula of a matrix product, or a batch of them, whose left side is argument `first`."""
     return lambda _, args, __: int(2 * args[first].numel() * args[first + 1].shape[-1])
 
 
 def _convolution_backward(operation: Any, args: Any, kwargs: Any) -> int:
-    """As much as the forward pass for each gradient asked for. (torch takes every channel to see every other.)"""
-    gradient, given, weight = args[:3]
-    outside = given if _said(operation, args, kwargs, "transposed") else gradient
-    wanted = _said(operation, args, kwargs, "output_mask")[:2]
-    return int(2 * outside.numel() * weight[0].numel() * sum(wanted))
+    """Count the forward FLOPs for each required gradient. (torch's formula ignores groups.)"""
+    gradient, inputs, weight = args[:3]
+    outside = inputs if _argument(operation, args, kwargs, "transposed") else gradient
+    required = _argument(operation, args, kwargs, "output_mask")[:2]
+    return int(2 * outside.numel() * weight[0].numel() * sum(required))
 
 
-OWN: dict[str, Callable[[Any, Any, Any], int]] = {
+FLOP_FORMULAS: dict[str, Callable[[Any, Any, Any], int]] = {
     "mm": _product(0),
     "bmm": _product(0),
     "addmm": _product(1),
@@ -92,14 +92,14 @@ OWN: dict[str, Callable[[Any, Any, Any], int]] = {
     "_scaled_dot_product_cudnn_attention": _attention((1, 1), 0),
     "_scaled_dot_product_efficient_attention": _attention((1, 1), 0),
     "_flash_attention_forward": _attention((1, 1), 0),
-    # Scores again, then gradients of values, probabilities, queries and keys.
+    # Recomputed scores, then gradients of values, probabilities, queries and keys.
     "_scaled_dot_product_flash_attention_backward": _attention((3, 2), 1),
     "_scaled_dot_product_cudnn_attention_backward": _attention((3, 2), 1),
     "_scaled_dot_product_efficient_attention_backward": _attention((3, 2), 1),
     "_flash_attention_backward": _attention((3, 2), 1),
     "convolution_backward": _convolution_backward,
-    "_grouped_mm": _rows_by_expert,
-    "one_by_one": _rows_by_expert,
+    "_grouped_mm": _grouped_product,
+    "one_by_one": _grouped_product,
     "one_by_one_columns": lambda operation, args, kwargs: int(
         2 * args[0].shape[0] * args[0].shape[1] * args[1].shape[1]
     ),
@@ -107,13 +107,13 @@ OWN: dict[str, Callable[[Any, Any, Any], int]] = {
 
 
 def collective_of(operation: Any, args: Any) -> tuple[str, str, int] | None:
-    """The group, kind and bytes of a collective: of the larger of what goes in and what comes out."""
+    """Return group, kind and bytes of a collective: the larger of its input and its output."""
     name = operation._schema.name.split("::")[1]
-    if name not in KINDS:
+    if name not in COLLECTIVES:
         return None
     group = next((_name(arg) for arg in args if isinstance(arg, torch.ScriptObject) and _is_group(arg)), "")
     sides = [_bytes(arg) for arg in args if not isinstance(arg, torch.ScriptObject)]
-    return group, KINDS[name], max(sides, default=0)
+    return group, COLLECTIVES[name], max(sides, default=0)
 
 
 def _is_group(value: torch.ScriptObject) -> bool:

@@ -1,6 +1,6 @@
-"""A pipeline's schedule run for real, with the passes of most micro batches left out: they do what the second one does.
+"""Runs a pipeline schedule and skips the passes of most micro batches, which repeat the second one.
 
-The schedule itself, its order of passes, its buffers and what it sends, is torch's own and runs whole.
+The schedule itself, with its order of passes, buffers and sends, is torch's own and runs completely.
 """
 
 from __future__ import annotations
@@ -9,95 +9,95 @@ from typing import Any
 
 import torch
 
-from meshwright.dryrun.allocation_log import Key
-from meshwright.dryrun.trace_hooks import REPLAYED, Chunk, Marks
+from meshwright.dryrun.allocation_log import SegmentKey
+from meshwright.dryrun.trace_hooks import REPLAYED, Chunk, TraceHooks
 from meshwright.engine.kernels.device_caps import DRY
 from meshwright.engine.trainer import Trainer
 
-WHOLE_BACKWARD = ("1f1b", "gpipe", "interleaved_1f1b", "looped_bfs")  # schedules that do not split the backward pass
+UNSPLIT_BACKWARD = ("1f1b", "gpipe", "interleaved_1f1b", "looped_bfs")  # schedules that do not split the backward pass
 
 
-def can_leave_out(trainer: Trainer) -> bool:
-    """Whether passes of this trainer's micro batches may be left out."""
-    return trainer.recipe.layout.pp_schedule in WHOLE_BACKWARD
+def can_skip_micro_batches(trainer: Trainer) -> bool:
+    """Return whether passes of this trainer's micro batches may be skipped."""
+    return trainer.recipe.layout.pp_schedule in UNSPLIT_BACKWARD
 
 
-def follow_pipeline(trainer: Trainer, marks: Marks, kept: list[int]) -> None:
-    """Tells the marks which micro batch runs, and leaves out those that are not kept."""
+def trace_pipeline(trainer: Trainer, hooks: TraceHooks, kept: list[int]) -> None:
+    """Record which micro batch each stage runs, and skip those that are not kept."""
     schedule: Any = trainer.pipeline.schedule if trainer.pipeline is not None else None
     stages = getattr(schedule, "_stages", None) or [schedule._stage]
-    for chunk, stage in zip(marks.chunks, stages, strict=True):
-        _Followed(stage, chunk, marks, kept)
+    for chunk, stage in zip(hooks.chunks, stages, strict=True):
+        _TracedStage(stage, chunk, hooks, kept)
 
 
-class _Followed:
-    """One torch stage, its passes marked or left out."""
+class _TracedStage:
+    """One torch stage whose passes are recorded or skipped."""
 
-    def __init__(self, stage: Any, chunk: Chunk, marks: Marks, kept: list[int]) -> None:
-        self.stage, self.chunk, self.marks, self.kept = stage, chunk, marks, kept
+    def __init__(self, stage: Any, chunk: Chunk, hooks: TraceHooks, kept: list[int]) -> None:
+        self.stage, self.chunk, self.hooks, self.kept = stage, chunk, hooks, kept
         self.forward, self.backward = stage.forward_one_chunk, stage.backward_one_chunk
-        self.like: dict[tuple[int, str], list[tuple[torch.Size, torch.dtype, int] | None]] = {}
+        self.template: dict[tuple[int, str], list[tuple[torch.Size, torch.dtype, int] | None]] = {}
         stage.forward_one_chunk, stage.backward_one_chunk = self.run_forward, self.run_backward
-        stage.get_fwd_recv_ops = self._noted("forward", stage.get_fwd_recv_ops)
-        stage.get_bwd_recv_ops = self._noted("backward", stage.get_bwd_recv_ops)
+        stage.get_fwd_recv_ops = self._record_received("forward", stage.get_fwd_recv_ops)
+        stage.get_bwd_recv_ops = self._record_received("backward", stage.get_bwd_recv_ops)
 
-    def _noted(self, phase: str, receive: Any) -> Any:
-        """Notes which pass a block is received for: what is received, is received in a shortened step too."""
+    def _record_received(self, phase: str, receive: Any) -> Any:
+        """Record for which pass a block is received: skipped passes receive theirs too."""
 
-        def receives(number: int) -> Any:
-            found = receive(number)
-            ledger, key = self.marks.ledger, Key(self.marks.step, phase, self.chunk.number, number)
-            ledger.received.update((ledger.block_of(one.tensor), key) for one in found)
-            return found
+        def recording(number: int) -> Any:
+            operations = receive(number)
+            log, key = self.hooks.log, SegmentKey(self.hooks.step, phase, self.chunk.number, number)
+            log.received.update((log.block_of(one.tensor), key) for one in operations)
+            return operations
 
-        return receives
+        return recording
 
     def run_forward(self, number: int, *args: Any, **kwargs: Any) -> Any:
-        """The forward pass of a micro batch."""
-        self.chunk.now = number
+        """Run or skip the forward pass of a micro batch."""
+        self.chunk.forward_micro_batch = number
         if number in self.kept:
             out = self.forward(number, *args, **kwargs)
-            self._remember("forward", number, (out,))
+            self._keep_template("forward", number, (out,))
         else:
-            (out,) = self._stand_in("forward", number)
+            (out,) = self._placeholders("forward", number)
             inputs = [] if self.stage.is_first else list(self.stage._retrieve_recv_activations(number))
             self.stage.fwd_cache[number] = ((out,), inputs)
             if self.stage.is_last:
                 self.stage.output_chunks.append(out)
-        self._between(number)
+        self._end_pass(number)
         return out
 
     def run_backward(self, number: int, *args: Any, **kwargs: Any) -> None:
-        """The backward pass of a micro batch."""
+        """Run or skip the backward pass of a micro batch."""
         if number in self.kept:
             self.backward(number, *args, **kwargs)
-            self._remember("backward", number, self.stage.bwd_cache[number])
+            self._keep_template("backward", number, self.stage.bwd_cache[number])
         else:
-            self.stage.bwd_cache[number] = self._stand_in("backward", number)
+            self.stage.bwd_cache[number] = self._placeholders("backward", number)
             self.stage.fwd_cache.pop(number)
             if not self.stage.is_last:
                 self.stage._retrieve_recv_grads(number)
-        self._between(number)
+        self._end_pass(number)
 
-    def _remember(self, phase: str, number: int, tensors: Any) -> None:
-        """What the second micro batch gives: the passes that are left out give the like of it."""
+    def _keep_template(self, phase: str, number: int, tensors: Any) -> None:
+        """Keep the shapes that the second micro batch outputs, as templates for skipped passes."""
         if len(self.kept) > 1 and number == self.kept[1]:
-            self.like[self.marks.step, phase] = [
-                None if one is None else (one.shape, one.dtype, self.marks.ledger.block_of(one)) for one in tensors
+            self.template[self.hooks.step, phase] = [
+                None if one is None else (one.shape, one.dtype, self.hooks.log.block_of(one)) for one in tensors
             ]
 
-    def _stand_in(self, phase: str, number: int) -> tuple[Any, ...]:
-        """What a pass that is left out would give."""
-        ledger, key = self.marks.ledger, Key(self.marks.step, phase, self.chunk.number, number, REPLAYED)
-        ledger.mark(key)
-        made: list[Any] = []
-        for like in self.like[self.marks.step, phase]:
-            if like is None:
-                made.append(None)
+    def _placeholders(self, phase: str, number: int) -> tuple[Any, ...]:
+        """Return tensors shaped like the output of a skipped pass."""
+        log, key = self.hooks.log, SegmentKey(self.hooks.step, phase, self.chunk.number, number, REPLAYED)
+        log.begin(key)
+        tensors: list[Any] = []
+        for template in self.template[self.hooks.step, phase]:
+            if template is None:
+                tensors.append(None)
                 continue
-            made.append(torch.empty(like[0], dtype=like[1], device=DRY))
-            ledger.stands_for[ledger.block_of(made[-1])] = (key, like[2])
-        return tuple(made)
+            tensors.append(torch.empty(template[0], dtype=template[1], device=DRY))
+            log.represents[log.block_of(tensors[-1])] = (key, template[2])
+        return tuple(tensors)
 
-    def _between(self, number: int) -> None:
-        self.marks.ledger.mark(Key(self.marks.step, "between", self.chunk.number, number))
+    def _end_pass(self, number: int) -> None:
+        self.hooks.log.begin(SegmentKey(self.hooks.step, "between", self.chunk.number, number))

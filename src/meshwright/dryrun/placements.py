@@ -1,4 +1,4 @@
-"""How parameters lie on the ranks."""
+"""How parameters are sharded over the ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GIB = 2**30
 
 
 def placements(stages: Iterable[Any]) -> tuple[Placement, ...]:
-    """Every parameter of a rank, those of like layers in one row."""
+    """Return every parameter of a rank; those of identical layers are one row."""
     rows: dict[tuple[Any, ...], Placement] = {}
     for stage in stages:
         for name, parameter in stage.named_parameters():
@@ -31,18 +31,19 @@ def _row(name: str, parameter: Any) -> Placement:
     mesh = getattr(parameter, "device_mesh", None)
     local = parameter.to_local() if mesh is not None else parameter
     names = (mesh.mesh_dim_names or ()) if mesh is not None else ()
-    said = [f"{axis}: {_words(one)}" for axis, one in zip(names, getattr(parameter, "placements", ()), strict=True)]
+    placed = zip(names, getattr(parameter, "placements", ()), strict=True)
+    by_axis = [f"{axis}: {_describe(one)}" for axis, one in placed]
     return Placement(
         name=name,
         count=1,
         shape=tuple(parameter.shape),
         held=tuple(local.shape),
         format=str(local.dtype).removeprefix("torch."),
-        placement=", ".join(said) or "whole on every rank",
+        placement=", ".join(by_axis) or "not sharded",
         trained=bool(parameter.requires_grad),
         gib=local.numel() * local.element_size() / GIB,
     )
 
 
-def _words(placement: Any) -> str:
-    return f"cut along {placement.dim}" if hasattr(placement, "dim") else "copied"
+def _describe(placement: Any) -> str:
+    return f"Shard({placement.dim})" if hasattr(placement, "dim") else "Replicate"

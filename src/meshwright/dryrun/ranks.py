@@ -1,4 +1,4 @@
-"""Ranks traced in processes of their own, side by side; they end with the process that started them."""
+"""Traces ranks in parallel processes, which end with the process that started them."""
 
 from __future__ import annotations
 
@@ -16,73 +16,74 @@ from meshwright.dryrun.cpu_budget import cores
 from meshwright.engine.processes import end_with
 from meshwright.errors import MeshwrightError
 
-Given = TypeVar("Given")
-Found = TypeVar("Found")
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 GRACE_S = 2.0
 
 
-def side_by_side(
-    work: Callable[[Given], Found],
-    told: Sequence[Given],
+def run_parallel(
+    trace_rank: Callable[[Task], Result],
+    tasks: Sequence[Task],
     processes: int | None,
     progress: Callable[[str], None],
-    named: Callable[[Given], str],
-) -> list[Found]:
-    """The results in order; several at once, as many as there are cores unless said otherwise.
+    label_of: Callable[[Task], str],
+) -> list[Result]:
+    """Return the results in order; run as many at a time as there are cores unless `processes` is set.
 
-    One alone is found in this process; of several each has its own: torch remembers groups of ranks that were left.
+    A single task runs in this process. Several run in one process each: torch keeps state of destroyed process groups.
     """
-    if len(told) == 1:
-        progress(f"tracing {named(told[0])}")
-        return [work(told[0])]
-    return _Crew(work, told, progress, named).run(processes or cores())
+    if len(tasks) == 1:
+        progress(f"tracing {label_of(tasks[0])}")
+        return [trace_rank(tasks[0])]
+    return _Workers(trace_rank, tasks, progress, label_of).run(processes or cores())
 
 
-class _Crew:
+class _Workers:
     """Processes that trace one rank each."""
 
-    def __init__(self, work: Any, told: Sequence[Any], progress: Callable[[str], None], named: Any) -> None:
-        self.work, self.told, self.progress, self.named = work, told, progress, named
+    def __init__(self, trace_rank: Any, tasks: Sequence[Any], progress: Callable[[str], None], label_of: Any) -> None:
+        self.trace_rank, self.tasks, self.progress, self.label_of = trace_rank, tasks, progress, label_of
         self.context: Any = mp.get_context("fork")
         self.running: dict[Connection, tuple[int, Any]] = {}
-        self.found: dict[int, Any] = {}
+        self.results: dict[int, Any] = {}
 
-    def run(self, at_once: int) -> list[Any]:
-        waiting = list(range(len(self.told)))
+    def run(self, limit: int) -> list[Any]:
+        waiting = list(range(len(self.tasks)))
         try:
             while waiting or self.running:
-                while waiting and len(self.running) < at_once:
+                while waiting and len(self.running) < limit:
                     self._start(waiting.pop(0))
                 for pipe in wait(list(self.running)):
-                    self._hear(pipe)
+                    self._receive(pipe)
         finally:
-            self._end()
-        return [self.found[i] for i in range(len(self.told))]
+            self._terminate()
+        return [self.results[i] for i in range(len(self.tasks))]
 
     def _start(self, number: int) -> None:
-        self.progress(f"tracing {self.named(self.told[number])} ({len(self.found)} of {len(self.told)} done)")
+        self.progress(f"tracing {self.label_of(self.tasks[number])} ({len(self.results)} of {len(self.tasks)} done)")
         ours, theirs = self.context.Pipe(duplex=False)
-        process = self.context.Process(target=_child, args=(os.getpid(), self.work, self.told[number], theirs))
+        process = self.context.Process(target=_child, args=(os.getpid(), self.trace_rank, self.tasks[number], theirs))
         process.start()
         theirs.close()
         self.running[ours] = number, process
 
-    def _hear(self, pipe: Any) -> None:
+    def _receive(self, pipe: Any) -> None:
         number, process = self.running.pop(pipe)
         try:
             result, error = pipe.recv()
         except EOFError:
             process.join()
             code = process.exitcode
-            raise RuntimeError(f"{self.named(self.told[number])} ended without a word (exit code {code})") from None
+            label = self.label_of(self.tasks[number])
+            raise RuntimeError(f"{label} exited without a result (exit code {code})") from None
         finally:
             pipe.close()
         process.join()
         if error is not None:
             raise error
-        self.found[number] = result
+        self.results[number] = result
 
-    def _end(self) -> None:
+    def _terminate(self) -> None:
         for pipe, (_, process) in self.running.items():
             process.terminate()
             process.join(GRACE_S)
@@ -93,19 +94,19 @@ class _Crew:
         self.running.clear()
 
 
-def _child(parent: int, work: Any, told: Any, pipe: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells everybody; the parent ends us
+def _child(parent: int, trace_rank: Any, task: Any, pipe: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with(parent)
-    gc.freeze()  # what was imported before the fork is here for good: not looked at again, not copied
+    gc.freeze()  # keep the garbage collector off imported modules: touching them would copy shared pages
     try:
-        news: tuple[Any, BaseException | None] = work(told), None
+        message: tuple[Any, BaseException | None] = trace_rank(task), None
     except MeshwrightError as error:
-        news = None, error
+        message = None, error
     except BaseException as error:
-        said = "".join(traceback.format_exception(error))
-        news = None, RuntimeError(f"{type(error).__name__}: {error}\n{said}")
+        stack = "".join(traceback.format_exception(error))
+        message = None, RuntimeError(f"{type(error).__name__}: {error}\n{stack}")
     with suppress(OSError):
-        pipe.send(news)
+        pipe.send(message)
     pipe.close()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Which line of code made a block of memory, and what kind of memory that makes it."""
+"""Finds the line of code that allocated a block, and the part of memory it belongs to."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 
 
 class Origin(NamedTuple):
-    """Where a block of memory comes from."""
+    """Where an allocation comes from."""
 
     part: str
     source: str
-    recomputing: bool  # whether the forward pass is being run again
+    recomputing: bool  # whether activation recomputation is running
 
 
-# What memory is that was made below a file, the innermost first; the rest is activations.
+# The part of memory that code in a file allocates, innermost frame first; the rest is activations.
 PARTS_BY_FILE = (
     ("torch/distributed/fsdp/", "buffers"),
     ("torch/distributed/pipelining/", "buffers"),
@@ -30,49 +30,49 @@ PARTS_BY_FILE = (
     ("meshwright/engine/gradients.py", "buffers"),
     ("meshwright/engine/kernels/optimizer_kernels.py", "buffers"),
 )
-PASSED_OVER = (
+HIDDEN = (
     "torch/",
     "meshwright/dryrun/",
     "meshwright/engine/kernels/device_caps.py",
     "contextlib.py",
     "functools.py",
 )
-# What stands before the part of a path that is told; Python's own files are below its library.
+# Path prefixes to strip; Python's own files are below its library.
 ROOTS = (sysconfig.get_path("stdlib") + "/", "site-packages/", "dist-packages/", "/src/")
 RECOMPUTE = "torch/utils/checkpoint.py"
 BACKWARD = "torch/autograd/graph.py"
-DEEPEST = 80  # frames looked at
+MAX_FRAMES = 80  # frames
 
 
-class _Place(NamedTuple):
+class _CodeLocation(NamedTuple):
     path: str
     name: str
-    part: str | None  # None where the frames around it decide
+    part: str | None  # None if the enclosing frames decide
     shown: bool
 
 
 @cache
-def _place(code: CodeType) -> _Place:
+def _location(code: CodeType) -> _CodeLocation:
     path = Path(code.co_filename).as_posix()
     for root in ROOTS:
         path = path.rpartition(root)[2] if root in path else path
     part = next((part for start, part in PARTS_BY_FILE if path.startswith(start)), None)
-    shown = part is not None or not path.startswith(PASSED_OVER)
-    return _Place(path, code.co_qualname, part, shown)
+    shown = part is not None or not path.startswith(HIDDEN)
+    return _CodeLocation(path, code.co_qualname, part, shown)
 
 
 def origin_of(frame: FrameType | None) -> Origin:
-    """The innermost line outside torch that is at work; in torch's own backward pass, the operation it is of."""
+    """Return the innermost line outside torch; in autograd's backward pass, the operation it differentiates."""
     source, part, depth = "", None, 0
     recomputing = False
-    while frame is not None and depth < DEEPEST:
-        place = _place(frame.f_code)
-        if place.shown and not source:
-            source = f"{place.path}:{frame.f_lineno} in {place.name}"
-            part = place.part
-        if place.path == RECOMPUTE:
-            recomputing = recomputing or "recompute" in place.name or "unpack" in place.name
-        if place.path == BACKWARD:
+    while frame is not None and depth < MAX_FRAMES:
+        location = _location(frame.f_code)
+        if location.shown and not source:
+            source = f"{location.path}:{frame.f_lineno} in {location.name}"
+            part = location.part
+        if location.path == RECOMPUTE:
+            recomputing = recomputing or "recompute" in location.name or "unpack" in location.name
+        if location.path == BACKWARD:
             if not source:
                 node = torch._C._current_autograd_node()
                 source = f"backward of {node.name().removesuffix('Backward0') if node is not None else 'the step'}"

@@ -1,4 +1,4 @@
-"""One rank's two steps, traced: the engine's own trainer on the pretended GPU, with marks in the book."""
+"""Traces two steps of one rank: the engine's own trainer on the fake GPU, with hooks that write the allocation log."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.dryrun.allocation_log import AllocationLedger
-from meshwright.dryrun.compiled import compiling_as_inductor_would
+from meshwright.dryrun.allocation_log import AllocationLog
+from meshwright.dryrun.compiled import simulate_inductor
 from meshwright.dryrun.fake_data import dry_recipe, open_samples
-from meshwright.dryrun.fake_device import pretending
-from meshwright.dryrun.pipeline import can_leave_out, follow_pipeline
+from meshwright.dryrun.fake_device import fake_rank
+from meshwright.dryrun.pipeline import can_skip_micro_batches, trace_pipeline
 from meshwright.dryrun.placements import placements
-from meshwright.dryrun.trace_hooks import Marks, shortened_batch
+from meshwright.dryrun.trace_hooks import TraceHooks, shortened_batch
 from meshwright.dryrun.types import Placement
 from meshwright.engine.mesh import Mesh, build_mesh
 from meshwright.engine.metrics import optimizer_tensors
@@ -22,26 +22,26 @@ from meshwright.engine.model_families import ModelFamily
 from meshwright.engine.trainer import Trainer
 from meshwright.recipes.types import Recipe
 
-STEPS = 2  # the first makes the optimizer's state, the second has it from the start
+STEPS = 2  # the first creates the optimizer state, the second starts with it
 
 
 @dataclass(frozen=True)
 class LayerGroups:
-    """The layers of one of the rank's pipeline chunks: all, those that were traced, and for each who stands for it."""
+    """The layers of a pipeline chunk: all, those that were traced, and for each the one that represents it."""
 
     layers: list[int]
     kept: list[int]
-    like: list[int]
+    representative: list[int]
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What was noted of one rank."""
+    """What was recorded of one rank."""
 
-    ledger: AllocationLedger
-    axes: dict[str, tuple[str, int]]  # of every group: the axis it is along, and its ranks
+    log: AllocationLog
+    axes: dict[str, tuple[str, int]]  # process group -> its mesh axis and size
     chunks: list[LayerGroups]
-    micro_batches: int  # of a step
+    micro_batches: int  # per step
     traced_micro_batches: list[int]
     pipelined: bool
     placement: tuple[Placement, ...]
@@ -49,70 +49,68 @@ class Trace:
 
     @property
     def left_out(self) -> tuple[int, int]:
-        """Layers and micro batches that were not traced."""
-        layers = sum(len(cut.layers) - len(cut.kept) for cut in self.chunks)
+        """Number of layers and micro batches that were not traced."""
+        layers = sum(len(chunk.layers) - len(chunk.kept) for chunk in self.chunks)
         return layers, self.micro_batches - len(self.traced_micro_batches)
 
 
 def trace(
     recipe: Recipe,
-    kind: ModelFamily,
+    family: ModelFamily,
     config: Any,
     world: int,
     rank: int,
     capability: tuple[int, int],
     shortened: bool = True,
 ) -> Trace:
-    """Builds the trainer of a rank and takes its first two steps, all of them or shortened."""
-    began = time.process_time()
+    """Build the trainer of a rank and run its first two steps, complete or shortened."""
+    start = time.process_time()
     recipe = dry_recipe(recipe)
-    ledger = AllocationLedger(capability=capability)
+    log = AllocationLog(capability=capability)
     with ExitStack() as block:
-        device = block.enter_context(pretending(world, rank, ledger.saw, capability))
-        block.enter_context(ledger.open())
+        device = block.enter_context(fake_rank(world, rank, log.record, capability))
+        block.enter_context(log.patch_torch())
         if recipe.kernels.compile:
-            block.enter_context(compiling_as_inductor_would())
+            block.enter_context(simulate_inductor())
         mesh = build_mesh(recipe.layout, device.type)
         source = open_samples(recipe, config)
-        trainer = kind.trainer()(recipe, config, mesh, device, source, None)
-        chunks, kept = take_steps(trainer, ledger, shortened)
-        axes = groups_of(mesh)
+        trainer = family.trainer()(recipe, config, mesh, device, source, None)
+        chunks, kept = run_steps(trainer, log, shortened)
+        axes = axes_by_group(mesh)
         count, pipelined = trainer.micro_batches, trainer.pipeline is not None
         placed = placements(trainer.stages)
         trainer.close()
         del trainer, source
         gc.collect()
-    return Trace(ledger, axes, chunks, count, kept, pipelined, placed, time.process_time() - began)
+    return Trace(log, axes, chunks, count, kept, pipelined, placed, time.process_time() - start)
 
 
-def take_steps(
-    trainer: Trainer, ledger: AllocationLedger, shortened: bool = False
-) -> tuple[list[LayerGroups], list[int]]:
-    """The first steps of a new trainer with marks in the book: its layers, and the micro batches that were run."""
-    ledger.tag((p for stage in trainer.stages for p in stage.parameters()), "weights")
-    ledger.tag((b for stage in trainer.stages for b in stage.buffers()), "weights")
-    watch = Marks(ledger, trainer, shortened)
-    kept = watch.micro_batches
-    if kept is None or not (trainer.pipeline is None or can_leave_out(trainer)):
+def run_steps(trainer: Trainer, log: AllocationLog, shortened: bool = False) -> tuple[list[LayerGroups], list[int]]:
+    """Run the first steps of a new trainer with trace hooks; return its layers and the micro batches that ran."""
+    log.tag((p for stage in trainer.stages for p in stage.parameters()), "weights")
+    log.tag((b for stage in trainer.stages for b in stage.buffers()), "weights")
+    hooks = TraceHooks(log, trainer, shortened)
+    kept = hooks.micro_batches
+    if kept is None or not (trainer.pipeline is None or can_skip_micro_batches(trainer)):
         kept = list(range(trainer.micro_batches))
     if trainer.pipeline is not None:
-        follow_pipeline(trainer, watch, kept)
+        trace_pipeline(trainer, hooks, kept)
     else:
-        _shorten_batches(trainer, watch)
+        _skip_micro_batches(trainer, hooks)
     for number in range(STEPS):
-        watch.step = number
-        trainer.step(number, watch, figures=False)
-        ledger.tag(optimizer_tensors(trainer.optimizer.state), "optimizer")
-    return [LayerGroups(chunk.numbers, chunk.kept, chunk.like) for chunk in watch.chunks], kept
+        hooks.step = number
+        trainer.step(number, hooks, figures=False)
+        log.tag(optimizer_tensors(trainer.optimizer.state), "optimizer")
+    return [LayerGroups(chunk.numbers, chunk.kept, chunk.representative) for chunk in hooks.chunks], kept
 
 
-def _shorten_batches(trainer: Trainer, watch: Marks) -> None:
-    whole = trainer.loader.batch
-    trainer.loader.batch = lambda step: shortened_batch(whole(step), watch.traced(step))
+def _skip_micro_batches(trainer: Trainer, hooks: TraceHooks) -> None:
+    full_batch = trainer.loader.batch
+    trainer.loader.batch = lambda step: shortened_batch(full_batch(step), hooks.traced(step))
 
 
-def groups_of(mesh: Mesh) -> dict[str, tuple[str, int]]:
-    """The axis and the ranks of every process group of a mesh, by the group's name."""
+def axes_by_group(mesh: Mesh) -> dict[str, tuple[str, int]]:
+    """Return the mesh axis and size of every process group of a mesh, by group name."""
     found: dict[str, tuple[str, int]] = {}
     for name in ("world", "stage", "sequence", "ends", "experts", "dp", "cp", "tp", "pp"):
         axis = getattr(mesh, name)

@@ -1,4 +1,4 @@
-"""Marks in the book: which micro batch, which layer, forward or backward; and what is left out of a shortened step."""
+"""Trace hooks: mark in the allocation log which micro batch, layer and pass runs, and skip what is replayed later."""
 
 from __future__ import annotations
 
@@ -12,55 +12,66 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
-from meshwright.dryrun.allocation_log import AllocationLedger, Key
-from meshwright.dryrun.layer_dedup import kept_layers, kept_micro_batches, kind_of_layer, likes
+from meshwright.dryrun.allocation_log import AllocationLog, SegmentKey
+from meshwright.dryrun.layer_dedup import kept_layers, kept_micro_batches, layer_signature, representatives
 from meshwright.engine.parallelize.document_isolation import runs_by_document
 from meshwright.engine.patching import Patch, apply
 from meshwright.engine.trainer import StepCallbacks, Trainer
 
-BEFORE, AFTER = -1, 1 << 20  # in place of a layer's number: what comes before the first and after the last
-REPLAYED = 1 << 21  # a whole pass of a micro batch that was left out
+BEFORE, AFTER = -1, 1 << 20  # in place of a layer number: before the first and after the last layer
+REPLAYED = 1 << 21  # in place of a layer number: a pass of a micro batch that was left out
 
 
 _NEVER_GATHERED = SimpleNamespace(grad=None)
 
 
-class _Mark(torch.autograd.Function):
-    """Passes a tensor on and notes what begins: on its way forward, and on its gradient's way back."""
+class _TracePoint(torch.autograd.Function):
+    """An identity function that starts a log segment in the forward pass, and another in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, marks: Marks, ahead: Key | None, behind: Key, left: Any) -> torch.Tensor:
-        ctx.marks, ctx.behind, ctx.left = marks, behind, left
-        if ahead is not None:
-            marks.ledger.mark(ahead)
-        return x.detach()  # not a view: schedules that split the backward pass cut outputs off in place
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        hooks: TraceHooks,
+        forward_key: SegmentKey | None,
+        backward_key: SegmentKey,
+        finished: Any,
+    ) -> torch.Tensor:
+        ctx.hooks, ctx.backward_key, ctx.finished = hooks, backward_key, finished
+        if forward_key is not None:
+            hooks.log.begin(forward_key)
+        return x.detach()  # not a view: schedules that split the backward pass detach outputs in place
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        if ctx.left is not None:
-            ctx.marks.ledger.tag(_whole_gradients(ctx.left), "gradients")
-        ctx.marks.ledger.mark(ctx.behind)
+        if ctx.finished is not None:
+            ctx.hooks.log.tag(_unsharded_gradients(ctx.finished), "gradients")
+        ctx.hooks.log.begin(ctx.backward_key)
         return grads[0], None, None, None, None
 
 
-def _passed(x: torch.Tensor, marks: Marks, ahead: Key | None, behind: Key, left: Any = None) -> torch.Tensor:
-    return _Mark.apply(x, marks, ahead, behind, left)  # type: ignore[no-any-return, no-untyped-call]  # torch's
+def _trace_point(
+    x: torch.Tensor, hooks: TraceHooks, forward_key: SegmentKey | None, backward_key: SegmentKey, finished: Any = None
+) -> torch.Tensor:
+    apply: Any = _TracePoint.apply  # torch leaves it untyped
+    result: torch.Tensor = apply(x, hooks, forward_key, backward_key, finished)
+    return result
 
 
-def _whole_gradients(module: nn.Module) -> Iterator[Any]:
-    """Gradients that FSDP has not cut up yet: those of several micro batches are summed before."""
-    yield from _summed(_gathered_parameters(module))
+def _unsharded_gradients(module: nn.Module) -> Iterator[Any]:
+    """Yield gradients that FSDP has not reduce-scattered yet: micro batches accumulate before that."""
+    yield from _accumulated_gradients(_fsdp_parameters(module))
 
 
-def _summed(parameters: Iterable[Any]) -> Iterator[Any]:
+def _accumulated_gradients(parameters: Iterable[Any]) -> Iterator[Any]:
     for parameter in parameters:
         yield getattr(parameter, "unsharded_accumulated_grad", None)
-        whole = getattr(parameter, "_unsharded_param", None)
-        yield whole.grad if whole is not None else None
+        unsharded = getattr(parameter, "_unsharded_param", None)
+        yield unsharded.grad if unsharded is not None else None
 
 
-def _gathered_parameters(module: nn.Module) -> Iterator[Any]:
-    """What FSDP knows of every parameter that it gathers inside a module."""
+def _fsdp_parameters(module: nn.Module) -> Iterator[Any]:
+    """Yield FSDP's record of every parameter that it gathers inside a module."""
     for one in module.modules():
         if isinstance(one, FSDPModule):
             state: Any = one._get_fsdp_state()
@@ -68,38 +79,38 @@ def _gathered_parameters(module: nn.Module) -> Iterator[Any]:
                 yield from group.fsdp_params if group is not None else ()
 
 
-def _kinds(layers: list[nn.Module]) -> list[Hashable]:
-    """The kinds of layers; the first that sees documents apart works out where they lie, for all behind it."""
-    kinds = [kind_of_layer(layer) for layer in layers]
-    for place in [place for place, layer in enumerate(layers) if runs_by_document(layer)][:1]:
-        kinds[place] = "finds documents", kinds[place]
-    return kinds
+def _signatures(layers: list[nn.Module]) -> list[Hashable]:
+    """Return layer signatures; the first layer that isolates documents finds their boundaries for all others."""
+    signatures = [layer_signature(layer) for layer in layers]
+    for position in [position for position, layer in enumerate(layers) if runs_by_document(layer)][:1]:
+        signatures[position] = "finds documents", signatures[position]
+    return signatures
 
 
 class Chunk:
-    """One of the rank's pipeline chunks: its layers, which of them are run, and how many passes there were."""
+    """One pipeline chunk of the rank: its layers, which of them run, and how many forward passes there were."""
 
     def __init__(self, number: int, stage: Any, shortened: bool) -> None:
         self.number, self.stage = number, stage
         self.layers: dict[int, nn.Module] = dict(getattr(stage, "own_layers", {}))
         self.numbers = list(self.layers)
-        kinds = _kinds(list(self.layers.values()))
-        places = kept_layers(kinds) if shortened else list(range(len(kinds)))
-        self.kept = [self.numbers[i] for i in places]
-        self.like = [self.numbers[i] for i in likes(kinds, places)]
+        signatures = _signatures(list(self.layers.values()))
+        positions = kept_layers(signatures) if shortened else list(range(len(signatures)))
+        self.kept = [self.numbers[i] for i in positions]
+        self.representative = [self.numbers[i] for i in representatives(signatures, positions)]
         self.forwards = 0
-        self.now = -1  # the micro batch that a pipeline runs forward
-        inside = {id(p) for layer in self.layers.values() for p in _gathered_parameters(layer)}
-        self.outside = [p for p in _gathered_parameters(stage) if id(p) not in inside]
+        self.forward_micro_batch = -1  # the micro batch whose forward pass the pipeline runs
+        in_layers = {id(p) for layer in self.layers.values() for p in _fsdp_parameters(layer)}
+        self.outside = [p for p in _fsdp_parameters(stage) if id(p) not in in_layers]
 
     @property
     def left_out(self) -> list[int]:
-        """Layers that are not run."""
+        """Layers that do not run."""
         return [number for number in self.numbers if number not in self.kept]
 
 
 class TracedLayers(Patch):
-    """A stage that runs only the layers to trace, each with its marks."""
+    """A stage that runs only the layers to trace, each with its trace points."""
 
     tag = "Traced"
 
@@ -109,54 +120,54 @@ class TracedLayers(Patch):
         return layers
 
 
-class Marks(StepCallbacks):
-    """Looks on while the trainer steps and notes what begins; runs only what has to be traced."""
+class TraceHooks(StepCallbacks):
+    """Step callbacks that write the allocation log and run only what has to be traced."""
 
-    def __init__(self, ledger: AllocationLedger, trainer: Trainer, shortened: bool = False) -> None:
-        self.ledger, self.trainer = ledger, trainer
+    def __init__(self, log: AllocationLog, trainer: Trainer, shortened: bool = False) -> None:
+        self.log, self.trainer = log, trainer
         self.step = 0
         self.chunks = [Chunk(number, stage, shortened) for number, stage in enumerate(trainer.stages)]
         self.micro_batches = kept_micro_batches(trainer.micro_batches) if shortened else None
         for chunk in self.chunks:
-            self._follow(chunk)
+            self._install(chunk)
 
-    def _follow(self, chunk: Chunk) -> None:
+    def _install(self, chunk: Chunk) -> None:
         stage: Any = chunk.stage
-        stage.register_forward_pre_hook(lambda *_: self._begins(chunk), prepend=True)
-        stage.register_forward_hook(lambda _, __, out: self._ends(chunk, out))
+        stage.register_forward_pre_hook(lambda *_: self._on_forward_start(chunk), prepend=True)
+        stage.register_forward_hook(lambda _, __, out: self._on_forward_end(chunk, out))
         if chunk.layers:
-            for number in chunk.left_out if not self._gathers_stages() else ():
-                for parameter in _gathered_parameters(chunk.layers[number]):
+            for number in chunk.left_out if not self._schedule_gathers_weights() else ():
+                for parameter in _fsdp_parameters(chunk.layers[number]):
                     parameter._unsharded_param = _NEVER_GATHERED
             stage.traced_layers = {number: self._layer(chunk, number) for number in chunk.kept}
             apply(stage, TracedLayers)
 
-    def _gathers_stages(self) -> bool:
-        """Whether weights are gathered by the schedule, a stage at a time: then those of left-out layers are too."""
+    def _schedule_gathers_weights(self) -> bool:
+        """Return whether the schedule gathers weights per stage: then also those of skipped layers."""
         pipeline = self.trainer.pipeline
         return pipeline is not None and isinstance(pipeline.schedule, PipelineScheduleMulti)
 
-    def _begins(self, chunk: Chunk) -> None:
-        self.ledger.tag(_summed(chunk.outside), "gradients")
-        self.ledger.mark(Key(self.step, "forward", chunk.number, self._number(chunk), BEFORE))
+    def _on_forward_start(self, chunk: Chunk) -> None:
+        self.log.tag(_accumulated_gradients(chunk.outside), "gradients")
+        self.log.begin(SegmentKey(self.step, "forward", chunk.number, self._micro_batch(chunk), BEFORE))
 
-    def _ends(self, chunk: Chunk, out: torch.Tensor) -> torch.Tensor:
-        number = self._number(chunk)
+    def _on_forward_end(self, chunk: Chunk, out: torch.Tensor) -> torch.Tensor:
+        number = self._micro_batch(chunk)
         chunk.forwards += 1
-        return _passed(out, self, None, Key(self.step, "backward", chunk.number, number, AFTER))
+        return _trace_point(out, self, None, SegmentKey(self.step, "backward", chunk.number, number, AFTER))
 
-    def _number(self, chunk: Chunk) -> int:
-        """The micro batch that runs forward, by its number among all of the step."""
+    def _micro_batch(self, chunk: Chunk) -> int:
+        """Return the micro batch whose forward pass runs, by its number in the step."""
         if self.trainer.pipeline is not None:
-            return chunk.now
+            return chunk.forward_micro_batch
         return self.traced(self.step)[chunk.forwards]
 
     def traced(self, step: int) -> list[int]:
-        """The micro batches of a step that are run; the first step is there for the state that its update makes."""
-        every = list(range(self.trainer.micro_batches))
+        """Return the micro batches of a step that run; the first step only creates optimizer state."""
+        all_micro_batches = list(range(self.trainer.micro_batches))
         if self.micro_batches is None:
-            return every
-        return self.micro_batches if step or self.trainer.pipeline is not None else every[-1:]
+            return all_micro_batches
+        return self.micro_batches if step or self.trainer.pipeline is not None else all_micro_batches[-1:]
 
     def _layer(self, chunk: Chunk, number: int) -> Any:
         layer = chunk.layers[number]
@@ -164,53 +175,53 @@ class Marks(StepCallbacks):
         before = chunk.kept[at - 1] if at else BEFORE
         is_last = number == chunk.kept[-1]
 
-        def run(hidden: torch.Tensor, **told: Any) -> Any:
-            where = Key(self.step, "forward", chunk.number, self._number(chunk), number)
+        def run(hidden: torch.Tensor, **kwargs: Any) -> Any:
+            where = SegmentKey(self.step, "forward", chunk.number, self._micro_batch(chunk), number)
             back = where._replace(phase="backward")
-            hidden = _passed(hidden, self, where, back._replace(layer=before), layer)
-            out = layer(hidden, **told)
+            hidden = _trace_point(hidden, self, where, back._replace(layer=before), layer)
+            out = layer(hidden, **kwargs)
             out = out[0] if isinstance(out, tuple) else out
             if not is_last:
                 return out
-            return _passed(out, self, where._replace(layer=AFTER), back)
+            return _trace_point(out, self, where._replace(layer=AFTER), back)
 
         return run
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Data; the passes, which mark themselves; gradients."""
+        """Start the segments for data and gradients; forward and backward start their own."""
         if name == "data":
             for chunk in self.chunks:
                 chunk.forwards = 0
-            self.ledger.mark(Key(self.step, "data"))
+            self.log.begin(SegmentKey(self.step, "data"))
         elif name == "optimizer":
-            self._fill_up()
-            self.ledger.mark(Key(self.step, "gradients"))
+            self._fill_in_gradients()
+            self.log.begin(SegmentKey(self.step, "gradients"))
         yield
 
     def on_stop_vote(self, stops: torch.Tensor) -> None:
-        """The gradients are done; the update begins."""
-        self.ledger.mark(Key(self.step, "optimizer"))
+        """Start the optimizer segment: the gradients are complete."""
+        self.log.begin(SegmentKey(self.step, "optimizer"))
 
-    def _fill_up(self) -> None:
-        """Gives layers that were not run the gradients that they would have."""
+    def _fill_in_gradients(self) -> None:
+        """Allocate the gradients that skipped layers would have."""
         parameters = [p for chunk in self.chunks for p in chunk.stage.parameters()]
-        self.ledger.tag((p.grad for p in parameters), "gradients")
-        self.ledger.mark(Key(self.step, "filled"))
+        self.log.tag((p.grad for p in parameters), "gradients")
+        self.log.begin(SegmentKey(self.step, "filled"))
         for chunk in self.chunks:
             for number in chunk.left_out:
                 for p in chunk.layers[number].parameters():
                     if p.requires_grad and p.grad is None:
                         p.grad = torch.empty_like(p)
-        self.ledger.tag((p.grad for p in parameters), "gradients")
+        self.log.tag((p.grad for p in parameters), "gradients")
 
 
 def shortened_batch(batch: Any, kept: list[int]) -> Any:
-    """A step's batch that gives only some of its micro batches."""
+    """Return a step's batch that yields only some of its micro batches."""
 
-    class Shortened(type(batch)):  # type: ignore[misc]  # a batch is what its loader says
+    class Shortened(type(batch)):  # type: ignore[misc]  # the batch type depends on the loader
         def micro_batches(self, size: int) -> Any:
-            every = super().micro_batches(size)
-            return [every[i] for i in kept]
+            all_micro_batches = super().micro_batches(size)
+            return [all_micro_batches[i] for i in kept]
 
     return Shortened(**{name: getattr(batch, name) for name in batch.__dataclass_fields__})

@@ -1,15 +1,15 @@
-"""What a dry run finds out, as values."""
+"""Types of a dry run's result."""
 
 from __future__ import annotations
 
 import msgspec
 
-PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")  # of what torch allocates
+PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")  # of torch's allocations
 PHASES = ("build", "data", "forward", "backward", "gradients", "optimizer")
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """Blocks of memory alive at the peak that one line of code made."""
+    """Allocations alive at the peak that one line of code made."""
 
     part: str
     operation: str  # e.g. aten.mm
@@ -19,18 +19,18 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class Collective(msgspec.Struct, frozen=True):
-    """All collectives of one kind over one axis in one phase of a step."""
+    """All collectives of one kind over one mesh axis in one phase of a step."""
 
     axis: str  # tp, cp, dp, fsdp, ep, etp, pp, world, …
     kind: str  # all_gather, reduce_scatter, all_reduce, all_to_all, send, receive, broadcast
     phase: str
-    ranks: int  # that take part in each
+    ranks: int  # size of the group
     count: int  # per step
-    gib: float  # per step: the sum of the larger of what this rank gives and what it gets
+    gib: float  # per step: sum over collectives of the larger of this rank's input and output
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """The highest point of a stretch of the step, in the order of time."""
+    """The memory peak of a segment of the step, in chronological order."""
 
     phase: str
     label: str  # e.g. "micro batch 2, layer 17"
@@ -38,53 +38,53 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """How one parameter lies on the ranks; parameters of like layers are one row."""
+    """How a parameter is sharded over the ranks; parameters of identical layers are one row."""
 
-    name: str  # with {} for the number of a layer
+    name: str  # {} in place of the layer number
     count: int
     shape: tuple[int, ...]
-    held: tuple[int, ...]  # by this rank
+    held: tuple[int, ...]  # shape of this rank's shard
     format: str
     placement: str  # e.g. "tp: Shard(0), fsdp: Shard(0)"
     trained: bool
-    gib: float  # of all of them, on this rank
+    gib: float  # all of them, on this rank
 
 
 class RankDryRun(msgspec.Struct, frozen=True):
-    """What one rank of the cluster does in a step, and what it holds."""
+    """What one rank of the cluster runs in a step, and its memory."""
 
     rank: int
     pp_rank: int
-    represents: tuple[int, ...]  # pipeline ranks that do the same
-    layers: tuple[int, ...]  # of the model, held by this rank
+    represents: tuple[int, ...]  # pipeline ranks that run the same passes
+    layers: tuple[int, ...]  # layers of the model on this rank
     memory_gib: dict[str, float]  # by part at the peak; they add up to allocated_gib
-    allocated_gib: float  # what torch would report as max_memory_allocated
-    reserved_gib: float  # what its allocator would hold
+    allocated_gib: float  # torch would report it as max_memory_allocated
+    reserved_gib: float  # torch would report it as max_memory_reserved
     peak_phase: str
-    peak_at: str  # the label of the moment
-    phases: dict[str, dict[str, float]]  # the peak of every phase by part
+    peak_at: str  # label of the moment
+    phases: dict[str, dict[str, float]]  # peak of every phase, by part
     timeline: tuple[Moment, ...]
-    holders: tuple[Holder, ...]  # the largest first
+    holders: tuple[Holder, ...]  # largest first
     flops: dict[str, float]  # of a step: forward, recompute, backward, total
     collectives: tuple[Collective, ...]
     placement: tuple[Placement, ...]
-    traced: str  # what was traced and what was replayed of it, in words
-    exact: bool  # whether nothing was replayed
+    traced: str  # text: what was traced and what was replayed
+    exact: bool  # True if nothing was replayed
     cpu_s: float
 
 
 class DryRun(msgspec.Struct, frozen=True):
-    """A recipe executed at its full size on tensors without data."""
+    """The result of running a recipe at full size on fake tensors."""
 
     recipe: str
     model: str
     cluster: str
     world: int
     ranks: tuple[RankDryRun, ...]
-    worst: int  # which of them needs most
-    memory_gib: dict[str, float]  # of the worst rank: its parts, overhead, total, capacity
+    worst: int  # index in ranks of the one that needs most memory
+    memory_gib: dict[str, float]  # worst rank: its parts, overhead, total, capacity
     fits: bool
-    estimate_gib: dict[str, float]  # the cost model's parts of the same layout
+    estimate_gib: dict[str, float]  # the cost model's estimate for the same layout, by part
     versions: dict[str, str]
     cpu_s: float
     wall_s: float

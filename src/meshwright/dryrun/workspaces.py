@@ -1,4 +1,4 @@
-"""Memory that no tensor of ours holds: what kernels need while they run, and what libraries keep for themselves.
+"""Memory outside our tensors: kernel workspaces, and buffers that libraries keep.
 
 Every figure was measured on an H200 with torch 2.11 (benchmarks/results/dryrun_h200_2026-11-15.json, `workspaces`).
 """
@@ -9,20 +9,20 @@ from collections.abc import Callable
 from typing import Any
 
 MIB = 1 << 20
-HOPPER_BYTES = 32 * MIB  # what torch gives cuBLAS on Hopper and later, for every thread that multiplies
+HOPPER_BYTES = 32 * MIB  # torch's cuBLAS workspace on Hopper and later, per thread that multiplies
 OLDER_BYTES = 8 * MIB + 128 * 1024
-ROWS_BY_THREAD = 10  # of embedding's backward pass: so many rows end in one partial sum
-FEW_ROWS = 3072  # below, it sums without partial sums
+ROWS_BY_THREAD = 10  # in embedding's backward pass: rows per partial sum
+FEW_ROWS = 3072  # up to this many, there are no partial sums
 
 
 def transient(operation: Any, args: Any) -> int:
-    """Bytes that an operation takes while it runs, beside what it is given and gives."""
+    """Return the bytes an operation allocates while it runs, besides its inputs and outputs."""
     found = TRANSIENT.get(operation._overloadpacket.__name__)
     return found(args) if found is not None else 0
 
 
 def lasting(operation: Any, capability: tuple[int, int]) -> dict[str, int]:
-    """Bytes that a library keeps once this operation has run, by who keeps them; once for each thread of the step."""
+    """Return the bytes a library keeps after this operation, by library; once per thread of the step."""
     name = operation._overloadpacket.__name__
     if name in PRODUCTS:
         return {"cuBLAS": HOPPER_BYTES if capability >= (9, 0) else OLDER_BYTES}
@@ -32,11 +32,11 @@ def lasting(operation: Any, capability: tuple[int, int]) -> dict[str, int]:
 
 
 PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm"))
-OWN_PRODUCTS = frozenset(("product", "product_add"))  # one for all threads
+OWN_PRODUCTS = frozenset(("product", "product_add"))  # one workspace for all threads
 
 
 def _attention_backward(heads: int, tokens: int) -> Callable[[Any], int]:
-    """Gradients of queries in fp32 and a sum per row; keys' and values' for every query head where heads share them."""
+    """fp32 query gradients and one sum per row; grouped-query attention also expands key and value gradients."""
 
     def count(args: Any) -> int:
         _, q, k, v = args[:4]
@@ -51,11 +51,11 @@ def _attention_backward(heads: int, tokens: int) -> Callable[[Any], int]:
 
 def _embedding_backward(args: Any) -> int:
     """Partial sums of rows, in fp32."""
-    gradient, indices, words = args[:3]
+    gradient, indices, vocabulary = args[:3]
     count = indices.numel()
     if count <= FEW_ROWS:
         return 0
-    return int((min(count, words) + count // ROWS_BY_THREAD + 1) * gradient.shape[-1] * 4)
+    return int((min(count, vocabulary) + count // ROWS_BY_THREAD + 1) * gradient.shape[-1] * 4)
 
 
 TRANSIENT: dict[str, Callable[[Any], int]] = {
