@@ -54,7 +54,7 @@ def test_the_suffix_says_the_format(tmp_path: Path, suffix: str) -> None:
 
 HEAD = 'model = "llama3_8b"\ngoal = "sft"\ncluster = "8xH100"\n'
 BAD = [
-    ("toml", "a =", "not TOML"),
+    ("toml", "a =", "not valid TOML"),
     ("toml", HEAD + "[layout]\n\ntpp = 2\n", r"did you mean tp.*line 6"),
     ("toml", HEAD + "[layout]\ntp = 0\n", r">= 1.*line 5"),
     ("toml", HEAD + '[layout]\ntp = "2"\n', "Expected `int`"),
@@ -82,7 +82,7 @@ BAD = [
     ("toml", 'base = "./other.toml"\n', "a shipped recipe, not a file"),
     ("toml", 'base = "other.yaml"\n', "a shipped recipe, not a file"),
     ("toml", HEAD + f"[train]\nsteps = {'9' * 25}\n", "from -9007199254740992 to 9007199254740992.*line 5"),
-    ("toml", HEAD + f"[train]\nsteps = {'9' * 5000}\n", "not TOML"),
+    ("toml", HEAD + f"[train]\nsteps = {'9' * 5000}\n", "not valid TOML"),
     ("json", '{"base": "llama3_8b_sft", "train": {"steps": ' + "9" * 5000 + "}}", "too many digits"),
     ("json", '{"base": "llama3_8b_sft", "optimizer": {"lr": 1e999}}', "a finite number"),
     ("toml", HEAD + "[optimizer]\nlr = inf\n", "a finite number"),
