@@ -17,7 +17,7 @@ from meshwright.frameworks import content_of
 from meshwright.frameworks.torchtitan.commands import flags, named_preset, runs
 from meshwright.frameworks.torchtitan.parse import OPEN, TODAY
 from meshwright.recipes.key_maps import words
-from meshwright.recipes.key_maps.torchtitan import CONTEXT, IN_SAMPLES, IN_TOKENS, LOCAL, MICRO, STEP, TOKENS
+from meshwright.recipes.key_maps.torchtitan import CONTEXT_LENGTH, SAMPLE_KEYS, TOKEN_KEYS, LOCAL_BATCH, MICRO_BATCH, STEP_TOKENS, MICRO_BATCH_TOKENS
 
 STAGES = "parallelism.num_pp_microbatches"
 
@@ -53,7 +53,7 @@ def _in_samples(typed: list[str]) -> list[str]:
     while position < len(typed):
         name, equals, value = typed[position].partition("=")
         key = name.removeprefix("--").replace("-", "_")
-        if name.startswith("--") and key in IN_TOKENS:
+        if name.startswith("--") and key in TOKEN_KEYS:
             position += 0 if equals else 1
             tokens[key] = int(value if equals else typed[position])
         else:
@@ -61,15 +61,15 @@ def _in_samples(typed: list[str]) -> list[str]:
         position += 1
     if not tokens:
         return rest
-    length = tokens.get(CONTEXT) or _preset(rest).training.seq_len
+    length = tokens.get(CONTEXT_LENGTH) or _preset(rest).training.seq_len
     said = {"training.seq_len": length}
-    micro = -(-tokens[TOKENS] // length) if TOKENS in tokens else None
+    micro = -(-tokens[MICRO_BATCH_TOKENS] // length) if MICRO_BATCH_TOKENS in tokens else None
     if STAGES in tokens:
-        said |= {MICRO: micro or 1, LOCAL: (micro or 1) * tokens[STAGES]}
+        said |= {MICRO_BATCH: micro or 1, LOCAL_BATCH: (micro or 1) * tokens[STAGES]}
     elif micro is not None:
-        said[LOCAL] = micro
-    if STEP in tokens:
-        said["training.global_batch_size"] = tokens[STEP] // length if tokens[STEP] % length == 0 else 1
+        said[LOCAL_BATCH] = micro
+    if STEP_TOKENS in tokens:
+        said["training.global_batch_size"] = tokens[STEP_TOKENS] // length if tokens[STEP_TOKENS] % length == 0 else 1
     place = next((i for i, word in enumerate(rest) if word.startswith("activation-checkpoint:")), len(rest))
     return [*rest[:place], *(f"--{key}={value}" for key, value in said.items()), *rest[place:]]
 
@@ -249,7 +249,7 @@ def draws() -> Iterator[Config]:
         module, config = dice.choice(PRESETS)
         names = dice.sample(list(CHOICES), dice.randint(1, 4))
         typed = [f"{name} {dice.choice(CHOICES[name])}".strip() for name in names]
-        if not any(one.startswith(tuple(f"--{key} " for key in IN_SAMPLES)) for one in typed):
+        if not any(one.startswith(tuple(f"--{key} " for key in SAMPLE_KEYS)) for one in typed):
             typed.append("--training.global_batch_size -1")  # which shows that it is a command of 0.3.0
         typed.append(dice.choice(RECOMPUTE))
         start_of_line = "torchrun --nnodes 2 --nproc_per_node 8 -m torchtitan.train"
@@ -259,7 +259,7 @@ def draws() -> Iterator[Config]:
 
 def _of_today(key: str) -> bool:
     word = words("torchtitan")[key]
-    in_samples = key in IN_SAMPLES
+    in_samples = key in SAMPLE_KEYS
     return in_samples or (not (word.until and word.until <= TODAY) and not (word.since and word.since > TODAY))
 
 
@@ -291,7 +291,7 @@ FRAMEWORK = Framework(
         "moe.forced-balance": "starts, and trains a router that decides nothing",
     },
     other_keys={
-        **dict.fromkeys(IN_TOKENS, "of the main branch, which counts tokens"),
+        **dict.fromkeys(TOKEN_KEYS, "of the main branch, which counts tokens"),
         "module": "taken from the command before its flags are read",
         "config": "taken from the command before its flags are read",
         "activation_checkpoint.": "there for another kind of recompute than the preset's",

@@ -15,7 +15,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.megatron_bridge import bridge_recipes
 from meshwright.models import find
 from meshwright.recipes import index
-from meshwright.recipes.key_maps.megatron_bridge_composite_keys import stages
+from meshwright.recipes.key_maps.pipeline_layout import parse_pipeline_layout
 
 PATH = "run.sh"
 PRETRAIN = """\
@@ -489,19 +489,19 @@ def test_every_recipe_of_theirs_is_legal_data() -> None:
     assert len(bridge_recipes.library()) > 290
 
 
-@pytest.mark.parametrize(("drawing", "layers"), [
+@pytest.mark.parametrize(("text", "layers"), [
     ("Et*3|(tt|)*2tmL", (3, 2, 2, 1)),
     ("Et|tt|L", (1, 2, 0)),
     ("E(t*2|)*3tL", (2, 2, 2, 1)),
 ])  # fmt: skip
-def test_stages_are_read_from_their_drawing(drawing: str, layers: tuple[int, ...]) -> None:
-    assert stages(drawing) == layers
+def test_pipeline_layout_strings_are_parsed(text: str, layers: tuple[int, ...]) -> None:
+    assert parse_pipeline_layout(text, "key") == layers
 
 
-@pytest.mark.parametrize("drawing", ["Ex|tL", "E(t|*3", "", "(((((", "t*9" * 50 + ")"])
-def test_what_is_no_drawing_is_told(drawing: str) -> None:
-    with pytest.raises(InputError, match="no drawing"):
-        stages(drawing)
+@pytest.mark.parametrize("text", ["Ex|tL", "E(t|*3", "", "(((((", "t*9" * 50 + ")"])
+def test_invalid_pipeline_layout_strings_are_rejected(text: str) -> None:
+    with pytest.raises(InputError, match="not a pipeline layout"):
+        parse_pipeline_layout(text, "key")
 
 
 FIELDS = draws(

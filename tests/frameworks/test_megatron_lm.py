@@ -16,7 +16,8 @@ from meshwright.errors import InputError
 from meshwright.frameworks.megatron_lm.model import pattern_of
 from meshwright.models import find
 from meshwright.recipes import index, pretrain, sft
-from meshwright.recipes.key_maps.megatron_composite_keys import drawing_of, stages_of
+from meshwright.recipes.key_maps.megatron_lm_composite_keys import LAYOUT_SYMBOLS
+from meshwright.recipes.key_maps.pipeline_layout import format_pipeline_layout, parse_pipeline_layout
 from meshwright.recipes.types import Recipe
 
 PATH = "train.sh"
@@ -476,20 +477,20 @@ def test_other_expressions_are_no_patterns(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("drawing", "layers"),
+    ("text", "layers"),
     [
         ("E|(t|)*3,m|m||L", (0, 1, 1, 1, 0, 0, 0, 0)),
         ("Et*3|(tt|)*2mL", (3, 2, 2, 0)),
         ("Ett|ttL", (2, 2)),
     ],
 )
-def test_drawings_of_stages(drawing: str, layers: tuple[int, ...]) -> None:
-    assert stages_of(drawing) == layers
+def test_pipeline_layout_strings_are_parsed(text: str, layers: tuple[int, ...]) -> None:
+    assert parse_pipeline_layout(text, "key", LAYOUT_SYMBOLS) == layers
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(0, 2))
-def test_a_drawing_is_read_as_it_was_drawn(layers: list[int], prediction: int) -> None:
-    assert stages_of(drawing_of(tuple(layers), prediction)) == tuple(layers)
+def test_pipeline_layout_strings_round_trip(layers: list[int], prediction: int) -> None:
+    assert parse_pipeline_layout(format_pipeline_layout(tuple(layers), prediction), "key") == tuple(layers)
 
 
 FIELDS = draws(

@@ -21,7 +21,7 @@ from meshwright.recipes.key_maps import (
     to_foreign,
     words,
 )
-from meshwright.recipes.key_maps.composite_keys import dispatcher_keys, recompute_keys
+from meshwright.recipes.key_maps.shared_composite_keys import dispatcher_keys, recompute_keys
 from meshwright.recipes.key_maps.value_maps import PRECISION_NAMES
 from meshwright.recipes.overrides import native_key
 

@@ -17,7 +17,7 @@ from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.trainer import Arguments, is_on, open_referenced_file, parse_arguments, program_fields
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.recipes.key_maps import words
-from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, MEGATRON, ZERO, kind_of, sharding
+from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, MEGATRON, ZERO, distributed_type, sharding_strategy
 from meshwright.recipes.types import Engine, Recipe
 from meshwright.rules.rule import Finding
 
@@ -86,7 +86,7 @@ def _options(one: LaunchCommand) -> Iterator[tuple[str, SourcedValue]]:
 
 def _parsed(content: Content, said: Settings, asked: GpuRequest, given: Arguments) -> ParsedConfig:
     settings = normal(said)
-    kind, program = kind_of({key: each.value for key, each in settings.items()}), program_fields(given)
+    kind, program = distributed_type({key: each.value for key, each in settings.items()}), program_fields(given)
     own: dict[str, Any] = {**_formats(kind, settings), **program.field_values}
     if kind == "MEGATRON_LM" and str(getattr(settings.get(SHARED), "value", "")).lower() != "true":
         own["kernels.overlap_param_gather"] = False
@@ -251,7 +251,7 @@ def copies(settings: Settings, on: Cluster) -> int:
     if value_or_default(TABLE, settings, f"{FSDP}fsdp_version") not in (1, "1"):
         return 1
     try:
-        way = sharding(str(value_or_default(TABLE, settings, f"{FSDP}fsdp_sharding_strategy")))
+        way = sharding_strategy(str(value_or_default(TABLE, settings, f"{FSDP}fsdp_sharding_strategy")))
     except InputError:
         return 1
     return on.nodes if way.startswith("HYBRID") else 1

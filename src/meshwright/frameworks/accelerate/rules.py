@@ -13,13 +13,13 @@ from meshwright.frameworks.accelerate.keys import READS, spell
 from meshwright.frameworks.accelerate.parse import GPU_KINDS
 from meshwright.frameworks.common import as_int, is_int
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
-from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, KINDS, MEGATRON, ZERO, kind_of, sharding
+from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, DISTRIBUTED_TYPES, MEGATRON, ZERO, distributed_type, sharding_strategy
 
 SAGEMAKER = "AMAZON_SAGEMAKER"
 
 
 def _kind(ctx: RuleContext) -> str:
-    return kind_of({"distributed_type": ctx.get("distributed_type", "NO")})
+    return distributed_type({"distributed_type": ctx.get("distributed_type", "NO")})
 
 
 def _is_on(ctx: RuleContext, key: str) -> bool:
@@ -71,7 +71,7 @@ def _machines(ctx: RuleContext) -> Iterator[Problem]:
 def _nobody_to_meet(ctx: RuleContext) -> Problem | None:
     machines = _as_int(ctx, "num_machines") or 1
     by_hosts = _kind(ctx) == "DEEPSPEED" and ctx.get(f"{ZERO}deepspeed_multinode_launcher") != "standard"
-    if machines < 2 or ctx.is_set("main_process_ip") or by_hosts or _kind(ctx) not in KINDS[:5]:
+    if machines < 2 or ctx.is_set("main_process_ip") or by_hosts or _kind(ctx) not in DISTRIBUTED_TYPES[:5]:
         return None
     known = _from_command(ctx)
     return Problem(
@@ -87,7 +87,7 @@ def _how_many(ctx: RuleContext) -> Iterator[Problem]:
     kind, processes = _kind(ctx), _as_int(ctx, "num_processes")
     said = ctx.parsed.settings.get("distributed_type")
     in_file = said is not None and said.file.endswith((".yaml", ".yml"))
-    if in_file and _from_command(ctx) and not ctx.is_set("num_processes") and kind in KINDS[1:5]:
+    if in_file and _from_command(ctx) and not ctx.is_set("num_processes") and kind in DISTRIBUTED_TYPES[1:5]:
         yield Problem("num_processes is said nowhere", (spell("num_processes", 8),), key="distributed_type")
     if said is not None and kind == "NO" and processes is not None and processes > 1:
         yield Problem(
@@ -149,7 +149,7 @@ def _unused_section(ctx: RuleContext) -> Iterator[Problem]:
     kind = _kind(ctx)
     for owner, section in READS.items():
         keys = [key for key in ctx.keys_under(section) if key != section]
-        if keys and kind != owner and kind in KINDS:
+        if keys and kind != owner and kind in DISTRIBUTED_TYPES:
             yield Problem(
                 f"distributed_type {kind} reads nothing of {section}", (spell("distributed_type", owner),), key=keys[0]
             )
@@ -202,7 +202,7 @@ def _of_fsdp1(ctx: RuleContext) -> Iterator[Problem]:
     key = f"{FSDP}fsdp_sharding_strategy"
     if ctx.is_set(key):
         try:
-            way = sharding(str(ctx.get(key)))
+            way = sharding_strategy(str(ctx.get(key)))
         except InputError:
             way = "FULL_SHARD"
         freed = way in ("FULL_SHARD", "HYBRID_SHARD")
@@ -226,7 +226,7 @@ def _of_fsdp2(ctx: RuleContext) -> Problem | None:
     said = str(ctx.get(key)).upper()
     meant = {"TRUE": "FULL_SHARD", "FALSE": "SHARD_GRAD_OP"}.get(said, said)
     try:
-        if sharding(meant) == sharding(str(ctx.get(f"{FSDP}fsdp_sharding_strategy"))):
+        if sharding_strategy(meant) == sharding_strategy(str(ctx.get(f"{FSDP}fsdp_sharding_strategy"))):
             return None
     except InputError:
         pass

@@ -11,7 +11,7 @@ from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
 from meshwright.frameworks.types import ExportedConfig, Program
 from meshwright.models import ModelSpec
-from meshwright.recipes.key_maps.accelerate import AXIS, ROTATIONS, ZERO
+from meshwright.recipes.key_maps.accelerate import AXIS, CP_COMM_STRATEGIES, ZERO
 from meshwright.recipes.types import Recipe
 
 KEEP = ("fsdp_config.fsdp_version", "fsdp_config.fsdp_reshard_after_forward", "deepspeed_config.zero_stage")
@@ -30,7 +30,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         raise InputError(
             "FSDP2 there needs ranks beside those of tensor parallelism", field="layout.tp", value=layout.tp
         )
-    if layout.cp > 1 and layout.cp_comm not in ROTATIONS.values():
+    if layout.cp > 1 and layout.cp_comm not in CP_COMM_STRATEGIES.values():
         raise InputError("torch gathers keys and values or rotates them", field="layout.cp_comm", value=layout.cp_comm)
     settings, unsaid = to_settings(
         framework, recipe, [key for key in relevant_fields(recipe, model) if key not in FOLLOWS]

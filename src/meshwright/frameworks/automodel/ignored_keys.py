@@ -10,20 +10,20 @@ from meshwright.frameworks.automodel.extra_keys import INSTEAD, SCHEDULES, TOP
 from meshwright.frameworks.automodel.format_override import spell
 from meshwright.frameworks.automodel.values import strategy_of
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
-from meshwright.recipes.key_maps.automodel import OPTIONS, SIZES
+from meshwright.recipes.key_maps.automodel import STRATEGY_OPTIONS, PARALLEL_AXES
 
 
 def _strategy_unknown(ctx: RuleContext) -> Problem | None:
     if strategy_of(ctx.parsed.settings) or is_open(ctx, "distributed.strategy"):
         return None
     name = str(ctx.get("distributed.strategy"))
-    near = closest(name, tuple(OPTIONS), 1) or ["fsdp2"]
+    near = closest(name, tuple(STRATEGY_OPTIONS), 1) or ["fsdp2"]
     fix = (spell("distributed.strategy", near[0]),)
     return Problem(f"there is no strategy {name}; there are fsdp2, megatron_fsdp (mfsdp) and ddp", fix)
 
 
 def _below_one(ctx: RuleContext) -> Iterator[Problem]:
-    for name in (*SIZES, "dp", "dp_replicate"):
+    for name in (*PARALLEL_AXES, "dp", "dp_replicate"):
         value = ctx.get(f"distributed.{name}_size")
         if ctx.is_set(f"distributed.{name}_size") and type(value) is int and value < 1:
             meant = "none" if name == "dp" else 1
@@ -129,7 +129,7 @@ BEFORE = (
     FrameworkRule(
         "automodel.size-below-one",
         "warning",
-        tuple(f"distributed.{name}_size" for name in (*SIZES, "dp", "dp_replicate")),
+        tuple(f"distributed.{name}_size" for name in (*PARALLEL_AXES, "dp", "dp_replicate")),
         _below_one,
         symptom="the run starts with another layout than the file seems to ask for",
         cause="sizes below one are read as one, or as unset, without a message",

@@ -10,7 +10,7 @@ from meshwright.frameworks.automodel.extra_keys import NARROW
 from meshwright.frameworks.automodel.format_override import spell
 from meshwright.frameworks.automodel.values import strategy_of
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
-from meshwright.recipes.key_maps.automodel import COMMON, OPTIONS, SIZES
+from meshwright.recipes.key_maps.automodel import COMMON_OPTIONS, STRATEGY_OPTIONS, PARALLEL_AXES
 
 REFUSED = {
     "ddp": ("tp", "pp", "cp", "ep"),
@@ -36,13 +36,13 @@ def _not_its_option(ctx: RuleContext) -> Iterator[Problem]:
     strategy = strategy_of(ctx.parsed.settings)
     if not strategy:
         return
-    of_others = {option for options in OPTIONS.values() for option in options} - {*OPTIONS[strategy], *COMMON}
+    of_others = {option for options in STRATEGY_OPTIONS.values() for option in options} - {*STRATEGY_OPTIONS[strategy], *COMMON_OPTIONS}
     told: set[str] = set()
     for key in ctx.keys_under("distributed"):
         option = key.removeprefix("distributed.").split(".")[0].split("[")[0]
         if option in of_others and option not in told:
             told.add(option)
-            owner = next(name for name, options in OPTIONS.items() if option in options)
+            owner = next(name for name, options in STRATEGY_OPTIONS.items() if option in options)
             yield Problem(
                 f"{option} is no option of the {strategy} strategy, whatever its value",
                 (spell("distributed.strategy", owner),),
@@ -88,7 +88,7 @@ def _data_ranks(ctx: RuleContext) -> int | None:
 
 def _mesh(ctx: RuleContext) -> Problem | None:
     world, ranks = _world(ctx), _model_ranks(ctx)
-    if world is None or is_open(ctx, *(f"distributed.{name}_size" for name in (*SIZES, "dp"))):
+    if world is None or is_open(ctx, *(f"distributed.{name}_size" for name in (*PARALLEL_AXES, "dp"))):
         return None
     said = as_int(ctx, "distributed.dp_size")
     if said is None:
@@ -348,7 +348,7 @@ MESH = (
     FrameworkRule(
         "automodel.name-differs",
         "warning",
-        tuple(f"distributed.{name}_size" for name in SIZES),
+        tuple(f"distributed.{name}_size" for name in PARALLEL_AXES),
         _name_differs,
         symptom="a run of another layout than its name promises",
         cause="the file was copied and only one of the two was changed",

@@ -13,8 +13,8 @@ from meshwright.frameworks.automodel.extra_keys import INSTEAD, STRATEGIES, TOP
 from meshwright.frameworks.common import is_int
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.recipes.key_maps import ConfigKey, joints, words
-from meshwright.recipes.key_maps.automodel import SIZES
-from meshwright.recipes.key_maps.value_maps import SCHEDULES as OURS
+from meshwright.recipes.key_maps.automodel import PARALLEL_AXES
+from meshwright.recipes.key_maps.value_maps import PIPELINE_SCHEDULES as OURS
 
 TABLE = "automodel"
 
@@ -153,7 +153,7 @@ def _put_right(key: str, said: SourcedValue) -> SourcedValue:
     if key == "distributed.pipeline.pp_schedule" and not said.unresolved:
         return msgspec.structs.replace(said, value=_schedule(value))
     below = is_int(value) and value < 1
-    if below and key in {*(f"distributed.{name}_size" for name in SIZES), "distributed.dp_replicate_size"}:
+    if below and key in {*(f"distributed.{name}_size" for name in PARALLEL_AXES), "distributed.dp_replicate_size"}:
         return msgspec.structs.replace(said, value=1)
     if below and key == "distributed.dp_size":
         return msgspec.structs.replace(said, value=None)

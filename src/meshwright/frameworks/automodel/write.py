@@ -13,8 +13,13 @@ from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, va
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import words
-from meshwright.recipes.key_maps.automodel import COMMON, OPTIONS
-from meshwright.recipes.key_maps.automodel_composite_keys import CHAT, COLUMNS, MOCK, TOKENS
+from meshwright.recipes.key_maps.automodel import COMMON_OPTIONS, STRATEGY_OPTIONS
+from meshwright.recipes.key_maps.automodel_composite_keys import (
+    CHAT_DATASET,
+    COLUMN_DATASET,
+    MOCK_DATASET,
+    TOKEN_DATASET,
+)
 from meshwright.recipes.types import Recipe, recipe_fields
 
 RECIPES = {False: "TrainFinetuneRecipeForNextTokenPrediction", True: "FinetuneRecipeForVLM"}
@@ -101,7 +106,7 @@ def _completed(kept: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator
     if any(key.startswith("distributed.mp_policy.") for key in kept):
         found |= {key: settings[key] for key in settings if key.startswith("distributed.mp_policy.")}
         found |= {**POLICY, "distributed.mp_policy.output_dtype": found["distributed.mp_policy.param_dtype"]}
-    if found.get("dataset._target_") == MOCK:
+    if found.get("dataset._target_") == MOCK_DATASET:
         found["dataset.batch_size"] = found["step_scheduler.local_batch_size"]
     if isinstance(alpha := found.get("peft.alpha"), float) and alpha.is_integer():
         found["peft.alpha"] = int(alpha)
@@ -115,11 +120,11 @@ def _has_torchao(recipe: Recipe) -> bool:
 
 def _of_strategy(settings: Mapping[str, Any], recipe: Recipe, lost: list[UnmappedField]) -> Iterator[tuple[str, Any]]:
     """Settings that the strategy takes: one option too many, and it refuses the file."""
-    strategy = recipe.layout.strategy if recipe.layout.strategy in OPTIONS else "fsdp2"
+    strategy = recipe.layout.strategy if recipe.layout.strategy in STRATEGY_OPTIONS else "fsdp2"
     table = words("automodel")
     for key, value in settings.items():
         option = key.removeprefix("distributed.").split(".")[0]
-        if not key.startswith("distributed.") or option in (*COMMON, *OPTIONS[strategy]):
+        if not key.startswith("distributed.") or option in (*COMMON_OPTIONS, *STRATEGY_OPTIONS[strategy]):
             if key != "distributed.moe.reshard_after_forward":
                 yield key, value
             continue
@@ -176,10 +181,10 @@ def _data_keys(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
     mock = data.dataset == "mock"
     if mock:
         found |= BENCHMARK if recipe.benchmark and not data.images else {}
-        found |= {"dataset._target_": MOCK, "dataset.vocab_size": model.vocab, "dataset.num_samples": 1_000_000}
+        found |= {"dataset._target_": MOCK_DATASET, "dataset.vocab_size": model.vocab, "dataset.num_samples": 1_000_000}
         found["dataloader.batch_size"] = None
     elif recipe.goal == "pretrain":
-        found |= {"dataset._target_": TOKENS, "dataset.splits_to_build": "train"}
+        found |= {"dataset._target_": TOKEN_DATASET, "dataset.splits_to_build": "train"}
         found["dataloader.collate_fn"] = "torch.utils.data.default_collate"
     else:
         found["dataset.truncation"] = True
@@ -187,7 +192,7 @@ def _data_keys(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
         found["dataloader.collate_fn"] = f"{COLLATERS}.{thd}"
     if data.validation and not mock and recipe.goal != "pretrain":
         place = "/" in data.validation or "." in data.validation
-        kind = COLUMNS if data.columns else CHAT
+        kind = COLUMN_DATASET if data.columns else CHAT_DATASET
         found |= {
             "validation_dataset._target_": kind,
             "validation_dataset.path_or_dataset_id": data.validation if place else data.dataset,

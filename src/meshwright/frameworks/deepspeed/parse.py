@@ -16,7 +16,7 @@ from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.trainer import Arguments, open_referenced_file, parse_arguments, program_fields
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.recipes.key_maps import words
-from meshwright.recipes.key_maps.deepspeed import RETIRED_OPTIMIZERS
+from meshwright.recipes.key_maps.deepspeed import REMOVED_OPTIMIZERS
 from meshwright.recipes.types import Recipe, recipe_fields
 from meshwright.recipes.values import bare_type
 from meshwright.rules.rule import Finding
@@ -149,7 +149,7 @@ def normal(settings: Settings) -> dict[str, SourcedValue]:
     """Settings as the table knows them: sections that are gone as one key, auto as open, 2e8 as a whole number."""
     found: dict[str, SourcedValue] = {}
     kind = settings.get("optimizer.type")
-    retired = kind is not None and kind.value in RETIRED_OPTIMIZERS  # its params went with it
+    retired = kind is not None and kind.value in REMOVED_OPTIMIZERS  # its params went with it
     for key, said in settings.items():
         top = key.split(".")[0]
         if retired and key.startswith("optimizer.params.") and key not in words(TABLE):

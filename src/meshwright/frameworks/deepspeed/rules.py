@@ -12,7 +12,7 @@ from meshwright.frameworks.deepspeed.keys import REFUSING, SECTIONS, is_section,
 from meshwright.frameworks.deepspeed.parse import BATCH, FROM_TRAINER, data_ranks, sizes
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
 from meshwright.recipes.key_maps import words
-from meshwright.recipes.key_maps.deepspeed import NATIVE, OTHER_SCHEDULES, SCHEDULES, TORCH
+from meshwright.recipes.key_maps.deepspeed import DEEPSPEED_OPTIMIZERS, UNMAPPED_LR_SCHEDULERS, LR_SCHEDULERS, TORCH_OPTIMIZERS
 
 ZERO = "zero_optimization."
 STAGE = "zero_optimization.stage"
@@ -194,7 +194,7 @@ def _optimizer(ctx: RuleContext) -> str:
 def _untested(ctx: RuleContext) -> Problem | None:
     name = _optimizer(ctx)
     fine = ("adam", "adamw", "adagrad", "lion", "muon")
-    known = name in TORCH or name.lower() in {each.lower() for each in NATIVE}
+    known = name in TORCH_OPTIMIZERS or name.lower() in {each.lower() for each in DEEPSPEED_OPTIMIZERS}
     if not known or name.lower() in fine or not _stage(ctx) or _is_on(ctx, "zero_allow_untested_optimizer"):
         return None
     return Problem(
@@ -261,7 +261,7 @@ def _slow_on_host(ctx: RuleContext) -> Problem | None:
             (spell("optimizer.params.torch_adam", None),),
             key="optimizer.params.torch_adam",
         )
-    if name in {each.lower() for each in TORCH}:
+    if name in {each.lower() for each in TORCH_OPTIMIZERS}:
         return Problem(
             f"{_optimizer(ctx)} has no version for the host: torch's runs there, slowly",
             (spell("optimizer.type", "AdamW"),),
@@ -274,9 +274,9 @@ def _scheduler(ctx: RuleContext) -> Iterator[Problem]:
     name, params = ctx.get("scheduler.type"), "scheduler.params."
     if not isinstance(name, str):
         return
-    torch = name.endswith(("LR", "Scheduler", "Restarts", "OnPlateau")) and name not in SCHEDULES
-    if name not in SCHEDULES and name not in OTHER_SCHEDULES and not torch:
-        near = closest(name, (*SCHEDULES, *OTHER_SCHEDULES), 1)
+    torch = name.endswith(("LR", "Scheduler", "Restarts", "OnPlateau")) and name not in LR_SCHEDULERS
+    if name not in LR_SCHEDULERS and name not in UNMAPPED_LR_SCHEDULERS and not torch:
+        near = closest(name, (*LR_SCHEDULERS, *UNMAPPED_LR_SCHEDULERS), 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         yield Problem(
             f"there is no scheduler {name}{hint}",

@@ -11,7 +11,7 @@ from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
 from meshwright.frameworks.types import ExportedConfig, Program
 from meshwright.models import ModelSpec
-from meshwright.recipes.key_maps.deepspeed import stage_of
+from meshwright.recipes.key_maps.deepspeed import zero_stage
 from meshwright.recipes.types import Recipe
 
 FILE = "ds_config.json"
@@ -24,7 +24,7 @@ ORDER = (
 
 
 def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
-    stage_of(recipe)  # a strategy without a stage is refused, not written as another
+    zero_stage(recipe)  # a strategy without a stage is refused, not written as another
     settings, unsaid = to_settings(framework, recipe, relevant_fields(recipe, model))
     steps = _micro_batches(recipe, on)
     if recipe.layout.tp > 1:  # train_batch_size would count its ranks as well

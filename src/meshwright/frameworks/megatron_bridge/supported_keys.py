@@ -11,13 +11,13 @@ from meshwright.frameworks.megatron_bridge.parsed_config import value
 from meshwright.frameworks.types import SourcedValue
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import words
-from meshwright.recipes.key_maps.composite_keys import recompute_keys
-from meshwright.recipes.key_maps.megatron_bridge import LATENT, MODULES
-from meshwright.recipes.key_maps.value_maps import ADAPTED
+from meshwright.recipes.key_maps.megatron_bridge import MLA_MODULES, RECOMPUTE_MODULES
+from meshwright.recipes.key_maps.shared_composite_keys import recompute_keys
+from meshwright.recipes.key_maps.value_maps import LORA_TARGETS
 from meshwright.recipes.types import Recipe
 
-OUR_MODULES = MODULES[: MODULES.index("mhc")]
-LINEARS = {**ADAPTED, **LATENT}
+OUR_MODULES = RECOMPUTE_MODULES[: RECOMPUTE_MODULES.index("mhc")]
+LINEARS = {**LORA_TARGETS, **MLA_MODULES}
 RECOMPUTE = ("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers")
 
 
@@ -30,10 +30,10 @@ def readable(settings: dict[str, SourcedValue], base: Recipe, model: ModelSpec |
 
     modules = value(found, "model.recompute_modules")
     if isinstance(modules, list):
-        put("model.recompute_modules", [one for one in modules if one not in MODULES or one in OUR_MODULES])
+        put("model.recompute_modules", [one for one in modules if one not in RECOMPUTE_MODULES or one in OUR_MODULES])
     targets = value(found, "peft.target_modules")
     if isinstance(targets, list) and all(one in LINEARS for one in targets):
-        back = {ours: theirs for theirs, ours in ADAPTED.items()}
+        back = {ours: theirs for theirs, ours in LORA_TARGETS.items()}
         put("peft.target_modules", list(dict.fromkeys(back[LINEARS[one]] for one in targets)))
     elif isinstance(targets, list) and any("*" in str(one) or "." in str(one) for one in targets):
         del found["peft.target_modules"]

@@ -18,7 +18,7 @@ from meshwright.frameworks.model_match import named
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import words
-from meshwright.recipes.key_maps.megatron_composite_keys import blend_of
+from meshwright.recipes.key_maps.megatron_lm_composite_keys import parse_blend
 from meshwright.recipes.types import Recipe
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _data(settings: Settings) -> Iterator[tuple[str, Any]]:
     said = settings.get("data_path") or settings.get("train_data_path")
     if said is None or said.unresolved or "mock_data" in settings or not isinstance(said.value, list):
         return
-    dataset, blend = blend_of(said.value)
+    dataset, blend = parse_blend(said.value)
     if blend:
         yield "data.blend", blend
     elif dataset:

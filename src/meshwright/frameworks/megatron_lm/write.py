@@ -16,8 +16,8 @@ from meshwright.frameworks.megatron_lm.techniques import OF_EXPERTS, OFFLOAD_V1,
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import words
-from meshwright.recipes.key_maps.megatron_composite_keys import drawing_of
-from meshwright.recipes.key_maps.megatron_lm import GROUPS
+from meshwright.recipes.key_maps.megatron_lm import SCRIPT_ARRAYS
+from meshwright.recipes.key_maps.megatron_lm_composite_keys import format_pipeline_layout
 from meshwright.recipes.types import Recipe
 
 KEEP = (
@@ -68,7 +68,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         **dict(_needed(recipe, model)),
     }
     if recipe.layout.stage_layers and model.mtp_layers and recipe.train.mtp_loss:
-        flags["pipeline_model_parallel_layout"] = drawing_of(recipe.layout.stage_layers, model.mtp_layers)
+        flags["pipeline_model_parallel_layout"] = format_pipeline_layout(recipe.layout.stage_layers, model.mtp_layers)
     if model.moe is None:
         flags.pop("expert_tensor_parallel_size", None)
     said = {key: value for key, value in flags.items() if value is not None and value is not False}
@@ -233,8 +233,8 @@ def _quoted(words: list[str]) -> list[str]:
 
 def _groups(flags: Mapping[str, Any]) -> dict[str, list[str]]:
     """The flags by the array that they stand in, in the order of the table."""
-    home = {word.key: name for name, group in GROUPS.items() for word in group} | PLACES
-    found: dict[str, list[str]] = {name: [] for name in GROUPS}
+    home = {word.key: name for name, group in SCRIPT_ARRAYS.items() for word in group} | PLACES
+    found: dict[str, list[str]] = {name: [] for name in SCRIPT_ARRAYS}
     for key in flags:
         found[home.get(key, "GPT_MODEL_ARGS")].append(key)
     return {name: keys for name, keys in found.items() if keys}

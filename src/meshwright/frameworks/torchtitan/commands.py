@@ -14,7 +14,7 @@ from meshwright.frameworks.framework import Content, GpuRequest
 from meshwright.frameworks.torchtitan.format_override import flag, flag_released, flag_today
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.recipes.key_maps import words
-from meshwright.recipes.key_maps.torchtitan import IN_SAMPLES, IN_TOKENS
+from meshwright.recipes.key_maps.torchtitan import SAMPLE_KEYS, TOKEN_KEYS
 from meshwright.rules.rule import Finding
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def named_preset(run: Run, flags: Mapping[str, SourcedValue]) -> Named | None:
 
 def counts_samples(flags: Mapping[str, SourcedValue]) -> bool:
     """Whether a command of today counts its batch in samples, as the release 0.3.0 does."""
-    return any(key in flags for key in IN_SAMPLES) and not any(key in flags for key in IN_TOKENS)
+    return any(key in flags for key in SAMPLE_KEYS) and not any(key in flags for key in TOKEN_KEYS)
 
 
 def spelling(content: Content) -> Callable[[str, Any], str]:

@@ -14,7 +14,7 @@ from meshwright.frameworks.framework import ParsedConfig
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import words
-from meshwright.recipes.key_maps.torchtitan import LOCAL, SCHEDULE_NAMES, STEP
+from meshwright.recipes.key_maps.torchtitan import LOCAL_BATCH, SCHEDULE_NAMES, STEP_TOKENS
 from meshwright.recipes.types import Recipe
 
 FOLLOWS = (
@@ -134,7 +134,7 @@ def complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:
     if "training.global_batch_size" in settings:
         return recipe
     batch = _rank_batch(recipe, settings) * ranks
-    if STEP in settings:  # in whole batches of all ranks; a rule of theirs tells what is left over
+    if STEP_TOKENS in settings:  # in whole batches of all ranks; a rule of theirs tells what is left over
         batch *= max(1, round(recipe.train.global_batch_size / batch))
     return msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, global_batch_size=batch))
 
@@ -142,7 +142,7 @@ def complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:
 def _rank_batch(recipe: Recipe, settings: Settings) -> int:
     """Samples of one data-parallel rank in a step where the global batch is not said."""
     pipelined = recipe.layout.pp > 1
-    if "config" in settings and LOCAL not in settings:
+    if "config" in settings and LOCAL_BATCH not in settings:
         micro_batches = number(settings, "parallelism.num_pp_microbatches") if pipelined else 1
         return recipe.layout.micro_batch_size * max(1, micro_batches)
-    return max(1, number(settings, LOCAL, 8)) if pipelined else recipe.layout.micro_batch_size
+    return max(1, number(settings, LOCAL_BATCH, 8)) if pipelined else recipe.layout.micro_batch_size

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.recipes.key_maps.torchtitan import CONTEXT, LOCAL, MICRO, STEP, TOKENS
+from meshwright.recipes.key_maps.torchtitan import (
+    CONTEXT_LENGTH,
+    LOCAL_BATCH,
+    MICRO_BATCH,
+    MICRO_BATCH_TOKENS,
+    STEP_TOKENS,
+)
 
 
 def flag(key: str, value: Any) -> str:
@@ -21,7 +27,7 @@ def flag(key: str, value: Any) -> str:
 
 GROUP = "optimizer.param_groups.0.optimizer_kwargs"
 RENAMED = {
-    "training.seq_len": CONTEXT,
+    "training.seq_len": CONTEXT_LENGTH,
     "training.dataset": "dataloader.dataset",
     "optimizer.lr": f"{GROUP}.lr",
     "optimizer.eps": f"{GROUP}.eps",
@@ -34,14 +40,14 @@ RENAMED = {
     "validation.steps": "validator.steps",
 }
 """Settings of the 0.2 line with their names of today."""
-SAMPLES = {LOCAL: TOKENS, MICRO: TOKENS, "training.global_batch_size": STEP}
+SAMPLES = {LOCAL_BATCH: MICRO_BATCH_TOKENS, MICRO_BATCH: MICRO_BATCH_TOKENS, "training.global_batch_size": STEP_TOKENS}
 """Settings that were counted in samples and are counted in tokens today."""
 
 
 def flag_today(key: str, value: Any) -> str:
     """A setting as a command of today says it."""
     if key in SAMPLES and value is not None:
-        return f"--{SAMPLES[key]}=$(({value} * LENGTH)), where LENGTH is --{CONTEXT}"
+        return f"--{SAMPLES[key]}=$(({value} * LENGTH)), where LENGTH is --{CONTEXT_LENGTH}"
     return _renamed(RENAMED.get(key, key), value)
 
 

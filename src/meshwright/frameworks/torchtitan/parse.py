@@ -17,7 +17,7 @@ from meshwright.frameworks.torchtitan.models import MODULES, PRESETS, flavor_mod
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import ConfigKey, words
-from meshwright.recipes.key_maps.torchtitan import CONTEXT, IN_SAMPLES, LOCAL, TOKENS
+from meshwright.recipes.key_maps.torchtitan import CONTEXT_LENGTH, LOCAL_BATCH, MICRO_BATCH_TOKENS, SAMPLE_KEYS
 from meshwright.rules.rule import Finding
 
 TABLE = "torchtitan"
@@ -189,12 +189,14 @@ def _unknown_preset(named: Named) -> Iterator[Finding]:
 def _in_samples(base: Mapping[str, SourcedValue]) -> dict[str, SourcedValue]:
     """The settings of a preset as 0.3.0 says them."""
     settings = dict(base)
-    tokens, context = settings.pop(TOKENS, None), settings.pop(CONTEXT, None)
+    tokens, context = settings.pop(MICRO_BATCH_TOKENS, None), settings.pop(CONTEXT_LENGTH, None)
     if context is not None:
         settings["training.seq_len"] = context
     if tokens is not None and context is not None:
         known = not tokens.unresolved and not context.unresolved
-        settings[LOCAL] = msgspec.structs.replace(tokens, value=tokens.value // context.value) if known else tokens
+        settings[LOCAL_BATCH] = (
+            msgspec.structs.replace(tokens, value=tokens.value // context.value) if known else tokens
+        )
     return settings
 
 
@@ -208,7 +210,7 @@ def _of_line(
         word = words(TABLE).get(key)
         if word is None and day == TODAY and OPEN.match(key):
             continue
-        if samples and key in IN_SAMPLES:
+        if samples and key in SAMPLE_KEYS:
             kept[key] = said
             continue
         if word is None or word.fate != "read" or not (why := _absent(word, day)):

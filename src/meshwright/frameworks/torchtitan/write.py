@@ -17,8 +17,15 @@ from meshwright.frameworks.torchtitan.rules.layout import WITHOUT_CONTEXT, WITHO
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import words
-from meshwright.recipes.key_maps.torchtitan import CONTEXT, LOCAL, MICRO, OWN_ASSETS, STEP, TOKENS
-from meshwright.recipes.key_maps.value_maps import SCHEDULES
+from meshwright.recipes.key_maps.torchtitan import (
+    CONTEXT_LENGTH,
+    DEFAULT_ASSETS,
+    LOCAL_BATCH,
+    MICRO_BATCH,
+    MICRO_BATCH_TOKENS,
+    STEP_TOKENS,
+)
+from meshwright.recipes.key_maps.value_maps import PIPELINE_SCHEDULES
 from meshwright.recipes.types import Recipe, recipe_fields
 
 FILE = "config.toml"
@@ -35,7 +42,7 @@ KEEP = frozenset(
     )
 ) | {
     "optimizer.name", "optimizer.lr", "lr_scheduler.warmup_steps", "lr_scheduler.decay_type",
-    "lr_scheduler.min_lr_factor", "training.dataset", LOCAL, "training.global_batch_size", "training.seq_len",
+    "lr_scheduler.min_lr_factor", "training.dataset", LOCAL_BATCH, "training.global_batch_size", "training.seq_len",
     "training.steps", "checkpoint.enable", "checkpoint.interval", "activation_checkpoint.mode", "compile.enable",
 }  # fmt: skip
 SPLIT = "parallelism.pipeline_parallel_"
@@ -110,7 +117,9 @@ def _settings(
     ranks = _ranks(recipe, on)
     settings |= _batch(recipe, ranks) | _stages(recipe, model) | _saved(recipe)
     settings["training.global_batch_size"] = recipe.train.global_batch_size
-    settings["model.hf_assets_path"] = recipe.data.tokenizer or OWN_ASSETS + (model.hf_id or model.name).split("/")[-1]
+    settings["model.hf_assets_path"] = (
+        recipe.data.tokenizer or DEFAULT_ASSETS + (model.hf_id or model.name).split("/")[-1]
+    )
     settings["debug.seed"] = recipe.train.seed
     settings["optimizer.name"] = "AdamW"
     if recipe.layout.recompute == "selective":
@@ -150,9 +159,9 @@ def _batch(recipe: Recipe, ranks: int) -> dict[str, Any]:
     """One forward per micro batch; with a pipeline, the whole batch of a rank goes through it at once."""
     micro, batch = recipe.layout.micro_batch_size, recipe.train.global_batch_size
     if recipe.layout.pp == 1:
-        return {LOCAL: micro}
+        return {LOCAL_BATCH: micro}
     local = batch // ranks if batch % (ranks * micro) == 0 else micro
-    return {LOCAL: local, MICRO: micro}
+    return {LOCAL_BATCH: local, MICRO_BATCH: micro}
 
 
 def _stages(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
@@ -173,7 +182,7 @@ def _stages(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
 
 
 def _schedule(recipe: Recipe) -> str:
-    return next(theirs for theirs, ours in SCHEDULES.items() if ours == recipe.layout.pp_schedule)
+    return next(theirs for theirs, ours in PIPELINE_SCHEDULES.items() if ours == recipe.layout.pp_schedule)
 
 
 def _parts(stages: tuple[int, ...]) -> list[list[str]]:
@@ -228,23 +237,23 @@ def _tokens(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]:
     """The batch as the main branch counts it."""
     layout, length = recipe.layout, recipe.data.seq_length
     found = {
-        TOKENS: layout.micro_batch_size * length,
-        CONTEXT: length,
-        STEP: recipe.train.global_batch_size * length,
+        MICRO_BATCH_TOKENS: layout.micro_batch_size * length,
+        CONTEXT_LENGTH: length,
+        STEP_TOKENS: recipe.train.global_batch_size * length,
     }
     if layout.pp > 1:
-        found["parallelism.num_pp_microbatches"] = settings[LOCAL] // layout.micro_batch_size
+        found["parallelism.num_pp_microbatches"] = settings[LOCAL_BATCH] // layout.micro_batch_size
     return found
 
 
 def _samples(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]:
     """The batch as 0.3.0 counts it."""
     found = {
-        LOCAL: settings[LOCAL],
+        LOCAL_BATCH: settings[LOCAL_BATCH],
         "training.seq_len": recipe.data.seq_length,
         "training.global_batch_size": recipe.train.global_batch_size,
     }
-    return found if recipe.layout.pp == 1 else {**found, MICRO: recipe.layout.micro_batch_size}
+    return found if recipe.layout.pp == 1 else {**found, MICRO_BATCH: recipe.layout.micro_batch_size}
 
 
 def _today(recipe: Recipe, preset: tuple[str, str], settings: dict[str, Any], batch: dict[str, Any]) -> list[str]:

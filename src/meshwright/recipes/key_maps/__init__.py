@@ -1,7 +1,9 @@
-"""Other frameworks' names for our fields: one table per framework, read in both directions.
+"""Key maps: which recipe field each config key of another framework sets, for reading and for writing.
 
-A row pairs one of our keys with one of theirs; keys that only make sense together stand in the framework's joints.
-Overrides understand the keys of all tables at once, so a key that two of them share means the same in both.
+One module per framework: `megatron_lm.py` maps Megatron-LM's flags, `torchtitan.py` torchtitan's TOML keys, and so on.
+Each has a table of single keys (`KEYS`) and a list of keys that are read together (`COMPOSITE_KEYS`, in
+`<framework>_composite_keys.py` where there are many). Overrides accept the keys of all frameworks at once, so a key
+that two frameworks share maps to the same field in both.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ Framework = Literal[
 ]
 FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
 IN_OVERRIDES = FRAMEWORKS[:5]
-"""Frameworks whose keys may be typed as overrides of a recipe."""
+"""Frameworks whose keys are accepted as overrides."""
 
 LEGACY = (
     ConfigKey("training.global_batch_size", "train.global_batch_size"),
@@ -47,26 +49,26 @@ LEGACY = (
     ConfigKey("training.train_iters", "train.steps"),
     ConfigKey("training.seq_length", "data.seq_length"),
 )
-"""Spellings that older guides teach; read as overrides, never written."""
+"""Keys from older guides: accepted as overrides, never written."""
 
 
 @cache
 def words(framework: str) -> dict[str, ConfigKey]:
-    """The table of a framework by their key."""
+    """Return the key map of a framework, by framework key, with the keys that extensions add."""
     known = {word.key: word for word in _module(framework).WORDS}
     for path, tables in extensions.tables("keys.toml"):
         for name in tables:
             if name.replace("-", "_") not in FRAMEWORKS:
                 raise extensions.invalid(path, str(unknown("framework", name, FRAMEWORKS)))
         added = tables.get(framework.replace("_", "-"), {})
-        if framework == "megatron_lm":  # its table has argparse names, not flags
+        if framework == "megatron_lm":  # its key map has argparse names, not flags
             added = {key.lstrip("-").replace("-", "_"): facts for key, facts in added.items()}
         extensions.add_new(known, path, _added(path, added), "key {}".format)
     return known
 
 
 def _added(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, ConfigKey]]:
-    """The keys that an extension adds to a framework."""
+    """Yield the keys that an extension adds to a framework."""
     for key, facts in table.items():
         try:
             renamed = {"own" if name == "field" else name: value for name, value in facts.items()}
@@ -77,7 +79,7 @@ def _added(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, ConfigKe
 
 @cache
 def joints(framework: str) -> tuple[CompositeKey, ...]:
-    """Keys of a framework that are read together."""
+    """Return the keys of a framework that are read together."""
     found: tuple[CompositeKey, ...] = _module(framework).JOINTS
     return found
 
@@ -90,7 +92,7 @@ def _module(framework: str) -> Any:
 
 @lru_cache(maxsize=1)
 def by_foreign_key() -> dict[str, ConfigKey]:
-    """The rows that overrides understand; a key that several frameworks have knows the values of all."""
+    """Return all keys accepted as overrides; a key shared by several frameworks accepts the values of each."""
     found: dict[str, ConfigKey] = {}
     for table in (*(words(framework).values() for framework in IN_OVERRIDES), LEGACY):
         for word in table:
@@ -104,9 +106,9 @@ def by_foreign_key() -> dict[str, ConfigKey]:
 
 @lru_cache(maxsize=1)
 def joint_of() -> dict[str, CompositeKey]:
-    """The group that each key belongs to which overrides read together with others."""
-    found = [joint for framework in reversed(IN_OVERRIDES) for joint in joints(framework)]
-    return {key: joint for joint in found for key in joint.keys if key not in RETIRED}
+    """Return the composite key that each override key belongs to."""
+    found = [composites for framework in reversed(IN_OVERRIDES) for composites in joints(framework)]
+    return {key: composites for composites in found for key in composites.keys if key not in RETIRED}
 
 
 @cache
@@ -115,13 +117,13 @@ def _by_own_key(framework: str) -> dict[str, ConfigKey]:
 
 
 def foreign_key(own: str, framework: str) -> str | None:
-    """Another framework's name for one of our keys, or None when it has no plain one."""
+    """Return a framework's key for a recipe field, or None if there is no single one."""
     word = _by_own_key(framework).get(own)
     return word.key if word else None
 
 
 def to_foreign(own: str, value: Any, framework: str) -> tuple[str, Any]:
-    """One of our settings in another framework's words: its key and its value."""
+    """Convert a recipe field and value to a framework's key and value."""
     if foreign_key(own, framework) is None:
         raise InputError(f"{framework} has no single key for {own}", field=own, value=value)
     word = _by_own_key(framework)[own]

@@ -1,4 +1,4 @@
-"""NeMo AutoModel's keys (commit 36044ad, 2026-08-22)."""
+"""Key map of NeMo AutoModel (commit 36044ad, 2026-08-22)."""
 
 from __future__ import annotations
 
@@ -7,47 +7,51 @@ from collections.abc import Mapping
 from meshwright.recipes.key_maps.automodel_composite_keys import DTYPES, JOINTS
 from meshwright.recipes.key_maps.key import ConfigKey, Values
 from meshwright.recipes.key_maps.value_maps import (
-    DECAYS,
+    DECAY_STYLES,
     NULL_IS_0,
     NULL_IS_TRUE,
-    ON,
+    PIPELINE_SCHEDULES,
     READ_NULL_AS_1,
-    SCHEDULES,
+    RECOMPUTE_SWITCH,
     STRATEGIES,
 )
 
-__all__ = ["COMMON", "JOINTS", "OPTIONS", "SIZES", "WORDS"]
+__all__ = ["COMMON_OPTIONS", "JOINTS", "PARALLEL_AXES", "STRATEGY_OPTIONS", "WORDS"]
 
-GATE: Values = {"float32": "fp32", "null": "bf16", "torch.float32": "fp32", "bfloat16": "bf16"}
-RECOMPUTE: Values = {**ON, "full": "full", "enabled": "full", "disabled": "none", "none": "none"}
-GROUPED: Values = {"torch_mm": "true", "torch": "false", "te": "true", "gmm": "true", "torch_mm_mxfp8": "true"}
-TEMPLATE: Values = {"null": ""}
+GATE_DTYPES: Values = {"float32": "fp32", "null": "bf16", "torch.float32": "fp32", "bfloat16": "bf16"}
+RECOMPUTE_VALUES: Values = {**RECOMPUTE_SWITCH, "full": "full", "enabled": "full", "disabled": "none", "none": "none"}
+EXPERT_BACKENDS: Values = {"torch_mm": "true", "torch": "false", "te": "true", "gmm": "true", "torch_mm_mxfp8": "true"}
+CHAT_TEMPLATE: Values = {"null": ""}
 
-SIZES = ("tp", "pp", "cp", "ep")
-FSDP2 = (
+PARALLEL_AXES = ("tp", "pp", "cp", "ep")
+FSDP2_OPTIONS = (
     "sequence_parallel", "tp_plan", "patch_is_packed_sequence", "mp_policy", "offload_policy", "autocast_dtype",
     "activation_checkpointing_scope", "defer_fsdp_grad_sync", "reshard_after_forward", "enable_async_tensor_parallel",
     "enable_compile", "enable_fsdp2_prefetch", "fsdp2_backward_prefetch_depth", "fsdp2_forward_prefetch_depth",
     "multimodal",
 )  # fmt: skip
-MEGATRON_FSDP = (
+MEGATRON_FSDP_OPTIONS = (
     "megatron_fsdp_unit_modules", "zero_dp_strategy", "init_fsdp_with_meta_device", "grad_reduce_in_fp32",
     "preserve_fp32_weights", "overlap_grad_reduce", "overlap_param_gather", "check_for_nan_in_grad",
     "report_nan_in_param_grad", "average_in_collective", "disable_bucketing", "calculate_per_token_loss",
     "keep_fp8_transpose_cache", "nccl_ub", "fsdp_double_buffer",
 )  # fmt: skip
-DDP = (
+DDP_OPTIONS = (
     "activation_checkpointing_scope", "broadcast_buffers", "find_unused_parameters", "static_graph", "bucket_cap_mb",
     "gradient_as_bucket_view", "autocast_dtype",
 )  # fmt: skip
-OPTIONS: Mapping[str, tuple[str, ...]] = {"fsdp2": FSDP2, "megatron_fsdp": MEGATRON_FSDP, "ddp": DDP}
-"""What each strategy's own part of the distributed section may say."""
-COMMON = (
+STRATEGY_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "fsdp2": FSDP2_OPTIONS,
+    "megatron_fsdp": MEGATRON_FSDP_OPTIONS,
+    "ddp": DDP_OPTIONS,
+}
+"""Options of the distributed section that each strategy accepts."""
+COMMON_OPTIONS = (
     "strategy", "dp_size", "dp_replicate_size", "tp_size", "pp_size", "cp_size", "ep_size", "pipeline", "moe",
     "activation_checkpointing", "_target_", "_recursive_", "_convert_",
 )  # fmt: skip
-TRUTHS = (
-    *(key for key in MEGATRON_FSDP[2:] if key != "grad_reduce_in_fp32"), *DDP[1:4], "gradient_as_bucket_view",
+BOOL_OPTIONS = (
+    *(key for key in MEGATRON_FSDP_OPTIONS[2:] if key != "grad_reduce_in_fp32"), *DDP_OPTIONS[1:4], "gradient_as_bucket_view",
     "patch_is_packed_sequence", "enable_fsdp2_prefetch",
 )  # fmt: skip
 
@@ -58,7 +62,7 @@ WORDS: tuple[ConfigKey, ...] = (
     ConfigKey("seed", "train.seed", default=42),
     ConfigKey("step_scheduler.global_batch_size", "train.global_batch_size", default=32),
     ConfigKey("step_scheduler.local_batch_size", "layout.micro_batch_size", default=1),
-    ConfigKey("step_scheduler.max_steps", "train.steps", note="unset: as many as num_epochs make"),
+    ConfigKey("step_scheduler.max_steps", "train.steps", note="unset: num_epochs"),
     ConfigKey("step_scheduler.num_epochs", default=10, takes="int"),
     ConfigKey("step_scheduler.val_every_steps", "train.eval_every", NULL_IS_0, default=None),
     ConfigKey("step_scheduler.ckpt_every_steps", "checkpoint.save_every", NULL_IS_0, default=100),
@@ -70,21 +74,19 @@ WORDS: tuple[ConfigKey, ...] = (
     ConfigKey("step_scheduler.start_step", default=0, takes="int"),
     ConfigKey("step_scheduler.start_epoch", default=0, takes="int"),
     ConfigKey("step_scheduler.preemption_signal", default="SIGTERM"),
-    ConfigKey(
-        "step_scheduler.dp_size", takes="int", fate="ignored", note="the data-parallel ranks follow from the mesh"
-    ),
-    ConfigKey("step_scheduler.dataloader", fate="ignored", note="the loader comes from its own section"),
+    ConfigKey("step_scheduler.dp_size", takes="int", fate="ignored", note="derived from the mesh"),
+    ConfigKey("step_scheduler.dataloader", fate="ignored", note="the dataloader has its own section"),
     ConfigKey(
         "step_scheduler.checkpoint_interval",
         fate="gone",
         instead="step_scheduler.ckpt_every_steps: 500",
-        note="guides name it, the section has no such field",
+        note="appears in guides, but the section has no such field",
     ),
     ConfigKey(
         "step_scheduler.grad_acc_steps",
         fate="gone",
         instead="step_scheduler.global_batch_size: 64",
-        note="accumulation follows from the global batch",
+        note="accumulation is derived from the global batch size",
     ),
     ConfigKey("dist_env.backend", default="nccl", takes="text"),
     ConfigKey("dist_env.timeout_minutes", default=1, takes="int"),
@@ -102,21 +104,23 @@ WORDS: tuple[ConfigKey, ...] = (
         "model.backend.attn",
         "kernels.attention",
         choices=("te", "sdpa", "flex", "eager", "tilelang", "cudnn", "magi"),
-        note="unset: te where it is installed, else sdpa",
+        note="unset: te if installed, else sdpa",
     ),
     ConfigKey("model.backend.linear", choices=("torch", "te", "quack")),
-    ConfigKey("model.backend.experts", "moe.grouped_gemm", GROUPED, default="torch_mm", choices=tuple(GROUPED)),
+    ConfigKey(
+        "model.backend.experts", "moe.grouped_gemm", EXPERT_BACKENDS, default="torch_mm", choices=tuple(EXPERT_BACKENDS)
+    ),
     ConfigKey(
         "model.backend.dispatcher",
         "moe.dispatcher",
         default="deepep",
         choices=("torch", "deepep", "hybridep", "uccl_ep", "mok"),
-        note="unset: deepep where it is installed",
+        note="unset: deepep if installed",
     ),
-    ConfigKey("model.backend.gate_precision", "moe.router_dtype", GATE, default=None),
+    ConfigKey("model.backend.gate_precision", "moe.router_dtype", GATE_DTYPES, default=None),
     ConfigKey("model.backend.fake_balanced_gate", "moe.force_balance", default=False),
     ConfigKey("model.backend.te_fp8.recipe", choices=("current", "block", "mxfp8")),
-    ConfigKey("model.backend.enable_deepep", takes="truth", note="old spelling of dispatcher: deepep"),
+    ConfigKey("model.backend.enable_deepep", takes="truth", note="old form of dispatcher: deepep"),
     ConfigKey(
         "distributed.strategy",
         "layout.strategy",
@@ -124,15 +128,23 @@ WORDS: tuple[ConfigKey, ...] = (
         default="fsdp2",
         choices=("fsdp2", "megatron_fsdp", "megatron-fsdp", "mfsdp", "ddp"),
     ),
-    ConfigKey("distributed.dp_size", default=None, note="unset: what the other degrees leave; a number is not checked"),
+    ConfigKey(
+        "distributed.dp_size",
+        default=None,
+        note="unset: derived from the other degrees; an explicit value is not checked",
+    ),
     ConfigKey("distributed.dp_replicate_size", "layout.dp_replicate", READ_NULL_AS_1, default=1),
     ConfigKey("distributed.tp_size", "layout.tp", READ_NULL_AS_1, default=1),
     ConfigKey("distributed.pp_size", "layout.pp", READ_NULL_AS_1, default=1),
     ConfigKey("distributed.cp_size", "layout.cp", READ_NULL_AS_1, default=1),
     ConfigKey("distributed.ep_size", "layout.ep", READ_NULL_AS_1, default=1),
-    ConfigKey("distributed.sequence_parallel", "layout.sp", default=False, note="fsdp2 only: a key too many elsewhere"),
+    ConfigKey("distributed.sequence_parallel", "layout.sp", default=False, note="fsdp2 only: rejected elsewhere"),
     ConfigKey(
-        "distributed.activation_checkpointing", "layout.recompute", RECOMPUTE, default=False, choices=tuple(RECOMPUTE)
+        "distributed.activation_checkpointing",
+        "layout.recompute",
+        RECOMPUTE_VALUES,
+        default=False,
+        choices=tuple(RECOMPUTE_VALUES),
     ),
     ConfigKey("distributed.activation_checkpointing_scope", default="all"),
     ConfigKey("distributed.defer_fsdp_grad_sync", "layout.defer_grad_sync", default=True),
@@ -155,9 +167,9 @@ WORDS: tuple[ConfigKey, ...] = (
     ConfigKey("distributed.zero_dp_strategy", default=3, takes="int"),
     ConfigKey("distributed.grad_reduce_in_fp32", default=False, takes="truth"),
     ConfigKey("distributed.bucket_cap_mb", default=None),
-    *(ConfigKey(f"distributed.{key}", takes="truth") for key in TRUTHS),
+    *(ConfigKey(f"distributed.{key}", takes="truth") for key in BOOL_OPTIONS),
     *(ConfigKey(f"distributed.{key}") for key in ("_target_", "_recursive_", "_convert_", "pipeline", "moe")),
-    ConfigKey("distributed.pipeline.pp_schedule", "layout.pp_schedule", SCHEDULES, default="1f1b"),
+    ConfigKey("distributed.pipeline.pp_schedule", "layout.pp_schedule", PIPELINE_SCHEDULES, default="1f1b"),
     ConfigKey("distributed.pipeline.pp_schedule_csv", default=None, takes="text"),
     ConfigKey("distributed.pipeline.pp_microbatch_size", takes="int", note="unset: 1"),
     ConfigKey(
@@ -165,10 +177,12 @@ WORDS: tuple[ConfigKey, ...] = (
         takes="int",
         fate="replaced",
         instead="step_scheduler.local_batch_size: 8",
-        note="the recipe puts step_scheduler.local_batch_size there",
+        note="overwritten with step_scheduler.local_batch_size",
     ),
     ConfigKey(
-        "distributed.pipeline.layers_per_stage", default=None, note="unset: two stages a rank where they interleave"
+        "distributed.pipeline.layers_per_stage",
+        default=None,
+        note="unset: two stages per rank with interleaved schedules",
     ),
     ConfigKey("distributed.pipeline.round_virtual_stages_to_pp_multiple", default=None, choices=("up", "down", "null")),
     ConfigKey("distributed.pipeline.module_fqns_per_model_part", default=None),
@@ -198,7 +212,7 @@ WORDS: tuple[ConfigKey, ...] = (
     ConfigKey("dataset.seq_len", "data.seq_length"),
     ConfigKey("dataset.seq_length", "data.seq_length"),
     ConfigKey("dataset.tokenizer.pretrained_model_name_or_path", "data.tokenizer", default=""),
-    ConfigKey("dataset.chat_template", "data.chat_template", TEMPLATE, default=None),
+    ConfigKey("dataset.chat_template", "data.chat_template", CHAT_TEMPLATE, default=None),
     ConfigKey("dataset.mask_history", default=False, takes="truth"),
     ConfigKey("packed_sequence.packed_sequence_size", default=0),
     ConfigKey("packed_sequence.pack_size", default=0),
@@ -238,7 +252,7 @@ WORDS: tuple[ConfigKey, ...] = (
     ConfigKey("optimizer.master_weights", takes="truth"),
     ConfigKey("optimizer.exp_avg_dtype", choices=tuple(DTYPES)),
     ConfigKey("clip_grad_norm.max_norm", default=1.0),
-    ConfigKey("lr_scheduler.lr_decay_style", "schedule.name", DECAYS, default="cosine"),
+    ConfigKey("lr_scheduler.lr_decay_style", "schedule.name", DECAY_STYLES, default="cosine"),
     ConfigKey("lr_scheduler.lr_warmup_steps", "schedule.warmup_steps"),
     ConfigKey("lr_scheduler.lr_decay_steps", "schedule.decay_steps", NULL_IS_0, default=None),
     ConfigKey("lr_scheduler.min_lr", "schedule.min_lr"),
@@ -253,7 +267,7 @@ WORDS: tuple[ConfigKey, ...] = (
     ConfigKey("checkpoint.model_save_format", default="safetensors", choices=("safetensors", "torch_save")),
     ConfigKey("checkpoint.save_consolidated", default="final", choices=("false", "final", "every", "true")),
     ConfigKey("checkpoint.is_async", "checkpoint.async_save", default=False),
-    ConfigKey("checkpoint.max_recent_checkpoints", "checkpoint.keep", note="unset: all are kept"),
+    ConfigKey("checkpoint.max_recent_checkpoints", "checkpoint.keep", note="unset: keep all"),
     ConfigKey("checkpoint.restore_from", default=None, takes="text"),
     *(
         ConfigKey(f"checkpoint.{key}")
@@ -269,7 +283,10 @@ WORDS: tuple[ConfigKey, ...] = (
     ),
     ConfigKey("checkpoint.best_metric_key", default="default", takes="text"),
     ConfigKey(
-        "checkpoint.load_base_model", fate="gone", instead="model.load_base_model: false", note="moved to the model"
+        "checkpoint.load_base_model",
+        fate="gone",
+        instead="model.load_base_model: false",
+        note="moved to the model section",
     ),
     ConfigKey("peft._target_", takes="text"),
     ConfigKey("peft.target_modules"),

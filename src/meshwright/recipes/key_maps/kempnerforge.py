@@ -1,4 +1,4 @@
-"""KempnerForge's keys (commit 5666d0d, 2026-06-30)."""
+"""Key map of KempnerForge (commit 5666d0d, 2026-06-30)."""
 
 from __future__ import annotations
 
@@ -6,16 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.recipes.key_maps import composite_keys
-from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey, MappedFields, Texts
-from meshwright.recipes.key_maps.value_maps import KEMPNER_DECAYS, LOSSES, NULL_IS_0, PRECISION_NAMES, ROUTERS, SAVES
+from meshwright.recipes.key_maps import shared_composite_keys as shared
+from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey, MappedFields, RawValues
+from meshwright.recipes.key_maps.value_maps import (
+    ASYNC_MODES,
+    KEMPNERFORGE_LOSSES,
+    KEMPNERFORGE_SCHEDULES,
+    NULL_IS_0,
+    PRECISION_NAMES,
+    ROUTER_TYPES,
+)
 from meshwright.recipes.types import Recipe
 
 WORDS: tuple[ConfigKey, ...] = (
     ConfigKey("model.dim", "architecture.hidden", default=4096),
     ConfigKey("model.n_layers", "architecture.layers", default=32),
     ConfigKey("model.n_heads", "architecture.heads", default=32),
-    ConfigKey("model.n_kv_heads", "architecture.kv_heads", default=None, note="unset means as many as n_heads"),
+    ConfigKey("model.n_kv_heads", "architecture.kv_heads", default=None, note="unset: n_heads"),
     ConfigKey("model.vocab_size", "architecture.vocab", default=32000),
     ConfigKey("model.ffn_dim_multiplier", default=1.0, takes="float", note="used while ffn_hidden_dim is unset"),
     ConfigKey("model.ffn_hidden_dim", "architecture.ffn", default=None),
@@ -32,7 +39,7 @@ WORDS: tuple[ConfigKey, ...] = (
     ConfigKey("model.num_experts", "architecture.experts", default=0),
     ConfigKey("model.moe_top_k", "architecture.topk", default=2),
     ConfigKey("model.moe_frequency", default=1, takes="int"),
-    ConfigKey("model.moe_router", "moe.balancing", ROUTERS, default="softmax_topk", choices=tuple(ROUTERS)),
+    ConfigKey("model.moe_router", "moe.balancing", ROUTER_TYPES, default="softmax_topk", choices=tuple(ROUTER_TYPES)),
     ConfigKey("model.moe_shared_experts", default=0, takes="int"),
     ConfigKey("model.moe_aux_loss_weight", "moe.aux_loss", default=0.01),
     ConfigKey("model.moe_capacity_factor", "moe.capacity_factor", default=0.0),
@@ -46,7 +53,10 @@ WORDS: tuple[ConfigKey, ...] = (
     ConfigKey("train.seq_len", "data.seq_length", default=2048),
     ConfigKey("train.max_steps", "train.steps", default=100000),
     ConfigKey(
-        "train.grad_accum_steps", default=1, takes="int", note="the global batch is batch_size × this × data ranks"
+        "train.grad_accum_steps",
+        default=1,
+        takes="int",
+        note="global batch = batch_size × grad_accum_steps × data-parallel ranks",
     ),
     ConfigKey("train.grad_clip_norm", "optimizer.clip_grad", default=1.0),
     ConfigKey("train.seed", "train.seed", default=42),
@@ -54,9 +64,15 @@ WORDS: tuple[ConfigKey, ...] = (
     ConfigKey("train.compile_model", "kernels.compile", default=True),
     ConfigKey("train.mixed_precision", default="bf16", choices=("bf16", "fp16", "fp32", "fp8")),
     ConfigKey("train.activation_checkpointing", "layout.recompute", default="none"),
-    ConfigKey("train.loss_fn", "kernels.loss", LOSSES, default="cross_entropy", choices=tuple(LOSSES)),
+    ConfigKey(
+        "train.loss_fn",
+        "kernels.loss",
+        KEMPNERFORGE_LOSSES,
+        default="cross_entropy",
+        choices=tuple(KEMPNERFORGE_LOSSES),
+    ),
     ConfigKey("train.z_loss_weight", "train.z_loss", default=0.0),
-    ConfigKey("train.ce_chunk_size", default=0, takes="int", note="0 means 4096"),
+    ConfigKey("train.ce_chunk_size", default=0, takes="int", note="0: 4096"),
     ConfigKey("train.shutdown_timeout_sec", "checkpoint.grace_s", default=600.0),
     ConfigKey("train.nccl_health_check_interval", default=0, takes="int"),
     ConfigKey(
@@ -74,17 +90,17 @@ WORDS: tuple[ConfigKey, ...] = (
     ConfigKey(
         "scheduler.name",
         "schedule.name",
-        KEMPNER_DECAYS,
+        KEMPNERFORGE_SCHEDULES,
         default="cosine",
         choices=("cosine", "linear", "wsd", "constant", "rex", "none"),
     ),
     ConfigKey("scheduler.warmup_steps", "schedule.warmup_steps", default=2000),
     ConfigKey("scheduler.decay_steps", "schedule.decay_steps", NULL_IS_0, default=None),
-    ConfigKey("scheduler.min_lr_ratio", default=0.1, takes="float", note="the last learning rate over the peak"),
+    ConfigKey("scheduler.min_lr_ratio", default=0.1, takes="float", note="final / peak learning rate"),
     ConfigKey("scheduler.stable_steps", default=None),
     ConfigKey("scheduler.wsd_decay_type", default="cosine", choices=("cosine", "linear", "sqrt")),
     ConfigKey("scheduler.rex_alpha", default=1.0, takes="float"),
-    ConfigKey("data.dataset_path", "data.dataset", {"": "mock"}, default="", note="empty means random tokens"),
+    ConfigKey("data.dataset_path", "data.dataset", {"": "mock"}, default="", note="empty: random tokens"),
     ConfigKey("data.file_pattern", default="*.npy", takes="text"),
     ConfigKey("data.tokenizer_path", "data.tokenizer", default=""),
     ConfigKey("data.num_workers", "data.workers", default=4),
@@ -110,8 +126,8 @@ WORDS: tuple[ConfigKey, ...] = (
     ConfigKey("distributed.dp_replicate", "layout.dp_replicate", default=1),
     ConfigKey("distributed.tp", "layout.tp", default=1),
     ConfigKey("distributed.pp", "layout.pp", default=1),
-    ConfigKey("distributed.cp", "layout.cp", default=1, note="counts in the arithmetic; no mesh axis is built for it"),
-    ConfigKey("distributed.ep", "layout.ep", default=1, note="a factor of the world size of its own"),
+    ConfigKey("distributed.cp", "layout.cp", default=1, note="part of the world-size check; no mesh axis is built"),
+    ConfigKey("distributed.ep", "layout.ep", default=1, note="a separate factor of the world size"),
     ConfigKey(
         "distributed.pp_schedule", "layout.pp_schedule", default="1f1b", choices=("1f1b", "gpipe", "interleaved_1f1b")
     ),
@@ -119,7 +135,9 @@ WORDS: tuple[ConfigKey, ...] = (
     ConfigKey("distributed.backend", default="cpu:gloo,cuda:nccl", takes="text"),
     ConfigKey("checkpoint.dir", takes="text"),
     ConfigKey("checkpoint.interval", "checkpoint.save_every", default=1000),
-    ConfigKey("checkpoint.async_mode", "checkpoint.async_save", SAVES, default="disabled", choices=tuple(SAVES)),
+    ConfigKey(
+        "checkpoint.async_mode", "checkpoint.async_save", ASYNC_MODES, default="disabled", choices=tuple(ASYNC_MODES)
+    ),
     ConfigKey("checkpoint.keep_last_n", "checkpoint.keep", default=3),
     ConfigKey("checkpoint.load_path", default=None),
     ConfigKey("checkpoint.export_dtype", default="bfloat16", takes="text"),
@@ -136,22 +154,22 @@ WORDS: tuple[ConfigKey, ...] = (
 )
 
 
-def _last_lr(given: Texts, recipe: Recipe) -> MappedFields:
-    ((key, text),) = given.items()
-    return MappedFields({"schedule.min_lr": repr(composite_keys.number(key, text) * recipe.optimizer.lr)})
+def _last_lr(raw: RawValues, recipe: Recipe) -> MappedFields:
+    ((key, text),) = raw.items()
+    return MappedFields({"schedule.min_lr": repr(shared.as_float(key, text) * recipe.optimizer.lr)})
 
 
 def _ratio(recipe: Recipe) -> Mapping[str, Any]:
     ratio = recipe.schedule.min_lr / recipe.optimizer.lr
     if ratio > 1:
-        raise InputError("min_lr_ratio is at most 1", field="schedule.min_lr")
+        raise InputError("must not exceed optimizer.lr: scheduler.min_lr_ratio is at most 1", field="schedule.min_lr")
     return {"scheduler.min_lr_ratio": ratio}
 
 
 def _precision(recipe: Recipe) -> Mapping[str, Any]:
     wanted = (recipe.precision.compute, recipe.precision.matmul)
     if wanted not in PRECISION_NAMES["kempnerforge"]:
-        raise InputError("train.mixed_precision has no word for it", field="precision.matmul")
+        raise InputError("has no equivalent in train.mixed_precision", field="precision.matmul")
     return {"train.mixed_precision": PRECISION_NAMES["kempnerforge"][wanted]}
 
 
@@ -164,15 +182,15 @@ JOINTS: tuple[CompositeKey, ...] = (
     CompositeKey(
         ("optimizer.betas",),
         ("optimizer.beta1", "optimizer.beta2"),
-        composite_keys.betas,
+        shared.betas,
         lambda recipe: {"optimizer.betas": [recipe.optimizer.beta1, recipe.optimizer.beta2]},
     ),
     CompositeKey(
         ("train.mixed_precision",),
         ("precision.compute", "precision.matmul"),
-        composite_keys.mixed_precision,
+        shared.mixed_precision,
         _precision,
     ),
-    CompositeKey(("eval.enabled", "eval.interval"), ("train.eval_every",), composite_keys.evaluation, _evaluation),
+    CompositeKey(("eval.enabled", "eval.interval"), ("train.eval_every",), shared.evaluation, _evaluation),
     CompositeKey(("scheduler.min_lr_ratio",), ("schedule.min_lr",), _last_lr, _ratio),
 )

@@ -1,4 +1,4 @@
-"""What a row of another framework's table is: one of its keys, what that means here, and how long it has existed."""
+"""Types of the key maps: one framework key, the recipe field it maps to, and the versions it exists in."""
 
 from __future__ import annotations
 
@@ -12,67 +12,76 @@ from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
 
 Values = Mapping[str, str]
-"""Their values with ours, the one to write first. Case does not matter in reading; what is not listed is the same."""
+"""Framework value → recipe value. Case-insensitive on reading; the first match is written; unlisted values are equal."""
 
 Fate = Literal["read", "ignored", "gone", "replaced"]
-"""What becomes of a key there: it does what it says; it is accepted and read by nothing; it is refused today; or its
-value is overwritten by another one."""
+"""What the framework does with a key: reads it; accepts and ignores it; rejects it today; or overwrites its value."""
 
 
 class ConfigKey(msgspec.Struct, frozen=True):
-    """One of their keys."""
+    """A config key of another framework."""
 
-    key: str  # as they spell it: a dotted name, or a flag with its dashes
-    own: str = ""  # the field of ours that it means; empty when it means none, or only together with others
+    key: str  # as the framework writes it: a dotted name or a flag
+    own: str = ""  # recipe field it maps to; empty if none, or if it is part of a CompositeKey
     values: Values = {}
-    default: Any = UNSET  # its value there when nobody says it; UNSET when that is not one known value
-    choices: tuple[str, ...] = ()  # what their parser accepts, when that is a list of words
-    takes: Literal["", "flag", "int", "float", "text", "truth", "list", "map"] = ""  # "" is as our field
-    since: str = ""  # version or date of its first appearance, when known
-    until: str = ""  # version or date of its last one
+    default: Any = UNSET  # UNSET if there is no single known default
+    choices: tuple[str, ...] = ()  # values the framework's parser accepts
+    takes: Literal["", "flag", "int", "float", "text", "truth", "list", "map"] = ""  # "": the type of the recipe field
+    since: str = ""  # first version or date, if known
+    until: str = ""  # last version or date, if known
     fate: Fate = "read"
-    instead: str = ""  # what to write today, in their spelling
-    note: str = ""  # what a user should know, as a sentence
+    instead: str = ""  # replacement, in the framework's syntax
+    note: str = ""  # one sentence for the user
 
     def to_own(self, text: str) -> str:
-        """Their value, as typed, in our words."""
+        """Convert a raw framework value to the recipe value."""
         plain = text.strip().lower()
         return next((our for their, our in self.values.items() if their.lower() == plain), text)
 
     def to_foreign(self, value: Any) -> Any:
-        """Our value in their words."""
+        """Convert a recipe value to the framework value."""
         if isinstance(value, tuple):
             return [self.to_foreign(part) for part in value]
         text = str(value).lower() if isinstance(value, bool) else str(value)
         theirs = next((their for their, our in self.values.items() if our == text), text)
         if theirs == text:
             if {"true", "false"} <= set(self.values) and text not in self.values:
-                raise InputError(f"there is no word for it in {self.key}", field=self.own, value=value)
+                raise InputError(f"has no equivalent value in {self.key}", field=self.own, value=value)
             return value
         return {"null": None, "true": True, "false": False}.get(theirs, theirs)
 
 
-Texts = Mapping[str, str]
-"""Values as typed, by key."""
+RawValues = Mapping[str, str]
+"""Values as written, by key."""
 
 
 class MappedFields(msgspec.Struct, frozen=True):
-    """What foreign keys say of ours; what is only implied gives way to what is said outright."""
+    """Recipe fields set by framework keys. Implied values apply only where a field is not set explicitly."""
 
-    said: Texts
-    implied: Texts = {}
+    said: RawValues
+    implied: RawValues = {}
 
 
 class CompositeKey(msgspec.Struct, frozen=True):
-    """Keys of theirs that only make sense together, or that stand for several of ours."""
+    """Framework keys that are read together, or that map to several recipe fields."""
 
     keys: tuple[str, ...]
-    own: tuple[str, ...]  # our fields that they decide
-    read: Callable[[Texts, Recipe], MappedFields]
-    write: Callable[[Recipe], Mapping[str, Any]] | None = None  # their keys for a recipe; None when only read
+    own: tuple[str, ...]  # recipe fields they set
+    read: Callable[[RawValues, Recipe], MappedFields]
+    write: Callable[[Recipe], Mapping[str, Any]] | None = None  # framework keys for a recipe; None: read-only
 
 
-Gone = tuple[str, str]
-"""Why one of their keys cannot be read, and what to write instead."""
+RemovedKey = tuple[str, str]
+"""Why a key is not accepted, and its replacement."""
 
-__all__ = ["UNSET", "CompositeKey", "ConfigKey", "Fate", "Gone", "MappedFields", "Texts", "UnsetType", "Values"]
+__all__ = [
+    "UNSET",
+    "CompositeKey",
+    "ConfigKey",
+    "Fate",
+    "MappedFields",
+    "RawValues",
+    "RemovedKey",
+    "UnsetType",
+    "Values",
+]

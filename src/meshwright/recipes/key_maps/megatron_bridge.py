@@ -1,19 +1,20 @@
-"""Megatron-Bridge's keys (commit 067f987, 2026-08-22).
+"""Key map of Megatron-Bridge (commit 067f987, 2026-08-22).
 
-A recipe there is a complete config, so the default of every key is the value that the named recipe has.
+A Megatron-Bridge recipe is a complete config, so the default of every key is the value in the named recipe.
 """
 
 from __future__ import annotations
 
-from meshwright.recipes.key_maps import composite_keys
 from meshwright.recipes.key_maps import megatron_bridge_composite_keys as bridge
+from meshwright.recipes.key_maps import shared_composite_keys as shared
 from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey
 from meshwright.recipes.key_maps.value_maps import (
-    ADAPTED,
-    ATTENTION,
-    DECAYS,
+    ATTENTION_BACKENDS,
+    CP_COMM_TYPES,
+    DECAY_STYLES,
     FP32_FLAG,
     FSDP_FLAG,
+    LORA_TARGETS,
     NULL_IS_0,
     NULL_IS_1,
     NULL_IS_EMPTY,
@@ -21,21 +22,20 @@ from meshwright.recipes.key_maps.value_maps import (
     OPTIMIZERS,
     READ_NULL_AS_1,
     READ_NULL_AS_NONE,
-    RINGS,
     TORCH_DTYPES,
 )
 
 KEEP_ALL = "1000000"
-"""Checkpoints kept where none is deleted; -1 there."""
-LATENT = dict.fromkeys(
+"""checkpoint.keep for most_recent_k=-1, which deletes none."""
+MLA_MODULES = dict.fromkeys(
     ("linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj"), "qkv"
 )
-"""The linears of latent attention that make queries, keys and values."""
-MODULES = (
+"""The Q, K and V projections of multi-head latent attention."""
+RECOMPUTE_MODULES = (
     "core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj", "shared_experts", "mhc", "gdn_norm_out",
     "extra_moe_act",
 )  # fmt: skip
-MISPLACED = {
+MISPLACED_KEYS = {
     "ddp.use_custom_fsdp": "ddp.use_megatron_fsdp",
     "scheduler.min_lr": "optimizer.min_lr",
     "scheduler.lr": "optimizer.lr",
@@ -50,7 +50,7 @@ MISPLACED = {
     "checkpoint.load_dir": "checkpoint.load",
     "optim.lr": "optimizer.lr",
 }
-"""Fields that are often looked for in another section, or under an older name."""
+"""Keys often written in the wrong section or under an older name, with the correct key."""
 WORDS: tuple[ConfigKey, ...] = (
     ConfigKey("model.tensor_model_parallel_size", "layout.tp"),
     ConfigKey("model.pipeline_model_parallel_size", "layout.pp"),
@@ -61,7 +61,7 @@ WORDS: tuple[ConfigKey, ...] = (
     ConfigKey("model.account_for_embedding_in_pipeline_split", "layout.embedding_as_layer"),
     ConfigKey("model.account_for_loss_in_pipeline_split", "layout.head_as_layer"),
     ConfigKey("model.context_parallel_size", "layout.cp"),
-    ConfigKey("model.cp_comm_type", "layout.cp_comm", {**RINGS, "null": "ring"}),
+    ConfigKey("model.cp_comm_type", "layout.cp_comm", {**CP_COMM_TYPES, "null": "ring"}),
     ConfigKey("model.hierarchical_context_parallel_sizes", takes="list"),
     ConfigKey("model.expert_model_parallel_size", "layout.ep"),
     ConfigKey("model.expert_tensor_parallel_size", "layout.etp", READ_NULL_AS_1),
@@ -69,15 +69,18 @@ WORDS: tuple[ConfigKey, ...] = (
     ConfigKey("train.global_batch_size", "train.global_batch_size"),
     ConfigKey("train.micro_batch_size", "layout.micro_batch_size"),
     ConfigKey("dataset.seq_length", "data.seq_length"),
-    ConfigKey("dataset.sequence_length", "data.seq_length", note="the same number as saved by older versions"),
+    ConfigKey("dataset.sequence_length", "data.seq_length", note="name in configs saved by older versions"),
     ConfigKey("model.seq_length", "data.seq_length", note="the runner overwrites it with dataset.seq_length"),
     ConfigKey("train.train_iters", "train.steps"),
     ConfigKey("validation.eval_interval", "train.eval_every", NULL_IS_0),
     ConfigKey("validation.eval_iters", "train.eval_steps"),
     ConfigKey(
-        "train.eval_interval", "train.eval_every", NULL_IS_0, note="older place; wins over validation.eval_interval"
+        "train.eval_interval",
+        "train.eval_every",
+        NULL_IS_0,
+        note="older key; takes precedence over validation.eval_interval",
     ),
-    ConfigKey("train.eval_iters", "train.eval_steps", note="older place; wins over validation.eval_iters"),
+    ConfigKey("train.eval_iters", "train.eval_steps", note="older key; takes precedence over validation.eval_iters"),
     ConfigKey("logger.log_interval", "train.log_every"),
     ConfigKey("rng.seed", "train.seed"),
     ConfigKey("--mode", choices=("pretrain", "sft", "lora", "dora")),
@@ -108,7 +111,7 @@ WORDS: tuple[ConfigKey, ...] = (
     ConfigKey(
         "scheduler.lr_decay_style",
         "schedule.name",
-        DECAYS,
+        DECAY_STYLES,
         choices=("cosine", "linear", "constant", "inverse-square-root", "WSD"),
     ),
     ConfigKey("scheduler.lr_warmup_iters", "schedule.warmup_steps"),
@@ -117,10 +120,12 @@ WORDS: tuple[ConfigKey, ...] = (
     ConfigKey("mixed_precision.grad_reduce_in_fp32", takes="truth"),
     ConfigKey("mixed_precision.fp8_param_gather", takes="truth"),
     ConfigKey("mixed_precision.first_last_layers_bf16", takes="truth"),
-    ConfigKey("ddp.grad_reduce_in_fp32", "precision.reduce", FP32_FLAG, note="overwritten by that of mixed_precision"),
-    ConfigKey("ddp.fp8_param_gather", "precision.fp8_gather", note="overwritten by that of mixed_precision"),
     ConfigKey(
-        "model.first_last_layers_bf16", "precision.first_last_bf16", note="overwritten by that of mixed_precision"
+        "ddp.grad_reduce_in_fp32", "precision.reduce", FP32_FLAG, note="overwritten by the mixed_precision value"
+    ),
+    ConfigKey("ddp.fp8_param_gather", "precision.fp8_gather", note="overwritten by the mixed_precision value"),
+    ConfigKey(
+        "model.first_last_layers_bf16", "precision.first_last_bf16", note="overwritten by the mixed_precision value"
     ),
     ConfigKey("optimizer.use_precision_aware_optimizer", takes="truth"),
     ConfigKey("optimizer.main_params_dtype", "precision.master", TORCH_DTYPES),
@@ -158,7 +163,7 @@ WORDS: tuple[ConfigKey, ...] = (
     ConfigKey(
         "model.attention_backend",
         "kernels.attention",
-        {**ATTENTION, "null": "auto"},
+        {**ATTENTION_BACKENDS, "null": "auto"},
         choices=("auto", "flash", "fused", "unfused", "local", "null"),
     ),
     ConfigKey("model.cuda_graph_impl", "kernels.cuda_graphs", READ_NULL_AS_NONE),
@@ -169,12 +174,12 @@ WORDS: tuple[ConfigKey, ...] = (
     ConfigKey("model.calculate_per_token_loss", "train.per_token_loss"),
     ConfigKey("model.mtp_num_layers"),
     ConfigKey("model.mtp_loss_scaling_factor", "train.mtp_loss", NULL_IS_0),
-    *(ConfigKey(key, takes="truth") for key in bridge.PARTS),
+    *(ConfigKey(key, takes="truth") for key in bridge.FREEZE_KEYS),
     ConfigKey("rerun_state_machine.check_for_nan_in_loss", "train.check_nan"),
     ConfigKey("peft.dim", "peft.rank"),
     ConfigKey("peft.alpha", "peft.alpha"),
     ConfigKey("peft.dropout", "peft.dropout"),
-    ConfigKey("peft.target_modules", "peft.targets", {**ADAPTED, **LATENT}),
+    ConfigKey("peft.target_modules", "peft.targets", {**LORA_TARGETS, **MLA_MODULES}),
     ConfigKey("checkpoint.pretrained_checkpoint", "checkpoint.pretrained", NULL_IS_EMPTY),
     ConfigKey("checkpoint.save_interval", "checkpoint.save_every", NULL_IS_0),
     ConfigKey("checkpoint.save_retain_interval", "checkpoint.milestone_every", NULL_IS_0),
@@ -193,13 +198,13 @@ WORDS: tuple[ConfigKey, ...] = (
         "dataset.packed_sequence_specs.packed_sequence_size",
         fate="gone",
         instead="dataset.offline_packing_specs.packed_sequence_size=…",
-        note="packing ahead of time is called offline_packing",
+        note="renamed to offline_packing_specs",
     ),
     ConfigKey(
         "dataset.packed_sequence_specs.pad_seq_to_mult",
         fate="gone",
         instead="dataset.offline_packing_specs.pad_seq_to_mult=…",
-        note="packing ahead of time is called offline_packing",
+        note="renamed to offline_packing_specs",
     ),
     ConfigKey("dataset.pack_sequences_in_batch", fate="gone", instead="dataset.enable_in_batch_packing=…"),
     ConfigKey("dataset.maker_name", fate="gone", instead="dataset.source.schema_adapter=…"),
@@ -209,7 +214,7 @@ WORDS: tuple[ConfigKey, ...] = (
     ConfigKey("model.fp8_e4m3", fate="gone", instead="mixed_precision=bf16_with_fp8_current_scaling_mixed"),
     *(
         ConfigKey(key, fate="gone", instead=f"{other}=…", note=f"the field is {other}")
-        for key, other in MISPLACED.items()
+        for key, other in MISPLACED_KEYS.items()
     ),
 )
 
@@ -218,31 +223,31 @@ JOINTS: tuple[CompositeKey, ...] = (
     CompositeKey(
         ("model.virtual_pipeline_model_parallel_size",),
         ("layout.vp", "layout.pp_schedule"),
-        composite_keys.virtual_stages,
+        shared.virtual_stages,
         bridge.virtual_stages,
     ),
     CompositeKey(
         ("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers"),
         ("layout.recompute", "layout.recompute_layers"),
-        composite_keys.recompute,
+        shared.recompute,
         bridge.recompute,
     ),
     CompositeKey(
         ("model.moe_token_dispatcher_type", "model.moe_flex_dispatcher_backend"),
         ("moe.dispatcher",),
-        composite_keys.dispatcher,
+        shared.dispatcher,
         bridge.dispatcher,
     ),
     CompositeKey(
         ("mixed_precision",),
         ("precision.compute", "precision.matmul"),
-        composite_keys.mixed_precision,
+        shared.mixed_precision,
         bridge.precision,
     ),
     CompositeKey(
         ("model.cpu_offloading", "optimizer.optimizer_cpu_offload"),
         ("layout.offload",),
-        composite_keys.offload,
+        shared.offload,
         bridge.offload,
     ),
     CompositeKey(
@@ -257,9 +262,7 @@ JOINTS: tuple[CompositeKey, ...] = (
         bridge.strategy,
         bridge.strategy_keys,
     ),
-    CompositeKey(
-        bridge.EVALUATION, ("train.eval_every", "train.eval_steps"), bridge.evaluation, bridge.evaluation_keys
-    ),
+    CompositeKey(bridge.EVAL_KEYS, ("train.eval_every", "train.eval_steps"), bridge.evaluation, bridge.evaluation_keys),
     CompositeKey(
         ("model.mtp_num_layers", "model.mtp_loss_scaling_factor"),
         ("train.mtp_loss",),
@@ -272,7 +275,7 @@ JOINTS: tuple[CompositeKey, ...] = (
         bridge.balancing,
         bridge.balancing_keys,
     ),
-    CompositeKey(tuple(bridge.PARTS), ("train.freeze",), bridge.frozen, bridge.frozen_keys),
+    CompositeKey(tuple(bridge.FREEZE_KEYS), ("train.freeze",), bridge.frozen, bridge.frozen_keys),
     CompositeKey(
         (
             "dataset.enable_offline_packing",
@@ -283,7 +286,7 @@ JOINTS: tuple[CompositeKey, ...] = (
         bridge.packing,
         bridge.packing_keys,
     ),
-    CompositeKey(bridge.DATA, ("data.dataset",), bridge.dataset, bridge.dataset_keys),
+    CompositeKey(bridge.DATA_KEYS, ("data.dataset",), bridge.dataset, bridge.dataset_keys),
     CompositeKey(
         ("model.pipeline_model_parallel_layout",), ("layout.stage_layers",), bridge.stage_layers, bridge.stage_keys
     ),

@@ -1,12 +1,12 @@
-"""Megatron-LM's flags (Megatron-Core 0.20.0, 2026-08-22), without their dashes and with underscores."""
+"""Key map of Megatron-LM's flags (Megatron-Core 0.20.0, 2026-08-22), written with underscores and without dashes."""
 
 from __future__ import annotations
 
-from meshwright.recipes.key_maps import megatron_composite_keys as joint
+from meshwright.recipes.key_maps import megatron_lm_composite_keys as composites
 from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey
-from meshwright.recipes.key_maps.megatron_flags import MANY_VALUES, ONE_VALUE, SWITCHES
-from meshwright.recipes.key_maps.megatron_flags import PAST as PAST_FLAGS
-from meshwright.recipes.key_maps.value_maps import ATTENTION, DECAYS, NULL_IS_0, NULL_IS_1, OPTIMIZERS
+from meshwright.recipes.key_maps.megatron_lm_unmapped_flags import LIST_FLAGS, SINGLE_VALUE_FLAGS, SWITCH_FLAGS
+from meshwright.recipes.key_maps.megatron_lm_unmapped_flags import REMOVED_FLAGS as PAST_FLAGS
+from meshwright.recipes.key_maps.value_maps import ATTENTION_BACKENDS, DECAY_STYLES, NULL_IS_0, NULL_IS_1, OPTIMIZERS
 
 INVERTED = {"true": "false", "false": "true"}
 NULL_IS_OFF = {"null": "0.0"}
@@ -14,27 +14,27 @@ BF16_FLAG = {"true": "bf16", "false": "fp32"}
 ROUTER_DTYPES = {"fp32": "fp32", "fp64": "fp32", "null": "bf16"}
 STATE_DTYPES = ("fp32", "fp16", "bf16", "fp8")
 
-MODEL = (
+MODEL_KEYS = (
     ConfigKey("num_layers", "architecture.layers"),
     ConfigKey("hidden_size", "architecture.hidden"),
     ConfigKey(
-        "ffn_hidden_size", "architecture.ffn", note="4 × hidden, or two thirds of that with --swiglu, when unsaid"
+        "ffn_hidden_size", "architecture.ffn", note="4 × hidden, or two thirds of that with --swiglu, when unset"
     ),
     ConfigKey("num_attention_heads", "architecture.heads"),
     ConfigKey("num_query_groups", "architecture.kv_heads", default=1, note="read with --group-query-attention only"),
-    ConfigKey("kv_channels", "architecture.head_dim", note="hidden / heads when unsaid"),
+    ConfigKey("kv_channels", "architecture.head_dim", note="hidden / heads when unset"),
     ConfigKey("vocab_size", "architecture.vocab"),
     ConfigKey("num_experts", "architecture.experts"),
     ConfigKey("moe_router_topk", "architecture.topk", default=2),
     ConfigKey("mtp_num_layers", default=None),
     ConfigKey("mtp_loss_scaling_factor", default=0.1),
 )
-PARALLEL = (
+PARALLEL_KEYS = (
     ConfigKey("tensor_model_parallel_size", "layout.tp", default=1),
     ConfigKey("pipeline_model_parallel_size", "layout.pp", default=1),
     ConfigKey("context_parallel_size", "layout.cp", default=1),
     ConfigKey("expert_model_parallel_size", "layout.ep", default=1),
-    ConfigKey("expert_tensor_parallel_size", "layout.etp", note="as --tensor-model-parallel-size when unsaid"),
+    ConfigKey("expert_tensor_parallel_size", "layout.etp", note="as --tensor-model-parallel-size when unset"),
     ConfigKey("sequence_parallel", "layout.sp", default=False),
     ConfigKey("num_virtual_stages_per_pipeline_rank", default=None),
     ConfigKey("num_layers_per_virtual_pipeline_stage", default=None),
@@ -60,22 +60,22 @@ PARALLEL = (
     ConfigKey("overlap_param_gather", "kernels.overlap_param_gather", default=False),
     ConfigKey("tp_comm_overlap", "kernels.tp_comm_overlap", default=False),
 )
-TRAINING = (
+TRAINING_KEYS = (
     ConfigKey("micro_batch_size", "layout.micro_batch_size"),
-    ConfigKey("global_batch_size", "train.global_batch_size", note="micro batch × data-parallel ranks when unsaid"),
+    ConfigKey("global_batch_size", "train.global_batch_size", note="micro batch × data-parallel ranks when unset"),
     ConfigKey("seq_length", "data.seq_length"),
     ConfigKey("train_iters", "train.steps"),
     ConfigKey("train_samples", takes="int"),
     ConfigKey("optimizer", "optimizer.name", OPTIMIZERS, default="adam",
-         choices=("adam", "sgd", "muon", "dist_muon", "adaptive_muon", "lion", "soap")),
+              choices=("adam", "sgd", "muon", "dist_muon", "adaptive_muon", "lion", "soap")),
     ConfigKey("lr", "optimizer.lr"),
     ConfigKey("min_lr", "schedule.min_lr", default=0.0),
-    ConfigKey("lr_decay_style", "schedule.name", DECAYS, default="linear",
-         choices=("constant", "linear", "cosine", "inverse-square-root", "WSD")),
+    ConfigKey("lr_decay_style", "schedule.name", DECAY_STYLES, default="linear",
+              choices=("constant", "linear", "cosine", "inverse-square-root", "WSD")),
     ConfigKey("lr_warmup_iters", "schedule.warmup_steps", default=0),
     ConfigKey("lr_warmup_samples", takes="int"),
     ConfigKey("lr_warmup_fraction", takes="float"),
-    ConfigKey("lr_decay_iters", "schedule.decay_steps", NULL_IS_0, default=None, note="as --train-iters when unsaid"),
+    ConfigKey("lr_decay_iters", "schedule.decay_steps", NULL_IS_0, default=None, note="as --train-iters when unset"),
     ConfigKey("lr_decay_samples", takes="int"),
     ConfigKey("weight_decay", "optimizer.weight_decay", default=0.01),
     ConfigKey("adam_beta1", "optimizer.beta1", default=0.9),
@@ -89,7 +89,7 @@ TRAINING = (
     ConfigKey("seed", "train.seed", default=1234),
     ConfigKey("sft", default=False, since="0.14"),
 )  # fmt: skip
-PRECISION = (
+PRECISION_KEYS = (
     ConfigKey("bf16", default=False),
     ConfigKey("fp16", default=False),
     ConfigKey("grad_reduce_in_bf16", "precision.reduce", BF16_FLAG, default=False),
@@ -102,7 +102,7 @@ PRECISION = (
     ConfigKey("fp8_param_gather", "precision.fp8_gather", default=False),
     ConfigKey("first_last_layers_bf16", "precision.first_last_bf16", default=False),
 )
-MEMORY = (
+MEMORY_KEYS = (
     ConfigKey("recompute_granularity", default=None, choices=("full", "selective")),
     ConfigKey("recompute_method", default=None, choices=("uniform", "block")),
     ConfigKey("recompute_num_layers", default=None),
@@ -112,11 +112,11 @@ MEMORY = (
     ConfigKey("cpu_offloading_num_layers", default=0),
     ConfigKey("fine_grained_activation_offloading", default=False, since="0.16"),
 )
-KERNELS = (
-    ConfigKey("attention_backend", "kernels.attention", ATTENTION, default="auto",
-         choices=("auto", "flash", "fused", "unfused", "local"), since="0.10"),
+KERNEL_KEYS = (
+    ConfigKey("attention_backend", "kernels.attention", ATTENTION_BACKENDS, default="auto",
+              choices=("auto", "flash", "fused", "unfused", "local"), since="0.10"),
     ConfigKey("cuda_graph_impl", "kernels.cuda_graphs", default="none",
-         choices=("none", "local", "transformer_engine", "full_iteration"), since="0.15"),
+              choices=("none", "local", "transformer_engine", "full_iteration"), since="0.15"),
     ConfigKey("cuda_graph_modules", default=None, since="0.18"),
     ConfigKey("cuda_graph_scope", default=None),
     ConfigKey("te_rng_tracker", "kernels.te_rng_tracker", default=False),
@@ -124,7 +124,7 @@ KERNELS = (
     ConfigKey("cross_entropy_fusion_impl", default="native"),
     ConfigKey("deterministic_mode", "kernels.deterministic", default=False),
 )  # fmt: skip
-EXPERTS = (
+MOE_KEYS = (
     ConfigKey("moe_router_load_balancing_type", default="aux_loss"),
     ConfigKey("moe_router_enable_expert_bias", default=False),
     ConfigKey("moe_aux_loss_coeff", "moe.aux_loss", default=0.0),
@@ -133,13 +133,13 @@ EXPERTS = (
     ConfigKey("moe_router_dtype", "moe.router_dtype", ROUTER_DTYPES, default=None, choices=("fp32", "fp64")),
     ConfigKey("moe_token_dispatcher_type", default="allgather", choices=("allgather", "alltoall", "flex")),
     ConfigKey("moe_flex_dispatcher_backend", default=None, since="0.16"),
-    ConfigKey("moe_enable_deepep", default=False, note="today --moe-flex-dispatcher-backend deepep"),
+    ConfigKey("moe_enable_deepep", default=False, note="now --moe-flex-dispatcher-backend deepep"),
     ConfigKey("moe_grouped_gemm", "moe.grouped_gemm", default=False),
     ConfigKey("moe_shared_expert_overlap", "moe.shared_expert_overlap", default=False),
     ConfigKey("overlap_moe_expert_parallel_comm", "moe.ep_overlap", default=False),
     ConfigKey("moe_router_force_load_balancing", "moe.force_balance", default=False),
 )
-RUN = (
+RUN_KEYS = (
     ConfigKey("mock_data", default=False),
     ConfigKey("data_path", default=None),
     ConfigKey("train_data_path", default=None),
@@ -161,73 +161,73 @@ RUN = (
     ConfigKey("log_interval", "train.log_every", default=100),
     ConfigKey("profile", "train.profile", default=False),
 )  # fmt: skip
-PAST = (
+REMOVED_KEYS = (
     ConfigKey("fp8_hybrid", fate="gone", since="2022-12", until="2023-08", instead="--fp8-format hybrid"),
     ConfigKey("fp8_e4m3", fate="gone", since="2022-12", until="2023-08", instead="--fp8-format e4m3"),
-    ConfigKey("cpu_optimizer", fate="gone", note="it never existed",
-         instead="--optimizer-cpu-offload --use-precision-aware-optimizer"),
-    ConfigKey("cpu_optimizer_type", takes="text", fate="gone", note="it never existed",
-         instead="--optimizer-cpu-offload --use-precision-aware-optimizer"),
-    ConfigKey("use_legacy_models", fate="gone", until="2026-05-06", note="only Megatron-Core models are left"),
+    ConfigKey("cpu_optimizer", fate="gone", note="this flag never existed",
+              instead="--optimizer-cpu-offload --use-precision-aware-optimizer"),
+    ConfigKey("cpu_optimizer_type", takes="text", fate="gone", note="this flag never existed",
+              instead="--optimizer-cpu-offload --use-precision-aware-optimizer"),
+    ConfigKey("use_legacy_models", fate="gone", until="2026-05-06", note="only Megatron-Core models remain"),
     ConfigKey("use_mcore_models", fate="ignored", note="Megatron-Core models are the default since 2024-05"),
     ConfigKey("use_flash_attn", fate="ignored", instead="--attention-backend flash"),
     ConfigKey("virtual_pipeline_model_parallel_size", "layout.vp", NULL_IS_1, takes="int", fate="gone",
-         note="it is computed from the number of virtual stages and has no flag",
-         instead="--num-virtual-stages-per-pipeline-rank N"),
+              note="derived from the number of virtual stages; there is no flag",
+              instead="--num-virtual-stages-per-pipeline-rank N"),
     ConfigKey("batch_size", takes="int", fate="gone", instead="--micro-batch-size N"),
     ConfigKey("warmup", takes="text", fate="gone", instead="--lr-warmup-fraction F"),
     ConfigKey("model_parallel_size", takes="int", fate="gone", instead="--tensor-model-parallel-size N"),
     ConfigKey("checkpoint_activations", fate="gone",
-         instead="--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"),
+              instead="--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"),
     ConfigKey("checkpoint_num_layers", takes="int", fate="gone", instead="--recompute-num-layers N"),
     ConfigKey("activations_checkpoint_method", takes="text", fate="gone", instead="--recompute-method uniform"),
     ConfigKey("distribute_checkpointed_activations", fate="gone", instead="--distribute-saved-activations"),
     ConfigKey("no_query_key_layer_scaling", fate="gone", note="off is the default now"),
     ConfigKey("DDP_impl", takes="text", fate="gone"),
-    ConfigKey("data_impl", fate="gone", until="2023-08", takes="text", note="data sets are always mapped"),
+    ConfigKey("data_impl", fate="gone", until="2023-08", takes="text", note="datasets are always memory-mapped"),
     ConfigKey("use_contiguous_parameters_in_local_ddp", fate="gone"),
     ConfigKey("disable_te_fused_rope", fate="gone", instead="--no-rope-fusion"),
     ConfigKey("no_contiguous_buffers_in_local_ddp", fate="gone"),
     ConfigKey("empty_unused_memory_each_iter", fate="gone", instead="--empty-unused-memory-level 1"),
     ConfigKey("standalone_embedding_stage", fate="gone",
-         instead="--account-for-embedding-in-pipeline-split"),
+              instead="--account-for-embedding-in-pipeline-split"),
     ConfigKey("pipeline_model_parallel_split_rank", takes="int", fate="gone"),
     ConfigKey("use_custom_fsdp", fate="gone", until="0.12", instead="--use-megatron-fsdp"),
-    ConfigKey("overlap_p2p_communication", fate="gone", note="it is on wherever there are virtual stages"),
+    ConfigKey("overlap_p2p_communication", fate="gone", note="always on with virtual stages"),
     ConfigKey("log_batch_size_to_tensorboard", fate="gone"),
     ConfigKey("log_learning_rate_to_tensorboard", fate="gone"),
     ConfigKey("use_dist_ckpt", fate="ignored", instead="--ckpt-format torch_dist"),
     ConfigKey("dist_ckpt_format", fate="ignored", instead="--ckpt-format torch_dist", takes="text"),
-    ConfigKey("ckpt_fully_parallel_save", fate="ignored", note="it is on unless --no-ckpt-fully-parallel-save is given"),
+    ConfigKey("ckpt_fully_parallel_save", fate="ignored", note="on unless --no-ckpt-fully-parallel-save is set"),
     ConfigKey("fp8_interval", fate="ignored", takes="int"),
     ConfigKey("no_async_tensor_model_parallel_allreduce", fate="gone", until="0.16"),
     ConfigKey("moe_extended_tp", fate="gone", instead="--expert-tensor-parallel-size N"),
-    ConfigKey("moe_layer_recompute", takes="flag", note="today --recompute-granularity selective --recompute-modules moe"),
+    ConfigKey("moe_layer_recompute", takes="flag", note="now --recompute-granularity selective --recompute-modules moe"),
 )  # fmt: skip
 
-GROUPS: dict[str, tuple[ConfigKey, ...]] = {
-    "GPT_MODEL_ARGS": MODEL,
-    "MODEL_PARALLEL_ARGS": PARALLEL,
-    "TRAINING_ARGS": TRAINING,
-    "PRECISION_ARGS": PRECISION,
-    "MEMORY_ARGS": MEMORY,
-    "KERNEL_ARGS": KERNELS,
-    "MOE_ARGS": EXPERTS,
-    "RUN_ARGS": RUN,
+SCRIPT_ARRAYS: dict[str, tuple[ConfigKey, ...]] = {
+    "GPT_MODEL_ARGS": MODEL_KEYS,
+    "MODEL_PARALLEL_ARGS": PARALLEL_KEYS,
+    "TRAINING_ARGS": TRAINING_KEYS,
+    "PRECISION_ARGS": PRECISION_KEYS,
+    "MEMORY_ARGS": MEMORY_KEYS,
+    "KERNEL_ARGS": KERNEL_KEYS,
+    "MOE_ARGS": MOE_KEYS,
+    "RUN_ARGS": RUN_KEYS,
 }
-"""The rows that mean something here, by the array that a script keeps them in."""
+"""Mapped flags, by the bash array that a generated script puts them in."""
 
 WORDS: tuple[ConfigKey, ...] = (
-    *(word for group in GROUPS.values() for word in group),
-    *PAST,
+    *(word for group in SCRIPT_ARRAYS.values() for word in group),
+    *REMOVED_KEYS,
     *(
         ConfigKey(name, takes=takes, fate="gone", until=until)
         for (until, takes), names in PAST_FLAGS.items()
         for name in names.split()
     ),
-    *(ConfigKey(name, takes="flag") for name in SWITCHES.split()),
-    *(ConfigKey(name, takes="text") for name in ONE_VALUE.split()),
-    *(ConfigKey(name, takes="list") for name in MANY_VALUES.split()),
+    *(ConfigKey(name, takes="flag") for name in SWITCH_FLAGS.split()),
+    *(ConfigKey(name, takes="text") for name in SINGLE_VALUE_FLAGS.split()),
+    *(ConfigKey(name, takes="list") for name in LIST_FLAGS.split()),
 )
 
 JOINTS: tuple[CompositeKey, ...] = (
@@ -238,68 +238,87 @@ JOINTS: tuple[CompositeKey, ...] = (
             "pipeline_model_parallel_layout",
         ),
         ("layout.vp", "layout.pp_schedule", "layout.stage_layers"),
-        joint.read_stages,
-        joint.write_stages,
+        composites.read_stages,
+        composites.write_stages,
     ),
     CompositeKey(
         ("cp_comm_type", "hierarchical_context_parallel_sizes"),
         ("layout.cp_comm", "layout.cp_inner"),
-        joint.read_context,
-        joint.write_context,
+        composites.read_context,
+        composites.write_context,
     ),
     CompositeKey(
         ("use_distributed_optimizer", "use_megatron_fsdp", "use_torch_fsdp2", "data_parallel_sharding_strategy"),
         ("layout.strategy",),
-        joint.read_strategy,
-        joint.write_strategy,
+        composites.read_strategy,
+        composites.write_strategy,
     ),
     CompositeKey(
         ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_activations"),
         ("layout.recompute", "layout.recompute_layers"),
-        joint.read_recompute,
-        joint.write_recompute,
+        composites.read_recompute,
+        composites.write_recompute,
     ),
-    CompositeKey(("recompute_modules",), ("layout.recompute_modules",), joint.read_modules, joint.write_modules),
+    CompositeKey(
+        ("recompute_modules",), ("layout.recompute_modules",), composites.read_modules, composites.write_modules
+    ),
     CompositeKey(
         ("optimizer_cpu_offload", "cpu_offloading_num_layers", "fine_grained_activation_offloading"),
         ("layout.offload",),
-        joint.read_offload,
-        joint.write_offload,
+        composites.read_offload,
+        composites.write_offload,
     ),
-    CompositeKey(("bf16", "fp16"), ("precision.compute",), joint.read_compute, joint.write_compute),
+    CompositeKey(("bf16", "fp16"), ("precision.compute",), composites.read_compute, composites.write_compute),
     CompositeKey(
-        ("fp8_format", "fp8_recipe", "fp4_format"), ("precision.matmul",), joint.read_matmul, joint.write_matmul
+        ("fp8_format", "fp8_recipe", "fp4_format"),
+        ("precision.matmul",),
+        composites.read_matmul,
+        composites.write_matmul,
     ),
     CompositeKey(
-        ("cuda_graph_modules", "cuda_graph_scope"), ("kernels.cuda_graph_scope",), joint.read_scope, joint.write_scope
+        ("cuda_graph_modules", "cuda_graph_scope"),
+        ("kernels.cuda_graph_scope",),
+        composites.read_scope,
+        composites.write_scope,
     ),
     CompositeKey(
-        ("cross_entropy_loss_fusion", "cross_entropy_fusion_impl"), ("kernels.loss",), joint.read_loss, joint.write_loss
+        ("cross_entropy_loss_fusion", "cross_entropy_fusion_impl"),
+        ("kernels.loss",),
+        composites.read_loss,
+        composites.write_loss,
     ),
     CompositeKey(
         ("moe_router_load_balancing_type", "moe_router_enable_expert_bias"),
         ("moe.balancing",),
-        joint.read_balancing,
-        joint.write_balancing,
+        composites.read_balancing,
+        composites.write_balancing,
     ),
     CompositeKey(
         ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_enable_deepep"),
         ("moe.dispatcher",),
-        joint.read_dispatcher,
-        joint.write_dispatcher,
+        composites.read_dispatcher,
+        composites.write_dispatcher,
     ),
-    CompositeKey(("mtp_num_layers", "mtp_loss_scaling_factor"), ("train.mtp_loss",), joint.read_mtp, joint.write_mtp),
     CompositeKey(
-        ("mock_data", "data_path", "train_data_path"), ("data.dataset", "data.blend"), joint.read_data, joint.write_data
+        ("mtp_num_layers", "mtp_loss_scaling_factor"), ("train.mtp_loss",), composites.read_mtp, composites.write_mtp
     ),
-    CompositeKey(("sft",), ("data.packing",), joint.read_sft, joint.write_sft),
+    CompositeKey(
+        ("mock_data", "data_path", "train_data_path"),
+        ("data.dataset", "data.blend"),
+        composites.read_data,
+        composites.write_data,
+    ),
+    CompositeKey(("sft",), ("data.packing",), composites.read_sft, composites.write_sft),
     CompositeKey(
         ("save", "load", "finetune", "pretrained_checkpoint"),
         ("checkpoint.pretrained", "checkpoint.resume"),
-        joint.read_checkpoint,
-        joint.write_checkpoint,
+        composites.read_checkpoint,
+        composites.write_checkpoint,
     ),
     CompositeKey(
-        ("eval_interval", "eval_iters"), ("train.eval_every", "train.eval_steps"), joint.read_eval, joint.write_eval
+        ("eval_interval", "eval_iters"),
+        ("train.eval_every", "train.eval_steps"),
+        composites.read_eval,
+        composites.write_eval,
     ),
 )

@@ -1,10 +1,10 @@
-"""Their values with ours, where several keys or frameworks share them."""
+"""Value maps (framework value → recipe value) that several keys or frameworks share."""
 
 from __future__ import annotations
 
 from meshwright.recipes.key_maps.key import Values
 
-ON: Values = {
+RECOMPUTE_SWITCH: Values = {
     "true": "full",
     "false": "none",
     "selective": "selective",
@@ -25,10 +25,10 @@ FP32_FLAG: Values = {"true": "fp32", "false": "bf16"}
 FSDP_FLAG: Values = {"true": "megatron_fsdp", "false": "fsdp2"}
 TORCH_DTYPES: Values = {"float32": "fp32", "bfloat16": "bf16", "torch.float32": "fp32", "torch.bfloat16": "bf16"}
 OPTIMIZERS: Values = {"adam": "adamw", "dist_muon": "muon"}
-DECAYS: Values = {"WSD": "wsd", "inverse-square-root": "inverse_sqrt"}
-KEMPNER_DECAYS: Values = {"constant": "constant", "none": "constant"}
-ATTENTION: Values = {"fused": "cudnn", "unfused": "eager", "local": "sdpa"}
-ADAPTED: Values = {
+DECAY_STYLES: Values = {"WSD": "wsd", "inverse-square-root": "inverse_sqrt"}
+KEMPNERFORGE_SCHEDULES: Values = {"constant": "constant", "none": "constant"}
+ATTENTION_BACKENDS: Values = {"fused": "cudnn", "unfused": "eager", "local": "sdpa"}
+LORA_TARGETS: Values = {
     "linear_qkv": "qkv",
     "linear_proj": "proj",
     "linear_fc1": "fc1",
@@ -36,7 +36,7 @@ ADAPTED: Values = {
     "in_proj": "mamba_in",
     "out_proj": "mamba_out",
 }
-SCHEDULES: Values = {
+PIPELINE_SCHEDULES: Values = {
     "1F1B": "1f1b",
     "GPipe": "gpipe",
     "Interleaved1F1B": "interleaved_1f1b",
@@ -45,11 +45,11 @@ SCHEDULES: Values = {
     "ZBVZeroBubble": "zbv",
     "DualPipeV": "dualpipe_v",
 }
-RINGS: Values = {"p2p": "ring", "all_gather": "allgather", "a2a+p2p": "a2a+ring"}
+CP_COMM_TYPES: Values = {"p2p": "ring", "all_gather": "allgather", "a2a+p2p": "a2a+ring"}
 STRATEGIES: Values = {"megatron_fsdp": "megatron_fsdp", "megatron-fsdp": "megatron_fsdp", "mfsdp": "megatron_fsdp"}
-SAVES: Values = {"async": "true", "disabled": "false", "async_with_pinned_mem": "true"}
-LOSSES: Values = {"cross_entropy": "vocab_parallel", "chunked_cross_entropy": "chunked"}
-ROUTERS: Values = {"softmax_topk": "aux_loss", "sigmoid_topk": "bias"}
+ASYNC_MODES: Values = {"async": "true", "disabled": "false", "async_with_pinned_mem": "true"}
+KEMPNERFORGE_LOSSES: Values = {"cross_entropy": "vocab_parallel", "chunked_cross_entropy": "chunked"}
+ROUTER_TYPES: Values = {"softmax_topk": "aux_loss", "sigmoid_topk": "bias"}
 
 PRECISION_NAMES: dict[str, dict[tuple[str, str], str]] = {
     "megatron_bridge": {
@@ -68,4 +68,4 @@ PRECISION_NAMES: dict[str, dict[tuple[str, str], str]] = {
         ("bf16", "fp8_tensor"): "fp8",
     },
 }
-"""Their one name for our (compute, matmul)."""
+"""A framework's precision name for each (precision.compute, precision.matmul)."""

@@ -8,7 +8,7 @@ from meshwright.frameworks.framework import Problem, RuleContext
 from meshwright.frameworks.megatron_bridge.format_override import spell
 from meshwright.frameworks.megatron_bridge.parsed_config import value
 from meshwright.frameworks.megatron_bridge.rules.common import number, recipe_key, rule, shipped
-from meshwright.recipes.key_maps.megatron_bridge_composite_keys import FINE_TUNING_SETS, PRETRAINING_SETS, SETS
+from meshwright.recipes.key_maps.megatron_bridge_composite_keys import SFT_DATASETS, PRETRAIN_DATASETS, DATASETS
 
 
 def _dataset_of_benchmark(ctx: RuleContext) -> Problem | None:
@@ -20,10 +20,10 @@ def _dataset_of_benchmark(ctx: RuleContext) -> Problem | None:
 
 def _dataset_of_goal(ctx: RuleContext) -> Problem | None:
     name, row = str(ctx.get("--dataset", "")), shipped(ctx)
-    if name not in SETS or (row is not None and row.benchmark):
+    if name not in DATASETS or (row is not None and row.benchmark):
         return None
     goal = ctx.recipe.goal
-    fit = PRETRAINING_SETS if goal == "pretrain" else FINE_TUNING_SETS
+    fit = PRETRAIN_DATASETS if goal == "pretrain" else SFT_DATASETS
     if name in fit:
         return None
     other = "mock" if goal == "pretrain" else "squad"

@@ -6,7 +6,7 @@ from typing import Any
 
 from meshwright.frameworks.common import is_int
 from meshwright.frameworks.framework import FrameworkRule, RuleContext
-from meshwright.recipes.key_maps.torchtitan import LOCAL
+from meshwright.recipes.key_maps.torchtitan import LOCAL_BATCH
 
 PP, EP, ETP, TP, CP = (
     f"parallelism.{name}_parallel_degree" for name in ("pipeline", "expert", "expert_tensor", "tensor", "context")
@@ -24,7 +24,7 @@ def today(ctx: RuleContext) -> bool:
 
 def in_tokens(ctx: RuleContext) -> bool:
     """Whether a batch is counted in tokens."""
-    return today(ctx) and not ctx.is_set(LOCAL)
+    return today(ctx) and not ctx.is_set(LOCAL_BATCH)
 
 
 def degree(ctx: RuleContext, key: str) -> int:

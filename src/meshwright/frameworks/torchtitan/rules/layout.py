@@ -24,7 +24,7 @@ from meshwright.frameworks.torchtitan.rules.common import (
     rule,
     today,
 )
-from meshwright.recipes.key_maps.torchtitan import LOCAL, MICRO, STEP, TOKENS
+from meshwright.recipes.key_maps.torchtitan import LOCAL_BATCH, MICRO_BATCH, STEP_TOKENS, MICRO_BATCH_TOKENS
 
 
 def _schedule_without_file(ctx: RuleContext) -> Problem | None:
@@ -63,22 +63,22 @@ def _ends_too_heavy(ctx: RuleContext) -> Iterator[Problem]:
 
 def _microbatch_too_large(ctx: RuleContext) -> Problem | None:
     """More samples in a micro batch than there are in the batch it is cut from."""
-    local, micro = ctx.get(LOCAL), ctx.get(MICRO)
+    local, micro = ctx.get(LOCAL_BATCH), ctx.get(MICRO_BATCH)
     if in_tokens(ctx) or degree(ctx, PP) == 1 or not (isinstance(local, int) and isinstance(micro, int)):
         return None
     stages = degree(ctx, PP) * ctx.recipe.layout.vp
     if micro <= 0 or local % micro or local // micro >= stages:
         return None
     return Problem(
-        f"{LOCAL}={local} in micro batches of {micro} fills {local // micro} of {stages} stage chunks",
-        (ctx.framework.format_setting(LOCAL, stages * micro),),
-        key=LOCAL if ctx.is_set(LOCAL) else PP,
+        f"{LOCAL_BATCH}={local} in micro batches of {micro} fills {local // micro} of {stages} stage chunks",
+        (ctx.framework.format_setting(LOCAL_BATCH, stages * micro),),
+        key=LOCAL_BATCH if ctx.is_set(LOCAL_BATCH) else PP,
     )
 
 
 def _batch_not_divided(ctx: RuleContext) -> Problem | None:
     """With a pipeline, a step is made of whole local batches, not just of micro batches."""
-    batch, local = ctx.get("training.global_batch_size"), ctx.get(LOCAL)
+    batch, local = ctx.get("training.global_batch_size"), ctx.get(LOCAL_BATCH)
     ranks = _ranks(ctx)
     if in_tokens(ctx) or degree(ctx, PP) == 1 or not (isinstance(batch, int) and isinstance(local, int)) or not ranks:
         return None
@@ -86,7 +86,7 @@ def _batch_not_divided(ctx: RuleContext) -> Problem | None:
     if local <= 0 or batch % (local * ranks) == 0 or batch % (micro * ranks):
         return None  # right, or told by the rule of micro batches
     return Problem(
-        f"training.global_batch_size={batch} is not a multiple of {local * ranks}: {LOCAL} × {ranks} data ranks",
+        f"training.global_batch_size={batch} is not a multiple of {local * ranks}: {LOCAL_BATCH} × {ranks} data ranks",
         (
             ctx.framework.format_setting(
                 "training.global_batch_size", max(1, round(batch / (local * ranks))) * local * ranks
@@ -106,7 +106,7 @@ def _ranks(ctx: RuleContext) -> int:
 
 
 def _step_not_divided(ctx: RuleContext) -> Problem | None:
-    step, tokens, ranks = ctx.get(STEP), ctx.get(TOKENS), _ranks(ctx)
+    step, tokens, ranks = ctx.get(STEP_TOKENS), ctx.get(MICRO_BATCH_TOKENS), _ranks(ctx)
     if not (isinstance(step, int) and isinstance(tokens, int)) or step <= 0 or tokens <= 0 or not ranks:
         return None
     micro_batches = degree(ctx, "parallelism.num_pp_microbatches") if degree(ctx, PP) > 1 else 1
@@ -114,20 +114,20 @@ def _step_not_divided(ctx: RuleContext) -> Problem | None:
     if step % once == 0:
         return None
     return Problem(
-        f"{STEP}={step} is not a multiple of {once}: tokens of a micro batch × micro batches × data ranks",
-        (ctx.framework.format_setting(STEP, max(1, round(step / once)) * once),),
-        key=STEP,
+        f"{STEP_TOKENS}={step} is not a multiple of {once}: tokens of a micro batch × micro batches × data ranks",
+        (ctx.framework.format_setting(STEP_TOKENS, max(1, round(step / once)) * once),),
+        key=STEP_TOKENS,
     )
 
 
 def _tokens_not_divided(ctx: RuleContext) -> Problem | None:
-    tokens = ctx.get(TOKENS)
+    tokens = ctx.get(MICRO_BATCH_TOKENS)
     cut = ctx.get("parallelism.enable_sequence_parallel", True) is not False
     parts = (degree(ctx, TP) if cut else 1) * (2 * degree(ctx, CP) if degree(ctx, CP) > 1 else 1)
     if not isinstance(tokens, int) or tokens <= ctx.recipe.data.seq_length or tokens % parts == 0:
         return None  # right, or told by the rule of sequences
     return Problem(
-        f"{TOKENS}={tokens} is not a multiple of {parts}, the parts that tp and 2 × cp cut it into", key=TOKENS
+        f"{MICRO_BATCH_TOKENS}={tokens} is not a multiple of {parts}, the parts that tp and 2 × cp cut it into", key=MICRO_BATCH_TOKENS
     )
 
 
@@ -311,7 +311,7 @@ RULES = (
     rule(
         "pipeline-underfilled",
         "warning",
-        (LOCAL, MICRO),
+        (LOCAL_BATCH, MICRO_BATCH),
         _microbatch_too_large,
         "a warning that micro batches are fewer than stages; slow steps",
         "accumulation runs one pipeline after the other, each with the micro batches of one local batch",
@@ -327,7 +327,7 @@ RULES = (
     rule(
         "tokens-per-step",
         "error",
-        (STEP,),
+        (STEP_TOKENS,),
         _step_not_divided,
         "ValueError on num_tokens_per_train_step",
         "a step is a whole number of micro batches on every rank",
@@ -335,7 +335,7 @@ RULES = (
     rule(
         "tokens-per-microbatch",
         "error",
-        (TOKENS,),
+        (MICRO_BATCH_TOKENS,),
         _tokens_not_divided,
         "ValueError on the tokens of a micro batch",
         "sequence and context parallelism cut the tokens into equal parts",

@@ -24,7 +24,7 @@ from meshwright.frameworks.torchtitan.rules.common import (
     rule,
     today,
 )
-from meshwright.recipes.key_maps.torchtitan import CONTEXT, DATA_SETS
+from meshwright.recipes.key_maps.torchtitan import CONTEXT_LENGTH, DATASETS
 from meshwright.recipes.key_maps.torchtitan import CONVERTERS as CONVERTER_NAMES
 
 FLOAT8_SINCE = 8.9
@@ -60,10 +60,10 @@ def _unknown_data(ctx: RuleContext) -> Problem | None:
         or ctx.get(NAME) == "flux"
     ):
         return None
-    if name in DATA_SETS or ctx.get("job.custom_config_module"):
+    if name in DATASETS or ctx.get("job.custom_config_module"):
         return None
     return Problem(
-        f"no data set {name}: torchtitan knows {', '.join(DATA_SETS)}, and those a module of yours registers",
+        f"no data set {name}: torchtitan knows {', '.join(DATASETS)}, and those a module of yours registers",
         (ctx.framework.format_setting("training.dataset", "c4"),),
     )
 
@@ -252,7 +252,7 @@ def _batch_invariant(ctx: RuleContext) -> Problem | None:
 
 def _beyond_positions(ctx: RuleContext) -> Problem | None:
     most = positions_of(str(ctx.get("module")), str(ctx.get("config")))
-    key = CONTEXT if in_tokens(ctx) else "training.seq_len"
+    key = CONTEXT_LENGTH if in_tokens(ctx) else "training.seq_len"
     length = ctx.recipe.data.seq_length
     if not today(ctx) or most is None or length <= most:
         return None
@@ -456,7 +456,7 @@ RULES = (
     rule(
         "beyond-positions",
         "error",
-        (CONTEXT,),
+        (CONTEXT_LENGTH,),
         _beyond_positions,
         "ValueError on the length of the rotary table",
         "positions are read from a table",

@@ -1,16 +1,16 @@
-"""Megatron-LM's flags that say nothing of a recipe, by how many values they take.
+"""Megatron-LM flags without a recipe field, by the number of values they take.
 
-They are listed because its parser knows no abbreviations and stops at a name it does not know. Names are the flags
-without their leading dashes, with underscores. Fields of its configs that have no flag are not here.
+They are listed because Megatron's parser rejects unknown flags and abbreviations. Names have underscores and no
+leading dashes. Config fields without a flag are not listed.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-Takes = Literal["flag", "text", "list"]
+FlagType = Literal["flag", "text", "list"]
 
-SWITCHES = """
+SWITCH_FLAGS = """
 accumulate_allreduce_grads_in_fp32 add_qkv_bias adlr_autoresume allow_ambiguous_pad_tokens apply_dsa_kernel_fusion
 apply_layernorm_1p apply_query_key_layer_scaling apply_residual_connection_post_layernorm apply_wd_to_qk_layernorm
 async_ckpt_use_cpu_shm attention_output_gate attention_softmax_in_fp32 auto_detect_ckpt_format batch_invariant_mode
@@ -91,7 +91,7 @@ use_torch_optimizer_for_cpu_offload use_tp_pp_dp_mapping use_transformer_engine_
 vision_pretraining yarn_correction_range_round_to_int
 """
 
-ONE_VALUE = """
+SINGLE_VALUE_FLAGS = """
 activation_func_clamp_value activation_offload_fraction adlr_autoresume_interval app_tag_run_name app_tag_run_version
 async_ckpt_cpu_priority async_ckpt_io_priority async_strategy attention_dropout bert_embedder_type bert_load
 biencoder_projection_dim block_data_path chat_template check_weight_hash_across_dp_replicas_interval
@@ -188,13 +188,13 @@ wandb_entity wandb_exp_name wandb_project wandb_save_dir weight_decay_incr_style
 window_attn_skip_freq window_size yaml_cfg yarn_beta_fast yarn_beta_slow yarn_original_max_position_embeddings
 """
 
-MANY_VALUES = """
+LIST_FLAGS = """
 csa_compress_ratios ddp_param_name_patterns_for_fp32_local_accumulation high_priority_stream_groups iterations_to_skip
 mrope_section offload_modules profile_ranks rampup_batch_size retriever_report_topk_accuracies rl_inference_parsers
 spec test_data_path tokenizer_special_tokens valid_data_path validation_set_names
 """
 
-PAST: dict[tuple[str, Takes], str] = {
+REMOVED_FLAGS: dict[tuple[str, FlagType], str] = {
     ("0.16", "flag"): """
         disable_chunked_prefill inference_dynamic_batching_enable_prefix_caching langrl_external_server legacy_tokenizer
         moe_use_legacy_grouped_gemm retro_add_retriever retro_no_verify_neighbor_count return_log_probs
@@ -225,4 +225,4 @@ PAST: dict[tuple[str, Takes], str] = {
         rl_parallel_generation_tasks
     """,
 }
-"""Flags that its parser no longer knows, by the last version that may have had them and by what they take."""
+"""Flags the parser no longer accepts, by the last version that may have had them and by type."""
