@@ -16,7 +16,7 @@ from tables import table
 
 from meshwright import frameworks
 from meshwright.frameworks.rule_catalog import rules_of
-from meshwright.recipes.key_maps import ConfigKey, joints, words
+from meshwright.recipes.key_maps import ConfigKey, composite_keys, config_keys
 from meshwright.recipes.types import recipe_fields
 
 ENV = os.environ | {"COLUMNS": "120", "PYTHONPATH": str(Path(frameworks.__file__).parents[2])}
@@ -219,10 +219,12 @@ def _compared(result: dict[str, Any]) -> tuple[object, ...]:
 def page(name: str) -> str:
     """The page of one framework: what is read, checked and written."""
     theirs = frameworks.framework(name)
-    table_of_words = words(theirs.table)
-    kept = [word for word in table_of_words.values() if word.fate == "read" and (word.own or word.key in _joint(name))]
-    lost = [word for word in table_of_words.values() if word.fate != "read"]
-    owned = {word.own for word in kept} | {own for joint in joints(theirs.table) for own in joint.own}
+    table_of_words = config_keys(theirs.table)
+    kept = [
+        word for word in table_of_words.values() if word.status == "read" and (word.field or word.key in _joint(name))
+    ]
+    lost = [word for word in table_of_words.values() if word.status != "read"]
+    owned = {word.field for word in kept} | {own for joint in composite_keys(theirs.table) for own in joint.fields}
     silent = [key for key in recipe_fields() if key not in owned and not key.startswith("architecture.")]
     parts = [
         f"# {theirs.title}\n\nVersion: {theirs.title} {theirs.version}. Files are parsed, never executed.\n",
@@ -248,14 +250,14 @@ def page(name: str) -> str:
 
 
 def _joint(name: str) -> set[str]:
-    return {key for joint in joints(frameworks.framework(name).table) for key in joint.keys}
+    return {key for joint in composite_keys(frameworks.framework(name).table) for key in joint.keys}
 
 
 def _word_table(kept: Sequence[ConfigKey], name: str) -> str:
-    meant = {key: joint.own for joint in joints(frameworks.framework(name).table) for key in joint.keys}
+    meant = {key: joint.fields for joint in composite_keys(frameworks.framework(name).table) for key in joint.keys}
     rows = []
     for word in kept:
-        own = ", ".join(f"`{key}`" for key in (meant.get(word.key) or (word.own,)))
+        own = ", ".join(f"`{key}`" for key in (meant.get(word.key) or (word.field,)))
         default = "" if word.default is UNSET else f"`{word.default}`"
         values = ", ".join(f"{theirs or '(empty)'} → {ours}" for theirs, ours in word.values.items())
         since = " ".join(f"{label} {text}" for label, text in (("since", word.since), ("until", word.until)) if text)
@@ -264,7 +266,7 @@ def _word_table(kept: Sequence[ConfigKey], name: str) -> str:
 
 
 def _lost_table(lost: Sequence[ConfigKey]) -> str:
-    rows = [(f"`{w.key}`", w.fate, w.until, f"`{w.instead}`" if w.instead else "", w.note) for w in lost]
+    rows = [(f"`{w.key}`", w.status, w.until, f"`{w.replacement}`" if w.replacement else "", w.note) for w in lost]
     return table(("key", "fate", "until", "write instead", "why"), rows)
 
 

@@ -16,7 +16,7 @@ from meshwright.planner.quick_reference import SITUATIONS
 from meshwright.recipes import index
 from meshwright.recipes.case import model_of
 from meshwright.recipes.format_override import format_override
-from meshwright.recipes.key_maps import by_foreign_key
+from meshwright.recipes.key_maps import override_keys
 from meshwright.recipes.types import Recipe, recipe_fields
 from meshwright.rules.evaluate import keys_by_flat_name
 
@@ -239,8 +239,8 @@ def quick_reference_page() -> str:
 
 def fields_page() -> str:
     foreign: dict[str, list[str]] = {}
-    for word in by_foreign_key().values():
-        foreign.setdefault(word.own, []).append(f"`{word.key}`")
+    for word in override_keys().values():
+        foreign.setdefault(word.field, []).append(f"`{word.key}`")
     text = "# Recipe fields\n\nAny field can be overridden as `key=value`, with our key or another framework's.\n\n"
     rows = [
         (f"`{key}`", f.kind, f.text, f"`{f.default}`", ", ".join(sorted(set(foreign.get(key, [])))))

@@ -170,8 +170,8 @@ def _keys(framework: Framework) -> Keys | None:
     if framework.keys is None:
         return None
     theirs, ours = framework.keys(), frameworks.framework(framework.framework)
-    table = key_maps.words(ours.key_map)
-    rows = {key: word for key, word in table.items() if word.fate != "gone" and framework.speaks(key)}
+    table = key_maps.config_keys(ours.key_map)
+    rows = {key: word for key, word in table.items() if word.status != "removed" and framework.speaks(key)}
     here = [key for key in theirs if key not in rows and not ours.is_extra_key(key)]
     there = [key for key in rows if key not in theirs]
     both = {key: (theirs[key], rows[key].default) for key in rows if key in theirs}

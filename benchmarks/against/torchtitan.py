@@ -16,7 +16,7 @@ from benchmarks.against import Config, Framework, Verdict
 
 from meshwright.clusters import cluster
 from meshwright.frameworks.mapping import nest
-from meshwright.recipes.key_maps import words
+from meshwright.recipes.key_maps import config_keys
 
 WORLD = 64  # where nobody says the GPUs
 
@@ -245,7 +245,7 @@ def fields_of(start_of_name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _of_this_line(key: str) -> bool:
-    return words("torchtitan")[key].since == ""
+    return config_keys("torchtitan")[key].since == ""
 
 
 FRAMEWORK = Framework(

@@ -16,8 +16,16 @@ from benchmarks.against.torchtitan import WORLD, as_if_on_gpus, as_on, last, qui
 from meshwright.frameworks import content_of
 from meshwright.frameworks.torchtitan.commands import flags, named_preset, runs
 from meshwright.frameworks.torchtitan.parse import OPEN, TODAY
-from meshwright.recipes.key_maps import words
-from meshwright.recipes.key_maps.torchtitan import CONTEXT_LENGTH, SAMPLE_KEYS, TOKEN_KEYS, LOCAL_BATCH, MICRO_BATCH, STEP_TOKENS, MICRO_BATCH_TOKENS
+from meshwright.recipes.key_maps import config_keys
+from meshwright.recipes.key_maps.torchtitan import (
+    CONTEXT_LENGTH,
+    LOCAL_BATCH,
+    MICRO_BATCH,
+    MICRO_BATCH_TOKENS,
+    SAMPLE_KEYS,
+    STEP_TOKENS,
+    TOKEN_KEYS,
+)
 
 STAGES = "parallelism.num_pp_microbatches"
 
@@ -187,7 +195,7 @@ def _flags(start_of_name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _flags(f"{name}.0.", held[0])
         elif isinstance(held, dict):
             yield from ((f"{name}.{key}", one) for key, one in held.items())
-        elif not OPEN.match(name) or name in words("torchtitan"):
+        elif not OPEN.match(name) or name in config_keys("torchtitan"):
             yield name, held
 
 
@@ -258,7 +266,7 @@ def draws() -> Iterator[Config]:
 
 
 def _of_today(key: str) -> bool:
-    word = words("torchtitan")[key]
+    word = config_keys("torchtitan")[key]
     in_samples = key in SAMPLE_KEYS
     return in_samples or (not (word.until and word.until <= TODAY) and not (word.since and word.since > TODAY))
 

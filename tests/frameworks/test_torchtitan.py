@@ -18,7 +18,7 @@ from meshwright.frameworks.to_recipe import complete, import_recipe
 from meshwright.frameworks.torchtitan.models import FLAVORS, PRESETS, flavor_model, flavor_of, preset_model
 from meshwright.models import find
 from meshwright.recipes import index, pretrain
-from meshwright.recipes.key_maps import words
+from meshwright.recipes.key_maps import config_keys
 
 DENSE = """\
 [job]
@@ -444,7 +444,7 @@ def test_every_flavor_and_preset_is_a_model() -> None:
     for module, presets in PRESETS.items():
         for config, preset in presets.items():
             assert preset_model(module, config) is not None
-            assert all(key in words("torchtitan") for key in preset.settings)
+            assert all(key in config_keys("torchtitan") for key in preset.settings)
 
 
 def test_every_rule_speaks_of_keys_there_are_and_survives_an_empty_file() -> None:
@@ -456,7 +456,7 @@ def test_every_rule_speaks_of_keys_there_are_and_survives_an_empty_file() -> Non
     for rule in theirs.rules:
         assert rule.symptom
         assert rule.cause
-        assert all(key in words("torchtitan") for key in rule.keys), rule.id
+        assert all(key in config_keys("torchtitan") for key in rule.keys), rule.id
         broken = rule.check(look)
         assert broken is None or not list(broken if not hasattr(broken, "message") else [broken]), rule.id
 

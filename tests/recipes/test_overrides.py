@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from meshwright.errors import InputError
 from meshwright.recipes import Recipe, apply, apply_with_log, load, pretrain, recipe_fields, sft
 from meshwright.recipes.key_maps import (
-    IN_OVERRIDES,
-    RETIRED,
-    by_foreign_key,
-    foreign_key,
-    joint_of,
-    joints,
-    to_foreign,
-    words,
+    OVERRIDE_FRAMEWORKS,
+    REMOVED_KEYS,
+    composite_keys,
+    config_keys,
+    framework_key,
+    override_composite_keys,
+    override_keys,
+    to_framework,
 )
 from meshwright.recipes.key_maps.shared_composite_keys import dispatcher_keys, recompute_keys
 from meshwright.recipes.key_maps.value_maps import PRECISION_NAMES
@@ -250,33 +250,35 @@ def test_a_mistake_is_an_error_that_says_what_to_do(overrides: list[str], words:
 
 
 def test_a_retired_key_is_not_otherwise_known() -> None:
-    for key in RETIRED:
+    for key in REMOVED_KEYS:
         assert native_key(key) is None
-        assert key not in by_foreign_key()
-        assert key not in joint_of()
+        assert key not in override_keys()
+        assert key not in override_composite_keys()
 
 
 def test_every_row_points_at_a_field_and_never_contradicts_our_own_keys() -> None:
-    for word in by_foreign_key().values():
-        assert word.own in recipe_fields(), word
+    for word in override_keys().values():
+        assert word.field in recipe_fields(), word
         if native_key(word.key):
-            assert native_key(word.key) == word.own
+            assert native_key(word.key) == word.field
             assert not word.values
 
 
 def test_a_key_that_frameworks_share_means_the_same_in_each() -> None:
-    for framework in IN_OVERRIDES:
-        for key, word in words(framework).items():
-            known = by_foreign_key().get(key)
-            if known and word.own and word.fate != "gone":
-                assert known.own == word.own, key
+    for framework in OVERRIDE_FRAMEWORKS:
+        for key, word in config_keys(framework).items():
+            known = override_keys().get(key)
+            if known and word.field and word.status != "removed":
+                assert known.field == word.field, key
                 assert all(known.values[theirs] == ours for theirs, ours in word.values.items()), key
 
 
 def test_keys_that_frameworks_read_together_mean_the_same_in_each() -> None:
-    for framework in IN_OVERRIDES:
-        for joint in joints(framework):
-            assert all(joint_of()[key].keys == joint.keys for key in joint.keys if key not in RETIRED), joint.keys
+    for framework in OVERRIDE_FRAMEWORKS:
+        for joint in composite_keys(framework):
+            assert all(
+                override_composite_keys()[key].keys == joint.keys for key in joint.keys if key not in REMOVED_KEYS
+            ), joint.keys
 
 
 def examples(key: str) -> list[Any]:
@@ -315,19 +317,19 @@ def test_what_is_set_is_read_back_and_the_rest_stays(key: str) -> None:
             assert all(read(made, other) == read(BASE, other) for other in recipe_fields() if other != key)
 
 
-@pytest.mark.parametrize("framework", IN_OVERRIDES)
+@pytest.mark.parametrize("framework", OVERRIDE_FRAMEWORKS)
 def test_a_value_written_in_a_framework_is_read_back(framework: str) -> None:
     for key in recipe_fields():
-        if foreign_key(key, framework) is None:
+        if framework_key(key, framework) is None:
             continue
         for value in examples(key):
             if key == "layout.strategy" and value in ("ddp", "zero1") and framework == "megatron_bridge":
                 continue  # one flag cannot say these
             if (key, value) == ("data.dataset", ""):
                 continue  # no data set at all: elsewhere an empty path asks for random tokens
-            foreign, theirs = to_foreign(key, value, framework)
+            foreign, theirs = to_framework(key, value, framework)
             text = spelled(tuple(theirs) if isinstance(theirs, list) else theirs)
-            if foreign not in joint_of():
+            if foreign not in override_composite_keys():
                 assert read(apply(BASE, [f"{foreign}={text}"]), key) == value, (foreign, text)
 
 
@@ -351,17 +353,17 @@ WRITTEN = [
 
 @pytest.mark.parametrize(("framework", "key", "value", "wanted"), WRITTEN)
 def test_a_setting_in_their_words(framework: str, key: str, value: Any, wanted: tuple[str, Any]) -> None:
-    assert to_foreign(key, value, framework) == wanted
+    assert to_framework(key, value, framework) == wanted
 
 
 def test_a_field_without_a_word_in_a_framework_is_said_so() -> None:
-    assert foreign_key("layout.etp", "kempnerforge") is None
+    assert framework_key("layout.etp", "kempnerforge") is None
     with pytest.raises(InputError, match="no single key"):
-        to_foreign("layout.etp", 1, "kempnerforge")
+        to_framework("layout.etp", 1, "kempnerforge")
     with pytest.raises(InputError, match="no word"):
-        to_foreign("layout.strategy", "zero1", "megatron_bridge")
+        to_framework("layout.strategy", "zero1", "megatron_bridge")
     with pytest.raises(InputError, match="did you mean"):
-        foreign_key("layout.tp", "megatron_brigde")
+        framework_key("layout.tp", "megatron_brigde")
 
 
 @pytest.mark.parametrize("dispatcher", ["alltoall", "allgather", "deepep", "hybridep"])

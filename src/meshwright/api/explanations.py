@@ -11,7 +11,7 @@ import msgspec
 from meshwright import rules
 from meshwright.errors import InputError, closest, unknown
 from meshwright.frameworks import rule_catalog
-from meshwright.recipes.key_maps import by_foreign_key
+from meshwright.recipes.key_maps import override_keys
 from meshwright.recipes.types import RecipeField, recipe_fields
 from meshwright.rules import Rule
 
@@ -71,7 +71,7 @@ def explained_to_dict(found: Explained) -> dict[str, Any]:
 
 def field_to_dict(field: RecipeField) -> dict[str, Any]:
     """A recipe field as a person meets it."""
-    spelled = {word.key for word in by_foreign_key().values() if word.own == field.key}
+    spelled = {word.key for word in override_keys().values() if word.field == field.key}
     return {
         "key": field.key,
         "kind": field.kind,
@@ -110,7 +110,7 @@ def _key(text: str) -> str | None:
     fields, word = recipe_fields(), text.partition("=")[0].strip().lstrip("-+~")
     spelled = (word, word.replace("-", "_"))
     named = [key for key, info in fields.items() if info.flat in spelled or key.partition(".")[2] in spelled]
-    foreign = next((found.own for name in spelled if (found := by_foreign_key().get(name))), None)
+    foreign = next((found.field for name in spelled if (found := override_keys().get(name))), None)
     if word in fields:
         return word
     return foreign or (named[0] if len(named) == 1 else None)

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from meshwright.clusters import Cluster
 from meshwright.frameworks.framework import FrameworkRule, GpuRequest, Problem, RuleContext
 from meshwright.frameworks.types import Settings, SourcedValue
-from meshwright.recipes.key_maps import words
+from meshwright.recipes.key_maps import config_keys
 
 if TYPE_CHECKING:
     from meshwright.frameworks.shell import LaunchCommand
@@ -51,7 +51,7 @@ def as_int(said: SourcedValue | None) -> int | None:
 
 def value_or_default(table: str, settings: Settings, key: str) -> Any:
     """The value of a key, or their default where it is unsaid, open or of another kind."""
-    word = words(table).get(key)
+    word = config_keys(table).get(key)
     default = None if word is None or word.default is UNSET else word.default
     said = settings.get(key)
     if said is None or said.unresolved:
@@ -93,7 +93,7 @@ def range_rule(framework: str, ranges: Ranges, spell: Callable[[str, Any], str],
             if not least <= found <= most or (above and found == least):
                 wanted = f"above {least:g}" if above else f"at least {least:g}"
                 wanted += f" and at most {most:g}" if most != INFINITE else ""
-                word = words(ctx.framework.key_map)[key]
+                word = config_keys(ctx.framework.key_map)[key]
                 fix = () if word.default in (UNSET, None) else (spell(key, word.default),)
                 yield Problem(f"{key}={found} must be {wanted}", fix, key=key)
 

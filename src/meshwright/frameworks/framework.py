@@ -13,7 +13,7 @@ from meshwright.clusters import Cluster
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.models import ModelSpec
 from meshwright.recipes.case import Case
-from meshwright.recipes.key_maps import words
+from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.types import Engine, Goal, Recipe
 from meshwright.rules.rule import Finding, Severity
 
@@ -101,7 +101,7 @@ class RuleContext(msgspec.Struct, frozen=True):
         said = self.parsed.settings.get(key)
         if said is not None:
             return otherwise if said.unresolved else said.value
-        word = words(self.framework.key_map).get(key)
+        word = config_keys(self.framework.key_map).get(key)
         return otherwise if word is None or word.default is UNSET else word.default
 
     def is_set(self, key: str) -> bool:

@@ -13,7 +13,7 @@ from meshwright.frameworks.framework import Framework, ParsedConfig
 from meshwright.frameworks.types import Settings, SourcedValue, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes import overrides
-from meshwright.recipes.key_maps import CompositeKey, ConfigKey, joints, words
+from meshwright.recipes.key_maps import CompositeKey, ConfigKey, composite_keys, config_keys
 from meshwright.recipes.types import Recipe, recipe_fields
 from meshwright.recipes.values import parse
 from meshwright.rules.rule import Finding, Severity
@@ -22,9 +22,9 @@ ALIKE = 70.0  # per cent of equal letters in two keys of which one may be meant 
 
 
 FATES: Mapping[str, tuple[str, Severity, str]] = {
-    "gone": ("key.removed", "error", "is refused today"),
+    "removed": ("key.removed", "error", "is refused today"),
     "ignored": ("key.ignored", "warning", "is accepted and read by nothing"),
-    "replaced": ("key.replaced", "warning", "is overwritten by another setting"),
+    "overwritten": ("key.overwritten", "warning", "is overwritten by another setting"),
 }
 """The finding for a key that no longer does what it says: its id, severity and text."""
 
@@ -66,8 +66,8 @@ class _Reader:
 
     def __init__(self, framework: Framework, start: Recipe, with_defaults: bool) -> None:
         self.framework, self.start = framework, start
-        self.table = words(framework.key_map)
-        self.joints = joints(framework.key_map)
+        self.table = config_keys(framework.key_map)
+        self.joints = composite_keys(framework.key_map)
         self.together = {key: joint for joint in self.joints for key in joint.keys}
         self.values: dict[str, Any] = {}
         self.said: dict[str, str] = {}
@@ -77,22 +77,22 @@ class _Reader:
         self.defaults = {
             key: text_of(word.default)
             for key, word in self.table.items()
-            if with_defaults and word.default is not UNSET and word.fate == "read"
+            if with_defaults and word.default is not UNSET and word.status == "read"
         }
 
     def read(self, settings: Settings) -> None:
         """Their defaults, then what the file says key by key, then what keys mean together."""
         for key, text in self.defaults.items():
             word = self.table[key]
-            if word.own and key not in self.together and not _is_shape(word):
-                self.values[word.own] = self._typed(word, text)
+            if word.field and key not in self.together and not _is_shape(word):
+                self.values[word.field] = self._typed(word, text)
         for key, said in settings.items():
             self._read_one(key, said, self.table.get(key))
         for joint in self.joints:
             self._read_together(joint, {key: settings[key] for key in joint.keys if key in settings})
 
     def _read_one(self, key: str, said: SourcedValue, word: ConfigKey | None) -> None:
-        if word is not None and word.fate != "read":
+        if word is not None and word.status != "read":
             self._note_fate(word, said)
         elif said.unresolved:
             self._leave_open(key, word)
@@ -100,7 +100,7 @@ class _Reader:
             return
         elif word is None:
             self._note_unknown(key, said)
-        elif word.own:
+        elif word.field:
             self._set(word, said)
         else:
             self._check_form(word, said)
@@ -116,7 +116,7 @@ class _Reader:
         fields = recipe_fields()
         try:
             meaning = joint.read(texts, so_far)
-            outright = {own: parse(fields[own], text, own) for own, text in meaning.said.items()}
+            outright = {own: parse(fields[own], text, own) for own, text in meaning.explicit.items()}
             implied = {own: parse(fields[own], text, own) for own, text in meaning.implied.items()}
         except InputError as error:
             key = error.field if error.field in given else next(iter(given), "")
@@ -128,7 +128,7 @@ class _Reader:
             self.said |= {own: next(iter(given)) for own in outright if own not in self.said}
 
     def _typed(self, word: ConfigKey, text: str) -> Any:
-        return parse(recipe_fields()[word.own], overrides.translate_value(word, text), word.key)
+        return parse(recipe_fields()[word.field], overrides.translate_value(word, text), word.key)
 
     def _set(self, word: ConfigKey, said: SourcedValue) -> None:
         if word.choices and isinstance(said.value, str) and not _is_choice(word, said.value):
@@ -144,13 +144,13 @@ class _Reader:
             else:
                 self._note_refused(word.key, said, error)
             return
-        self.said[word.own] = word.key
+        self.said[word.field] = word.key
         if not _is_shape(word):
-            self.values[word.own] = value
+            self.values[word.field] = value
 
     def _leave_open(self, key: str, word: ConfigKey | None) -> None:
         joint = self.together.get(key)
-        owned = joint.own if joint else (word.own,) if word and word.own else ()
+        owned = joint.fields if joint else (word.field,) if word and word.field else ()
         self.unresolved += [own for own in owned if own not in self.unresolved]
         self.said |= {own: key for own in owned if own not in self.said}
 
@@ -159,11 +159,11 @@ class _Reader:
         value, wrong = said.value, ""
         if word.choices and not _is_choice(word, value):
             wrong = f"allowed: {', '.join(word.choices)}"
-        elif word.takes == "int" and not _is_whole(value):
+        elif word.type == "int" and not _is_whole(value):
             wrong = "a whole number is wanted"
-        elif word.takes == "float" and not _is_number(value):
+        elif word.type == "float" and not _is_number(value):
             wrong = "a number is wanted"
-        elif word.takes == "truth" and text_of(value).lower() not in ("true", "false"):
+        elif word.type == "bool" and text_of(value).lower() not in ("true", "false"):
             wrong = "true or false is wanted"
         if wrong:
             near = closest(str(value), word.choices, 1) if word.choices else []
@@ -197,7 +197,7 @@ class _Reader:
         def last(name: str) -> str:
             return name.rpartition(".")[2]
 
-        found = closest(key, [word.key for word in self.table.values() if word.fate == "read"], 1)
+        found = closest(key, [word.key for word in self.table.values() if word.status == "read"], 1)
         if not found or min(ratio(key, found[0]), ratio(last(key), last(found[0]))) < ALIKE:
             return None
         return self.table[found[0]]
@@ -205,15 +205,15 @@ class _Reader:
     def _takes(self, word: ConfigKey, said: SourcedValue) -> bool:
         """Whether a value could stand for another key."""
         try:
-            return not word.own or self._typed(word, text_of(said.value)) is not None
+            return not word.field or self._typed(word, text_of(said.value)) is not None
         except InputError:
             return False
 
     def _note_fate(self, word: ConfigKey, said: SourcedValue) -> None:
-        finding, severity, text = FATES[word.fate]
+        finding, severity, text = FATES[word.status]
         ended = f" (until {word.until})" if word.until else ""
         message = f"{self.framework.display_key(word.key)} {text}{ended}" + (f": {word.note}" if word.note else "")
-        self._note(finding, severity, word.key, said, message, (word.instead,) if word.instead else ())
+        self._note(finding, severity, word.key, said, message, (word.replacement,) if word.replacement else ())
 
     def _note(
         self, rule: str, severity: Severity, key: str, said: SourcedValue, message: str, fix: tuple[str, ...]
@@ -223,7 +223,7 @@ class _Reader:
 
 def _is_shape(word: ConfigKey) -> bool:
     """Whether a key is a size of the model, which the framework reads as a whole."""
-    return word.own.startswith("architecture.")
+    return word.field.startswith("architecture.")
 
 
 def _is_choice(word: ConfigKey, value: Any) -> bool:
@@ -284,32 +284,32 @@ def to_settings(
     found: dict[str, Any] = {}
     unsaid: dict[str, UnmappedField] = {}
     covered: set[str] = set()
-    for joint in joints(framework.key_map):
-        if joint.write is not None and wanted & set(joint.own):
-            covered |= set(joint.own)
+    for joint in composite_keys(framework.key_map):
+        if joint.write is not None and wanted & set(joint.fields):
+            covered |= set(joint.fields)
             try:
                 found |= joint.write(recipe)
             except InputError as error:
-                own = error.field if error.field in joint.own else joint.own[0]
+                own = error.field if error.field in joint.fields else joint.fields[0]
                 unsaid[own] = UnmappedField(own, value_of(recipe, own), error.reason)
-    for key, word in words(framework.key_map).items():
-        if word.fate != "read" or word.own not in wanted or word.own in covered or key in found:
+    for key, word in config_keys(framework.key_map).items():
+        if word.status != "read" or word.field not in wanted or word.field in covered or key in found:
             continue
-        covered.add(word.own)
+        covered.add(word.field)
         try:
-            found[key] = word.to_foreign(value_of(recipe, word.own))
+            found[key] = word.to_framework_value(value_of(recipe, word.field))
         except InputError as error:
-            unsaid[word.own] = UnmappedField(word.own, value_of(recipe, word.own), error.reason)
+            unsaid[word.field] = UnmappedField(word.field, value_of(recipe, word.field), error.reason)
     for own in (own for own in recipe_fields() if own in wanted and own not in covered):
         if value_of(recipe, own) != recipe_fields()[own].default:
             unsaid[own] = UnmappedField(own, value_of(recipe, own), f"{framework.title} has no key for it")
-    order = {key: place for place, key in enumerate(words(framework.key_map))}
+    order = {key: place for place, key in enumerate(config_keys(framework.key_map))}
     return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order)))), tuple(unsaid.values())
 
 
 def without_defaults(framework: Framework, settings: Mapping[str, Any], keep: Container[str] = ()) -> dict[str, Any]:
     """Settings that say more than their default does, and those a reader expects to see."""
-    table = words(framework.key_map)
+    table = config_keys(framework.key_map)
 
     def says_more(key: str, value: Any) -> bool:
         word = table.get(key)

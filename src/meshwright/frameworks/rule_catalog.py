@@ -32,7 +32,7 @@ PARSE_FINDINGS = (
         "key.ignored", "warning", "nothing at all: the setting has no effect", "the key is kept for old scripts only"
     ),
     ParseFinding(
-        "key.replaced", "warning", "another value than the one that is written", "a later step overwrites this key"
+        "key.overwritten", "warning", "another value than the one that is written", "a later step overwrites this key"
     ),
     ParseFinding(
         "value.refused", "error", "an error of the parser, or one much later", "the key does not take such a value"

@@ -12,7 +12,7 @@ import msgspec
 
 from meshwright.errors import InputError, unknown
 from meshwright.recipes.build import field_locations
-from meshwright.recipes.key_maps import RETIRED, ConfigKey, by_foreign_key, joint_of
+from meshwright.recipes.key_maps import REMOVED_KEYS, ConfigKey, override_composite_keys, override_keys
 from meshwright.recipes.types import FieldKind, Recipe, recipe_fields
 from meshwright.recipes.values import is_map, parse
 
@@ -68,7 +68,7 @@ def change(recipe: Recipe, values: Mapping[str, Any]) -> tuple[Recipe, list[Chan
 @lru_cache(maxsize=1)
 def known_keys() -> tuple[str, ...]:
     """Everything that may stand before the equals sign."""
-    return (*recipe_fields(), *field_locations(), *by_foreign_key(), *joint_of())
+    return (*recipe_fields(), *field_locations(), *override_keys(), *override_composite_keys())
 
 
 def native_key(key: str) -> str | None:
@@ -119,14 +119,14 @@ def _settings(pairs: list[tuple[str, str]], recipe: Recipe) -> list[_Setting]:
         field, item = _item(key)
         if item:
             items.setdefault(field, {})[item] = text
-        elif key in joint_of():
-            groups.setdefault(joint_of()[key].keys, {})[key] = text
+        elif key in override_composite_keys():
+            groups.setdefault(override_composite_keys()[key].keys, {})[key] = text
         else:
             _add(said, _plain(key, text))
     for keys, given in groups.items():
-        meaning = joint_of()[keys[0]].read(given, recipe)
+        meaning = override_composite_keys()[keys[0]].read(given, recipe)
         asked = " ".join(f"{key}={text}" for key, text in given.items())
-        for own, text in meaning.said.items():
+        for own, text in meaning.explicit.items():
             _add(said, _typed(own, text, asked.split("=")[0], asked))
         for own, text in meaning.implied.items():
             implied[own] = _typed(own, text, own, asked)
@@ -149,11 +149,11 @@ def _plain(key: str, text: str) -> _Setting:
     own = native_key(key)
     if own is not None:
         return _typed(own, text, key, f"{key}={text}")
-    if key in by_foreign_key():
-        alias = by_foreign_key()[key]
-        return _typed(alias.own, translate_value(alias, text), key, f"{key}={text}")
-    if key in RETIRED:
-        reason, instead = RETIRED[key]
+    if key in override_keys():
+        alias = override_keys()[key]
+        return _typed(alias.field, translate_value(alias, text), key, f"{key}={text}")
+    if key in REMOVED_KEYS:
+        reason, instead = REMOVED_KEYS[key]
         instead = instead.replace("{value}", text or "8xH100")
         raise InputError(f"{reason}; use {instead}", field=key, value=text, fix=[instead])
     raise unknown("key", key, known_keys())
@@ -162,8 +162,8 @@ def _plain(key: str, text: str) -> _Setting:
 def translate_value(alias: ConfigKey, text: str) -> str:
     """Their value in ours, item by item in a list."""
     if "," not in text and not text.startswith("["):
-        return alias.to_own(text)
-    return re.sub(r"[\w+./-]+", lambda word: alias.to_own(word[0]), text)
+        return alias.to_recipe_value(text)
+    return re.sub(r"[\w+./-]+", lambda word: alias.to_recipe_value(word[0]), text)
 
 
 def _typed(own: str, text: str, key: str, asked: str) -> _Setting:

@@ -16,7 +16,7 @@ from meshwright.frameworks.common import as_int, gpu_request_of, value_or_defaul
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.trainer import Arguments, is_on, open_referenced_file, parse_arguments, program_fields
 from meshwright.frameworks.types import Settings, SourcedValue
-from meshwright.recipes.key_maps import words
+from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, MEGATRON, ZERO, distributed_type, sharding_strategy
 from meshwright.recipes.types import Engine, Recipe
 from meshwright.rules.rule import Finding
@@ -74,7 +74,7 @@ def _config_of(content: Content, one: LaunchCommand) -> Settings:
 
 def _options(one: LaunchCommand) -> Iterator[tuple[str, SourcedValue]]:
     """Options of the launcher under the keys that they come before."""
-    places = {key.rsplit(".", 1)[-1]: key for key in words(TABLE)}
+    places = {key.rsplit(".", 1)[-1]: key for key in config_keys(TABLE)}
     for option, said in one.launcher_args.items():
         name = option.replace("-", "_")
         if name in FLAGS and said.value is True:
@@ -134,10 +134,10 @@ def normal(settings: Settings) -> dict[str, SourcedValue]:
         section, dot, name = key.partition(".")
         prefix = PREFIXES.get(section, "")
         full = f"{section}.{prefix}{name}" if dot and prefix and not name.startswith(prefix[:-1]) else key
-        word = words(TABLE).get(full)
+        word = config_keys(TABLE).get(full)
         if said.value is None and word is not None:
             continue
-        if word is not None and word.takes == "truth" and said.pyyaml is not UNSET:
+        if word is not None and word.type == "bool" and said.pyyaml is not UNSET:
             said = msgspec.structs.replace(said, value=said.pyyaml)
         if said.value == "auto" and section == "deepspeed_config":
             said = msgspec.structs.replace(said, unresolved="auto: filled in when training starts")

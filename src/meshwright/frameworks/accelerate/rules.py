@@ -13,7 +13,15 @@ from meshwright.frameworks.accelerate.keys import READS, spell
 from meshwright.frameworks.accelerate.parse import GPU_KINDS
 from meshwright.frameworks.common import as_int, is_int
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
-from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, DISTRIBUTED_TYPES, MEGATRON, ZERO, distributed_type, sharding_strategy
+from meshwright.recipes.key_maps.accelerate import (
+    AXIS,
+    DISTRIBUTED_TYPES,
+    FSDP,
+    MEGATRON,
+    ZERO,
+    distributed_type,
+    sharding_strategy,
+)
 
 SAGEMAKER = "AMAZON_SAGEMAKER"
 

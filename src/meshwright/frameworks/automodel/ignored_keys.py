@@ -10,7 +10,7 @@ from meshwright.frameworks.automodel.extra_keys import INSTEAD, SCHEDULES, TOP
 from meshwright.frameworks.automodel.format_override import spell
 from meshwright.frameworks.automodel.values import strategy_of
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
-from meshwright.recipes.key_maps.automodel import STRATEGY_OPTIONS, PARALLEL_AXES
+from meshwright.recipes.key_maps.automodel import PARALLEL_AXES, STRATEGY_OPTIONS
 
 
 def _strategy_unknown(ctx: RuleContext) -> Problem | None:

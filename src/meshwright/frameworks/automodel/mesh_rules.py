@@ -10,7 +10,7 @@ from meshwright.frameworks.automodel.extra_keys import NARROW
 from meshwright.frameworks.automodel.format_override import spell
 from meshwright.frameworks.automodel.values import strategy_of
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
-from meshwright.recipes.key_maps.automodel import COMMON_OPTIONS, STRATEGY_OPTIONS, PARALLEL_AXES
+from meshwright.recipes.key_maps.automodel import COMMON_OPTIONS, PARALLEL_AXES, STRATEGY_OPTIONS
 
 REFUSED = {
     "ddp": ("tp", "pp", "cp", "ep"),
@@ -36,7 +36,10 @@ def _not_its_option(ctx: RuleContext) -> Iterator[Problem]:
     strategy = strategy_of(ctx.parsed.settings)
     if not strategy:
         return
-    of_others = {option for options in STRATEGY_OPTIONS.values() for option in options} - {*STRATEGY_OPTIONS[strategy], *COMMON_OPTIONS}
+    of_others = {option for options in STRATEGY_OPTIONS.values() for option in options} - {
+        *STRATEGY_OPTIONS[strategy],
+        *COMMON_OPTIONS,
+    }
     told: set[str] = set()
     for key in ctx.keys_under("distributed"):
         option = key.removeprefix("distributed.").split(".")[0].split("[")[0]

@@ -12,7 +12,7 @@ import msgspec
 from meshwright.frameworks.automodel.extra_keys import INSTEAD, STRATEGIES, TOP
 from meshwright.frameworks.common import is_int
 from meshwright.frameworks.types import Settings, SourcedValue
-from meshwright.recipes.key_maps import ConfigKey, joints, words
+from meshwright.recipes.key_maps import ConfigKey, composite_keys, config_keys
 from meshwright.recipes.key_maps.automodel import PARALLEL_AXES
 from meshwright.recipes.key_maps.value_maps import PIPELINE_SCHEDULES as OURS
 
@@ -102,8 +102,8 @@ def strategy_of(settings: Settings) -> str:
 
 def kept(settings: Settings) -> dict[str, SourcedValue]:
     """What is left of the settings once all that AutoModel itself drops or puts right is gone."""
-    table = words(TABLE)
-    joined = {key for joint in joints(TABLE) for key in joint.keys}
+    table = config_keys(TABLE)
+    joined = {key for joint in composite_keys(TABLE) for key in joint.keys}
     dropped = tuple(_dropped(settings))
     left: dict[str, SourcedValue] = {}
     for key, said in settings.items():
@@ -118,7 +118,7 @@ def kept(settings: Settings) -> dict[str, SourcedValue]:
 
 def _has_form(word: ConfigKey) -> bool:
     """Whether a key wants a value of some kind, so that nothing cannot be read as one."""
-    return bool(word.own or word.takes or word.choices) and "null" not in word.values
+    return bool(word.field or word.type or word.choices) and "null" not in word.values
 
 
 def _dropped(settings: Settings) -> Iterator[str]:

@@ -12,7 +12,7 @@ from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, value_of, without_defaults
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
-from meshwright.recipes.key_maps import words
+from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.automodel import COMMON_OPTIONS, STRATEGY_OPTIONS
 from meshwright.recipes.key_maps.automodel_composite_keys import (
     CHAT_DATASET,
@@ -110,7 +110,7 @@ def _completed(kept: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator
         found["dataset.batch_size"] = found["step_scheduler.local_batch_size"]
     if isinstance(alpha := found.get("peft.alpha"), float) and alpha.is_integer():
         found["peft.alpha"] = int(alpha)
-    order = {key: place for place, key in enumerate(words("automodel"))}
+    order = {key: place for place, key in enumerate(config_keys("automodel"))}
     yield from sorted(found.items(), key=lambda item: order.get(item[0], len(order)))
 
 
@@ -121,14 +121,14 @@ def _has_torchao(recipe: Recipe) -> bool:
 def _of_strategy(settings: Mapping[str, Any], recipe: Recipe, lost: list[UnmappedField]) -> Iterator[tuple[str, Any]]:
     """Settings that the strategy takes: one option too many, and it refuses the file."""
     strategy = recipe.layout.strategy if recipe.layout.strategy in STRATEGY_OPTIONS else "fsdp2"
-    table = words("automodel")
+    table = config_keys("automodel")
     for key, value in settings.items():
         option = key.removeprefix("distributed.").split(".")[0]
         if not key.startswith("distributed.") or option in (*COMMON_OPTIONS, *STRATEGY_OPTIONS[strategy]):
             if key != "distributed.moe.reshard_after_forward":
                 yield key, value
             continue
-        own = table[key].own
+        own = table[key].field
         if own and value_of(recipe, own) != recipe_fields()[own].default:
             lost.append(UnmappedField(own, value_of(recipe, own), f"the {strategy} strategy has no {option}"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from meshwright.recipes.key_maps import words
+from meshwright.recipes.key_maps import config_keys
 
 TABLE = "deepspeed"
 REFUSING = (
@@ -40,7 +40,7 @@ def known(key: str) -> bool:
 
 def is_section(key: str) -> bool:
     """Whether a key is the name of a section, which stands alone when it is empty."""
-    return key in SECTIONS or any(word.startswith(f"{key}.") for word in words(TABLE))
+    return key in SECTIONS or any(word.startswith(f"{key}.") for word in config_keys(TABLE))
 
 
 def unread_section(key: str) -> bool:

@@ -15,7 +15,7 @@ from meshwright.frameworks.deepspeed.keys import REFUSING, TABLE, top_of
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.trainer import Arguments, open_referenced_file, parse_arguments, program_fields
 from meshwright.frameworks.types import Settings, SourcedValue
-from meshwright.recipes.key_maps import words
+from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.deepspeed import REMOVED_OPTIMIZERS
 from meshwright.recipes.types import Recipe, recipe_fields
 from meshwright.recipes.values import bare_type
@@ -152,14 +152,14 @@ def normal(settings: Settings) -> dict[str, SourcedValue]:
     retired = kind is not None and kind.value in REMOVED_OPTIMIZERS  # its params went with it
     for key, said in settings.items():
         top = key.split(".")[0]
-        if retired and key.startswith("optimizer.params.") and key not in words(TABLE):
+        if retired and key.startswith("optimizer.params.") and key not in config_keys(TABLE):
             continue
-        gone = words(TABLE).get(top)
-        if gone is not None and gone.fate == "gone":
+        gone = config_keys(TABLE).get(top)
+        if gone is not None and gone.status == "removed":
             found.setdefault(top, msgspec.structs.replace(said, value={}))
         elif key == "zero_optimization" and isinstance(said.value, bool):
             found["zero_optimization.stage"] = msgspec.structs.replace(said, value=int(said.value))
-        elif said.value is not None or key not in words(TABLE):  # null is as if unsaid
+        elif said.value is not None or key not in config_keys(TABLE):  # null is as if unsaid
             found[key] = _normal(key, said)
     return found
 
@@ -172,8 +172,8 @@ TRUTHS |= {"false": False, "0": False, "no": False, "off": False, "n": False, "f
 def _normal(key: str, said: SourcedValue) -> SourcedValue:
     if said.value == "auto" and not key.startswith("pipeline."):
         return msgspec.structs.replace(said, unresolved=AUTO)
-    word = words(TABLE).get(key)
-    if word is not None and word.takes == "truth" and top_of(key) in REFUSING:
+    word = config_keys(TABLE).get(key)
+    if word is not None and word.type == "bool" and top_of(key) in REFUSING:
         return msgspec.structs.replace(said, value=TRUTHS.get(str(said.value).lower(), said.value))
     if isinstance(said.value, float) and said.value.is_integer() and abs(said.value) < 2**53 and _takes_whole(key):
         return msgspec.structs.replace(said, value=int(said.value))
@@ -181,9 +181,9 @@ def _normal(key: str, said: SourcedValue) -> SourcedValue:
 
 
 def _takes_whole(key: str) -> bool:
-    word = words(TABLE).get(key)
+    word = config_keys(TABLE).get(key)
     return word is not None and (
-        word.takes == "int" or (bool(word.own) and bare_type(recipe_fields()[word.own].type)[0] is int)
+        word.type == "int" or (bool(word.field) and bare_type(recipe_fields()[word.field].type)[0] is int)
     )
 
 

@@ -11,8 +11,13 @@ from meshwright.frameworks.deepspeed.format_override import spell
 from meshwright.frameworks.deepspeed.keys import REFUSING, SECTIONS, is_section, unread_sections
 from meshwright.frameworks.deepspeed.parse import BATCH, FROM_TRAINER, data_ranks, sizes
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
-from meshwright.recipes.key_maps import words
-from meshwright.recipes.key_maps.deepspeed import DEEPSPEED_OPTIMIZERS, UNMAPPED_LR_SCHEDULERS, LR_SCHEDULERS, TORCH_OPTIMIZERS
+from meshwright.recipes.key_maps import config_keys
+from meshwright.recipes.key_maps.deepspeed import (
+    DEEPSPEED_OPTIMIZERS,
+    LR_SCHEDULERS,
+    TORCH_OPTIMIZERS,
+    UNMAPPED_LR_SCHEDULERS,
+)
 
 ZERO = "zero_optimization."
 STAGE = "zero_optimization.stage"
@@ -244,7 +249,7 @@ def _no_such_argument(ctx: RuleContext) -> Iterator[Problem]:
 
 def _besides(ctx: RuleContext, prefix: str, taken: str) -> list[str]:
     """Keys below a prefix that exist for others, and not among those that are taken."""
-    rows = {key for key, word in words("deepspeed").items() if word.fate == "read"}
+    rows = {key for key, word in config_keys("deepspeed").items() if word.status == "read"}
     return [key for key in ctx.keys_under(prefix[:-1]) if key in rows and key.removeprefix(prefix) not in taken.split()]
 
 

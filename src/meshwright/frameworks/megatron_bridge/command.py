@@ -187,9 +187,8 @@ def _override(said: SourcedValue) -> Iterator[tuple[str, SourcedValue]]:
 
 
 def _table() -> frozenset[str]:
-    from meshwright.recipes.key_maps import words
 
-    return frozenset(words(keys.TABLE))
+    return frozenset(config_keys(keys.TABLE))
 
 
 PRECISIONS = {"fp8_cs": "fp8cs", "fp8_mx": "fp8mx", "fp8_sc": "fp8sc", "fp8_ds": "fp8ds"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from meshwright.recipes.key_maps import words
+from meshwright.recipes.key_maps import config_keys
 
 TABLE = "megatron_bridge"
 
@@ -224,7 +224,7 @@ ALIKE = 88
 def fields(section: str) -> frozenset[str]:
     """The names a section is known to have."""
     listed = {"model": MODEL, "dataset": DATASET}.get(section, SECTIONS.get(section, "")).split()
-    said = [key.split(".", 1)[1] for key in words(TABLE) if key.startswith(f"{section}.")]
+    said = [key.split(".", 1)[1] for key in config_keys(TABLE) if key.startswith(f"{section}.")]
     return frozenset((*listed, *said))
 
 

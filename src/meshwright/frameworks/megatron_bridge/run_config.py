@@ -13,7 +13,7 @@ from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun
 from meshwright.frameworks.model_match import from_sizes
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.models import ModelSpec
-from meshwright.recipes.key_maps import words
+from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.types import Goal
 
 SFT_DATA = ("GPTSFTDatasetConfig", "FinetuningDatasetConfig", "HFDatasetConfig", "DirectHFSFTDatasetConfig")
@@ -46,8 +46,8 @@ def plain(leaves: Settings) -> dict[str, SourcedValue]:
 
 def _is_left_over(key: str, said: SourcedValue) -> bool:
     """Whether a field that is gone was saved without anybody using it."""
-    word = words("megatron_bridge").get(key)
-    return word is not None and word.fate == "gone" and said.value in (None, False)
+    word = config_keys("megatron_bridge").get(key)
+    return word is not None and word.status == "removed" and said.value in (None, False)
 
 
 def _is_mark_of_value(key: str, found: dict[str, SourcedValue]) -> bool:

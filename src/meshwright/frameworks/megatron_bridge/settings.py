@@ -12,7 +12,7 @@ from meshwright.frameworks.megatron_bridge import bridge_recipes, precision
 from meshwright.frameworks.megatron_bridge.runner import SHAPES
 from meshwright.frameworks.types import UnmappedField
 from meshwright.models import ModelSpec
-from meshwright.recipes.key_maps import words
+from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.types import Precision, Recipe
 
 FORMATS = ("compute", "matmul", "reduce", "fp8_gather", "first_last_bf16")
@@ -75,8 +75,8 @@ def difference(
     unsaid = {one.field: one for one in lost}
     said: dict[str, Any] = {}
     for key, value in after.items():
-        own = words("megatron_bridge")[key].own if key in words("megatron_bridge") else ""
-        choices = words("megatron_bridge")[key].choices if own else ()
+        own = config_keys("megatron_bridge")[key].field if key in config_keys("megatron_bridge") else ""
+        choices = config_keys("megatron_bridge")[key].choices if own else ()
         if choices and value is not None and str(value) not in choices:
             unsaid[own] = UnmappedField(own, value_of(recipe, own), f"Megatron-Bridge knows {', '.join(choices)}")
         elif before.get(key, ...) != value or key in SHOWN or (key in SHOWN_ABOVE_ONE and value != 1):

@@ -10,7 +10,7 @@ from meshwright.frameworks.megatron_bridge import precision
 from meshwright.frameworks.megatron_bridge.parsed_config import value
 from meshwright.frameworks.types import SourcedValue
 from meshwright.models import ModelSpec
-from meshwright.recipes.key_maps import words
+from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.megatron_bridge import MLA_MODULES, RECOMPUTE_MODULES
 from meshwright.recipes.key_maps.shared_composite_keys import recompute_keys
 from meshwright.recipes.key_maps.value_maps import LORA_TARGETS
@@ -56,8 +56,8 @@ def readable(settings: dict[str, SourcedValue], base: Recipe, model: ModelSpec |
 
 def _is_unset(key: str, said: SourcedValue) -> bool:
     """Whether null takes a value away that has none here: what holds then is decided elsewhere."""
-    word = words("megatron_bridge").get(key)
-    return said.value is None and word is not None and bool(word.own) and "null" not in word.values
+    word = config_keys("megatron_bridge").get(key)
+    return said.value is None and word is not None and bool(word.field) and "null" not in word.values
 
 
 def _whole_recompute(found: dict[str, SourcedValue], base: Recipe) -> dict[str, SourcedValue]:

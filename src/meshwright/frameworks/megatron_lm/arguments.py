@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from meshwright.frameworks.types import SourcedValue
-from meshwright.recipes.key_maps import words
+from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.key import ConfigKey
 from meshwright.rules.rule import Finding
 
@@ -80,7 +80,7 @@ def key_of(flag: str) -> str:
     key = flag.lstrip("-").replace("-", "_")
     key = ALIASES.get(key, key)
     other = "no_" + key.removeprefix("disable_")
-    known = words(TABLE)
+    known = config_keys(TABLE)
     return other if key not in known and key.startswith("disable_") and other in known else key
 
 
@@ -94,8 +94,8 @@ def _like(word: SourcedValue, text: str) -> SourcedValue:
 
 def arity(key: str) -> str:
     """How many values a flag takes: none, one or many; unknown ones take what follows."""
-    word = words(TABLE).get(key)
-    if key in MANY or (word is not None and word.takes == "list"):
+    word = config_keys(TABLE).get(key)
+    if key in MANY or (word is not None and word.type == "list"):
         return "many"
     if word is None:
         return "any"
@@ -104,7 +104,7 @@ def arity(key: str) -> str:
 
 def _is_switch(word: ConfigKey) -> bool:
     """Whether a flag stands alone; of those that are gone, all that do not say what they took."""
-    return word.takes == "flag" or isinstance(word.default, bool) or (word.fate != "read" and not word.takes)
+    return word.type == "flag" or isinstance(word.default, bool) or (word.status != "read" and not word.type)
 
 
 def _values(args: Sequence[SourcedValue], at: int, key: str) -> Iterator[SourcedValue]:
@@ -140,7 +140,7 @@ def _said(key: str, flag: SourcedValue, found: Sequence[SourcedValue]) -> Source
 
 
 def _misspelt(name: str, key: str, word: SourcedValue) -> Iterator[Finding]:
-    if "_" not in name or name in WITH_UNDERSCORE or key not in words(TABLE):
+    if "_" not in name or name in WITH_UNDERSCORE or key not in config_keys(TABLE):
         return
     right = "--" + key.replace("_", "-")
     yield _finding("key.unknown", key, f"Megatron-LM has no {name}: its flags have dashes", word, (right,))

@@ -17,7 +17,7 @@ from meshwright.frameworks.megatron_lm.model import Built, build
 from meshwright.frameworks.model_match import named
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.models import ModelSpec
-from meshwright.recipes.key_maps import words
+from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.megatron_lm_composite_keys import parse_blend
 from meshwright.recipes.types import Recipe
 
@@ -226,7 +226,7 @@ def number(settings: Settings, key: str) -> int | None:
     """The whole number of a flag, or its default, when that is known."""
     if key in settings:
         return as_int(settings[key])
-    word = words(TABLE).get(key)
+    word = config_keys(TABLE).get(key)
     return word.default if word is not None and isinstance(word.default, int) else None
 
 

@@ -15,9 +15,9 @@ from meshwright.frameworks.megatron_lm.sizes import is_hybrid, model_flags
 from meshwright.frameworks.megatron_lm.techniques import OF_EXPERTS, OFFLOAD_V1, OFFLOADED
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
-from meshwright.recipes.key_maps import words
+from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.megatron_lm import SCRIPT_ARRAYS
-from meshwright.recipes.key_maps.megatron_lm_composite_keys import format_pipeline_layout
+from meshwright.recipes.key_maps.pipeline_layout import format_pipeline_layout
 from meshwright.recipes.types import Recipe
 
 KEEP = (
@@ -97,7 +97,7 @@ def _offered(
     framework: Framework, settings: Mapping[str, Any], recipe: Recipe
 ) -> tuple[dict[str, Any], tuple[UnmappedField, ...]]:
     """Settings that their parser takes as they are, and those it would stop at."""
-    table, kept, refused = words(framework.key_map), dict(settings), []
+    table, kept, refused = config_keys(framework.key_map), dict(settings), []
     if kept.get("tp_comm_overlap") and not recipe.layout.sp:
         del kept["tp_comm_overlap"]
         refused.append(UnmappedField("kernels.tp_comm_overlap", True, "it overlaps what sequence parallelism sends"))
@@ -117,7 +117,7 @@ def _offered(
             continue
         del kept[key]
         reason = f"{framework.format_setting(key, True)} takes {', '.join(word.choices)}"
-        refused.append(UnmappedField(word.own, value_of(recipe, word.own), reason))
+        refused.append(UnmappedField(word.field, value_of(recipe, word.field), reason))
     return kept, tuple(refused)
 
 

@@ -13,7 +13,7 @@ from meshwright.frameworks.common import as_int, format_toml
 from meshwright.frameworks.framework import Content, GpuRequest
 from meshwright.frameworks.torchtitan.format_override import flag, flag_released, flag_today
 from meshwright.frameworks.types import Settings, SourcedValue
-from meshwright.recipes.key_maps import words
+from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.torchtitan import SAMPLE_KEYS, TOKEN_KEYS
 from meshwright.rules.rule import Finding
 
@@ -100,9 +100,9 @@ def _setting(name: str, values: list[str]) -> tuple[str, Any]:
     section, _, last = name.rpartition(".")
     positive = f"{section}.{last.removeprefix('no_')}" if section else last.removeprefix("no_")
     if not values:
-        return (positive, False) if last.startswith("no_") and name not in words("torchtitan") else (name, True)
-    word = words("torchtitan").get(name)
-    if word is not None and word.takes == "list":
+        return (positive, False) if last.startswith("no_") and name not in config_keys("torchtitan") else (name, True)
+    word = config_keys("torchtitan").get(name)
+    if word is not None and word.type == "list":
         return name, [_value(item) for value in values for item in value.split(",")]
     return name, _value(values[0]) if len(values) == 1 else [_value(value) for value in values]
 

@@ -13,7 +13,7 @@ from meshwright.frameworks.common import is_int
 from meshwright.frameworks.framework import ParsedConfig
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.models import ModelSpec
-from meshwright.recipes.key_maps import words
+from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.torchtitan import LOCAL_BATCH, SCHEDULE_NAMES, STEP_TOKENS
 from meshwright.recipes.types import Recipe
 
@@ -44,7 +44,7 @@ def value(settings: Settings, key: str) -> Any:
     said = settings.get(key)
     if said is not None:
         return None if said.unresolved else said.value
-    default = words("torchtitan")[key].default
+    default = config_keys("torchtitan")[key].default
     return None if default is msgspec.UNSET else default
 
 

@@ -16,7 +16,7 @@ from meshwright.frameworks.torchtitan.derived_fields import approximations, own_
 from meshwright.frameworks.torchtitan.models import MODULES, PRESETS, flavor_model, preset_model
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.models import ModelSpec
-from meshwright.recipes.key_maps import ConfigKey, words
+from meshwright.recipes.key_maps import ConfigKey, config_keys
 from meshwright.recipes.key_maps.torchtitan import CONTEXT_LENGTH, LOCAL_BATCH, MICRO_BATCH_TOKENS, SAMPLE_KEYS
 from meshwright.rules.rule import Finding
 
@@ -102,8 +102,8 @@ def _config(content: Content, settings: dict[str, SourcedValue], complete: bool 
         settings[key] for key in ("job.custom_config_module", "experimental.custom_args_module") if key in settings
     ]
     if any(str(said.value) for said in extended):
-        foreign = sorted(key for key in settings if key not in words(TABLE))
-        settings = {key: said for key, said in settings.items() if key in words(TABLE)}
+        foreign = sorted(key for key in settings if key not in config_keys(TABLE))
+        settings = {key: said for key, said in settings.items() if key in config_keys(TABLE)}
         if foreign:
             notes.append(f"keys of the config module of your own are not judged: {', '.join(foreign)}")
     settings, findings = _of_line(settings, V02)
@@ -207,16 +207,16 @@ def _of_line(
     kept: dict[str, SourcedValue] = {}
     findings: list[Finding] = []
     for key, said in settings.items():
-        word = words(TABLE).get(key)
+        word = config_keys(TABLE).get(key)
         if word is None and day == TODAY and OPEN.match(key):
             continue
         if samples and key in SAMPLE_KEYS:
             kept[key] = said
             continue
-        if word is None or word.fate != "read" or not (why := _absent(word, day)):
+        if word is None or word.status != "read" or not (why := _absent(word, day)):
             kept[key] = said
             continue
-        fix = (word.instead,) if word.instead and day == TODAY else ()
+        fix = (word.replacement,) if word.replacement and day == TODAY else ()
         findings.append(Finding("torchtitan.other-line", "error", key, why, fix, file=said.file, line=said.line))
     return kept, tuple(findings)
 
@@ -232,7 +232,7 @@ def _absent(word: ConfigKey, day: str) -> str:
 
 def _text(settings: Settings, key: str) -> str:
     said = settings.get(key)
-    return str(words(TABLE)[key].default if said is None else "" if said.unresolved else said.value)
+    return str(config_keys(TABLE)[key].default if said is None else "" if said.unresolved else said.value)
 
 
 def _parsed(

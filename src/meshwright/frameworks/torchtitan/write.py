@@ -16,7 +16,7 @@ from meshwright.frameworks.torchtitan.parse import V02
 from meshwright.frameworks.torchtitan.rules.layout import WITHOUT_CONTEXT, WITHOUT_STAGES
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
-from meshwright.recipes.key_maps import words
+from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.torchtitan import (
     CONTEXT_LENGTH,
     DEFAULT_ASSETS,
@@ -145,7 +145,7 @@ def _settings(
 
 def _later(key: str) -> bool:
     """Whether a key came only after the 0.2 line."""
-    word = words("torchtitan").get(key)
+    word = config_keys("torchtitan").get(key)
     return word is not None and word.since > V02
 
 
@@ -207,7 +207,7 @@ def _saved(recipe: Recipe) -> dict[str, Any]:
 def _toml(framework: Framework, settings: dict[str, Any], recipe: Recipe, on: Cluster) -> str:
     import tomlkit
 
-    order = {key: place for place, key in enumerate(words("torchtitan"))}
+    order = {key: place for place, key in enumerate(config_keys("torchtitan"))}
     given = {key: settings[key] for key in sorted(settings, key=lambda key: order[key]) if settings[key] is not None}
     said = without_defaults(framework, given, KEEP)
     if (listed := said.get("parallelism.module_fqns_per_model_part")) is not None:
@@ -277,7 +277,7 @@ def _today(recipe: Recipe, preset: tuple[str, str], settings: dict[str, Any], ba
     if layout.tp > 1:
         wanted["parallelism.enable_sequence_parallel"] = layout.sp
     for key, value in (("eps", recipe.optimizer.eps), ("weight_decay", recipe.optimizer.weight_decay)):
-        if value != words("torchtitan")[f"optimizer.{key}"].default:
+        if value != config_keys("torchtitan")[f"optimizer.{key}"].default:
             wanted[GROUP + key] = value
     base = dict(PRESETS[preset[0]][preset[1]].settings)
     flags = [flag(key, value) for key, value in wanted.items() if key in batch or value != _unless_said(key, base)]
@@ -294,7 +294,7 @@ def _unless_said(key: str, base: dict[str, Any]) -> Any:
     if key in ("validator.enable", "profiler.enable_profiling", "compile.enable_async_tensor_parallel"):
         return False
     return {"training.disable_cuda_graphs": False, "parallelism.enable_sequence_parallel": True}.get(
-        key, words("torchtitan")[key].default
+        key, config_keys("torchtitan")[key].default
     )
 
 

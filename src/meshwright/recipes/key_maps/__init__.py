@@ -19,31 +19,32 @@ import msgspec
 from meshwright import extensions
 from meshwright.errors import InputError, unknown
 from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey, MappedFields
-from meshwright.recipes.key_maps.removed_keys import RETIRED
+from meshwright.recipes.key_maps.removed_keys import REMOVED_KEYS
 
 __all__ = [
     "FRAMEWORKS",
-    "RETIRED",
+    "OVERRIDE_FRAMEWORKS",
+    "REMOVED_KEYS",
     "CompositeKey",
     "ConfigKey",
     "Framework",
     "MappedFields",
-    "by_foreign_key",
-    "foreign_key",
-    "joint_of",
-    "joints",
-    "to_foreign",
-    "words",
+    "composite_keys",
+    "config_keys",
+    "framework_key",
+    "override_composite_keys",
+    "override_keys",
+    "to_framework",
 ]
 
 Framework = Literal[
     "megatron_bridge", "megatron_lm", "automodel", "torchtitan", "kempnerforge", "deepspeed", "accelerate"
 ]
 FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
-IN_OVERRIDES = FRAMEWORKS[:5]
+OVERRIDE_FRAMEWORKS = FRAMEWORKS[:5]
 """Frameworks whose keys are accepted as overrides."""
 
-LEGACY = (
+LEGACY_KEYS = (
     ConfigKey("training.global_batch_size", "train.global_batch_size"),
     ConfigKey("training.micro_batch_size", "layout.micro_batch_size"),
     ConfigKey("training.train_iters", "train.steps"),
@@ -53,9 +54,9 @@ LEGACY = (
 
 
 @cache
-def words(framework: str) -> dict[str, ConfigKey]:
+def config_keys(framework: str) -> dict[str, ConfigKey]:
     """Return the key map of a framework, by framework key, with the keys that extensions add."""
-    known = {word.key: word for word in _module(framework).WORDS}
+    known = {config_key.key: config_key for config_key in _module(framework).KEYS}
     for path, tables in extensions.tables("keys.toml"):
         for name in tables:
             if name.replace("-", "_") not in FRAMEWORKS:
@@ -71,16 +72,15 @@ def _added(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, ConfigKe
     """Yield the keys that an extension adds to a framework."""
     for key, facts in table.items():
         try:
-            renamed = {"own" if name == "field" else name: value for name, value in facts.items()}
-            yield key, msgspec.convert({"key": key, **renamed}, ConfigKey)
+            yield key, msgspec.convert({"key": key, **facts}, ConfigKey)
         except (msgspec.ValidationError, TypeError) as error:
             raise extensions.invalid(path, f"{key}: {error}") from error
 
 
 @cache
-def joints(framework: str) -> tuple[CompositeKey, ...]:
+def composite_keys(framework: str) -> tuple[CompositeKey, ...]:
     """Return the keys of a framework that are read together."""
-    found: tuple[CompositeKey, ...] = _module(framework).JOINTS
+    found: tuple[CompositeKey, ...] = _module(framework).COMPOSITE_KEYS
     return found
 
 
@@ -91,40 +91,41 @@ def _module(framework: str) -> Any:
 
 
 @lru_cache(maxsize=1)
-def by_foreign_key() -> dict[str, ConfigKey]:
+def override_keys() -> dict[str, ConfigKey]:
     """Return all keys accepted as overrides; a key shared by several frameworks accepts the values of each."""
     found: dict[str, ConfigKey] = {}
-    for table in (*(words(framework).values() for framework in IN_OVERRIDES), LEGACY):
-        for word in table:
-            if not word.own or word.fate == "gone" or word.key in RETIRED:
+    for table in (*(config_keys(framework).values() for framework in OVERRIDE_FRAMEWORKS), LEGACY_KEYS):
+        for config_key in table:
+            if not config_key.field or config_key.status == "removed" or config_key.key in REMOVED_KEYS:
                 continue
-            known = found.setdefault(word.key, word)
-            if word.values:
-                found[word.key] = msgspec.structs.replace(known, values={**word.values, **known.values})
+            known = found.setdefault(config_key.key, config_key)
+            if config_key.values:
+                found[config_key.key] = msgspec.structs.replace(known, values={**config_key.values, **known.values})
     return found
 
 
 @lru_cache(maxsize=1)
-def joint_of() -> dict[str, CompositeKey]:
+def override_composite_keys() -> dict[str, CompositeKey]:
     """Return the composite key that each override key belongs to."""
-    found = [composites for framework in reversed(IN_OVERRIDES) for composites in joints(framework)]
-    return {key: composites for composites in found for key in composites.keys if key not in RETIRED}
+    found = [composite for framework in reversed(OVERRIDE_FRAMEWORKS) for composite in composite_keys(framework)]
+    return {key: composite for composite in found for key in composite.keys if key not in REMOVED_KEYS}
 
 
 @cache
-def _by_own_key(framework: str) -> dict[str, ConfigKey]:
-    return {word.own: word for word in reversed(words(framework).values()) if word.own and word.fate == "read"}
+def _keys_by_field(framework: str) -> dict[str, ConfigKey]:
+    table = reversed(config_keys(framework).values())
+    return {row.field: row for row in table if row.field and row.status == "read"}
 
 
-def foreign_key(own: str, framework: str) -> str | None:
+def framework_key(field: str, framework: str) -> str | None:
     """Return a framework's key for a recipe field, or None if there is no single one."""
-    word = _by_own_key(framework).get(own)
-    return word.key if word else None
+    config_key = _keys_by_field(framework).get(field)
+    return config_key.key if config_key else None
 
 
-def to_foreign(own: str, value: Any, framework: str) -> tuple[str, Any]:
+def to_framework(field: str, value: Any, framework: str) -> tuple[str, Any]:
     """Convert a recipe field and value to a framework's key and value."""
-    if foreign_key(own, framework) is None:
-        raise InputError(f"{framework} has no single key for {own}", field=own, value=value)
-    word = _by_own_key(framework)[own]
-    return word.key, word.to_foreign(value)
+    if framework_key(field, framework) is None:
+        raise InputError(f"{framework} has no single key for {field}", field=field, value=value)
+    config_key = _keys_by_field(framework)[field]
+    return config_key.key, config_key.to_framework_value(value)

@@ -28,25 +28,25 @@ CP_COMM_STRATEGIES = {"allgather": "allgather", "alltoall": "ring"}
 
 
 def _bool_keys(prefix: str, names: str) -> tuple[ConfigKey, ...]:
-    return tuple(ConfigKey(prefix + name, takes="truth") for name in names.split())
+    return tuple(ConfigKey(prefix + name, type="bool") for name in names.split())
 
 
 def _untyped_keys(prefix: str, names: str) -> tuple[ConfigKey, ...]:
     return tuple(ConfigKey(prefix + name) for name in names.split())
 
 
-WORDS: tuple[ConfigKey, ...] = (
+KEYS: tuple[ConfigKey, ...] = (
     ConfigKey("compute_environment", default="LOCAL_MACHINE", choices=("LOCAL_MACHINE", "AMAZON_SAGEMAKER")),
     ConfigKey("distributed_type", choices=DISTRIBUTED_TYPES),
-    ConfigKey("num_processes", takes="int", note="over all machines; if unset, --num_processes is required"),
-    ConfigKey("num_machines", default=1, takes="int"),
-    ConfigKey("machine_rank", default=0, takes="int"),
+    ConfigKey("num_processes", type="int", note="over all machines; if unset, --num_processes is required"),
+    ConfigKey("num_machines", default=1, type="int"),
+    ConfigKey("machine_rank", default=0, type="int"),
     *_untyped_keys("", "main_process_ip main_process_port gpu_ids main_training_function"),
     ConfigKey("rdzv_backend", default="static", choices=("static", "c10d", "etcd", "etcd-v2")),
     *_bool_keys("", "same_network use_cpu debug enable_cpu_affinity"),
     ConfigKey("mixed_precision", choices=("no", "fp16", "bf16", "fp8")),
     ConfigKey("downcast_bf16", note="read on TPUs only"),
-    ConfigKey("fp16", takes="truth", until="0.10", note="old form of mixed_precision: fp16"),
+    ConfigKey("fp16", type="bool", until="0.10", note="old form of mixed_precision: fp16"),
     ConfigKey("dynamo_backend", choices=DYNAMO_BACKENDS, until="0.15", note="now in dynamo_config"),
     ConfigKey("dynamo_config.dynamo_backend", choices=DYNAMO_BACKENDS),
     *_untyped_keys(
@@ -58,75 +58,75 @@ WORDS: tuple[ConfigKey, ...] = (
     ConfigKey("fsdp_config.fsdp_version", default=1, choices=("1", "2"), since="1.5"),
     ConfigKey("fsdp_config.fsdp_sharding_strategy", default="FULL_SHARD"),
     ConfigKey("fsdp_config.fsdp_reshard_after_forward", default=True, since="1.5"),
-    ConfigKey("fsdp_config.fsdp_offload_params", default=False, takes="truth"),
-    ConfigKey("fsdp_config.fsdp_activation_checkpointing", default=False, takes="truth"),
-    ConfigKey("fsdp_config.fsdp_activation_checkpointing_offload", default=False, takes="truth", since="1.15"),
+    ConfigKey("fsdp_config.fsdp_offload_params", default=False, type="bool"),
+    ConfigKey("fsdp_config.fsdp_activation_checkpointing", default=False, type="bool"),
+    ConfigKey("fsdp_config.fsdp_activation_checkpointing_offload", default=False, type="bool", since="1.15"),
     ConfigKey(
         "fsdp_config.fsdp_auto_wrap_policy",
         default="NO_WRAP",
         choices=("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"),
     ),
     ConfigKey("fsdp_config.fsdp_transformer_layer_cls_to_wrap", note="unset: the model's _no_split_modules"),
-    ConfigKey("fsdp_config.fsdp_min_num_params", default=100_000_000, takes="int"),
+    ConfigKey("fsdp_config.fsdp_min_num_params", default=100_000_000, type="int"),
     ConfigKey("fsdp_config.fsdp_backward_prefetch", choices=("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH", "1", "2")),
     ConfigKey(
         "fsdp_config.fsdp_state_dict_type",
         choices=("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT", "1", "2", "3"),
     ),
-    ConfigKey("fsdp_config.fsdp_forward_prefetch", default=False, takes="truth"),
-    ConfigKey("fsdp_config.fsdp_use_orig_params", default=True, takes="truth"),
-    ConfigKey("fsdp_config.fsdp_sync_module_states", default=True, takes="truth"),
-    ConfigKey("fsdp_config.fsdp_cpu_ram_efficient_loading", default=True, takes="truth"),
+    ConfigKey("fsdp_config.fsdp_forward_prefetch", default=False, type="bool"),
+    ConfigKey("fsdp_config.fsdp_use_orig_params", default=True, type="bool"),
+    ConfigKey("fsdp_config.fsdp_sync_module_states", default=True, type="bool"),
+    ConfigKey("fsdp_config.fsdp_cpu_ram_efficient_loading", default=True, type="bool"),
     ConfigKey("fsdp_config.fsdp_ignored_modules"),
     ConfigKey(
         "fsdp_config.fsdp_backward_prefetch_policy",
-        fate="ignored",
+        status="ignored",
         until="0.24",
         note="renamed",
-        instead="fsdp_backward_prefetch: BACKWARD_PRE",
+        replacement="fsdp_backward_prefetch: BACKWARD_PRE",
     ),
     ConfigKey(
         "fsdp_config.fsdp_cpu_offload",
-        fate="ignored",
+        status="ignored",
         note="there is no such key; parameters stay on the GPU",
-        instead="fsdp_offload_params: true",
+        replacement="fsdp_offload_params: true",
     ),
-    ConfigKey("deepspeed_config.zero_stage", default=2, takes="int"),
-    ConfigKey("deepspeed_config.gradient_accumulation_steps", takes="int"),
+    ConfigKey("deepspeed_config.zero_stage", default=2, type="int"),
+    ConfigKey("deepspeed_config.gradient_accumulation_steps", type="int"),
     ConfigKey("deepspeed_config.gradient_clipping", "optimizer.clip_grad"),
     ConfigKey("deepspeed_config.offload_optimizer_device", choices=("none", "cpu", "nvme")),
     ConfigKey("deepspeed_config.offload_param_device", choices=("none", "cpu", "nvme")),
     *_untyped_keys(
         ZERO, "offload_optimizer_nvme_path offload_param_nvme_path deepspeed_config_file deepspeed_hostfile"
     ),
-    ConfigKey("deepspeed_config.zero3_init_flag", takes="truth"),
-    ConfigKey("deepspeed_config.zero3_save_16bit_model", takes="truth"),
+    ConfigKey("deepspeed_config.zero3_init_flag", type="bool"),
+    ConfigKey("deepspeed_config.zero3_save_16bit_model", type="bool"),
     ConfigKey(
         "deepspeed_config.deepspeed_multinode_launcher",
         default="pdsh",
         choices=("pdsh", "standard", "openmpi", "mvapich", "mpich", "nossh", "slurm", "impi"),
     ),
     *_untyped_keys(ZERO, "deepspeed_exclusion_filter deepspeed_inclusion_filter deepspeed_moe_layer_cls_names"),
-    ConfigKey("parallelism_config.parallelism_config_dp_replicate_size", takes="int", default=1, since="1.10"),
-    ConfigKey("parallelism_config.parallelism_config_dp_shard_size", takes="int", default=1),
-    ConfigKey("parallelism_config.parallelism_config_tp_size", takes="int", default=1),
-    ConfigKey("parallelism_config.parallelism_config_cp_size", takes="int", default=1),
+    ConfigKey("parallelism_config.parallelism_config_dp_replicate_size", type="int", default=1, since="1.10"),
+    ConfigKey("parallelism_config.parallelism_config_dp_shard_size", type="int", default=1),
+    ConfigKey("parallelism_config.parallelism_config_tp_size", type="int", default=1),
+    ConfigKey("parallelism_config.parallelism_config_cp_size", type="int", default=1),
     ConfigKey("parallelism_config.parallelism_config_cp_backend", default="torch", choices=("torch",)),
     ConfigKey(
         "parallelism_config.parallelism_config_cp_comm_strategy", default="allgather", choices=tuple(CP_COMM_STRATEGIES)
     ),
-    ConfigKey("parallelism_config.parallelism_config_sp_size", takes="int", default=1, since="1.12"),
+    ConfigKey("parallelism_config.parallelism_config_sp_size", type="int", default=1, since="1.12"),
     ConfigKey("parallelism_config.parallelism_config_sp_backend", default="deepspeed", choices=("deepspeed",)),
     *_untyped_keys(AXIS, "sp_seq_length sp_seq_length_is_variable sp_attn_implementation"),
-    ConfigKey("megatron_lm_config.megatron_lm_tp_degree", takes="int"),
-    ConfigKey("megatron_lm_config.megatron_lm_pp_degree", takes="int"),
-    ConfigKey("megatron_lm_config.megatron_lm_expert_model_parallel_size", takes="int"),
-    ConfigKey("megatron_lm_config.megatron_lm_context_parallel_size", takes="int"),
-    ConfigKey("megatron_lm_config.megatron_lm_sequence_parallelism", takes="truth"),
-    ConfigKey("megatron_lm_config.megatron_lm_use_distributed_optimizer", takes="truth"),
-    ConfigKey("megatron_lm_config.megatron_lm_num_micro_batches", takes="int"),
+    ConfigKey("megatron_lm_config.megatron_lm_tp_degree", type="int"),
+    ConfigKey("megatron_lm_config.megatron_lm_pp_degree", type="int"),
+    ConfigKey("megatron_lm_config.megatron_lm_expert_model_parallel_size", type="int"),
+    ConfigKey("megatron_lm_config.megatron_lm_context_parallel_size", type="int"),
+    ConfigKey("megatron_lm_config.megatron_lm_sequence_parallelism", type="bool"),
+    ConfigKey("megatron_lm_config.megatron_lm_use_distributed_optimizer", type="bool"),
+    ConfigKey("megatron_lm_config.megatron_lm_num_micro_batches", type="int"),
     ConfigKey("megatron_lm_config.megatron_lm_gradient_clipping"),
-    ConfigKey("megatron_lm_config.megatron_lm_recompute_activations", takes="truth"),
+    ConfigKey("megatron_lm_config.megatron_lm_recompute_activations", type="bool"),
     ConfigKey("fp8_config.backend", choices=("TE", "MSAMP", "AO")),
     ConfigKey("fp8_config.fp8_backend", choices=("TE", "MSAMP", "AO")),
     *_untyped_keys(
@@ -312,7 +312,7 @@ def _read_compile(raw: RawValues, recipe: Recipe) -> MappedFields:
     return MappedFields({"kernels.compile": str(text.upper() not in ("NO", "FALSE", "EAGER")).lower()})
 
 
-JOINTS: tuple[CompositeKey, ...] = (
+COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
     CompositeKey(
         (
             "distributed_type",

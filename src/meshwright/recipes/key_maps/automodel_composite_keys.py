@@ -497,7 +497,7 @@ def _adapter_keys(recipe: Recipe) -> Mapping[str, Any]:
     return {"peft.use_dora": True} if method == "dora" else {"quantization.load_in_4bit": True}
 
 
-JOINTS: tuple[CompositeKey, ...] = (
+COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
     CompositeKey(
         (
             "model.torch_dtype",

@@ -20,17 +20,17 @@ REMOVED_IN = "0.19"
 
 
 def _bool_keys(prefix: str, names: str, default: bool | None = False) -> tuple[ConfigKey, ...]:
-    return tuple(ConfigKey(prefix + name, default=default, takes="truth") for name in names.split())
+    return tuple(ConfigKey(prefix + name, default=default, type="bool") for name in names.split())
 
 
 def _typed_keys(
-    prefix: str, names: str, value_type: Literal["int", "float", "text", "truth", "list", "map", ""]
+    prefix: str, names: str, value_type: Literal["int", "float", "str", "bool", "list", "map", ""]
 ) -> tuple[ConfigKey, ...]:
-    return tuple(ConfigKey(prefix + name, takes=value_type) for name in names.split())
+    return tuple(ConfigKey(prefix + name, type=value_type) for name in names.split())
 
 
 def _removed(key: str, note: str, instead: str = "", until: str = REMOVED_IN) -> ConfigKey:
-    return ConfigKey(key, fate="gone", until=until, note=note, instead=instead)
+    return ConfigKey(key, status="removed", until=until, note=note, replacement=instead)
 
 
 ZERO_STAGES = {0: ("ddp", True), 1: ("zero1", True), 2: ("fsdp2", False), 3: ("fsdp2", True)}
@@ -65,15 +65,15 @@ DTYPES: Mapping[str, str] = {
 COMMUNICATION_DTYPES = ("bf16", "fp32", "fp16")
 """Dtype names accepted for communication."""
 
-WORDS: tuple[ConfigKey, ...] = (
-    ConfigKey("train_batch_size", takes="int", note="micro batch × accumulation × data-parallel ranks"),
-    ConfigKey("train_micro_batch_size_per_gpu", takes="int"),
-    ConfigKey("gradient_accumulation_steps", takes="int"),
+KEYS: tuple[ConfigKey, ...] = (
+    ConfigKey("train_batch_size", type="int", note="micro batch × accumulation × data-parallel ranks"),
+    ConfigKey("train_micro_batch_size_per_gpu", type="int"),
+    ConfigKey("gradient_accumulation_steps", type="int"),
     ConfigKey("gradient_clipping", "optimizer.clip_grad", default=1.0, note=CLIPPING_NOTE),
     ConfigKey("steps_per_print"),
-    ConfigKey("optimizer.type", takes="text"),
+    ConfigKey("optimizer.type", type="str"),
     ConfigKey("optimizer.params.lr", "optimizer.lr"),
-    ConfigKey("optimizer.params.betas", takes="list"),
+    ConfigKey("optimizer.params.betas", type="list"),
     ConfigKey("optimizer.params.eps", "optimizer.eps"),
     ConfigKey("optimizer.params.weight_decay", "optimizer.weight_decay"),
     *_bool_keys(
@@ -86,16 +86,17 @@ WORDS: tuple[ConfigKey, ...] = (
     *_typed_keys("optimizer.params.", "muon_lr adam_lr initial_accumulator_value momentum_decay", "float"),
     *_typed_keys("optimizer.params.", "ns_method ns_steps etas step_sizes", ""),
     _removed("optimizer.params.max_grad_norm", "clipping is set at the top level", '"gradient_clipping": 1.0', ""),
-    ConfigKey("optimizer.legacy_fusion", default=False, takes="truth"),
-    ConfigKey("scheduler.type", takes="text"),
-    ConfigKey("scheduler.params.warmup_min_lr", takes="float", note="start of the warmup; WarmupDecayLR also ends there"),
-    ConfigKey("scheduler.params.warmup_max_lr", takes="float", note="the peak; overrides the optimizer's lr"),
-    ConfigKey("scheduler.params.warmup_num_steps", takes="int"),
-    ConfigKey("scheduler.params.total_num_steps", takes="int"),
+    ConfigKey("optimizer.legacy_fusion", default=False, type="bool"),
+    ConfigKey("scheduler.type", type="str"),
+    ConfigKey("scheduler.params.warmup_min_lr", type="float",
+              note="start of the warmup; WarmupDecayLR also ends there"),
+    ConfigKey("scheduler.params.warmup_max_lr", type="float", note="the peak; overrides the optimizer's lr"),
+    ConfigKey("scheduler.params.warmup_num_steps", type="int"),
+    ConfigKey("scheduler.params.total_num_steps", type="int"),
     ConfigKey("scheduler.params.warmup_type", default="log", choices=("log", "linear")),
-    ConfigKey("scheduler.params.warmup_min_ratio", takes="float"),
-    ConfigKey("scheduler.params.cos_min_ratio", takes="float"),
-    ConfigKey("scheduler.params.last_batch_iteration", takes="int"),
+    ConfigKey("scheduler.params.warmup_min_ratio", type="float"),
+    ConfigKey("scheduler.params.cos_min_ratio", type="float"),
+    ConfigKey("scheduler.params.last_batch_iteration", type="int"),
     *_typed_keys(
         "scheduler.params.",
         "lr_range_test_min_lr lr_range_test_step_size lr_range_test_step_rate cycle_min_lr cycle_max_lr decay_lr_rate "
@@ -112,26 +113,26 @@ WORDS: tuple[ConfigKey, ...] = (
         "bf16.",
         "enabled immediate_grad_update bf16_master_weights_and_grads bf16_optimizer_states",
     ),
-    ConfigKey("bf16.check_grad_overflow", default=True, takes="truth", since="0.18"),
+    ConfigKey("bf16.check_grad_overflow", default=True, type="bool", since="0.18"),
     *_bool_keys("bfloat16.", "enabled immediate_grad_update"),
     *_bool_keys("fp16.", "enabled auto_cast consecutive_hysteresis fp16_master_weights_and_grads"),
-    ConfigKey("fp16.loss_scale", default=0, takes="float"),
-    ConfigKey("fp16.initial_scale_power", default=16, takes="int"),
-    ConfigKey("fp16.loss_scale_window", default=1000, takes="int"),
-    ConfigKey("fp16.hysteresis", default=2, takes="int"),
-    ConfigKey("fp16.min_loss_scale", default=1, takes="int"),
-    ConfigKey("torch_autocast.enabled", default=False, takes="truth", since="0.16.8"),
-    ConfigKey("torch_autocast.dtype", takes="text"),
-    ConfigKey("torch_autocast.lower_precision_safe_modules", takes="list"),
-    ConfigKey("data_types.grad_accum_dtype", takes="text", note="unset: the parameter dtype"),
+    ConfigKey("fp16.loss_scale", default=0, type="float"),
+    ConfigKey("fp16.initial_scale_power", default=16, type="int"),
+    ConfigKey("fp16.loss_scale_window", default=1000, type="int"),
+    ConfigKey("fp16.hysteresis", default=2, type="int"),
+    ConfigKey("fp16.min_loss_scale", default=1, type="int"),
+    ConfigKey("torch_autocast.enabled", default=False, type="bool", since="0.16.8"),
+    ConfigKey("torch_autocast.dtype", type="str"),
+    ConfigKey("torch_autocast.lower_precision_safe_modules", type="list"),
+    ConfigKey("data_types.grad_accum_dtype", type="str", note="unset: the parameter dtype"),
     *_typed_keys("data_types.", "param_dtype buffer_dtype keep_in_fp32_modules", ""),
-    ConfigKey("communication_data_type", takes="text", note="unset: the parameter dtype"),
+    ConfigKey("communication_data_type", type="str", note="unset: the parameter dtype"),
     ConfigKey("seq_parallel_communication_data_type", choices=COMMUNICATION_DTYPES),
-    ConfigKey("zero_optimization.stage", default=0, takes="int"),
+    ConfigKey("zero_optimization.stage", default=0, type="int"),
     *_bool_keys(ZERO, "contiguous_gradients reduce_scatter use_multi_rank_bucket_allreduce allgather_partitions", True),
     *_bool_keys(ZERO, "load_from_fp32_weights ignore_unused_parameters memory_efficient_linear", True),
     *_bool_keys(ZERO, "override_module_apply compute_grad_norm", True),
-    ConfigKey("zero_optimization.overlap_comm", takes="truth", note="unset: on with stage 3 only"),
+    ConfigKey("zero_optimization.overlap_comm", type="bool", note="unset: on with stage 3 only"),
     *_bool_keys(ZERO, "round_robin_gradients zero_quantized_weights zero_quantized_nontrainable_weights"),
     *_bool_keys(ZERO, "zero_quantized_gradients pipeline_loading_checkpoint log_trace_cache_warnings"),
     *_bool_keys(ZERO, "enable_sanity_checks save_muon_momentum_buffer_in_memory"),
@@ -139,22 +140,24 @@ WORDS: tuple[ConfigKey, ...] = (
     *_bool_keys(ZERO, "gather_16bit_weights_on_model_save stage3_use_all_reduce_for_fetch_params"),
     *_bool_keys(ZERO, "stage3_allgather_sequential allgather_sequential use_all_reduce_for_fetch_params"),
     *_typed_keys(ZERO, "reduce_bucket_size allgather_bucket_size sub_group_size zero_hpz_partition_size", "int"),
-    *_typed_keys(ZERO, "stage3_prefetch_bucket_size stage3_param_persistence_threshold stage3_max_live_parameters", "int"),
+    *_typed_keys(ZERO, "stage3_prefetch_bucket_size stage3_param_persistence_threshold stage3_max_live_parameters",
+                 "int"),
     *_typed_keys(ZERO, "stage3_max_reuse_distance stage3_model_persistence_threshold prefetch_bucket_size", "int"),
     *_typed_keys(ZERO, "stage3_module_granularity_threshold", "int"),
     *_typed_keys(ZERO, "param_persistence_threshold model_persistence_threshold max_live_parameters", "int"),
     *_typed_keys(ZERO, "max_reuse_distance module_granularity_threshold", "int"),
     *_bool_keys(ZERO, "cpu_offload cpu_offload_param", None),
     *_bool_keys(ZERO, "stage3_gather_fp16_weights_on_model_save parameter_alignment"),
-    ConfigKey("zero_optimization.elastic_checkpoint", default=False, takes="truth"),
+    ConfigKey("zero_optimization.elastic_checkpoint", default=False, type="bool"),
     ConfigKey(
         "zero_optimization.cpu_offload_use_pin_memory",
-        takes="truth",
-        fate="ignored",
+        type="bool",
+        status="ignored",
         note="replaced by pin_memory in offload_optimizer and offload_param",
-        instead='"offload_optimizer": {"pin_memory": true}',
+        replacement='"offload_optimizer": {"pin_memory": true}',
     ),
-    ConfigKey("zero_optimization.legacy_stage1", fate="gone", until="0.5.8", note="the original ZeRO-1 was removed"),
+    ConfigKey("zero_optimization.legacy_stage1", status="removed", until="0.5.8",
+              note="the original ZeRO-1 was removed"),
     *_typed_keys(ZERO, "leaf_module.classes leaf_module.names leaf_module.name_suffixes", ""),
     _removed("compile.enabled", "torch.compile is enabled in the program: engine.compile()", until=""),
     _removed("compile.backend", "torch.compile is enabled in the program: engine.compile(backend=…)", until=""),
@@ -163,35 +166,36 @@ WORDS: tuple[ConfigKey, ...] = (
     _removed("zero_optimization.mics_hierarchical_params_gather", "MiCS was removed"),
     _removed("zero_optimization.zeropp_loco_param", "LoCo was removed from ZeRO++"),
     ConfigKey("zero_optimization.offload_optimizer.device", default="none", choices=("none", "cpu", "nvme")),
-    ConfigKey("zero_optimization.offload_optimizer.nvme_path", takes="text"),
+    ConfigKey("zero_optimization.offload_optimizer.nvme_path", type="str"),
     *_typed_keys(OFFLOAD_OPTIMIZER, "buffer_count", "int"),
     *_typed_keys(OFFLOAD_OPTIMIZER, "ratio cpuadam_cores_perc", "float"),
-    ConfigKey("zero_optimization.offload_optimizer.pin_memory", default=True, takes="truth"),
+    ConfigKey("zero_optimization.offload_optimizer.pin_memory", default=True, type="bool"),
     *_bool_keys(OFFLOAD_OPTIMIZER, "pipeline_read pipeline_write fast_init super_offload"),
     ConfigKey("zero_optimization.offload_param.device", default="none", choices=("none", "cpu", "nvme")),
-    ConfigKey("zero_optimization.offload_param.nvme_path", takes="text"),
+    ConfigKey("zero_optimization.offload_param.nvme_path", type="str"),
     *_typed_keys(OFFLOAD_PARAM, "buffer_count buffer_size max_in_cpu", "int"),
     *_bool_keys(OFFLOAD_PARAM, "pin_memory", True),
-    ConfigKey("tensor_parallel.autotp_size", takes="int", default=0, since="0.16.4", note="0 and 1: no tensor parallelism"),
-    ConfigKey("tensor_parallel.tp.tp_size", takes="int"),
-    *_typed_keys("tensor_parallel.", "preset_model dtype vocab_parallel_ce_backend", "text"),
+    ConfigKey("tensor_parallel.autotp_size", type="int", default=0, since="0.16.4",
+              note="0 and 1: no tensor parallelism"),
+    ConfigKey("tensor_parallel.tp.tp_size", type="int"),
+    *_typed_keys("tensor_parallel.", "preset_model dtype vocab_parallel_ce_backend", "str"),
     *_bool_keys("tensor_parallel.", "tp_overlap_comm keep_module_on_host replace_with_kernel_inject kernel_inject"),
     *_bool_keys("tensor_parallel.", "vocab_parallel_lm_head", None),
     *_typed_keys("tensor_parallel.", "injection_policy_tuple", "list"),
-    ConfigKey("expert_parallel.enabled", default=False, takes="truth", since="0.19"),
-    ConfigKey("expert_parallel.autoep_size", default=1, takes="int"),
-    ConfigKey("sequence_parallel_size", takes="int", note="Ulysses: ranks per sequence"),
-    ConfigKey("data_parallel_size", takes="int"),
+    ConfigKey("expert_parallel.enabled", default=False, type="bool", since="0.19"),
+    ConfigKey("expert_parallel.autoep_size", default=1, type="int"),
+    ConfigKey("sequence_parallel_size", type="int", note="Ulysses: ranks per sequence"),
+    ConfigKey("data_parallel_size", type="int"),
     ConfigKey("pipeline.stages", note="set by the program's PipelineModule; auto uses that"),
     *_bool_keys("pipeline.", "seed_layers", None),
     *_bool_keys("pipeline.", "pipe_partitioned grad_partitioned", True),
-    *_typed_keys("pipeline.", "partition", "text"),
+    *_typed_keys("pipeline.", "partition", "str"),
     *_typed_keys("pipeline.", "activation_checkpoint_interval", "int"),
     *_bool_keys(
         "activation_checkpointing.",
         "partition_activations cpu_checkpointing contiguous_memory_optimization profile",
     ),
-    ConfigKey("activation_checkpointing.synchronize_checkpoint_boundary", default=False, takes="truth"),
+    ConfigKey("activation_checkpointing.synchronize_checkpoint_boundary", default=False, type="bool"),
     ConfigKey("activation_checkpointing.number_checkpoints", default=None),
     *_bool_keys("", "prescale_gradients dump_state disable_allgather disable_python_gc wall_clock_breakdown"),
     *_bool_keys("", "memory_breakdown zero_allow_untested_optimizer dataloader_drop_last"),
@@ -204,31 +208,31 @@ WORDS: tuple[ConfigKey, ...] = (
         "keep_all_input_tensors",
     ),
     *_bool_keys("compile.", "offload_activation_pin_memory double_buffer keep_int_input_tensors", True),
-    ConfigKey("compile.free_activation_threshold", takes="int"),
-    ConfigKey("compile.passes", takes="list"),
+    ConfigKey("compile.free_activation_threshold", type="int"),
+    ConfigKey("compile.passes", type="list"),
     *_bool_keys("hybrid_engine.", "enabled release_inference_cache enable_cuda_graph"),
-    ConfigKey("hybrid_engine.pin_parameters", default=True, takes="truth"),
+    ConfigKey("hybrid_engine.pin_parameters", default=True, type="bool"),
     *_typed_keys("hybrid_engine.", "max_out_tokens inference_tp_size tp_gather_partition_size", "int"),
     *_bool_keys("comms_logger.", "enabled verbose debug"),
     *_bool_keys("comms_logger.", "prof_all", True),
-    ConfigKey("comms_logger.prof_ops", takes="list"),
+    ConfigKey("comms_logger.prof_ops", type="list"),
     *_bool_keys("tensorboard.", "enabled"),
-    *_typed_keys("tensorboard.", "output_path job_name", "text"),
+    *_typed_keys("tensorboard.", "output_path job_name", "str"),
     *_bool_keys("csv_monitor.", "enabled"),
-    *_typed_keys("csv_monitor.", "output_path job_name", "text"),
+    *_typed_keys("csv_monitor.", "output_path job_name", "str"),
     *_bool_keys("wandb.", "enabled"),
-    *_typed_keys("wandb.", "group team project", "text"),
+    *_typed_keys("wandb.", "group team project", "str"),
     *_bool_keys("comet.", "enabled"),
     *_bool_keys("comet.", "online", None),
-    *_typed_keys("comet.", "project workspace api_key experiment_name experiment_key mode", "text"),
-    ConfigKey("comet.samples_log_interval", default=100, takes="int"),
-    ConfigKey("gradient_predivide_factor", default=1.0, takes="float"),
+    *_typed_keys("comet.", "project workspace api_key experiment_name experiment_key mode", "str"),
+    ConfigKey("comet.samples_log_interval", default=100, type="int"),
+    ConfigKey("gradient_predivide_factor", default=1.0, type="float"),
     ConfigKey("gradient_allreduce_op", default="mean", choices=("mean", "sum"), since="0.19"),
-    ConfigKey("vocabulary_size", takes="int"),
-    ConfigKey("log_level", takes="text"),
+    ConfigKey("vocabulary_size", type="int"),
+    ConfigKey("log_level", type="str"),
     ConfigKey("checkpoint.tag_validation", default="WARN", choices=("WARN", "IGNORE", "FAIL")),
     *_bool_keys("checkpoint.", "load_universal use_node_local_storage"),
-    ConfigKey("checkpoint.parallel_write.pipeline_stage", default=False, takes="truth"),
+    ConfigKey("checkpoint.parallel_write.pipeline_stage", default=False, type="bool"),
     _removed("nebula", "Nebula was removed; checkpoints are written to disk"),
     _removed("compression_training", "the compression library was removed"),
     _removed("amp", "Apex AMP was removed", '"bf16": {"enabled": true}'),
@@ -238,7 +242,8 @@ WORDS: tuple[ConfigKey, ...] = (
     _removed("sparse_attention", "sparse attention was removed"),
     _removed("elasticity", "elastic training was removed", '"train_batch_size": …'),
     _removed("graph_harvesting", "CUDA graph harvesting was removed"),
-    _removed("curriculum_learning", "moved to data_efficiency", '"data_efficiency": {"data_sampling": {"curriculum_learning": …}}'),
+    _removed("curriculum_learning", "moved to data_efficiency",
+             '"data_efficiency": {"data_sampling": {"curriculum_learning": …}}'),
     _removed("progressive_layer_drop", "progressive layer drop was removed"),
 )  # fmt: skip
 
@@ -355,7 +360,7 @@ def _grad_dtype(raw: RawValues, key: str, default: str) -> str:
 
 
 def _precision_reader(*own: str) -> Callable[[RawValues, Recipe], MappedFields]:
-    """Return a reader of some precision fields. Each field is written separately, so that one failure keeps the rest."""
+    """Return a reader of some precision fields. Each is written separately, so that one failure keeps the rest."""
 
     def read(raw: RawValues, recipe: Recipe) -> MappedFields:
         try:
@@ -364,7 +369,7 @@ def _precision_reader(*own: str) -> Callable[[RawValues, Recipe], MappedFields]:
             if "precision.compute" in own:
                 raise
             return MappedFields({})  # already reported for precision.compute
-        return MappedFields({key: text for key, text in found.said.items() if key in own})
+        return MappedFields({key: text for key, text in found.explicit.items() if key in own})
 
     return read
 
@@ -524,7 +529,7 @@ PRECISION_KEYS = (
     "data_types.grad_accum_dtype",
     "communication_data_type",
 )
-JOINTS: tuple[CompositeKey, ...] = (
+COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
     CompositeKey(
         ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
         ("train.global_batch_size", "layout.micro_batch_size"),

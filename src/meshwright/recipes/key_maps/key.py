@@ -12,9 +12,9 @@ from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
 
 Values = Mapping[str, str]
-"""Framework value → recipe value. Case-insensitive on reading; the first match is written; unlisted values are equal."""
+"""Framework value → recipe value. Reading ignores case; the first match is written; unlisted values are equal."""
 
-Fate = Literal["read", "ignored", "gone", "replaced"]
+KeyStatus = Literal["read", "ignored", "removed", "overwritten"]
 """What the framework does with a key: reads it; accepts and ignores it; rejects it today; or overwrites its value."""
 
 
@@ -22,31 +22,31 @@ class ConfigKey(msgspec.Struct, frozen=True):
     """A config key of another framework."""
 
     key: str  # as the framework writes it: a dotted name or a flag
-    own: str = ""  # recipe field it maps to; empty if none, or if it is part of a CompositeKey
+    field: str = ""  # recipe field it maps to; empty if none, or if it is part of a CompositeKey
     values: Values = {}
     default: Any = UNSET  # UNSET if there is no single known default
     choices: tuple[str, ...] = ()  # values the framework's parser accepts
-    takes: Literal["", "flag", "int", "float", "text", "truth", "list", "map"] = ""  # "": the type of the recipe field
+    type: Literal["", "flag", "int", "float", "str", "bool", "list", "map"] = ""  # "": the type of the recipe field
     since: str = ""  # first version or date, if known
     until: str = ""  # last version or date, if known
-    fate: Fate = "read"
-    instead: str = ""  # replacement, in the framework's syntax
+    status: KeyStatus = "read"
+    replacement: str = ""  # what to write today, in the framework's syntax
     note: str = ""  # one sentence for the user
 
-    def to_own(self, text: str) -> str:
+    def to_recipe_value(self, text: str) -> str:
         """Convert a raw framework value to the recipe value."""
         plain = text.strip().lower()
         return next((our for their, our in self.values.items() if their.lower() == plain), text)
 
-    def to_foreign(self, value: Any) -> Any:
+    def to_framework_value(self, value: Any) -> Any:
         """Convert a recipe value to the framework value."""
         if isinstance(value, tuple):
-            return [self.to_foreign(part) for part in value]
+            return [self.to_framework_value(part) for part in value]
         text = str(value).lower() if isinstance(value, bool) else str(value)
         theirs = next((their for their, our in self.values.items() if our == text), text)
         if theirs == text:
             if {"true", "false"} <= set(self.values) and text not in self.values:
-                raise InputError(f"has no equivalent value in {self.key}", field=self.own, value=value)
+                raise InputError(f"has no equivalent value in {self.key}", field=self.field, value=value)
             return value
         return {"null": None, "true": True, "false": False}.get(theirs, theirs)
 
@@ -58,7 +58,7 @@ RawValues = Mapping[str, str]
 class MappedFields(msgspec.Struct, frozen=True):
     """Recipe fields set by framework keys. Implied values apply only where a field is not set explicitly."""
 
-    said: RawValues
+    explicit: RawValues
     implied: RawValues = {}
 
 
@@ -66,7 +66,7 @@ class CompositeKey(msgspec.Struct, frozen=True):
     """Framework keys that are read together, or that map to several recipe fields."""
 
     keys: tuple[str, ...]
-    own: tuple[str, ...]  # recipe fields they set
+    fields: tuple[str, ...]  # recipe fields they set
     read: Callable[[RawValues, Recipe], MappedFields]
     write: Callable[[Recipe], Mapping[str, Any]] | None = None  # framework keys for a recipe; None: read-only
 
@@ -78,7 +78,7 @@ __all__ = [
     "UNSET",
     "CompositeKey",
     "ConfigKey",
-    "Fate",
+    "KeyStatus",
     "MappedFields",
     "RawValues",
     "RemovedKey",

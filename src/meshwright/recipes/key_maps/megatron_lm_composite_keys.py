@@ -64,7 +64,7 @@ def read_stages(raw: RawValues, recipe: Recipe) -> MappedFields:
                 field="pipeline_model_parallel_layout",
                 value=pipeline_layout,
             )
-        fields = dict(_interleaved(len(layers) // recipe.layout.pp).said)
+        fields = dict(_interleaved(len(layers) // recipe.layout.pp).explicit)
         return MappedFields({**fields, "layout.stage_layers": "[" + ",".join(map(str, layers)) + "]"})
     count = _text(raw, "num_virtual_stages_per_pipeline_rank")
     if not count:

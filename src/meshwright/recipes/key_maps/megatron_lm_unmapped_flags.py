@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-FlagType = Literal["flag", "text", "list"]
+FlagType = Literal["flag", "str", "list"]
 
 SWITCH_FLAGS = """
 accumulate_allreduce_grads_in_fp32 add_qkv_bias adlr_autoresume allow_ambiguous_pad_tokens apply_dsa_kernel_fusion
@@ -201,7 +201,7 @@ REMOVED_FLAGS: dict[tuple[str, FlagType], str] = {
         rl_calculate_intra_group_similarity rl_offload_kv_cache_during_training rl_remove_kv_cache_during_training
         rl_reset_cuda_graphs skip_prompt_log_probs
     """,
-    ("0.16", "text"): """
+    ("0.16", "str"): """
         grpo_default_temperature grpo_default_top_p hybrid_attention_ratio hybrid_mlp_ratio
         inference_dynamic_batching_buffer_guaranteed_fraction inference_dynamic_batching_buffer_overflow_factor
         inference_dynamic_batching_max_requests_override inference_dynamic_batching_max_tokens_override
@@ -214,13 +214,13 @@ REMOVED_FLAGS: dict[tuple[str, FlagType], str] = {
         muon_use_nesterov no_scatter_gather_tensors_in_pipeline tokenizer_hf_include_special_tokens
         tokenizer_hf_use_fast
     """,
-    ("0.17", "text"): """
+    ("0.17", "str"): """
         inference_dynamic_batching_cuda_graph_max_tokens
     """,
     ("0.17", "list"): """
         tiktoken_special_tokens
     """,
-    ("0.18", "text"): """
+    ("0.18", "str"): """
         rl_generation_batch_size rl_num_parallel_generation_batches rl_num_parallel_generations
         rl_parallel_generation_tasks
     """,

@@ -1,4 +1,4 @@
-"""Megatron-Core's pipeline layout strings such as Et*3|(tt|)*2tmL: E embedding, t layer, m MTP layer, L loss, | stage."""
+"""Pipeline layout strings of Megatron-Core such as Et*3|(tt|)*2tmL."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.recipes.key_maps.key import RemovedKey
 
-RETIRED: dict[str, RemovedKey] = {
+REMOVED_KEYS: dict[str, RemovedKey] = {
     "train.grad_accum_steps": (
         "is derived from the batch size and the GPU count; set the global batch size",
         "train.global_batch_size=…",

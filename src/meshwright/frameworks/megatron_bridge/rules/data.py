@@ -8,7 +8,7 @@ from meshwright.frameworks.framework import Problem, RuleContext
 from meshwright.frameworks.megatron_bridge.format_override import spell
 from meshwright.frameworks.megatron_bridge.parsed_config import value
 from meshwright.frameworks.megatron_bridge.rules.common import number, recipe_key, rule, shipped
-from meshwright.recipes.key_maps.megatron_bridge_composite_keys import SFT_DATASETS, PRETRAIN_DATASETS, DATASETS
+from meshwright.recipes.key_maps.megatron_bridge_composite_keys import DATASETS, PRETRAIN_DATASETS, SFT_DATASETS
 
 
 def _dataset_of_benchmark(ctx: RuleContext) -> Problem | None:

@@ -24,7 +24,7 @@ from meshwright.frameworks.torchtitan.rules.common import (
     rule,
     today,
 )
-from meshwright.recipes.key_maps.torchtitan import LOCAL_BATCH, MICRO_BATCH, STEP_TOKENS, MICRO_BATCH_TOKENS
+from meshwright.recipes.key_maps.torchtitan import LOCAL_BATCH, MICRO_BATCH, MICRO_BATCH_TOKENS, STEP_TOKENS
 
 
 def _schedule_without_file(ctx: RuleContext) -> Problem | None:
@@ -127,7 +127,8 @@ def _tokens_not_divided(ctx: RuleContext) -> Problem | None:
     if not isinstance(tokens, int) or tokens <= ctx.recipe.data.seq_length or tokens % parts == 0:
         return None  # right, or told by the rule of sequences
     return Problem(
-        f"{MICRO_BATCH_TOKENS}={tokens} is not a multiple of {parts}, the parts that tp and 2 × cp cut it into", key=MICRO_BATCH_TOKENS
+        f"{MICRO_BATCH_TOKENS}={tokens} is not a multiple of {parts}, the parts that tp and 2 × cp cut it into",
+        key=MICRO_BATCH_TOKENS,
     )
 
 
