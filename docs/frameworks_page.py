@@ -219,12 +219,12 @@ def _compared(result: dict[str, Any]) -> tuple[object, ...]:
 def page(name: str) -> str:
     """The page of one framework: what is read, checked and written."""
     theirs = frameworks.framework(name)
-    table_of_words = config_keys(theirs.table)
+    table_of_words = config_keys(theirs.key_map)
     kept = [
         word for word in table_of_words.values() if word.status == "read" and (word.field or word.key in _joint(name))
     ]
     lost = [word for word in table_of_words.values() if word.status != "read"]
-    owned = {word.field for word in kept} | {own for joint in composite_keys(theirs.table) for own in joint.fields}
+    owned = {word.field for word in kept} | {own for joint in composite_keys(theirs.key_map) for own in joint.fields}
     silent = [key for key in recipe_fields() if key not in owned and not key.startswith("architecture.")]
     parts = [
         f"# {theirs.title}\n\nVersion: {theirs.title} {theirs.version}. Files are parsed, never executed.\n",
@@ -250,11 +250,11 @@ def page(name: str) -> str:
 
 
 def _joint(name: str) -> set[str]:
-    return {key for joint in composite_keys(frameworks.framework(name).table) for key in joint.keys}
+    return {key for joint in composite_keys(frameworks.framework(name).key_map) for key in joint.keys}
 
 
 def _word_table(kept: Sequence[ConfigKey], name: str) -> str:
-    meant = {key: joint.fields for joint in composite_keys(frameworks.framework(name).table) for key in joint.keys}
+    meant = {key: joint.fields for joint in composite_keys(frameworks.framework(name).key_map) for key in joint.keys}
     rows = []
     for word in kept:
         own = ", ".join(f"`{key}`" for key in (meant.get(word.key) or (word.field,)))

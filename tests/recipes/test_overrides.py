@@ -360,7 +360,7 @@ def test_a_field_without_a_word_in_a_framework_is_said_so() -> None:
     assert framework_key("layout.etp", "kempnerforge") is None
     with pytest.raises(InputError, match="no single key"):
         to_framework("layout.etp", 1, "kempnerforge")
-    with pytest.raises(InputError, match="no word"):
+    with pytest.raises(InputError, match="no equivalent"):
         to_framework("layout.strategy", "zero1", "megatron_bridge")
     with pytest.raises(InputError, match="did you mean"):
         framework_key("layout.tp", "megatron_brigde")

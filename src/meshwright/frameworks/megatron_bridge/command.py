@@ -187,6 +187,7 @@ def _override(said: SourcedValue) -> Iterator[tuple[str, SourcedValue]]:
 
 
 def _table() -> frozenset[str]:
+    from meshwright.recipes.key_maps import config_keys
 
     return frozenset(config_keys(keys.TABLE))
 

@@ -180,7 +180,7 @@ def _attention(raw: RawValues, recipe: Recipe) -> MappedFields:
     backend = raw.get("model.backend.attn", "null")
     if not shared.is_null(backend):
         if backend.lower() not in ATTN_BACKENDS:
-            raise InputError(f"must be one of {', '.join(ATTN_BACKENDS)}", field="model.backend.attn", value=backend)
+            raise InputError(f"allowed: {', '.join(ATTN_BACKENDS)}", field="model.backend.attn", value=backend)
         return MappedFields({"kernels.attention": ATTN_BACKENDS[backend.lower()]})
     known = ATTN_IMPLEMENTATIONS.get(raw.get("model.attn_implementation", "").lower())
     return MappedFields({"kernels.attention": known or "auto"})
@@ -203,7 +203,7 @@ def _dispatcher(raw: RawValues, recipe: Recipe) -> MappedFields:
     if raw.get("model.backend.enable_deepep", "").lower() == "false":
         text = "torch"
     if text not in DISPATCHERS:
-        raise InputError(f"must be one of {', '.join(DISPATCHERS)}", field="model.backend.dispatcher", value=text)
+        raise InputError(f"allowed: {', '.join(DISPATCHERS)}", field="model.backend.dispatcher", value=text)
     return MappedFields({"moe.dispatcher": DISPATCHERS[text]})
 
 
@@ -260,7 +260,7 @@ def _schedule(raw: RawValues, recipe: Recipe) -> MappedFields:
     known = {their.lower(): our for their, our in PIPELINE_SCHEDULES.items()}
     if text.lower() not in known:
         raise InputError(
-            f"must be one of {', '.join(PIPELINE_SCHEDULES)}", field="distributed.pipeline.pp_schedule", value=text
+            f"allowed: {', '.join(PIPELINE_SCHEDULES)}", field="distributed.pipeline.pp_schedule", value=text
         )
     name = known[text.lower()]
     if recipe.layout.pp == 1:
@@ -406,7 +406,7 @@ def _decay(raw: RawValues, recipe: Recipe) -> MappedFields:
     known = {"constant", "linear", "cosine"} | {their.lower() for their in DECAY_STYLES}
     if text.lower() not in known:
         raise InputError(
-            f"must be one of constant, linear, cosine, {', '.join(DECAY_STYLES)}",
+            f"allowed: constant, linear, cosine, {', '.join(DECAY_STYLES)}",
             field="lr_scheduler.lr_decay_style",
             value=text,
         )

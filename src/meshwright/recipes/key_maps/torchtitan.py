@@ -43,9 +43,7 @@ def _invalid_value(key: str, text: str, allowed: Iterable[str]) -> InputError:
     """Return the error for a value that torchtitan's parser rejects."""
     names = list(allowed)
     near = closest(text, names, 1) or names[:1]
-    return InputError(
-        f"must be one of {', '.join(names)}", field=key, value=text, fix=[f"{key}={name}" for name in near]
-    )
+    return InputError(f"allowed: {', '.join(names)}", field=key, value=text, fix=[f"{key}={name}" for name in near])
 
 
 def _value_map_key(key: str, own: str, values: Mapping[str, str], error: str) -> CompositeKey:
