@@ -1,4 +1,4 @@
-# Two commands matter on a fresh machine: `make demo` and `make test`. Both make .venv first.
+# On a fresh machine: `make demo` and `make test`. Both create .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,18 +14,18 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	$(BIN)/python -m compileall -q src  # an editable install has no bytecode yet; answers are faster with it
 	touch $@
 
-# What the engine needs. torch is asked for by its exact version so that a CPU build is taken where there is one.
+# Dependencies of the engine. torch is pinned exactly so that pip takes a CPU build where there is one.
 $(VENV)/.engine: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt transformers safetensors tensorboard datasets peft pillow
 	touch $@
 
-# Diffusion models, and what the tests compare with: torchao's numbers in 8 bits.
+# Diffusion models, and torchao, which the fp8 tests compare with.
 $(VENV)/.peers: $(VENV)/.engine
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt diffusers torchao
 	touch $@
 
-demo: $(VENV)/.engine  ## the main job: recommendations for this machine and an example cluster, then a tiny training run
+demo: $(VENV)/.engine  ## recommend plans for this machine and example clusters, then train a tiny model
 	$(BIN)/python benchmarks/demo.py
 
 lint: $(VENV)/.peers
@@ -34,38 +34,38 @@ lint: $(VENV)/.peers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Debian's chromium for the tests of the pages; without it, and without the right to install it, they are skipped.
+# Debian's chromium for the browser tests; where it is missing and cannot be installed, they are skipped.
 browser:
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	  (apt-get install -y -qq chromium || (apt-get update -qq && apt-get install -y -qq chromium)) >/dev/null 2>&1; } || \
-	  echo "no chromium here: the tests in a browser will be skipped"
+	  echo "chromium not found: browser tests will be skipped"
 
 test: lint browser
 	$(BIN)/python -m pytest -n 2
 
-screens: $(VENV)/.engine browser  ## pictures of the pages, docs/screens (a minute)
+screens: $(VENV)/.engine browser  ## screenshots of the web UI, docs/screens (a minute)
 	$(BIN)/python docs/screens.py
 
-sweep: $(VENV)/.peers  ## trains a tiny model of every recipe on 2 processes; writes the table (half an hour)
+sweep: $(VENV)/.peers  ## train a tiny model of every recipe on 2 processes; write the table (half an hour)
 	$(BIN)/python benchmarks/tiny_sweep.py --nproc 2
 
 verify: $(VENV)/.peers  ## update the verification reports of all recipes; resumes where it stopped (hours)
 	$(BIN)/python -m benchmarks.verify; status=$$?; $(BIN)/python docs/make.py verification.md && exit $$status
 
-parity: $(VENV)/.engine  ## every layout against one process, and the page of what is supported (about an hour)
+parity: $(VENV)/.engine  ## compare every layout with one process; write the support matrix (about an hour)
 	$(BIN)/python -m pytest -m "slow or not slow" tests/engine/test_parity.py -n 2 --junitxml=build/parity.xml; \
 	  status=$$?; $(BIN)/python docs/parity.py build/parity.xml && $(BIN)/python docs/make.py && exit $$status
 
-slow: $(VENV)/.peers  ## the tests too slow for every run, but for those of parity (half an hour)
+slow: $(VENV)/.peers  ## slow tests other than parity (half an hour)
 	$(BIN)/python -m pytest -m slow --ignore tests/engine/test_parity.py -n 2
 
-faults: $(VENV)/.engine  ## kills, signals and damaged checkpoints; writes the table (ten minutes)
+faults: $(VENV)/.engine  ## kills, signals and damaged checkpoints; write the table (ten minutes)
 	$(BIN)/python benchmarks/faults.py
 
-slurm-test: $(VENV)/.engine  ## jobs in a real SLURM, two hosts in network namespaces (as root; up to ten minutes)
+slurm-test: $(VENV)/.engine  ## jobs in a real SLURM; two hosts in network namespaces (as root; up to ten minutes)
 	$(BIN)/python -m pytest -m slurm tests/slurm -vv -rs
 
-docs: setup  ## writes the generated pages under docs/
+docs: setup  ## regenerate the pages under docs/ (listed in docs/make.py)
 	$(BIN)/python docs/make.py
 
 site: $(VENV)/.docs  ## builds the documentation site in build/site; a broken link is an error
@@ -75,17 +75,17 @@ $(VENV)/.docs: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	touch $@
 
-bench: setup  ## CPU time of the adviser and of the search, one table each
+bench: setup  ## CPU time of recommend and of the search
 	$(BIN)/python benchmarks/adviser_speed.py
 	$(BIN)/python benchmarks/search_speed.py
 
-load: setup  ## 50 askers at once at the page's API, one table (two minutes)
+load: setup  ## 50 concurrent clients of the HTTP API (two minutes)
 	$(BIN)/python -m benchmarks.web_load
 
-schema: setup  ## whatever may be asked of the page's API, many times over: no fault, answers as documented (minutes)
+schema: setup  ## fuzz the HTTP API: no server error, responses match OpenAPI (minutes)
 	SCHEMA_EXAMPLES=150 $(BIN)/python -m pytest tests/web/test_schema.py
 
-accuracy: setup  ## the cost model against published measurements; refits without each source in turn (minutes)
+accuracy: setup  ## compare the cost model with published measurements; refit without each source in turn (minutes)
 	$(BIN)/python benchmarks/accuracy_report.py --left-out
 
 clean:
