@@ -1,9 +1,9 @@
 """Compare two versions of the source on one GPU: speed, memory and losses of the commands that `recommend` prints.
 
-    python benchmarks/compare_trees.py BEFORE/src AFTER/src OUT.json [--steps 8] [--cpu]
+    python benchmarks/compare_trees.py BEFORE/src AFTER/src OUT.json [--steps 6] [--batch 8] [--models NAME …] [--cpu]
 
 For each case, `recommend MODEL --gpus 1xH200 --goal GOAL` of the newer tree is run, and the command it prints is run with
-`bench` instead of `train` in both trees, one after the other.
+`bench` instead of `train` in both trees, one after the other. --batch replaces the global batch size, to keep steps short.
 """
 
 from __future__ import annotations
@@ -68,11 +68,13 @@ def main() -> None:
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--models", nargs="*", default=[model for model, _ in CASES])
     parser.add_argument("--cpu", action="store_true", help="tiny models on the CPU, to test this script")
     options = parser.parse_args()
     rows = []
-    for model, goal in CASES:
+    for model, goal in (case for case in CASES if case[0] in options.models):
         words = recommended(options.after, model, goal)
         variants = {"eager": (), "compiled": FAST} if model == "llama32-1b" else {"eager": ()}
         for variant, more in variants.items():
@@ -88,8 +90,8 @@ def main() -> None:
             print(
                 model, goal, variant, "tokens/s", speeds, "peak GiB", peaks, "equal losses", equal, *errors, flush=True
             )
-            command = f"python benchmarks/compare_trees.py BEFORE AFTER {options.out.name} --steps {options.steps}"
-            result = {"date": date.today().isoformat(), "command": command, "rows": rows}
+            made_by = f"python benchmarks/compare_trees.py BEFORE AFTER OUT.json --steps {options.steps} --batch {options.batch}"
+            result = {"date": date.today().isoformat(), "command": made_by, "rows": rows}
             options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
