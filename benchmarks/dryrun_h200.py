@@ -43,7 +43,7 @@ from torch import Tensor
 
 from meshwright.engine import losses
 from meshwright.engine.attention.local import attend_local
-from meshwright.engine.attention.mask_spec import Terms
+from meshwright.engine.attention.mask_spec import AttentionSpec
 from meshwright.engine.build_trainer import build_trainer
 from meshwright.engine.experts.grouped_mm import grouped_mm
 from meshwright.engine.kernels import matmul
@@ -338,7 +338,7 @@ def heads(tokens: int, queries: int, keys: int, width: int, values: int, batch: 
     return [normal(batch, tokens, count, wide) for count, wide in shapes]
 
 
-def attention(terms: Terms, kernel: str = "auto", **more: Any) -> Callable[..., Tensor]:
+def attention(terms: AttentionSpec, kernel: str = "auto", **more: Any) -> Callable[..., Tensor]:
     """Attention as a layer calls it."""
 
     def run(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
@@ -349,7 +349,7 @@ def attention(terms: Terms, kernel: str = "auto", **more: Any) -> Callable[..., 
 
 
 LONG = size(4096, 64)
-PLAIN = Terms(scale=128**-0.5)
+PLAIN = AttentionSpec(scale=128**-0.5)
 
 
 def gqa(tokens: int = LONG, batch: int = 2) -> list[Tensor]:
@@ -403,16 +403,16 @@ PROBES = (
     Probe("attention cudnn 32/8 seq 4096 batch 2", gqa, attention(PLAIN, "cudnn" if ON_GPU else "auto")),
     Probe("attention auto 16/16 seq 4096 batch 2",
           lambda: heads(LONG, size(16, 4), size(16, 4), size(128, 16), size(128, 16), 2), attention(PLAIN)),
-    Probe("attention auto 192/128 16 heads seq 4096 batch 2", latent, attention(Terms(scale=192**-0.5))),
-    Probe("attention flash 192/128 16 heads seq 4096 batch 2", latent, attention(Terms(scale=192**-0.5), "flash")),
+    Probe("attention auto 192/128 16 heads seq 4096 batch 2", latent, attention(AttentionSpec(scale=192**-0.5))),
+    Probe("attention flash 192/128 16 heads seq 4096 batch 2", latent, attention(AttentionSpec(scale=192**-0.5), "flash")),
     Probe("attention eager 32/8 seq 2048 batch 1", lambda: gqa(size(2048, 64), 1), attention(PLAIN, "eager")),
-    Probe("flex window 32/8 seq 4096 batch 2", gqa, attention(Terms(scale=128**-0.5, window=WINDOW))),
+    Probe("flex window 32/8 seq 4096 batch 2", gqa, attention(AttentionSpec(scale=128**-0.5, window=WINDOW))),
     Probe("flex softcap 8/4 width 256 seq 4096 batch 2",
-          lambda: heads(LONG, 8, 4, size(256, 16), size(256, 16), 2), attention(Terms(scale=1 / 16, softcap=50.0))),
+          lambda: heads(LONG, 8, 4, size(256, 16), size(256, 16), 2), attention(AttentionSpec(scale=1 / 16, softcap=50.0))),
     Probe("flex documents 32/8 seq 4096 batch 2", gqa, attention(PLAIN, documents=documents)),
     Probe("flex sinks window 64/8 width 64 seq 4096 batch 1",
           lambda: [*heads(LONG, 64, 8, size(64, 16), size(64, 16)), normal(64)],
-          attention(Terms(scale=1 / 8, window=size(128, 16)))),
+          attention(AttentionSpec(scale=1 / 8, window=size(128, 16)))),
     Probe("rms_norm bf16", lambda: [normal(TOKENS, HIDDEN), normal(HIDDEN)],
           lambda x, w: F.rms_norm(x, (w.shape[0],), w, 1e-5)),
     Probe("rms_norm of heads bf16", lambda: [normal(2, LONG, 32, size(128, 16)), normal(size(128, 16))],

@@ -63,7 +63,7 @@ def ours(family: str, axis: ExpertAxis | None = None) -> Any:
     room.reshape_experts(block.experts)
     if axis is not None:
         block.experts.axis = axis
-        for name, cut in room.cuts(block.experts).items():
+        for name, cut in room.shard_specs(block.experts).items():
             part = slice_of(getattr(block.experts, name).data, cut, axis)
             setattr(block.experts, name, nn.Parameter(part.contiguous()))
     return block

@@ -18,12 +18,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from meshwright.engine.data.mock import Mock
-from meshwright.engine.experts.expert_params import add_expert_adapter, first_name
+from meshwright.engine.experts.expert_params import add_expert_adapter, first_proj
 from meshwright.engine.kernels import dropout_keys
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model import adapters
 from meshwright.engine.model.build import build_model, transformers_config
-from meshwright.engine.model.init import Initial
+from meshwright.engine.model.init import InitSpec
 from meshwright.engine.model.stage import Stage
 from meshwright.engine.trainer import Trainer
 from meshwright.engine.vision.vision_modules import EYES
@@ -40,7 +40,7 @@ STEPS = 3
 @pytest.fixture
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """B does not start at nought, so that A has a gradient from the first step on."""
-    monkeypatch.setattr(adapters, "NOUGHT", Initial("uniform", -0.3, 0.3))
+    monkeypatch.setattr(adapters, "NOUGHT", InitSpec("uniform", -0.3, 0.3))
 
 
 def recipe(layout: dict[str, Any] | None = None, peft: types.Peft = PEFT, **sections: Any) -> types.Recipe:
@@ -140,7 +140,7 @@ def experts_like_merged(rank: int, world: int, family: str) -> float:
     block, x = expert_cases.ours(family), expert_cases.inputs()[0]
     own, scale = block.experts.requires_grad_(False), 0.7
     merged: dict[str, torch.Tensor] = {}
-    for name in (first_name(own), "down_proj"):
+    for name in (first_proj(own), "down_proj"):
         add_expert_adapter(own, name, 4, scale, torch.float32)
         a, b = (nn.init.normal_(getattr(own, f"{name}_lora_{part}"), std=0.3) for part in "AB")
         product = torch.einsum("e...r,eri->e...i", b, a)
@@ -415,7 +415,7 @@ def test_vision_towers_are_not_adapted() -> None:
 
 
 def test_targets_of_a_few_paths() -> None:
-    found = {path: adapters.target_of(path) for path in EXPECTED}
+    found = {path: adapters.peft_target(path) for path in EXPECTED}
     assert found == EXPECTED
 
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from meshwright.engine.attention import ContextAxis, attend, context_axis, positions, register
 from meshwright.engine.attention.flex import _mask_mod, attend_flex, block_mask
-from meshwright.engine.attention.mask_spec import Terms
+from meshwright.engine.attention.mask_spec import AttentionSpec
 from meshwright.errors import InputError
 
 TOKENS = 32
@@ -200,7 +200,7 @@ def flex_errors(rank: int, world: int) -> dict[str, float]:
         wide = replace(case, window=case.window and 20 * case.window)
         data = inputs(wide, 300)
         ids = data.get("documents")
-        terms = Terms(wide.width**-0.5, wide.causal, wide.window, wide.softcap)
+        terms = AttentionSpec(wide.width**-0.5, wide.causal, wide.window, wide.softcap)
         ours = block_mask(300, terms, ids, device)
         if ours is not None:
             torchs = create_block_mask(

@@ -25,8 +25,8 @@ from tests.engine.attention_cases import Case, distance, expected, inputs, optio
 
 from meshwright.engine.attention import attend  # noqa: E402
 from meshwright.engine.attention.cp_layout import Span, chunk_spans  # noqa: E402
-from meshwright.engine.attention.mask_spec import Terms  # noqa: E402
-from meshwright.engine.attention.ring import Track, attend_blocks  # noqa: E402
+from meshwright.engine.attention.mask_spec import AttentionSpec  # noqa: E402
+from meshwright.engine.attention.ring import RingLayout, attend_blocks  # noqa: E402
 
 TOKENS = 1000  # no multiple of any kernel's block
 PLAIN = {
@@ -79,13 +79,13 @@ def by_blocks(case: Case, given: Result, ring: int = 2) -> Result:
     """What the ranks of a ring compute, one after the other, over keys that need not travel."""
     length, inside = TOKENS // (2 * ring), leaves(given)
     keys = tuple(Span(at, at, length) for at in range(0, TOKENS, length))
-    terms, ids = Terms(case.width**-0.5, case.causal, case.window, case.softcap), given.get("documents")
+    terms, ids = AttentionSpec(case.width**-0.5, case.causal, case.window, case.softcap), given.get("documents")
     whole = []
     for rank in range(ring):
         spans = chunk_spans(TOKENS, ring, rank)
         mine = torch.cat([torch.arange(span.position, span.end) for span in spans]).cuda()
         pair = None if ids is None else (ids[:, mine], ids)
-        track = Track(spans, (keys,))
+        track = RingLayout(spans, (keys,))
         out = attend_blocks(inside["q"][:, :, mine], inside["k"], inside["v"], terms, track, inside.get("sinks"), pair)
         whole.append(torch.zeros(*inside["q"].shape[:-1], out.shape[-1], **like(out)).index_add(2, mine, out))
     return graded(sum(whole).transpose(1, 2), inside, given["grad"])

@@ -17,7 +17,7 @@ from meshwright.engine import attention
 from meshwright.engine.data.sampler import Loader, Sample, Samples, padded, places_in_documents
 from meshwright.engine.data.shuffle import Shuffled, shuffled
 from meshwright.engine.mesh import build_mesh
-from meshwright.engine.parallelize import spread_sequence
+from meshwright.engine.parallelize import sequence_layout
 from meshwright.recipes import types
 
 SEQ = 16
@@ -53,7 +53,7 @@ def made(width: int, n: int = 4, documents: bool = False) -> Samples:
 def loader(layout: types.Layout, source: Any, tell: bool = True, **changes: Any) -> Loader:
     """A loader of this rank, as the trainer makes it."""
     mesh = build_mesh(layout, "cpu")
-    context = spread_sequence(recipe(layout, data=types.Data(seq_length=SEQ)), mesh)[1]
+    context = sequence_layout(recipe(layout, data=types.Data(seq_length=SEQ)), mesh)[1]
     return Loader(
         source,
         mesh,

@@ -18,7 +18,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 from meshwright.engine.kernels import delta_rule, gated_norms
 from meshwright.engine.kernels.delta_rule import gated_delta_rule, plan
-from meshwright.engine.kernels.scan_patch import use_own_scans
+from meshwright.engine.kernels.scan_patch import use_chunked_scans
 from meshwright.engine.model.build import transformers_config
 
 REFERENCE: Any = qwen.torch_chunk_gated_delta_rule
@@ -191,8 +191,8 @@ def outcome_of_mixer(module: Any, hidden: Tensor) -> dict[str, Tensor]:
 def test_mixers_of_a_model_work_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, lean = mixer(), mixer()
     holder = torch.nn.ModuleList([lean, torch.nn.Linear(2, 2)])
-    assert use_own_scans(holder) == 1
-    assert gated_norms.use_lean_gated_norms(holder) == 1
+    assert use_chunked_scans(holder) == 1
+    assert gated_norms.fuse_gated_norms(holder) == 1
     hidden = torch.randn(2, 70, plain.hidden_size).requires_grad_()
     expected = outcome_of_mixer(plain, hidden)
     monkeypatch.setattr(qwen, "torch_chunk_gated_delta_rule", None)  # nobody may ask for it
@@ -206,8 +206,8 @@ def test_mixers_of_a_model_work_block_by_block(monkeypatch: pytest.MonkeyPatch) 
 
 def test_queries_and_keys_are_not_kept_for_each_head() -> None:
     plain, lean = mixer(), mixer()
-    use_own_scans(torch.nn.ModuleList([lean]))
-    gated_norms.use_lean_gated_norms(lean)
+    use_chunked_scans(torch.nn.ModuleList([lean]))
+    gated_norms.fuse_gated_norms(lean)
     hidden = torch.randn(2, 256, plain.hidden_size).requires_grad_()
     tokens, qkv, z = 2 * 256, 2 * plain.key_dim + plain.value_dim, plain.value_dim
     weights = sum(one.nbytes for one in lean.parameters())
@@ -220,7 +220,7 @@ def test_queries_and_keys_are_not_kept_for_each_head() -> None:
 
 def test_text_that_is_generated_goes_on_from_a_state() -> None:
     lean = mixer()
-    use_own_scans(lean)
+    use_chunked_scans(lean)
     seen = {}
 
     class Cache:
@@ -244,7 +244,7 @@ def test_text_that_is_generated_goes_on_from_a_state() -> None:
 def test_norms_with_a_gate_behind_them_keep_their_inputs_alone(low: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gated_norms, "BLOCK_NUMBERS", 3 * 24)  # rows come in blocks of three
     plain, lean = (qwen.Qwen3NextRMSNormGated(24) for _ in range(2))
-    assert gated_norms.use_lean_gated_norms(torch.nn.ModuleList([lean])) == 1
+    assert gated_norms.fuse_gated_norms(torch.nn.ModuleList([lean])) == 1
     kind = torch.bfloat16 if low else torch.float32
     generator = torch.Generator().manual_seed(2)
     x, gate = (torch.randn(14, 24, generator=generator).to(kind).requires_grad_() for _ in range(2))
@@ -266,7 +266,7 @@ def test_norms_with_a_gate_behind_them_keep_their_inputs_alone(low: bool, monkey
 @pytest.mark.slow
 def test_a_compiled_mixer_is_one_graph() -> None:
     lean = mixer()
-    use_own_scans(lean)
+    use_chunked_scans(lean)
     hidden = torch.randn(2, 37, lean.hidden_size)
     expected = lean(hidden)
     lean.compile(fullgraph=True)

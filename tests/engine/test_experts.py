@@ -16,7 +16,7 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401 - register
 from torch.utils.checkpoint import checkpoint
 
 from meshwright.engine import experts as room
-from meshwright.engine.experts.dispatch import ExpertAxis, Traffic, balanced_counts, experts_forward, round_robin
+from meshwright.engine.experts.dispatch import ExpertAxis, ExchangeCounts, balanced_counts, experts_forward, round_robin
 from meshwright.engine.experts.grouped_mm import grouped_mm, one_by_one
 
 
@@ -67,7 +67,7 @@ def over_ranks(rank: int, world: int, family: str, ep: int, etp: int, empty: boo
 def gradient_differences(whole: Any, block: Any, axis: ExpertAxis) -> list[float]:
     """Each rank's gradients put at their place in a whole tensor and summed; copies on etp ranks are counted once."""
     differences = []
-    cuts = room.cuts(block.experts)
+    cuts = room.shard_specs(block.experts)
     every = {name: parameter.grad for name, parameter in whole.named_parameters()}
     room.reshape_experts(whole.experts)
     for name, parameter in block.named_parameters():
@@ -127,7 +127,7 @@ def sharded(rank: int, world: int) -> float:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "etp"))
     axis = ExpertAxis(2, 2, dist.group.WORLD, rank)
     block = ours("gpt_oss", axis)
-    for name, cut in room.cuts(block.experts).items():
+    for name, cut in room.shard_specs(block.experts).items():
         placements = [Shard(cut.ep_dim), Shard(cut.etp_dim)] if cut.etp_dim else [Shard(cut.ep_dim)]
         over = mesh if cut.etp_dim else mesh["ep"]
         stored = DTensor.from_local(getattr(block.experts, name).data, over, placements)
@@ -153,12 +153,12 @@ def stored_shapes(rank: int, world: int, family: str) -> None:
         for _ in range(2):
             room.reshape_experts(experts)
         assert [name for name, _ in experts.named_parameters()] == names
-        assert set(room.cuts(experts)) == set(names)
+        assert set(room.shard_specs(experts)) == set(names)
         for name, old in before.items():
             new = getattr(experts, name)
             assert room.fused_shape(experts, name) == tuple(old.shape)
             assert new.shape[0] == E
-            etp_dim = room.cuts(experts)[name].etp_dim
+            etp_dim = room.shard_specs(experts)[name].etp_dim
             assert etp_dim is None or new.shape[etp_dim] == I
             if device == "cpu":
                 assert new.data_ptr() == old.data_ptr()
@@ -229,7 +229,7 @@ def test_a_dry_run_needs_no_values(dtype: torch.dtype) -> None:
 def forced(rank: int, world: int) -> list[int]:
     seen: list[int] = []
 
-    def spy(counts: torch.Tensor, rows: int, axis: ExpertAxis) -> Traffic:
+    def spy(counts: torch.Tensor, rows: int, axis: ExpertAxis) -> ExchangeCounts:
         seen.extend(counts.flatten().tolist())
         traffic, assumed = room.exchange_counts(counts, rows, axis), balanced_counts(counts, rows, axis)
         assert (traffic.send, traffic.receive) == (assumed.send, assumed.receive)

@@ -17,7 +17,7 @@ from meshwright.engine import collectives
 from meshwright.engine.data.mock import Mock
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import transformers_config
-from meshwright.engine.parallelize.output_recompute import Notes
+from meshwright.engine.parallelize.output_recompute import OutputNotes
 from meshwright.engine.trainer import Trainer
 from meshwright.recipes import types
 
@@ -146,7 +146,7 @@ def shared(rank: int, world: int) -> dict[str, Any]:
 
     part = torch.ones(2, 3, requires_grad=True)
     first, second = (torch.full((3, 3), value, requires_grad=True) for value in (2.0, 3.0))
-    notes = Notes()
+    notes = OutputNotes()
     with notes.hooks():
         whole = notes.gathered(gather, part)
         out = (whole @ first).sum() + (whole.view(-1, 3)[1:] @ second).sum()

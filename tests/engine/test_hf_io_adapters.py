@@ -14,7 +14,7 @@ from tests.engine.test_adapters import EVERYTHING, NO_EXPERTS
 
 from meshwright.engine import hf_io
 from meshwright.engine.model import adapters
-from meshwright.engine.model.init import Initial
+from meshwright.engine.model.init import InitSpec
 from meshwright.errors import InputError
 from meshwright.recipes import types
 
@@ -24,7 +24,7 @@ TOLERANCE = 1e-5
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """B does not start at nought: an adapter that is lost is seen."""
-    monkeypatch.setattr(adapters, "NOUGHT", Initial("uniform", -0.1, 0.1))
+    monkeypatch.setattr(adapters, "NOUGHT", InitSpec("uniform", -0.1, 0.1))
 
 
 def peft(method: Any = "lora", targets: Any = ("qkv", "proj", "fc1", "fc2"), **told: Any) -> types.Peft:

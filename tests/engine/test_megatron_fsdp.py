@@ -14,9 +14,9 @@ from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import build_model, transformers_config
 from meshwright.engine.model.init import record_initial
 from meshwright.engine.model.stage import Stage
-from meshwright.engine.parallelize import apply_tp, megatron, normalize_modules, parallelize, spread_sequence
+from meshwright.engine.parallelize import apply_tp, megatron, normalize_modules, parallelize, sequence_layout
 from meshwright.engine.parallelize.init_weights import init_weights
-from meshwright.engine.parallelize.pipeline import split
+from meshwright.engine.parallelize.pipeline import split_stages
 from meshwright.errors import InputError
 from meshwright.recipes import types
 
@@ -58,9 +58,9 @@ def _stage(family: str, given: types.Recipe) -> tuple[Stage, dict[str, Any]]:
     mesh = build_mesh(given.layout, "cpu")
     whole = [build_model(config, torch.float32)]
     initial = record_initial(whole[0], given.train.seed)
-    stage = split(whole, given.layout, config.num_hidden_layers, mesh.pp)[0]
+    stage = split_stages(whole, given.layout, config.num_hidden_layers, mesh.pp)[0]
     normalize_modules(stage, given)
-    apply_tp(stage, mesh, given, spread_sequence(given, mesh))
+    apply_tp(stage, mesh, given, sequence_layout(given, mesh))
     return stage, initial
 
 
@@ -70,7 +70,7 @@ def _fill_both_ways(rank: int, world: int, family: str, compute: str) -> dict[st
     ours, initial = _stage(family, given)
     init_weights(ours, initial, given.train.seed, torch.device("cpu"), offloaded=False)
     theirs, _ = _stage(family, given)
-    modules = megatron.teach_to_fill(theirs, given, initial)
+    modules = megatron.add_reset_parameters(theirs, given, initial)
     modes = {name: getattr(p, "_tensor_parallel_mode", "") for name, p in theirs.named_parameters()}
     for module in modules:
         # What Megatron-FSDP does to a module whose parameters have no data yet.

@@ -18,11 +18,11 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from meshwright.engine import patching
-from meshwright.engine.kernels.gated_norms import GATED_NORMS, use_lean_gated_norms
+from meshwright.engine.kernels.gated_norms import GATED_NORMS, fuse_gated_norms
 from meshwright.engine.kernels.norms import fuse_norms
-from meshwright.engine.kernels.scan_patch import use_own_scans
+from meshwright.engine.kernels.scan_patch import use_chunked_scans
 from meshwright.engine.model.build import build_model, transformers_config
-from meshwright.engine.parallelize.recompute import recompute
+from meshwright.engine.parallelize.recompute import apply_recompute
 from meshwright.engine.patching import Patch, apply, base_class, patches, symbol
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.recipes import types
@@ -120,7 +120,7 @@ def test_all_layers_of_a_model_share_one_class_and_one_graph() -> None:
     model: Any = build_model(transformers_config(FAMILIES["llama"]), torch.float32)
     fuse_norms(model)
     layers = dict(enumerate(model.model.layers))
-    recompute(layers, types.Layout(recompute="full"), compiled=True)
+    apply_recompute(layers, types.Layout(recompute="full"), compiled=True)
     assert {type(layer).__name__ for layer in layers.values()} == {"LlamaDecoderLayer[Recompute]"}
     assert len({type(layer) for layer in layers.values()}) == 1
     assert patches(model)["model.layers.1"] == ("Recompute",)
@@ -185,7 +185,7 @@ def test_a_missing_library_is_an_error_with_the_extra_to_install(monkeypatch: py
 
 @pytest.mark.parametrize(
     ("change", "name"),
-    [(use_own_scans, "torch_chunk_gated_delta_rule"), (use_lean_gated_norms, "Qwen3NextRMSNormGated")],
+    [(use_chunked_scans, "torch_chunk_gated_delta_rule"), (fuse_gated_norms, "Qwen3NextRMSNormGated")],
 )
 def test_a_renamed_scan_or_norm_is_not_skipped_silently(
     change: Any, name: str, monkeypatch: pytest.MonkeyPatch

@@ -21,7 +21,7 @@ from meshwright.engine.kernels import nf4
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model import adapters
 from meshwright.engine.model.build import transformers_config
-from meshwright.engine.model.init import Initial
+from meshwright.engine.model.init import InitSpec
 from meshwright.engine.model.nf4_linear import weights_to_fill
 from meshwright.engine.trainer import Trainer
 from meshwright.errors import InputError
@@ -41,7 +41,7 @@ WIDE: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models with rows of several blocks; B does not start at nought, so that A has a gradient from the first step."""
-    monkeypatch.setattr(adapters, "NOUGHT", Initial("uniform", -0.3, 0.3))
+    monkeypatch.setattr(adapters, "NOUGHT", InitSpec("uniform", -0.3, 0.3))
     for name, values in WIDE.items():
         monkeypatch.setitem(FAMILIES, name, values)
 

@@ -21,7 +21,7 @@ from meshwright.engine.data.sampler import Samples, places_in_documents
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import transformers_config
 from meshwright.engine.parallelize import parallelize
-from meshwright.engine.parallelize.document_isolation import rows_of_documents
+from meshwright.engine.parallelize.document_isolation import document_rows
 from meshwright.engine.trainer import Trainer
 from meshwright.recipes import types
 
@@ -75,7 +75,7 @@ def test_packed_documents_do_not_see_each_other(family: str) -> None:
 
 def test_documents_become_rows_of_like_length() -> None:
     documents = torch.tensor([[0, 0, 0, 1, 2, 2], [0, 1, 1, 1, 1, 1]])
-    rows = [part.tolist() for part in rows_of_documents(documents)]
+    rows = [part.tolist() for part in document_rows(documents)]
     assert rows == [[[3], [6]], [[4, 5]], [[0, 1, 2]], [[7, 8, 9, 10, 11]]]
 
 

@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers.models.nemotron_h import modeling_nemotron_h as nemotron
 
 from meshwright.engine.kernels import gated_norms, state_space
-from meshwright.engine.kernels.scan_patch import use_own_scans
+from meshwright.engine.kernels.scan_patch import use_chunked_scans
 from meshwright.engine.kernels.state_space import plan, state_space_scan
 from meshwright.engine.model.build import transformers_config
 
@@ -158,14 +158,14 @@ def mixer() -> Any:
 
 def test_mixers_of_a_model_scan_block_by_block_and_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, lean = mixer(), mixer()
-    assert use_own_scans(torch.nn.ModuleList([lean, torch.nn.Linear(2, 2)])) == 1
+    assert use_chunked_scans(torch.nn.ModuleList([lean, torch.nn.Linear(2, 2)])) == 1
     hidden = torch.randn(2, 37, plain.hidden_size)
     expected = plain(hidden)
     monkeypatch.setattr(nemotron, "mamba2_chunk_scan", None)  # nobody may ask for it
     torch.testing.assert_close(lean(hidden), expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(TypeError):
         plain(hidden)
-    assert use_own_scans(torch.nn.ModuleList([torch.nn.Linear(2, 2)])) == 0
+    assert use_chunked_scans(torch.nn.ModuleList([torch.nn.Linear(2, 2)])) == 0
 
 
 @pytest.mark.parametrize("low", [False, True])
@@ -173,8 +173,8 @@ def test_gated_norms_keep_their_inputs_alone(low: bool, monkeypatch: pytest.Monk
     monkeypatch.setattr(gated_norms, "BLOCK_NUMBERS", 3 * 24)  # rows come in blocks of three
     plain, lean = (nemotron.Zamba2RMSNormGated(24, 8) for _ in range(2))
     holder = torch.nn.ModuleList([lean])
-    assert gated_norms.use_lean_gated_norms(holder) == 1
-    assert gated_norms.use_lean_gated_norms(holder) == 0
+    assert gated_norms.fuse_gated_norms(holder) == 1
+    assert gated_norms.fuse_gated_norms(holder) == 0
     kind = torch.bfloat16 if low else torch.float32
     both = torch.randn(2, 7, 60, generator=torch.Generator().manual_seed(2)).to(kind).requires_grad_()
     kept = []
@@ -198,7 +198,7 @@ def test_gated_norms_keep_their_inputs_alone(low: bool, monkeypatch: pytest.Monk
 @pytest.mark.slow
 def test_a_compiled_mixer_is_one_graph() -> None:
     lean = mixer()
-    use_own_scans(lean)
+    use_chunked_scans(lean)
     hidden = torch.randn(2, 37, lean.hidden_size)
     expected = lean(hidden)
     lean.compile(fullgraph=True)

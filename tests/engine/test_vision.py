@@ -23,7 +23,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from meshwright.engine.attention.flex import attend_flex
 from meshwright.engine.attention.local import attend_local
-from meshwright.engine.attention.mask_spec import Terms
+from meshwright.engine.attention.mask_spec import AttentionSpec
 from meshwright.engine.vision import image_groups
 from meshwright.engine.vision.vision_modules import EYES, part_of
 from meshwright.recipes import types
@@ -155,7 +155,7 @@ def flex_of_images(rank: int, world: int) -> float:
     worst = 0.0
     for window in (None, 50):
         for given in (None, documents):
-            terms = Terms(0.3, True, window)
+            terms = AttentionSpec(0.3, True, window)
             found = attend_flex(q, k, v, terms, None, given, groups)
             expected = attend_local(q, k, v, terms, None, given, "eager", groups=groups)
             worst = max(worst, float((found - expected).abs().max()))

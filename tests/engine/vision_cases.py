@@ -21,7 +21,7 @@ from meshwright.engine.hf_io import save_model
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import transformers_config
 from meshwright.engine.model.config import config_for, tiny
-from meshwright.engine.model.init import Initial, start
+from meshwright.engine.model.init import InitSpec, fill_initial
 from meshwright.engine.trainer import Trainer
 from meshwright.engine.vision.data import MockImages
 from meshwright.engine.vision.image_tokens import optics_of
@@ -94,7 +94,7 @@ def trainer_of(values: dict[str, Any], given: types.Recipe) -> Trainer:
     for stage in trainer.stages:
         for name, parameter in stage.named_parameters():
             if name.endswith(NOUGHT_AT_FIRST):
-                start(parameter, name, Initial("normal", 0.0, 0.1), seed=0)
+                fill_initial(parameter, name, InitSpec("normal", 0.0, 0.1), seed=0)
     return trainer
 
 

@@ -14,7 +14,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
 from meshwright.dryrun.allocation_log import AllocationLog, SegmentKey
 from meshwright.dryrun.layer_dedup import kept_layers, kept_micro_batches, layer_signature, representatives
-from meshwright.engine.parallelize.document_isolation import runs_by_document
+from meshwright.engine.parallelize.document_isolation import isolates_documents
 from meshwright.engine.patching import Patch, apply
 from meshwright.engine.trainer import StepCallbacks, Trainer
 
@@ -82,7 +82,7 @@ def _fsdp_parameters(module: nn.Module) -> Iterator[Any]:
 def _signatures(layers: list[nn.Module]) -> list[Hashable]:
     """Return layer signatures; the first layer that isolates documents finds their boundaries for all others."""
     signatures = [layer_signature(layer) for layer in layers]
-    for position in [position for position, layer in enumerate(layers) if runs_by_document(layer)][:1]:
+    for position in [position for position, layer in enumerate(layers) if isolates_documents(layer)][:1]:
         signatures[position] = "finds documents", signatures[position]
     return signatures
 

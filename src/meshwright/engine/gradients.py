@@ -10,18 +10,18 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from meshwright.engine.experts.expert_params import expert_blocks, whole_adapters
+from meshwright.engine.experts.expert_params import expert_blocks, replicated_adapters
 from meshwright.engine.kernels.optimizer_kernels import sum_of_squares
 from meshwright.engine.mesh import SOLO, GroupInfo, Mesh
 from meshwright.engine.model.stage import Stage
-from meshwright.engine.parallelize.init_weights import tied_name
+from meshwright.engine.parallelize.init_weights import tied_embedding_name
 
 
 def finish(stages: list[Stage], mesh: Mesh) -> None:
     """Sums partial gradients over tp and etp, and those of weights that both ends of the pipeline hold over the two."""
     partial = [p for s in stages for name, p in s.named_parameters() if name in s.partial and p.grad is not None]
     _sum(partial, mesh.tp)
-    whole = [p for s in stages for block in expert_blocks(s) for p in whole_adapters(block.experts)]
+    whole = [p for s in stages for block in expert_blocks(s) for p in replicated_adapters(block.experts)]
     _sum([p for p in whole if p.grad is not None], mesh.etp)
     copied = [p for stage in stages for p in _copied_at_ends(stage) if p.grad is not None]
     if copied:
@@ -32,7 +32,7 @@ def _copied_at_ends(stage: Stage) -> list[nn.Parameter]:
     """The embedding, where the last stage holds it too: as the head tied to it, or for multi-token prediction."""
     if stage.first == stage.last:
         return []
-    tied, needed = bool(tied_name(stage)), stage.embedding_at_end
+    tied, needed = bool(tied_embedding_name(stage)), stage.embedding_at_end
     if stage.first:
         return [stage.embedding.weight] if tied or needed else []
     return [*([stage.lm_head.weight] if tied else []), *([stage.embedding.weight] if needed else [])]

@@ -18,7 +18,7 @@ from meshwright.engine.kernels.dropout_keys import token_keys
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.stage import Stage
 from meshwright.engine.optimizers import build_optimizer
-from meshwright.engine.parallelize import parallelize, spread_sequence
+from meshwright.engine.parallelize import parallelize, sequence_layout
 from meshwright.engine.parallelize.fsdp import DTYPES
 from meshwright.engine.parallelize.megatron import wait_for_gradients
 from meshwright.engine.parallelize.pipeline import Pipeline
@@ -123,7 +123,7 @@ class Trainer:
 
     def _make_loader(self, source: Any) -> Any:
         train, layout = self.recipe.train, self.recipe.layout
-        context = spread_sequence(self.recipe, self.mesh)[1]
+        context = sequence_layout(self.recipe, self.mesh)[1]
         return Loader(
             source,
             self.mesh,
@@ -199,7 +199,7 @@ class Trainer:
         if self.recipe.goal != "peft" or not self.recipe.peft.dropout:
             return batch
         width = batch.tokens.shape[1] * self.mesh.cp.size
-        places = attention.positions(width, spread_sequence(self.recipe, self.mesh)[1])
+        places = attention.positions(width, sequence_layout(self.recipe, self.mesh)[1])
         keys = token_keys(self.recipe.train.seed, batch.numbers, places)
         return replace(batch, told={**batch.told, "noise": keys.to(self.device, non_blocking=True)})
 

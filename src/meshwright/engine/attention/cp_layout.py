@@ -76,7 +76,7 @@ def positions(seq_length: int, axis: ContextAxis | None) -> Tensor:
     """The global position of every token this rank holds, in the order it holds them."""
     if axis is None or axis.size == 1:
         return torch.arange(seq_length)
-    _refuse_ragged(seq_length, axis)
+    _reject_uneven_length(seq_length, axis)
     held = []
     for span in chunk_spans(seq_length, axis.ring, axis.ring_rank):
         length = span.length // axis.inner
@@ -134,7 +134,7 @@ def _own_group(all_ranks: Sequence[Sequence[int]]) -> dist.ProcessGroup:
     return own
 
 
-def _refuse_ragged(seq_length: int, axis: ContextAxis) -> None:
+def _reject_uneven_length(seq_length: int, axis: ContextAxis) -> None:
     unit = axis.size * axis.parts
     if seq_length % unit:
         near = max(seq_length // unit, 1) * unit

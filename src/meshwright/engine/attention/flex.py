@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from meshwright.engine.attention import dry
-from meshwright.engine.attention.mask_spec import Terms
+from meshwright.engine.attention.mask_spec import AttentionSpec
 from meshwright.engine.kernels.device_caps import is_dry
 
 SIDE = 128  # tokens of a block
@@ -26,7 +26,7 @@ def attend_flex(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    terms: Terms,
+    terms: AttentionSpec,
     sinks: Tensor | None = None,
     documents: Tensor | None = None,
     groups: Tensor | None = None,
@@ -63,7 +63,7 @@ def _compiled_flex() -> Callable[..., Any]:
 
 
 def block_mask(
-    seq_length: int, terms: Terms, documents: Tensor | None, device: torch.device, groups: Tensor | None = None
+    seq_length: int, terms: AttentionSpec, documents: Tensor | None, device: torch.device, groups: Tensor | None = None
 ) -> BlockMask | None:
     """Which blocks of the score matrix are empty, full or mixed; None where everything is seen."""
     if not terms.causal and terms.window is None and documents is None:
@@ -106,7 +106,7 @@ def _numbered(table: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mask_mod(
-    terms: Terms, documents: Tensor | None, groups: Tensor | None = None
+    terms: AttentionSpec, documents: Tensor | None, groups: Tensor | None = None
 ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     causal, window = terms.causal, terms.window
 
@@ -123,7 +123,7 @@ def _mask_mod(
     return mask_mod
 
 
-def _score_mod(terms: Terms) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None:
+def _score_mod(terms: AttentionSpec) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None:
     cap = terms.softcap
     if cap is None:
         return None

@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from meshwright.engine.attention import ulysses
 from meshwright.engine.attention.cp_layout import ContextAxis, Span, chunk_spans
-from meshwright.engine.attention.local import KERNELS, attend_local, refuse_dropout
-from meshwright.engine.attention.mask_spec import Terms
-from meshwright.engine.attention.ring import Track, attend_blocks
+from meshwright.engine.attention.local import KERNELS, attend_local, reject_dropout
+from meshwright.engine.attention.mask_spec import AttentionSpec
+from meshwright.engine.attention.ring import RingLayout, attend_blocks
 from meshwright.engine.patching import symbol
 from meshwright.errors import InputError, unknown
 
@@ -46,7 +46,7 @@ def attend(
     `recompute_core` (attention is computed again in the backward pass).
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    _refuse_unknown_mask(attention_mask, query, key, causal, sliding_window)
+    _reject_unsupported_mask(attention_mask, query, key, causal, sliding_window)
     if _is_plain(module, query, value, sliding_window, softcap, s_aux, documents, image_groups):
         # Most models' attention, with nothing around torch's own call that a compiler would have to see through.
         grouped = query.shape[1] != key.shape[1]
@@ -54,7 +54,7 @@ def attend(
             query, key, value, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=grouped
         ).transpose(1, 2), None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    terms = Terms(scale, causal, sliding_window or None, softcap or None)
+    terms = AttentionSpec(scale, causal, sliding_window or None, softcap or None)
     axis: ContextAxis | None = getattr(module, "context", None)
     kernel: str = getattr(module, "kernel", "auto")
     if kernel not in KERNELS:
@@ -64,9 +64,9 @@ def attend(
             attend_local, terms=terms, documents=documents, groups=image_groups, kernel=kernel, dropout=dropout
         )
     else:
-        refuse_dropout(dropout)
-        _refuse_groups(image_groups)
-        core = partial(_attend_across, terms=terms, documents=documents, kernel=kernel, axis=axis)
+        reject_dropout(dropout)
+        _reject_image_groups(image_groups)
+        core = partial(_attend_context_parallel, terms=terms, documents=documents, kernel=kernel, axis=axis)
     if getattr(module, "recompute_core", False):
         again: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": dropout > 0}
         out: Tensor = checkpoint(core, query, key, value, sinks=s_aux, **again)
@@ -97,11 +97,11 @@ def _no_mask(*_: Any, **__: Any) -> None:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
-def _attend_across(
+def _attend_context_parallel(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    terms: Terms,
+    terms: AttentionSpec,
     sinks: Tensor | None,
     documents: Tensor | None,
     kernel: str,
@@ -110,9 +110,9 @@ def _attend_across(
     """The cp paths: an all-to-all inside where there is one, and a ring or a gather outside."""
     seq_length = q.shape[2] * axis.size
     terms = terms.over(seq_length)
-    inner = _made(axis.inner_group)
+    inner = _require_group(axis.inner_group)
     if axis.inner > 1:
-        k, v = (ulysses.shared_among(x, q, axis.inner) for x in (k, v))
+        k, v = (ulysses.repeat_kv_heads(x, q, axis.inner) for x in (k, v))
         q, k, v = ulysses.heads_to_sequence([q, k, v], inner, axis.parts)
         sinks = None if sinks is None else sinks.chunk(axis.inner)[axis.inner_rank]
         documents = None if documents is None else ulysses.join_documents(documents, inner, axis.parts)
@@ -127,7 +127,7 @@ def _attend_chunks(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    terms: Terms,
+    terms: AttentionSpec,
     sinks: Tensor | None,
     documents: Tensor | None,
     kernel: str,
@@ -135,32 +135,32 @@ def _attend_chunks(
     seq_length: int,
 ) -> Tensor:
     held = tuple(chunk_spans(seq_length, axis.ring, rank) for rank in range(axis.ring))
-    track = Track(held[axis.ring_rank], held, axis.ring_rank, axis.ring_group)
+    track = RingLayout(held[axis.ring_rank], held, axis.ring_rank, axis.ring_group)
     pair = None if documents is None else (documents, documents)
     if axis.comm == "allgather":
-        group = _made(axis.group)
+        group = _require_group(axis.group)
         k, v = ulysses.gather_keys_values(k, v, group)
         if documents is not None:
             pair = (documents, ulysses.gather_documents(documents, group))
         length = seq_length // (2 * axis.ring)
-        track = Track(track.queries, (tuple(Span(at, at, length) for at in range(0, seq_length, length)),))
+        track = RingLayout(track.queries, (tuple(Span(at, at, length) for at in range(0, seq_length, length)),))
     return attend_blocks(q, k, v, terms, track, sinks, pair, flash=kernel not in ("eager", "flex"))
 
 
-def _made(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+def _require_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     if group is None:
         raise InputError("this cp axis has no process groups; context_axis() makes them", field="context")
     return group
 
 
-def _refuse_groups(groups: Tensor | None) -> None:
+def _reject_image_groups(groups: Tensor | None) -> None:
     if groups is not None:
         raise InputError(
             "tokens of an image that see each other cannot be spread over cp ranks", field="layout.cp", fix=("cp=1",)
         )
 
 
-def _refuse_unknown_mask(
+def _reject_unsupported_mask(
     mask: Tensor | None, query: Tensor, key: Tensor, causal: bool, sliding_window: int | None
 ) -> None:
     """Says no to what would be computed wrongly: foreign masks, caches, windows to both sides."""

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 from torch import Tensor
 
-from meshwright.engine.attention.mask_spec import Terms
+from meshwright.engine.attention.mask_spec import AttentionSpec
 from meshwright.engine.kernels.device_caps import on_gpu
 
 aten = torch.ops.aten
 
 # The log-sum of nothing. Finite, so that merging nothing with nothing has no inf - inf.
-NOTHING = -1e30
+EMPTY_LSE = -1e30
 
 Grads = tuple[Tensor, Tensor, Tensor]
 
@@ -29,23 +29,23 @@ def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
 
 
 def math_forward(
-    q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, terms: Terms, dropout: float = 0.0
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, terms: AttentionSpec, dropout: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """The fp32 output and log-sum of one block, written out; differentiable by autograd as well."""
     scores = _capped(_scores(q, k, terms), terms)
     if seen is not None:
         scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
-    top = scores.detach().amax(-1, keepdim=True).clamp_min(NOTHING)
+    top = scores.detach().amax(-1, keepdim=True).clamp_min(EMPTY_LSE)
     weights = (scores - top).exp()
     total = weights.sum(-1, keepdim=True)
-    lse = torch.where(total > 0, total.clamp_min(1e-30).log() + top, NOTHING)
+    lse = torch.where(total > 0, total.clamp_min(1e-30).log() + top, EMPTY_LSE)
     weights = F.dropout(weights, dropout) if dropout else weights
     out = _over_keys(weights, v.float()) / total.clamp_min(1e-30).flatten(1, 2)
     return out, lse.flatten(1, 2).squeeze(-1)
 
 
 def math_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, seen: Tensor | None, terms: Terms
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, seen: Tensor | None, terms: AttentionSpec
 ) -> Grads:
     """fp32 gradients of q, k, v from one block; `delta` is the row sum of output x its gradient."""
     raw = _scores(q, k, terms)
@@ -127,11 +127,11 @@ def _products(q: Tensor, k: Tensor) -> Tensor:
     return torch.unflatten(stacked @ k.float().transpose(-1, -2), 2, (-1, q.shape[2]))
 
 
-def _scores(q: Tensor, k: Tensor, terms: Terms) -> Tensor:
+def _scores(q: Tensor, k: Tensor, terms: AttentionSpec) -> Tensor:
     return _products(q, k) * terms.scale
 
 
-def _capped(scores: Tensor, terms: Terms) -> Tensor:
+def _capped(scores: Tensor, terms: AttentionSpec) -> Tensor:
     return scores if terms.softcap is None else terms.softcap * (scores / terms.softcap).tanh()
 
 

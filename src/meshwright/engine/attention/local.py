@@ -16,8 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from meshwright.engine.attention import dry, kernels
 from meshwright.engine.attention.cp_layout import Span
 from meshwright.engine.attention.flex import attend_flex
-from meshwright.engine.attention.mask_spec import Block, Terms, visible
-from meshwright.engine.attention.ring import Track, attend_blocks
+from meshwright.engine.attention.mask_spec import Block, AttentionSpec, visibility
+from meshwright.engine.attention.ring import RingLayout, attend_blocks
 from meshwright.engine.kernels.device_caps import capability, is_dry, on_gpu
 from meshwright.errors import InputError
 
@@ -38,7 +38,7 @@ def attend_local(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    terms: Terms,
+    terms: AttentionSpec,
     sinks: Tensor | None = None,
     documents: Tensor | None = None,
     kernel: str = "auto",
@@ -52,19 +52,19 @@ def attend_local(
     terms = terms.over(k.shape[2])
     plain = terms.window is None and terms.softcap is None and sinks is None and documents is None and groups is None
     if kernel == "eager" or (groups is not None and not on_gpu(q)):
-        return _written_out(q, k, v, terms, sinks, documents, dropout, groups)
+        return _eager(q, k, v, terms, sinks, documents, dropout, groups)
     if plain and (kernel in BACKENDS or not on_gpu(q)):
         return _sdpa(q, k, v, terms, kernel, dropout)
-    refuse_dropout(dropout)
+    reject_dropout(dropout)
     if on_gpu(q):
         return attend_flex(q, k, v, terms, sinks, documents, groups)
     span = Span(0, 0, q.shape[2])
     # A copy, because compilers refuse an autograd function that is given one tensor twice.
     pair = None if documents is None else (documents, documents.clone())
-    return attend_blocks(q, k, v, terms, Track((span,), ((span,),)), sinks, pair)
+    return attend_blocks(q, k, v, terms, RingLayout((span,), ((span,),)), sinks, pair)
 
 
-def refuse_dropout(dropout: float) -> None:
+def reject_dropout(dropout: float) -> None:
     """Attention dropout needs the probabilities, which only plain and eager attention on one rank can drop."""
     if dropout:
         raise InputError(
@@ -75,7 +75,7 @@ def refuse_dropout(dropout: float) -> None:
         )
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, terms: Terms, kernel: str, dropout: float) -> Tensor:
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, terms: AttentionSpec, kernel: str, dropout: float) -> Tensor:
     width = v.shape[-1]
     if on_gpu(q) and width != q.shape[-1] and not _uneven_heads(kernel, q):
         v = F.pad(v, (0, q.shape[-1] - width))
@@ -103,11 +103,11 @@ def _uneven_heads(kernel: str, q: Tensor) -> bool:
     return kernel in ("auto", "cudnn") and half and capability(q.device)[0] >= 9
 
 
-def _written_out(
+def _eager(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    terms: Terms,
+    terms: AttentionSpec,
     sinks: Tensor | None,
     documents: Tensor | None,
     dropout: float,
@@ -115,7 +115,7 @@ def _written_out(
 ) -> Tensor:
     block = Block(Span(0, 0, q.shape[2]), Span(0, 0, k.shape[2]), "partial")
     pair = None if documents is None else (documents, documents)
-    out, lse = kernels.math_forward(q, k, v, visible(block, terms, pair, q.device, groups), terms, dropout)
+    out, lse = kernels.math_forward(q, k, v, visibility(block, terms, pair, q.device, groups), terms, dropout)
     if sinks is not None:
         out = out * torch.sigmoid(lse - sinks.float()[:, None])[..., None]
     return out.to(q.dtype)

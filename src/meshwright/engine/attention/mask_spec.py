@@ -11,13 +11,13 @@ from torch import Tensor
 
 from meshwright.engine.attention.cp_layout import Span
 
-Kind = Literal["full", "causal", "partial"]
+BlockKind = Literal["full", "causal", "partial"]
 # Document ids of the queries and of the keys, [batch, tokens] each: a query sees keys of its own document only.
 Documents = tuple[Tensor, Tensor] | None
 
 
 @dataclass(frozen=True)
-class Terms:
+class AttentionSpec:
     """The scores' scale and softcap and who sees whom: key k is seen from q when k <= q and q - k < window."""
 
     scale: float
@@ -25,7 +25,7 @@ class Terms:
     window: int | None = None
     softcap: float | None = None
 
-    def over(self, seq_length: int) -> Terms:
+    def over(self, seq_length: int) -> AttentionSpec:
         """The same terms without a window that no token of the sequence can feel."""
         return replace(self, window=None) if self.window is not None and self.window >= seq_length else self
 
@@ -36,7 +36,7 @@ class Block:
 
     query: Span
     key: Span
-    kind: Kind
+    kind: BlockKind
 
     @property
     def rows(self) -> slice:
@@ -47,18 +47,18 @@ class Block:
         return slice(self.key.offset, self.key.offset + self.key.length)
 
 
-def blocks(queries: Sequence[Span], keys: Sequence[Span], terms: Terms) -> list[Block]:
+def visible_blocks(queries: Sequence[Span], keys: Sequence[Span], terms: AttentionSpec) -> list[Block]:
     """The blocks in which some query sees some key; those that nobody sees are left out."""
     found = []
     for query in queries:
         for key in keys:
-            kind = _kind(query, key, terms)
+            kind = _block_kind(query, key, terms)
             if kind is not None:
                 found.append(Block(query, key, kind))
     return found
 
 
-def whole_blocks(queries: Sequence[Span], keys: Sequence[Span], terms: Terms) -> list[Block]:
+def merged_blocks(queries: Sequence[Span], keys: Sequence[Span], terms: AttentionSpec) -> list[Block]:
     """As `blocks`, with neighbouring fully visible ones joined: fewer and larger kernel calls.
 
     A joined block's spans lie together on the rank but not in the sequence, so it can only be computed without a mask.
@@ -66,13 +66,13 @@ def whole_blocks(queries: Sequence[Span], keys: Sequence[Span], terms: Terms) ->
     if terms.causal and terms.window is None and tuple(queries) == tuple(keys):
         # Spans are held in the order of the sequence, so the mask of the whole is an ordinary triangle.
         return [Block(_joined(queries), _joined(keys), "causal")]
-    found = blocks(queries, keys, terms)
+    found = visible_blocks(queries, keys, terms)
     wide = _join_full([(block.query, block.key) for block in found if block.kind == "full"])
     rest = [block for block in found if block.kind != "full"]
     return [Block(query, key, "full") for query, key in wide] + rest
 
 
-def tiles(block: Block, terms: Terms, rows: int) -> list[Block]:
+def tiles(block: Block, terms: AttentionSpec, rows: int) -> list[Block]:
     """The block in strips of at most `rows` queries, each with only the keys that its window and causality reach."""
     strips = []
     for start in range(0, block.query.length, rows):
@@ -87,8 +87,8 @@ def tiles(block: Block, terms: Terms, rows: int) -> list[Block]:
     return strips
 
 
-def visible(
-    block: Block, terms: Terms, documents: Documents, device: torch.device, groups: Tensor | None = None
+def visibility(
+    block: Block, terms: AttentionSpec, documents: Documents, device: torch.device, groups: Tensor | None = None
 ) -> Tensor | None:
     """True where a query of the block sees a key, [batch or 1, queries, keys]; None when all see all.
 
@@ -103,7 +103,7 @@ def visible(
     return seen
 
 
-def _in_reach(block: Block, terms: Terms, device: torch.device, groups: Tensor | None) -> Tensor:
+def _in_reach(block: Block, terms: AttentionSpec, device: torch.device, groups: Tensor | None) -> Tensor:
     query = torch.arange(block.query.position, block.query.end, device=device)[:, None]
     key = torch.arange(block.key.position, block.key.end, device=device)
     reach = torch.ones(1, block.query.length, block.key.length, dtype=torch.bool, device=device)
@@ -117,7 +117,7 @@ def _in_reach(block: Block, terms: Terms, device: torch.device, groups: Tensor |
     return reach
 
 
-def _kind(query: Span, key: Span, terms: Terms) -> Kind | None:
+def _block_kind(query: Span, key: Span, terms: AttentionSpec) -> BlockKind | None:
     if terms.causal and key.position >= query.end:
         return None
     if terms.window is not None and query.position - (key.end - 1) >= terms.window:

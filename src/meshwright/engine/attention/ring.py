@@ -18,14 +18,14 @@ from torch import Tensor
 
 from meshwright.engine.attention import kernels
 from meshwright.engine.attention.cp_layout import Span
-from meshwright.engine.attention.mask_spec import Block, Terms, blocks, tiles, visible, whole_blocks
+from meshwright.engine.attention.mask_spec import Block, AttentionSpec, visible_blocks, tiles, visibility, merged_blocks
 
 # Scores that the math kernel holds at once (fp32: 256 MiB).
 SCORES = 2**26
 
 
 @dataclass(frozen=True)
-class Track:
+class RingLayout:
     """Who holds which tokens: this rank's queries, and the keys of every rank of the ring."""
 
     queries: tuple[Span, ...]
@@ -42,8 +42,8 @@ def attend_blocks(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    terms: Terms,
-    track: Track,
+    terms: AttentionSpec,
+    track: RingLayout,
     sinks: Tensor | None = None,
     documents: tuple[Tensor, Tensor] | None = None,
     flash: bool = True,
@@ -68,14 +68,14 @@ class _Blocks(torch.autograd.Function):
         sinks: Tensor | None,
         query_documents: Tensor | None,
         key_documents: Tensor | None,
-        terms: Terms,
-        track: Track,
+        terms: AttentionSpec,
+        track: RingLayout,
         flash: bool,
     ) -> Tensor:
         out = q.new_zeros(*q.shape[:-1], v.shape[-1], dtype=torch.float32)
-        lse = torch.full(q.shape[:-1], kernels.NOTHING, dtype=torch.float32, device=q.device)
-        for source, (keys, values, *ids) in _travel([k, v, *_present(key_documents)], track):
-            for block, seen in _work(q, track.keys[source], query_documents, ids, terms, track, flash):
+        lse = torch.full(q.shape[:-1], kernels.EMPTY_LSE, dtype=torch.float32, device=q.device)
+        for source, (keys, values, *ids) in _ring_steps([k, v, *_present(key_documents)], track):
+            for block, seen in _block_tasks(q, track.keys[source], query_documents, ids, terms, track, flash):
                 a, b, c = q[:, :, block.rows], keys[:, :, block.columns], values[:, :, block.columns]
                 if _by_flash(block, flash):
                     more = kernels.flash_forward(a, b, c, block.kind == "causal", terms.scale)
@@ -99,9 +99,9 @@ class _Blocks(torch.autograd.Function):
         delta = (grad.float() * out.float()).sum(-1)
         dq = torch.zeros_like(q, dtype=torch.float32, memory_format=torch.contiguous_format)
         home: Callable[[], list[Tensor]] | None = None
-        for source, (keys, values, *ids) in _travel([k, v, *_present(key_documents)], track):
+        for source, (keys, values, *ids) in _ring_steps([k, v, *_present(key_documents)], track):
             dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (keys, values))
-            for block, seen in _work(q, track.keys[source], query_documents, ids, terms, track, flash):
+            for block, seen in _block_tasks(q, track.keys[source], query_documents, ids, terms, track, flash):
                 rows, columns = block.rows, block.columns
                 g, a, b, c = grad[:, :, rows], q[:, :, rows], keys[:, :, columns], values[:, :, columns]
                 if _by_flash(block, flash):
@@ -116,7 +116,7 @@ class _Blocks(torch.autograd.Function):
             if home is not None:  # what the ranks before us found for this block
                 earlier = home()
                 dk, dv = dk.add_(earlier[0]), dv.add_(earlier[1])
-            home = _shift([dk, dv], track)
+            home = _send_to_next([dk, dv], track)
         dk, dv = home() if home is not None else (dk, dv)
         dsinks = None
         if sinks is not None:  # a sink takes exp(sink - lse) of a row and gives nothing back
@@ -124,25 +124,25 @@ class _Blocks(torch.autograd.Function):
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsinks, None, None, None, None, None
 
 
-def _work(
+def _block_tasks(
     q: Tensor,
     keys: tuple[Span, ...],
     query_documents: Tensor | None,
     key_documents: Sequence[Tensor],
-    terms: Terms,
-    track: Track,
+    terms: AttentionSpec,
+    track: RingLayout,
     flash: bool,
 ) -> Iterator[tuple[Block, Callable[[], Tensor | None]]]:
     """The blocks to compute against one rank's keys, each with the function that makes its mask if it needs one."""
     documents = None if query_documents is None else (query_documents, key_documents[0])
-    plan = whole_blocks(track.queries, keys, terms) if flash else blocks(track.queries, keys, terms)
+    plan = merged_blocks(track.queries, keys, terms) if flash else visible_blocks(track.queries, keys, terms)
     for block in plan:
         if _by_flash(block, flash):
             yield block, _no_mask
             continue
         rows = max(16, SCORES // (q.shape[0] * q.shape[1] * min(block.key.length, terms.window or block.key.length)))
         for tile in tiles(block, terms, rows):
-            yield tile, functools.partial(visible, tile, terms, documents, q.device)
+            yield tile, functools.partial(visibility, tile, terms, documents, q.device)
 
 
 def _no_mask() -> None:
@@ -157,17 +157,17 @@ def _present(documents: Tensor | None) -> list[Tensor]:
     return [] if documents is None else [documents]
 
 
-def _travel(tensors: list[Tensor], track: Track) -> Iterator[tuple[int, list[Tensor]]]:
+def _ring_steps(tensors: list[Tensor], track: RingLayout) -> Iterator[tuple[int, list[Tensor]]]:
     """Every rank's tensors in turn, own first, with the rank they come from; the next are fetched meanwhile."""
     held = [x.contiguous() for x in tensors] if track.size > 1 else tensors
     for step in range(track.size):
-        arriving = _shift(held, track) if step + 1 < track.size else None
+        arriving = _send_to_next(held, track) if step + 1 < track.size else None
         yield (track.rank - step) % track.size, held
         if arriving is not None:
             held = arriving()
 
 
-def _shift(tensors: list[Tensor], track: Track) -> Callable[[], list[Tensor]]:
+def _send_to_next(tensors: list[Tensor], track: RingLayout) -> Callable[[], list[Tensor]]:
     """Starts sending tensors to the next rank; the returned function waits for those of the previous one."""
     if track.size == 1 or track.group is None:
         return lambda: tensors

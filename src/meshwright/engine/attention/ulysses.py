@@ -64,7 +64,7 @@ def sequence_to_heads(x: Tensor, group: dist.ProcessGroup, parts: int) -> Tensor
     return mine.transpose(0, 1).flatten(1, 2)
 
 
-def shared_among(kv: Tensor, q: Tensor, size: int) -> Tensor:
+def repeat_kv_heads(kv: Tensor, q: Tensor, size: int) -> Tensor:
     """Key or value heads repeated as little as lets every rank of an all-to-all take an equal share.
 
     Query heads are dealt out in order, so a repeated head stands beside its original and serves a part of its group.

@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.engine.experts.router import BIAS
 from meshwright.engine.faults import RunError
-from meshwright.engine.model.init import held
+from meshwright.engine.model.init import local_indices
 from meshwright.engine.optimizers.grouping import decays
-from meshwright.engine.parallelize.init_weights import tied_name
+from meshwright.engine.parallelize.init_weights import tied_embedding_name
 
 if TYPE_CHECKING:
     from meshwright.engine.model.stage import Stage
@@ -88,7 +88,7 @@ def _group_name(group: dict[str, Any], names: dict[int, str]) -> str:
 
 
 def _of_stage(stage: Stage, optimizer: LocalOptimizer, adapters_only: bool) -> Iterator[Part]:
-    tied = tied_name(stage)
+    tied = tied_embedding_name(stage)
     for name, parameter in stage.named_parameters():
         known = tied if tied and name == "lm_head.weight" else name
         if parameter.requires_grad or not adapters_only or name.endswith(BIAS):
@@ -107,7 +107,7 @@ def part_of(name: str, tensor: torch.Tensor) -> Part:
     plain = tensor.detach()
     if not isinstance(plain, DTensor):
         return Part(name, tuple(plain.shape), (0,) * plain.dim(), plain)
-    rows = [held(plain, dim) for dim in range(plain.dim())]
+    rows = [local_indices(plain, dim) for dim in range(plain.dim())]
     local = plain.to_local()
     if [len(one) for one in rows] != list(local.shape):
         raise RunError(

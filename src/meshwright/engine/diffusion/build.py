@@ -10,7 +10,7 @@ from torch import nn
 
 from meshwright.engine.diffusion.config import CLASS, DenoiserConfig
 from meshwright.engine.diffusion.denoiser import DENOISERS, Denoiser
-from meshwright.engine.model.init import Initial
+from meshwright.engine.model.init import InitSpec
 from meshwright.engine.patching import symbol
 from meshwright.errors import MeshwrightError
 
@@ -32,32 +32,32 @@ def diffusers_model(config: DenoiserConfig) -> Any:
     return symbol("diffusers", config.class_name)(**values)
 
 
-def record_initial(model: Denoiser) -> dict[str, Initial]:
+def record_initial(model: Denoiser) -> dict[str, InitSpec]:
     """How every parameter and buffer starts: as diffusers' constructors have it, which are those of torch."""
-    found: dict[str, Initial] = {}
+    found: dict[str, InitSpec] = {}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             found[f"{path}.{name}".lstrip(".")] = _start(module, name, parameter)
     return found | _rotary_tables(model)
 
 
-def _start(module: nn.Module, name: str, parameter: torch.Tensor) -> Initial:
+def _start(module: nn.Module, name: str, parameter: torch.Tensor) -> InitSpec:
     if name == TABLE:
-        return Initial("normal", 0.0, 1 / math.sqrt(parameter.shape[-1]))
+        return InitSpec("normal", 0.0, 1 / math.sqrt(parameter.shape[-1]))
     if isinstance(module, (nn.Linear, nn.Conv3d)):
         weight: Any = module.weight
         bound = 1 / math.sqrt(weight[0].numel())
-        return Initial("uniform", -bound, bound)
+        return InitSpec("uniform", -bound, bound)
     if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
-        return Initial("constant", 1.0 if name == "weight" else 0.0)
+        return InitSpec("constant", 1.0 if name == "weight" else 0.0)
     raise MeshwrightError(f"it is not known how {name} of a {type(module).__name__} starts", field="model")
 
 
-def _rotary_tables(model: Denoiser) -> dict[str, Initial]:
+def _rotary_tables(model: Denoiser) -> dict[str, InitSpec]:
     """Buffers of cosines and sines, made once more off the meta device."""
     rope: Any = getattr(model, "rope", None)
     if rope is None:
         return {}
     with torch.device("cpu"):
         made = type(rope)(rope.attention_head_dim, rope.patch_size, rope.max_seq_len)
-    return {f"rope.{name}": Initial("values", values=buffer) for name, buffer in made.named_buffers()}
+    return {f"rope.{name}": InitSpec("values", values=buffer) for name, buffer in made.named_buffers()}

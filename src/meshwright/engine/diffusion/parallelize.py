@@ -14,11 +14,11 @@ from meshwright.engine.diffusion.denoiser import Denoiser
 from meshwright.engine.diffusion.hf_io import load_weights
 from meshwright.engine.diffusion.tensor import Spread, cut_block, partial_names, prepare_block
 from meshwright.engine.mesh import Mesh
-from meshwright.engine.model.init import Initial, start
-from meshwright.engine.parallelize.fsdp import DTYPES, fsdp_settings, needs_wrapping, storage_dtype, wrap
-from meshwright.engine.parallelize.init_weights import fill_buffers, recorded
+from meshwright.engine.model.init import InitSpec, fill_initial
+from meshwright.engine.parallelize.fsdp import DTYPES, fsdp_settings, needs_fsdp, storage_dtype, shard_module
+from meshwright.engine.parallelize.init_weights import fill_buffers, recorded_name
 from meshwright.engine.parallelize.offload import offload_activations
-from meshwright.engine.parallelize.recompute import recompute
+from meshwright.engine.parallelize.recompute import apply_recompute
 from meshwright.recipes.types import Recipe
 
 
@@ -38,7 +38,7 @@ def parallelize(
         prepare_block(block)
         cut_block(block, model.spread, mesh.state)
     model.partial = partial_names(model, model.spread)
-    recompute(model.layers, layout, recipe.kernels.compile)
+    apply_recompute(model.layers, layout, recipe.kernels.compile)
     offload_activations(model.layers, layout)
     if recipe.kernels.compile:
         for block in model.layers.values():
@@ -52,18 +52,18 @@ def parallelize(
 
 def _share(model: Denoiser, mesh: Mesh, recipe: Recipe) -> None:
     """Shards every block by itself, and what is around the blocks together."""
-    if not needs_wrapping(mesh, recipe):
+    if not needs_fsdp(mesh, recipe):
         return
     settings = fsdp_settings(recipe, mesh)
     for block in model.layers.values():
-        wrap(block, mesh.fsdp, settings)
-    wrap(model, mesh.fsdp, {**settings, "reshard_after_forward": False})
+        shard_module(block, mesh.fsdp, settings)
+    shard_module(model, mesh.fsdp, {**settings, "reshard_after_forward": False})
 
 
-def _fill(model: Denoiser, initial: dict[str, Initial], recipe: Recipe, device: torch.device) -> None:
+def _fill(model: Denoiser, initial: dict[str, InitSpec], recipe: Recipe, device: torch.device) -> None:
     """Weights come into being, on each rank its own part."""
     offloaded = recipe.layout.offload in ("params", "optimizer")
     model.to_empty(device="cpu" if offloaded else device)
     for name, parameter in model.named_parameters():
-        start(parameter, name, initial[recorded(name, initial)], recipe.train.seed)
+        fill_initial(parameter, name, initial[recorded_name(name, initial)], recipe.train.seed)
     fill_buffers(model, initial, recipe.train.seed, device)

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.engine.collectives import copy_in, gather, sum_out, sum_scatter
 from meshwright.engine.mesh import SOLO, GroupInfo
-from meshwright.engine.parallelize.tensor import check_divides, cut_parameter
+from meshwright.engine.parallelize.tensor_parallel import check_divisible, shard_parameter
 from meshwright.engine.patching import Patch, apply, base_class
 
 TOKENS = 1  # the dimension of hidden states that counts tokens
@@ -202,8 +202,8 @@ def cut_block(block: Any, spread: Spread, state: DeviceMesh) -> None:
         module.spread = spread
         for name, dim in role.cut.items():
             if getattr(module, name, None) is not None:
-                check_divides(getattr(module, name), dim, spread.tp, f"{name_of_block}.{path}")
-                cut_parameter(module, name, state["tp"], dim)
+                check_divisible(getattr(module, name), dim, spread.tp, f"{name_of_block}.{path}")
+                shard_parameter(module, name, state["tp"], dim)
         if role is not PACKED:  # patched already, by prepare_block
             apply(module, role.patch)
 

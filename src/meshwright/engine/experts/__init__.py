@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from meshwright.engine.experts.balance import Balancing
-from meshwright.engine.experts.dispatch import ExpertAxis, Traffic, balanced_counts, exchange_counts, experts_forward
+from meshwright.engine.experts.dispatch import (
+    ExpertAxis,
+    ExchangeCounts,
+    balanced_counts,
+    exchange_counts,
+    experts_forward,
+)
 from meshwright.engine.experts.expert_params import (
     ExpertBlock,
     ExpertShardSpec,
-    cuts,
+    shard_specs,
     expert_blocks,
     fused_shape,
     reshape_experts,
@@ -31,10 +37,10 @@ __all__ = [
     "ExpertBlock",
     "ExpertShardSpec",
     "RouterState",
-    "Traffic",
+    "ExchangeCounts",
     "attach_router",
     "balanced_counts",
-    "cuts",
+    "shard_specs",
     "exchange_counts",
     "expert_blocks",
     "experts_forward",

@@ -42,7 +42,7 @@ class Balancing:
 
 
 @dataclass(frozen=True)
-class Measures:
+class RouterMetrics:
     """What one micro batch says about a router: this rank's share of each loss, and its own tokens' figures."""
 
     aux_loss: torch.Tensor
@@ -55,11 +55,11 @@ class Measures:
         return self.aux_loss + self.z_loss
 
 
-def measure(logits: torch.Tensor, indices: torch.Tensor, settings: Balancing) -> Measures:
+def router_metrics(logits: torch.Tensor, indices: torch.Tensor, settings: Balancing) -> RouterMetrics:
     """The losses and figures of a micro batch, from the router's logits [T, E] and its choices [T, K]."""
     samples = settings.samples if settings.kind == "seq_aux_loss" else 1
     logits = _by_sequence(logits.float(), samples, settings.experts)
-    probabilities = normalised(logits, settings.score)
+    probabilities = normalized_scores(logits, settings.score)
     counts = _count(indices, samples, settings.experts)
     none = logits.new_zeros(())
     aux, z = none, none
@@ -71,10 +71,10 @@ def measure(logits: torch.Tensor, indices: torch.Tensor, settings: Balancing) ->
         if settings.router_z_loss > 0:
             z = settings.router_z_loss * logits.logsumexp(-1).square().sum() / tokens.sum()
     entropy = torch.special.entr(probabilities.detach()).sum()
-    return Measures(aux, z, counts.sum(0), entropy)
+    return RouterMetrics(aux, z, counts.sum(0), entropy)
 
 
-def normalised(logits: torch.Tensor, score: str) -> torch.Tensor:
+def normalized_scores(logits: torch.Tensor, score: str) -> torch.Tensor:
     """Probabilities over all experts: a softmax, or sigmoids divided by their sum."""
     if score == "softmax":
         return logits.softmax(-1)

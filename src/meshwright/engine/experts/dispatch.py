@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 
 from meshwright.engine.experts.grouped_mm import run_experts
-from meshwright.engine.experts.permute import collect, invert, permute, sort_by_expert, spread
+from meshwright.engine.experts.permute import combine, invert, permute, sort_by_expert, permute_to_experts
 from meshwright.engine.kernels.device_caps import is_dry
 
 
 @dataclass(frozen=True)
-class Traffic:
+class ExchangeCounts:
     """How many rows go to and come from each rank of the group."""
 
     send: list[int]
@@ -44,7 +44,7 @@ class ExpertAxis:
 
 
 # (rows from here for each expert [ep, local experts], their number, axis) -> traffic
-Exchange = Callable[[torch.Tensor, int, ExpertAxis], Traffic]
+Exchange = Callable[[torch.Tensor, int, ExpertAxis], ExchangeCounts]
 
 
 def experts_forward(
@@ -55,12 +55,12 @@ def experts_forward(
     if axis is not None and axis.force_balance:
         top_k_index = round_robin(top_k_index, experts.num_experts, axis.rank)
     order = sort_by_expert(top_k_index, experts.num_experts)
-    rows = spread(hidden_states, order)
+    rows = permute_to_experts(hidden_states, order)
     if axis is None or axis.size == 1:
         rows = run_experts(experts, rows, order.ends)
     else:
-        rows = _run_elsewhere(experts, rows, order.ends, axis)
-    return collect(rows, top_k_weights, order, hidden_states.dtype)
+        rows = _run_on_expert_ranks(experts, rows, order.ends, axis)
+    return combine(rows, top_k_weights, order, hidden_states.dtype)
 
 
 def round_robin(top_k_index: torch.Tensor, experts: int, rank: int) -> torch.Tensor:
@@ -69,23 +69,23 @@ def round_robin(top_k_index: torch.Tensor, experts: int, rank: int) -> torch.Ten
     return ((pairs + rank * top_k_index.numel()) % experts).view(top_k_index.shape)
 
 
-def exchange_counts(counts: torch.Tensor, rows: int, axis: ExpertAxis) -> Traffic:
+def exchange_counts(counts: torch.Tensor, rows: int, axis: ExpertAxis) -> ExchangeCounts:
     """Tells every rank how many rows will come, and waits for the numbers: the one place that asks the device."""
     leaving = counts.repeat_interleave(axis.etp, dim=0)
     arriving = torch.empty_like(leaving)
     dist.all_to_all_single(arriving, leaving, group=axis.group)
     send, receive = torch.stack((leaving.sum(1), arriving.sum(1))).tolist()
-    return Traffic(send, receive, arriving)
+    return ExchangeCounts(send, receive, arriving)
 
 
-def balanced_counts(counts: torch.Tensor, rows: int, axis: ExpertAxis) -> Traffic:
+def balanced_counts(counts: torch.Tensor, rows: int, axis: ExpertAxis) -> ExchangeCounts:
     """The traffic when every rank sends every expert the same number of rows, without looking at any value."""
     share = [rows // axis.ep + (i < rows % axis.ep) for i in range(axis.ep)]
     mine = share[axis.rank // axis.etp]
     send = [share[i] for i in range(axis.ep) for _ in range(axis.etp)]
     local = counts.shape[1]
     by_expert = mine // local + (torch.arange(local, device=counts.device) < mine % local).long()
-    return Traffic(send, [mine] * axis.size, by_expert.expand(axis.size, local))
+    return ExchangeCounts(send, [mine] * axis.size, by_expert.expand(axis.size, local))
 
 
 def _usual_exchange(rows: torch.Tensor) -> Exchange:
@@ -93,7 +93,7 @@ def _usual_exchange(rows: torch.Tensor) -> Exchange:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped; the split sizes change every step
-def _run_elsewhere(experts: Any, rows: torch.Tensor, ends: torch.Tensor, axis: ExpertAxis) -> torch.Tensor:
+def _run_on_expert_ranks(experts: Any, rows: torch.Tensor, ends: torch.Tensor, axis: ExpertAxis) -> torch.Tensor:
     """Rows sorted by expert, computed where their experts live; partial outputs of etp ranks are summed here."""
     counts = torch.diff(ends, prepend=ends.new_zeros(1)).long().view(axis.ep, -1)
     traffic = (axis.exchange or _usual_exchange(rows))(counts, rows.shape[0], axis)
@@ -111,7 +111,7 @@ def _run_elsewhere(experts: Any, rows: torch.Tensor, ends: torch.Tensor, axis: E
     return _sum_slices(back, blocks, axis.etp) if axis.etp > 1 else back
 
 
-def _by_local_expert(traffic: Traffic) -> tuple[torch.Tensor, torch.Tensor]:
+def _by_local_expert(traffic: ExchangeCounts) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows come sorted within each rank's part: the order that sorts them over all parts, and its inverse."""
     ranks, local = traffic.arriving.shape
     expert = torch.arange(local, device=traffic.arriving.device).repeat(ranks)

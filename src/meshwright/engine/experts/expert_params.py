@@ -45,14 +45,14 @@ def expert_blocks(model: nn.Module) -> Iterator[ExpertBlock]:
             yield ExpertBlock(name, block, router, experts)
 
 
-def first_name(experts: Any) -> str:
+def first_proj(experts: Any) -> str:
     """The name of the first projection: gate and up together, or up alone."""
     return "gate_up_proj" if experts.has_gate else "up_proj"
 
 
 def parameter_names(experts: Any) -> tuple[str, ...]:
     """The experts' parameters in the order in which they are used."""
-    names = (first_name(experts), "down_proj")
+    names = (first_proj(experts), "down_proj")
     return tuple(part for name in names for part in ((name, f"{name}_bias") if experts.has_bias else (name,)))
 
 
@@ -78,7 +78,7 @@ def fused_shape(experts: nn.Module, name: str) -> tuple[int, ...]:
     return (*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :])
 
 
-def cuts(experts: nn.Module) -> dict[str, ExpertShardSpec]:
+def shard_specs(experts: nn.Module) -> dict[str, ExpertShardSpec]:
     """On which dimension ep and etp cut each parameter, after `reshape_experts`."""
     stored = (part for name in parameter_names(experts) for part in (name, *packed_names(name)))
     held = (name for name in stored if getattr(experts, name, None) is not None)
@@ -148,13 +148,13 @@ def adapter_of(experts: nn.Module, name: str) -> tuple[torch.Tensor, torch.Tenso
     return first, second.flatten(1, -2)
 
 
-def whole_adapters(experts: nn.Module) -> list[nn.Parameter]:
+def replicated_adapters(experts: nn.Module) -> list[nn.Parameter]:
     """Adapters that every etp rank holds whole; each computes a part of their gradients."""
     return [getattr(experts, name) for name, cut in _adapter_cuts(experts).items() if cut.etp_dim is None]
 
 
 def _adapter_cuts(experts: Any) -> dict[str, ExpertShardSpec]:
-    first = first_name(experts)
+    first = first_proj(experts)
     behind_the_pair = _holds_pairs(experts, first) and experts.is_concatenated
     possible = {
         f"{first}_lora_A": ExpertShardSpec(0, None),

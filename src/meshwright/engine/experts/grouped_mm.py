@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from meshwright.engine.experts.expert_params import adapter_of, first_name, fused, packed_experts
+from meshwright.engine.experts.expert_params import adapter_of, first_proj, fused, packed_experts
 from meshwright.engine.kernels.nf4 import unpack
 
 ALIGNMENT = 16  # bytes: what the grouped kernels ask of the rows of both matrices
@@ -19,7 +19,7 @@ def run_experts(experts: Any, rows: torch.Tensor, ends: torch.Tensor, adds_down_
 
     Of the ranks that hold slices of one expert, a single one adds the bias of the sum.
     """
-    inner = _linear(experts, first_name(experts), rows, ends)
+    inner = _linear(experts, first_proj(experts), rows, ends)
     if getattr(experts, "recompute_activation", False):
         # With the product behind it, so that the activation is not kept as its input; the product itself is not run
         # again, since recomputing stops at the last tensor that is missing.

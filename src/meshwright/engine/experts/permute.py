@@ -12,7 +12,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Order:
+class ExpertOrder:
     """Token and expert pairs sorted by expert."""
 
     pairs: torch.Tensor  # [T·K]: the pair that stands at each row
@@ -20,12 +20,12 @@ class Order:
     ends: torch.Tensor  # [E] int32: the row after each expert's last
 
 
-def sort_by_expert(top_k_index: torch.Tensor, experts: int) -> Order:
+def sort_by_expert(top_k_index: torch.Tensor, experts: int) -> ExpertOrder:
     """Sorts pairs by expert without asking the device for a number."""
     chosen, pairs = top_k_index.reshape(-1).sort(stable=True)
     every = torch.arange(experts, device=chosen.device, dtype=chosen.dtype)
     ends = torch.searchsorted(chosen, every, right=True, out_int32=True)
-    return Order(pairs, invert(pairs).view(top_k_index.shape), ends)
+    return ExpertOrder(pairs, invert(pairs).view(top_k_index.shape), ends)
 
 
 def invert(order: torch.Tensor) -> torch.Tensor:
@@ -33,12 +33,12 @@ def invert(order: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
 
 
-def spread(tokens: torch.Tensor, order: Order) -> torch.Tensor:
+def permute_to_experts(tokens: torch.Tensor, order: ExpertOrder) -> torch.Tensor:
     """Each token's row once per chosen expert, sorted by expert."""
     return _Spread.apply(tokens, order.pairs, order.places)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def collect(rows: torch.Tensor, weights: torch.Tensor, order: Order, dtype: torch.dtype) -> torch.Tensor:
+def combine(rows: torch.Tensor, weights: torch.Tensor, order: ExpertOrder, dtype: torch.dtype) -> torch.Tensor:
     """Each token's weighted sum of its experts' rows, added up in fp32."""
     return _Collect.apply(rows, weights, order.places, dtype)  # type: ignore[no-any-return,no-untyped-call]
 

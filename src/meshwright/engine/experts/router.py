@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from meshwright.engine.experts.balance import Balancing, Measures, measure
+from meshwright.engine.experts.balance import Balancing, RouterMetrics, router_metrics
 from meshwright.engine.patching import Patch, apply
 from meshwright.errors import InputError
 
@@ -31,7 +31,7 @@ class RouterState:
     tokens: int = 0
     micro_batches: int = 0
 
-    def record(self, measures: Measures, tokens: int) -> None:
+    def record(self, measures: RouterMetrics, tokens: int) -> None:
         """Adds a micro batch."""
         sums = torch.stack((measures.aux_loss, measures.z_loss, measures.entropy)).detach().double()
         self.counts = measures.counts if self.counts is None else self.counts + measures.counts
@@ -147,7 +147,7 @@ def _after_routing(state: RouterState, gate: nn.Module, _args: Any, output: tupl
     logits, weights, indices, *rest = output
     if not gate.training:
         return None
-    measures = measure(logits, indices, state.settings)
+    measures = router_metrics(logits, indices, state.settings)
     if not is_recomputing():
         state.record(measures, indices.shape[0])
     if not measures.loss.requires_grad:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from meshwright.engine.hf_io.layout_map import Shape
 from meshwright.engine.mesh import Mesh
-from meshwright.engine.model.init import held
+from meshwright.engine.model.init import local_indices
 
 
 class Source(Protocol):
@@ -100,7 +100,7 @@ def _paste(found: torch.Tensor, tensor: DTensor, first: int, last: int) -> None:
         return
     box = []
     for dim in range(tensor.ndim):
-        rows = held(tensor, dim)
+        rows = local_indices(tensor, dim)
         box.append(slice(int(rows[0]), int(rows[-1]) + 1))
     start, stop = max(first, box[0].start), min(last, box[0].stop)
     if start < stop:

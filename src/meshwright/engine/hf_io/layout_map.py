@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.tensor import DTensor
 
-from meshwright.engine.model.init import held
+from meshwright.engine.model.init import local_indices
 from meshwright.errors import MeshwrightError
 
 Shape = tuple[int, ...]
@@ -79,7 +79,7 @@ def pieces(tensor: torch.Tensor, place: Place) -> Iterator[tuple[torch.Tensor, B
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     if local.numel() == 0:
         return
-    box = [_range(held(tensor, dim)) for dim in range(tensor.ndim)]
+    box = [_range(local_indices(tensor, dim)) for dim in range(tensor.ndim)]
     at = place.pair
     if at is None:
         if box:

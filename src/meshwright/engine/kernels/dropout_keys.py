@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from meshwright.engine.model.init import MASK, mixed
+from meshwright.engine.model.init import MASK, hash32
 
 _GOLDEN = 0x9E3779B1  # odd and far from round: neighbours end up far apart
 
@@ -19,13 +19,13 @@ _GOLDEN = 0x9E3779B1  # odd and far from round: neighbours end up far apart
 def token_keys(seed: int, samples: Sequence[int], places: Tensor) -> Tensor:
     """The keys [samples, places] of tokens by the numbers of their samples and their places in them."""
     numbers = torch.tensor(samples, dtype=torch.int64)[:, None]
-    of_sample = mixed(mixed(numbers) + (numbers >> 32) * _GOLDEN + seed * _GOLDEN)
-    return mixed(of_sample + places[None].to(torch.int64) * _GOLDEN)
+    of_sample = hash32(hash32(numbers) + (numbers >> 32) * _GOLDEN + seed * _GOLDEN)
+    return hash32(of_sample + places[None].to(torch.int64) * _GOLDEN)
 
 
 def layer_keys(keys: Tensor, layer: int) -> Tensor:
     """The keys of the same tokens in one of the layers."""
-    return mixed(keys + (layer + 1) * _GOLDEN)
+    return hash32(keys + (layer + 1) * _GOLDEN)
 
 
 def dropped(x: Tensor, keys: Tensor, own: int, first: int, probability: float) -> Tensor:
@@ -34,6 +34,6 @@ def dropped(x: Tensor, keys: Tensor, own: int, first: int, probability: float) -
     `first` is the number of the first channel of x in the whole.
     """
     channels = torch.arange(first, first + x.shape[-1], device=x.device)
-    drawn = mixed(mixed(keys.reshape(*x.shape[:-1], 1) ^ own) + channels * _GOLDEN)
+    drawn = hash32(hash32(keys.reshape(*x.shape[:-1], 1) ^ own) + channels * _GOLDEN)
     kept = drawn >= int(probability * (MASK + 1))
     return torch.where(kept, x * (1 / (1 - probability)), torch.zeros((), dtype=x.dtype, device=x.device))

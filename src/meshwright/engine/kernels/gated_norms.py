@@ -29,7 +29,7 @@ BLOCK_NUMBERS = 2**24  # of the rows that are worked on together
 INPUTS = "Tensor x, Tensor gate, Tensor weight, int group, float epsilon, bool first"
 
 
-def use_lean_gated_norms(model: nn.Module) -> int:
+def fuse_gated_norms(model: nn.Module) -> int:
     """Makes every gated norm of Nemotron-H's and Qwen's kinds keep its inputs alone; says how many were changed."""
     patch_of = _patches_for(model)
     chosen = [m for m in model.modules() if base_class(m) in patch_of and not isinstance(m, GatedNorm)]

@@ -20,7 +20,7 @@ from meshwright.engine.kernels.state_space import state_space_scan
 from meshwright.engine.patching import Patch, apply, base_class, symbol
 
 
-def use_own_scans(model: nn.Module) -> int:
+def use_chunked_scans(model: nn.Module) -> int:
     """Makes every Mamba-2 and gated delta mixer of a model scan block by block; says how many were changed."""
     changed = 0
     for modeling in {base_class(module).__module__ for module in model.modules()} & SCANS.keys():

@@ -21,11 +21,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from meshwright.engine.collectives import sum_out
-from meshwright.engine.experts.expert_params import add_expert_adapter, expert_blocks, first_name, pack_expert
+from meshwright.engine.experts.expert_params import add_expert_adapter, expert_blocks, first_proj, pack_expert
 from meshwright.engine.kernels.dropout_keys import dropped
 from meshwright.engine.kernels.lora_linear import adapted_linear, packed_linear
 from meshwright.engine.kernels.nf4 import block_length
-from meshwright.engine.model.init import Initial, start
+from meshwright.engine.model.init import InitSpec, fill_initial
 from meshwright.engine.model.nf4_linear import pack_linear
 from meshwright.engine.model.stage import Stage
 from meshwright.engine.patching import Patch, apply, base_class
@@ -49,18 +49,18 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "mamba_in": ("mixer.in_proj",),
     "mamba_out": ("mixer.out_proj",),
 }
-NOUGHT = Initial("constant", 0.0)
+ZERO = InitSpec("constant", 0.0)
 
 
-def add_adapters(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, Initial]:
+def add_adapters(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, InitSpec]:
     """Freezes a stage and gives the linear layers that the recipe names adapters; says how those start.
 
     Of a model that sees, only the language model is adapted.
     """
     stage.requires_grad_(False)
-    found: dict[str, Initial] = {}
+    found: dict[str, InitSpec] = {}
     for name, module in list(stage.named_modules()):
-        if target_of(name) in peft.targets and is_linear(module) and not is_seen_by(stage.eyes, name):
+        if peft_target(name) in peft.targets and is_linear(module) and not is_seen_by(stage.eyes, name):
             _adapt(module, peft, dtype)
             if peft.method == "qlora":
                 pack_linear(module, name)
@@ -81,7 +81,7 @@ def add_adapters(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, Init
     return found
 
 
-def tune_adapted(layer: nn.Module) -> int:
+def tune_adapters(layer: nn.Module) -> int:
     """Sends the products of adapted linear layers through the kernels tuned for long load; says how many."""
     adapted: list[Any] = [module for module in layer.modules() if hasattr(module, "lora_tuned")]
     for linear in adapted:
@@ -95,7 +95,7 @@ def patch_base(linear: Any, patch: type[Patch]) -> None:
     linear.lora_fused = False  # the fused operation multiplies by the weight itself
 
 
-def target_of(path: str) -> str:
+def peft_target(path: str) -> str:
     """What recipes call a module, by its path in the model; empty where it is never adapted."""
     ends = (f".{path}".endswith(f".{name}") for names in TARGETS.values() for name in names)
     targets = (target for target, names in TARGETS.items() for _ in names)
@@ -189,15 +189,15 @@ def _adapt(module: Any, peft: Peft, dtype: torch.dtype) -> None:
     apply(module, ADAPTERS[peft.method])
 
 
-def _starts(module: Any) -> dict[str, Initial]:
-    starts = {"lora_A": _uniform(module.lora_A.shape[-1]), "lora_B": NOUGHT}
+def _starts(module: Any) -> dict[str, InitSpec]:
+    starts = {"lora_A": _uniform(module.lora_A.shape[-1]), "lora_B": ZERO}
     if hasattr(module, "lora_magnitude"):
-        starts["lora_magnitude"] = Initial("constant", 1.0)  # until `start_magnitudes` knows the weights
+        starts["lora_magnitude"] = InitSpec("constant", 1.0)  # until `start_magnitudes` knows the weights
     return starts
 
 
-def _uniform(inputs: int) -> Initial:
-    return Initial("uniform", -1 / math.sqrt(inputs), 1 / math.sqrt(inputs))
+def _uniform(inputs: int) -> InitSpec:
+    return InitSpec("uniform", -1 / math.sqrt(inputs), 1 / math.sqrt(inputs))
 
 
 class Adapter(Patch):
@@ -283,7 +283,7 @@ def _row_norms(linear: Any) -> torch.Tensor:
 
 
 @torch.no_grad()
-def start_magnitudes(stage: Stage) -> None:
+def init_magnitudes(stage: Stage) -> None:
     """Sets what dora learns to the norms of the weights as they are; call it whenever base weights were filled."""
     for module in stage.modules():
         linear: Any = module
@@ -291,7 +291,7 @@ def start_magnitudes(stage: Stage) -> None:
         for name in (n for n in parts if n.startswith("lora_magnitude")):
             weight = full_tensor(parts[name.replace("lora_magnitude", "weight")])
             norms = weight.float().norm(dim=0 if linear.lora_inputs_first else 1)
-            start(parts[name], name, Initial("values", values=norms), seed=0)
+            fill_initial(parts[name], name, InitSpec("values", values=norms), seed=0)
 
 
 def full_tensor(parameter: torch.Tensor) -> torch.Tensor:
@@ -301,10 +301,10 @@ def full_tensor(parameter: torch.Tensor) -> torch.Tensor:
     return there.full_tensor()  # type: ignore[no-any-return,attr-defined]  # still a DTensor
 
 
-def _adapt_experts(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, Initial]:
-    found: dict[str, Initial] = {}
+def _adapt_experts(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, InitSpec]:
+    found: dict[str, InitSpec] = {}
     for block in expert_blocks(stage):
-        for target, name in (("fc1", first_name(block.experts)), ("fc2", "down_proj")):
+        for target, name in (("fc1", first_proj(block.experts)), ("fc2", "down_proj")):
             if target not in peft.targets:
                 continue
             if peft.method == "dora":
@@ -318,7 +318,7 @@ def _adapt_experts(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, In
             if peft.method == "qlora":
                 pack_expert(block.experts, name)
             path = f"{block.name}.experts.{name}"
-            found |= {f"{path}_lora_A": _uniform(inputs), f"{path}_lora_B": NOUGHT}
+            found |= {f"{path}_lora_A": _uniform(inputs), f"{path}_lora_B": ZERO}
     return found
 
 

@@ -19,14 +19,14 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshwright.engine.kernels.device_caps import has_data
-from meshwright.engine.model.module_names import anatomy
+from meshwright.engine.model.module_names import find_module_names
 from meshwright.errors import MeshwrightError
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Initial:
+class InitSpec:
     """How a parameter or buffer starts: normal(a, b), uniform(a, b), constant(a) or these very values."""
 
     kind: str
@@ -40,29 +40,29 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.deeds: dict[int, Initial] = {}
+        self.deeds: dict[int, InitSpec] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if args and isinstance(args[0], torch.Tensor) and args[0].is_meta:
-            deed = _deed(func, args, kwargs or {})
+            deed = _init_spec(func, args, kwargs or {})
             if deed is not None:
                 self.deeds[id(args[0])] = deed
         return out
 
 
-def _deed(func: Any, args: Any, kwargs: Any) -> Initial | None:
+def _init_spec(func: Any, args: Any, kwargs: Any) -> InitSpec | None:
     name = func.overloadpacket
     if name is aten.normal_:
-        return Initial("normal", *_two(args, kwargs, "mean", 0.0, "std", 1.0))
+        return InitSpec("normal", *_two(args, kwargs, "mean", 0.0, "std", 1.0))
     if name is aten.uniform_:
-        return Initial("uniform", *_two(args, kwargs, "from", 0.0, "to", 1.0))
+        return InitSpec("uniform", *_two(args, kwargs, "from", 0.0, "to", 1.0))
     if name is aten.zero_:
-        return Initial("constant", 0.0)
+        return InitSpec("constant", 0.0)
     if name is aten.fill_:
-        return Initial("constant", float(args[1]))
+        return InitSpec("constant", float(args[1]))
     if name is aten.copy_ and not args[1].is_meta:
-        return Initial("values", values=args[1].detach().clone())
+        return InitSpec("values", values=args[1].detach().clone())
     return None
 
 
@@ -74,7 +74,7 @@ def _two(args: Any, kwargs: Any, first: str, a: float, second: str, b: float) ->
     )
 
 
-def record_initial(model: Any, seed: int) -> dict[str, Initial]:
+def record_initial(model: Any, seed: int) -> dict[str, InitSpec]:
     """What transformers would put into every parameter and buffer of a meta model, by name."""
     recorder = _Recorder()
     names = {id(module): name for name, module in model.named_modules()}
@@ -100,13 +100,13 @@ def _owners(model: Any) -> dict[int, Any]:
         if hasattr(module, "_init_weights"):
             owners |= {id(inner): module for inner in module.modules()}
     if getattr(model, "mtp", None) is not None:  # made of the language model's layers
-        owners |= dict.fromkeys(map(id, model.mtp.modules()), model.get_submodule(anatomy(model).body))
+        owners |= dict.fromkeys(map(id, model.mtp.modules()), model.get_submodule(find_module_names(model).body))
     return owners
 
 
 def _drawn_vectors(
     model: Any, owners: dict[int, Any], names: dict[int, str], recorder: _Recorder, seed: int
-) -> dict[str, Initial]:
+) -> dict[str, InitSpec]:
     """Vectors that transformers draws on the device of the model: drawn once more with real tensors in their place."""
     found = {}
     for module in model.modules():
@@ -119,27 +119,27 @@ def _drawn_vectors(
         torch.manual_seed(_key(seed, names[id(module)]))
         owners[id(module)]._init_weights(module)
         for n in missing:
-            found[f"{names[id(module)]}.{n}"] = Initial("values", values=own[n].detach().clone())
+            found[f"{names[id(module)]}.{n}"] = InitSpec("values", values=own[n].detach().clone())
         own.update(before)
     return found
 
 
-def _scaled_outputs(model: Any) -> dict[str, Initial]:
+def _scaled_outputs(model: Any) -> dict[str, InitSpec]:
     """Nemotron-H draws the output projections of its mixers uniformly and narrows them with depth."""
     if model.config.model_type != "nemotron_h":
         return {}
     depth = math.sqrt(model.config.num_hidden_layers)
     return {
-        name: Initial("uniform", -1 / math.sqrt(p.shape[1]) / depth, 1 / math.sqrt(p.shape[1]) / depth)
+        name: InitSpec("uniform", -1 / math.sqrt(p.shape[1]) / depth, 1 / math.sqrt(p.shape[1]) / depth)
         for name, p in model.named_parameters()
         if name.endswith("out_proj.weight")
     }
 
 
-def _patch_embeddings(model: Any) -> dict[str, Initial]:
+def _patch_embeddings(model: Any) -> dict[str, InitSpec]:
     """SigLIP draws its patches' weights from a normal that is cut off far outside: torch does not do so on meta."""
     return {
-        f"{name}.patch_embedding.weight": Initial(
+        f"{name}.patch_embedding.weight": InitSpec(
             "normal", 0.0, 1 / math.sqrt(module.patch_embedding.weight[0].numel())
         )
         for name, module in model.named_modules()
@@ -157,7 +157,7 @@ def _key(seed: int, name: str) -> int:
 
 
 @torch.no_grad()
-def start(tensor: torch.Tensor, name: str, initial: Initial, seed: int) -> None:
+def fill_initial(tensor: torch.Tensor, name: str, initial: InitSpec, seed: int) -> None:
     """Fills the part of a tensor that this rank holds."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     if not has_data(local):
@@ -194,7 +194,7 @@ def _places(tensor: torch.Tensor, device: torch.device) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     stride = 1
     for dim in reversed(range(len(shape))):
-        rows = held(tensor, dim).to(device)
+        rows = local_indices(tensor, dim).to(device)
         found.insert(0, (rows * stride).reshape([-1 if d == dim else 1 for d in range(len(shape))]))
         stride *= shape[dim]
     return found
@@ -207,7 +207,7 @@ def _sum(parts: list[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-def held(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+def local_indices(tensor: torch.Tensor, dim: int) -> torch.Tensor:
     """Which indices along a dimension of the whole tensor this rank holds."""
     rows = torch.arange(tensor.shape[dim])
     if not isinstance(tensor, DTensor):
@@ -223,7 +223,7 @@ def held(tensor: torch.Tensor, dim: int) -> torch.Tensor:
     return rows
 
 
-def _draw(initial: Initial, key: int, places: torch.Tensor) -> torch.Tensor:
+def _draw(initial: InitSpec, key: int, places: torch.Tensor) -> torch.Tensor:
     first = _uniform(places, key)
     if initial.kind == "uniform":
         return initial.a + (initial.b - initial.a) * first
@@ -234,14 +234,16 @@ def _draw(initial: Initial, key: int, places: torch.Tensor) -> torch.Tensor:
 
 def _uniform(places: torch.Tensor, key: int) -> torch.Tensor:
     """Numbers in [0, 1) from an integer hash of place and key."""
-    drawn = mixed(mixed(places & MASK) + (places >> 32) * 0x9E3779B1 + key)  # mixed before the key joins: names differ
+    drawn = hash32(
+        hash32(places & MASK) + (places >> 32) * 0x9E3779B1 + key
+    )  # mixed before the key joins: names differ
     return (drawn >> 8).to(torch.float32) * 2.0**-24
 
 
 MASK = 0xFFFFFFFF
 
 
-def mixed(x: torch.Tensor) -> torch.Tensor:
+def hash32(x: torch.Tensor) -> torch.Tensor:
     """A 32-bit integer hash: rounds of xor-shift and multiply, in 64-bit integers whose low half is kept."""
     x = x & MASK
     for multiplier in (0x7FEB352D, 0x846CA68B):

@@ -29,7 +29,7 @@ THREE_POSITIONS = (
 
 
 @dataclass(frozen=True)
-class Anatomy:
+class ModuleNames:
     """The names of a model's parts, and how positions reach its layers."""
 
     body: str  # its path in the model
@@ -42,7 +42,7 @@ class Anatomy:
     rotary_by_layer_type: bool
 
 
-def anatomy(model: nn.Module) -> Anatomy:
+def find_module_names(model: nn.Module) -> ModuleNames:
     """Finds the parts of a transformers causal language model, or of the one in a vision-language model."""
     body = _named(model, "body")
     inner = model.get_submodule(body)
@@ -50,7 +50,7 @@ def anatomy(model: nn.Module) -> Anatomy:
     found = {part: _named(inner, part, needed=part not in ("positions", "rotary")) for part in NAMES if part != "body"}
     by_itself = hasattr(getattr(inner, found["embedding"]), "embed_scale")
     scaled = config.model_type in SCALED_BY_THE_MODEL and not by_itself
-    return Anatomy(
+    return ModuleNames(
         body=body,
         embedding=found["embedding"],
         layers=found["layers"],
@@ -80,7 +80,7 @@ def _has(module: nn.Module, path: str) -> bool:
     return isinstance(found, nn.Module)
 
 
-def rotary_tables(body: Any, parts: Anatomy, like: torch.Tensor, positions: torch.Tensor) -> dict[str, Any]:
+def rotary_tables(body: Any, parts: ModuleNames, like: torch.Tensor, positions: torch.Tensor) -> dict[str, Any]:
     """Cosines and sines of the positions by layer type; one entry under "" where all layers share them.
 
     Positions are [batch, tokens], or [batch, 3, tokens] where images give them three axes.
@@ -95,7 +95,7 @@ def rotary_tables(body: Any, parts: Anatomy, like: torch.Tensor, positions: torc
     return {kind: rotary(like, positions, kind) for kind in sorted(set(body.config.layer_types))}
 
 
-def layer_arguments(body: Any, parts: Anatomy, tables: dict[str, Any], layer: int) -> dict[str, Any]:
+def layer_arguments(body: Any, parts: ModuleNames, tables: dict[str, Any], layer: int) -> dict[str, Any]:
     """What one layer is told about positions."""
     if not tables:
         return {}

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from meshwright.engine.model.module_names import anatomy
+from meshwright.engine.model.module_names import find_module_names
 from meshwright.errors import InputError
 
 DEPTH_NAMES = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
@@ -27,7 +27,7 @@ class MultiTokenPrediction(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        parts = anatomy(model)
+        parts = find_module_names(model)
         body: Any = model.get_submodule(parts.body)
         config = body.config
         layers, norm = getattr(body, parts.layers), getattr(body, parts.norm)

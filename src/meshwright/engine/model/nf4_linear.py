@@ -53,7 +53,7 @@ def weights_to_fill(stage: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, parameter
             continue
         scales = module.get_parameter(name.rpartition(".")[2].replace("_codes", "_scales"))
-        numbers = _numbers_like(module, name, parameter, scales.dtype)
+        numbers = _unpacked_like(module, name, parameter, scales.dtype)
         yield _model_name(name), numbers
         _pack(numbers, parameter, scales)
 
@@ -61,7 +61,7 @@ def weights_to_fill(stage: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def shapes_to_fill(stage: nn.Module) -> dict[str, torch.Size]:
     """The whole shape of every parameter under the model's name."""
     return {
-        _model_name(name) if _PACKED.search(name) else name: torch.Size(_whole_shape(module, name, parameter))
+        _model_name(name) if _PACKED.search(name) else name: torch.Size(_full_shape(module, name, parameter))
         for name, parameter, module in _owned(stage)
     }
 
@@ -79,7 +79,7 @@ def _model_name(name: str) -> str:
     return re.sub(r"_codes(_\d+)?$", r"\1", name).replace(".base", ".weight")
 
 
-def _whole_shape(module: Any, name: str, codes: torch.Tensor) -> tuple[int, ...]:
+def _full_shape(module: Any, name: str, codes: torch.Tensor) -> tuple[int, ...]:
     if not _PACKED.search(name):
         return tuple(codes.shape)
     if hasattr(module, "is_concatenated"):
@@ -87,14 +87,14 @@ def _whole_shape(module: Any, name: str, codes: torch.Tensor) -> tuple[int, ...]
     return (*codes.shape[:-1], 2 * codes.shape[-1])
 
 
-def _numbers_like(module: nn.Module, name: str, codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _unpacked_like(module: nn.Module, name: str, codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """An empty weight that this rank holds the same part of as of the codes."""
-    shape = _whole_shape(module, name, codes)
+    shape = _full_shape(module, name, codes)
     if not isinstance(codes, DTensor):
         return torch.empty(shape, dtype=dtype, device=codes.device)
     local = codes.to_local()
     here = torch.empty((local.numel() * 2,), dtype=dtype, device=local.device)
-    part = here.view(_whole_shape(module, name, local))
+    part = here.view(_full_shape(module, name, local))
     stride = tuple(torch.empty(shape, device="meta").stride())
     return DTensor.from_local(
         part, codes.device_mesh, codes.placements, run_check=False, shape=torch.Size(shape), stride=stride

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from meshwright.engine.kernels.dropout_keys import layer_keys
-from meshwright.engine.model.module_names import Anatomy, anatomy, layer_arguments, rotary_tables
+from meshwright.engine.model.module_names import ModuleNames, find_module_names, layer_arguments, rotary_tables
 from meshwright.engine.vision import (
     VisionModules,
     encode_images,
@@ -28,7 +28,7 @@ class Stage(nn.Module):
 
     def __init__(self, model: nn.Module, layers: range, first: bool, last: bool) -> None:
         super().__init__()
-        self.parts: Anatomy = anatomy(model)
+        self.parts: ModuleNames = find_module_names(model)
         self.eyes: VisionModules | None = eyes_of(model.config)
         if self.eyes is not None and first and not last:
             refuse_too_few_layers(model.config, len(layers))

@@ -16,11 +16,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 from meshwright.engine.data.mock import typical_documents
 from meshwright.engine.kernels.device_caps import is_dry
 from meshwright.engine.mesh import GroupInfo
-from meshwright.engine.parallelize.tp_plan import region_of
+from meshwright.engine.parallelize.tp_plan import tp_module_of
 from meshwright.engine.patching import Patch, apply
 
 
-class Rows(NamedTuple):
+class DocumentRows(NamedTuple):
     """Documents of like length: the token in each place of their rows, which places hold one, and which token each."""
 
     taken: torch.Tensor  # [documents, longest], counted through all samples; any token behind a document's end
@@ -28,15 +28,15 @@ class Rows(NamedTuple):
     tokens: torch.Tensor  # [tokens]
 
 
-def keep_documents_apart(layer: nn.Module) -> None:
+def isolate_documents(layer: nn.Module) -> None:
     """Makes the mixers of a layer run on one document at a time where samples come with documents."""
     for module in list(layer.modules()):
-        region = region_of(module)
+        region = tp_module_of(module)
         if region is not None and region.mixes_tokens:
             apply(module, DocumentIsolation)
 
 
-def runs_by_document(layer: nn.Module) -> bool:
+def isolates_documents(layer: nn.Module) -> bool:
     """Whether a mixer of the layer runs on one document at a time, with shapes that only the data knows."""
     return any(isinstance(module, DocumentIsolation) for module in layer.modules())
 
@@ -54,13 +54,13 @@ class DocumentIsolation(Patch):
             return whole
         sequence = getattr(self, "region_sequence", None)
         if sequence is not None and sequence.cp.size > 1:
-            documents = _of_all_ranks(documents, sequence.cp, sequence.order)
-        apart: torch.Tensor = _each_apart(self, hidden_states, documents, args, kwargs)
+            documents = _gather_documents(documents, sequence.cp, sequence.order)
+        apart: torch.Tensor = _run_by_document(self, hidden_states, documents, args, kwargs)
         return apart
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
-def _each_apart(mixer: Any, hidden: torch.Tensor, documents: torch.Tensor, args: Any, kwargs: Any) -> torch.Tensor:
+def _run_by_document(mixer: Any, hidden: torch.Tensor, documents: torch.Tensor, args: Any, kwargs: Any) -> torch.Tensor:
     flat = hidden.flatten(0, 1)
     parts, places = [], []
     for rows in _plan(documents):
@@ -74,10 +74,10 @@ def _each_apart(mixer: Any, hidden: torch.Tensor, documents: torch.Tensor, args:
 _plans: Any = WeakIdKeyDictionary()  # by the tensor of documents, which all layers of a micro batch share
 
 
-def _plan(documents: torch.Tensor) -> list[Rows]:
-    found: list[Rows] | None = _plans.get(documents)
+def _plan(documents: torch.Tensor) -> list[DocumentRows]:
+    found: list[DocumentRows] | None = _plans.get(documents)
     if found is None:
-        every = rows_of_documents(_on_host(documents))
+        every = document_rows(_on_host(documents))
         found = _plans[documents] = [_there(rows, documents.device) for rows in every]
     return found
 
@@ -87,12 +87,12 @@ def _on_host(documents: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(typical_documents(*documents.shape)) if is_dry(documents) else documents.cpu()
 
 
-def _there(rows: torch.Tensor, device: torch.device) -> Rows:
+def _there(rows: torch.Tensor, device: torch.device) -> DocumentRows:
     inside = (rows >= 0).flatten().nonzero().flatten()
-    return Rows(*(part.to(device) for part in (rows.clamp(min=0), inside, rows.flatten()[inside])))
+    return DocumentRows(*(part.to(device) for part in (rows.clamp(min=0), inside, rows.flatten()[inside])))
 
 
-def rows_of_documents(documents: torch.Tensor) -> list[torch.Tensor]:
+def document_rows(documents: torch.Tensor) -> list[torch.Tensor]:
     """The places of the documents' tokens [n, width] (counted through all samples), a row each, -1 behind their ends.
 
     Documents whose lengths lie between the same powers of two are in one tensor.
@@ -111,7 +111,7 @@ def rows_of_documents(documents: torch.Tensor) -> list[torch.Tensor]:
     return found
 
 
-def _of_all_ranks(documents: torch.Tensor, cp: GroupInfo, order: torch.Tensor) -> torch.Tensor:
+def _gather_documents(documents: torch.Tensor, cp: GroupInfo, order: torch.Tensor) -> torch.Tensor:
     """The documents of the whole sequence in its natural order, from each rank's part."""
     import torch.distributed as dist
 

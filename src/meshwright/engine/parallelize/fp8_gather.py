@@ -66,7 +66,7 @@ def gather_in_fp8(stage: nn.Module, mesh: Mesh, recipe: Recipe) -> list[str]:
     shards = [_mark(parameter) for parameter in found.values()]
     if shards:
         dtype, group = DTYPES[recipe.precision.compute], mesh.state["fsdp"].get_group()
-        stage.register_forward_pre_hook(lambda *_: agree(shards, dtype, group))
+        stage.register_forward_pre_hook(lambda *_: sync_scales(shards, dtype, group))
     return list(found)
 
 
@@ -96,7 +96,7 @@ def _mark_dry(local: Any) -> Fp8Shard:
 
 
 @torch.no_grad()
-def agree(shards: list[Fp8Shard], dtype: torch.dtype, group: Any) -> None:
+def sync_scales(shards: list[Fp8Shard], dtype: torch.dtype, group: Any) -> None:
     """Sets the scales of all shards by the largest magnitudes over the ranks that share them."""
     # Maxima of what is cast: weights in the format of computation. Rounding to it keeps the order of numbers.
     largest = torch.stack(torch._foreach_norm(tuple(shards), ord=float("inf"))).to(dtype).float()

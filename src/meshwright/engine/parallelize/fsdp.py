@@ -30,7 +30,7 @@ def base_dtype(recipe: Recipe) -> torch.dtype:
     return DTYPES[recipe.precision.compute] if recipe.goal == "peft" else storage_dtype(recipe.precision)
 
 
-def needs_wrapping(mesh: Mesh, recipe: Recipe) -> bool:
+def needs_fsdp(mesh: Mesh, recipe: Recipe) -> bool:
     """One rank that computes in the format it stores needs no machinery at all; adapters cast themselves."""
     casts = storage_dtype(recipe.precision) != DTYPES[recipe.precision.compute]
     itself = recipe.goal == "peft" and recipe.layout.offload not in ("params", "optimizer")
@@ -39,22 +39,22 @@ def needs_wrapping(mesh: Mesh, recipe: Recipe) -> bool:
 
 def apply_fsdp(stage: Stage, mesh: Mesh, recipe: Recipe) -> None:
     """Wraps every layer of a stage, its experts apart, and the ends; does nothing where one rank needs nothing."""
-    if not needs_wrapping(mesh, recipe):
+    if not needs_fsdp(mesh, recipe):
         return
     settings = fsdp_settings(recipe, mesh)
     dense, expert = mesh.fsdp, mesh.expert_fsdp
     for layer in stage.layers.values():
         for block in expert_blocks(layer):
-            wrap(block.experts, expert, settings)
-        wrap(layer, dense, settings)
+            shard_module(block.experts, expert, settings)
+        shard_module(layer, dense, settings)
     if stage.mtp is not None:
-        wrap(stage.mtp, dense, settings)
+        shard_module(stage.mtp, dense, settings)
     if stage.embedding is not None and not _tied(stage):
-        wrap(stage.embedding, dense, settings)
+        shard_module(stage.embedding, dense, settings)
     if stage.last and not _tied(stage):
         # The last to be used forward is the first to be used backward: gathered again at once if it were freed.
-        wrap([stage.norm, stage.lm_head], dense, {**settings, "reshard_after_forward": False})
-    wrap(stage, dense, settings)
+        shard_module([stage.norm, stage.lm_head], dense, {**settings, "reshard_after_forward": False})
+    shard_module(stage, dense, settings)
 
 
 def fsdp_settings(recipe: Recipe, mesh: Mesh) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def fsdp_settings(recipe: Recipe, mesh: Mesh) -> dict[str, Any]:
     return settings
 
 
-def wrap(module: Any, mesh: DeviceMesh, settings: dict[str, Any]) -> None:
+def shard_module(module: Any, mesh: DeviceMesh, settings: dict[str, Any]) -> None:
     """Shards a module over a mesh; its gradients are summed, never averaged."""
     fully_shard(module, mesh=mesh, **settings)
     for one in module if isinstance(module, list) else [module]:

@@ -7,21 +7,21 @@ from torch import nn
 
 from meshwright.engine.hf_io.layout_map import Place
 from meshwright.engine.hf_io.read import Weights
-from meshwright.engine.model.init import Initial, start
+from meshwright.engine.model.init import InitSpec, fill_initial
 from meshwright.engine.model.nf4_linear import shapes_to_fill, weights_to_fill
 from meshwright.engine.model.stage import Stage
 
 
 def init_weights(
     stage: Stage,
-    initial: dict[str, Initial],
+    initial: dict[str, InitSpec],
     seed: int,
     device: torch.device,
     offloaded: bool,
     weights: Weights | None = None,
 ) -> None:
     """Allocates a rank's part of a stage and fills it from a folder; what that does not hold as seed and names say."""
-    tied = tied_name(stage)
+    tied = tied_embedding_name(stage)
     stage.to_empty(device="cpu" if offloaded else device)
     if tied and stage.first and stage.last:
         stage.lm_head.weight = stage.embedding.weight
@@ -29,7 +29,7 @@ def init_weights(
     for name, parameter in weights_to_fill(stage):
         known = tied if tied and name == "lm_head.weight" else name
         if weights is None or not weights.fill(parameter, name, where.get(name)):
-            start(parameter, known, initial[recorded(known, initial)], seed)
+            fill_initial(parameter, known, initial[recorded_name(known, initial)], seed)
     fill_buffers(stage, initial, seed, device, weights)
 
 
@@ -41,20 +41,20 @@ def places_in(stage: nn.Module, weights: Weights | None) -> dict[str, Place]:
     return weights.places_of([*whole, *stage.named_buffers()])
 
 
-def tied_name(stage: Stage) -> str:
+def tied_embedding_name(stage: Stage) -> str:
     """The name of the embedding where the head shares its weights; empty where it has its own."""
     if not getattr(stage.body.config, "tie_word_embeddings", False):
         return ""
     return f"{stage.parts.body}.{stage.parts.embedding}.weight"
 
 
-def recorded(name: str, initial: dict[str, Initial]) -> str:
+def recorded_name(name: str, initial: dict[str, InitSpec]) -> str:
     """The name under which the start of a parameter was recorded: a part of a split one starts like the whole."""
     return name if name in initial else name.rpartition("_")[0]
 
 
 def fill_buffers(
-    stage: nn.Module, initial: dict[str, Initial], seed: int, device: torch.device, weights: Weights | None = None
+    stage: nn.Module, initial: dict[str, InitSpec], seed: int, device: torch.device, weights: Weights | None = None
 ) -> None:
     """Allocates the buffers of a stage and fills them; those that nothing was recorded of stay as they are."""
     where = places_in(stage, weights)
@@ -65,4 +65,4 @@ def fill_buffers(
                 made = module._buffers[name] = torch.empty_like(buffer, device=device)
                 # Tables that are computed from the config are in no file.
                 if weights is None or known not in where or not weights.fill(made, known, where[known]):
-                    start(made, known, initial[known], seed)
+                    fill_initial(made, known, initial[known], seed)

@@ -14,14 +14,14 @@ from meshwright.engine.collectives import gather
 from meshwright.engine.losses import Loss, head_loss
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.stage import Stage
-from meshwright.engine.parallelize.output_recompute import Notes
-from meshwright.engine.parallelize.recompute import gathers_again
-from meshwright.engine.parallelize.tensor import TOKENS, cut_parameter
+from meshwright.engine.parallelize.output_recompute import OutputNotes
+from meshwright.engine.parallelize.recompute import regathers_in_backward
+from meshwright.engine.parallelize.tensor_parallel import TOKENS, shard_parameter
 from meshwright.engine.patching import Patch, apply
 from meshwright.recipes.types import Recipe
 
 
-def make_loss(stage: Stage, mesh: Mesh, recipe: Recipe) -> None:
+def apply_lm_loss(stage: Stage, mesh: Mesh, recipe: Recipe) -> None:
     """Makes the last stage's head take labels and weights and return the loss of its micro batch.
 
     Behind them it takes the same three things of multi-token prediction, whose loss is added with its own weight.
@@ -37,7 +37,7 @@ def make_loss(stage: Stage, mesh: Mesh, recipe: Recipe) -> None:
         "reduce_hidden": not sp,  # the backward pass of the gather sums already
     }
     gather_tokens = partial(gather, axis=tp) if sp and tp.size > 1 else None
-    again = gathers_again(recipe.layout)
+    again = regathers_in_backward(recipe.layout)
     stage.lm_head.loss = LossSettings(
         settings, recipe.train.z_loss, recipe.train.mtp_loss, gather_tokens, again, stage.losses
     )
@@ -81,7 +81,7 @@ def _loss(head: Any, z_loss: float, hidden: torch.Tensor, labels: torch.Tensor, 
     gather_tokens = partial(settings.gather_tokens, dim=hidden.dim() + TOKENS)
     if not settings.gathers_again:
         return _local_loss(head, z_loss, gather_tokens(hidden), labels, weights)
-    notes = Notes()
+    notes = OutputNotes()
     with notes.hooks():
         return _local_loss(head, z_loss, notes.gathered(gather_tokens, hidden), labels, weights)
 
@@ -97,9 +97,9 @@ def _cut_vocabulary(stage: Stage, mesh: Mesh) -> None:
     if stage.first and getattr(stage.body.config, "tie_word_embeddings", False):
         head.weight = stage.embedding.weight  # cut already, with the embedding
     else:
-        cut_parameter(head, "weight", mesh.state["tp"], 0)
+        shard_parameter(head, "weight", mesh.state["tp"], 0)
     if head.bias is not None:
-        cut_parameter(head, "bias", mesh.state["tp"], 0)
+        shard_parameter(head, "bias", mesh.state["tp"], 0)
 
 
 def _local(parameter: Any) -> Any:

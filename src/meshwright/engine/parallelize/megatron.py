@@ -21,10 +21,10 @@ from torch.distributed.tensor import DTensor, Shard
 from meshwright.engine.hf_io.layout_map import Place
 from meshwright.engine.hf_io.read import Weights
 from meshwright.engine.mesh import Mesh
-from meshwright.engine.model.init import Initial, start
+from meshwright.engine.model.init import InitSpec, fill_initial
 from meshwright.engine.model.stage import Stage
 from meshwright.engine.parallelize.fsdp import DTYPES, storage_dtype
-from meshwright.engine.parallelize.init_weights import fill_buffers, places_in, recorded
+from meshwright.engine.parallelize.init_weights import fill_buffers, places_in, recorded_name
 from meshwright.errors import InputError
 from meshwright.recipes.types import Precision, Recipe
 
@@ -44,11 +44,11 @@ def require(device: torch.device) -> None:
         raise InputError(reason, field="layout.strategy", value="megatron_fsdp", fix=fix)
 
 
-def share_and_fill(
+def shard_and_init(
     stage: Stage,
     mesh: Mesh,
     recipe: Recipe,
-    initial: dict[str, Initial],
+    initial: dict[str, InitSpec],
     device: torch.device,
     weights: Weights | None = None,
 ) -> None:
@@ -56,7 +56,7 @@ def share_and_fill(
     from megatron_fsdp import fully_shard_model  # type: ignore[import-not-found]  # optional
 
     layout, kernels = recipe.layout, recipe.kernels
-    modules = teach_to_fill(stage, recipe, initial, weights)
+    modules = add_reset_parameters(stage, recipe, initial, weights)
     wrapper = fully_shard_model(
         stage,
         device_mesh=mesh.state,
@@ -138,8 +138,8 @@ class _Stored:
     sharers: tuple[tuple[nn.Module, str], ...]  # all modules that hold it: more than one where weights are tied
 
 
-def teach_to_fill(
-    stage: nn.Module, recipe: Recipe, initial: dict[str, Initial], weights: Weights | None = None
+def add_reset_parameters(
+    stage: nn.Module, recipe: Recipe, initial: dict[str, InitSpec], weights: Weights | None = None
 ) -> list[nn.Module]:
     """Makes parameters plain and gives the modules that have some a `reset_parameters` to start them as ours do."""
     own: dict[nn.Module, list[_Stored]] = {}
@@ -184,7 +184,7 @@ def _plain(parameter: nn.Parameter, compute: torch.dtype) -> nn.Parameter:
 @torch.no_grad()
 def _fill(
     own: list[_Stored],
-    initial: dict[str, Initial],
+    initial: dict[str, InitSpec],
     recipe: Recipe,
     weights: Weights | None,
     where: dict[str, Place],
@@ -196,7 +196,7 @@ def _fill(
         value = torch.empty(parameter.shape, dtype=storage_dtype(precision), device=parameter.device)
         cut = _as_cut(value, one.before)
         if weights is None or not weights.fill(cut, one.name, where.get(one.name)):
-            start(cut, one.name, initial[recorded(one.name, initial)], recipe.train.seed)
+            fill_initial(cut, one.name, initial[recorded_name(one.name, initial)], recipe.train.seed)
         parameter.copy_(value)
         if parameter.requires_grad and value.dtype != parameter.dtype:
             # Megatron-FSDP's way to fill master weights with more digits than those of the computation.

@@ -24,7 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from meshwright.engine.patching import Patch, apply
 
 
-class Dropped:
+class RecomputedTensor:
     """One output that is made again; held only while there are askers left."""
 
     def __init__(self, again: Callable[[], torch.Tensor]) -> None:
@@ -43,17 +43,17 @@ class Dropped:
         return value
 
 
-class Notes:
+class OutputNotes:
     """The dropped outputs of one forward of a layer, found by the memory they lie in."""
 
     def __init__(self) -> None:
         # Notes keep nothing alive: what lies in the same place later is told from the output by its storage.
-        self.outputs: dict[int, tuple[weakref.ref[torch.UntypedStorage], Dropped]] = {}
+        self.outputs: dict[int, tuple[weakref.ref[torch.UntypedStorage], RecomputedTensor]] = {}
 
     def add(self, output: torch.Tensor, again: Callable[[], torch.Tensor]) -> None:
         """From now on nobody keeps this output."""
         storage = output.untyped_storage()
-        self.outputs[storage._cdata] = (weakref.ref(storage), Dropped(again))
+        self.outputs[storage._cdata] = (weakref.ref(storage), RecomputedTensor(again))
 
     def gathered(self, gather: Callable[[torch.Tensor], torch.Tensor], part: torch.Tensor) -> torch.Tensor:
         """What `gather` makes of this rank's part and the others'; nobody keeps more than the part, or a note of it."""
@@ -88,14 +88,14 @@ def _gathered_again(gather: Callable[[torch.Tensor], torch.Tensor], kept: Any) -
     return gather(_unpack(kept))
 
 
-def drop_outputs(layer: Any, modules: list[nn.Module]) -> None:
+def recompute_outputs(layer: Any, modules: list[nn.Module]) -> None:
     """Makes a layer keep none of these modules' outputs."""
     _take_notes(layer, modules)
     for module in modules:
         apply(module, RecomputedOutput)
 
 
-def drop_gathered(layer: Any, regions: list[nn.Module]) -> None:
+def recompute_gathers(layer: Any, regions: list[nn.Module]) -> None:
     """Makes a layer keep of what enters these regions this rank's part alone; the backward pass gathers it again."""
     _take_notes(layer, regions)
     for region in regions:
@@ -116,7 +116,7 @@ class NotesOutputs(Patch):
     tag = "RecomputeNotes"
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        notes = Notes()
+        notes = OutputNotes()
         self.notes_now.append(notes)
         try:
             with notes.hooks():

@@ -47,7 +47,7 @@ def stage_layers(layout: Layout, layers: int) -> list[range]:
     return [range(end - int(count), end) for end, count in zip(ends, counts, strict=True)]
 
 
-def split(models: list[nn.Module], layout: Layout, layers: int, pp: GroupInfo) -> list[Stage]:
+def split_stages(models: list[nn.Module], layout: Layout, layers: int, pp: GroupInfo) -> list[Stage]:
     """The stages of this rank; each is made of its own whole meta model, of which the rest is dropped."""
     cuts = stage_layers(layout, layers)
     numbers = stage_numbers(layout, pp)

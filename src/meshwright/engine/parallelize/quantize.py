@@ -21,7 +21,7 @@ from meshwright.engine.kernels.linears import FP8_PATCHES, divides, tune_linears
 from meshwright.engine.kernels.mxfp8 import CAPABILITY
 from meshwright.engine.kernels.residuals import fold_residuals
 from meshwright.engine.mesh import Mesh
-from meshwright.engine.model.adapters import is_linear, patch_base, tune_adapted
+from meshwright.engine.model.adapters import is_linear, patch_base, tune_adapters
 from meshwright.engine.model.stage import Stage
 from meshwright.engine.patching import apply
 from meshwright.errors import InputError
@@ -59,7 +59,7 @@ def apply_fp8(stage: Stage, precision: Precision, layers: int, device_type: str 
     kept: dict[str, str] = {}
     for number, layer in stage.layers.items():
         spared = precision.first_last_bf16 and number in (0, layers - 1)
-        for path, module, why in _judged(layer, scaling):
+        for path, module, why in _candidates(layer, scaling):
             name = f"layers.{number}.{path}"
             if why or spared:
                 kept[name] = why or "precision.first_last_bf16 spares the first and last layer"
@@ -93,7 +93,7 @@ def _check_offered(matmul: str, device_type: str) -> None:
         )
 
 
-def _judged(layer: nn.Module, scaling: Scaling) -> Iterator[tuple[str, nn.Module, str]]:
+def _candidates(layer: nn.Module, scaling: Scaling) -> Iterator[tuple[str, nn.Module, str]]:
     """Every module of a layer that multiplies by weights, and why it cannot do so in 8 bits; empty where it can."""
     blocks = list(expert_blocks(layer))
     routers = {id(part) for block in blocks for part in block.router.modules()}
@@ -149,7 +149,7 @@ def select_gemm_kernels(stage: Stage, recipe: Recipe, mesh: Mesh) -> None:
         return
     for layer in stage.layers.values():
         if recipe.goal == "peft":
-            tune_adapted(layer)
+            tune_adapters(layer)
             continue
         tune_linears(layer)
         if mesh.tp.size == 1:  # with tp the sum over ranks comes before the residual

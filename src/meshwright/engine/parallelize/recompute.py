@@ -16,8 +16,8 @@ from torch.utils.checkpoint import (
 
 from meshwright.engine.experts.expert_params import expert_blocks
 from meshwright.engine.model.module_names import is_attention
-from meshwright.engine.parallelize.output_recompute import drop_gathered, drop_outputs
-from meshwright.engine.parallelize.tensor import Sequence
+from meshwright.engine.parallelize.output_recompute import recompute_gathers, recompute_outputs
+from meshwright.engine.parallelize.tensor_parallel import SequenceLayout
 from meshwright.engine.patching import Patch, apply
 from meshwright.recipes.types import Layout
 from meshwright.rules.schedule import ZERO_BUBBLE
@@ -36,7 +36,7 @@ NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layerno
 UP_PROJECTIONS = ("q_b_proj", "kv_b_proj")
 
 
-def recompute(layers: dict[int, nn.Module], layout: Layout, compiled: bool) -> None:
+def apply_recompute(layers: dict[int, nn.Module], layout: Layout, compiled: bool) -> None:
     """Makes the layers of a stage compute again what the layout says; a layer's names stay as they are."""
     if layout.recompute == "full":
         chosen = list(layers.values())[: layout.recompute_layers or None]
@@ -45,12 +45,12 @@ def recompute(layers: dict[int, nn.Module], layout: Layout, compiled: bool) -> N
     elif layout.recompute == "selective":
         for layer in layers.values():
             _selective(layer, layout.recompute_modules or (OPERATIONS,), compiled)
-    if not compiled and layout.offload != "activations" and gathers_again(layout):
+    if not compiled and layout.offload != "activations" and regathers_in_backward(layout):
         for layer in layers.values():
-            drop_gathered(layer, list(_gathering(layer)))
+            recompute_gathers(layer, list(_gathering(layer)))
 
 
-def gathers_again(layout: Layout) -> bool:
+def regathers_in_backward(layout: Layout) -> bool:
     """Whether the backward pass gathers once more what entered regions, so that each rank keeps its own part alone.
 
     A backward pass in two halves would ask again in the second, once for every weight.
@@ -62,14 +62,14 @@ def _gathering(layer: nn.Module) -> Iterator[nn.Module]:
     """Regions of a layer that gather what enters them, but for those in modules that are run again as a whole."""
     if isinstance(layer, Recomputed):
         return
-    sequence: Sequence | None = layer.__dict__.get("region_sequence")
+    sequence: SequenceLayout | None = layer.__dict__.get("region_sequence")
     if sequence is not None and sequence.gathers:
         yield layer
     for child in layer.children():
         yield from _gathering(child)
 
 
-def recompute_around(layer: Any) -> None:
+def recompute_compiled(layer: Any) -> None:
     """Runs a compiled layer again as a whole in the backward pass.
 
     For layers with products in 8 bits: their gradients are functions of autograd's own, inside which the compiler would
@@ -93,7 +93,7 @@ def _selective(layer: nn.Module, names: tuple[str, ...], compiled: bool) -> None
             mark(layer)
     outputs = [module for name in names if name in OUTPUTS for module in OUTPUTS[name](layer)]
     if not compiled:
-        drop_outputs(layer, outputs)
+        recompute_outputs(layer, outputs)
         return
     for module in outputs:  # the compiler sees who keeps an output, and computes it again in the backward graph
         _again(module)

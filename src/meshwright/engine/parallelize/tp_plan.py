@@ -73,7 +73,7 @@ DELTA: dict[str, ShardSpec | str] = {
 }
 DELTA_LOCAL = ("num_k_heads", "num_v_heads", "key_dim", "value_dim", "conv_dim")
 
-REGIONS = (
+TP_MODULES = (
     TPModule(
         "latent attention",
         ("kv_b_proj", "o_proj"),
@@ -157,7 +157,7 @@ REGIONS = (
 )
 
 
-def adapter_cuts(module: nn.Module, region: TPModule) -> Iterator[tuple[str, ShardSpec]]:
+def adapter_shards(module: nn.Module, region: TPModule) -> Iterator[tuple[str, ShardSpec]]:
     """How adapters in a region are cut: B and magnitudes with the outputs of their linear layer, A with its inputs.
 
     A weight in four bits is cut like the weight; along its rows there are fewer codes and scales than numbers.
@@ -168,8 +168,8 @@ def adapter_cuts(module: nn.Module, region: TPModule) -> Iterator[tuple[str, Sha
         if name != "weight" or not isinstance(cut, ShardSpec) or not hasattr(linear, "lora_A"):
             continue
         if hasattr(linear, "base_codes"):
-            yield f"{child}.base_codes", _packed_cut(cut, 2)
-            yield f"{child}.base_scales", _packed_cut(cut, linear.base_block)
+            yield f"{child}.base_codes", _packed_shard(cut, 2)
+            yield f"{child}.base_scales", _packed_shard(cut, linear.base_block)
         if cut.dim == int(linear.lora_inputs_first):
             outputs = ShardSpec(0, cut.segments, cut.heads)
             yield f"{child}.lora_B", outputs
@@ -178,14 +178,14 @@ def adapter_cuts(module: nn.Module, region: TPModule) -> Iterator[tuple[str, Sha
             yield f"{child}.lora_A", COLUMNS
 
 
-def _packed_cut(cut: ShardSpec, numbers: int) -> ShardSpec:
+def _packed_shard(cut: ShardSpec, numbers: int) -> ShardSpec:
     segments = cut.segments
     if cut.dim == 0 or segments is None:
         return cut
     return ShardSpec(cut.dim, lambda module: tuple(width // numbers for width in segments(module)), cut.heads)
 
 
-def region_of(module: nn.Module) -> TPModule | None:
+def tp_module_of(module: nn.Module) -> TPModule | None:
     """The kind of region a module is, or None."""
     children = {name for name, child in module.named_children() if child is not None}
-    return next((region for region in REGIONS if children.issuperset(region.children)), None)
+    return next((region for region in TP_MODULES if children.issuperset(region.children)), None)

@@ -8,20 +8,20 @@ from torch import nn
 
 from meshwright.engine import experts
 from meshwright.engine.mesh import Mesh
-from meshwright.engine.parallelize.tensor import cut_parameter
+from meshwright.engine.parallelize.tensor_parallel import shard_parameter
 from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
 
 SIGMOID_ROUTERS = ("deepseek_v3", "glm4_moe", "glm4v_moe_text", "nemotron_h")
 
 
-def store_experts(layer: nn.Module) -> None:
+def split_expert_params(layer: nn.Module) -> None:
     """Stores fused expert weights in the shape that can be cut, in every layout alike."""
     for block in experts.expert_blocks(layer):
         experts.reshape_experts(block.experts)
 
 
-def cut_experts(layer: nn.Module, mesh: Mesh, recipe: Recipe) -> None:
+def shard_experts(layer: nn.Module, mesh: Mesh, recipe: Recipe) -> None:
     """Gives each rank its experts and tells them how tokens travel."""
     layout = recipe.layout
     axis = experts.ExpertAxis(
@@ -30,12 +30,12 @@ def cut_experts(layer: nn.Module, mesh: Mesh, recipe: Recipe) -> None:
     for block in experts.expert_blocks(layer):
         block.experts.axis = axis  # type: ignore[assignment]
         if axis.size > 1:
-            for name, cut in experts.cuts(block.experts).items():
-                _check_divides(block.experts, name, cut, layout.etp)
-                cut_parameter(block.experts, name, mesh.expert_state["ep", "etp"], cut.ep_dim, cut.etp_dim)
+            for name, cut in experts.shard_specs(block.experts).items():
+                _check_divisible(block.experts, name, cut, layout.etp)
+                shard_parameter(block.experts, name, mesh.expert_state["ep", "etp"], cut.ep_dim, cut.etp_dim)
 
 
-def _check_divides(owner: nn.Module, name: str, cut: experts.ExpertShardSpec, etp: int) -> None:
+def _check_divisible(owner: nn.Module, name: str, cut: experts.ExpertShardSpec, etp: int) -> None:
     """Refuses a cut into unequal parts; of weights in four bits also one through a block that shares a scale."""
     width = 0 if cut.etp_dim is None else getattr(owner, name).shape[cut.etp_dim]
     if width % etp:

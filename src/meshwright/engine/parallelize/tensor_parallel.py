@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from meshwright.engine.collectives import copy_in, gather, sum_out, sum_scatter
 from meshwright.engine.experts import expert_blocks
 from meshwright.engine.mesh import SOLO, GroupInfo, Mesh
-from meshwright.engine.parallelize.tp_plan import KV_ROWS, ShardSpec, TPModule, adapter_cuts, region_of
+from meshwright.engine.parallelize.tp_plan import KV_ROWS, ShardSpec, TPModule, adapter_shards, tp_module_of
 from meshwright.engine.patching import Patch, apply, base_class
 from meshwright.errors import InputError
 
@@ -29,7 +29,7 @@ TOKENS = -2  # the dimension of hidden states that counts tokens
 
 
 @dataclass(frozen=True)
-class Sequence:
+class SequenceLayout:
     """How the sequence is spread inside a stage: over tp between regions, and over cp everywhere."""
 
     tp: GroupInfo = SOLO
@@ -44,7 +44,7 @@ class Sequence:
 
 
 @dataclass(frozen=True)
-class _Use:
+class LocalParam:
     """How the tensor that a module computes with is made from what is stored.
 
     local  this rank's part of a cut parameter (cut once more over cp where the region mixes tokens)
@@ -71,15 +71,15 @@ class _Use:
         return _local(parameter, self.dim, self.cp)
 
 
-def shard_layer(layer: nn.Module, mesh: Mesh, sequence: Sequence) -> None:
+def shard_layer(layer: nn.Module, mesh: Mesh, sequence: SequenceLayout) -> None:
     """Cuts every region of a layer over the tp ranks; state-space mixers over the cp ranks too."""
     for module in list(layer.modules()):
-        region = region_of(module)
+        region = tp_module_of(module)
         if region is not None:
-            _cut_region(module, region, mesh.state, sequence)
+            _shard_module(module, region, mesh.state, sequence)
 
 
-def partial_names(stage: Any, sequence: Sequence) -> frozenset[str]:
+def partial_grad_names(stage: Any, sequence: SequenceLayout) -> frozenset[str]:
     """Parameters whose gradients are partial sums: with sp all that are not cut, without those in regions.
 
     Experts are left out: they are cut and summed over ranks of their own. Vision parts are no regions: every rank
@@ -88,7 +88,7 @@ def partial_names(stage: Any, sequence: Sequence) -> frozenset[str]:
     if sequence.tp.size == 1:
         return frozenset()
     inside = (module for layer in stage.layers.values() for module in layer.modules())
-    regions = {id(p) for m in inside if region_of(m) is not None for p in m.parameters()}
+    regions = {id(p) for m in inside if tp_module_of(m) is not None for p in m.parameters()}
     routed = {id(p) for block in expert_blocks(stage) for p in block.experts.parameters()}
     return frozenset(
         name
@@ -97,11 +97,11 @@ def partial_names(stage: Any, sequence: Sequence) -> frozenset[str]:
     )
 
 
-def split_segments(layer: nn.Module) -> None:
+def split_fused_params(layer: nn.Module) -> None:
     """Stores a parameter made of several parts as several, so that each can be cut by itself; in every layout alike."""
     for module in list(layer.modules()):
-        region = region_of(module)
-        for path, cut in list(_cuts(module, region)) if region is not None else ():
+        region = tp_module_of(module)
+        for path, cut in list(_shard_specs(module, region)) if region is not None else ():
             child, _, name = path.rpartition(".")
             owner = _child(module, child)
             whole = getattr(owner, name, None) if owner is not None else None
@@ -113,10 +113,12 @@ def split_segments(layer: nn.Module) -> None:
             owner.register_parameter(name, None)
 
 
-def _cut_region(module: nn.Module, region: TPModule, state: DeviceMesh, sequence: Sequence) -> None:
+def _shard_module(module: nn.Module, region: TPModule, state: DeviceMesh, sequence: SequenceLayout) -> None:
     tp = sequence.tp
     cp = sequence.cp if region.mixes_tokens else SOLO
-    uses = [use for path, cut in _cuts(module, region) for use in _use(module, path, cut, state, tp, cp)]
+    uses = [
+        use for path, cut in _shard_specs(module, region) for use in _local_params(module, path, cut, state, tp, cp)
+    ]
     if not uses:
         return
     for name in region.local:
@@ -126,29 +128,29 @@ def _cut_region(module: nn.Module, region: TPModule, state: DeviceMesh, sequence
             owner = getattr(module, child)
             setattr(owner, name, getattr(owner, name) // (tp.size * cp.size))
     if tp.size * cp.size > 1:
-        _widen_norms(module, tp)
-        for path, _ in adapter_cuts(module, region):
+        _shard_norms(module, tp)
+        for path, _ in adapter_shards(module, region):
             if path.endswith("lora_A"):  # rows of the weight are cut: their norm is taken over all parts
                 getattr(module, path.rpartition(".")[0]).lora_axes = (tp, cp)
-    _wrap(module, uses, sequence if cp.size > 1 else Sequence(tp, sequence.sp))
+    _wrap(module, uses, sequence if cp.size > 1 else SequenceLayout(tp, sequence.sp))
 
 
-def _cuts(module: nn.Module, region: TPModule) -> Iterator[tuple[str, ShardSpec | str]]:
+def _shard_specs(module: nn.Module, region: TPModule) -> Iterator[tuple[str, ShardSpec | str]]:
     yield from region.cuts.items()
-    yield from adapter_cuts(module, region)
-    for name in _wide_norms(module):
+    yield from adapter_shards(module, region)
+    for name in _full_width_norms(module):
         yield f"{name}.weight", KV_ROWS if name == "k_norm" else ShardSpec(0)
 
 
-def _wide_norms(module: nn.Module) -> list[str]:
+def _full_width_norms(module: nn.Module) -> list[str]:
     """Norms over the whole width of queries or keys (OLMoE), not over one head."""
     head = getattr(module, "head_dim", None)
     norms: dict[str, Any] = {name: getattr(module, name, None) for name in ("q_norm", "k_norm")}
     return [name for name, norm in norms.items() if norm is not None and norm.weight.numel() != head]
 
 
-def _widen_norms(module: nn.Module, tp: GroupInfo) -> None:
-    for name in _wide_norms(module):
+def _shard_norms(module: nn.Module, tp: GroupInfo) -> None:
+    for name in _full_width_norms(module):
         norm: Any = getattr(module, name)
         norm.tp = tp
         apply(norm, ShardedNorm)
@@ -168,28 +170,28 @@ class ShardedNorm(Patch):
         return (weight * normed.to(x.dtype)).to(x.dtype)
 
 
-def _use(
+def _local_params(
     module: nn.Module, path: str, cut: ShardSpec | str, state: DeviceMesh, tp: GroupInfo, cp: GroupInfo
-) -> Iterator[_Use]:
+) -> Iterator[LocalParam]:
     child, _, name = path.rpartition(".")
     owner = _child(module, child)
-    parts = _stored(owner, name) if owner is not None else ()
+    parts = _stored_names(owner, name) if owner is not None else ()
     if owner is None or not parts:
         return
     if isinstance(cut, str):
         if tp.size * cp.size > 1:
-            yield _Use("once", child, name, parts, mine=tp.rank == 0 and cp.rank == 0)
+            yield LocalParam("once", child, name, parts, mine=tp.rank == 0 and cp.rank == 0)
         return
-    if _copies(module, cut, tp) > 1:
-        first, count = _copied_rows(module, getattr(owner, name), tp)
-        yield _Use("rows", child, name, parts, first=first, count=count)
+    if _kv_replicas(module, cut, tp) > 1:
+        first, count = _kv_rows(module, getattr(owner, name), tp)
+        yield LocalParam("rows", child, name, parts, first=first, count=count)
         return
     if tp.size > 1:
         for part in parts:
-            check_divides(getattr(owner, part), cut.dim, tp, f"{base_class(module).__name__}.{path}")
-            cut_parameter(owner, part, state["tp"], cut.dim)
+            check_divisible(getattr(owner, part), cut.dim, tp, f"{base_class(module).__name__}.{path}")
+            shard_parameter(owner, part, state["tp"], cut.dim)
     if tp.size > 1 or cp.size > 1 or len(parts) > 1:
-        yield _Use("local", child, name, parts, cut.dim, cp)
+        yield LocalParam("local", child, name, parts, cut.dim, cp)
 
 
 def _local(parameter: torch.Tensor, dim: int, cp: GroupInfo) -> torch.Tensor:
@@ -197,7 +199,7 @@ def _local(parameter: torch.Tensor, dim: int, cp: GroupInfo) -> torch.Tensor:
     return part if cp.size == 1 else part.chunk(cp.size, dim)[cp.rank]
 
 
-def cut_parameter(owner: nn.Module, name: str, mesh: DeviceMesh, *dims: int | None) -> None:
+def shard_parameter(owner: nn.Module, name: str, mesh: DeviceMesh, *dims: int | None) -> None:
     """Stores a parameter cut along one dimension for each axis of a mesh (None: not along that axis)."""
     from torch.distributed.tensor import Replicate
 
@@ -207,7 +209,7 @@ def cut_parameter(owner: nn.Module, name: str, mesh: DeviceMesh, *dims: int | No
     setattr(owner, name, nn.Parameter(cut, parameter.requires_grad))
 
 
-def check_divides(parameter: torch.Tensor, dim: int, tp: GroupInfo, what: str) -> None:
+def check_divisible(parameter: torch.Tensor, dim: int, tp: GroupInfo, what: str) -> None:
     """Refuses a cut into unequal parts: sharding would have to cut them once more."""
     if parameter.shape[dim] % tp.size:
         raise InputError(
@@ -217,7 +219,7 @@ def check_divides(parameter: torch.Tensor, dim: int, tp: GroupInfo, what: str) -
         )
 
 
-def _copies(module: nn.Module, cut: ShardSpec, tp: GroupInfo) -> int:
+def _kv_replicas(module: nn.Module, cut: ShardSpec, tp: GroupInfo) -> int:
     """Ranks that hold the same key/value head."""
     if cut.heads != "kv":
         return 1
@@ -229,7 +231,7 @@ def _kv_heads(module: nn.Module) -> int:
     return int(config.num_key_value_heads)
 
 
-def _copied_rows(module: nn.Module, parameter: torch.Tensor, tp: GroupInfo) -> tuple[int, int]:
+def _kv_rows(module: nn.Module, parameter: torch.Tensor, tp: GroupInfo) -> tuple[int, int]:
     """The rows of the one key/value head that this rank computes with."""
     width = parameter.shape[0] // _kv_heads(module)
     return (tp.rank * _kv_heads(module) // tp.size) * width, width
@@ -239,14 +241,14 @@ def _child(module: Any, name: str) -> nn.Module | None:
     return getattr(module, name, None) if name else module
 
 
-def _stored(owner: nn.Module, name: str) -> tuple[str, ...]:
+def _stored_names(owner: nn.Module, name: str) -> tuple[str, ...]:
     """The parameter, or the parameters it was split into; none where the layer has no such thing (a bias)."""
     if getattr(owner, name, None) is not None:
         return (name,)
     return tuple(n for n, _ in owner.named_parameters(recurse=False) if n.rpartition("_")[0] == name)
 
 
-def _wrap(module: Any, uses: list[_Use], sequence: Sequence) -> None:
+def _wrap(module: Any, uses: list[LocalParam], sequence: SequenceLayout) -> None:
     """Runs the module's own forward on local parameters, between the collectives that the region needs."""
     module.region_uses, module.region_sequence = tuple(uses), sequence
     apply(module, TensorParallel)
@@ -259,18 +261,18 @@ class TensorParallel(Patch):
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         sequence = self.region_sequence
-        args, kwargs = _with_hidden(args, kwargs, self.enter)
-        with _computing_with(self, self.region_uses):
+        args, kwargs = _map_hidden(args, kwargs, self.enter)
+        with _local_parameters(self, self.region_uses):
             out = super().forward(*args, **kwargs)
         if isinstance(out, tuple):
-            return (_leave(out[0], sequence), *out[1:])
-        return _leave(out, sequence)
+            return (_reduce_output(out[0], sequence), *out[1:])
+        return _reduce_output(out, sequence)
 
     def enter(self: Any, hidden: torch.Tensor) -> torch.Tensor:
-        return _enter(hidden, self.region_sequence)
+        return _gather_input(hidden, self.region_sequence)
 
 
-def _with_hidden(args: Any, kwargs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, Any]:
+def _map_hidden(args: Any, kwargs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, Any]:
     if args:
         return (change(args[0]), *args[1:]), kwargs
     name = "hidden_states" if "hidden_states" in kwargs else "x"
@@ -278,7 +280,7 @@ def _with_hidden(args: Any, kwargs: Any, change: Callable[[torch.Tensor], torch.
 
 
 @contextmanager
-def _computing_with(module: nn.Module, uses: tuple[_Use, ...]) -> Iterator[None]:
+def _local_parameters(module: nn.Module, uses: tuple[LocalParam, ...]) -> Iterator[None]:
     """The module's parameters replaced by the tensors made from what is stored."""
     owners: list[Any] = [_child(module, use.child) for use in uses]
     before = [owner._parameters.get(use.attribute) for owner, use in zip(owners, uses, strict=True)]
@@ -292,7 +294,7 @@ def _computing_with(module: nn.Module, uses: tuple[_Use, ...]) -> Iterator[None]
             owner._parameters[use.attribute] = stored
 
 
-def _enter(hidden: torch.Tensor, sequence: Sequence) -> torch.Tensor:
+def _gather_input(hidden: torch.Tensor, sequence: SequenceLayout) -> torch.Tensor:
     tp, cp = sequence.tp, sequence.cp
     hidden = gather(hidden, tp, hidden.dim() + TOKENS) if sequence.sp else copy_in(hidden, tp)
     if cp.size > 1:
@@ -302,7 +304,7 @@ def _enter(hidden: torch.Tensor, sequence: Sequence) -> torch.Tensor:
     return hidden
 
 
-def _leave(out: torch.Tensor, sequence: Sequence) -> torch.Tensor:
+def _reduce_output(out: torch.Tensor, sequence: SequenceLayout) -> torch.Tensor:
     tp, cp = sequence.tp, sequence.cp
     if cp.size > 1:
         assert sequence.order is not None
@@ -310,14 +312,17 @@ def _leave(out: torch.Tensor, sequence: Sequence) -> torch.Tensor:
     return sum_scatter(out, tp, out.dim() + TOKENS) if sequence.sp else sum_out(out, tp)
 
 
-def cut_embedding(embedding: Any, mesh: Mesh, sp: bool) -> None:
+def shard_embedding(embedding: Any, mesh: Mesh, sp: bool) -> None:
     """A vocabulary cut over the ranks: each looks up its own tokens, and the sum is everybody's."""
     tp = mesh.tp
-    check_divides(embedding.weight, 0, tp, "the vocabulary")
+    check_divisible(embedding.weight, 0, tp, "the vocabulary")
     rows = embedding.weight.shape[0] // tp.size
     embedding.vocab_range = (tp.rank * rows, (tp.rank + 1) * rows)
-    cut_parameter(embedding, "weight", mesh.state["tp"], 0)
-    embedding.region_uses, embedding.sequence = (_Use("local", "", "weight", ("weight",)),), Sequence(tp, sp)
+    shard_parameter(embedding, "weight", mesh.state["tp"], 0)
+    embedding.region_uses, embedding.sequence = (
+        (LocalParam("local", "", "weight", ("weight",)),),
+        SequenceLayout(tp, sp),
+    )
     apply(embedding, VocabParallelEmbedding)
 
 
@@ -329,6 +334,6 @@ class VocabParallelEmbedding(Patch):
     def forward(self: Any, tokens: torch.Tensor) -> torch.Tensor:
         first, last = self.vocab_range
         elsewhere = (tokens < first) | (tokens >= last)
-        with _computing_with(self, self.region_uses):
+        with _local_parameters(self, self.region_uses):
             found = super().forward((tokens - first).masked_fill(elsewhere, 0))
-        return _leave(found.masked_fill(elsewhere.unsqueeze(-1), 0), self.sequence)
+        return _reduce_output(found.masked_fill(elsewhere.unsqueeze(-1), 0), self.sequence)
