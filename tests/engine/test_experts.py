@@ -16,7 +16,7 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401 - register
 from torch.utils.checkpoint import checkpoint
 
 from meshwright.engine import experts as room
-from meshwright.engine.experts.dispatch import ExpertAxis, ExchangeCounts, balanced_counts, experts_forward, round_robin
+from meshwright.engine.experts.dispatch import ExchangeCounts, ExpertAxis, balanced_counts, experts_forward, round_robin
 from meshwright.engine.experts.grouped_mm import grouped_mm, one_by_one
 
 

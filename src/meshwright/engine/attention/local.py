@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from meshwright.engine.attention import dry, kernels
 from meshwright.engine.attention.cp_layout import Span
 from meshwright.engine.attention.flex import attend_flex
-from meshwright.engine.attention.mask_spec import Block, AttentionSpec, visibility
+from meshwright.engine.attention.mask_spec import AttentionSpec, Block, visibility
 from meshwright.engine.attention.ring import RingLayout, attend_blocks
 from meshwright.engine.kernels.device_caps import capability, is_dry, on_gpu
 from meshwright.errors import InputError

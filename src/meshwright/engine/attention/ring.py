@@ -18,7 +18,7 @@ from torch import Tensor
 
 from meshwright.engine.attention import kernels
 from meshwright.engine.attention.cp_layout import Span
-from meshwright.engine.attention.mask_spec import Block, AttentionSpec, visible_blocks, tiles, visibility, merged_blocks
+from meshwright.engine.attention.mask_spec import AttentionSpec, Block, merged_blocks, tiles, visibility, visible_blocks
 
 # Scores that the math kernel holds at once (fp32: 256 MiB).
 SCORES = 2**26

@@ -15,7 +15,7 @@ from meshwright.engine.diffusion.hf_io import load_weights
 from meshwright.engine.diffusion.tensor import Spread, cut_block, partial_names, prepare_block
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.init import InitSpec, fill_initial
-from meshwright.engine.parallelize.fsdp import DTYPES, fsdp_settings, needs_fsdp, storage_dtype, shard_module
+from meshwright.engine.parallelize.fsdp import DTYPES, fsdp_settings, needs_fsdp, shard_module, storage_dtype
 from meshwright.engine.parallelize.init_weights import fill_buffers, recorded_name
 from meshwright.engine.parallelize.offload import offload_activations
 from meshwright.engine.parallelize.recompute import apply_recompute

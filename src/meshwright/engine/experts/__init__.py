@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from meshwright.engine.experts.balance import Balancing
 from meshwright.engine.experts.dispatch import (
-    ExpertAxis,
     ExchangeCounts,
+    ExpertAxis,
     balanced_counts,
     exchange_counts,
     experts_forward,
@@ -13,10 +13,10 @@ from meshwright.engine.experts.dispatch import (
 from meshwright.engine.experts.expert_params import (
     ExpertBlock,
     ExpertShardSpec,
-    shard_specs,
     expert_blocks,
     fused_shape,
     reshape_experts,
+    shard_specs,
 )
 from meshwright.engine.experts.router import (
     RouterState,
@@ -33,14 +33,13 @@ IMPLEMENTATION = "meshwright"
 __all__ = [
     "IMPLEMENTATION",
     "Balancing",
+    "ExchangeCounts",
     "ExpertAxis",
     "ExpertBlock",
     "ExpertShardSpec",
     "RouterState",
-    "ExchangeCounts",
     "attach_router",
     "balanced_counts",
-    "shard_specs",
     "exchange_counts",
     "expert_blocks",
     "experts_forward",
@@ -49,6 +48,7 @@ __all__ = [
     "reset",
     "reshape_experts",
     "router_states",
+    "shard_specs",
     "statistics",
     "update_biases",
 ]

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.engine.experts.grouped_mm import run_experts
-from meshwright.engine.experts.permute import combine, invert, permute, sort_by_expert, permute_to_experts
+from meshwright.engine.experts.permute import combine, invert, permute, permute_to_experts, sort_by_expert
 from meshwright.engine.kernels.device_caps import is_dry
 
 

@@ -36,8 +36,8 @@ from meshwright.engine.parallelize.quantize import apply_fp8, select_gemm_kernel
 from meshwright.engine.parallelize.recompute import apply_recompute, recompute_compiled
 from meshwright.engine.parallelize.tensor_parallel import (
     SequenceLayout,
-    shard_embedding,
     partial_grad_names,
+    shard_embedding,
     shard_layer,
     split_fused_params,
 )
