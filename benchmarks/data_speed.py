@@ -31,8 +31,9 @@ from meshwright.engine.data.blend import Blend
 from meshwright.engine.data.byte_level import write_byte_tokenizer
 from meshwright.engine.data.megatron_files import open_megatron, write_stream
 from meshwright.engine.data.mock import Mock
-from meshwright.engine.data.open_dataset import opened
-from meshwright.engine.data.sampler import Loader, Source
+from meshwright.engine.data.open_dataset import open_dataset
+from meshwright.engine.data.sample_types import Source
+from meshwright.engine.data.sampler import Loader
 from meshwright.engine.data.shards import Manifest, ShardWriter, StreamCorpus, open_shards, write_manifest
 from meshwright.engine.data.shuffle import Shuffled
 from meshwright.engine.mesh import SOLO, Mesh
@@ -104,7 +105,7 @@ def sources(folder: Path) -> dict[str, Callable[[], Source]]:
             packing=True,
         )
         recipe = types.Recipe(name="bench", model="llama3_8b", goal="sft", cluster="1xH200", data=data)
-        return opened(recipe, VOCAB, False, None)
+        return open_dataset(recipe, VOCAB, False, None)
 
     return {
         "shards": plain,
@@ -170,7 +171,7 @@ def tokenising(folder: Path) -> dict[str, Any]:
     for workers in (1, 2):
         given = ([str(path)], tokenizer, str(folder / f"out{workers}"))
         # From a process of its own: workers load the module they were started from, and this one loads torch.
-        code = f"from meshwright.engine.data.tokenise import tokenise; r = tokenise(*{given!r}, workers={workers}); "
+        code = f"from meshwright.engine.data.tokenize import tokenize; r = tokenize(*{given!r}, workers={workers}); "
         code += "print(r.text_bytes / r.seconds / 1e6)"
         told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
         found[f"{workers} processes" if workers > 1 else "1 process"] = round(float(told), 2)

@@ -12,7 +12,7 @@ import torch
 
 from meshwright.dryrun.fake_data import DryTokens, dry_recipe, open_samples
 from meshwright.dryrun.fake_device import fake_rank
-from meshwright.engine.data.sampler import refuse_predictions_across_documents
+from meshwright.engine.data.sampler import check_document_boundaries
 from meshwright.engine.kernels.device_caps import DRY
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.config import kinds_of_layers
@@ -138,7 +138,7 @@ def test_images_take_their_share_of_a_full_sample() -> None:
     samples = trainer.loader.source.samples([0, 1])
     patches = 4 * 4 * 2 * 2  # four images of 2 × 2 tokens of 2 × 2 patches
     assert samples.width == 64
-    assert samples.whole["pixels"].shape[:2] == (2, patches)
+    assert samples.extras["pixels"].shape[:2] == (2, patches)
     assert set(seen) == {patches}
 
 
@@ -164,9 +164,9 @@ def test_packed_samples_are_full_and_predict_nothing_across_documents() -> None:
     samples = DryTokens(1000, packed=True).samples(range(2))
     assert samples.tokens.shape == (2, 1001)
     assert samples.documents is not None
-    refuse_predictions_across_documents(samples, [0, 1])
+    check_document_boundaries(samples, [0, 1])
     assert len(np.unique(samples.documents)) > 2
-    assert samples.counted.mean() > 0.99
+    assert samples.loss_mask.mean() > 0.99
 
 
 def test_a_dry_recipe_differs_only_in_its_data() -> None:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from meshwright.engine.data.mock import Mock
-from meshwright.engine.data.sampler import Samples
+from meshwright.engine.data.sample_types import Samples
 from meshwright.engine.mesh import build_mesh, sizes
 from meshwright.engine.model.build import transformers_config
 from meshwright.engine.trainer import Trainer
@@ -74,7 +74,7 @@ class Ragged:
         documents = (np.arange(length) >= borders[:, :, None]).sum(1)
         if self.packed:  # the last token of a document does not predict the first of the next
             counted[:, :-1] &= documents[:, 1:] == documents[:, :-1]
-        return replace(self.inner.samples(numbers), counted=counted, documents=documents if self.packed else None)
+        return replace(self.inner.samples(numbers), loss_mask=counted, documents=documents if self.packed else None)
 
 
 def train(rank: int, world: int, family: str, given: types.Recipe, steps: int) -> dict[str, Any]:

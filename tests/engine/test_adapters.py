@@ -100,8 +100,8 @@ def like_peft(rank: int, world: int, family: str, given: types.Peft) -> float:
             parameter.copy_(ours[name].view(parameter.shape))
 
     logits = wrapped(batch.tokens, use_cache=False).logits
-    each = functional.cross_entropy(logits.flatten(0, 1), batch.told["labels"].flatten(), reduction="none")
-    expected = (each * batch.told["weights"].flatten()).sum()
+    each = functional.cross_entropy(logits.flatten(0, 1), batch.model_kwargs["labels"].flatten(), reduction="none")
+    expected = (each * batch.model_kwargs["weights"].flatten()).sum()
     expected.backward()
     gradients = {name: p.grad for name, p in stage.named_parameters() if p.grad is not None}
     gradients = stuck_together(gradients, names)

@@ -1,4 +1,4 @@
-"""Blends: exact shares at every number, no sample lost or repeated, one sequence for every number of ranks."""
+"""Blends: exact shares at every sample, none lost or repeated, the same sequence for any number of ranks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.engine.data.blend import Blend, Shares, tempered
-from meshwright.engine.data.sampler import Samples, sample_numbers
+from meshwright.engine.data.blend import Blend, BlendSchedule, apply_temperature
+from meshwright.engine.data.sample_types import Samples
+from meshwright.engine.data.sampler import sample_numbers
 from meshwright.errors import InputError
 
 weights_of = st.lists(st.floats(0.001, 100), min_size=1, max_size=8)
@@ -18,38 +19,38 @@ quick = settings(max_examples=50, deadline=None)
 
 
 class Labelled:
-    """A source whose samples say whose they are and which."""
+    """A source whose samples contain the source's label and their number."""
 
     def __init__(self, label: int) -> None:
         self.label = label
 
     def samples(self, numbers: Sequence[int]) -> Samples:
-        """The samples with these numbers."""
+        """Return the samples with these numbers."""
         tokens = np.array([[self.label, number, 0] for number in numbers])
-        return Samples(tokens, np.ones((len(numbers), 2), dtype=bool), whole={"label": tokens[:, :1]})
+        return Samples(tokens, np.ones((len(numbers), 2), dtype=bool), extras={"label": tokens[:, :1]})
 
 
 @given(weights=weights_of, far=st.integers(0, 10**12))
 @quick
-def test_shares_are_exact_at_every_number(weights: list[float], far: int) -> None:
-    shares, exact = Shares(weights), np.array(weights) / sum(weights)
+def test_shares_are_exact_at_every_sample(weights: list[float], far: int) -> None:
+    schedule, exact = BlendSchedule(weights), np.array(weights) / sum(weights)
     limit = 0.5 + 1e-6 if len(weights) <= 2 else 2
     for samples in (*range(60), far):
-        given_so_far = shares.given(samples)
-        assert sum(given_so_far) == samples
-        assert np.abs(np.array(given_so_far) - samples * exact).max() <= limit + samples * 1e-11
+        counts = schedule.counts(samples)
+        assert sum(counts) == samples
+        assert np.abs(np.array(counts) - samples * exact).max() <= limit + samples * 1e-11
 
 
 @given(weights=weights_of, first=st.integers(0, 10**12))
 @quick
-def test_each_sources_numbers_come_one_after_the_other(weights: list[float], first: int) -> None:
-    shares = Shares(weights)
-    expected = shares.given(first)
+def test_each_source_is_read_in_order(weights: list[float], first: int) -> None:
+    schedule = BlendSchedule(weights)
+    expected = schedule.counts(first)
     for number in range(first, first + 80):
-        source, within = shares.source(number)
+        source, within = schedule.source(number)
         assert within == expected[source]
         expected[source] += 1
-    assert expected == shares.given(first + 80)
+    assert expected == schedule.counts(first + 80)
 
 
 @given(
@@ -73,12 +74,12 @@ def test_ranks_and_resumes_do_not_change_the_samples(
             again = Blend(sources, weights, [0, *anneal], border)
             shown[np.array(numbers) - step * batch] = again.samples(numbers).tokens[:, :2]
         assert (shown == alone[step * batch : (step + 1) * batch]).all()
-    for source in range(3):  # nothing lost, nothing twice, across the border too
+    for source in range(3):  # nothing lost or repeated, also where annealing starts
         mine = alone[alone[:, 0] == source, 1]
         assert (mine == np.arange(len(mine))).all()
 
 
-def test_annealing_draws_from_other_weights_and_goes_on_where_sources_were() -> None:
+def test_annealing_uses_its_weights_and_continues_each_source() -> None:
     blend = Blend([Labelled(0), Labelled(1), Labelled(2)], [0.75, 0.25, 0], [0.5, 0, 0.5], 40)
     tokens = blend.samples(range(60)).tokens
     assert np.bincount(tokens[:40, 0]).tolist() == [30, 10]
@@ -87,20 +88,20 @@ def test_annealing_draws_from_other_weights_and_goes_on_where_sources_were() -> 
     assert tokens[40:][tokens[40:, 0] == 2, 1].tolist() == list(range(10))
 
 
-def test_whole_values_stay_with_their_samples() -> None:
+def test_extras_stay_with_their_samples() -> None:
     samples = Blend([Labelled(0), Labelled(1)], [1, 1]).samples([5, 3, 9, 4])
-    assert (samples.whole["label"][:, 0] == samples.tokens[:, 0]).all()
+    assert (samples.extras["label"][:, 0] == samples.tokens[:, 0]).all()
     assert len(set(samples.tokens[:, 0].tolist())) == 2
 
 
-def test_a_temperature_evens_weights_out() -> None:
+def test_temperature_flattens_weights() -> None:
     weights = {"a": 8.0, "b": 2.0, "c": 0.0}
-    assert tempered(weights, 1.0) == pytest.approx({"a": 0.8, "b": 0.2, "c": 0.0})
-    assert tempered(weights, 2.0) == pytest.approx({"a": 2 / 3, "b": 1 / 3, "c": 0.0})
-    assert tempered(weights, 1e9)["b"] == pytest.approx(0.5)
+    assert apply_temperature(weights, 1.0) == pytest.approx({"a": 0.8, "b": 0.2, "c": 0.0})
+    assert apply_temperature(weights, 2.0) == pytest.approx({"a": 2 / 3, "b": 1 / 3, "c": 0.0})
+    assert apply_temperature(weights, 1e9)["b"] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("weights", [{"a": -1.0}, {"a": float("nan")}, {"a": float("inf")}, {"a": 0.0}, {}])
-def test_weights_that_are_none_are_refused(weights: dict[str, float]) -> None:
+def test_invalid_weights_are_rejected(weights: dict[str, float]) -> None:
     with pytest.raises(InputError, match="weight"):
-        tempered(weights, 1.0)
+        apply_temperature(weights, 1.0)

@@ -1,4 +1,4 @@
-"""Shards and Megatron's files: what is written is read, samples are cut by arithmetic, damaged files are refused."""
+"""Shards and Megatron files: round trips, samples at fixed strides, corrupt files rejected."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshwright.engine.data import shards
-from meshwright.engine.data.megatron_files import HEADER, MAGIC, MegatronWriter, open_megatron, prefix_of
-from meshwright.engine.data.shards import Manifest, ShardWriter, StreamCorpus, open_shards, spans, write_manifest
+from meshwright.engine.data.megatron_files import HEADER, MAGIC, MegatronWriter, megatron_prefix, open_megatron
+from meshwright.engine.data.shards import Manifest, ShardWriter, StreamCorpus, open_shards, split_spans, write_manifest
 from meshwright.errors import InputError
 
 VOCAB = 100
@@ -24,15 +24,15 @@ quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 
 def write_shards(folder: Path, documents: list[list[int]], shard_tokens: int, pieces: int = 3) -> Path:
-    """A folder of shards, written in pieces that do not end with documents."""
+    """Write a shard folder in pieces that do not end at document boundaries."""
     folder.mkdir()
     writer = ShardWriter(folder, "uint16", shard_tokens)
     tokens = np.array([token for document in documents for token in document], dtype=np.int64)
     ends = np.cumsum([len(document) for document in documents])
     borders = [len(tokens) * i // pieces for i in range(pieces + 1)]
-    for i, (begin, end) in enumerate(pairwise(borders)):
-        inside = ends[(ends > begin) & (ends <= end)] if i else ends[ends <= end]
-        writer.add(tokens[begin:end], inside - begin)
+    for i, (start, end) in enumerate(pairwise(borders)):
+        inside = ends[(ends > start) & (ends <= end)] if i else ends[ends <= end]
+        writer.add(tokens[start:end], inside - start)
     writer.close()
     manifest = Manifest(
         dtype="uint16",
@@ -51,7 +51,7 @@ def write_shards(folder: Path, documents: list[list[int]], shard_tokens: int, pi
 
 
 def write_megatron(prefix: Path, documents: list[list[int]], dtype: str = "uint16") -> Path:
-    """A pair of files with one sequence per document."""
+    """Write a pair of files with one sequence per document."""
     with MegatronWriter(prefix, dtype) as writer:
         for document in documents:
             writer.add(document)
@@ -60,30 +60,30 @@ def write_megatron(prefix: Path, documents: list[list[int]], dtype: str = "uint1
 
 
 def check_stream(stream: shards.Stream, documents: list[list[int]], seq: int) -> None:
-    """Samples of a stream are what a plain loop over the documents makes of them."""
+    """Compare the samples of a stream with a plain loop over the documents."""
     tokens = [token for document in documents for token in document]
     owner = [i for i, document in enumerate(documents) for _ in document]
     if len(tokens) < seq + 1:
-        with pytest.raises(InputError, match="less than one sample"):
+        with pytest.raises(InputError, match="fewer than one sample"):
             StreamCorpus(stream, seq, vocab=VOCAB)
         return
     plain, packed = StreamCorpus(stream, seq, vocab=VOCAB), StreamCorpus(stream, seq, vocab=VOCAB, packing=True)
     assert len(plain) == (len(tokens) - 1) // seq
     for i in range(len(plain)):
-        at = slice(i * seq, i * seq + seq)
-        assert plain.sample(i).tokens.tolist() == tokens[at.start : at.stop + 1]
-        assert plain.sample(i).counted.all()
+        span = slice(i * seq, i * seq + seq)
+        assert plain.sample(i).tokens.tolist() == tokens[span.start : span.stop + 1]
+        assert plain.sample(i).loss_mask.all()
         assert plain.sample(i).documents is None
         sample = packed.sample(i)
         assert sample.documents is not None
-        same = [owner[p] == owner[p + 1] for p in range(at.start, at.stop)]
-        assert sample.counted.tolist() == same
+        same = [owner[p] == owner[p + 1] for p in range(span.start, span.stop)]
+        assert sample.loss_mask.tolist() == same
         assert (np.diff(sample.documents) > 0).tolist() == [not one for one in same[:-1]]
 
 
 @given(documents=documents_of, shard_tokens=st.integers(1, 40), seq=st.integers(1, 10), pieces=st.integers(1, 5))
 @quick
-def test_shards_give_back_their_documents(
+def test_shards_round_trip(
     tmp_path_factory: Any, documents: list[list[int]], shard_tokens: int, seq: int, pieces: int
 ) -> None:
     documents = [document or [7] for document in documents]
@@ -97,9 +97,7 @@ def test_shards_give_back_their_documents(
 
 @given(documents=documents_of, seq=st.integers(1, 10), dtype=st.sampled_from(["uint8", "int32", "uint16", "int64"]))
 @quick
-def test_megatron_files_give_back_their_documents(
-    tmp_path_factory: Any, documents: list[list[int]], seq: int, dtype: str
-) -> None:
+def test_megatron_files_round_trip(tmp_path_factory: Any, documents: list[list[int]], seq: int, dtype: str) -> None:
     folder = tmp_path_factory.mktemp("data")
     file = open_megatron(write_megatron(folder / "a.v1", documents, dtype))
     assert [[int(t) for sequence in document for t in sequence] for document in file.documents()] == documents
@@ -115,31 +113,42 @@ def test_megatron_files_give_back_their_documents(
         assert (folder / f"b{ending}").read_bytes() == (folder / f"a.v1{ending}").read_bytes()
 
 
-def test_the_index_is_as_megatron_writes_it(tmp_path: Path) -> None:
+def test_index_bytes_match_megatron(tmp_path: Path) -> None:
     write_megatron(tmp_path / "a", [[1, 2, 3], [4]], "int32")
     expected = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 4, 2, 3)
     expected += struct.pack("<2i", 3, 1) + struct.pack("<2q", 0, 12) + struct.pack("<3q", 0, 1, 2)
     assert (tmp_path / "a.idx").read_bytes() == expected
     assert (tmp_path / "a.bin").read_bytes() == struct.pack("<4i", 1, 2, 3, 4)
-    assert prefix_of(tmp_path / "a.bin") == prefix_of(tmp_path / "a.idx") == prefix_of(tmp_path / "a") == tmp_path / "a"
-    assert prefix_of(tmp_path / "b") is None
+    assert {megatron_prefix(tmp_path / name) for name in ("a.bin", "a.idx", "a")} == {tmp_path / "a"}
+    assert megatron_prefix(tmp_path / "b") is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "a.idx"]
 
 
-def test_a_failed_writer_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_writer_leaves_no_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not fit"), MegatronWriter(tmp_path / "a", "uint8") as writer:
         writer.add([256])
     assert not list(tmp_path.iterdir())
 
 
-def index(lengths: list[int], places: list[int], listed: list[int], **changes: Any) -> bytes:
-    """An index with these numbers."""
-    head = {"magic": MAGIC, "version": 1, "code": 8, "sequences": len(lengths), "borders": len(listed), **changes}
-    body = np.array(lengths, "<i4").tobytes() + np.array(places, "<i8").tobytes() + np.array(listed, "<i8").tobytes()
+def index(lengths: list[int], offsets: list[int], document_list: list[int], **changes: Any) -> bytes:
+    """Return the bytes of an index."""
+    head = {
+        "magic": MAGIC,
+        "version": 1,
+        "code": 8,
+        "sequences": len(lengths),
+        "borders": len(document_list),
+        **changes,
+    }
+    body = (
+        np.array(lengths, "<i4").tobytes()
+        + np.array(offsets, "<i8").tobytes()
+        + np.array(document_list, "<i8").tobytes()
+    )
     return HEADER.pack(*head.values()) + body
 
 
-def test_sequences_anywhere_in_the_file_are_read_in_their_order(tmp_path: Path) -> None:
+def test_scattered_sequences_are_read_in_index_order(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(np.arange(10, dtype="<u2").tobytes())
     (tmp_path / "a.idx").write_bytes(index([3, 2, 4], [12, 0, 4], [0, 2, 3]))
     file = open_megatron(tmp_path / "a")
@@ -150,29 +159,29 @@ def test_sequences_anywhere_in_the_file_are_read_in_their_order(tmp_path: Path) 
 HOSTILE = {
     "wrong magic": index([3], [0], [0, 1], magic=b"MMIDIDY\x00\x00"),
     "another version": index([3], [0], [0, 1], version=2),
-    "unknown format": index([3], [0], [0, 1], code=6),
-    "cut off": index([3], [0], [0, 1])[:-1],
+    "unknown dtype code": index([3], [0], [0, 1], code=6),
+    "truncated": index([3], [0], [0, 1])[:-1],
     "too long": index([3], [0], [0, 1]) + b"\x00\x00",
     "shorter than a header": MAGIC,
     "empty": b"",
     "more sequences than bytes": index([3], [0], [0, 1], sequences=2**63),
     "more documents than bytes": index([3], [0], [0, 1], borders=2**64 - 1),
-    "behind the end": index([3], [2**40], [0, 1]),
-    "one token behind the end": index([3], [16], [0, 1]),
-    "before the begin": index([3], [-2], [0, 1]),
-    "between tokens": index([3], [1], [0, 1]),
+    "beyond the end": index([3], [2**40], [0, 1]),
+    "one token beyond the end": index([3], [16], [0, 1]),
+    "negative offset": index([3], [-2], [0, 1]),
+    "unaligned offset": index([3], [1], [0, 1]),
     "longer than the file": index([2**31 - 1], [0], [0, 1]),
-    "below nothing": index([-1], [0], [0, 1]),
+    "negative length": index([-1], [0], [0, 1]),
     "documents out of order": index([1, 1], [0, 2], [0, 2, 1, 2]),
     "documents beyond the sequences": index([3], [0], [0, 2]),
-    "documents below nothing": index([3], [0], [-1, 1]),
+    "negative document": index([3], [0], [-1, 1]),
     "no documents": index([3], [0], []),
     "modes": index([3], [0], [0, 1]) + b"\x00",
 }
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_indexes_are_refused(tmp_path: Path, case: str) -> None:
+def test_hostile_indices_are_rejected(tmp_path: Path, case: str) -> None:
     (tmp_path / "a.bin").write_bytes(np.arange(10, dtype="<u2").tobytes())
     (tmp_path / "a.idx").write_bytes(HOSTILE[case])
     with pytest.raises(InputError, match=r"a\.idx"):
@@ -185,8 +194,8 @@ def test_no_bytes_crash_the_reader(tmp_path_factory: Any, data: bytes, flips: li
     folder = tmp_path_factory.mktemp("data")
     write_megatron(folder / "a", [[1, 2, 3], [4], [5, 6]])
     raw = bytearray((folder / "a.idx").read_bytes())
-    for at, value in flips:
-        raw[at % len(raw)] = value
+    for span, value in flips:
+        raw[span % len(raw)] = value
     for content in (bytes(raw), data, MAGIC + data):
         (folder / "a.idx").write_bytes(content)
         try:
@@ -198,7 +207,7 @@ def test_no_bytes_crash_the_reader(tmp_path_factory: Any, data: bytes, flips: li
             StreamCorpus(stream, 1, vocab=1 << 20, packing=True).sample(0)
 
 
-def test_a_torn_token_file_is_refused(tmp_path: Path) -> None:
+def test_truncated_token_file_is_rejected(tmp_path: Path) -> None:
     write_megatron(tmp_path / "a", [[1, 2, 3]])
     with (tmp_path / "a.bin").open("r+b") as file:
         file.truncate(4)
@@ -213,33 +222,33 @@ CHANGES: dict[str, dict[str, Any]] = {
     "another format": {"format": "others"},
     "another version": {"version": 2},
     "unknown dtype": {"dtype": "float32"},
-    "tokens that are not there": {"tokens": 10**12},
-    "no number": {"tokens": "many"},
+    "too many tokens": {"tokens": 10**12},
+    "not a number": {"tokens": "many"},
 }
 
 
 @pytest.mark.parametrize("case", CHANGES)
-def test_a_manifest_that_does_not_fit_is_refused(tmp_path: Path, case: str) -> None:
+def test_inconsistent_manifest_is_rejected(tmp_path: Path, case: str) -> None:
     folder = write_shards(tmp_path / "out", [[1, 2, 3], [4, 5]], 100)
     path = folder / shards.MANIFEST
     path.write_text(json.dumps({**json.loads(path.read_text()), **CHANGES[case]}))
-    with pytest.raises(InputError, match="damaged"):
+    with pytest.raises(InputError, match="corrupt"):
         open_shards(folder)
 
 
 @pytest.mark.parametrize("name", ["../00000", "/etc/passwd", "00000/../00000", ""])
-def test_a_shard_cannot_lie_outside_its_folder(tmp_path: Path, name: str) -> None:
+def test_shard_name_cannot_escape_the_folder(tmp_path: Path, name: str) -> None:
     folder = write_shards(tmp_path / "out", [[1, 2, 3], [4, 5]], 100)
     path = folder / shards.MANIFEST
     manifest = json.loads(path.read_text())
     manifest["shards"][0]["name"] = name
     path.write_text(json.dumps(manifest))
-    with pytest.raises(InputError, match="a shard is named"):
+    with pytest.raises(InputError, match="invalid shard name"):
         open_shards(folder)
 
 
 @pytest.mark.parametrize("name", ["00000.tokens", "00000.ends"])
-def test_torn_and_changed_shards_are_found(tmp_path: Path, name: str) -> None:
+def test_truncated_and_changed_shards_are_detected(tmp_path: Path, name: str) -> None:
     folder = write_shards(tmp_path / "out", [[1, 2, 3], [4, 5]], 100)
     path = folder / name
     raw = path.read_bytes()
@@ -253,7 +262,7 @@ def test_torn_and_changed_shards_are_found(tmp_path: Path, name: str) -> None:
         open_shards(folder)
 
 
-def test_tokens_the_model_does_not_have_are_refused(tmp_path: Path) -> None:
+def test_tokens_outside_the_vocabulary_are_rejected(tmp_path: Path) -> None:
     stream = open_megatron(write_megatron(tmp_path / "a", [[1, 2, 3, 99, 4]])).stream()
     corpus = StreamCorpus(stream, 2, vocab=99)
     assert corpus.sample(0).tokens.tolist() == [1, 2, 3]
@@ -263,12 +272,12 @@ def test_tokens_the_model_does_not_have_are_refused(tmp_path: Path) -> None:
 
 @given(documents=documents_of, part=st.floats(0, 0.99), shard_tokens=st.integers(1, 30))
 @quick
-def test_what_is_held_out_are_whole_documents(
+def test_held_out_span_starts_at_a_document_boundary(
     tmp_path_factory: Any, documents: list[list[int]], part: float, shard_tokens: int
 ) -> None:
     documents = [document or [7] for document in documents]
     stream, _ = open_shards(write_shards(tmp_path_factory.mktemp("data") / "out", documents, shard_tokens))
-    (begin, border), (after, end) = spans(stream, part)
+    (start, boundary), (after, end) = split_spans(stream, part)
     ends = [0, *np.cumsum([len(document) for document in documents]).tolist()]
-    assert (begin, border, end) == (0, after, len(stream))
-    assert border == max(e for e in ends if e <= int(len(stream) * (1 - part)) or (part == 0))
+    assert (start, boundary, end) == (0, after, len(stream))
+    assert boundary == max(e for e in ends if e <= int(len(stream) * (1 - part)) or (part == 0))

@@ -1,4 +1,4 @@
-"""Batches prepared ahead on a GPU: the same as without, and a step waits neither for reading nor for the copy."""
+"""Prefetching to a GPU: the same batches, and a step waits neither for reading nor for the copy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from meshwright.engine.data.mock import Mock
-from meshwright.engine.data.sampler import Loader, Samples
+from meshwright.engine.data.sample_types import Samples
+from meshwright.engine.data.sampler import Loader
 from meshwright.engine.mesh import SOLO, Mesh
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -19,16 +20,16 @@ SEQ, BATCH = 4096, 8
 
 
 class Slow(Mock):
-    """A source that takes a while."""
+    """A slow source."""
 
     def samples(self, numbers: Sequence[int]) -> Samples:
-        """The samples with these numbers."""
+        """Return the samples with these numbers."""
         time.sleep(0.02)
         return super().samples(numbers)
 
 
 def loader(prefetch: int) -> Loader:
-    """A loader of the only rank."""
+    """Return a loader on a single rank."""
     state: Any = None
     return Loader(
         Slow(1000, SEQ, 1),
@@ -51,22 +52,22 @@ def test_batches_are_the_same_while_the_device_is_busy() -> None:
         for _ in range(20):
             busy = torch.tanh(busy @ busy)
         assert torch.equal(expected.tokens, found.tokens)
-        assert expected.counted == found.counted
-        for name, value in expected.told.items():
-            assert torch.equal(value, found.told[name])
+        assert expected.target_tokens == found.target_tokens
+        for name, value in expected.model_kwargs.items():
+            assert torch.equal(value, found.model_kwargs[name])
     ahead.close()
 
 
 def test_a_step_does_not_wait_for_its_samples() -> None:
     waits = {}
     for prefetch in (0, 2):
-        made, found = loader(prefetch), []
+        data_loader, found = loader(prefetch), []
         for step in range(8):
-            begun = time.perf_counter()
-            made.batch(step)
-            found.append(time.perf_counter() - begun)
+            start = time.perf_counter()
+            data_loader.batch(step)
+            found.append(time.perf_counter() - start)
             time.sleep(0.1)
-        made.close()
+        data_loader.close()
         waits[prefetch] = sorted(found[1:])[len(found) // 2]
     assert waits[0] > 0.02
     assert waits[2] < waits[0] / 4

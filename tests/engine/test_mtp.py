@@ -14,7 +14,8 @@ from tests.engine.ranks import run
 from torch.nn import functional
 
 from meshwright.engine.data.mock import Mock
-from meshwright.engine.data.sampler import Loader, Samples
+from meshwright.engine.data.sample_types import Samples
+from meshwright.engine.data.sampler import Loader
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import build_model, transformers_config
 from meshwright.engine.model.mtp import mtp_depth
@@ -190,7 +191,7 @@ def _told(rank: int, world: int, samples: Samples) -> dict[str, Any]:
         device=torch.device("cpu"),
         mtp=True,
     )
-    return {name: value[0].tolist() for name, value in loader.batch(0).told.items()}
+    return {name: value[0].tolist() for name, value in loader.batch(0).model_kwargs.items()}
 
 
 def test_labels_two_ahead_stay_in_their_sample_and_document() -> None:

@@ -1,4 +1,4 @@
-"""Conversations from files to samples: forms, masks, cutting, packing, grouping, streaming, caching, holding out."""
+"""Conversations from files to samples: schemas, masks, truncation, packing, grouping, streaming, cache, hold-out."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ import numpy as np
 import pytest
 from tests.engine.tiny_tokenizer import PLAIN, write_tiny_tokenizer
 
-from meshwright.engine.data import sft_cache as talks_module
-from meshwright.engine.data.conversations import Conversation, conversation, detect_columns
+from meshwright.engine.data import sft_cache
+from meshwright.engine.data.conversations import Conversation, detect_columns, parse_conversation
 from meshwright.engine.data.dataset_registry import hub_reachable, open_rows
 from meshwright.engine.data.files import find_rows
 from meshwright.engine.data.instructions import open_instructions
-from meshwright.engine.data.length_grouping import MULTIPLE, STEPS, ByLength
+from meshwright.engine.data.length_grouping import WIDTH_MULTIPLE, WINDOW_STEPS, LengthGrouped
 from meshwright.engine.data.packing import pack
-from meshwright.engine.data.prompt_response import MockAnswers
-from meshwright.engine.data.sft_cache import Policy, fit
-from meshwright.engine.data.templates import Template, Tokens
+from meshwright.engine.data.prompt_response import MockConversations
+from meshwright.engine.data.sft_cache import Policy, truncate
+from meshwright.engine.data.templates import ChatTemplate, MaskedTokens
 from meshwright.engine.data.tokenizers import check_ids, load_tokenizer
 from meshwright.errors import InputError
 from meshwright.recipes import types
 
 VOCAB = 256
 FORK = multiprocessing.get_context("fork")
-TALK = [
+CHAT = [
     {"role": "system", "content": "be brief"},
     {"role": "user", "content": "one"},
     {"role": "assistant", "content": "two"},
@@ -42,7 +42,7 @@ TALK = [
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _separate_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("MESHWRIGHT_DATA", raising=False)
@@ -77,15 +77,15 @@ def recipe(dataset: Path | str, tokenizer: Path | None = None, **data: Any) -> t
     )
 
 
-def written(path: Path, rows: list[Any]) -> Path:
+def write_jsonl(path: Path, rows: list[Any]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def learnt_text(tokenizer: Any, tokens: Tokens) -> str:
-    """The learnt tokens, with | where some were left out between them."""
+def target_text(tokenizer: Any, tokens: MaskedTokens) -> str:
+    """Return the target tokens as text, with | at gaps between them."""
     runs, last = [], -2
-    for place in np.flatnonzero(tokens.learnt):
+    for place in np.flatnonzero(tokens.loss_mask):
         if place != last + 1:
             runs.append([])
         runs[-1].append(int(tokens.ids[place]))
@@ -101,101 +101,101 @@ def learnt_text(tokenizer: Any, tokens: Tokens) -> str:
     ("train_on", "expected"),
     [("answers", "two<|im_end|>|four<|im_end|>"), ("last_answer", "four<|im_end|>")],
 )
-def test_only_answers_and_the_tokens_that_end_them_are_learnt(
+def test_loss_mask_covers_answers_and_their_end_of_turn_tokens(
     kind: str, train_on: str, expected: str, request: pytest.FixtureRequest
 ) -> None:
     tokenizer = load_tokenizer(request.getfixturevalue(kind))
-    (found,) = Template(tokenizer, "", train_on).tokens([Conversation(TALK)], ["here"])
-    assert learnt_text(tokenizer, found) == expected
-    whole = "<|bos|>" + "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in TALK)
+    (found,) = ChatTemplate(tokenizer, "", train_on).tokens([Conversation(CHAT)], ["here"])
+    assert target_text(tokenizer, found) == expected
+    whole = "<|bos|>" + "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in CHAT)
     assert tokenizer.decode(found.ids) == whole
 
 
-def test_a_mask_computed_by_hand(plain: Path) -> None:
+def test_mask_computed_by_hand(plain: Path) -> None:
     tokenizer = load_tokenizer(plain)
-    talk = Conversation([{"role": "user", "content": "a"}, {"role": "assistant", "content": "bc"}])
-    (found,) = Template(tokenizer, "", "answers").tokens([talk], ["here"])
+    chat = Conversation([{"role": "user", "content": "a"}, {"role": "assistant", "content": "bc"}])
+    (found,) = ChatTemplate(tokenizer, "", "answers").tokens([chat], ["here"])
     # <bos> <start> u s er \n a <end> \n <start> a s s is t an t \n b c <end> \n, with the pairs of the tiny tokenizer
     texts = [tokenizer.decode([i]) for i in found.ids]
     assert texts[-5:] == ["\n", "b", "c", "<|im_end|>", "\n"]
-    assert found.learnt.tolist() == [False] * (len(texts) - 4) + [True, True, True, False]
+    assert found.loss_mask.tolist() == [False] * (len(texts) - 4) + [True, True, True, False]
 
 
-def test_the_mask_is_the_one_transformers_makes_of_the_marks(marked: Path) -> None:
+def test_mask_matches_transformers(marked: Path) -> None:
     tokenizer = load_tokenizer(marked)
-    theirs = tokenizer.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)
-    (ours,) = Template(tokenizer, "", "answers").tokens([Conversation(TALK)], ["here"])
+    theirs = tokenizer.apply_chat_template(CHAT, return_dict=True, return_assistant_tokens_mask=True)
+    (ours,) = ChatTemplate(tokenizer, "", "answers").tokens([Conversation(CHAT)], ["here"])
     assert ours.ids.tolist() == theirs["input_ids"]
-    assert ours.learnt.tolist() == [bool(one) for one in theirs["assistant_masks"]]
+    assert ours.loss_mask.tolist() == [bool(one) for one in theirs["assistant_masks"]]
 
 
-def test_all_tokens_but_the_first_can_be_learnt(plain: Path) -> None:
-    (found,) = Template(load_tokenizer(plain), "", "all").tokens([Conversation(TALK)], ["here"])
-    assert found.learnt.tolist() == [False] + [True] * (len(found.ids) - 1)
+def test_train_on_all_masks_only_the_first_token(plain: Path) -> None:
+    (found,) = ChatTemplate(load_tokenizer(plain), "", "all").tokens([Conversation(CHAT)], ["here"])
+    assert found.loss_mask.tolist() == [False] + [True] * (len(found.ids) - 1)
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused_unless_only_the_last_answer_is_learnt(
-    plain: Path, tmp_path: Path
-) -> None:
+def test_template_that_rewrites_earlier_turns_needs_train_on_last_answer(plain: Path, tmp_path: Path) -> None:
     rewriting = PLAIN.replace(
         "message['content']", "(message['content'] if loop.last or message['role'] == 'user' else 'forgotten')"
     )
     file = tmp_path / "template.jinja"
     file.write_text(rewriting)
     tokenizer = load_tokenizer(plain)
-    with pytest.raises(InputError, match=r"talks\.jsonl:3: the chat template writes message 0") as error:
-        Template(tokenizer, str(file), "answers").tokens([Conversation(TALK[2:])], ["talks.jsonl:3"])
+    with pytest.raises(InputError, match=r"chats\.jsonl:3: the chat template renders message 0") as error:
+        ChatTemplate(tokenizer, str(file), "answers").tokens([Conversation(CHAT[2:])], ["chats.jsonl:3"])
     assert "data.train_on=last_answer" in error.value.fix
-    (found,) = Template(tokenizer, str(file), "last_answer").tokens([Conversation(TALK)], ["here"])
-    assert learnt_text(tokenizer, found) == "four<|im_end|>"
+    (found,) = ChatTemplate(tokenizer, str(file), "last_answer").tokens([Conversation(CHAT)], ["here"])
+    assert target_text(tokenizer, found) == "four<|im_end|>"
 
 
-def test_tools_reach_the_template_and_its_errors_name_the_row(plain: Path, tmp_path: Path) -> None:
+def test_template_gets_tools_and_its_errors_name_the_row(plain: Path, tmp_path: Path) -> None:
     file = tmp_path / "template.jinja"
     file.write_text("{{ tools[0]['name'] }}" + PLAIN)
     tokenizer = load_tokenizer(plain)
-    template = Template(tokenizer, str(file), "answers")
-    (found,) = template.tokens([Conversation(TALK, tools=[{"name": "clock"}])], ["here"])
+    template = ChatTemplate(tokenizer, str(file), "answers")
+    (found,) = template.tokens([Conversation(CHAT, tools=[{"name": "clock"}])], ["here"])
     assert tokenizer.decode(found.ids).startswith("clock<|bos|>")
-    with pytest.raises(InputError, match=r"talks\.jsonl:9: the chat template refuses"):
-        template.tokens([Conversation(TALK)], ["talks.jsonl:9"])
+    with pytest.raises(InputError, match=r"chats\.jsonl:9: the chat template rejects"):
+        template.tokens([Conversation(CHAT)], ["chats.jsonl:9"])
 
 
-def test_a_template_cannot_leave_its_sandbox(plain: Path, tmp_path: Path) -> None:
+def test_template_cannot_escape_its_sandbox(plain: Path, tmp_path: Path) -> None:
     file = tmp_path / "template.jinja"
     file.write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}")
-    with pytest.raises(InputError, match="the chat template refuses"):
-        Template(load_tokenizer(plain), str(file), "all").tokens([Conversation(TALK)], ["here"])
+    with pytest.raises(InputError, match="the chat template rejects"):
+        ChatTemplate(load_tokenizer(plain), str(file), "all").tokens([Conversation(CHAT)], ["here"])
 
 
-def test_templates_that_write_the_day_write_the_same_one_always(plain: Path, tmp_path: Path) -> None:
+def test_templates_get_a_fixed_date(plain: Path, tmp_path: Path) -> None:
     file = tmp_path / "template.jinja"
     file.write_text("{{ strftime_now('%d %b %Y') }}" + PLAIN)
     tokenizer = load_tokenizer(plain)
-    (found,) = Template(tokenizer, str(file), "answers").tokens([Conversation(TALK)], ["here"])
+    (found,) = ChatTemplate(tokenizer, str(file), "answers").tokens([Conversation(CHAT)], ["here"])
     assert tokenizer.decode(found.ids).startswith("26 Jul 2024<|bos|>")
 
 
-def test_without_a_template_prompt_and_response_are_joined_and_messages_refused(bare: Path) -> None:
+def test_without_a_template_only_prompt_response_pairs_are_accepted(bare: Path) -> None:
     tokenizer = load_tokenizer(bare)
-    template = Template(tokenizer, "", "answers")
-    asked = conversation({"prompt": "one", "response": "two"}, {"prompt": "prompt", "response": "response"}, "here")
-    text = conversation({"text": "abc"}, {"text": "text"}, "here")
-    joined, whole = template.tokens([asked, text], ["here", "here"])
+    template = ChatTemplate(tokenizer, "", "answers")
+    prompt = parse_conversation(
+        {"prompt": "one", "response": "two"}, {"prompt": "prompt", "response": "response"}, "here"
+    )
+    text = parse_conversation({"text": "abc"}, {"text": "text"}, "here")
+    joined, whole = template.tokens([prompt, text], ["here", "here"])
     assert tokenizer.decode(joined.ids) == "one\ntwo<|im_end|>"
-    assert learnt_text(tokenizer, joined) == "two<|im_end|>"
-    assert learnt_text(tokenizer, whole) == "bc<|im_end|>"
+    assert target_text(tokenizer, joined) == "two<|im_end|>"
+    assert target_text(tokenizer, whole) == "bc<|im_end|>"
     with pytest.raises(InputError, match="needs a chat template"):
-        template.tokens([Conversation(TALK)], ["here"])
+        template.tokens([Conversation(CHAT)], ["here"])
 
 
-# Forms and faults of rows.
+# Column schemas and malformed rows.
 
 
 @pytest.mark.parametrize(
-    ("row", "asked", "answered"),
+    ("row", "prompt", "response"),
     [
-        ({"messages": TALK[1:3]}, "one", "two"),
+        ({"messages": CHAT[1:3]}, "one", "two"),
         ({"conversations": [{"from": "human", "value": "one"}, {"from": "gpt", "value": "two"}]}, "one", "two"),
         ({"prompt": "one", "completion": "two", "id": 7}, "one", "two"),
         ({"instruction": "add", "input": "1 1", "output": "two"}, "add\n\n1 1", "two"),
@@ -207,38 +207,38 @@ def test_without_a_template_prompt_and_response_are_joined_and_messages_refused(
         ),
         ({"question": "one", "answer": "two"}, "one", "two"),
         ({"problem": "one", "generated_solution": "two"}, "one", "two"),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "one"}]}, TALK[2]]}, "one", "two"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "one"}]}, CHAT[2]]}, "one", "two"),
     ],
 )
-def test_the_usual_forms_are_recognised(row: dict[str, Any], asked: str, answered: str) -> None:
-    talk = conversation(row, detect_columns(row, {}, "set"), "here")
-    assert [message["content"] for message in talk.messages] == [asked, answered]
-    assert [message["role"] for message in talk.messages] == ["user", "assistant"]
+def test_known_schemas_are_detected(row: dict[str, Any], prompt: str, response: str) -> None:
+    chat = parse_conversation(row, detect_columns(row, {}, "set"), "here")
+    assert [message["content"] for message in chat.messages] == [prompt, response]
+    assert [message["role"] for message in chat.messages] == ["user", "assistant"]
 
 
-def test_columns_can_be_named_and_wrong_ones_are_told() -> None:
-    have = ["quest", "reply", "id"]
+def test_columns_can_be_set_and_wrong_ones_are_reported() -> None:
+    available = ["quest", "reply", "id"]
     given = {"prompt": "quest", "response": "reply"}
-    assert detect_columns(have, given, "set") == given
+    assert detect_columns(available, given, "set") == given
     with pytest.raises(InputError, match="no column rely; did you mean reply") as error:
-        detect_columns(have, {"prompt": "quest", "response": "rely"}, "set")
+        detect_columns(available, {"prompt": "quest", "response": "rely"}, "set")
     assert error.value.fix == ("data.columns.response=reply",)
     with pytest.raises(InputError, match=r"unknown data\.columns promt; did you mean prompt"):
-        detect_columns(have, {"promt": "quest"}, "set")
-    with pytest.raises(InputError, match="response is not named"):
-        detect_columns(have, {"prompt": "quest"}, "set")
-    with pytest.raises(InputError, match="columns quest, reply, id, which is none of the usual forms"):
-        detect_columns(have, {}, "set")
+        detect_columns(available, {"promt": "quest"}, "set")
+    with pytest.raises(InputError, match="response is not mapped"):
+        detect_columns(available, {"prompt": "quest"}, "set")
+    with pytest.raises(InputError, match="columns quest, reply, id, which match no known conversation schema"):
+        detect_columns(available, {}, "set")
 
 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
         ('{"messages": [', "not JSON"),
-        ('["a"]', "must be an object"),
-        ('{"mesages": []}', "there is no column messages; did you mean mesages"),
-        ('{"messages": "x"}', "no JSON list"),
-        ('{"messages": []}', "must hold a list of messages, not an empty list"),
+        ('["a"]', "must be a JSON object"),
+        ('{"mesages": []}', "no column messages; did you mean mesages"),
+        ('{"messages": "x"}', "not a JSON list"),
+        ('{"messages": []}', "must contain a list of messages, not an empty list"),
         ('{"messages": [7]}', "message 0 must be an object"),
         ('{"messages": [{"role": "asistant", "content": "x"}]}', "unknown role asistant; did you mean assistant"),
         ('{"messages": [{"content": "x"}]}', "message 0 has no role"),
@@ -246,38 +246,38 @@ def test_columns_can_be_named_and_wrong_ones_are_told() -> None:
         ('{"messages": [{"role": "user", "content": 3}]}', "content of message 0 must be text, not int"),
     ],
 )
-def test_a_faulty_row_is_named_with_its_line_and_reason(line: str, reason: str, tmp_path: Path, marked: Path) -> None:
-    path = written(tmp_path / "talks.jsonl", [{"messages": TALK}])
+def test_malformed_row_is_reported_with_line_and_reason(line: str, reason: str, tmp_path: Path, marked: Path) -> None:
+    path = write_jsonl(tmp_path / "chats.jsonl", [{"messages": CHAT}])
     path.write_text(path.read_text() + "\n" + line + "\n")  # an empty line counts as a line
-    with pytest.raises(InputError, match=rf"talks\.jsonl:3: .*{reason}"):
+    with pytest.raises(InputError, match=rf"chats\.jsonl:3: .*{reason}"):
         open_instructions(recipe(path, marked), VOCAB)
 
 
-def test_rows_without_anything_to_learn_are_dropped_and_said(
+def test_rows_without_target_tokens_are_dropped_and_logged(
     tmp_path: Path, marked: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [{"messages": TALK}, {"messages": TALK[:2]}, {"messages": [TALK[1], {"role": "assistant", "content": " "}]}]
-    path = written(tmp_path / "talks.jsonl", rows)
+    rows = [{"messages": CHAT}, {"messages": CHAT[:2]}, {"messages": [CHAT[1], {"role": "assistant", "content": " "}]}]
+    path = write_jsonl(tmp_path / "chats.jsonl", rows)
     open_instructions(recipe(path, marked, seq_length=200), VOCAB)
-    said = capsys.readouterr().err
-    assert "1 of 3 conversations" in said
-    assert "messages from messages" in said
-    assert "2 with nothing to learn, first" in said
-    assert "talks.jsonl:2: no message is an answer" in said
-    with pytest.raises(InputError, match="nothing can be learnt from its 2 rows"):
-        open_instructions(recipe(written(tmp_path / "none.jsonl", rows[1:]), marked), VOCAB)
+    logged = capsys.readouterr().err
+    assert "1 of 3 conversations" in logged
+    assert "messages from messages" in logged
+    assert "2 without target tokens, first" in logged
+    assert "chats.jsonl:2: no message has the role assistant" in logged
+    with pytest.raises(InputError, match="none of its 2 rows has target tokens"):
+        open_instructions(recipe(write_jsonl(tmp_path / "none.jsonl", rows[1:]), marked), VOCAB)
 
 
 # Files.
 
 
-def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
+def test_every_file_format_returns_the_same_rows(tmp_path: Path) -> None:
     import datasets
     import pyarrow
     import pyarrow.parquet
 
     rows = [{"prompt": f"ask {i}", "response": f'say {i}, "é"'} for i in range(5)]
-    lines = written(tmp_path / "a.jsonl", rows)
+    lines = write_jsonl(tmp_path / "a.jsonl", rows)
     (tmp_path / "b.json").write_text(json.dumps(rows))
     with gzip.open(tmp_path / "c.jsonl.gz", "wb") as file:
         file.write(lines.read_bytes())
@@ -295,7 +295,7 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
     assert [row for _, row in find_rows(tmp_path / "g", "test")] == rows[:1]
 
 
-def test_a_saved_data_set_does_not_leave_its_folder(tmp_path: Path) -> None:
+def test_saved_dataset_cannot_escape_its_folder(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_list([{"prompt": "a", "response": "b"}]).save_to_disk(tmp_path / "set")
     state = tmp_path / "set" / "state.json"
@@ -306,9 +306,9 @@ def test_a_saved_data_set_does_not_leave_its_folder(tmp_path: Path) -> None:
         find_rows(tmp_path / "set", "train")
 
 
-def test_a_folder_of_files_is_read_by_split_and_passed_over_across_files(tmp_path: Path) -> None:
+def test_folder_is_read_by_split_and_skips_rows_across_files(tmp_path: Path) -> None:
     for name, values in (("train-00000-of-00002", [0, 1]), ("train-00001-of-00002", [2, 3]), ("test", [4])):
-        written(tmp_path / f"{name}.jsonl", [{"text": str(i)} for i in values])
+        write_jsonl(tmp_path / f"{name}.jsonl", [{"text": str(i)} for i in values])
     train = find_rows(tmp_path, "train")
     assert [row["text"] for _, row in train] == ["0", "1", "2", "3"]
     assert [row["text"] for _, row in train.read(3)] == ["3"]
@@ -317,54 +317,60 @@ def test_a_folder_of_files_is_read_by_split_and_passed_over_across_files(tmp_pat
         find_rows(tmp_path, "tset")
     mixed = tmp_path / "mixed"
     mixed.mkdir()
-    for name in ("talks", "more", "test"):
-        written(mixed / f"{name}.jsonl", [{"text": name}])
-    assert [row["text"] for _, row in find_rows(mixed, "train")] == ["more", "talks"]
+    for name in ("chats", "more", "test"):
+        write_jsonl(mixed / f"{name}.jsonl", [{"text": name}])
+    assert [row["text"] for _, row in find_rows(mixed, "train")] == ["chats", "more"]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="holds no file that can be read"):
+    with pytest.raises(InputError, match="has no readable files"):
         find_rows(tmp_path / "empty", "train")
 
 
-def test_torn_files_are_told(tmp_path: Path) -> None:
+def test_corrupt_files_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 nothing")
     (tmp_path / "b.json").write_text("[1,")
     (tmp_path / "c.csv").write_text("prompt,response\nonly one\n")
-    for name, reason in (("a.parquet", "not Parquet"), ("b.json", "not JSON"), ("c.csv", "has not the 2 columns")):
+    for name, reason in (
+        ("a.parquet", "not Parquet"),
+        ("b.json", "not JSON"),
+        ("c.csv", "does not have the header's 2 columns"),
+    ):
         with pytest.raises(InputError, match=reason):
             list(find_rows(tmp_path / name, "train"))
 
 
-# Cutting.
+# Truncation.
 
 
-@pytest.mark.parametrize(("truncation", "kept", "learnt"), [("end", [0, 1, 2], [1, 2]), ("start", [3, 4, 5], [5])])
-def test_long_conversations_are_cut(truncation: str, kept: list[int], learnt: list[int]) -> None:
-    tokens = Tokens(np.arange(6, dtype=np.int32), np.array([0, 1, 1, 1, 0, 1], dtype=bool))
-    found = fit(tokens, Policy("answers", truncation, 3), "here")
+@pytest.mark.parametrize(("truncation", "kept", "loss_mask"), [("end", [0, 1, 2], [1, 2]), ("start", [3, 4, 5], [5])])
+def test_long_conversations_are_truncated(truncation: str, kept: list[int], loss_mask: list[int]) -> None:
+    tokens = MaskedTokens(np.arange(6, dtype=np.int32), np.array([0, 1, 1, 1, 0, 1], dtype=bool))
+    found = truncate(tokens, Policy("answers", truncation, 3), "here")
     assert found is not None
     assert found.ids.tolist() == kept
-    assert found.ids[found.learnt].tolist() == learnt
+    assert found.ids[found.loss_mask].tolist() == loss_mask
 
 
 def test_long_conversations_are_dropped_or_refused() -> None:
-    tokens = Tokens(np.arange(6, dtype=np.int32), np.ones(6, dtype=bool))
-    assert fit(tokens, Policy("answers", "drop", 3), "here") is None
-    with pytest.raises(InputError, match=r"talks\.jsonl:4: the conversation has 6 tokens, a sample has room for 3"):
-        fit(tokens, Policy("answers", "refuse", 3), "talks.jsonl:4")
+    tokens = MaskedTokens(np.arange(6, dtype=np.int32), np.ones(6, dtype=bool))
+    assert truncate(tokens, Policy("answers", "drop", 3), "here") is None
+    with pytest.raises(InputError, match=r"chats\.jsonl:4: the conversation has 6 tokens, a sample fits 3"):
+        truncate(tokens, Policy("answers", "refuse", 3), "chats.jsonl:4")
 
 
-def test_what_was_cut_and_dropped_is_said(tmp_path: Path, marked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncated_and_dropped_rows_are_logged(
+    tmp_path: Path, marked: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     long_prompt = [{"role": "user", "content": "x" * 80}, {"role": "assistant", "content": "y"}]
     long_answer = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y" * 80}]
-    rows = [{"messages": m} for m in (long_prompt, long_answer, TALK[1:3])]
-    path = written(tmp_path / "talks.jsonl", rows)
+    rows = [{"messages": m} for m in (long_prompt, long_answer, CHAT[1:3])]
+    path = write_jsonl(tmp_path / "chats.jsonl", rows)
     open_instructions(recipe(path, marked), VOCAB)
-    said = capsys.readouterr().err
-    assert "2 of 3 conversations" in said
-    assert "2 were cut" in said
-    assert "1 were dropped: 1 without a learnt token after cutting" in said
+    logged = capsys.readouterr().err
+    assert "2 of 3 conversations" in logged
+    assert "2 truncated" in logged
+    assert "1 dropped: 1 without target tokens after truncation" in logged
     open_instructions(recipe(path, marked, truncation="drop"), VOCAB)
-    assert "2 were dropped: 2 too long" in capsys.readouterr().err
+    assert "2 dropped: 2 too long" in capsys.readouterr().err
 
 
 # Packing.
@@ -380,7 +386,7 @@ def test_packing_fills_samples_and_loses_nothing(longest: int, waste: float) -> 
     assert packs == pack(lengths.tolist(), 513)
 
 
-def test_documents_go_where_they_fit_best() -> None:
+def test_packing_is_best_fit_decreasing() -> None:
     assert pack([5, 3, 2, 5], 5) == [[0], [3], [1, 2]]
     assert pack([4, 6, 4, 3, 1], 7) == [[1, 4], [0], [2, 3]]
 
@@ -388,10 +394,10 @@ def test_documents_go_where_they_fit_best() -> None:
 def packed_set(tmp_path: Path, count: int = 30) -> Path:
     random = np.random.default_rng(1)
     rows = [{"prompt": f"{i}", "response": "x" * int(random.integers(1, 30))} for i in range(count)]
-    return written(tmp_path / "talks.jsonl", rows)
+    return write_jsonl(tmp_path / "chats.jsonl", rows)
 
 
-def test_packed_samples_keep_documents_whole_and_apart(tmp_path: Path, bare: Path) -> None:
+def test_packed_samples_keep_documents_intact_and_separate(tmp_path: Path, bare: Path) -> None:
     source = open_instructions(recipe(packed_set(tmp_path), bare, packing=True), VOCAB)
     tokenizer = load_tokenizer(bare)
     seen: Counter[str] = Counter()
@@ -399,25 +405,25 @@ def test_packed_samples_keep_documents_whole_and_apart(tmp_path: Path, bare: Pat
     samples = source.samples(range(count))
     assert samples.tokens.shape == (count, 65)
     assert samples.documents is not None
-    for tokens, counted, documents in zip(samples.tokens, samples.counted, samples.documents, strict=True):
+    for tokens, loss_mask, documents in zip(samples.tokens, samples.loss_mask, samples.documents, strict=True):
         last = int(documents.max())
-        borders = np.flatnonzero(np.diff(documents))
-        assert not counted[borders].any()
+        boundaries = np.flatnonzero(np.diff(documents))
+        assert not loss_mask[boundaries].any()
         for number in range(last + 1):
-            places = np.flatnonzero(documents == number)
-            text = tokenizer.decode(tokens[places[0] : places[-1] + 2] if places[-1] == 63 else tokens[places])
+            indices = np.flatnonzero(documents == number)
+            text = tokenizer.decode(tokens[indices[0] : indices[-1] + 2] if indices[-1] == 63 else tokens[indices])
             if text.startswith("<|pad|>"):
-                assert not counted[places].any()
+                assert not loss_mask[indices].any()
                 continue
             seen[text.split("\n")[0]] += 1
             prompt = len(text.split("\n")[0]) + 1
             answer = len(text.split("\n")[1].replace("<|im_end|>", "")) + 1
-            assert int(counted[places].sum()) == answer
-            assert np.flatnonzero(counted[places])[0] == prompt - 1
+            assert int(loss_mask[indices].sum()) == answer
+            assert np.flatnonzero(loss_mask[indices])[0] == prompt - 1
     assert seen == Counter({str(i): 1 for i in range(30)})
 
 
-# Order, groups, streams.
+# Shuffle, length groups, streams.
 
 
 def numbers_of(source: Any, tokenizer: Any, numbers: range, step: int = 4) -> list[str]:
@@ -428,7 +434,7 @@ def numbers_of(source: Any, tokenizer: Any, numbers: range, step: int = 4) -> li
     return found
 
 
-def test_an_epoch_shows_every_conversation_once_in_another_order(tmp_path: Path, bare: Path) -> None:
+def test_epoch_visits_every_conversation_once_in_a_new_order(tmp_path: Path, bare: Path) -> None:
     path, tokenizer = packed_set(tmp_path, 32), load_tokenizer(bare)
     source = open_instructions(recipe(path, bare), VOCAB)
     epochs = [numbers_of(source, tokenizer, range(32 * e, 32 * e + 32)) for e in range(2)]
@@ -436,27 +442,27 @@ def test_an_epoch_shows_every_conversation_once_in_another_order(tmp_path: Path,
     assert epochs[0] != epochs[1]
 
 
-def test_samples_of_a_step_are_of_like_length_and_all_come_as_often(tmp_path: Path, bare: Path) -> None:
+def test_length_groups_visit_all_samples_equally_often(tmp_path: Path, bare: Path) -> None:
     path, tokenizer = packed_set(tmp_path, 32), load_tokenizer(bare)
     source = open_instructions(recipe(path, bare, seq_length=256, group_by_length=True), VOCAB)
-    window = STEPS * 4
+    window = WINDOW_STEPS * 4
     assert Counter(numbers_of(source, tokenizer, range(window))) == {str(i): window // 32 for i in range(32)}
     first, again = source.samples([0, 1, 2, 3]), source.samples([2, 3])
-    assert first.tokens.shape[1] == MULTIPLE + 1 < 257
+    assert first.tokens.shape[1] == WIDTH_MULTIPLE + 1 < 257
     assert (first.tokens[2:] == again.tokens).all()
 
 
-def test_a_step_is_as_wide_as_its_longest_on_every_rank() -> None:
-    inner = MockAnswers(VOCAB, 500, seed=3)
-    source = ByLength(inner, step_size=8, seed=3, longest=500)
+def test_step_is_as_wide_as_its_longest_sample_on_every_rank() -> None:
+    inner = MockConversations(VOCAB, 500, seed=3)
+    source = LengthGrouped(inner, step_size=8, seed=3, max_width=500)
     widths = []
-    for step in range(STEPS):
+    for step in range(WINDOW_STEPS):
         numbers = range(8 * step, 8 * step + 8)
         samples = source.samples(numbers)
         parts = [source.samples(numbers[i : i + 2]) for i in range(0, 8, 2)]
         assert (np.concatenate([part.tokens for part in parts]) == samples.tokens).all()
-        lengths = samples.counted.shape[1] - samples.counted[:, ::-1].argmax(1)  # answers end a sample
-        assert samples.width == min(-(-int(lengths.max()) // MULTIPLE) * MULTIPLE, 500)
+        lengths = samples.loss_mask.shape[1] - samples.loss_mask[:, ::-1].argmax(1)  # answers end a sample
+        assert samples.width == min(-(-int(lengths.max()) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE, 500)
         widths.append(samples.width)
     assert len(set(widths)) > 3
     assert widths != sorted(widths)
@@ -465,7 +471,7 @@ def test_a_step_is_as_wide_as_its_longest_on_every_rank() -> None:
         source.samples([7, 8])
 
 
-def test_a_stream_gives_row_n_for_number_n_and_begins_again(tmp_path: Path, bare: Path) -> None:
+def test_stream_returns_row_n_for_sample_n_and_wraps_around(tmp_path: Path, bare: Path) -> None:
     path, tokenizer = packed_set(tmp_path, 10), load_tokenizer(bare)
     given = recipe(path, bare, streaming=True)
     source = open_instructions(given, VOCAB)
@@ -480,37 +486,39 @@ def test_a_stream_gives_row_n_for_number_n_and_begins_again(tmp_path: Path, bare
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"streaming": True, "packing": True}, "not known before they are read"),
-        ({"streaming": True, "validation_part": 0.1}, "held out by what is in them"),
-        ({"group_by_length": True, "packing": True}, "all of one length"),
+        ({"streaming": True, "packing": True}, "does not know sample lengths"),
+        ({"streaming": True, "validation_part": 0.1}, "selects samples by their content"),
+        ({"group_by_length": True, "packing": True}, "all have the same length"),
     ],
 )
-def test_what_does_not_go_together_is_refused(changes: dict[str, Any], reason: str) -> None:
+def test_incompatible_settings_are_rejected(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         open_instructions(recipe("mock", **changes), VOCAB)
 
 
-def test_rows_of_a_stream_that_train_nothing_are_said(
+def test_streamed_rows_without_target_tokens_are_logged(
     tmp_path: Path, bare: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{"prompt": "a", "response": "b"}, {"prompt": "a", "response": ""}, {"prompt": "a" * 80, "response": "b"}]
-    source = open_instructions(recipe(written(tmp_path / "talks.jsonl", rows), bare, streaming=True), VOCAB)
-    assert source.samples([0, 1, 2]).counted.any(1).tolist() == [True, False, False]
-    assert "talks.jsonl:2: every answer is empty; 1 row so far trained nothing" in capsys.readouterr().err
+    source = open_instructions(recipe(write_jsonl(tmp_path / "chats.jsonl", rows), bare, streaming=True), VOCAB)
+    assert source.samples([0, 1, 2]).loss_mask.any(1).tolist() == [True, False, False]
+    assert (
+        "chats.jsonl:2: every assistant message is empty; 1 row without target tokens so far" in capsys.readouterr().err
+    )
 
 
-def test_grouping_under_pipelines_is_refused() -> None:
+def test_length_grouping_with_pipelines_is_rejected() -> None:
     piped = msgspec.structs.replace(recipe("mock", group_by_length=True), layout=types.Layout(pp=2))
-    with pytest.raises(InputError, match="pipelines need samples of one length"):
+    with pytest.raises(InputError, match="pipelines need samples of equal length"):
         open_instructions(piped, VOCAB)
 
 
-# Holding out.
+# Held-out data.
 
 
-def test_a_part_is_held_out_by_content_and_never_trained_on(tmp_path: Path, bare: Path) -> None:
+def test_held_out_rows_are_selected_by_content_and_never_trained_on(tmp_path: Path, bare: Path) -> None:
     rows = [{"prompt": f"{i % 200}", "response": "x"} for i in range(400)]  # every row twice
-    given = recipe(written(tmp_path / "talks.jsonl", rows), bare, validation_part=0.2)
+    given = recipe(write_jsonl(tmp_path / "chats.jsonl", rows), bare, validation_part=0.2)
     sides = []
     for held_out in (False, True):
         source = open_instructions(given, VOCAB, held_out=held_out)
@@ -522,34 +530,34 @@ def test_a_part_is_held_out_by_content_and_never_trained_on(tmp_path: Path, bare
     assert 20 <= len(sides[1]) <= 60
 
 
-def test_evaluation_reads_another_set_or_split(tmp_path: Path, bare: Path) -> None:
+def test_evaluation_reads_another_dataset_or_split(tmp_path: Path, bare: Path) -> None:
     folder = tmp_path / "set"
     folder.mkdir()
-    written(folder / "train.jsonl", [{"prompt": "t", "response": "x"}])
-    written(folder / "test.jsonl", [{"prompt": "e", "response": "x"}])
-    other = written(tmp_path / "other.jsonl", [{"prompt": "o", "response": "x"}])
+    write_jsonl(folder / "train.jsonl", [{"prompt": "t", "response": "x"}])
+    write_jsonl(folder / "test.jsonl", [{"prompt": "e", "response": "x"}])
+    other = write_jsonl(tmp_path / "other.jsonl", [{"prompt": "o", "response": "x"}])
     tokenizer = load_tokenizer(bare)
     for validation, first in (("test", "e"), (str(other), "o")):
         source = open_instructions(recipe(folder, bare, validation=validation), VOCAB, held_out=True)
         assert tokenizer.decode(source.samples([0]).tokens[0])[0] == first
 
 
-def test_an_evaluation_with_nothing_held_out_is_refused_before_the_first_step(tmp_path: Path, bare: Path) -> None:
+def test_evaluation_without_validation_data_is_rejected_before_the_first_step(tmp_path: Path, bare: Path) -> None:
     given = recipe(packed_set(tmp_path), bare)
     given = msgspec.structs.replace(given, train=msgspec.structs.replace(given.train, eval_every=5))
-    with pytest.raises(InputError, match="evaluates every 5 steps and holds nothing out"):
+    with pytest.raises(InputError, match=r"train\.eval_every=5, but no validation data is set"):
         open_instructions(given, VOCAB)
 
 
-# Tokenised once.
+# The cache.
 
 
-def test_data_is_tokenised_once_and_again_when_anything_changed(
+def test_data_is_tokenized_once_and_again_after_changes(
     tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = []
-    inner = talks_module._make
-    monkeypatch.setattr(talks_module, "_make", lambda *args: (made.append(args[0]), inner(*args)))
+    built = []
+    inner = sft_cache._build
+    monkeypatch.setattr(sft_cache, "_build", lambda *args: (built.append(args[0]), inner(*args)))
     path = packed_set(tmp_path)
     given = recipe(path, bare)
     ranks = [threading.Thread(target=open_instructions, args=(given, VOCAB)) for _ in range(4)]
@@ -557,49 +565,49 @@ def test_data_is_tokenised_once_and_again_when_anything_changed(
         rank.start()
     for rank in ranks:
         rank.join()
-    assert len(made) == 1
-    open_instructions(recipe(path, bare, packing=True), VOCAB)  # arranged differently, tokenised alike
-    assert len(made) == 1
+    assert len(built) == 1
+    open_instructions(recipe(path, bare, packing=True), VOCAB)  # other samples, same tokens
+    assert len(built) == 1
     open_instructions(recipe(path, bare, truncation="start"), VOCAB)
     path.write_text(path.read_text() + '{"prompt": "new", "response": "x"}\n')
     open_instructions(given, VOCAB)
-    assert len(made) == len(set(made)) == 3
-    assert not list((tmp_path / "cache" / "conversations").glob("*.*/"))  # nothing half made is left
+    assert len(built) == len(set(built)) == 3
+    assert not list((tmp_path / "cache" / "conversations").glob("*.*/"))  # no partial folders
 
 
-def test_several_processes_tokenise_alike(tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(talks_module, "LARGE", 1)
-    monkeypatch.setattr(talks_module, "CHUNK", 8)
-    monkeypatch.setattr(talks_module, "worker_pool", lambda workers: ProcessPoolExecutor(workers, FORK))
+def test_tokens_do_not_depend_on_workers(tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sft_cache, "PARALLEL_ROWS", 1)
+    monkeypatch.setattr(sft_cache, "CHUNK", 8)
+    monkeypatch.setattr(sft_cache, "worker_pool", lambda workers: ProcessPoolExecutor(workers, FORK))
     path = packed_set(tmp_path)
     alone = open_instructions(recipe(path, bare), VOCAB).samples(range(30))
     monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path / "other"))
     together = open_instructions(recipe(path, bare, workers=2), VOCAB).samples(range(30))
     assert (alone.tokens == together.tokens).all()
     path.write_text(path.read_text() + "{\n")
-    with pytest.raises(InputError, match=r"talks\.jsonl:31: not JSON"):
+    with pytest.raises(InputError, match=r"chats\.jsonl:31: not JSON"):
         open_instructions(recipe(path, bare, workers=2), VOCAB)
 
 
-def test_torn_tokenised_data_is_noticed(tmp_path: Path, bare: Path) -> None:
+def test_corrupt_cache_is_detected(tmp_path: Path, bare: Path) -> None:
     given = recipe(packed_set(tmp_path), bare)
     open_instructions(given, VOCAB)
     (file,) = (tmp_path / "cache").rglob("ids.bin")
     file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(InputError, match="do not belong together") as error:
+    with pytest.raises(InputError, match="files are inconsistent") as error:
         open_instructions(given, VOCAB)
     assert error.value.fix == (f"rm -r {file.parent}",)
 
 
-# Names, tokenizers, made-up data.
+# Dataset names, tokenizers, mock data.
 
 
-def test_names_lead_to_folders_and_otherwise_say_where_was_looked(
+def test_dataset_names_resolve_to_folders_or_report_where_was_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not hub_reachable()
     with pytest.raises(
-        InputError, match=r"looked at the path squad.*the local Hugging Face cache; the hub as rajpurkar/squad"
+        InputError, match=r"searched the path squad.*the local Hugging Face cache; the hub as rajpurkar/squad"
     ) as error:
         open_rows("squad", "train")
     assert error.value.fix[0] == "hf download rajpurkar/squad --repo-type dataset --local-dir FOLDER/squad"
@@ -610,41 +618,41 @@ def test_names_lead_to_folders_and_otherwise_say_where_was_looked(
     monkeypatch.setenv("MESHWRIGHT_DATA", str(tmp_path))
     for config in ("main", "socratic"):
         (tmp_path / "gsm8k" / config).mkdir(parents=True)
-        written(tmp_path / "gsm8k" / config / "train.jsonl", [{"question": config, "answer": "x"}])
+        write_jsonl(tmp_path / "gsm8k" / config / "train.jsonl", [{"question": config, "answer": "x"}])
     assert [row["question"] for _, row in open_rows("gsm8k", "train")] == ["main"]
 
 
-def test_a_squad_like_set_is_learnt_by_its_name(tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registered_dataset_is_read_by_its_name(tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHWRIGHT_DATA", str(tmp_path))
     row = {"id": "1", "title": "t", "context": "c", "question": "q", "answers": {"text": ["a"], "answer_start": [0]}}
     (tmp_path / "llm-finetune").mkdir()
-    written(tmp_path / "llm-finetune" / "train.jsonl", [row])
+    write_jsonl(tmp_path / "llm-finetune" / "train.jsonl", [row])
     source = open_instructions(recipe("llm-finetune", bare), VOCAB)
     assert load_tokenizer(bare).decode(source.samples([0]).tokens[0]).startswith("c\n\nq\na<|im_end|>")
 
 
-def test_tokenizers_that_are_missing_or_too_large_are_told(tmp_path: Path, bare: Path) -> None:
-    with pytest.raises(InputError, match="there is no such folder"):
+def test_missing_or_too_large_tokenizers_are_reported(tmp_path: Path, bare: Path) -> None:
+    with pytest.raises(InputError, match="no such folder"):
         load_tokenizer(tmp_path / "none")
-    with pytest.raises(InputError, match="holds no tokenizer"):
+    with pytest.raises(InputError, match="no tokenizer in this folder"):
         load_tokenizer(tmp_path)
-    with pytest.raises(InputError, match="neither a folder nor a tokenizer in the local"):
+    with pytest.raises(InputError, match="not a folder and not in the local"):
         load_tokenizer("nobody/nothing")
     check_ids(load_tokenizer(bare), VOCAB)
-    with pytest.raises(InputError, match="gives ids up to 255, the model knows 200 tokens"):
+    with pytest.raises(InputError, match="has ids up to 255, but the model's vocabulary has 200 tokens"):
         open_instructions(recipe(packed_set(tmp_path), bare), 200)
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_made_up_answers_follow_from_their_prompts(packing: bool) -> None:
+def test_mock_answers_follow_from_their_prompts(packing: bool) -> None:
     source = open_instructions(recipe("mock", packing=packing), VOCAB)
     samples = source.samples(range(50))
-    assert (samples.tokens == MockAnswers(VOCAB, 64, 1234, packing).samples(range(50)).tokens).all()
+    assert (samples.tokens == MockConversations(VOCAB, 64, 1234, packing).samples(range(50)).tokens).all()
     follows = (samples.tokens[:, 1:] - samples.tokens[:, :-1]) % VOCAB == 1
-    assert follows[samples.counted].all()
-    assert 0.2 < samples.counted.mean() < 0.8
-    assert len(set(samples.counted.sum(1).tolist())) > 10
+    assert follows[samples.loss_mask].all()
+    assert 0.2 < samples.loss_mask.mean() < 0.8
+    assert len(set(samples.loss_mask.sum(1).tolist())) > 10
     if packing:
         assert samples.documents is not None
-        assert not samples.counted[:, :-1][np.diff(samples.documents) != 0].any()
+        assert not samples.loss_mask[:, :-1][np.diff(samples.documents) != 0].any()
         assert len(set(samples.documents.max(1).tolist())) > 1

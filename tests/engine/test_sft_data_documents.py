@@ -1,4 +1,4 @@
-"""Packed documents do not see each other, in any family; losses over answers are the same in every layout."""
+"""Packed documents are isolated in every model family; losses over answers are the same in every layout."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from tests.engine.ranks import run
 from tests.engine.tiny_tokenizer import write_tiny_tokenizer
 
 from meshwright.engine.data.instructions import open_instructions
-from meshwright.engine.data.prompt_response import MockAnswers
-from meshwright.engine.data.sampler import Samples, places_in_documents
+from meshwright.engine.data.prompt_response import MockConversations
+from meshwright.engine.data.sample_types import Samples
+from meshwright.engine.data.sampler import positions_in_documents
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import transformers_config
 from meshwright.engine.parallelize import parallelize
@@ -31,7 +32,7 @@ PACKED = types.Data(seq_length=WIDTH, packing=True)
 
 
 def document_losses(rank: int, world: int, family: str) -> dict[str, Any]:
-    """The loss of the middle document in a packed sample: as it is, after others changed, and alone."""
+    """Return the loss of the middle document in a packed sample: as is, with other neighbors, and alone."""
     recipe = parity.recipe(types.Layout(micro_batch_size=1), data=PACKED)
     config = transformers_config(FAMILIES[family])
     stage = parallelize(config, recipe, build_mesh(recipe.layout, "cpu"), torch.device("cpu"))[0]
@@ -44,11 +45,11 @@ def document_losses(rank: int, world: int, family: str) -> dict[str, Any]:
     def loss(tokens: Any, documents: Any, first: int, last: int) -> float:
         weights = torch.zeros(1, tokens.shape[1] - 1)
         weights[:, first : last - 1] = 1.0
-        told = {"labels": torch.from_numpy(tokens[:, 1:]), "weights": weights}
-        told["positions"] = torch.from_numpy(places_in_documents(documents))
-        told["documents"] = torch.from_numpy(documents)
+        model_kwargs = {"labels": torch.from_numpy(tokens[:, 1:]), "weights": weights}
+        model_kwargs["positions"] = torch.from_numpy(positions_in_documents(documents))
+        model_kwargs["documents"] = torch.from_numpy(documents)
         with torch.no_grad():
-            return float(stage(torch.from_numpy(tokens[:, :-1]), **told))
+            return float(stage(torch.from_numpy(tokens[:, :-1]), **model_kwargs))
 
     others = tokens.copy()
     others[:, :begin] = random.integers(config.vocab_size, size=begin)
@@ -65,28 +66,28 @@ def document_losses(rank: int, world: int, family: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "nemotron_h", "qwen3_next", "qwen3_5", "gpt2"])
-def test_packed_documents_do_not_see_each_other(family: str) -> None:
+def test_packed_documents_are_isolated(family: str) -> None:
     found = run(1, document_losses, family)[0]
-    assert found["packed"] == found["others changed"]  # to the last bit
+    assert found["packed"] == found["others changed"]  # bitwise
     assert found["packed"] == pytest.approx(found["alone"], rel=1e-5)
-    # The test could fail: without borders the document before shines through.
+    # Control: without document boundaries the previous document does change the loss.
     assert abs(found["in one document"] - found["in one document, others changed"]) > 1e-4
 
 
-def test_documents_become_rows_of_like_length() -> None:
+def test_documents_are_grouped_into_rows_of_equal_length() -> None:
     documents = torch.tensor([[0, 0, 0, 1, 2, 2], [0, 1, 1, 1, 1, 1]])
     rows = [part.tolist() for part in document_rows(documents)]
     assert rows == [[[3], [6]], [[4, 5]], [[0, 1, 2]], [[7, 8, 9, 10, 11]]]
 
 
-class Answers:
-    """Packed made-up conversations for parity, with the vocabulary and length that it asks for."""
+class MockAnswers:
+    """Mock conversations for the parity tests, with their vocabulary and length."""
 
     def __init__(self, inner: Any, packed: bool) -> None:
-        self.source = MockAnswers(inner.vocab, inner.seq_length, inner.seed, packing=packed)
+        self.source = MockConversations(inner.vocab, inner.seq_length, inner.seed, packing=packed)
 
     def samples(self, numbers: Sequence[int]) -> Samples:
-        """The samples with these numbers."""
+        """Return the samples with these numbers."""
         return self.source.samples(numbers)
 
 
@@ -104,10 +105,10 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     ("family", "name"),
     [*(("llama", name) for name in LAYOUTS), ("nemotron_h", "tp2 sp"), ("nemotron_h", "cp2")],
 )
-def test_losses_and_gradients_over_answers_are_those_of_one_process(
+def test_losses_and_gradients_over_answers_match_one_process(
     family: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parity, "Ragged", Answers)  # before ranks are forked
+    monkeypatch.setattr(parity, "Ragged", MockAnswers)  # before ranks are forked
     world, layout = LAYOUTS[name]
     given = parity.recipe(
         types.Layout(**{"micro_batch_size": 2, **layout}),
@@ -119,8 +120,8 @@ def test_losses_and_gradients_over_answers_are_those_of_one_process(
     assert max(worst.values()) < 1e-5, worst
 
 
-def learn(rank: int, world: int, recipe: types.Recipe) -> list[float | None]:
-    """The losses of a tiny model over the steps of a recipe, and its loss on what was held out."""
+def train_losses(rank: int, world: int, recipe: types.Recipe) -> list[float | None]:
+    """Return the losses of a tiny model over the steps of a recipe, and its validation loss."""
     config = transformers_config({**FAMILIES["llama"], "vocab_size": 256})
     source = open_instructions(recipe, config.vocab_size)
     trainer = Trainer(recipe, config, build_mesh(recipe.layout, "cpu"), torch.device("cpu"), source)
@@ -128,18 +129,18 @@ def learn(rank: int, world: int, recipe: types.Recipe) -> list[float | None]:
     return [*losses, trainer.evaluate(open_instructions(recipe, config.vocab_size, held_out=True), 1)]
 
 
-@pytest.mark.parametrize("how", ["packing", "group_by_length"])
-def test_a_model_learns_the_answers_of_a_file(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("option", ["packing", "group_by_length"])
+def test_model_learns_the_answers_of_a_file(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path / "cache"))
-    talks = [
+    chats = [
         {"messages": [{"role": "user", "content": "x" * i}, {"role": "assistant", "content": "yes" + "s" * (i % 7)}]}
         for i in range(1, 65)
     ]
-    file = tmp_path / "talks.jsonl"
-    file.write_text("".join(json.dumps(talk) + "\n" for talk in talks))
+    file = tmp_path / "chats.jsonl"
+    file.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     tokenizer = write_tiny_tokenizer(tmp_path / "tokenizer")
     data = types.Data(
-        dataset=str(file), tokenizer=str(tokenizer), seq_length=128, workers=0, validation_part=0.2, **{how: True}
+        dataset=str(file), tokenizer=str(tokenizer), seq_length=128, workers=0, validation_part=0.2, **{option: True}
     )
     recipe = parity.recipe(
         types.Layout(micro_batch_size=2),
@@ -147,6 +148,6 @@ def test_a_model_learns_the_answers_of_a_file(how: str, tmp_path: Path, monkeypa
         optimizer=types.Optimizer(lr=1e-2, weight_decay=0.0),
         train=types.Train(global_batch_size=4, steps=12, per_token_loss=True, eval_every=12),
     )
-    losses = run(1, learn, recipe)[0]
+    losses = run(1, train_losses, recipe)[0]
     assert losses[0] > 4.0
-    assert max(losses[-2:]) < 2.0  # the last step, and what was held out
+    assert max(losses[-2:]) < 2.0  # the last step and the validation loss

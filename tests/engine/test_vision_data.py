@@ -60,10 +60,10 @@ def write_processor(folder: Path, config: Any, vocab: int = 256) -> Path:
     names |= dict.fromkeys(optics.before, "<|vision_start|>") | dict.fromkeys(optics.after, "<|vision_end|>")
     room = range(len(tokenizer), max(names) + 1)
     tokenizer.add_special_tokens({"extra_special_tokens": [names.get(i, f"<|unused_{i}|>") for i in room]})
-    mark = "<|vision_start|>" if optics.whole else "<|vision_start|><|image_pad|><|vision_end|>"
+    mark = "<|vision_start|>" if optics.extras else "<|vision_start|><|image_pad|><|vision_end|>"
     tokenizer.chat_template = TEMPLATE.replace("IMAGE", mark)
     tokenizer.save_pretrained(folder)
-    if optics.whole:
+    if optics.extras:
         side = config.vision_config.image_size
         Gemma3ImageProcessorPil(size={"height": side, "width": side}).save_pretrained(folder)
     else:
@@ -144,16 +144,16 @@ def test_made_up_samples_are_their_numbers(family: str, packed: bool) -> None:
     source = MockImages(optics, 64, seed=3, packed=packed)
     both, alone = source.samples([4, 9]), source.samples([9])
     assert np.array_equal(both.tokens[1], alone.tokens[0])
-    assert np.array_equal(both.counted[1], alone.counted[0])
-    count = int(alone.whole["pixel_counts"][0])
-    assert np.array_equal(both.whole["pixels"][1, :count], alone.whole["pixels"][0, :count])
+    assert np.array_equal(both.loss_mask[1], alone.loss_mask[0])
+    count = int(alone.extras["pixel_counts"][0])
+    assert np.array_equal(both.extras["pixels"][1, :count], alone.extras["pixels"][0, :count])
     labels = both.tokens[:, 1:]
-    assert not (both.counted & (labels == optics.image_token)).any()
-    assert (both.whole["image_at"].max(1) < both.whole["feature_counts"]).all()
+    assert not (both.loss_mask & (labels == optics.image_token)).any()
+    assert (both.extras["image_at"].max(1) < both.extras["feature_counts"]).all()
     if packed:
         assert both.documents is not None
         assert both.documents.max() > 0
-        assert not (both.counted[:, :-1] & (both.documents[:, 1:] != both.documents[:, :-1])).any()
+        assert not (both.loss_mask[:, :-1] & (both.documents[:, 1:] != both.documents[:, :-1])).any()
 
 
 def test_conversations_about_images(case: tuple[Any, Path], tmp_path: Path) -> None:
@@ -163,11 +163,11 @@ def test_conversations_about_images(case: tuple[Any, Path], tmp_path: Path) -> N
     samples = source.samples(range(4))
     assert samples.tokens.shape == (4, SEQ + 1)
     images = (samples.tokens == optics.image_token).sum(1)
-    assert np.array_equal(images, samples.whole["feature_counts"])
-    assert sorted(samples.whole["pixel_counts" if optics.whole else "image_counts"]) == [0, 1, 1, 2]
+    assert np.array_equal(images, samples.extras["feature_counts"])
+    assert sorted(samples.extras["pixel_counts" if optics.extras else "image_counts"]) == [0, 1, 1, 2]
     tokenizer = PreTrainedTokenizerFast.from_pretrained(processor)
-    for tokens, counted in zip(samples.tokens, samples.counted, strict=True):
-        learnt = tokens[1:][counted]
+    for tokens, loss_mask in zip(samples.tokens, samples.loss_mask, strict=True):
+        learnt = tokens[1:][loss_mask]
         assert tokenizer.decode(learnt) == "A red box." + SPECIAL[2]
 
 
@@ -189,7 +189,7 @@ def test_tokens_are_those_of_the_processor(tmp_path: Path) -> None:
     expected = tokenizer(expanded, add_special_tokens=False)["input_ids"]
     found = source.samples([0])
     assert found.tokens[0, : len(expected)].tolist() == expected
-    assert np.allclose(found.whole["pixels"][0, 0], seen["pixel_values"][0].numpy())
+    assert np.allclose(found.extras["pixels"][0, 0], seen["pixel_values"][0].numpy())
 
 
 def test_packed_conversations_fill_samples(case: tuple[Any, Path], tmp_path: Path) -> None:
@@ -199,9 +199,9 @@ def test_packed_conversations_fill_samples(case: tuple[Any, Path], tmp_path: Pat
     samples = source.samples(range(4))
     assert samples.documents is not None
     assert samples.documents.max() >= 2
-    if "axes" in samples.whole:
+    if "axes" in samples.extras:
         begins = np.flatnonzero(np.diff(samples.documents[0])) + 1
-        assert (samples.whole["axes"][0][:, begins] == 0).all()
+        assert (samples.extras["axes"][0][:, begins] == 0).all()
 
 
 def test_held_out_conversations_are_the_others(case: tuple[Any, Path], tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_images_in_a_column_go_to_their_marks(case: tuple[Any, Path], tmp_path: 
         {"images": ["a.png"], "prompt": "What?", "response": "A box."},
     ]
     samples = open_images(recipe_for(write_data(tmp_path / "data", rows), processor), config).samples([0, 1])
-    assert sorted((samples.whole["image_at"] >= 0).sum(1) > 0) == [True, True]
+    assert sorted((samples.extras["image_at"] >= 0).sum(1) > 0) == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_a_named_set_from_a_local_folder(
     source = open_images(recipe_for(Path("cord-v2"), processor), config)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(processor)
     samples = source.samples([0])
-    assert tokenizer.decode(samples.tokens[0, 1:][samples.counted[0]]) == '{"total": "7"}' + SPECIAL[2]
+    assert tokenizer.decode(samples.tokens[0, 1:][samples.loss_mask[0]]) == '{"total": "7"}' + SPECIAL[2]
 
 
 def test_samples_too_short_for_an_image_are_refused() -> None:

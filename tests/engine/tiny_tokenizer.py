@@ -1,4 +1,4 @@
-"""The byte tokenizer with any number of tokens, and with a chat template that marks answers, does not, or is none."""
+"""A byte tokenizer of any vocabulary size, with or without a chat template and generation marks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ PLAIN = TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", 
 
 
 def write_tiny_tokenizer(folder: Path, vocab: int = 256, chat_template: bool = True, markers: bool = True) -> Path:
-    """A tokenizer folder with ids below `vocab`; its ChatML-like template says which part is the answer or does not.
+    """Write a tokenizer folder with ids below `vocab`; `markers` adds generation marks to its ChatML-like template.
 
-    From 256 on every text can be written; smaller ones (at least 102) know the letters of ASCII only.
+    A vocabulary of 256 or more encodes any text; smaller ones (at least 102) only ASCII.
     """
-    known = ASCII if vocab < 256 else BYTES
-    room = vocab - len(SPECIAL) - len(known)
-    if room < 0:
+    byte_values = ASCII if vocab < 256 else BYTES
+    free = vocab - len(SPECIAL) - len(byte_values)
+    if free < 0:
         raise ValueError(f"a vocabulary of {vocab} is too small")
-    pairs = PAIRS[:room] if vocab >= 256 else ()
+    pairs = PAIRS[:free] if vocab >= 256 else ()
     template = (TEMPLATE if markers else PLAIN) if chat_template else None
-    return write_byte_tokenizer(folder, known, pairs, template)
+    return write_byte_tokenizer(folder, byte_values, pairs, template)

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from tests.engine.parity import FLOOR, _expected, _relative, alone, followed, recipe
 from tests.engine.ranks import run
 
-from meshwright.engine.data.sampler import Batch, Samples
+from meshwright.engine.data.sample_types import Samples
+from meshwright.engine.data.sampler import Batch
 from meshwright.engine.hf_io import save_model
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import transformers_config
@@ -78,10 +79,10 @@ class Sometimes:
         found = self.inner.samples(numbers)
         for i in (i for i, number in enumerate(numbers) if number // 2 % 2):
             found.tokens[i][found.tokens[i] == self.inner.optics.image_token] = 1
-            found.whole["image_at"][i] = -1
+            found.extras["image_at"][i] = -1
             for name in ("pixel_counts", "image_counts", "feature_counts"):
-                if name in found.whole:
-                    found.whole[name][i] = 0
+                if name in found.extras:
+                    found.extras[name][i] = 0
         return found
 
 
@@ -192,7 +193,7 @@ def _joined(own: dict[str, Any], name: str, shape: torch.Size) -> torch.Tensor:
 def _loss_of(model: Any, config: Any, batch: Batch) -> torch.Tensor:
     """The loss of a micro batch, one document at a time where samples are packed."""
     total = torch.zeros(())
-    told = batch.told
+    told = batch.model_kwargs
     for i, tokens in enumerate(batch.tokens):
         documents = told["documents"][i] if "documents" in told else torch.zeros_like(tokens)
         pixels, grids = 0, 0
@@ -201,7 +202,7 @@ def _loss_of(model: Any, config: Any, batch: Batch) -> torch.Tensor:
             seen = {}
             images = int((tokens[held] == config.image_token_id).sum())
             if images:
-                seen, pixels, grids = _seen(told, i, pixels, grids, whole="grids" not in told)
+                seen, pixels, grids = _seen(told, i, pixels, grids, extras="grids" not in told)
                 kind = (tokens[held] == config.image_token_id)[None].long()
                 seen["token_type_ids" if "grids" not in told else "mm_token_type_ids"] = kind
             logits = model(input_ids=tokens[held][None], attention_mask=torch.ones_like(tokens[held][None]), **seen)

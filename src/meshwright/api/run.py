@@ -129,9 +129,9 @@ def tokenize(
     format: str = "shards",
 ) -> dict[str, Any]:
     """Turns text, JSON lines or Parquet into tokens that training reads from disk."""
-    from meshwright.engine.data.tokenize import SHARD_TOKENS, tokenise
+    from meshwright.engine.data.tokenize import SHARD_TOKENS, tokenize
 
-    made = tokenise(
+    made = tokenize(
         inputs,
         tokenizer,
         out,

@@ -15,7 +15,7 @@ import numpy as np
 
 from meshwright.costs.memory_constants import IMAGE_SHARE
 from meshwright.engine.data.mock import typical_documents
-from meshwright.engine.data.sampler import Samples
+from meshwright.engine.data.sample_types import Samples
 from meshwright.engine.model_families import family_of
 from meshwright.engine.vision.image_tokens import Document, ImageTokenSpec, optics_of, sample_of, stack_padded
 from meshwright.errors import InputError

@@ -133,7 +133,7 @@ def tokenizer_folder(recipe: Recipe, start: Path | None) -> Path | None:
 
     named = Path(recipe.data.tokenizer).expanduser() if recipe.data.tokenizer else start
     if recipe.data.tokenizer == byte_level.NAME:
-        named = byte_level.kept()
+        named = byte_level.cached_byte_tokenizer()
     return named if named is not None and has_tokenizer(named) else None
 
 

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from meshwright.engine import attention, experts, gradients
-from meshwright.engine.data.sampler import Batch, Loader, Source
+from meshwright.engine.data.sample_types import Source
+from meshwright.engine.data.sampler import Batch, Loader
 from meshwright.engine.kernels.device_caps import has_data
 from meshwright.engine.kernels.dropout_keys import token_keys
 from meshwright.engine.mesh import Mesh
@@ -174,7 +175,9 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
         router = experts.statistics(self.routers, self.mesh.stage.group) if figures else {}
         experts.reset(self.routers)
-        return StepResult(number, losses[:2], losses[2], norm, lr, batch.counted, batch.computed, not taken, router)
+        return StepResult(
+            number, losses[:2], losses[2], norm, lr, batch.target_tokens, batch.computed_tokens, not taken, router
+        )
 
     def _scale_allows(self, norm: torch.Tensor) -> bool:
         if self.scale is None:
@@ -189,7 +192,7 @@ class Trainer:
             state.scale = self._multiplier() / (self.micro_batches * self.mesh.dp.size)
         batch = self._with_noise(batch)
         if self.pipeline is not None:
-            self.pipeline.step(batch.tokens, batch.told, self._multiplier())
+            self.pipeline.step(batch.tokens, batch.model_kwargs, self._multiplier())
         else:
             self._accumulate(batch)
         return self._take_losses()
@@ -201,7 +204,7 @@ class Trainer:
         width = batch.tokens.shape[1] * self.mesh.cp.size
         places = attention.positions(width, sequence_layout(self.recipe, self.mesh)[1])
         keys = token_keys(self.recipe.train.seed, batch.numbers, places)
-        return replace(batch, told={**batch.told, "noise": keys.to(self.device, non_blocking=True)})
+        return replace(batch, model_kwargs={**batch.model_kwargs, "noise": keys.to(self.device, non_blocking=True)})
 
     def _accumulate(self, batch: Batch) -> None:
         stage, layout = self.stages[0], self.recipe.layout
@@ -268,10 +271,10 @@ class Trainer:
         total, shares, counted, stopped = 0.0, 0, 0, False
         for number in range(steps):
             batch = self.loader.batch(number)
-            share = batch.counted if self.recipe.train.per_token_loss else 1
-            counted += batch.counted
+            share = batch.target_tokens if self.recipe.train.per_token_loss else 1
+            counted += batch.target_tokens
             if self.pipeline is not None:
-                self.pipeline.evaluate(batch.tokens, batch.told)
+                self.pipeline.evaluate(batch.tokens, batch.model_kwargs)
             else:
                 for tokens, told in batch.micro_batches(self.recipe.layout.micro_batch_size):
                     self.stages[0](tokens, **told)

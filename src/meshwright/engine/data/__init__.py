@@ -1,4 +1,4 @@
-"""Samples by number, and the part of a step's samples that one rank works on."""
+"""Data sources and the per-rank loader."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from meshwright.recipes.types import Recipe
 
 if TYPE_CHECKING:
-    from meshwright.engine.data.sampler import Source
+    from meshwright.engine.data.sample_types import Source
 
 __all__ = ["open_source"]
 
 
 def open_source(recipe: Recipe, vocab: int, held_out: bool = False, pretrained: Path | None = None) -> Source:
-    """The samples of a recipe's data set, or those held out from it; `pretrained` is the folder it starts from."""
-    # Imported here because processes that tokenise load this package, and must not load torch with it.
-    from meshwright.engine.data.open_dataset import opened
+    """Open the recipe's dataset, or its held-out part; `pretrained` is the folder of the initial weights."""
+    # Imported lazily: tokenizer worker processes import this package and must not load torch.
+    from meshwright.engine.data.open_dataset import open_dataset
 
-    return opened(recipe, vocab, held_out, pretrained)
+    return open_dataset(recipe, vocab, held_out, pretrained)

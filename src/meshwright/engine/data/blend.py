@@ -1,14 +1,13 @@
-"""Several sources as one: which sample comes from which source, by arithmetic on the sample's number alone.
+"""Blends several sources deterministically: the sample number alone determines the source.
 
-The sources are put into a tree, the two lightest joined first (as Huffman's code does). At a fork whose left side has
-the share p of its weight, the first m samples that come to the fork give round(m × p) to the left and the rest to the
-right. So the source of a number, and how many samples that source gave before, follow from a few divisions of whole
-numbers, for any number, in any order, on any rank; each source's own numbers come one after the other.
+The sources form a Huffman tree (the two lightest are merged first). At a node whose left child has the share p of the
+weight, round(m × p) of the first m samples go left and the rest go right. The source of a sample, and how many samples
+that source contributed before, follow from a few integer divisions: random access, on any rank, without state.
+Each source is read in order of its own sample numbers.
 
-At every number, each source has given its exact share of the samples so far to within 1/2 where two sources are
-blended, and to within 2 however many there are (the worst seen is 1.2): a fork adds at most 1/2 and passes on at most
-2/3 of the error of the one above to a fork below it (in such a tree no fork has more than 2/3 of the weight of the one
-above).
+At every sample number, each source has contributed its exact share to within 1/2 for two sources and to within 2 for
+any number of sources (worst observed: 1.2). A node adds at most 1/2 and passes at most 2/3 of its parent's error on,
+because no child node of this tree has more than 2/3 of its parent's weight.
 """
 
 from __future__ import annotations
@@ -21,77 +20,77 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.engine.data.sampler import Samples, Source
+from meshwright.engine.data.sample_types import Samples, Source
 from meshwright.errors import InputError
 
-UNITS = 1 << 40  # weights become whole numbers of this many parts, so that every machine divides alike
+WEIGHT_UNITS = 1 << 40  # integer weights: floats could round differently across machines
 
 
 @dataclass(frozen=True)
-class _Fork:
-    left: _Fork | int  # another fork, or the place of a source
-    right: _Fork | int
+class _Node:
+    pending: _Node | int  # another node, or the index of a source
+    right: _Node | int
     left_weight: int
     weight: int
 
     def to_left(self, samples: int) -> int:
-        """How many of the first samples go left: their share, rounded half up."""
+        """Return how many of the first `samples` go left (round half up)."""
         return (2 * samples * self.left_weight + self.weight) // (2 * self.weight)
 
 
-class Shares:
-    """Deals numbers out to sources by their weights."""
+class BlendSchedule:
+    """Assigns sample numbers to sources in proportion to their weights."""
 
     def __init__(self, weights: Sequence[float]) -> None:
-        units = _units(weights)
+        units = _integer_weights(weights)
         order = count()
-        heap: list[tuple[int, int, _Fork | int]] = [(unit, next(order), i) for i, unit in enumerate(units) if unit]
+        heap: list[tuple[int, int, _Node | int]] = [(unit, next(order), i) for i, unit in enumerate(units) if unit]
         heapq.heapify(heap)
         while len(heap) > 1:
-            (light, _, left), (heavy, _, right) = heapq.heappop(heap), heapq.heappop(heap)
-            heapq.heappush(heap, (light + heavy, next(order), _Fork(left, right, light, light + heavy)))
+            (light, _, pending), (heavy, _, right) = heapq.heappop(heap), heapq.heappop(heap)
+            heapq.heappush(heap, (light + heavy, next(order), _Node(pending, right, light, light + heavy)))
         self.sources = len(units)
         self._root = heap[0][2]
 
     def source(self, number: int) -> tuple[int, int]:
-        """The source of the sample with this number, and how many samples that source gave before."""
+        """Return the source of a sample and how many samples that source contributed before it."""
         node = self._root
-        while isinstance(node, _Fork):
+        while isinstance(node, _Node):
             before = node.to_left(number)
             if node.to_left(number + 1) > before:
-                node, number = node.left, before
+                node, number = node.pending, before
             else:
                 node, number = node.right, number - before
         return node, number
 
-    def given(self, samples: int) -> list[int]:
-        """How many of the first samples each source gives."""
+    def counts(self, samples: int) -> list[int]:
+        """Return how many of the first `samples` each source contributes."""
         found = [0] * self.sources
-        left = [(self._root, samples)]
-        while left:
-            node, part = left.pop()
-            if isinstance(node, _Fork):
+        pending = [(self._root, samples)]
+        while pending:
+            node, part = pending.pop()
+            if isinstance(node, _Node):
                 to_left = node.to_left(part)
-                left += [(node.left, to_left), (node.right, part - to_left)]
+                pending += [(node.pending, to_left), (node.right, part - to_left)]
             else:
                 found[node] = part
         return found
 
 
-def tempered(weights: Mapping[str, float], temperature: float, field: str = "data.blend") -> dict[str, float]:
-    """Weights that add up to 1, evened out by a temperature: each to the power of 1 / temperature."""
+def apply_temperature(weights: Mapping[str, float], temperature: float, field: str = "data.blend") -> dict[str, float]:
+    """Raise weights to the power 1 / temperature and normalize them to sum to 1."""
     for name, weight in weights.items():
         if not 0 <= weight < float("inf"):
-            raise InputError("a weight is a number of at least 0", field=f"{field}.{name}", value=weight)
+            raise InputError("a blend weight must be finite and at least 0", field=f"{field}.{name}", value=weight)
     if not sum(weights.values()):
-        raise InputError("at least one source needs a weight above 0", field=field, value=dict(weights))
+        raise InputError("at least one blend weight must be above 0", field=field, value=dict(weights))
     top = max(weights.values())
     powers = {name: (weight / top) ** (1 / temperature) if weight else 0.0 for name, weight in weights.items()}
     return {name: power / sum(powers.values()) for name, power in powers.items()}
 
 
 class Blend:
-    """Samples of several sources in the proportion of their weights; from one sample on, of other weights."""
+    """Samples of several sources in proportion to their weights, with an optional second set of annealing weights."""
 
     def __init__(
         self,
@@ -100,57 +99,57 @@ class Blend:
         anneal_weights: Sequence[float] | None = None,
         anneal_from: int | None = None,
     ) -> None:
-        """`anneal_from` is the first sample that is drawn by `anneal_weights`; sources go on where they were."""
+        """`anneal_from` is the first sample drawn with `anneal_weights`; sources continue where they were."""
         self.sources = sources
-        self.shares = Shares(weights)
+        self.schedule = BlendSchedule(weights)
         self.anneal_from = anneal_from if anneal_weights is not None else None
-        self.anneal_shares = Shares(anneal_weights) if anneal_weights is not None else None
-        self.before_annealing = self.shares.given(anneal_from) if anneal_from is not None else []
+        self.anneal_schedule = BlendSchedule(anneal_weights) if anneal_weights is not None else None
+        self.counts_before_anneal = self.schedule.counts(anneal_from) if anneal_from is not None else []
         self.in_order = any(getattr(source, "in_order", False) for source in sources)
 
     def source(self, number: int) -> tuple[int, int]:
-        """The source of the sample with this number, and the number it has there."""
-        if self.anneal_from is None or self.anneal_shares is None or number < self.anneal_from:
-            return self.shares.source(number)
-        which, after = self.anneal_shares.source(number - self.anneal_from)
-        return which, self.before_annealing[which] + after
+        """Return the source of a sample and the sample's number within that source."""
+        if self.anneal_from is None or self.anneal_schedule is None or number < self.anneal_from:
+            return self.schedule.source(number)
+        which, after = self.anneal_schedule.source(number - self.anneal_from)
+        return which, self.counts_before_anneal[which] + after
 
     def samples(self, numbers: Sequence[int]) -> Samples:
-        """The samples with these numbers."""
-        drawn = [self.source(number) for number in numbers]
-        places: dict[int, list[int]] = {}
-        for place, (which, _) in enumerate(drawn):
-            places.setdefault(which, []).append(place)
-        parts = {which: self.sources[which].samples([drawn[p][1] for p in at]) for which, at in places.items()}
-        return _interleaved(list(parts.values()), list(places.values()))
+        """Return the samples with these numbers."""
+        assigned = [self.source(number) for number in numbers]
+        rows: dict[int, list[int]] = {}
+        for row, (which, _) in enumerate(assigned):
+            rows.setdefault(which, []).append(row)
+        parts = [self.sources[which].samples([assigned[row][1] for row in where]) for which, where in rows.items()]
+        return _interleave(parts, list(rows.values()))
 
 
-def _interleaved(parts: list[Samples], places: list[list[int]]) -> Samples:
-    """The samples of several sources in the places that they were drawn for."""
+def _interleave(parts: list[Samples], rows: list[list[int]]) -> Samples:
+    """Merge the samples of several sources back into request order."""
     if len(parts) == 1:
         return parts[0]
     widths = {part.width for part in parts}
     if len(widths) > 1:
-        raise ValueError(f"the sources of a blend give samples of different widths: {sorted(widths)}")
+        raise ValueError(f"the sources of a blend return samples of different widths: {sorted(widths)}")
     if any(part.documents is not None for part in parts):
         parts = [_with_documents(part) for part in parts]
-    order = np.argsort(np.concatenate([np.array(at) for at in places]))
+    order = np.argsort(np.concatenate([np.array(where) for where in rows]))
     documents = [part.documents for part in parts if part.documents is not None]
     return Samples(
         np.concatenate([part.tokens for part in parts])[order],
-        np.concatenate([part.counted for part in parts])[order],
+        np.concatenate([part.loss_mask for part in parts])[order],
         np.concatenate(documents)[order] if documents else None,
-        {name: np.concatenate([part.whole[name] for part in parts])[order] for name in parts[0].whole},
+        {name: np.concatenate([part.extras[name] for part in parts])[order] for name in parts[0].extras},
     )
 
 
 def _with_documents(samples: Samples) -> Samples:
     if samples.documents is not None:
         return samples
-    one: NDArray[np.int64] = np.zeros(samples.counted.shape, dtype=np.int64)
-    return replace(samples, documents=one)
+    single: NDArray[np.int64] = np.zeros(samples.loss_mask.shape, dtype=np.int64)
+    return replace(samples, documents=single)
 
 
-def _units(weights: Sequence[float]) -> list[int]:
-    whole = sum(weights)
-    return [max(round(weight / whole * UNITS), 1) if weight else 0 for weight in weights]
+def _integer_weights(weights: Sequence[float]) -> list[int]:
+    total = sum(weights)
+    return [max(round(weight / total * WEIGHT_UNITS), 1) if weight else 0 for weight in weights]

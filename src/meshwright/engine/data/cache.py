@@ -1,4 +1,4 @@
-"""What is kept of data between runs: the folder, and who may write to it."""
+"""The data cache folder and its lock."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from meshwright.errors import InputError
 
 
 def cache_folder() -> Path:
-    """Where tokenised data is kept between runs."""
+    """Return the folder where tokenized data is cached between runs."""
     root = os.environ.get("MESHWRIGHT_CACHE", "")
     return Path(root).expanduser() if root else Path.home() / ".cache" / "meshwright"
 
 
 @contextmanager
-def making(folder: Path) -> Iterator[None]:
-    """Held by the one process that makes a folder of the cache; the system lets go of it when that one dies."""
+def cache_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of the process that builds a cache folder; the OS releases it if that process dies."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         file = folder.with_suffix(".lock").open("w")
     except OSError as error:
-        raise unwritable(folder, error) from None
+        raise cache_not_writable(folder, error) from None
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def unwritable(folder: Path, error: OSError) -> InputError:
-    """The error for a cache that cannot be written to."""
+def cache_not_writable(folder: Path, error: OSError) -> InputError:
+    """Return the error for a cache that is not writable."""
     return InputError(
-        f"tokenised data cannot be kept there: {error.strerror or error}",
+        f"the cache of tokenized data is not writable: {error.strerror or error}",
         field="MESHWRIGHT_CACHE",
         value=str(folder.parent),
-        fix=("export MESHWRIGHT_CACHE=FOLDER with space on a disk that all ranks of a machine see",),
+        fix=("export MESHWRIGHT_CACHE=FOLDER with free space on a disk that all ranks of a node can reach",),
     )

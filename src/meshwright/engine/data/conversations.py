@@ -1,4 +1,4 @@
-"""A row of a data set as a conversation: which columns hold it, and what is wrong with it where it is none."""
+"""Parses dataset rows into conversations: detects the columns and reports malformed rows."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.engine.data.files import Row, bad
+from meshwright.engine.data.files import Row, row_error
 from meshwright.errors import InputError, closest, unknown
 
 Message = dict[str, Any]
 
-PARTS = ("messages", "prompt", "response", "text", "system", "context", "input", "tools")
+COLUMN_KEYS = ("messages", "prompt", "response", "text", "system", "context", "input", "tools")
 ROLES = {
     "system": "system",
     "developer": "developer",
@@ -30,97 +30,107 @@ ROLES = {
 }
 ROLE_KEYS = ("role", "from")
 CONTENT_KEYS = ("content", "value", "text")
-FURTHER_KEYS = ("tool_calls", "tool_call_id", "name", "reasoning_content", "thinking")  # handed on to the template
+TEMPLATE_KEYS = (
+    "tool_calls",
+    "tool_call_id",
+    "name",
+    "reasoning_content",
+    "thinking",
+)  # passed through to the chat template
 
 
 @dataclass(frozen=True)
-class Form:
-    """Columns that say what a sample is: which part of it each one holds."""
+class ColumnSchema:
+    """A known set of columns and the key that each one maps to."""
 
-    needs: dict[str, str]  # part: column
-    may: tuple[tuple[str, str], ...] = ()  # part and column, where there is one
+    required: dict[str, str]  # key: column
+    optional: tuple[tuple[str, str], ...] = ()  # (key, column)
 
 
-FORMS = (
-    Form({"messages": "messages"}, (("tools", "tools"),)),
-    Form({"messages": "conversations"}, (("tools", "tools"), ("system", "system"))),
-    Form({"messages": "conversation"}, (("tools", "tools"), ("system", "system"))),
-    Form({"prompt": "prompt", "response": "response"}, (("system", "system"),)),
-    Form({"prompt": "prompt", "response": "completion"}, (("system", "system"),)),
-    Form({"prompt": "instruction", "response": "output"}, (("input", "input"), ("system", "system"))),
-    Form({"prompt": "instruction", "response": "response"}, (("input", "context"), ("system", "system"))),
-    Form({"prompt": "question", "response": "answers"}, (("context", "context"),)),
-    Form({"prompt": "question", "response": "answer"}, (("context", "context"),)),
-    Form({"prompt": "problem", "response": "generated_solution"}),
-    Form({"prompt": "problem", "response": "solution"}),
-    Form({"prompt": "input", "response": "output"}, (("system", "system"),)),
-    Form({"text": "text"}),
+COLUMN_SCHEMAS = (
+    ColumnSchema({"messages": "messages"}, (("tools", "tools"),)),
+    ColumnSchema({"messages": "conversations"}, (("tools", "tools"), ("system", "system"))),
+    ColumnSchema({"messages": "conversation"}, (("tools", "tools"), ("system", "system"))),
+    ColumnSchema({"prompt": "prompt", "response": "response"}, (("system", "system"),)),
+    ColumnSchema({"prompt": "prompt", "response": "completion"}, (("system", "system"),)),
+    ColumnSchema({"prompt": "instruction", "response": "output"}, (("input", "input"), ("system", "system"))),
+    ColumnSchema({"prompt": "instruction", "response": "response"}, (("input", "context"), ("system", "system"))),
+    ColumnSchema({"prompt": "question", "response": "answers"}, (("context", "context"),)),
+    ColumnSchema({"prompt": "question", "response": "answer"}, (("context", "context"),)),
+    ColumnSchema({"prompt": "problem", "response": "generated_solution"}),
+    ColumnSchema({"prompt": "problem", "response": "solution"}),
+    ColumnSchema({"prompt": "input", "response": "output"}, (("system", "system"),)),
+    ColumnSchema({"text": "text"}),
 )
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages in turn, or plain text that is all learnt."""
+    """A list of messages, or plain text that is trained on in full."""
 
     messages: list[Message]
     tools: list[Any] | None = None
     text: str = ""
-    plain: bool = False  # a prompt and its response, which may be joined without a chat template
+    plain: bool = False  # a prompt and its response: can be joined without a chat template
 
 
 def detect_columns(columns: Iterable[str], given: Mapping[str, str], name: str) -> dict[str, str]:
-    """Which part of a sample each column holds: as the recipe says, else as the usual forms have it."""
-    have = list(columns)
-    for part, column in given.items():
-        if part not in PARTS and part != "images":
-            raise unknown("data.columns", part, PARTS)
-        if column not in have:
-            raise _no_column(part, column, have)
-    told = {part: column for part, column in given.items() if part != "images"}
-    if told:
-        return _checked(told, have)
-    for form in FORMS:
-        if set(form.needs.values()) <= set(have):
-            return {**form.needs, **{part: column for part, column in form.may if column in have}}
+    """Map conversation keys to columns: from data.columns if set, else by matching the known schemas."""
+    available = list(columns)
+    for key, column in given.items():
+        if key not in COLUMN_KEYS and key != "images":
+            raise unknown("data.columns", key, COLUMN_KEYS)
+        if column not in available:
+            raise _missing_column(key, column, available)
+    selected = {key: column for key, column in given.items() if key != "images"}
+    if selected:
+        return _check_columns(selected, available)
+    for schema in COLUMN_SCHEMAS:
+        if set(schema.required.values()) <= set(available):
+            return {**schema.required, **{key: column for key, column in schema.optional if column in available}}
     raise InputError(
-        f"{name} has the columns {', '.join(have)}, which is none of the usual forms of conversations "
+        f"{name} has the columns {', '.join(available)}, which match no known conversation schema "
         "(messages; prompt and response; instruction, input and output; question and answer; text)",
         field="data.columns",
         fix=("data.columns.prompt=COLUMN data.columns.response=COLUMN", "data.columns.messages=COLUMN"),
     )
 
 
-def _checked(told: dict[str, str], have: list[str]) -> dict[str, str]:
-    if "messages" in told or "text" in told or {"prompt", "response"} <= set(told):
-        return told
-    missing = [part for part in ("prompt", "response") if part not in told]
+def _check_columns(selected: dict[str, str], available: list[str]) -> dict[str, str]:
+    if "messages" in selected or "text" in selected or {"prompt", "response"} <= set(selected):
+        return selected
+    missing = [key for key in ("prompt", "response") if key not in selected]
     raise InputError(
-        f"a sample needs messages, text, or prompt and response; {' and '.join(missing)} is not named "
-        f"(columns: {', '.join(have)})",
+        f"a sample needs messages, text, or prompt and response; {' and '.join(missing)} is not mapped "
+        f"(columns: {', '.join(available)})",
         field="data.columns",
-        value=told,
-        fix=tuple(f"data.columns.{part}=COLUMN" for part in missing),
+        value=selected,
+        fix=tuple(f"data.columns.{key}=COLUMN" for key in missing),
     )
 
 
-def _no_column(part: str, column: str, have: list[str]) -> InputError:
-    near = closest(column, have)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(have)}"
+def _missing_column(key: str, column: str, available: list[str]) -> InputError:
+    suggestions = closest(column, available)
+    hint = f"did you mean {' or '.join(suggestions)}?" if suggestions else f"it has {', '.join(available)}"
     return InputError(
-        f"the data set has no column {column}; {hint}",
-        field=f"data.columns.{part}",
+        f"the dataset has no column {column}; {hint}",
+        field=f"data.columns.{key}",
         value=column,
-        fix=tuple(f"data.columns.{part}={one}" for one in near),
+        fix=tuple(f"data.columns.{key}={one}" for one in suggestions),
     )
 
 
-def conversation(row: Row, columns: Mapping[str, str], where: str) -> Conversation:
-    """The conversation of a row."""
+def parse_conversation(row: Row, columns: Mapping[str, str], where: str) -> Conversation:
+    """Parse a row into a conversation."""
     for column in columns.values():
         if column not in row:
-            near = closest(column, row)
-            hint = f"; did you mean {' or '.join(near)}?" if near else f"; it has {', '.join(map(str, row)) or 'none'}"
-            raise bad(where, f"there is no column {column}{hint}")
+            suggestions = closest(column, row)
+            hint = (
+                f"; did you mean {' or '.join(suggestions)}?"
+                if suggestions
+                else f"; it has {', '.join(map(str, row)) or 'none'}"
+            )
+            raise row_error(where, f"no column {column}{hint}")
     tools = _tools(row.get(columns.get("tools", "")), where)
     if "messages" in columns:
         messages = _messages(row[columns["messages"]], columns["messages"], where)
@@ -131,29 +141,29 @@ def conversation(row: Row, columns: Mapping[str, str], where: str) -> Conversati
     if "text" in columns:
         text = _text(row[columns["text"]], columns["text"], where)
         return Conversation([], text=text)
-    return _asked(row, columns, where)
+    return _prompt_response(row, columns, where)
 
 
-def _asked(row: Row, columns: Mapping[str, str], where: str) -> Conversation:
-    """A prompt and its response; what it is asked about stands before it, what it is given to work on after it."""
-    prompt, response = (row[columns[part]] for part in ("prompt", "response"))
+def _prompt_response(row: Row, columns: Mapping[str, str], where: str) -> Conversation:
+    """Build a user turn (context, prompt, input) and its assistant turn."""
+    prompt, response = (row[columns[key]] for key in ("prompt", "response"))
     if isinstance(prompt, list) and isinstance(response, list) and prompt and isinstance(prompt[0], dict):
         both = _messages(prompt, columns["prompt"], where) + _messages(response, columns["response"], where)
         return Conversation(both)
     texts = {
-        part: _text(row[column], column, where) for part, column in columns.items() if part not in ("response", "tools")
+        key: _text(row[column], column, where) for key, column in columns.items() if key not in ("response", "tools")
     }
-    asked = "\n\n".join(texts[part] for part in ("context", "prompt", "input") if texts.get(part))
-    if not asked:
-        raise bad(where, f"the prompt ({columns['prompt']}) is empty")
+    user_text = "\n\n".join(texts[key] for key in ("context", "prompt", "input") if texts.get(key))
+    if not user_text:
+        raise row_error(where, f"the prompt ({columns['prompt']}) is empty")
     answer = _answer(response, columns["response"], where)
     system = [{"role": "system", "content": texts["system"]}] if texts.get("system") else []
-    turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+    turns = [{"role": "user", "content": user_text}, {"role": "assistant", "content": answer}]
     return Conversation(system + turns, plain=True)
 
 
 def _answer(value: object, column: str, where: str) -> str:
-    """An answer; of several (as in SQuAD) the first."""
+    """Return the answer, or the first of several (as in SQuAD)."""
     if isinstance(value, dict) and isinstance(value.get("text"), list):
         value = value["text"]
     if isinstance(value, list):
@@ -167,7 +177,7 @@ def _text(value: object, column: str, where: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise bad(where, f"the column {column} holds {type(value).__name__}, not text")
+        raise row_error(where, f"column {column} contains {type(value).__name__}, not text")
     return value
 
 
@@ -178,9 +188,9 @@ def _tools(value: object, where: str) -> list[Any] | None:
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise bad(where, f"the tools are not JSON: {error}") from None
+            raise row_error(where, f"the tools are not JSON: {error}") from None
     if not isinstance(value, list):
-        raise bad(where, f"the tools must be a list, not {type(value).__name__}")
+        raise row_error(where, f"the tools must be a list, not {type(value).__name__}")
     return value
 
 
@@ -189,29 +199,29 @@ def _messages(value: object, column: str, where: str) -> list[Message]:
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise bad(where, f"the column {column} holds text that is no JSON list: {error}") from None
+            raise row_error(where, f"column {column} contains text that is not a JSON list: {error}") from None
     if not isinstance(value, list) or not value:
-        kind = "an empty list" if value == [] else type(value).__name__
-        raise bad(where, f"the column {column} must hold a list of messages, not {kind}")
+        found = "an empty list" if value == [] else type(value).__name__
+        raise row_error(where, f"column {column} must contain a list of messages, not {found}")
     return [_message(one, number, where) for number, one in enumerate(value)]
 
 
 def _message(value: object, number: int, where: str) -> Message:
     if not isinstance(value, dict):
-        raise bad(where, f"message {number} must be an object with role and content, not {type(value).__name__}")
-    said = _first(value, ROLE_KEYS)
-    if not isinstance(said, str):
-        raise bad(where, f"message {number} has no role ({' or '.join(ROLE_KEYS)})")
-    role = ROLES.get(said.lower())
+        raise row_error(where, f"message {number} must be an object with role and content, not {type(value).__name__}")
+    raw_role = _first(value, ROLE_KEYS)
+    if not isinstance(raw_role, str):
+        raise row_error(where, f"message {number} has no role ({' or '.join(ROLE_KEYS)})")
+    role = ROLES.get(raw_role.lower())
     if role is None:
-        near = closest(said, ROLES)
-        hint = f"; did you mean {' or '.join(near)}?" if near else f"; known: {', '.join(ROLES)}"
-        raise bad(where, f"message {number} has the unknown role {said}{hint}")
+        suggestions = closest(raw_role, ROLES)
+        hint = f"; did you mean {' or '.join(suggestions)}?" if suggestions else f"; known: {', '.join(ROLES)}"
+        raise row_error(where, f"message {number} has the unknown role {raw_role}{hint}")
     content = _first(value, CONTENT_KEYS)
-    further = {key: value[key] for key in FURTHER_KEYS if value.get(key) is not None}
-    if content is None and not further:
-        raise bad(where, f"message {number} ({said}) has no content")
-    return {"role": role, "content": _content(content, number, where), **further}
+    extra = {key: value[key] for key in TEMPLATE_KEYS if value.get(key) is not None}
+    if content is None and not extra:
+        raise row_error(where, f"message {number} ({raw_role}) has no content")
+    return {"role": role, "content": _content(content, number, where), **extra}
 
 
 def _first(value: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
@@ -219,25 +229,25 @@ def _first(value: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
 
 
 def _content(value: object, number: int, where: str) -> str:
-    """Text, given as such or as parts that are all text."""
+    """Return the text of a content value: a string, or a list of text parts."""
     if value is None:
         return ""
-    if isinstance(value, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in value):
-        return "".join(str(part.get("text", "")) for part in value)
+    if isinstance(value, list) and all(isinstance(key, dict) and key.get("type") == "text" for key in value):
+        return "".join(str(key.get("text", "")) for key in value)
     if not isinstance(value, str):
-        raise bad(where, f"the content of message {number} must be text, not {type(value).__name__}")
+        raise row_error(where, f"the content of message {number} must be text, not {type(value).__name__}")
     return value
 
 
-def fault(talk: Conversation, train_on: str) -> str:
-    """Why nothing can be learnt from a conversation; empty where something can."""
-    if not talk.messages:
-        return "" if talk.text.strip() else "the text is empty"
-    answers = [message for message in talk.messages if message["role"] == "assistant"]
+def untrainable_reason(conversation: Conversation, train_on: str) -> str:
+    """Return why a conversation has no trainable tokens, or an empty string."""
+    if not conversation.messages:
+        return "" if conversation.text.strip() else "the text is empty"
+    answers = [message for message in conversation.messages if message["role"] == "assistant"]
     if train_on == "all":
         return ""
     if not answers:
-        return "no message is an answer (role assistant)"
+        return "no message has the role assistant"
     if not any(message["content"].strip() or message.get("tool_calls") for message in answers):
-        return "every answer is empty"
+        return "every assistant message is empty"
     return ""

@@ -1,4 +1,4 @@
-"""Documents of text files, read in blocks and turned into tokens; workers load this module, so no torch here."""
+"""Reads text files in blocks and encodes their documents; worker processes import this module, so no torch here."""
 
 from __future__ import annotations
 
@@ -15,72 +15,74 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.engine.data.workers import in_turn, worker_pool
+from meshwright.engine.data.files import longest_suffix, require_package
+from meshwright.engine.data.workers import map_in_order, worker_pool
 from meshwright.errors import InputError, closest
 
-ENDINGS = (".jsonl", ".ndjson", ".txt", ".parquet", *(f"{e}{c}" for e in (".jsonl", ".txt") for c in (".gz", ".zst")))
-BLOCK = 1 << 20  # bytes that are read and encoded at a time
-LONGEST_LINE = 1 << 28  # bytes; a longer one is no document, and would fill memory
-ROWS = 1024  # of a Parquet file at a time
+SUFFIXES = (".jsonl", ".ndjson", ".txt", ".parquet", *(f"{e}{c}" for e in (".jsonl", ".txt") for c in (".gz", ".zst")))
+BLOCK_BYTES = 1 << 20  # bytes read and encoded at a time
+MAX_LINE_BYTES = 1 << 28  # a longer line is not a document and would fill memory
+PARQUET_ROWS = 1024  # rows read at a time
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+INPUTS = "inputs"  # field named in errors
 BadLines = Literal["refuse", "skip"]
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some lines or rows of a file: JSON lines, rows of a table, or a piece of one plain text."""
+    """Lines or rows of a file: JSON lines, table rows, or a chunk of one plain text."""
 
-    kind: Literal["json", "rows", "text"]
-    file: int  # place among the input files
-    first: int  # number of its first line or row, counted from 1
+    format: Literal["json", "rows", "text"]
+    file: int  # index into the input files
+    first: int  # number of its first line or row, 1-based
     data: bytes | list[Any]
-    read: int  # bytes of the file that were read so far, on disk
-    ends: bool = True  # of a plain text: whether the document ends here
+    read: int  # bytes of the file read so far, on disk
+    ends: bool = True  # plain text only: whether the document ends here
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """The tokens of a block and where documents end in them."""
+class EncodedBlock:
+    """The tokens of a block and the document ends within them."""
 
     tokens: NDArray[np.uint32]
     ends: NDArray[np.int64]
-    bad: list[tuple[int, str]] = field(default_factory=list)  # lines that are no document, and why
+    bad: list[tuple[int, str]] = field(default_factory=list)  # line numbers that could not be parsed, and why
     empty: int = 0  # documents without text
 
 
 class Encoder:
-    """Turns blocks of text into tokens."""
+    """Tokenizes blocks of text."""
 
     def __init__(self, tokenizer_json: str, eos: int | None, text_column: str) -> None:
         from tokenizers import Tokenizer
 
         self.tokenizer = Tokenizer.from_str(tokenizer_json)
-        self.tokenizer.no_truncation()  # a file may carry settings of the training it came from
+        self.tokenizer.no_truncation()  # tokenizer.json may carry truncation and padding settings from training
         self.tokenizer.no_padding()
         self.eos, self.column = eos, text_column
         self._encode = getattr(self.tokenizer, "encode_batch_fast", self.tokenizer.encode_batch)
 
-    def encode(self, block: Block) -> Encoded:
-        """The tokens of a block's documents; lines that are none are told, not encoded."""
+    def encode(self, block: Block) -> EncodedBlock:
+        """Encode a block's documents; lines that are not documents go to `bad`."""
         bad: list[tuple[int, str]] = []
         texts = list(self._texts(block, bad))
         found = self._encode(texts, add_special_tokens=False) if texts else []
         ids, ends, empty, length = [], [], 0, 0
         for encoding in found:
-            own = encoding.ids
-            if block.kind != "text" and not own:
+            token_ids = encoding.ids
+            if block.format != "text" and not token_ids:
                 empty += 1
                 continue
-            ids.append(own)
-            length += len(own)
-            if block.kind != "text":
+            ids.append(token_ids)
+            length += len(token_ids)
+            if block.format != "text":
                 length += self._end(ids)
                 ends.append(length)
-        if block.kind == "text" and block.ends:
+        if block.format == "text" and block.ends:
             length += self._end(ids)
             ends.append(length)
         tokens = np.fromiter(chain.from_iterable(ids), dtype=np.uint32, count=length)
-        return Encoded(tokens, np.array(ends, dtype=np.int64), bad, empty)
+        return EncodedBlock(tokens, np.array(ends, dtype=np.int64), bad, empty)
 
     def _end(self, ids: list[list[int]]) -> int:
         if self.eos is None:
@@ -89,30 +91,30 @@ class Encoder:
         return 1
 
     def _texts(self, block: Block, bad: list[tuple[int, str]]) -> Iterator[str]:
-        if block.kind == "text":
-            yield from _decoded(block, bad)
+        if block.format == "text":
+            yield from _decode_text(block, bad)
             return
         for number, text in enumerate(_values(block, self.column), block.first):
             if text is None:
                 continue  # a blank line between documents
-            if isinstance(text, _Wrong):
+            if isinstance(text, _BadValue):
                 bad.append((number, text.reason))
-            elif any("\ud800" <= letter <= "\udfff" for letter in text) if not text.isascii() else False:
-                bad.append((number, "the text has half of a surrogate pair"))
+            elif any("\ud800" <= char <= "\udfff" for char in text) if not text.isascii() else False:
+                bad.append((number, "the text contains an unpaired surrogate"))
             else:
                 yield text
 
 
 @dataclass(frozen=True)
-class _Wrong:
+class _BadValue:
     reason: str
 
 
-def _values(block: Block, column: str) -> Iterator[str | _Wrong | None]:
-    """The text of each line or row, what is wrong with it, or None for a blank line."""
-    if block.kind == "rows":
+def _values(block: Block, column: str) -> Iterator[str | _BadValue | None]:
+    """Yield the text of each line or row, a `_BadValue`, or None for a blank line."""
+    if block.format == "rows":
         for value in block.data:
-            yield value if isinstance(value, str) else _Wrong(f"{column!r} is {_kind(value)}, not text")
+            yield value if isinstance(value, str) else _BadValue(f"{column!r} is {_describe_type(value)}, not text")
         return
     assert isinstance(block.data, bytes)
     decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -123,22 +125,22 @@ def _values(block: Block, column: str) -> Iterator[str | _Wrong | None]:
         try:
             row = decode(line)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            yield _Wrong(f"not a JSON object: {error}")
+            yield _BadValue(f"not a JSON object: {error}")
             continue
         if column not in row:
-            near = closest(column, row)
-            yield _Wrong(f"has no {column!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            suggestions = closest(column, row)
+            yield _BadValue(f"has no {column!r}" + (f"; did you mean {suggestions[0]!r}?" if suggestions else ""))
         else:
             value = row[column]
-            yield value if isinstance(value, str) else _Wrong(f"{column!r} is {_kind(value)}, not text")
+            yield value if isinstance(value, str) else _BadValue(f"{column!r} is {_describe_type(value)}, not text")
 
 
-def _kind(value: object) -> str:
+def _describe_type(value: object) -> str:
     return "empty" if value is None else f"of type {type(value).__name__}"
 
 
-def _decoded(block: Block, bad: list[tuple[int, str]]) -> Iterator[str]:
-    """A piece of text as one string; lines that are no UTF-8 are left out and told."""
+def _decode_text(block: Block, bad: list[tuple[int, str]]) -> Iterator[str]:
+    """Yield a text chunk as one string; lines that are not UTF-8 are left out and added to `bad`."""
     assert isinstance(block.data, bytes)
     try:
         yield block.data.decode()
@@ -152,110 +154,112 @@ def _decoded(block: Block, bad: list[tuple[int, str]]) -> Iterator[str]:
         yield "".join(kept)
 
 
-def found_files(inputs: Sequence[str]) -> list[Path]:
-    """The files that are meant, folders searched; an error names what cannot be read."""
+def find_text_files(inputs: Sequence[str]) -> list[Path]:
+    """Return the input files, searching folders recursively; raise on unreadable inputs."""
     found: list[Path] = []
     for name in inputs:
         path = Path(name).expanduser()
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.is_file() and _ending(p) and not p.name.startswith("."))
-            if not inside:
-                raise InputError(f"the folder holds no file of text ({', '.join(ENDINGS)})", field="inputs", value=name)
-            found += inside
+            matches = sorted(
+                p for p in path.rglob("*") if p.is_file() and longest_suffix(p, SUFFIXES) and not p.name.startswith(".")
+            )
+            if not matches:
+                raise InputError(f"the folder has no text files ({', '.join(SUFFIXES)})", field=INPUTS, value=name)
+            found += matches
         elif not path.is_file():
-            what = "neither a file nor a folder" if path.exists() else "there is no such file or folder"
-            raise InputError(what, field="inputs", value=name, fix=_near(path) if not path.exists() else ())
-        elif not _ending(path):
-            raise InputError(f"not a kind of file that can be read ({', '.join(ENDINGS)})", field="inputs", value=name)
+            what = "not a file or folder" if path.exists() else "no such file or folder"
+            raise InputError(what, field=INPUTS, value=name, fix=_near(path) if not path.exists() else ())
+        elif not longest_suffix(path, SUFFIXES):
+            raise InputError(f"unsupported file type ({', '.join(SUFFIXES)})", field=INPUTS, value=name)
         else:
             found.append(path)
     if not found:
-        raise InputError("no file was named", field="inputs")
+        raise InputError("no input files", field=INPUTS)
     return found
 
 
 def _near(path: Path) -> tuple[str, ...]:
-    beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    return tuple(str(path.parent / name) for name in closest(path.name, beside))
-
-
-def _ending(path: Path) -> str:
-    name = path.name.lower()
-    return max((ending for ending in ENDINGS if name.endswith(ending)), key=len, default="")
+    siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    return tuple(str(path.parent / name) for name in closest(path.name, siblings))
 
 
 def blocks(files: Sequence[Path], text_column: str) -> Iterator[Block]:
-    """All blocks of all files, in order."""
+    """Yield all blocks of all files, in order."""
     for number, path in enumerate(files):
         try:
-            yield from _READERS[_ending(path).split(".")[1]](path, number, text_column)
+            yield from _READERS[longest_suffix(path, SUFFIXES).split(".")[1]](path, number, text_column)
         except (OSError, EOFError, ValueError, zlib.error) as error:
-            raise InputError(f"the file cannot be read: {error}", field="inputs", value=str(path)) from None
+            raise InputError(f"the file cannot be read: {error}", field=INPUTS, value=str(path)) from None
 
 
 def _json_blocks(path: Path, number: int, _: str) -> Iterator[Block]:
     first = 1
-    for data, read, _last in _whole_lines(path):
+    for data, read, _last in _line_chunks(path):
         yield Block("json", number, first, data, read)
         first += data.count(b"\n")
 
 
 def _text_blocks(path: Path, number: int, _: str) -> Iterator[Block]:
     first = 1
-    for data, read, last in _whole_lines(path):
+    for data, read, last in _line_chunks(path):
         yield Block("text", number, first, data, read, last)
         first += data.count(b"\n")
 
 
-def _whole_lines(path: Path) -> Iterator[tuple[bytes, int, bool]]:
-    """Pieces of a file that end with a line, bytes read so far, and whether the piece is the last."""
+def _line_chunks(path: Path) -> Iterator[tuple[bytes, int, bool]]:
+    """Yield chunks that end at a line break, the bytes read so far, and whether the chunk is the last."""
     with path.open("rb") as raw:
-        file = _unpacked(raw, path)
-        left, started = file.read(len(BYTE_ORDER_MARK)).removeprefix(BYTE_ORDER_MARK), False
+        file = _decompress(raw, path)
+        buffer, started = file.read(len(BYTE_ORDER_MARK)).removeprefix(BYTE_ORDER_MARK), False
         while True:
-            more = file.read(BLOCK)
-            left += more
-            if not more:
-                if left or started:
-                    yield left, raw.tell(), True
+            chunk = file.read(BLOCK_BYTES)
+            buffer += chunk
+            if not chunk:
+                if buffer or started:
+                    yield buffer, raw.tell(), True
                 return
-            cut = left.rfind(b"\n") + 1
-            if cut:
-                yield left[:cut], raw.tell(), False
-                left, started = left[cut:], True
-            elif len(left) > LONGEST_LINE:
+            line_end = buffer.rfind(b"\n") + 1
+            if line_end:
+                yield buffer[:line_end], raw.tell(), False
+                buffer, started = buffer[line_end:], True
+            elif len(buffer) > MAX_LINE_BYTES:
                 raise InputError(
-                    f"a line is longer than {LONGEST_LINE >> 20} MiB", field="inputs", value=str(path), fix=("cut it",)
+                    f"a line is longer than {MAX_LINE_BYTES >> 20} MiB",
+                    field=INPUTS,
+                    value=str(path),
+                    fix=("split the line",),
                 )
 
 
-def _unpacked(raw: IO[bytes], path: Path) -> Any:
+def _decompress(raw: IO[bytes], path: Path) -> Any:
     if path.name.lower().endswith(".gz"):
         return gzip.GzipFile(fileobj=raw, mode="rb")
     if path.name.lower().endswith(".zst"):
-        return _arrow("zst").CompressedInputStream(raw, "zstd")
+        return require_package("pyarrow", INPUTS).CompressedInputStream(raw, "zstd")
     return raw
 
 
 def _table_blocks(path: Path, number: int, column: str) -> Iterator[Block]:
-    arrow = _arrow("parquet")
-    from pyarrow import parquet  # type: ignore[import-untyped]  # it has no stubs
-
+    arrow = require_package("pyarrow", INPUTS)
+    parquet = require_package("pyarrow.parquet", INPUTS)
     try:
         with parquet.ParquetFile(path) as table:
             names = table.schema_arrow.names
             if column not in names:
-                near = closest(column, names)
+                suggestions = closest(column, names)
                 raise InputError(
-                    f"{path} has no such column; it has {', '.join(names)}", field="text_column", value=column, fix=near
+                    f"{path} has no such column; it has {', '.join(names)}",
+                    field="text_column",
+                    value=column,
+                    fix=suggestions,
                 )
             first, size = 1, path.stat().st_size
-            for rows in table.iter_batches(batch_size=ROWS, columns=[column]):
+            for rows in table.iter_batches(batch_size=PARQUET_ROWS, columns=[column]):
                 read = size * (first - 1 + len(rows)) // max(table.metadata.num_rows, 1)
                 yield Block("rows", number, first, rows.column(0).to_pylist(), read)
                 first += len(rows)
     except arrow.ArrowException as error:
-        raise InputError(f"the file cannot be read: {error}", field="inputs", value=str(path)) from None
+        raise InputError(f"the file cannot be read: {error}", field=INPUTS, value=str(path)) from None
 
 
 _READERS = {
@@ -266,33 +270,23 @@ _READERS = {
 }
 
 
-def _arrow(kind: str) -> Any:
-    try:
-        import pyarrow
-    except ImportError:
-        raise InputError(
-            f".{kind} files are read with pyarrow, which is not installed", field="inputs", fix=("pip install pyarrow",)
-        ) from None
-    return pyarrow
-
-
-def encoded(
-    given: Iterable[Block], arguments: tuple[str, int | None, str], workers: int
-) -> Iterator[tuple[Block, Encoded]]:
-    """The blocks with their tokens, in order; `arguments` are the encoder's. Several workers are processes."""
+def encode_blocks(
+    block_iter: Iterable[Block], arguments: tuple[str, int | None, str], workers: int
+) -> Iterator[tuple[Block, EncodedBlock]]:
+    """Yield blocks with their tokens, in order; `arguments` go to `Encoder`. More than one worker means processes."""
     if workers <= 1:
         encoder = Encoder(*arguments)
-        for block in given:
+        for block in block_iter:
             yield block, encoder.encode(block)
         return
     pool = worker_pool(workers, initializer=_start_worker, initargs=arguments)
     try:
-        yield from in_turn(pool, _work, given, 3 * workers)
+        yield from map_in_order(pool, _encode_in_worker, block_iter, 3 * workers)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-_ENCODER: list[Encoder] = []  # of a worker process, made once when it starts
+_ENCODER: list[Encoder] = []  # one per worker process, created when it starts
 
 
 def _start_worker(tokenizer_json: str, eos: int | None, text_column: str) -> None:
@@ -300,5 +294,5 @@ def _start_worker(tokenizer_json: str, eos: int | None, text_column: str) -> Non
     _ENCODER.append(Encoder(tokenizer_json, eos, text_column))
 
 
-def _work(block: Block) -> Encoded:
+def _encode_in_worker(block: Block) -> EncodedBlock:
     return _ENCODER[0].encode(block)

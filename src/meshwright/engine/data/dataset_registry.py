@@ -1,4 +1,4 @@
-"""Where a data set's name leads: a path, a folder of named sets, the local Hugging Face cache or the hub."""
+"""Resolves a dataset name: a path, $MESHWRIGHT_DATA, the local Hugging Face cache or the hub."""
 
 from __future__ import annotations
 
@@ -8,75 +8,79 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from meshwright.engine.data.files import FIELD, Rows, find_rows, need
+from meshwright.engine.data.files import FIELD, Rows, find_rows, require_package
 from meshwright.errors import InputError, closest, first_line
 
-REACH_S = 3.0  # seconds in which the hub must answer to be asked at all
+HUB_TIMEOUT_S = 3.0  # connect timeout; an unreachable hub would otherwise retry for half a minute
 
 
 @dataclass(frozen=True)
-class Named:
-    """A data set known by a short name."""
+class RegisteredDataset:
+    """A hub dataset with a short name."""
 
     hub_id: str
     config: str = ""
     columns: dict[str, str] = field(default_factory=dict)
-    held_out: str = ""  # the split that is evaluated on where the recipe names none
+    held_out: str = ""  # default validation split
 
 
-TULU = Named("allenai/tulu-3-sft-mixture", columns={"messages": "messages"})
-SQUAD = Named(
+TULU = RegisteredDataset("allenai/tulu-3-sft-mixture", columns={"messages": "messages"})
+SQUAD = RegisteredDataset(
     "rajpurkar/squad",
     columns={"context": "context", "prompt": "question", "response": "answers"},
     held_out="validation",
 )
-OPEN_MATH = Named("nvidia/OpenMathInstruct-2", columns={"prompt": "problem", "response": "generated_solution"})
-NAMED: dict[str, Named] = {
+OPEN_MATH = RegisteredDataset(
+    "nvidia/OpenMathInstruct-2", columns={"prompt": "problem", "response": "generated_solution"}
+)
+REGISTRY: dict[str, RegisteredDataset] = {
     "squad": SQUAD,
     "llm-finetune": SQUAD,
     "tulu3": TULU,
     "openmathinstruct2": OPEN_MATH,
     "openmathinstruct2-thinking": OPEN_MATH,
-    "gsm8k": Named("openai/gsm8k", "main", {"prompt": "question", "response": "answer"}, "test"),
-    "cord-v2": Named("naver-clova-ix/cord-v2", held_out="validation"),
-    "medpix": Named("mmoukouba/MedPix-VQA", columns={"images": "image_id", "prompt": "question", "response": "answer"}),
-    "rdr": Named("quintend/rdr-items"),
-    "wikitext": Named("Salesforce/wikitext", "wikitext-103-raw-v1", {"text": "text"}, "validation"),
+    "gsm8k": RegisteredDataset("openai/gsm8k", "main", {"prompt": "question", "response": "answer"}, "test"),
+    "cord-v2": RegisteredDataset("naver-clova-ix/cord-v2", held_out="validation"),
+    "medpix": RegisteredDataset(
+        "mmoukouba/MedPix-VQA", columns={"images": "image_id", "prompt": "question", "response": "answer"}
+    ),
+    "rdr": RegisteredDataset("quintend/rdr-items"),
+    "wikitext": RegisteredDataset("Salesforce/wikitext", "wikitext-103-raw-v1", {"text": "text"}, "validation"),
 }
 
 
 def open_rows(name: str, split: str, streaming: bool = False) -> Rows:
-    """The rows of a data set by path, short name or hub id."""
+    """Open the rows of a dataset given by path, short name or hub id."""
     path = Path(name).expanduser()
     if path.exists():
         return find_rows(path, split, name)
     if path.is_absolute() or name.startswith((".", "~")):
-        raise InputError("there is no such file or folder", field=FIELD, value=name)
-    known = NAMED.get(name)
+        raise InputError("no such file or folder", field=FIELD, value=name)
+    known = REGISTRY.get(name)
     if known is None and "/" not in name:
-        known = Named("")
-    named = known or Named(name)
-    folder = _beside(name)
+        known = RegisteredDataset("")
+    registered = known or RegisteredDataset(name)
+    folder = _in_data_folder(name)
     if folder is not None:
-        return find_rows(_of_config(folder, named), split, name)
-    if not named.hub_id:
-        raise _nowhere(name, "")
-    return _from_hub(name, named, split, streaming)
+        return find_rows(_config_folder(folder, registered), split, name)
+    if not registered.hub_id:
+        raise _not_found(name, "")
+    return _from_hub(name, registered, split, streaming)
 
 
-def _of_config(folder: Path, named: Named) -> Path:
-    """Hub repositories with several configurations keep each in a folder of its own."""
-    inner = folder / named.config
-    return inner if named.config and inner.is_dir() else folder
+def _config_folder(folder: Path, registered: RegisteredDataset) -> Path:
+    """Return the subfolder of a configuration: hub repositories keep one folder per configuration."""
+    inner = folder / registered.config
+    return inner if registered.config and inner.is_dir() else folder
 
 
-def columns_of(name: str, given: dict[str, str]) -> dict[str, str]:
-    """The columns a recipe names, or those of a set known by name."""
-    return given or (NAMED[name].columns if name in NAMED else {})
+def dataset_columns(name: str, recipe_columns: dict[str, str]) -> dict[str, str]:
+    """Return the columns set in the recipe, or those of a registered dataset."""
+    return recipe_columns or (REGISTRY[name].columns if name in REGISTRY else {})
 
 
-def _beside(name: str) -> Path | None:
-    """The folder or file of that name in $MESHWRIGHT_DATA."""
+def _in_data_folder(name: str) -> Path | None:
+    """Return the folder or file of that name in $MESHWRIGHT_DATA."""
     root = os.environ.get("MESHWRIGHT_DATA", "")
     if not root:
         return None
@@ -88,64 +92,71 @@ def _beside(name: str) -> Path | None:
     return None
 
 
-def _from_hub(name: str, named: Named, split: str, streaming: bool) -> Rows:
-    datasets = need("datasets")
+def _from_hub(name: str, registered: RegisteredDataset, split: str, streaming: bool) -> Rows:
+    datasets = require_package("datasets")
     reachable = hub_reachable()
     try:
         if reachable:
-            found = datasets.load_dataset(named.hub_id, named.config or None, split=split, streaming=streaming)
-            return Rows(name, saved=found)
-        return _from_cache(name, named, split)
-    except Exception as error:  # offline, gated, unknown, torn: the user is told where was looked and what to do
-        why = first_line(error) if reachable else "does not answer or may not be asked"
-        raise _nowhere(name, named.hub_id, why) from None
+            found = datasets.load_dataset(
+                registered.hub_id, registered.config or None, split=split, streaming=streaming
+            )
+            return Rows(name, dataset=found)
+        return _from_cache(name, registered, split)
+    except Exception as error:  # offline, gated, unknown or corrupt: report where we searched and what to do
+        reason = first_line(error) if reachable else "unreachable, or HF_HUB_OFFLINE is set"
+        raise _not_found(name, registered.hub_id, reason) from None
 
 
-def _from_cache(name: str, named: Named, split: str) -> Rows:
-    """A data set that was prepared or downloaded before, without asking the hub (whose retries take half a minute)."""
+def _from_cache(name: str, registered: RegisteredDataset, split: str) -> Rows:
+    """Open a dataset prepared or downloaded before, without contacting the hub (whose retries take half a minute)."""
     from huggingface_hub import snapshot_download
 
-    cached = need("datasets.packaged_modules.cache.cache")
-    told = {"dataset_name": named.hub_id.rpartition("/")[2], "repo_id": named.hub_id, "version": "auto", "hash": "auto"}
+    cached = require_package("datasets.packaged_modules.cache.cache")
+    identity = {
+        "dataset_name": registered.hub_id.rpartition("/")[2],
+        "repo_id": registered.hub_id,
+        "version": "auto",
+        "hash": "auto",
+    }
     try:
-        prepared = cached.Cache(config_name=named.config or None, **told)
-        return Rows(name, saved=prepared.as_dataset(split=split))
-    except ValueError:  # never prepared; its files may be there nevertheless
-        folder = snapshot_download(named.hub_id, repo_type="dataset", local_files_only=True)
-    return find_rows(_of_config(Path(folder), named), split, name)
+        prepared = cached.Cache(config_name=registered.config or None, **identity)
+        return Rows(name, dataset=prepared.as_dataset(split=split))
+    except ValueError:  # never prepared, but its files may have been downloaded
+        folder = snapshot_download(registered.hub_id, repo_type="dataset", local_files_only=True)
+    return find_rows(_config_folder(Path(folder), registered), split, name)
 
 
 def hub_reachable() -> bool:
-    """Whether the hub may be asked and answers at all."""
+    """Return whether the hub is enabled and reachable."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return False
     address = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     host, port = address.hostname or "", address.port or (80 if address.scheme == "http" else 443)
     proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")
     if proxy:
-        through = urlsplit(proxy if "//" in proxy else f"//{proxy}")
-        host, port = through.hostname or host, through.port or port
+        proxy_address = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+        host, port = proxy_address.hostname or host, proxy_address.port or port
     try:
-        with socket.create_connection((host, port), timeout=REACH_S):
+        with socket.create_connection((host, port), timeout=HUB_TIMEOUT_S):
             return True
     except OSError:
         return False
 
 
-def _nowhere(name: str, hub_id: str, why: str = "") -> InputError:
+def _not_found(name: str, hub_id: str, hub_error: str = "") -> InputError:
     root = os.environ.get("MESHWRIGHT_DATA", "")
-    looked = [f"the path {name}", f"{root}/{name}" if root else "$MESHWRIGHT_DATA (not set)"]
+    searched = [f"the path {name}", f"{root}/{name}" if root else "$MESHWRIGHT_DATA (not set)"]
     fix = [f"{FIELD}=FILE or FOLDER of JSONL, JSON, CSV or Parquet", "--dataset mock"]
     hint = ""
     if hub_id:
-        looked += ["the local Hugging Face cache", f"the hub as {hub_id}: {why}"]
+        searched += ["the local Hugging Face cache", f"the hub as {hub_id}: {hub_error}"]
         fix.insert(
             0, f"hf download {hub_id} --repo-type dataset --local-dir {root or 'FOLDER'}/{name.rsplit('/', 1)[-1]}"
         )
         if not root:
             fix.insert(1, "export MESHWRIGHT_DATA=FOLDER")
-    elif near := closest(name, NAMED):
-        hint = f", did you mean {' or '.join(near)}?"
-        fix = [f"{FIELD}={one}" for one in near] + fix
-    reason = f"no such data set{hint} (looked at {'; '.join(looked)})"
+    elif suggestions := closest(name, REGISTRY):
+        hint = f"; did you mean {' or '.join(suggestions)}?"
+        fix = [f"{FIELD}={one}" for one in suggestions] + fix
+    reason = f"dataset not found{hint} (searched {'; '.join(searched)})"
     return InputError(reason, field=FIELD, value=name, fix=tuple(fix))

@@ -1,4 +1,4 @@
-"""The samples of fine-tuning: from a recipe's data set, or made up, packed, padded, grouped or streamed."""
+"""Fine-tuning data: conversations of a dataset or mock ones; packed, padded, grouped by length or streamed."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.engine.data.conversations import detect_columns
-from meshwright.engine.data.dataset_registry import NAMED, columns_of, open_rows
-from meshwright.engine.data.files import FIELD, Rows
-from meshwright.engine.data.length_grouping import ByLength
-from meshwright.engine.data.mock import HELD_OUT, Mock
-from meshwright.engine.data.packing import Packed, Padded
-from meshwright.engine.data.prompt_response import MockAnswers
-from meshwright.engine.data.sampler import Sample, Source, nothing_held_out
-from meshwright.engine.data.sft_cache import Policy, TokenizedConversations, tokenised
+from meshwright.engine.data.dataset_registry import REGISTRY, dataset_columns, open_rows
+from meshwright.engine.data.files import Rows
+from meshwright.engine.data.length_grouping import LengthGrouped
+from meshwright.engine.data.mock import VALIDATION_SEED_OFFSET, Mock
+from meshwright.engine.data.packing import PackedCorpus, PaddedCorpus
+from meshwright.engine.data.prompt_response import MockConversations
+from meshwright.engine.data.sample_types import Sample, Source, no_validation_data
+from meshwright.engine.data.sft_cache import Policy, TokenizedConversations, tokenize_conversations
 from meshwright.engine.data.shuffle import Shuffled
-from meshwright.engine.data.streaming import Streamed
-from meshwright.engine.data.templates import Template
+from meshwright.engine.data.streaming import StreamedConversations
+from meshwright.engine.data.templates import ChatTemplate
 from meshwright.engine.data.tokenizers import check_ids, load_tokenizer
 from meshwright.engine.metrics.jsonl import log
 from meshwright.errors import InputError
@@ -31,133 +31,141 @@ MOCK = "mock"
 
 
 def open_instructions(recipe: Recipe, vocab: int, pretrained: Path | None = None, held_out: bool = False) -> Source:
-    """The samples that a recipe fine-tunes on, or those it is evaluated on."""
-    _refuse_what_does_not_go_together(recipe)
+    """Open the fine-tuning samples of a recipe, or its held-out ones."""
+    _check_compatible_settings(recipe)
     data, seed = recipe.data, recipe.train.seed
-    if data.dataset == MOCK and recipe.benchmark:  # an upper bound: every place holds a token that counts
-        return Mock(vocab, data.seq_length, seed + HELD_OUT * held_out)
+    if data.dataset == MOCK and recipe.benchmark:  # an upper bound: no padding, every token in the loss
+        return Mock(vocab, data.seq_length, seed + VALIDATION_SEED_OFFSET * held_out)
     if data.dataset == MOCK:
-        made_up = MockAnswers(vocab, data.seq_length, seed + HELD_OUT * held_out, data.packing)
-        return _grouped(made_up, recipe) if data.group_by_length else made_up
+        mock = MockConversations(vocab, data.seq_length, seed + VALIDATION_SEED_OFFSET * held_out, data.packing)
+        return _group_by_length(mock, recipe) if data.group_by_length else mock
     tokenizer = load_tokenizer(recipe, pretrained)
     check_ids(tokenizer, vocab)
-    name, split = where_to_read(recipe, held_out)
+    name, split = dataset_and_split(recipe, held_out)
     rows = open_rows(name, split, data.streaming)
     policy = Policy(data.train_on, data.truncation, data.seq_length + 1)
-    given = columns_of(name, data.columns)
+    columns = dataset_columns(name, data.columns)
     if data.streaming:
-        return _streamed(rows, given, Template(tokenizer, data.chat_template, data.train_on), policy, data.seq_length)
-    talks = tokenised(rows, given, tokenizer, data.chat_template, policy, data.workers)
-    part = 0.0 if data.validation else data.validation_part
-    indices = split_by_content(talks, part, held_out)
-    return _arranged(recipe, talks, indices, held_out)
+        return _open_stream(
+            rows, columns, ChatTemplate(tokenizer, data.chat_template, data.train_on), policy, data.seq_length
+        )
+    conversations = tokenize_conversations(rows, columns, tokenizer, data.chat_template, policy, data.workers)
+    share = 0.0 if data.validation else data.validation_part
+    indices = split_by_content(conversations, share, held_out)
+    return _build_source(recipe, conversations, indices, held_out)
 
 
-def split_by_content(talks: TokenizedConversations, part: float, held_out: bool) -> NDArray[np.int64]:
-    """The conversations that are held out, or the others; equal ones are always on the same side."""
-    if part == 0:
-        return np.arange(len(talks))
-    outside = np.asarray(talks.hashes) < np.uint64(min(int(part * 2**64), 2**64 - 1))
-    indices = np.flatnonzero(outside == held_out)
+def split_by_content(conversations: TokenizedConversations, share: float, held_out: bool) -> NDArray[np.int64]:
+    """Return the held-out conversations or the others; identical conversations are always on the same side."""
+    if share == 0:
+        return np.arange(len(conversations))
+    is_held_out = np.asarray(conversations.hashes) < np.uint64(min(int(share * 2**64), 2**64 - 1))
+    indices = np.flatnonzero(is_held_out == held_out)
     if not len(indices):
-        side = "evaluated on" if held_out else "trained on"
+        side = "evaluate on" if held_out else "train on"
         raise InputError(
-            f"of {len(talks)} conversations none is left to be {side}", field="data.validation_part", value=part
+            f"none of the {len(conversations)} conversations is left to {side}",
+            field="data.validation_part",
+            value=share,
         )
     return indices
 
 
-class InOrder:
-    """A shuffled corpus whose samples tell their lengths by number."""
+class ShuffledWithLengths:
+    """A shuffled corpus with sample lengths by number."""
 
-    def __init__(self, corpus: Padded, seed: int) -> None:
+    def __init__(self, corpus: PaddedCorpus, seed: int) -> None:
         self.corpus, self.order = corpus, Shuffled(corpus, seed)
 
     def length(self, number: int) -> int:
-        """Tokens of a sample before it is filled up."""
+        """Return the tokens of a sample without padding."""
         return self.corpus.length(self.order.index(number))
 
     def sample(self, number: int) -> Sample:
-        """The sample with this number."""
+        """Return the sample with this number."""
         return self.corpus.sample(self.order.index(number))
 
 
-def _arranged(recipe: Recipe, talks: TokenizedConversations, indices: NDArray[np.int64], held_out: bool) -> Source:
+def _build_source(
+    recipe: Recipe, conversations: TokenizedConversations, indices: NDArray[np.int64], held_out: bool
+) -> Source:
     data, seed = recipe.data, recipe.train.seed
-    corpus = (Packed if data.packing else Padded)(talks, indices, data.seq_length)
-    what = "evaluated on" if held_out else "trained on"
-    said = [
-        *talks.told.lines(),
-        f"{len(indices)} conversations are {what}, in {len(corpus)} samples of {data.seq_length}",
+    corpus = (PackedCorpus if data.packing else PaddedCorpus)(conversations, indices, data.seq_length)
+    purpose = "held out for evaluation" if held_out else "used for training"
+    lines = [
+        *conversations.stats.lines(),
+        f"{len(indices)} conversations {purpose}, in {len(corpus)} samples of {data.seq_length} tokens",
     ]
-    if data.group_by_length and isinstance(corpus, Padded):
-        tell(recipe, [*said, "samples of like length share a step"])
-        return _grouped(InOrder(corpus, seed), recipe)
-    tell(recipe, [*said, f"{corpus.share:.1%} of their tokens are real, the rest is padding"])
+    if data.group_by_length and isinstance(corpus, PaddedCorpus):
+        log_dataset_stats(recipe, [*lines, "samples are grouped by length"])
+        return _group_by_length(ShuffledWithLengths(corpus, seed), recipe)
+    log_dataset_stats(recipe, [*lines, f"{corpus.efficiency:.1%} of their tokens are not padding"])
     return Shuffled(corpus, seed)
 
 
-def _grouped(inner: MockAnswers | InOrder, recipe: Recipe) -> ByLength:
-    return ByLength(inner, recipe.train.global_batch_size, recipe.train.seed, recipe.data.seq_length)
+def _group_by_length(inner: MockConversations | ShuffledWithLengths, recipe: Recipe) -> LengthGrouped:
+    return LengthGrouped(inner, recipe.train.global_batch_size, recipe.train.seed, recipe.data.seq_length)
 
 
-def _streamed(rows: Rows, given: dict[str, str], template: Template, policy: Policy, seq_length: int) -> Streamed:
-    first = next(iter(rows), None)
-    if first is None:
-        raise InputError("the data set has no rows", field=FIELD, value=rows.name)
-    return Streamed(rows, detect_columns(first[1], given, rows.name), template, policy, seq_length)
+def _open_stream(
+    rows: Rows, columns: dict[str, str], template: ChatTemplate, policy: Policy, seq_length: int
+) -> StreamedConversations:
+
+    return StreamedConversations(rows, detect_columns(rows.first(), columns, rows.name), template, policy, seq_length)
 
 
-def where_to_read(recipe: Recipe, held_out: bool) -> tuple[str, str]:
-    """The data set and the split of it to read."""
+def dataset_and_split(recipe: Recipe, held_out: bool) -> tuple[str, str]:
+    """Return the dataset and the split to read."""
     data = recipe.data
-    known = NAMED.get(data.dataset)
-    inside = data.validation_part > 0 or bool(data.validation) or bool(known and known.held_out)
-    if recipe.train.eval_every and not inside:
-        raise nothing_held_out(recipe)
+    known = REGISTRY.get(data.dataset)
+    has_validation = data.validation_part > 0 or bool(data.validation) or bool(known and known.held_out)
+    if recipe.train.eval_every and not has_validation:
+        raise no_validation_data(recipe)
     if not held_out or (data.validation_part > 0 and not data.validation):
         return data.dataset, data.split
     if not data.validation:
         return data.dataset, known.held_out if known else data.split
-    is_set = Path(data.validation).expanduser().exists() or data.validation in NAMED or "/" in data.validation
-    if not is_set:
+    is_dataset = Path(data.validation).expanduser().exists() or data.validation in REGISTRY or "/" in data.validation
+    if not is_dataset:
         return data.dataset, data.validation
     return data.validation, "train" if Path(data.validation).expanduser().is_file() else data.split
 
 
-def _refuse_what_does_not_go_together(recipe: Recipe) -> None:
+def _check_compatible_settings(recipe: Recipe) -> None:
     data = recipe.data
     if data.group_by_length and data.packing:
-        raise _both("packed samples are all of one length", "data.group_by_length", "data.packing=false")
+        raise _incompatible("packed samples all have the same length", "data.group_by_length", "data.packing=false")
     for needed, why, fix in (
         (recipe.layout.pp > 1, "pipelines need", "layout.pp=1"),
         (recipe.layout.cp > 1, "context parallelism needs", "layout.cp=1"),
         (recipe.kernels.cuda_graphs != "none", "CUDA graphs need", "kernels.cuda_graphs=none"),
     ):
         if data.group_by_length and needed:
-            reason = f"{why} samples of one length, so that grouping would save nothing"
-            raise _both(reason, "data.group_by_length", fix)
+            reason = f"{why} samples of equal length, so grouping by length would save nothing"
+            raise _incompatible(reason, "data.group_by_length", fix)
     if data.streaming and (data.packing or data.group_by_length):
         which = "packing" if data.packing else "group_by_length"
-        raise _both("lengths are not known before they are read", "data.streaming", f"data.{which}=false")
+        raise _incompatible(
+            "streaming does not know sample lengths in advance", "data.streaming", f"data.{which}=false"
+        )
     if data.streaming and data.validation_part > 0 and not data.validation:
-        raise _both(
-            "a part of the samples is held out by what is in them, which is not known before they are read",
+        raise _incompatible(
+            "validation_part selects samples by their content, which streaming does not know in advance",
             "data.streaming",
             "data.validation_part=0 data.validation=FILE, FOLDER or split",
         )
 
 
-def _both(reason: str, field: str, fix: str) -> InputError:
+def _incompatible(reason: str, field: str, fix: str) -> InputError:
     return InputError(reason, field=field, value=True, fix=(f"{field}=false", fix))
 
 
-def tell(recipe: Recipe, lines: Sequence[str]) -> None:
-    """Says on stderr, once for all ranks and evaluations, what was found in the data."""
+def log_dataset_stats(recipe: Recipe, lines: Sequence[str]) -> None:
+    """Log dataset statistics to stderr once, on rank 0."""
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
-        _tell_once(f"{recipe.data.dataset}: {'; '.join(lines)}")
+        _log_once(f"{recipe.data.dataset}: {'; '.join(lines)}")
 
 
 @lru_cache(maxsize=64)
-def _tell_once(text: str) -> None:
+def _log_once(text: str) -> None:
     log(text)

@@ -1,4 +1,4 @@
-"""Samples of like length in one step, which is as wide as its longest."""
+"""Groups samples of similar length into steps; a step is as wide as its longest sample."""
 
 from __future__ import annotations
 
@@ -8,55 +8,55 @@ from typing import Protocol
 
 import numpy as np
 
-from meshwright.engine.data.sampler import Sample, Samples, stack
-from meshwright.engine.data.shuffle import shuffled
+from meshwright.engine.data.sample_types import Sample, Samples, stack
+from meshwright.engine.data.shuffle import permute_index
 
-STEPS = 64  # steps whose samples are sorted by length together
-MULTIPLE = 64  # widths are rounded up to this: few widths for a compiler, and whole tiles
+WINDOW_STEPS = 64  # number of steps whose samples are sorted by length together
+WIDTH_MULTIPLE = 64  # widths are rounded up: fewer shapes to compile, and full tiles
 
 
-class Measured(Protocol):
-    """Samples without an end by number, whose lengths are known before they are made."""
+class SizedSource(Protocol):
+    """An endless source whose sample lengths are known in advance."""
 
     def length(self, number: int) -> int:
-        """Tokens of a sample without padding."""
+        """Return the tokens of a sample without padding."""
 
     def sample(self, number: int) -> Sample:
-        """The sample, filled up to the longest width there is."""
+        """Return the sample, padded to the maximum width."""
 
 
-class ByLength:
-    """Deals samples out so that those of a step are of like length.
+class LengthGrouped:
+    """Reorders samples so that those of one step have similar lengths.
 
-    The samples of `STEPS` steps are sorted by length and cut into steps, which come in a shuffled order. Every sample
-    comes exactly as often as without; ranks do not enter into it, the number of samples in a step does.
+    The samples of `WINDOW_STEPS` steps are sorted by length and split into steps, which are then shuffled. Each sample
+    is seen exactly as often as without grouping. The order depends on the global batch size but not on the ranks.
     """
 
-    def __init__(self, inner: Measured, step_size: int, seed: int, longest: int) -> None:
-        self.inner, self.step_size, self.seed, self.longest = inner, step_size, seed, longest
+    def __init__(self, inner: SizedSource, step_size: int, seed: int, max_width: int) -> None:
+        self.inner, self.step_size, self.seed, self.max_width = inner, step_size, seed, max_width
         self._window = lru_cache(maxsize=4)(self._sorted)
 
     def samples(self, numbers: Sequence[int]) -> Samples:
-        """The samples with these numbers, which must be of one step."""
+        """Return the samples with these numbers, which must belong to one step."""
         steps = {number // self.step_size for number in numbers}
         if len(steps) != 1:
-            raise ValueError(f"samples of {len(steps)} steps asked for at once")
+            raise ValueError(f"samples of {len(steps)} steps requested together, not of one")
         members, width = self._step(steps.pop())
-        made = [self.inner.sample(members[number % self.step_size]) for number in numbers]
-        return stack([Sample(one.tokens[: width + 1], one.counted[:width]) for one in made])
+        rows = [self.inner.sample(members[number % self.step_size]) for number in numbers]
+        return stack([Sample(one.tokens[: width + 1], one.loss_mask[:width]) for one in rows])
 
     def _step(self, step: int) -> tuple[list[int], int]:
-        """The numbers of a step's samples in the order without grouping, and the step's width."""
-        window, place = divmod(step, STEPS)
-        members, longest = self._window(window)[place]
-        needed = -(-(longest - 1) // MULTIPLE) * MULTIPLE
-        return members, min(needed, self.longest)
+        """Return the ungrouped numbers of a step's samples, and the step's width."""
+        window, offset = divmod(step, WINDOW_STEPS)
+        members, max_width = self._window(window)[offset]
+        needed = -(-(max_width - 1) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+        return members, min(needed, self.max_width)
 
     def _sorted(self, window: int) -> list[tuple[list[int], int]]:
-        size = STEPS * self.step_size
+        size = WINDOW_STEPS * self.step_size
         numbers = range(window * size, (window + 1) * size)
         lengths = np.array([self.inner.length(number) for number in numbers])
-        order = np.argsort(lengths, kind="stable").reshape(STEPS, self.step_size)
+        order = np.argsort(lengths, kind="stable").reshape(WINDOW_STEPS, self.step_size)
         key = self.seed * 0x9E3779B97F4A7C15 + window
-        steps = [order[shuffled(place, STEPS, key)] for place in range(STEPS)]
+        steps = [order[permute_index(offset, WINDOW_STEPS, key)] for offset in range(WINDOW_STEPS)]
         return [([window * size + int(i) for i in step], int(lengths[step].max())) for step in steps]

@@ -1,9 +1,9 @@
-"""Megatron's indexed data sets: `PREFIX.bin` with tokens and `PREFIX.idx` that says where sequences lie, version 1.
+"""Megatron indexed datasets, version 1: tokens in `PREFIX.bin`, sequence offsets in `PREFIX.idx`.
 
-The index: 9 bytes of magic, the version (uint64), a code for the tokens' format (uint8), the number of sequences and
-the length of the document list (uint64 each); then the length of each sequence in tokens (int32), its place in the
-tokens' file in bytes (int64), and the document list (int64: the first sequence of each document, and the number of
-sequences at its end). All little-endian.
+The index: 9 bytes of magic, the version (uint64), the dtype code of the tokens (uint8), the number of sequences and
+the length of the document list (uint64 each); then the length of each sequence in tokens (int32), its byte offset in
+the .bin file (int64), and the document list (int64: the first sequence of each document, followed by the number of
+sequences). All little-endian.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.engine.data.shards import Part, Stream, map_file
+from meshwright.engine.data.shards import Segment, Stream, map_file
 from meshwright.engine.fsync import sync_file
 from meshwright.errors import InputError
 
@@ -37,79 +37,79 @@ DTYPES: dict[int, np.dtype[Any]] = {
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 LENGTHS: np.dtype[Any] = np.dtype("<i4")
-PLACES: np.dtype[Any] = np.dtype("<i8")
-AT_ONCE = 1 << 20  # sequences checked at a time: an index may be larger than memory
+OFFSETS: np.dtype[Any] = np.dtype("<i8")
+CHECK_CHUNK = 1 << 20  # sequences checked at a time: an index can be larger than memory
 
 
 @dataclass(frozen=True)
 class MegatronFile:
-    """A pair of .bin and .idx files, checked and mapped into memory."""
+    """A pair of .bin and .idx files, validated and memory-mapped."""
 
     prefix: Path
     dtype: np.dtype[Any]
-    lengths: NDArray[np.int32]  # of sequences, in tokens
-    places: NDArray[np.int64]  # of sequences, in bytes
+    lengths: NDArray[np.int32]  # tokens per sequence
+    offsets: NDArray[np.int64]  # byte offset of each sequence
     document_list: NDArray[np.int64]
-    tokens: NDArray[Any]  # the whole .bin file
-    contiguous: bool  # sequences lie one after the other without gaps
+    tokens: NDArray[Any]  # the .bin file
+    contiguous: bool  # sequences follow each other without gaps
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def sequence(self, number: int) -> NDArray[Any]:
-        """The tokens of one sequence."""
-        begin = int(self.places[number]) // self.dtype.itemsize
+        """Return the tokens of one sequence."""
+        begin = int(self.offsets[number]) // self.dtype.itemsize
         return self.tokens[begin : begin + int(self.lengths[number])]
 
     def documents(self) -> Iterator[list[NDArray[Any]]]:
-        """The sequences of each document, in order."""
+        """Yield the sequences of each document, in order."""
         for i in range(len(self.document_list) - 1):
             yield [self.sequence(n) for n in range(int(self.document_list[i]), int(self.document_list[i + 1]))]
 
     def stream(self) -> Stream:
-        """All documents as one stream."""
-        part = Part(self.tokens, _Ends(self)) if self.contiguous else _gathered(self)
-        return Stream([part], str(self.prefix))
+        """Return all documents as one stream."""
+        segment = Segment(self.tokens, _Ends(self)) if self.contiguous else _scattered_segment(self)
+        return Stream([segment], str(self.prefix))
 
 
-def prefix_of(path: Path) -> Path | None:
-    """The prefix of a pair of files, when a path is that prefix or one of the two."""
+def megatron_prefix(path: Path) -> Path | None:
+    """Return the prefix of a file pair if the path is that prefix or one of the two files."""
     prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
     both = all(Path(f"{prefix}{ending}").is_file() for ending in (".bin", ".idx"))
     return prefix if both else None
 
 
 def open_megatron(prefix: Path) -> MegatronFile:
-    """Opens and checks a pair of files; an error names the file and what is wrong with it."""
+    """Open and validate a pair of files."""
     index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
     for path in (index, data):
         if not path.is_file():
-            raise _damaged(path, "the file is missing")
-    dtype, sequences, listed = _header(index)
-    at, parts = HEADER.size, []
-    for kind, count in ((LENGTHS, sequences), (PLACES, sequences), (PLACES, listed)):
-        parts.append(map_file(index, kind, count, at))
-        at += kind.itemsize * count
-    lengths, places, document_list = parts
+            raise _corrupt(path, "the file is missing")
+    dtype, sequences, borders = _header(index)
+    position, arrays = HEADER.size, []
+    for item_dtype, count in ((LENGTHS, sequences), (OFFSETS, sequences), (OFFSETS, borders)):
+        arrays.append(map_file(index, item_dtype, count, position))
+        position += item_dtype.itemsize * count
+    lengths, offsets, document_list = arrays
     size = data.stat().st_size
-    contiguous = _check_sequences(index, lengths, places, dtype, size)
+    contiguous = _check_sequences(index, lengths, offsets, dtype, size)
     _check_documents(index, document_list, sequences)
     tokens = map_file(data, dtype, size // dtype.itemsize, 0)
-    return MegatronFile(prefix, dtype, lengths, places, document_list, tokens, contiguous)
+    return MegatronFile(prefix, dtype, lengths, offsets, document_list, tokens, contiguous)
 
 
 class MegatronWriter:
-    """Writes a pair of files; they appear under their names when everything is written."""
+    """Writes a pair of files, renamed to their final names once complete."""
 
     def __init__(self, prefix: Path, dtype: Any) -> None:
-        kind = np.dtype(dtype).newbyteorder("<")
-        if kind not in CODES:
+        token_dtype = np.dtype(dtype).newbyteorder("<")
+        if token_dtype not in CODES:
             raise InputError(
-                f"tokens of this format cannot be written ({', '.join(str(known) for known in CODES)})",
+                f"unsupported token dtype ({', '.join(str(known) for known in CODES)})",
                 field="dtype",
                 value=str(dtype),
             )
-        self.prefix, self.dtype = prefix, kind
+        self.prefix, self.dtype = prefix, token_dtype
         self._lengths: list[int] = []
         self._documents = [0]
         prefix.parent.mkdir(parents=True, exist_ok=True)
@@ -117,27 +117,27 @@ class MegatronWriter:
         self._file = self._partial[".bin"].open("wb")
 
     def add(self, tokens: Sequence[int] | NDArray[Any]) -> None:
-        """One more sequence of the document."""
-        given = np.asarray(tokens, dtype=np.int64) if len(tokens) else np.zeros(0, np.int64)
+        """Append a sequence to the current document."""
+        values = np.asarray(tokens, dtype=np.int64) if len(tokens) else np.zeros(0, np.int64)
         limits = np.iinfo(self.dtype)
-        if len(given) and not limits.min <= int(given.min()) <= int(given.max()) <= limits.max:
-            raise InputError(f"a token does not fit into {self.dtype}", field="tokens", value=int(given.max()))
-        self._file.write(given.astype(self.dtype).tobytes())
-        self._lengths.append(len(given))
+        if len(values) and not limits.min <= int(values.min()) <= int(values.max()) <= limits.max:
+            raise InputError(f"a token does not fit into {self.dtype}", field="tokens", value=int(values.max()))
+        self._file.write(values.astype(self.dtype).tobytes())
+        self._lengths.append(len(values))
 
     def end_document(self) -> None:
-        """The sequences since the last end are one document."""
+        """End the current document."""
         self._documents.append(len(self._lengths))
 
     def __enter__(self) -> MegatronWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
         try:
             if error is None:
                 self._write_index()
                 sync_file(self._file)
-                for ending in (".bin", ".idx"):  # the index last: it makes the pair whole
+                for ending in (".bin", ".idx"):  # the index last: its presence marks the pair complete
                     self._partial[ending].replace(f"{self.prefix}{ending}")
         finally:
             self._file.close()
@@ -147,27 +147,27 @@ class MegatronWriter:
     def _write_index(self) -> None:
         lengths = np.array(self._lengths, dtype=LENGTHS)
         ends = np.cumsum(lengths, dtype=np.int64) * self.dtype.itemsize
-        places = np.concatenate([np.zeros(1, np.int64), ends])[: len(lengths)]
+        offsets = np.concatenate([np.zeros(1, np.int64), ends])[: len(lengths)]
         with self._partial[".idx"].open("wb") as file:
             file.write(HEADER.pack(MAGIC, VERSION, CODES[self.dtype], len(lengths), len(self._documents)))
-            for array, kind in ((lengths, LENGTHS), (places, PLACES), (np.array(self._documents), PLACES)):
-                file.write(array.astype(kind).tobytes())
+            for array, item_dtype in ((lengths, LENGTHS), (offsets, OFFSETS), (np.array(self._documents), OFFSETS)):
+                file.write(array.astype(item_dtype).tobytes())
             sync_file(file)
 
 
 def write_stream(stream: Stream, prefix: Path, dtype: Any) -> None:
-    """Writes the documents of a stream as a pair of files, one sequence for each."""
+    """Write the documents of a stream as a pair of files, one sequence per document."""
     with MegatronWriter(prefix, dtype) as writer:
-        for part in stream.parts:
+        for segment in stream.segments:
             begin = 0
-            for end in part.ends:
-                writer.add(part.tokens[begin : int(end)])
+            for end in segment.ends:
+                writer.add(segment.tokens[begin : int(end)])
                 writer.end_document()
                 begin = int(end)
 
 
 class _Ends(Sequence[int]):
-    """Where documents end, looked up in the index when asked for: there may be more than memory holds."""
+    """Document ends, looked up lazily in the index: the list can be larger than memory."""
 
     def __init__(self, file: MegatronFile) -> None:
         self.file = file
@@ -176,22 +176,22 @@ class _Ends(Sequence[int]):
         return len(self.file.document_list) - 1
 
     @overload
-    def __getitem__(self, at: int) -> int: ...
+    def __getitem__(self, index: int) -> int: ...
     @overload
-    def __getitem__(self, at: slice) -> list[int]: ...
-    def __getitem__(self, at: int | slice) -> int | list[int]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
-        if not 0 <= at < len(self):
-            raise IndexError(at)
-        after = int(self.file.document_list[at + 1]) - 1  # the document's last sequence
-        if after < 0:
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        last = int(self.file.document_list[index + 1]) - 1  # the document's last sequence
+        if last < 0:
             return 0
-        return int(self.file.places[after]) // self.file.dtype.itemsize + int(self.file.lengths[after])
+        return int(self.file.offsets[last]) // self.file.dtype.itemsize + int(self.file.lengths[last])
 
 
 class _Scattered:
-    """Sequences that lie anywhere in the file, as one run of tokens."""
+    """Sequences at arbitrary offsets, presented as one contiguous token array."""
 
     def __init__(self, file: MegatronFile, starts: NDArray[np.int64]) -> None:
         self.file, self.starts = file, starts
@@ -199,20 +199,20 @@ class _Scattered:
     def __len__(self) -> int:
         return int(self.starts[-1])
 
-    def __getitem__(self, at: slice) -> NDArray[Any]:
-        begin, end, _ = at.indices(len(self))
-        found = [np.zeros(0, self.file.dtype)]
+    def __getitem__(self, index: slice) -> NDArray[Any]:
+        begin, end, _ = index.indices(len(self))
+        pieces = [np.zeros(0, self.file.dtype)]
         for number in range(max(bisect_right(self.starts, begin) - 1, 0), len(self.file)):
             start = int(self.starts[number])
             if start >= end:
                 break
-            found.append(self.file.sequence(number)[max(begin - start, 0) : end - start])
-        return np.concatenate(found)
+            pieces.append(self.file.sequence(number)[max(begin - start, 0) : end - start])
+        return np.concatenate(pieces)
 
 
-def _gathered(file: MegatronFile) -> Part:
+def _scattered_segment(file: MegatronFile) -> Segment:
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(file.lengths, dtype=np.int64)])
-    return Part(_Scattered(file, starts), starts[file.document_list[1:]])  # type: ignore[arg-type]  # bisected
+    return Segment(_Scattered(file, starts), starts[file.document_list[1:]])  # type: ignore[arg-type]  # bisected
 
 
 def _header(path: Path) -> tuple[np.dtype[Any], int, int]:
@@ -220,62 +220,60 @@ def _header(path: Path) -> tuple[np.dtype[Any], int, int]:
     with path.open("rb") as file:
         raw = file.read(HEADER.size)
     if len(raw) < HEADER.size:
-        raise _damaged(path, f"{size} bytes are less than a header")
-    magic, version, code, sequences, listed = HEADER.unpack(raw)
+        raise _corrupt(path, f"{size} bytes is shorter than the header")
+    magic, version, code, sequences, borders = HEADER.unpack(raw)
     if magic != MAGIC:
-        raise _damaged(path, "it does not begin like an index of Megatron")
+        raise _corrupt(path, "no Megatron index magic at its start")
     if version != VERSION:
-        raise _damaged(path, f"its version is {version}, not {VERSION}")
+        raise _corrupt(path, f"version {version}, expected {VERSION}")
     if code not in DTYPES:
-        raise _damaged(path, f"the code {code} stands for no format of tokens ({', '.join(map(str, DTYPES))})")
-    expected = HEADER.size + sequences * (LENGTHS.itemsize + PLACES.itemsize) + listed * PLACES.itemsize
+        raise _corrupt(path, f"unknown token dtype code {code} ({', '.join(map(str, DTYPES))})")
+    expected = HEADER.size + sequences * (LENGTHS.itemsize + OFFSETS.itemsize) + borders * OFFSETS.itemsize
     if size == expected + sequences and sequences:
-        raise _damaged(path, "it carries modes of images and text, which are not read")
+        raise _corrupt(path, "multimodal indices (with sequence modes) are not supported")
     if size != expected:
-        raise _damaged(
-            path, f"{sequences:,} sequences and {listed:,} document borders need {expected:,} bytes, not {size:,}"
+        raise _corrupt(
+            path, f"{sequences:,} sequences and {borders:,} document borders need {expected:,} bytes, not {size:,}"
         )
-    return DTYPES[code], sequences, listed
+    return DTYPES[code], sequences, borders
 
 
 def _check_sequences(
-    path: Path, lengths: NDArray[np.int32], places: NDArray[np.int64], dtype: np.dtype[Any], size: int
+    path: Path, lengths: NDArray[np.int32], offsets: NDArray[np.int64], dtype: np.dtype[Any], size: int
 ) -> bool:
-    """Refuses sequences outside the tokens' file; whether they lie one after the other and fill it."""
+    """Raise if a sequence is outside the .bin file; return whether the sequences fill it contiguously."""
     expected, contiguous = 0, True
-    for first in range(0, len(lengths), AT_ONCE):
-        length = np.array(lengths[first : first + AT_ONCE], dtype=np.int64) * dtype.itemsize
-        place = np.array(places[first : first + AT_ONCE])
-        wrong = (length < 0) | (place < 0) | (place > size - length) | (place % dtype.itemsize != 0)
-        if wrong.any():
-            number = first + int(wrong.argmax())
-            raise _damaged(
-                path, f"sequence {number} lies outside the {size:,} bytes of {path.with_suffix('.bin').name}"
-            )
+    for first in range(0, len(lengths), CHECK_CHUNK):
+        length = np.array(lengths[first : first + CHECK_CHUNK], dtype=np.int64) * dtype.itemsize
+        offset = np.array(offsets[first : first + CHECK_CHUNK])
+        invalid = (length < 0) | (offset < 0) | (offset > size - length) | (offset % dtype.itemsize != 0)
+        if invalid.any():
+            number = first + int(invalid.argmax())
+            raise _corrupt(path, f"sequence {number} is outside the {size:,} bytes of {path.with_suffix('.bin').name}")
         ends = expected + np.cumsum(length)
-        contiguous &= bool((place == ends - length).all())
+        contiguous &= bool((offset == ends - length).all())
         expected = int(ends[-1])
     if size % dtype.itemsize:
-        raise _damaged(path.with_suffix(".bin"), f"{size:,} bytes are not a whole number of {dtype} tokens")
+        raise _corrupt(path.with_suffix(".bin"), f"{size:,} bytes is not a multiple of the {dtype} token size")
     return contiguous and expected == size
 
 
 def _check_documents(path: Path, document_list: NDArray[np.int64], sequences: int) -> None:
-    before = 0
-    for first in range(0, len(document_list), AT_ONCE):
-        some = np.array(document_list[first : first + AT_ONCE])
-        if (np.diff(some, prepend=before) < 0).any():
-            raise _damaged(path, "the documents are not in order")
-        before = int(some[-1])
-    begins = int(document_list[0]) if len(document_list) else -1
-    if begins != 0 or before != sequences:
-        raise _damaged(path, f"the documents do not begin at 0 and end at the {sequences:,} sequences")
+    previous = 0
+    for first in range(0, len(document_list), CHECK_CHUNK):
+        chunk = np.array(document_list[first : first + CHECK_CHUNK])
+        if (np.diff(chunk, prepend=previous) < 0).any():
+            raise _corrupt(path, "document list is not sorted")
+        previous = int(chunk[-1])
+    start = int(document_list[0]) if len(document_list) else -1
+    if start != 0 or previous != sequences:
+        raise _corrupt(path, f"document list does not start at 0 and end at {sequences:,} sequences")
 
 
-def _damaged(path: Path, reason: str) -> InputError:
+def _corrupt(path: Path, reason: str) -> InputError:
     return InputError(
-        f"not a data set that can be read: {reason}",
+        f"cannot read the Megatron dataset: {reason}",
         field="data.dataset",
         value=str(path),
-        fix=("copy both files again, .bin and .idx", "or tokenise the text: meshwright tokenize …"),
+        fix=("copy both files again, .bin and .idx", "or tokenize the text: meshwright tokenize …"),
     )

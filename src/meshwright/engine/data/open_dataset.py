@@ -1,4 +1,4 @@
-"""From the name of a data set to its samples."""
+"""Opens a dataset or blend by name."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ from pathlib import Path
 
 import msgspec
 
-from meshwright.engine.data.blend import Blend, tempered
-from meshwright.engine.data.corpus_reader import ENDINGS
-from meshwright.engine.data.megatron_files import open_megatron, prefix_of
-from meshwright.engine.data.mock import HELD_OUT, Mock
-from meshwright.engine.data.sampler import Source, nothing_held_out
-from meshwright.engine.data.shards import Stream, StreamCorpus, foreign_tokens, is_shards, open_shards, spans
+from meshwright.engine.data.blend import Blend, apply_temperature
+from meshwright.engine.data.corpus_reader import SUFFIXES
+from meshwright.engine.data.megatron_files import megatron_prefix, open_megatron
+from meshwright.engine.data.mock import VALIDATION_SEED_OFFSET, Mock
+from meshwright.engine.data.sample_types import Source, no_validation_data
+from meshwright.engine.data.shards import (
+    Stream,
+    StreamCorpus,
+    is_shard_folder,
+    open_shards,
+    split_spans,
+    token_out_of_vocab,
+)
 from meshwright.engine.data.shuffle import Shuffled
 from meshwright.errors import InputError, closest
 from meshwright.recipes.types import Recipe
@@ -20,58 +27,58 @@ MOCK = "mock"
 MOCK_NAMES = (MOCK, "llm-pretrain-mock")
 
 
-def opened(recipe: Recipe, vocab: int, held_out: bool, pretrained: Path | None) -> Source:
-    """The samples of a recipe's data set or blend, or those held out from it."""
+def open_dataset(recipe: Recipe, vocab: int, held_out: bool, pretrained: Path | None) -> Source:
+    """Open a recipe's dataset or blend, or its held-out part."""
     data = recipe.data
     if not data.blend and not (data.anneal_steps and data.anneal_blend):
-        return _one(recipe, data.dataset, vocab, held_out, pretrained)
+        return _open_one(recipe, data.dataset, vocab, held_out, pretrained)
     if data.group_by_length:
         raise InputError(
-            "samples of like length are found within one data set, not in a blend",
+            "grouping by length works within one dataset, not in a blend",
             field="data.group_by_length",
             value=True,
             fix=("data.group_by_length=false",),
         )
     if held_out and data.validation:
-        return _one(recipe, data.dataset, vocab, held_out, pretrained)
+        return _open_one(recipe, data.dataset, vocab, held_out, pretrained)
     return _blend(recipe, vocab, held_out, pretrained)
 
 
 def _blend(recipe: Recipe, vocab: int, held_out: bool, pretrained: Path | None) -> Blend:
     data, train = recipe.data, recipe.train
-    weights = tempered(data.blend or {data.dataset: 1.0}, data.temperature)
-    anneal = tempered(data.anneal_blend, data.temperature, "data.anneal_blend") if data.anneal_blend else {}
+    weights = apply_temperature(data.blend or {data.dataset: 1.0}, data.temperature)
+    anneal = apply_temperature(data.anneal_blend, data.temperature, "data.anneal_blend") if data.anneal_blend else {}
     if bool(anneal) != bool(data.anneal_steps):
         raise InputError(
-            "annealing needs both the number of its steps and the weights it draws by",
+            "annealing needs both data.anneal_steps and data.anneal_blend",
             field="data.anneal_steps",
             value=data.anneal_steps,
-            fix=("data.anneal_steps=0 without data.anneal_blend", "or both"),
+            fix=("data.anneal_steps=0 without data.anneal_blend", "or set both"),
         )
     if data.anneal_steps > train.steps:
-        raise InputError(f"the training has {train.steps} steps", field="data.anneal_steps", value=data.anneal_steps)
+        raise InputError(f"exceeds train.steps={train.steps}", field="data.anneal_steps", value=data.anneal_steps)
     names = list(dict.fromkeys([*weights, *anneal]))
-    sources = [_one(recipe, name, vocab, held_out, pretrained) for name in names]
-    before = [weights.get(name, 0.0) for name in names]
+    sources = [_open_one(recipe, name, vocab, held_out, pretrained) for name in names]
+    base_weights = [weights.get(name, 0.0) for name in names]
     if not anneal or held_out:
-        return Blend(sources, before)
+        return Blend(sources, base_weights)
     return Blend(
         sources,
-        before,
+        base_weights,
         [anneal.get(name, 0.0) for name in names],
         (train.steps - data.anneal_steps) * train.global_batch_size,
     )
 
 
-def _one(recipe: Recipe, name: str, vocab: int, held_out: bool, pretrained: Path | None) -> Source:
-    """The samples of one data set."""
+def _open_one(recipe: Recipe, name: str, vocab: int, held_out: bool, pretrained: Path | None) -> Source:
+    """Open one dataset."""
     if recipe.goal != "pretrain":
         from meshwright.engine.data.instructions import open_instructions
 
         data = msgspec.structs.replace(recipe.data, dataset=MOCK if name in MOCK_NAMES else name)
         return open_instructions(msgspec.structs.replace(recipe, data=data), vocab, pretrained, held_out)
     if name in MOCK_NAMES:
-        return Mock(vocab, recipe.data.seq_length, recipe.train.seed + HELD_OUT * held_out)
+        return Mock(vocab, recipe.data.seq_length, recipe.train.seed + VALIDATION_SEED_OFFSET * held_out)
     corpus = _corpus(recipe, name, vocab, held_out, pretrained)
     return Shuffled(corpus, recipe.train.seed)
 
@@ -79,16 +86,16 @@ def _one(recipe: Recipe, name: str, vocab: int, held_out: bool, pretrained: Path
 def _corpus(recipe: Recipe, name: str, vocab: int, held_out: bool, pretrained: Path | None) -> StreamCorpus:
     data = recipe.data
     if recipe.train.eval_every and not data.validation and not data.validation_part:
-        raise nothing_held_out(recipe)
-    apart = bool(data.validation)  # what is evaluated on is a data set of its own
-    field = "data.validation" if held_out and apart else "data.dataset"
-    stream = _stream(recipe, data.validation if held_out and apart else name, vocab, pretrained, field)
-    trained, outside = spans(stream, 0.0 if apart else data.validation_part)
-    span = trained if apart or not held_out else outside
-    if span[1] - span[0] <= data.seq_length and not apart and data.validation_part:
+        raise no_validation_data(recipe)
+    separate = bool(data.validation)  # validation has its own dataset
+    field = "data.validation" if held_out and separate else "data.dataset"
+    stream = _stream(recipe, data.validation if held_out and separate else name, vocab, pretrained, field)
+    train_span, held_out_span = split_spans(stream, 0.0 if separate else data.validation_part)
+    span = train_span if separate or not held_out else held_out_span
+    if span[1] - span[0] <= data.seq_length and not separate and data.validation_part:
         raise InputError(
-            f"{'of' if held_out else 'after'} the last documents {span[1] - span[0]:,} tokens are left, "
-            f"less than one sample of {data.seq_length + 1:,}",
+            f"the {'held-out' if held_out else 'training'} documents have {span[1] - span[0]:,} tokens, "
+            f"fewer than one sample of {data.seq_length + 1:,}",
             field="data.validation_part",
             value=data.validation_part,
             fix=("more data", "a shorter data.seq_length", "data.validation=FILE or FOLDER"),
@@ -97,43 +104,43 @@ def _corpus(recipe: Recipe, name: str, vocab: int, held_out: bool, pretrained: P
 
 
 def _stream(recipe: Recipe, name: str, vocab: int, pretrained: Path | None, field: str) -> Stream:
-    """The tokens of a folder of shards, of Megatron's files, or of text that is tokenised first."""
+    """Open a token stream: a shard folder, Megatron files, or text that is tokenized first."""
     path = Path(name).expanduser()
-    prefix = prefix_of(path)
+    prefix = megatron_prefix(path)
     if prefix is not None:
         return open_megatron(prefix).stream()
-    if is_shards(path):
+    if is_shard_folder(path):
         stream, manifest = open_shards(path)
         if manifest.max_token >= vocab:
-            raise foreign_tokens(name, manifest.max_token, vocab)
+            raise token_out_of_vocab(name, manifest.max_token, vocab)
         return stream
-    if path.exists() and (path.is_dir() or path.name.lower().endswith(ENDINGS)):
-        return _tokenised(recipe, path, vocab, pretrained)
-    raise _nowhere(name, path, field)
+    if path.exists() and (path.is_dir() or path.name.lower().endswith(SUFFIXES)):
+        return _tokenize_stream(recipe, path, vocab, pretrained)
+    raise _not_found(name, path, field)
 
 
-def _tokenised(recipe: Recipe, path: Path, vocab: int, pretrained: Path | None) -> Stream:
-    from meshwright.engine.data.tokenize import tokenised_once
+def _tokenize_stream(recipe: Recipe, path: Path, vocab: int, pretrained: Path | None) -> Stream:
+    from meshwright.engine.data.tokenize import tokenize_cached
     from meshwright.engine.data.tokenizers import check_ids, load_tokenizer
 
     tokenizer = load_tokenizer(recipe, pretrained)
     check_ids(tokenizer, vocab)
-    return tokenised_once(path, tokenizer, recipe.data.columns.get("text", "text"))
+    return tokenize_cached(path, tokenizer, recipe.data.columns.get("text", "text"))
 
 
-def _nowhere(name: str, path: Path, field: str) -> InputError:
-    beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = [str(path.parent / found) for found in closest(path.name, {n.removesuffix(".idx") for n in beside})]
-    near += closest(name, MOCK_NAMES)
-    reason = "no folder of shards, no pair of .bin and .idx files and no text is found there"
-    if near:
-        reason += f"; did you mean {' or '.join(near)}?"
+def _not_found(name: str, path: Path, field: str) -> InputError:
+    siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    suggestions = [str(path.parent / found) for found in closest(path.name, {n.removesuffix(".idx") for n in siblings})]
+    suggestions += closest(name, MOCK_NAMES)
+    reason = "not found: no shard folder, no pair of .bin and .idx files and no text file"
+    if suggestions:
+        reason += f"; did you mean {' or '.join(suggestions)}?"
     return InputError(
         reason,
         field=field,
         value=name,
         fix=(
-            *(f"{field}={found}" for found in near[:1]),
+            *(f"{field}={found}" for found in suggestions[:1]),
             f"meshwright tokenize corpus.jsonl --tokenizer FOLDER --out {name}",
             "--dataset mock",
         ),

@@ -1,10 +1,10 @@
-"""What a source of samples gives, and how a step's samples are dealt out to ranks."""
+"""The loader that gives each rank its part of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,165 +12,88 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from meshwright.engine.attention import ContextAxis
-from meshwright.engine.attention import positions as held_positions
+from meshwright.engine.attention import positions as rank_positions
 from meshwright.engine.data.prefetch import Prefetcher
+from meshwright.engine.data.sample_types import PAD, Samples, Source
 from meshwright.engine.faults import RunError
 from meshwright.engine.mesh import Mesh
-from meshwright.errors import InputError
-from meshwright.recipes.types import Recipe
 
-NOT_COUNTED = -100  # the label of a prediction that does not count
-PAD = 0  # the token that fills a sample up; it is never predicted, and nothing before it sees it
-
-
-class Sample(NamedTuple):
-    """One sample of a corpus: tokens [width + 1], which of its width predictions count, and what goes along uncut."""
-
-    tokens: NDArray[np.int64]
-    counted: NDArray[np.bool_]  # [width]: whether predicting tokens[i + 1] from tokens[: i + 1] counts
-    documents: NDArray[np.int64] | None = None  # [width]: see Samples
-    whole: Mapping[str, NDArray[Any]] = {}
-
-
-class Corpus(Protocol):
-    """A finite set of samples by index, in the order they lie on disk; `order.Shuffled` makes a Source of it.
-
-    `sample` is a function of the index alone and may be called from several threads at once.
-    """
-
-    def __len__(self) -> int: ...
-
-    def sample(self, index: int) -> Sample: ...
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Tokens [n, width + 1] and which of the width predictions count [n, width].
-
-    The width is at most data.seq_length and the same for all samples of a step, on all ranks (the Loader pads where a
-    layout needs it). Where samples are packed, `documents` [n, width] gives each token a number that its document
-    shares with no other of the sample; a document's tokens lie side by side. Predictions across a border do not count:
-    where documents[i] != documents[i + 1], counted[i] is False; the Loader refuses samples that break this. Whether
-    the last prediction crosses a border only the source can know.
-
-    `whole` holds values of n samples (leading dimension n) that go along with their samples uncut, such as images.
-    """
-
-    tokens: NDArray[np.int64]
-    counted: NDArray[np.bool_]
-    documents: NDArray[np.int64] | None = None
-    whole: dict[str, NDArray[Any]] = field(default_factory=dict)
-
-    @property
-    def width(self) -> int:
-        """Predictions in one sample."""
-        return int(self.counted.shape[1])
-
-
-class Source(Protocol):
-    """Samples by number, without an end: the same number gives the same sample, whoever asks and whenever.
-
-    `samples` may be called from several threads at once. A source that must be read in order, by one thread, says so
-    with an attribute `in_order = True`.
-    """
-
-    def samples(self, numbers: Sequence[int]) -> Samples: ...
-
-
-def stack(samples: Sequence[Sample]) -> Samples:
-    """Samples of one width, side by side."""
-    documents = [sample.documents for sample in samples]
-    return Samples(
-        np.stack([sample.tokens for sample in samples]),
-        np.stack([sample.counted for sample in samples]),
-        None if documents[0] is None else np.stack([d for d in documents if d is not None]),
-        {name: np.stack([sample.whole[name] for sample in samples]) for name in samples[0].whole},
-    )
-
-
-def nothing_held_out(recipe: Recipe) -> InputError:
-    """The error for a run that evaluates on nothing; found before its first step, not at the first evaluation."""
-    return InputError(
-        f"the run evaluates every {recipe.train.eval_every} steps and holds nothing out",
-        field="data.validation",
-        value="",
-        fix=("data.validation_part=0.02", "data.validation=FILE, FOLDER or split", "train.eval_every=0"),
-    )
+IGNORE_INDEX = -100  # label of tokens outside the loss
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One rank's part of a step: all its micro batches, one after the other, and its part of the sequence."""
+    """One rank's part of a step: all its micro batches concatenated, and its part of the sequence."""
 
     tokens: torch.Tensor  # [micro batches × size, width / cp]
     # Labels, weights, positions (and documents; with multi-token prediction next_tokens, labels_2, weights_2) of the
-    # same shape; and the values that go along whole, [micro batches × size, …].
-    told: dict[str, torch.Tensor]
-    numbers: list[int]  # the samples
-    counted: int  # predictions of the whole step, over all ranks
-    computed: int  # tokens of the whole step, over all ranks: also those whose predictions do not count
+    # same shape; and the per-sample extras, [micro batches × size, …].
+    model_kwargs: dict[str, torch.Tensor]
+    numbers: list[int]  # sample numbers
+    target_tokens: int  # tokens in the loss in this step, over all ranks
+    computed_tokens: int  # all tokens of this step over all ranks, including those outside the loss
 
     def micro_batches(self, size: int) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
-        """The micro batches in order."""
+        """Return the micro batches in order."""
         parts = range(0, len(self.tokens), size)
-        return [(self.tokens[i : i + size], {k: v[i : i + size] for k, v in self.told.items()}) for i in parts]
+        return [(self.tokens[i : i + size], {k: v[i : i + size] for k, v in self.model_kwargs.items()}) for i in parts]
 
 
 def sample_numbers(step: int, global_batch: int, micro_batch: int, dp: int, rank: int) -> list[int]:
-    """The samples of one data-parallel rank in a step: micro batches are dealt out in turn."""
+    """Return the sample numbers of one data-parallel rank in a step; micro batches are assigned round-robin."""
     micro_batches = global_batch // (micro_batch * dp)
     first = step * global_batch
     return [first + (i * dp + rank) * micro_batch + j for i in range(micro_batches) for j in range(micro_batch)]
 
 
-def places_in_documents(documents: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The place of every token [n, width] in its document, counted from 0."""
-    places = np.arange(documents.shape[1])
-    begins = np.zeros(documents.shape, dtype=np.int64)
-    begins[:, 1:] = np.where(documents[:, 1:] != documents[:, :-1], places[1:], 0)
-    found: NDArray[np.int64] = places - np.maximum.accumulate(begins, axis=1)
-    return found
+def positions_in_documents(documents: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the position of every token [n, width] within its document."""
+    columns = np.arange(documents.shape[1])
+    starts = np.zeros(documents.shape, dtype=np.int64)
+    starts[:, 1:] = np.where(documents[:, 1:] != documents[:, :-1], columns[1:], 0)
+    positions: NDArray[np.int64] = columns - np.maximum.accumulate(starts, axis=1)
+    return positions
 
 
-def padded(samples: Samples, width: int) -> Samples:
-    """Samples filled up at their end to a width, with tokens that are not counted and belong to no document of it."""
-    more = width - samples.width
-    if more == 0:
+def pad_samples(samples: Samples, width: int) -> Samples:
+    """Pad samples at the end to `width`; padding is outside the loss and forms its own document."""
+    padding = width - samples.width
+    if padding == 0:
         return samples
     documents = samples.documents
     if documents is not None:
         fill = documents.max(1, keepdims=True) + 1
-        documents = np.concatenate([documents, np.repeat(fill, more, 1)], 1)
+        documents = np.concatenate([documents, np.repeat(fill, padding, 1)], 1)
     return Samples(
-        np.pad(samples.tokens, ((0, 0), (0, more)), constant_values=PAD),
-        np.pad(samples.counted, ((0, 0), (0, more))),
+        np.pad(samples.tokens, ((0, 0), (0, padding)), constant_values=PAD),
+        np.pad(samples.loss_mask, ((0, 0), (0, padding))),
         documents,
-        samples.whole,
+        samples.extras,
     )
 
 
-def refuse_predictions_across_documents(samples: Samples, numbers: Sequence[int]) -> None:
-    """Refuses samples of a source that counts the prediction of one document's first token from another's last."""
+def check_document_boundaries(samples: Samples, numbers: Sequence[int]) -> None:
+    """Raise if a sample has a target across a document boundary in its loss mask."""
     documents = samples.documents
     if documents is None:
         return
-    wrong = samples.counted[:, :-1] & (documents[:, 1:] != documents[:, :-1])
+    wrong = samples.loss_mask[:, :-1] & (documents[:, 1:] != documents[:, :-1])
     if wrong.any():
-        row, place = (int(i) for i in np.argwhere(wrong)[0])
-        raise ValueError(f"sample {numbers[row]} counts the prediction at {place}, which is of another document")
+        row, column = (int(i) for i in np.argwhere(wrong)[0])
+        raise ValueError(f"sample {numbers[row]}: the target at {column} crosses a document boundary")
 
 
 @dataclass(frozen=True)
-class _Read:
-    """The samples of a rank in a step, at the width they run at, and which predictions count."""
+class _RankSamples:
+    """The padded samples of a rank in a step and their loss masks."""
 
     samples: Samples
     numbers: list[int]
-    counted: list[NDArray[np.bool_]]  # of the next token; with multi-token prediction also of the one after it
+    loss_masks: list[NDArray[np.bool_]]  # of the next token and, with multi-token prediction, of the one after it
 
 
 class Loader:
-    """Gives each rank its part of every step; prepares the steps that follow meanwhile."""
+    """Gives each rank its part of every step and prefetches the following steps."""
 
     def __init__(
         self,
@@ -187,146 +110,148 @@ class Loader:
         prefetch: int = 0,
         readers: int = 1,
     ) -> None:
-        """`positions` are those of the tokens this rank holds of a whole sample, in the order it holds them.
+        """`positions` are this rank's token positions in a full-length sample, in the rank's token order.
 
-        `context` is the cp axis, which lets samples stay narrower than that; without it cp ranks see padded ones.
-        `prefetch` steps are prepared ahead, read by this many threads. Every data-parallel rank must make its loaders
-        and ask for steps in the same order.
+        `context` is the cp axis; with it samples may stay narrower than seq_length, without it cp pads them.
+        `prefetch` steps are prepared ahead by `readers` threads. All data-parallel ranks must create their loaders
+        and request steps in the same order, because counting targets is a collective.
         """
-        self.mtp = mtp  # whether the tokens two ahead are predicted too
+        self.mtp = mtp  # multi-token prediction: also predict the token after the next
         self.mesh, self.device = mesh, device
         self.global_batch, self.micro_batch, self.per_token = global_batch, micro_batch, per_token
         self.positions, self.context = positions, context
         self.seq_length = len(positions) * mesh.cp.size
-        self._held: dict[int, NDArray[np.int64]] = {self.seq_length: positions.numpy()}
-        self._own = self._source = source
-        self._ahead: Prefetcher[_Read, tuple[Batch, Any]] = Prefetcher(self._read, self._finish, prefetch, readers)
-        self._counts = _counting_group(mesh)
-        self._copies: Any = torch.cuda.Stream(device) if device.type == "cuda" and prefetch else None  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._positions_by_width: dict[int, NDArray[np.int64]] = {self.seq_length: positions.numpy()}
+        self._train_source = self._source = source
+        self._prefetcher: Prefetcher[_RankSamples, tuple[Batch, Any]] = Prefetcher(
+            self._read, self._finish, prefetch, readers
+        )
+        self._counts_group = _count_group(mesh)
+        self._copy_stream: Any = torch.cuda.Stream(device) if device.type == "cuda" and prefetch else None  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     @property
     def source(self) -> Source:
-        """Where samples come from; another one may take its place for a while, as evaluation does."""
+        """The current source; evaluation swaps in another one temporarily."""
         return self._source
 
     @source.setter
     def source(self, source: Source) -> None:
         self._source = source
-        self._ahead.keep_only(self._own, source)
+        self._prefetcher.keep_only(self._train_source, source)
 
     def batch(self, step: int) -> Batch:
-        """This rank's part of a step."""
-        batch, copied = self._ahead.get(self._source, step)
+        """Return this rank's part of a step."""
+        batch, copied = self._prefetcher.get(self._source, step)
         if copied is not None:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(copied)
-            for tensor in (batch.tokens, *batch.told.values()):
+            for tensor in (batch.tokens, *batch.model_kwargs.values()):
                 tensor.record_stream(stream)
         return batch
 
     def close(self) -> None:
-        """Ends what runs in the background."""
-        self._ahead.close()
+        """Stop the background threads."""
+        self._prefetcher.close()
 
-    def _read(self, source: Source, step: int) -> _Read:
+    def _read(self, source: Source, step: int) -> _RankSamples:
         dp = self.mesh.dp
         numbers = sample_numbers(step, self.global_batch, self.micro_batch, dp.size, dp.rank)
         samples = source.samples(numbers)
-        refuse_predictions_across_documents(samples, numbers)
-        samples = padded(samples, self._width(samples.width))
-        counted = [samples.counted, self._two_ahead(samples)] if self.mtp else [samples.counted]
-        return _Read(samples, numbers, counted)
+        check_document_boundaries(samples, numbers)
+        samples = pad_samples(samples, self._width(samples.width))
+        loss_masks = [samples.loss_mask, self._two_ahead(samples)] if self.mtp else [samples.loss_mask]
+        return _RankSamples(samples, numbers, loss_masks)
 
-    def _finish(self, step: int, read: _Read | BaseException) -> tuple[Batch, Any]:
-        """The batch on the device, and the event that says when its copy is there."""
-        everywhere = self._everywhere(step, read)
-        assert isinstance(read, _Read)
-        if self._copies is None:
-            return self._batch(read, everywhere), None
-        with torch.cuda.stream(self._copies):
-            batch = self._batch(read, everywhere)
-            return batch, self._copies.record_event()
+    def _finish(self, step: int, read: _RankSamples | BaseException) -> tuple[Batch, Any]:
+        """Return the batch on the device and the CUDA event of its copy."""
+        global_counts = self._global_counts(step, read)
+        assert isinstance(read, _RankSamples)
+        if self._copy_stream is None:
+            return self._batch(read, global_counts), None
+        with torch.cuda.stream(self._copy_stream):
+            batch = self._batch(read, global_counts)
+            return batch, self._copy_stream.record_event()
 
-    def _everywhere(self, step: int, read: _Read | BaseException) -> list[int]:
-        """How many predictions count over all ranks; all ranks fail where one could not read its samples."""
-        own = [] if isinstance(read, BaseException) else [int(mask.sum()) for mask in read.counted]
-        told = torch.zeros(3, dtype=torch.int64)  # of the next token, of the one after it, ranks that failed
-        told[: len(own)] = torch.tensor(own, dtype=torch.int64)
-        told[2] = isinstance(read, BaseException)
-        if self._counts is not None:
-            dist.all_reduce(told, group=self._counts)
+    def _global_counts(self, step: int, read: _RankSamples | BaseException) -> list[int]:
+        """Return the target tokens over all ranks; fail on all ranks if one rank could not read its samples."""
+        local = [] if isinstance(read, BaseException) else [int(mask.sum()) for mask in read.loss_masks]
+        counts = torch.zeros(3, dtype=torch.int64)  # targets one ahead, targets two ahead, failed ranks
+        counts[: len(local)] = torch.tensor(local, dtype=torch.int64)
+        counts[2] = isinstance(read, BaseException)
+        if self._counts_group is not None:
+            dist.all_reduce(counts, group=self._counts_group)
         if isinstance(read, BaseException):
             raise read
-        *counted, failures = told.tolist()
+        *target_tokens, failures = counts.tolist()
         if failures:
-            raise RunError(f"another rank could not read its samples of step {step + 1}; its message says why")
-        return counted
+            raise RunError(f"another rank could not read its samples of step {step + 1}; see that rank's error")
+        return target_tokens
 
-    def _width(self, given: int) -> int:
-        """The width at which this layout runs samples: pipelines need one, cp and tp equal parts."""
-        if given > self.seq_length:
-            raise ValueError(f"samples of {given} tokens, of at most {self.seq_length}")
+    def _width(self, width: int) -> int:
+        """Return the padded width: pipelines need a fixed width, cp and tp one that divides evenly."""
+        if width > self.seq_length:
+            raise ValueError(f"samples have {width} tokens, the maximum is {self.seq_length}")
         cp, tp = self.mesh.cp.size, self.mesh.tp.size
         if self.mesh.pp.size > 1 or (cp > 1 and self.context is None):
             return self.seq_length
         unit = tp * cp * (self.context.parts if self.context is not None else 1)
-        return min(-(-given // unit) * unit, self.seq_length)
+        return min(-(-width // unit) * unit, self.seq_length)
 
-    def _batch(self, read: _Read, everywhere: list[int]) -> Batch:
-        samples, counted = read.samples, read.counted
-        held = self._positions(samples.width)
+    def _batch(self, read: _RankSamples, global_counts: list[int]) -> Batch:
+        samples, masks = read.samples, read.loss_masks
+        positions = self._positions(samples.width)
         next_tokens = samples.tokens[:, 1:]
-        told: dict[str, NDArray[Any]] = {
-            "labels": np.where(counted[0], next_tokens, NOT_COUNTED),
-            "weights": self._weights(counted[0], everywhere[0]),
+        fields: dict[str, NDArray[Any]] = {
+            "labels": np.where(masks[0], next_tokens, IGNORE_INDEX),
+            "weights": self._weights(masks[0], global_counts[0]),
         }
         if self.mtp:
-            told["next_tokens"] = next_tokens
-            told["labels_2"] = np.where(counted[1], np.roll(next_tokens, -1, 1), NOT_COUNTED)
-            told["weights_2"] = self._weights(counted[1], everywhere[1])
+            fields["next_tokens"] = next_tokens
+            fields["labels_2"] = np.where(masks[1], np.roll(next_tokens, -1, 1), IGNORE_INDEX)
+            fields["weights_2"] = self._weights(masks[1], global_counts[1])
         if samples.documents is not None:
-            told["documents"] = samples.documents
-            told["positions"] = places_in_documents(samples.documents)
-        told["tokens"] = samples.tokens[:, :-1]
+            fields["documents"] = samples.documents
+            fields["positions"] = positions_in_documents(samples.documents)
+        fields["tokens"] = samples.tokens[:, :-1]
         if self.mesh.cp.size > 1:
-            told = {name: value[:, held] for name, value in told.items()}
-        parts = {name: self._to_device(value) for name, value in told.items()}
+            fields = {name: value[:, positions] for name, value in fields.items()}
+        tensors = {name: self._to_device(value) for name, value in fields.items()}
         if samples.documents is None:
-            parts["positions"] = self._to_device(held).expand(len(read.numbers), -1)
-        parts |= {name: self._to_device(value) for name, value in samples.whole.items()}
-        return Batch(parts.pop("tokens"), parts, read.numbers, everywhere[0], self.global_batch * samples.width)
+            tensors["positions"] = self._to_device(positions).expand(len(read.numbers), -1)
+        tensors |= {name: self._to_device(value) for name, value in samples.extras.items()}
+        return Batch(tensors.pop("tokens"), tensors, read.numbers, global_counts[0], self.global_batch * samples.width)
 
     def _positions(self, width: int) -> NDArray[np.int64]:
-        if width not in self._held:
-            self._held[width] = held_positions(width, self.context).numpy()
-        return self._held[width]
+        if width not in self._positions_by_width:
+            self._positions_by_width[width] = rank_positions(width, self.context).numpy()
+        return self._positions_by_width[width]
 
     def _two_ahead(self, samples: Samples) -> NDArray[np.bool_]:
-        """Which predictions of the tokens after the next count; the last place of a sample has none."""
-        counted = np.zeros_like(samples.counted)
-        counted[:, :-1] = samples.counted[:, 1:]
-        if samples.documents is not None:  # a token and the next must be of one document, as the next two are
-            counted[:, :-1] &= samples.documents[:, :-1] == samples.documents[:, 1:]
-        return counted
+        """Return the loss mask of the targets two ahead; the last token of a sample has no such target."""
+        loss_mask = np.zeros_like(samples.loss_mask)
+        loss_mask[:, :-1] = samples.loss_mask[:, 1:]
+        if samples.documents is not None:  # all three tokens must be in one document
+            loss_mask[:, :-1] &= samples.documents[:, :-1] == samples.documents[:, 1:]
+        return loss_mask
 
-    def _weights(self, counted: NDArray[np.bool_], everywhere: int) -> NDArray[np.float32]:
-        """What each prediction adds to the loss: tokens count alike, or samples do and share it among their tokens."""
-        mask = counted.astype(np.float32)
+    def _weights(self, loss_mask: NDArray[np.bool_], target_tokens: int) -> NDArray[np.float32]:
+        """Return each target's loss weight: equal per token, or equal per sample and split over its targets."""
+        mask = loss_mask.astype(np.float32)
         if self.per_token:
-            return mask / np.float32(max(everywhere, 1))
+            return mask / np.float32(max(target_tokens, 1))
         share: NDArray[np.float32] = mask / np.maximum(mask.sum(1, keepdims=True), 1) / np.float32(self.global_batch)
         return share
 
     def _to_device(self, value: NDArray[Any]) -> torch.Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(value))
-        if self.device.type == "cuda":  # only from pinned memory does a copy run beside the host
+        if self.device.type == "cuda":  # only copies from pinned memory are asynchronous
             tensor = tensor.pin_memory()
         return tensor.to(self.device, non_blocking=True)
 
 
-def _counting_group(mesh: Mesh) -> Any:
-    """A group of the data-parallel ranks for counts alone: on the host, where they neither stop the device nor meet
-    the step's own collectives.
+def _count_group(mesh: Mesh) -> Any:
+    """Return a gloo group of the data-parallel ranks for target counts: CPU collectives neither synchronize the device
+    nor interleave with the step's NCCL collectives.
     """
     if mesh.dp.size == 1:
         return None

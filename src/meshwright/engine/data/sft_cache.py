@@ -1,12 +1,10 @@
-"""Conversations tokenised once, into arrays that every rank and every later run maps into memory."""
+"""Cache of tokenized conversations: built once, memory-mapped by every rank and every later run."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -20,216 +18,214 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.engine.data.cache import cache_folder, making, unwritable
-from meshwright.engine.data.conversations import conversation, detect_columns, fault
+from meshwright.engine.data.cache import cache_folder, cache_lock, cache_not_writable
+from meshwright.engine.data.conversations import detect_columns, parse_conversation, untrainable_reason
 from meshwright.engine.data.files import FIELD, Row, Rows
-from meshwright.engine.data.templates import Template, Tokens
+from meshwright.engine.data.templates import ChatTemplate, MaskedTokens
 from meshwright.engine.data.tokenizers import load_tokenizer
-from meshwright.engine.data.workers import in_turn, worker_pool
+from meshwright.engine.data.workers import map_in_order, worker_pool
+from meshwright.engine.fsync import atomic_folder
 from meshwright.errors import InputError
 
-FORMAT = 1  # raised when the same text gives other arrays
-CHUNK = 256  # rows that are tokenised together
-LARGE = 20_000  # rows from which several processes pay for their start
+CACHE_VERSION = 2  # increment when the files or the tokens of the same text change
+STATS = "stats.json"  # written last: its presence marks a complete cache folder
+CHUNK = 256  # rows tokenized together
+PARALLEL_ROWS = 20_000  # rows from which worker processes pay off
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """How a row becomes a sample: what is learnt, and what happens to what is too long."""
+    """Which tokens are in the loss, and what happens to conversations that are too long."""
 
     train_on: str
     truncation: str
-    most: int  # tokens in a sample
+    max_tokens: int  # per sample
 
 
 class TokenizationStats(msgspec.Struct, frozen=True):
-    """What became of the rows."""
+    """Statistics of the tokenized rows."""
 
     rows: int = 0
     kept: int = 0
     tokens: int = 0
-    learnt: int = 0
-    longest: int = 0  # tokens, before anything was cut
-    cut: int = 0  # rows that lost tokens
+    target_tokens: int = 0  # tokens in the loss
+    max_length: int = 0  # tokens, before truncation
+    truncated: int = 0  # rows that lost tokens
     too_long: int = 0  # rows dropped for their length
-    unanswered: int = 0  # rows dropped because no learnt token was left
-    faulty: int = 0  # rows dropped because there was nothing to learn in them
-    fault: str = ""  # place and reason of the first of those
+    no_targets: int = 0  # rows dropped because truncation left no target token
+    untrainable: int = 0  # rows dropped because they have no target tokens
+    first_untrainable: str = ""  # location and reason of the first of those
     columns: dict[str, str] = {}
-    way: str = ""
+    mask_source: str = ""  # how answers were located, see ChatTemplate.mask_source
 
     def lines(self) -> list[str]:
-        """The same in words, for the user."""
+        """Return the statistics as log lines."""
         parts = ", ".join(f"{part} from {column}" for part, column in self.columns.items())
-        dropped = self.too_long + self.unanswered + self.faulty
-        said = [
-            f"{self.kept} of {self.rows} conversations, {self.tokens} tokens, {self.learnt} of them learnt "
-            f"({parts}; {self.way})"
+        dropped = self.too_long + self.no_targets + self.untrainable
+        lines = [
+            f"{self.kept} of {self.rows} conversations, {self.tokens} tokens, {self.target_tokens} of them in the loss "
+            f"({parts}; {self.mask_source})"
         ]
-        if self.cut:
-            said.append(f"{self.cut} were cut (the longest has {self.longest} tokens)")
+        if self.truncated:
+            lines.append(f"{self.truncated} truncated (the longest has {self.max_length} tokens)")
         if dropped:
             reasons = [
                 f"{self.too_long} too long" * (self.too_long > 0),
-                f"{self.unanswered} without a learnt token after cutting" * (self.unanswered > 0),
-                f"{self.faulty} with nothing to learn, first {self.fault}" * (self.faulty > 0),
+                f"{self.no_targets} without target tokens after truncation" * (self.no_targets > 0),
+                f"{self.untrainable} without target tokens, first {self.first_untrainable}" * (self.untrainable > 0),
             ]
-            said.append(f"{dropped} were dropped: {'; '.join(reason for reason in reasons if reason)}")
-        return said
+            lines.append(f"{dropped} dropped: {'; '.join(reason for reason in reasons if reason)}")
+        return lines
 
 
 @dataclass(frozen=True)
 class TokenizedConversations:
-    """Tokenised conversations by index."""
+    """Tokenized conversations by index."""
 
     ids: NDArray[np.int32]
-    learnt: NDArray[np.bool_]
+    loss_mask: NDArray[np.bool_]
     offsets: NDArray[np.int64]  # [n + 1]
-    hashes: NDArray[np.uint64]  # of the tokens: equal conversations have equal ones
-    told: TokenizationStats
+    hashes: NDArray[np.uint64]  # of the tokens: equal for equal conversations
+    stats: TokenizationStats
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each conversation."""
+        """Return the tokens of each conversation."""
         return np.diff(self.offsets)
 
-    def tokens(self, index: int) -> Tokens:
-        """One conversation."""
+    def tokens(self, index: int) -> MaskedTokens:
+        """Return one conversation."""
         part = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
-        return Tokens(self.ids[part], self.learnt[part])
+        return MaskedTokens(self.ids[part], self.loss_mask[part])
 
 
-def tokenised(
-    rows: Rows, given: Mapping[str, str], tokenizer: Any, chat_template: str, policy: Policy, workers: int
+def tokenize_conversations(
+    rows: Rows, columns: Mapping[str, str], tokenizer: Any, chat_template: str, policy: Policy, workers: int
 ) -> TokenizedConversations:
-    """The rows as tokens; the first process of a machine that asks makes them, the others wait for it."""
-    template = Template(tokenizer, chat_template, policy.train_on)  # type: ignore[arg-type]  # checked by the recipe
-    folder = cache_folder() / "conversations" / _key(rows, given, template, policy)
-    if not (folder / "told.json").is_file():
-        with making(folder):
-            if not (folder / "told.json").is_file():
-                _make(folder, rows, given, template, chat_template, policy, workers)
+    """Return the tokenized rows; the first process of a node builds the cache, the others wait for it."""
+    template = ChatTemplate(tokenizer, chat_template, policy.train_on)  # type: ignore[arg-type]  # checked by the recipe
+    folder = cache_folder() / "conversations" / _key(rows, columns, template, policy)
+    if not (folder / STATS).is_file():
+        with cache_lock(folder):
+            if not (folder / STATS).is_file():
+                _build(folder, rows, columns, template, chat_template, policy, workers)
     return _load(folder)
 
 
-def _key(rows: Rows, given: Mapping[str, str], template: Template, policy: Policy) -> str:
+def _key(rows: Rows, columns: Mapping[str, str], template: ChatTemplate, policy: Policy) -> str:
     tokenizer = template.tokenizer
-    parts = [FORMAT, rows.state(), dict(given), tokenizer.special_tokens_map, template.text, policy]
+    parts = [CACHE_VERSION, rows.state(), dict(columns), tokenizer.special_tokens_map, template.text, policy]
     digest = hashlib.blake2b(msgspec.json.encode(parts, order="deterministic"), digest_size=16)
     digest.update(tokenizer.backend_tokenizer.to_str().encode())
     return digest.hexdigest()
 
 
-def _make(
+def _build(
     folder: Path,
     rows: Rows,
-    given: Mapping[str, str],
-    template: Template,
+    columns: Mapping[str, str],
+    template: ChatTemplate,
     chat_template: str,
     policy: Policy,
     workers: int,
 ) -> None:
-    first = next(iter(rows), None)
-    if first is None:
-        raise InputError("the data set has no rows", field=FIELD, value=rows.name)
-    columns = detect_columns(first[1], given, rows.name)
+    columns = detect_columns(rows.first(), columns, rows.name)
     count = rows.count()
     name = template.tokenizer.name_or_path
-    work = _Work(template, columns, policy)
-    many = workers > 1 and (count or 0) >= LARGE and Path(name).is_dir()
-    start = (name, chat_template, tuple(columns.items()), policy)
-    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}."))
+    tokenize_rows = _RowTokenizer(template, columns, policy)
+    parallel = workers > 1 and (count or 0) >= PARALLEL_ROWS and Path(name).is_dir()
+    worker_args = (name, chat_template, tuple(columns.items()), policy)
     try:
-        processes = worker_pool(min(workers, os.cpu_count() or 1)) if many else nullcontext(None)
-        with processes as pool, _progress(count) as advance:
-            told = _write(unfinished, _answers(pool, work, start, _chunks(rows), workers), advance)
-        if not told.kept:
-            why = f"; {told.lines()[-1]}" if told.rows else ""
-            raise InputError(f"nothing can be learnt from its {told.rows} rows{why}", field=FIELD, value=rows.name)
-        told = msgspec.structs.replace(told, columns=columns, way=template.way)
-        (unfinished / "told.json").write_bytes(msgspec.json.encode(told))
-        unfinished.rename(folder)
+        processes = worker_pool(min(workers, os.cpu_count() or 1)) if parallel else nullcontext(None)
+        with atomic_folder(folder) as partial_folder:
+            with processes as pool, _progress(count) as advance:
+                results = _results(pool, tokenize_rows, worker_args, _chunks(rows), workers)
+                stats = _write(partial_folder, results, advance)
+            if not stats.kept:
+                detail = f"; {stats.lines()[-1]}" if stats.rows else ""
+                reason = f"none of its {stats.rows} rows has target tokens{detail}"
+                raise InputError(reason, field=FIELD, value=rows.name)
+            stats = msgspec.structs.replace(stats, columns=columns, mask_source=template.mask_source)
+            (partial_folder / STATS).write_bytes(msgspec.json.encode(stats))
     except OSError as error:
-        raise unwritable(folder, error) from None
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        raise cache_not_writable(folder, error) from None
 
 
 Chunk = list[tuple[str, Row]]
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What became of a chunk of rows."""
+class ChunkResult(msgspec.Struct, frozen=True):
+    """The tokenized rows of a chunk."""
 
-    samples: list[Tokens]
-    told: TokenizationStats
-    error: dict[str, Any] | None = None  # an InputError, which does not survive the way between processes as such
+    samples: list[MaskedTokens]
+    stats: TokenizationStats
+    error: dict[str, Any] | None = None  # an InputError as a dict: it cannot be pickled between processes
 
 
-class _Work:
-    """Turns rows into samples."""
+class _RowTokenizer:
+    """Tokenizes chunks of rows."""
 
-    def __init__(self, template: Template, columns: Mapping[str, str], policy: Policy) -> None:
+    def __init__(self, template: ChatTemplate, columns: Mapping[str, str], policy: Policy) -> None:
         self.template, self.columns, self.policy = template, columns, policy
 
-    def __call__(self, chunk: Chunk) -> Answer:
+    def __call__(self, chunk: Chunk) -> ChunkResult:
         try:
             return self._samples(chunk)
         except InputError as error:
-            return Answer([], TokenizationStats(), {**error.to_dict(), "fix": tuple(error.fix)})
+            return ChunkResult([], TokenizationStats(), {**error.to_dict(), "fix": tuple(error.fix)})
 
-    def _samples(self, chunk: Chunk) -> Answer:
-        talks, places, faults = [], [], []
+    def _samples(self, chunk: Chunk) -> ChunkResult:
+        conversations, locations, untrainable = [], [], []
         for where, row in chunk:
-            talk = conversation(row, self.columns, where)
-            reason = fault(talk, self.policy.train_on)
+            conversation = parse_conversation(row, self.columns, where)
+            reason = untrainable_reason(conversation, self.policy.train_on)
             if reason:
-                faults.append(f"{where}: {reason}")
+                untrainable.append(f"{where}: {reason}")
             else:
-                talks.append(talk)
-                places.append(where)
-        whole = self.template.tokens(talks, places) if talks else []
-        fitted = [fit(one, self.policy, where) for one, where in zip(whole, places, strict=True)]
-        kept = [one for one in fitted if one is not None and one.learnt.any()]
-        told = TokenizationStats(
+                conversations.append(conversation)
+                locations.append(where)
+        full = self.template.tokens(conversations, locations) if conversations else []
+        fitted = [truncate(one, self.policy, where) for one, where in zip(full, locations, strict=True)]
+        kept = [one for one in fitted if one is not None and one.loss_mask.any()]
+        stats = TokenizationStats(
             rows=len(chunk),
             kept=len(kept),
             tokens=sum(len(one.ids) for one in kept),
-            learnt=sum(int(one.learnt.sum()) for one in kept),
-            longest=max((len(one.ids) for one in whole), default=0),
-            cut=sum(
-                one is not None and len(one.ids) < len(all_of.ids) for one, all_of in zip(fitted, whole, strict=True)
+            target_tokens=sum(int(one.loss_mask.sum()) for one in kept),
+            max_length=max((len(one.ids) for one in full), default=0),
+            truncated=sum(
+                one is not None and len(one.ids) < len(original.ids) for one, original in zip(fitted, full, strict=True)
             ),
             too_long=sum(one is None for one in fitted),
-            unanswered=sum(one is not None and not one.learnt.any() for one in fitted),
-            faulty=len(faults),
-            fault=faults[0] if faults else "",
+            no_targets=sum(one is not None and not one.loss_mask.any() for one in fitted),
+            untrainable=len(untrainable),
+            first_untrainable=untrainable[0] if untrainable else "",
         )
-        return Answer(kept, told)
+        return ChunkResult(kept, stats)
 
 
-def fit(tokens: Tokens, policy: Policy, where: str) -> Tokens | None:
-    """A conversation within the length of a sample, as the recipe wants it; None where it is dropped."""
-    most = policy.most
-    if len(tokens.ids) <= most:
+def truncate(tokens: MaskedTokens, policy: Policy, where: str) -> MaskedTokens | None:
+    """Truncate a conversation to the sample length as data.truncation says; return None if it is dropped."""
+    max_tokens = policy.max_tokens
+    if len(tokens.ids) <= max_tokens:
         return tokens
     if policy.truncation == "drop":
         return None
     if policy.truncation == "refuse":
-        raise too_long(where, len(tokens.ids), most)
+        raise too_long(where, len(tokens.ids), max_tokens)
     if policy.truncation == "end":
-        return Tokens(tokens.ids[:most], tokens.learnt[:most])
-    learnt = tokens.learnt[-most:].copy()
-    learnt[0] = False  # nothing is left to predict it from
-    return Tokens(tokens.ids[-most:], learnt)
+        return MaskedTokens(tokens.ids[:max_tokens], tokens.loss_mask[:max_tokens])
+    loss_mask = tokens.loss_mask[-max_tokens:].copy()
+    loss_mask[0] = False  # the first token has no context
+    return MaskedTokens(tokens.ids[-max_tokens:], loss_mask)
 
 
-def too_long(where: str, tokens: int, most: int) -> InputError:
-    """The error for a conversation that is longer than a sample, where that is refused."""
+def too_long(where: str, tokens: int, max_tokens: int) -> InputError:
+    """Return the error for a conversation longer than a sample with data.truncation=refuse."""
     return InputError(
-        f"{where}: the conversation has {tokens} tokens, a sample has room for {most}",
+        f"{where}: the conversation has {tokens} tokens, a sample fits {max_tokens}",
         field="data.truncation",
         value="refuse",
         fix=(f"data.seq_length={tokens - 1}", "data.truncation=end", "data.truncation=drop"),
@@ -242,89 +238,97 @@ def _chunks(rows: Rows) -> Iterator[Chunk]:
         yield chunk
 
 
-Start = tuple[str, str, tuple[tuple[str, str], ...], Policy]
+WorkerArgs = tuple[str, str, tuple[tuple[str, str], ...], Policy]
 
 
 @lru_cache(maxsize=1)
-def _worker(start: Start) -> _Work:
-    """What a process of the pool works with, made from its first chunk on."""
-    name, chat_template, columns, policy = start
-    template = Template(load_tokenizer(name), chat_template, policy.train_on)  # type: ignore[arg-type]  # as above
-    return _Work(template, dict(columns), policy)
+def _worker_tokenizer(worker_args: WorkerArgs) -> _RowTokenizer:
+    """Return the row tokenizer of a worker process, created on its first chunk."""
+    name, chat_template, columns, policy = worker_args
+    template = ChatTemplate(load_tokenizer(name), chat_template, policy.train_on)  # type: ignore[arg-type]  # as above
+    return _RowTokenizer(template, dict(columns), policy)
 
 
-def _one(start: Start, chunk: Chunk) -> Answer:
-    return _worker(start)(chunk)
+def _tokenize_chunk(worker_args: WorkerArgs, chunk: Chunk) -> ChunkResult:
+    return _worker_tokenizer(worker_args)(chunk)
 
 
-def _answers(
-    pool: ProcessPoolExecutor | None, work: _Work, start: Start, chunks: Iterator[Chunk], workers: int
-) -> Iterator[Answer]:
+def _results(
+    pool: ProcessPoolExecutor | None,
+    tokenize_rows: _RowTokenizer,
+    worker_args: WorkerArgs,
+    chunks: Iterator[Chunk],
+    workers: int,
+) -> Iterator[ChunkResult]:
     if pool is None:
-        return map(work, chunks)
-    return (answer for _, answer in in_turn(pool, partial(_one, start), chunks, 3 * workers))
+        return map(tokenize_rows, chunks)
+    return (result for _, result in map_in_order(pool, partial(_tokenize_chunk, worker_args), chunks, 3 * workers))
 
 
-def _write(folder: Path, answers: Iterator[Answer], advance: Callable[[int], None]) -> TokenizationStats:
-    told, lengths, hashes = TokenizationStats(), [0], []
-    with (folder / "ids.bin").open("wb") as ids, (folder / "learnt.bin").open("wb") as learnt:
-        for answer in answers:
-            if answer.error is not None:
-                raise _error(answer.error)
-            for sample in answer.samples:
+def _write(folder: Path, results: Iterator[ChunkResult], advance: Callable[[int], None]) -> TokenizationStats:
+    stats, lengths, hashes = TokenizationStats(), [0], []
+    with (folder / "ids.bin").open("wb") as ids, (folder / "loss_mask.bin").open("wb") as loss_mask:
+        for result in results:
+            if result.error is not None:
+                raise _error(result.error)
+            for sample in result.samples:
                 ids.write(sample.ids.tobytes())
-                learnt.write(sample.learnt.tobytes())
+                loss_mask.write(sample.loss_mask.tobytes())
                 lengths.append(len(sample.ids))
                 hashes.append(int.from_bytes(hashlib.blake2b(sample.ids.tobytes(), digest_size=8).digest(), "little"))
-            told = _sum(told, answer.told)
-            advance(answer.told.rows)
+            stats = _sum(stats, result.stats)
+            advance(result.stats.rows)
     np.save(folder / "offsets.npy", np.cumsum(np.array(lengths, dtype=np.int64)), allow_pickle=False)
     np.save(folder / "hashes.npy", np.array(hashes, dtype=np.uint64), allow_pickle=False)
-    return told
+    return stats
 
 
-def _error(told: dict[str, Any]) -> InputError:
-    return InputError(told["message"], field=told["field"], value=told["value"], fix=told["fix"])
+def _error(stats: dict[str, Any]) -> InputError:
+    return InputError(stats["message"], field=stats["field"], value=stats["value"], fix=stats["fix"])
 
 
 def _sum(a: TokenizationStats, b: TokenizationStats) -> TokenizationStats:
     counts = {
         name: getattr(a, name) + getattr(b, name)
-        for name in ("rows", "kept", "tokens", "learnt", "cut", "too_long", "unanswered", "faulty")
+        for name in ("rows", "kept", "tokens", "target_tokens", "truncated", "too_long", "no_targets", "untrainable")
     }
-    return TokenizationStats(**counts, longest=max(a.longest, b.longest), fault=a.fault or b.fault)
+    return TokenizationStats(
+        **counts,
+        max_length=max(a.max_length, b.max_length),
+        first_untrainable=a.first_untrainable or b.first_untrainable,
+    )
 
 
 def _load(folder: Path) -> TokenizedConversations:
     try:
-        told = msgspec.json.decode((folder / "told.json").read_bytes(), type=TokenizationStats)
+        stats = msgspec.json.decode((folder / STATS).read_bytes(), type=TokenizationStats)
         offsets = np.load(folder / "offsets.npy", mmap_mode="r", allow_pickle=False)
         hashes = np.load(folder / "hashes.npy", mmap_mode="r", allow_pickle=False)
         ids = np.memmap(folder / "ids.bin", dtype=np.int32, mode="r")
-        learnt = np.memmap(folder / "learnt.bin", dtype=np.bool_, mode="r")
+        loss_mask = np.memmap(folder / "loss_mask.bin", dtype=np.bool_, mode="r")
     except (OSError, ValueError, msgspec.DecodeError) as error:
-        raise _torn(folder, str(error)) from None
-    if not len(ids) == len(learnt) == int(offsets[-1]) == told.tokens or len(hashes) != told.kept:
-        raise _torn(folder, "its files do not belong together")
-    return TokenizedConversations(ids, learnt, offsets, hashes, told)
+        raise _corrupt(folder, str(error)) from None
+    if not len(ids) == len(loss_mask) == int(offsets[-1]) == stats.tokens or len(hashes) != stats.kept:
+        raise _corrupt(folder, "its files are inconsistent")
+    return TokenizedConversations(ids, loss_mask, offsets, hashes, stats)
 
 
-def _torn(folder: Path, reason: str) -> InputError:
+def _corrupt(folder: Path, reason: str) -> InputError:
     return InputError(
-        f"the tokenised data cannot be read: {reason}", field="MESHWRIGHT_CACHE", value=folder, fix=(f"rm -r {folder}",)
+        f"the tokenized data cannot be read: {reason}", field="MESHWRIGHT_CACHE", value=folder, fix=(f"rm -r {folder}",)
     )
 
 
 @contextmanager
 def _progress(total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal; nothing elsewhere."""
-    if not sys.stderr.isatty() or (total or LARGE) < CHUNK:
+    """Show a progress bar if stderr is a terminal."""
+    if not sys.stderr.isatty() or (total or PARALLEL_ROWS) < CHUNK:
         yield lambda rows: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns: Sequence[Any] = (TextColumn("tokenising"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns: Sequence[Any] = (TextColumn("tokenizing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda rows: bar.advance(task, rows)

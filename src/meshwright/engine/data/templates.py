@@ -1,4 +1,4 @@
-"""Conversations as tokens, and which of them are answers: by the template's own marks, or by what each turn adds."""
+"""Renders conversations with a chat template and masks the answers: by generation marks or by comparing turns."""
 
 from __future__ import annotations
 
@@ -13,78 +13,85 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.engine.data.conversations import Conversation, Message
-from meshwright.engine.data.files import bad
+from meshwright.engine.data.files import row_error
 from meshwright.engine.patching import symbol
 from meshwright.errors import InputError
 
 TrainOn = Literal["answers", "last_answer", "all"]
-Span = tuple[int, int]  # of letters
+Span = tuple[int, int]  # in characters
 
-MARKS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-# Templates that write down the day would give other tokens tomorrow: they are told this one, which is also the day
-# that Llama's templates fall back to.
-DAY = datetime.datetime(2024, 7, 26)
-MARK_FIX = "data.chat_template=FILE with {% generation %} … {% endgeneration %} around each answer"
+GENERATION_MARK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+# Templates that print the current date would produce different tokens tomorrow. They get this fixed date, which is also
+# the default of Llama's templates.
+TEMPLATE_DATE = datetime.datetime(2024, 7, 26)
+GENERATION_MARK_FIX = "data.chat_template=FILE with {% generation %} … {% endgeneration %} around each answer"
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """One conversation: its tokens, and which of them are learnt (never the first, which nothing comes before)."""
+class MaskedTokens:
+    """The tokens of one conversation and their loss mask (never set on the first token, which has no context)."""
 
     ids: NDArray[np.int32]
-    learnt: NDArray[np.bool_]
+    loss_mask: NDArray[np.bool_]
 
 
-class Template:
-    """Writes conversations as a tokenizer's chat template has it; without one only prompts and responses."""
+class ChatTemplate:
+    """Tokenizes conversations with a chat template; without one, only prompt-response pairs."""
 
     def __init__(self, tokenizer: Any, file: str, train_on: TrainOn) -> None:
         if not getattr(tokenizer, "is_fast", False):
             raise InputError(
-                "the tokenizer cannot say which letters a token stands for, so answers cannot be told from prompts",
+                "answers cannot be masked: the tokenizer is not a fast one and has no character offsets",
                 field="data.tokenizer",
                 value=tokenizer.name_or_path,
                 fix=("data.tokenizer=FOLDER with a tokenizer.json",),
             )
         self.tokenizer, self.train_on = tokenizer, train_on
-        self.text: str = _read(file) if file else _own(tokenizer)
-        self.marked = bool(MARKS.search(self.text))
-        first = tokenizer("a")["input_ids"][:1]  # which also takes back any cutting that tokenizer.json asks for
+        self.text: str = _read(file) if file else _tokenizer_template(tokenizer)
+        self.has_generation_mark = bool(GENERATION_MARK.search(self.text))
+        first = tokenizer("a")["input_ids"][:1]  # the call also resets a truncation set in tokenizer.json
         self._bos: str = tokenizer.bos_token if first == [tokenizer.bos_token_id] else ""
         self._ends = tuple(str(token) for token in tokenizer.added_tokens_decoder.values())
 
     @property
-    def way(self) -> str:
-        """How answers are found, in words."""
+    def mask_source(self) -> str:
+        """Return how answers are located, for the log."""
         if not self.text:
-            return "no chat template: the prompt, a line's end and the response"
-        return "answers marked by the template" if self.marked else "answers told by what each turn adds"
+            return "no chat template: prompt, newline, response"
+        return "answers from generation marks" if self.has_generation_mark else "answers from comparing turns"
 
-    def tokens(self, talks: Sequence[Conversation], places: Sequence[str]) -> list[Tokens]:
-        """The conversations' tokens; places are named in errors."""
-        written = [self._written(talk, where) for talk, where in zip(talks, places, strict=True)]
-        # Past the tokenizer's own call, which makes lists of every token's letters; only answers' borders are needed.
-        encoded = self.tokenizer.backend_tokenizer.encode_batch([text for text, _ in written], add_special_tokens=False)
-        return [_marked(one, len(text), spans) for one, (text, spans) in zip(encoded, written, strict=True)]
+    def tokens(self, conversations: Sequence[Conversation], locations: Sequence[str]) -> list[MaskedTokens]:
+        """Return the conversations' tokens; locations are used in errors."""
+        rendered = [
+            self._render_masked(conversation, where)
+            for conversation, where in zip(conversations, locations, strict=True)
+        ]
+        # Not tokenizer(...): it builds offset lists for every token, and only the answers' boundaries are needed.
+        encoded = self.tokenizer.backend_tokenizer.encode_batch(
+            [text for text, _ in rendered], add_special_tokens=False
+        )
+        return [_mask_spans(one, len(text), spans) for one, (text, spans) in zip(encoded, rendered, strict=True)]
 
-    def tokens_of(self, talk: Conversation, where: str, mark: str, words: Sequence[str]) -> Tokens:
-        """One conversation's tokens, where images stand in it: each mark of one gives way to words of its own."""
-        text, spans = _replaced(*self._written(talk, where), mark, words, where)
+    def tokens_with_images(
+        self, conversation: Conversation, where: str, mark: str, replacements: Sequence[str]
+    ) -> MaskedTokens:
+        """Return the tokens of a conversation with each image mark replaced by that image's tokens."""
+        text, spans = _replace_image_marks(*self._render_masked(conversation, where), mark, replacements, where)
         encoded = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
-        return _marked(encoded, len(text), spans)
+        return _mask_spans(encoded, len(text), spans)
 
-    def _written(self, talk: Conversation, where: str) -> tuple[str, list[Span]]:
-        """The conversation as one text, and the parts of it that are learnt."""
-        if not talk.messages:
-            text = self._bos + talk.text + self._end
+    def _render_masked(self, conversation: Conversation, where: str) -> tuple[str, list[Span]]:
+        """Return the conversation as text, and the spans that are in the loss."""
+        if not conversation.messages:
+            text = self._bos + conversation.text + self._end
             return text, [(0, len(text))]
         if not self.text:
-            return self._joined(talk, where)
-        text, spans = self._rendered(talk.messages, talk, where, mark=self.marked)
+            return self._render_plain(conversation, where)
+        text, spans = self._render(conversation.messages, conversation, where, mark=self.has_generation_mark)
         if self.train_on == "all":
             return text, [(0, len(text))]
-        if not self.marked:
-            return text, self._added(text, talk, where)
+        if not self.has_generation_mark:
+            return text, self._answer_spans(text, conversation, where)
         spans = [span for span in spans if span[1] > span[0]]
         return text, spans[-1:] if self.train_on == "last_answer" else spans
 
@@ -92,101 +99,116 @@ class Template:
     def _end(self) -> str:
         if not self.tokenizer.eos_token:
             raise InputError(
-                "the tokenizer has no token that ends a text",
+                "the tokenizer has no eos_token",
                 field="data.tokenizer",
                 value=self.tokenizer.name_or_path,
-                fix=("an eos_token in its tokenizer_config.json",),
+                fix=("set eos_token in its tokenizer_config.json",),
             )
         return str(self.tokenizer.eos_token)
 
-    def _joined(self, talk: Conversation, where: str) -> tuple[str, list[Span]]:
-        if not talk.plain:
-            raise bad(
+    def _render_plain(self, conversation: Conversation, where: str) -> tuple[str, list[Span]]:
+        if not conversation.plain:
+            raise row_error(
                 where,
                 "a conversation of messages needs a chat template, and the tokenizer has none",
                 ("data.chat_template=FILE", "data.tokenizer=FOLDER of a chat model"),
             )
-        prompt = self._bos + "\n".join(str(message["content"]) for message in talk.messages[:-1]) + "\n"
-        text = prompt + talk.messages[-1]["content"] + self._end
+        prompt = self._bos + "\n".join(str(message["content"]) for message in conversation.messages[:-1]) + "\n"
+        text = prompt + conversation.messages[-1]["content"] + self._end
         return text, [(0 if self.train_on == "all" else len(prompt), len(text))]
 
-    def _rendered(
-        self, messages: Sequence[Message], talk: Conversation, where: str, mark: bool = False, ask: bool = False
+    def _render(
+        self,
+        messages: Sequence[Message],
+        conversation: Conversation,
+        where: str,
+        mark: bool = False,
+        add_generation_prompt: bool = False,
     ) -> tuple[str, list[Span]]:
         render = symbol("transformers.utils.chat_template_utils", "render_jinja_template")
         try:
             texts, spans = render(
                 conversations=[list(messages)],
-                tools=talk.tools,
+                tools=conversation.tools,
                 chat_template=self.text,
                 return_assistant_tokens_mask=mark,
-                add_generation_prompt=ask,
-                strftime_now=DAY.strftime,
-                date_string=DAY.strftime("%d %b %Y"),
+                add_generation_prompt=add_generation_prompt,
+                strftime_now=TEMPLATE_DATE.strftime,
+                date_string=TEMPLATE_DATE.strftime("%d %b %Y"),
                 **self.tokenizer.special_tokens_map,
             )
-        except Exception as error:  # a template can fail in any way; the row is what the user can look at
-            raise bad(where, f"the chat template refuses the conversation: {error}") from None
-        return texts[0], [(begin, end) for begin, end in spans[0]] if mark else []
+        except Exception as error:  # templates raise anything; report the row
+            raise row_error(where, f"the chat template rejects the conversation: {error}") from None
+        return texts[0], [(start, end) for start, end in spans[0]] if mark else []
 
-    def _added(self, whole: str, talk: Conversation, where: str) -> list[Span]:
-        """What each answer adds to the text before it, up to the token that ends the turn."""
-        answers = [i for i, message in enumerate(talk.messages) if message["role"] == "assistant"]
+    def _answer_spans(self, full_text: str, conversation: Conversation, where: str) -> list[Span]:
+        """Return the span that each answer adds to the text before it, including its end-of-turn token."""
+        answers = [i for i, message in enumerate(conversation.messages) if message["role"] == "assistant"]
         if self.train_on == "last_answer":
             answers = answers[-1:]
-        return [self._turn(whole, talk, number, where) for number in answers]
+        return [self._answer_span(full_text, conversation, number, where) for number in answers]
 
-    def _turn(self, whole: str, talk: Conversation, number: int, where: str) -> Span:
-        before, _ = self._rendered(talk.messages[:number], talk, where, ask=True) if number else ("", [])
-        last = number == len(talk.messages) - 1
-        through = whole if last else self._rendered(talk.messages[: number + 1], talk, where)[0]
-        if not (through.startswith(before) and whole.startswith(through)):
-            raise bad(
+    def _answer_span(self, full_text: str, conversation: Conversation, number: int, where: str) -> Span:
+        before, _ = (
+            self._render(conversation.messages[:number], conversation, where, add_generation_prompt=True)
+            if number
+            else ("", [])
+        )
+        last = number == len(conversation.messages) - 1
+        through_turn = full_text if last else self._render(conversation.messages[: number + 1], conversation, where)[0]
+        if not (through_turn.startswith(before) and full_text.startswith(through_turn)):
+            raise row_error(
                 where,
-                f"the chat template writes message {number} in another way once more messages follow "
-                "(or does not begin it as it asks for it), so its answer cannot be told from the rest",
-                ("data.train_on=last_answer", MARK_FIX),
+                f"the chat template renders message {number} differently once more messages follow "
+                "(or differently from its generation prompt), so the answer cannot be masked",
+                ("data.train_on=last_answer", GENERATION_MARK_FIX),
             )
-        return len(before), _through_end_of_turn(through, len(before), self._ends)
+        return len(before), _answer_end(through_turn, len(before), self._ends)
 
 
-def _replaced(text: str, spans: Sequence[Span], mark: str, words: Sequence[str], where: str) -> tuple[str, list[Span]]:
-    """The text with each mark replaced by the next of the words, and the spans as they lie in it then."""
+def _replace_image_marks(
+    text: str, spans: Sequence[Span], mark: str, replacements: Sequence[str], where: str
+) -> tuple[str, list[Span]]:
+    """Replace each image mark by the next replacement and shift the spans accordingly."""
     pieces = text.split(mark)
-    if len(pieces) - 1 != len(words):
-        raise bad(where, f"the chat template writes {len(pieces) - 1} marks {mark} for {len(words)} images")
+    if len(pieces) - 1 != len(replacements):
+        raise row_error(
+            where, f"the chat template renders {len(pieces) - 1} marks {mark} for {len(replacements)} images"
+        )
     found = [match.end() for match in re.finditer(re.escape(mark), text)]
 
-    def moved(place: int) -> int:
-        return place + sum(len(word) - len(mark) for end, word in zip(found, words, strict=True) if end <= place)
+    def shift(offset: int) -> int:
+        return offset + sum(
+            len(replacement) - len(mark) for end, replacement in zip(found, replacements, strict=True) if end <= offset
+        )
 
-    joined = "".join(part for pair in zip(pieces, [*words, ""], strict=True) for part in pair)
-    return joined, [(moved(begin), moved(end)) for begin, end in spans]
-
-
-def _through_end_of_turn(text: str, begin: int, ends: tuple[str, ...]) -> int:
-    """The end of an answer: past the token that ends its turn, without the spaces a template writes between turns."""
-    bare = text.rstrip()
-    return max(begin, len(bare)) if bare.endswith(ends) else len(text)
+    joined = "".join(part for pair in zip(pieces, [*replacements, ""], strict=True) for part in pair)
+    return joined, [(shift(start), shift(end)) for start, end in spans]
 
 
-def _marked(encoded: Any, letters: int, spans: Sequence[Span]) -> Tokens:
-    """A token is learnt when its first letter is: one that begins in the prompt is not the answer's."""
+def _answer_end(text: str, start: int, ends: tuple[str, ...]) -> int:
+    """Return the end of an answer: after its end-of-turn token, without the whitespace between turns."""
+    stripped = text.rstrip()
+    return max(start, len(stripped)) if stripped.endswith(ends) else len(text)
+
+
+def _mask_spans(encoded: Any, chars: int, spans: Sequence[Span]) -> MaskedTokens:
+    """Mask the tokens whose first character is in a span: tokens that start in the prompt are left out."""
     ids = np.array(encoded.ids, dtype=np.int32)
-    learnt = np.zeros(len(ids), dtype=np.bool_)
-    for begin, end in spans:
-        learnt[_first_token(encoded, begin, letters) : _first_token(encoded, end, letters)] = True
-    learnt[:1] = False
-    return Tokens(ids, learnt)
+    loss_mask = np.zeros(len(ids), dtype=np.bool_)
+    for start, end in spans:
+        loss_mask[_first_token(encoded, start, chars) : _first_token(encoded, end, chars)] = True
+    loss_mask[:1] = False
+    return MaskedTokens(ids, loss_mask)
 
 
-def _first_token(encoded: Any, letter: int, letters: int) -> int:
-    """The first token that begins at a letter or behind it."""
-    found = (encoded.char_to_token(place) for place in range(letter, letters))
-    token: int | None = next((token for token in found if token is not None), None)  # some letters are in no token
+def _first_token(encoded: Any, char: int, chars: int) -> int:
+    """Return the first token that starts at or after a character."""
+    found = (encoded.char_to_token(offset) for offset in range(char, chars))
+    token: int | None = next((token for token in found if token is not None), None)  # some characters are in no token
     if token is None:
         return len(encoded.ids)
-    while token < len(encoded.ids) and encoded.token_to_chars(token)[0] < letter:
+    while token < len(encoded.ids) and encoded.token_to_chars(token)[0] < char:
         token += 1
     return token
 
@@ -196,14 +218,14 @@ def _read(file: str) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", field="data.chat_template", value=file) from None
+        raise InputError(f"cannot read the file: {error}", field="data.chat_template", value=file) from None
     if not text.strip():
         raise InputError("the file is empty", field="data.chat_template", value=file)
     return text
 
 
-def _own(tokenizer: Any) -> str:
-    own = getattr(tokenizer, "chat_template", None)
-    if isinstance(own, dict):  # several by name
-        own = own.get("default", "")
-    return str(own or "")
+def _tokenizer_template(tokenizer: Any) -> str:
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, dict):  # several named templates
+        template = template.get("default", "")
+    return str(template or "")

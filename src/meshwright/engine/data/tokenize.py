@@ -1,10 +1,9 @@
-"""Text in, shards of tokens out: what `meshwright tokenize` does."""
+"""Tokenizes text into shards (`meshwright tokenize`)."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -17,40 +16,40 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from meshwright.engine.data import shards
-from meshwright.engine.data.cache import cache_folder, making
-from meshwright.engine.data.corpus_reader import BadLines, blocks, encoded, found_files
+from meshwright.engine.data.cache import cache_folder, cache_lock
+from meshwright.engine.data.corpus_reader import BadLines, blocks, encode_blocks, find_text_files
 from meshwright.engine.data.megatron_files import write_stream
 from meshwright.engine.faults import RunError
-from meshwright.engine.fsync import sync_folder
+from meshwright.engine.fsync import atomic_folder, require_empty
 from meshwright.engine.metrics.jsonl import log
 from meshwright.errors import InputError
 
-SHARD_TOKENS = 1 << 28  # half a GiB or one GiB
-SMALL = 1 << 23  # bytes of text that are encoded sooner than processes start
-NAMED = 20  # skipped lines that are named in the report
+SHARD_TOKENS = 1 << 28  # 0.5 GiB as uint16, 1 GiB as uint32
+PARALLEL_BYTES = 1 << 23  # less text is encoded faster than worker processes start
+MAX_SKIPPED_SHOWN = 20  # skipped lines listed in the result
 
 
-class Tokenised(msgspec.Struct, frozen=True):
-    """What was made of some text."""
+class TokenizeResult(msgspec.Struct, frozen=True):
+    """Summary of a tokenization."""
 
     folder: str
     documents: int
     tokens: int
     shards: int
     dtype: str
-    text_bytes: int  # of the files, as they lie on disk
+    text_bytes: int  # of the input files on disk
     seconds: float
-    skipped: int  # lines that are no documents
-    skipped_lines: list[str]  # the first of them, as file:line: reason
-    empty: int  # documents without text, which were left out
+    skipped: int  # lines that could not be parsed
+    skipped_lines: list[str]  # the first of them, as "file:line: reason"
+    empty: int  # documents without text, left out
 
 
-class Loaded(NamedTuple):
-    """A tokenizer as worker processes take it."""
+class SerializedTokenizer(NamedTuple):
+    """A tokenizer in a form that can be sent to worker processes."""
 
     json: str
     eos: int | None
-    vocab: int  # one more than its highest token
+    vocab: int  # highest token id + 1
     name: str
 
     @property
@@ -58,7 +57,7 @@ class Loaded(NamedTuple):
         return hashlib.sha256(self.json.encode()).hexdigest()
 
 
-def tokenise(
+def tokenize(
     inputs: Sequence[str],
     tokenizer_folder: str,
     out: str,
@@ -69,111 +68,114 @@ def tokenise(
     bad_lines: BadLines = "refuse",
     append_eos: bool = True,
     format: Literal["shards", "megatron"] = "shards",
-) -> Tokenised:
-    """Turns files and folders of text into a folder of shards, which appears when it is whole.
+) -> TokenizeResult:
+    """Tokenize files and folders of text into a shard folder, which is renamed into place once complete.
 
-    With format megatron `out` is the prefix of a pair of .bin and .idx files instead.
+    With format megatron, `out` is the prefix of a pair of .bin and .idx files instead.
 
-    JSON lines and Parquet hold a document per row, in `text_column`; a plain text file is one document. The result does
-    not depend on the number of workers (processes; by default one for each core).
+    JSON lines and Parquet have one document per row, in `text_column`; a plain text file is one document. The result
+    does not depend on the number of worker processes (default: one per core).
     """
-    files = found_files(inputs)
-    tokenizer = load(tokenizer_folder, append_eos)
-    folder = _refuse_existing(Path(out).expanduser())
+    files = find_text_files(inputs)
+    tokenizer = load_serialized(tokenizer_folder, append_eos)
+    folder = Path(out).expanduser()
+    require_empty(folder)
     workers = (os.cpu_count() or 1) if workers is None else workers
     if format == "shards":
-        return _tokenise(files, tokenizer, folder, text_column, workers, shard_tokens, bad_lines)
+        return _tokenize_files(files, tokenizer, folder, text_column, workers, shard_tokens, bad_lines)
     for ending in (".bin", ".idx"):
-        _refuse_existing(Path(f"{folder}{ending}"))
+        require_empty(Path(f"{folder}{ending}"))
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
-        made = _tokenise(files, tokenizer, Path(scratch) / "shards", text_column, workers, shard_tokens, bad_lines)
-        stream, manifest = shards.open_shards(Path(made.folder))
+        result = _tokenize_files(
+            files, tokenizer, Path(scratch) / "shards", text_column, workers, shard_tokens, bad_lines
+        )
+        stream, manifest = shards.open_shards(Path(result.folder))
         write_stream(stream, folder, "uint16" if manifest.dtype == "uint16" else "int32")  # Megatron has no uint32
-    return msgspec.structs.replace(made, folder=str(folder), shards=1)
+    return msgspec.structs.replace(result, folder=str(folder), shards=1)
 
 
-def _tokenise(
+def _tokenize_files(
     files: list[Path],
-    tokenizer: Loaded,
+    tokenizer: SerializedTokenizer,
     folder: Path,
     text_column: str,
     workers: int,
     shard_tokens: int,
     bad_lines: BadLines,
-) -> Tokenised:
-    begun, size = time.monotonic(), sum(path.stat().st_size for path in files)
+) -> TokenizeResult:
+    started, size = time.monotonic(), sum(path.stat().st_size for path in files)
     try:
-        with _appearing(folder) as partial, _progress(size) as progress:
-            given = encoded(
-                blocks(files, text_column), (tokenizer.json, tokenizer.eos, text_column), _useful(workers, size)
+        with atomic_folder(folder) as partial, _progress(size) as progress:
+            encoded_blocks = encode_blocks(
+                blocks(files, text_column), (tokenizer.json, tokenizer.eos, text_column), _useful_workers(workers, size)
             )
-            told = _write(given, files, tokenizer, partial, shard_tokens, bad_lines, progress)
-    except OSError as error:  # what cannot be read is told by its own error before
+            written = _write(encoded_blocks, files, tokenizer, partial, shard_tokens, bad_lines, progress)
+    except OSError as error:  # unreadable inputs raise InputError earlier
         raise RunError(
             f"the shards cannot be written: {error}",
             field="out",
             value=str(folder),
-            fix=("a folder with space that can be written to (of a training: export MESHWRIGHT_CACHE=FOLDER)",),
+            fix=("choose a writable folder with free space (for training: export MESHWRIGHT_CACHE=FOLDER)",),
         ) from None
-    return Tokenised(
+    return TokenizeResult(
         folder=str(folder),
-        documents=told.manifest.documents,
-        tokens=told.manifest.tokens,
-        shards=len(told.manifest.shards),
-        dtype=told.manifest.dtype,
+        documents=written.manifest.documents,
+        tokens=written.manifest.tokens,
+        shards=len(written.manifest.shards),
+        dtype=written.manifest.dtype,
         text_bytes=size,
-        seconds=time.monotonic() - begun,
-        skipped=sum(source.skipped for source in told.manifest.sources),
-        skipped_lines=told.skipped,
-        empty=sum(source.empty for source in told.manifest.sources),
+        seconds=time.monotonic() - started,
+        skipped=sum(source.skipped for source in written.manifest.sources),
+        skipped_lines=written.skipped,
+        empty=sum(source.empty for source in written.manifest.sources),
     )
 
 
-def tokenised_once(path: Path, tokenizer: Any, text_column: str) -> shards.Stream:
-    """The tokens of a file or folder of text, made by the first process of a machine that asks and then kept."""
-    files = found_files([str(path)])
-    loaded = settled(tokenizer, str(tokenizer.name_or_path))
+def tokenize_cached(path: Path, tokenizer: Any, text_column: str) -> shards.Stream:
+    """Return the tokens of a text file or folder; the first process of a node tokenizes and caches them."""
+    files = find_text_files([str(path)])
+    loaded = serialize_tokenizer(tokenizer, str(tokenizer.name_or_path))
     states = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
     parts = [shards.FORMAT, shards.VERSION, states, loaded.sha256, loaded.eos, text_column]
     key = hashlib.blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()
     folder = cache_folder() / "shards" / key
-    if not shards.is_shards(folder):
-        with making(folder):
-            if not shards.is_shards(folder):
-                log(f"tokenising {path} into {folder}")
-                # In threads of this process: a rank of a training does not start processes of its own.
-                _tokenise(files, loaded, folder, text_column, 1, SHARD_TOKENS, "refuse")
+    if not shards.is_shard_folder(folder):
+        with cache_lock(folder):
+            if not shards.is_shard_folder(folder):
+                log(f"tokenizing {path} into {folder}")
+                # In threads of this process: a training rank does not start processes.
+                _tokenize_files(files, loaded, folder, text_column, 1, SHARD_TOKENS, "refuse")
     return shards.open_shards(folder)[0]
 
 
-def load(folder: str, append_eos: bool = True) -> Loaded:
-    """The tokenizer of a folder (or of the local Hugging Face cache), and the token that ends documents."""
+def load_serialized(folder: str, append_eos: bool = True) -> SerializedTokenizer:
+    """Load and serialize the tokenizer of a folder or of the local Hugging Face cache."""
     from meshwright.engine.data.tokenizers import load_tokenizer
 
-    return settled(load_tokenizer(folder), folder, append_eos)
+    return serialize_tokenizer(load_tokenizer(folder), folder, append_eos)
 
 
-def settled(found: Any, folder: str, append_eos: bool = True) -> Loaded:
-    """A loaded tokenizer in the form that processes can be given."""
-    backend = getattr(found, "backend_tokenizer", None)
+def serialize_tokenizer(tokenizer: Any, folder: str, append_eos: bool = True) -> SerializedTokenizer:
+    """Serialize a loaded tokenizer for worker processes."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise InputError(
             "the folder has no fast tokenizer (tokenizer.json)",
             field="tokenizer",
             value=folder,
-            fix=("a folder with tokenizer.json",),
+            fix=("use a folder with tokenizer.json",),
         )
-    eos = found.eos_token_id if append_eos else None
+    eos = tokenizer.eos_token_id if append_eos else None
     if append_eos and eos is None:
         raise InputError(
-            "the tokenizer names no token that ends a document",
+            "the tokenizer has no eos_token to end documents with",
             field="tokenizer",
             value=folder,
-            fix=("eos_token in its tokenizer_config.json", "append_eos=False: documents follow each other unmarked"),
+            fix=("set eos_token in its tokenizer_config.json", "append_eos=False: no token between documents"),
         )
     vocab = backend.get_vocab(with_added_tokens=True)
-    return Loaded(backend.to_str(), eos, max(vocab.values(), default=0) + 1, Path(folder).name)
+    return SerializedTokenizer(backend.to_str(), eos, max(vocab.values(), default=0) + 1, Path(folder).name)
 
 
 class _Written(NamedTuple):
@@ -182,9 +184,9 @@ class _Written(NamedTuple):
 
 
 def _write(
-    given: Iterator[Any],
+    encoded_blocks: Iterator[Any],
     files: list[Path],
-    tokenizer: Loaded,
+    tokenizer: SerializedTokenizer,
     folder: Path,
     shard_tokens: int,
     bad_lines: BadLines,
@@ -195,23 +197,25 @@ def _write(
     counts = [{"documents": 0, "skipped": 0, "empty": 0} for _ in files]
     skipped: list[str] = []
     try:
-        for block, tokens in given:
+        for block, tokens in encoded_blocks:
             for line, reason in tokens.bad:
                 if bad_lines == "refuse":
                     raise _bad_line(files[block.file], line, reason)
-                skipped += [f"{files[block.file]}:{line}: {reason}"] if len(skipped) < NAMED else []
+                skipped += [f"{files[block.file]}:{line}: {reason}"] if len(skipped) < MAX_SKIPPED_SHOWN else []
             writer.add(tokens.tokens, tokens.ends)
-            for name, more in (("documents", len(tokens.ends)), ("skipped", len(tokens.bad)), ("empty", tokens.empty)):
-                counts[block.file][name] += more
+            for name, count_ in (
+                ("documents", len(tokens.ends)),
+                ("skipped", len(tokens.bad)),
+                ("empty", tokens.empty),
+            ):
+                counts[block.file][name] += count_
             progress(block.file, files, block.read, len(tokens.tokens))
         writer.close()
     except BrokenProcessPool:
-        raise RunError(
-            "a worker process died while it tokenised, perhaps for want of memory", fix=("--workers 1",)
-        ) from None
+        raise RunError("a tokenizer worker process died, possibly out of memory", fix=("--workers 1",)) from None
     finally:
         writer.abandon()
-        given.close()  # type: ignore[attr-defined]  # a generator: ends its processes
+        encoded_blocks.close()  # type: ignore[attr-defined]  # closing the generator ends its processes
     manifest = shards.Manifest(
         dtype=dtype,
         tokens=sum(shard.tokens for shard in writer.shards),
@@ -228,7 +232,7 @@ def _write(
         shards=writer.shards,
     )
     if not manifest.tokens:
-        raise InputError("the files hold no text", field="inputs", value=", ".join(map(str, files)))
+        raise InputError("the files contain no text", field="inputs", value=", ".join(map(str, files)))
     shards.write_manifest(folder, manifest)
     return _Written(manifest, skipped)
 
@@ -236,38 +240,17 @@ def _write(
 def _bad_line(path: Path, line: int, reason: str) -> InputError:
     return InputError(
         f"{path}:{line}: {reason}",
-        fix=("correct the line", "--skip-bad-lines (they are counted and named)", "--column NAME"),
+        fix=("correct the line", "--skip-bad-lines (they are counted and listed)", "--column NAME"),
     )
 
 
-def _useful(workers: int, size: int) -> int:
-    return 1 if size < SMALL else workers
-
-
-def _refuse_existing(folder: Path) -> Path:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError("there is something already", field="out", value=str(folder), fix=("another --out",))
-    return folder
-
-
-@contextmanager
-def _appearing(folder: Path) -> Iterator[Path]:
-    """A folder to write into, which takes its name when everything is in it and is gone when that fails."""
-    partial = folder.parent / f".{folder.name}.partial-{os.getpid()}"
-    shutil.rmtree(partial, ignore_errors=True)  # of an earlier process with this number
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        sync_folder(partial)
-        os.replace(partial, folder)
-        sync_folder(folder.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+def _useful_workers(workers: int, size: int) -> int:
+    return 1 if size < PARALLEL_BYTES else workers
 
 
 @contextmanager
 def _progress(size: int) -> Iterator[Any]:
-    """What is told after each block; a bar where somebody looks on."""
+    """Yield a progress callback; show a bar if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda *_: None
         return
@@ -275,7 +258,7 @@ def _progress(size: int) -> Iterator[Any]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     bar = Progress(
-        TextColumn("tokenising"),
+        TextColumn("tokenizing"),
         BarColumn(),
         DownloadColumn(binary_units=True),
         TextColumn("{task.fields[tokens]:,} tokens"),
@@ -287,12 +270,12 @@ def _progress(size: int) -> Iterator[Any]:
         tokens = 0
         before = [0, 0]  # files done, their bytes
 
-        def tell(file: int, files: list[Path], read: int, more: int) -> None:
+        def update(file: int, files: list[Path], read: int, count_: int) -> None:
             nonlocal tokens
-            tokens += more
+            tokens += count_
             while before[0] < file:
                 before[1] += files[before[0]].stat().st_size
                 before[0] += 1
             bar.update(task, completed=before[1] + read, tokens=tokens)
 
-        yield tell
+        yield update

@@ -1,4 +1,4 @@
-"""The tokenizer of a recipe, from a local folder or the local Hugging Face cache; its code is never downloaded."""
+"""Loads tokenizers from a local folder or the local Hugging Face cache; never downloads, never runs remote code."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from meshwright.recipes.types import Recipe
 FIELD = "data.tokenizer"
 
 
-def load_tokenizer(named: Recipe | str | Path, pretrained: Path | None = None) -> Any:
-    """The tokenizer of a recipe (its own, the pretrained weights' or the model's), of a folder or of a cached id."""
-    name = _name(named, pretrained) if isinstance(named, Recipe) else str(named)
+def load_tokenizer(source: Recipe | str | Path, pretrained: Path | None = None) -> Any:
+    """Load the tokenizer of a recipe (its own, the pretrained weights' or the model's), a folder or a cached hub id."""
+    name = _name(source, pretrained) if isinstance(source, Recipe) else str(source)
     if name == byte_level.NAME:
-        name = str(byte_level.kept())
+        name = str(byte_level.cached_byte_tokenizer())
     path = Path(name).expanduser()
     if path.is_file():
         path = path.parent
     if path.is_dir():
         return _load(str(path), name, cached=False)
     if path.is_absolute() or name.startswith((".", "~")):
-        raise InputError("there is no such folder", field=FIELD, value=name, fix=_folder_fix())
+        raise InputError("no such folder", field=FIELD, value=name, fix=_folder_fix())
     return _load(name, name, cached=True)
 
 
 def check_ids(tokenizer: Any, vocab: int, field: str = FIELD) -> None:
-    """Refuses a tokenizer that gives ids the model has no embedding for."""
+    """Raise if the tokenizer has ids without an embedding in the model."""
     highest = max(tokenizer.get_vocab().values(), default=-1)
     if highest >= vocab:
         raise InputError(
-            f"the tokenizer gives ids up to {highest}, the model knows {vocab} tokens (0 to {vocab - 1})",
+            f"the tokenizer has ids up to {highest}, but the model's vocabulary has {vocab} tokens (0 to {vocab - 1})",
             field=field,
             value=tokenizer.name_or_path,
-            fix=("data.tokenizer=the model's own tokenizer", f"architecture.vocab={highest + 1}"),
+            fix=("data.tokenizer=the model's tokenizer", f"architecture.vocab={highest + 1}"),
         )
 
 
@@ -53,7 +53,7 @@ def _name(recipe: Recipe, pretrained: Path | None) -> str:
     if hub_id:
         return hub_id
     raise InputError(
-        f"{recipe.data.dataset} is text and the run has no tokenizer",
+        f"{recipe.data.dataset} is text, but no tokenizer is set",
         field=FIELD,
         value="",
         fix=(*_folder_fix(), "--dataset mock"),
@@ -72,16 +72,16 @@ def _load(source: str, name: str, cached: bool) -> Any:
     except ImportError as error:
         raise InputError(f"the tokenizer needs another package: {first_line(error)}", field=FIELD, value=name) from None
     except Exception as error:  # transformers raises OSError, ValueError, KeyError and others for the same mistakes
-        raise _refusal(name, cached, error) from None
+        raise _load_error(name, cached, error) from None
 
 
-def _refusal(name: str, cached: bool, error: Exception) -> InputError:
+def _load_error(name: str, cached: bool, error: Exception) -> InputError:
     if "trust_remote_code" in str(error):
-        reason = "the tokenizer comes as code of its own, which is never run"
+        reason = "the tokenizer needs remote code, which is never run"
         return InputError(reason, field=FIELD, value=name, fix=_folder_fix())
     if cached:
-        reason = "neither a folder nor a tokenizer in the local Hugging Face cache"
+        reason = "not a folder and not in the local Hugging Face cache"
         fix = (f"hf download {name} --include '*token*' '*.jinja'", *_folder_fix())
         return InputError(reason, field=FIELD, value=name, fix=fix)
-    reason = "" if "backend tokenizer" in str(error) else f" that can be read: {first_line(error)}"
-    return InputError(f"holds no tokenizer{reason}", field=FIELD, value=name, fix=_folder_fix())
+    reason = "no tokenizer in this folder" if "backend tokenizer" in str(error) else f"cannot read: {first_line(error)}"
+    return InputError(reason, field=FIELD, value=name, fix=_folder_fix())

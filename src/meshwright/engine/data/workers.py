@@ -1,4 +1,4 @@
-"""Work that processes share, its results in the order of the work."""
+"""Process pools with results in submission order."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def worker_pool(workers: int, **start: Any) -> ProcessPoolExecutor:
-    """Processes of their own: a fork would copy the locks of threads that tokenizers or torch have started."""
+    """Return a pool of spawned processes: a fork would copy the locks of tokenizer and torch threads."""
     return ProcessPoolExecutor(workers, get_context("spawn"), **start)
 
 
-def in_turn(
-    pool: ProcessPoolExecutor, work: Callable[[Given], Made], given: Iterable[Given], ahead: int
-) -> Iterator[tuple[Given, Made]]:
-    """What was given with what was made of it, in order; a bounded number is under way, as reading is much faster."""
-    under_way: deque[tuple[Given, Future[Made]]] = deque()
-    for one in given:
-        under_way.append((one, pool.submit(work, one)))
-        if len(under_way) > ahead:
-            first, made = under_way.popleft()
-            yield first, made.result()
-    for first, made in under_way:
-        yield first, made.result()
+def map_in_order(
+    pool: ProcessPoolExecutor, work: Callable[[Item], Result], items: Iterable[Item], ahead: int
+) -> Iterator[tuple[Item, Result]]:
+    """Yield items with their results, in order; at most `ahead` are pending, because reading outruns the work."""
+    pending: deque[tuple[Item, Future[Result]]] = deque()
+    for item in items:
+        pending.append((item, pool.submit(work, item)))
+        if len(pending) > ahead:
+            first, future = pending.popleft()
+            yield first, future.result()
+    for first, future in pending:
+        yield first, future.result()

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from meshwright.engine.data.mock import HELD_OUT
+from meshwright.engine.data.mock import VALIDATION_SEED_OFFSET
 from meshwright.engine.diffusion.config import DenoiserConfig
 from meshwright.engine.safetensors_header import FLOATS
 from meshwright.errors import InputError
@@ -61,7 +61,7 @@ def open_latents(recipe: Recipe, config: DenoiserConfig, held_out: bool = False)
             fix=("data.dataset=FOLDER without a blend",),
         )
     if data.dataset in MOCK_NAMES:
-        return MockLatents(config, data.seq_length, seed, seed + HELD_OUT * held_out)
+        return MockLatents(config, data.seq_length, seed, seed + VALIDATION_SEED_OFFSET * held_out)
     if held_out and data.validation:
         return LatentFolder(data.validation, config, data.seq_length, seed, "data.validation")
     part = 0.0 if data.validation else data.validation_part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 
 from meshwright.engine.faults import RunError
+from meshwright.engine.fsync import require_empty
 from meshwright.engine.post_training.open_checkpoint import (
     Found,
     has_adapters,
@@ -58,7 +60,7 @@ def convert(
 ) -> Converted:
     """Writes the model of a run, a checkpoint, a model folder or adapters as a Hugging Face folder."""
     found, folder = inspect(path), Path(out).expanduser()
-    _refuse_occupied(folder)
+    require_empty(folder)
     if merge and not has_adapters(found):
         raise InputError("there are no adapters to merge", field="--merge", value=path, fix=("leave out --merge",))
     wanted = Wanted(dtype, shard_gib, consolidated, merge)
@@ -68,6 +70,20 @@ def convert(
         else:
             _from_folder(found, folder, wanted)
     return _read_converted(folder)
+
+
+@contextmanager
+def as_model_folder(path: str, merged: bool = False) -> Iterator[Path]:
+    """Yield a Hugging Face folder with the model of a path: the path itself, or a temporary conversion.
+
+    With `merged`, adapters are merged into the model.
+    """
+    found = inspect(path)
+    if found.kind == "model" or (found.kind == "adapters" and not merged):
+        yield found.path
+        return
+    with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
+        yield convert(path, str(Path(scratch) / "model"), merge=merged and has_adapters(found)).folder
 
 
 @contextmanager
@@ -84,11 +100,6 @@ def _whole_or_not_at_all(folder: Path) -> Iterator[None]:
                 f"the folder {folder} cannot be written: {error}", fix=("a folder with space that can be written to",)
             ) from None
         raise
-
-
-def _refuse_occupied(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError("is there already and is not empty", field="out", value=str(folder), fix=("another folder",))
 
 
 def _read_converted(folder: Path) -> Converted:

@@ -36,7 +36,8 @@ def generate(path: str, prompt: str, asking: Asking) -> Generated:
     import torch
 
     from meshwright.engine.data.tokenizers import load_tokenizer
-    from meshwright.engine.post_training.open_checkpoint import as_model_folder, load_model, tokenizer_of
+    from meshwright.engine.post_training.convert import as_model_folder
+    from meshwright.engine.post_training.open_checkpoint import load_model, tokenizer_of
 
     if not prompt:
         raise InputError("a model needs something to go on from", field="prompt", value="")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,24 +53,6 @@ MARKS: tuple[tuple[Kind, str], ...] = (
     ("run", "checkpoints"),
     ("model", "config.json"),
 )
-
-
-@contextmanager
-def as_model_folder(path: str, merged: bool = False) -> Iterator[Path]:
-    """A Hugging Face folder with the model of a path: itself, or one that exists while it is used.
-
-    `merged` asks for a model with its adapters merged into it.
-    """
-    import tempfile
-
-    from meshwright.engine.post_training.convert import convert
-
-    found = inspect(path)
-    if found.kind == "model" or (found.kind == "adapters" and not merged):
-        yield found.path
-        return
-    with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
-        yield convert(path, str(Path(scratch) / "model"), merge=merged and has_adapters(found)).folder
 
 
 def newest(found: Found) -> Path:

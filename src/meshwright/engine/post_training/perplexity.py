@@ -12,7 +12,8 @@ import msgspec
 
 from meshwright.engine import processes
 from meshwright.engine.build_trainer import build_trainer
-from meshwright.engine.post_training.open_checkpoint import as_model_folder, inspect, newest, recipe_of
+from meshwright.engine.post_training.convert import as_model_folder
+from meshwright.engine.post_training.open_checkpoint import inspect, newest, recipe_of
 from meshwright.engine.rank_env import Process, detect
 from meshwright.engine.run_spec import RankSpec
 from meshwright.engine.train import preloaded
@@ -76,11 +77,11 @@ def _asked(path: str, dataset: str | None, answers: bool) -> tuple[Recipe, bool]
 
 def _require_held_out(data: Data, path: str) -> None:
     """Refuses to call samples held out that the run was trained on."""
-    from meshwright.engine.data.dataset_registry import NAMED
+    from meshwright.engine.data.dataset_registry import REGISTRY
     from meshwright.engine.data.open_dataset import MOCK_NAMES
 
     for name in data.blend or (data.dataset,):
-        known = NAMED.get(name)
+        known = REGISTRY.get(name)
         if name in MOCK_NAMES or data.validation or data.validation_part or (known and known.held_out):
             continue
         raise InputError(

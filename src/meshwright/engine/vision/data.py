@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.engine.data.mock import HELD_OUT, NOISE
-from meshwright.engine.data.sampler import Samples, Source
+from meshwright.engine.data.mock import NOISE_SHARE, VALIDATION_SEED_OFFSET
+from meshwright.engine.data.sample_types import Samples, Source
 from meshwright.engine.vision.image_tokens import Document, ImageTokenSpec, Ints, optics_of, sample_of, stack_padded
 from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
@@ -26,27 +26,27 @@ def open_images(recipe: Recipe, config: Any, held_out: bool = False, pretrained:
     optics = optics_of(config)
     _refuse_what_images_do_not_have(recipe)
     if data.dataset in MOCK_NAMES:
-        seed = recipe.train.seed + HELD_OUT * held_out
+        seed = recipe.train.seed + VALIDATION_SEED_OFFSET * held_out
         return MockImages(optics, data.seq_length, seed, packed=data.packing)
     return _open_records(recipe, optics, held_out, pretrained)
 
 
 def _open_records(recipe: Recipe, optics: ImageTokenSpec, held_out: bool, pretrained: Path | None) -> Source:
     # Imported here because made-up images need none of it.
-    from meshwright.engine.data.dataset_registry import columns_of, open_rows
-    from meshwright.engine.data.instructions import where_to_read
+    from meshwright.engine.data.dataset_registry import dataset_columns, open_rows
+    from meshwright.engine.data.instructions import dataset_and_split
     from meshwright.engine.data.tokenizers import load_tokenizer
     from meshwright.engine.vision.image_chat import Conversations, ShuffledImages, Writer, load_processor, read_records
 
     data = recipe.data
-    name, split = where_to_read(recipe, held_out)
+    name, split = dataset_and_split(recipe, held_out)
     rows = open_rows(name, split)
     root = (rows.files[0].parent if rows.files else Path(name)).expanduser()
     if Path(name).expanduser().is_dir():
         root = Path(name).expanduser()
     processor = load_processor(load_tokenizer(recipe, pretrained), optics)
     rewrite = REWRITTEN.get(name)
-    records = read_records(rows, columns_of(name, data.columns), data.train_on, rewrite)
+    records = read_records(rows, dataset_columns(name, data.columns), data.train_on, rewrite)
     if data.validation_part and not data.validation:
         records = [record for record in records if (record.share < data.validation_part) == held_out]
     if not records:
@@ -142,18 +142,18 @@ class MockImages:
         start = int(random.integers(optics.words))
         text = self._text(random, start, length - len(image))
         tokens = np.array([*image, *text], dtype=np.int64)
-        learnt = np.arange(len(tokens)) >= len(image)
+        loss_mask = np.arange(len(tokens)) >= len(image)
         pixels = self._pixels(random, start, 1 if optics.whole else int(np.prod(grid)))
-        return Document(tokens, learnt, pixels, None if optics.whole else np.array([grid], dtype=np.int64))
+        return Document(tokens, loss_mask, pixels, None if optics.whole else np.array([grid], dtype=np.int64))
 
     def _text(self, random: np.random.Generator, start: int, length: int) -> Ints:
         counted = (start + np.arange(length)) % self.optics.words
         noise = random.integers(self.optics.words, size=length)
-        return np.where(random.random(length) < NOISE, noise, counted)
+        return np.where(random.random(length) < NOISE_SHARE, noise, counted)
 
     def _pixels(self, random: np.random.Generator, start: int, count: int) -> Any:
         brightness = 2 * start / self.optics.words - 1
-        noise = NOISE * random.standard_normal((count, *self.optics.shape))
+        noise = NOISE_SHARE * random.standard_normal((count, *self.optics.shape))
         return (brightness + noise).astype(np.float32)
 
     def _largest(self) -> int:

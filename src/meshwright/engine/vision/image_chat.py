@@ -12,13 +12,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.engine.data.conversations import Conversation, Message, conversation, detect_columns, fault
-from meshwright.engine.data.files import FIELD, Row, Rows, bad
+from meshwright.engine.data.conversations import (
+    Conversation,
+    Message,
+    detect_columns,
+    parse_conversation,
+    untrainable_reason,
+)
+from meshwright.engine.data.files import Row, Rows, no_rows, row_error
 from meshwright.engine.data.packing import pack
-from meshwright.engine.data.sampler import Sample, Samples
+from meshwright.engine.data.sample_types import Sample, Samples
 from meshwright.engine.data.sft_cache import too_long
 from meshwright.engine.data.shuffle import Shuffled
-from meshwright.engine.data.templates import Template
+from meshwright.engine.data.templates import ChatTemplate
 from meshwright.engine.patching import symbol
 from meshwright.engine.vision.image_loading import load_picture, open_picture
 from meshwright.engine.vision.image_tokens import Document, ImageTokenSpec, Ints, sample_of, stack_padded
@@ -59,11 +65,11 @@ def read_records(
             image_column = given.get("images") or next((name for name in IMAGE_COLUMNS if name in row), "")
             columns = detect_columns(row, given, rows.name)
         found.append(_record(row, columns, image_column, where))
-        reason = fault(found[-1].talk, train_on)
+        reason = untrainable_reason(found[-1].talk, train_on)
         if reason:
-            raise bad(where, reason)
+            raise row_error(where, reason)
     if not found:
-        raise InputError("the data set has no rows", field=FIELD, value=rows.name)
+        raise no_rows(rows.name)
     return found
 
 
@@ -71,7 +77,7 @@ def _rewritten(row: Row, rewrite: Callable[[Row], Row] | None, where: str) -> Ro
     try:
         return row if rewrite is None else rewrite(row)
     except (KeyError, TypeError, ValueError) as error:
-        raise bad(where, f"the row is not as the rows of this data set are: {error!r}") from None
+        raise row_error(where, f"the row is not as the rows of this data set are: {error!r}") from None
 
 
 def _record(row: Row, columns: Mapping[str, str], image_column: str, where: str) -> Record:
@@ -79,7 +85,7 @@ def _record(row: Row, columns: Mapping[str, str], image_column: str, where: str)
     if "messages" in columns and isinstance(row.get(columns["messages"]), list):
         name = columns["messages"]
         row = {**row, name: [_without_pictures(message, inside) for message in row[name]]}
-    talk = conversation(row, columns, where)
+    talk = parse_conversation(row, columns, where)
     beside = _as_list(row.get(image_column)) if image_column else []
     if inside and beside:
         beside = []  # the column repeats, for readers that want them apart, what the messages hold
@@ -89,10 +95,10 @@ def _record(row: Row, columns: Mapping[str, str], image_column: str, where: str)
     pictures = (*inside, *beside)
     held = [message for message in messages if _HERE in message["content"]]
     if any(message["role"] == "assistant" for message in held):
-        raise bad(where, "an answer holds an image; models that see answer with text")
+        raise row_error(where, "an answer holds an image; models that see answer with text")
     count = sum(message["content"].count(_HERE) for message in held)
     if count != len(pictures):
-        raise bad(where, f"the text has places for {count} images, and there are {len(pictures)}")
+        raise row_error(where, f"the text has places for {count} images, and there are {len(pictures)}")
     for message in held:
         message["content"] = _parts(message["content"])
     return Record(where, replace(talk, messages=messages), pictures)
@@ -126,7 +132,7 @@ def _place(messages: list[Message], count: int, where: str) -> None:
         return
     asked = [message for message in messages if message["role"] == "user"]
     if not asked:
-        raise bad(where, "no message asks anything (role user), so its images have no place")
+        raise row_error(where, "no message asks anything (role user), so its images have no place")
     if any(MARK in message["content"] for message in asked):
         for message in asked:
             message["content"] = message["content"].replace(MARK, _HERE)
@@ -148,7 +154,7 @@ class Writer:
 
     def __init__(self, processor: Processor, optics: ImageTokenSpec, data: Data, root: Path) -> None:
         self.processor, self.optics, self.root, self.data = processor, optics, root, data
-        self.template = Template(processor.tokenizer, data.chat_template, data.train_on)
+        self.template = ChatTemplate(processor.tokenizer, data.chat_template, data.train_on)
 
     def document(self, record: Record) -> Document:
         """A record as tokens and pixels."""
@@ -156,14 +162,14 @@ class Writer:
         pixels, grids = self.processor.seen(pictures)
         shapes: Sequence[Any] = [()] * len(pixels) if grids is None else list(grids)
         words = [self.processor.words(self.optics.tokens_of(shape)) for shape in shapes]
-        tokens = self.template.tokens_of(record.talk, record.where, self.processor.mark, words)
-        return Document(tokens.ids.astype(np.int64), tokens.learnt, pixels, grids)
+        tokens = self.template.tokens_with_images(record.talk, record.where, self.processor.mark, words)
+        return Document(tokens.ids.astype(np.int64), tokens.loss_mask, pixels, grids)
 
     def length(self, record: Record) -> int:
         """Tokens of a record, told by the sizes of its images without decoding them."""
         pictures = [open_picture(one, self.root, record.where) for one in record.pictures]
         words = [self.processor.words(self.processor.tokens_for(one.height, one.width)) for one in pictures]
-        return len(self.template.tokens_of(record.talk, record.where, self.processor.mark, words).ids)
+        return len(self.template.tokens_with_images(record.talk, record.where, self.processor.mark, words).ids)
 
 
 class Processor:
@@ -274,7 +280,7 @@ class Conversations:
         if len(document.tokens) <= room or self.writer.data.truncation == "end":
             return document  # what is too long is cut off where samples are laid out
         if self.writer.data.truncation == "drop":
-            return replace(document, learnt=np.zeros_like(document.learnt))
+            return replace(document, loss_mask=np.zeros_like(document.loss_mask))
         raise too_long(record.where, len(document.tokens), room)
 
 

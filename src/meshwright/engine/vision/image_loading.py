@@ -8,7 +8,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from meshwright.engine.data.files import bad
+from meshwright.engine.data.files import row_error
 from meshwright.errors import InputError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -23,7 +23,7 @@ def load_picture(reference: Any, root: Path, where: str) -> Any:
     try:
         return opened.convert("RGB")
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError and others for damaged files
-        raise bad(where, f"the image cannot be decoded: {error}") from None
+        raise row_error(where, f"the image cannot be decoded: {error}") from None
 
 
 def open_picture(reference: Any, root: Path, where: str) -> Any:
@@ -34,9 +34,9 @@ def open_picture(reference: Any, root: Path, where: str) -> Any:
     try:
         opened = image.open(io.BytesIO(_bytes(reference, root, where)), formats=FORMATS)
     except image.DecompressionBombError:
-        raise bad(where, f"the image has more than {MOST_PIXELS:,} pixels") from None
+        raise row_error(where, f"the image has more than {MOST_PIXELS:,} pixels") from None
     except OSError as error:
-        raise bad(where, f"the image is none of {', '.join(FORMATS)}, or damaged: {error}") from None
+        raise row_error(where, f"the image is none of {', '.join(FORMATS)}, or damaged: {error}") from None
     return _small_enough(opened, where)
 
 
@@ -53,7 +53,7 @@ def _pillow() -> Any:
 def _small_enough(picture: Any, where: str) -> Any:
     if picture.width * picture.height > MOST_PIXELS:
         size = f"{picture.width} × {picture.height}"
-        raise bad(where, f"the image has {size} pixels, more than {MOST_PIXELS:,}")
+        raise row_error(where, f"the image has {size} pixels, more than {MOST_PIXELS:,}")
     return picture
 
 
@@ -64,9 +64,11 @@ def _bytes(reference: Any, root: Path, where: str) -> bytes:
     if isinstance(reference, bytes):
         return _few_enough(reference, where)
     if not isinstance(reference, str) or not reference:
-        raise bad(where, f"an image is a path, base64 text or bytes, not {type(reference).__name__}")
+        raise row_error(where, f"an image is a path, base64 text or bytes, not {type(reference).__name__}")
     if reference.startswith(FROM_ELSEWHERE):
-        raise bad(where, "images are not fetched from elsewhere", ("put the image beside the data and name its path",))
+        raise row_error(
+            where, "images are not fetched from elsewhere", ("put the image beside the data and name its path",)
+        )
     if reference.startswith("data:"):
         return _decoded(reference.partition(",")[2], where)
     return _file(reference, root, where)
@@ -76,28 +78,30 @@ def _decoded(text: str, where: str) -> bytes:
     try:
         return _few_enough(base64.b64decode(text, validate=True), where)
     except binascii.Error as error:
-        raise bad(where, f"the image is no base64 text: {error}") from None
+        raise row_error(where, f"the image is no base64 text: {error}") from None
 
 
 def _file(reference: str, root: Path, where: str) -> bytes:
     path = (root / reference).resolve()
     if not path.is_relative_to(root.resolve()):
-        raise bad(where, f"the image {reference} lies outside the data's folder {root}", (f"move it into {root}",))
+        raise row_error(
+            where, f"the image {reference} lies outside the data's folder {root}", (f"move it into {root}",)
+        )
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise bad(where, f"the image {reference} is larger than {MOST_BYTES >> 20} MiB")
+            raise row_error(where, f"the image {reference} is larger than {MOST_BYTES >> 20} MiB")
         return path.read_bytes()
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise bad(where, f"the image {reference} cannot be read: {error.strerror}") from None
+        raise row_error(where, f"the image {reference} cannot be read: {error.strerror}") from None
     try:  # a column of base64 text without anything that says so
         return _decoded(reference, where)
     except InputError:
-        raise bad(where, f"there is no image {reference[:80]} in {root}") from None
+        raise row_error(where, f"there is no image {reference[:80]} in {root}") from None
 
 
 def _few_enough(data: bytes, where: str) -> bytes:
     if len(data) > MOST_BYTES:
-        raise bad(where, f"an image is larger than {MOST_BYTES >> 20} MiB")
+        raise row_error(where, f"an image is larger than {MOST_BYTES >> 20} MiB")
     return data

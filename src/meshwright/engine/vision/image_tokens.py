@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.engine.data.sampler import Sample, Samples, stack
+from meshwright.engine.data.sample_types import Sample, Samples, stack
 from meshwright.engine.vision.vision_modules import EYES
 
 TOKEN_ENDS = ("_token_id", "_token_index")
@@ -73,7 +73,7 @@ class Document:
     """
 
     tokens: Ints
-    learnt: NDArray[np.bool_]
+    loss_mask: NDArray[np.bool_]
     pixels: NDArray[np.float32]
     grids: Ints | None = None  # [images, 3]
 
@@ -82,11 +82,11 @@ def sample_of(documents: Sequence[Document], optics: ImageTokenSpec, seq_length:
     """The documents one after the other in one sample; what is left of it is padding that does not count."""
     length = seq_length + 1
     tokens = np.concatenate([one.tokens for one in documents])[:length]
-    learnt = np.concatenate([one.learnt & (np.arange(len(one.tokens)) > 0) for one in documents])[:length]
-    learnt = learnt & (tokens != optics.image_token)
+    loss_mask = np.concatenate([one.loss_mask & (np.arange(len(one.tokens)) > 0) for one in documents])[:length]
+    loss_mask = loss_mask & (tokens != optics.image_token)
     room = length - len(tokens)
     numbers = np.repeat(np.arange(len(documents)), [len(one.tokens) for one in documents])[:length]
-    tokens, learnt = np.pad(tokens, (0, room)), np.pad(learnt, (0, room))
+    tokens, loss_mask = np.pad(tokens, (0, room)), np.pad(loss_mask, (0, room))
     whole: dict[str, NDArray[Any]] = {
         "pixels": np.concatenate([one.pixels for one in documents]),
         "image_at": _feature_numbers(tokens[:-1], optics),
@@ -101,7 +101,7 @@ def sample_of(documents: Sequence[Document], optics: ImageTokenSpec, seq_length:
     else:
         whole["feature_counts"] = np.array(len(whole["pixels"]) * optics.tokens)
     marks = np.pad(numbers, (0, room), constant_values=len(documents))[:-1] if packed else None
-    return Sample(tokens, learnt[1:], marks, whole)
+    return Sample(tokens, loss_mask[1:], marks, whole)
 
 
 def axes(tokens: Ints, grids: Ints, optics: ImageTokenSpec) -> Ints:
@@ -132,12 +132,12 @@ def stack_padded(samples: Sequence[Sample], optics: ImageTokenSpec) -> Samples:
     counts = {"pixel_counts": "pixels"} | ({} if optics.whole else {"image_counts": "grids"})
     even = []
     for sample in samples:
-        whole = dict(sample.whole)
+        extras = dict(sample.extras)
         for count, name in counts.items():
-            most = max(len(other.whole[name]) for other in samples)
-            whole[count] = np.array(len(whole[name]))
-            whole[name] = _padded(whole[name], max(most, 1))
-        even.append(sample._replace(whole=whole))
+            most = max(len(other.extras[name]) for other in samples)
+            extras[count] = np.array(len(extras[name]))
+            extras[name] = _padded(extras[name], max(most, 1))
+        even.append(sample._replace(extras=extras))
     return stack(even)
 
 
