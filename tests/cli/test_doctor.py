@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.doctor.fake_runs import LOG_WRITERS, OOM, at_estimated_speed, case, healthy
 from tests.doctor.planted import FAULTS
-from tests.doctor.stories import OOM, TELLERS, at_estimated_speed, case, healthy
 
 KEYS = {
     "schema", "ok", "kind", "path", "file", "recipe", "model", "gpus", "engine", "steps", "last_step", "total_steps",
@@ -23,9 +23,9 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "train.log"
 
 
-@pytest.mark.parametrize("teller", TELLERS)
-def test_a_healthy_run_is_said_to_be_so(meshwright: Any, log: Path, teller: str) -> None:
-    log.write_text(TELLERS[teller](healthy()))
+@pytest.mark.parametrize("writer", LOG_WRITERS)
+def test_a_healthy_run_is_said_to_be_so(meshwright: Any, log: Path, writer: str) -> None:
+    log.write_text(LOG_WRITERS[writer](healthy()))
     answer = meshwright("doctor", str(log))
     assert answer.code == 0
     assert "nothing found" in answer.out
@@ -39,7 +39,7 @@ def test_a_healthy_run_is_said_to_be_so(meshwright: Any, log: Path, teller: str)
 def test_what_is_found_has_figures_steps_and_overrides(meshwright: Any, log: Path) -> None:
     import random
 
-    log.write_text(TELLERS["own"](FAULTS["slow data"].plant(healthy(40), random.Random(0))))
+    log.write_text(LOG_WRITERS["own"](FAULTS["slow data"].plant(healthy(40), random.Random(0))))
     answer = meshwright("doctor", str(log), "--json")
     assert answer.code == 1
     (finding,) = answer.json["findings"]
@@ -56,7 +56,7 @@ def test_what_is_found_has_figures_steps_and_overrides(meshwright: Any, log: Pat
 
 def test_recipe_gpus_and_overrides_bring_the_estimate(meshwright: Any, log: Path) -> None:
     made = case("llama3_8b_pretrain_config", "8xH100", "automodel")
-    log.write_text(TELLERS["automodel"](at_estimated_speed(made, 30)))
+    log.write_text(LOG_WRITERS["automodel"](at_estimated_speed(made, 30)))
     asked = ("doctor", str(log), "--recipe", "llama3_8b_pretrain_config", "--gpus", "8xH100", "--json")
     told = meshwright(*asked)
     assert told.code == 0
@@ -68,18 +68,18 @@ def test_recipe_gpus_and_overrides_bring_the_estimate(meshwright: Any, log: Path
 
 
 def test_the_batch_that_megatron_tells_is_the_one_that_ran(meshwright: Any, log: Path) -> None:
-    lines = TELLERS["megatron"](healthy(30)).splitlines(keepends=True)
+    lines = LOG_WRITERS["megatron"](healthy(30)).splitlines(keepends=True)
     log.write_text("".join(line for line in lines if " ....." not in line))  # without its arguments
     asked = ("doctor", str(log), "--recipe", "llama3_8b_pretrain_config", "--gpus", "8xH100", "--json")
     (own,) = (one for one in meshwright(*asked).json["figures"] if one["name"] == "tokens/s/GPU")
     assert own["measured"] == pytest.approx(64 * 8192 / 2.0 / 8, rel=0.02)
     told = meshwright(*asked, "train.global_batch_size=2048").json
-    assert any("cannot be" in note for note in told["notes"])
+    assert any("is impossible" in note for note in told["notes"])
 
 
 def test_a_full_gpu_is_told_with_layouts_that_fit(meshwright: Any, log: Path) -> None:
-    story = replace(healthy(2), last_words=(OOM,))
-    log.write_text(TELLERS["megatron"](story))
+    fake_run = replace(healthy(2), final_lines=(OOM,))
+    log.write_text(LOG_WRITERS["megatron"](fake_run))
     words = ("layout.micro_batch_size=4", "layout.recompute=none")
     answer = meshwright("doctor", str(log), "--recipe", "llama3_8b_pretrain_config", "--gpus", "8xH100", *words)
     assert answer.code == 1
@@ -92,11 +92,11 @@ def test_bad_input_is_told_with_the_way_out(meshwright: Any, log: Path) -> None:
     log.write_text("nothing of the kind\n")
     unknown = meshwright("doctor", str(log), "--json")
     assert unknown.code == 2
-    assert "Looked for" in unknown.json["error"]["message"]
+    assert "Supported:" in unknown.json["error"]["message"]
     missing = meshwright("doctor", str(log.with_name("trian.log")))
     assert missing.code == 2
     assert "train.log" in missing.err
-    log.write_text(TELLERS["automodel"](healthy()))
+    log.write_text(LOG_WRITERS["automodel"](healthy()))
     unheard = meshwright("doctor", str(log), "layout.tp=2")
     assert unheard.code == 2
     assert "--recipe" in unheard.err
@@ -108,8 +108,8 @@ def test_bad_input_is_told_with_the_way_out(meshwright: Any, log: Path) -> None:
 
 def test_a_baseline_holds_the_network_to_account(meshwright: Any, log: Path, tmp_path: Path) -> None:
     small = tmp_path / "small.log"
-    small.write_text(TELLERS["automodel"](healthy(30, seconds=2.0)))
-    log.write_text(TELLERS["automodel"](replace(healthy(30, seconds=4.0), world=16, samples=128)))
+    small.write_text(LOG_WRITERS["automodel"](healthy(30, seconds=2.0)))
+    log.write_text(LOG_WRITERS["automodel"](replace(healthy(30, seconds=4.0), world=16, samples=128)))
     answer = meshwright("doctor", str(log), "--baseline", str(small), "--json")
     assert answer.code == 1
     assert [finding["rule"] for finding in answer.json["findings"]] == ["speed.slow-network"]

@@ -1,4 +1,4 @@
-"""Faults to plant in a healthy story, the finding each must lead to, and the logs that can show it."""
+"""Faults to plant in a healthy run, the finding each must lead to, and the formats that show it."""
 
 from __future__ import annotations
 
@@ -6,145 +6,145 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tests.doctor.stories import OLD_OOM, OOM, TELLERS, One, Story
+from tests.doctor.fake_runs import LOG_WRITERS, OLD_OOM, OOM, FakeRun, FakeStep
 
-ALL = tuple(TELLERS)
+ALL = tuple(LOG_WRITERS)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something wrong, and how it must be found."""
+    """A fault and the finding it must lead to."""
 
     finding: str
-    plant: Callable[[Story, random.Random], Story]
-    told_by: tuple[str, ...] = ALL
+    plant: Callable[[FakeRun, random.Random], FakeRun]
+    visible_in: tuple[str, ...] = ALL
 
 
-def _rows(story: Story, change: Callable[[int, int, One], One]) -> Story:
-    """The story with its only start's steps changed, each by its place and their number."""
-    (rows,) = story.starts
-    return replace(story, starts=(tuple(change(place, len(rows), one) for place, one in enumerate(rows)),))
+def _rows(fake_run: FakeRun, change: Callable[[int, int, FakeStep], FakeStep]) -> FakeRun:
+    """Return the run with the steps of its only start changed, each by its index and their number."""
+    (rows,) = fake_run.starts
+    return replace(fake_run, starts=(tuple(change(place, len(rows), one) for place, one in enumerate(rows)),))
 
 
-def slow_data(story: Story, chance: random.Random) -> Story:
-    share = chance.uniform(0.1, 0.6)
-    return _rows(story, lambda i, n, one: replace(one, data_s=share * one.seconds))
+def slow_data(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    share = rng.uniform(0.1, 0.6)
+    return _rows(fake_run, lambda i, n, one: replace(one, data_s=share * one.seconds))
 
 
-def slow_network(story: Story, chance: random.Random) -> Story:
-    share = chance.uniform(0.3, 0.6)
-    return _rows(story, lambda i, n, one: replace(one, collectives_s=share * one.seconds))
+def slow_network(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    share = rng.uniform(0.3, 0.6)
+    return _rows(fake_run, lambda i, n, one: replace(one, collectives_s=share * one.seconds))
 
 
-def uneven(story: Story, chance: random.Random) -> Story:
-    places = set(chance.sample(range(2, len(story.starts[0])), len(story.starts[0]) // 8))
+def uneven(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    places = set(rng.sample(range(2, len(fake_run.starts[0])), len(fake_run.starts[0]) // 8))
     distances = {after - before for before, after in zip(sorted(places), sorted(places)[1:], strict=False)}
-    if len(distances) == 1:  # regular by chance
-        places.add(min({*range(2, len(story.starts[0]))} - places))
-    times = chance.uniform(2.5, 6)
-    return _rows(story, lambda i, n, one: replace(one, seconds=one.seconds * (times if i in places else 1)))
+    if len(distances) == 1:  # regular at random
+        places.add(min({*range(2, len(fake_run.starts[0]))} - places))
+    times = rng.uniform(2.5, 6)
+    return _rows(fake_run, lambda i, n, one: replace(one, seconds=one.seconds * (times if i in places else 1)))
 
 
-def periodic(story: Story, chance: random.Random) -> Story:
-    every = chance.randint(4, 12)
-    times = chance.uniform(2.5, 6)
-    return _rows(story, lambda i, n, one: replace(one, seconds=one.seconds * (1 if one.step % every else times)))
+def periodic(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    every = rng.randint(4, 12)
+    times = rng.uniform(2.5, 6)
+    return _rows(fake_run, lambda i, n, one: replace(one, seconds=one.seconds * (1 if one.step % every else times)))
 
 
-def slowing(story: Story, chance: random.Random) -> Story:
-    more = chance.uniform(0.3, 1.5)
-    return _rows(story, lambda i, n, one: replace(one, seconds=one.seconds * (1 + more * i / n)))
+def slowing(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    more = rng.uniform(0.3, 1.5)
+    return _rows(fake_run, lambda i, n, one: replace(one, seconds=one.seconds * (1 + more * i / n)))
 
 
-def stragglers(story: Story, chance: random.Random) -> Story:
-    apart = chance.uniform(1.4, 3)
-    return _rows(story, lambda i, n, one: replace(one, ranks_apart=apart))
+def stragglers(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    apart = rng.uniform(1.4, 3)
+    return _rows(fake_run, lambda i, n, one: replace(one, ranks_apart=apart))
 
 
-def out_of_memory(story: Story, chance: random.Random) -> Story:
-    return replace(story, last_words=("Traceback (most recent call last):", chance.choice([OOM, OLD_OOM])))
+def out_of_memory(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    return replace(fake_run, final_lines=("Traceback (most recent call last):", rng.choice([OOM, OLD_OOM])))
 
 
-def hang(story: Story, chance: random.Random) -> Story:
+def hang(fake_run: FakeRun, rng: random.Random) -> FakeRun:
     words = "[rank3]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)"
-    return replace(story, last_words=(words,))
+    return replace(fake_run, final_lines=(words,))
 
 
-def host_memory(story: Story, chance: random.Random) -> Story:
-    return replace(story, last_words=("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0",))
+def host_memory(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    return replace(fake_run, final_lines=("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0",))
 
 
-def disk_full(story: Story, chance: random.Random) -> Story:
-    return replace(story, last_words=("OSError: [Errno 28] No space left on device",))
+def disk_full(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    return replace(fake_run, final_lines=("OSError: [Errno 28] No space left on device",))
 
 
-def growing(story: Story, chance: random.Random) -> Story:
-    more = chance.uniform(4, 15)
-    return _rows(story, lambda i, n, one: replace(one, memory_gib=60 + more * i / n))
+def growing(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    more = rng.uniform(4, 15)
+    return _rows(fake_run, lambda i, n, one: replace(one, memory_gib=60 + more * i / n))
 
 
-def retries(story: Story, chance: random.Random) -> Story:
-    return replace(story, retries=chance.randint(1, 50))
+def retries(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    return replace(fake_run, retries=rng.randint(1, 50))
 
 
-def nan(story: Story, chance: random.Random) -> Story:
-    bad = chance.randint(1, 4)
-    value = chance.choice([float("nan"), float("inf")])
+def nan(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    bad = rng.randint(1, 4)
+    value = rng.choice([float("nan"), float("inf")])
 
-    def change(i: int, n: int, one: One) -> One:
+    def change(i: int, n: int, one: FakeStep) -> FakeStep:
         return one if i < n - bad else replace(one, loss=value, grad_norm=value, bad=1)
 
-    return _rows(story, change)
+    return _rows(fake_run, change)
 
 
-def spike(story: Story, chance: random.Random) -> Story:
-    n = len(story.starts[0])
-    at, times = chance.randint(n // 2, n - n // 5 - 3), chance.uniform(1.6, 3)
-    return _rows(story, lambda i, n, one: replace(one, loss=one.loss * (times if i == at else 1)))
+def spike(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    n = len(fake_run.starts[0])
+    at, times = rng.randint(n // 2, n - n // 5 - 3), rng.uniform(1.6, 3)
+    return _rows(fake_run, lambda i, n, one: replace(one, loss=one.loss * (times if i == at else 1)))
 
 
-def diverging(story: Story, chance: random.Random) -> Story:
-    more = chance.uniform(2, 8)
+def diverging(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    more = rng.uniform(2, 8)
     begin = 0.6
 
-    def change(i: int, n: int, one: One) -> One:
+    def change(i: int, n: int, one: FakeStep) -> FakeStep:
         return replace(one, loss=one.loss + max(0.0, more * (i / n - begin) / (1 - begin)))
 
-    return _rows(story, change)
+    return _rows(fake_run, change)
 
 
-def flat(story: Story, chance: random.Random) -> Story:
-    level = chance.uniform(1, 11)
-    return _rows(story, lambda i, n, one: replace(one, loss=level * (1 + 0.001 * chance.uniform(-1, 1)), lr=3e-4))
+def flat(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    level = rng.uniform(1, 11)
+    return _rows(fake_run, lambda i, n, one: replace(one, loss=level * (1 + 0.001 * rng.uniform(-1, 1)), lr=3e-4))
 
 
-def zero_rate(story: Story, chance: random.Random) -> Story:
-    return replace(flat(story, chance).changed(lambda one: replace(one, lr=0.0)))
+def zero_rate(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    return replace(flat(fake_run, rng).changed(lambda one: replace(one, lr=0.0)))
 
 
-def gradients(story: Story, chance: random.Random) -> Story:
-    times = chance.uniform(10, 100)
-    return _rows(story, lambda i, n, one: replace(one, grad_norm=one.grad_norm * (times if i > 0.85 * n else 1)))
+def gradients(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    times = rng.uniform(10, 100)
+    return _rows(fake_run, lambda i, n, one: replace(one, grad_norm=one.grad_norm * (times if i > 0.85 * n else 1)))
 
 
-def scale(story: Story, chance: random.Random) -> Story:
-    def change(i: int, n: int, one: One) -> One:
+def scale(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    def change(i: int, n: int, one: FakeStep) -> FakeStep:
         low = i > 0.4 * n
         return replace(one, loss_scale=65536.0 / 2 ** min(14, max(0, i - int(0.4 * n))), skipped=int(low))
 
-    return _rows(story, change)
+    return _rows(fake_run, change)
 
 
-def stalls(story: Story, chance: random.Random) -> Story:
-    every = chance.randint(5, 15)
-    times = chance.uniform(2, 6)
-    return _rows(story, lambda i, n, one: replace(one, saved_s=0 if one.step % every else times * every / 5 * 2.0))
+def stalls(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    every = rng.randint(5, 15)
+    times = rng.uniform(2, 6)
+    return _rows(fake_run, lambda i, n, one: replace(one, saved_s=0 if one.step % every else times * every / 5 * 2.0))
 
 
-def restarts(story: Story, chance: random.Random) -> Story:
-    (rows,) = story.starts
-    cut, back = len(rows) // 2, chance.randint(8, 15)
-    return replace(story, starts=(rows[:cut], rows[cut - back :]))
+def restarts(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    (rows,) = fake_run.starts
+    cut, back = len(rows) // 2, rng.randint(8, 15)
+    return replace(fake_run, starts=(rows[:cut], rows[cut - back :]))
 
 
 FAULTS = {

@@ -1,4 +1,4 @@
-"""Runs held against their estimate: what is slow, what does not fit, and remedies that the cost model bears out."""
+"""Runs compared with their estimate: what is slow, what does not fit, and remedies that the cost model confirms."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.doctor.fake_runs import ENGINE, LOG_WRITERS, OLD_OOM, OOM, at_estimated_speed, case
 from tests.doctor.planted import FAULTS
-from tests.doctor.stories import ENGINE, OLD_OOM, OOM, TELLERS, at_estimated_speed, case
 
 from meshwright import costs, doctor, rules
 from meshwright.costs.memory_constants import RESERVE
 from meshwright.recipes import overrides
 
-FOUR = ("own", "megatron", "torchtitan", "automodel")
+WRITERS = ("own", "megatron", "torchtitan", "automodel")
 SEEDS = st.integers(0, 2**20)
 
 
-@pytest.mark.parametrize("teller", FOUR)
+@pytest.mark.parametrize("writer", WRITERS)
 @settings(max_examples=5)
 @given(seed=SEEDS, slower=st.floats(0.8, 1.1))
-def test_a_run_as_fast_as_its_estimate_is_healthy(teller: str, seed: int, slower: float) -> None:
-    made = case("llama3_8b_pretrain_config", "8xH100", ENGINE[teller])
-    found = doctor.examine(doctor.read_text(TELLERS[teller](at_estimated_speed(made, 40, seed, slower)), "log"), made)
+def test_a_run_as_fast_as_its_estimate_is_healthy(writer: str, seed: int, slower: float) -> None:
+    made = case("llama3_8b_pretrain_config", "8xH100", ENGINE[writer])
+    found = doctor.examine(
+        doctor.read_text(LOG_WRITERS[writer](at_estimated_speed(made, 40, seed, slower)), "log"), made
+    )
     assert found.ok, [finding.message for finding in found.findings]
     measured = {figure.name: figure for figure in found.figures}
     mfu = measured["MFU"]
@@ -33,12 +35,14 @@ def test_a_run_as_fast_as_its_estimate_is_healthy(teller: str, seed: int, slower
     assert "causal attention counted as half" in found.mfu_convention
 
 
-@pytest.mark.parametrize("teller", FOUR)
+@pytest.mark.parametrize("writer", WRITERS)
 @settings(max_examples=3)
 @given(seed=SEEDS, slower=st.floats(1.5, 5))
-def test_a_run_much_slower_than_its_estimate_has_low_mfu(teller: str, seed: int, slower: float) -> None:
-    made = case("llama3_8b_pretrain_config", "8xH100", ENGINE[teller])
-    found = doctor.examine(doctor.read_text(TELLERS[teller](at_estimated_speed(made, 40, seed, slower)), "log"), made)
+def test_a_run_much_slower_than_its_estimate_has_low_mfu(writer: str, seed: int, slower: float) -> None:
+    made = case("llama3_8b_pretrain_config", "8xH100", ENGINE[writer])
+    found = doctor.examine(
+        doctor.read_text(LOG_WRITERS[writer](at_estimated_speed(made, 40, seed, slower)), "log"), made
+    )
     (finding,) = found.findings
     assert finding.id == "speed.low-mfu"
     step = next(one for one in finding.evidence if one.name == "step time")
@@ -47,68 +51,68 @@ def test_a_run_much_slower_than_its_estimate_has_low_mfu(teller: str, seed: int,
     assert step.value / step.against == pytest.approx(slower, rel=0.02)
     for remedy in finding.remedies:
         if remedy.step_ratio is not None:
-            _is_borne_out(made, remedy)
+            _matches_cost_model(made, remedy)
             assert remedy.step_ratio < 1
 
 
-def test_time_that_data_takes_is_not_told_twice() -> None:
+def test_data_time_is_not_reported_twice() -> None:
     made = case()
-    story = at_estimated_speed(made, 40, slower=2.0).changed(lambda one: replace(one, data_s=0.5 * one.seconds))
-    found = doctor.examine(doctor.read_text(TELLERS["own"](story), "log"), made)
+    fake_run = at_estimated_speed(made, 40, slower=2.0).changed(lambda one: replace(one, data_s=0.5 * one.seconds))
+    found = doctor.examine(doctor.read_text(LOG_WRITERS["own"](fake_run), "log"), made)
     assert [finding.id for finding in found.findings] == ["speed.slow-data"]
 
 
 def test_the_slow_part_is_named() -> None:
     made = case()
     estimate = costs.estimate(made)
-    text = TELLERS["own"](at_estimated_speed(made, 40, slower=2.0))
+    text = LOG_WRITERS["own"](at_estimated_speed(made, 40, slower=2.0))
     (finding,) = doctor.examine(doctor.read_text(text, "log"), made).findings
     assert "Forward and backward took" in finding.message
     parts = {one.name: one for one in finding.evidence}
-    hoped = sum(float(estimate.parts[name]) for name in ("compute", "tp", "cp", "ep", "pp_bubble", "dp"))
-    assert parts["forward and backward"].against == pytest.approx(hoped, rel=0.02)
+    expected_s = sum(float(estimate.parts[name]) for name in ("compute", "tp", "cp", "ep", "pp_bubble", "dp"))
+    assert parts["forward and backward"].against == pytest.approx(expected_s, rel=0.02)
 
 
-@pytest.mark.parametrize("teller", ["own", "megatron"])
-def test_collectives_are_held_against_the_estimate(teller: str) -> None:
-    made = case("llama3_8b_pretrain_config", "2x8xH100", ENGINE[teller], "layout.tp=1", "layout.sp=false")
+@pytest.mark.parametrize("writer", ["own", "megatron"])
+def test_collectives_are_compared_with_the_estimate(writer: str) -> None:
+    made = case("llama3_8b_pretrain_config", "2x8xH100", ENGINE[writer], "layout.tp=1", "layout.sp=false")
     estimate = costs.estimate(made)
-    names = ("dp",) if teller == "megatron" else ("tp", "cp", "ep", "dp")
+    names = ("dp",) if writer == "megatron" else ("tp", "cp", "ep", "dp")
     expected = sum(float(estimate.parts[name]) for name in names)
-    story = at_estimated_speed(made, 40)
+    fake_run = at_estimated_speed(made, 40)
     for share, ids in ((0.05, []), (0.5, ["speed.slow-network"])):
-        told = story.changed(lambda one, share=share: replace(one, collectives_s=share * one.seconds))
-        found = doctor.examine(doctor.read_text(TELLERS[teller](told), "log"), made)
+        slowed = fake_run.changed(lambda one, share=share: replace(one, collectives_s=share * one.seconds))
+        found = doctor.examine(doctor.read_text(LOG_WRITERS[writer](slowed), "log"), made)
         assert [finding.id for finding in found.findings] == ids
     assert found.findings[0].evidence[0].against == pytest.approx(expected)
 
 
-def test_more_nodes_are_held_against_fewer() -> None:
+def test_more_nodes_are_compared_with_fewer() -> None:
     small, large = case(gpus="8xH100"), case(gpus="8x8xH100")
-    beside = doctor.View(doctor.read_text(TELLERS["own"](at_estimated_speed(small, 40)), "small"), small)
+    beside = doctor.RunStats(doctor.read_text(LOG_WRITERS["own"](at_estimated_speed(small, 40)), "small"), small)
     for slower, ids in ((1.0, []), (1.3, ["speed.slow-network"])):
-        run = doctor.read_text(TELLERS["automodel"](at_estimated_speed(large, 40, slower=slower)), "log")
+        run = doctor.read_text(LOG_WRITERS["automodel"](at_estimated_speed(large, 40, slower=slower)), "log")
         found = doctor.examine(run, large, beside)
-        told = [finding.id for finding in found.findings if finding.id != "speed.low-mfu"]
-        assert told == ids
+        ids_found = [finding.id for finding in found.findings if finding.id != "speed.low-mfu"]
+        assert ids_found == ids
 
 
 PIPELINE = ("layout.tp=8", "layout.pp=4", "layout.recompute=full")
 
 
-def test_a_pipeline_that_idles_is_told_with_what_fills_it() -> None:
+def test_a_pipeline_bubble_is_reported_with_remedies() -> None:
     idle = ("layout.vp=1", "layout.pp_schedule=1f1b", "train.global_batch_size=16")
     made = case("llama3_70b_pretrain_config", "64xH100", "meshwright", *PIPELINE, *idle)
-    found = doctor.examine(doctor.read_text(TELLERS["own"](at_estimated_speed(made, 40)), "log"), made)
+    found = doctor.examine(doctor.read_text(LOG_WRITERS["own"](at_estimated_speed(made, 40)), "log"), made)
     (finding,) = found.findings
     assert finding.id == "speed.bubbles"
     assert "8 micro batches over 4 stages" in finding.message
     assert finding.remedies
     for remedy in finding.remedies:
-        _is_borne_out(made, remedy)
+        _matches_cost_model(made, remedy)
     full = ("layout.vp=5", "layout.pp_schedule=interleaved_1f1b", "train.global_batch_size=1024")
     made = case("llama3_70b_pretrain_config", "64xH100", "meshwright", *PIPELINE, *full)
-    assert doctor.examine(doctor.read_text(TELLERS["own"](at_estimated_speed(made, 40)), "log"), made).ok
+    assert doctor.examine(doctor.read_text(LOG_WRITERS["own"](at_estimated_speed(made, 40)), "log"), made).ok
 
 
 OUT = (
@@ -120,30 +124,30 @@ OUT = (
 
 
 @pytest.mark.parametrize(("recipe", "gpus", "changes"), OUT)
-@pytest.mark.parametrize("teller", ["own", "megatron"])
+@pytest.mark.parametrize("writer", ["own", "megatron"])
 def test_every_remedy_for_a_full_gpu_fits_by_the_cost_model(
-    teller: str, recipe: str, gpus: str, changes: tuple[str, ...]
+    writer: str, recipe: str, gpus: str, changes: tuple[str, ...]
 ) -> None:
-    made = case(recipe, gpus, ENGINE[teller], *changes)
-    story = replace(at_estimated_speed(made, 3), last_words=("  File losses.py, in cross_entropy", OOM))
-    (finding,) = doctor.examine(doctor.read_text(TELLERS[teller](story), "log"), made).findings
+    made = case(recipe, gpus, ENGINE[writer], *changes)
+    fake_run = replace(at_estimated_speed(made, 3), final_lines=("  File losses.py, in cross_entropy", OOM))
+    (finding,) = doctor.examine(doctor.read_text(LOG_WRITERS[writer](fake_run), "log"), made).findings
     assert finding.id == "memory.out-of-memory"
     assert finding.severity == "error"
-    assert "4.00 GiB more were asked for where 77.9 of 79.1 GiB were in use" in finding.message
+    assert "4.00 GiB more were requested with 77.9 of 79.1 GiB in use" in finding.message
     memory = costs.estimate(made).memory
     needed = 77.9 + 4.0 - 1.2
     offset = max(0.0, needed - float(memory.total))
     layouts = [remedy for remedy in finding.remedies if remedy.peak_gib is not None]
     assert layouts or finding.remedies[0].try_[0].startswith("meshwright recommend")
-    costs_told = [remedy.step_ratio for remedy in layouts if remedy.what == "layout" and remedy.step_ratio is not None]
-    assert costs_told == sorted(costs_told)
+    step_ratios = [remedy.step_ratio for remedy in layouts if remedy.what == "layout" and remedy.step_ratio is not None]
+    assert step_ratios == sorted(step_ratios)
     for remedy in layouts:
         assert remedy.fits
-        _is_borne_out(made, remedy, offset)
+        _matches_cost_model(made, remedy, offset)
 
 
-def _is_borne_out(made: object, remedy: doctor.Remedy, offset: float = 0.0) -> None:
-    """What a remedy promises is what the cost model says of the changed recipe, and no rule is broken by it."""
+def _matches_cost_model(made: object, remedy: doctor.Remedy, offset: float = 0.0) -> None:
+    """Check a remedy's figures against the cost model for the changed recipe, and that no rule is violated."""
     changed = made.rebuild(overrides.apply(made.recipe, remedy.try_))  # type: ignore[attr-defined]
     estimate = costs.estimate(changed)
     assert bool(rules.legal(changed, ignoring=set(rules.illegal_by_rule(made))))  # type: ignore[arg-type]
@@ -154,18 +158,18 @@ def _is_borne_out(made: object, remedy: doctor.Remedy, offset: float = 0.0) -> N
         assert remedy.step_ratio == pytest.approx(float(estimate.step_s) / before, abs=1e-3)
 
 
-def test_memory_in_pieces_is_joined_first() -> None:
+def test_fragmentation_is_fixed_first() -> None:
     words = OOM.replace("4.00 GiB", "512.00 MiB").replace("1.20 GiB is reserved", "9.00 GiB is reserved")
-    story = replace(at_estimated_speed(case(), 3), last_words=(words,))
-    (finding,) = doctor.examine(doctor.read_text(TELLERS["own"](story), "log"), case()).findings
+    fake_run = replace(at_estimated_speed(case(), 3), final_lines=(words,))
+    (finding,) = doctor.examine(doctor.read_text(LOG_WRITERS["own"](fake_run), "log"), case()).findings
     assert finding.remedies[0].try_ == ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",)
 
 
-def test_a_full_gpu_without_a_recipe_has_remedies_in_general() -> None:
+def test_out_of_memory_without_a_recipe_has_general_remedies() -> None:
     found = doctor.examine(doctor.read_text(f"some trainer\n{OLD_OOM}\n", "log"))
     (finding,) = found.findings
     assert found.kind == "torch"
-    assert "0.50 GiB more were asked for where 78.0 of 79.2 GiB were in use" in finding.message
+    assert "0.50 GiB more were requested with 78.0 of 79.2 GiB in use" in finding.message
     assert finding.remedies[0].try_ == ("layout.recompute=selective",)
     assert finding.remedies[0].peak_gib is None
 
@@ -173,6 +177,6 @@ def test_a_full_gpu_without_a_recipe_has_remedies_in_general() -> None:
 @pytest.mark.parametrize("fault", ["uneven steps", "spike", "growing memory"])
 def test_other_faults_are_found_beside_an_estimate_too(fault: str) -> None:
     made = case()
-    story = FAULTS[fault].plant(at_estimated_speed(made, 120, 3), random.Random(3))
-    found = doctor.examine(doctor.read_text(TELLERS["own"](story), "log"), made)
+    fake_run = FAULTS[fault].plant(at_estimated_speed(made, 120, 3), random.Random(3))
+    found = doctor.examine(doctor.read_text(LOG_WRITERS["own"](fake_run), "log"), made)
     assert [finding.id for finding in found.findings] == [FAULTS[fault].finding]

@@ -1,4 +1,4 @@
-"""What is read from logs and folders: whose they are, what they say of the run, and what cannot be read."""
+"""Reading logs and folders: the format, the header, and what cannot be read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.doctor.stories import OLD_OOM, OOM, TELLERS, healthy
+from tests.doctor.fake_runs import LOG_WRITERS, OLD_OOM, OOM, healthy
 
 from meshwright import api, doctor, file_access
 from meshwright.doctor.faults import out_of_memory
@@ -52,14 +52,14 @@ MEGATRON = """\
 """
 
 
-def test_figures_of_torch_are_read_in_all_its_words() -> None:
+def test_out_of_memory_messages_of_all_versions_are_parsed() -> None:
     new, old = out_of_memory(OOM), out_of_memory(OLD_OOM)
     assert (new.wanted, new.capacity, new.in_use, new.allocated, new.unused) == (4.0, 79.10, 77.90, 75.0, 1.2)
     assert new.needed == pytest.approx(80.7)
     assert (old.wanted, old.capacity, old.in_use, old.allocated) == (0.5, 79.15, 78.0, 70.0)
 
 
-SIGNS = (
+FAULT_LINES = (
     ("out_of_memory", "torch.cuda.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB"),
     ("out_of_memory", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
     ("loss_not_a_number", "error: the loss is nan in step 12 on rank 3; the batches are in bad_batches.jsonl"),
@@ -80,9 +80,9 @@ SIGNS = (
 )
 
 
-@pytest.mark.parametrize(("name", "text"), SIGNS)
-def test_ends_are_known_by_their_words(name: str, text: str) -> None:
-    run = doctor.read_text(TELLERS["torchtitan"](healthy(30)) + text + "\n", "log")
+@pytest.mark.parametrize(("name", "text"), FAULT_LINES)
+def test_faults_are_recognized(name: str, text: str) -> None:
+    run = doctor.read_text(LOG_WRITERS["torchtitan"](healthy(30)) + text + "\n", "log")
     (fault,) = run.faults
     assert (fault.name, fault.step, fault.text) == (name, 30, text)
     (finding,) = doctor.examine(run).findings
@@ -95,28 +95,28 @@ TRACE = (
 )
 
 
-def test_an_error_is_an_end_of_a_training_alone_and_behind_a_traceback() -> None:
-    steps = TELLERS["torchtitan"](healthy(30))
+def test_an_error_ends_a_run_only_after_a_traceback() -> None:
+    steps = LOG_WRITERS["torchtitan"](healthy(30))
     (finding,) = doctor.examine(doctor.read_text(steps + TRACE, "log")).findings
     assert (finding.id, finding.steps, finding.lines) == ("run.failed-error", (30, 30), ("log:37 ValueError: token 9",))
     assert "ValueError: token 9" in finding.message
-    assert doctor.examine(doctor.read_text(steps + "ValueError: told by a logger\n", "log")).ok
-    with pytest.raises(InputError, match="nothing in it tells"):
+    assert doctor.examine(doctor.read_text(steps + "ValueError: logged only\n", "log")).ok
+    with pytest.raises(InputError, match="no training found"):
         doctor.read_text(TRACE, "log")
 
 
 def test_the_last_of_many_faults_are_kept() -> None:
-    steps = TELLERS["torchtitan"](healthy(30))
+    steps = LOG_WRITERS["torchtitan"](healthy(30))
     text = f"{TRACE}\n" * 200 + steps + f"{OOM}\n" * 100
     (finding,) = doctor.examine(doctor.read_text(text, "log")).findings
     assert finding.id == "memory.out-of-memory"
 
 
-def test_what_a_run_that_is_done_says_when_it_goes_down_is_no_failure(tmp_path: Path) -> None:
-    story = healthy(40)
+def test_shutdown_messages_of_a_completed_run_are_not_failures(tmp_path: Path) -> None:
+    fake_run = healthy(40)
     words = f"{TRACE}[W socket.cpp:752] [c10d] Connection reset by peer\n"
     for total, failed in ((40, False), (1000, True)):
-        text = TELLERS["megatron"](replace(story, total=total)) + words
+        text = LOG_WRITERS["megatron"](replace(fake_run, total=total)) + words
         assert doctor.examine(doctor.read_text(text, "log")).ok is not failed
 
 
@@ -132,16 +132,16 @@ def test_where_an_allocation_failed_is_read_from_the_traceback() -> None:
         assert run.faults[0].where == part
 
 
-def test_the_first_line_of_a_log_stands_for_as_many_steps_as_the_others() -> None:
-    story = healthy(40)
-    (rows,) = story.starts
-    tenths = replace(story, starts=(tuple(one for one in rows if one.step % 10 == 0),))
-    for teller in ("megatron", "automodel"):
-        run = doctor.read_text(TELLERS[teller](tenths), "log")
+def test_the_first_line_of_a_log_covers_as_many_steps_as_the_others() -> None:
+    fake_run = healthy(40)
+    (rows,) = fake_run.starts
+    tenths = replace(fake_run, starts=(tuple(one for one in rows if one.step % 10 == 0),))
+    for writer in ("megatron", "automodel"):
+        run = doctor.read_text(LOG_WRITERS[writer](tenths), "log")
         assert [(step.step, step.covers) for step in run.steps] == [(10, 10), (20, 10), (30, 10), (40, 10)]
 
 
-def test_megatron_tells_its_training_by_its_arguments() -> None:
+def test_a_megatron_log_is_matched_by_its_arguments() -> None:
     steps = "".join(
         f" [2026-01-01 00:00:00] iteration {i:8d}/     500 | consumed samples: {128 * i:12d} | elapsed time per "
         "iteration (ms): 8000.0 | throughput per GPU (TFLOP/s/GPU): 400.0 | learning rate: 3.000000E-04 | global batch "
@@ -150,7 +150,7 @@ def test_megatron_tells_its_training_by_its_arguments() -> None:
         for i in range(1, 31)
     )
     run = doctor.read_text(MEGATRON + steps, "log")
-    assert (run.kind, run.told.world, run.told.tokens_per_step) == ("megatron", 8, 128 * 8192)
+    assert (run.kind, run.header.world, run.header.tokens_per_step) == ("megatron", 8, 128 * 8192)
     made, note = doctor.case_of_run(run, "8xH100")
     assert made is not None
     assert not note
@@ -163,24 +163,24 @@ def test_megatron_tells_its_training_by_its_arguments() -> None:
     assert {figure.name for figure in found.figures if figure.estimate} >= {"step time", "MFU"}
 
 
-def test_torchtitan_tells_its_training_by_model_mesh_and_gpu() -> None:
+def test_a_torchtitan_log_is_matched_by_model_mesh_and_gpu() -> None:
     begin = "[rank0]:[titan] 2026-01-01 00:00:00,000 - root - INFO - "
-    text = TELLERS["torchtitan"](healthy()).replace("with 79.10GiB", "80GB HBM3 with 79.10GiB")
+    text = LOG_WRITERS["torchtitan"](healthy()).replace("with 79.10GiB", "80GB HBM3 with 79.10GiB")
     run = doctor.read_text(f"{begin}Model llama3 8B size: 8,030,261,248 total parameters\n{text}", "log")
-    assert (run.told.model, run.told.gpu, run.told.world) == ("llama3 8B", "H100", 8)
+    assert (run.header.model, run.header.gpu, run.header.world) == ("llama3 8B", "H100", 8)
     made, _ = doctor.case_of_run(run)
     assert made is not None
     assert (made.model.name, made.world, made.engine, made.seq_length) == ("llama3_8b", 8, "torchtitan", 4096)
 
 
-def test_our_own_runs_tell_their_whole_recipe(tmp_path: Path) -> None:
+def test_our_own_logs_contain_the_full_recipe(tmp_path: Path) -> None:
     recipe = index.load("llama3_8b_sft_config")
-    story = healthy()
+    fake_run = healthy()
     settings_ = msgspec.to_builtins(recipe)
-    text = TELLERS["own"](replace(story, settings=settings_))
+    text = LOG_WRITERS["own"](replace(fake_run, settings=settings_))
     (tmp_path / "metrics.jsonl").write_text(text)
     run = doctor.read(tmp_path)
-    assert run.told.recipe == recipe
+    assert run.header.recipe == recipe
     made, note = doctor.case_of_run(run)
     assert made is not None
     assert not note
@@ -188,9 +188,9 @@ def test_our_own_runs_tell_their_whole_recipe(tmp_path: Path) -> None:
     assert str(made.cluster) == "8xH100"
 
 
-def test_a_folder_is_read_by_the_file_that_tells_most(tmp_path: Path) -> None:
+def test_a_folder_is_read_from_the_log_with_the_latest_step(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "0.out").write_text(TELLERS["megatron"](healthy(30)))
+    (tmp_path / "logs" / "0.out").write_text(LOG_WRITERS["megatron"](healthy(30)))
     (tmp_path / "logs" / "1.err").write_text(f"Traceback\n{OOM}\n")
     (tmp_path / "notes.txt").write_text("bought milk\n")
     (tmp_path / "weights.bin").write_bytes(bytes(1000))
@@ -200,23 +200,23 @@ def test_a_folder_is_read_by_the_file_that_tells_most(tmp_path: Path) -> None:
 
 
 def test_logs_of_starts_that_follow_each_other_are_one_run(tmp_path: Path) -> None:
-    (tmp_path / "slurm-1.out").write_text(TELLERS["torchtitan"](replace(healthy(300), last_words=(OOM,))))
+    (tmp_path / "slurm-1.out").write_text(LOG_WRITERS["torchtitan"](replace(healthy(300), final_lines=(OOM,))))
     (tmp_path / "slurm-1.err").write_text(f"{OOM}\n")
-    (tmp_path / "slurm-2.out").write_text(TELLERS["torchtitan"](healthy(150, first=251)))
+    (tmp_path / "slurm-2.out").write_text(LOG_WRITERS["torchtitan"](healthy(150, first=251)))
     run = doctor.read(tmp_path)
     assert (run.last_step, [len(one) for one in run.attempts], run.starts) == (400, [300, 150], (1, 251))
     (finding,) = doctor.examine(run).findings
     assert finding.id == "run.restarts"
     assert [Path(line).name.split()[0] for line in finding.lines[:2]] == ["slurm-2.out:5", "slurm-1.err:1"]
-    (tmp_path / "slurm-2.out").write_text(TELLERS["torchtitan"](healthy(150)))
+    (tmp_path / "slurm-2.out").write_text(LOG_WRITERS["torchtitan"](healthy(150)))
     assert [one.id for one in doctor.examine(doctor.read(tmp_path)).findings] == ["memory.out-of-memory"]
 
 
-def test_what_cannot_be_read_in_a_folder_is_said(tmp_path: Path) -> None:
-    (tmp_path / "train.log").write_text(TELLERS["megatron"](healthy(30)))
+def test_unreadable_files_of_a_folder_are_noted(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(LOG_WRITERS["megatron"](healthy(30)))
     (tmp_path / "core.out").write_bytes(bytes(100))
     (note,) = doctor.read(tmp_path).notes
-    assert "core.out is left out: it is binary" in note
+    assert "core.out: it is binary" in note
 
 
 @pytest.mark.parametrize(
@@ -230,17 +230,17 @@ def test_what_cannot_be_read_in_a_folder_is_said(tmp_path: Path) -> None:
     ],
     ids=["gzip", "gzip in two parts", "gzip cut", "UTF-16", "lines of Windows"],
 )
-def test_a_log_is_read_as_it_was_kept(tmp_path: Path, packed: Callable[[str], bytes]) -> None:
-    (tmp_path / "train.log.gz").write_bytes(packed(TELLERS["torchtitan"](healthy(30))))
+def test_compressed_and_reencoded_logs_are_read(tmp_path: Path, packed: Callable[[str], bytes]) -> None:
+    (tmp_path / "train.log.gz").write_bytes(packed(LOG_WRITERS["torchtitan"](healthy(30))))
     for place in (tmp_path, tmp_path / "train.log.gz"):
         assert [step.line for step in doctor.read(place).steps] == list(range(5, 35))
 
 
-def test_a_run_that_failed_before_its_first_step_is_told_with_its_recipe(tmp_path: Path) -> None:
+def test_a_failure_before_the_first_step_is_reported_with_its_recipe(tmp_path: Path) -> None:
     settings_ = msgspec.to_builtins(index.load("llama3_8b_sft_config"))
-    header = TELLERS["own"](replace(healthy(30), settings=settings_)).splitlines()[0]
+    header = LOG_WRITERS["own"](replace(healthy(30), settings=settings_)).splitlines()[0]
     (tmp_path / "metrics.jsonl").write_text(header + "\n")
-    with pytest.raises(InputError, match="none of its 1 logs"):
+    with pytest.raises(InputError, match="found in its 1 logs"):
         doctor.read(tmp_path)
     for error, rule in ((OOM, "memory.out-of-memory"), ("token 999 is outside the vocabulary", "run.failed-error")):
         line = {"error": f"rank 0 of 8 failed in step 1: {error}", "fix": ["data.tokenizer=x"], "at": "2026-02-01"}
@@ -250,13 +250,13 @@ def test_a_run_that_failed_before_its_first_step_is_told_with_its_recipe(tmp_pat
     assert found.findings[0].remedies[0].try_ == ("data.tokenizer=x",)
 
 
-def test_a_header_of_another_version_costs_the_estimate_alone(tmp_path: Path) -> None:
+def test_a_header_of_another_version_only_loses_the_estimate(tmp_path: Path) -> None:
     recipe = msgspec.to_builtins(index.load("llama3_8b_sft_config"))
     for changed, word in (
         ({"layout": {**recipe["layout"], "strategy": "newer"}}, "newer"),
         ({"cluster": "8xH999"}, "H999"),
     ):
-        text = TELLERS["own"](replace(healthy(), settings={**recipe, **changed}, gpu="H999"))
+        text = LOG_WRITERS["own"](replace(healthy(), settings={**recipe, **changed}, gpu="H999"))
         spaced = "\n".join(json.dumps(json.loads(line)) for line in text.splitlines())
         (tmp_path / "metrics.jsonl").write_text(spaced)
         (tmp_path / "bad_batches.jsonl").write_text('{"step":"x"}\n[]\n{"step":99}\n')
@@ -266,9 +266,9 @@ def test_a_header_of_another_version_costs_the_estimate_alone(tmp_path: Path) ->
         assert any(word in note and "--recipe" in note for note in found.notes)
 
 
-def test_what_a_run_has_overcome_is_not_told(tmp_path: Path) -> None:
+def test_failures_that_a_run_recovered_from_are_not_reported(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
-    metrics.write_text(TELLERS["own"](healthy(40)))
+    metrics.write_text(LOG_WRITERS["own"](healthy(40)))
     for at, ids in (("2025-12-31T23:00:00Z", []), ("2026-01-01T01:00:00Z", ["memory.out-of-memory"])):
         line = {"error": f"the run failed in step 41: {OOM}", "fix": [], "at": at}
         (tmp_path / "failure.jsonl").write_text(json.dumps(line) + "\n")
@@ -280,11 +280,11 @@ def test_what_a_run_has_overcome_is_not_told(tmp_path: Path) -> None:
         assert [finding.id for finding in doctor.examine(doctor.read(tmp_path)).findings] == ids
 
 
-def test_the_error_of_a_run_that_fails_is_left_in_its_folder(tmp_path: Path) -> None:
+def test_the_error_of_a_failed_run_is_recorded_in_its_folder(tmp_path: Path) -> None:
     from meshwright.engine.faults import RunError, StoppedError
     from meshwright.engine.train import _failure_recorded
 
-    (tmp_path / "metrics.jsonl").write_text(TELLERS["own"](healthy(40)))
+    (tmp_path / "metrics.jsonl").write_text(LOG_WRITERS["own"](healthy(40)))
     with pytest.raises(StoppedError), _failure_recorded(tmp_path):
         raise StoppedError("the run was asked to end")
     assert not (tmp_path / "failure.jsonl").exists()
@@ -294,9 +294,9 @@ def test_the_error_of_a_run_that_fails_is_left_in_its_folder(tmp_path: Path) -> 
     assert (finding.id, finding.steps) == ("memory.out-of-memory", (40, 41))
 
 
-def test_a_fault_that_steps_came_after_is_not_what_the_run_ended_of() -> None:
+def test_a_fault_with_later_steps_is_not_why_the_run_ended() -> None:
     first, second = healthy(40), healthy(40, first=41)
-    text = TELLERS["torchtitan"](first) + f"{OOM}\n" + TELLERS["torchtitan"](second)
+    text = LOG_WRITERS["torchtitan"](first) + f"{OOM}\n" + LOG_WRITERS["torchtitan"](second)
     run = doctor.read_text(text, "log")
     assert len(run.attempts) == 2
     assert run.faults
@@ -306,12 +306,12 @@ def test_a_fault_that_steps_came_after_is_not_what_the_run_ended_of() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "nothing in it tells"),
-        ("hello\nworld\n", "nothing in it tells"),
-        ("[titan] hello\n", "nothing in it tells"),
+        ("", "no training found"),
+        ("hello\nworld\n", "no training found"),
+        ("[titan] hello\n", "no training found"),
     ],
 )
-def test_what_tells_of_no_training_is_refused_with_what_was_looked_for(text: str, words: str) -> None:
+def test_a_text_without_a_training_is_rejected_with_the_supported_formats(text: str, words: str) -> None:
     with pytest.raises(InputError) as refused:
         doctor.read_text(text, "log")
     assert words in refused.value.reason
@@ -319,10 +319,10 @@ def test_what_tells_of_no_training_is_refused_with_what_was_looked_for(text: str
         assert name in refused.value.reason
 
 
-def test_files_that_are_not_there_or_no_text_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no log in it"):
+def test_missing_and_binary_files_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="contains no log"):
         doctor.read(tmp_path)
-    (tmp_path / "train.log").write_text(TELLERS["automodel"](healthy()))
+    (tmp_path / "train.log").write_text(LOG_WRITERS["automodel"](healthy()))
     with pytest.raises(InputError, match=r"did you mean .*train\.log"):
         doctor.read(tmp_path / "trian.log")
     (tmp_path / "x.bin").write_bytes(b"\0" * 100)
@@ -330,8 +330,8 @@ def test_files_that_are_not_there_or_no_text_are_refused(tmp_path: Path) -> None
         doctor.read(tmp_path / "x.bin")
 
 
-def test_only_texts_sent_along_are_read_where_files_are_closed() -> None:
-    with file_access.only({"train.log": TELLERS["torchtitan"](healthy())}):
+def test_only_supplied_texts_are_read_over_http() -> None:
+    with file_access.only({"train.log": LOG_WRITERS["torchtitan"](healthy())}):
         assert api.diagnose("train.log").ok
         with pytest.raises(InputError, match="not opened here"):
             api.diagnose("/etc/passwd")
@@ -339,7 +339,7 @@ def test_only_texts_sent_along_are_read_where_files_are_closed() -> None:
 
 @settings(max_examples=60)
 @given(st.text(max_size=400))
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_read_or_rejected(text: str) -> None:
     try:
         run = doctor.read_text(text, "log")
     except InputError:
@@ -349,13 +349,13 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 @settings(max_examples=25)
 @given(
-    teller=st.sampled_from(list(TELLERS)),
+    writer=st.sampled_from(list(LOG_WRITERS)),
     seed=st.integers(0, 2**20),
     cut=st.integers(0, 20_000),
     junk=st.text(alphabet=st.characters(blacklist_categories=("Cs",)), max_size=30),
 )
-def test_a_log_that_is_cut_or_has_junk_in_it_is_read_or_refused(teller: str, seed: int, cut: int, junk: str) -> None:
-    text = TELLERS[teller](healthy(30, seed))
+def test_a_truncated_or_corrupted_log_is_read_or_rejected(writer: str, seed: int, cut: int, junk: str) -> None:
+    text = LOG_WRITERS[writer](healthy(30, seed))
     for damaged in (text[:cut], text[:cut] + junk + text[cut:]):
         try:
             found = doctor.examine(doctor.read_text(damaged, "log"))
@@ -374,7 +374,7 @@ def test_numbers_are_read_as_logs_write_them(value: float) -> None:
     assert number("twelve") is None
 
 
-def test_colours_and_ranks_are_taken_off() -> None:
+def test_colors_and_rank_prefixes_are_removed() -> None:
     lines = list(lines_of("[rank3]:\x1b[31mstep: 1\x1b[0m\r\n12: x\n12:34:56 plain\n 9%\r10%\r\nlast"))
     assert [(line.number, line.rank, line.text) for line in lines] == [
         *((1, "3", "step: 1"), (2, "12", "x"), (3, "", "12:34:56 plain")),
@@ -383,11 +383,11 @@ def test_colours_and_ranks_are_taken_off() -> None:
 
 
 @pytest.mark.parametrize(
-    ("teller", "theirs", "older"),
+    ("writer", "theirs", "older"),
     [("torchtitan", "tps:", "wps:"), ("automodel", r"mem (.*) \| tps (.*)\(.*/gpu\)", r"mem: \1 | tps \2")],
 )
-def test_older_words_of_the_same_are_read(teller: str, theirs: str, older: str) -> None:
-    text = TELLERS[teller](healthy(40))
+def test_older_log_formats_are_read(writer: str, theirs: str, older: str) -> None:
+    text = LOG_WRITERS[writer](healthy(40))
     new, old = (doctor.examine(doctor.read_text(one, "log")) for one in (text, re.sub(theirs, older, text)))
     assert old.figures[0] == msgspec.structs.replace(new.figures[0], measured=pytest.approx(new.figures[0].measured))
     assert {one.name for one in old.figures} == {one.name for one in new.figures}

@@ -1,4 +1,4 @@
-"""The table of limits: each has a reason and is used, and what is looked for is told."""
+"""Thresholds: each has a reason and is used, and what was not examined is reported."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.doctor.fake_runs import LOG_WRITERS, healthy
 from tests.doctor.planted import FAULTS
-from tests.doctor.stories import TELLERS, healthy
 
 from meshwright import doctor
 from meshwright.doctor.run_stats import running_median
@@ -16,7 +16,7 @@ from meshwright.doctor.throughput import period
 SOURCES = Path(doctor.__file__).parent
 
 
-def test_every_limit_has_a_reason_and_is_used() -> None:
+def test_every_threshold_has_a_reason_and_is_used() -> None:
     text = "\n".join(path.read_text() for path in SOURCES.glob("*.py"))
     used = set(re.findall(r'(?<!_)(?:limit|share)\("(\w+)"\)', text))
     assert used == set(doctor.THRESHOLDS)
@@ -29,10 +29,10 @@ def test_every_diagnosis_is_planted_somewhere_in_these_tests() -> None:
         assert any(name.startswith(diagnosis.id) for name in planted), diagnosis.id
 
 
-def test_what_a_log_cannot_show_is_said_with_what_it_would_take() -> None:
-    found = doctor.examine(doctor.read_text(TELLERS["automodel"](healthy(8)), "log"))
+def test_what_a_log_lacks_is_reported_per_diagnosis() -> None:
+    found = doctor.examine(doctor.read_text(LOG_WRITERS["automodel"](healthy(8)), "log"))
     assert "--recipe" in found.not_examined["speed.low-mfu"]
-    assert "20 lines" in found.not_examined["speed.uneven-steps"]
+    assert "20 step lines" in found.not_examined["speed.uneven-steps"]
     assert not set(found.looked_for) & set(found.not_examined)
     assert {*found.looked_for, *found.not_examined} == {one.id for one in doctor.DIAGNOSES}
 

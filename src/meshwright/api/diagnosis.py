@@ -34,11 +34,11 @@ def diagnose(
     run = doctor.read(path)
     case, note = _case(run, recipe, gpus, goal, overrides)
     notes = [note] if note else []
-    beside = None
+    baseline_stats = None
     if baseline is not None:
         small = doctor.read(baseline)
-        beside = doctor.View(small, _case(small, None, None, None, ())[0])
-    return doctor.examine(run, case, beside, tuple(notes))
+        baseline_stats = doctor.RunStats(small, _case(small, None, None, None, ())[0])
+    return doctor.examine(run, case, baseline_stats, tuple(notes))
 
 
 def _case(
@@ -46,7 +46,7 @@ def _case(
 ) -> tuple[Case | None, str]:
     """What ran: as it is given, or as the log says."""
     from meshwright import doctor
-    from meshwright.doctor.match_recipe import gpus_of, told_overrides
+    from meshwright.doctor.match_recipe import gpus_of, logged_overrides
 
     where = None if gpus is None else str(gpus)
     if recipe is None:
@@ -55,15 +55,15 @@ def _case(
             raise InputError(f"changes nothing: {note}", field="override", value=" ".join(overrides))
     else:
         engine = doctor.ENGINE.get(run.kind, "meshwright")
-        asked = told_overrides(run, tuple(overrides))
+        asked = logged_overrides(run, tuple(overrides))
         made = estimate(recipe, gpus=where or gpus_of(run), goal=goal, engine=engine, overrides=asked)
         case, note = made.case, ""
-    if case is not None and run.told.world not in (None, case.world):
+    if case is not None and run.header.world not in (None, case.world):
         raise InputError(
-            f"the log is of {run.told.world} GPUs",
+            f"the log is of {run.header.world} GPUs",
             field="gpus",
             value=str(case.cluster),
-            fix=(f"--gpus {run.told.world}x{case.cluster.gpu.name}",),
+            fix=(f"--gpus {run.header.world}x{case.cluster.gpu.name}",),
         )
     return case, note
 

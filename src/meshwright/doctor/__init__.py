@@ -1,4 +1,4 @@
-"""What is wrong with a run, from its log: the figures that show it, and what to try, with its estimated effect."""
+"""Diagnoses a run from its log: what is wrong, the evidence, and remedies with their estimated effect."""
 
 from meshwright.doctor.examine import DIAGNOSES, examine, meanings
 from meshwright.doctor.finding import Checkup, Evidence, Figure, Finding, Remedy
@@ -6,7 +6,7 @@ from meshwright.doctor.formats import FORMATS
 from meshwright.doctor.match_recipe import case_of_run
 from meshwright.doctor.reading import read, read_text
 from meshwright.doctor.run import ENGINE, Run, RunHeader, Step
-from meshwright.doctor.run_stats import View
+from meshwright.doctor.run_stats import RunStats
 from meshwright.doctor.thresholds import TABLE as THRESHOLDS
 
 __all__ = [
@@ -21,8 +21,8 @@ __all__ = [
     "Remedy",
     "Run",
     "RunHeader",
+    "RunStats",
     "Step",
-    "View",
     "case_of_run",
     "examine",
     "meanings",

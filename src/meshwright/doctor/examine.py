@@ -1,4 +1,4 @@
-"""Examining a run: every diagnosis in turn, and the figures beside their estimate."""
+"""Examines a run: runs every diagnosis and collects the measured and estimated figures."""
 
 from __future__ import annotations
 
@@ -9,78 +9,84 @@ from typing import NamedTuple
 from meshwright.doctor import faults, liveness, loss, memory, speed, throughput
 from meshwright.doctor.finding import Checkup, Figure, Finding
 from meshwright.doctor.run import ENGINE, Run
-from meshwright.doctor.run_stats import View, deviation, middle
+from meshwright.doctor.run_stats import RunStats, deviation, median_of
 from meshwright.doctor.thresholds import limit
 from meshwright.recipes.case import Case
 from meshwright.rules import SEVERITIES
 
 
 class Diagnosis(NamedTuple):
-    """One thing that is looked for, and what a log must tell for that."""
+    """One problem to look for, and what a log must contain for that."""
 
     id: str
-    find: Callable[[View], Iterator[Finding]]
-    lacks: Callable[[View], str] = lambda view: ""  # what is missing to look for it; empty where nothing is
+    find: Callable[[RunStats], Iterator[Finding]]
+    missing_input: Callable[[RunStats], str] = lambda stats: (
+        ""
+    )  # what the log missing_input for this diagnosis; empty if nothing
 
 
-def _needs_steps(view: View) -> str:
-    return "" if view.enough else f"at least {limit('enough_steps'):.0f} lines of steps after the first"
+def _needs_steps(stats: RunStats) -> str:
+    return "" if stats.enough else f"at least {limit('enough_steps'):.0f} step lines after warm-up"
 
 
-def _needs_trend(view: View) -> str:
-    return "" if view.enough_for_trends else f"at least {limit('enough_for_trends'):.0f} lines of steps"
+def _needs_trend(stats: RunStats) -> str:
+    return "" if stats.enough_for_trends else f"at least {limit('enough_for_trends'):.0f} step lines"
 
 
-def _needs_estimate(view: View) -> str:
-    if not view.run.told.on_gpu:
-        return "a run on GPUs: the estimate is of those"
-    if view.estimate is None:
+def _needs_estimate(stats: RunStats) -> str:
+    if not stats.run.header.on_gpu:
+        return "a run on GPUs: there is no estimate for CPU runs"
+    if stats.estimate is None:
         return "the recipe and the GPUs: --recipe NAME --gpus 8xH100"
-    return _needs_steps(view) if view.tokens_per_s is not None else "step times or tokens per second in the log"
+    return _needs_steps(stats) if stats.tokens_per_s is not None else "step times or tokens per second in the log"
 
 
-def _needs_part(name: str, hint: str) -> Callable[[View], str]:
-    def missing(view: View) -> str:
-        return _needs_steps(view) if view.part_s(name) is not None else hint
+def _needs_part(name: str, hint: str) -> Callable[[RunStats], str]:
+    def missing(stats: RunStats) -> str:
+        return _needs_steps(stats) if stats.part_s(name) is not None else hint
 
     return missing
 
 
-def _needs_network(view: View) -> str:
-    if view.baseline is not None:
-        return _needs_steps(view)
-    hint = "times of collectives (Megatron: --timing-log-level 1), or a run on fewer nodes: --baseline DIR"
-    return _needs_part("collectives", hint)(view)
+def _needs_network(stats: RunStats) -> str:
+    if stats.baseline is not None:
+        return _needs_steps(stats)
+    hint = "collective times (Megatron: --timing-log-level 1), or a run on fewer nodes: --baseline DIR"
+    return _needs_part("collectives", hint)(stats)
 
 
-def _needs_pipeline(view: View) -> str:
-    if view.case is not None and view.case.pp == 1:
-        return "a pipeline: this run has none"
-    return "" if view.estimate is not None else _needs_estimate(view)
+def _needs_pipeline(stats: RunStats) -> str:
+    if stats.case is not None and stats.case.pp == 1:
+        return "pipeline parallelism: this run has pp=1"
+    return "" if stats.estimate is not None else _needs_estimate(stats)
 
 
-def _needs_ranks(view: View) -> str:
-    told = any(step.ranks_s for step in view.steady)
-    return "" if told else "times of the fastest and slowest rank (Megatron: --timing-log-level 2)"
+def _needs_ranks(stats: RunStats) -> str:
+    logged = any(step.ranks_s for step in stats.steady)
+    return "" if logged else "per-rank times (Megatron: --timing-log-level 2)"
 
 
-def _needs_memory(view: View) -> str:
-    told = sum(step.memory_gib is not None for step in view.steady)
-    return "" if told >= limit("enough_for_trends") else "the memory of every step"
+def _needs_memory(stats: RunStats) -> str:
+    logged = sum(step.memory_gib is not None for step in stats.steady)
+    return "" if logged >= limit("enough_for_trends") else "memory usage in every step line"
 
 
-def _needs_loss(view: View) -> str:
-    told = sum(step.loss is not None for step in view.run.steps)
-    return "" if told >= limit("enough_for_trends") else f"the loss of {limit('enough_for_trends'):.0f} lines of steps"
+def _needs_loss(stats: RunStats) -> str:
+    logged = sum(step.loss is not None for step in stats.run.steps)
+    return (
+        ""
+        if logged >= limit("enough_for_trends")
+        else f"the loss in at least {limit('enough_for_trends'):.0f} step lines"
+    )
 
 
-def _needs_learning(view: View) -> str:
-    return "data that can be learnt: this run makes it up" if view.data_is_made_up else _needs_loss(view)
+def _needs_real_data(stats: RunStats) -> str:
+    return "real training data: this run uses mock data" if stats.uses_mock_data else _needs_loss(stats)
 
 
-def _needs_scale(view: View) -> str:
-    told = [step.loss_scale for step in view.run.steps if step.loss_scale is not None]
-    return "" if told and max(told) > 1 else "a loss scale: fp16 alone has one"
+def _needs_scale(stats: RunStats) -> str:
+    logged = [step.loss_scale for step in stats.run.steps if step.loss_scale is not None]
+    return "" if logged and max(logged) > 1 else "a dynamic loss scale: only fp16 runs have one"
 
 
 DIAGNOSES = (
@@ -90,9 +96,9 @@ DIAGNOSES = (
     Diagnosis("loss.diverging", loss.diverging, _needs_loss),
     Diagnosis("loss.scale-collapsed", loss.loss_scale, _needs_scale),
     Diagnosis("loss.spikes", loss.spikes, _needs_loss),
-    Diagnosis("loss.flat", loss.flat, _needs_learning),
+    Diagnosis("loss.flat", loss.flat, _needs_real_data),
     Diagnosis("loss.growing-gradients", loss.growing_gradients, _needs_loss),
-    Diagnosis("speed.slow-data", speed.slow_data, _needs_part("data", "how long steps wait for data")),
+    Diagnosis("speed.slow-data", speed.slow_data, _needs_part("data", "data-loading times")),
     Diagnosis("speed.slow-network", speed.slow_network, _needs_network),
     Diagnosis("speed.low-mfu", speed.low_mfu, _needs_estimate),
     Diagnosis("speed.bubbles", speed.bubbles, _needs_pipeline),
@@ -107,70 +113,76 @@ DIAGNOSES = (
 
 
 def meanings() -> dict[str, str]:
-    """What every finding means, by its id."""
+    """Return what every finding means, by its id."""
     found = {one.id: (one.find.__doc__ or "").partition("\n")[0] for one in DIAGNOSES}
-    ends = {f"run.failed-{one.name.replace('_', '-')}": one.meaning for one in faults.SIGNS if not one.told_elsewhere}
+    ends = {
+        f"run.failed-{one.name.replace('_', '-')}": one.meaning
+        for one in faults.FAULT_PATTERNS
+        if not one.has_own_diagnosis
+    }
     return {**found, "speed.periodic-steps": found["speed.uneven-steps"], **ends}
 
 
-def examine(run: Run, case: Case | None = None, baseline: View | None = None, notes: tuple[str, ...] = ()) -> Checkup:
-    """Everything that is wrong with a run, what is worst first, and its figures beside the estimate's."""
-    view = View(run, case, baseline)
-    findings = [finding for one in DIAGNOSES for finding in view.finds(one.find)]
+def examine(
+    run: Run, case: Case | None = None, baseline: RunStats | None = None, notes: tuple[str, ...] = ()
+) -> Checkup:
+    """Return all findings of a run, most severe first, and its figures with their estimates."""
+    stats = RunStats(run, case, baseline)
+    findings = [finding for one in DIAGNOSES for finding in stats.findings_of(one.find)]
     findings.sort(key=lambda one: SEVERITIES.index(one.severity))
-    missing = {one.id: lacks for one in DIAGNOSES if (lacks := one.lacks(view))}
-    told, estimate = run.told, view.estimate
+    missing = {one.id: missing_input for one in DIAGNOSES if (missing_input := one.missing_input(stats))}
+    header, estimate = run.header, stats.estimate
     return Checkup(
         kind=run.kind,
         path=run.path,
         file=run.file,
-        recipe=(case.recipe.name if case is not None else told.recipe_name) or None,
-        model=(case.model.name if case is not None else told.model) or None,
-        gpus=(str(case.cluster) if case is not None else told.gpus) or None,
+        recipe=(case.recipe.name if case is not None else header.recipe_name) or None,
+        model=(case.model.name if case is not None else header.model) or None,
+        gpus=(str(case.cluster) if case is not None else header.gpus) or None,
         engine=(case.engine if case is not None else ENGINE.get(run.kind)),
         steps=len(run.steps),
         last_step=run.last_step,
-        total_steps=told.total_steps,
+        total_steps=header.total_steps,
         starts=max(1, len(run.attempts)),
-        figures=tuple(figures(view)),
-        mfu_convention=estimate.mfu_convention if estimate is not None else told.mfu_convention,
+        figures=tuple(figures(stats)),
+        mfu_convention=estimate.mfu_convention if estimate is not None else header.mfu_convention,
         findings=tuple(findings),
         looked_for=tuple(one.id for one in DIAGNOSES if one.id not in missing),
         not_examined={key: value for key, value in missing.items() if not any(f.id == key for f in findings)},
-        notes=(*run.notes, *notes, *_impossible(view)),
+        notes=(*run.notes, *notes, *_impossible_figures(stats)),
     )
 
 
-def _impossible(view: View) -> Iterator[str]:
-    if view.estimate is not None and (view.mfu or 0.0) > 1:
-        yield f"an MFU of {view.mfu:.0%} cannot be: another model, batch or GPU ran than the estimate is of"
+def _impossible_figures(stats: RunStats) -> Iterator[str]:
+    if stats.estimate is not None and (stats.mfu or 0.0) > 1:
+        yield f"an MFU of {stats.mfu:.0%} is impossible: the run and the estimate differ in model, batch size or GPU"
 
 
-def figures(view: View) -> Iterator[Figure]:
-    """The figures of a run that people ask for, with the estimate's where there is one."""
-    estimate = view.estimate
-    if view.step_s is not None:
-        yield Figure("step time", "s", view.step_s, view.estimated_step_s)
-    if view.tokens_per_s is not None:
+def figures(stats: RunStats) -> Iterator[Figure]:
+    """Yield the main figures of a run, with the estimate if there is one."""
+    estimate = stats.estimate
+    if stats.step_s is not None:
+        yield Figure("step time", "s", stats.step_s, stats.estimated_step_s)
+    if stats.tokens_per_s is not None:
         yield Figure(
-            "tokens/s/GPU" if view.run.told.on_gpu else "tokens/s/rank",
+            "tokens/s/GPU" if stats.run.header.on_gpu else "tokens/s/rank",
             "",
-            view.tokens_per_s,
+            stats.tokens_per_s,
             float(estimate.tokens_per_s_per_gpu) if estimate is not None else None,
         )
-    if view.mfu is not None:
-        yield Figure("MFU", "", view.mfu, float(estimate.mfu) if estimate is not None else None)
-    if view.peak_gib is not None:
-        yield Figure("peak memory", "GiB", view.peak_gib, view.estimated_peak_gib)
+    if stats.mfu is not None:
+        yield Figure("MFU", "", stats.mfu, float(estimate.mfu) if estimate is not None else None)
+    if stats.peak_gib is not None:
+        yield Figure("peak memory", "GiB", stats.peak_gib, stats.estimated_peak_gib)
     for name in ("data", "forward_backward", "optimizer", "collectives", "other"):
-        share = view.part_share(name)
+        share = stats.part_share(name)
         if share is not None:
             yield Figure(f"{speed.NAMES.get(name, name)}, share of a step", "", share)
-    paces = [step.pace for step in view.steady if step.pace]
-    if view.enough and view.pace:
-        yield Figure("spread of step times", "", deviation([one / view.pace for one in paces]))
-    first = next((step.loss for step in view.run.steps if step.loss is not None and isfinite(step.loss)), None)
-    last = middle(step.loss for step in view.run.steps[-5:])
+    times = [step.seconds_per_unit for step in stats.steady if step.seconds_per_unit]
+    if stats.enough and stats.seconds_per_unit:
+        yield Figure("spread of step times", "", deviation([one / stats.seconds_per_unit for one in times]))
+    first = next((step.loss for step in stats.run.steps if step.loss is not None and isfinite(step.loss)), None)
+    last = median_of(step.loss for step in stats.run.steps[-5:])
     if first is not None and last is not None:
         yield Figure("first loss", "", first)
         yield Figure("last loss", "", last)

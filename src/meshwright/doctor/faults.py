@@ -1,4 +1,4 @@
-"""Words that tell why a run ended, in the log of any trainer."""
+"""Patterns in a log that show why a run ended, for any trainer."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import NamedTuple
 from meshwright.doctor.formats.text import Line, has_any
 from meshwright.doctor.run import Fault, OutOfMemory
 
-SHOWN = 300  # characters of a line that are kept
-AROUND = 80  # lines before the words in which a traceback may stand, and 5 behind
-BEHIND = 5
-MOST = 64  # of one kind that are kept, the last: every rank may say the same
+MAX_TEXT = 300  # characters kept of a line
+BEFORE = 80  # lines around the message that may hold its traceback
+AFTER = 5
+MAX_FAULTS = 64  # latest faults kept per kind: every rank may report the same
 UNITS = {"B": 1 / 1024**3, "bytes": 1 / 1024**3, "KiB": 1 / 1024**2, "MiB": 1 / 1024, "GiB": 1.0, "TiB": 1024.0}
 
-TRACEBACK, OURS = "Traceback (most recent call last)", "error: "  # what stands before an error, theirs and ours
+TRACEBACK, OURS = "Traceback (most recent call last)", "error: "  # prefixes of an error: Python's and ours
 
 
-class Sign(NamedTuple):
-    """A kind of end, by the words it is known from."""
+class FaultPattern(NamedTuple):
+    """A way a run can end, and the text that shows it."""
 
     name: str
-    words: re.Pattern[str]
+    regex: re.Pattern[str]
     meaning: str
     fix: tuple[str, ...]
 
     @property
-    def told_elsewhere(self) -> bool:
-        """Whether a finding of its own speaks of it."""
+    def has_own_diagnosis(self) -> bool:
+        """Whether a diagnosis of its own reports it."""
         return self.name in ("out_of_memory", "loss_not_a_number")
 
 
-SIGNS = (
-    Sign(
+FAULT_PATTERNS = (
+    FaultPattern(
         "out_of_memory",
         re.compile(
             r"(CUDA|HIP)( error:)? out of memory|Cuda failure .*out of memory|torch\.(cuda\.)?OutOfMemoryError"
@@ -43,71 +43,71 @@ SIGNS = (
         "the GPU ran out of memory",
         (),
     ),
-    Sign(
+    FaultPattern(
         "loss_not_a_number",
         re.compile(
             r"the (loss|gradient norm) is (nan|-?inf) in step|found NaN in local (forward|grad)|Rank \d+: found NaN"
             r"|[Uu]nexpected result (nan|-?inf)|is NaN\b.*(abort|exit|stop)",
         ),
-        "a loss that is not a number ended the run",
+        "the run ended on a NaN or infinite loss",
         (),
     ),
-    Sign(
+    FaultPattern(
         "host_memory",
         re.compile(
             r"oom-kill|Out of memory: Killed process|Detected \d+ oom[-_]kill|OOM Killed|DataLoader worker .* is killed"
             r"|\(SIGKILL\)|exitcode\s*: -9\b|Cannot allocate memory",
         ),
-        "the machine ran out of memory, or killed a rank for another reason",
-        ("data.workers=0", "layout.offload=none", "fewer ranks on the machine"),
+        "the host ran out of memory, or a rank was killed for another reason",
+        ("data.workers=0", "layout.offload=none", "run fewer ranks per node"),
     ),
-    Sign(
+    FaultPattern(
         "hang",
         re.compile(
             r"Watchdog caught collective operation timeout|collective operation timeout|hangs in step"
             r"|Timed out waiting \d+ms|wait timeout after",
         ),
-        "a rank waited for others that never came",
-        ("look at the rank that is behind", "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 records the collectives"),
+        "a collective timed out: some ranks never reached it",
+        ("check the rank that lags behind", "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 records the last collectives"),
     ),
-    Sign(
+    FaultPattern(
         "network",
         re.compile(
             r"ncclRemoteError|ncclSystemError|NCCL WARN .*(failed|error|[Tt]imed? ?out|refused|reset)|ibv_poll_cq"
             r"|Connection reset by peer|Got completion from peer",
         ),
         "the network between ranks failed",
-        ("NCCL_DEBUG=INFO names the device", "leave out the node that it names"),
+        ("NCCL_DEBUG=INFO names the device", "exclude the node that it names"),
     ),
-    Sign(
+    FaultPattern(
         "gpu_fault",
         re.compile(
             r"uncorrectable ECC|NVRM: Xid|CUDA error: (an illegal memory|unspecified launch|device-side assert)"
         ),
-        "a GPU failed, or a kernel went wrong on it",
+        "a GPU failed, or a kernel crashed on it",
         ("CUDA_LAUNCH_BLOCKING=1 names the operation", "run nvidia-smi -q -d ECC on the node"),
     ),
-    Sign(
+    FaultPattern(
         "disk_full",
         re.compile(r"No space left on device|Disk quota exceeded"),
         "the disk is full",
-        ("free space, then start the run again", "checkpoint.keep=1"),
+        ("free space, then restart the run", "checkpoint.keep=1"),
     ),
-    Sign(
+    FaultPattern(
         "scheduler",
         re.compile(r"CANCELLED AT .* DUE TO |DUE TO (TIME LIMIT|PREEMPTION|NODE FAILURE)"),
         "the scheduler ended the run",
-        ("start it again from its last checkpoint", "ask the scheduler for more time"),
+        ("restart it from its last checkpoint", "request more time from the scheduler"),
     ),
-    Sign(
+    FaultPattern(
         "error",
         re.compile(rf"^\s*(?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?::|$)|^{OURS}"),
         "the run ended with an error",
         ("read the traceback above that line",),
     ),
 )
-UNSURE = ("network", "scheduler", "error")
-"""Words of these are also said by runs that are done and go down."""
+AMBIGUOUS = ("network", "scheduler", "error")
+"""Completed runs can print these while they shut down."""
 
 HINTS = (
     "ut of memory", "OutOfMemory", "ALLOC_FAILED", "NaN", "the loss is", "the gradient norm is", "nexpected result",
@@ -115,7 +115,7 @@ HINTS = (
     "NCCL", "ibv_", "onnection reset", "ompletion from peer", "ECC", "Xid", "CUDA error", "No space left", "quota",
     "DUE TO", "Error", "Exception", OURS, TRACEBACK,
 )  # fmt: skip
-"""One of these stands in every line that is a sign."""
+"""Every line that matches a pattern contains one of these; checked first because it is much faster."""
 
 MEMORY = (
     ("wanted", re.compile(r"Tried to allocate ([\d.]+) (\w+)")),
@@ -125,7 +125,7 @@ MEMORY = (
     ("allocated", re.compile(r"([\d.]+) (\w+) is allocated by PyTorch|([\d.]+) (\w+) already allocated")),
     ("unused", re.compile(r"([\d.]+) (\w+) is reserved by PyTorch but unallocated")),
 )
-"""The figures of torch's message, in the words of its versions."""
+"""The figures of torch's message, in the formats of several versions."""
 
 PLACES = (
     ("logits", re.compile(r"cross_entropy|logits|lm_head|output_layer|log_softmax|loss_fn|/losses?\.py")),
@@ -137,44 +137,44 @@ PLACES = (
         re.compile(r"backward|forward|attention|mlp|checkpoint\.py|in step \d+, forward_backward|layernorm"),
     ),
 )
-"""Which part of memory grows where: the first whose words stand in the traceback nearest to its end."""
+"""The part of memory that grows in some code, matched against the traceback from its end."""
 
 
 def find(lines: Sequence[Line], steps_by_line: Sequence[tuple[int, int]] = (), file: str = "") -> Iterator[Fault]:
-    """Every fault in a log, in order; what several ranks say alike is told once for each line."""
-    places: dict[str, deque[int]] = {one.name: deque(maxlen=MOST) for one in SIGNS}
+    """Yield every fault in a log in order; equal lines of several ranks are separate faults."""
+    indices: dict[str, deque[int]] = {one.name: deque(maxlen=MAX_FAULTS) for one in FAULT_PATTERNS}
     failing = False
-    for place, line in enumerate(lines):
+    for index, line in enumerate(lines):
         if not has_any(line.text, HINTS):
             continue
         failing = failing or TRACEBACK in line.text
-        sign = next((one for one in SIGNS if one.words.search(line.text)), None)
-        if sign is not None and (failing or sign.name != "error" or line.text.startswith(OURS)):
-            places[sign.name].append(place)
-    for place, name in sorted((place, name) for name, some in places.items() for place in some):
-        line, is_memory = lines[place], name == "out_of_memory"
-        near = [one.text for one in lines[max(0, place - AROUND) : place + BEHIND]]
+        pattern = next((one for one in FAULT_PATTERNS if one.regex.search(line.text)), None)
+        if pattern is not None and (failing or pattern.name != "error" or line.text.startswith(OURS)):
+            indices[pattern.name].append(index)
+    for index, name in sorted((index, name) for name, some in indices.items() for index in some):
+        line, is_memory = lines[index], name == "out_of_memory"
+        context = [one.text for one in lines[max(0, index - BEFORE) : index + AFTER]]
         yield Fault(
             name=name,
             line=line.number,
-            text=line.text.strip()[:SHOWN],
+            text=line.text.strip()[:MAX_TEXT],
             file=file,
             step=_before(steps_by_line, line.number),
-            where=_place(near) if is_memory else "",
-            memory=out_of_memory(" ".join(one.text for one in lines[place : place + BEHIND])) if is_memory else None,
+            where=_part_of_memory(context) if is_memory else "",
+            memory=out_of_memory(" ".join(one.text for one in lines[index : index + AFTER])) if is_memory else None,
         )
 
 
-def sign(name: str) -> Sign:
-    """The kind of end of that name."""
-    return next(one for one in SIGNS if one.name == name)
+def pattern(name: str) -> FaultPattern:
+    """Return the fault pattern with this name."""
+    return next(one for one in FAULT_PATTERNS if one.name == name)
 
 
 def out_of_memory(text: str) -> OutOfMemory:
-    """The figures in torch's words, in GiB; those it does not tell are None."""
+    """Parse torch's out-of-memory message, in GiB; missing figures are None."""
     figures = {}
-    for name, words in MEMORY:
-        found = words.search(text)
+    for name, regex in MEMORY:
+        found = regex.search(text)
         if found is None:
             continue
         amount, unit = [part for part in found.groups() if part is not None][:2]
@@ -183,15 +183,15 @@ def out_of_memory(text: str) -> OutOfMemory:
     return OutOfMemory(**figures)
 
 
-def _place(near: Iterable[str]) -> str:
-    """The part of memory that the last telling line of a traceback speaks of."""
-    for text in reversed(list(near)):
-        for part, words in PLACES:
-            if words.search(text):
+def _part_of_memory(context: Iterable[str]) -> str:
+    """Return the part of memory that the last recognizable line of a traceback points to."""
+    for text in reversed(list(context)):
+        for part, regex in PLACES:
+            if regex.search(text):
                 return part
     return ""
 
 
 def _before(steps_by_line: Sequence[tuple[int, int]], line: int) -> int | None:
-    """The last step told above a line."""
+    """Return the last step logged above a line."""
     return next((step for at, step in reversed(steps_by_line) if at <= line), None)

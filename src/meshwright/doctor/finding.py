@@ -1,4 +1,4 @@
-"""What the doctor says: what is wrong, by which figures, and what to try, cheapest first."""
+"""Types of a diagnosis: findings, their evidence, and remedies with the cheapest first."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ What = Literal["layout", "contract", "environment", "action"]
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
-    """Something to try, and what it would do by the estimate."""
+    """Something to try, and its estimated effect."""
 
-    try_: tuple[str, ...] = msgspec.field(
-        name="try"
-    )  # overrides as they are typed, settings of the shell, or a sentence
+    try_: tuple[str, ...] = msgspec.field(name="try")  # overrides, environment variables, or a sentence
     what: What
     why: str
-    there: tuple[str, ...] = ()  # the same in the words of the framework that ran
-    peak_gib: float | None = None  # memory with it
+    there: tuple[str, ...] = ()  # the same as settings of the framework that ran
+    peak_gib: float | None = None  # peak memory with the change
     fits: bool | None = None
-    step_ratio: float | None = None  # step time with it, over that without
+    step_ratio: float | None = None  # step time with the change over that without
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """One figure of the run, beside what it is held against."""
+    """One figure of the run and what it is compared with."""
 
     name: str
     value: float | str
@@ -36,19 +34,19 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong with a run."""
+    """One problem of a run."""
 
     id: str
     severity: Severity
     message: str
-    steps: tuple[int, int] | None = None  # the first and last that show it
-    lines: tuple[str, ...] = ()  # file:line, with the words where they are telling
+    steps: tuple[int, int] | None = None  # first and last step that show it
+    lines: tuple[str, ...] = ()  # file:line, with the log's text if it helps
     evidence: tuple[Evidence, ...] = ()
     remedies: tuple[Remedy, ...] = ()
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A figure of the run beside the estimate's, for runs that nothing is wrong with too."""
+    """A measured figure of the run with its estimate; also reported for healthy runs."""
 
     name: str
     unit: str
@@ -57,7 +55,7 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Checkup(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was found out about a run."""
+    """The result of examining a run."""
 
     kind: str
     path: str
@@ -66,23 +64,23 @@ class Checkup(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
     gpus: str | None
     engine: str | None
-    steps: int  # lines that tell steps
+    steps: int  # log lines with step metrics
     last_step: int
     total_steps: int | None
     starts: int
     figures: tuple[Figure, ...]
     mfu_convention: str
     findings: tuple[Finding, ...]
-    looked_for: tuple[str, ...]  # the ids of everything that was examined
-    not_examined: dict[str, str]  # what could not be, and what it would take
+    looked_for: tuple[str, ...]  # ids of the diagnoses that were possible
+    not_examined: dict[str, str]  # id -> what the log missing_input for that diagnosis
     notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found."""
+        """Whether there are no findings."""
         return not self.findings
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; figures that are not finite are spelled."""
+        """Return the checkup as plain values."""
         built: dict[str, Any] = msgspec.to_builtins(self)
         return built

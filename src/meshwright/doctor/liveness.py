@@ -1,4 +1,4 @@
-"""How a run is kept going: checkpoints that hold it up, starts that lose steps, and what it ended of."""
+"""Interruptions of a run: blocking checkpoints, restarts that lose steps, and failures."""
 
 from __future__ import annotations
 
@@ -7,65 +7,65 @@ from itertools import pairwise
 
 from meshwright.doctor import faults, remedies
 from meshwright.doctor.finding import Evidence, Finding, Remedy
-from meshwright.doctor.run_stats import View
+from meshwright.doctor.run_stats import RunStats
 from meshwright.doctor.thresholds import limit, share
 from meshwright.planner.explain import pluralize
 
-WANTED_SHARE = 0.01  # of all time, for checkpoints that wait
+TARGET_SHARE = 0.01  # target share of the run time for blocking checkpoints
 
 
-def checkpoint_stalls(view: View) -> Iterator[Finding]:
-    """Training waits for its checkpoints."""
-    waits = [step for step in view.run.steps if step.blocked_s > 0]
-    seconds = view.step_s
-    if not waits or seconds is None:
+def checkpoint_stalls(stats: RunStats) -> Iterator[Finding]:
+    """Training blocking for checkpoints."""
+    blocking = [step for step in stats.run.steps if step.blocked_s > 0]
+    seconds = stats.step_s
+    if not blocking or seconds is None:
         return
-    waited = sum(step.blocked_s for step in waits)
-    trained = sum((step.seconds or seconds) * step.covers for step in view.run.steps)
-    counted_twice = waited if view.run.kind == "torchtitan" else 0.0  # its step times hold what it waits
+    waited = sum(step.blocked_s for step in blocking)
+    trained = sum((step.seconds or seconds) * step.covers for step in stats.run.steps)
+    counted_twice = waited if stats.run.kind == "torchtitan" else 0.0  # its step times include the blocked time
     part = waited / (waited + trained - counted_twice)
     if part <= share("checkpoint_share"):
         return
-    each = waited / len(waits)
-    every = max(1, round((view.run.last_step - view.run.steps[0].first + 1) / len(waits)))
-    longer = max(every + 1, _round_up(each * (1 - WANTED_SHARE) / (WANTED_SHARE * seconds)))
-    settings = view.case.recipe.checkpoint if view.case is not None else None
-    tries = []
+    each = waited / len(blocking)
+    every = max(1, round((stats.run.last_step - stats.run.steps[0].first + 1) / len(blocking)))
+    longer = max(every + 1, _round_up(each * (1 - TARGET_SHARE) / (TARGET_SHARE * seconds)))
+    settings = stats.case.recipe.checkpoint if stats.case is not None else None
+    fixes = []
     if settings is None or not settings.async_save:
-        tries.append(
+        fixes.append(
             Remedy(
                 try_=("checkpoint.async_save=true",),
                 what="layout",
-                why="written while training goes on",
+                why="checkpoints are written while training continues",
                 step_ratio=round(1 - part, 4),
             )
         )
-    tries.append(
+    fixes.append(
         Remedy(
             try_=(f"checkpoint.save_every={longer}",),
             what="layout",
-            why=f"{WANTED_SHARE:.0%} of all time at {each:.3g} s each; a failure costs {longer} steps at most",
-            step_ratio=round((1 - part) / (1 - WANTED_SHARE), 4),
+            why=f"{TARGET_SHARE:.0%} of the run time at {each:.3g} s each; a failure loses at most {longer} steps",
+            step_ratio=round((1 - part) / (1 - TARGET_SHARE), 4),
         )
     )
-    tries.append(remedies.plainly("write to a local disk or a faster file system"))
+    fixes.append(remedies.advice("write checkpoints to a local disk or a faster file system"))
     yield Finding(
         id="run.checkpoint-stalls",
         severity="warning",
-        message=f"training waits {each:.3g} s for a checkpoint about every {every} steps: {part:.0%} of all time",
-        steps=(waits[0].first, waits[-1].step),
-        lines=tuple(view.place(step) for step in waits[:3]),
+        message=f"training blocks {each:.3g} s for a checkpoint about every {every} steps: {part:.0%} of the run time",
+        steps=(blocking[0].first, blocking[-1].step),
+        lines=tuple(stats.location(step) for step in blocking[:3]),
         evidence=(
-            Evidence("waited for checkpoints", round(part, 4), "of all time", share("checkpoint_share"), "limit"),
-            Evidence("one checkpoint", each, "s", seconds, "a step"),
+            Evidence("blocked by checkpoints", round(part, 4), "of run time", share("checkpoint_share"), "limit"),
+            Evidence("one checkpoint", each, "s", seconds, "step time"),
         ),
-        remedies=tuple(tries),
+        remedies=tuple(fixes),
     )
 
 
-def restarts(view: View) -> Iterator[Finding]:
-    """The run was started again often, or lost steps by it."""
-    run = view.run
+def restarts(stats: RunStats) -> Iterator[Finding]:
+    """The run was restarted often, or lost steps by restarting."""
+    run = stats.run
     times = len(run.attempts) - 1
     if times < 1:
         return
@@ -76,60 +76,60 @@ def restarts(view: View) -> Iterator[Finding]:
     part = lost / max(1, run.last_step)
     if times < limit("restarts") and part <= share("lost_share"):
         return
-    reasons = [fault for fault in run.faults if fault not in view.fatal]
+    reasons = [fault for fault in run.faults if fault not in stats.fatal]
     gap = max(1, lost // times)
-    tries = [remedies.plainly("read what stands above every start in the log", why="the cause is told there")]
+    fixes = [remedies.advice("read the log above every restart", why="it shows the cause")]
     if part > share("lost_share"):
         every = max(1, gap // 5)
-        why = f"at most {every} steps are lost by a start, not about {gap}"
-        tries.insert(0, Remedy(try_=(f"checkpoint.save_every={every}",), what="layout", why=why))
+        why = f"a restart loses at most {every} steps instead of about {gap}"
+        fixes.insert(0, Remedy(try_=(f"checkpoint.save_every={every}",), what="layout", why=why))
     yield Finding(
         id="run.restarts",
         severity="warning",
-        message=f"the run was started again {pluralize(times, 'time')} and computed {lost} steps twice ({part:.0%})",
+        message=f"the run was restarted {pluralize(times, 'time')} and repeated {lost} steps ({part:.0%})",
         steps=(run.starts[1] if len(run.starts) > 1 else run.last_step, run.last_step),
         lines=(
-            *(view.place(attempt[0]) for attempt in run.attempts[1:4] if attempt),
+            *(stats.location(attempt[0]) for attempt in run.attempts[1:4] if attempt),
             *(f"{one.file}:{one.line} {one.text}" for one in reasons[:3]),
         ),
         evidence=(
-            Evidence("starts after the first", float(times), "", limit("restarts"), "limit"),
-            Evidence("steps computed twice", round(part, 4), "of all", share("lost_share"), "limit"),
+            Evidence("restarts", float(times), "", limit("restarts"), "limit"),
+            Evidence("repeated steps", round(part, 4), "of all steps", share("lost_share"), "limit"),
         ),
-        remedies=tuple(tries),
+        remedies=tuple(fixes),
     )
 
 
-def failed(view: View) -> Iterator[Finding]:
-    """The run ended of something that its log names."""
-    if any(faults.sign(fault.name).told_elsewhere for fault in view.fatal):
-        return  # ranks that wait for one that is gone say so as well
-    sure = not view.run.is_done
-    found = [fault for fault in view.fatal if sure or fault.written_down or fault.name not in faults.UNSURE]
-    if not found:
+def failed(stats: RunStats) -> Iterator[Finding]:
+    """The run ended with a failure that its log names."""
+    if any(faults.pattern(fault.name).has_own_diagnosis for fault in stats.fatal):
+        return  # the other ranks then report timeouts too
+    sure = not stats.run.is_done
+    fatal = [fault for fault in stats.fatal if sure or fault.recorded or fault.name not in faults.AMBIGUOUS]
+    if not fatal:
         return
-    found.sort(key=lambda fault: fault.name == "error")  # what has a name says more
-    first = found[0]
-    sign = faults.sign(first.name)
+    fatal.sort(key=lambda fault: fault.name == "error")  # a specific fault is more useful than a plain error
+    first = fatal[0]
+    pattern = faults.pattern(first.name)
     yield Finding(
         id=f"run.failed-{first.name.replace('_', '-')}",
         severity="error",
-        message=sign.meaning
+        message=pattern.meaning
         + (f", after step {first.step}" if first.step else "")
         + (f": {first.text}" if first.name == "error" else ""),
         steps=None if first.step is None else (first.step, first.step),
-        lines=tuple(f"{one.file}:{one.line} {one.text}" for one in found[:3]),
+        lines=tuple(f"{one.file}:{one.line} {one.text}" for one in fatal[:3]),
         remedies=tuple(
             Remedy(
                 try_=(text,), what="layout" if text.split("=")[0].count(".") == 1 and "=" in text else "action", why=""
             )
-            for text in (*first.fix, *sign.fix)
+            for text in (*first.fix, *pattern.fix)
         ),
     )
 
 
 def _round_up(value: float) -> int:
-    """A number of steps that people would choose: two digits, then zeros."""
-    whole = int(value) + 1
-    digits = 10 ** max(0, len(str(whole)) - 2)
-    return int(-(-whole // digits) * digits)
+    """Round up to two significant digits."""
+    rounded = int(value) + 1
+    digits = 10 ** max(0, len(str(rounded)) - 2)
+    return int(-(-rounded // digits) * digits)

@@ -1,4 +1,4 @@
-"""The loss: not a number, rising, spiking or standing still; gradients that grow; a loss scale that collapses."""
+"""Diagnoses of the loss: NaN, divergence, spikes, plateaus, growing gradients, a collapsing loss scale."""
 
 from __future__ import annotations
 
@@ -12,51 +12,51 @@ from numpy.typing import NDArray
 from meshwright.doctor import remedies
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run import Step
-from meshwright.doctor.run_stats import View, deviation, middle, running_median
+from meshwright.doctor.run_stats import RunStats, deviation, median_of, running_median
 from meshwright.doctor.thresholds import limit, share
 
-WINDOW = 50  # lines that a running median looks back on
-FEWEST = 10  # lines that it needs
-BEFORE = 20  # lines before a loss that is not a number in which gradients are looked at
-SHOWN = 3
-TAIL = 0.1  # of the lines: the end of a run
+WINDOW = 50  # lines of a running median
+MIN_LINES = 10  # minimum of lines for it
+LINES_BEFORE = 20  # lines before a NaN that do not count as spikes
+MAX_SHOWN = 3
+TAIL = 0.1  # share of the lines that counts as the end of a run
 
 
-def not_a_number(view: View) -> Iterator[Finding]:
-    """Loss or gradients are not a number."""
-    bad = [step for step in view.run.steps if _is_bad(view, step)]
-    told = [fault for fault in view.fatal if fault.name == "loss_not_a_number"]
-    if not bad and not told:
+def not_a_number(stats: RunStats) -> Iterator[Finding]:
+    """Loss or gradients are NaN or infinite."""
+    not_finite = [step for step in stats.run.steps if _is_not_finite(stats, step)]
+    faults = [fault for fault in stats.fatal if fault.name == "loss_not_a_number"]
+    if not not_finite and not faults:
         return
-    first = bad[0].step if bad else told[0].step
-    before = [step for step in view.run.steps if first is None or step.step < first]
+    first = not_finite[0].step if not_finite else faults[0].step
+    before = [step for step in stats.run.steps if first is None or step.step < first]
     growth = _growth(before)
-    count = sum(max(step.bad, step.skipped, 1) for step in bad)
-    text = f"loss or gradients are not a number{'' if first is None else f' in step {first}'}"
-    text += f", and in {count} steps in all" if count > 1 else ""
+    count = sum(max(step.bad, step.skipped, 1) for step in not_finite)
+    text = f"loss or gradients are NaN or infinite{'' if first is None else f' in step {first}'}"
+    text += f", in {count} steps overall" if count > 1 else ""
     if growth is not None and growth > limit("growing_gradients"):
-        text += f". The gradient norm had grown {growth:.1f} times in the {min(BEFORE, len(before))} lines before"
+        text += f". The gradient norm had grown to {growth:.1f} times its median before"
     yield Finding(
         id="loss.not-a-number",
         severity="error",
         message=text,
-        steps=None if first is None else (first, bad[-1].step if bad else first),
+        steps=None if first is None else (first, not_finite[-1].step if not_finite else first),
         lines=(
-            *(view.place(step) for step in bad[:SHOWN]),
-            *(f"{one.file}:{one.line} {one.text}" for one in told[:SHOWN]),
+            *(stats.location(step) for step in not_finite[:MAX_SHOWN]),
+            *(f"{one.file}:{one.line} {one.text}" for one in faults[:MAX_SHOWN]),
         ),
         evidence=(
             Evidence("steps", float(max(count, 1)), "", 0.0, "limit"),
-            *(() if growth is None else (Evidence("gradient norm before it, over its median", round(growth, 2), "×"),)),
+            *(() if growth is None else (Evidence("gradient norm before it over its median", round(growth, 2), "×"),)),
         ),
-        remedies=tuple(_calmer(view)),
+        remedies=tuple(_stabilizing_remedies(stats)),
     )
 
 
-def diverging(view: View) -> Iterator[Finding]:
-    """The loss rises and stays up."""
-    rows = _with_loss(view)
-    if len(rows) < limit("enough_for_trends") or _ended_bad(view):
+def diverging(stats: RunStats) -> Iterator[Finding]:
+    """The loss rises and stays high."""
+    rows = _with_loss(stats)
+    if len(rows) < limit("enough_for_trends") or _ended_not_finite(stats):
         return
     best, at = _best(rows)
     tail = rows[-_tail(rows) :]
@@ -68,87 +68,85 @@ def diverging(view: View) -> Iterator[Finding]:
     yield Finding(
         id="loss.diverging",
         severity="error",
-        message=f"the loss was {best:.3g} around step {at} and is {now:.3g} at the end",
+        message=f"the loss rose from {best:.3g} around step {at} to {now:.3g} at the end",
         steps=(at, rows[-1].step),
-        lines=(view.place(next(step for step in rows if step.step >= at)), view.place(rows[-1])),
+        lines=(stats.location(next(step for step in rows if step.step >= at)), stats.location(rows[-1])),
         evidence=(
-            Evidence("loss at the end", round(now, 4), "", round(best, 4), "the best before"),
-            *(
-                ()
-                if growth is None
-                else (Evidence("gradient norm at the end, over its median", round(growth, 2), "×"),)
-            ),
+            Evidence("final loss", round(now, 4), "", round(best, 4), "best before"),
+            *(() if growth is None else (Evidence("final gradient norm over its median", round(growth, 2), "×"),)),
         ),
-        remedies=tuple(_calmer(view)),
+        remedies=tuple(_stabilizing_remedies(stats)),
     )
 
 
-def spikes(view: View) -> Iterator[Finding]:
-    """The loss jumps and comes back."""
-    rows = _with_loss(view)
-    if view.finds(diverging) or len(rows) < 2 * FEWEST:
+def spikes(stats: RunStats) -> Iterator[Finding]:
+    """The loss jumps and recovers."""
+    rows = _with_loss(stats)
+    if stats.findings_of(diverging) or len(rows) < 2 * MIN_LINES:
         return
-    if _ended_bad(view):
-        rows = rows[:-BEFORE]
+    if _ended_not_finite(stats):
+        rows = rows[:-LINES_BEFORE]
     jumps = _jumps(rows)
     if not jumps:
         return
     found = [step for step, _ in jumps]
-    highest, usual = max(jumps, key=lambda one: _loss(one[0]))
+    highest, typical = max(jumps, key=lambda one: _loss(one[0]))
     times = len(_groups(found))
     yield Finding(
         id="loss.spikes",
         severity="warning",
-        message=f"the loss jumped {times} time{'s' * (times > 1)} and came back; in step {highest.step} from "
-        f"{usual:.3g} to {_loss(highest):.3g}",
+        message=f"the loss jumped {times} time{'s' * (times > 1)} and recovered; in step {highest.step} from "
+        f"{typical:.3g} to {_loss(highest):.3g}",
         steps=(found[0].step, found[-1].step),
-        lines=tuple(view.place(step) for step in found[:SHOWN]),
+        lines=tuple(stats.location(step) for step in found[:MAX_SHOWN]),
         evidence=(
-            Evidence("highest", round(_loss(highest), 4), "", round(usual, 4), "the median before"),
+            Evidence("highest loss", round(_loss(highest), 4), "", round(typical, 4), "median before"),
             Evidence("jumps", float(times), "", 0.0, "limit"),
         ),
-        remedies=tuple(_calmer(view)),
+        remedies=tuple(_stabilizing_remedies(stats)),
     )
 
 
-def flat(view: View) -> Iterator[Finding]:
-    """The loss does not fall where it should."""
-    rows = _with_loss(view)
-    if view.data_is_made_up or len(rows) < FEWEST or _ended_bad(view):
+def flat(stats: RunStats) -> Iterator[Finding]:
+    """The loss does not decrease."""
+    rows = _with_loss(stats)
+    if stats.uses_mock_data or len(rows) < MIN_LINES or _ended_not_finite(stats):
         return
     rates = [step.lr for step in rows if step.lr is not None]
-    covered = rows[-1].step - rows[0].first + 1
-    zero = len(rates) >= FEWEST and all(rate == 0 for rate in rates)
-    from_start = rows[0].first <= FEWEST
-    if not zero and (not from_start or covered < limit("flat_steps") or len(rows) < limit("enough_for_trends")):
+    steps_covered = rows[-1].step - rows[0].first + 1
+    always_zero = len(rates) >= MIN_LINES and all(rate == 0 for rate in rates)
+    from_start = rows[0].first <= MIN_LINES
+    if not always_zero and (
+        not from_start or steps_covered < limit("flat_steps") or len(rows) < limit("enough_for_trends")
+    ):
         return
-    some = _tail(rows)
-    first, last = (median(map(_loss, part)) for part in (rows[:some], rows[-some:]))
+    tail_size = _tail(rows)
+    first, last = (median(map(_loss, part)) for part in (rows[:tail_size], rows[-tail_size:]))
     first = max(first, _loss(rows[0]))
-    if not zero and _noise(rows) > share("flat_drop") * abs(first) * math.sqrt(some):
-        return  # so little could not be seen
+    if not always_zero and _noise(rows) > share("flat_drop") * abs(first) * math.sqrt(tail_size):
+        return  # a decrease this small would be lost in the noise
     fallen = (first - last) / abs(first) if first else 0.0
-    if not zero and (fallen >= share("flat_drop") or last > first * (1 + share("diverging_share"))):
+    if not always_zero and (fallen >= share("flat_drop") or last > first * (1 + share("diverging_share"))):
         return
-    text, tries = _why_flat(view, rates, zero)
+    text, fixes = _why_flat(stats, rates, always_zero)
     yield Finding(
         id="loss.flat",
         severity="warning",
-        message=f"the loss is {last:.4g} after {covered} steps and was {first:.4g}: {text}",
+        message=f"the loss went from {first:.4g} to {last:.4g} in {steps_covered} steps: {text}",
         steps=(rows[0].first, rows[-1].step),
-        lines=(view.place(rows[0]), view.place(rows[-1])),
+        lines=(stats.location(rows[0]), stats.location(rows[-1])),
         evidence=(
-            Evidence("fallen", round(fallen, 4), "of the first loss", share("flat_drop"), "limit"),
-            *(() if not rates else (Evidence("learning rate at the end", rates[-1]),)),
+            Evidence("decrease", round(fallen, 4), "of the first loss", share("flat_drop"), "limit"),
+            *(() if not rates else (Evidence("final learning rate", rates[-1]),)),
         ),
-        remedies=tries,
+        remedies=fixes,
     )
 
 
-def growing_gradients(view: View) -> Iterator[Finding]:
-    """Gradients grow while the loss still holds: it rarely does for long."""
-    rows = [step for step in _with_loss(view) if step.grad_norm is not None]
-    if len(rows) < limit("enough_for_trends") or _ended_bad(view) or view.finds(diverging):
+def growing_gradients(stats: RunStats) -> Iterator[Finding]:
+    """Gradients grow while the loss is still stable, which rarely lasts."""
+    rows = [step for step in _with_loss(stats) if step.grad_norm is not None]
+    if len(rows) < limit("enough_for_trends") or _ended_not_finite(stats) or stats.findings_of(diverging):
         return
     growth = _growth(rows)
     if growth is None or growth <= limit("growing_gradients"):
@@ -156,19 +154,19 @@ def growing_gradients(view: View) -> Iterator[Finding]:
     yield Finding(
         id="loss.growing-gradients",
         severity="warning",
-        message=f"the gradient norm at the end is {growth:.1f} times its median, though the loss still holds",
+        message=f"the final gradient norm is {growth:.1f} times its median while the loss is still stable",
         steps=(rows[-_tail(rows)].step, rows[-1].step),
-        lines=(view.place(rows[-1]),),
+        lines=(stats.location(rows[-1]),),
         evidence=(Evidence("gradient norm", round(growth, 2), "×", limit("growing_gradients"), "limit"),),
-        remedies=tuple(_calmer(view)),
+        remedies=tuple(_stabilizing_remedies(stats)),
     )
 
 
-def loss_scale(view: View) -> Iterator[Finding]:
-    """The loss scale of fp16 collapses: steps are skipped because gradients do not fit the format."""
-    rows = [step for step in view.run.steps if step.loss_scale is not None]
+def loss_scale(stats: RunStats) -> Iterator[Finding]:
+    """The fp16 loss scale collapses: steps are skipped because gradients overflow."""
+    rows = [step for step in stats.run.steps if step.loss_scale is not None]
     scales = [step.loss_scale for step in rows if step.loss_scale is not None]
-    if len(rows) < FEWEST or max(scales) <= 1.0:  # bf16 and fp32 have a scale of 1
+    if len(rows) < MIN_LINES or max(scales) <= 1.0:  # bf16 and fp32 have a constant scale of 1
         return
     later = rows[len(rows) // 2 :]
     skipped = sum(step.skipped for step in later) / sum(step.covers for step in later)
@@ -178,36 +176,38 @@ def loss_scale(view: View) -> Iterator[Finding]:
     yield Finding(
         id="loss.scale-collapsed",
         severity="error" if low else "warning",
-        message=f"the loss scale fell from {max(scales):g} to {scales[-1]:g}, and {skipped:.0%} of the last half's "
-        "steps were skipped",
+        message=f"the loss scale fell from {max(scales):g} to {scales[-1]:g}, and {skipped:.0%} of the steps "
+        "in the second half were skipped",
         steps=(later[0].first, later[-1].step),
-        lines=(view.place(later[0]), view.place(later[-1])),
+        lines=(stats.location(later[0]), stats.location(later[-1])),
         evidence=(
-            Evidence("loss scale at the end", scales[-1], "", limit("scale_floor"), "limit"),
-            Evidence("skipped steps", round(skipped, 4), "of the last half", share("skipped_share"), "limit"),
+            Evidence("final loss scale", scales[-1], "", limit("scale_floor"), "limit"),
+            Evidence("skipped steps", round(skipped, 4), "of the second half", share("skipped_share"), "limit"),
         ),
         remedies=(
-            remedies.contract(view, {"precision.compute": "bf16"}, "bf16 has the range of fp32 and needs no scale"),
-            *_calmer(view),
+            remedies.contract(
+                stats, {"precision.compute": "bf16"}, "bf16 has the range of fp32 and needs no loss scale"
+            ),
+            *_stabilizing_remedies(stats),
         ),
     )
 
 
-def _is_bad(view: View, step: Step) -> bool:
-    """Whether a step is not a number; in fp16 gradients overflow as a rule, and the loss scale answers."""
+def _is_not_finite(stats: RunStats, step: Step) -> bool:
+    """Return whether a step is NaN or infinite; in fp16 gradients overflow regularly and the loss scale adapts."""
     if (step.loss_scale or 1.0) > 1.0:
         return bool(step.bad) or (step.loss is not None and not math.isfinite(step.loss))
-    return not step.is_number
+    return not step.is_finite
 
 
-def _ended_bad(view: View) -> bool:
-    return bool(view.finds(not_a_number))
+def _ended_not_finite(stats: RunStats) -> bool:
+    return bool(stats.findings_of(not_a_number))
 
 
-def _with_loss(view: View) -> list[Step]:
-    """The steps of the last start with a finite loss; a run that goes on repeats what it lost."""
+def _with_loss(stats: RunStats) -> list[Step]:
+    """Return the steps with a finite loss; a repeated step counts as in the latest start."""
     found: dict[int, Step] = {}
-    for step in view.run.steps:
+    for step in stats.run.steps:
         if step.loss is not None and math.isfinite(step.loss):
             found[step.step] = step
     return [found[number] for number in sorted(found)]
@@ -226,32 +226,34 @@ def _losses(rows: Sequence[Step]) -> NDArray[np.float64]:
 
 
 def _noise(rows: Sequence[Step]) -> float:
-    """How much the loss moves from line to line, for no reason."""
+    """Return the noise of the loss between lines."""
     return deviation(np.diff(_losses(rows))) / math.sqrt(2) if len(rows) > 1 else 0.0
 
 
 def _best(rows: Sequence[Step]) -> tuple[float, int]:
-    """The lowest running median of the loss, and the step in the middle of it."""
+    """Return the lowest running median of the loss, and the step at its center."""
     size = max(3, min(WINDOW, _tail(rows)))
     medians = running_median(_losses(rows), size - 1, 0)[size - 1 :]
-    place = int(np.argmin(medians))
-    return float(medians[place]), rows[place + size // 2].step
+    index = int(np.argmin(medians))
+    return float(medians[index]), rows[index + size // 2].step
 
 
 def _jumps(rows: Sequence[Step]) -> list[tuple[Step, float]]:
-    """Steps whose loss stands out of the lines before them, with the median of those."""
+    """Return steps whose loss stands out from the lines before, with the median of those."""
     losses = _losses(rows)
-    usual = np.concatenate(([np.inf] * FEWEST, running_median(losses, WINDOW - 1, 0)[FEWEST - 1 : -1]))[: len(losses)]
-    height = losses - usual
-    above = (height > limit("spike_sigmas") * _noise(rows)) & (height > share("spike_share") * np.abs(usual))
-    return [(rows[place], float(usual[place])) for place in np.flatnonzero(above).tolist()]
+    typical = np.concatenate(([np.inf] * MIN_LINES, running_median(losses, WINDOW - 1, 0)[MIN_LINES - 1 : -1]))[
+        : len(losses)
+    ]
+    height = losses - typical
+    above = (height > limit("spike_sigmas") * _noise(rows)) & (height > share("spike_share") * np.abs(typical))
+    return [(rows[index], float(typical[index])) for index in np.flatnonzero(above).tolist()]
 
 
 def _groups(steps: Sequence[Step]) -> list[list[Step]]:
-    """Steps that follow each other closely are one jump."""
+    """Group steps that follow each other closely into one jump."""
     groups: list[list[Step]] = []
     for step in steps:
-        if groups and step.step - groups[-1][-1].step <= FEWEST * step.covers:
+        if groups and step.step - groups[-1][-1].step <= MIN_LINES * step.covers:
             groups[-1].append(step)
         else:
             groups.append([step])
@@ -259,53 +261,57 @@ def _groups(steps: Sequence[Step]) -> list[list[Step]]:
 
 
 def _growth(rows: Sequence[Step]) -> float | None:
-    """The gradient norm of the last lines over its median; None where too little is told."""
+    """Return the final gradient norm over its median; None if the log has too few."""
     norms = [step.grad_norm for step in rows if step.grad_norm is not None and math.isfinite(step.grad_norm)]
-    if len(norms) < 2 * FEWEST:
+    if len(norms) < 2 * MIN_LINES:
         return None
-    usual, end = middle(norms), middle(norms[-max(3, round(TAIL * len(norms))) :])
-    return end / usual if usual and end is not None else None
+    typical, end = median_of(norms), median_of(norms[-max(3, round(TAIL * len(norms))) :])
+    return end / typical if typical and end is not None else None
 
 
-def _why_flat(view: View, rates: Sequence[float], zero: bool) -> tuple[str, tuple[Remedy, ...]]:
-    recipe = view.case.recipe if view.case is not None else None
-    if zero:
-        why = "the learning rate is zero all along"
+def _why_flat(stats: RunStats, rates: Sequence[float], always_zero: bool) -> tuple[str, tuple[Remedy, ...]]:
+    recipe = stats.case.recipe if stats.case is not None else None
+    if always_zero:
+        why = "the learning rate is always always_zero"
         lr = recipe.optimizer.lr if recipe else 3e-4
-        return why, (remedies.contract(view, {"optimizer.lr": lr}, "a rate above zero"),)
-    rising = len(rates) >= FEWEST and rates[-1] > rates[0] and rates[-1] == max(rates)
+        return why, (remedies.contract(stats, {"optimizer.lr": lr}, "a nonzero learning rate"),)
+    rising = len(rates) >= MIN_LINES and rates[-1] > rates[0] and rates[-1] == max(rates)
     if rising:
         warm = recipe.schedule.warmup_steps if recipe else 500
-        shorter = max(1, min(warm // 4, view.run.last_step))
-        why = f"the learning rate still warms up ({rates[-1]:.2g})"
-        return why, (remedies.contract(view, {"schedule.warmup_steps": shorter}, "the peak is reached earlier"),)
+        shorter = max(1, min(warm // 4, stats.run.last_step))
+        why = f"the learning rate is still in warm-up ({rates[-1]:.2g})"
+        return why, (
+            remedies.contract(stats, {"schedule.warmup_steps": shorter}, "reaches the peak learning rate earlier"),
+        )
     lr = recipe.optimizer.lr if recipe else (max(rates) if rates else 1e-4)
-    return "nothing is learnt", (
-        remedies.contract(view, {"optimizer.lr": float(f"{3 * lr:.3g}")}, "a larger step"),
-        remedies.plainly("look at labels and masks of a few samples", why="tokens that do not count teach nothing"),
-        remedies.plainly("see that the optimizer has the weights (nothing frozen)", why="frozen weights do not move"),
+    return "the model does not learn", (
+        remedies.contract(stats, {"optimizer.lr": float(f"{3 * lr:.3g}")}, "larger updates"),
+        remedies.advice("inspect labels and loss masks of a few samples", why="masked tokens have no gradient"),
+        remedies.advice(
+            "check that the optimizer has the weights and none are frozen", why="frozen weights do not change"
+        ),
     )
 
 
-def _calmer(view: View) -> Iterator[Remedy]:
-    """What makes a training steadier; all of it is a new experiment, but the last is cheap to look at."""
-    recipe = view.case.recipe if view.case is not None else None
-    yield remedies.plainly("go on from a checkpoint before it, with other samples", why="one bad batch is passed by")
+def _stabilizing_remedies(stats: RunStats) -> Iterator[Remedy]:
+    """Yield remedies that stabilize training; all but the first change the experiment."""
+    recipe = stats.case.recipe if stats.case is not None else None
+    yield remedies.advice("resume from an earlier checkpoint with other samples", why="skips a not_finite batch")
     if recipe is None:
-        most = max((step.lr for step in view.run.steps if step.lr), default=None)
-        lower = "a lower optimizer.lr" if most is None else f"optimizer.lr={most / 2:.3g}"
-        yield remedies.plainly(lower, what="action" if most is None else "contract", why="smaller steps")
-        yield remedies.plainly("a longer schedule.warmup_steps", why="a gentler start")
-        yield Remedy(try_=("optimizer.clip_grad=1.0",), what="contract", why="single gradients weigh less")
+        highest_lr = max((step.lr for step in stats.run.steps if step.lr), default=None)
+        lower = "a lower optimizer.lr" if highest_lr is None else f"optimizer.lr={highest_lr / 2:.3g}"
+        yield remedies.advice(lower, what="action" if highest_lr is None else "contract", why="smaller updates")
+        yield remedies.advice("a longer schedule.warmup_steps", why="slower warm-up")
+        yield Remedy(try_=("optimizer.clip_grad=1.0",), what="contract", why="limits the effect of outlier gradients")
         return
     if not 0 < recipe.optimizer.clip_grad <= 1:
-        yield remedies.contract(view, {"optimizer.clip_grad": 1.0}, "single gradients weigh less")
-    yield remedies.contract(view, {"optimizer.lr": float(f"{recipe.optimizer.lr / 2:.3g}")}, "smaller steps")
+        yield remedies.contract(stats, {"optimizer.clip_grad": 1.0}, "limits the effect of outlier gradients")
+    yield remedies.contract(stats, {"optimizer.lr": float(f"{recipe.optimizer.lr / 2:.3g}")}, "smaller updates")
     longer = max(100, 2 * recipe.schedule.warmup_steps)
-    yield remedies.contract(view, {"schedule.warmup_steps": longer}, "a gentler start")
+    yield remedies.contract(stats, {"schedule.warmup_steps": longer}, "slower warm-up")
     if recipe.precision.matmul != "same":
-        yield remedies.contract(view, {"precision.matmul": "same"}, "8-bit products round more")
+        yield remedies.contract(stats, {"precision.matmul": "same"}, "8-bit matmuls round more")
     if recipe.precision.compute == "fp16":
-        yield remedies.contract(view, {"precision.compute": "bf16"}, "bf16 does not overflow")
+        yield remedies.contract(stats, {"precision.compute": "bf16"}, "bf16 has the range of fp32")
     if not recipe.train.z_loss and recipe.goal == "pretrain":
-        yield remedies.contract(view, {"train.z_loss": 1e-4}, "logits are kept from drifting away")
+        yield remedies.contract(stats, {"train.z_loss": 1e-4}, "keeps the logits from drifting")

@@ -1,4 +1,4 @@
-"""Memory: a run that ran out of it, one that needs more and more, one that only just fits."""
+"""Diagnoses of memory: out of memory, growing usage, and runs that barely fit."""
 
 from __future__ import annotations
 
@@ -8,132 +8,134 @@ from itertools import pairwise
 from meshwright.doctor import remedies
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run import Fault, OutOfMemory
-from meshwright.doctor.run_stats import View, sections
+from meshwright.doctor.run_stats import RunStats, sections
 from meshwright.doctor.thresholds import limit, share
 
 SEGMENTS = Remedy(
     try_=("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",),
     what="environment",
-    why="the allocator joins free pieces, and nothing else changes",
+    why="the allocator can merge free segments; nothing else changes",
 )
-IN_GENERAL = (
-    ("layout.recompute=selective", "some activations are computed again"),
-    ("layout.micro_batch_size=1", "one sample in flight at once; the batch stays"),
-    ("kernels.loss=fused_linear", "logits are never whole"),
-    ("layout.recompute=full", "only the input of every layer is kept"),
-    ("layout.offload=optimizer", "optimizer state waits in host memory"),
+GENERAL_REMEDIES = (
+    ("layout.recompute=selective", "recomputes some activations"),
+    ("layout.micro_batch_size=1", "fewer samples in flight; the global batch size stays"),
+    ("kernels.loss=fused_linear", "never materializes all logits"),
+    ("layout.recompute=full", "keeps only the input of every layer"),
+    ("layout.offload=optimizer", "keeps optimizer state in host memory"),
 )
-"""What to try where nothing is known of the run, cheapest first."""
+"""What to try if the model and layout are unknown, cheapest first."""
 MEASURED = {
     "weights": ("weights",),
     "gradients": ("gradients",),
     "optimizer": ("optimizer",),
     "other": ("activations", "logits", "buffers"),
 }
-"""The parts that our engine measures, and those of the estimate that they hold."""
+"""The parts that our engine measures -> the parts of the estimate they include."""
 
 
-HELD = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
+PARTS_OF_MEMORY = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
 PLACES = {
     "logits": "the loss",
     "optimizer": "the optimizer",
     "buffers": "a collective",
-    "weights": "the making or loading of weights",
+    "weights": "creating or loading weights",
     "activations": "the forward or backward pass",
 }
-"""Where an allocation failed, by the part that grows there."""
+"""Code in which an allocation failed, by the part of memory that grows there."""
 
 
-def out_of_memory(view: View) -> Iterator[Finding]:
-    """The run ended because a GPU had no memory left."""
-    found = [fault for fault in view.fatal if fault.name == "out_of_memory"]
+def out_of_memory(stats: RunStats) -> Iterator[Finding]:
+    """A GPU ran out of memory."""
+    found = [fault for fault in stats.fatal if fault.name == "out_of_memory"]
     if not found:
         return
     fault = max(found, key=lambda one: (one.memory is not None and one.memory.wanted is not None, bool(one.where)))
-    told = fault.memory or OutOfMemory()
-    offset = _beyond_estimate(view, told)
-    grew = _grown(view, fault)
+    oom = fault.memory or OutOfMemory()
+    offset = _beyond_estimate(stats, oom)
+    grew = _largest_part(stats, fault)
     yield Finding(
         id="memory.out-of-memory",
         severity="error",
-        message=_message(view, fault, told, grew),
+        message=_message(stats, fault, oom, grew),
         steps=None if fault.step is None else (fault.step, fault.step + 1),
         lines=tuple(f"{one.file}:{one.line} {one.text}" for one in found[:3]),
-        evidence=tuple(_evidence(view, told)),
-        remedies=tuple(_tries(view, told, offset)),
+        evidence=tuple(_evidence(stats, oom)),
+        remedies=tuple(_remedies(stats, oom, offset)),
     )
 
 
-def growing_memory(view: View) -> Iterator[Finding]:
-    """Steps need more and more memory."""
-    if not view.enough_for_trends:
+def growing_memory(stats: RunStats) -> Iterator[Finding]:
+    """Memory usage grows from step to step."""
+    if not stats.enough_for_trends:
         return
-    rows = [step for step in view.steady if step.memory_gib is not None]
+    rows = [step for step in stats.steady if step.memory_gib is not None]
     if len(rows) < limit("enough_for_trends"):
         return
-    held = sections(rows, lambda step: step.memory_gib)
-    rises = [after - before for before, after in pairwise(held)]
-    grown = held[-1] - held[0]
-    least = max(limit("leak_gib"), share("leak_share") * held[0])
+    usage = sections(rows, lambda step: step.memory_gib)
+    rises = [after - before for before, after in pairwise(usage)]
+    grown = usage[-1] - usage[0]
+    least = max(limit("leak_gib"), share("leak_share") * usage[0])
     if grown <= least or any(rise <= 0 for rise in rises) or rises[-1] < 0.5 * grown / len(rises):
         return
     steps = rows[-1].step - rows[0].step
-    per_thousand = grown / max(1, steps) * 1000 * len(held) / len(rises)
-    capacity = view.capacity_gib
-    room = f"; {capacity - held[-1]:.1f} GiB are left" if capacity and view.run.told.on_gpu else ""
+    per_thousand = grown / max(1, steps) * 1000 * len(usage) / len(rises)
+    capacity = stats.capacity_gib
+    room = f"; {capacity - usage[-1]:.1f} GiB left" if capacity and stats.run.header.on_gpu else ""
     yield Finding(
         id="memory.growing",
         severity="warning",
-        message=f"memory grows by {per_thousand:.2g} GiB in 1,000 steps: {held[0]:.1f} to {held[-1]:.1f} GiB{room}",
+        message=f"memory grows by {per_thousand:.2g} GiB per 1,000 steps: {usage[0]:.1f} to {usage[-1]:.1f} GiB{room}",
         steps=(rows[0].step, rows[-1].step),
-        lines=(view.place(rows[0]), view.place(rows[-1])),
+        lines=(stats.location(rows[0]), stats.location(rows[-1])),
         evidence=(
-            Evidence("grown", round(grown, 3), "GiB", round(least, 3), "limit"),
-            Evidence("memory at the end", held[-1], "GiB", capacity, "capacity"),
+            Evidence("growth", round(grown, 3), "GiB", round(least, 3), "limit"),
+            Evidence("final memory", usage[-1], "GiB", capacity, "capacity"),
         ),
         remedies=(
-            remedies.plainly("look for tensors kept from step to step (losses without .item(), hooks, caches)"),
-            remedies.plainly("torch.cuda.memory._record_memory_history() and a snapshot", why="it names what holds it"),
+            remedies.advice("look for tensors kept across steps (losses without .item(), hooks, caches)"),
+            remedies.advice(
+                "torch.cuda.memory._record_memory_history() and a snapshot", why="shows what allocated the memory"
+            ),
             SEGMENTS,
         ),
     )
 
 
-def allocator_retries(view: View) -> Iterator[Finding]:
-    """The run fits only because the allocator empties its cache again and again, which stops the GPU."""
-    if view.run.retries < limit("retries") or any(fault.name == "out_of_memory" for fault in view.fatal):
+def allocator_retries(stats: RunStats) -> Iterator[Finding]:
+    """The run barely fits: the allocator repeatedly flushes its cache, which stalls the GPU."""
+    if stats.run.retries < limit("retries") or any(fault.name == "out_of_memory" for fault in stats.fatal):
         return
-    held, capacity = view.peak_gib, view.capacity_gib
-    beside = f" at {held:.1f} of {capacity:.1f} GiB" if held and capacity else ""
+    usage, capacity = stats.peak_gib, stats.capacity_gib
+    beside = f" at {usage:.1f} of {capacity:.1f} GiB" if usage and capacity else ""
     yield Finding(
         id="memory.only-just-fits",
         severity="warning",
-        message=f"{view.run.retries} allocations had to wait until the allocator's cache was emptied{beside}",
-        lines=(f"{view.run.file}:{view.run.retry_line}",),
-        evidence=(Evidence("allocation retries", float(view.run.retries), "", limit("retries"), "limit"),),
-        remedies=(SEGMENTS, *remedies.that_fit(view, _beyond_estimate(view, OutOfMemory()))[:3]),
+        message=f"{stats.run.retries} allocations succeeded only after flushing the allocator's cache{beside}",
+        lines=(f"{stats.run.file}:{stats.run.retry_line}",),
+        evidence=(Evidence("allocation retries", float(stats.run.retries), "", limit("retries"), "limit"),),
+        remedies=(SEGMENTS, *remedies.fitting_remedies(stats, _beyond_estimate(stats, OutOfMemory()))[:3]),
     )
 
 
-def _message(view: View, fault: Fault, told: OutOfMemory, grew: str) -> str:
-    when = f" after step {fault.step}" if fault.step else " before its first step was told"
+def _message(stats: RunStats, fault: Fault, oom: OutOfMemory, grew: str) -> str:
+    when = f" after step {fault.step}" if fault.step else " before its first step was logged"
     text = f"a GPU ran out of memory{when}"
-    if told.wanted is not None:
-        held = told.in_use if told.in_use is not None else told.allocated
-        where = f" where {held:.1f} of {told.capacity:.1f} GiB were in use" if held and told.capacity else ""
-        text += f": {told.wanted:.2f} GiB more were asked for{where}"
-    if view.estimate is not None:
-        memory = view.estimate.memory
+    if oom.wanted is not None:
+        usage = oom.in_use if oom.in_use is not None else oom.allocated
+        where = f" with {usage:.1f} of {oom.capacity:.1f} GiB in use" if usage and oom.capacity else ""
+        text += f": {oom.wanted:.2f} GiB more were requested{where}"
+    if stats.estimate is not None:
+        memory = stats.estimate.memory
         verdict = "does not fit" if not bool(memory.fits) else "should fit"
-        text += f". By the estimate the layout needs {float(memory.total):.1f} GiB and {verdict}"
+        text += f". The layout is estimated at {float(memory.total):.1f} GiB and {verdict}"
     return f"{text}. {grew}" if grew else text
 
 
-def _grown(view: View, fault: Fault) -> str:
-    """Which part of memory is too large, and how that is known."""
-    measured = next((step.memory_parts for step in reversed(view.run.steps) if step.memory_parts), {})
-    if measured and view.estimate is not None:
-        memory = view.estimate.memory
+def _largest_part(stats: RunStats, fault: Fault) -> str:
+    """Return which part of memory is too large, and how that is known."""
+    measured = next((step.memory_parts for step in reversed(stats.run.steps) if step.memory_parts), {})
+    if measured and stats.estimate is not None:
+        memory = stats.estimate.memory
         beyond = {
             name: measured[name] - sum(float(getattr(memory, one)) for one in ours)
             for name, ours in MEASURED.items()
@@ -143,51 +145,51 @@ def _grown(view: View, fault: Fault) -> str:
         if beyond[most] > 1.0:
             part = "activations" if most == "other" else most
             return f"{part.capitalize()} were {beyond[most]:.1f} GiB above the estimate"
-    place = f"It failed in {PLACES[fault.where]}" if fault.where else ""
-    if view.estimate is None:
+    place = f"The allocation failed in {PLACES[fault.where]}" if fault.where else ""
+    if stats.estimate is None:
         return f"{place}: {fault.where} grew" if place else ""
-    memory = view.estimate.memory
-    most = max(HELD, key=lambda name: float(getattr(memory, name)))
+    memory = stats.estimate.memory
+    most = max(PARTS_OF_MEMORY, key=lambda name: float(getattr(memory, name)))
     named = "optimizer states" if most == "optimizer" else most
-    told = f"{named} are the most, {float(getattr(memory, most)):.1f} GiB"
-    return f"{place}; by the estimate {told}" if place else f"By the estimate {told}"
+    oom = f"{named} are estimated to be largest, {float(getattr(memory, most)):.1f} GiB"
+    return f"{place}; {oom}" if place else f"{oom[:1].upper()}{oom[1:]}"
 
 
-def _evidence(view: View, told: OutOfMemory) -> Iterator[Evidence]:
-    for name, value in (("asked for", told.wanted), ("in use", told.in_use), ("in tensors", told.allocated)):
+def _evidence(stats: RunStats, oom: OutOfMemory) -> Iterator[Evidence]:
+    for name, value in (("requested", oom.wanted), ("in use", oom.in_use), ("in tensors", oom.allocated)):
         if value is not None:
-            yield Evidence(name, round(value, 3), "GiB", told.capacity, "capacity")
-    if told.unused is not None:
-        yield Evidence("held in pieces", round(told.unused, 3), "GiB")
-    if view.estimate is not None:
-        memory = view.estimate.memory
+            yield Evidence(name, round(value, 3), "GiB", oom.capacity, "capacity")
+    if oom.unused is not None:
+        yield Evidence("fragmented", round(oom.unused, 3), "GiB")
+    if stats.estimate is not None:
+        memory = stats.estimate.memory
         yield Evidence("estimate", round(float(memory.total), 2), "GiB", float(memory.capacity), "capacity")
-        for name in HELD:
-            yield Evidence(f"{name} by the estimate", round(float(getattr(memory, name)), 2), "GiB")
+        for name in PARTS_OF_MEMORY:
+            yield Evidence(f"estimated {name}", round(float(getattr(memory, name)), 2), "GiB")
 
 
-def _tries(view: View, told: OutOfMemory, offset: float) -> Iterator[Remedy]:
-    """What to try, cheapest first: nothing is cheaper than joining the pieces that lie about."""
-    capacity = told.capacity or view.capacity_gib
-    if told.unused and capacity and told.unused > share("fragments") * capacity and told.unused >= (told.wanted or 0.0):
+def _remedies(stats: RunStats, oom: OutOfMemory, offset: float) -> Iterator[Remedy]:
+    """Yield remedies, cheapest first: defragmentation costs nothing."""
+    capacity = oom.capacity or stats.capacity_gib
+    if oom.unused and capacity and oom.unused > share("fragments") * capacity and oom.unused >= (oom.wanted or 0.0):
         yield SEGMENTS
-    fitting = remedies.that_fit(view, offset)
+    fitting = remedies.fitting_remedies(stats, offset)
     yield from fitting
-    if view.case is None:
-        yield from (Remedy(try_=(text,), what="layout", why=why) for text, why in IN_GENERAL)
+    if stats.case is None:
+        yield from (Remedy(try_=(text,), what="layout", why=why) for text, why in GENERAL_REMEDIES)
     elif not fitting:
-        recipe = view.case.recipe
-        command = f"meshwright recommend {recipe.model} --gpus {view.case.cluster} --goal {recipe.goal}"
-        yield remedies.plainly(command, why="no change of up to three things fits; it sizes the layout anew")
+        recipe = stats.case.recipe
+        command = f"meshwright recommend {recipe.model} --gpus {stats.case.cluster} --goal {recipe.goal}"
+        yield remedies.advice(command, why="no combination of up to three changes fits; this plans a new layout")
 
 
-def _beyond_estimate(view: View, told: OutOfMemory) -> float:
-    """GiB that the run was seen to need beyond its estimate."""
-    if view.estimate is None:
+def _beyond_estimate(stats: RunStats, oom: OutOfMemory) -> float:
+    """Return the GiB that the run needed beyond its estimate."""
+    if stats.estimate is None:
         return 0.0
-    memory = view.estimate.memory
-    needs = [told.needed]
-    if view.peak_gib is not None and view.run.told.on_gpu:
-        needs.append(view.peak_gib + view.outside_torch_gib)
+    memory = stats.estimate.memory
+    needs = [oom.needed]
+    if stats.peak_gib is not None and stats.run.header.on_gpu:
+        needs.append(stats.peak_gib + stats.outside_torch_gib)
     most = max((need for need in needs if need is not None), default=0.0)
     return round(max(0.0, most - float(memory.total)), 3)

@@ -1,4 +1,4 @@
-"""From a folder or a file to a run: which file tells the steps, whose log it is, and what else lies beside it."""
+"""Reads a run from a folder or a file: findings_of the log with the steps, its format, and what else belongs to it."""
 
 from __future__ import annotations
 
@@ -14,93 +14,92 @@ import msgspec
 
 from meshwright import file_access
 from meshwright.doctor import faults
-from meshwright.doctor.formats import FORMATS, recognised
+from meshwright.doctor.formats import FORMATS, detect_format
 from meshwright.doctor.formats.text import Line, lines_of
 from meshwright.doctor.run import Fault, Run, Step
 from meshwright.errors import InputError, closest
 
-LARGEST = 512 * 1024**2  # bytes of one file
-MOST_FILES, DEEPEST = 200, 4
+MAX_BYTES = 512 * 1024**2  # bytes of one file
+MAX_FILES, MAX_DEPTH = 200, 4
 ENDINGS = (".log", ".out", ".err", ".txt", ".jsonl", ".output")
 NAMES = ("stdout", "stderr", "output", "log")
-PACKED, OTHER_TEXT = b"\x1f\x8b", (b"\xff\xfe", b"\xfe\xff")  # how gzip and UTF-16 begin
+GZIP, UTF16 = b"\x1f\x8b", (b"\xff\xfe", b"\xfe\xff")  # magic bytes of gzip and UTF-16
 METRICS, BAD_BATCHES, FAILURE = "metrics.jsonl", "bad_batches.jsonl", "failure.jsonl"
 
 
 def read(path: str | Path) -> Run:
-    """The run in a folder or a log file."""
-    place = Path(path)
-    if file_access.is_dir(place):
-        return _read_folder(place)
-    return read_text(_text(place), str(path))
+    """Read the run in a folder or a log file."""
+    if file_access.is_dir(Path(path)):
+        return _read_folder(Path(path))
+    return read_text(_text(Path(path)), str(path))
 
 
 def read_text(text: str, name: str) -> Run:
-    """The run that a log tells."""
+    """Read the run in the text of a log."""
     lines = list(lines_of(text))
     found = _read_lines(lines, name)
-    if found is None or not _tells(found):
-        raise _unknown(name, "nothing in it tells of a training")
+    if found is None or not _has_content(found):
+        raise _unknown(name, "no training found in it")
     return found
 
 
 def _read_lines(lines: Sequence[Line], name: str) -> Run | None:
-    """The run that lines tell; None where they tell neither a step, nor an end that is known, nor what begins."""
-    form, _ = recognised(lines)
-    run = form.read(lines, name) if form else Run(kind="torch", path=name, file=name)
-    told = tuple(faults.find(lines, [(step.line, step.step) for step in run.steps], name))
-    if form is None and all(one.name == "error" for one in told):
+    """Read the run in some lines; None if they have no step, no known failure and no start."""
+    log_format, _ = detect_format(lines)
+    run = log_format.read(lines, name) if log_format else Run(kind="torch", path=name, file=name)
+    found_faults = tuple(faults.find(lines, [(step.line, step.step) for step in run.steps], name))
+    if log_format is None and all(one.name == "error" for one in found_faults):
         return None
-    found = msgspec.structs.replace(run, faults=told)
-    return found if _tells(found) or found.told.started else None
+    found = msgspec.structs.replace(run, faults=found_faults)
+    return found if _has_content(found) or found.header.started else None
 
 
-def _tells(run: Run) -> bool:
+def _has_content(run: Run) -> bool:
     return bool(run.steps or run.faults)
 
 
 def _read_folder(folder: Path) -> Run:
-    """The run of a folder: the file that tells the furthest step, those of starts before it, and all their faults."""
+    """Read the run of a folder: the log with the latest step, logs of earlier starts, and the faults of all."""
     runs: list[Run] = []
     notes: list[str] = []
-    looked = list(islice(_files(folder), MOST_FILES + 1))
-    if len(looked) > MOST_FILES:
-        looked.pop()
-        notes.append(f"only the first {MOST_FILES} logs of {folder} are read")
-    for place in looked:
+    files = list(islice(_files(folder), MAX_FILES + 1))
+    if len(files) > MAX_FILES:
+        files.pop()
+        notes.append(f"only the first {MAX_FILES} logs of {folder} were read")
+    for path in files:
         try:
-            found = _read_lines(list(lines_of(_text(place))), str(place))
+            found = _read_lines(list(lines_of(_text(path))), str(path))
         except InputError as error:
-            notes.append(f"{place} is left out: it {error.reason}")
+            notes.append(f"skipped {path}: it {error.reason}")
             continue
         if found is not None:
             runs.append(found)
     best = max(runs, key=_rank, default=Run(kind="meshwright", path=str(folder), file=str(folder / METRICS)))
-    written = list(_recorded(folder, best))
-    if not any(map(_tells, runs)) and not written:
-        what = f"none of its {len(looked)} logs tells of a training" if looked else "there is no log in it"
+    recorded = list(_recorded(folder, best))
+    if not any(map(_has_content, runs)) and not recorded:
+        what = f"no training found in its {len(files)} logs" if files else "it contains no log"
         raise _unknown(str(folder), "; ".join([what, *notes]))
     starts = _starts(best, runs)
-    left = [run.file for run in runs if run.steps and run not in starts]
-    if left:
-        told = ", ".join(run.file for run in starts)
-        notes.append(f"steps are read from {told}; {len(left)} more files tell steps as well, such as {left[0]}")
+    unused = [run.file for run in runs if run.steps and run not in starts]
+    if unused:
+        used = ", ".join(run.file for run in starts)
+        notes.append(f"steps were read from {used}; {len(unused)} more files contain steps, such as {unused[0]}")
     others = [fault for run in runs if run is not best for fault in run.faults]
     return msgspec.structs.replace(
         _joined(starts, runs),
         path=str(folder),
-        faults=(*best.faults, *others, *written),
+        faults=(*best.faults, *others, *recorded),
         notes=(*best.notes, *notes),
     )
 
 
 def _rank(run: Run) -> tuple[bool, int, int]:
-    """Which file is believed: our metrics before all, then whichever tells the furthest step, then the most."""
+    """Return the priority of a file: our metrics first, then the latest step, then the most steps."""
     return Path(run.file).name == METRICS and bool(run.steps), run.last_step, len(run.steps)
 
 
 def _starts(last: Run, runs: Sequence[Run]) -> list[Run]:
-    """The runs that a run goes on from, in order, and itself: each begins and ends before the next, without a gap."""
+    """Return the runs that a run resumed from, in order, and itself: each overlaps or adjoins the next."""
     found = [last]
     while found[0].steps:
         first = found[0].steps[0].first
@@ -117,7 +116,7 @@ def _starts(last: Run, runs: Sequence[Run]) -> list[Run]:
 
 
 def _joined(starts: Sequence[Run], runs: Sequence[Run]) -> Run:
-    """One run of several starts that have a log each."""
+    """Join several starts with a log each into one run."""
     last = starts[-1]
     if len(starts) == 1:
         return last
@@ -125,7 +124,7 @@ def _joined(starts: Sequence[Run], runs: Sequence[Run]) -> Run:
     for run in starts:
         before = steps[-1].attempt + 1 if steps else 0
         steps += [msgspec.structs.replace(one, file=run.file, attempt=one.attempt + before) for one in run.steps]
-    stems = {Path(run.file).stem for run in starts[:-1]}  # what went to stderr lies beside
+    stems = {Path(run.file).stem for run in starts[:-1]}  # stderr is in a file of its own with the same stem
     return msgspec.structs.replace(
         last,
         steps=tuple(steps),
@@ -135,10 +134,10 @@ def _joined(starts: Sequence[Run], runs: Sequence[Run]) -> Run:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """The files of a folder that may be logs, a few folders deep, in order of their names."""
+    """Yield the files of a folder that may be logs, up to a few levels deep, in order of their names."""
     for here, folders, names in os.walk(folder):
         depth = len(Path(here).relative_to(folder).parts)
-        folders[:] = sorted(folders) if depth < DEEPEST else []
+        folders[:] = sorted(folders) if depth < MAX_DEPTH else []
         for name in sorted(names):
             plain = Path(name.removesuffix(".gz"))
             if name not in (BAD_BATCHES, FAILURE) and (plain.suffix in ENDINGS or plain.stem in NAMES):
@@ -146,9 +145,9 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _recorded(folder: Path, run: Run) -> Iterator[Fault]:
-    """What our own runs write down when they fail: batches whose loss is no number, and the error itself.
+    """Yield the failures that our own runs record: batches with a NaN or infinite loss, and the error itself.
 
-    What the run has overcome since is not told: steps taken beyond a bad batch, a start after an error.
+    Failures that the run recovered from are unused out: steps after a bad batch, a start after an error.
     """
     bad = [one for one in _json_lines(folder / BAD_BATCHES, BadBatch) if one.step >= run.last_step]
     if bad:
@@ -156,16 +155,16 @@ def _recorded(folder: Path, run: Run) -> Iterator[Fault]:
         text = f"loss {first.loss}, gradient norm {first.grad_norm} on rank {first.rank}"
         yield Fault(name="loss_not_a_number", line=1, text=text, file=BAD_BATCHES, step=first.step)
     for failure in _json_lines(folder / FAILURE, Failure):
-        if failure.at < run.told.started[:19]:
+        if failure.at < run.header.started[:19]:
             continue
         lines = list(lines_of(failure.error))
-        unnamed = Fault(name="error", line=1, text=failure.error[: faults.SHOWN], file=FAILURE)
+        unnamed = Fault(name="error", line=1, text=failure.error[: faults.MAX_TEXT], file=FAILURE)
         for fault in [*faults.find(lines, file=FAILURE)] or [unnamed]:
-            yield msgspec.structs.replace(fault, step=run.last_step or None, written_down=True, fix=failure.fix)
+            yield msgspec.structs.replace(fault, step=run.last_step or None, recorded=True, fix=failure.fix)
 
 
 class BadBatch(msgspec.Struct):
-    """A batch whose loss is no number, as our runs write it down."""
+    """A record of bad_batches.jsonl: a batch with a NaN or infinite loss."""
 
     step: int
     rank: int
@@ -174,7 +173,7 @@ class BadBatch(msgspec.Struct):
 
 
 class Failure(msgspec.Struct):
-    """What a run of ours failed of, as it writes it down."""
+    """A record of failure.jsonl: why a run failed."""
 
     error: str
     fix: tuple[str, ...] = ()
@@ -184,71 +183,71 @@ class Failure(msgspec.Struct):
 Record = TypeVar("Record", BadBatch, Failure)
 
 
-def _json_lines(place: Path, what: type[Record]) -> list[Record]:
-    """The lines of a file that are whole; none where there is no such file."""
+def _json_lines(path: Path, what: type[Record]) -> list[Record]:
+    """Return the valid records of a file; none if it does not exist."""
     found = []
     with suppress(InputError):
-        for line in _text(place).splitlines():
+        for line in _text(path).splitlines():
             with suppress(msgspec.DecodeError):
                 found.append(msgspec.json.decode(line, type=what))
     return found
 
 
-def _text(place: Path) -> str:
-    """The text of a log; bytes that are no text are shown as such, because logs of killed runs hold some."""
-    sent = file_access.text_of(place)
-    if sent is not None:
-        return sent
+def _text(path: Path) -> str:
+    """Return the text of a log; invalid bytes are replaced, because logs of killed runs contain some."""
+    supplied = file_access.text_of(path)
+    if supplied is not None:
+        return supplied
     try:
-        if not place.is_file():
-            raise _missing(place)
-        if place.stat().st_size > LARGEST:
+        if not path.is_file():
+            raise _missing(path)
+        if path.stat().st_size > MAX_BYTES:
             raise InputError(
-                f"has {place.stat().st_size / 1024**2:,.0f} MiB, and at most {LARGEST // 1024**2} are read",
+                f"has {path.stat().st_size / 1024**2:,.0f} MiB; the limit is {MAX_BYTES // 1024**2} MiB",
                 field="run",
-                value=str(place),
-                fix=("keep the lines that tell steps: grep -E 'iteration|step|memory'",),
+                value=str(path),
+                fix=("keep only the step lines: grep -E 'iteration|step|memory'",),
             )
-        raw = place.read_bytes()
+        raw = path.read_bytes()
     except OSError as error:
-        fix = (f"chmod +r {place}",) if isinstance(error, PermissionError) else ()
-        raise InputError(f"cannot be read: {error.strerror}", field="run", value=str(place), fix=fix) from error
-    if raw.startswith(PACKED):
+        fix = (f"chmod +r {path}",) if isinstance(error, PermissionError) else ()
+        raise InputError(f"cannot be read: {error.strerror}", field="run", value=str(path), fix=fix) from error
+    if raw.startswith(GZIP):
         raw = _unpacked(raw)
-    if raw.startswith(OTHER_TEXT):
+    if raw.startswith(UTF16):
         return raw.decode("utf-16", errors="replace")
     if b"\0" in raw[:4096]:
-        raise InputError("is binary, not a log", field="run", value=str(place), fix=("name the text log of the run",))
+        raise InputError("is binary, not a log", field="run", value=str(path), fix=("pass the text log of the run",))
     return raw.decode("utf-8", errors="replace")
 
 
 def _unpacked(raw: bytes) -> bytes:
-    """What gzip has packed, as far as it is whole and may be read."""
+    """Decompress gzip data as far as it is intact, up to the size limit."""
     found = b""
     with suppress(zlib.error):
-        while raw.startswith(PACKED) and len(found) < LARGEST:
-            packed = zlib.decompressobj(wbits=31)  # with the head of gzip
-            found += packed.decompress(raw, LARGEST - len(found))
+        while raw.startswith(GZIP) and len(found) < MAX_BYTES:
+            packed = zlib.decompressobj(wbits=31)  # gzip header
+            found += packed.decompress(raw, MAX_BYTES - len(found))
             raw = packed.unused_data
     return found
 
 
-def _missing(place: Path) -> InputError:
+def _missing(path: Path) -> InputError:
     try:
-        near = closest(place.name, [entry.name for entry in os.scandir(place.parent)], limit=2)
+        similar = closest(path.name, [entry.name for entry in os.scandir(path.parent)], limit=2)
     except OSError:
-        near = []
-    names = [str(place.parent / name) for name in near]
+        similar = []
+    names = [str(path.parent / name) for name in similar]
     hint = f"; did you mean {names[0]}?" if names else ""
-    reason = "is a device or a pipe, not a file" if place.exists() else f"there is no such file or folder{hint}"
-    return InputError(reason, field="run", value=str(place), fix=names)
+    reason = "is a device or a pipe, not a file" if path.exists() else f"there is no such file or folder{hint}"
+    return InputError(reason, field="run", value=str(path), fix=names)
 
 
 def _unknown(name: str, what: str) -> InputError:
-    looked = "; ".join(one.looked_for for one in FORMATS)
+    files = "; ".join(one.looked_for for one in FORMATS)
     return InputError(
-        f"{what}. Looked for: {looked}; or torch's words for a run that ran out of memory",
+        f"{what}. Supported: {files}; or torch's out-of-memory message",
         field="run",
         value=name,
-        fix=("name the file that the training printed to, or the folder it lies in",),
+        fix=("pass the file with the output of the training, or its folder",),
     )

@@ -1,4 +1,4 @@
-"""Why a run is slow: its data, its network, its pipeline, or what the estimate cannot explain."""
+"""Diagnoses of low speed: data loading, network, pipeline bubbles, or an unexplained gap to the estimate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from meshwright.doctor import remedies
 from meshwright.doctor.finding import Evidence, Finding, Remedy
-from meshwright.doctor.run_stats import View, span
+from meshwright.doctor.run_stats import RunStats, span
 from meshwright.doctor.thresholds import limit, share
 
 COLLECTIVES = ("tp", "cp", "ep", "dp")
@@ -15,139 +15,149 @@ PARTS = {
     "optimizer": ("optimizer",),
     "other": ("other",),
 }
-"""The parts that a run measures, and those of the estimate that they hold."""
+"""The parts that a run measures -> the parts of the estimate they include."""
 NAMES = {
     "forward_backward": "forward and backward",
     "optimizer": "the optimizer",
-    "other": "host work and waiting",
+    "other": "host overhead",
     "data": "waiting for data",
 }
 
 
-def low_mfu(view: View) -> Iterator[Finding]:
-    """The run is slower than its estimate by more than the estimate's own error, and nothing else explains it."""
-    estimate, slower, expected = view.estimate, view.slower, view.estimated_step_s
-    if estimate is None or slower is None or expected is None or view.step_s is None or not view.enough:
+def low_mfu(stats: RunStats) -> Iterator[Finding]:
+    """The run is slower than its estimate by more than the error band, and nothing else explains it."""
+    estimate, slower, expected = stats.estimate, stats.slower, stats.estimated_step_s
+    if estimate is None or slower is None or expected is None or stats.step_s is None or not stats.enough:
         return
     margin = max(share("slower_than_estimate"), estimate.band.step_pct / 100)
-    explained = _data_excess(view) + _network_excess(view)
-    left = view.step_s - explained
+    explained = _data_excess(stats) + _network_excess(stats)
+    left = stats.step_s - explained
     if left <= expected * (1 + margin):
         return
-    part, evidence = _slow_part(view, expected / float(estimate.step_s))
-    mfu, hoped = view.mfu or 0.0, float(estimate.mfu)
+    part, evidence = _slow_part(stats, expected / float(estimate.step_s))
+    mfu, expected_mfu = stats.mfu or 0.0, float(estimate.mfu)
     yield Finding(
         id="speed.low-mfu",
         severity="warning",
         message=(
-            f"MFU is {mfu:.1%} where {hoped:.1%} is estimated (±{estimate.band.step_pct:.0f} %): a step takes "
-            f"{view.step_s:.3g} s, not {expected:.3g} s. {part}"
+            f"MFU is {mfu:.1%}, estimated {expected_mfu:.1%} (±{estimate.band.step_pct:.0f} %): a step takes "
+            f"{stats.step_s:.3g} s instead of {expected:.3g} s. {part}"
         ),
-        steps=span(view.steady),
-        lines=view.ends,
+        steps=span(stats.steady),
+        lines=stats.ends,
         evidence=(
-            Evidence("MFU", round(mfu, 4), "", round(hoped, 4), "estimate"),
-            Evidence("step time", view.step_s, "s", expected, "estimate"),
-            Evidence("tokens/s/GPU", view.tokens_per_s or 0.0, "", float(estimate.tokens_per_s_per_gpu), "estimate"),
+            Evidence("MFU", round(mfu, 4), "", round(expected_mfu, 4), "estimate"),
+            Evidence("step time", stats.step_s, "s", expected, "estimate"),
+            Evidence("tokens/s/GPU", stats.tokens_per_s or 0.0, "", float(estimate.tokens_per_s_per_gpu), "estimate"),
             *evidence,
         ),
-        remedies=(*_suspects(view), *remedies.that_speed_up(view, remedies.changes_that_save_time), _profile(view)),
+        remedies=(*_suspects(stats), *remedies.faster_remedies(stats, remedies.speed_candidates), _profile(stats)),
     )
 
 
-def slow_data(view: View) -> Iterator[Finding]:
-    """The GPU waits for samples."""
-    waited, seconds = view.part_share("data"), view.part_s("data")
-    if waited is None or seconds is None or not view.enough or waited <= share("data_share"):
+def slow_data(stats: RunStats) -> Iterator[Finding]:
+    """The GPU waits for data."""
+    waited, seconds = stats.part_share("data"), stats.part_s("data")
+    if waited is None or seconds is None or not stats.enough or waited <= share("data_share"):
         return
-    recipe = view.case.recipe if view.case is not None else None
+    recipe = stats.case.recipe if stats.case is not None else None
     workers, ahead = (recipe.data.workers, recipe.data.prefetch) if recipe else (4, 2)
     gain = round(1 - waited, 4)
     tries = [
-        Remedy(try_=(f"data.workers={max(2, 2 * workers)}",), what="layout", why="more threads read", step_ratio=gain),
-        Remedy(try_=(f"data.prefetch={max(2, 2 * ahead)}",), what="layout", why="more steps ahead", step_ratio=gain),
+        Remedy(
+            try_=(f"data.workers={max(2, 2 * workers)}",), what="layout", why="more loader threads", step_ratio=gain
+        ),
+        Remedy(
+            try_=(f"data.prefetch={max(2, 2 * ahead)}",), what="layout", why="prefetches more steps", step_ratio=gain
+        ),
     ]
     if recipe is not None and recipe.data.streaming:
-        tries.append(Remedy(try_=("data.streaming=false",), what="layout", why="samples are found by number"))
-    tries.append(remedies.plainly("meshwright tokenize DATA", why="texts become tokens once, before the run"))
-    tries.append(remedies.plainly("copy the data set to a local disk", why="shared file systems answer late"))
+        tries.append(Remedy(try_=("data.streaming=false",), what="layout", why="indexed access to samples"))
+    tries.append(remedies.advice("meshwright tokenize DATA", why="tokenizes once, before the run"))
+    tries.append(remedies.advice("copy the dataset to a local disk", why="shared file systems have high latency"))
     yield Finding(
         id="speed.slow-data",
         severity="warning",
-        message=f"{waited:.0%} of every step ({seconds:.3g} s) is waiting for data",
-        steps=span(view.steady),
-        lines=view.ends,
+        message=f"the GPU waits {seconds:.3g} s per step for data ({waited:.0%})",
+        steps=span(stats.steady),
+        lines=stats.ends,
         evidence=(Evidence("waiting for data", round(waited, 4), "of a step", share("data_share"), "limit"),),
         remedies=tuple(tries),
     )
 
 
-def slow_network(view: View) -> Iterator[Finding]:
-    """Collectives take longer than links of this kind need, or more nodes cost more than they should."""
-    yield from view.finds(_slow_collectives)
-    yield from _poor_scaling(view)
+def slow_network(stats: RunStats) -> Iterator[Finding]:
+    """Collectives take longer than these links should need, or scaling to more nodes costs too much."""
+    yield from stats.findings_of(_slow_collectives)
+    yield from _poor_scaling(stats)
 
 
-def _slow_collectives(view: View) -> Iterator[Finding]:
-    taken, part = view.part_s("collectives"), view.part_share("collectives")
-    if taken is None or part is None or not view.enough:
+def _slow_collectives(stats: RunStats) -> Iterator[Finding]:
+    taken, part = stats.part_s("collectives"), stats.part_share("collectives")
+    if taken is None or part is None or not stats.enough:
         return
-    expected = _expected_collectives(view)
+    expected = _expected_collectives(stats)
     if expected is None:
         too_slow = part > share("network_share_alone")
     else:
         too_slow = part > share("network_share") and taken > limit("network_times") * expected
     if not too_slow:
         return
-    beside = f", not {expected:.3g} s as estimated" if expected is not None else ""
+    beside = f", estimated {expected:.3g} s" if expected is not None else ""
     yield Finding(
         id="speed.slow-network",
         severity="warning",
-        message=f"collectives take {taken:.3g} s of every step ({part:.0%}){beside}",
-        steps=span(view.steady),
-        lines=view.ends,
+        message=f"collectives take {taken:.3g} s per step ({part:.0%}){beside}",
+        steps=span(stats.steady),
+        lines=stats.ends,
         evidence=(
-            Evidence("collectives", taken, "s a step", expected, "estimate"),
+            Evidence("collectives", taken, "s per step", expected, "estimate"),
             Evidence("collectives", round(part, 4), "of a step", share("network_share"), "limit"),
         ),
-        remedies=(*_look_at_links(), *remedies.that_speed_up(view, remedies.changes_that_send_less)),
+        remedies=(*_check_links(), *remedies.faster_remedies(stats, remedies.network_candidates)),
     )
 
 
-def _poor_scaling(view: View) -> Iterator[Finding]:
-    """Against a run on fewer GPUs: what every GPU loses to the others."""
-    small = view.baseline
-    if small is None or view.tokens_per_s is None or small.tokens_per_s is None:
+def _poor_scaling(stats: RunStats) -> Iterator[Finding]:
+    """Compare tokens/s/GPU with a run on fewer GPUs."""
+    small = stats.baseline
+    if small is None or stats.tokens_per_s is None or small.tokens_per_s is None:
         return
-    kept, hoped = view.tokens_per_s / small.tokens_per_s, 1.0
-    if view.estimate is not None and small.estimate is not None:
-        hoped = float(view.estimate.tokens_per_s_per_gpu) / float(small.estimate.tokens_per_s_per_gpu)
-    if kept >= hoped * (1 - share("scaling_loss")):
+    scaling, expected_scaling = stats.tokens_per_s / small.tokens_per_s, 1.0
+    if stats.estimate is not None and small.estimate is not None:
+        expected_scaling = float(stats.estimate.tokens_per_s_per_gpu) / float(small.estimate.tokens_per_s_per_gpu)
+    if scaling >= expected_scaling * (1 - share("scaling_loss")):
         return
     yield Finding(
         id="speed.slow-network",
         severity="warning",
         message=(
-            f"every GPU does {kept:.0%} of the tokens/s it does in {small.run.path}, where {hoped:.0%} is expected: "
-            "what is between the nodes is slow"
+            f"tokens/s/GPU is {scaling:.0%} of {small.run.path}, expected {expected_scaling:.0%}: "
+            "the network between nodes is slow"
         ),
         evidence=(
-            Evidence("tokens/s/GPU", view.tokens_per_s, "", small.tokens_per_s, "the other run"),
-            Evidence("kept", round(kept, 4), "", round(hoped, 4), "estimate" if hoped != 1.0 else "nothing lost"),
+            Evidence("tokens/s/GPU", stats.tokens_per_s, "", small.tokens_per_s, "baseline"),
+            Evidence(
+                "scaling",
+                round(scaling, 4),
+                "",
+                round(expected_scaling, 4),
+                "estimate" if expected_scaling != 1.0 else "ideal",
+            ),
         ),
-        remedies=(*_look_at_links(), *remedies.that_speed_up(view, remedies.changes_that_send_less)),
+        remedies=(*_check_links(), *remedies.faster_remedies(stats, remedies.network_candidates)),
     )
 
 
-def bubbles(view: View) -> Iterator[Finding]:
-    """Pipeline stages wait for each other, and another layout would make them wait for less."""
-    case, estimate = view.case, view.estimate
+def bubbles(stats: RunStats) -> Iterator[Finding]:
+    """Pipeline stages idle, and another layout would idle less."""
+    case, estimate = stats.case, stats.estimate
     if case is None or estimate is None or case.pp == 1:
         return
     idle = float(estimate.parts["pp_bubble"]) / float(estimate.step_s)
     if idle <= share("bubble_share"):
         return
-    better = remedies.that_speed_up(view, remedies.changes_that_fill_the_pipeline)
+    better = remedies.faster_remedies(stats, remedies.pipeline_candidates)
     if not better:
         return
     rounds = int(case.accumulation)
@@ -166,75 +176,75 @@ def bubbles(view: View) -> Iterator[Finding]:
     )
 
 
-def _slow_part(view: View, scale: float) -> tuple[str, list[Evidence]]:
-    """Which part of the step takes the time that was not estimated, as a sentence and as figures."""
-    estimate = view.estimate
+def _slow_part(stats: RunStats, scale: float) -> tuple[str, list[Evidence]]:
+    """Return which part of the step takes the extra time, as a sentence and as evidence."""
+    estimate = stats.estimate
     if estimate is None:
         return "", []
-    measured = {name: view.part_s(name) for name in PARTS}
-    told = {name: value for name, value in measured.items() if value is not None}
-    if not told:
+    measured = {name: stats.part_s(name) for name in PARTS}
+    logged = {name: value for name, value in measured.items() if value is not None}
+    if not logged:
         most = max(estimate.parts, key=lambda name: float(estimate.parts[name]))
         part = float(estimate.parts[most]) / float(estimate.step_s)
-        return f"The log tells no parts; by the estimate most of a step is {most} ({part:.0%}).", []
-    expected = {name: scale * sum(float(estimate.parts[one]) for one in PARTS[name]) for name in told}
-    worst = max(told, key=lambda name: told[name] - expected[name])
-    sentence = f"{_capital(NAMES[worst])} took {told[worst]:.3g} s where {expected[worst]:.3g} s are estimated."
-    return sentence, [Evidence(NAMES[name], told[name], "s", expected[name], "estimate") for name in told]
+        return f"The log does not split steps into parts; the largest estimated part is {most} ({part:.0%}).", []
+    expected = {name: scale * sum(float(estimate.parts[one]) for one in PARTS[name]) for name in logged}
+    worst = max(logged, key=lambda name: logged[name] - expected[name])
+    sentence = f"{_capital(NAMES[worst])} took {logged[worst]:.3g} s, estimated {expected[worst]:.3g} s."
+    return sentence, [Evidence(NAMES[name], logged[name], "s", expected[name], "estimate") for name in logged]
 
 
-def _data_excess(view: View) -> float:
-    waited = view.part_share("data")
+def _data_excess(stats: RunStats) -> float:
+    waited = stats.part_share("data")
     found = waited is not None and waited > share("data_share")
-    return (view.part_s("data") or 0.0) if found else 0.0
+    return (stats.part_s("data") or 0.0) if found else 0.0
 
 
-def _network_excess(view: View) -> float:
-    if not view.finds(_slow_collectives):
+def _network_excess(stats: RunStats) -> float:
+    if not stats.findings_of(_slow_collectives):
         return 0.0
-    return max(0.0, (view.part_s("collectives") or 0.0) - (_expected_collectives(view) or 0.0))
+    return max(0.0, (stats.part_s("collectives") or 0.0) - (_expected_collectives(stats) or 0.0))
 
 
-def _expected_collectives(view: View) -> float | None:
-    """Seconds of what the log calls collectives, by the estimate: Megatron's timers are of gradients and weights."""
-    if view.estimate is None:
+def _expected_collectives(stats: RunStats) -> float | None:
+    """Return the estimated seconds of what the log calls collectives; Megatron's timers cover gradients and weights."""
+    if stats.estimate is None:
         return None
-    names = ("dp",) if view.run.kind == "megatron" else COLLECTIVES
-    return sum(float(view.estimate.parts[name]) for name in names)
+    names = ("dp",) if stats.run.kind == "megatron" else COLLECTIVES
+    return sum(float(stats.estimate.parts[name]) for name in names)
 
 
 SLOW_SWITCHES = (
     ("kernels.deterministic", True, False, "deterministic kernels are slower"),
-    ("train.profile", True, False, "a profiler slows the steps it records"),
-    ("kernels.attention", "eager", "auto", "eager attention writes its whole matrix"),
-    ("moe.grouped_gemm", False, True, "one kernel for every expert"),
+    ("train.profile", True, False, "profiling slows the recorded steps"),
+    ("kernels.attention", "eager", "auto", "eager attention materializes the score matrix"),
+    ("moe.grouped_gemm", False, True, "launches one kernel per expert"),
 )
 
 
-def _suspects(view: View) -> tuple[Remedy, ...]:
-    """Settings of the run that are known to be slow."""
-    if view.case is None:
+def _suspects(stats: RunStats) -> tuple[Remedy, ...]:
+    """Return settings of the run that are known to be slow."""
+    if stats.case is None:
         return ()
     found = []
     for key, slow, fast, why in SLOW_SWITCHES:
         section, name = key.split(".")
-        if getattr(getattr(view.case.recipe, section), name) == slow and (section != "moe" or view.case.is_moe):
-            one = remedies.tried(view, remedies.Change({key: fast}, why))
+        if getattr(getattr(stats.case.recipe, section), name) == slow and (section != "moe" or stats.case.is_moe):
+            one = remedies.evaluate_change(stats, remedies.Change({key: fast}, why))
             if one is not None:
                 found.append(one)
     return tuple(found)
 
 
-def _profile(view: View) -> Remedy:
-    if view.run.kind == "meshwright":
-        return Remedy(try_=("train.profile=true",), what="layout", why="a trace of a few steps names the kernels")
-    return remedies.plainly("record a profiler trace of a few steps", why="it names the kernels that take the time")
+def _profile(stats: RunStats) -> Remedy:
+    if stats.run.kind == "meshwright":
+        return Remedy(try_=("train.profile=true",), what="layout", why="a trace of a few steps shows the slow kernels")
+    return remedies.advice("record a profiler trace of a few steps", why="shows the slow kernels")
 
 
-def _look_at_links() -> tuple[Remedy, ...]:
+def _check_links() -> tuple[Remedy, ...]:
     return (
-        Remedy(try_=("NCCL_DEBUG=INFO",), what="environment", why="it says which network and which links are used"),
-        remedies.plainly("run nccl-tests all_reduce_perf over the same nodes", why="it measures the links alone"),
+        Remedy(try_=("NCCL_DEBUG=INFO",), what="environment", why="shows which network and links are used"),
+        remedies.advice("run nccl-tests all_reduce_perf over the same nodes", why="measures the links in isolation"),
     )
 
 

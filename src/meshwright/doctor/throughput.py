@@ -1,4 +1,4 @@
-"""How even a run is: single steps or ranks that take longer, and steps that take longer and longer."""
+"""Diagnoses of uneven throughput: slow steps, slow ranks, and steps that get slower."""
 
 from __future__ import annotations
 
@@ -12,75 +12,77 @@ import numpy as np
 from meshwright.doctor import remedies
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run import Step
-from meshwright.doctor.run_stats import View, deviation, middle, running_median, sections, span
+from meshwright.doctor.run_stats import RunStats, deviation, median_of, running_median, sections, span
 from meshwright.doctor.thresholds import limit, share
 
-NEIGHBOURS = 10  # lines before and behind a step that it is held against
+NEIGHBORS = 10  # lines before and after a step that it is compared with
 FEWEST_PERIODS = 3
-MOST_PERIODIC = 0.5  # of the lines; where every second one is slow, they are not exceptions
+MOST_PERIODIC = 0.5  # share of slow lines above which they are not exceptions
 
 
-def uneven_steps(view: View) -> Iterator[Finding]:
-    """Some steps take much longer than those around them, now and then or every so often."""
-    rows = [step for step in view.steady if not step.blocked_s]
+def uneven_steps(stats: RunStats) -> Iterator[Finding]:
+    """Some steps take much longer than their neighbors, at random or periodically."""
+    rows = [step for step in stats.steady if not step.blocked_s]
     if len(rows) < limit("enough_for_trends"):
         return
-    times = _beside_neighbours(rows)
+    times = _relative_to_neighbors(rows)
     much = limit("slow_step")
     slow = [step for step, ratio in zip(rows, times, strict=True) if ratio > much]
     lost = sum((ratio - 1) * step.covers for step, ratio in zip(rows, times, strict=True) if ratio > much)
     part = lost / sum(ratio * step.covers for step, ratio in zip(rows, times, strict=True))
     if len(slow) >= limit("slow_steps") and part > share("slow_steps_time"):
-        yield _slow_ones(view, slow, part, median(ratio for ratio in times if ratio > much), len(rows))
+        yield _slow_steps_finding(stats, slow, part, median(ratio for ratio in times if ratio > much), len(rows))
         return
     spread = deviation(times)
     if spread > share("spread"):
         yield Finding(
             id="speed.uneven-steps",
             severity="warning",
-            message=f"step times spread by {spread:.0%} around their median",
+            message=f"step times vary by {spread:.0%} around their median",
             steps=span(rows),
-            lines=view.ends,
+            lines=stats.ends,
             evidence=(Evidence("spread of step times", round(spread, 4), "", share("spread"), "limit"),),
-            remedies=_look_at_ranks(view),
+            remedies=_check_ranks(stats),
         )
 
 
-def _beside_neighbours(rows: Sequence[Step]) -> list[float]:
-    """The time of every step over the median of those around it: a run that slows down evenly is not uneven."""
-    paces = np.array([step.pace or 0.0 for step in rows])
-    ratios: list[float] = (paces / running_median(paces, NEIGHBOURS, NEIGHBOURS)).tolist()
+def _relative_to_neighbors(rows: Sequence[Step]) -> list[float]:
+    """Return the time of every step over the median of its neighbors, so that a steady slowdown is not uneven."""
+    paces = np.array([step.seconds_per_unit or 0.0 for step in rows])
+    ratios: list[float] = (paces / running_median(paces, NEIGHBORS, NEIGHBORS)).tolist()
     return ratios
 
 
-def _slow_ones(view: View, slow: Sequence[Step], part: float, times: float, rows: int) -> Finding:
+def _slow_steps_finding(stats: RunStats, slow: Sequence[Step], part: float, times: float, rows: int) -> Finding:
     every = period([step.step for step in slow]) if len(slow) <= MOST_PERIODIC * rows else None
     if every is None:
-        message = f"{len(slow)} of {rows} steps take {times:.1f} times as long as the others: {part:.0%} of all time"
-        tries = _look_at_ranks(view)
+        message = (
+            f"{len(slow)} of {rows} steps take {times:.1f} times as long as the others: {part:.0%} of the run time"
+        )
+        fixes = _check_ranks(stats)
     else:
-        message = f"every {every} steps one takes {times:.1f} times as long as the others: {part:.0%} of all time"
-        tries = _periodic(view, every)
+        message = f"every {every}th step takes {times:.1f} times as long as the others: {part:.0%} of the run time"
+        fixes = _periodic(stats, every)
     return Finding(
         id="speed.uneven-steps" if every is None else "speed.periodic-steps",
         severity="warning",
         message=message,
         steps=(slow[0].step, slow[-1].step),
-        lines=tuple(view.place(step) for step in slow[:3]),
+        lines=tuple(stats.location(step) for step in slow[:3]),
         evidence=(
-            Evidence("time lost to slow steps", round(part, 4), "of all", share("slow_steps_time"), "limit"),
+            Evidence("time lost to slow steps", round(part, 4), "of run time", share("slow_steps_time"), "limit"),
             Evidence("slow steps", float(len(slow)), "", float(rows), "steps"),
             *(() if every is None else (Evidence("period", float(every), "steps"),)),
         ),
-        remedies=tries,
+        remedies=fixes,
     )
 
 
-def slowing_down(view: View) -> Iterator[Finding]:
-    """Steps take longer and longer."""
-    if not view.enough_for_trends:
+def slowing_down(stats: RunStats) -> Iterator[Finding]:
+    """Steps get slower over the run."""
+    if not stats.enough_for_trends:
         return
-    paces = sections(view.steady, lambda step: step.pace)
+    paces = sections(stats.steady, lambda step: step.seconds_per_unit)
     rising = sum(after > before for before, after in pairwise(paces))
     if len(paces) < 2 or rising < len(paces) - 2 or paces[-1] <= paces[0] * (1 + share("slowdown")):
         return
@@ -90,42 +92,42 @@ def slowing_down(view: View) -> Iterator[Finding]:
     yield Finding(
         id="speed.slowing-down",
         severity="warning",
-        message=f"steps at the end take {times:.2f} times as long as at the beginning, and longer all the way",
-        steps=span(view.steady),
-        lines=view.ends,
+        message=f"steps at the end take {times:.2f} times as long as at the beginning, and keep slowing down",
+        steps=span(stats.steady),
+        lines=stats.ends,
         evidence=(Evidence("last over first fifth", round(times, 4), "×", 1 + share("slowdown"), "limit"),),
         remedies=(
-            remedies.plainly("nvidia-smi -q -d PERFORMANCE,CLOCK", why="GPUs that are hot or short of power slow down"),
+            remedies.advice("nvidia-smi -q -d PERFORMANCE,CLOCK", why="shows thermal or power throttling"),
             Remedy(
                 try_=("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",),
                 what="environment",
-                why="an allocator that runs into fragments stops the GPU more and more often",
+                why="a fragmented allocator stalls the GPU increasingly often",
             ),
-            remedies.plainly("look at host memory and at what is kept from step to step", why="lists that only grow"),
+            remedies.advice("check host memory and objects kept across steps", why="growing lists slow the host"),
         ),
     )
 
 
-def stragglers(view: View) -> Iterator[Finding]:
-    """Some ranks need longer than others for work that is equal."""
+def stragglers(stats: RunStats) -> Iterator[Finding]:
+    """Some ranks take longer than others for equal work."""
     worst: tuple[float, str] = (0.0, "")
-    for name in {name for step in view.steady for name in step.ranks_s}:
-        pairs = [step.ranks_s[name] for step in view.steady if name in step.ranks_s]
-        apart = middle(slowest / fastest for fastest, slowest in pairs if fastest > 0)
+    for name in {name for step in stats.steady for name in step.ranks_s}:
+        pairs = [step.ranks_s[name] for step in stats.steady if name in step.ranks_s]
+        apart = median_of(slowest / fastest for fastest, slowest in pairs if fastest > 0)
         if apart is not None and len(pairs) >= limit("enough_steps"):
             worst = max(worst, (apart, name))
     apart, name = worst
     if apart <= limit("ranks_apart"):
         return
-    stages = view.case is not None and view.case.pp > 1
-    tries = list(_look_at_ranks(view))
+    stages = stats.case is not None and stats.case.pp > 1
+    fixes = list(_check_ranks(stats))
     if stages:
-        tries.insert(
+        fixes.insert(
             0,
             Remedy(
                 try_=("layout.embedding_as_layer=true", "layout.head_as_layer=true"),
                 what="layout",
-                why="the stages of embedding and head get a layer less",
+                why="gives the stages with embedding and head one layer less",
             ),
         )
     yield Finding(
@@ -133,17 +135,17 @@ def stragglers(view: View) -> Iterator[Finding]:
         severity="warning",
         message=(
             f"the slowest rank takes {apart:.2f} times as long as the fastest for {name}"
-            + (": stages have unequal work, or a GPU is slow" if stages else ": a GPU or its node is slow")
+            + (": unequal work per stage, or a slow GPU" if stages else ": a slow GPU or node")
         ),
-        steps=span(view.steady),
-        lines=view.ends,
+        steps=span(stats.steady),
+        lines=stats.ends,
         evidence=(Evidence(f"slowest over fastest rank, {name}", round(apart, 3), "×", limit("ranks_apart"), "limit"),),
-        remedies=tuple(tries),
+        remedies=tuple(fixes),
     )
 
 
 def period(numbers: Sequence[int]) -> int | None:
-    """The distance that numbers have from each other, or a multiple of; None where they have none in common."""
+    """Return the common distance of numbers; None if they have none."""
     apart = [after - before for before, after in pairwise(numbers) if after > before]
     if len(apart) < FEWEST_PERIODS - 1:
         return None
@@ -152,40 +154,40 @@ def period(numbers: Sequence[int]) -> int | None:
 
 
 def _keeps_rising(values: Sequence[float]) -> bool:
-    """Whether the last of several steps upwards is no small one: what settles does not count."""
+    """Return whether the last increase is not small: a trend that settles does not count."""
     rises = [after - before for before, after in pairwise(values)]
     return rises[-1] >= 0.25 * sum(rises) / len(rises)
 
 
-def _look_at_ranks(view: View) -> tuple[Remedy, ...]:
-    if not view.run.told.on_gpu:
-        return (remedies.plainly("see what else runs on the machine", why="ranks without GPUs share its cores"),)
+def _check_ranks(stats: RunStats) -> tuple[Remedy, ...]:
+    if not stats.run.header.on_gpu:
+        return (remedies.advice("check what else runs on the machine", why="CPU ranks share its cores"),)
     return (
-        remedies.plainly("nvidia-smi -q -d PERFORMANCE,ECC on every node", why="a hot or failing GPU holds up all"),
-        remedies.plainly("leave out one node after the other", why="the one without which steps are even is the cause"),
+        remedies.advice("nvidia-smi -q -d PERFORMANCE,ECC on every node", why="a hot or failing GPU slows all ranks"),
+        remedies.advice("exclude one node at a time", why="steps are even without the slow one"),
     )
 
 
-def _periodic(view: View, every: int) -> tuple[Remedy, ...]:
-    """What happens every so many steps."""
-    tries = []
-    recipe = view.case.recipe if view.case is not None else None
+def _periodic(stats: RunStats, every: int) -> tuple[Remedy, ...]:
+    """Return remedies for what happens every so many steps."""
+    fixes = []
+    recipe = stats.case.recipe if stats.case is not None else None
     if recipe is not None and recipe.checkpoint.save_every and every % recipe.checkpoint.save_every == 0:
-        tries.append(
-            Remedy(try_=("checkpoint.async_save=true",), what="layout", why="the period is that of checkpoints")
+        fixes.append(
+            Remedy(try_=("checkpoint.async_save=true",), what="layout", why="the period matches the checkpoints")
         )
     if recipe is not None and recipe.train.eval_every and every % recipe.train.eval_every == 0:
-        tries.append(
+        fixes.append(
             Remedy(
                 try_=(f"train.eval_every={10 * recipe.train.eval_every}",),
                 what="layout",
-                why="the period is that of evaluations",
+                why="the period matches the evaluations",
             )
         )
-    tries.append(
-        remedies.plainly(
-            f"look at what runs every {every} steps: garbage collection, logging, checkpoints, evaluations",
-            why="what comes that regularly is started by the run itself",
+    fixes.append(
+        remedies.advice(
+            f"check what runs every {every} steps: garbage collection, logging, checkpoints, evaluations",
+            why="a fixed period points to the run itself",
         )
     )
-    return tuple(tries)
+    return tuple(fixes)

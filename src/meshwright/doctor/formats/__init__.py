@@ -1,4 +1,4 @@
-"""The logs that can be read, each in a module of its own: how its steps look, and how to read them."""
+"""The supported log formats, one per module."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import NamedTuple
 
 from meshwright.doctor.formats import automodel, megatron, own, torchtitan
 from meshwright.doctor.formats.text import Line, has_any
-from meshwright.doctor.run import Kind, Run
+from meshwright.doctor.run import LogFormat, Run
 
 
 class Format(NamedTuple):
-    """A kind of log."""
+    """A log format."""
 
-    kind: Kind
-    looked_for: str  # as an error tells it
-    hints: tuple[str, ...]  # one of which stands in every line that tells a step
-    step: re.Pattern[str]  # a line that tells a step
-    marks: re.Pattern[str]  # a line that nobody else writes
+    kind: LogFormat
+    looked_for: str  # for error messages and docs
+    hints: tuple[str, ...]  # every step line contains one of these
+    step: re.Pattern[str]  # a step line
+    marks: re.Pattern[str]  # a line that only this format has
     read: Callable[[Sequence[Line], str], Run]
 
 
-def _format(kind: Kind, module: ModuleType) -> Format:
+def _format(kind: LogFormat, module: ModuleType) -> Format:
     return Format(kind, module.LOOKED_FOR, module.HINTS, module.STEP, module.MARKS, module.read)
 
 
@@ -35,9 +35,9 @@ FORMATS = (
 )
 
 
-def recognised(lines: Sequence[Line]) -> tuple[Format | None, int]:
-    """The format of a log by what stands in it, and how many of its lines tell a step."""
-    steps = [sum(_tells(one, line.text) for line in lines) for one in FORMATS]
+def detect_format(lines: Sequence[Line]) -> tuple[Format | None, int]:
+    """Return the format of a log, and how many of its lines report a step."""
+    steps = [sum(_is_step(one, line.text) for line in lines) for one in FORMATS]
     most = max(steps)
     if most:
         return FORMATS[steps.index(most)], most
@@ -45,6 +45,6 @@ def recognised(lines: Sequence[Line]) -> tuple[Format | None, int]:
     return (FORMATS[marks.index(max(marks))] if max(marks) else None), 0
 
 
-def _tells(one: Format, text: str) -> bool:
-    """Whether a line tells a step."""
+def _is_step(one: Format, text: str) -> bool:
+    """Return whether a line reports a step."""
     return has_any(text, one.hints) and one.step.search(text) is not None

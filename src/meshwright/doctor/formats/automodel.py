@@ -40,13 +40,13 @@ WORLD = re.compile(r"[Ww]orld[ _]size:? (\d+)")
 
 
 def read(lines: Sequence[Line], path: str) -> Run:
-    """A run of AutoModel."""
+    """Read a run of AutoModel."""
     steps = Steps()
     world, tokens_seen = None, None
     for line, found in of_one_rank(lines, STEP, HINTS):
         if found is not None:
-            number_of, figures = _of_json(line.text) if found[1] is None else (int(found[1]), _of_text(line.text))
-            if number_of is None:
+            step, figures = _parse_json(line.text) if found[1] is None else (int(found[1]), _parse_text(line.text))
+            if step is None:
                 continue
             all_tokens, one_gpu = figures.get("all_tokens_per_s"), figures.get("tokens_per_s")
             if all_tokens and one_gpu:
@@ -55,38 +55,38 @@ def read(lines: Sequence[Line], path: str) -> Run:
             if tokens and all_tokens:
                 tokens_seen = int(tokens)
                 figures["seconds"] = tokens / all_tokens
-            steps.add(number_of, line.number, **figures)
+            steps.add(step, line.number, **figures)
         elif saved := SAVED.search(line.text):
             steps.block(number(saved[1]) or 0.0)
-        elif world is None and (said := WORLD.search(line.text)):
-            world = int(said[1])
+        elif world is None and (found_world := WORLD.search(line.text)):
+            world = int(found_world[1])
     return Run(
         kind="automodel",
         path=path,
         file=path,
         steps=steps.all(),
         starts=tuple(steps.starts),
-        told=RunHeader(world=world, tokens_per_step=tokens_seen),
+        header=RunHeader(world=world, tokens_per_step=tokens_seen),
     )
 
 
-def _of_text(text: str) -> dict[str, Any]:
-    found = {name: number(match[1]) for name, words in FIELDS.items() if (match := words.search(text))}
-    return _without_nothing({name: value for name, value in found.items() if value is not None})
+def _parse_text(text: str) -> dict[str, Any]:
+    found = {name: number(match[1]) for name, regex in FIELDS.items() if (match := regex.search(text))}
+    return _without_zero_speeds({name: value for name, value in found.items() if value is not None})
 
 
-def _of_json(text: str) -> tuple[int | None, dict[str, Any]]:
+def _parse_json(text: str) -> tuple[int | None, dict[str, Any]]:
     try:
-        told = msgspec.json.decode(text.strip())
-    except msgspec.DecodeError:  # Python writes NaN and Infinity, which JSON has no words for
-        told = _leniently(text)
-    if not isinstance(told, dict) or not isinstance(told.get("step"), int) or "val_loss" in told:
+        record = msgspec.json.decode(text.strip())
+    except msgspec.DecodeError:  # Python writes NaN and Infinity, which are not valid JSON
+        record = _decode_leniently(text)
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int) or "val_loss" in record:
         return None, {}
-    figures = {NAMES[key]: _float(value) for key, value in told.items() if key in NAMES}
-    return told["step"], _without_nothing({name: value for name, value in figures.items() if value is not None})
+    figures = {NAMES[key]: _float(value) for key, value in record.items() if key in NAMES}
+    return record["step"], _without_zero_speeds({name: value for name, value in figures.items() if value is not None})
 
 
-def _leniently(text: str) -> Any:
+def _decode_leniently(text: str) -> Any:
     import json
 
     try:
@@ -99,7 +99,7 @@ def _float(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _without_nothing(figures: dict[str, Any]) -> dict[str, Any]:
-    """The figures without speeds of zero, which say nothing."""
+def _without_zero_speeds(figures: dict[str, Any]) -> dict[str, Any]:
+    """Drop speeds of zero, which carry no information."""
     speeds = ("tokens_per_s", "all_tokens_per_s", "tokens")
     return {name: value for name, value in figures.items() if name not in speeds or positive(str(value))}

@@ -1,4 +1,4 @@
-"""Logs of Megatron-LM and Megatron-Bridge: one line for every log interval, timers below it, arguments above."""
+"""Logs of Megatron-LM and Megatron-Bridge: one line per log interval, timers below it, arguments above."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ START = re.compile(r"\[before the start of training step\]")
 ARGUMENT = re.compile(r"^\s{2,}([a-z]\w*) \.{2,} (.*?)\s*$")
 GPU = re.compile(r"NVIDIA (?:DGX )?((?:GB|[ABHL])\d{2,3}S?)\b")
 
-TELLING = ("before the start", "memory (", "Step Time", " ..", "NVIDIA")
-"""What stands in every other line that is read."""
+RELEVANT = ("before the start", "memory (", "Step Time", " ..", "NVIDIA")
+"""Every other line that is parsed contains one of these."""
 
 PARTS = {
     "batch-generator": "data",
@@ -50,16 +50,16 @@ PARTS = {
     "layernorm-grads-all-reduce": "collectives",
     "embedding-grads-all-reduce": "collectives",
 }
-"""Timers that are parts of a step; the rest lie inside these."""
+"""Timers that are parts of a step; the others are nested in these."""
 BETWEEN_RANKS = ("forward-compute", "backward-compute")
-"""What every rank does by itself: where these differ, ranks are slow or have more to do."""
+"""Work without communication: if it differs between ranks, some are slow or have more to do."""
 MIB_OF_MB = 1 / 1024  # Megatron's MB are MiB
 GIB_OF_GB = 1e9 / 1024**3
-NOT_TYPED = ("None", "False", "[]", "{}", "")
+UNSET = ("None", "False", "[]", "{}", "")
 
 
 def read(lines: Sequence[Line], path: str) -> Run:
-    """A run of Megatron."""
+    """Read a run of Megatron."""
     steps = Steps()
     arguments: dict[str, str] = {}
     total, retries, retry_line, gpu, bridge_tflops = None, 0, 0, "", None
@@ -69,7 +69,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
             total = int(found[2])
             steps.add(int(found[1]), line.number, **_figures(text, arguments, bridge_tflops))
             bridge_tflops = None
-        elif not has_any(text, TELLING):
+        elif not has_any(text, RELEVANT):
             continue
         elif START.search(text):
             steps.start()
@@ -77,9 +77,9 @@ def read(lines: Sequence[Line], path: str) -> Run:
             _raise_memory(steps, (number(memory[1]) or 0.0) * MIB_OF_MB)
         elif memory := MEMORY_GB.search(text):
             _raise_memory(steps, (number(memory[1]) or 0.0) * GIB_OF_GB)
-            again = RETRIES.search(text)
-            if again and int(again[1]) > retries:
-                retries, retry_line = int(again[1]), line.number
+            retried = RETRIES.search(text)
+            if retried and int(retried[1]) > retries:
+                retries, retry_line = int(retried[1]), line.number
         elif bridge := BRIDGE.search(text):
             bridge_tflops = positive(bridge[2])
         elif save := SAVE.search(text):
@@ -88,24 +88,24 @@ def read(lines: Sequence[Line], path: str) -> Run:
             _time(steps, timer[1], (number(timer[2]) or 0.0) / 1e3, (number(timer[3]) or 0.0) / 1e3)
         elif argument := ARGUMENT.match(text):
             arguments[argument[1]] = argument[2]
-        if not gpu and (named := GPU.search(text)):
-            gpu = named[1]
+        if not gpu and (gpu_name := GPU.search(text)):
+            gpu = gpu_name[1]
     rows = steps.all()
-    told = _run_header(arguments, total, gpu, rows[-1].samples if rows else None)
+    header = _run_header(arguments, total, gpu, rows[-1].samples if rows else None)
     return Run(
         kind="megatron",
         path=path,
         file=path,
         steps=rows,
         starts=tuple(steps.starts),
-        told=told,
+        header=header,
         retries=retries,
         retry_line=retry_line,
     )
 
 
 def _figures(text: str, arguments: dict[str, str], bridge_tflops: float | None) -> dict[str, Any]:
-    found = {name: number(match[1]) for name, words in FIELDS.items() if (match := words.search(text))}
+    found = {name: number(match[1]) for name, regex in FIELDS.items() if (match := regex.search(text))}
     figures: dict[str, Any] = {name: value for name, value in found.items() if value is not None}
     for name in ("samples", "skipped", "bad"):
         if name in figures:
@@ -122,7 +122,7 @@ def _figures(text: str, arguments: dict[str, str], bridge_tflops: float | None) 
 
 
 def _raise_memory(steps: Steps, gib: float) -> None:
-    """The fullest rank's memory; every rank of a pipeline tells its own."""
+    """Record the memory of the fullest rank; every pipeline rank logs its own."""
     if gib > 0:
         rows = steps.memory
         steps.amend(memory_gib=max(gib, rows))
@@ -142,10 +142,10 @@ def _as_int(arguments: dict[str, str], name: str) -> int | None:
 
 
 def _run_header(arguments: dict[str, str], total: int | None, gpu: str, samples: int | None) -> RunHeader:
-    typed = tuple(
+    flags = tuple(
         f"--{name.replace('_', '-')}" + ("" if value == "True" else f" {value}")
         for name, value in arguments.items()
-        if value not in NOT_TYPED
+        if value not in UNSET
     )
     length, batch = _as_int(arguments, "seq_length"), _as_int(arguments, "global_batch_size")
     return RunHeader(
@@ -155,7 +155,7 @@ def _run_header(arguments: dict[str, str], total: int | None, gpu: str, samples:
         tokens_per_step=length * batch if length and batch else None,
         total_steps=total,
         overrides={"train.global_batch_size": samples} if samples else {},
-        arguments=typed,
+        arguments=flags,
         mock_data=arguments.get("mock_data") == "True",
         mfu_convention="TFLOP/s as Megatron counts them",
     )

@@ -1,4 +1,4 @@
-"""Our own runs: metrics.jsonl with a header for every start, or what a run printed."""
+"""Logs of our own runs: metrics.jsonl with a header per start, or the printed step lines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHARE = re.compile(r"(data|fwd\+bwd|optimizer|other) (\d+)%")
 
 
 class Header(msgspec.Struct):
-    """The first line of every start, as the metrics of our engine write it."""
+    """The first line of every start in metrics.jsonl."""
 
     recipe: str = ""
     first_step: int = 1
@@ -48,7 +48,7 @@ class Header(msgspec.Struct):
 
 
 class Metrics(msgspec.Struct):
-    """One step of the metrics file."""
+    """One step of metrics.jsonl."""
 
     step: int
     loss: float | None = None
@@ -65,7 +65,7 @@ class Metrics(msgspec.Struct):
 
 
 def read(lines: Sequence[Line], path: str) -> Run:
-    """A run of ours."""
+    """Read a run of ours."""
     steps = Steps()
     header, total, damaged = None, None, 0
     for line, found in of_one_rank(lines, STEP, HINTS):
@@ -83,25 +83,25 @@ def read(lines: Sequence[Line], path: str) -> Run:
             steps.start(one.first_step)
         else:
             steps.add(one.step, line.number, **_measured(one))
-    notes = [f"{damaged} lines of {path} could not be read"] if damaged else []
+    notes = [f"{damaged} lines of {path} are damaged"] if damaged else []
     recipe, why = _recipe(header)
     if why:
-        notes.append(f"the recipe in its header is not one of this version ({why}): --recipe NAME brings the estimate")
+        notes.append(f"no estimate: the recipe in the log's header is of another version ({why}); add --recipe NAME")
     return Run(
         kind="meshwright",
         path=path,
         file=path,
         steps=steps.all(),
         starts=tuple(steps.starts),
-        told=_run_header(header, recipe) if header else RunHeader(total_steps=total),
+        header=_run_header(header, recipe) if header else RunHeader(total_steps=total),
         notes=tuple(notes),
     )
 
 
-def _decoded(text: str, what: type[Header | Metrics]) -> Header | Metrics | None:
-    """A line of the metrics file; None for one that was not written to its end."""
+def _decoded(text: str, record_type: type[Header | Metrics]) -> Header | Metrics | None:
+    """Decode a line of metrics.jsonl; None if it is truncated."""
     try:
-        return msgspec.json.decode(text, type=what)
+        return msgspec.json.decode(text, type=record_type)
     except (msgspec.DecodeError, msgspec.ValidationError):
         return None
 
@@ -109,7 +109,7 @@ def _decoded(text: str, what: type[Header | Metrics]) -> Header | Metrics | None
 def _measured(one: Metrics) -> dict[str, Any]:
     parts = {name: gib for name, gib in one.memory_gib.items() if name not in ("peak", "reserved")}
     return {
-        "loss": float("nan") if one.loss is None else one.loss,  # the file has null where it was not finite
+        "loss": float("nan") if one.loss is None else one.loss,  # the file has null for non-finite values
         "lr": one.lr,
         "grad_norm": one.grad_norm,
         "seconds": one.step_s,
@@ -128,7 +128,7 @@ def _measured(one: Metrics) -> dict[str, Any]:
 
 def _printed(text: str) -> dict[str, Any]:
     figures: dict[str, Any] = {
-        name: number(match[1]) for name, words in FIELDS.items() if (match := words.search(text))
+        name: number(match[1]) for name, regex in FIELDS.items() if (match := regex.search(text))
     }
     if figures.get("mfu") is not None:
         figures["mfu"] /= 100
@@ -159,7 +159,7 @@ def _run_header(header: Header, recipe: Recipe | None) -> RunHeader:
 
 
 def _recipe(header: Header | None) -> tuple[Recipe | None, str]:
-    """The recipe that the run was started with, or why it cannot be read; older runs tell its name alone."""
+    """Return the recipe of the run, or why it cannot be read; older runs have only its name."""
     if header is None or header.settings is None:
         return None, ""
     try:

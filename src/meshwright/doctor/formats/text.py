@@ -1,4 +1,4 @@
-"""Lines of logs: colours and rank numbers taken off, numbers read."""
+"""Log lines: removes colors and rank prefixes, parses numbers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 RANK = re.compile(r"^\s*(?:\[(?:rank|default)?(\d+)\]:\s?|(\d+):(?:\s|$))")  # 12:34:56 is a time, not rank 12
-LONGEST = 20_000  # characters of a line that are looked at
+MAX_LENGTH = 20_000  # characters of a line that are parsed
 NUMBER = r"[-+]?(?:nan|inf(?:inity)?|\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?)"
 
 
@@ -17,29 +17,29 @@ class Line(NamedTuple):
     """One line of a log."""
 
     number: int
-    rank: str  # that it says it is from; empty where it does not
+    rank: str  # from its prefix; empty if it has none
     text: str
 
 
 def lines_of(text: str) -> Iterator[Line]:
-    """The lines of a log, without colours; what a progress bar writes over itself is several, of one number."""
-    for number, whole in enumerate(text.split("\n"), start=1):
-        for raw in whole.rstrip("\r").split("\r"):
-            line = raw[:LONGEST]
+    """Yield the lines of a log without colors; updates of a progress bar are several lines with one number."""
+    for number, full_line in enumerate(text.split("\n"), start=1):
+        for raw in full_line.rstrip("\r").split("\r"):
+            line = raw[:MAX_LENGTH]
             if "\x1b" in line:
-                line = COLOUR.sub("", line)
+                line = COLOR.sub("", line)
             found = RANK.match(line) if ":" in line[:12] else None
             rank = (found[1] or found[2]) if found else ""
             yield Line(number, rank, line[found.end() :] if found else line)
 
 
 def has_any(text: str, words: Sequence[str]) -> bool:
-    """Whether one of some words stands in a text: many times faster than looking for a pattern."""
+    """Return whether a text contains one of some words: much faster than a regular expression."""
     return any(word in text for word in words)
 
 
 def number(text: str | None) -> float | None:
-    """A number as logs write it, 1,234.5 or nan; None for anything else."""
+    """Parse a number as logs write it, such as 1,234.5 or nan; None for anything else."""
     if text is None:
         return None
     try:
@@ -49,7 +49,7 @@ def number(text: str | None) -> float | None:
 
 
 def positive(text: str | None) -> float | None:
-    """A number above zero; None for anything else."""
+    """Parse a positive number; None for anything else."""
     found = number(text)
     return found if found is not None and math.isfinite(found) and found > 0 else None
 
@@ -57,13 +57,13 @@ def positive(text: str | None) -> float | None:
 def of_one_rank(
     lines: Iterable[Line], is_step: re.Pattern[str], hints: Sequence[str]
 ) -> Iterator[tuple[Line, re.Match[str] | None]]:
-    """Every line, with its match where it tells a step; of several ranks that tell the same, one is heard."""
-    speaker: str | None = None
+    """Yield every line with its match if it is a step line; duplicate lines from other ranks are dropped."""
+    reporting_rank: str | None = None
     for line in lines:
         found = is_step.search(line.text) if has_any(line.text, hints) else None
         if found is not None:
-            if speaker is None:
-                speaker = line.rank
-            if line.rank != speaker:
+            if reporting_rank is None:
+                reporting_rank = line.rank
+            if line.rank != reporting_rank:
                 continue
         yield line, found

@@ -1,4 +1,4 @@
-"""Logs of torchtitan: coloured lines of loss, memory and tokens per second."""
+"""Logs of torchtitan: colored lines with loss, memory and tokens per second."""
 
 from __future__ import annotations
 
@@ -37,49 +37,49 @@ BATCH = re.compile(
     r", sequence length (\d+), total steps (\d+) \(warmup (\d+)\)"
 )
 RETRIES = re.compile(r"(\d+) \w+ memory allocation retries")
-OWN_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
+KNOWN_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
 CONVENTION = "as torchtitan counts it: attention not halved for the causal mask"
 
 
 def read(lines: Sequence[Line], path: str) -> Run:
-    """A run of torchtitan."""
+    """Read a run of torchtitan."""
     steps = Steps()
-    told: dict[str, Any] = {}
+    header: dict[str, Any] = {}
     retries, retry_line = 0, 0
     for line, found in of_one_rank(lines, STEP, HINTS):
         text = line.text
         if found is not None:
-            steps.add(int(found[1]), line.number, **_figures(text, told))
+            steps.add(int(found[1]), line.number, **_figures(text, header))
         elif start := START.search(text):
             steps.start(int(start[1]))
         elif saved := SAVED.search(text):
             steps.block(number(saved[1]) or 0.0)
-        elif again := RETRIES.search(text):
-            if int(again[1]) > retries:
-                retries, retry_line = int(again[1]), line.number
+        elif retried := RETRIES.search(text):
+            if int(retried[1]) > retries:
+                retries, retry_line = int(retried[1]), line.number
         else:
-            _learn(told, _facts(text))
+            _merge_header(header, _header_fields(text))
     return Run(
         kind="torchtitan",
         path=path,
         file=path,
         steps=steps.all(),
         starts=tuple(steps.starts),
-        told=RunHeader(**told, mfu_convention=CONVENTION),
+        header=RunHeader(**header, mfu_convention=CONVENTION),
         retries=retries,
         retry_line=retry_line,
     )
 
 
-def _figures(text: str, told: dict[str, Any]) -> dict[str, Any]:
-    found = {name: number(match[1]) for name, words in FIELDS.items() if (match := words.search(text))}
+def _figures(text: str, header: dict[str, Any]) -> dict[str, Any]:
+    found = {name: number(match[1]) for name, regex in FIELDS.items() if (match := regex.search(text))}
     figures: dict[str, Any] = {name: value for name, value in found.items() if value is not None}
     for name in ("tokens_per_s", "tflops", "seconds"):
         if not positive(str(figures.get(name, 0))):
             figures.pop(name, None)
     if "mfu" in figures:
         figures["mfu"] /= 100
-    tokens, world = told.get("tokens_per_step"), told.get("world")
+    tokens, world = header.get("tokens_per_step"), header.get("world")
     if tokens and world and "tokens_per_s" in figures:
         figures.setdefault("seconds", tokens / world / figures["tokens_per_s"])
     share = figures.pop("data_share", None)
@@ -88,22 +88,22 @@ def _figures(text: str, told: dict[str, Any]) -> dict[str, Any]:
     return figures
 
 
-def _learn(told: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Adds what a line says; overrides of several lines stand beside each other."""
-    overrides = {**told.get("overrides", {}), **facts.pop("overrides", {})}
-    told |= facts
+def _merge_header(header: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Add the header fields of a line; overrides of several lines are merged."""
+    overrides = {**header.get("overrides", {}), **fields.pop("overrides", {})}
+    header |= fields
     if overrides:
-        told["overrides"] = overrides
+        header["overrides"] = overrides
 
 
-def _facts(text: str) -> dict[str, Any]:
-    """What a line says of the run besides its steps."""
+def _header_fields(text: str) -> dict[str, Any]:
+    """Return the header fields in a line."""
     if capacity := CAPACITY.search(text):
         return {"gpu": capacity[1], "capacity_gib": number(capacity[2])}
     if model := MODEL.search(text):
         return {"model": f"{model[1]} {model[2]}"}
     if mesh := MESH.search(text):
-        degrees = {name: int(value) for name, value in DEGREE.findall(mesh[1]) if name in OWN_AXES}
+        degrees = {name: int(value) for name, value in DEGREE.findall(mesh[1]) if name in KNOWN_AXES}
         return {"world": _world(degrees), "overrides": {f"layout.{name}": value for name, value in degrees.items()}}
     if batch := BATCH.search(text):
         return _batch(batch)

@@ -1,4 +1,4 @@
-"""Runs made up for tests: one story of steps, told as any of the logs that the doctor reads."""
+"""Fake runs for tests, written in any of the log formats that the doctor reads."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ OLD_OOM = (
 
 
 @dataclass(frozen=True)
-class One:
-    """One step of a story."""
+class FakeStep:
+    """One step of a fake run."""
 
     step: int
     seconds: float
@@ -40,21 +40,21 @@ class One:
     loss_scale: float = 1.0
     skipped: int = 0
     bad: int = 0
-    saved_s: float = 0.0  # waited for a checkpoint after it
+    saved_s: float = 0.0  # blocked by a checkpoint after it
 
 
 @dataclass(frozen=True)
-class Story:
-    """A run: where it ran, its steps start by start, and its last words."""
+class FakeRun:
+    """A run: where it ran, the steps of every start, and its final log lines."""
 
-    starts: tuple[tuple[One, ...], ...]
+    starts: tuple[tuple[FakeStep, ...], ...]
     world: int = 8
     gpu: str = "H100"
     seq_length: int = 4096
     samples: int = 64
     total: int = 1000
     retries: int = 0
-    last_words: tuple[str, ...] = ()
+    final_lines: tuple[str, ...] = ()
     settings: dict[str, object] | None = None
     notes: dict[str, str] = field(default_factory=dict)
 
@@ -62,55 +62,55 @@ class Story:
     def tokens(self) -> int:
         return self.seq_length * self.samples
 
-    def tokens_per_s(self, one: One) -> float:
+    def tokens_per_s(self, one: FakeStep) -> float:
         return self.tokens / one.seconds / self.world
 
-    def changed(self, change: Callable[[One], One]) -> Story:
-        """The story with every step changed."""
+    def changed(self, change: Callable[[FakeStep], FakeStep]) -> FakeRun:
+        """Return the run with every step changed."""
         return replace(self, starts=tuple(tuple(map(change, start)) for start in self.starts))
 
 
-def healthy(steps: int = 60, seed: int = 0, seconds: float = 2.0, first: int = 1, noise: float = 0.01) -> Story:
-    """A run that nothing is wrong with: the first step compiles, the loss falls, times differ by a per cent."""
-    chance = random.Random(seed)
+def healthy(steps: int = 60, seed: int = 0, seconds: float = 2.0, first: int = 1, noise: float = 0.01) -> FakeRun:
+    """Return a healthy run: the first step compiles, the loss falls, step times vary by a per cent."""
+    rng = random.Random(seed)
     rows = []
     for step in range(first, first + steps):
-        usual = seconds * (1 + noise * chance.uniform(-1, 1))
+        usual = seconds * (1 + noise * rng.uniform(-1, 1))
         rows.append(
-            One(
+            FakeStep(
                 step=step,
                 seconds=8 * seconds if step == first else usual,
-                loss=2.5 + 8 * math.exp(-step / 25) + 0.02 * chance.gauss(0, 1),
-                grad_norm=1 + 0.2 * chance.uniform(-1, 1) + 3 * math.exp(-step / 10),
+                loss=2.5 + 8 * math.exp(-step / 25) + 0.02 * rng.gauss(0, 1),
+                grad_norm=1 + 0.2 * rng.uniform(-1, 1) + 3 * math.exp(-step / 10),
                 lr=3e-4 * min(1.0, step / 10),
                 memory_gib=60.0 + (0.0 if step == first else 1.0),
                 data_s=0.004 * seconds,
             )
         )
-    return Story((tuple(rows),))
+    return FakeRun((tuple(rows),))
 
 
-# The four ways to tell it
+# Log formats
 
 
-def as_own(story: Story) -> str:
-    """metrics.jsonl of our engine."""
+def write_own(run: FakeRun) -> str:
+    """Write metrics.jsonl of our engine."""
     lines = []
-    for start in story.starts:
+    for start in run.starts:
         lines.append(
             {
                 "kind": "header",
                 "recipe": "made-up",
                 "first_step": start[0].step if start else 1,
                 "started": "2026-01-01T00:00:00+00:00",
-                "tokens_per_step": story.tokens,
+                "tokens_per_step": run.tokens,
                 "flops_per_token": 5e10,
-                "world": story.world,
+                "world": run.world,
                 "peak_flops": 989e12,
                 "mfu_convention": "ours",
-                "steps": story.total,
-                "gpus": f"{story.world}x{story.gpu}",
-                **({"settings": story.settings} if story.settings else {}),
+                "steps": run.total,
+                "gpus": f"{run.world}x{run.gpu}",
+                **({"settings": run.settings} if run.settings else {}),
             }
         )
         waited = 0.0
@@ -126,11 +126,11 @@ def as_own(story: Story) -> str:
                     "loss": one.loss if math.isfinite(one.loss) else None,
                     "lr": one.lr,
                     "grad_norm": one.grad_norm if math.isfinite(one.grad_norm) else None,
-                    "tokens": story.tokens,
+                    "tokens": run.tokens,
                     "step_s": one.seconds,
-                    "tokens_per_s_per_gpu": story.tokens_per_s(one),
-                    "tflops_per_gpu": story.tokens_per_s(one) * 5e10 / 1e12,
-                    "mfu": story.tokens_per_s(one) * 5e10 / 989e12,
+                    "tokens_per_s_per_gpu": run.tokens_per_s(one),
+                    "tflops_per_gpu": run.tokens_per_s(one) * 5e10 / 1e12,
+                    "mfu": run.tokens_per_s(one) * 5e10 / 989e12,
                     "parts_s": parts,
                     "memory_gib": {"peak": one.memory_gib, "reserved": one.memory_gib},
                     "skipped": bool(one.bad),
@@ -139,44 +139,44 @@ def as_own(story: Story) -> str:
             )
             waited = one.saved_s
     text = "\n".join(json.dumps(line, separators=(",", ":")) for line in lines)
-    return "\n".join([text, *story.last_words]) + "\n"
+    return "\n".join([text, *run.final_lines]) + "\n"
 
 
-def as_printed(story: Story) -> str:
-    """What our engine prints."""
+def write_printed(run: FakeRun) -> str:
+    """Write the lines that our engine prints."""
     lines = []
-    for start in story.starts:
+    for start in run.starts:
         for one in start:
             data = round(100 * one.data_s / one.seconds)
             lines.append(
-                f"step {one.step}/{story.total}  loss {one.loss:.4f}{' (skipped)' * one.bad}  lr {one.lr:.2e}  "
-                f"grad norm {one.grad_norm:.3g}  tokens/s/GPU {story.tokens_per_s(one):,.0f}  MFU 40.0%  "
+                f"step {one.step}/{run.total}  loss {one.loss:.4f}{' (skipped)' * one.bad}  lr {one.lr:.2e}  "
+                f"grad norm {one.grad_norm:.3g}  tokens/s/GPU {run.tokens_per_s(one):,.0f}  MFU 40.0%  "
                 f"step time {one.seconds:.4g} s (estimate 2)  memory {one.memory_gib:.3g} GiB (estimate 61)  "
                 f"parts data {data}% · fwd+bwd {92 - data}% · optimizer 8% · other 0%  ends 2026-01-01 00:00 (in 3 min)"
             )
-    return "\n".join([*lines, *story.last_words]) + "\n"
+    return "\n".join([*lines, *run.final_lines]) + "\n"
 
 
-def as_megatron(story: Story) -> str:
-    """A log of Megatron-LM, timers and all."""
-    arguments = {"world_size": story.world, "seq_length": story.seq_length, "global_batch_size": story.samples}
+def write_megatron(run: FakeRun) -> str:
+    """Write a log of Megatron-LM with timers."""
+    arguments = {"world_size": run.world, "seq_length": run.seq_length, "global_batch_size": run.samples}
     lines = ["------------------------ arguments ------------------------"]
     lines += [f"  {name} {'.' * (47 - len(name))} {value}" for name, value in arguments.items()]
-    for start in story.starts:
+    for start in run.starts:
         lines.append("[before the start of training step] datetime: 2026-01-01 00:00:00 ")
         for one in start:
             rest = one.seconds - one.data_s
             lines.append(
-                f" [2026-01-01 00:00:{one.step % 60:02d}] iteration {one.step:8d}/{story.total:8d} | consumed samples: "
-                f"{one.step * story.samples:12d} | elapsed time per iteration (ms): {1e3 * one.seconds:.1f} | "
+                f" [2026-01-01 00:00:{one.step % 60:02d}] iteration {one.step:8d}/{run.total:8d} | consumed samples: "
+                f"{one.step * run.samples:12d} | elapsed time per iteration (ms): {1e3 * one.seconds:.1f} | "
                 f"throughput per GPU (TFLOP/s/GPU): {800 / one.seconds:.1f} | learning rate: {one.lr:.6E} | "
-                f"global batch size: {story.samples:5d} | lm loss: {one.loss:.6E} | loss scale: {one.loss_scale:.1f} | "
+                f"global batch size: {run.samples:5d} | lm loss: {one.loss:.6E} | loss scale: {one.loss_scale:.1f} | "
                 f"grad norm: {one.grad_norm:.3f} | number of skipped iterations: {one.skipped:3d} | "
                 f"number of nan iterations: {one.bad:3d} |"
             )
             lines.append(
                 f"[Rank 0] (after {one.step} iterations) memory (GB) | mem-allocated-gigabytes: 40.1 | "
-                f"mem-max-allocated-gigabytes: {one.memory_gib * 1.073741824:.3f} | mem-alloc-retires: {story.retries}"
+                f"mem-max-allocated-gigabytes: {one.memory_gib * 1.073741824:.3f} | mem-alloc-retires: {run.retries}"
             )
             lines.append("(min, max) time across ranks (ms):")
             times = {
@@ -194,59 +194,59 @@ def as_megatron(story: Story) -> str:
                 lines.append("(min, max) time across ranks (ms):")
                 name = "save-checkpoint ".ljust(48, ".")
                 lines.append(f"    {name}: ({1e3 * one.saved_s:.2f}, {1e3 * one.saved_s:.2f})")
-    return "\n".join([*lines, *story.last_words]) + "\n"
+    return "\n".join([*lines, *run.final_lines]) + "\n"
 
 
-def as_torchtitan(story: Story) -> str:
-    """A log of torchtitan, colours and all."""
+def write_torchtitan(run: FakeRun) -> str:
+    """Write a log of torchtitan with colors."""
     begin = "[rank0]:[titan] 2026-01-01 00:00:00,000 - root - INFO - "
     lines = [
-        f"{begin}Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard={story.world}, cp=1, tp=1, ep=1",
-        f"{begin}CUDA capacity: NVIDIA {story.gpu} with 79.10GiB memory",
-        f"{begin}Trainer is initialized with local batch size 8, global batch size {story.samples}, gradient "
-        f"accumulation steps 1, sequence length {story.seq_length}, total steps {story.total} (warmup 20)",
+        f"{begin}Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard={run.world}, cp=1, tp=1, ep=1",
+        f"{begin}CUDA capacity: NVIDIA {run.gpu} with 79.10GiB memory",
+        f"{begin}Trainer is initialized with local batch size 8, global batch size {run.samples}, gradient "
+        f"accumulation steps 1, sequence length {run.seq_length}, total steps {run.total} (warmup 20)",
     ]
-    for start in story.starts:
+    for start in run.starts:
         lines.append(f"{begin}Training starts at step {start[0].step}")
         waited = 0.0
-        for told in start:
-            one, waited = replace(told, seconds=told.seconds + waited), told.saved_s  # its step times hold the wait
+        for step in start:
+            one, waited = replace(step, seconds=step.seconds + waited), step.saved_s  # step times include the wait
             share = 100 * one.memory_gib / 79.1
             lines.append(
                 f"{begin}\x1b[31mstep: {one.step:2}  \x1b[32mloss: {one.loss:8.5f}  \x1b[38;5;208mgrad_norm: "
                 f"{one.grad_norm:7.4f}  \x1b[33mmemory: {one.memory_gib:5.2f}GiB({share:.2f}%)  \x1b[34mtps: "
-                f"{round(story.tokens_per_s(one)):,}  \x1b[36mtflops: {800 / one.seconds:,.2f}  \x1b[35mmfu: "
+                f"{round(run.tokens_per_s(one)):,}  \x1b[36mtflops: {800 / one.seconds:,.2f}  \x1b[35mmfu: "
                 f"{80 / one.seconds:.2f}%  lr: {one.lr:.3e}  "
                 f"data_loading(%): {100 * one.data_s / one.seconds:.2f}\x1b[39m"
             )
             if one.saved_s:
-                said = "Finished saving the checkpoint (or staging if async is enabled)in"
-                lines.append(f"{begin}{said} {one.saved_s:.2f} seconds.")
-        if story.retries:
-            lines.append(f"{begin}{story.retries} CUDA memory allocation retries.")
-    return "\n".join([*lines, *story.last_words]) + "\n"
+                message = "Finished saving the checkpoint (or staging if async is enabled)in"
+                lines.append(f"{begin}{message} {one.saved_s:.2f} seconds.")
+        if run.retries:
+            lines.append(f"{begin}{run.retries} CUDA memory allocation retries.")
+    return "\n".join([*lines, *run.final_lines]) + "\n"
 
 
-def as_automodel(story: Story) -> str:
-    """A log of NeMo AutoModel."""
-    lines = [f"2026-01-01 00:00:00 | INFO | nemo_automodel.recipes | World size: {story.world}"]
-    for start in story.starts:
+def write_automodel(run: FakeRun) -> str:
+    """Write a log of NeMo AutoModel."""
+    lines = [f"2026-01-01 00:00:00 | INFO | nemo_automodel.recipes | World size: {run.world}"]
+    for start in run.starts:
         for one in start:
-            tps = story.tokens_per_s(one)
+            tps = run.tokens_per_s(one)
             lines.append(
                 f"2026-01-01 00:00:00 | INFO | root | step {one.step} | epoch 0 | loss {one.loss:.4f} | grad_norm "
-                f"{one.grad_norm:.4f} | lr {one.lr:.2e} | mem {one.memory_gib:.2f} GiB | tps {tps * story.world:.2f}"
-                f"({tps:.2f}/gpu) | num_label_tokens {story.tokens}"
+                f"{one.grad_norm:.4f} | lr {one.lr:.2e} | mem {one.memory_gib:.2f} GiB | tps {tps * run.world:.2f}"
+                f"({tps:.2f}/gpu) | num_label_tokens {run.tokens}"
             )
-    return "\n".join([*lines, *story.last_words]) + "\n"
+    return "\n".join([*lines, *run.final_lines]) + "\n"
 
 
-def as_automodel_json(story: Story) -> str:
-    """training.jsonl of NeMo AutoModel; Python writes NaN there."""
+def write_automodel_json(run: FakeRun) -> str:
+    """Write training.jsonl of NeMo AutoModel, in which Python writes NaN."""
     lines = []
-    for start in story.starts:
+    for start in run.starts:
         for one in start:
-            tps = story.tokens_per_s(one)
+            tps = run.tokens_per_s(one)
             lines.append(
                 json.dumps(
                     {
@@ -257,25 +257,25 @@ def as_automodel_json(story: Story) -> str:
                         "grad_norm": one.grad_norm,
                         "lr": one.lr,
                         "mem": one.memory_gib,
-                        "tps": tps * story.world,
+                        "tps": tps * run.world,
                         "tps_per_gpu": tps,
-                        "num_tokens_per_step": story.tokens,
-                        "num_label_tokens": story.tokens,
+                        "num_tokens_per_step": run.tokens,
+                        "num_label_tokens": run.tokens,
                     }
                 )
             )
-    return "\n".join([*lines, *story.last_words]) + "\n"
+    return "\n".join([*lines, *run.final_lines]) + "\n"
 
 
-TELLERS: dict[str, Callable[[Story], str]] = {
-    "own": as_own,
-    "printed": as_printed,
-    "megatron": as_megatron,
-    "torchtitan": as_torchtitan,
-    "automodel": as_automodel,
-    "automodel_json": as_automodel_json,
+LOG_WRITERS: dict[str, Callable[[FakeRun], str]] = {
+    "own": write_own,
+    "printed": write_printed,
+    "megatron": write_megatron,
+    "torchtitan": write_torchtitan,
+    "automodel": write_automodel,
+    "automodel_json": write_automodel_json,
 }
-KIND = {
+FORMAT = {
     "own": "meshwright",
     "printed": "meshwright",
     "megatron": "megatron",
@@ -283,23 +283,23 @@ KIND = {
     "automodel": "automodel",
     "automodel_json": "automodel",
 }
-ENGINE = {**KIND, "megatron": "megatron"}
+ENGINE = {**FORMAT, "megatron": "megatron"}
 
 
 def case(
     recipe: str = "llama3_8b_pretrain_config", gpus: str = "8xH100", engine: str = "meshwright", *changes: str
 ) -> Case:
-    """A case to hold a story against."""
+    """Return a case to compare a fake run with."""
     from meshwright.recipes import overrides
 
     made = overrides.apply(with_engine_strategy(index.load(recipe), engine), ["layout.dp_shard=-1", *changes])
     return case_of(made, model_of(made), clusters.cluster(gpus), engine)
 
 
-def at_estimated_speed(made: Case, steps: int = 60, seed: int = 0, slower: float = 1.0) -> Story:
-    """A healthy run of a case, as fast as its estimate says or so many times slower."""
+def at_estimated_speed(made: Case, steps: int = 60, seed: int = 0, slower: float = 1.0) -> FakeRun:
+    """Return a healthy run of a case at its estimated speed, or slower by a factor."""
     estimate = costs.estimate(made)
-    story = healthy(steps, seed, float(estimate.step_s) * slower)
+    run = healthy(steps, seed, float(estimate.step_s) * slower)
     peak = float(estimate.memory.total) - float(estimate.memory.overhead)
-    named = replace(story, seq_length=int(made.seq_length), samples=int(made.global_batch_size), world=int(made.world))
+    named = replace(run, seq_length=int(made.seq_length), samples=int(made.global_batch_size), world=int(made.world))
     return named.changed(lambda one: replace(one, memory_gib=peak, data_s=0.004 * one.seconds))
