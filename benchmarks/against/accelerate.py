@@ -190,9 +190,9 @@ FRAMEWORK = Framework(
     later={
         "accelerate.machines": "starts, and waits for machines that never come, or leaves some idle",
         "accelerate.processes": "fails when a process looks for its GPU",
-        "accelerate.named-gpus": "fails when a process looks for its GPU",
+        "accelerate.gpu-ids": "fails when a process looks for its GPU",
         "accelerate.no-nvme-path": "handed on; DeepSpeed refuses it",
-        "accelerate.file-and-more": "handed on; DeepSpeedPlugin refuses it in the program",
+        "accelerate.config-file-conflict": "handed on; DeepSpeedPlugin refuses it in the program",
         "accelerate.degrees": "handed on; Megatron-LM refuses it in the program",
         "value.refused": "handed on unread; DeepSpeed, or torch's rendezvous, refuses it",
     },

@@ -292,8 +292,8 @@ FRAMEWORK = Framework(
         "torchtitan.context-attention": "refused by the main branch; 0.3.0 takes it",
         "torchtitan.total-steps": "fails or climbs the loss after that step",
         "value.refused": "a name that is looked up in a pipeline only, and there is none",
-        "torchtitan.toml-today": "starts, and reads another config than the file that the command names",
-        "torchtitan.other-line": "the command mixes the flags of 0.3.0 with those of the main branch, which are asked "
+        "torchtitan.toml-removed": "starts, and reads another config than the file that the command names",
+        "torchtitan.other-version": "the command mixes the flags of 0.3.0 with those of the main branch, which are asked "
         "here in samples",
         "heads.": "fails in the first forward, where heads are counted",
         "moe.forced-balance": "starts, and trains a router that decides nothing",

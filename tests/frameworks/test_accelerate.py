@@ -123,7 +123,7 @@ CASES = (
         PLAIN,
         "distributed_type: MULTI_GPU",
         "compute_environment: LOCAL_MACHINE",
-        ("accelerate.no-kind", 0),
+        ("accelerate.no-distributed-type", 0),
     ),
     broken(
         "machines",
@@ -133,20 +133,20 @@ CASES = (
         ("accelerate.machines", 6),
     ),
     broken("rank", FSDP2, "machine_rank: 0", "machine_rank: 1", ("accelerate.machines", 6)),
-    broken("nobody to meet", FSDP2, "num_machines: 1", "num_machines: 2", ("accelerate.nobody-to-meet", 4)),
+    broken("nobody to meet", FSDP2, "num_machines: 1", "num_machines: 2", ("accelerate.no-main-process-ip", 4)),
     broken("idle GPUs", FSDP2, "num_processes: 8", "num_processes: 4", ("accelerate.processes", 5), gpus="8xH100"),
     broken("too many", FSDP2, "num_processes: 8", "num_processes: 16", ("accelerate.processes", 5), gpus="8xH100"),
     broken("one process", PLAIN, "MULTI_GPU", "'NO'", ("accelerate.processes", 2)),
-    broken("named GPUs", FSDP2, "num_machines: 1", "num_machines: 1\ngpu_ids: 0,1", ("accelerate.named-gpus", 5)),
+    broken("named GPUs", FSDP2, "num_machines: 1", "num_machines: 1\ngpu_ids: 0,1", ("accelerate.gpu-ids", 5)),
     broken("bare no", PLAIN, "'no'", "no", ("accelerate.unquoted-no", 3)),
-    broken("text", PLAIN, "num_processes: 8", "num_processes: 8\nnum_machines: '1'", ("accelerate.quoted", 3)),
+    broken("text", PLAIN, "num_processes: 8", "num_processes: 8\nnum_machines: '1'", ("accelerate.quoted-value", 3)),
     broken("no such format", FSDP2, "bf16\nrdzv", "bf15\nrdzv", ("value.refused", 7)),
-    broken("which fp8", FSDP2, "mixed_precision: bf16", "mixed_precision: fp8", ("accelerate.which-fp8", 7)),
+    broken("which fp8", FSDP2, "mixed_precision: bf16", "mixed_precision: fp8", ("accelerate.fp8-backend-unset", 7)),
     Case("fp8 of nobody", PLAIN + "fp8_config:\n  backend: TE\n", [("accelerate.unused-section", 5)]),
     broken("no such meeting", FSDP2, "rdzv_backend: static", "rdzv_backend: sttic", ("value.refused", 8)),
     broken("section of another", FSDP2, "type: FSDP", "type: MULTI_GPU", ("accelerate.unused-section", 10)),
-    Case("no section", "distributed_type: FSDP\nnum_processes: 8\n", [("accelerate.one-unit", 1)]),
-    broken("one unit", FSDP2, "TRANSFORMER_BASED_WRAP", "NO_WRAP", ("accelerate.one-unit", 11)),
+    Case("no section", "distributed_type: FSDP\nnum_processes: 8\n", [("accelerate.no-wrap-policy", 1)]),
+    broken("one unit", FSDP2, "TRANSFORMER_BASED_WRAP", "NO_WRAP", ("accelerate.no-wrap-policy", 11)),
     broken("no such policy", FSDP2, "TRANSFORMER_BASED_WRAP", "TRANSFORMER_WRAP", ("value.refused", 11)),
     broken(
         "no number",
@@ -160,21 +160,21 @@ CASES = (
         FSDP2,
         "fsdp_offload_params: false",
         "fsdp_min_num_params: 2000",
-        ("accelerate.other-policy", 13),
+        ("accelerate.wrap-policy-key", 13),
     ),
     broken(
         "a way of FSDP1",
         FSDP2,
         "fsdp_offload_params: false",
         "fsdp_sharding_strategy: SHARD_GRAD_OP",
-        ("accelerate.of-fsdp1", 13),
+        ("accelerate.fsdp1-key", 13),
     ),
     broken(
         "prefetch of FSDP1",
         FSDP2,
         "fsdp_offload_params: false",
         "fsdp_forward_prefetch: true",
-        ("accelerate.of-fsdp1", 13),
+        ("accelerate.fsdp1-key", 13),
     ),
     broken("harmless key of FSDP1", FSDP2, "fsdp_offload_params: false", "fsdp_use_orig_params: true"),
     broken("a name for a truth", FSDP2, "forward: true", "forward: FULL_SHARD", ("value.refused", 12)),
@@ -183,28 +183,28 @@ CASES = (
         FSDP1,
         "fsdp_sharding_strategy: FULL_SHARD",
         "fsdp_reshard_after_forward: SHARD_GRAD_OP",
-        ("accelerate.of-fsdp2", 12),
+        ("accelerate.fsdp2-key", 12),
     ),
     broken("no such way", FSDP1, "FULL_SHARD", "FULLY_SHARD", ("value.refused", 12)),
     broken("a way by its number", FSDP1, "FULL_SHARD", "2"),
-    broken("states of one rank", FSDP2, "SHARDED_STATE_DICT", "LOCAL_STATE_DICT", ("accelerate.fsdp-refuses", 14)),
+    broken("states of one rank", FSDP2, "SHARDED_STATE_DICT", "LOCAL_STATE_DICT", ("accelerate.fsdp-conflict", 14)),
     broken("no such states", FSDP2, "SHARDED_STATE_DICT", "SHARDED", ("value.refused", 14)),
     broken(
         "empty ranks",
         FSDP1,
         "fsdp_sync_module_states: true",
         "fsdp_sync_module_states: false",
-        ("accelerate.fsdp-refuses", 16),
+        ("accelerate.fsdp-conflict", 16),
     ),
     broken("old name", FSDP1, "fsdp_backward_prefetch:", "fsdp_backward_prefetch_policy:", ("key.ignored", 17)),
     broken("no such stage", ZERO, "zero_stage: 3", "zero_stage: 4", ("value.refused", 7)),
-    broken("flag of stage 3", ZERO, "zero_stage: 3", "zero_stage: 2", ("accelerate.beyond-its-stage", 8)),
+    broken("flag of stage 3", ZERO, "zero_stage: 3", "zero_stage: 2", ("accelerate.stage-too-low", 8)),
     broken(
         "parameters stay",
         replaced(ZERO, ("zero3_init_flag: true", "zero3_init_flag: false"), ("zero_stage: 3", "zero_stage: 2")),
         "offload_param_device: none",
         "offload_param_device: cpu",
-        ("accelerate.beyond-its-stage", 10),
+        ("accelerate.stage-too-low", 10),
     ),
     broken(
         "no path",
@@ -219,7 +219,7 @@ CASES = (
         ZERO,
         "zero3_init_flag: true",
         "deepspeed_config_file: ds.json",
-        ("accelerate.file-and-more", 11),
+        ("accelerate.config-file-conflict", 11),
     ),
     broken("mesh", MESH, "shard_size: 4", "shard_size: 2", ("accelerate.mesh", 18)),
     broken(
@@ -310,7 +310,7 @@ def test_recomputing_twice_is_told(tmp_path: Path) -> None:
     content = script(tmp_path, FSDP2, "accelerate launch --config_file config.yaml train.py --gradient_checkpointing\n")
     result = frameworks.check(frameworks.detect_framework(content), content)
     found = [(f.rule, Path(f.file).name, f.line) for f in result.findings]
-    assert found == [("accelerate.checkpointed-twice", "config.yaml", 16)]
+    assert found == [("accelerate.double-checkpointing", "config.yaml", 16)]
 
 
 def test_the_config_of_deepspeed_is_read_too(tmp_path: Path) -> None:

@@ -83,28 +83,28 @@ CASES = (
         "an option that ends it, although it is off",
         SFT,
         [("strategy: fsdp2", "strategy: megatron_fsdp"), ("activation_checkpointing: true", "tp_plan: null")],
-        [("automodel.not-its-option", "sequence_parallel: false"), ("automodel.not-its-option", "tp_plan: null")],
+        [("automodel.strategy-option", "sequence_parallel: false"), ("automodel.strategy-option", "tp_plan: null")],
         "8xH200",
     ),
     broken(
         "replicas refuse tensor parallelism",
         LORA,
         [("strategy: ddp", "strategy: ddp\n  tp_size: 2")],
-        [("automodel.strategy-refuses", "strategy: ddp")],
+        [("automodel.strategy-conflict", "strategy: ddp")],
         "8xH100",
     ),
     broken(
         "Megatron-FSDP skips checkpointing",
         TOKENS,
         [("zero_dp_strategy: 3", "activation_checkpointing: true")],
-        [("automodel.checkpointing-skipped", "activation_checkpointing: true")],
+        [("automodel.checkpointing-ignored", "activation_checkpointing: true")],
         "2x8xH100",
     ),
     broken(
         "Megatron-FSDP refuses selective checkpointing",
         TOKENS,
         [("zero_dp_strategy: 3", "activation_checkpointing: selective")],
-        [("automodel.strategy-refuses", "activation_checkpointing: selective")],
+        [("automodel.strategy-conflict", "activation_checkpointing: selective")],
         "2x8xH100",
     ),
     broken(
@@ -201,40 +201,40 @@ CASES = (
         "a schedule from the guides",
         STAGES,
         [("pp_schedule: interleaved1f1b", "pp_schedule: v_schedule"), ("    layers_per_stage: 4\n", "")],
-        [("automodel.schedule-raises", "pp_schedule: v_schedule")],
+        [("automodel.schedule-unknown", "pp_schedule: v_schedule")],
         "8x8xH100",
     ),
     broken(
         "a schedule with underscores",
         UNKNOWN,
         [("pipeline: {}", "pipeline: {pp_schedule: interleaved_1f1b}")],
-        [("automodel.schedule-raises", "pp_schedule: interleaved_1f1b")],
+        [("automodel.schedule-unknown", "pp_schedule: interleaved_1f1b")],
     ),
     broken(
         "a schedule from a file alone",
         UNKNOWN,
         [("pipeline: {}", "pipeline:\n    pp_schedule_csv: order.csv\n    pp_schedule: null")],
-        [("automodel.schedule-raises", "pp_schedule: null")],
+        [("automodel.schedule-unknown", "pp_schedule: null")],
     ),
     broken(
         "too few micro batches for the stages",
         STAGES,
         [("local_batch_size: 16", "local_batch_size: 2")],
-        [("automodel.stages-idle", "local_batch_size: 2")],
+        [("automodel.too-few-micro-batches", "local_batch_size: 2")],
         "8x8xH100",
     ),
     broken(
         "micro batches in unequal rounds",
         STAGES,
         [("local_batch_size: 16", "local_batch_size: 14"), ("global_batch_size: 128", "global_batch_size: 112")],
-        [("automodel.rounds", "local_batch_size: 14")],
+        [("automodel.micro-batch-rounds", "local_batch_size: 14")],
         "8x8xH100",
     ),
     broken(
         "micro batches that do not divide",
         UNKNOWN,
         [("pipeline: {}", "pipeline: {pp_microbatch_size: 3}")],
-        [("automodel.stages-idle", "local_batch_size: 4"), ("value.refused", "local_batch_size: 4")],
+        [("automodel.too-few-micro-batches", "local_batch_size: 4"), ("value.refused", "local_batch_size: 4")],
     ),
     broken(
         "stages that do not divide",
@@ -247,7 +247,7 @@ CASES = (
         "stages that send another format",
         STAGES,
         [("layers_per_stage: 4", "layers_per_stage: 4\n    dtype: float32")],
-        [("automodel.stage-format", "dtype: float32\n\nloss_fn")],
+        [("automodel.stage-dtype", "dtype: float32\n\nloss_fn")],
         "8x8xH100",
     ),
     broken(
@@ -271,21 +271,21 @@ CASES = (
         "a seed that nothing reads",
         SFT,
         [("seed: 7", "rng:\n  seed: 7")],
-        [("automodel.rng-unread", "seed: 7")],
+        [("automodel.rng-ignored", "seed: 7")],
         "8xH100",
     ),
     broken(
         "a block for SLURM",
         SFT,
         [("seed: 7", "seed: 7\nslurm:\n  nodes: 2\n  time: 01:00:00")],
-        [("automodel.block-unread", "nodes: 2")],
+        [("automodel.block-ignored", "nodes: 2")],
         "8xH100",
     ),
     broken(
         "a mistyped block",
         SFT,
         [("lr_scheduler:", "lr_schedule:")],
-        [("automodel.block-unread", "lr_decay_style")],
+        [("automodel.block-ignored", "lr_decay_style")],
         "8xH100",
     ),
     broken(
@@ -299,7 +299,7 @@ CASES = (
         "experts' settings without expert parallelism",
         EXPERTS,
         [("ep_size: 8", "ep_size: 1")],
-        [("automodel.moe-dropped", "reshard_after_forward: true")],
+        [("automodel.moe-ignored", "reshard_after_forward: true")],
         "8xB300",
     ),
     # the model
@@ -335,21 +335,21 @@ CASES = (
         "packing over context ranks",
         SFT,
         [("cp_size: 1", "cp_size: 2"), ("packed_sequence_size: 0", "packed_sequence_size: 2048")],
-        [("automodel.context-packed", "packed_sequence_size: 2048")],
+        [("automodel.cp-packing", "packed_sequence_size: 2048")],
         "8xH100",
     ),
     broken(
         "experts' attention over context ranks",
         EXPERTS,
         [("attn: te", "attn: sdpa"), ("cp_size: 1", "cp_size: 2"), ("  packed_sequence_size: 4096", "  pack_size: 0")],
-        [("automodel.context-kernel", "attn: sdpa")],
+        [("automodel.cp-attention", "attn: sdpa")],
         "16xH200",
     ),
     broken(
         "flash attention over context ranks",
         SFT,
         [("cp_size: 1", "cp_size: 2"), ("torch_dtype: float32", "attn_implementation: flash_attention_2")],
-        [("automodel.context-kernel", "attn_implementation: flash_attention_2")],
+        [("automodel.cp-attention", "attn_implementation: flash_attention_2")],
         "8xH100",
     ),
     broken(
@@ -363,7 +363,7 @@ CASES = (
         "kernels that are switched off",
         SFT,
         [("torch_dtype: float32", "use_liger_kernel: true"), ("cp_size: 1", "cp_size: 2")],
-        [("automodel.switched-off", "use_liger_kernel: true")],
+        [("automodel.kernel-disabled", "use_liger_kernel: true")],
         "8xH100",
     ),
     broken(
@@ -377,7 +377,7 @@ CASES = (
         "attention is told that nothing is packed",
         EXPERTS,
         [("pp_size: 1", "patch_is_packed_sequence: true")],
-        [("automodel.packing-unseen", "patch_is_packed_sequence: true")],
+        [("automodel.packing-undetected", "patch_is_packed_sequence: true")],
         "8xH200",
     ),
     broken(
@@ -441,7 +441,7 @@ def test_exactly_what_is_wrong_is_found(case: Case) -> None:
 
 def test_a_name_that_promises_another_layout() -> None:
     case = Case("name", SFT, gpus="8xH100", path="llama_8b_tp2_pp1.yaml")
-    assert found(case, PATH, "automodel") == [("automodel.name-differs", line(SFT, "tp_size: 1"))]
+    assert found(case, PATH, "automodel") == [("automodel.name-mismatch", line(SFT, "tp_size: 1"))]
 
 
 SCRIPTS = {

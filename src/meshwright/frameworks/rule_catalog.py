@@ -40,9 +40,11 @@ PARSE_FINDINGS = (
     ParseFinding("value.missing", "error", "expected at least one argument", "the flag stands without its value"),
     ParseFinding("value.stray", "error", "unrecognized arguments", "a word belongs to no flag"),
     ParseFinding("value.replaced", "warning", "the last of several values", "a flag is given more than once"),
-    ParseFinding("torchtitan.toml-today", "error", "unrecognized options", "today's torchtitan reads no TOML"),
+    ParseFinding("torchtitan.toml-removed", "error", "unrecognized options", "today's torchtitan reads no TOML"),
     ParseFinding("torchtitan.preset", "error", "no such module or config", "presets are functions of the named module"),
-    ParseFinding("torchtitan.other-line", "error", "unrecognized options", "the flag is of another line of versions"),
+    ParseFinding(
+        "torchtitan.other-version", "error", "unrecognized options", "the flag is of another line of versions"
+    ),
     ParseFinding("torchtitan.stray-argument", "error", "unrecognized arguments", "a word belongs to no flag"),
     ParseFinding(
         "automodel.no-recipe", "error", "the command cannot tell what to run", "the file names no recipe class"
@@ -50,7 +52,7 @@ PARSE_FINDINGS = (
     ParseFinding("automodel.old-command", "error", "no such command", "the command line was changed"),
     ParseFinding("deepspeed.argument-mismatch", "error", "ValueError of the Trainer", "file and arguments differ"),
     ParseFinding(
-        "accelerate.checkpointed-twice", "error", "an error, or twice the work", "both the file and the program ask"
+        "accelerate.double-checkpointing", "error", "an error, or twice the work", "both the file and the program ask"
     ),
     ParseFinding("accelerate.not-json", "error", "a JSON error when the job starts", "the text is handed on as JSON"),
 )

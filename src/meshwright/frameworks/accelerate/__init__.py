@@ -1,9 +1,9 @@
-"""Hugging Face Accelerate: FSDP, DeepSpeed and Megatron by one YAML file."""
+"""Hugging Face Accelerate: FSDP, DeepSpeed and Megatron-LM configured by one YAML file."""
 
 from __future__ import annotations
 
-from meshwright.frameworks.accelerate.keys import closed, known, spell
-from meshwright.frameworks.accelerate.parse import complete, parse, recognises
+from meshwright.frameworks.accelerate.keys import closed, format_setting, known
+from meshwright.frameworks.accelerate.parse import complete, detect, parse
 from meshwright.frameworks.accelerate.rules import RULES
 from meshwright.frameworks.framework import Framework
 
@@ -16,9 +16,9 @@ FRAMEWORK = Framework(
         "YAML files of `accelerate config`",
         "the command `accelerate launch --config_file FILE.yaml … train.py …`",
     ),
-    detect=recognises,
+    detect=detect,
     parse=parse,
-    format_setting=spell,
+    format_setting=format_setting,
     rules=RULES,
     complete=complete,
     rejects_unknown=closed,

@@ -1,4 +1,4 @@
-"""Which of Accelerate's keys exist beside those of the table, and which places refuse others."""
+"""Accelerate's keys outside the key map, and which sections reject unknown keys."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ SECTIONS = (
     "mpirun_config",
 )  # fmt: skip
 PREFIXES = {"fsdp_config": "fsdp_", "dynamo_config": "dynamo_"}
-"""What is put in front of the keys of a section that lack it."""
+"""Prefix that Accelerate adds to the keys of a section."""
 SAGEMAKER = frozenset(
     (
         "ec2_instance_type", "iam_role_name", "image_uri", "profile", "region", "base_job_name", "pytorch_version",
         "transformers_version", "py_version", "sagemaker_inputs_file", "sagemaker_metrics_file", "additional_args",
     )
 )  # fmt: skip
-READS = {"FSDP": "fsdp_config", "DEEPSPEED": "deepspeed_config", "MEGATRON_LM": "megatron_lm_config"}
-"""The section that each way to share the work reads."""
+SECTION_OF_TYPE = {"FSDP": "fsdp_config", "DEEPSPEED": "deepspeed_config", "MEGATRON_LM": "megatron_lm_config"}
+"""Section that each distributed_type uses."""
 
 
 def known(key: str) -> bool:
-    """Whether a key that the table leaves out exists."""
+    """Return whether a key outside the key map exists."""
     plain = key.split(".")[0].split("[")[0]
     return key in SECTIONS or plain in SAGEMAKER or key.startswith("megatron_lm_config.megatron_lm_")
 
 
 def closed(key: str) -> bool:
-    """Unknown names at the top are refused; in a section they are set and never read."""
+    """Return whether an unknown key is an error: only at the top level; in a section it is ignored."""
     return "." not in key
 
 
-def spell(key: str, value: Any) -> str:
-    """One setting as a line of YAML, below the name of its section."""
+def format_setting(key: str, value: Any) -> str:
+    """Return a setting as a line of YAML, inside its section."""
     section, dot, name = key.partition(".")
     if value is None:
         return f"without {key}"

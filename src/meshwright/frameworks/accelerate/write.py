@@ -1,4 +1,4 @@
-"""Writing Accelerate: the YAML that `accelerate launch` takes, and a program of the user's own."""
+"""Write a recipe as the YAML of `accelerate launch` for the user's training program."""
 
 from __future__ import annotations
 
@@ -15,32 +15,38 @@ from meshwright.recipes.key_maps.accelerate import AXIS, CP_COMM_STRATEGIES, ZER
 from meshwright.recipes.types import Recipe
 
 KEEP = ("fsdp_config.fsdp_version", "fsdp_config.fsdp_reshard_after_forward", "deepspeed_config.zero_stage")
-FOLLOWS = ("precision.grads", "precision.reduce", "train.global_batch_size", "layout.micro_batch_size")
-"""Fields that follow from others, or that the program says in its own arguments."""
+DERIVED_FIELDS = ("precision.grads", "precision.reduce", "train.global_batch_size", "layout.micro_batch_size")
+"""Fields derived from others, or set by the program's arguments."""
 
 
 def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
     layout = recipe.layout
     if layout.strategy == "megatron_fsdp" or layout.pp > 1 or layout.ep > 1:
         field = "strategy" if layout.strategy == "megatron_fsdp" else "pp" if layout.pp > 1 else "ep"
-        raise InputError("Accelerate cannot run it", field=f"layout.{field}", value=getattr(layout, field))
+        raise InputError("is not supported by Accelerate", field=f"layout.{field}", value=getattr(layout, field))
     ranks = max(1, on.world // (layout.tp * layout.cp))
-    shared = ranks // layout.dp_replicate * layout.cp
-    if layout.strategy == "fsdp2" and layout.tp > 1 and shared < 2:
+    shard_ranks = ranks // layout.dp_replicate * layout.cp
+    if layout.strategy == "fsdp2" and layout.tp > 1 and shard_ranks < 2:
         raise InputError(
-            "FSDP2 there needs ranks beside those of tensor parallelism", field="layout.tp", value=layout.tp
+            "leaves no ranks to shard over: Accelerate's FSDP2 needs ranks besides the tensor-parallel ones",
+            field="layout.tp",
+            value=layout.tp,
         )
     if layout.cp > 1 and layout.cp_comm not in CP_COMM_STRATEGIES.values():
-        raise InputError("torch gathers keys and values or rotates them", field="layout.cp_comm", value=layout.cp_comm)
+        raise InputError(
+            "must be allgather or ring: torch gathers keys and values or rotates them",
+            field="layout.cp_comm",
+            value=layout.cp_comm,
+        )
     settings, unsaid = to_settings(
-        framework, recipe, [key for key in relevant_fields(recipe, model) if key not in FOLLOWS]
+        framework, recipe, [key for key in relevant_fields(recipe, model) if key not in DERIVED_FIELDS]
     )
     settings = without_defaults(framework, settings, KEEP)
     if any(key.startswith(AXIS) for key in settings):
         settings[f"{AXIS}dp_shard_size"] = max(1, ranks // layout.dp_replicate)
     if layout.strategy != "zero1":
         settings = {key: value for key, value in settings.items() if not key.startswith(ZERO)}
-    head = {
+    launch_settings = {
         "compute_environment": "LOCAL_MACHINE",
         "num_machines": on.nodes,
         "num_processes": on.world,
@@ -51,22 +57,22 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     micro, steps = layout.micro_batch_size, max(1, recipe.train.global_batch_size // (layout.micro_batch_size * ranks))
     if layout.strategy == "zero1":
         settings[f"{ZERO}gradient_accumulation_steps"] = steps
-    words = ("train.py", "--per_device_train_batch_size", str(micro), "--gradient_accumulation_steps", str(steps))
+    argv = ("train.py", "--per_device_train_batch_size", str(micro), "--gradient_accumulation_steps", str(steps))
     return ExportedConfig(
         framework=framework.name,
-        files={name: _text(nest({**head, **settings}), recipe, framework)},
-        program=Program(argv=words, env=environment(settings)),
+        files={name: _yaml(nest({**launch_settings, **settings}), recipe, framework)},
+        program=Program(argv=argv, env=environment(settings)),
         unmapped=unsaid,
         notes=(
             f"start it with accelerate launch --config_file {name} on every machine, each with its --machine_rank; "
             "or with torchrun and the environment that accelerate launch would set",
-            "train.py stands for your own program; the model, the data and the batch are its arguments",
-            *(("main_process_ip is a placeholder for the address of the first machine",) if on.nodes > 1 else ()),
+            "replace train.py with your program; the model, the data and the batch are its arguments",
+            *(("replace main_process_ip with the address of the first machine",) if on.nodes > 1 else ()),
         ),
     )
 
 
-NAMES = {
+ENV_VARS = {
     "mixed_precision": "ACCELERATE_MIXED_PRECISION",
     "dynamo_config.dynamo_backend": "ACCELERATE_DYNAMO_BACKEND",
     "fp8_config.backend": "ACCELERATE_FP8_BACKEND",
@@ -75,31 +81,29 @@ NAMES = {
     f"{ZERO}zero_stage": "ACCELERATE_DEEPSPEED_ZERO_STAGE",
     f"{ZERO}offload_optimizer_device": "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
 }
-USED = {"FSDP": "ACCELERATE_USE_FSDP", "DEEPSPEED": "ACCELERATE_USE_DEEPSPEED"}
+USE_FLAGS = {"FSDP": "ACCELERATE_USE_FSDP", "DEEPSPEED": "ACCELERATE_USE_DEEPSPEED"}
 
 
 def environment(settings: Mapping[str, Any]) -> dict[str, str]:
-    """What the launcher would tell the program, for programs that something else starts."""
-    found = {USED[kind]: "true"} if (kind := settings["distributed_type"]) in USED else {}
+    """Return the environment variables that accelerate launch would set, for programs started otherwise."""
+    env = {USE_FLAGS[type_name]: "true"} if (type_name := settings["distributed_type"]) in USE_FLAGS else {}
     if any(key.startswith(AXIS) for key in settings):
-        found["ACCELERATE_USE_PARALLELISM_CONFIG"] = "true"
+        env["ACCELERATE_USE_PARALLELISM_CONFIG"] = "true"
     for key, value in settings.items():
         section, _, last = key.partition(".")
         text = str(value).lower() if isinstance(value, bool) else str(value)
         if section in ("fsdp_config", "parallelism_config"):
-            found[last.upper()] = text
-        elif key in NAMES:
-            found[NAMES[key]] = text
-    return found | (
-        {"ACCELERATE_USE_PARALLELISM_CONFIG": "true"} if any(key.startswith(AXIS) for key in settings) else {}
-    )
+            env[last.upper()] = text
+        elif key in ENV_VARS:
+            env[ENV_VARS[key]] = text
+    return env
 
 
-def _text(tables: dict[str, Any], recipe: Recipe, framework: Framework) -> str:
+def _yaml(tables: dict[str, Any], recipe: Recipe, framework: Framework) -> str:
     lines = [f"# {recipe.name or 'a recipe'} for Accelerate {framework.version}, written by meshwright export"]
     for key, value in tables.items():
         if isinstance(value, dict):
-            lines += [f"{key}:", *(f"  {name}: {_scalar(each)}" for name, each in value.items())]
+            lines += [f"{key}:", *(f"  {name}: {_scalar(item)}" for name, item in value.items())]
         else:
             lines.append(f"{key}: {_scalar(value)}")
     return "\n".join(lines) + "\n"

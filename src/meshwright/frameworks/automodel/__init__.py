@@ -9,7 +9,7 @@ from meshwright.frameworks.automodel.format_override import spell
 from meshwright.frameworks.automodel.ignored_keys import BEFORE
 from meshwright.frameworks.automodel.mesh_rules import MESH
 from meshwright.frameworks.automodel.model_rules import MODEL
-from meshwright.frameworks.automodel.parse import parse, recognises
+from meshwright.frameworks.automodel.parse import detect, parse
 from meshwright.frameworks.framework import Framework, ParsedConfig
 from meshwright.recipes.types import Recipe
 
@@ -30,7 +30,7 @@ FRAMEWORK = Framework(
         "the command `automodel FILE.yaml --nproc-per-node N --section.key value`",
         "the command `torchrun … nemo_automodel/recipes/llm/train_ft.py --config FILE.yaml --section.key value`",
     ),
-    detect=recognises,
+    detect=detect,
     parse=parse,
     format_setting=spell,
     rules=(*BEFORE, *MESH, *MODEL),

@@ -143,7 +143,7 @@ BEFORE = (
         cause="the block is read only when there are several stages",
     ),
     FrameworkRule(
-        "automodel.moe-dropped",
+        "automodel.moe-ignored",
         "warning",
         ("distributed.moe",),
         _moe_dropped,
@@ -151,7 +151,7 @@ BEFORE = (
         cause="the block belongs to the parallelizer of experts, which only works with ep_size above 1",
     ),
     FrameworkRule(
-        "automodel.schedule-raises",
+        "automodel.schedule-unknown",
         "error",
         ("distributed.pipeline.pp_schedule",),
         _schedule_raises,
@@ -167,7 +167,7 @@ BEFORE = (
         cause="under fsdp2 layers are compiled one by one, by a switch of the distributed section",
     ),
     FrameworkRule(
-        "automodel.rng-unread",
+        "automodel.rng-ignored",
         "warning",
         ("rng.seed",),
         _rng_unread,
@@ -175,7 +175,7 @@ BEFORE = (
         cause="recipes read the top-level seed, 42 when it is not there",
     ),
     FrameworkRule(
-        "automodel.block-unread",
+        "automodel.block-ignored",
         "warning",
         (),
         _block_unread,

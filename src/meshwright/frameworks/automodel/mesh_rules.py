@@ -234,7 +234,7 @@ MESH = (
         cause="stages without a schedule are taken for a mistake",
     ),
     FrameworkRule(
-        "automodel.not-its-option",
+        "automodel.strategy-option",
         "error",
         ("distributed.strategy",),
         _not_its_option,
@@ -243,7 +243,7 @@ MESH = (
         supersedes=("strategy.megatron-fsdp-sp",),
     ),
     FrameworkRule(
-        "automodel.strategy-refuses",
+        "automodel.strategy-conflict",
         "error",
         ("distributed.strategy",),
         _strategy_refuses,
@@ -262,7 +262,7 @@ MESH = (
         ),
     ),
     FrameworkRule(
-        "automodel.checkpointing-skipped",
+        "automodel.checkpointing-ignored",
         "warning",
         ("distributed.activation_checkpointing",),
         _checkpointing_skipped,
@@ -298,7 +298,7 @@ MESH = (
         supersedes=("batch.divides", "batch.smaller-than-data-parallel"),
     ),
     FrameworkRule(
-        "automodel.stages-idle",
+        "automodel.too-few-micro-batches",
         "error",
         ("step_scheduler.local_batch_size",),
         _stages_idle,
@@ -307,7 +307,7 @@ MESH = (
         supersedes=("schedule.micro-batches",),
     ),
     FrameworkRule(
-        "automodel.rounds",
+        "automodel.micro-batch-rounds",
         "error",
         ("step_scheduler.local_batch_size",),
         _rounds,
@@ -332,7 +332,7 @@ MESH = (
         cause="every rank holds the same number of stages, unless rounding is asked for",
     ),
     FrameworkRule(
-        "automodel.stage-format",
+        "automodel.stage-dtype",
         "warning",
         ("distributed.pipeline.dtype",),
         _stage_format,
@@ -349,7 +349,7 @@ MESH = (
         supersedes=("overlap.async-tensor-parallel",),
     ),
     FrameworkRule(
-        "automodel.name-differs",
+        "automodel.name-mismatch",
         "warning",
         tuple(f"distributed.{name}_size" for name in PARALLEL_AXES),
         _name_differs,

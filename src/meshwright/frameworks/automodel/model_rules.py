@@ -239,7 +239,7 @@ MODEL = (
         cause="its own mixtures of experts support only part of what the sections can say",
     ),
     FrameworkRule(
-        "automodel.context-packed",
+        "automodel.cp-packing",
         "error",
         PACKED,
         _context_packed,
@@ -248,7 +248,7 @@ MODEL = (
         supersedes=("sequence.packing-over-context",),
     ),
     FrameworkRule(
-        "automodel.context-kernel",
+        "automodel.cp-attention",
         "error",
         ("model.backend.attn",),
         _context_kernel,
@@ -265,7 +265,7 @@ MODEL = (
         cause="thd packing hands over lengths that only its own models take",
     ),
     FrameworkRule(
-        "automodel.switched-off",
+        "automodel.kernel-disabled",
         "warning",
         tuple(SWITCHED_OFF),
         _switched_off,
@@ -339,7 +339,7 @@ MODEL = (
         cause="Megatron-FSDP 0.5.0 took the check out and kept the switch",
     ),
     FrameworkRule(
-        "automodel.packing-unseen",
+        "automodel.packing-undetected",
         "error",
         ("distributed.patch_is_packed_sequence",),
         _packing_unseen,

@@ -36,7 +36,7 @@ ENCODERS = ("BiEncoder", "Biencoder", "CrossEncoder", "SequenceClassification")
 """Parts of the names of models that only recipes of another kind train, for files that name no recipe."""
 
 
-def recognises(content: Content) -> int:
+def detect(content: Content) -> int:
     """How surely a file is AutoModel's."""
     if content.format == "yaml":
         return _surely(content)

@@ -1,10 +1,10 @@
-"""DeepSpeed."""
+"""DeepSpeed: JSON configs and the commands that reference one."""
 
 from __future__ import annotations
 
-from meshwright.frameworks.deepspeed.format_override import spell
+from meshwright.frameworks.deepspeed.format_override import format_setting
 from meshwright.frameworks.deepspeed.keys import closed, known
-from meshwright.frameworks.deepspeed.parse import complete, parse, recognises
+from meshwright.frameworks.deepspeed.parse import complete, detect, parse
 from meshwright.frameworks.deepspeed.rules import RULES
 from meshwright.frameworks.framework import Framework
 
@@ -17,9 +17,9 @@ FRAMEWORK = Framework(
         "JSON files (ds_config.json)",
         "the commands `deepspeed … train.py --deepspeed FILE.json` and `--deepspeed_config FILE.json`",
     ),
-    detect=recognises,
+    detect=detect,
     parse=parse,
-    format_setting=spell,
+    format_setting=format_setting,
     rules=RULES,
     complete=complete,
     rejects_unknown=closed,

@@ -1,4 +1,4 @@
-"""One setting as it stands in DeepSpeed's JSON."""
+"""Format a setting as DeepSpeed JSON."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 
-def spell(key: str, value: Any) -> str:
-    """`"zero_optimization": {"stage": 3}`; without the key when there is no value."""
+def format_setting(key: str, value: Any) -> str:
+    """Return e.g. `"zero_optimization": {"stage": 3}`, or `without KEY` for None."""
     *path, last = key.split(".")
     if value is None:
         return f"without {key}"

@@ -1,4 +1,4 @@
-"""Reading DeepSpeed: its JSON, and commands that start a program with one."""
+"""Parse DeepSpeed JSON configs and the commands that reference one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.common import as_int, gpu_request_of
-from meshwright.frameworks.deepspeed.keys import REFUSING, TABLE, top_of
+from meshwright.frameworks.deepspeed.keys import STRICT_SECTIONS, TABLE, top_level_key
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.trainer import Arguments, open_referenced_file, parse_arguments, program_fields
 from meshwright.frameworks.types import Settings, SourcedValue
@@ -24,12 +24,12 @@ from meshwright.rules.rule import Finding
 if TYPE_CHECKING:
     from meshwright.frameworks.shell import LaunchCommand
 
-MARKS = frozenset(
+MARKER_KEYS = frozenset(
     ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "zero_allow_untested_optimizer")
 )
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-AUTO = "auto: transformers or accelerate fill it in when training starts"
-RATES = frozenset(("optimizer.params.lr", "scheduler.params.warmup_max_lr"))
+AUTO_REASON = "auto: transformers or accelerate fill it in when training starts"
+LR_KEYS = frozenset(("optimizer.params.lr", "scheduler.params.warmup_max_lr"))
 FROM_TRAINER: Mapping[str, tuple[str, ...]] = {
     "per_device_train_batch_size": ("train_micro_batch_size_per_gpu",),
     "gradient_accumulation_steps": ("gradient_accumulation_steps",),
@@ -42,180 +42,190 @@ FROM_TRAINER: Mapping[str, tuple[str, ...]] = {
     "bf16": ("bf16.enabled",),
     "fp16": ("fp16.enabled",),
 }
-"""Arguments of the Trainer that fill in auto, and that any other value must agree with."""
+"""Trainer arguments that fill in auto; any other value must agree with them."""
 
 
-def recognises(content: Content) -> int:
+def detect(content: Content) -> int:
     if content.format == "json":
-        return 3 if MARKS & content.top_level_keys() else 0
+        return 3 if MARKER_KEYS & content.top_level_keys() else 0
     return max((_certainty(one) for one in content.launches), default=0)
 
 
-def _certainty(one: LaunchCommand) -> int:
-    if one.launcher == "accelerate" or _config_of(one) is None:
+def _certainty(launch: LaunchCommand) -> int:
+    if launch.launcher == "accelerate" or _config_of(launch) is None:
         return 0
-    return 1 if Path(str(one.program.value)).name.startswith("pretrain_") else 3
+    return 1 if Path(str(launch.program.value)).name.startswith("pretrain_") else 3
 
 
-def _config_of(one: LaunchCommand) -> tuple[str, SourcedValue] | None:
-    """The argument that names the JSON, and the name."""
-    said = parse_arguments(one.args)
+def _config_of(launch: LaunchCommand) -> tuple[str, SourcedValue] | None:
+    """Return the argument that names the JSON, and its value."""
+    arguments = parse_arguments(launch.args)
     for name in ("deepspeed_config", "deepspeed"):
-        if name in said and isinstance(said[name].value, str) and not said[name].value.startswith("-"):
-            return name, said[name]
+        if name in arguments and isinstance(arguments[name].value, str) and not arguments[name].value.startswith("-"):
+            return name, arguments[name]
     return None
 
 
 def parse(content: Content) -> ParsedConfig:
     if content.settings:
         return _parsed(content, content.settings, GpuRequest(), {})
-    one = max(content.launches, key=_certainty, default=None)
-    config = _config_of(one) if one else None
-    if one is None or config is None:
-        raise InputError("no command in it names a DeepSpeed config", field="file", value=content.path)
-    name, said = config
-    settings = open_referenced_file(content, said).settings
-    given = parse_arguments(one.args)
-    trainer = given if name == "deepspeed" else {}  # transformers' Trainer takes it under this name
-    parsed = _parsed(content, _filled(settings, trainer), gpu_request_of(one), given)
-    return msgspec.structs.replace(parsed, env=one.env, findings=tuple(_disagreements(settings, trainer)))
+    launch = max(content.launches, key=_certainty, default=None)
+    config = _config_of(launch) if launch else None
+    if launch is None or config is None:
+        raise InputError("contains no command with a DeepSpeed config", field="file", value=content.path)
+    name, path = config
+    settings = open_referenced_file(content, path).settings
+    arguments = parse_arguments(launch.args)
+    trainer_arguments = arguments if name == "deepspeed" else {}  # the argument of transformers' Trainer
+    parsed = _parsed(content, _fill_auto(settings, trainer_arguments), gpu_request_of(launch), arguments)
+    return msgspec.structs.replace(parsed, env=launch.env, findings=tuple(_disagreements(settings, trainer_arguments)))
 
 
-def _filled(settings: Settings, given: Arguments) -> dict[str, SourcedValue]:
-    """Settings with auto filled in as the Trainer does."""
-    found = dict(settings)
+def _fill_auto(settings: Settings, arguments: Arguments) -> dict[str, SourcedValue]:
+    """Return the settings with auto filled in as the Trainer does."""
+    filled = dict(settings)
     for name, keys in FROM_TRAINER.items():
-        for key in keys if name in given and not given[name].unresolved else ():
-            if key in found and found[key].value == "auto":
-                found[key] = given[name]
-    micro, steps = (found.get(key) for key in BATCH[1:])
-    if as_int(micro) and as_int(steps) and found.get(BATCH[0]) and found[BATCH[0]].value == "auto":
-        del found[BATCH[0]]
-    return found
+        for key in keys if name in arguments and not arguments[name].unresolved else ():
+            if key in filled and filled[key].value == "auto":
+                filled[key] = arguments[name]
+    micro, steps = (filled.get(key) for key in BATCH[1:])
+    if as_int(micro) and as_int(steps) and filled.get(BATCH[0]) and filled[BATCH[0]].value == "auto":
+        del filled[BATCH[0]]
+    return filled
 
 
-def _disagreements(settings: Settings, given: Arguments) -> Iterator[Finding]:
-    """The Trainer refuses a config that says something else than its own arguments."""
+def _disagreements(settings: Settings, arguments: Arguments) -> Iterator[Finding]:
+    """Yield a finding for each value that contradicts a Trainer argument; the Trainer rejects those."""
     for name, keys in FROM_TRAINER.items():
-        for key in keys if name in given else ():
-            theirs, mine = settings.get(key), given[name]
-            if theirs is None or mine.unresolved or not _numbers(theirs.value, mine.value):
+        for key in keys if name in arguments else ():
+            configured, argument = settings.get(key), arguments[name]
+            if configured is None or argument.unresolved or not _are_numbers(configured.value, argument.value):
                 continue
-            if float(theirs.value) != float(mine.value):
+            if float(configured.value) != float(argument.value):
                 yield Finding(
                     "deepspeed.argument-mismatch",
                     "error",
                     key,
-                    f"--{name} {mine.value} and {key}={theirs.value} in {theirs.location} contradict each other",
+                    f"--{name} {argument.value} and {key}={configured.value} in {configured.location} disagree",
                     (f'"{key.rsplit(".", 1)[-1]}": "auto"',),
-                    file=mine.file,
-                    line=mine.line,
+                    file=argument.file,
+                    line=argument.line,
                 )
 
 
-def _numbers(*values: Any) -> bool:
+def _are_numbers(*values: Any) -> bool:
     try:
-        return all(not isinstance(each, bool) and float(each) is not None for each in values)
+        return all(not isinstance(value, bool) and float(value) is not None for value in values)
     except (TypeError, ValueError):
         return False
 
 
-def _parsed(content: Content, settings: Settings, asked: GpuRequest, given: Arguments) -> ParsedConfig:
-    read = normal(settings)
-    program = program_fields(given)
+def _parsed(content: Content, settings: Settings, gpu_request: GpuRequest, arguments: Arguments) -> ParsedConfig:
+    normalized = normalize(settings)
+    program = program_fields(arguments)
     return ParsedConfig(
-        settings=read,
+        settings=normalized,
         name=Path(content.path).stem,
         model=program.model,
         goal=program.goal,
-        gpu_request=asked,
-        files=tuple(dict.fromkeys([content.path, *(said.file for said in settings.values())])),
+        gpu_request=gpu_request,
+        files=tuple(dict.fromkeys([content.path, *(setting.file for setting in settings.values())])),
         field_values={
-            **({} if "scheduler.type" in read else {"schedule.min_lr": 0.0}),
-            **_left(program.field_values, read),
+            **({} if "scheduler.type" in normalized else {"schedule.min_lr": 0.0}),
+            **_program_values(program.field_values, normalized),
         },
         unknown_fields=program.unknown_fields,
-        notes=tuple(_notes(read)),
+        notes=tuple(_notes(normalized)),
     )
 
 
-def _left(own: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """What a program says where the config does not."""
-    said = {"optimizer.lr": bool(RATES & settings.keys()), "schedule.min_lr": "scheduler.type" in settings}
-    return {key: value for key, value in own.items() if not said.get(key)}
+def _program_values(field_values: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return the program's values for fields that the config does not set."""
+    is_set = {"optimizer.lr": bool(LR_KEYS & settings.keys()), "schedule.min_lr": "scheduler.type" in settings}
+    return {key: value for key, value in field_values.items() if not is_set.get(key)}
 
 
-def normal(settings: Settings) -> dict[str, SourcedValue]:
-    """Settings as the table knows them: sections that are gone as one key, auto as open, 2e8 as a whole number."""
-    found: dict[str, SourcedValue] = {}
-    kind = settings.get("optimizer.type")
-    retired = kind is not None and kind.value in REMOVED_OPTIMIZERS  # its params went with it
-    for key, said in settings.items():
+def normalize(settings: Settings) -> dict[str, SourcedValue]:
+    """Return settings as the key map expects them: removed sections as one key, auto as unresolved, 2e8 as an int."""
+    normalized: dict[str, SourcedValue] = {}
+    optimizer = settings.get("optimizer.type")
+    optimizer_removed = optimizer is not None and optimizer.value in REMOVED_OPTIMIZERS  # its params were removed too
+    for key, setting in settings.items():
         top = key.split(".")[0]
-        if retired and key.startswith("optimizer.params.") and key not in config_keys(TABLE):
+        if optimizer_removed and key.startswith("optimizer.params.") and key not in config_keys(TABLE):
             continue
-        gone = config_keys(TABLE).get(top)
-        if gone is not None and gone.status == "removed":
-            found.setdefault(top, msgspec.structs.replace(said, value={}))
-        elif key == "zero_optimization" and isinstance(said.value, bool):
-            found["zero_optimization.stage"] = msgspec.structs.replace(said, value=int(said.value))
-        elif said.value is not None or key not in config_keys(TABLE):  # null is as if unsaid
-            found[key] = _normal(key, said)
-    return found
+        config_key = config_keys(TABLE).get(top)
+        if config_key is not None and config_key.status == "removed":
+            normalized.setdefault(top, msgspec.structs.replace(setting, value={}))
+        elif key == "zero_optimization" and isinstance(setting.value, bool):
+            normalized["zero_optimization.stage"] = msgspec.structs.replace(setting, value=int(setting.value))
+        elif setting.value is not None or key not in config_keys(TABLE):  # null counts as unset
+            normalized[key] = _normalize_value(key, setting)
+    return normalized
 
 
-TRUTHS = {"true": True, "1": True, "yes": True, "on": True, "y": True, "t": True}
-TRUTHS |= {"false": False, "0": False, "no": False, "off": False, "n": False, "f": False}
-"""Texts that the sections which are checked key by key take for true or false."""
+BOOL_STRINGS = {"true": True, "1": True, "yes": True, "on": True, "y": True, "t": True}
+BOOL_STRINGS |= {"false": False, "0": False, "no": False, "off": False, "n": False, "f": False}
+"""Strings that the strict sections accept as booleans."""
 
 
-def _normal(key: str, said: SourcedValue) -> SourcedValue:
-    if said.value == "auto" and not key.startswith("pipeline."):
-        return msgspec.structs.replace(said, unresolved=AUTO)
-    word = config_keys(TABLE).get(key)
-    if word is not None and word.type == "bool" and top_of(key) in REFUSING:
-        return msgspec.structs.replace(said, value=TRUTHS.get(str(said.value).lower(), said.value))
-    if isinstance(said.value, float) and said.value.is_integer() and abs(said.value) < 2**53 and _takes_whole(key):
-        return msgspec.structs.replace(said, value=int(said.value))
-    return said
+def _normalize_value(key: str, setting: SourcedValue) -> SourcedValue:
+    if setting.value == "auto" and not key.startswith("pipeline."):
+        return msgspec.structs.replace(setting, unresolved=AUTO_REASON)
+    config_key = config_keys(TABLE).get(key)
+    if config_key is not None and config_key.type == "bool" and top_level_key(key) in STRICT_SECTIONS:
+        return msgspec.structs.replace(setting, value=BOOL_STRINGS.get(str(setting.value).lower(), setting.value))
+    if (
+        isinstance(setting.value, float)
+        and setting.value.is_integer()
+        and abs(setting.value) < 2**53
+        and _is_int_key(key)
+    ):
+        return msgspec.structs.replace(setting, value=int(setting.value))
+    return setting
 
 
-def _takes_whole(key: str) -> bool:
-    word = config_keys(TABLE).get(key)
-    return word is not None and (
-        word.type == "int" or (bool(word.field) and bare_type(recipe_fields()[word.field].type)[0] is int)
+def _is_int_key(key: str) -> bool:
+    config_key = config_keys(TABLE).get(key)
+    return config_key is not None and (
+        config_key.type == "int"
+        or (bool(config_key.field) and bare_type(recipe_fields()[config_key.field].type)[0] is int)
     )
 
 
 def _notes(settings: Settings) -> Iterator[str]:
-    moved = {part: settings.get(f"zero_optimization.offload_{part}.device") for part in ("param", "optimizer")}
-    away = {part for part, said in moved.items() if said is not None and said.value in ("cpu", "nvme")}
-    if away == {"param"}:
-        yield "only parameters are moved to the host; memory is told as if the optimizer went with them"
-    warm = settings.get("scheduler.type")
-    shape = settings.get("scheduler.params.warmup_type")
-    if warm is not None and str(warm.value).startswith("Warmup") and (shape is None or shape.value != "linear"):
-        yield "the warm-up is logarithmic there; it is taken for a linear one of as many steps"
+    devices = {part: settings.get(f"zero_optimization.offload_{part}.device") for part in ("param", "optimizer")}
+    offloaded = {part for part, device in devices.items() if device is not None and device.value in ("cpu", "nvme")}
+    if offloaded == {"param"}:
+        yield "only parameters are offloaded; memory is estimated as if the optimizer were too"
+    scheduler = settings.get("scheduler.type")
+    warmup_type = settings.get("scheduler.params.warmup_type")
+    if (
+        scheduler is not None
+        and str(scheduler.value).startswith("Warmup")
+        and (warmup_type is None or warmup_type.value != "linear")
+    ):
+        yield "DeepSpeed's warmup is logarithmic; it is modeled as linear with the same number of steps"
 
 
-def sizes(settings: Settings) -> list[int | None]:
-    """The batch, the micro batch and the accumulation that are said as numbers."""
+def batch_sizes(settings: Settings) -> list[int | None]:
+    """Return batch, micro batch and accumulation steps; None if not set to a number."""
     return [as_int(settings.get(key)) or None for key in BATCH]
 
 
 def counted_ranks(recipe: Recipe, parsed: ParsedConfig, world: int) -> int:
-    """Ranks that train_batch_size counts: those of tensor parallelism too, though they read the same samples."""
+    """Return the ranks that train_batch_size counts: tensor-parallel ranks too, though they read the same samples."""
     return max(1, world // (recipe.layout.pp * (as_int(parsed.settings.get("sequence_parallel_size")) or 1)))
 
 
 def data_ranks(recipe: Recipe, parsed: ParsedConfig, world: int) -> int:
-    """Ranks that read different samples."""
+    """Return the ranks that read different samples."""
     return max(1, counted_ranks(recipe, parsed, world) // recipe.layout.tp)
 
 
 def complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:
-    """The third of batch, micro batch and accumulation follows from the other two and the ranks."""
-    batch, micro, steps = sizes(parsed.settings)
+    """Derive the missing one of batch, micro batch and accumulation steps."""
+    batch, micro, steps = batch_sizes(parsed.settings)
     counted, ranks = counted_ranks(recipe, parsed, on.world), data_ranks(recipe, parsed, on.world)
     if micro is None and batch is not None:
         micro = max(1, batch // counted // (steps or 1))

@@ -1,4 +1,4 @@
-"""Writing DeepSpeed: its JSON, and how a program around transformers' Trainer takes it."""
+"""Write a recipe as a DeepSpeed JSON config for a program around transformers' Trainer."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ ORDER = (
 
 
 def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
-    zero_stage(recipe)  # a strategy without a stage is refused, not written as another
+    zero_stage(recipe)  # raises if the strategy has no ZeRO stage
     settings, unsaid = to_settings(framework, recipe, relevant_fields(recipe, model))
-    steps = _micro_batches(recipe, on)
-    if recipe.layout.tp > 1:  # train_batch_size would count its ranks as well
+    accumulation_steps = _micro_batches(recipe, on)
+    if recipe.layout.tp > 1:  # train_batch_size would count tensor-parallel ranks too
         del settings["train_batch_size"]
-        settings["gradient_accumulation_steps"] = steps
-    if recipe.optimizer.name in ("sgd", "lion"):  # neither takes one
+        settings["gradient_accumulation_steps"] = accumulation_steps
+    if recipe.optimizer.name in ("sgd", "lion"):  # neither has an eps
         settings.pop("optimizer.params.eps", None)
     if not settings.get("optimizer.type"):
         settings = {key: value for key, value in settings.items() if not key.startswith("optimizer.")}
@@ -42,19 +42,21 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         program=Program(argv=("train.py", "--deepspeed", FILE)),
         unmapped=unsaid,
         notes=(
-            f"{FILE} says {recipe.name or 'the recipe'} for DeepSpeed {framework.version}, written by meshwright export",
-            "train.py stands for your own program: one around transformers' Trainer takes the config with --deepspeed",
+            f"{FILE}: {recipe.name or 'the recipe'} for DeepSpeed {framework.version}, written by meshwright export",
+            "replace train.py with your program; transformers' Trainer takes the config with --deepspeed",
             "the model, the data and the sequence length are arguments of that program",
         ),
     )
 
 
 def _micro_batches(recipe: Recipe, on: Cluster) -> int:
-    """Micro batches of a step on one rank."""
+    """Return the micro batches per step on one rank."""
     layout, batch = recipe.layout, recipe.train.global_batch_size
-    each = layout.micro_batch_size * max(1, on.world // layout.tp)  # the config knows of no pipeline
-    if batch % each:
+    samples_per_micro_step = layout.micro_batch_size * max(1, on.world // layout.tp)  # the config has no pipeline size
+    if batch % samples_per_micro_step:
         raise InputError(
-            f"is not a multiple of {each}: micro batch × data ranks there", field="train.global_batch_size", value=batch
+            f"is not a multiple of {samples_per_micro_step}: micro batch × data-parallel ranks",
+            field="train.global_batch_size",
+            value=batch,
         )
-    return batch // each
+    return batch // samples_per_micro_step

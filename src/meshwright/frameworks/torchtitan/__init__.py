@@ -6,7 +6,7 @@ from meshwright.frameworks.common import format_toml
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.torchtitan.commands import spelling
 from meshwright.frameworks.torchtitan.derived_fields import FOLLOWS, complete
-from meshwright.frameworks.torchtitan.parse import parse, recognises
+from meshwright.frameworks.torchtitan.parse import detect, parse
 from meshwright.frameworks.torchtitan.rules import RULES
 
 FRAMEWORK = Framework(
@@ -20,7 +20,7 @@ FRAMEWORK = Framework(
         "the command `torchrun … -m torchtitan.train --module llama3 --config llama3_8b --section.key value` of today",
         "`MODULE=llama3 CONFIG=llama3_8b NGPU=8 ./run_train.sh --section.key value`",
     ),
-    detect=recognises,
+    detect=detect,
     parse=parse,
     format_setting=format_toml,
     formatter_for=spelling,

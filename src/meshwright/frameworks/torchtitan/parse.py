@@ -42,7 +42,7 @@ UNSET_BY_MINUS_1 = (
 )  # fmt: skip
 
 
-def recognises(content: Content) -> int:
+def detect(content: Content) -> int:
     """How surely a file is torchtitan's."""
     if content.format == "toml":
         sections = content.top_level_keys()
@@ -158,7 +158,7 @@ def _toml_today(run: Run, asked: Mapping[str, SourcedValue]) -> Iterator[Finding
         key = "job.config_file" if "job.config_file" in asked else "CONFIG_FILE"
         message = f"{key}={said.value}: TOML files are not read since 2026-02-23; a preset and flags say everything"
         fix = ("--module llama3 --config llama3_8b",)
-        yield Finding("torchtitan.toml-today", "error", key, message, fix, file=said.file, line=said.line)
+        yield Finding("torchtitan.toml-removed", "error", key, message, fix, file=said.file, line=said.line)
 
 
 def _unknown_preset(named: Named) -> Iterator[Finding]:
@@ -217,7 +217,7 @@ def _of_line(
             kept[key] = said
             continue
         fix = (word.replacement,) if word.replacement and day == TODAY else ()
-        findings.append(Finding("torchtitan.other-line", "error", key, why, fix, file=said.file, line=said.line))
+        findings.append(Finding("torchtitan.other-version", "error", key, why, fix, file=said.file, line=said.line))
     return kept, tuple(findings)
 
 

@@ -350,7 +350,7 @@ RULES = (
         "experts borrow the tensor ranks as a whole or not at all",
     ),
     rule(
-        "experts-unread",
+        "experts-ignored",
         "warning",
         (EP, ETP),
         _experts_unread,
@@ -417,7 +417,7 @@ RULES = (
         "the name is looked up",
     ),
     rule(
-        "copies-alone",
+        "ddp-with-other-axes",
         "error",
         (REPLICATE,),
         _copies_alone,

@@ -349,7 +349,7 @@ RULES = (
         "selective recompute is by operation or by every nth layer",
     ),
     rule(
-        "budget-unread",
+        "memory-budget-ignored",
         "warning",
         ("activation_checkpoint.memory_budget",),
         _budget_unread,
@@ -373,7 +373,7 @@ RULES = (
         "a recipe name fixes everything, the gather included",
     ),
     rule(
-        "quantize-unread",
+        "quantize-ignored",
         "warning",
         ("model.converters",),
         _quantize_unread,
@@ -413,7 +413,7 @@ RULES = (
         "every rank opens it from a folder of its own",
     ),
     rule(
-        "async-uncompiled",
+        "async-tp-uncompiled",
         "error",
         ("compile.enable_async_tensor_parallel",),
         _async_uncompiled,
@@ -454,7 +454,7 @@ RULES = (
         "pretraining has no batch-invariant mode",
     ),
     rule(
-        "beyond-positions",
+        "context-too-long",
         "error",
         (CONTEXT_LENGTH,),
         _beyond_positions,
@@ -462,7 +462,7 @@ RULES = (
         "positions are read from a table",
     ),
     rule(
-        "decay-cut",
+        "decay-truncated",
         "warning",
         ("lr_scheduler.decay_ratio",),
         _decay_cut,

@@ -1,0 +1,233 @@
+"""Accelerate's rules on processes, machines and unused sections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import UNSET
+
+from meshwright.frameworks.accelerate.keys import SECTION_OF_TYPE, format_setting
+from meshwright.frameworks.accelerate.parse import GPU_TYPES
+from meshwright.frameworks.accelerate.rules.common import has_command_line, int_value, type_of
+from meshwright.frameworks.common import as_int
+from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
+from meshwright.recipes.key_maps.accelerate import (
+    DISTRIBUTED_TYPES,
+    ZERO,
+)
+
+
+def _no_distributed_type(ctx: RuleContext) -> Problem | None:
+    if ctx.is_set("distributed_type") or has_command_line(ctx):
+        return None
+    return Problem("distributed_type is missing", ("distributed_type: MULTI_GPU",), key="distributed_type")
+
+
+def _machines(ctx: RuleContext) -> Iterator[Problem]:
+    processes, machines = int_value(ctx, "num_processes"), int_value(ctx, "num_machines") or 1
+    rank = int_value(ctx, "machine_rank")
+    if processes and machines > 0 and processes % machines:
+        each = processes // machines
+        yield Problem(
+            f"num_processes={processes} is the total and is not divisible by num_machines={machines}: "
+            f"{each} would start on each machine, {each * machines} in total",
+            (format_setting("num_processes", max(1, each) * machines),),
+            key="num_processes",
+        )
+    if rank is not None and not 0 <= rank < machines:
+        yield Problem(
+            f"machine_rank={rank} is out of range for {machines} machines, counted from 0",
+            (format_setting("machine_rank", 0),),
+            key="machine_rank",
+        )
+
+
+def _no_main_process_ip(ctx: RuleContext) -> Problem | None:
+    machines = int_value(ctx, "num_machines") or 1
+    uses_hostfile = type_of(ctx) == "DEEPSPEED" and ctx.get(f"{ZERO}deepspeed_multinode_launcher") != "standard"
+    if machines < 2 or ctx.is_set("main_process_ip") or uses_hostfile or type_of(ctx) not in DISTRIBUTED_TYPES[:5]:
+        return None
+    known = has_command_line(ctx)
+    return Problem(
+        f"num_machines={machines}, but main_process_ip is not set" + ("" if known else "; pass it on the command line"),
+        (format_setting("main_process_ip", "10.0.0.1"),),
+        "num_machines",
+        "error" if known else "warning",
+    )
+
+
+def _process_count(ctx: RuleContext) -> Iterator[Problem]:
+    type_name, processes = type_of(ctx), int_value(ctx, "num_processes")
+    setting = ctx.parsed.settings.get("distributed_type")
+    in_file = setting is not None and setting.file.endswith((".yaml", ".yml"))
+    if in_file and has_command_line(ctx) and not ctx.is_set("num_processes") and type_name in DISTRIBUTED_TYPES[1:5]:
+        yield Problem("num_processes is not set", (format_setting("num_processes", 8),), key="distributed_type")
+    if setting is not None and type_name == "NO" and processes is not None and processes > 1:
+        yield Problem(
+            f"num_processes={processes} is ignored: distributed_type NO starts one process",
+            (format_setting("distributed_type", "MULTI_GPU"), format_setting("num_processes", 1)),
+            "num_processes",
+            "warning",
+        )
+    if ctx.cluster is not None and processes and type_name in GPU_TYPES[1:]:
+        world = ctx.cluster.world
+        if processes > world:
+            yield Problem(
+                f"num_processes={processes} exceeds the {world} GPUs",
+                (format_setting("num_processes", world),),
+                "num_processes",
+            )
+        elif processes < world:
+            yield Problem(
+                f"num_processes={processes} leaves {world - processes} of {world} GPUs idle",
+                (format_setting("num_processes", world),),
+                "num_processes",
+                "warning",
+            )
+
+
+def _gpu_ids(ctx: RuleContext) -> Problem | None:
+    ids, processes, machines = (
+        ctx.get("gpu_ids"),
+        int_value(ctx, "num_processes"),
+        int_value(ctx, "num_machines") or 1,
+    )
+    if ids in (None, "all") or not processes or type_of(ctx) not in GPU_TYPES[1:]:
+        return None
+    listed = len([one for one in str(ids).split(",") if one.strip()])
+    if listed >= processes // machines:
+        return None
+    return Problem(
+        f"gpu_ids lists {listed} GPUs, but {processes // machines} processes start on each machine",
+        (format_setting("num_processes", listed * machines), format_setting("gpu_ids", "all")),
+        key="gpu_ids",
+    )
+
+
+def _unquoted_no(ctx: RuleContext) -> Iterator[Problem]:
+    for key in ("mixed_precision", "dynamo_backend", "dynamo_config.dynamo_backend"):
+        setting = ctx.parsed.settings.get(key)
+        if setting is not None and setting.pyyaml is not UNSET and setting.pyyaml is False:
+            name = key.rsplit(".", 1)[-1]
+            yield Problem(
+                f"{name}: {setting.value} without quotes is parsed as the boolean false", (f"{name}: 'no'",), key=key
+            )
+
+
+def _quoted_value(ctx: RuleContext) -> Iterator[Problem]:
+    """Quoted numbers, which are compared or divided when there are several machines."""
+    for key in ("num_machines", "num_processes"):
+        setting = ctx.parsed.settings.get(key)
+        several = key == "num_machines" or (int_value(ctx, "num_machines") or 1) > 1
+        if setting is None or not several or not setting.file.endswith((".yaml", ".yml")):
+            continue
+        if isinstance(setting.value, str) and as_int(setting) is not None:
+            yield Problem(f'{key} is the string "{setting.value}", not a number', (f"{key}: {setting.value}",), key=key)
+
+
+def _unused_section(ctx: RuleContext) -> Iterator[Problem]:
+    type_name = type_of(ctx)
+    for owner, section in SECTION_OF_TYPE.items():
+        keys = [key for key in ctx.keys_under(section) if key != section]
+        if keys and type_name != owner and type_name in DISTRIBUTED_TYPES:
+            yield Problem(
+                f"{section} is ignored with distributed_type {type_name}",
+                (format_setting("distributed_type", owner),),
+                key=keys[0],
+            )
+    for section, without in (("parallelism_config", "NO"), ("dynamo_config", "DEEPSPEED")):
+        keys = [key for key in ctx.keys_under(section) if key != section]
+        if keys and type_name == without:
+            yield Problem(f"{section} is ignored with distributed_type {type_name}", key=keys[0])
+    keys = [key for key in ctx.keys_under("fp8_config") if key != "fp8_config"]
+    if keys and str(ctx.get("mixed_precision", "no")).lower() != "fp8":
+        yield Problem(
+            "fp8_config requires mixed_precision fp8", (format_setting("mixed_precision", "fp8"),), key=keys[0]
+        )
+
+
+def _fp8_backend_unset(ctx: RuleContext) -> Problem | None:
+    if str(ctx.get("mixed_precision", "no")).lower() != "fp8" or ctx.keys_under("fp8_config"):
+        return None
+    return Problem(
+        "mixed_precision fp8 without fp8_config uses whichever of torchao, Transformer Engine and MS-AMP is installed",
+        (format_setting("fp8_config.backend", "TE"),),
+        key="mixed_precision",
+    )
+
+
+RULES = (
+    FrameworkRule(
+        "accelerate.no-distributed-type",
+        "error",
+        ("distributed_type",),
+        _no_distributed_type,
+        symptom="ValueError: A `distributed_type` must be specified in the config file",
+        cause="distributed_type selects every other section",
+    ),
+    FrameworkRule(
+        "accelerate.machines",
+        "error",
+        ("num_processes", "machine_rank"),
+        _machines,
+        symptom="fewer processes than requested, or a hang at startup waiting for other machines",
+        cause="num_processes is the total over all machines; it is divided with rounding down",
+    ),
+    FrameworkRule(
+        "accelerate.no-main-process-ip",
+        "warning",
+        ("num_machines",),
+        _no_main_process_ip,
+        symptom="startup hangs on the address None until the rendezvous timeout",
+        cause="the machines rendezvous at the address of the first one",
+    ),
+    FrameworkRule(
+        "accelerate.processes",
+        "error",
+        ("num_processes",),
+        _process_count,
+        symptom="invalid device ordinal, or GPUs that stay idle",
+        cause="one process drives one GPU",
+        supersedes=("topology.world",),
+    ),
+    FrameworkRule(
+        "accelerate.gpu-ids",
+        "error",
+        ("gpu_ids",),
+        _gpu_ids,
+        symptom="invalid device ordinal",
+        cause="only the listed GPUs are visible to the processes",
+    ),
+    FrameworkRule(
+        "accelerate.unquoted-no",
+        "error",
+        ("mixed_precision",),
+        _unquoted_no,
+        symptom="AttributeError: 'bool' object has no attribute 'lower'",
+        cause="PyYAML parses a bare no as false, and the launcher expects a string",
+    ),
+    FrameworkRule(
+        "accelerate.quoted-value",
+        "error",
+        ("num_processes",),
+        _quoted_value,
+        symptom="TypeError: '>' not supported between instances of 'str' and 'int'",
+        cause="the value is used without conversion",
+    ),
+    FrameworkRule(
+        "accelerate.unused-section",
+        "warning",
+        (),
+        _unused_section,
+        symptom="none: the section is parsed but not used",
+        cause="distributed_type selects the section that is used",
+    ),
+    FrameworkRule(
+        "accelerate.fp8-backend-unset",
+        "warning",
+        ("mixed_precision",),
+        _fp8_backend_unset,
+        symptom="a different fp8 backend on another machine, or none at all",
+        cause="the backend depends on the installed packages",
+    ),
+)
