@@ -30,9 +30,9 @@ def test_the_memory_is_the_one_reported() -> None:
 @pytest.mark.parametrize(
     ("output", "reason"),
     [
-        ("", "no GPU was found here"),
-        ("No devices were found\n", "no GPU was found here"),
-        ("NVIDIA H100 80GB HBM3, 81559 MiB\nNVIDIA L40S, 46068 MiB\n", "mixes GPU types"),
+        ("", "no GPU found on this machine"),
+        ("No devices were found\n", "no GPU found on this machine"),
+        ("NVIDIA H100 80GB HBM3, 81559 MiB\nNVIDIA L40S, 46068 MiB\n", "several GPU types"),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb, 9856 MiB\n", "slice of a GPU"),
         ("Tesla K80, 11441 MiB\n", "TOML file"),
         ("NVIDIA TITAN V, 12288 MiB\n", "unknown GPU NVIDIA TITAN V"),
@@ -67,7 +67,7 @@ def test_auto_asks_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_auto_without_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match=r"no GPU was found here .* name the cluster to plan for, such as 8xH100"):
+    with pytest.raises(InputError, match=r"no GPU found on this machine .* pass the cluster to plan for, such as 8xH100"):
         cluster("auto")
 
 

@@ -50,14 +50,14 @@ def test_a_nonsense_size_is_named_with_its_value(key: str, value: Any) -> None:
         ({"num_attention_heads": 33, "num_key_value_heads": 33}, "num_attention_heads", "hidden_size=4096"),
         ({"attention_bias": "yes"}, "attention_bias", "true or false"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings", "true or false"),
-        ({"model_type": "foo"}, "model_type", "'foo' is not known"),
+        ({"model_type": "foo"}, "model_type", "unknown architecture 'foo'"),
         ({"model_type": "absent"}, "model_type", "no model_type"),
-        ({"model_type": 7}, "model_type", "not known"),
-        ({"model_type": "bert"}, "model_type", "not known"),
+        ({"model_type": 7}, "model_type", "unknown architecture"),
+        ({"model_type": "bert"}, "model_type", "unknown architecture"),
         ({"num_experts": 8}, "num_experts", "another architecture"),
         ({"kv_lora_rank": 512}, "kv_lora_rank", "another architecture"),
         ({"block_configs": [{}]}, "block_configs", "another architecture"),
-        ({"layer_types": ["sliding_attention"] * 32}, "layer_types", "one kind of layer"),
+        ({"layer_types": ["sliding_attention"] * 32}, "layer_types", "one type of layer"),
         ({"hidden_act": 3}, "hidden_act", "string"),
     ],
 )
@@ -151,12 +151,12 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["nothing/config.json", "nothing.json", "./nothing", "/nothing/at/all"])
 def test_a_missing_file_is_refused(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"no config\.json"):
+    with pytest.raises(InputError, match=r"config\.json not found"):
         find(path)
 
 
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no config\.json"):
+    with pytest.raises(InputError, match=r"config\.json not found"):
         load_config(tmp_path)
 
 

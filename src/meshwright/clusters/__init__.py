@@ -1,4 +1,4 @@
-"""GPU facts, and clusters as people write them."""
+"""GPU specifications and cluster descriptions."""
 
 from meshwright.clusters.catalogue import gpu, gpus, is_known
 from meshwright.clusters.detect import read_nvidia_smi

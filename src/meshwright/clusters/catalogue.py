@@ -1,4 +1,4 @@
-"""The GPU types Meshwright knows, by any usual spelling of their names."""
+"""The catalogue of GPU types, found by any usual form of their name."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _VENDOR_WORDS = re.compile(r"^(?:nvidia|amd|geforce|instinct|tesla)+(?=.)")
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU type of that name; case, separators and vendor words do not matter (`h100`, `NVIDIA H100 80GB HBM3`)."""
+    """Return a GPU type by name, ignoring case, separators and vendor (`h100`, `NVIDIA H100 80GB HBM3`)."""
     if not is_known(name):
         raise unknown("GPU", name.strip()[:80], _nearest_names(name))
     return _by_key()[normalize_name(name)]
 
 
 def is_known(name: str) -> bool:
-    """Whether this is the name of a GPU type."""
+    """Return whether this is the name of a GPU type."""
     return normalize_name(name) in _by_key()
 
 
 @cache
 def gpus() -> tuple[Gpu, ...]:
-    """Every GPU type of the catalogue, in the order of its file; those of extensions follow."""
+    """Return every GPU type of the catalogue, in file order, then those of extensions."""
     with Path(__file__).with_name("gpus.toml").open("rb") as file:
         tables = tomllib.load(file)
     found = {normalize_name(name): read_gpu({"name": name, **table}) for name, table in tables.items()}
@@ -43,12 +43,12 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def normalize_name(name: str) -> str:
-    """What is left of a GPU name when case, separators and vendor words are dropped."""
+    """Return a GPU name without case, separators and vendor."""
     return _VENDOR_WORDS.sub("", re.sub(r"[^a-z0-9]", "", name.lower()))
 
 
 def _nearest_names(name: str) -> list[str]:
-    """The names that differ by a typo, else all: matching by parts alone would prefer H100-PCIe to H100 for `H10`."""
+    """Return names that differ by a typo, else all: partial matching would prefer H100-PCIe to H100 for `H10`."""
     from difflib import SequenceMatcher
 
     key, names = normalize_name(name[:80]), [known.name for known in gpus()]

@@ -1,4 +1,4 @@
-"""A cluster described in a TOML file: a known GPU with what differs, or a GPU of one's own."""
+"""Read a cluster from a TOML file: a known GPU with overrides, or a custom GPU."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _FILE_KEYS = (*_OWN_KEYS, *_OVERRIDES)
 
 
 def looks_like_path(text: str) -> bool:
-    """Whether a cluster text is meant as a file."""
+    """Return whether a cluster argument is a file path."""
     return text.lower().endswith(".toml") or "/" in text or "\\" in text
 
 
 def read_cluster_file(path: str) -> Cluster:
-    """The cluster that a TOML file describes."""
+    """Return the cluster that a TOML file describes."""
     sent = file_access.text_of(path, "gpus")
     try:
         return _cluster_of(_load(path, sent))
@@ -49,15 +49,15 @@ def read_cluster_file(path: str) -> Cluster:
 
 
 def _load(path: str, sent: str | None) -> dict[str, Any]:
-    # unlike Path.is_file, os.path has no exception for a path that no system could have
+    # os.path.isfile returns False for invalid paths (NUL bytes), where Path.is_file raises
     if sent is None and not os.path.isfile(path):
-        raise BadTableError("no such file; give the path of a TOML file, or a cluster such as 8xH100")
+        raise BadTableError("file not found; pass the path of a TOML file, or a cluster such as 8xH100")
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8") if sent is None else sent)
     except OSError as error:
         raise BadTableError(f"the file cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise BadTableError(f"the file is not TOML: {str(error)[:200]}") from None
+        raise BadTableError(f"the file is not valid TOML: {str(error)[:200]}") from None
 
 
 def _cluster_of(table: Mapping[str, Any]) -> Cluster:
@@ -69,7 +69,7 @@ def _cluster_of(table: Mapping[str, Any]) -> Cluster:
     nodes = read_count("nodes", table.get("nodes", 1))
     gpus_per_node = read_count("gpus_per_node", table.get("gpus_per_node", base.gpus_per_node))
     if nodes * gpus_per_node > MAX_GPUS:
-        raise BadTableError(f"{nodes} nodes of {gpus_per_node} GPUs are more than {MAX_GPUS} GPUs")
+        raise BadTableError(f"{nodes} nodes of {gpus_per_node} GPUs exceed the maximum of {MAX_GPUS} GPUs")
     return Cluster(msgspec.structs.replace(base, **overrides), nodes, gpus_per_node)
 
 
@@ -77,9 +77,9 @@ def _gpu_of(table: Mapping[str, Any]) -> Gpu:
     match table.get("gpu"):
         case str(name):
             return gpu(name)
-        case dict(own):
-            return read_gpu({"gpus_per_node": table.get("gpus_per_node", 8), **own})
+        case dict(custom):
+            return read_gpu({"gpus_per_node": table.get("gpus_per_node", 8), **custom})
         case None:
-            raise BadTableError('gpu is missing; write gpu = "H100", or a [gpu] table for a GPU of your own')
+            raise BadTableError('gpu is missing; write gpu = "H100", or a [gpu] table for a custom GPU')
         case other:
             raise BadTableError(f"gpu = {format_value(other)}: must be the name of a GPU or a [gpu] table")

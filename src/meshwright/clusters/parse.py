@@ -1,4 +1,4 @@
-"""Read a cluster the way people write it: `8xH100`, `4x8xH100`, `64xGB200`, `auto` or a file."""
+"""Parse a cluster: `8xH100`, `4x8xH100`, `64xGB200`, `auto` or a file."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ _NAME_FIRST = re.compile(rf"([a-z].*)x({_NUMBER})", re.IGNORECASE)
 
 
 def cluster(text: str) -> Cluster:
-    """The cluster a text means: `8xH100`, `4x8xH100` (nodes x GPUs), a count, `auto` (this machine) or a TOML file."""
+    """Parse a cluster: `8xH100`, `4x8xH100` (nodes x GPUs), a count, `auto` (this machine) or a TOML file."""
     text = text.strip()
     if not text:
-        raise _bad(text, "no cluster was given; write a count and a GPU", EXAMPLES)
+        raise _bad(text, "the cluster is empty; write a count and a GPU", EXAMPLES)
     if text.lower() == "auto":
-        if file_access.closed():  # it is not the asker's machine
-            raise _bad(text, "name the GPUs: the machine that answers is not looked at", EXAMPLES)
+        if file_access.closed():  # over HTTP, this machine is not the client's
+            raise _bad(
+                text, "auto is not allowed over HTTP, it would detect the server's GPUs; name the GPUs", EXAMPLES
+            )
         return this_machine()
     if looks_like_path(text):
         return read_cluster_file(text)
@@ -36,7 +38,7 @@ def cluster(text: str) -> Cluster:
 
 
 def default_nodes(count: int, known: Gpu) -> tuple[int, int]:
-    """Nodes and GPUs per node for a bare count: equal nodes, as large as divides the count, at most the usual size.
+    """Return nodes and GPUs per node for a count: equal nodes, as large as possible up to the GPU's usual node.
 
     64xH100 is 8 nodes of 8, 4xH100 one node of 4, 12xH200 two nodes of 6, 11xH100 eleven nodes of 1.
     """
@@ -48,13 +50,17 @@ def _parse_cluster(text: str) -> Cluster:
     compact = re.sub(r"\s*([x×✕*])\s*", r"\1", text, flags=re.IGNORECASE).translate(_TIMES_SIGNS)
     if is_known(compact):
         name = gpu(compact).name
-        raise _bad(text, f"how many {name}? write the count in front", [f"{gpu(compact).gpus_per_node}x{name}"])
+        raise _bad(
+            text,
+            f"the number of GPUs is missing; write the count before {name}",
+            [f"{gpu(compact).gpus_per_node}x{name}"],
+        )
     if match := _COUNT_FIRST.fullmatch(compact):
         first, second, name = match.groups()
     elif match := _NAME_FIRST.fullmatch(compact):
         name, first, second = *match.groups(), None
     else:
-        raise _bad(text, "not a cluster; write a count and a GPU, nodes x GPUs x GPU, auto, or a .toml file", EXAMPLES)
+        raise _bad(text, "not a cluster; write COUNTxGPU, NODESxGPUSxGPU, auto, or the path of a .toml file", EXAMPLES)
     counts = [_as_int(text, number) for number in (first, second) if number is not None]
     known = _gpu_in(text, name or DEFAULT_GPU, counts)
     nodes, gpus_per_node = (counts[0], counts[1]) if len(counts) == 2 else default_nodes(counts[0], known)
@@ -65,7 +71,7 @@ def _parse_cluster(text: str) -> Cluster:
 
 def _as_int(text: str, number: str) -> int:
     if not (number.isascii() and number.isdigit()):
-        raise _bad(text, f"{number[:40]} is not a whole number of at least 1", EXAMPLES)
+        raise _bad(text, f"{number[:40]} is not a positive integer", EXAMPLES)
     if len(number.lstrip("0")) > len(str(MAX_GPUS)) or int(number) > MAX_GPUS:
         raise _bad(text, f"more than {MAX_GPUS} GPUs")
     if int(number) == 0:

@@ -1,4 +1,4 @@
-"""Read a GPU from a table of plain values: the shipped catalogue and a user's own file go through the same checks."""
+"""Read and validate a GPU table, from the shipped catalogue or a user's file."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ REQUIRED_KEYS = tuple(key for key in GPU_KEYS if key not in _OPTIONAL)
 
 
 class BadTableError(ValueError):
-    """What is wrong with a table, in words; the reader of the file turns it into an InputError that names the file."""
+    """An invalid table; the file reader converts it to an InputError that names the file."""
 
 
 def read_gpu(table: Mapping[str, object]) -> Gpu:
-    """The GPU a complete table describes."""
+    """Return the GPU that a complete table describes."""
     missing = [key for key in REQUIRED_KEYS if key not in table]
     if missing:
-        raise BadTableError(f"the GPU table lacks {', '.join(missing)}")
+        raise BadTableError(f"the GPU table is missing {', '.join(missing)}")
     return Gpu(**read_gpu_values(table))
 
 
 def read_gpu_values(table: Mapping[str, object]) -> dict[str, Any]:
-    """The checked values of a table that holds some or all of a GPU's keys."""
+    """Return the validated values of a table with some or all of a GPU's keys."""
     reject_unknown_keys(table, GPU_KEYS)
     return {key: _read_value(key, value) for key, value in table.items()}
 
 
 def reject_unknown_keys(table: Mapping[str, object], known: tuple[str, ...]) -> None:
-    """Refuse the first key that nobody reads, with did-you-mean."""
+    """Raise for the first unknown key, with did-you-mean."""
     for key in table:
         if key not in known:
             near = closest(key, known)
@@ -50,9 +50,9 @@ def reject_unknown_keys(table: Mapping[str, object], known: tuple[str, ...]) -> 
 
 
 def read_count(key: str, value: object) -> int:
-    """A whole number of at least 1."""
+    """Return the value if it is an integer from 1 to MAX_GPUS."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_GPUS:
-        raise BadTableError(f"{key} = {format_value(value)}: must be a whole number from 1 to {MAX_GPUS}")
+        raise BadTableError(f"{key} = {format_value(value)}: must be an integer from 1 to {MAX_GPUS}")
     return value
 
 
@@ -97,12 +97,12 @@ def _read_aliases(value: object) -> tuple[str, ...]:
 
 def _read_text(key: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise BadTableError(f"{key} = {format_value(value)}: must be text")
+        raise BadTableError(f"{key} = {format_value(value)}: must be a non-empty string")
     return value
 
 
 def format_value(value: object) -> str:
-    """A value as an error shows it."""
+    """Return a value as text for an error message."""
     if isinstance(value, int) and abs(value) >= 10**18:  # Python refuses to print integers of thousands of digits
         return "a huge number"
     return repr(value)[:80]

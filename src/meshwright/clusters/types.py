@@ -11,22 +11,22 @@ GpuLink = Literal["nvlink", "xgmi", "pcie"]
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """Facts of one GPU type; peaks are dense (no sparsity), bandwidths are per GPU and in one direction."""
+    """One GPU type; peaks are dense (no sparsity), bandwidths are per GPU and unidirectional."""
 
     name: str
     arch: GpuArch
     capability: float  # CUDA compute capability; 9.4 (gfx942) for MI300X
-    memory_gib: float  # what the driver reports as total
+    memory_gib: float  # total, as the driver reports it
     peak_tflops: dict[str, float]  # by precision: fp32, tf32, bf16, fp8, fp4 (absent = not supported)
     hbm_gb_s: float
     nvlink_gb_s: float  # GPU to GPU inside the domain (the PCIe x16 rate where there is no NVLink)
-    nvlink_domain: int  # GPUs that reach each other that fast (the node where there is no NVLink)
-    network_gb_s: float  # per GPU between domains, as usually built
+    nvlink_domain: int  # GPUs connected at nvlink_gb_s (the node where there is no NVLink)
+    network_gb_s: float  # per GPU between domains, in typical systems
     gpus_per_node: int
-    host_gib: float = 128.0  # host memory per GPU, as usually built
+    host_gib: float = 128.0  # host memory per GPU, in typical systems
     link: GpuLink = "nvlink"  # what nvlink_gb_s is
     source: str = ""
-    note: str = ""  # what is announced, assumed or contested
+    note: str = ""  # announced, assumed or disputed values
     aliases: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
@@ -47,7 +47,7 @@ class Cluster(msgspec.Struct, frozen=True):
 
     @property
     def nvlink_domain(self) -> int:
-        """GPUs of this cluster that share one fast domain."""
+        """GPUs of this cluster in one fast-link domain."""
         if self.gpu.nvlink_domain > self.gpu.gpus_per_node:  # racks: the domain spans nodes
             return min(self.gpu.nvlink_domain, self.world)
         return min(self.gpu.nvlink_domain, self.gpus_per_node)

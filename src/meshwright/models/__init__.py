@@ -1,4 +1,4 @@
-"""Models: their architecture facts, the reader of Hugging Face configs, and the catalogue of shipped models."""
+"""Model architectures: specs, the reader of Hugging Face configs, and the catalogue."""
 
 from .catalogue import all_specs, config_of, find, find_by_shape, names, nearest_by_size, search
 from .reader import known_architectures, load_config, spec_from_config

@@ -1,4 +1,4 @@
-"""The models Meshwright ships: found by any usual spelling of their name, or read from a config.json of your own."""
+"""The model catalogue: find a model by any usual form of its name, or read a user's config.json."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _SIZE_IN_MILLIONS = {"m": 1, "b": 1_000, "t": 1_000_000}
 _PARENTHESES = re.compile(r"\(.*?\)")
 _GAP = re.compile(r"[\s\-_:]+")
 _PIECES = re.compile(r"[a-z]+|\d+(?:\.\d+)*")
-# Words that name a checkpoint of a model rather than another shape; ignored when nothing matches with them.
+# Words that name a checkpoint, not an architecture; ignored if nothing matches with them.
 _CHECKPOINT_WORDS = frozenset(
     ("meta", "nvidia", "instruct", "it", "pt", "chat", "base", "hf", "bf16", "fp8", "diffusers", "thinking")
 )
 
-# What tells a recipe file from a model's config.
+# Suffixes and keys that distinguish a recipe file from a model config.
 _RECIPE_FILES = (".toml", ".yaml", ".yml")
 _RECIPE_KEYS = frozenset(("base", "goal", "cluster", "layout"))
 SIZE_BAND = 0.25
 
 
 def find(text: str) -> ModelSpec:
-    """The model under a name in any usual spelling, a Hugging Face id, or a path to a config.json or its folder.
+    """Return a model by name in any usual form, Hugging Face id, or path to a config.json or its folder.
 
     A common size alone (1.3b, 7b, 13b, 70b, 175b) means the plain GPT of that size.
     """
@@ -54,23 +54,23 @@ def find(text: str) -> ModelSpec:
 
 
 def names() -> tuple[str, ...]:
-    """The names of all shipped models, in the catalogue's order."""
+    """Return the names of all shipped models, in catalogue order."""
     return tuple(_entries())
 
 
 def search(query: str) -> list[str]:
-    """The names that hold every word of a query, e.g. `qwen3 vl`."""
+    """Return the names that contain every word of a query, e.g. `qwen3 vl`."""
     words = [word for word in _GAP.split(query.strip().lower().replace(".", "")) if word]
     return [name for name in names() if all(word in name for word in words)]
 
 
 def all_specs() -> tuple[ModelSpec, ...]:
-    """All shipped models, in the catalogue's order."""
+    """Return all shipped models, in catalogue order."""
     return tuple(_spec(name) for name in names())
 
 
 def find_by_shape(hidden: int, layers: int) -> tuple[ModelSpec, ...]:
-    """The shipped models of this width and depth; quicker than asking every model."""
+    """Return the shipped models of this width and depth, without building every spec."""
     return tuple(_spec(name) for name, entry in _entries().items() if _has_shape(entry["config"], hidden, layers))
 
 
@@ -82,17 +82,17 @@ def _has_shape(config: dict[str, Any], hidden: int, layers: int) -> bool:
 
 
 def config_of(name: str) -> dict[str, Any]:
-    """The Hugging Face config of a shipped model, with the keys that decide its shape."""
+    """Return the Hugging Face config of a shipped model, with the keys that determine its shape."""
     if name not in _entries():
         raise unknown("model", name, names())
-    config: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(_entries()[name]["config"]))  # a copy of its own
+    config: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(_entries()[name]["config"]))  # a copy
     return config
 
 
 def nearest_by_size(family: str | None, total_params: float, kind: ModelKind | None = None) -> ModelSpec:
-    """The shipped model nearest in total parameters, within a family and kind when they are given."""
+    """Return the shipped model nearest in total parameters, optionally within a family and kind."""
     if not total_params > 0:
-        raise InputError("must be above 0", field="total_params", value=total_params)
+        raise InputError("total_params must be above 0", field="total_params", value=total_params)
     found = [spec for spec in all_specs() if family in (None, spec.family) and kind in (None, spec.kind)]
     if not found:
         raise unknown("family", family, sorted({spec.family for spec in all_specs()}))
@@ -125,7 +125,7 @@ def _spec(name: str) -> ModelSpec:
 
 @cache
 def _index() -> dict[tuple[str, ...], str]:
-    """Every spelling in its normal form, and the name it means."""
+    """Map every name and alias, normalized, to the model name."""
     index: dict[tuple[str, ...], str] = {}
     for name, entry in _entries().items():
         for spelling in (name, entry.get("hf_id", ""), *entry.get("aliases", ())):
@@ -135,9 +135,9 @@ def _index() -> dict[tuple[str, ...], str]:
 
 
 def _normalize(text: str, without: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """A spelling as runs of letters and digits with sizes in millions: "Qwen2.5-0.5B" is ("qwen25", "500m").
+    """Return a name as alphanumeric words with sizes in millions: "Qwen2.5-0.5B" is ("qwen25", "500m").
 
-    Sizes stay apart from what stands before them, so that "llama3 18b" is not "llama31 8b".
+    Sizes stay separate words, so that "llama3 18b" is not "llama31 8b".
     """
     text = _PARENTHESES.sub(" ", text.lower()).rsplit("/", 1)[-1]
     runs: list[str] = []
@@ -164,7 +164,7 @@ def _millions(size: re.Match[str]) -> float:
 
 
 def _resolve(text: str) -> str | None:
-    """The name a spelling means, or None; several equally good ones are an error."""
+    """Return the model name for a text, or None; several equally good matches are an error."""
     if text in _entries():
         return text
     for without in (frozenset[str](), _CHECKPOINT_WORDS):
@@ -178,14 +178,14 @@ def _resolve(text: str) -> str | None:
             return found[0]
         if found:
             shown = ", ".join(found[:12]) + (" …" if len(found) > 12 else "")
-            raise InputError(f"several models fit {text!r}: {shown}", field="model", value=text, fix=found[:12])
+            raise InputError(f"{text!r} matches several models: {shown}", field="model", value=text, fix=found[:12])
     return None
 
 
 def _with_prefix(wanted: tuple[str, ...]) -> list[str]:
-    """The models whose name starts with these words, cut between words or between letters and digits only."""
-    asked = " ".join(wanted)
-    return [name for name in names() if asked in _prefixes(name)]
+    """Return the models whose name starts with these words, split between words or letters and digits only."""
+    prefix = " ".join(wanted)
+    return [name for name in names() if prefix in _prefixes(name)]
 
 
 @cache
@@ -194,7 +194,7 @@ def _prefixes(name: str) -> frozenset[str]:
     plain = "_".join(word for word in words if not _SIZE.fullmatch(word))
     found = {
         " ".join(_normalize(plain))
-    }  # a size may stand in the middle: nemotron nano v2 is also nemotron_nano_9b_v2
+    }  # the size may be in the middle: nemotron nano v2 also matches nemotron_nano_9b_v2
     for count in range(1, len(words) + 1):
         found.add(" ".join(_normalize("_".join(words[:count]))))
         pieces = _PIECES.findall(words[count - 1])
@@ -205,23 +205,23 @@ def _prefixes(name: str) -> frozenset[str]:
 
 
 def _unknown_size(text: str, size: re.Match[str]) -> InputError:
-    """The error for a size alone that is none of the common ones, with the models of about that size."""
+    """Return the error for an uncommon size without a name, with the models of about that size."""
     wanted = _millions(size) * 1e6
     gap = {spec.name: abs(spec.params.total / wanted - 1) if wanted else math.inf for spec in all_specs()}
     near = sorted((name for name in gap if gap[name] <= SIZE_BAND), key=lambda name: gap[name])
     if near:
-        return InputError(f"say which model of about this size: {', '.join(near)}", "model", text, near[:12])
+        return InputError(f"several models have about this size, name one: {', '.join(near)}", "model", text, near[:12])
     nearest = min(all_specs(), key=lambda spec: abs(spec.params.total - wanted)).name
-    return InputError(f"no model within {SIZE_BAND:.0%} of this size is known; the nearest is {nearest}", "model", text)
+    return InputError(f"no known model is within {SIZE_BAND:.0%} of this size; the nearest is {nearest}", "model", text)
 
 
 def _recipe_as_model(text: str) -> InputError:
     fixes = [f"meshwright {command} {text}" for command in ("check", "estimate", "plan")]
-    return InputError("is a recipe file, not a model; check, estimate and plan take one", "model", text, fixes)
+    return InputError("this is a recipe file, not a model; pass it to check, estimate or plan", "model", text, fixes)
 
 
 def _is_path(text: str) -> bool:
-    """Whether a text can only mean a file: it ends in .json, begins like a path, or has a separator and exists."""
+    """Return whether a text is a file path: ends in .json, starts like a path, or has a separator and exists."""
     if text.lower().endswith(".json") or text.startswith((".", "~", os.sep)):
         return True
     separators = [mark for mark in (os.sep, os.altsep) if mark]

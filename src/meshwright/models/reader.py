@@ -1,4 +1,4 @@
-"""From a Hugging Face config.json, read as plain JSON and offline, to a ModelSpec."""
+"""Read a Hugging Face config.json, as plain JSON and offline, into a ModelSpec."""
 
 from __future__ import annotations
 
@@ -36,36 +36,40 @@ _DIFFUSERS = {
 
 
 def known_architectures() -> tuple[str, ...]:
-    """Every model_type (or diffusers class) that spec_from_config reads."""
+    """Return every model_type (or diffusers class) that spec_from_config supports."""
     return tuple(sorted({*TRAITS, *SAME_AS, *WRAPPERS, *_DIFFUSERS, "gpt2", "nemotron_h"}))
 
 
 def spec_from_config(config: Mapping[str, Any], name: str, **facts: Any) -> ModelSpec:
-    """The model that a Hugging Face config describes; facts are further ModelSpec fields, such as hf_id."""
+    """Return the model of a Hugging Face config; facts are more ModelSpec fields, such as hf_id."""
     if not isinstance(config, Mapping):
-        raise InputError("a config must be a JSON object", field="config", value=type(config).__name__)
+        raise InputError("the config must be a JSON object", field="config", value=type(config).__name__)
     spec = _read(config, name)
     return msgspec.structs.replace(spec, **facts) if facts else spec
 
 
 def load_config(path: str | Path) -> dict[str, Any]:
-    """The config.json at a path, or in the folder at a path, as a dict."""
-    # os.path, not Path: it answers "no" for names that no file can have, where Path raises
+    """Read the config.json at a path, or in the folder at a path."""
+    # os.path.isfile returns False for invalid paths (NUL bytes), where Path.is_file raises
     file = Path(path, "config.json") if file_access.is_dir(path) else Path(path)
     sent = file_access.text_of(file, "model")
     if sent is None and not os.path.isfile(file):
-        raise InputError("there is no config.json", field="model", value=str(file))
+        raise InputError("config.json not found", field="model", value=str(file))
     try:
         size = file.stat().st_size if sent is None else len(sent.encode())
         if size > MAX_BYTES:
-            raise InputError(f"is {size} bytes long; a model config has far less", field="model", value=str(file))
+            raise InputError(
+                f"the file has {size} bytes, more than the limit of {MAX_BYTES} for a model config",
+                field="model",
+                value=str(file),
+            )
         data = json.loads(file.read_bytes().decode("utf-8-sig") if sent is None else sent.removeprefix("\ufeff"))
     except OSError as problem:
-        raise InputError(f"cannot be read: {problem.strerror}", field="model", value=str(file)) from problem
-    except (ValueError, RecursionError) as problem:  # not UTF-8, not JSON, cut short, or nested without end
-        raise InputError(f"is not JSON: {problem}", field="model", value=str(file)) from problem
+        raise InputError(f"the file cannot be read: {problem.strerror}", field="model", value=str(file)) from problem
+    except (ValueError, RecursionError) as problem:  # not UTF-8, not JSON, truncated, or nested too deep
+        raise InputError(f"the file is not valid JSON: {problem}", field="model", value=str(file)) from problem
     if not isinstance(data, dict):
-        raise InputError("is JSON, but not an object", field="model", value=str(file))
+        raise InputError("the file must contain a JSON object", field="model", value=str(file))
     return data
 
 
@@ -89,25 +93,26 @@ def _read(config: Mapping[str, Any], name: str) -> ModelSpec:
         traits = TRAITS[SAME_AS.get(model_type, model_type)]
         fields = Fields(config, traits.defaults, traits.aliases)
         spec = _decoder_spec(read_decoder(fields, traits), name, traits.family, model_type, traits.hf_class)
-    fields.refuse_unread(model_type)
+    fields.reject_unread(model_type)
     return spec
 
 
 def _model_type(config: Mapping[str, Any]) -> str:
-    """The architecture a config names, by model_type or else by the class in architectures."""
-    said = config.get("model_type")
-    if said is None:
-        classes = {traits.hf_class: kind for kind, traits in TRAITS.items() if not kind.endswith("_text")}
-        classes |= {wrapper.hf_class: kind for kind, wrapper in WRAPPERS.items()}
+    """Return the model_type of a config, or the one of its class in architectures."""
+    model_type = config.get("model_type")
+    if model_type is None:
+        classes = {traits.hf_class: name for name, traits in TRAITS.items() if not name.endswith("_text")}
+        classes |= {wrapper.hf_class: name for name, wrapper in WRAPPERS.items()}
         listed = config.get("architectures")
-        said = next((classes[one] for one in listed if one in classes), None) if isinstance(listed, list) else None
-        if said is None:
-            raise InputError("the config does not say its architecture: it has no model_type", field="model_type")
-    if not isinstance(said, str) or said not in known_architectures():
-        # no did-you-mean: a config with another model_type is another model, so none is offered as a repair
+        if isinstance(listed, list):
+            model_type = next((classes[name] for name in listed if name in classes), None)
+        if model_type is None:
+            raise InputError("the config has no model_type, so its architecture is unknown", field="model_type")
+    if not isinstance(model_type, str) or model_type not in known_architectures():
+        # no did-you-mean: a config with another model_type is another model, so none is a fix
         known = ", ".join(known_architectures())
-        raise InputError(f"architecture {said!r} is not known; known: {known}", field="model_type", value=said)
-    return said
+        raise InputError(f"unknown architecture {model_type!r}; known: {known}", field="model_type", value=model_type)
+    return model_type
 
 
 def _decoder_spec(decoder: Decoder, name: str, family: str, model_type: str, hf_class: str) -> ModelSpec:
@@ -133,7 +138,7 @@ def _decoder_spec(decoder: Decoder, name: str, family: str, model_type: str, hf_
 def _denoiser_spec(config: Mapping[str, Any], class_name: str, name: str) -> ModelSpec:
     if class_name not in _DIFFUSERS:
         known = ", ".join(_DIFFUSERS)
-        raise InputError(f"diffusers class {class_name!r} is not known; known: {known}", "_class_name", class_name)
+        raise InputError(f"unknown diffusers class {class_name!r}; known: {known}", "_class_name", class_name)
     entry = _DIFFUSERS[class_name]
     denoiser = entry.read(Fields(config, entry.defaults))
     return ModelSpec(

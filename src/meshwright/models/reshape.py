@@ -1,4 +1,4 @@
-"""Other sizes of a known architecture: for overrides on the command line and for tiny models in tests."""
+"""Resize a known architecture, for overrides on the command line and tiny models in tests."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def reshape(
     experts: int | None = None,
     topk: int | None = None,
 ) -> ModelSpec:
-    """The same architecture in other sizes; what is not given stays, and what would be a guess is an error.
+    """Return the same architecture in other sizes; ambiguous changes are errors.
 
-    layers    keeps the leading layers that differ and cuts or repeats the pattern after them; a pattern that does not
-              repeat can be cut, not extended.
-    hidden    is the model width. Where heads × head_dim was the width, head_dim follows it; elsewhere it stays.
-    ffn       is the width of the dense blocks or, in a model that has none, of the routed experts.
+    layers    keeps the leading layers that differ and truncates or repeats the pattern after them; a pattern that
+              does not repeat can be truncated, not extended.
+    hidden    is the model width. If heads × head_dim was the width, head_dim follows it; otherwise it stays.
+    ffn       is the width of the dense blocks or, in a model without them, of the routed experts.
     heads, kv_heads, head_dim  are those of the softmax attention; Mamba and linear-attention heads stay.
     """
     given = {
@@ -56,10 +56,10 @@ def reshape(
         "experts": experts,
         "topk": topk,
     }
-    asked = {key: value for key, value in given.items() if value is not None}
-    if not asked:
+    requested = {key: value for key, value in given.items() if value is not None}
+    if not requested:
         return spec
-    _check(spec, asked)
+    _check(spec, requested)
     has_dense = any(isinstance(group.layer.ffn, Dense) for group in spec.groups)
     change = _Change(hidden, ffn, heads, kv_heads, head_dim, experts, topk, ffn_is_expert_width=not has_dense)
     chosen = _depth(spec.layers, layers) if layers else spec.layers
@@ -73,55 +73,67 @@ def reshape(
         mtp_layer=_layer(spec.mtp_layer, spec.hidden, change) if spec.mtp_layer else None,
         published_total=None,
         published_active=None,
-        source=f"{spec.name} with " + ", ".join(f"{key}={value}" for key, value in asked.items()),
+        source=f"{spec.name} with " + ", ".join(f"{key}={value}" for key, value in requested.items()),
     )
 
 
-def _check(spec: ModelSpec, asked: dict[str, int]) -> None:
-    for key, value in asked.items():
+def _check(spec: ModelSpec, requested: dict[str, int]) -> None:
+    for key, value in requested.items():
         most = MAX_LAYERS if key == "layers" else MAX_SIZE
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise InputError(f"must be a whole number from 1 to {most}", field=key, value=value)
+            raise InputError(f"must be an integer from 1 to {most}", field=key, value=value)
     mixers = [group.layer.mixer for group in spec.groups]
     if spec.kind == "diffusion":
-        _only(asked, ("layers",), "in a diffusion model the other sizes follow from each other and from its embedders")
+        _only(
+            requested, ("layers",), "only layers can change in a diffusion model; its other sizes depend on each other"
+        )
         if len(spec.groups) > 1:
-            raise InputError(f"{spec.name} has two kinds of layers; which of them is meant?", "layers", asked["layers"])
-    if spec.vision and "hidden" in asked:
-        raise InputError("the vision tower is built for the width it has", field="hidden", value=asked["hidden"])
-    if spec.learned_positions and "head_dim" in asked:
-        raise InputError("follows from hidden and heads in this architecture", "head_dim", asked["head_dim"])
+            raise InputError(
+                f"{spec.name} has two types of layers, so layers={requested['layers']} is ambiguous",
+                "layers",
+                requested["layers"],
+            )
+    if spec.vision and "hidden" in requested:
+        raise InputError("the vision encoder needs the original width", field="hidden", value=requested["hidden"])
+    if spec.learned_positions and "head_dim" in requested:
+        raise InputError(
+            "head_dim is hidden / heads in this architecture; change those", "head_dim", requested["head_dim"]
+        )
     for key in ("experts", "topk"):
-        if key in asked and spec.moe is None:
-            raise InputError(f"{spec.name} has no experts", field=key, value=asked[key])
+        if key in requested and spec.moe is None:
+            raise InputError(f"{spec.name} has no experts", field=key, value=requested[key])
     for key in ("kv_heads", "head_dim"):
-        if key in asked and not any(isinstance(mixer, Attention) for mixer in mixers):
-            raise InputError(f"{spec.name} has no attention of that kind", field=key, value=asked[key])
+        if key in requested and not any(isinstance(mixer, Attention) for mixer in mixers):
+            raise InputError(f"{spec.name} has no softmax attention", field=key, value=requested[key])
 
 
-def _only(asked: dict[str, int], allowed: tuple[str, ...], reason: str) -> None:
-    for key, value in asked.items():
+def _only(requested: dict[str, int], allowed: tuple[str, ...], reason: str) -> None:
+    for key, value in requested.items():
         if key not in allowed:
             raise InputError(reason, field=key, value=value)
 
 
 def _depth(layers: tuple[Layer, ...], count: int) -> tuple[Layer, ...]:
-    """The first layers and then the repeating pattern, to the asked number of layers."""
+    """Return the leading layers and then the repeating pattern, up to the requested count."""
     lead, period = _pattern(layers)
     if period is None:
         if count > len(layers):
             raise InputError(
-                f"the {len(layers)} layers follow no repeating pattern to extend", field="layers", value=count
+                f"the {len(layers)} layers have no repeating pattern, so they cannot be extended",
+                field="layers",
+                value=count,
             )
         return layers[:count]
     if count <= lead:
-        raise InputError(f"the first {lead} layers differ from the rest: at least {lead + 1}", "layers", count)
+        raise InputError(
+            f"the first {lead} layers differ from the rest, so at least {lead + 1} are needed", "layers", count
+        )
     repeated = layers[lead : lead + period]
     return layers[:lead] + tuple(repeated[place % period] for place in range(count - lead))
 
 
 def _pattern(layers: Sequence[Layer]) -> tuple[int, int | None]:
-    """The shortest lead and period that explain all layers, the period being seen at least twice."""
+    """Return the shortest lead and period that reproduce all layers, with at least two periods."""
     total = len(layers)
     for size in range(1, total // 2 + 1):
         for period in range(size, 0, -1):
@@ -167,6 +179,6 @@ def _ffn(ffn: Ffn, change: _Change) -> Ffn:
         return msgspec.structs.replace(ffn, width=change.ffn or ffn.width)
     experts, topk = change.experts or ffn.experts, change.topk or ffn.topk
     if topk > experts:
-        raise InputError(f"each token cannot use {topk} of {experts} experts", field="topk", value=topk)
+        raise InputError(f"topk={topk} is larger than the {experts} experts", field="topk", value=topk)
     width = change.ffn if change.ffn and change.ffn_is_expert_width else ffn.width
     return msgspec.structs.replace(ffn, experts=experts, topk=topk, width=width)

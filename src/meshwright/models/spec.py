@@ -1,4 +1,4 @@
-"""What a model is made of: groups of equal layers, and parameter counts that follow from them by construction."""
+"""Model specs: groups of equal layers, and the exact parameter counts derived from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ModelKind = Literal["causal_lm", "vision_language", "diffusion"]
 
 
 class Attention(msgspec.Struct, frozen=True):
-    """Softmax attention; kv_heads < heads is grouped-query attention, a window makes it sliding."""
+    """Softmax attention; grouped-query if kv_heads < heads, sliding if it has a window."""
 
     heads: int
     kv_heads: int
@@ -23,7 +23,7 @@ class Attention(msgspec.Struct, frozen=True):
         "none"  # "head": one head_dim vector each for q and k; "full": whole width
     )
     output_gate: bool = False  # q projection is twice as wide, the second half gates the output (Qwen3-Next)
-    sinks: bool = False  # one learnt logit per head (gpt-oss)
+    sinks: bool = False  # one learned logit per head (gpt-oss)
     shared_kv: bool = False  # key and value are one projection (Gemma 4 global layers)
     context_width: int | None = (
         None  # keys and values come from another stream of this width (diffusion cross-attention)
@@ -156,7 +156,7 @@ class Dense(msgspec.Struct, frozen=True):
 
 
 class MoE(msgspec.Struct, frozen=True):
-    """Routed experts, top-k of which see each token, and what may stand beside them for every token."""
+    """Routed experts (top-k per token), and the shared experts or dense block that process every token."""
 
     experts: int
     topk: int
@@ -169,7 +169,7 @@ class MoE(msgspec.Struct, frozen=True):
     dense_bias: bool = False  # biases of the shared expert and of the latent projections
     shared_gate: bool = False  # a one-output gate on the shared expert (Qwen)
     latent: int | None = None  # experts work at this width, with a projection down and up (Nemotron 3 Super)
-    parallel: Dense | None = None  # a dense block beside the experts in the same layer (Gemma 4)
+    parallel: Dense | None = None  # a dense block parallel to the experts (Gemma 4)
 
     def one_expert(self, hidden: int) -> Dense:
         return Dense(self.width, self.gated, self.bias)
@@ -181,11 +181,11 @@ class MoE(msgspec.Struct, frozen=True):
         return block.matmul_params(inner) + block.vector_params(inner)
 
     def routed_params(self, hidden: int) -> int:
-        """Parameters of all routed experts: what expert parallelism divides."""
+        """Parameters of all routed experts, which expert parallelism divides."""
         return self.experts * self.expert_params(hidden)
 
     def always_on_params(self, hidden: int) -> int:
-        """Router, shared experts, latent projections: what every token uses and every expert-parallel rank holds."""
+        """Router, shared experts and latent projections: used by every token, replicated over ep ranks."""
         count = hidden * self.experts
         count += self.experts if self.router_bias else 0
         if self.shared_width:
@@ -212,7 +212,7 @@ class Layer(msgspec.Struct, frozen=True):
     mixer: Mixer | None
     ffn: Ffn | None
     cross: Attention | None = None  # a second attention over text (diffusion)
-    norm_params: int = 0  # norm weights and biases of the layer, counted outright
+    norm_params: int = 0  # norm weights and biases of the layer
     extra_params: int = 0  # modulation tables and other vectors of the layer
     streams: int = 1  # copies of the weights for parallel token streams (FLUX joint blocks: image and text)
 
@@ -225,7 +225,7 @@ class Layer(msgspec.Struct, frozen=True):
         return self.ffn.routed_params(hidden) if isinstance(self.ffn, MoE) else 0
 
     def dense_params(self, hidden: int) -> int:
-        """Parameters that expert parallelism leaves whole."""
+        """Parameters that expert parallelism does not divide."""
         count = self.norm_params + self.extra_params
         for part in (self.mixer, self.cross):
             if part is not None:
@@ -244,7 +244,7 @@ class Layer(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Equal layers and the places (0 = first) where they stand in the model."""
+    """Equal layers and their indices in the model."""
 
     layer: Layer
     places: tuple[int, ...]
@@ -255,7 +255,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Vision(msgspec.Struct, frozen=True):
-    """A vision tower and what connects it to the language model."""
+    """A vision encoder and its connector to the language model."""
 
     depth: int
     hidden: int
@@ -273,11 +273,11 @@ class Vision(msgspec.Struct, frozen=True):
 
 
 class ParamCount(msgspec.Struct, frozen=True):
-    """Parameters of a model, in all and by the parts that are sharded differently."""
+    """Parameters of a model, total and by part that is sharded differently."""
 
     total: int
     active: int  # used by one token, embeddings and head included
-    embedding: int  # input embedding (and learnt positions)
+    embedding: int  # input embedding (and learned positions)
     head: int  # output projection; 0 when tied to the embedding
     routed: int  # routed experts of the main layers
     vision: int
@@ -285,7 +285,7 @@ class ParamCount(msgspec.Struct, frozen=True):
 
 
 class ModelSpec(msgspec.Struct, frozen=True, dict=True):
-    """Architecture facts of one model; every count and cost is derived from these."""
+    """The architecture of one model; all counts and costs are derived from it."""
 
     name: str
     family: str
@@ -296,7 +296,7 @@ class ModelSpec(msgspec.Struct, frozen=True, dict=True):
     tied: bool = False
     max_seq_length: int = 0
     final_norm_params: int = 0
-    learned_positions: int = 0  # rows of a learnt position table (GPT)
+    learned_positions: int = 0  # rows of a learned position table (GPT)
     extra_params: int = 0  # embedders and heads that are not a vocabulary (diffusion), per-layer embeddings
     head_bias: bool = False
     mtp_layers: int = 0
@@ -323,7 +323,7 @@ class ModelSpec(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def params(self) -> ParamCount:
-        """Parameter counts, exact by construction; total leaves the multi-token-prediction modules out."""
+        """Exact parameter counts; total excludes the multi-token-prediction modules."""
         embedding = self.vocab * self.hidden + self.learned_positions * self.hidden
         head = 0 if self.tied or not self.vocab else self.vocab * self.hidden
         head += self.vocab if self.head_bias else 0
@@ -340,13 +340,13 @@ class ModelSpec(msgspec.Struct, frozen=True, dict=True):
         )
 
     def _mtp_module_params(self) -> int:
-        """One module: a layer, the projection of [hidden, embedding] and three norms; embedding and head are shared."""
+        """Return the size of one module: a layer, the [hidden, embedding] projection and three norms."""
         if self.mtp_layer is None:
             return 0
         return self.mtp_layer.params(self.hidden) + 2 * self.hidden * self.hidden + 3 * self.hidden
 
     def mixers(self, kind: type[Mixer]) -> list[tuple[Mixer, int]]:
-        """The distinct mixers of one kind with the number of layers that have them."""
+        """Return the distinct mixers of one type with their number of layers."""
         found = [(g.layer.mixer, g.count) for g in self.groups if isinstance(g.layer.mixer, kind)]
         return [(mixer, count) for mixer, count in found if mixer is not None]
 

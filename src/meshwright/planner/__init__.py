@@ -1,4 +1,4 @@
-"""From a question to a plan: matching, sizing, search and explanation."""
+"""Plan a training: find a recipe, size it to the cluster, search layouts and explain the result."""
 
 from meshwright.planner.baseline import case_of, with_engine_strategy
 from meshwright.planner.divisors import smallest_fit

@@ -1,4 +1,4 @@
-"""Where sizing begins: the recipe found for a question, bound to its cluster and engine, overrides applied."""
+"""The baseline of a plan: the recipe for a question on its cluster and engine, with overrides applied."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.types import Recipe, Strategy, recipe_fields
 
 ENGINE_STRATEGY: dict[str, Strategy] = {"megatron": "zero1"}
-"""What an engine has in the place of fsdp2."""
+"""The engine's equivalent of fsdp2."""
 MAX_ADAPTATIONS = 5
 
 
 class Baseline(msgspec.Struct, frozen=True):
-    """The recipe found, what was asked of it, and why fields already differ from it."""
+    """The recipe of a question, the same recipe with the user's requests, and why its fields changed."""
 
     question: Question
     base: Recipe
@@ -36,14 +36,14 @@ class Baseline(msgspec.Struct, frozen=True):
 
     @property
     def on_reference_cluster(self) -> bool:
-        """Whether nothing but the engine differs from what the recipe was made for."""
+        """Whether only the engine differs from the setup the recipe was made for."""
         return self.source == "same_model" and self.same_gpus and not self.reasons and not self.pinned
 
     @property
     def same_gpus(self) -> bool:
-        """Whether the recipe was made for as many GPUs of this type."""
-        made_for, on = self.base_cluster, self.question.cluster
-        return (made_for.world, made_for.gpu) == (on.world, on.gpu)
+        """Whether the recipe was made for the same number of the same GPUs."""
+        reference, requested = self.base_cluster, self.question.cluster
+        return (reference.world, reference.gpu) == (requested.world, requested.gpu)
 
     @property
     def base_cluster(self) -> Cluster:
@@ -52,7 +52,7 @@ class Baseline(msgspec.Struct, frozen=True):
 
 
 def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Recipe | None = None) -> Baseline:
-    """The starting point for a question: its recipe, or the given one, with what was asked and what must give way."""
+    """Return the baseline of a question, or of the given recipe, with overrides and required adaptations applied."""
     source: BaselineSource = "same_model"
     base = recipe
     if base is None:
@@ -61,10 +61,10 @@ def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Reci
     wanted = override.requested(requested, overrides)
     if question.seq_length is not None and wanted.get("data.seq_length", question.seq_length) != question.seq_length:
         raise InputError(
-            f"--seq asks for {question.seq_length} tokens and data.seq_length for {wanted['data.seq_length']}",
+            f"--seq is {question.seq_length}, but data.seq_length={wanted['data.seq_length']} is set; use one",
             field="seq",
             value=question.seq_length,
-            fix=("say it once",),
+            fix=(f"data.seq_length={question.seq_length}",),
         )
     requested, _ = override.change(requested, wanted)
     reasons = {**reasons, **{key: _requested_reason(key) for key in wanted}}
@@ -82,7 +82,7 @@ def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Reci
 
 
 def case_of(recipe: Recipe, model: ModelSpec, on: Cluster, engine: Any = "meshwright") -> Case:
-    """A case whose memory can be asked for, so that memory rules speak too."""
+    """Return a case with a memory estimate, so that memory rules apply."""
     return Case(recipe, model, on, engine, memory_of=costs.memory)
 
 
@@ -92,7 +92,7 @@ def _case(recipe: Recipe, model: ModelSpec, question: Question) -> Case:
 
 
 def with_engine_strategy(recipe: Recipe, engine: str) -> Recipe:
-    """The recipe with its default sharding in the engine's own kind."""
+    """Return the recipe with fsdp2 replaced by the engine's equivalent."""
     if recipe.layout.strategy != "fsdp2" or engine not in ENGINE_STRATEGY:
         return recipe
     return msgspec.structs.replace(
@@ -101,34 +101,34 @@ def with_engine_strategy(recipe: Recipe, engine: str) -> Recipe:
 
 
 def bind(base: Recipe, question: Question) -> tuple[Recipe, dict[str, str]]:
-    """The recipe for the question's model, cluster, sequence length and engine, and why its length differs."""
-    made = with_engine_strategy(base, question.engine)
+    """Return the recipe for the question's model, cluster, length and engine, and why its length changed."""
+    adapted = with_engine_strategy(base, question.engine)
     length, why = base.data.seq_length, {}
     longest = question.model.max_seq_length
     if question.seq_length is not None and question.seq_length != length:
         length, why = question.seq_length, {"data.seq_length": _requested_reason("data.seq_length")}
     elif question.seq_length is None and longest and length > longest and question.model_ref != base.model:
-        length, why = longest, {"data.seq_length": f"the model knows {longest} positions; a new experiment"}
+        length, why = longest, {"data.seq_length": f"the model has {longest} positions; a new experiment"}
     recipe = msgspec.structs.replace(
-        made,
+        adapted,
         model=question.model_ref,
         cluster=question.cluster_ref or str(question.cluster),
         data=msgspec.structs.replace(base.data, seq_length=length),
-        layout=msgspec.structs.replace(made.layout, dp_shard=-1),
+        layout=msgspec.structs.replace(adapted.layout, dp_shard=-1),
     )
     return recipe, why
 
 
 def _requested_reason(key: str) -> str:
-    return "asked for" + ("; a new experiment" if recipe_fields()[key].kind == "contract" else "")
+    return "requested" + ("; a new experiment" if recipe_fields()[key].kind == "contract" else "")
 
 
 def _adapt(
     recipe: Recipe, model: ModelSpec, question: Question, fixed: frozenset[str]
 ) -> tuple[Recipe, dict[str, str]]:
-    """The recipe with settings that this cluster or engine refuses and no degree cures put right, and why.
+    """Fix settings that this cluster or engine rejects at any degree; return the recipe and the reasons.
 
-    Only layout fields outside the search are touched (a dispatcher, CUDA graphs, a kernel); never what the user fixed.
+    Only layout fields outside the search change (a dispatcher, CUDA graphs, a kernel), never those the user set.
     """
     reasons: dict[str, str] = {}
     for _ in range(MAX_ADAPTATIONS):
@@ -143,7 +143,7 @@ def _adapt(
 
 
 def _layout_fixes(case: Case) -> Any:
-    """Repairs of broken error rules that touch only layout fields outside the search, each with the rule's words."""
+    """Yield fixes of broken error rules that change only layout fields outside the search, with the rule's message."""
     searched = {f"layout.{name}" for name in LAYOUT_NAMES}
     fields = recipe_fields()
     for rule in rules.applicable(case, ("error",)):

@@ -1,4 +1,4 @@
-"""Other GPU counts: those a training fits on, and those that divide when the asked one does not."""
+"""Alternative GPU counts: those that fit, and those that divide when the requested count does not."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MAX_SEARCHED_GPUS = 16384
 
 
 def resize(case: Case, count: int) -> Case:
-    """The same training on another number of the same GPUs."""
+    """Return the case on another number of the same GPUs."""
     gpu = case.cluster.gpu
     return case.rebuild(cluster=Cluster(gpu, *default_nodes(count, gpu)))
 
 
 def nearby_counts(world: int, gpu: Gpu) -> Iterator[int]:
-    """Counts worth trying, nearest first: whole nodes around the asked count, its neighbours, powers of two."""
+    """Yield counts to try, nearest first: full nodes around the requested count, its neighbors, powers of two."""
     node = gpu.gpus_per_node
     nodes = world // node
     found = {k * node for k in range(max(nodes - 8, 1), nodes + 10)} | {world + d for d in (-2, -1, 1, 2)}
@@ -32,7 +32,7 @@ def nearby_counts(world: int, gpu: Gpu) -> Iterator[int]:
 
 
 def nearest_counts(case: Case, most: int = MAX_SUGGESTED_COUNTS) -> list[int]:
-    """GPU counts near the asked one for which some layout is legal."""
+    """Return GPU counts near the requested one that have a legal layout."""
     found: list[int] = []
     for tried, count in enumerate(nearby_counts(case.cluster.world, case.cluster.gpu)):
         if tried >= MAX_TRIED_COUNTS or len(found) >= most:
@@ -43,7 +43,7 @@ def nearest_counts(case: Case, most: int = MAX_SUGGESTED_COUNTS) -> list[int]:
 
 
 def nearest_batch(case: Case) -> int | None:
-    """A global batch near the recipe's for which the asked count has a layout."""
+    """Return a global batch near the recipe's for which the requested count has a layout."""
     batch, world = case.global_batch_size, case.cluster.world
     tries = sorted({max(round(batch / step), 1) * step for step in (world, world // 2 or 1, world // 4 or 1, 8)})
     near = sorted(tries, key=lambda b: abs(b - batch))
@@ -51,13 +51,13 @@ def nearest_batch(case: Case) -> int | None:
 
 
 def no_layout(case: Case) -> InputError:
-    """The error for a count that no layout divides, with counts and a batch that would do."""
+    """Return the error for a count that no layout divides, with counts and a batch that work."""
     near, batch = nearest_counts(case), nearest_batch(case)
     fixes = [f"--gpus {n}x{case.cluster.gpu.name}" for n in near]
     fixes += [f"train.global_batch_size={batch}"] if batch else []
     facts = f"global batch {case.global_batch_size}, {case.heads} heads, {case.layers} layers"
     counts = f"counts that work: {', '.join(map(str, near))}" if near else "no count near it works"
-    more = f"; or, as a new experiment, a global batch of {batch}" if batch else ""
+    more = f"; or change the global batch to {batch} (a new experiment)" if batch else ""
     return InputError(
         f"no layout divides {case.cluster.world} GPUs for this recipe ({facts}); {counts}{more}",
         field="gpus",
@@ -67,7 +67,7 @@ def no_layout(case: Case) -> InputError:
 
 
 def smallest_fit(plan: Plan, most: int = MAX_SEARCHED_GPUS) -> int | None:
-    """The smallest count, doubling from the asked one, on which this training fits."""
+    """Return the smallest count, doubling from the requested one, on which this training fits."""
     count = plan.case.cluster.world
     while (count := count * 2) <= most:
         found = best(resize(plan.case, count), {})

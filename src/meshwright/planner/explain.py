@@ -1,4 +1,4 @@
-"""Why a number is what it is: the same estimate and rules, asked about the value next to it."""
+"""Explain each layout value by comparing it with its neighbors, using the same rules and estimate."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from meshwright.rules.search_values import divisors
 
 DEGREES = ("tp", "pp", "cp", "ep", "micro_batch_size")
 DERIVED_FIELDS = {
-    "sp": "follows tp: with tp above 1 it cuts norms and residuals over the same ranks at no extra traffic",
+    "sp": "follows tp: with tp > 1 it shards norms and residuals over the same ranks at no extra communication",
     "pp_schedule": "follows pp and vp",
-    "dp_shard": "filled with whatever tp × pp × cp leave",
-    "stage_layers": "follows pp: the layers do not divide evenly; the stages of embedding and head never get the more",
+    "dp_shard": "the ranks that tp × pp × cp leave",
+    "stage_layers": "follows pp: the layers do not divide evenly; the first and last stage get fewer layers",
     "embedding_as_layer": "follows pp",
     "head_as_layer": "follows pp",
     "recompute_modules": "follows recompute",
@@ -25,18 +25,18 @@ DERIVED_FIELDS = {
 }
 
 
-def pluralize(number: int, thing: str) -> str:
-    """A number of things, one of them without its s."""
-    return f"{number} {thing}" + ("" if number == 1 else "s")
+def pluralize(number: int, noun: str) -> str:
+    """Return a count with its noun, e.g. 1 GPU, 2 GPUs."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def field_description(name: str) -> str:
-    """What a layout field is, in the words of its own documentation."""
+    """Return the documentation of a layout field."""
     return recipe_fields()[f"layout.{name}"].text
 
 
 def with_value(case: Case, name: str, value: Any) -> Case:
-    """The case with one layout number changed and those that follow it brought along."""
+    """Return the case with one layout value changed, and the fields that follow from it."""
     changed: dict[str, Any] = {name: value, "dp_shard": -1}
     if name == "tp":
         changed["sp"] = value > 1 and case.strategy != "megatron_fsdp"
@@ -53,30 +53,30 @@ def with_value(case: Case, name: str, value: Any) -> Case:
 
 
 def compare_value(case: Case, name: str, value: Any) -> str:
-    """What would happen with another value of one layout field, measured by rules and estimate."""
+    """Describe the effect of another value of a layout field: a broken rule, memory or step time."""
     other = with_value(case, name, value)
-    ruled = [r for r in rules.applicable(other, ("error",)) if r.subject != "memory"]
-    errors = [r for r in ruled if bool(r.broken(other)) and not bool(r.broken(case))]
+    checked = [r for r in rules.applicable(other, ("error",)) if r.subject != "memory"]
+    errors = [r for r in checked if bool(r.broken(other)) and not bool(r.broken(case))]
     if errors:
-        return f"{value} is refused: {rules.message(errors[0], other)}"
-    here, there = costs.estimate(case), costs.estimate(other)
-    if not bool(there.fits):
+        return f"{value} is invalid: {rules.message(errors[0], other)}"
+    current, changed = costs.estimate(case), costs.estimate(other)
+    if not bool(changed.fits):
         usable = case.capacity_gib * (1 - RESERVE)
-        return f"{value} would need {float(there.memory.total):.0f} GiB, {usable:.0f} are usable"
-    slower = float(there.step_s) / float(here.step_s) - 1
-    memory = float(there.memory.total) - float(here.memory.total)
-    return f"{value} would take {slower:+.0%} step time and {memory:+.0f} GiB"
+        return f"{value} would need {float(changed.memory.total):.0f} GiB of {usable:.0f} usable"
+    slower = float(changed.step_s) / float(current.step_s) - 1
+    memory = float(changed.memory.total) - float(current.memory.total)
+    return f"{value}: {slower:+.0%} step time, {memory:+.0f} GiB"
 
 
 def why_changed(case: Case, name: str, old: Any) -> str:
-    """The reason a layout field left the recipe's value."""
+    """Return why a layout field differs from the recipe's value."""
     if name in DERIVED_FIELDS:
         return DERIVED_FIELDS[name]
-    return "here " + compare_value(case, name, old)
+    return "on this cluster, " + compare_value(case, name, old)
 
 
 def reasons(plan: Plan) -> tuple[Reason, ...]:
-    """For every number of the layout: what it is and what its neighbours would do."""
+    """Explain every layout value: what it means and the effect of its neighboring values."""
     case, layout = plan.case, plan.recipe.layout
     found = [Reason("strategy", layout.strategy, _strategy(case))]
     found += [Reason(name, getattr(layout, name), _degree(case, name)) for name in _explained_degrees(case)]
@@ -85,9 +85,9 @@ def reasons(plan: Plan) -> tuple[Reason, ...]:
         Reason(
             "dp",
             int(case.dp),
-            f"{pluralize(case.world, 'GPU')} / {int(case.model_ranks)} per model copy; "
-            + ("one rank holds the whole state" if case.shard == 1 else f"{int(case.shard)} ranks share one state")
-            + (f", {layout.dp_replicate} copies of it" if layout.dp_replicate > 1 else ""),
+            f"{pluralize(case.world, 'GPU')} / {int(case.model_ranks)} per model replica; "
+            + ("no state is sharded" if case.shard == 1 else f"the state is sharded over {int(case.shard)} ranks")
+            + (f", {layout.dp_replicate} replicas" if layout.dp_replicate > 1 else ""),
         )
     )
     found.append(
@@ -105,17 +105,17 @@ def _explained_degrees(case: Case) -> list[str]:
 
 
 def neighbors(case: Case, name: str) -> list[int]:
-    """The next smaller and larger value that can be had: divisors of the GPUs, experts or batch."""
+    """Return the next smaller and larger possible value: divisors of the GPUs, experts or batch."""
     value = int(getattr(case, name))
-    whole: int = {"ep": case.experts, "micro_batch_size": case.global_batch_size}.get(name) or case.world
-    allowed = [d for d in divisors(whole) if name != "pp" or d <= case.layers]
+    total: int = {"ep": case.experts, "micro_batch_size": case.global_batch_size}.get(name) or case.world
+    allowed = [d for d in divisors(total) if name != "pp" or d <= case.layers]
     smaller, larger = [d for d in allowed if d < value], [d for d in allowed if d > value]
     return smaller[-1:] + larger[:1]
 
 
 def _degree(case: Case, name: str) -> str:
-    said = [compare_value(case, name, value) for value in neighbors(case, name)]
-    return f"{field_description(name)}. " + ("; ".join(said) or "there is no other")
+    effects = [compare_value(case, name, value) for value in neighbors(case, name)]
+    return f"{field_description(name)}. " + ("; ".join(effects) or "no other value is possible")
 
 
 def _recompute(case: Case) -> str:
@@ -124,10 +124,10 @@ def _recompute(case: Case) -> str:
 
 
 def _strategy(case: Case) -> str:
-    kinds = {
-        "fsdp2": "weights, gradients and optimizer state are all cut over the data-parallel ranks",
-        "zero1": "only optimizer state is cut over the data-parallel ranks (Megatron's distributed optimizer)",
-        "megatron_fsdp": "Megatron's fully sharded data parallelism: all state is cut over the data-parallel ranks",
-        "ddp": "every data-parallel rank holds the whole state",
+    texts = {
+        "fsdp2": "shards weights, gradients and optimizer state over the data-parallel ranks",
+        "zero1": "shards only the optimizer state over the data-parallel ranks (Megatron's distributed optimizer)",
+        "megatron_fsdp": "Megatron-FSDP: shards all state over the data-parallel ranks",
+        "ddp": "every data-parallel rank holds the full state",
     }
-    return kinds[str(case.strategy)]
+    return texts[str(case.strategy)]

@@ -1,4 +1,4 @@
-"""How much of a long run is training, when GPUs fail and checkpoints cost time."""
+"""Goodput: the share of a long run spent on training, given GPU failures and checkpoint time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import msgspec
 HOUR = 3600.0
 FAILURES_PER_GPU_HOUR = 419 / (54 * 24 * 16384)
 """Llama 3 405B saw 419 unexpected interruptions in 54 days on 16,384 H100 (The Llama 3 Herd of Models, 2024, 3.3.4)."""
-RESTART_S = 600.0  # notice, replace the node, start processes and load: minutes, where a scheduler does it by itself
+RESTART_S = 600.0  # detect, replace the node, restart and load: minutes if a scheduler automates it
 SAVE_GB_S = 1.0  # per GPU to shared storage, blocking
 MIN_INTERVAL_S = 60.0
 
 
 class Goodput(msgspec.Struct, frozen=True):
-    """What failures and checkpoints do to a run."""
+    """The effect of failures and checkpoints on a run."""
 
     share: float  # of the wall clock that is training
     failures_per_day: float
@@ -25,7 +25,7 @@ class Goodput(msgspec.Struct, frozen=True):
 
 
 def best_interval_s(save_s: float, hours_between_failures: float) -> float:
-    """The time between checkpoints that loses least (Young 1974, Daly 2006): the square root of 2 × save × MTBF."""
+    """Return the checkpoint interval that loses least time (Young 1974, Daly 2006): sqrt(2 × save × MTBF)."""
     return max(sqrt(2 * save_s * hours_between_failures * HOUR), MIN_INTERVAL_S)
 
 
@@ -36,7 +36,7 @@ def goodput(
     restart_s: float = RESTART_S,
     save_gb_s: float = SAVE_GB_S,
 ) -> Goodput:
-    """The share of time that trains: each failure costs a restart and half an interval, each interval one save."""
+    """Return the goodput: each failure costs a restart and half an interval, each interval one save."""
     per_hour = gpus * failures_per_gpu_hour
     save_s = state_gb_per_gpu / save_gb_s
     interval = best_interval_s(save_s, 1 / per_hour)

@@ -1,4 +1,4 @@
-"""Which shipped recipe a question starts from."""
+"""Select the shipped recipe that a plan starts from."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ BaselineSource = Literal["same_model", "closest", "derived"]
 
 
 def find_baseline_recipe(question: Question) -> tuple[Recipe, BaselineSource]:
-    """The model's own recipe for the goal, else the closest model's; derived when the model is the user's own."""
-    own = [e for e in index.entries(question.benchmark) if (e.model, e.goal) == (question.model_ref, question.goal)]
-    if own:
-        return index.load(_preferred(own, question).name), "same_model"
+    """Return the model's recipe for the goal, else that of the closest model; "derived" for a user's model."""
+    matching = [
+        e for e in index.entries(question.benchmark) if (e.model, e.goal) == (question.model_ref, question.goal)
+    ]
+    if matching:
+        return index.load(_preferred(matching, question).name), "same_model"
     if question.benchmark:
         raise InputError(
-            f"there is no benchmark recipe for {question.model.name} with goal {question.goal}",
+            f"{question.model.name} has no benchmark recipe for goal {question.goal}",
             field="benchmark",
             value="true",
             fix=("leave out --benchmark", f"meshwright recipes --benchmark --goal {question.goal}"),
@@ -41,12 +43,12 @@ def find_baseline_recipe(question: Question) -> tuple[Recipe, BaselineSource]:
 
 
 def model_kind_label(model: ModelSpec) -> str:
-    """The kind of model in a word the user knows."""
+    """Return the model kind as text for messages."""
     return {"causal_lm": "language", "vision_language": "vision-language", "diffusion": "diffusion"}[model.kind]
 
 
 def _preferred(entries: list[IndexEntry], question: Question) -> IndexEntry:
-    """Of a model's recipes: right GPU type, nearest sequence length, nearest GPU count, plainest name."""
+    """Return the best of a model's recipes: same GPU type, nearest sequence length and GPU count, shortest name."""
     return min(
         entries,
         key=lambda e: (

@@ -1,4 +1,4 @@
-"""A question, and the plan that answers it."""
+"""The question a user asks and the plan that answers it."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Approach = Literal[
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What the user wants to train, on what, and to which end."""
+    """What to train, on which cluster, for which goal."""
 
     model: ModelSpec
     model_ref: str  # catalogue name, or path of the user's config.json
     cluster: Cluster
     goal: Goal
-    cluster_ref: str = ""  # how a recipe refers to the cluster when its text would lose facts: the path of its file
+    cluster_ref: str = ""  # path of the cluster file, if the cluster is not a catalogue one
     seq_length: int | None = None
     engine: Engine = "meshwright"
     benchmark: bool = False
-    calibration: Any = None  # a machine's own costs.Calibration
+    calibration: Any = None  # costs.Calibration of a machine
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Suggestion(msgspec.Struct, frozen=True):
-    """Overrides the user may want, which the plan does not take by itself."""
+    """Overrides the plan suggests but does not apply."""
 
     title: str
     overrides: tuple[str, ...]
@@ -57,7 +57,7 @@ class Suggestion(msgspec.Struct, frozen=True):
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why one number of the layout is what it is."""
+    """The reason for one layout value."""
 
     field: str
     value: Any
@@ -65,7 +65,7 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A recipe bound to a cluster, with its estimate, findings and everything that was changed and why."""
+    """A recipe on a cluster, with its estimate, findings, and all changes with their reasons."""
 
     question: Question
     base: Recipe  # the shipped recipe it started from
@@ -79,17 +79,17 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether it can start and fits."""
+        """Whether the plan has no errors and fits in memory."""
         return bool(self.estimate.fits) and not any(f.severity == "error" for f in self.findings)
 
     @property
     def exists(self) -> bool:
-        """Whether such a layout can be built at all, memory aside."""
+        """Whether the plan has no errors except memory."""
         return not any(f.severity == "error" and not f.rule.startswith("memory.") for f in self.findings)
 
     @property
     def approach(self) -> Approach:
-        """How far this is from running the recipe as shipped."""
+        """How much the plan differs from the shipped recipe."""
         if self.recipe.model != self.base.model or any(c.field.startswith("architecture.") for c in self.changes):
             return "recipe as a starting point for another architecture"
         if any(c.kind != "layout" for c in self.changes):
@@ -100,7 +100,7 @@ class Plan(msgspec.Struct, frozen=True):
         return "use the recipe directly" if same else "use the recipe directly; data parallelism fills the GPUs"
 
     def layout_dict(self) -> dict[str, Any]:
-        """The layout with every implied number filled in."""
+        """Return the layout with derived values filled in."""
         layout = self.recipe.layout
         return {
             "strategy": layout.strategy,
@@ -118,7 +118,7 @@ class Plan(msgspec.Struct, frozen=True):
         }
 
     def contract_dict(self) -> dict[str, Any]:
-        """What determines the trained weights."""
+        """Return the fields that determine the trained weights."""
         r = self.recipe
         return {
             "seq_length": r.data.seq_length,

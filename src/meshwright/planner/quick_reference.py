@@ -1,4 +1,4 @@
-"""Which recipe for my situation: the quick reference, as questions that are really asked."""
+"""The quick reference: common situations and the recipe for each, checked by the tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Situation(msgspec.Struct, frozen=True):
-    """Something people want, the question it becomes, and the recipe that should answer it."""
+    """A common goal, its question, and the recipe that must answer it."""
 
     want: str
     model: str

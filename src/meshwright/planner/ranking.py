@@ -1,4 +1,4 @@
-"""Searching the whole legal space: the fastest layouts that fit, what was dropped and why, and what trades for what."""
+"""Rank all legal layouts: the fastest that fit, the Pareto front, and what was dropped and why."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from meshwright.planner.search import Candidate, ScoredBatch, score
 from meshwright.planner.space import FULL_SPACE, candidates, degrees, with_pins
 from meshwright.recipes.case import Case
 
-CANDIDATES_PER_PLAN = 12  # candidates looked at for each plan shown: several options may come to the same layout
-MAX_LISTED = 3_000  # layouts that are listed of all that fit
+CANDIDATES_PER_PLAN = 12  # candidates per plan: several options may result in the same layout
+MAX_LISTED = 3_000  # of the layouts that fit
 SHOWN_NAMES = ("strategy", "tp", "pp", "vp", "cp", "ep", "etp", "micro_batch_size", "recompute")
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """Layouts that were left out for one reason."""
+    """Layouts dropped for one reason."""
 
     reason: str
     count: int
@@ -31,17 +31,17 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 class Ranking(msgspec.Struct, frozen=True):
-    """The best plans, the layouts worth a look when memory or speed matters more, and what was left out."""
+    """The best plans, the Pareto front of memory and speed, and the dropped layouts."""
 
     plans: tuple[Plan, ...]
     pareto: tuple[Candidate, ...]
     dropped: tuple[Dropped, ...]
     searched: int
-    fitting: tuple[Candidate, ...] = ()  # every layout that fits, fastest first, where these were asked for
+    fitting: tuple[Candidate, ...] = ()  # every layout that fits, fastest first, if requested
 
 
 def rank_layouts(question: Question, overrides: Sequence[str] = (), top: int = 5, everything: bool = False) -> Ranking:
-    """The fastest plans of the whole legal space; overrides are kept as given; `everything` lists all that fit."""
+    """Return the fastest plans of all legal layouts; overrides stay fixed; `everything` lists all that fit."""
     baseline = baseline_for(question, overrides)
     batches = list(score(baseline.case, baseline.pinned, FULL_SPACE))
     best = _fastest(batches, top)
@@ -59,15 +59,15 @@ def rank_layouts(question: Question, overrides: Sequence[str] = (), top: int = 5
 
 
 def _fitting(batches: list[ScoredBatch]) -> tuple[Candidate, ...]:
-    """Every different layout that fits, fastest first; at most MOST_LISTED, evenly spread over all of them."""
+    """Return the distinct layouts that fit, fastest first; at most MAX_LISTED, sampled evenly."""
     found = sorted((float(b.step_s[i]), n, int(i)) for n, b in enumerate(batches) for i in np.flatnonzero(b.fits))
-    every = max(-(-len(found) // MAX_LISTED), 1)
-    rows = [batches[n].row(i) for _, n, i in found[::every]]
+    stride = max(-(-len(found) // MAX_LISTED), 1)
+    rows = [batches[n].row(i) for _, n, i in found[::stride]]
     return tuple({tuple(row.layout.values()): row for row in reversed(rows)}.values())[::-1]
 
 
 def _fastest(batches: list[ScoredBatch], top: int) -> list[Candidate]:
-    """The fastest different layouts that fit; the smallest one when none does."""
+    """Return the fastest distinct layouts that fit, or the smallest one if none does."""
     found = [
         b.row(int(i))
         for b in batches
@@ -80,7 +80,7 @@ def _fastest(batches: list[ScoredBatch], top: int) -> list[Candidate]:
 
 
 def pareto(batches: list[ScoredBatch]) -> tuple[Candidate, ...]:
-    """Layouts that no other beats in both memory and speed, fastest first."""
+    """Return the layouts that no other beats in both memory and speed, fastest first."""
     found: list[Candidate] = []
     for b in batches:
         order = np.lexsort((b.total_gib, b.step_s))
@@ -96,7 +96,7 @@ def pareto(batches: list[ScoredBatch]) -> tuple[Candidate, ...]:
 
 
 def _pinned_errors(baseline: Baseline, batches: list[ScoredBatch]) -> Iterator[Dropped]:
-    """What the rules say of the user's own numbers when no layout can keep them."""
+    """Yield the errors of the user's pinned values if no layout can satisfy them."""
     if batches or not baseline.pinned:
         return
     for rule in rules.applicable(baseline.case, ("error",)):
@@ -105,7 +105,7 @@ def _pinned_errors(baseline: Baseline, batches: list[ScoredBatch]) -> Iterator[D
 
 
 def _rejected_by_rules(case: Case, pinned: Mapping[str, Any]) -> Iterator[Dropped]:
-    """For every rule that refuses some layout: how many, and what it says of one."""
+    """Yield, for every rule that rejects layouts, their number and one example."""
     counts: Counter[str] = Counter()
     examples: dict[str, Case] = {}
     space = with_pins(FULL_SPACE, pinned)
@@ -130,6 +130,6 @@ def _too_large(batches: list[ScoredBatch]) -> Iterator[Dropped]:
 
 
 def describe_case(case: Case) -> str:
-    """A layout in a few words."""
-    said: list[tuple[str, Any]] = [(name, getattr(case, name)) for name in SHOWN_NAMES]
-    return " ".join(f"{name}={value}" for name, value in said if value != 1)
+    """Describe the layout of a case in one line."""
+    values: list[tuple[str, Any]] = [(name, getattr(case, name)) for name in SHOWN_NAMES]
+    return " ".join(f"{name}={value}" for name, value in values if value != 1)

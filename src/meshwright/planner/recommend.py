@@ -1,4 +1,4 @@
-"""From a question to a plan: find the recipe, size it to the cluster, price it, judge it, say what changed and why."""
+"""Plan a question: find the recipe, size it to the cluster, estimate and check it, explain the changes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from meshwright.recipes.types import Recipe, recipe_fields
 from meshwright.rules import Finding
 
 ARITHMETIC = {*LAYOUT_NAMES, "global_batch_size"}
-"""Fields whose rules speak of degrees and batches: when those block everything, it is the GPU count that is wrong."""
+"""Fields whose rules concern divisibility: if only these block every layout, the GPU count is wrong."""
 SUGGEST_BELOW = 0.95  # of the kept layout's step time
 ADVISE_BELOW = 0.99
 
 
 def recommend(question: Question, overrides: Sequence[str] = ()) -> Plan:
-    """The plan for a question; layout overrides are kept as given and the rest is sized around them."""
+    """Return the plan for a question; layout overrides stay fixed and the rest is sized around them."""
     baseline = baseline_for(question, overrides)
     found = best(baseline.case, baseline.pinned)
     if found is None:
@@ -38,12 +38,12 @@ def recommend(question: Question, overrides: Sequence[str] = ()) -> Plan:
 
 
 def plan_fixed(question: Question, recipe: Recipe | None, overrides: Sequence[str] = ()) -> Plan:
-    """The plan of exactly this recipe (or of the question's own) with overrides, its layout not searched."""
+    """Return the plan of this recipe (or the question's) with overrides, without searching layouts."""
     return plan_with(baseline_for(question, overrides, recipe), {})
 
 
 def keeps_recipe_layout(baseline: Baseline, found: Candidate) -> bool:
-    """Whether the recipe's layout stays: always on the cluster it was made for, elsewhere when it is about as good."""
+    """Return whether to keep the recipe's layout: always on its reference cluster, elsewhere if it is about as fast."""
     if not bool(rules.legal(baseline.case)):
         return False
     price = costs.estimate(baseline.case)
@@ -56,18 +56,18 @@ def keeps_recipe_layout(baseline: Baseline, found: Candidate) -> bool:
 
 
 def _fallback_layout(baseline: Baseline) -> dict[str, Any]:
-    """The layout to show with its findings when none is legal; a count that nothing divides is an error instead."""
+    """Return the layout to report if none is legal; raise if no layout divides the GPU count."""
     blocking = {id for id in always_broken(baseline.case) if rules.RULES[id].field not in ARITHMETIC}
     found = best(baseline.case, baseline.pinned, blocking) if blocking else None
     if found is not None:
         return {**found.layout, **baseline.pinned}
-    if baseline.pinned and any_legal(baseline.case):  # the user's own numbers are judged, not replaced
+    if baseline.pinned and any_legal(baseline.case):  # report the user's values, do not replace them
         return {}
     raise no_layout(baseline.case)
 
 
 def plan_with(baseline: Baseline, layout: Mapping[str, Any], faster: Candidate | None = None) -> Plan:
-    """The plan that runs this layout, priced and judged; empty keeps the recipe's own."""
+    """Return the plan with this layout, estimated and checked; an empty layout keeps the recipe's."""
     recipe = with_layout(baseline.requested, layout)
     case = baseline.case.rebuild(recipe)
     estimate = costs.estimate(case)
@@ -89,12 +89,12 @@ def plan_with(baseline: Baseline, layout: Mapping[str, Any], faster: Candidate |
 
 
 def with_layout(recipe: Recipe, layout: Mapping[str, Any]) -> Recipe:
-    """The recipe with these layout values."""
+    """Return the recipe with these layout values."""
     return msgspec.structs.replace(recipe, layout=msgspec.structs.replace(recipe.layout, **layout))
 
 
 def _drop_useless_fixes(findings: Iterable[Finding], case: Case, step_s: float) -> Iterable[Finding]:
-    """Advice stays when following it is really faster and leaves room; a warning stays, its fix only then."""
+    """Keep advice only if following it is faster and leaves headroom; warnings stay, but lose such a fix."""
     for finding in findings:
         of_memory = finding.rule.startswith("memory.") and finding.severity == "warning"
         about_layout = bool(finding.fix) and all(key.startswith("layout.") for key in finding.fix)
@@ -111,19 +111,19 @@ def _helps(finding: Finding, case: Case, step_s: float) -> bool:
 
 
 def _faster_layout(case: Case, estimate: costs.Estimate, faster: Candidate | None) -> Iterable[Suggestion]:
-    """The layout our estimate would rather have than the kept one, when it is worth a try."""
+    """Yield the faster layout of the search if the recipe's layout was kept and the gain is worth a try."""
     if faster is None or not faster.has_headroom or faster.step_s > SUGGEST_BELOW * float(estimate.step_s):
         return
     different = {name: faster.layout[name] for name in LAYOUT_NAMES if faster.layout[name] != getattr(case, name)}
     gain = 1 - faster.step_s / float(estimate.step_s)
-    why = f"by our estimate {gain:.0%} less time per step at {faster.total_gib:.0f} GiB; the published layout was kept"
+    why = f"estimated {gain:.0%} less step time at {faster.total_gib:.0f} GiB; the published layout was kept"
     yield Suggestion(
         "a faster layout", tuple(format_override(f"layout.{n}", v) for n, v in different.items()), why, kind="layout"
     )
 
 
 def changes_between(baseline: Baseline, recipe: Recipe, case: Case) -> tuple[Change, ...]:
-    """Every field that differs from the starting recipe, with its kind and reason."""
+    """Return every field that differs from the base recipe, with its kind and reason."""
     found = []
     for key, info in recipe_fields().items():
         section, name = key.split(".")
@@ -136,7 +136,7 @@ def changes_between(baseline: Baseline, recipe: Recipe, case: Case) -> tuple[Cha
 
 def _why(name: str, old: Any, case: Case) -> str:
     if name == "strategy" and ENGINE_STRATEGY.get(case.engine) == case.strategy:
-        return f"what the {case.engine} engine makes of {old}"
+        return f"the {case.engine} equivalent of {old}"
     return why_changed(case, name, old)
 
 

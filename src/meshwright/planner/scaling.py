@@ -1,4 +1,4 @@
-"""Changes of the contract a user may want on other hardware; each is a new experiment and is only offered."""
+"""Suggest contract changes for other hardware; each is a new experiment, so none is applied."""
 
 from __future__ import annotations
 
@@ -15,32 +15,36 @@ from meshwright.recipes.types import Recipe
 
 LrLaw = Literal["sqrt", "linear"]
 LAWS: tuple[LrLaw, ...] = ("sqrt", "linear")
-MAX_TOKENS = 16 * 2**20  # per step; the largest published trainings take about this
-MAX_BATCH_GROWTH = 16  # of the batch: beyond, no law of the learning rate was tried
+MAX_TOKENS = 16 * 2**20  # per step; about the largest published
+MAX_BATCH_GROWTH = 16  # of the batch; learning-rate scaling is untested beyond
 MIN_TOKENS_PER_GPU = 4096  # per GPU and step
 MIN_FP8_GAIN = 0.03  # of the step time
 
 
 def scaled_lr(lr: float, old_batch: int, new_batch: int, law: LrLaw = "sqrt") -> float:
-    """The learning rate for another batch size: by the square root of the ratio (Adam) or linearly (SGD)."""
+    """Return the learning rate for another batch size: scaled by the square root (Adam) or linearly (SGD)."""
     ratio = new_batch / old_batch
     return float(f"{lr * (sqrt(ratio) if law == 'sqrt' else ratio):.3g}")
 
 
 def scaled_batch(old_batch: int, old_gpus: int, new_gpus: int) -> int:
-    """The global batch that keeps the samples per GPU (or per data-parallel rank, when those are counted)."""
+    """Return the global batch that keeps the samples per GPU (or per data-parallel rank)."""
     return max(round(old_batch / old_gpus * new_gpus), 1)
 
 
 def batch_for_tokens(old_batch: int, old_seq: int, new_seq: int) -> int:
-    """The global batch that keeps the tokens per step when the sequence length changes."""
+    """Return the global batch that keeps the tokens per step when the sequence length changes."""
     return max(round(old_batch * old_seq / new_seq), 1)
 
 
 def suggestions(base: Recipe, base_world: int, case: Case) -> tuple[Suggestion, ...]:
-    """What the user could change beyond the layout on this cluster; each was tried, is legal and fits."""
-    made = (*_batch_suggestions(base, base_world, case), *_length_suggestions(base, case), *_fp8_suggestions(case))
-    return tuple(suggestion for suggestion in made if _is_valid(suggestion, case))
+    """Return suggested contract changes for this cluster; each is legal and fits."""
+    candidates = (
+        *_batch_suggestions(base, base_world, case),
+        *_length_suggestions(base, case),
+        *_fp8_suggestions(case),
+    )
+    return tuple(suggestion for suggestion in candidates if _is_valid(suggestion, case))
 
 
 def _with(suggestion: Suggestion, case: Case) -> Case:
@@ -53,19 +57,19 @@ def _is_valid(suggestion: Suggestion, case: Case) -> bool:
 
 
 def _new_warnings(tried: Case, case: Case) -> set[str]:
-    """Warnings about the learning rate that the suggestion itself would bring."""
-    rated = [r for r in rules.applicable(tried, ("warning",)) if r.subject in ("learning_rate", "optimizer")]
-    return {r.id for r in rated if bool(r.broken(tried)) and not bool(r.broken(case))}
+    """Return learning-rate and optimizer warnings that the suggestion would add."""
+    related = [r for r in rules.applicable(tried, ("warning",)) if r.subject in ("learning_rate", "optimizer")]
+    return {r.id for r in related if bool(r.broken(tried)) and not bool(r.broken(case))}
 
 
 def _whole_steps(batch: int, case: Case) -> int:
-    """The batch in whole micro batches on every data-parallel rank."""
+    """Round the batch down to full micro batches on every data-parallel rank."""
     step = int(case.micro_batch_size) * int(case.dp)
     return max(batch // step, 1) * step
 
 
 def _batch_suggestions(base: Recipe, base_world: int, case: Case) -> list[Suggestion]:
-    """A larger batch when the GPUs grew or each has too little to do; never more tokens than big trainings take."""
+    """Suggest a larger batch if there are more GPUs or each has too few tokens, up to MAX_TOKENS per step."""
     old, world = base.train.global_batch_size, int(case.world)
     per_gpu = case.global_batch_size * case.seq_length / world
     if world > base_world:
@@ -73,7 +77,7 @@ def _batch_suggestions(base: Recipe, base_world: int, case: Case) -> list[Sugges
     elif per_gpu < MIN_TOKENS_PER_GPU:
         wanted, why = (
             ceil(MIN_TOKENS_PER_GPU * world / case.seq_length),
-            f"each GPU gets {per_gpu:,.0f} tokens per step",
+            f"{per_gpu:,.0f} tokens per GPU and step",
         )
     else:
         return []
@@ -81,7 +85,7 @@ def _batch_suggestions(base: Recipe, base_world: int, case: Case) -> list[Sugges
     if batch <= case.global_batch_size:
         return []
     lr, linear = (scaled_lr(base.optimizer.lr, old, batch, law) for law in LAWS)
-    why += f": a batch of {batch} keeps them busier and wants lr {lr:g} (sqrt law; {linear:g} by the linear one)"
+    why += f": global batch {batch} uses them better, with lr {lr:g} (sqrt scaling; {linear:g} with linear scaling)"
     return [Suggestion("scale the batch", (f"train.global_batch_size={batch}", f"optimizer.lr={lr:g}"), why)]
 
 
@@ -92,7 +96,7 @@ def _length_suggestions(base: Recipe, case: Case) -> list[Suggestion]:
     if batch == case.global_batch_size:
         return []
     why = (
-        f"samples went from {base.data.seq_length} to {case.seq_length} tokens; this batch keeps close to "
+        f"seq_length changed from {base.data.seq_length} to {case.seq_length}; this batch keeps about "
         f"{base.train.global_batch_size * base.data.seq_length:,} tokens per step"
     )
     return [Suggestion("keep the tokens per step", (f"train.global_batch_size={batch}",), why)]
@@ -102,10 +106,10 @@ def _fp8_suggestions(case: Case) -> list[Suggestion]:
     peaks = case.cluster.gpu.peak_tflops
     if case.matmul != "same" or "fp8" not in peaks or case.goal == "peft" or case.is_diffusion:
         return []
-    kind = "mxfp8" if case.gpu_arch in ("blackwell", "rubin") else "fp8_tensor"
-    suggestion = Suggestion("compute linear layers in fp8", (f"precision.matmul={kind}",), "")
+    matmul = "mxfp8" if case.gpu_arch in ("blackwell", "rubin") else "fp8_tensor"
+    suggestion = Suggestion("compute linear layers in fp8", (f"precision.matmul={matmul}",), "")
     gain = 1 - float(costs.step_time(_with(suggestion, case)).step_s) / float(costs.step_time(case).step_s)
     if gain < MIN_FP8_GAIN:
         return []
-    why = f"by our estimate {gain:.0%} less time per step; the trained weights differ, so compare loss curves first"
+    why = f"estimated {gain:.0%} less step time; the trained weights differ, so compare loss curves first"
     return [msgspec.structs.replace(suggestion, why=why)]

@@ -1,4 +1,4 @@
-"""Pricing all candidates at once and choosing among those that are legal and fit."""
+"""Estimate all candidate layouts as arrays and select the best that are legal and fit."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ LAYOUT_NAMES = (
     "head_as_layer",
     "offload",
 )
-SAME_SPEED = 1.03  # layouts this close in step time are told apart by nearness to the recipe
-KEEP_WITHIN = 1.10  # the recipe's own layout stays when it is within this of the best
-HEADROOM_LIMIT = 0.92  # of the capacity: what a layout may use before a small error of the estimate means out of memory
+SAME_SPEED = 1.03  # of the fastest step time; among these layouts, the closest to the recipe wins
+KEEP_WITHIN = 1.10  # of the best step time; within it, the recipe's layout is kept
+HEADROOM_LIMIT = 0.92  # of GPU memory; above it, a small estimate error means out of memory
 
 
 def has_headroom(total_gib: Any, case: Case) -> Any:
-    """Whether so much memory leaves room for an error of the estimate."""
+    """Return whether this much memory leaves headroom for an estimate error."""
     return total_gib <= HEADROOM_LIMIT * case.capacity_gib
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """One layout with its price."""
+    """One layout with its estimated step time and memory."""
 
     layout: dict[str, Any]
     step_s: float
     total_gib: float
     fits: bool
-    has_headroom: bool  # fits with room for an error of the estimate
+    has_headroom: bool  # for an estimate error
 
 
 class ScoredBatch(msgspec.Struct, frozen=True):
-    """A batch of legal layouts with their prices."""
+    """A batch of legal layouts with their estimated step time and memory."""
 
     case: Case
     step_s: Any
@@ -64,14 +64,14 @@ class ScoredBatch(msgspec.Struct, frozen=True):
 
     @property
     def has_headroom(self) -> Any:
-        """Where it fits with room for an error of the estimate."""
+        """Where the layout fits with headroom for an estimate error."""
         return self.fits & has_headroom(self.total_gib, self.case)
 
     def __len__(self) -> int:
         return len(self.step_s)
 
     def row(self, i: int) -> Candidate:
-        """One layout with its price."""
+        """Return one layout of the batch."""
         alone = self.case.rows(i)
         layout = {name: getattr(alone, name) for name in LAYOUT_NAMES}
         return Candidate(
@@ -82,7 +82,7 @@ class ScoredBatch(msgspec.Struct, frozen=True):
 def score(
     case: Case, pinned: Mapping[str, Any], space: Space = DEFAULT_SPACE, ignoring: Container[str] = ()
 ) -> Iterator[ScoredBatch]:
-    """All legal candidates that keep the pinned values, with memory and step time, batch by batch."""
+    """Yield all legal candidates with the pinned values, estimated, in batches."""
     for batch in candidates(case, space, pinned, ignoring):
         ok = np.broadcast_to(rules.legal(batch, ignoring), batch.tp.shape)
         if "sp" in pinned:
@@ -92,19 +92,19 @@ def score(
         kept = batch.rows(ok)
         memory = costs.memory(kept)
         fits = np.broadcast_to(memory.fits & np.logical_not(host_is_full(kept)), kept.tp.shape)
-        step_s = np.full(kept.tp.shape, np.inf)  # nobody waits for what does not fit
+        step_s = np.full(kept.tp.shape, np.inf)  # step time is only estimated for layouts that fit
         if fits.any():
             step_s[fits] = costs.step_time(kept.rows(fits)).step_s
         yield ScoredBatch(kept, step_s, np.broadcast_to(memory.total, kept.tp.shape), fits)
 
 
 def any_legal(case: Case) -> bool:
-    """Whether some layout of this case breaks no rule, memory aside."""
+    """Return whether some layout of this case breaks no error rule except memory."""
     return any(bool(np.any(rules.legal(batch))) for batch in candidates(case))
 
 
 def always_broken(case: Case) -> frozenset[str]:
-    """The rules that every choice of degrees breaks: no layout cures them, so something else is wrong."""
+    """Return the rules that every choice of degrees breaks; no layout fixes those."""
     found: set[str] | None = None
     for batch in degrees(case):
         masks = rules.illegal_by_rule(batch)
@@ -114,7 +114,7 @@ def always_broken(case: Case) -> frozenset[str]:
 
 
 def best(case: Case, pinned: Mapping[str, Any], ignoring: Container[str] = ()) -> Candidate | None:
-    """The fastest layout that fits, with room to spare if any has it; the smallest one when none fits."""
+    """Return the fastest layout that fits, preferably with headroom; the smallest one if none fits."""
     batches = list(score(case, pinned, DEFAULT_SPACE, ignoring))
     if not batches:
         return None
@@ -125,7 +125,7 @@ def best(case: Case, pinned: Mapping[str, Any], ignoring: Container[str] = ()) -
 
 
 def _fastest(batches: list[ScoredBatch], allowed: list[Any], case: Case) -> Candidate:
-    """The fastest allowed layout; of those as fast, the one nearest to the recipe."""
+    """Return the allowed layout closest to the recipe among those within SAME_SPEED of the fastest."""
     limit = SAME_SPEED * min(float(b.step_s[m].min()) for b, m in zip(batches, allowed, strict=True) if m.any())
     finalists = [
         b.row(int(i)) for b, m in zip(batches, allowed, strict=True) for i in np.flatnonzero(m & (b.step_s <= limit))
@@ -134,7 +134,7 @@ def _fastest(batches: list[ScoredBatch], allowed: list[Any], case: Case) -> Cand
 
 
 def distance(layout: dict[str, Any], case: Case) -> float:
-    """How far a layout is from the recipe's: changed degrees count by their ratio, anything else counts one."""
+    """Return the distance to the recipe's layout: |log2| of the ratio per degree, 1 for another recompute."""
     total = 0.0
     for name in ("tp", "pp", "vp", "cp", "ep", "micro_batch_size"):
         total += abs(float(np.log2(layout[name] / getattr(case, name))))

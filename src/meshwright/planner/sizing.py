@@ -1,4 +1,4 @@
-"""How many GPUs: the smallest count that fits, the most efficient one, and days and cost for a token budget."""
+"""Choose the number of GPUs: smallest that fits, most efficient, and days and cost for a token budget."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_GPUS = 131072
 
 
 class Size(msgspec.Struct, frozen=True):
-    """One GPU count with the best layout found for it."""
+    """One GPU count with its best layout."""
 
     gpus: int
     layout: str
@@ -37,7 +37,7 @@ class Size(msgspec.Struct, frozen=True):
 
 
 class Sizing(msgspec.Struct, frozen=True):
-    """All counts that were tried, and the two that matter."""
+    """All tried counts, the smallest that fits and the most efficient."""
 
     sizes: tuple[Size, ...]
     smallest: Size | None
@@ -45,7 +45,7 @@ class Sizing(msgspec.Struct, frozen=True):
 
 
 def gpu_counts(gpu: Gpu, most: int = MAX_GPUS) -> list[int]:
-    """GPU counts people buy: parts of a node, then nodes by powers of two and their halves between."""
+    """Return usual GPU counts: powers of two, and 1.5 times those in full nodes."""
     found = {2**i for i in range(18)} | {3 * 2**i * gpu.gpus_per_node for i in range(15)}
     return sorted(n for n in found if n <= most)
 
@@ -57,14 +57,14 @@ def size(
     price: float | None = None,
     most: int = MAX_GPUS,
 ) -> Sizing:
-    """Sizes for a question's model, goal and GPU type; the question's own GPU count does not matter."""
+    """Return sizes for a question's model, goal and GPU type; its GPU count is ignored."""
     gpu = question.cluster.gpu
     found = []
     for count in gpu_counts(gpu, most):
         baseline = baseline_for(msgspec.structs.replace(question, cluster=cluster(f"{count}x{gpu.name}")), overrides)
-        one = _size_for(baseline, tokens, price)
-        if one is not None:
-            found.append(one)
+        sized = _size_for(baseline, tokens, price)
+        if sized is not None:
+            found.append(sized)
     fitting = [s for s in found if s.fits]
     below = [s for s in found if not fitting or s.gpus < fitting[0].gpus][-1:]
     return Sizing(
@@ -75,7 +75,7 @@ def size(
 
 
 def describe_layout(layout: dict[str, Any]) -> str:
-    """A layout in a few words."""
+    """Describe a layout in one line."""
     degrees = " ".join(f"{name} {layout[name]}" for name in ("tp", "pp", "cp", "ep") if layout[name] > 1)
     return f"{degrees or 'data parallel'}, micro {layout['micro_batch_size']}, recompute {layout['recompute']}"
 
@@ -89,8 +89,8 @@ def _size_for(baseline: Baseline, tokens: float | None, price: float | None) -> 
     gpus = case.cluster.world
     rate = float(estimate.tokens_per_s_per_gpu)
     state = float(estimate.memory.weights + estimate.memory.optimizer) * GB_PER_GIB
-    kept = goodput(gpus, state)
-    days = tokens / (rate * gpus * kept.share * DAY) if tokens and kept.share > 0 and estimate.fits else None
+    useful = goodput(gpus, state)
+    days = tokens / (rate * gpus * useful.share * DAY) if tokens and useful.share > 0 and estimate.fits else None
     return Size(
         gpus=gpus,
         layout=describe_layout(chosen.layout),
@@ -100,7 +100,7 @@ def _size_for(baseline: Baseline, tokens: float | None, price: float | None) -> 
         tokens_per_s=rate * gpus,
         tokens_per_s_per_gpu=rate,
         mfu=float(estimate.mfu),
-        goodput=kept,
+        goodput=useful,
         days=days,
         cost=days * 24 * gpus * price if days is not None and price is not None else None,
     )

@@ -1,4 +1,4 @@
-"""Every layout worth pricing for a case, as numpy columns; the contract stays as it is."""
+"""Candidate layouts of a case as numpy columns; the contract does not change."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from meshwright.recipes.case import Case
 from meshwright.rules.search_values import divisors
 
 MAX_STAGES = 64
-MIN_CONTEXT_CHUNK = 1024  # tokens per context-parallel rank below which ring steps cannot hide their exchange
+MIN_CONTEXT_CHUNK = 1024  # tokens per cp rank below which ring steps cannot hide their communication
 CHUNKS = {"1f1b": (1,), "gpipe": (1,), "zbv": (2,), "dualpipe_v": (2,)}
-"""Chunks of layers per stage that a schedule can have; any number from two for the others."""
+"""Chunks of layers per stage that a schedule supports; the others support any number from two."""
 
 
 class Space(msgspec.Struct, frozen=True):
-    """What is tried beside the degrees tp, pp, cp and ep, which are all tried."""
+    """Values to try for each option; all degrees of tp, pp, cp and ep are always tried."""
 
     micro_batches: tuple[int, ...] = (1, 2, 4, 8)
     recompute: tuple[str, ...] = ("none", "selective", "full")
     schedules: tuple[tuple[str, tuple[int, ...]], ...] = (("1f1b", (1,)), ("interleaved_1f1b", (2, 3, 4, 5, 7)))
-    etps: tuple[int, ...] = (1,)  # 0 means tp: the experts are cut like everything else
-    shard_nodes: tuple[int, ...] = (0,)  # nodes that share one copy of the state (HSDP); 0 means all of them
-    strategies: tuple[str, ...] = ()  # beside the recipe's own
-    offloads: tuple[str, ...] = ("none",)  # beside the recipe's own
+    etps: tuple[int, ...] = (1,)  # 0 means the value of tp
+    shard_nodes: tuple[int, ...] = (0,)  # nodes per HSDP shard group; 0 means all of them
+    strategies: tuple[str, ...] = ()  # besides the recipe's
+    offloads: tuple[str, ...] = ("none",)  # besides the recipe's
 
 
 DEFAULT_SPACE = Space()
-"""What a recommendation weighs: the knobs a practitioner turns first."""
+"""The space of `recommend`: the options practitioners change first."""
 
 FULL_SPACE = Space(
     micro_batches=(1, 2, 3, 4, 6, 8, 16),
@@ -48,7 +48,7 @@ FULL_SPACE = Space(
     shard_nodes=(0, 1, 4),
     strategies=("ddp", "megatron_fsdp"),
 )
-"""Every value the engines know; GPipe and looped BFS are left out, which hold more and wait as long as their kin."""
+"""All values the engines support, except GPipe and looped BFS: same bubble as 1F1B, more memory."""
 
 SIMPLEST_OPTIONS: dict[str, Any] = {
     "vp": 1,
@@ -63,17 +63,17 @@ SIMPLEST_OPTIONS: dict[str, Any] = {
     "embedding_as_layer": False,
     "head_as_layer": False,
 }
-"""What every layout starts from: if its degrees are refused with these, no option makes them legal."""
+"""Degrees that are illegal with these options are illegal with all others."""
 
 
 SPLIT_PINS = ("dp_replicate", "stage_layers", "embedding_as_layer", "head_as_layer")
-"""Pins that decide whether degrees are legal at all."""
+"""Pinned fields that affect whether degrees are legal."""
 DETAIL_PINS = ("recompute_modules", "recompute_layers")
-"""Pins that only go with some options."""
+"""Pinned fields that apply to some options only."""
 
 
 class Axes(msgspec.Struct, frozen=True):
-    """Degrees that cut the model, as equally long columns."""
+    """Model-parallel degrees as columns of equal length."""
 
     tp: Any
     pp: Any
@@ -81,12 +81,12 @@ class Axes(msgspec.Struct, frozen=True):
     ep: Any
 
     def at(self, rows: Any) -> Axes:
-        """The chosen rows."""
+        """Return the selected rows."""
         return Axes(self.tp[rows], self.pp[rows], self.cp[rows], self.ep[rows])
 
 
 def axes(case: Case) -> Axes:
-    """Degrees whose product divides the GPUs; tp inside the fast domain, context pieces not too short."""
+    """Return degrees whose product divides the GPUs, with tp inside the fast-link domain and no tiny cp chunks."""
     world, multiplies = case.cluster.world, case.engine == "kempnerforge"
     rows = []
     for tp in (d for d in divisors(world) if d <= case.nvlink_domain):
@@ -99,14 +99,14 @@ def axes(case: Case) -> Axes:
 
 
 def balanced_stages(layers: int, chunks: int) -> tuple[int, ...]:
-    """Layers per stage chunk when they do not divide: the ends, which hold embedding and head, never get the more."""
+    """Return layers per chunk if they do not divide: the first and last, with embedding and head, get fewer."""
     low, more = divmod(layers, chunks)
     start = (chunks - more + 1) // 2 if chunks - more > 1 else 0
     return tuple(low + (start <= i < start + more) for i in range(chunks))
 
 
 def with_pins(space: Space, pinned: Mapping[str, Any]) -> Space:
-    """The space in which every option that the user fixed has that one value."""
+    """Return the space with every option the user pinned reduced to that value."""
     fixed: dict[str, Any] = {}
     if "micro_batch_size" in pinned:
         fixed["micro_batches"] = (pinned["micro_batch_size"],)
@@ -131,7 +131,7 @@ def with_pins(space: Space, pinned: Mapping[str, Any]) -> Space:
 def candidates(
     case: Case, space: Space = DEFAULT_SPACE, pinned: Mapping[str, Any] | None = None, ignoring: Container[str] = ()
 ) -> Iterator[Case]:
-    """Batches of layouts as columns: all options for those degrees that are legal with the simplest ones."""
+    """Yield batches of layouts as columns: all options for the degrees that are legal with SIMPLEST_OPTIONS."""
     pins = pinned or {}
     chosen = with_pins(space, pins)
     for bare in degrees(case, chosen, pins):
@@ -148,13 +148,13 @@ def candidates(
 
 
 def degrees(case: Case, space: Space = DEFAULT_SPACE, pinned: Mapping[str, Any] | None = None) -> Iterator[Case]:
-    """All degrees with the simplest options, legal or not, for each strategy, offload and way to split the layers."""
+    """Yield all degrees with the simplest options, legal or not, for each strategy, offload and layer split."""
     pins = pinned or {}
-    start = {**SIMPLEST_OPTIONS, **{name: pins[name] for name in SPLIT_PINS if name in pins}}
+    simplest = {**SIMPLEST_OPTIONS, **{name: pins[name] for name in SPLIT_PINS if name in pins}}
     strategies = (case.strategy, *(s for s in space.strategies if s != case.strategy))
     offloads = (case.offload, *(o for o in space.offloads if o != case.offload))
     for strategy, offload in product(strategies, offloads):
-        based = case.replace(**start, strategy=strategy, offload=offload)
+        based = case.replace(**simplest, strategy=strategy, offload=offload)
         found = axes(based)
         if any(name in pins for name in SPLIT_PINS[1:]):
             yield _with_degrees(based, found)
@@ -172,7 +172,7 @@ def _with_degrees(case: Case, found: Axes) -> Case:
 
 
 def _schedules(case: Case, found: Axes, space: Space) -> Iterator[Case]:
-    """Every schedule that these degrees can have; several chunks per stage only where the layers divide."""
+    """Yield every schedule these degrees support; several chunks per stage only if the layers divide."""
     for schedule, chunks in space.schedules:
         if chunks == (1,):
             yield _options(case.replace(pp_schedule=schedule), found, np.ones_like(found.tp), space)
@@ -184,7 +184,7 @@ def _schedules(case: Case, found: Axes, space: Space) -> Iterator[Case]:
 
 
 def _options(case: Case, found: Axes, vp: Any, space: Space) -> Case:
-    """The product of these degrees with all options, as columns."""
+    """Return the product of these degrees with all options, as columns."""
     etps = space.etps if case.is_moe else (1,)
     nodes = space.shard_nodes if case.cluster.nodes > 1 and case.strategy == "fsdp2" else (0,)
     options = list(product(space.micro_batches, space.recompute, etps, nodes))

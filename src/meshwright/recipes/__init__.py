@@ -1,4 +1,4 @@
-"""Recipes: what they are made of, how to find one, change one, build one and keep one in a file."""
+"""Recipes: types, index, overrides, builders and files."""
 
 from meshwright.recipes.build import benchmark, peft, pretrain, sft
 from meshwright.recipes.files import from_file, from_text, to_text

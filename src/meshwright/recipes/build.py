@@ -1,4 +1,4 @@
-"""The bases that recipes start from: a recipe function names its model, its GPUs and what differs from the base."""
+"""Builders of recipes: a recipe function passes its model, its GPUs and the differences from a base."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHORT_FINETUNE: dict[str, Any] = {"warmup_steps": 10, "steps": 100, "beta2": 0.9
 """Fine-tuning of 100 steps, as several families publish it."""
 
 IMAGES: dict[str, Any] = {"dataset": "cord-v2", "packing": False}
-"""What changes when samples carry images."""
+"""Changed defaults for samples with images."""
 
 BENCHMARK: dict[str, Any] = {
     "dataset": "mock",
@@ -54,44 +54,44 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "fp8ds": {"matmul": "fp8_delayed", "fp8_gather": True},
     "nvfp4": {"matmul": "nvfp4", "fp8_gather": False},
 }
-"""Precisions by the short names that benchmark recipes carry."""
+"""Precisions by the short names in benchmark recipe names."""
 
 
 def pretrain(model: str, gpus: int | str, *, name: str = "", **differences: Any) -> Recipe:
-    """A pretraining recipe: cosine from 3e-4 to 3e-5, 32 samples a step, mock data, unless said otherwise."""
+    """Build a pretraining recipe; default: cosine from 3e-4 to 3e-5, 32 samples per step, mock data."""
     return _build(_base("pretrain"), differences, name=name, model=model, gpus=gpus)
 
 
 def sft(model: str, gpus: int | str, *, name: str = "", **differences: Any) -> Recipe:
-    """A fine-tuning recipe of all weights: 5e-6 to 0 on packed samples of 2048 tokens, unless said otherwise."""
+    """Build a full fine-tuning recipe; default: 5e-6 to 0 on packed samples of 2048 tokens."""
     return _build(_base("sft"), differences, name=name, model=model, gpus=gpus)
 
 
 def peft(model: str, gpus: int | str, *, name: str = "", **differences: Any) -> Recipe:
-    """A fine-tuning recipe of adapters: LoRA of rank 32 at 1e-4, otherwise like sft."""
+    """Build an adapter recipe; default: LoRA of rank 32 at 1e-4, otherwise like sft."""
     return _build(_base("peft"), differences, name=name, model=model, gpus=gpus)
 
 
 def benchmark(base: Recipe, gpus: int | str, precision: str = "bf16", *, name: str = "", **differences: Any) -> Recipe:
-    """A throughput run of 50 steps on mock data, by a recipe's contract and a layout of its own.
+    """Build a throughput recipe of 50 steps on mock data, with a recipe's contract and its own layout.
 
-    Given another benchmark, it keeps that one's layout too, so that only the differences need saying.
+    If the base is a benchmark, its layout is kept too.
     """
     if precision not in PRECISIONS:
         raise unknown("precision", precision, PRECISIONS)
     fixed = PRECISIONS[precision] if base.benchmark else {**BENCHMARK, **PRECISIONS[precision]}
-    start = base if base.benchmark else _contract_only(base)
-    return _build(start, {**fixed, **differences}, name=name, model=base.model, gpus=gpus)
+    kept = base if base.benchmark else _contract_only(base)
+    return _build(kept, {**fixed, **differences}, name=name, model=base.model, gpus=gpus)
 
 
 def cluster_name(gpus: int | str) -> str:
-    """A cluster string; a number alone counts GPUs of the default type."""
+    """Return a cluster string; an integer means GPUs of the default type."""
     return f"{gpus}x{DEFAULT_GPU}" if isinstance(gpus, int) else gpus
 
 
 @lru_cache(maxsize=1)
 def field_locations() -> dict[str, tuple[str, str]]:
-    """Section and field of every flat name, e.g. tp → (layout, tp)."""
+    """Map every flat name to its section and field, e.g. tp → (layout, tp)."""
     return {info.flat: (key.split(".")[0], key.split(".")[1]) for key, info in recipe_fields().items()}
 
 
@@ -103,7 +103,7 @@ def _base(goal: Goal) -> Recipe:
 
 @lru_cache(maxsize=1)
 def _contract_names() -> dict[str, tuple[str, ...]]:
-    """By section, what a benchmark takes from a recipe for real training; number formats it chooses itself."""
+    """Return, by section, the fields a benchmark takes from a training recipe; precision is its own."""
     found: dict[str, tuple[str, ...]] = {section: () for section in SECTIONS if section != "precision"}
     for key, info in recipe_fields().items():
         section, field = key.split(".")
@@ -113,7 +113,7 @@ def _contract_names() -> dict[str, tuple[str, ...]]:
 
 
 def _contract_only(base: Recipe) -> Recipe:
-    """The contract of a recipe, with everything else as if it had not been said."""
+    """Return the contract of a recipe, with defaults for everything else."""
     sections = {
         section: SECTIONS[section](**{field: getattr(getattr(base, section), field) for field in fields})
         for section, fields in _contract_names().items()
@@ -123,7 +123,7 @@ def _contract_only(base: Recipe) -> Recipe:
 
 
 def derived(base: Recipe, differences: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that follow from others unless they are given: sp from tp, the schedule from vp, …"""
+    """Return fields derived from others unless they are set: sp from tp, the schedule from vp, …"""
     layout, given = base.layout, differences.get
     found: dict[str, Any] = {
         "sp": given("tp", layout.tp) != 1 and given("strategy", layout.strategy) != "megatron_fsdp",
@@ -139,24 +139,24 @@ def derived(base: Recipe, differences: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _build(base: Recipe, differences: Mapping[str, Any], *, name: str, model: str, gpus: int | str) -> Recipe:
-    made = _with_fields(base, {**derived(base, differences), **differences})
-    return msgspec.structs.replace(made, name=name, model=model, cluster=cluster_name(gpus))
+    built = _with_fields(base, {**derived(base, differences), **differences})
+    return msgspec.structs.replace(built, name=name, model=model, cluster=cluster_name(gpus))
 
 
 def change(base: Recipe, differences: Mapping[str, Any], gpus: int | str | None = None) -> Recipe:
-    """A recipe with some fields, by flat name, holding other values, on other GPUs if said."""
-    made = _with_fields(base, differences)
-    return made if gpus is None else msgspec.structs.replace(made, cluster=cluster_name(gpus))
+    """Return the recipe with some fields changed, by flat name, optionally on other GPUs."""
+    changed = _with_fields(base, differences)
+    return changed if gpus is None else msgspec.structs.replace(changed, cluster=cluster_name(gpus))
 
 
 def _with_fields(base: Recipe, differences: Mapping[str, Any]) -> Recipe:
-    """The base with some fields, by flat name, holding other values; each is checked against its type and range."""
+    """Return the base with some fields changed, by flat name; types and ranges are validated."""
     content: dict[str, dict[str, Any]] = {}
-    where = field_locations()
+    locations = field_locations()
     for flat, value in differences.items():
-        if flat not in where:
-            raise unknown("recipe field", flat, where)
-        section, field = where[flat]
+        if flat not in locations:
+            raise unknown("recipe field", flat, locations)
+        section, field = locations[flat]
         content.setdefault(section, {})[field] = value
     return msgspec.structs.replace(
         base, **{section: _section(base, section, fields) for section, fields in content.items()}
@@ -164,15 +164,15 @@ def _with_fields(base: Recipe, differences: Mapping[str, Any]) -> Recipe:
 
 
 def _section(base: Recipe, section: str, fields: dict[str, Any]) -> Section:
-    made = validate(fields, SECTIONS[section], section)
-    kept: Section = getattr(base, section)
-    return msgspec.structs.replace(kept, **{field: getattr(made, field) for field in fields})
+    converted = validate(fields, SECTIONS[section], section)
+    old: Section = getattr(base, section)
+    return msgspec.structs.replace(old, **{field: getattr(converted, field) for field in fields})
 
 
-def validate(content: Mapping[str, Any], kind: type[T], where: str = "") -> T:
-    """A recipe or section from plain values, each checked against its type and range."""
+def validate(content: Mapping[str, Any], struct: type[T], where: str = "") -> T:
+    """Convert plain values to a recipe or section; raise for a wrong type or range."""
     try:
-        return msgspec.convert(content, kind)
+        return msgspec.convert(content, struct)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
         field = ".".join(part for part in (where, path.rstrip("`")) if part)

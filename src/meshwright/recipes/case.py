@@ -1,8 +1,8 @@
-"""One flat view of a recipe on a cluster: what rules judge and costs price.
+"""A flat view of a recipe on a cluster, which rules check and costs estimate.
 
-Every recipe field stands here under one name (`tp`, `seq_length`, `cuda_graphs`), beside the model's and the
-cluster's facts. Any of them may hold one value or a numpy column, so the function that explains one bad layout is
-also the one that masks a million candidates.
+Every recipe field has one flat name (`tp`, `seq_length`, `cuda_graphs`), next to facts of the model and the cluster.
+Each may hold one value or a numpy column, so the function that explains one bad layout also masks a million
+candidates.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Column = Any  # int, float, bool or str, or a numpy array of them
 
 
 class Case:
-    """A recipe, its model, a cluster and the engine that will run it, readable as flat names."""
+    """A recipe, its model, a cluster and an engine, with attributes by flat name."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Case:
         self._memo: dict[Callable[[Case], Any], Any] = {}
 
     def __getattr__(self, name: str) -> Column:
-        """A recipe field by its flat name, or a model or cluster fact; columns given to `replace` come first."""
+        """Return a recipe field by flat name, or a model or cluster fact; columns of `replace` take precedence."""
         if name.startswith("__"):
             raise AttributeError(name)
         for source in (self._columns, self._recipe_values, self._facts):
@@ -58,20 +58,20 @@ class Case:
         return value
 
     def replace(self, **columns: Column) -> Case:
-        """The same case with some names holding other values or numpy columns."""
+        """Return the case with other values or numpy columns for some names."""
         other = Case(self.recipe, self.model, self.cluster, self.engine, {**self._columns, **columns}, self._memory_of)
         for name in ("_recipe_values", "_facts"):  # read from the recipe, model and cluster, which are the same
             setattr(other, name, getattr(self, name))
         return other
 
     def rebuild(self, recipe: Recipe | None = None, cluster: Cluster | None = None) -> Case:
-        """The same model, engine and calibration with another recipe or cluster and no columns."""
+        """Return a case with another recipe or cluster, without columns; model, engine and calibration stay."""
         kept = {name: self._columns[name] for name in ("calibration",) if name in self._columns}
         where = cluster or self.cluster
         return Case(recipe or self.recipe, self.model, where, self.engine, kept, self._memory_of)
 
     def rows(self, chosen: Any) -> Case:
-        """The candidates that a mask or index chooses; an index of one row gives a case of plain values."""
+        """Select candidates by mask or index; a scalar index returns a case of plain values."""
         columns = {name: value[chosen] for name, value in self._columns.items() if isinstance(value, np.ndarray)}
         return self.replace(**{n: v.item() if isinstance(v, np.generic) else v for n, v in columns.items()})
 
@@ -80,7 +80,7 @@ class Case:
         values: dict[str, Column] = {"goal": self.recipe.goal, "benchmark": self.recipe.benchmark}
         for key, info in recipe_fields().items():
             section, name = key.split(".")
-            if section != "architecture":  # the model's own facts already include these
+            if section != "architecture":  # model facts already include these
                 values[info.flat] = getattr(getattr(self.recipe, section), name)
         return values
 
@@ -90,24 +90,24 @@ class Case:
 
     @cached_property
     def memory(self) -> Any:
-        """Memory of this very case by part, in GiB, or None when nobody handed over a way to tell."""
+        """Memory of this case by part, in GiB, or None without a memory function."""
         return self._memory_of(self) if self._memory_of else None
 
-    # Arithmetic of the mesh. Quotients round down; whether they are whole is for the rules to say.
+    # Mesh arithmetic. Quotients round down; rules check divisibility.
 
     @property
     def model_ranks(self) -> Column:
-        """Ranks that hold one copy of the model; expert parallelism multiplies them in KempnerForge only."""
+        """Ranks of one model replica; only KempnerForge multiplies them by ep."""
         return self.tp * self.pp * self.cp * (self.ep if self.engine == "kempnerforge" else 1)
 
     @property
     def dp(self) -> Column:
-        """Data-parallel ranks: whatever the other axes leave."""
+        """Data-parallel ranks: the ranks that the other axes leave."""
         return _at_least_one(self.world // self.model_ranks)
 
     @property
     def shard(self) -> Column:
-        """Data-parallel ranks that share one copy of the state, with -1 filled in."""
+        """Data-parallel ranks that shard one replica of the state, with -1 resolved."""
         rest = _at_least_one(self.dp // self.dp_replicate)
         if isinstance(self.dp_shard, int):
             return rest if self.dp_shard == -1 else _at_least_one(self.dp_shard)
@@ -115,27 +115,27 @@ class Case:
 
     @property
     def accumulation(self) -> Column:
-        """Micro batches per step on one rank: gradient accumulation, and what fills a pipeline."""
+        """Micro batches per step on one rank (gradient accumulation)."""
         return _at_least_one(self.global_batch_size // (self.micro_batch_size * self.dp))
 
     @property
     def expert_ranks(self) -> Column:
-        """Ranks of one pipeline stage, which expert parallelism cuts anew."""
+        """Ranks of one pipeline stage, which expert parallelism regroups."""
         return _at_least_one(self.world // self.pp)
 
     @property
     def expert_dp(self) -> Column:
-        """Copies of each expert: ranks of a stage over ep × etp."""
+        """Replicas of each expert: ranks of a stage over ep × etp."""
         return _at_least_one(self.expert_ranks // (self.ep * self.etp))
 
     @property
     def stages(self) -> Column:
-        """Stage chunks in the whole pipeline."""
+        """Stage chunks in the pipeline."""
         return self.pp * self.vp
 
     @property
     def split_layers(self) -> Column:
-        """Layers to distribute over the stages, the embedding and head counted when they are told to be."""
+        """Layers to split into stages, with embedding and head if they count as layers."""
         return self.layers + self.embedding_as_layer * 1 + self.head_as_layer * 1
 
     @property
@@ -145,23 +145,23 @@ class Case:
 
 
 def _at_least_one(value: Column) -> Column:
-    """Where a quotient rounds down to nothing, one; plain numbers stay plain, which is many times faster."""
+    """Return the value, at least 1; plain integers avoid numpy, which is many times faster."""
     return max(value, 1) if isinstance(value, int) else np.maximum(value, 1)
 
 
 def model_of(recipe: Recipe) -> ModelSpec:
-    """The model a recipe trains, with its architecture changes applied."""
+    """Return the model of a recipe, with its architecture changes applied."""
     changes = {k: v for k, v in msgspec.structs.asdict(recipe.architecture).items() if v is not None}
     return reshape(find(recipe.model), **changes) if changes else find(recipe.model)
 
 
 def _gcd(values: list[int]) -> int:
-    """The greatest number that divides all of them; 0 for none."""
+    """Return the greatest common divisor, or 0 for an empty list."""
     return gcd(*values) if values else 0
 
 
 def model_facts(model: ModelSpec) -> dict[str, Column]:
-    """What rules ask about a model; a degree that divides the gcd of heads divides the heads of every layer."""
+    """Return the model facts for rules; a degree that divides the gcd of heads divides those of every layer."""
     attention = [m for m, _ in model.mixers(Attention)]
     mla = [m for m, _ in model.mixers(MLA)]
     mamba = [m for m, _ in model.mixers(Mamba2)]
@@ -202,7 +202,7 @@ def model_facts(model: ModelSpec) -> dict[str, Column]:
 
 
 def cluster_facts(cluster: Cluster) -> dict[str, Column]:
-    """What rules ask about a cluster."""
+    """Return the cluster facts for rules."""
     return {
         "world": cluster.world,
         "nodes": cluster.nodes,

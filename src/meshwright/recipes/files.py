@@ -1,4 +1,4 @@
-"""Recipes as files: TOML, YAML or JSON, read and written; and as the Python call that builds one."""
+"""Read and write recipes as TOML, YAML or JSON, and write the Python call that builds one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_BYTES = 1_000_000
 
 
 def is_file(name: str) -> bool:
-    """Whether a name means a recipe file rather than a shipped recipe; a config.json is a model."""
+    """Return whether a name is a recipe file, not a shipped recipe; a config.json is a model."""
     path = Path(name)
     if path.name == "config.json" or file_access.is_dir(path):
         return False
@@ -36,26 +36,26 @@ def is_file(name: str) -> bool:
 
 
 def from_file(path: str | Path) -> Recipe:
-    """The recipe in a TOML, YAML or JSON file; it may name a `base` recipe and say only what differs."""
-    place = Path(path)
-    if place.suffix.lower() not in SUFFIXES:
-        raise unknown("file type", place.suffix or place.name, SUFFIXES)
-    return from_text(read_text(place, MAX_BYTES), SUFFIXES[place.suffix.lower()], place.stem, str(place))
+    """Read a recipe from a TOML, YAML or JSON file, which may set only the differences from a `base` recipe."""
+    file = Path(path)
+    if file.suffix.lower() not in SUFFIXES:
+        raise unknown("file type", file.suffix or file.name, SUFFIXES)
+    return from_text(read_text(file, MAX_BYTES), SUFFIXES[file.suffix.lower()], file.stem, str(file))
 
 
 def from_text(text: str, format: str, name: str = "recipe", where: str = "recipe") -> Recipe:
-    """The recipe in a text of one of the readable formats; name is its name unless it says one."""
+    """Parse a recipe; `name` is the default for a text that does not set one."""
     content, lines = parse_tree(text, format, where)
     try:
         return _recipe({"name": name, **content})
     except MeshwrightError as error:
         line = _line(lines, error)
-        place = f"{where}, line {line}" if line else where
-        raise InputError(f"{error.reason} ({place})", field=error.field, value=error.value, fix=error.fix) from error
+        location = f"{where}, line {line}" if line else where
+        raise InputError(f"{error.reason} ({location})", field=error.field, value=error.value, fix=error.fix) from error
 
 
 def to_text(recipe: Recipe, format: str = "toml") -> str:
-    """A recipe as text: only what differs from the defaults."""
+    """Return a recipe as text, without default values."""
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
     if format == "python":
@@ -64,7 +64,7 @@ def to_text(recipe: Recipe, format: str = "toml") -> str:
 
 
 def content_of(recipe: Recipe) -> dict[str, Any]:
-    """A recipe as nested plain values without those that are the defaults."""
+    """Return a recipe as nested plain values, without default values."""
     plain: dict[str, Any] = {key: getattr(recipe, key) for key in HEAD if key != "benchmark" or recipe.benchmark}
     for key, info in recipe_fields().items():
         section, field = key.split(".")
@@ -75,34 +75,34 @@ def content_of(recipe: Recipe) -> dict[str, Any]:
 
 
 def _recipe(content: Mapping[str, Any]) -> Recipe:
-    start: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     if "base" in content:
-        start = msgspec.to_builtins(_base(content["base"]))
+        merged = msgspec.to_builtins(_base(content["base"]))
     for key, value in content.items():
         if key in SECTIONS:
-            start[key] = {**start.get(key, {}), **_section(key, value)}
+            merged[key] = {**merged.get(key, {}), **_section(key, value)}
         elif key in HEAD:
-            start[key] = value
+            merged[key] = value
         elif key != "base":
             raise unknown("key", key, (*HEAD, "base", *SECTIONS))
-    missing = [key for key in HEAD if key not in start and key != "benchmark"]
+    missing = [key for key in HEAD if key not in merged and key != "benchmark"]
     if missing:
-        raise InputError(f"say {' and '.join(missing)}, or name a base recipe", field=missing[0])
-    return validate(start, Recipe)
+        raise InputError(f"missing; set {' and '.join(missing)}, or a base recipe", field=missing[0])
+    return validate(merged, Recipe)
 
 
 def _base(name: Any) -> Recipe:
-    """The shipped recipe that a file starts from."""
+    """Return the base recipe of a file."""
     if not isinstance(name, str) or not name.strip():
-        raise InputError("is the name of a shipped recipe, such as llama3_8b_sft_config", field="base", value=name)
+        raise InputError("must be the name of a shipped recipe, such as llama3_8b_sft_config", field="base", value=name)
     if not is_known(name) and (is_file(name) or "/" in name):
-        raise InputError("is the name of a shipped recipe, not a file", field="base", value=name)
+        raise InputError("must be the name of a shipped recipe, not a file", field="base", value=name)
     return load(name)
 
 
 def _section(section: str, fields: Any) -> dict[str, Any]:
     if not isinstance(fields, dict):
-        raise InputError("a section is a table of fields", field=section, value=fields)
+        raise InputError("must be a table of fields", field=section, value=fields)
     known = [key.split(".")[1] for key in recipe_fields() if key.startswith(f"{section}.")]
     for field, value in fields.items():
         if field not in known:
@@ -112,13 +112,13 @@ def _section(section: str, fields: Any) -> dict[str, Any]:
 
 
 def _line(lines: Mapping[str, int], error: MeshwrightError) -> int | None:
-    """The line that says what the error speaks of; none where nothing says it."""
-    if error.field == "recipe":  # an unknown one
+    """Return the line of the key that the error is about, or None."""
+    if error.field == "recipe":  # an unknown base recipe
         return lines.get("base")
     name = error.field
-    if name == "key" or name.endswith(" key"):  # an unknown one, of the recipe or of a section
+    if name == "key" or name.endswith(" key"):  # an unknown key of the recipe or a section
         name = join_key(name.removesuffix("key").strip(), str(error.value))
-    while name and name not in lines:  # msgspec names a weight in a blend data.blend[...]
+    while name and name not in lines:  # msgspec reports a blend weight as data.blend[...]
         name = name[: max(name.rfind("."), name.rfind("["), 0)]
     return lines.get(name)
 
@@ -144,13 +144,13 @@ def _write_yaml(content: dict[str, Any]) -> str:
 
 
 def _python(recipe: Recipe) -> str:
-    """The call of a base that builds this recipe, with only what differs from it."""
-    start = {"pretrain": build.pretrain, "sft": build.sft, "peft": build.peft}[recipe.goal]
+    """Return the builder call for this recipe, with only the differences from the base."""
+    builder = {"pretrain": build.pretrain, "sft": build.sft, "peft": build.peft}[recipe.goal]
     call: Callable[..., Recipe]
     if recipe.benchmark:
         names = (n for n, fields in build.PRECISIONS.items() if fields["matmul"] == recipe.precision.matmul)
         precision = next(names)
-        base = start(recipe.model, recipe.cluster)
+        base = builder(recipe.model, recipe.cluster)
         head = f'benchmark(\n    {recipe.goal}("{recipe.model}", "{recipe.cluster}"), "{recipe.cluster}", "{precision}"'
 
         def call(**differences: Any) -> Recipe:
@@ -159,12 +159,12 @@ def _python(recipe: Recipe) -> str:
         head = f'{recipe.goal}(\n    "{recipe.model}", "{recipe.cluster}"'
 
         def call(**differences: Any) -> Recipe:
-            return start(recipe.model, recipe.cluster, **differences)
+            return builder(recipe.model, recipe.cluster, **differences)
 
     bases = sorted({recipe.goal, "benchmark"} if recipe.benchmark else {recipe.goal})
-    said = {"name": recipe.name, **_differences(recipe, call)}
-    spelled = "".join(f",\n    {flat}={_literal(value)}" for flat, value in said.items())
-    return f"from meshwright.recipes import {', '.join(bases)}\n\nrecipe = {head}{spelled},\n)\n"
+    arguments = {"name": recipe.name, **_differences(recipe, call)}
+    written = "".join(f",\n    {flat}={_literal(value)}" for flat, value in arguments.items())
+    return f"from meshwright.recipes import {', '.join(bases)}\n\nrecipe = {head}{written},\n)\n"
 
 
 def _literal(value: Any) -> str:
@@ -172,16 +172,16 @@ def _literal(value: Any) -> str:
 
 
 def _differences(recipe: Recipe, call: Callable[..., Recipe]) -> dict[str, Any]:
-    """What must be said to the base, without what follows from the rest."""
-    wanted, said = _flat(recipe), dict[str, Any]()
+    """Return the arguments the builder needs, without those it derives."""
+    wanted, needed = _flat(recipe), dict[str, Any]()
     for _ in range(2):
-        made = _flat(call(**said))
-        said.update({flat: value for flat, value in wanted.items() if made[flat] != value})
-    for flat in list(said):
-        rest = {other: value for other, value in said.items() if other != flat}
+        built = _flat(call(**needed))
+        needed.update({flat: value for flat, value in wanted.items() if built[flat] != value})
+    for flat in list(needed):
+        rest = {other: value for other, value in needed.items() if other != flat}
         if _flat(call(**rest)) == wanted:
-            said = rest
-    return said
+            needed = rest
+    return needed
 
 
 def _flat(recipe: Recipe) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Overrides as a user would type them."""
+"""Format overrides as a user would type them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def format_override(key: str, value: Any) -> str:
-    """One override, e.g. layout.sp=true."""
+    """Return one override, e.g. layout.sp=true."""
     if isinstance(value, bool):
         text = str(value).lower()
     elif isinstance(value, tuple | list):

@@ -1,4 +1,4 @@
-"""The index of recipes: by name, by question, and the closest one to a model nobody wrote a recipe for."""
+"""The recipe index: find recipes by name or query, and the closest one for a model without a recipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshwright.recipes.types import Goal, Recipe
 
 COUNT = re.compile("[0-9]{1,6}")
 FAMILY_HEAD_START = 1.0
-"""A recipe of the same family wins over another that is nearer in size by up to a factor of two."""
+"""log2 of the size ratio that a recipe of the same family gains: it wins over one closer by up to a factor of two."""
 
 
 SAME_GOAL = {"pretrain": {"pretraining"}, "sft": {"finetune", "finetuning"}, "peft": {"lora", "adapters"}}
@@ -31,7 +31,7 @@ SAME_KIND = {
 
 
 class IndexEntry(msgspec.Struct, frozen=True, dict=True):
-    """What the index says of one recipe."""
+    """One recipe of the index."""
 
     name: str
     family: str
@@ -49,8 +49,8 @@ class IndexEntry(msgspec.Struct, frozen=True, dict=True):
         return find(self.model).params.total
 
     @cached_property
-    def subjects(self) -> frozenset[str]:
-        """Words that the recipe answers to besides those in its name."""
+    def search_terms(self) -> frozenset[str]:
+        """Words that match the recipe besides those in its name."""
         kind, experts, mixer = architecture_class(find(self.model))
         gpu, length = _normalize(self.gpu), self.seq_length
         return frozenset(
@@ -63,33 +63,33 @@ class IndexEntry(msgspec.Struct, frozen=True, dict=True):
 
 
 def names() -> list[str]:
-    """The names of all recipes."""
+    """Return the names of all recipes."""
     return list(registry())
 
 
 def load(name: str) -> Recipe:
-    """The recipe of this name; `_config` may be left out, and case and dashes do not matter."""
+    """Return a recipe by name; `_config` is optional, case and dashes do not matter."""
     return _registered(resolve(name)).build()
 
 
 def resolve(name: str) -> str:
-    """The full name of a recipe from any usual spelling of it."""
+    """Return the full name of a recipe from any usual form of it."""
     plain = _normalize(name)
-    for benchmark in (False, True):  # the library first: the benchmarks need not even be imported for it
-        if plain in (spelled := _name_aliases(benchmark)):
-            return spelled[plain]
+    for benchmark in (False, True):  # the library first, so that benchmarks are not imported
+        if plain in (aliases := _name_aliases(benchmark)):
+            return aliases[plain]
     raise unknown("recipe", name, names())
 
 
 def is_known(name: str) -> bool:
-    """Whether a recipe of this name exists."""
+    """Return whether a recipe of this name exists."""
     return any(_normalize(name) in _name_aliases(benchmark) for benchmark in (False, True))
 
 
 def published_recipe(name: str) -> Recipe:
-    """A recipe with the numbers it set out from, to see what had to change and why."""
+    """Return a recipe with its originally published values, to compare with the shipped ones."""
     entry = _registered(resolve(name))
-    made, published = entry.build(), entry.published
+    shipped, published = entry.build(), entry.published
     stated = {
         "tp": published.tp,
         "pp": published.pp,
@@ -98,14 +98,14 @@ def published_recipe(name: str) -> Recipe:
         "seq_length": published.seq,
     }
     values = {**published.start, **{flat: value for flat, value in stated.items() if value is not None}}
-    gpus, gpu = _gpus(made.cluster)
-    wanted = published.gpus or values.pop("gpus", gpus)
-    return build.change(made, values, f"{wanted}x{gpu}" if wanted != gpus else made.cluster)
+    gpus, gpu = _gpus(shipped.cluster)
+    original = published.gpus or values.pop("gpus", gpus)
+    return build.change(shipped, values, f"{original}x{gpu}" if original != gpus else shipped.cluster)
 
 
 @lru_cache(maxsize=3)
 def entries(benchmark: bool | None = None) -> tuple[IndexEntry, ...]:
-    """The index: of the library (False), of the benchmarks (True), or the whole."""
+    """Return the index of the library (False), the benchmarks (True) or both (None)."""
     if benchmark is None:
         return entries(False) + entries(True)
     chosen = library() if not benchmark else [name for name in registry() if name not in library()]
@@ -125,10 +125,10 @@ def search(
     max_gpus: int | None = None,
     seq: int | None = None,
 ) -> list[IndexEntry]:
-    """Recipes that match all that is asked, best match of the query first.
+    """Return the recipes that match all criteria, best match of the query first.
 
-    The words of a query speak of name, family, model, goal, GPUs (8xH100) or tokens (128k), or say moe, vision, lora.
-    A family includes its branches (qwen: qwen_moe and qwen_vl too); seq is the least sequence length.
+    Words of a query match name, family, model, goal, GPUs (8xH100), tokens (128k) or features (moe, vision, lora).
+    A family includes its branches (qwen: qwen_moe and qwen_vl too); seq is the minimum sequence length.
     """
     branches = _branches(family)
     found = [
@@ -143,12 +143,12 @@ def search(
 
 
 def family(name: str) -> str:
-    """The family of a recipe."""
+    """Return the family of a recipe."""
     return _registered(resolve(name)).family
 
 
 def families() -> list[str]:
-    """The families that recipes belong to."""
+    """Return the families of all recipes."""
     return sorted({entry.family for entry in registry().values()})
 
 
@@ -163,53 +163,53 @@ def _branches(family: str | None) -> set[str]:
 
 
 def for_model(model: str, goal: Goal) -> list[IndexEntry]:
-    """The recipes for real training of one catalogue model, shortest sequences first."""
+    """Return the library recipes of one catalogue model, shortest sequences first."""
     found = [entry for entry in entries(False) if entry.model == model and entry.goal == goal]
     return sorted(found, key=lambda entry: entry.seq_length)
 
 
 def closest(spec: ModelSpec, goal: Goal, seq: int | None = None) -> IndexEntry:
-    """The recipe to start from for a model without one: same kind of architecture, nearest size, same family first."""
+    """Return the recipe for a model without one: same type of architecture, nearest size, same family first."""
     candidates = [entry for entry in entries(False) if entry.goal == goal]
     return min(candidates, key=lambda entry: _distance(entry, spec, seq))
 
 
 def _distance(entry: IndexEntry, spec: ModelSpec, seq: int | None) -> tuple[int, float, float]:
     other = find(entry.model)
-    unlike = sum(
+    differing = sum(
         mine != theirs for mine, theirs in zip(architecture_class(spec), architecture_class(other), strict=True)
     )
     size = abs(log2(max(spec.params.total, 1) / max(other.params.total, 1)))
     kin = FAMILY_HEAD_START if spec.family == other.family else 0.0
-    return unlike, max(size - kin, 0.0) if kin else size, abs(log2((seq or entry.seq_length) / entry.seq_length))
+    return differing, max(size - kin, 0.0) if kin else size, abs(log2((seq or entry.seq_length) / entry.seq_length))
 
 
 def architecture_class(spec: ModelSpec) -> tuple[str, str, str]:
-    """What must be alike before sizes are compared: the modality, experts or none, hybrid or not."""
+    """Return the modality, moe or dense, and hybrid or attention; these are compared before sizes."""
     hybrid = bool(spec.mixers(Mamba2) or spec.mixers(GatedDelta))
     return spec.kind, "moe" if spec.moe else "dense", "hybrid" if hybrid else "attention"
 
 
 def _entry(name: str) -> IndexEntry:
     entry = _registered(name)
-    made = entry.build()
-    gpus, gpu = _gpus(made.cluster)
+    built = entry.build()
+    gpus, gpu = _gpus(built.cluster)
     return IndexEntry(
         name=name,
         family=entry.family,
-        model=made.model,
-        goal=made.goal,
+        model=built.model,
+        goal=built.goal,
         gpus=gpus,
         gpu=gpu,
-        seq_length=made.data.seq_length,
-        benchmark=made.benchmark,
+        seq_length=built.data.seq_length,
+        benchmark=built.benchmark,
         published=entry.published,
     )
 
 
 @lru_cache(maxsize=256)
 def _gpus(cluster: str) -> tuple[int, str]:
-    """GPU count and type of a shipped recipe's cluster string, e.g. 4x8xH100."""
+    """Return GPU count and type of a recipe's cluster string, e.g. 4x8xH100."""
     *counts, gpu = cluster_name(cluster).split("x")
     return prod(int(count) for count in counts), gpu or DEFAULT_GPU
 
@@ -229,9 +229,9 @@ def _name_aliases(benchmark: bool) -> dict[str, str]:
 
 
 def _matching(query: str, found: Iterable[IndexEntry]) -> list[IndexEntry]:
-    """Exact name; else names that begin with the query, names that hold its words, and recipes its words speak of.
+    """Match the exact name; else names with the query as prefix, then with its words, then by search terms.
 
-    When none of these is found: names spelled like it, unless it asks for a GPU type, which is no typing mistake.
+    If nothing matches, similar names, unless the query names a GPU type, which is not a typo.
     """
     pool = {_normalize(entry.name): entry for entry in found}
     wanted = _normalize(query)
@@ -241,7 +241,7 @@ def _matching(query: str, found: Iterable[IndexEntry]) -> list[IndexEntry]:
     words = [_one_count(word) for word in wanted.split("_") if word]
     prefixed = [name for name in pool if name.startswith(wanted)]
     worded = [name for name in pool if all(word in name for word in words)]
-    about = [name for name, entry in pool.items() if words and all(w in name or w in entry.subjects for w in words)]
+    about = [name for name, entry in pool.items() if words and all(w in name or w in entry.search_terms for w in words)]
     ranked = list(dict.fromkeys(prefixed + worded + about)) if words else []
     if not ranked and not any(knows_gpu(word.split("x")[-1]) for word in words):
         ranked = _similar_names(wanted, list(pool))
@@ -249,7 +249,7 @@ def _matching(query: str, found: Iterable[IndexEntry]) -> list[IndexEntry]:
 
 
 def _one_count(word: str) -> str:
-    """A cluster by its GPU count, as the index has it: 4x8xh100 is 32xh100."""
+    """Return a cluster with its total GPU count, as in the index: 4x8xh100 is 32xh100."""
     *counts, last = word.split("x")
     return f"{prod(map(int, counts))}x{last}" if len(counts) > 1 and all(COUNT.fullmatch(c) for c in counts) else word
 

@@ -1,4 +1,4 @@
-"""Changing a recipe with key=value: our keys, short names and other frameworks' keys, all typed, none ignored."""
+"""Apply key=value overrides: our keys, short names and other frameworks' keys; unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class _Setting(msgspec.Struct, frozen=True):
-    """A value for one of our keys, and the words it was asked for in."""
+    """A typed value for one of our keys, and the override it comes from."""
 
     key: str
     value: Any
-    asked: str
+    source: str
 
 
 def apply(recipe: Recipe, overrides: Iterable[str]) -> Recipe:
-    """The recipe with every `key=value` applied."""
+    """Return the recipe with every `key=value` applied."""
     return apply_with_log(recipe, overrides)[0]
 
 
 def apply_with_log(recipe: Recipe, overrides: Iterable[str]) -> tuple[Recipe, list[Change]]:
-    """The recipe with every `key=value` applied, and what that changed."""
+    """Return the recipe with every `key=value` applied, and the changes."""
     return change(recipe, requested(recipe, overrides))
 
 
 def requested(recipe: Recipe, overrides: Iterable[str]) -> dict[str, Any]:
-    """The typed value of every key that overrides name, whether or not it differs from the recipe's."""
+    """Return the typed value of every key in the overrides, even if it equals the recipe's."""
     return {setting.key: setting.value for setting in _settings(_split(overrides), recipe)}
 
 
 def change(recipe: Recipe, values: Mapping[str, Any]) -> tuple[Recipe, list[Change]]:
-    """The recipe with typed values for some of our keys, and what that changed."""
+    """Return the recipe with typed values for some of our keys, and the changes."""
     log: list[Change] = []
     sections: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
@@ -67,12 +67,12 @@ def change(recipe: Recipe, values: Mapping[str, Any]) -> tuple[Recipe, list[Chan
 
 @lru_cache(maxsize=1)
 def known_keys() -> tuple[str, ...]:
-    """Everything that may stand before the equals sign."""
+    """Return every key that an override may use."""
     return (*recipe_fields(), *field_locations(), *override_keys(), *override_composite_keys())
 
 
 def native_key(key: str) -> str | None:
-    """Our key for our own spellings of it, e.g. tp or layout.tp."""
+    """Return our full key for a key or flat name of ours, e.g. layout.tp for tp; None for others."""
     if key in recipe_fields():
         return key
     return ".".join(field_locations()[key]) if key in field_locations() else None
@@ -84,25 +84,25 @@ def _split(overrides: Iterable[str]) -> list[tuple[str, str]]:
         key, equals, value = text.partition("=")
         key = _checked_key(key.strip(), bool(equals), text)
         if found.setdefault(key, value.strip()) != value.strip():
-            raise InputError(f"is given twice, as {found[key]} and {value.strip()}", field=key)
+            raise InputError(f"is set twice, to {found[key]} and to {value.strip()}", field=key)
     return list(found.items())
 
 
 def _checked_key(key: str, has_value: bool, text: str) -> str:
     if key[:1] in ("+", "~") or key.startswith("--"):
         raise InputError(
-            f"{text}: a prefix like + ~ or -- is not needed; every field exists, so write key=value",
+            f"{text}: remove the prefix (+, ~ or --) and write key=value; every field already exists",
             field=key,
             fix=[text.lstrip("+~-")],
         )
     if not has_value:
-        raise InputError(f"{text}: an override is key=value", field=key, fix=[f"{key}=…"])
+        raise InputError(f"{text}: an override must be key=value", field=key, fix=[f"{key}=…"])
     field, _ = _item(key)
     return field.replace("-", "_") + key[len(field) :]
 
 
 def _item(key: str) -> tuple[str, str]:
-    """The field and the item in it that data.columns.prompt names; of other keys the item is empty."""
+    """Split data.columns.prompt into field and item; the item is empty for other keys."""
     section, _, rest = key.partition(".")
     name, _, item = rest.partition(".")
     info = recipe_fields().get(f"{section}.{name}".replace("-", "_"))
@@ -110,8 +110,8 @@ def _item(key: str) -> tuple[str, str]:
 
 
 def _settings(pairs: list[tuple[str, str]], recipe: Recipe) -> list[_Setting]:
-    """Our keys and typed values for everything asked; two different answers for one key are an error."""
-    said: dict[str, _Setting] = {}
+    """Return typed values by our keys; raise if two overrides set one key to different values."""
+    explicit: dict[str, _Setting] = {}
     implied: dict[str, _Setting] = {}
     groups: dict[tuple[str, ...], dict[str, str]] = {}
     items: dict[str, dict[str, str]] = {}
@@ -122,23 +122,23 @@ def _settings(pairs: list[tuple[str, str]], recipe: Recipe) -> list[_Setting]:
         elif key in override_composite_keys():
             groups.setdefault(override_composite_keys()[key].keys, {})[key] = text
         else:
-            _add(said, _plain(key, text))
+            _add(explicit, _plain(key, text))
     for keys, given in groups.items():
-        meaning = override_composite_keys()[keys[0]].read(given, recipe)
-        asked = " ".join(f"{key}={text}" for key, text in given.items())
-        for own, text in meaning.explicit.items():
-            _add(said, _typed(own, text, asked.split("=")[0], asked))
-        for own, text in meaning.implied.items():
-            implied[own] = _typed(own, text, own, asked)
+        mapped = override_composite_keys()[keys[0]].read(given, recipe)
+        source = " ".join(f"{key}={text}" for key, text in given.items())
+        for own, text in mapped.explicit.items():
+            _add(explicit, _typed(own, text, source.split("=")[0], source))
+        for own, text in mapped.implied.items():
+            implied[own] = _typed(own, text, own, source)
     for own, given in items.items():
-        said[own] = _with_items(own, given, said.get(own), recipe)
-    return list({**implied, **said}.values())
+        explicit[own] = _with_items(own, given, explicit.get(own), recipe)
+    return list({**implied, **explicit}.values())
 
 
-def _with_items(own: str, given: dict[str, str], said: _Setting | None, recipe: Recipe) -> _Setting:
-    """A field of names with some of them set one by one; the others stay as they are."""
+def _with_items(own: str, given: dict[str, str], setting: _Setting | None, recipe: Recipe) -> _Setting:
+    """Set single items of a mapping field; the others keep their values."""
     section, field = own.split(".")
-    before = said.value if said is not None else getattr(getattr(recipe, section), field)
+    before = setting.value if setting is not None else getattr(getattr(recipe, section), field)
     new: dict[str, Any] = {}
     for item, text in given.items():
         new |= parse(recipe_fields()[own], json.dumps({item: text}), f"{own}.{item}")
@@ -160,17 +160,17 @@ def _plain(key: str, text: str) -> _Setting:
 
 
 def translate_value(alias: ConfigKey, text: str) -> str:
-    """Their value in ours, item by item in a list."""
+    """Translate a framework's value to ours, item by item in a list."""
     if "," not in text and not text.startswith("["):
         return alias.to_recipe_value(text)
     return re.sub(r"[\w+./-]+", lambda word: alias.to_recipe_value(word[0]), text)
 
 
-def _typed(own: str, text: str, key: str, asked: str) -> _Setting:
-    return _Setting(own, parse(recipe_fields()[own], text, key), asked)
+def _typed(own: str, text: str, key: str, source: str) -> _Setting:
+    return _Setting(own, parse(recipe_fields()[own], text, key), source)
 
 
-def _add(said: dict[str, _Setting], setting: _Setting) -> None:
-    before = said.setdefault(setting.key, setting)
+def _add(settings: dict[str, _Setting], setting: _Setting) -> None:
+    before = settings.setdefault(setting.key, setting)
     if before.value != setting.value:
-        raise InputError(f"{before.asked} and {setting.asked} both set {setting.key}", field=setting.key)
+        raise InputError(f"{before.source} and {setting.source} both set {setting.key}", field=setting.key)

@@ -1,4 +1,4 @@
-"""The decorator that makes a plain function a recipe, and the list of all of them."""
+"""The decorator that registers a function as a recipe, and the registry."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ BENCHMARKS = (
 
 
 class Published(msgspec.Struct, frozen=True):
-    """What the index this library set out from says of a recipe; None where it says nothing.
+    """The originally published values of a recipe; None where they are not published.
 
-    Where the shipped recipe had to leave its first numbers to be legal and fit, `start` holds the fields that the index
-    does not state as they were before, by flat name, and `gpus` where their number changed.
+    If the shipped recipe had to change to be legal and fit, `start` has the original values of other fields by flat
+    name, and `gpus` the original GPU count.
     """
 
     tp: int | None = None
@@ -42,7 +42,7 @@ class Published(msgspec.Struct, frozen=True):
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """A recipe function with its family and the numbers it set out from."""
+    """A recipe function with its family and originally published values."""
 
     name: str
     family: str
@@ -56,19 +56,19 @@ READ_FILE: list[Callable[[Path], Recipe]] = []
 
 
 def recipe(*, family: str, published: Published | None = None) -> Callable[[Builder], Builder]:
-    """Registers a function without arguments as a recipe of its own name."""
+    """Register a function without arguments as the recipe of its name."""
 
     def register(function: Builder) -> Builder:
         name = function.__name__
         if name in _REGISTRY and _REGISTRY[name].build.__module__ != function.__module__:
-            raise ValueError(f"two recipes are called {name}")
+            raise ValueError(f"recipe {name} is registered twice")
 
-        made: list[Recipe] = []  # recipes are frozen: one build serves everyone, and those derived from it
+        built: list[Recipe] = []  # recipes are frozen, so one build is shared
 
         def build() -> Recipe:
-            if not made:
-                made.append(msgspec.structs.replace(function(), name=name))
-            return made[0]
+            if not built:
+                built.append(msgspec.structs.replace(function(), name=name))
+            return built[0]
 
         build.__name__ = build.__qualname__ = name
         build.__module__, build.__doc__ = function.__module__, function.__doc__
@@ -80,7 +80,7 @@ def recipe(*, family: str, published: Published | None = None) -> Callable[[Buil
 
 @lru_cache(maxsize=1)
 def library() -> Mapping[str, Registered]:
-    """The recipe functions for real training, by name; the benchmarks are not even imported."""
+    """Return the library recipes by name, without importing the benchmarks."""
     shipped = {name: found for file in LIBRARY for name, found in _of_module(f"meshwright.recipes.library.{file}")}
     for path in extensions.files("recipes/*.toml"):
         extensions.add_new(shipped, path, [(path.stem, _from_file(path))], "recipe {}".format)
@@ -90,7 +90,7 @@ def library() -> Mapping[str, Registered]:
 
 
 def _from_file(path: Path) -> Registered:
-    """A recipe file of an extension; it is read when it is first used, because its base is another recipe."""
+    """Register a recipe file of an extension; it is read at first use, because its base is another recipe."""
 
     @lru_cache(maxsize=1)
     def build() -> Recipe:
@@ -101,7 +101,7 @@ def _from_file(path: Path) -> Registered:
 
 @lru_cache(maxsize=1)
 def registry() -> Mapping[str, Registered]:
-    """Every recipe function by name, benchmarks included."""
+    """Return all recipes by name, including benchmarks."""
     benchmarks = (_of_module(f"meshwright.recipes.benchmarks.{file}") for file in BENCHMARKS)
     return {**library(), **{name: found for module in benchmarks for name, found in module}}
 

@@ -1,4 +1,4 @@
-"""Typed values from text: whole numbers, numbers, truths, names, lists and weights."""
+"""Parse typed values from text: integers, floats, booleans, names, lists and mappings."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from meshwright.recipes.types import RecipeField
 INTEGER = re.compile(r"[+-]?[0-9][0-9_]*")
 NUMBER = re.compile(r"[+-]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
-LARGEST_INTEGER = 2**53  # what JSON readers and doubles hold exactly
-INTEGERS = f"a whole number from -{LARGEST_INTEGER} to {LARGEST_INTEGER}"
-NUMBERS = "a finite number, at most 1.7e308 either way,"
+LARGEST_INTEGER = 2**53  # exact in JSON readers and doubles
+INTEGERS = f"an integer from -{LARGEST_INTEGER} to {LARGEST_INTEGER}"
+NUMBERS = "a finite number, at most 1.7e308 in magnitude"
 
 
 def parse(info: RecipeField, text: str, key: str = "") -> Any:
-    """The value that was typed for a field; a wrong type or range is an error that says what is allowed."""
+    """Parse the text for a field; raise for a wrong type or range, with the allowed values."""
     key = key or info.key
-    kind, optional = bare_type(info.type)
+    type_, optional = bare_type(info.type)
     if optional and text.strip().lower() in ("null", "none"):
         return None
-    value = _parse(kind, text.strip(), key)
+    value = _parse(type_, text.strip(), key)
     try:
         msgspec.convert(value, info.type)
     except msgspec.ValidationError as error:
@@ -38,13 +38,13 @@ def parse(info: RecipeField, text: str, key: str = "") -> Any:
 
 
 def is_map(info: RecipeField) -> bool:
-    """Whether a field holds names with values, which may be set one by one."""
+    """Return whether a field is a mapping, whose items may be set one by one."""
     return get_origin(bare_type(info.type)[0]) is dict
 
 
 @lru_cache(maxsize=256)
 def bare_type(hint: Any) -> tuple[Any, bool]:
-    """The type of a field without its marks, and whether it may be empty."""
+    """Return the type of a field without metadata, and whether it is optional."""
     if get_origin(hint) is Annotated:
         return bare_type(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
@@ -53,32 +53,32 @@ def bare_type(hint: Any) -> tuple[Any, bool]:
     return hint, False
 
 
-def _parse(kind: Any, text: str, key: str) -> Any:
-    origin = get_origin(kind)
+def _parse(type_: Any, text: str, key: str) -> Any:
+    origin = get_origin(type_)
     if origin is Literal:
-        return _choice(get_args(kind), _unquoted(text), key)
+        return _choice(get_args(type_), _unquoted(text), key)
     if origin is tuple:
-        return tuple(_parse(get_args(kind)[0], part, key) for part in _items(text))
+        return tuple(_parse(get_args(type_)[0], part, key) for part in _items(text))
     if origin is dict:
-        return _weights(text, key) if get_args(kind)[1] is float else _names(text, key)
-    if kind is str:
+        return _weights(text, key) if get_args(type_)[1] is float else _names(text, key)
+    if type_ is str:
         return _unquoted(text)
-    return {bool: _boolean, int: as_int, float: _number}[kind](text, key)
+    return {bool: _boolean, int: as_int, float: _number}[type_](text, key)
 
 
 def check_range(key: str, value: Any) -> None:
-    """Refuses numbers in plain values that no field can mean: endless ones, and those that are not numbers."""
+    """Raise for numbers that no field accepts: huge integers, infinities and NaN."""
     if isinstance(value, dict | list | tuple):
         for item in value.values() if isinstance(value, dict) else value:
             check_range(key, item)
     elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-        raise _expected(key, f"a number of {len(hex(value)) * 6 // 5} digits", INTEGERS)
+        raise _expected(key, f"an integer of {len(hex(value)) * 6 // 5} digits", INTEGERS)
     elif isinstance(value, float) and not math.isfinite(value):
         raise _expected(key, str(value), NUMBERS)
 
 
 def _expected(key: str, text: str, wanted: str) -> InputError:
-    return InputError(f"{wanted} is wanted", field=key, value=text)
+    return InputError(f"must be {wanted}", field=key, value=text)
 
 
 def _boolean(text: str, key: str) -> bool:
@@ -88,9 +88,9 @@ def _boolean(text: str, key: str) -> bool:
 
 
 def as_int(text: str, key: str) -> int:
-    """The whole number that was typed for a key."""
+    """Parse an integer."""
     if not INTEGER.fullmatch(text):
-        raise _expected(key, text, "a whole number")
+        raise _expected(key, text, "an integer")
     digits = text.lstrip("+-").replace("_", "").lstrip("0")
     if len(digits) > len(str(LARGEST_INTEGER)) or int(digits or "0") > LARGEST_INTEGER:
         raise _expected(key, text, INTEGERS)
@@ -123,28 +123,28 @@ def _unquoted(text: str) -> str:
 
 
 def _items(text: str) -> list[str]:
-    """The parts of [a,b], a,b or ["a","b"]."""
+    """Split [a,b], a,b or ["a","b"] into items."""
     if text[:1] == "[" and text[-1:] == "]":
         text = text[1:-1]
     return [_unquoted(part.strip()) for part in text.split(",") if part.strip()]
 
 
 def _weights(text: str, key: str) -> dict[str, float]:
-    """{"a": 0.7, "b": 0.3} or a:0.7,b:0.3."""
-    wanted = 'sources with weights, like a:0.7,b:0.3 or {"a":0.7,"b":0.3},'
+    """Parse {"a": 0.7, "b": 0.3} or a:0.7,b:0.3."""
+    wanted = 'sources with weights, like a:0.7,b:0.3 or {"a":0.7,"b":0.3}'
     return {name: _weight(weight, key, text, wanted) for name, weight in _pairs(text, key, wanted).items()}
 
 
 def _names(text: str, key: str) -> dict[str, str]:
-    """{"prompt": "question"} or prompt:question."""
-    wanted = 'names, like prompt:question,response:answer or {"prompt":"question"},'
+    """Parse {"prompt": "question"} or prompt:question."""
+    wanted = 'names, like prompt:question,response:answer or {"prompt":"question"}'
     return {name: _unquoted(str(other)) for name, other in _pairs(text, key, wanted).items()}
 
 
 def _pairs(text: str, key: str, wanted: str) -> dict[str, Any]:
     try:
         pairs = json.loads(text) if text[:1] == "{" else None
-    except (ValueError, RecursionError):  # not JSON, or with a number nobody can read
+    except (ValueError, RecursionError):  # not JSON, or a number too long to parse
         pairs = None
     if not isinstance(pairs, dict):
         inner = text[1:-1] if text[:1] == "{" and text[-1:] == "}" else text

@@ -1,1 +1,1 @@
-"""Readers of Hugging Face configs, one file for each kind of architecture."""
+"""Readers of Hugging Face configs, one module per type of architecture."""

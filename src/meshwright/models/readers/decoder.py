@@ -1,4 +1,4 @@
-"""Reading a decoder: one function for every architecture in the table of traits."""
+"""Read a decoder of any architecture in the table of traits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .traits import MoeTraits, Switch, Traits
 
 
 class Decoder(msgspec.Struct, frozen=True):
-    """The language model inside a config, before it gets a name."""
+    """The language model of a config."""
 
     hidden: int
     layers: tuple[Layer, ...]
@@ -29,14 +29,14 @@ class Decoder(msgspec.Struct, frozen=True):
 
 
 def read_decoder(fields: Fields, traits: Traits) -> Decoder:
-    """The decoder that a config describes, layer by layer."""
+    """Return the decoder that a config describes."""
     hidden = fields.size("hidden_size")
     count = fields.size("num_hidden_layers", most=MAX_LAYERS)
-    kinds = layer_types(fields, traits, count)
+    types = layer_types(fields, traits, count)
     ffns = _ffns(fields, traits, count)
     norms = traits.layer_norms * hidden
-    mixers = {kind: _mixer(fields, traits, kind, hidden) for kind in set(kinds) | {"full_attention"}}
-    layers = tuple(Layer(mixers[kind], ffn, norm_params=norms) for kind, ffn in zip(kinds, ffns, strict=True))
+    mixers = {name: _mixer(fields, traits, name, hidden) for name in set(types) | {"full_attention"}}
+    layers = tuple(Layer(mixers[name], ffn, norm_params=norms) for name, ffn in zip(types, ffns, strict=True))
     mtp = fields.count("num_nextn_predict_layers", most=MAX_LAYERS) if _may_have_mtp(traits) else 0
     return Decoder(
         hidden=hidden,
@@ -47,13 +47,13 @@ def read_decoder(fields: Fields, traits: Traits) -> Decoder:
         final_norm_params=traits.final_norms * hidden,
         activation=fields.text(traits.activation_key),
         mtp_layers=mtp,
-        # The modules repeat the model's last kind of block, with full attention in hybrids.
+        # MTP modules repeat the model's last block, with full attention in hybrids.
         mtp_layer=Layer(mixers["full_attention"], ffns[-1], norm_params=norms) if mtp else None,
     )
 
 
 def grouped(layers: Iterable[Layer]) -> tuple[Group, ...]:
-    """Equal layers together, in the order in which their kind first appears."""
+    """Group equal layers, in the order of their first appearance."""
     places: dict[Layer, list[int]] = {}
     for place, layer in enumerate(layers):
         places.setdefault(layer, []).append(place)
@@ -61,7 +61,7 @@ def grouped(layers: Iterable[Layer]) -> tuple[Group, ...]:
 
 
 def layer_types(fields: Fields, traits: Traits, count: int) -> tuple[str, ...]:
-    """full_attention, sliding_attention or linear_attention for every layer."""
+    """Return full_attention, sliding_attention or linear_attention for every layer."""
     full, sliding = "full_attention", "sliding_attention"
     if traits.mixer == "delta_hybrid":
         given = _listed_layer_types(fields, count, (full, "linear_attention"))
@@ -107,19 +107,19 @@ def _listed_layer_types(fields: Fields, count: int, known: tuple[str, ...]) -> t
 
 
 def _reject_mixed_layer_types(fields: Fields) -> None:
-    """An architecture whose layers are all alike must not come with a list that says otherwise."""
+    """Raise if layer_types contradicts an architecture whose layers are all equal."""
     listed = fields.data.get("layer_types")
-    if listed and any(kind != "full_attention" for kind in listed):
-        raise fields.error("layer_types", "this architecture has one kind of layer only")
+    if listed and any(name != "full_attention" for name in listed):
+        raise fields.error("layer_types", "this architecture has one type of layer only")
 
 
-def _mixer(fields: Fields, traits: Traits, kind: str, hidden: int) -> Mixer:
+def _mixer(fields: Fields, traits: Traits, layer_type: str, hidden: int) -> Mixer:
     if traits.mixer == "mla":
         return _latent_attention(fields, traits)
-    if kind == "linear_attention":
+    if layer_type == "linear_attention":
         return gated_delta(fields)
     window = None
-    if traits.window in ("every", "switched") or kind == "sliding_attention":
+    if traits.window in ("every", "switched") or layer_type == "sliding_attention":
         window = _window(fields, traits)
     return attention(fields, traits, hidden, window)
 
@@ -131,7 +131,7 @@ def _window(fields: Fields, traits: Traits) -> int | None:
 
 
 def attention(fields: Fields, traits: Traits, hidden: int, window: int | None) -> Attention:
-    """Softmax attention as the config describes it."""
+    """Return the softmax attention of a config."""
     heads = fields.size("num_attention_heads")
     kv_heads = fields.optional_size("num_key_value_heads") or heads
     require_divisible(fields, "num_key_value_heads", kv_heads, "num_attention_heads", heads)
@@ -139,9 +139,11 @@ def attention(fields: Fields, traits: Traits, hidden: int, window: int | None) -
     if head_dim is None or traits.heads_divide_hidden or traits.head_dim_follows:
         require_divisible(fields, "num_attention_heads", heads, "hidden_size", hidden)
     if head_dim is not None and traits.head_dim_follows and head_dim != hidden // heads:
-        raise fields.error("head_dim", f"is always hidden_size / num_attention_heads here, {hidden // heads}")
+        raise fields.error(
+            "head_dim", f"must be hidden_size / num_attention_heads = {hidden // heads} in this architecture"
+        )
     if traits.output_gate and not fields.flag("attn_output_gate"):
-        raise fields.error("attn_output_gate", "this architecture is only known with its output gate")
+        raise fields.error("attn_output_gate", "this architecture is only supported with its output gate")
     has_qk_norm = not traits.qk_norm_key or fields.flag(traits.qk_norm_key)
     return Attention(
         heads,
@@ -170,7 +172,7 @@ def _latent_attention(fields: Fields, traits: Traits) -> MLA:
 
 
 def gated_delta(fields: Fields) -> GatedDelta:
-    """Linear attention with a gated delta rule as the config describes it."""
+    """Return the gated-delta linear attention of a config."""
     k_heads, v_heads = fields.size("linear_num_key_heads"), fields.size("linear_num_value_heads")
     require_divisible(fields, "linear_num_key_heads", k_heads, "linear_num_value_heads", v_heads)
     return GatedDelta(
@@ -183,7 +185,7 @@ def gated_delta(fields: Fields) -> GatedDelta:
 
 
 def _ffns(fields: Fields, traits: Traits, count: int) -> tuple[Ffn, ...]:
-    """The feed-forward block of every layer."""
+    """Return the feed-forward block of every layer."""
     routed = _routed_places(fields, traits.moe, count) if traits.moe else frozenset()
     if traits.moe:
         fields.read.update((traits.moe.experts, traits.moe.width, *fields.aliases.get(traits.moe.experts, ())))
@@ -195,7 +197,7 @@ def _ffns(fields: Fields, traits: Traits, count: int) -> tuple[Ffn, ...]:
 
 
 def _routed_places(fields: Fields, traits: MoeTraits, count: int) -> frozenset[int]:
-    """The layers whose feed-forward block is a mixture of experts."""
+    """Return the indices of the MoE layers."""
     every = frozenset(range(count))
     if traits.placed == "all":
         fields.read.update(("mlp_only_layers", "decoder_sparse_step"))
@@ -207,16 +209,16 @@ def _routed_places(fields: Fields, traits: MoeTraits, count: int) -> frozenset[i
             return frozenset()
         return frozenset(place for place in every - kept_dense if (place + 1) % step == 0)
     first = fields.count("first_k_dense_replace", most=MAX_LAYERS)
-    # transformers reads moe_layer_freq nowhere, the models' own code does; every published file says 1.
+    # transformers ignores moe_layer_freq, the models' own code reads it; every published file sets 1.
     frequency = fields.size("moe_layer_freq") if "moe_layer_freq" in fields.data else 1
     return frozenset(place for place in every if place >= first and place % frequency == 0)
 
 
 def moe(fields: Fields, traits: MoeTraits, gated: bool) -> MoE:
-    """The mixture of experts as the config describes it."""
+    """Return the MoE block of a config."""
     experts, topk = fields.size(traits.experts), fields.size("num_experts_per_tok")
     if topk > experts:
-        raise fields.error("num_experts_per_tok", f"each token cannot use {topk} of {experts} experts")
+        raise fields.error("num_experts_per_tok", f"is larger than the {experts} experts")
     width = fields.size(traits.width)
     shared = 0
     if traits.shared == "number":

@@ -1,4 +1,4 @@
-"""Architectures whose feed-forward blocks are dense; every line is checked against transformers by the tests."""
+"""Architectures whose feed-forward blocks are dense; the tests compare every line with transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading diffusers configs: the Wan video transformer and the FLUX image transformer."""
+"""Read diffusers configs: the Wan video transformer and the FLUX image transformer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TIME_CHANNELS = 256  # of FLUX's sinusoidal time and guidance embeddings, fixed 
 
 
 class Denoiser(msgspec.Struct, frozen=True):
-    """The transformer inside a diffusers config, before it gets a name."""
+    """The transformer of a diffusers config."""
 
     hidden: int
     layers: tuple[Layer, ...]
@@ -56,27 +56,27 @@ def _linear(inputs: int, outputs: int) -> int:
 
 
 def _mlp(inputs: int, outputs: int) -> int:
-    """Two linear maps with biases: how times, guidance and texts are embedded."""
+    """Return the parameters of two linear layers with biases, which embed time, guidance and text."""
     return _linear(inputs, outputs) + _linear(outputs, outputs)
 
 
 def _patch(fields: Fields) -> int:
-    """Values of one channel in a patch."""
+    """Return the values per channel of one patch."""
     sides = fields.raw("patch_size")
     if not isinstance(sides, (list, tuple)) or len(sides) != 3:
-        raise fields.error("patch_size", "must be three whole numbers: frames, height, width")
+        raise fields.error("patch_size", "must be three integers: frames, height, width")
     if any(isinstance(side, bool) or not isinstance(side, int) or not 1 <= side <= 1024 for side in sides):
-        raise fields.error("patch_size", "must be three whole numbers of at least 1")
+        raise fields.error("patch_size", "must be three integers of at least 1")
     return math.prod(sides)
 
 
 def read_wan(fields: Fields) -> Denoiser:
-    """Wan: self-attention, cross-attention to the text and a feed-forward block in each of its equal layers."""
+    """Read Wan: equal layers of self-attention, cross-attention to the text and a feed-forward block."""
     heads, head_dim = fields.size("num_attention_heads"), fields.size("attention_head_dim")
     hidden = heads * head_dim
     if fields.optional_size("image_dim") or fields.optional_size("added_kv_proj_dim"):
         raise InputError(
-            "image-to-video transformers are not known, only text-to-video ones",
+            "image-to-video transformers are not supported, only text-to-video ones",
             field="image_dim" if fields.has("image_dim") else "added_kv_proj_dim",
             value=fields.data.get("image_dim") or fields.data.get("added_kv_proj_dim"),
         )
@@ -101,7 +101,7 @@ def read_wan(fields: Fields) -> Denoiser:
 
 
 def read_flux(fields: Fields) -> Denoiser:
-    """FLUX: joint layers with weights for image and text apart, then single layers for both together."""
+    """Read FLUX: joint layers with separate weights for image and text, then single layers for both."""
     heads, head_dim = fields.size("num_attention_heads"), fields.size("attention_head_dim")
     hidden = heads * head_dim
     ffn = Dense(4 * hidden, gated=False, bias=True)

@@ -1,4 +1,4 @@
-"""Reading GPT-2 style models: layer norms with biases, learnt positions, plain feed-forward blocks, tied embedding."""
+"""Read GPT-2 style models: LayerNorm with bias, learned positions, ungated feed-forward, tied embedding."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ ALIASES = {
 
 
 def read_gpt2(fields: Fields) -> Decoder:
-    """The decoder of a GPT-2 style config."""
+    """Return the decoder of a GPT-2 style config."""
     hidden, heads = fields.size("n_embd"), fields.size("n_head")
     require_divisible(fields, "n_head", heads, "n_embd", hidden)
     if fields.flag("add_cross_attention"):
-        raise fields.error("add_cross_attention", "only decoders without cross attention are known")
+        raise fields.error("add_cross_attention", "only decoders without cross attention are supported")
     layer = Layer(
         Attention(heads, heads, hidden // heads, qkv_bias=True, out_bias=True),
         Dense(fields.optional_size("n_inner") or 4 * hidden, gated=False, bias=True),

@@ -1,4 +1,4 @@
-"""Reading Nemotron-H: layers that are a Mamba-2 mixer, an attention, a dense block or experts, in a written pattern."""
+"""Read Nemotron-H: each layer is a Mamba-2 mixer, attention, a dense block or experts, given by a pattern."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ _LETTERS = {
 
 
 def read_nemotron(fields: Fields) -> Decoder:
-    """The decoder of a Nemotron-H, Nemotron Nano v2 or Nemotron 3 config."""
+    """Return the decoder of a Nemotron-H, Nemotron Nano v2 or Nemotron 3 config."""
     hidden = fields.size("hidden_size")
     pattern = layer_pattern(fields, "layers_block_type", "hybrid_override_pattern")
     if "num_hidden_layers" in fields.data and fields.data["num_hidden_layers"] is not None:
-        said = fields.size("num_hidden_layers", most=MAX_LAYERS)
-        if said != len(pattern):
-            raise InputError(f"the layer pattern has {len(pattern)} layers", field="num_hidden_layers", value=said)
+        count = fields.size("num_hidden_layers", most=MAX_LAYERS)
+        if count != len(pattern):
+            raise InputError(f"the layer pattern has {len(pattern)} layers", field="num_hidden_layers", value=count)
     mtp = fields.count("num_nextn_predict_layers", most=MAX_LAYERS)
     predicted = layer_pattern(fields, "mtp_layers_block_type", "mtp_hybrid_override_pattern") if mtp else ""
     kinds = {letter: _layer(fields, letter, hidden) for letter in sorted({*pattern, *predicted})}
@@ -82,19 +82,19 @@ def read_nemotron(fields: Fields) -> Decoder:
 
 def _untied(fields: Fields) -> bool:
     if fields.flag("tie_word_embeddings"):
-        raise fields.error("tie_word_embeddings", "this architecture is only known with an output layer of its own")
+        raise fields.error("tie_word_embeddings", "this architecture is only supported with untied embeddings")
     return False
 
 
 def layer_pattern(fields: Fields, list_key: str, text_key: str) -> str:
-    """The layers as letters: M Mamba-2, * attention, - dense block, E experts."""
+    """Return the layers as letters: M Mamba-2, * attention, - dense block, E experts."""
     words = fields.words(list_key, _LETTERS)
     text = fields.raw(text_key)
     if words is not None:
         return "".join(_LETTERS[word] for word in words)
     if text is None:
         raise InputError(
-            "the config has no layer pattern, which this architecture needs", field=fields.where + text_key
+            "the config is missing the layer pattern, which this architecture needs", field=fields.where + text_key
         )
     if not isinstance(text, str) or not 0 < len(text) <= MAX_LAYERS or set(text) - set("M*-E"):
         raise fields.error(text_key, "must be a string of the letters M, *, - and E, one for each layer")
@@ -130,15 +130,15 @@ def _attention(fields: Fields) -> Attention:
     kv_heads = fields.optional_size("num_key_value_heads") or heads
     require_divisible(fields, "num_key_value_heads", kv_heads, "num_attention_heads", heads)
     if fields.flag("attention_bias"):
-        raise fields.error("attention_bias", "this architecture is only known without attention biases")
+        raise fields.error("attention_bias", "this architecture is only supported without attention biases")
     return Attention(heads, kv_heads, fields.size("head_dim"), fields.optional_size("sliding_window"))
 
 
 def _experts(fields: Fields) -> MoE:
     experts, topk = fields.size("n_routed_experts"), fields.size("num_experts_per_tok")
-    fields.read.add("n_shared_experts")  # their joint width is a key of its own
+    fields.read.add("n_shared_experts")  # their total width has a separate key
     if topk > experts:
-        raise fields.error("num_experts_per_tok", f"each token cannot use {topk} of {experts} experts")
+        raise fields.error("num_experts_per_tok", f"is larger than the {experts} experts")
     return MoE(
         experts,
         topk,
@@ -152,7 +152,7 @@ def _experts(fields: Fields) -> MoE:
 
 
 def _joined(parts: list[Layer], fields: Fields) -> Layer:
-    """One layer out of a pattern with at most one mixer and one feed-forward block."""
+    """Merge a pattern with at most one mixer and one feed-forward block into one layer."""
     mixers = [part.mixer for part in parts if part.mixer is not None]
     ffns = [part.ffn for part in parts if part.ffn is not None]
     if len(mixers) > 1 or len(ffns) > 1:

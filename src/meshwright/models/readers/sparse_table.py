@@ -1,4 +1,4 @@
-"""Architectures with a mixture of experts; every line is checked against transformers by the tests."""
+"""Architectures with a mixture of experts; the tests compare every line with transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tells one decoder architecture from the next: a table, checked against transformers by the tests."""
+"""Traits that distinguish decoder architectures; the tests compare them with transformers."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any, Literal
 
 import msgspec
 
-Switch = bool | str  # fixed, or the name of the config key that decides
+Switch = bool | str  # fixed, or the config key that sets it
 
-# How a layer without layer_types gets its window: nowhere, everywhere, everywhere when use_sliding_window is set, from
-# layer max_window_layers on, on every other layer, on all but every n-th, or on the layers without rotary positions.
+# Which layers have a sliding window if layer_types is not set: none, all, all if use_sliding_window is set, those from
+# max_window_layers on, every other one, all but every n-th, or those without RoPE.
 Window = Literal["none", "every", "switched", "upper", "alternate", "pattern", "typed_every", "no_rope"]
 
 
 class MoeTraits(msgspec.Struct, frozen=True):
-    """Where an architecture keeps the facts about its experts."""
+    """The config keys and features of an architecture's experts."""
 
     experts: str = "num_experts"
     width: str = "moe_intermediate_size"
-    shared: Literal["none", "number", "width"] = "none"  # n_shared_experts times width, or a width of its own
+    shared: Literal["none", "number", "width"] = "none"  # n_shared_experts times width, or a separate width
     shared_gate: bool = False
     router_bias: bool = False
     bias: bool = False
@@ -40,7 +40,7 @@ class Traits(msgspec.Struct, frozen=True):
     out_bias: Switch = False
     mlp_bias: Switch = False
     qk_norm: Literal["none", "head", "full"] = "none"
-    qk_norm_key: str = ""  # a flag that has to be set for the norm to be there
+    qk_norm_key: str = ""  # the flag that turns the norm on
     layer_norms: int = 2  # norm vectors of the model width in one layer
     final_norms: int = 1
     gated: bool = True

@@ -1,4 +1,4 @@
-"""Reading vision towers: what one of their layers, their stem and the connector to the language model hold."""
+"""Read vision encoders: parameters of a layer, the stem and the connector to the language model."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def _linear(inputs: int, outputs: int, bias: bool = True) -> int:
 def _tower(
     fields: Fields, depth: str = "num_hidden_layers", heads: str = "num_attention_heads"
 ) -> tuple[int, int, int]:
-    """Depth, width and heads of a tower, checked against each other."""
+    """Return depth, width and heads of an encoder, validated."""
     hidden, count = fields.size("hidden_size"), fields.size(heads)
     require_divisible(fields, heads, count, "hidden_size", hidden)
     return fields.size(depth, most=MAX_LAYERS), hidden, count
 
 
 def qwen25_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
-    """The tower of Qwen2.5-VL: RMS norms, gated feed-forward with biases, windowed attention."""
+    """Read the Qwen2.5-VL encoder: RMS norms, gated feed-forward with biases, windowed attention."""
     depth, hidden, heads = _tower(fields, "depth", "num_heads")
     width, merge, out = fields.size("intermediate_size"), fields.size("spatial_merge_size"), _out(fields, text_hidden)
     patch = fields.size("patch_size")
@@ -105,13 +105,13 @@ def qwen25_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
 
 
 def qwen3_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
-    """The tower of Qwen3-VL, whose inner layers also feed the language model through mergers of their own."""
+    """Read the Qwen3-VL encoder, whose inner layers also feed the language model through separate mergers."""
     mergers = 1 + len(fields.places("deepstack_visual_indexes", fields.size("depth", most=MAX_LAYERS)))
     return _qwen3_tower(fields, text_hidden, mergers)
 
 
 def qwen35_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
-    """The tower of Qwen3.5: that of Qwen3-VL with one merger."""
+    """Read the Qwen3.5 encoder: that of Qwen3-VL with one merger."""
     if fields.data.get("deepstack_visual_indexes"):
         raise fields.error("deepstack_visual_indexes", "Qwen3.5 has no deep-stack mergers")
     return _qwen3_tower(fields, text_hidden, mergers=1)
@@ -141,7 +141,7 @@ def _qwen3_tower(fields: Fields, text_hidden: int, mergers: int) -> Vision:
 
 
 def glm_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
-    """The tower of GLM-4.5V, whose feed-forward width is out_hidden_size and whose merger has intermediate_size."""
+    """Read the GLM-4.5V encoder, whose feed-forward width is out_hidden_size and whose merger has intermediate_size."""
     depth, hidden, heads = _tower(fields, "depth", "num_heads")
     merge, out, wide = fields.size("spatial_merge_size"), _out(fields, text_hidden), fields.size("intermediate_size")
     patch = fields.size("patch_size")
@@ -164,7 +164,7 @@ def glm_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
 
 
 def siglip_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
-    """The SigLIP tower of Gemma 3 and its projector to a fixed number of tokens an image."""
+    """Read the SigLIP encoder of Gemma 3 and its projector to a fixed number of tokens per image."""
     depth, hidden, heads = _tower(fields)
     width, patch = fields.size("intermediate_size"), fields.size("patch_size")
     positions = (fields.size("image_size") // patch) ** 2
@@ -187,7 +187,7 @@ def siglip_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
 
 
 def pixtral_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
-    """The Pixtral tower of Mistral 3 and Ministral 3, with its patch merger and two-layer projector."""
+    """Read the Pixtral encoder of Mistral 3 and Ministral 3, with its patch merger and two-layer projector."""
     depth, hidden, heads = _tower(fields)
     width, patch, merge = (
         fields.size("intermediate_size"),
@@ -197,7 +197,7 @@ def pixtral_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
     bias = wrapper.flag("multimodal_projector_bias")
     projector = _linear(hidden, text_hidden, bias) + _linear(text_hidden, text_hidden, bias)
     if wrapper.data.get("vision_feature_layer", -1) != -1:
-        raise wrapper.error("vision_feature_layer", "only the last layer (-1) is known")
+        raise wrapper.error("vision_feature_layer", "only the last layer (-1) is supported")
     return Vision(
         depth,
         hidden,
@@ -212,7 +212,7 @@ def pixtral_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
 
 
 def radio_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
-    """The C-RADIO tower of Nemotron Nano v2 VL, whose config names a version and leaves the widths to its code."""
+    """Read the C-RADIO encoder of Nemotron Nano v2 VL; its config has a version, its code the widths."""
     version = fields.text("version")
     if version not in RADIO_VERSIONS:
         raise fields.error("version", f"known: {', '.join(RADIO_VERSIONS)}")
@@ -220,7 +220,7 @@ def radio_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
     if wrapper.size("vit_hidden_size") != hidden:
         raise wrapper.error("vit_hidden_size", f"{version} has the width {hidden}")
     if wrapper.data.get("downsample_ratio", 0.5) != 0.5:
-        raise wrapper.error("downsample_ratio", "only 0.5, two by two patches to one token, is known")
+        raise wrapper.error("downsample_ratio", "only 0.5 (2 × 2 patches per token) is supported")
     if fields.data.get("separate_video_embedder") or wrapper.data.get("sound_config"):
         raise InputError("towers with a video or sound encoder are not known", field=fields.where + "version")
     patch, width, merge = fields.size("patch_size"), 4 * hidden, 4
@@ -242,11 +242,11 @@ def radio_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
 
 
 def _out(fields: Fields, text_hidden: int) -> int:
-    """The width a tower hands over, which has to be the language model's."""
+    """Return the output width, which must be the language model's hidden size."""
     out = fields.size("out_hidden_size")
     if out != text_hidden:
         raise InputError(
-            f"the tower's output must have the language model's hidden_size {text_hidden}",
+            f"must be the language model's hidden_size {text_hidden}",
             field=fields.where + "out_hidden_size",
             value=out,
         )

@@ -1,4 +1,4 @@
-"""Reading models with a vision tower: a wrapper around a decoder's config and a tower's."""
+"""Read vision-language configs: a wrapper around a decoder config and a vision-encoder config."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _UNTIED = {"tie_word_embeddings": False}
 
 
 class Wrapper(msgspec.Struct, frozen=True):
-    """One architecture with a vision tower: the decoder inside, the tower, and the keys of its own."""
+    """One vision-language architecture: its decoder, its vision encoder, and its own keys."""
 
     family: str
     hf_class: str
-    text: tuple[str, ...]  # the decoders it may hold; the first is what a text_config without model_type means
+    text: tuple[str, ...]  # supported decoders; the first is the default for a text_config without model_type
     tower: vision.TowerReader
     tower_defaults: Mapping[str, Any]
     tower_aliases: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     defaults: Mapping[str, Any] = msgspec.field(default_factory=lambda: _UNTIED)
     text_key: str = "text_config"
-    flat: bool = False  # older files keep the decoder's keys at the top
-    text_may_tie: bool = False  # tied when either the wrapper or the decoder says so
+    flat: bool = False  # older files have the decoder's keys at the top level
+    text_may_tie: bool = False  # tied if either the wrapper or the decoder sets it
 
 
 _QWEN3: tuple[vision.TowerReader, Mapping[str, Any], Mapping[str, tuple[str, ...]]] = (
@@ -92,11 +92,11 @@ WRAPPERS: dict[str, Wrapper] = {
 
 
 def read_wrapped(config: Mapping[str, Any], wrapper: Wrapper) -> tuple[Decoder, Vision, bool]:
-    """The decoder, the tower, and whether the decoder's embedding is tied."""
+    """Return the decoder, the vision encoder, and whether the decoder's embedding is tied."""
     fields = Fields(config, wrapper.defaults)
     text = _text_fields(fields, wrapper)
     decoder = nemotron.read_nemotron(text) if text.defaults is nemotron.DEFAULTS else _read_text(text, wrapper)
-    text.refuse_unread(wrapper.hf_class)
+    text.reject_unread(wrapper.hf_class)
     if not isinstance(config.get("vision_config"), dict):
         raise InputError("the config has no vision_config object, which this architecture needs", field="vision_config")
     tower_fields = fields.section("vision_config", wrapper.tower_defaults, wrapper.tower_aliases)
@@ -112,31 +112,33 @@ def _text_fields(fields: Fields, wrapper: Wrapper) -> Fields:
         raise InputError(
             f"the config has no {wrapper.text_key} object, which this architecture needs", wrapper.text_key
         )
-    kind = _text_model_type(nested, wrapper)
-    if kind == "nemotron_h":
+    model_type = _text_model_type(nested, wrapper)
+    if model_type == "nemotron_h":
         return fields.section(wrapper.text_key, nemotron.DEFAULTS, nemotron.ALIASES)
-    return fields.section(wrapper.text_key, TRAITS[kind].defaults, TRAITS[kind].aliases)
+    return fields.section(wrapper.text_key, TRAITS[model_type].defaults, TRAITS[model_type].aliases)
 
 
 def _text_model_type(nested: Mapping[str, Any], wrapper: Wrapper) -> str:
-    said = nested.get("model_type", wrapper.text[0])
-    outer = {kind.removesuffix("_text") for kind in wrapper.text}
-    if said in wrapper.text:
-        return str(said)
-    if said in outer and len(wrapper.text) == 1:
+    model_type = nested.get("model_type", wrapper.text[0])
+    outer = {name.removesuffix("_text") for name in wrapper.text}
+    if model_type in wrapper.text:
+        return str(model_type)
+    if model_type in outer and len(wrapper.text) == 1:
         return wrapper.text[0]
     raise InputError(
-        f"this wrapper is known around {' or '.join(wrapper.text)}", field=f"{wrapper.text_key}.model_type", value=said
+        f"unknown text model for this architecture; known: {', '.join(wrapper.text)}",
+        field=f"{wrapper.text_key}.model_type",
+        value=model_type,
     )
 
 
 def _read_text(text: Fields, wrapper: Wrapper) -> Decoder:
-    kind = wrapper.text[0] if text.where == "" else _text_model_type(text.data, wrapper)
-    return read_decoder(text, TRAITS[kind])
+    model_type = wrapper.text[0] if text.where == "" else _text_model_type(text.data, wrapper)
+    return read_decoder(text, TRAITS[model_type])
 
 
 def _tied(fields: Fields, text: Fields, wrapper: Wrapper) -> bool:
-    """The wrapper decides; where it is silent, what the decoder's own section says."""
+    """Return the wrapper's value, or the decoder section's if the wrapper does not set it."""
     if wrapper.text_may_tie:
         return fields.flag("tie_word_embeddings") or text.flag("tie_word_embeddings")
     if not fields.has("tie_word_embeddings") and text.has("tie_word_embeddings"):
