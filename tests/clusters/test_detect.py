@@ -67,7 +67,9 @@ def test_auto_asks_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_auto_without_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match=r"no GPU found on this machine .* pass the cluster to plan for, such as 8xH100"):
+    with pytest.raises(
+        InputError, match=r"no GPU found on this machine .* pass the cluster to plan for, such as 8xH100"
+    ):
         cluster("auto")
 
 
