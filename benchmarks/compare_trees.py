@@ -2,8 +2,8 @@
 
     python benchmarks/compare_trees.py BEFORE/src AFTER/src OUT.json [--steps 6] [--batch 8] [--models NAME …] [--cpu]
 
-For each case, `recommend MODEL --gpus 1xH200 --goal GOAL` of the newer tree is run, and the command it prints is run with
-`bench` instead of `train` in both trees, one after the other. --batch replaces the global batch size, to keep steps short.
+For each case, the command that `recommend MODEL --gpus 1xH200 --goal GOAL` of the newer tree prints is run with `bench`
+instead of `train` in both trees, one after the other. --batch replaces the global batch size, to keep steps short.
 """
 
 from __future__ import annotations
@@ -73,26 +73,32 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=[model for model, _ in CASES])
     parser.add_argument("--cpu", action="store_true", help="tiny models on the CPU, to test this script")
     options = parser.parse_args()
-    rows = []
-    for model, goal in (case for case in CASES if case[0] in options.models):
+    chosen = [case for case in CASES if case[0] in options.models]
+    size = (f"train.steps={options.steps}", f"train.global_batch_size={options.batch}", *(TINY if options.cpu else ()))
+    result: dict[str, Any] = {
+        "date": date.today().isoformat(),
+        "command": shlex.join(["python", *sys.argv]),
+        "rows": [],
+    }
+    for model, goal in chosen:
         words = recommended(options.after, model, goal)
         variants = {"eager": (), "compiled": FAST} if model == "llama32-1b" else {"eager": ()}
         for variant, more in variants.items():
-            asked = [*words, *more, f"train.steps={options.steps}", *(TINY if options.cpu else ())]
-            pair = {name: row(getattr(options, name), asked) for name in ("before", "after")}
-            rows.append(
-                {"model": model, "goal": goal, "variant": variant, "command": shlex.join(["bench", *asked]), **pair}
-            )
-            speeds = [pair[name].get("tokens_per_s_per_gpu") for name in pair]
-            peaks = [pair[name].get("memory_gib", {}).get("peak") for name in pair]
-            equal = pair["before"].get("losses") == pair["after"].get("losses")
-            errors = [pair[name]["error"] for name in pair if "error" in pair[name]]
-            print(
-                model, goal, variant, "tokens/s", speeds, "peak GiB", peaks, "equal losses", equal, *errors, flush=True
-            )
-            made_by = f"python benchmarks/compare_trees.py BEFORE AFTER OUT.json --steps {options.steps} --batch {options.batch}"
-            result = {"date": date.today().isoformat(), "command": made_by, "rows": rows}
+            arguments = [*words, *more, *size]
+            pair = {name: row(getattr(options, name), arguments) for name in ("before", "after")}
+            command = shlex.join(["meshwright", "bench", *arguments])
+            result["rows"].append({"model": model, "goal": goal, "variant": variant, "command": command, **pair})
+            print(model, goal, variant, summary(pair), flush=True)
             options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def summary(pair: dict[str, dict[str, Any]]) -> str:
+    """Both runs in one line."""
+    speeds = " → ".join(f"{one.get('tokens_per_s_per_gpu') or 0:,.0f}" for one in pair.values())
+    peaks = " → ".join(f"{one.get('memory_gib', {}).get('peak', 0):.3f}" for one in pair.values())
+    losses = " → ".join(f"{one['losses'][-1]:.5f}" if one.get("losses") else "-" for one in pair.values())
+    errors = "".join(f"\n{name}: {one['error']}" for name, one in pair.items() if "error" in one)
+    return f"tokens/s {speeds}; peak GiB {peaks}; last loss {losses}{errors}"
 
 
 if __name__ == "__main__":
