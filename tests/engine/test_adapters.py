@@ -26,7 +26,7 @@ from meshwright.engine.model.build import build_model, transformers_config
 from meshwright.engine.model.init import InitSpec
 from meshwright.engine.model.stage import Stage
 from meshwright.engine.trainer import Trainer
-from meshwright.engine.vision.vision_modules import EYES
+from meshwright.engine.vision.vision_modules import VISION_MODULES
 from meshwright.errors import InputError
 from meshwright.recipes import types
 
@@ -407,8 +407,8 @@ def test_every_family_has_layers_for_every_target(family: str) -> None:
 
 def test_vision_towers_are_not_adapted() -> None:
     stage = stage_of("llama")
-    first = {"tower": "model.layers.0", "blocks": "model.layers.0.mlp", "projector": ()}  # as if it were a tower
-    stage.eyes = replace(EYES["gemma3"], **first)
+    first = {"encoder": "model.layers.0", "blocks": "model.layers.0.mlp", "projector": ()}  # as if it were an encoder
+    stage.vision_modules = replace(VISION_MODULES["gemma3"], **first)
     starts = adapters.add_adapters(stage, PEFT, torch.float32)
     assert {name.split(".")[2] for name in starts} == {"1", "2", "3"}
     assert not hasattr(stage.get_submodule("model.layers.0.self_attn.q_proj"), "lora_A")

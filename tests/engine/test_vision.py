@@ -1,4 +1,4 @@
-"""Models that see: equal to transformers' own on one process, and equal to one process in every layout."""
+"""Vision-language models: one process equals transformers, and every layout equals one process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.engine.vision_cases import (
     SOMETIMES,
     against_transformers,
     differences,
+    folder_round_trip,
     given_recipe,
-    through_a_folder,
     train,
 )
 from torch.nn.attention.flex_attention import flex_attention
@@ -25,11 +25,11 @@ from meshwright.engine.attention.flex import attend_flex
 from meshwright.engine.attention.local import attend_local
 from meshwright.engine.attention.mask_spec import AttentionSpec
 from meshwright.engine.vision import image_groups
-from meshwright.engine.vision.vision_modules import EYES, part_of
+from meshwright.engine.vision.vision_modules import VISION_MODULES, vision_part
 from meshwright.recipes import types
 
 TOLERANCE = 1e-5
-# transformers' own fp32 gradients of these are that far from fp64 (test_delta_rule.py): decays of whole chunks cancel.
+# transformers' fp32 gradients of these are that far from fp64 (test_delta_rule.py): the decays of a chunk cancel.
 ROUGH, ROUGH_TOLERANCE = ("A_log", "dt_bias"), 1e-4
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "fsdp2": (2, {}),
@@ -54,10 +54,10 @@ DEFAULT = (
 
 
 def _composes(family: str, name: str) -> bool:
-    """What no rule refuses: experts with tp need sp, and images that are seen whole stay on one rank."""
+    """Return whether no rule rejects the combination: experts with tp need sp, and whole images stay on one rank."""
     if name in ("ep", "tp"):
         return (family in MOE) == (name == "ep")
-    return not (name == "cp" and EYES[family].sees_whole_images)
+    return not (name == "cp" and VISION_MODULES[family].whole_images)
 
 
 SLOW = [(f, n) for f in FAMILIES for n in LAYOUTS if _composes(f, n) and (f, n) not in DEFAULT]
@@ -69,18 +69,18 @@ def _limit(name: str) -> float:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_process_equals_transformers(family: str) -> None:
-    loss, far = run(1, against_transformers, family, given_recipe(types.Layout(), global_batch_size=2))[0]
+    loss, error_of = run(1, against_transformers, family, given_recipe(types.Layout(), global_batch_size=2))[0]
     assert loss < TOLERANCE
-    assert {name: off for name, off in far.items() if off >= _limit(name)} == {}
-    assert any(part_of(EYES[family], name) == "vision" for name in far)
+    assert {name: off for name, off in error_of.items() if off >= _limit(name)} == {}
+    assert any(vision_part(VISION_MODULES[family], name) == "vision" for name in error_of)
 
 
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_vl"])
-def test_packed_documents_equal_single_ones(family: str) -> None:
+def test_packed_documents_equal_unpacked_ones(family: str) -> None:
     given = given_recipe(types.Layout(), packing=True, global_batch_size=2)
-    loss, far = run(1, against_transformers, family, given)[0]
+    loss, error_of = run(1, against_transformers, family, given)[0]
     assert loss < TOLERANCE
-    assert max(far.values()) < TOLERANCE, max(far, key=far.__getitem__)
+    assert max(error_of.values()) < TOLERANCE, max(error_of, key=error_of.__getitem__)
 
 
 def _check(family: str, name: str) -> None:
@@ -101,29 +101,29 @@ def test_every_layout_trains_like_one_process(family: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl"])
-def test_ranks_without_an_image_keep_step(family: str) -> None:
-    """One rank of two has no image in a step: it gathers the tower with the other, and adds nothing to it."""
+def test_ranks_without_an_image_join_the_gathers(family: str) -> None:
+    """One rank of two has no image in a step: it takes part in the encoder's all-gathers and adds no gradient."""
     found = differences(family, 2, given_recipe(types.Layout(), dataset=SOMETIMES))
     assert max(found.values()) < TOLERANCE, found
 
 
 @pytest.mark.parametrize(("family", "frozen"), [("qwen3_vl", ("vision",)), ("gemma3", ("language", "vision"))])
-def test_frozen_parts_have_no_gradient_and_stay(family: str, frozen: tuple[str, ...]) -> None:
+def test_frozen_parts_have_no_gradient_and_do_not_change(family: str, frozen: tuple[str, ...]) -> None:
     before = run(1, train, family, given_recipe(types.Layout(), freeze=frozen), 0)[0]["weights"]
     after = run(2, train, family, given_recipe(types.Layout(), freeze=frozen), 2)[0]
     for name, gradient in after["gradients"].items():
-        is_frozen = part_of(EYES[family], name) in frozen
+        is_frozen = vision_part(VISION_MODULES[family], name) in frozen
         assert (gradient is None) == is_frozen, name
         assert np.array_equal(before[name], after["weights"][name]) == is_frozen or name.endswith("k_proj.bias"), name
 
 
-def test_adapters_are_the_language_models() -> None:
+def test_adapters_are_only_in_the_language_model() -> None:
     found = differences("qwen2_5_vl", 2, _adapted(types.Layout(tp=2, sp=True)))
     assert max(found.values()) < TOLERANCE, found
     gradients = run(1, train, "qwen2_5_vl", _adapted(types.Layout()), 1)[0]["gradients"]
     trained = {name for name, gradient in gradients.items() if gradient is not None}
     assert trained
-    assert all("lora_" in name and part_of(EYES["qwen2_5_vl"], name) == "language" for name in trained)
+    assert all("lora_" in name and vision_part(VISION_MODULES["qwen2_5_vl"], name) == "language" for name in trained)
 
 
 def _adapted(layout: types.Layout) -> types.Recipe:
@@ -131,20 +131,20 @@ def _adapted(layout: types.Layout) -> types.Recipe:
 
 
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_vl_moe", "glm4v_moe"])
-def test_a_folder_is_started_from_and_written(family: str, tmp_path: Path) -> None:
-    far, names = run(1, through_a_folder, family, str(tmp_path))[0]
-    assert far < TOLERANCE
-    assert names == ([], [], [])  # missing, unexpected, of another shape
+def test_folder_round_trip(family: str, tmp_path: Path) -> None:
+    error_of, names = run(1, folder_round_trip, family, str(tmp_path))[0]
+    assert error_of < TOLERANCE
+    assert names == ([], [], [])  # missing, unexpected, mismatched
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"])
-def test_every_family_is_started_from_a_folder_and_written(family: str, tmp_path: Path) -> None:
-    test_a_folder_is_started_from_and_written(family, tmp_path)
+def test_folder_round_trip_of_every_family(family: str, tmp_path: Path) -> None:
+    test_folder_round_trip(family, tmp_path)
 
 
 def flex_of_images(rank: int, world: int) -> float:
-    """How far flex attention's mask of images is from the written-out one, with windows and documents."""
+    """Return the error of flex attention's image mask against the eager one, with windows and documents."""
     torch.manual_seed(0)
     tokens = 300
     q, k, v = (torch.randn(2, 2, tokens, 8) for _ in range(3))
@@ -162,6 +162,6 @@ def flex_of_images(rank: int, world: int) -> float:
     return worst
 
 
-def test_flex_attention_sees_images_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flex_attention_is_bidirectional_within_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshwright.engine.attention.flex._compiled_flex", lambda: flex_attention)
     assert run(1, flex_of_images)[0] < TOLERANCE

@@ -17,7 +17,7 @@ from meshwright.costs.memory_constants import IMAGE_SHARE
 from meshwright.engine.data.mock import typical_documents
 from meshwright.engine.data.sample_types import Samples
 from meshwright.engine.model_families import family_of
-from meshwright.engine.vision.image_tokens import Document, ImageTokenSpec, optics_of, sample_of, stack_padded
+from meshwright.engine.vision.image_tokens import Document, ImageTokenSpec, image_token_spec, build_sample, stack_padded
 from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
 
@@ -47,7 +47,7 @@ def open_samples(recipe: Recipe, config: Any) -> Any:
     data = recipe.data
     if hasattr(config, "get_text_config"):
         if getattr(config, "vision_config", None) is not None:
-            return DryImages(optics_of(config), data.seq_length, data.packing)
+            return DryImages(image_token_spec(config), data.seq_length, data.packing)
         return DryTokens(data.seq_length, packed=data.packing and not recipe.benchmark)
     return family_of(recipe).open_source(dry_recipe(recipe), config, False, None)
 
@@ -90,14 +90,14 @@ class DryImages:
     def samples(self, numbers: Sequence[int]) -> Samples:
         """Return the samples with these numbers, all identical."""
         documents = [self._document(length) for length in self.lengths]
-        sample = sample_of(documents, self.image_spec, self.seq_length, self.packed)
+        sample = build_sample(documents, self.image_spec, self.seq_length, self.packed)
         return stack_padded([sample] * len(numbers), self.image_spec)
 
     def _document(self, length: int) -> Document:
         image_spec = self.image_spec
         grid = (1, self.side * image_spec.merge, self.side * image_spec.merge)
-        image = [*image_spec.before, *[image_spec.image_token] * image_spec.tokens_of(grid), *image_spec.after]
+        image = [*image_spec.before, *[image_spec.image_token] * image_spec.tokens_for_grid(grid), *image_spec.after]
         tokens = np.array([*image, *[0] * (length - len(image))], dtype=np.int64)
-        pixels = np.zeros((1 if image_spec.whole else grid[1] * grid[2], *image_spec.shape), dtype=np.float32)
-        grids = None if image_spec.whole else np.array([grid], dtype=np.int64)
+        pixels = np.zeros((1 if image_spec.whole_images else grid[1] * grid[2], *image_spec.shape), dtype=np.float32)
+        grids = None if image_spec.whole_images else np.array([grid], dtype=np.int64)
         return Document(tokens, np.arange(length) >= len(image), pixels, grids)

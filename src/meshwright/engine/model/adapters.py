@@ -29,7 +29,7 @@ from meshwright.engine.model.init import InitSpec, fill_initial
 from meshwright.engine.model.nf4_linear import pack_linear
 from meshwright.engine.model.stage import Stage
 from meshwright.engine.patching import Patch, apply, base_class
-from meshwright.engine.vision import is_seen_by
+from meshwright.engine.vision import is_vision_module
 from meshwright.errors import InputError
 from meshwright.recipes.types import Peft
 
@@ -60,7 +60,7 @@ def add_adapters(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, Init
     stage.requires_grad_(False)
     found: dict[str, InitSpec] = {}
     for name, module in list(stage.named_modules()):
-        if peft_target(name) in peft.targets and is_linear(module) and not is_seen_by(stage.eyes, name):
+        if peft_target(name) in peft.targets and is_linear(module) and not is_vision_module(stage.vision_modules, name):
             _adapt(module, peft, dtype)
             if peft.method == "qlora":
                 pack_linear(module, name)

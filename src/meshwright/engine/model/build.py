@@ -10,7 +10,7 @@ from torch import nn
 
 from meshwright.engine import attention, experts
 from meshwright.engine.model.mtp import add_mtp
-from meshwright.engine.vision.vision_modules import EYES, eyes_of
+from meshwright.engine.vision.vision_modules import VISION_MODULES, vision_modules_of
 from meshwright.errors import InputError, first_line
 
 SAME_CLASS = {"kimi_k2": "deepseek_v3"}  # model types that run in another one's class
@@ -81,9 +81,9 @@ def _class_for(config: Any) -> tuple[Any, str]:
 
     if getattr(config, "vision_config", None) is None:
         return AutoModelForCausalLM, "causal language model"
-    if eyes_of(config) is None:
+    if vision_modules_of(config) is None:
         raise InputError(
-            f"the engine does not know the vision parts of {config.model_type}; it knows those of {', '.join(EYES)}",
+            f"the engine does not know the vision parts of {config.model_type}; it knows those of {', '.join(VISION_MODULES)}",
             field="model",
             fix=("data.images=false",),
         )

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from meshwright.engine.model.build import transformers_config
-from meshwright.engine.vision.vision_modules import EYES
+from meshwright.engine.vision.vision_modules import VISION_MODULES
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec, config_of, find, load_config, names, spec_from_config
 from meshwright.recipes.types import Recipe
@@ -256,7 +256,7 @@ def _tiny_eyes(values: Mapping[str, Any], text: dict[str, Any]) -> dict[str, Any
     vision |= {name: places for name, places in TINY_PLACES.items() if vision.get(name)}
     marks = sorted(name for name, value in values.items() if name.endswith(TOKEN_ENDS) and isinstance(value, int))
     tokens = {name: text["vocab_size"] - 1 - i for i, name in enumerate(marks)}
-    if values["model_type"] in EYES and not EYES[values["model_type"]].sees_whole_images:
+    if values["model_type"] in VISION_MODULES and not VISION_MODULES[values["model_type"]].whole_images:
         rope = text.get("rope_parameters") or {}
         width = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
         pairs = int(width * rope.get("partial_rotary_factor", 1.0)) // 2

@@ -11,11 +11,11 @@ from meshwright.engine.kernels.dropout_keys import layer_keys
 from meshwright.engine.model.module_names import ModuleNames, find_module_names, layer_arguments, rotary_tables
 from meshwright.engine.vision import (
     VisionModules,
+    check_deepstack_layers,
     encode_images,
-    eyes_of,
-    flat_places,
+    feature_indices,
     image_groups,
-    refuse_too_few_layers,
+    vision_modules_of,
 )
 
 
@@ -29,9 +29,9 @@ class Stage(nn.Module):
     def __init__(self, model: nn.Module, layers: range, first: bool, last: bool) -> None:
         super().__init__()
         self.parts: ModuleNames = find_module_names(model)
-        self.eyes: VisionModules | None = eyes_of(model.config)
-        if self.eyes is not None and first and not last:
-            refuse_too_few_layers(model.config, len(layers))
+        self.vision_modules: VisionModules | None = vision_modules_of(model.config)
+        if self.vision_modules is not None and first and not last:
+            check_deepstack_layers(model.config, len(layers))
         self.first, self.last = first, last
         self.sequence_rank = 0  # this rank's part of the tokens between regions, with sequence parallelism
         self.places: torch.Tensor | None = None  # of this rank's tokens in the sequence, with context parallelism
@@ -50,8 +50,8 @@ class Stage(nn.Module):
             _drop(body, self.parts.embedding)
         if not last:
             _drop(body, self.parts.norm)
-        if self.eyes is not None and not first:
-            for path in self.eyes.called:
+        if self.vision_modules is not None and not first:
+            for path in self.vision_modules.entry_modules:
                 owner, _, name = path.rpartition(".")
                 setattr(model.get_submodule(owner), name, None)
         outermost = self.parts.body.partition(".")[0]
@@ -71,16 +71,16 @@ class Stage(nn.Module):
     @property
     def seeing(self) -> list[nn.Module]:
         """The vision parts that are called by themselves, on the first stage of a model that sees; else none."""
-        if self.eyes is None or not self.first:
+        if self.vision_modules is None or not self.first:
             return []
-        return [self.get_submodule(path) for path in self.eyes.called]
+        return [self.get_submodule(path) for path in self.vision_modules.entry_modules]
 
     @property
     def seeing_blocks(self) -> dict[int, nn.Module]:
         """The layers of the vision tower, where `seeing` has one."""
-        if self.eyes is None or not self.first:
+        if self.vision_modules is None or not self.first:
             return {}
-        return dict(enumerate(self.get_submodule(self.eyes.blocks).children()))
+        return dict(enumerate(self.get_submodule(self.vision_modules.blocks).children()))
 
     @property
     def layers(self) -> dict[int, nn.Module]:
@@ -116,15 +116,15 @@ class Stage(nn.Module):
         noise: torch.Tensor | None = None,
         **images: torch.Tensor,
     ) -> torch.Tensor:
-        at = self._held(flat_places(images)) if images else None
+        at = self._held(feature_indices(images)) if images else None
         seen = encode_images(self.model, images) if images and self.first else None
         hidden = self._embed(x, positions) if self.first else x
         if seen is not None and at is not None:
-            hidden = seen.placed(hidden, self._between(at, hidden))
+            hidden = seen.scatter_into(hidden, self._between(at, hidden))
         told: dict[str, Any] = {"attention_mask": None, "position_ids": positions}
         if documents is not None:
             told["documents"] = documents
-        if at is not None and self.eyes is not None and self.eyes.sees_whole_images:
+        if at is not None and self.vision_modules is not None and self.vision_modules.whole_images:
             told["image_groups"] = image_groups(at)
         axes = self._held(images["axes"]) if "axes" in images else positions
         tables = rotary_tables(self.body, self.parts, hidden, axes)
@@ -133,7 +133,7 @@ class Stage(nn.Module):
             hidden = layer(hidden, **where, **told)
             hidden = hidden[0] if isinstance(hidden, tuple) else hidden
             if seen is not None and at is not None:
-                hidden = seen.deepened(hidden, self._between(at, hidden), i)
+                hidden = seen.add_deepstack(hidden, self._between(at, hidden), i)
         if not self.last:
             return hidden
         further: tuple[Any, ...] = ()

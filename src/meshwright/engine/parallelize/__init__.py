@@ -41,7 +41,7 @@ from meshwright.engine.parallelize.tensor_parallel import (
     shard_layer,
     split_fused_params,
 )
-from meshwright.engine.vision import freeze, is_seen_by
+from meshwright.engine.vision import freeze, is_vision_module
 from meshwright.recipes.types import Layout, Recipe
 
 
@@ -62,8 +62,8 @@ def parallelize(
     stages = split_stages(whole, layout, text.num_hidden_layers, mesh.pp)
     sequence = sequence_layout(recipe, mesh)
     for stage in stages:
-        if stage.eyes is not None:
-            freeze(stage, stage.eyes, recipe.train.freeze)
+        if stage.vision_modules is not None:
+            freeze(stage, stage.vision_modules, recipe.train.freeze)
         # Adapters before anything is cut: they are cut with what they adapt.
         if recipe.goal == "peft":
             initial |= add_adapters(stage, recipe.peft, storage_dtype(recipe.precision))
@@ -138,7 +138,9 @@ def apply_tp(stage: Stage, mesh: Mesh, recipe: Recipe, spread: tuple[SequenceLay
 def configure_attention(stage: Stage, spread: tuple[SequenceLayout, Any], recipe: Recipe) -> None:
     """Tells every attention module which kernel to use and with whom it shares the sequence."""
     for path, module in stage.named_modules():
-        if is_attention(module) and not is_seen_by(stage.eyes, path):  # an image is seen whole, by torch's own choice
+        if is_attention(module) and not is_vision_module(
+            stage.vision_modules, path
+        ):  # an image is seen whole, by torch's own choice
             module.context, module.kernel = spread[1], recipe.kernels.attention
 
 

@@ -1,28 +1,28 @@
-"""Models that see: where their vision parts are, what they see of a micro batch, and what of them is trained."""
+"""Vision-language models: vision modules, image encoding and freezing."""
 
 from __future__ import annotations
 
-from meshwright.engine.vision.encode_images import Seen, encode_images, flat_places, image_groups
+from meshwright.engine.vision.encode_images import ImageFeatures, encode_images, feature_indices, image_groups
 from meshwright.engine.vision.vision_modules import (
-    EYES,
+    VISION_MODULES,
     VisionModules,
-    eyes_of,
+    check_deepstack_layers,
     freeze,
-    is_seen_by,
-    part_of,
-    refuse_too_few_layers,
+    is_vision_module,
+    vision_modules_of,
+    vision_part,
 )
 
 __all__ = [
-    "EYES",
-    "Seen",
+    "VISION_MODULES",
+    "ImageFeatures",
     "VisionModules",
+    "check_deepstack_layers",
     "encode_images",
-    "eyes_of",
-    "flat_places",
+    "feature_indices",
     "freeze",
     "image_groups",
-    "is_seen_by",
-    "part_of",
-    "refuse_too_few_layers",
+    "is_vision_module",
+    "vision_modules_of",
+    "vision_part",
 ]

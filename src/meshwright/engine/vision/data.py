@@ -1,4 +1,4 @@
-"""Samples with images: made-up ones, and where those of files come from."""
+"""Opens datasets with images, and generates mock ones."""
 
 from __future__ import annotations
 
@@ -12,31 +12,44 @@ import numpy as np
 
 from meshwright.engine.data.mock import NOISE_SHARE, VALIDATION_SEED_OFFSET
 from meshwright.engine.data.sample_types import Samples, Source
-from meshwright.engine.vision.image_tokens import Document, ImageTokenSpec, Ints, optics_of, sample_of, stack_padded
+from meshwright.engine.vision.image_tokens import (
+    Document,
+    ImageTokenSpec,
+    Ints,
+    build_sample,
+    image_token_spec,
+    stack_padded,
+)
 from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
 
 MOCK_NAMES = ("mock", "vlm-mock")
-LARGEST_SIDE = 16  # tokens along a side of a made-up image
+MAX_SIDE = 16  # tokens along a side of a mock image
 
 
 def open_images(recipe: Recipe, config: Any, held_out: bool = False, pretrained: Path | None = None) -> Source:
-    """The samples of a recipe for a model that sees, or those held out from them."""
+    """Open the dataset of a vision-language recipe, or its held-out part."""
     data = recipe.data
-    optics = optics_of(config)
-    _refuse_what_images_do_not_have(recipe)
+    spec = image_token_spec(config)
+    _check_supported_settings(recipe)
     if data.dataset in MOCK_NAMES:
         seed = recipe.train.seed + VALIDATION_SEED_OFFSET * held_out
-        return MockImages(optics, data.seq_length, seed, packed=data.packing)
-    return _open_records(recipe, optics, held_out, pretrained)
+        return MockImages(spec, data.seq_length, seed, packed=data.packing)
+    return _open_records(recipe, spec, held_out, pretrained)
 
 
-def _open_records(recipe: Recipe, optics: ImageTokenSpec, held_out: bool, pretrained: Path | None) -> Source:
-    # Imported here because made-up images need none of it.
+def _open_records(recipe: Recipe, spec: ImageTokenSpec, held_out: bool, pretrained: Path | None) -> Source:
+    # Imported lazily: mock images need none of it.
     from meshwright.engine.data.dataset_registry import dataset_columns, open_rows
     from meshwright.engine.data.instructions import dataset_and_split
     from meshwright.engine.data.tokenizers import load_tokenizer
-    from meshwright.engine.vision.image_chat import Conversations, ShuffledImages, Writer, load_processor, read_records
+    from meshwright.engine.vision.image_chat import (
+        ImageConversations,
+        RecordEncoder,
+        ShuffledImages,
+        load_processor,
+        read_records,
+    )
 
     data = recipe.data
     name, split = dataset_and_split(recipe, held_out)
@@ -44,21 +57,21 @@ def _open_records(recipe: Recipe, optics: ImageTokenSpec, held_out: bool, pretra
     root = (rows.files[0].parent if rows.files else Path(name)).expanduser()
     if Path(name).expanduser().is_dir():
         root = Path(name).expanduser()
-    processor = load_processor(load_tokenizer(recipe, pretrained), optics)
-    rewrite = REWRITTEN.get(name)
+    processor = load_processor(load_tokenizer(recipe, pretrained), spec)
+    rewrite = ROW_REWRITES.get(name)
     records = read_records(rows, dataset_columns(name, data.columns), data.train_on, rewrite)
     if data.validation_part and not data.validation:
-        records = [record for record in records if (record.share < data.validation_part) == held_out]
+        records = [record for record in records if (record.hash_fraction < data.validation_part) == held_out]
     if not records:
-        raise InputError("no conversation is left", field="data.validation_part", value=data.validation_part)
-    writer = Writer(processor, optics, data, root)
-    return ShuffledImages(Conversations(records, writer, data.seq_length, data.packing), recipe.train.seed)
+        raise InputError("no conversations left", field="data.validation_part", value=data.validation_part)
+    encoder = RecordEncoder(processor, spec, data, root)
+    return ShuffledImages(ImageConversations(records, encoder, data.seq_length, data.packing), recipe.train.seed)
 
 
 def _receipt(row: dict[str, Any]) -> dict[str, Any]:
-    """CORD: a receipt, and what stands on it as JSON."""
-    read = json.loads(row["ground_truth"])
-    answer = json.dumps(read.get("gt_parse", read), ensure_ascii=False)
+    """Return a CORD row as a prompt and the receipt's contents as JSON."""
+    parsed = json.loads(row["ground_truth"])
+    answer = json.dumps(parsed.get("gt_parse", parsed), ensure_ascii=False)
     return {"images": [row["image"]], "prompt": "Describe this image.", "response": answer}
 
 
@@ -66,29 +79,29 @@ def _captioned(row: dict[str, Any]) -> dict[str, Any]:
     return {"images": [row["image"]], "prompt": "Describe this image.", "response": row["text"]}
 
 
-# Named sets whose rows are no questions and answers; others are read by their columns.
-REWRITTEN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"cord-v2": _receipt, "rdr": _captioned}
+# Registered datasets whose rows are not prompt-response pairs; others are read by their columns.
+ROW_REWRITES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"cord-v2": _receipt, "rdr": _captioned}
 
 
-def _refuse_what_images_do_not_have(recipe: Recipe) -> None:
+def _check_supported_settings(recipe: Recipe) -> None:
     data = recipe.data
-    asked = {
+    unsupported = {
         "data.blend": bool(data.blend),
         "data.anneal_steps": data.anneal_steps > 0,
         "data.streaming": data.streaming,
         "data.group_by_length": data.group_by_length,
     }
-    plain = {"data.blend": "{}", "data.anneal_steps": "0"}
-    for field, is_asked in asked.items():
-        if is_asked:
+    defaults = {"data.blend": "{}", "data.anneal_steps": "0"}
+    for field, is_set in unsupported.items():
+        if is_set:
             raise InputError(
-                "samples with images come from one data set, indexed, each filled up to data.seq_length",
+                "not supported with images: samples come from one indexed dataset and are padded to data.seq_length",
                 field=field,
-                fix=(f"{field}={plain.get(field, 'false')}",),
+                fix=(f"{field}={defaults.get(field, 'false')}",),
             )
     if data.truncation == "start":
         raise InputError(
-            "cutting off the start of a conversation would take its images away",
+            "truncating the start of a conversation would remove its images",
             field="data.truncation",
             value="start",
             fix=("data.truncation=end", "data.truncation=drop"),
@@ -96,69 +109,69 @@ def _refuse_what_images_do_not_have(recipe: Recipe) -> None:
 
 
 class MockImages:
-    """Pictures of one brightness each, and text that counts upwards from a token which the brightness tells.
+    """Images of uniform brightness, and text that counts up from a token that the brightness determines.
 
-    A sample is one picture and its text, or several where samples are packed.
+    A sample is one image with its text, or several if packed.
     """
 
-    def __init__(self, optics: ImageTokenSpec, seq_length: int, seed: int, packed: bool = False) -> None:
-        self.optics, self.seq_length, self.seed, self.packed = optics, seq_length, seed, packed
-        self.framed = len(optics.before) + len(optics.after)
-        if self._image_tokens(self._largest()) + self.framed + 1 > seq_length:
-            needed = self._image_tokens(self._largest()) + self.framed + 1
+    def __init__(self, spec: ImageTokenSpec, seq_length: int, seed: int, packed: bool = False) -> None:
+        self.spec, self.seq_length, self.seed, self.packed = spec, seq_length, seed, packed
+        self.frame_tokens = len(spec.before) + len(spec.after)
+        if self._image_tokens(self._max_side()) + self.frame_tokens + 1 > seq_length:
+            needed = self._image_tokens(self._max_side()) + self.frame_tokens + 1
             raise InputError(
-                f"a sample has no room for an image and its text: {needed} tokens at least",
+                f"too short for an image and its text, which need at least {needed} tokens",
                 field="data.seq_length",
                 value=seq_length,
                 fix=(f"data.seq_length={2 * needed}",),
             )
 
     def samples(self, numbers: Sequence[int]) -> Samples:
-        """The samples with these numbers."""
-        made = []
+        """Return the samples with these numbers."""
+        built = []
         for number in numbers:
             random = np.random.Generator(np.random.Philox(key=[self.seed, number]))
-            made.append(sample_of(self._documents(random), self.optics, self.seq_length, self.packed))
-        return stack_padded(made, self.optics)
+            built.append(build_sample(self._documents(random), self.spec, self.seq_length, self.packed))
+        return stack_padded(built, self.spec)
 
     def _documents(self, random: np.random.Generator) -> list[Document]:
         if not self.packed:
             return [self._document(random, self.seq_length + 1)]
-        least = self._image_tokens(self._largest()) + self.framed + 1
+        min_length = self._image_tokens(self._max_side()) + self.frame_tokens + 1
         found, left = [], self.seq_length + 1
-        while left >= least:
-            length = int(random.integers(least, max(least, left // 2) + 1))
-            length = left if left - length < least else length
+        while left >= min_length:
+            length = int(random.integers(min_length, max(min_length, left // 2) + 1))
+            length = left if left - length < min_length else length
             found.append(self._document(random, length))
             left -= length
         return found
 
     def _document(self, random: np.random.Generator, length: int) -> Document:
-        optics = self.optics
-        side = self._largest()
-        grid = [1, *(optics.merge * random.integers(1, side + 1, size=2))]
-        count = self._image_tokens(side) if optics.whole else optics.tokens_of(grid)
-        image = [*optics.before, *[optics.image_token] * count, *optics.after]
-        start = int(random.integers(optics.words))
+        spec = self.spec
+        side = self._max_side()
+        grid = [1, *(spec.merge * random.integers(1, side + 1, size=2))]
+        count = self._image_tokens(side) if spec.whole_images else spec.tokens_for_grid(grid)
+        image = [*spec.before, *[spec.image_token] * count, *spec.after]
+        start = int(random.integers(spec.text_vocab))
         text = self._text(random, start, length - len(image))
         tokens = np.array([*image, *text], dtype=np.int64)
         loss_mask = np.arange(len(tokens)) >= len(image)
-        pixels = self._pixels(random, start, 1 if optics.whole else int(np.prod(grid)))
-        return Document(tokens, loss_mask, pixels, None if optics.whole else np.array([grid], dtype=np.int64))
+        pixels = self._pixels(random, start, 1 if spec.whole_images else int(np.prod(grid)))
+        return Document(tokens, loss_mask, pixels, None if spec.whole_images else np.array([grid], dtype=np.int64))
 
     def _text(self, random: np.random.Generator, start: int, length: int) -> Ints:
-        counted = (start + np.arange(length)) % self.optics.words
-        noise = random.integers(self.optics.words, size=length)
-        return np.where(random.random(length) < NOISE_SHARE, noise, counted)
+        sequence = (start + np.arange(length)) % self.spec.text_vocab
+        noise = random.integers(self.spec.text_vocab, size=length)
+        return np.where(random.random(length) < NOISE_SHARE, noise, sequence)
 
     def _pixels(self, random: np.random.Generator, start: int, count: int) -> Any:
-        brightness = 2 * start / self.optics.words - 1
-        noise = NOISE_SHARE * random.standard_normal((count, *self.optics.shape))
+        brightness = 2 * start / self.spec.text_vocab - 1
+        noise = NOISE_SHARE * random.standard_normal((count, *self.spec.shape))
         return (brightness + noise).astype(np.float32)
 
-    def _largest(self) -> int:
-        """Tokens along the longer side of the largest picture: an eighth of a sample at most."""
-        return min(LARGEST_SIDE, max(1, isqrt(self.seq_length // 8)))
+    def _max_side(self) -> int:
+        """Return the tokens along a side of the largest image: at most an eighth of a sample in total."""
+        return min(MAX_SIDE, max(1, isqrt(self.seq_length // 8)))
 
     def _image_tokens(self, side: int) -> int:
-        return self.optics.tokens or side * side
+        return self.spec.tokens or side * side

@@ -1,4 +1,4 @@
-"""Conversations about images: rows of a data set, written out by the model's own processor."""
+"""Conversations with images: dataset rows, encoded with the model's chat template and image processor."""
 
 from __future__ import annotations
 
@@ -26,46 +26,48 @@ from meshwright.engine.data.sft_cache import too_long
 from meshwright.engine.data.shuffle import Shuffled
 from meshwright.engine.data.templates import ChatTemplate
 from meshwright.engine.patching import symbol
-from meshwright.engine.vision.image_loading import load_picture, open_picture
-from meshwright.engine.vision.image_tokens import Document, ImageTokenSpec, Ints, sample_of, stack_padded
+from meshwright.engine.vision.image_loading import load_image, open_image
+from meshwright.engine.vision.image_tokens import Document, ImageTokenSpec, Ints, build_sample, stack_padded
 from meshwright.errors import InputError, first_line
 from meshwright.recipes.types import Data
 
-MARK = "<image>"  # where an image of a column goes in the text; without marks images come first
-_HERE = "\ue000image\ue000"  # stands for an image while the text around it is read; no data set has it
+IMAGE_MARK = "<image>"  # position of a column's image in the text; without marks images come first
+_PLACEHOLDER = (
+    "\ue000image\ue000"  # an image while its text is parsed; a private-use character that no dataset contains
+)
 IMAGE_COLUMNS = ("images", "image")
 IMAGE_KEYS = ("image", "image_url", "url", "path", "bytes")
 
 
 @dataclass(frozen=True)
 class Record:
-    """A conversation whose messages have images among their parts, and where those images are."""
+    """A conversation with images, and references to those images."""
 
     where: str
-    talk: Conversation
-    pictures: tuple[Any, ...]
+    conversation: Conversation
+    images: tuple[Any, ...]
 
     @property
-    def share(self) -> float:
-        """A number in [0, 1) that equal conversations have in common."""
-        digest = hashlib.blake2b(msgspec.json.encode(self.talk.messages), digest_size=8).digest()
+    def hash_fraction(self) -> float:
+        """A hash of the messages in [0, 1): equal for equal conversations."""
+        digest = hashlib.blake2b(msgspec.json.encode(self.conversation.messages), digest_size=8).digest()
         return int.from_bytes(digest, "little") / 2**64
 
 
 def read_records(
-    rows: Rows, given: Mapping[str, str], train_on: str, rewrite: Callable[[Row], Row] | None = None
+    rows: Rows, recipe_columns: Mapping[str, str], train_on: str, rewrite: Callable[[Row], Row] | None = None
 ) -> list[Record]:
-    """All rows as conversations; a row without anything to learn is refused by its place."""
+    """Parse all rows; raise at a row without target tokens."""
     found: list[Record] = []
     columns: dict[str, str] = {}
     image_column = ""
     for where, read in rows:
-        row = _rewritten(read, rewrite, where)
+        row = _rewrite_row(read, rewrite, where)
         if not columns:
-            image_column = given.get("images") or next((name for name in IMAGE_COLUMNS if name in row), "")
-            columns = detect_columns(row, given, rows.name)
+            image_column = recipe_columns.get("images") or next((name for name in IMAGE_COLUMNS if name in row), "")
+            columns = detect_columns(row, recipe_columns, rows.name)
         found.append(_record(row, columns, image_column, where))
-        reason = untrainable_reason(found[-1].talk, train_on)
+        reason = untrainable_reason(found[-1].conversation, train_on)
         if reason:
             raise row_error(where, reason)
     if not found:
@@ -73,35 +75,35 @@ def read_records(
     return found
 
 
-def _rewritten(row: Row, rewrite: Callable[[Row], Row] | None, where: str) -> Row:
+def _rewrite_row(row: Row, rewrite: Callable[[Row], Row] | None, where: str) -> Row:
     try:
         return row if rewrite is None else rewrite(row)
     except (KeyError, TypeError, ValueError) as error:
-        raise row_error(where, f"the row is not as the rows of this data set are: {error!r}") from None
+        raise row_error(where, f"the row does not match this dataset's format: {error!r}") from None
 
 
 def _record(row: Row, columns: Mapping[str, str], image_column: str, where: str) -> Record:
-    inside: list[Any] = []
+    inline: list[Any] = []
     if "messages" in columns and isinstance(row.get(columns["messages"]), list):
         name = columns["messages"]
-        row = {**row, name: [_without_pictures(message, inside) for message in row[name]]}
-    talk = parse_conversation(row, columns, where)
-    beside = _as_list(row.get(image_column)) if image_column else []
-    if inside and beside:
-        beside = []  # the column repeats, for readers that want them apart, what the messages hold
-    messages = [dict(message) for message in talk.messages]
-    if beside:
-        _place(messages, len(beside), where)
-    pictures = (*inside, *beside)
-    held = [message for message in messages if _HERE in message["content"]]
-    if any(message["role"] == "assistant" for message in held):
-        raise row_error(where, "an answer holds an image; models that see answer with text")
-    count = sum(message["content"].count(_HERE) for message in held)
-    if count != len(pictures):
-        raise row_error(where, f"the text has places for {count} images, and there are {len(pictures)}")
-    for message in held:
-        message["content"] = _parts(message["content"])
-    return Record(where, replace(talk, messages=messages), pictures)
+        row = {**row, name: [_extract_images(message, inline) for message in row[name]]}
+    conversation = parse_conversation(row, columns, where)
+    from_column = _as_list(row.get(image_column)) if image_column else []
+    if inline and from_column:
+        from_column = []  # the column repeats the images of the messages
+    messages = [dict(message) for message in conversation.messages]
+    if from_column:
+        _insert_placeholders(messages, len(from_column), where)
+    images = (*inline, *from_column)
+    with_images = [message for message in messages if _PLACEHOLDER in message["content"]]
+    if any(message["role"] == "assistant" for message in with_images):
+        raise row_error(where, "an assistant message contains an image; only text can be generated")
+    count = sum(message["content"].count(_PLACEHOLDER) for message in with_images)
+    if count != len(images):
+        raise row_error(where, f"the text has {count} image placeholders, but the row has {len(images)} images")
+    for message in with_images:
+        message["content"] = _content_parts(message["content"])
+    return Record(where, replace(conversation, messages=messages), images)
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -110,187 +112,187 @@ def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _without_pictures(message: Any, found: list[Any]) -> Any:
-    """A message whose images are taken out of its content and stand elsewhere."""
+def _extract_images(message: Any, found: list[Any]) -> Any:
+    """Replace the images of a message by placeholders and append them to `found`."""
     if not isinstance(message, dict) or not isinstance(message.get("content"), list):
         return message
     texts = []
     for part in message["content"]:
         if isinstance(part, dict) and part.get("type") in ("image", "image_url"):
             value = next((part[key] for key in IMAGE_KEYS if part.get(key) is not None), None)
-            if value is not None:  # else a place for an image of the column
+            if value is not None:  # else the image is in the image column
                 found.append(value)
-            texts.append(_HERE)
+            texts.append(_PLACEHOLDER)
         else:
             texts.append(part.get("text", "") if isinstance(part, dict) and part.get("type") == "text" else str(part))
     return {**message, "content": "".join(texts)}
 
 
-def _place(messages: list[Message], count: int, where: str) -> None:
-    """Puts the images of a column where the text marks them, or before the first question."""
-    if any(_HERE in message["content"] for message in messages):
+def _insert_placeholders(messages: list[Message], count: int, where: str) -> None:
+    """Insert placeholders for a column's images at their marks, or before the first user message."""
+    if any(_PLACEHOLDER in message["content"] for message in messages):
         return
-    asked = [message for message in messages if message["role"] == "user"]
-    if not asked:
-        raise row_error(where, "no message asks anything (role user), so its images have no place")
-    if any(MARK in message["content"] for message in asked):
-        for message in asked:
-            message["content"] = message["content"].replace(MARK, _HERE)
+    user_messages = [message for message in messages if message["role"] == "user"]
+    if not user_messages:
+        raise row_error(where, "no message has the role user, so the images cannot be placed")
+    if any(IMAGE_MARK in message["content"] for message in user_messages):
+        for message in user_messages:
+            message["content"] = message["content"].replace(IMAGE_MARK, _PLACEHOLDER)
     else:
-        asked[0]["content"] = _HERE * count + asked[0]["content"]
+        user_messages[0]["content"] = _PLACEHOLDER * count + user_messages[0]["content"]
 
 
-def _parts(content: str) -> list[dict[str, str]]:
-    """The content as chat templates of models that see take it."""
+def _content_parts(content: str) -> list[dict[str, str]]:
+    """Split content at placeholders into the parts that vision chat templates expect."""
     parts: list[dict[str, str]] = []
-    for number, text in enumerate(content.split(_HERE)):
+    for number, text in enumerate(content.split(_PLACEHOLDER)):
         parts += [{"type": "image"}] if number else []
         parts += [{"type": "text", "text": text}] if text else []
     return parts
 
 
-class Writer:
-    """Turns records into documents: the template writes the text, the processor makes patches of the images."""
+class RecordEncoder:
+    """Encodes records: the chat template renders the text, the processor turns images into patches."""
 
-    def __init__(self, processor: Processor, optics: ImageTokenSpec, data: Data, root: Path) -> None:
-        self.processor, self.optics, self.root, self.data = processor, optics, root, data
+    def __init__(self, processor: Processor, spec: ImageTokenSpec, data: Data, root: Path) -> None:
+        self.processor, self.spec, self.root, self.data = processor, spec, root, data
         self.template = ChatTemplate(processor.tokenizer, data.chat_template, data.train_on)
 
     def document(self, record: Record) -> Document:
-        """A record as tokens and pixels."""
-        pictures = [load_picture(one, self.root, record.where) for one in record.pictures]
-        pixels, grids = self.processor.seen(pictures)
+        """Return a record as tokens and pixels."""
+        images = [load_image(one, self.root, record.where) for one in record.images]
+        pixels, grids = self.processor.pixels_and_grids(images)
         shapes: Sequence[Any] = [()] * len(pixels) if grids is None else list(grids)
-        words = [self.processor.words(self.optics.tokens_of(shape)) for shape in shapes]
-        tokens = self.template.tokens_with_images(record.talk, record.where, self.processor.mark, words)
+        texts = [self.processor.image_text(self.spec.tokens_for_grid(shape)) for shape in shapes]
+        tokens = self.template.tokens_with_images(record.conversation, record.where, self.processor.mark, texts)
         return Document(tokens.ids.astype(np.int64), tokens.loss_mask, pixels, grids)
 
     def length(self, record: Record) -> int:
-        """Tokens of a record, told by the sizes of its images without decoding them."""
-        pictures = [open_picture(one, self.root, record.where) for one in record.pictures]
-        words = [self.processor.words(self.processor.tokens_for(one.height, one.width)) for one in pictures]
-        return len(self.template.tokens_with_images(record.talk, record.where, self.processor.mark, words).ids)
+        """Return the tokens of a record, from its image sizes without decoding them."""
+        images = [open_image(one, self.root, record.where) for one in record.images]
+        texts = [self.processor.image_text(self.processor.tokens_for(one.height, one.width)) for one in images]
+        return len(self.template.tokens_with_images(record.conversation, record.where, self.processor.mark, texts).ids)
 
 
 class Processor:
     """The tokenizer and image processor of a model's folder.
 
-    transformers' own class for both is not asked: it needs torchvision for the videos that nobody has here.
+    transformers' combined processor is not used: it needs torchvision, for videos that are not supported here.
     """
 
-    def __init__(self, tokenizer: Any, images: Any, optics: ImageTokenSpec) -> None:
-        self.tokenizer, self.images, self.optics = tokenizer, images, optics
-        named = [tokenizer.convert_ids_to_tokens(i) for i in (optics.image_token, *optics.before, *optics.after)]
-        if None in named:
-            raise _foreign(tokenizer, f"has no token {optics.image_token}, which stands for an image in the model")
-        # Templates of models that see whole pictures write the token that begins one.
-        self.image, self.mark = named[0], named[1] if optics.whole else named[0]
-        self.end = named[-1]
+    def __init__(self, tokenizer: Any, image_processor: Any, spec: ImageTokenSpec) -> None:
+        self.tokenizer, self.image_processor, self.spec = tokenizer, image_processor, spec
+        names = [tokenizer.convert_ids_to_tokens(i) for i in (spec.image_token, *spec.before, *spec.after)]
+        if None in names:
+            raise _processor_mismatch(tokenizer, f"has no token {spec.image_token}, the model's image token")
+        # Templates of models that take whole images (Gemma) render only the image start token.
+        self.image, self.mark = names[0], names[1] if spec.whole_images else names[0]
+        self.end = names[-1]
 
-    def words(self, count: int) -> str:
-        """What is written in the place of an image that becomes so many tokens."""
+    def image_text(self, count: int) -> str:
+        """Return the text of an image with `count` tokens."""
         inner = self.image * count
-        return f"\n\n{self.mark}{inner}{self.end}\n\n" if self.optics.whole else inner
+        return f"\n\n{self.mark}{inner}{self.end}\n\n" if self.spec.whole_images else inner
 
-    def seen(self, pictures: Sequence[Any]) -> tuple[NDArray[np.float32], Ints | None]:
-        """The patches of pictures and their shapes; or whole pictures, and None."""
-        whole = self.optics.whole
-        if not pictures:
-            none = np.zeros((0, *self.optics.shape), dtype=np.float32)
+    def pixels_and_grids(self, images: Sequence[Any]) -> tuple[NDArray[np.float32], Ints | None]:
+        """Return patches and grids of images; or whole images and None."""
+        whole = self.spec.whole_images
+        if not images:
+            none = np.zeros((0, *self.spec.shape), dtype=np.float32)
             return none, None if whole else np.zeros((0, 3), dtype=np.int64)
-        made = self.images(list(pictures), return_tensors="pt")
-        pixels = made["pixel_values"].numpy().astype(np.float32)
-        if pixels.shape[1:] != self.optics.shape:
-            raise _foreign(
-                self.tokenizer, f"makes images of the shape {pixels.shape[1:]}, the model takes {self.optics.shape}"
+        processed = self.image_processor(list(images), return_tensors="pt")
+        pixels = processed["pixel_values"].numpy().astype(np.float32)
+        if pixels.shape[1:] != self.spec.shape:
+            raise _processor_mismatch(
+                self.tokenizer, f"returns pixels of shape {pixels.shape[1:]}, the model expects {self.spec.shape}"
             )
-        return pixels, None if whole else made["image_grid_thw"].numpy().astype(np.int64)
+        return pixels, None if whole else processed["image_grid_thw"].numpy().astype(np.int64)
 
     def tokens_for(self, height: int, width: int) -> int:
-        """How many tokens a picture of this size becomes."""
-        if self.optics.whole:
-            return self.optics.tokens
-        return int(self.images.get_number_of_image_patches(height, width, {})) // self.optics.merge**2
+        """Return the tokens of an image of this size."""
+        if self.spec.whole_images:
+            return self.spec.tokens
+        return int(self.image_processor.get_number_of_image_patches(height, width, {})) // self.spec.merge**2
 
 
-def _foreign(tokenizer: Any, reason: str) -> InputError:
+def _processor_mismatch(tokenizer: Any, reason: str) -> InputError:
     return InputError(
         f"the processor {reason}",
         field="data.tokenizer",
         value=tokenizer.name_or_path,
-        fix=("data.tokenizer=the folder of the model itself",),
+        fix=("data.tokenizer=the model's folder",),
     )
 
 
-def load_processor(tokenizer: Any, optics: ImageTokenSpec) -> Processor:
-    """The processor in a tokenizer's folder; no code of its own is ever run."""
+def load_processor(tokenizer: Any, spec: ImageTokenSpec) -> Processor:
+    """Load the processor in a tokenizer's folder; remote code is never run."""
     folder = tokenizer.name_or_path
-    processor = _image_processor(optics.processor)
+    processor = _image_processor(spec.processor)
     try:
-        images = processor.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # transformers raises OSError, ValueError, KeyError and others for the same mistakes
+        image_processor = processor.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError and others for the same mistake
         raise InputError(
-            f"holds no image processor that can be read: {first_line(error)}",
+            f"no readable image processor in this folder: {first_line(error)}",
             field="data.tokenizer",
             value=folder,
             fix=("data.tokenizer=FOLDER of the model, with its preprocessor_config.json", "--dataset mock"),
         ) from None
     if not tokenizer.chat_template:
-        tokenizer.chat_template = _older_template(Path(folder))
-    return Processor(tokenizer, images, optics)
+        tokenizer.chat_template = _legacy_chat_template(Path(folder))
+    return Processor(tokenizer, image_processor, spec)
 
 
 def _image_processor(family: str) -> Any:
-    """transformers' image processor of a family, of the kind that computes with Pillow: the same on every machine."""
+    """Return the Pillow image processor of a transformers model family: bitwise equal on every machine."""
     module = f"transformers.models.{family}.image_processing_pil_{family}"
     names = symbol(module, "__dict__")
     return symbol(module, next((name for name in names if name.endswith("ImageProcessorPil")), "*ImageProcessorPil"))
 
 
-def _older_template(folder: Path) -> str | None:
-    """The chat template of a folder that keeps it in a file of its own, as processors once did."""
+def _legacy_chat_template(folder: Path) -> str | None:
+    """Return the chat template from chat_template.json, where older processors keep it."""
     path = folder / "chat_template.json"
     if not path.is_file():
         return None
     try:
         return str(msgspec.json.decode(path.read_bytes(), type=dict[str, Any])["chat_template"])
     except (OSError, KeyError, msgspec.DecodeError) as error:
-        raise InputError(f"cannot be read: {error}", field="data.tokenizer", value=path) from None
+        raise InputError(f"cannot read the file: {error}", field="data.tokenizer", value=path) from None
 
 
-class Conversations:
-    """Conversations about images by index: one in each sample, or several."""
+class ImageConversations:
+    """A corpus of conversations with images: one per sample, or several packed."""
 
-    def __init__(self, records: Sequence[Record], writer: Writer, seq_length: int, packed: bool) -> None:
-        self.records, self.writer, self.seq_length, self.packed = records, writer, seq_length, packed
-        room = seq_length + 1
-        lengths = [min(writer.length(record), room) for record in records] if packed else []
-        self.packs = pack(lengths, room) if packed else [[i] for i in range(len(records))]
+    def __init__(self, records: Sequence[Record], encoder: RecordEncoder, seq_length: int, packed: bool) -> None:
+        self.records, self.encoder, self.seq_length, self.packed = records, encoder, seq_length, packed
+        capacity = seq_length + 1
+        lengths = [min(encoder.length(record), capacity) for record in records] if packed else []
+        self.packs = pack(lengths, capacity) if packed else [[i] for i in range(len(records))]
 
     def __len__(self) -> int:
         return len(self.packs)
 
     def sample(self, index: int) -> Sample:
-        """One sample."""
-        documents = [self._fitting(self.records[i]) for i in self.packs[index]]
-        return sample_of(documents, self.writer.optics, self.seq_length, self.packed)
+        """Return one sample."""
+        documents = [self._truncated(self.records[i]) for i in self.packs[index]]
+        return build_sample(documents, self.encoder.spec, self.seq_length, self.packed)
 
-    def _fitting(self, record: Record) -> Document:
-        document, room = self.writer.document(record), self.seq_length + 1
-        if len(document.tokens) <= room or self.writer.data.truncation == "end":
-            return document  # what is too long is cut off where samples are laid out
-        if self.writer.data.truncation == "drop":
+    def _truncated(self, record: Record) -> Document:
+        document, capacity = self.encoder.document(record), self.seq_length + 1
+        if len(document.tokens) <= capacity or self.encoder.data.truncation == "end":
+            return document  # build_sample truncates the end
+        if self.encoder.data.truncation == "drop":
             return replace(document, loss_mask=np.zeros_like(document.loss_mask))
-        raise too_long(record.where, len(document.tokens), room)
+        raise too_long(record.where, len(document.tokens), capacity)
 
 
 class ShuffledImages(Shuffled):
-    """Samples with images without an end, in an order of its own for every epoch."""
+    """An endless shuffled source of samples with images."""
 
-    def __init__(self, corpus: Conversations, seed: int) -> None:
+    def __init__(self, corpus: ImageConversations, seed: int) -> None:
         super().__init__(corpus, seed)
-        self.optics = corpus.writer.optics
+        self.spec = corpus.encoder.spec
 
     def samples(self, numbers: Sequence[int]) -> Samples:
-        """The samples with these numbers."""
-        return stack_padded([self.corpus.sample(self.index(number)) for number in numbers], self.optics)
+        """Return the samples with these numbers."""
+        return stack_padded([self.corpus.sample(self.index(number)) for number in numbers], self.spec)

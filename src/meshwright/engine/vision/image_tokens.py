@@ -1,4 +1,4 @@
-"""How images become tokens of a model: what it takes as an image, and how a sample with images is laid out."""
+"""Image tokens: what a model takes as an image, and the layout of samples with images."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.engine.data.sample_types import Sample, Samples, stack
-from meshwright.engine.vision.vision_modules import EYES
+from meshwright.engine.vision.vision_modules import VISION_MODULES
 
-TOKEN_ENDS = ("_token_id", "_token_index")
-# Tokens around an image, under the names that the families have for them.
+TOKEN_SUFFIXES = ("_token_id", "_token_index")
+# Config keys of the tokens around an image, by model family.
 BEFORE = ("vision_start_token_id", "image_start_token_id", "boi_token_index")
 AFTER = ("vision_end_token_id", "image_end_token_id", "eoi_token_index")
 
@@ -22,54 +22,53 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ImageTokenSpec:
-    """What a model takes as an image: patches of any number and shape, or pictures of one size."""
+    """What a model takes as an image: any number of patches, or whole images of one size."""
 
     image_token: int
     before: tuple[int, ...]
     after: tuple[int, ...]
-    words: int  # tokens below this number are text
-    shape: tuple[int, ...]  # of a patch's numbers, or of a whole picture
-    merge: int  # patches along each side of a token
-    tokens: int  # of a whole picture; 0 where it depends on the number of patches
-    processor: str  # the family in transformers whose image processor makes patches for it
+    text_vocab: int  # token ids below this are text
+    shape: tuple[int, ...]  # of a flattened patch, or of a whole image
+    merge: int  # patches per token along each side
+    tokens: int  # per whole image; 0 if it depends on the number of patches
+    processor: str  # the transformers model family of its image processor
 
     @property
-    def whole(self) -> bool:
-        """Whether images are pictures of one size."""
+    def whole_images(self) -> bool:
+        """Whether the model takes whole images of one size."""
         return self.tokens > 0
 
-    def tokens_of(self, grid: Sequence[int] | Ints) -> int:
-        """How many tokens an image of time × height × width patches becomes."""
+    def tokens_for_grid(self, grid: Sequence[int] | Ints) -> int:
+        """Return the tokens of an image of time × height × width patches."""
         return self.tokens or int(np.prod(grid)) // self.merge**2
 
 
-def optics_of(config: Any) -> ImageTokenSpec:
-    """The optics of the model that a transformers config builds."""
+def image_token_spec(config: Any) -> ImageTokenSpec:
+    """Return the image token spec of a transformers config."""
     vision = config.vision_config
     values = {name: value for name, value in config.to_dict().items() if isinstance(value, int)}
-    marks = [value for name, value in values.items() if name.endswith(TOKEN_ENDS) and value > 0]
+    special_tokens = [value for name, value in values.items() if name.endswith(TOKEN_SUFFIXES) and value > 0]
     vocab = config.get_text_config().vocab_size
     channels: int = getattr(vision, "in_channels", None) or getattr(vision, "num_channels", None) or 3
-    whole = EYES[config.model_type].sees_whole_images
+    whole = VISION_MODULES[config.model_type].whole_images
     pixels = channels * getattr(vision, "temporal_patch_size", 1) * vision.patch_size**2
     return ImageTokenSpec(
         image_token=int(config.image_token_id),
         before=tuple(values[name] for name in BEFORE if name in values),
         after=tuple(values[name] for name in AFTER if name in values),
-        words=min([mark for mark in marks if mark > vocab // 2] + [vocab]),
+        text_vocab=min([token for token in special_tokens if token > vocab // 2] + [vocab]),
         shape=(channels, vision.image_size, vision.image_size) if whole else (pixels,),
         merge=1 if whole else vision.spatial_merge_size,
         tokens=config.mm_tokens_per_image if whole else 0,
-        processor=EYES[config.model_type].images,
+        processor=VISION_MODULES[config.model_type].images,
     )
 
 
 @dataclass(frozen=True)
 class Document:
-    """One text with its images; the tokens of an image lie side by side, and images come in the order of their tokens.
+    """A text with images; an image's tokens are contiguous, and images are in the order of their tokens.
 
-    `learnt` says of each token whether predicting it counts. `pixels` are the patches of all images, one after the
-    other, with the images' shapes in `grids`; or whole pictures, without.
+    `pixels` has the concatenated patches of all images, with the images' shapes in `grids`; or whole images, without.
     """
 
     tokens: Ints
@@ -78,80 +77,80 @@ class Document:
     grids: Ints | None = None  # [images, 3]
 
 
-def sample_of(documents: Sequence[Document], optics: ImageTokenSpec, seq_length: int, packed: bool) -> Sample:
-    """The documents one after the other in one sample; what is left of it is padding that does not count."""
+def build_sample(documents: Sequence[Document], spec: ImageTokenSpec, seq_length: int, packed: bool) -> Sample:
+    """Concatenate documents into one sample and pad it; padding and image tokens are outside the loss."""
     length = seq_length + 1
     tokens = np.concatenate([one.tokens for one in documents])[:length]
     loss_mask = np.concatenate([one.loss_mask & (np.arange(len(one.tokens)) > 0) for one in documents])[:length]
-    loss_mask = loss_mask & (tokens != optics.image_token)
-    room = length - len(tokens)
+    loss_mask = loss_mask & (tokens != spec.image_token)
+    padding = length - len(tokens)
     numbers = np.repeat(np.arange(len(documents)), [len(one.tokens) for one in documents])[:length]
-    tokens, loss_mask = np.pad(tokens, (0, room)), np.pad(loss_mask, (0, room))
+    tokens, loss_mask = np.pad(tokens, (0, padding)), np.pad(loss_mask, (0, padding))
     whole: dict[str, NDArray[Any]] = {
         "pixels": np.concatenate([one.pixels for one in documents]),
-        "image_at": _feature_numbers(tokens[:-1], optics),
+        "image_at": _feature_indices(tokens[:-1], spec),
     }
     whole["feature_counts"] = np.array((whole["image_at"] >= 0).sum())
-    if not optics.whole:
+    if not spec.whole_images:
         grids = np.concatenate([one.grids for one in documents if one.grids is not None])
         whole["grids"] = grids
-        whole["feature_counts"] = np.array(sum(optics.tokens_of(grid) for grid in grids))
-        rows = [axes(one.tokens, one.grids, optics) for one in documents if one.grids is not None]
-        whole["axes"] = _filled(np.concatenate(rows, 1)[:, :seq_length], seq_length, restart=packed)
+        whole["feature_counts"] = np.array(sum(spec.tokens_for_grid(grid) for grid in grids))
+        rows = [position_axes(one.tokens, one.grids, spec) for one in documents if one.grids is not None]
+        whole["axes"] = _pad_positions(np.concatenate(rows, 1)[:, :seq_length], seq_length, restart=packed)
     else:
-        whole["feature_counts"] = np.array(len(whole["pixels"]) * optics.tokens)
-    marks = np.pad(numbers, (0, room), constant_values=len(documents))[:-1] if packed else None
-    return Sample(tokens, loss_mask[1:], marks, whole)
+        whole["feature_counts"] = np.array(len(whole["pixels"]) * spec.tokens)
+    special_tokens = np.pad(numbers, (0, padding), constant_values=len(documents))[:-1] if packed else None
+    return Sample(tokens, loss_mask[1:], special_tokens, whole)
 
 
-def axes(tokens: Ints, grids: Ints, optics: ImageTokenSpec) -> Ints:
-    """Time, height and width [3, tokens] of a document's tokens.
+def position_axes(tokens: Ints, grids: Ints, spec: ImageTokenSpec) -> Ints:
+    """Return the time, height and width positions [3, tokens] of a document's tokens (multimodal RoPE).
 
-    Text counts on along all three; an image counts along its own sides from where the text is, and the text goes on
-    behind its longer side.
+    Text advances all three together. An image's positions run along its sides from the current text position; the text
+    continues after the image's longer side.
     """
     parts: list[Ints] = []
-    place, position = 0, 0
+    index, position = 0, 0
     shapes = iter(grids)
-    while place < len(tokens):
-        if tokens[place] == optics.image_token:
+    while index < len(tokens):
+        if tokens[index] == spec.image_token:
             time, height, width = (int(n) for n in next(shapes))
-            height, width = height // optics.merge, width // optics.merge
+            height, width = height // spec.merge, width // spec.merge
             parts.append(np.indices((time, height, width)).reshape(3, -1) + position)
-            place, position = place + time * height * width, position + max(height, width)
+            index, position = index + time * height * width, position + max(height, width)
             continue
-        images = np.flatnonzero(tokens[place:] == optics.image_token)
-        run = int(images[0]) if len(images) else len(tokens) - place
+        images = np.flatnonzero(tokens[index:] == spec.image_token)
+        run = int(images[0]) if len(images) else len(tokens) - index
         parts.append(np.broadcast_to(np.arange(run) + position, (3, run)))
-        place, position = place + run, position + run
+        index, position = index + run, position + run
     return np.concatenate(parts, 1) if parts else np.zeros((3, 0), dtype=np.int64)
 
 
-def stack_padded(samples: Sequence[Sample], optics: ImageTokenSpec) -> Samples:
-    """Samples side by side: images padded to the most that one of them has, with counts."""
-    counts = {"pixel_counts": "pixels"} | ({} if optics.whole else {"image_counts": "grids"})
-    even = []
+def stack_padded(samples: Sequence[Sample], spec: ImageTokenSpec) -> Samples:
+    """Stack samples; pad their image arrays to the longest, with counts."""
+    counts = {"pixel_counts": "pixels"} | ({} if spec.whole_images else {"image_counts": "grids"})
+    padded_samples = []
     for sample in samples:
         extras = dict(sample.extras)
         for count, name in counts.items():
-            most = max(len(other.extras[name]) for other in samples)
+            max_rows = max(len(other.extras[name]) for other in samples)
             extras[count] = np.array(len(extras[name]))
-            extras[name] = _padded(extras[name], max(most, 1))
-        even.append(sample._replace(extras=extras))
-    return stack(even)
+            extras[name] = _pad_rows(extras[name], max(max_rows, 1))
+        padded_samples.append(sample._replace(extras=extras))
+    return stack(padded_samples)
 
 
-def _padded(values: NDArray[Any], length: int) -> NDArray[Any]:
+def _pad_rows(values: NDArray[Any], length: int) -> NDArray[Any]:
     return np.pad(values, [(0, length - len(values)), *[(0, 0)] * (values.ndim - 1)])
 
 
-def _feature_numbers(tokens: Ints, optics: ImageTokenSpec) -> Ints:
-    seen = tokens == optics.image_token
-    return np.where(seen, np.cumsum(seen) - 1, -1)
+def _feature_indices(tokens: Ints, spec: ImageTokenSpec) -> Ints:
+    is_image = tokens == spec.image_token
+    return np.where(is_image, np.cumsum(is_image) - 1, -1)
 
 
-def _filled(rows: Ints, width: int, restart: bool) -> Ints:
-    """Positions of padding: on from the last token, or from 0 where documents are counted by themselves."""
+def _pad_positions(rows: Ints, width: int, restart: bool) -> Ints:
+    """Append positions for padding: continue after the last token, or restart at 0 for packed documents."""
     first = 0 if restart or not rows.shape[1] else int(rows[:, -1].max()) + 1
     more = np.arange(width - rows.shape[1]) + first
     return np.concatenate([rows, np.broadcast_to(more, (3, len(more)))], 1)

@@ -1,4 +1,4 @@
-"""Where the parts of a vision-language model are, whatever its family calls them."""
+"""Module paths of the vision encoder and projector, by model family."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ LANGUAGE, VISION, PROJECTOR = "language", "vision", "projector"
 
 @dataclass(frozen=True)
 class VisionModules:
-    """The vision parts of a model by their paths in it."""
+    """Paths of a model's vision modules."""
 
-    tower: str
-    blocks: str  # the tower's layers, all alike
-    projector: tuple[str, ...]  # what takes the tower's output to the width of the language model
-    images: str  # the family in transformers whose image processor makes patches for it
-    sees_whole_images: bool = False  # a token of an image attends to all tokens of that image
+    encoder: str
+    blocks: str  # the encoder's layers, all of one type
+    projector: tuple[str, ...]  # maps the encoder's output to the width of the language model
+    images: str  # the transformers model family of its image processor
+    # Takes whole images of one size (Gemma); a token of an image then attends to all tokens of that image.
+    whole_images: bool = False
 
     @property
-    def called(self) -> tuple[str, ...]:
-        """The modules that are called by themselves; a projector inside the tower is called by the tower."""
-        return (self.tower, *(path for path in self.projector if not _inside(path, self.tower)))
+    def entry_modules(self) -> tuple[str, ...]:
+        """The modules that the model calls directly; a projector inside the encoder is called by the encoder."""
+        return (self.encoder, *(path for path in self.projector if not _inside(path, self.encoder)))
 
 
 _QWEN = VisionModules("model.visual", "model.visual.blocks", ("model.visual.merger",), "qwen2_vl")
 _QWEN3 = VisionModules(
     "model.visual", "model.visual.blocks", ("model.visual.merger", "model.visual.deepstack_merger_list"), "qwen2_vl"
 )
-EYES: dict[str, VisionModules] = {  # by the model_type of the whole model
+VISION_MODULES: dict[str, VisionModules] = {  # by the model_type of the outer config
     "qwen2_5_vl": _QWEN,
     "qwen3_vl": _QWEN3,
     "qwen3_vl_moe": _QWEN3,
@@ -47,41 +48,43 @@ EYES: dict[str, VisionModules] = {  # by the model_type of the whole model
         "model.vision_tower.encoder.layers",
         ("model.multi_modal_projector",),
         "gemma3",
-        sees_whole_images=True,
+        whole_images=True,
     ),
 }
 
 
-def eyes_of(config: Any) -> VisionModules | None:
-    """The vision parts of the model that a transformers config builds; None for a language model."""
-    return EYES.get(config.model_type)
+def vision_modules_of(config: Any) -> VisionModules | None:
+    """Return the vision modules of a transformers config; None for a language model."""
+    return VISION_MODULES.get(config.model_type)
 
 
-def is_seen_by(eyes: VisionModules | None, path: str) -> bool:
-    """Whether a module or parameter belongs to the vision parts."""
-    return eyes is not None and any(_inside(path, part) for part in (eyes.tower, *eyes.projector))
+def is_vision_module(vision_modules: VisionModules | None, path: str) -> bool:
+    """Return whether a module or parameter belongs to the vision encoder or projector."""
+    return vision_modules is not None and any(
+        _inside(path, part) for part in (vision_modules.encoder, *vision_modules.projector)
+    )
 
 
-def part_of(eyes: VisionModules, path: str) -> str:
-    """The part of a vision-language model that a parameter belongs to: language, vision or projector."""
-    if any(_inside(path, projector) for projector in eyes.projector):
+def vision_part(vision_modules: VisionModules, path: str) -> str:
+    """Return the part of a vision-language model that a parameter belongs to: language, vision or projector."""
+    if any(_inside(path, projector) for projector in vision_modules.projector):
         return PROJECTOR
-    return VISION if _inside(path, eyes.tower) else LANGUAGE
+    return VISION if _inside(path, vision_modules.encoder) else LANGUAGE
 
 
-def freeze(stage: nn.Module, eyes: VisionModules, parts: Sequence[str]) -> None:
-    """Takes the parameters of these parts out of training: no gradient is computed or kept for them."""
+def freeze(stage: nn.Module, vision_modules: VisionModules, parts: Sequence[str]) -> None:
+    """Freeze the parameters of these parts: no gradient is computed or stored for them."""
     for path, parameter in stage.named_parameters():
-        if part_of(eyes, path) in parts:
+        if vision_part(vision_modules, path) in parts:
             parameter.requires_grad_(False)
 
 
-def refuse_too_few_layers(config: Any, layers: int) -> None:
-    """Refuses a first stage that ends before the layers to which the tower's inner layers add what they saw."""
+def check_deepstack_layers(config: Any, layers: int) -> None:
+    """Raise if the first pipeline stage ends before the layers that receive DeepStack features."""
     deep = len(getattr(config.vision_config, "deepstack_visual_indexes", None) or ())
     if layers < deep:
         raise InputError(
-            f"the vision tower feeds the first {deep} layers, and the first stage chunk of the pipeline has {layers}",
+            f"the vision encoder feeds the first {deep} layers, but the first pipeline stage has only {layers}",
             field="layout.pp",
             fix=("layout.pp=1",),
         )
