@@ -17,7 +17,7 @@ from meshwright.costs.memory_constants import IMAGE_SHARE
 from meshwright.engine.data.mock import typical_documents
 from meshwright.engine.data.sample_types import Samples
 from meshwright.engine.model_families import family_of
-from meshwright.engine.vision.image_tokens import Document, ImageTokenSpec, image_token_spec, build_sample, stack_padded
+from meshwright.engine.vision.image_tokens import Document, ImageTokenSpec, build_sample, image_token_spec, stack_padded
 from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
 
