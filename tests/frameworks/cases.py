@@ -1,4 +1,4 @@
-"""Configs of other frameworks and exactly what must be found in them."""
+"""Helpers for tests of framework configs and their exact findings."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from meshwright.recipes.types import Recipe
 
 
 class Case(NamedTuple):
-    """A file's text and the findings it must have: rule and line, 0 where the file does not say the culprit."""
+    """A file's text and its expected findings: rule and line, 0 if the file does not set the key."""
 
     name: str
     text: str
     expected: Sequence[tuple[str, int]] = ()
     gpus: str | None = None
     model: str | None = None
-    path: str = ""  # when the file's name matters
+    path: str = ""  # if the file name matters
 
     def __str__(self) -> str:
         return self.name
 
 
 def found(case: Case, path: str, framework: str, folder: Path | None = None) -> list[tuple[str, int]]:
-    """What check finds, errors first."""
+    """Return the findings of check, errors first."""
     content = frameworks.content_of(case.text, case.path or path, folder=folder)
     assert frameworks.detect_framework(content).name == framework
     model = None if case.model is None else models.find(case.model)
@@ -40,7 +40,7 @@ def found(case: Case, path: str, framework: str, folder: Path | None = None) -> 
 
 
 def replaced(text: str, *pairs: tuple[str, str]) -> str:
-    """The text with one thing in it broken; what is to be replaced must be there once."""
+    """Return the text with replacements; each old text must occur once."""
     for old, new in pairs:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
@@ -48,7 +48,7 @@ def replaced(text: str, *pairs: tuple[str, str]) -> str:
 
 
 def unmapped(framework: str, recipe: Recipe, model: str, gpus: str) -> dict[str, Any]:
-    """Fields that are lost on the way there and back, with why."""
+    """Return the fields lost in an export and re-import, with reasons."""
     theirs, spec, on = frameworks.framework(framework), models.find(model), cluster(gpus)
     written = write(theirs, recipe, spec, on)
     listed = {one.field for one in written.unmapped}
@@ -56,10 +56,10 @@ def unmapped(framework: str, recipe: Recipe, model: str, gpus: str) -> dict[str,
 
 
 def changed(recipe: Recipe, values: dict[str, Any]) -> Recipe:
-    """The recipe with typed values for some fields."""
+    """Return the recipe with some fields changed."""
     return overrides.change(recipe, values)[0]
 
 
 def draws(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Values for some fields, named like layout__tp; any of them may be left out."""
+    """Draw values for optional fields, named like layout__tp."""
     return st.fixed_dictionaries({}, optional={key.replace("__", "."): value for key, value in fields.items()})

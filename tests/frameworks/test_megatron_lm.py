@@ -1,4 +1,4 @@
-"""Megatron-LM: what is found in its scripts, and recipes written there and read back."""
+"""Megatron-LM: findings in launch scripts, and export round trips."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.frameworks.cases import Case, changed, draws, found, replaced, unmapp
 from meshwright import frameworks, planner
 from meshwright.clusters import cluster
 from meshwright.errors import InputError
-from meshwright.frameworks.megatron_lm.model import pattern_of
+from meshwright.frameworks.megatron_lm.model import parse_pattern
 from meshwright.models import find
 from meshwright.recipes import index, pretrain, sft
 from meshwright.recipes.key_maps.megatron_lm_composite_keys import LAYOUT_SYMBOLS
@@ -107,7 +107,7 @@ BARE = """\
 
 
 def at(text: str, words: str) -> int:
-    """The one line that says some words."""
+    """Return the number of the one line that contains a text."""
     lines = [number for number, line in enumerate(text.splitlines(), 1) if words in line]
     assert len(lines) == 1, (words, lines)
     return lines[0]
@@ -116,20 +116,20 @@ def at(text: str, words: str) -> int:
 def broken(
     name: str, text: str, old: str, new: str, rule: str, words: str | None = None, gpus: str | None = "2x8xH100"
 ) -> Case:
-    """A script with one thing wrong, and the one finding that it must have; no words: the file does not say it."""
+    """A script with one error and its one expected finding; without `words` the finding has line 0."""
     made = replaced(text, (old, new))
     return Case(name, made, [(rule, at(made, words) if words else 0)], gpus)
 
 
 def with_args(text: str, args: str, after: str = "--overlap-grad-reduce") -> tuple[str, str, str]:
-    """One more line of arguments."""
+    """Return a replacement that adds a line of arguments."""
     return text, after, f"{after}\n    {args}"
 
 
 MOE_GPUS = "8x8xH100"
 COMMON = (
     Case("valid: arrays and strings", DENSE, gpus="2x8xH100"),
-    Case("valid: nobody says the GPU type", DENSE),
+    Case("valid: unknown GPU type", DENSE),
     Case("valid: virtual stages", PIPELINED, gpus="2x8xH100"),
     Case("valid: experts, samples and a blend", EXPERTS, gpus=MOE_GPUS),
     Case("valid: a bare list of arguments", BARE, gpus="8xH100", path="gpt.args"),
@@ -141,21 +141,21 @@ COMMON = (
         DENSE, ("export CUDA_DEVICE_MAX_CONNECTIONS=1\n", ""),
         ("torchrun --nnodes 2 --nproc-per-node 8", "mpirun -np 16 -x CUDA_DEVICE_MAX_CONNECTIONS=1 python")),
         gpus="2x8xH100"),
-    Case("valid: a file that is not here may set it", replaced(
+    Case("valid: a missing sourced file may set it", replaced(
         DENSE, ("export CUDA_DEVICE_MAX_CONNECTIONS=1\n", "source /cluster/env.sh\n")), gpus="2x8xH100"),
     Case("valid: arguments may come from outside", replaced(
         DENSE, ("    --micro-batch-size 1\n", ""), ('"${RUN_ARGS[@]}"', '"${RUN_ARGS[@]}" "$@"')), gpus="2x8xH100"),
-    Case("valid: a tool that trains nothing", replaced(
+    Case("valid: a tool that does not train", replaced(
         DENSE, ("    --train-iters 10000\n", ""), ("pretrain_gpt.py", "tools/report_theoretical_memory.py")),
         gpus="2x8xH100"),
     # Flags
     broken("unknown flag", *with_args(DENSE, "--overlap-params-gather"), "key.unknown", "--overlap-params-gather"),
     broken("underscores", DENSE, "--save-interval 500", "--save_interval 500", "key.unknown", "--save_interval"),
     broken("a flag of 2023", *with_args(DENSE, "--fp8-hybrid"), "key.removed", "--fp8-hybrid"),
-    broken("a flag that never was", *with_args(DENSE, "--cpu-optimizer"), "key.removed", "--cpu-optimizer"),
-    broken("read by nothing", *with_args(DENSE, "--use-flash-attn"), "key.ignored", "--use-flash-attn"),
-    broken("on by itself", *with_args(DENSE, "--use-mcore-models"), "key.ignored", "--use-mcore-models"),
-    broken("computed there", *with_args(DENSE, "--virtual-pipeline-model-parallel-size 2"), "key.removed",
+    broken("a flag that never existed", *with_args(DENSE, "--cpu-optimizer"), "key.removed", "--cpu-optimizer"),
+    broken("ignored flag", *with_args(DENSE, "--use-flash-attn"), "key.ignored", "--use-flash-attn"),
+    broken("enabled by default", *with_args(DENSE, "--use-mcore-models"), "key.ignored", "--use-mcore-models"),
+    broken("derived by Megatron-LM", *with_args(DENSE, "--virtual-pipeline-model-parallel-size 2"), "key.removed",
            "--virtual-pipeline"),
     broken("a field that has no flag", *with_args(DENSE, "--cpu-offloading"), "key.unknown", "--cpu-offloading"),
     broken("a flag of 0.17", *with_args(DENSE, "--no-scatter-gather-tensors-in-pipeline"), "key.removed",
@@ -165,7 +165,7 @@ COMMON = (
     broken("no value", DENSE, "--weight-decay 0.1", "--weight-decay", "value.missing", "--weight-decay"),
     broken("not a number", DENSE, "--weight-decay 0.1", "--weight-decay ten", "value.refused", "--weight-decay"),
     broken("not a choice", DENSE, "--lr-decay-style cosine", "--lr-decay-style cosin", "value.refused", "cosin"),
-    broken("said twice", DENSE, "--lr-warmup-iters 500", "--lr-warmup-iters 500 --lr-warmup-iters 600",
+    broken("flag given twice", DENSE, "--lr-warmup-iters 500", "--lr-warmup-iters 500 --lr-warmup-iters 600",
            "value.replaced", "--lr-warmup-iters"),
     # What must be there
     broken("no micro batch", DENSE, "    --micro-batch-size 1\n", "", "megatron-lm.missing"),
@@ -178,7 +178,7 @@ COMMON = (
            "--lr-warmup-fraction"),
     broken("all warm-up", DENSE, "--lr-warmup-iters 500", "--lr-warmup-iters 10000", "megatron-lm.warm-up-too-long",
            "--lr-warmup-iters"),
-    broken("never saved", DENSE, "    --save-interval 500\n", "", "megatron-lm.save-without-interval", "--save runs"),
+    broken("no interval", DENSE, "    --save-interval 500\n", "", "megatron-lm.save-without-interval", "--save runs"),
     broken("no vocabulary", DENSE, "    --vocab-size 128256\n", "", "megatron-lm.null-tokenizer", "NullTokenizer"),
     broken("minimum above peak", DENSE, "--min-lr 3e-5", "--min-lr 3e-3", "learning_rate.minimum-above-peak",
            "--min-lr"),
@@ -188,7 +188,7 @@ COMMON = (
            "megatron-lm.position-table", "--max-position-embeddings"),
     broken("heads do not divide", BARE, "--num-attention-heads 16", "--num-attention-heads 15",
            "megatron-lm.head-width", "--num-attention-heads", None),
-    broken("groups unread", DENSE, "    --group-query-attention\n", "", "megatron-lm.query-groups-unread",
+    broken("query groups ignored", DENSE, "    --group-query-attention\n", "", "megatron-lm.query-groups-unread",
            "--num-query-groups"),
     broken("groups and ranks", DENSE, "--num-query-groups 8", "--num-query-groups 3", "heads.kv-groups", "TP=2"),
     # The layout
@@ -229,7 +229,7 @@ COMMON = (
            "--fp4-format", "2x8xB200"),
     broken("fp8 recipe alone", *with_args(DENSE, "--fp8-recipe tensorwise"), "megatron-lm.fp8-recipe-unread",
            "--fp8-recipe"),
-    broken("full recompute of what", *with_args(DENSE, "--recompute-granularity full"), "megatron-lm.recompute",
+    broken("full recompute without method", *with_args(DENSE, "--recompute-granularity full"), "megatron-lm.recompute",
            "--recompute-granularity"),
     broken("selective with layers",
            *with_args(DENSE, "--recompute-granularity selective --recompute-num-layers 1"), "megatron-lm.recompute",
@@ -237,9 +237,9 @@ COMMON = (
     broken("one layer of each stage", *with_args(
         DENSE, "--recompute-granularity full --recompute-method block --recompute-num-layers 1"),
         "megatron-lm.recompute-one-layer", "--recompute-method"),
-    broken("recompute unread", *with_args(DENSE, "--recompute-method uniform --recompute-num-layers 1"),
+    broken("recompute ignored", *with_args(DENSE, "--recompute-method uniform --recompute-num-layers 1"),
            "megatron-lm.recompute-unread", "--recompute-method"),
-    broken("loss of the engine", *with_args(
+    broken("fused loss of Transformer Engine", *with_args(
         DENSE, "--cross-entropy-loss-fusion --cross-entropy-fusion-impl te"), "megatron-lm.te-loss", "-impl te"),
     broken("width without experts", *with_args(DENSE, "--moe-ffn-hidden-size 64"),
            "megatron-lm.expert-width-without-experts", "--moe-ffn-hidden-size"),
@@ -283,16 +283,16 @@ RARER = (
            "megatron-lm.torch-fsdp2-alone", "--use-torch-fsdp2"),
     broken("fused accumulation", TORCH, "    --no-gradient-accumulation-fusion\n", "",
            "megatron-lm.torch-fsdp2-alone", "--use-torch-fsdp2"),
-    broken("format of another", FSDP, "--ckpt-format fsdp_dtensor", "--ckpt-format torch_dist",
+    broken("torch_dist with Megatron-FSDP", FSDP, "--ckpt-format fsdp_dtensor", "--ckpt-format torch_dist",
            "megatron-lm.fsdp-checkpoint-format", "--ckpt-format"),
-    broken("format of Megatron-FSDP", DENSE, "--attention-backend flash", "--ckpt-format fsdp_dtensor",
+    broken("fsdp_dtensor without FSDP", DENSE, "--attention-backend flash", "--ckpt-format fsdp_dtensor",
            "megatron-lm.fsdp-format-alone", "--ckpt-format"),
     broken("precision-aware alone", *with_args(DENSE.replace("--use-distributed-optimizer", "").replace(
         "--overlap-param-gather", ""), "--use-precision-aware-optimizer"), "megatron-lm.precision-aware",
         "--use-precision-aware-optimizer", "2x8xB200"),
     broken("precision-aware without Adam", *with_args(DENSE, "--use-precision-aware-optimizer --optimizer lion"),
            "megatron-lm.precision-aware", "--use-precision-aware-optimizer"),
-    broken("kept between saves", *with_args(DENSE, "--save-retain-interval 700"), "megatron-lm.kept-between-saves",
+    broken("retain interval", *with_args(DENSE, "--save-retain-interval 700"), "megatron-lm.kept-between-saves",
            "--save-retain-interval"),
     broken("decay without a length", DENSE, "--lr-decay-style cosine", "--lr-decay-style WSD",
            "megatron-lm.wsd-without-decay", "WSD"),
@@ -300,15 +300,15 @@ RARER = (
     broken("two splits", replaced(DENSE, ("parallel-size 1", "parallel-size 2")), "--overlap-grad-reduce",
            "--overlap-grad-reduce\n    --decoder-first-pipeline-num-layers 15\n"
            "    --account-for-loss-in-pipeline-split", "megatron-lm.two-splits", "--account-for-loss"),
-    broken("layers of one stage of one", *with_args(DENSE, "--decoder-first-pipeline-num-layers 15"),
+    broken("first stage layers without pipeline", *with_args(DENSE, "--decoder-first-pipeline-num-layers 15"),
            "megatron-lm.ends-without-stages", "--decoder-first"),
-    broken("top 1 of no experts", *with_args(DENSE, "--moe-router-topk 1"), "megatron-lm.top-one", "--moe-router-topk"),
+    broken("top 1, no experts", *with_args(DENSE, "--moe-router-topk 1"), "megatron-lm.top-one", "--moe-router-topk"),
     broken("levels do not multiply", DENSE, "    --sequence-parallel\n",
            "    --sequence-parallel --context-parallel-size 4 --cp-comm-type a2a+p2p\n"
            "    --hierarchical-context-parallel-sizes 2 4\n", "megatron-lm.context-levels", "--hierarchical"),
-    broken("head in 8 bits", *with_args(DENSE, "--fp8-format hybrid --fp8-recipe tensorwise --fp8-output-proj"),
+    broken("FP8 output projection", *with_args(DENSE, "--fp8-format hybrid --fp8-recipe tensorwise --fp8-output-proj"),
            "megatron-lm.fp8-head", "--fp8-output-proj"),
-    broken("saves cut twice", *with_args(DENSE, "--distribute-saved-activations --recompute-granularity full "
+    broken("activations sharded twice", *with_args(DENSE, "--distribute-saved-activations --recompute-granularity full "
            "--recompute-method uniform --recompute-num-layers 1"), "megatron-lm.distributed-saves", "--distribute"),
     broken("layers offloaded in a pipeline", *with_args(PIPELINED, "--cpu-offloading-num-layers 2"),
            "megatron-lm.offload-layers", "--cpu-offloading-num-layers"),
@@ -318,7 +318,7 @@ RARER = (
     broken("weights offloaded too", DENSE, "--attention-backend flash",
            "--fine-grained-activation-offloading --offload-modules core_attn", "megatron-lm.offload-environment",
            "--fine-grained"),
-    broken("offload of what", DENSE, "--attention-backend flash\n)",
+    broken("offload without modules", DENSE, "--attention-backend flash\n)",
            "--fine-grained-activation-offloading\n)\nexport NVTE_CPU_OFFLOAD_V1=1", "megatron-lm.offload-of-what",
            "--fine-grained"),
     broken("background saves that wait", DENSE, "--attention-backend flash", "--async-save",
@@ -332,11 +332,11 @@ CASES: tuple[Case, ...] = COMMON + RARER
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_exactly_this_is_found(case: Case) -> None:
+def test_findings(case: Case) -> None:
     assert found(case, PATH, "megatron-lm") == list(case.expected)
 
 
-def test_every_rule_is_found_by_some_case() -> None:
+def test_every_rule_has_a_case() -> None:
     found_somewhere = {rule for case in CASES for rule, _ in case.expected} | {"megatron-lm.llama-by-name-only"}
     assert {rule.id for rule in frameworks.framework("megatron-lm").rules} <= found_somewhere
 
@@ -345,7 +345,7 @@ def read(text: str, gpus: str = "2x8xH100", path: str = "train.sh") -> Recipe:
     return frameworks.check(frameworks.framework("megatron-lm"), frameworks.content_of(text, path), gpus=gpus).recipe
 
 
-def test_a_finding_names_the_line_and_the_fix_in_their_spelling() -> None:
+def test_finding_has_line_and_fix_in_megatron_flags() -> None:
     text = replaced(DENSE, ("--min-lr 3e-5", "--min-lr 3e-3"))
     result = frameworks.check(
         frameworks.framework("megatron-lm"), frameworks.content_of(text, "a/train.sh"), gpus="2x8xH100"
@@ -356,7 +356,7 @@ def test_a_finding_names_the_line_and_the_fix_in_their_spelling() -> None:
     assert all(one.startswith("--min-lr ") for one in finding.fix), finding.fix
 
 
-def test_flags_become_our_fields() -> None:
+def test_flags_map_to_recipe_fields() -> None:
     recipe = read(PIPELINED)
     layout = recipe.layout
     assert (layout.strategy, layout.tp, layout.pp, layout.vp, layout.sp) == ("zero1", 2, 4, 4, True)
@@ -365,12 +365,12 @@ def test_flags_become_our_fields() -> None:
     assert (recipe.data.dataset, recipe.checkpoint.save_every, recipe.checkpoint.resume) == ("mock", 500, True)
 
 
-def test_megatron_fsdp_cuts_everything_unless_said() -> None:
+def test_megatron_fsdp_shards_everything_by_default() -> None:
     text = replaced(FSDP, (" --data-parallel-sharding-strategy optim_grads_params", ""))
     assert read(text).layout.strategy == "megatron_fsdp"
 
 
-def test_what_is_unsaid_is_their_default() -> None:
+def test_unset_flags_take_megatron_defaults() -> None:
     recipe = read(BARE, "8xH100", "gpt.args")
     assert (recipe.optimizer.weight_decay, recipe.optimizer.beta2, recipe.schedule.name) == (0.01, 0.999, "linear")
     assert (recipe.layout.strategy, recipe.layout.recompute) == ("ddp", "selective")
@@ -378,31 +378,31 @@ def test_what_is_unsaid_is_their_default() -> None:
     assert recipe.data.validation_part == pytest.approx(0.03)
 
 
-def test_samples_are_counted_in_steps_of_the_batch() -> None:
+def test_samples_convert_to_steps() -> None:
     recipe = read(EXPERTS, MOE_GPUS)
     assert (recipe.train.steps, recipe.schedule.warmup_steps) == (1000000 // 256, 10000 // 256)
     assert recipe.data.blend == {"web": 0.7, "code": 0.3}
     assert recipe.moe.aux_loss == 1e-2
 
 
-def test_a_batch_that_is_unsaid_follows_from_the_gpus() -> None:
+def test_default_batch_follows_from_gpus() -> None:
     text = replaced(DENSE, ("    --global-batch-size 512\n", ""))
     assert [read(text, gpus).train.global_batch_size for gpus in ("2x8xH100", "4x8xH100")] == [8, 16]
 
 
-def test_experts_are_cut_like_the_rest_unless_said() -> None:
+def test_expert_tp_defaults_to_tp() -> None:
     text = replaced(EXPERTS, ("--bf16", "--bf16 --tensor-model-parallel-size 2 --sequence-parallel"))
     assert read(text, MOE_GPUS).layout.etp == 2
     assert read(replaced(text, ("--bf16", "--bf16 --expert-tensor-parallel-size 1")), MOE_GPUS).layout.etp == 1
 
 
-def test_sizes_are_known_models() -> None:
+def test_sizes_match_catalog_model() -> None:
     result = frameworks.check(frameworks.framework("megatron-lm"), frameworks.content_of(DENSE, "train.sh"))
     assert result.model is not None
     assert (result.model.name, result.model.params.total) == ("llama3_8b", find("llama3_8b").params.total)
 
 
-def test_plain_flags_build_gpt2() -> None:
+def test_default_flags_build_gpt2() -> None:
     result = frameworks.check(frameworks.framework("megatron-lm"), frameworks.content_of(BARE, "gpt.args"))
     assert result.model is not None
     layer = result.model.layers[0]
@@ -422,8 +422,8 @@ torchrun --nproc_per_node=8 --nnodes=8 pretrain_gpt.py \\
 """
 
 
-def test_a_llama_by_name_only() -> None:
-    case = Case("as guides teach it", LLAMA, gpus=None)
+def test_llama_by_name_only() -> None:
+    case = Case("as in common guides", LLAMA, gpus=None)
     assert found(case, "train.sh", "megatron-lm") == [
         ("megatron-lm.connections", 0),
         ("megatron-lm.llama-by-name-only", 2),
@@ -434,7 +434,7 @@ def test_a_llama_by_name_only() -> None:
     assert "megatron-lm.llama-by-name-only" in dict(found(plain, "train_llama_70b.sh", "megatron-lm"))
 
 
-def test_values_that_only_running_tells_are_named() -> None:
+def test_runtime_values_are_listed_as_unresolved() -> None:
     text = replaced(
         DENSE, ("--train-iters 10000", "--train-iters $(cat steps)"), ("runs/a\n    --load", "$1\n    --load")
     )
@@ -445,7 +445,7 @@ def test_values_that_only_running_tells_are_named() -> None:
     assert result.findings == ()
 
 
-def test_arguments_kept_in_variables_are_read_where_no_command_is_seen() -> None:
+def test_arguments_in_variables_are_read_without_launch_command() -> None:
     text = DENSE[: DENSE.index("torchrun")] + "submit_job run_in_container\n"
     content = frameworks.content_of(text, "train.sh")
     assert frameworks.detect_framework(content).name == "megatron-lm"
@@ -455,25 +455,25 @@ def test_arguments_kept_in_variables_are_read_where_no_command_is_seen() -> None
 
 
 @pytest.mark.parametrize("script", ["pretrain_t5.py", "pretrain_bert.py"])
-def test_other_models_are_not_judged_as_decoders(script: str) -> None:
+def test_other_models_are_not_checked_as_decoders(script: str) -> None:
     text = replaced(DENSE, ("pretrain_gpt.py", script))
     result = frameworks.check(frameworks.framework("megatron-lm"), frameworks.content_of(text, "train.sh"))
     assert result.model is None
-    assert any("not modelled" in note for note in result.notes)
+    assert any("not supported" in note for note in result.notes)
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [("([0]*3+[1]*2)", [0, 0, 0, 1, 1]), ("[0]+[1]*2", [0, 1, 1]), ("([1]*1+[0]*1)*2", [1, 0, 1, 0]), ("2", [2])],
 )
-def test_patterns_are_read_without_running_them(text: str, wanted: list[int]) -> None:
-    assert pattern_of(text) == wanted
+def test_pattern_is_parsed_without_eval(text: str, expected: list[int]) -> None:
+    assert parse_pattern(text) == expected
 
 
 @pytest.mark.parametrize("text", ["__import__('os')", "[0]*9999999999", "[1" * 300, "()", "[0]-[1]"])
-def test_other_expressions_are_no_patterns(text: str) -> None:
+def test_other_expressions_are_rejected(text: str) -> None:
     with suppress(InputError):
-        assert len(pattern_of(text)) < 10**6
+        assert len(parse_pattern(text)) < 10**6
 
 
 @pytest.mark.parametrize(
@@ -484,12 +484,12 @@ def test_other_expressions_are_no_patterns(text: str) -> None:
         ("Ett|ttL", (2, 2)),
     ],
 )
-def test_pipeline_layout_strings_are_parsed(text: str, layers: tuple[int, ...]) -> None:
+def test_pipeline_layout_string(text: str, layers: tuple[int, ...]) -> None:
     assert parse_pipeline_layout(text, "key", LAYOUT_SYMBOLS) == layers
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(0, 2))
-def test_pipeline_layout_strings_round_trip(layers: list[int], prediction: int) -> None:
+def test_pipeline_layout_string_round_trip(layers: list[int], prediction: int) -> None:
     assert parse_pipeline_layout(format_pipeline_layout(tuple(layers), prediction), "key") == tuple(layers)
 
 
@@ -574,11 +574,11 @@ STAGES: list[dict[str, Any]] = [
 
 @settings(max_examples=120)
 @given(FIELDS, st.sampled_from(STAGES), st.sampled_from(["llama3_8b", "qwen3_30b_a3b", "deepseek_v2_lite"]))
-def test_what_is_written_is_read_back(values: dict[str, Any], stages: dict[str, Any], model: str) -> None:
+def test_export_round_trip(values: dict[str, Any], stages: dict[str, Any], model: str) -> None:
     base = changed(pretrain(model, 64), {"layout.strategy": "zero1", "checkpoint.async_save": False})
     made = {**values, **stages}
     if made.get("data.blend"):
-        made.pop("data.dataset", None)  # the data set has no word beside a blend
+        made.pop("data.dataset", None)  # a blend replaces the dataset
     recipe = changed(base, made)
     if recipe.layout.recompute != "full":
         recipe = changed(recipe, {"layout.recompute_layers": 0})
@@ -587,7 +587,7 @@ def test_what_is_written_is_read_back(values: dict[str, Any], stages: dict[str, 
 
 @settings(max_examples=15)
 @given(FIELDS)
-def test_fine_tuning_is_written_and_read_back(values: dict[str, Any]) -> None:
+def test_fine_tuning_export_round_trip(values: dict[str, Any]) -> None:
     recipe = changed(sft("llama3_8b", 8), {"layout.strategy": "zero1", "data.packing": True, **values})
     if recipe.data.blend:
         recipe = changed(recipe, {"data.dataset": "mock"})
@@ -602,13 +602,13 @@ SHIPPED = index.names()[::10]
 
 
 def trains(recipe: Recipe) -> bool:
-    """Whether its flags can say this goal and this model: text, no adapters, a norm, gate and router of theirs."""
+    """Return whether Megatron-LM flags can express this goal and model."""
     model = find(recipe.model)
     strange = model.family in ("gemma", "gpt_oss", "olmoe") or model.name.startswith(("gemma", "gpt_oss", "olmoe"))
     return recipe.goal != "peft" and model.kind == "causal_lm" and model.vision is None and not strange
 
 
-def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
+def test_shipped_recipes_lose_only_listed_fields() -> None:
     theirs = frameworks.framework("megatron-lm")
     lost: set[str] = set()
     for name in SHIPPED:
@@ -629,23 +629,23 @@ def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
     }  # fmt: skip
 
 
-def test_what_cannot_be_said_is_listed() -> None:
+def test_unmapped_fields_are_listed() -> None:
     recipe = changed(pretrain("llama3_8b", 8), {"kernels.attention": "flex", "optimizer.name": "schedule_free_adamw"})
     written = frameworks.export(frameworks.framework("megatron-lm"), recipe, find("llama3_8b"), cluster("8xH100"))
     assert {"kernels.attention", "optimizer.name"} <= {one.field for one in written.unmapped}
 
 
 @pytest.mark.parametrize("name", ["llama3_8b_peft_config", "gemma2_2b_pretrain_config"])
-def test_what_it_cannot_train_is_refused(name: str) -> None:
+def test_unsupported_recipe_is_rejected(name: str) -> None:
     recipe = index.load(name)
     with pytest.raises(InputError, match="Megatron-LM"):
         frameworks.export(frameworks.framework("megatron-lm"), recipe, find(recipe.model), cluster(recipe.cluster))
 
 
-def test_the_environment_is_part_of_the_program() -> None:
+def test_program_includes_environment() -> None:
     theirs, recipe = frameworks.framework("megatron-lm"), changed(pretrain("llama3_8b", 8), {"layout.tp": 2})
-    for gpus, wanted in (("8xH100", {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}), ("8xB200", {})):
+    for gpus, expected in (("8xH100", {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}), ("8xB200", {})):
         made = changed(recipe, {"layout.strategy": "zero1"})
         written = frameworks.export(theirs, made, find("llama3_8b"), cluster(gpus))
-        assert written.program.env == wanted
+        assert written.program.env == expected
         assert written.program.argv[0] == "pretrain_gpt.py"

@@ -1,4 +1,4 @@
-"""Bad scripts: refused with the line, never run, never a hang."""
+"""Invalid scripts are rejected with their line; none is executed or hangs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from meshwright.frameworks.shell import find_launches, read_script
         ("[[ a == b\n", "line 1: the [[ opened here has no ]]"),
     ],
 )
-def test_what_bash_refuses_is_refused_with_its_line(text: str, reason: str) -> None:
+def test_syntax_error_is_reported_with_its_line(text: str, reason: str) -> None:
     with pytest.raises(InputError) as error:
         read_script(text, "run.sh")
     assert (error.value.reason, error.value.field, error.value.value) == (reason, "file", "run.sh")
@@ -54,7 +54,7 @@ GROWS = {
 
 
 @pytest.mark.parametrize("text", GROWS.values(), ids=GROWS)
-def test_what_grows_without_bound_is_refused(text: str) -> None:
+def test_unbounded_growth_is_rejected(text: str) -> None:
     begun = time.process_time()
     with pytest.raises(InputError):
         read_script(text, "run.sh")
@@ -72,7 +72,7 @@ STAYS = {
 
 
 @pytest.mark.parametrize("text", STAYS.values(), ids=STAYS)
-def test_what_could_hang_is_left_unknown(text: str) -> None:
+def test_blocking_constructs_stay_unresolved(text: str) -> None:
     begun = time.process_time()
     read_script(text, "run.sh")
     assert time.process_time() - begun < 1
@@ -94,13 +94,13 @@ SIGNS += ["$((A+A))", "A=A+A\n", "exit\n", "source x\n", "[ ", "] ", "-z ", "=",
 @settings(max_examples=300)
 @given(st.text(max_size=400) | st.lists(st.sampled_from(SIGNS), max_size=60).map("".join))
 @example("A[0")
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_rejected(text: str) -> None:
     read_within_a_second(text)
 
 
 @st.composite
 def broken_scripts(draw: st.DrawFn) -> str:
-    """A real script with some places cut, doubled or spoiled."""
+    """A real script with random deletions, duplications and replacements."""
     text = draw(st.sampled_from([ARRAYS, STRINGS, SLURM, TORCHTITAN]))
     for _ in range(draw(st.integers(1, 6))):
         at, other = draw(st.integers(0, len(text))), draw(st.integers(0, len(text)))
@@ -118,5 +118,5 @@ def broken_scripts(draw: st.DrawFn) -> str:
 
 @settings(max_examples=300)
 @given(broken_scripts())
-def test_a_broken_script_is_read_or_refused(text: str) -> None:
+def test_mutated_script_is_parsed_or_rejected(text: str) -> None:
     read_within_a_second(text)

@@ -1,4 +1,4 @@
-"""What bash does with a text, told without running it."""
+"""Bash semantics, evaluated without executing the script."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from meshwright.frameworks.shell import Script, read_script
 
 
 def shown(text: str) -> list[list[str]]:
-    """The arguments of every command called show."""
+    """Return the arguments of every `show` command."""
     script = read_script(text, "run.sh")
     return [[word.value for word in one.words[1:]] for one in script.commands if one.words[0].value == "show"]
 
 
-def whys(script: Script) -> list[tuple[str, int]]:
+def unresolved_lines(script: Script) -> list[tuple[str, int]]:
     return [(one.what, one.line) for one in script.unresolved]
 
 
@@ -64,7 +64,7 @@ def whys(script: Script) -> list[tuple[str, int]]:
         ("exec >log 2>&1; show still", ["still"]),
     ],
 )
-def test_words_are_expanded_as_bash_does(text: str, expected: list[str]) -> None:
+def test_words_expand_as_in_bash(text: str, expected: list[str]) -> None:
     assert shown(text) == [expected]
 
 
@@ -93,7 +93,7 @@ def test_words_are_expanded_as_bash_does(text: str, expected: list[str]) -> None
         ("exec python a.py; show never", None),
     ],
 )
-def test_decidable_branches_are_taken(text: str, expected: list[str] | None) -> None:
+def test_branch_with_known_condition_is_taken(text: str, expected: list[str] | None) -> None:
     assert shown(text) == ([expected] if expected else [])
 
 
@@ -101,43 +101,43 @@ def test_decidable_branches_are_taken(text: str, expected: list[str] | None) -> 
     "condition",
     ['[ "$FOO" = 1 ]', "[[ $FOO == 1 ]]", "[ -f data.bin ]", "[[ $A =~ ^a ]]", "grep -q a b", '[ "$(hostname)" = a ]'],
 )
-def test_a_condition_that_cannot_be_decided_takes_no_branch(condition: str) -> None:
+def test_branch_with_unknown_condition_is_skipped(condition: str) -> None:
     script = read_script(f"A=a\nTP=1\nif {condition}; then\n  TP=2; show a\nelse\n  show b\nfi\nshow $TP\n", "run.sh")
     (command,) = [one for one in script.commands if one.words[0].value == "show"]
     assert command.words[1].value == "$TP"
-    assert command.words[1].unresolved == "TP is set under a condition on line 3 that cannot be decided"
-    assert (condition, 3) in whys(script)
+    assert command.words[1].unresolved == "TP is set under a condition on line 3 that is known only at run time"
+    assert (condition, 3) in unresolved_lines(script)
 
 
-def test_arguments_added_under_an_unknown_condition_leave_the_others_known() -> None:
+def test_append_under_unknown_condition_keeps_other_arguments() -> None:
     assert shown('A=(a)\nif [ -n "$W" ]; then A+=(--w); fi\nshow "${A[@]}"') == [["a"]]
 
 
 @pytest.mark.parametrize(
     "text", ['if [ -z "$TP" ]; then\nTP=4\nfi', '[[ -z "$TP" ]] && TP=4', ": ${TP:=4}", "TP=${TP-4}"]
 )
-def test_all_ways_to_give_a_default_mean_the_same(text: str) -> None:
+def test_default_idioms_are_equivalent(text: str) -> None:
     assert read_script(text, "run.sh").variables["TP"].value == "4"
 
 
-def test_a_missing_argument_does_not_end_the_reading() -> None:
+def test_exit_on_missing_argument_does_not_stop_interpretation() -> None:
     text = 'if [ -z "${1:-}" ]; then echo usage; exit 1; fi\n[ -n "${2:-}" ] || exit 1\nshow on\n'
     assert shown(text) == [["on"]]
 
 
-def test_functions_have_arguments_and_variables_of_their_own() -> None:
+def test_functions_have_own_arguments_and_local_variables() -> None:
     text = 'f() { local x=$1; shift; show $x "$@" $#; }\nx=9\nf a "b c"\nshow $x\n'
     text += "function g { show ${1:-none}; return; show no; }\ng\n"
     assert shown(text) == [["a", "b c", "1"], ["9"], ["none"]]
 
 
-def test_a_function_that_calls_itself_is_followed_once() -> None:
+def test_recursive_call_is_not_followed() -> None:
     script = read_script("f() { show a; f; }\nf\n", "run.sh")
     assert len(script.commands) == 1
-    assert ("f", 1) in whys(script)
+    assert ("f", 1) in unresolved_lines(script)
 
 
-def test_a_loop_is_followed_once_and_its_variable_is_unknown() -> None:
+def test_loop_body_runs_once_with_unknown_variable() -> None:
     script = read_script("N=1\nfor lr in 1e-4 3e-4; do\n  N=$((N+1))\n  show --lr $lr\ndone\nshow $N\n", "run.sh")
     first, second = script.commands
     assert (first.words[2].value, first.words[2].line) == ("$lr", 2)
@@ -149,54 +149,54 @@ def test_a_loop_is_followed_once_and_its_variable_is_unknown() -> None:
 @pytest.mark.parametrize(
     "made", ["$(nproc --all)", "`nproc`", "$FOO", "${FOO}", "$((FOO * 2))", "${1}", "$(seq 1 3)", "$?"]
 )
-def test_what_would_have_to_run_stays_as_written(made: str) -> None:
+def test_command_substitution_stays_as_written(made: str) -> None:
     script = read_script(f"A={made}\nshow --n=$A\n", "run.sh")
     (command,) = script.commands
     assert (command.words[1].value, command.words[1].line) == (f"--n={made}", 2)
     assert command.words[1].unresolved
-    assert whys(script) == [(made, 1)]
+    assert unresolved_lines(script) == [(made, 1)]
     assert script.variables["A"].value == made
 
 
-def test_a_comment_inside_a_continued_command_is_said() -> None:
+def test_comment_in_continued_command_is_reported() -> None:
     script = read_script("torchrun a.py \\\n  --x 1 \\\n  # --y 2 \\\n  --z 3\n", "run.sh")
     assert [[word.value for word in one.words] for one in script.commands] == [
         ["torchrun", "a.py", "--x", "1"],
         ["--z", "3"],
     ]
     (one,) = script.unresolved
-    assert (one.line, one.reason) == (3, "a comment ends the continued command; what follows is a new command")
+    assert (one.line, one.reason) == (3, "the comment ends the command; the next line is a new command")
     assert read_script("torchrun a.py \\\n  # done\n\necho\n", "run.sh").unresolved == ()
 
 
-def test_a_blank_behind_a_backslash_is_said() -> None:
+def test_whitespace_after_backslash_is_reported() -> None:
     script = read_script("torchrun a.py \\ \n  --z 3\n", "run.sh")
     assert [one.line for one in script.unresolved] == [1]
-    assert "blank after the backslash" in script.unresolved[0].reason
+    assert "whitespace after the backslash" in script.unresolved[0].reason
 
 
-def test_commands_of_lists_pipes_and_texts_are_all_there() -> None:
+def test_commands_in_lists_pipes_and_eval_are_recorded() -> None:
     script = read_script("cd x && a 1; b | c & time d\nnohup bash -c 'e; f'\nA=1\nexport B=2\n", "run.sh")
     assert [" ".join(word.value for word in one.words) for one in script.commands] == [
         *("cd x", "a 1", "b", "c", "time d", "nohup bash -c e; f", "nohup e", "nohup f"),
     ]
 
 
-def test_exported_variables_and_those_in_front_are_the_environment() -> None:
+def test_environment_has_exports_and_prefix_assignments() -> None:
     text = "A=1\nexport A B=2\nC=3\nD=4 E=$A run\nunset B\nset -a\nF=6\nset +a\nG=7\nrun\n"
     first, *_, last = read_script(text, "run.sh").commands
-    assert {name: said.value for name, said in first.env.items()} == {"A": "1", "B": "2", "D": "4", "E": "1"}
-    assert {name: (said.value, said.line) for name, said in last.env.items()} == {"A": ("1", 1), "F": ("6", 7)}
+    assert {name: value.value for name, value in first.env.items()} == {"A": "1", "B": "2", "D": "4", "E": "1"}
+    assert {name: (value.value, value.line) for name, value in last.env.items()} == {"A": ("1", 1), "F": ("6", 7)}
 
 
-def test_a_new_shell_knows_exported_variables_only() -> None:
+def test_new_shell_sees_exported_variables_only() -> None:
     script = read_script("A=1\nexport B=2\nbash -c 'show $A $B'\nbash -c \"show $A\"\n", "run.sh")
     words = [one.words[1:] for one in script.commands if one.words[0].value == "show"]
     assert [[word.value for word in each] for each in words] == [["$A", "2"], ["1"]]
     assert words[0][0].unresolved == "A is not set in the script"
 
 
-def test_slurm_variables_come_from_the_job_script() -> None:
+def test_slurm_variables_come_from_sbatch_lines() -> None:
     head = "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\n#SBATCH --gpus-per-node=h100:8\n"
     text = head + "show $SLURM_NNODES $SLURM_JOB_NUM_NODES $SLURM_GPUS_ON_NODE ${SLURM_NTASKS:-1} ${SLURM_JOB_ID:-0}\n"
     (command,) = read_script(text, "run.sh").commands
@@ -205,20 +205,20 @@ def test_slurm_variables_come_from_the_job_script() -> None:
     assert shown("show ${SLURM_NNODES:-1}") == [["1"]]
 
 
-def test_an_entry_of_an_array_that_a_command_fills_is_unknown() -> None:
+def test_array_element_from_command_is_unknown() -> None:
     script = read_script("N=( $(scontrol show hostnames) )\nshow ${N[0]} ${N[1]} ${#N[@]}\n", "run.sh")
     words = script.commands[0].words[1:]
     assert [word.value for word in words] == ["$(scontrol show hostnames)", "${N[1]}", "${#N[@]}"]
     assert all(word.unresolved for word in words)
 
 
-def test_windows_line_ends_are_said() -> None:
+def test_windows_line_endings_are_reported() -> None:
     script = read_script("A=1\r\nshow $A \\\r\n  b\r\n", "run.sh")
     assert [word.value for word in script.commands[0].words] == ["show", "1", "b"]
-    assert "Windows line ends" in script.unresolved[0].reason
+    assert "Windows line endings" in script.unresolved[0].reason
 
 
-def test_sourced_files_are_read(tmp_path: Path) -> None:
+def test_sourced_file_is_interpreted(tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "model.sh").write_text('# model\nARGS="--num-layers 24\n--bf16"\n')
     (tmp_path / "env.sh").write_text("TP=4\n. conf/model.sh\n")
@@ -233,26 +233,26 @@ def test_sourced_files_are_read(tmp_path: Path) -> None:
     ]
 
 
-def test_sourced_files_that_cannot_be_read_are_said(tmp_path: Path) -> None:
+def test_unreadable_sourced_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "large.sh").write_text("#" * 1_000_001)
     (tmp_path / "binary.sh").write_bytes(b"A=1\0")
     text = "source missing.sh\n. large.sh\nsource binary.sh\nsource $FOO/x.sh\nsource /dev/zero\nsource .\n"
     script = read_script(text, "run.sh", tmp_path)
     reasons = {one.line: one.reason for one in script.unresolved if one.what.startswith("source")}
     assert list(reasons) == [1, 2, 3, 4, 5, 6]
-    assert "no such file" in reasons[1]
+    assert "file not found" in reasons[1]
     assert "larger than" in reasons[2]
-    assert "no text" in reasons[3]
+    assert "binary file" in reasons[3]
     (alone,) = read_script("source env.sh\n", "run.sh").unresolved
-    assert alone.reason == "the sourced file is not read: the folder of the script is not known"
+    assert alone.reason == "the sourced file is not read: the directory of the script is unknown"
 
 
-def test_files_that_source_each_other_are_refused(tmp_path: Path) -> None:
+def test_circular_source_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_text("source b.sh\n")
     (tmp_path / "b.sh").write_text("source a.sh\n")
     with pytest.raises(InputError, match=r"a\.sh → b\.sh → a\.sh"):
         read_script((tmp_path / "a.sh").read_text(), "a.sh", tmp_path)
     for index in range(12):
         (tmp_path / f"s{index}.sh").write_text(f"source s{index + 1}.sh\n")
-    with pytest.raises(InputError, match="more than 8 files"):
+    with pytest.raises(InputError, match="more than 8 nested source"):
         read_script("source s0.sh\n", "run.sh", tmp_path)

@@ -1,4 +1,4 @@
-"""Which program a script starts, through everything that may stand in front of it."""
+"""The training program of a script is found behind launchers and wrappers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def size(run: LaunchCommand) -> tuple[object, object]:
         ("CMD='deepspeed --num_nodes 1 t.py'\neval ${CMD}", "deepspeed", "t.py", False, ""),
     ],
 )
-def test_the_program_is_found(text: str, launcher: str, program: str, is_module: bool, args: str) -> None:
+def test_program_is_found(text: str, launcher: str, program: str, is_module: bool, args: str) -> None:
     run = only(text)
     found = (run.launcher, run.program.value, run.is_module, " ".join(word.value for word in run.args))
     assert found == (launcher, program, is_module, args)
@@ -82,7 +82,7 @@ def test_the_program_is_found(text: str, launcher: str, program: str, is_module:
         "cat t.py",
     ],
 )
-def test_other_commands_start_no_training(text: str) -> None:
+def test_other_commands_are_not_training(text: str) -> None:
     assert find_launches(read_script(text, "run.sh")) == ()
 
 
@@ -112,7 +112,7 @@ JOB = "#!/bin/bash\n#SBATCH -N 4\n#SBATCH --gres=gpu:a100:4\n"
         ("automodel c.yaml --nproc-per-node=8", None, 8, ""),
     ],
 )
-def test_nodes_and_gpus_are_counted(text: str, nodes: int | None, gpus: int | None, gpu: str) -> None:
+def test_nodes_and_gpus(text: str, nodes: int | None, gpus: int | None, gpu: str) -> None:
     run = only(text)
     assert (*size(run), run.gpu) == (nodes, gpus, gpu)
     assert not (run.nodes and run.nodes.unresolved)
@@ -127,7 +127,7 @@ def test_nodes_and_gpus_are_counted(text: str, nodes: int | None, gpus: int | No
         ("accelerate launch --num_processes 9 --num_machines $M t.py", "$M", "9"),
     ],
 )
-def test_sizes_that_only_a_run_can_tell_are_unresolved(text: str, nodes: str, gpus: str) -> None:
+def test_runtime_sizes_are_unresolved(text: str, nodes: str, gpus: str) -> None:
     run = only(text)
     assert size(run) == (nodes, gpus)
     assert run.nodes is not None
@@ -136,19 +136,19 @@ def test_sizes_that_only_a_run_can_tell_are_unresolved(text: str, nodes: str, gp
     assert run.gpus_per_node.unresolved
 
 
-def test_processes_that_do_not_divide_over_machines_are_said() -> None:
+def test_uneven_processes_per_machine_are_unresolved() -> None:
     run = only("accelerate launch --num_processes 9 --num_machines 2 t.py")
     assert run.gpus_per_node is not None
-    assert run.gpus_per_node.unresolved == "9 processes do not divide over 2 machines"
+    assert run.gpus_per_node.unresolved == "9 processes are not divisible by 2 machines"
 
 
-def test_variables_come_from_all_around() -> None:
+def test_environment_merges_exports_env_and_wrappers() -> None:
     text = "export A=1\nB=2 srun --export=ALL,C=3 docker run -e D=4 -e E=5 img env F=6 torchrun t.py\n"
-    env = {name: said.value for name, said in only(text).env.items()}
+    env = {name: value.value for name, value in only(text).env.items()}
     assert env == {"A": "1", "B": "2", "C": "3", "D": "4", "E": "5", "F": "6"}
 
 
-def test_every_program_is_listed_in_order() -> None:
+def test_all_programs_are_listed_in_order() -> None:
     text = (
         "python tools/preprocess.py\nfor s in 1 2; do torchrun a.py --seed $s; done\nwait\n./run.sh\ndeepspeed b.py\n"
     )

@@ -1,4 +1,4 @@
-"""Launch scripts as people keep them: every value and the line it was written on."""
+"""Realistic launch scripts: every value with its line."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_megatron_with_arrays() -> None:
         ("--save", 40),
         ("$1", 40),
     ]
-    assert run.args[-1].unresolved == "the arguments the script is started with are not known"
+    assert run.args[-1].unresolved == "the arguments of the script are unknown"
     assert run.nodes == SourcedValue(2, 6, "run.sh")
     assert run.gpus_per_node == SourcedValue(8, 5, "run.sh")
     assert run.gpu == ""
@@ -161,7 +161,7 @@ def test_megatron_with_arrays() -> None:
     )
 
 
-def test_megatron_with_arrays_says_what_it_cannot_know() -> None:
+def test_megatron_with_arrays_lists_unresolved_values() -> None:
     script = read_script(ARRAYS, "run.sh")
     assert [(one.what, one.line) for one in script.unresolved] == [
         ("$SLURM_NODEID", 7),
@@ -208,7 +208,7 @@ def test_megatron_with_strings() -> None:
 
 def test_slurm_with_srun_and_bash_c() -> None:
     script = read_script(SLURM, "job.sbatch")
-    assert {name: (said.value, said.line) for name, said in script.sbatch.items()} == {
+    assert {name: (value.value, value.line) for name, value in script.sbatch.items()} == {
         "job-name": ("llama", 2),
         "nodes": ("4", 3),
         "ntasks-per-node": ("1", 4),
@@ -229,7 +229,7 @@ def test_slurm_with_srun_and_bash_c() -> None:
     assert run.gpu == "h100"
     assert run.launcher_args["rdzv-endpoint"].unresolved
     late = [one for one in script.unresolved if one.line == 19]
-    assert [one.reason for one in late] == ["sbatch reads no #SBATCH line after the first command"]
+    assert [one.reason for one in late] == ["sbatch ignores #SBATCH lines after the first command"]
 
 
 def test_torchtitan_with_defaults_from_the_environment() -> None:
@@ -247,14 +247,14 @@ def test_torchtitan_with_defaults_from_the_environment() -> None:
         ("$@", 16),
     ]
     assert run.gpus_per_node == SourcedValue(8, 14, "run.sh")
-    assert {name: said.value for name, said in run.env.items()} == {
+    assert {name: value.value for name, value in run.env.items()} == {
         "LOG_RANK": "0",
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
     }
     assert run.launcher_args["tee"].value == "3"
 
 
-def test_two_hundred_lines_are_read_within_15_milliseconds() -> None:
+def test_two_hundred_lines_parse_within_15_milliseconds() -> None:
     text = ARRAYS * 5
     assert text.count("\n") == 200
     times = []

@@ -1,4 +1,4 @@
-"""Other frameworks' config languages: read, to check them, and written, to run there."""
+"""Readers, checks and writers for the configs of other training frameworks."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ NATIVE = "meshwright"
 
 
 def is_file(name: str) -> bool:
-    """Whether a name means a file rather than a shipped recipe."""
+    """Return whether a name refers to a file rather than a shipped recipe."""
     path = Path(name)
     return path.suffix.lower() in SUFFIXES or file_access.exists(path)
 
 
 def framework_of(content: Content, named: str | None = None) -> Framework | None:
-    """The framework of a file: as named, or as it shows; None for our own."""
+    """Return the framework of a file, as named or detected; None for a native recipe."""
     if named == NATIVE or (named is None and is_native(content)):
         return None
     return detect_framework(content) if named is None else framework(named)

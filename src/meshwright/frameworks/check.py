@@ -1,4 +1,4 @@
-"""Checking a file of another framework: its own rules, ours, and the estimate, each finding with its line and fix."""
+"""Check a framework's file with its own rules, our rules and the estimate; findings carry line and fix."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshwright.recipes.case import Case
 from meshwright.recipes.types import Recipe
 from meshwright.rules import SEVERITIES, Finding
 
-OPINIONS = (
+SUGGESTIONS_ONLY = (
     "batch.too-few-tokens",
     "dispatch.allgather-large",
     "kernels.compiled-experts",
@@ -36,7 +36,7 @@ OPINIONS = (
     "sequence.long-without-context-parallel",
     "strategy.fsdp-with-tensor-parallel",
 )
-"""Warnings about speed, room and taste that published configs meet for good reasons: advice in others' files."""
+"""Warnings about speed and headroom that published configs trigger for good reasons: suggestions in their files."""
 
 
 def check(
@@ -48,131 +48,138 @@ def check(
     overrides: Sequence[str] = (),
     advice: bool = False,
 ) -> CheckResult:
-    """Everything that is wrong with a file; where it leaves the GPUs open, only what is wrong on all of them."""
-    reading = import_recipe(framework, content, model, list(overrides))
-    known, candidates = clusters_for(reading, gpus)
-    cases = list(_cases(reading, candidates))
-    recipe = complete(reading, candidates[0])
-    ours = _ours(reading, cases, advice) if cases else []
-    theirs = list(_theirs(reading, recipe, cases[0] if cases else None, candidates[0] if known else None))
-    findings = [*reading.parsed.findings, *reading.mapped.findings, *theirs, *_untold(reading, ours, theirs)]
-    whole = known and cases and not reading.mapped.unresolved and not reading.unknown_fields
+    """Return all findings for a file; if the GPUs are unknown, only those that hold on every candidate cluster."""
+    imported = import_recipe(framework, content, model, list(overrides))
+    known, candidates = clusters_for(imported, gpus)
+    cases = list(_cases(imported, candidates))
+    recipe = complete(imported, candidates[0])
+    ours = _our_findings(imported, cases, advice) if cases else []
+    theirs = list(_framework_findings(imported, recipe, cases[0] if cases else None, candidates[0] if known else None))
+    findings = [
+        *imported.parsed.findings,
+        *imported.mapped.findings,
+        *theirs,
+        *_without_duplicates(imported, ours, theirs),
+    ]
+    complete_case = known and cases and not imported.mapped.unresolved and not imported.unknown_fields
     return CheckResult(
         framework=framework.name,
         version=framework.version,
-        engine=reading.engine,
+        engine=imported.engine,
         file=content.path,
         recipe=recipe,
-        model=reading.model,
+        model=imported.model,
         cluster=candidates[0] if known else None,
         findings=tuple(sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), f.file, f.line))),
-        unresolved=tuple(_unresolved(reading)),
-        notes=(*reading.parsed.notes, *reading.mapped.notes, *_notes(reading, known)),
-        estimate=costs.estimate(cases[0]) if whole else None,
+        unresolved=tuple(_unresolved(imported)),
+        notes=(*imported.parsed.notes, *imported.mapped.notes, *_notes(imported, known)),
+        estimate=costs.estimate(cases[0]) if complete_case else None,
     )
 
 
-def _untold(reading: ImportedRecipe, ours: Sequence[Finding], theirs: Sequence[Finding]) -> list[Finding]:
-    """What our rules find and theirs do not: where both speak of a key, theirs say it in their own words."""
-    speaking = {finding.rule for finding in theirs}
-    told = {rule for each in reading.framework.rules if each.id in speaking for rule in each.supersedes}
-    told.update(reading.parsed.suppressed_rules)
-    refused = {finding.field for finding in theirs if finding.severity == "error"}
+def _without_duplicates(imported: ImportedRecipe, ours: Sequence[Finding], theirs: Sequence[Finding]) -> list[Finding]:
+    """Drop our findings that the framework's own rules report more precisely."""
+    reported = {finding.rule for finding in theirs}
+    superseded = {rule for each in imported.framework.rules if each.id in reported for rule in each.supersedes}
+    superseded.update(imported.parsed.suppressed_rules)
+    error_keys = {finding.field for finding in theirs if finding.severity == "error"}
 
-    def says_more(finding: Finding) -> bool:
-        if finding.rule in told:
+    def is_new(finding: Finding) -> bool:
+        if finding.rule in superseded:
             return False
         about_memory = rules.RULES[finding.rule].subject == "memory"
-        return about_memory or finding.severity != "error" or finding.field not in refused
+        return about_memory or finding.severity != "error" or finding.field not in error_keys
 
-    return [finding for finding in ours if says_more(finding)]
+    return [finding for finding in ours if is_new(finding)]
 
 
-def _cases(reading: ImportedRecipe, candidates: Sequence[Cluster]) -> Iterator[Case]:
-    """The training on every cluster that may be meant, and with every value that the file leaves open."""
-    if reading.model is None:
+def _cases(imported: ImportedRecipe, candidates: Sequence[Cluster]) -> Iterator[Case]:
+    """Yield the training on every candidate cluster and with every value of each unresolved field."""
+    if imported.model is None:
         return
     for on in candidates:
-        yield case_of(complete(reading, on), reading.model, on, reading.engine)
-    first = complete(reading, candidates[0])
-    for own in (*reading.mapped.unresolved, *reading.unknown_fields):
+        yield case_of(complete(imported, on), imported.model, on, imported.engine)
+    first = complete(imported, candidates[0])
+    for own in (*imported.mapped.unresolved, *imported.unknown_fields):
         for value in alternatives(own):
             changed, _ = override.change(first, {own: value})
-            yield case_of(changed, reading.model, candidates[0], reading.engine)
+            yield case_of(changed, imported.model, candidates[0], imported.engine)
 
 
-def _ours(reading: ImportedRecipe, cases: Sequence[Case], advice: bool) -> list[Finding]:
-    """What our own rules find in every case, told in their words."""
+def _our_findings(imported: ImportedRecipe, cases: Sequence[Case], advice: bool) -> list[Finding]:
+    """Return the findings of our rules that hold in every case, in the framework's keys."""
     first, *others = cases
     found = rules.check(first, SEVERITIES if advice else SEVERITIES[:2], others)
-    told = [_as_sure_as_it_is(one, first) for one in found if advice or one.rule not in OPINIONS]
-    return [_in_their_words(reading, first.recipe, one) for one in told]
+    kept = [_downgrade_within_error(one, first) for one in found if advice or one.rule not in SUGGESTIONS_ONLY]
+    return [_in_framework_keys(imported, first.recipe, one) for one in kept]
 
 
-def _as_sure_as_it_is(finding: Finding, case: Case) -> Finding:
-    """A peak over the capacity by less than the estimate's own error may fit: somebody may have run it."""
+def _downgrade_within_error(finding: Finding, case: Case) -> Finding:
+    """Downgrade a memory peak to a warning if it exceeds the capacity by less than the estimate's error."""
     if finding.rule != "memory.peak":
         return finding
-    made = costs.estimate(case)
-    error = made.band.memory_pct
-    if made.memory.total * (1 - error / 100) > made.memory.capacity:
+    estimate = costs.estimate(case)
+    error = estimate.band.memory_pct
+    if estimate.memory.total * (1 - error / 100) > estimate.memory.capacity:
         return finding
-    message = f"{finding.message}: more by less than the estimate's own error (±{error:.0f} %)"
+    message = f"{finding.message}, within the error of the estimate (±{error:.0f} %)"
     return msgspec.structs.replace(finding, severity="warning", message=message)
 
 
-def _in_their_words(reading: ImportedRecipe, recipe: Recipe, finding: Finding) -> Finding:
+def _in_framework_keys(imported: ImportedRecipe, recipe: Recipe, finding: Finding) -> Finding:
     own = finding.field
-    key = reading.mapped.source_keys.get(own, "")
-    said = reading.parsed.settings.get(key)
+    key = imported.mapped.source_keys.get(own, "")
+    setting = imported.parsed.settings.get(key)
     return msgspec.structs.replace(
         finding,
-        field=key or _their_key(reading, recipe, own) or own,
-        fix=_their_fix(reading, recipe, finding.fix),
-        file=said.file if said else reading.parsed.files[0] if reading.parsed.files else "",
-        line=said.line if said else 0,
+        field=key or _their_key(imported, recipe, own) or own,
+        fix=_their_fix(imported, recipe, finding.fix),
+        file=setting.file if setting else imported.parsed.files[0] if imported.parsed.files else "",
+        line=setting.line if setting else 0,
     )
 
 
-def _their_key(reading: ImportedRecipe, recipe: Recipe, own: str) -> str:
-    settings, _ = to_settings(reading.framework, recipe, [own])
+def _their_key(imported: ImportedRecipe, recipe: Recipe, own: str) -> str:
+    settings, _ = to_settings(imported.framework, recipe, [own])
     return next(iter(settings), "")
 
 
-def _their_fix(reading: ImportedRecipe, recipe: Recipe, fix: Sequence[str]) -> tuple[str, ...]:
-    """Overrides of ours as settings of theirs; none when part of them cannot be said there and does not follow."""
-    framework, model = reading.framework, reading.model
+def _their_fix(imported: ImportedRecipe, recipe: Recipe, fix: Sequence[str]) -> tuple[str, ...]:
+    """Translate overrides to the framework's settings; empty if one has no key and is not derived."""
+    framework, model = imported.framework, imported.model
     if not fix or model is None:
         return ()
     changed = override.apply(recipe, fix)
     fields = relevant_fields(changed, model)
     before, _ = to_settings(framework, recipe, fields)
-    after, unsaid = to_settings(framework, changed, fields)
-    spelled = [framework.format_setting(key, value) for key, value in after.items() if before.get(key, ...) != value]
-    spelled += [framework.format_setting(key, None) for key in before if key not in after]
-    lost = {one.field for one in unsaid} & {text.partition("=")[0] for text in fix} - {
-        *reading.parsed.field_values,
+    after, unmapped = to_settings(framework, changed, fields)
+    formatted = [framework.format_setting(key, value) for key, value in after.items() if before.get(key, ...) != value]
+    formatted += [framework.format_setting(key, None) for key in before if key not in after]
+    lost = {one.field for one in unmapped} & {text.partition("=")[0] for text in fix} - {
+        *imported.parsed.field_values,
         *framework.derived_fields,
     }
-    return () if lost else tuple(spelled)
+    return () if lost else tuple(formatted)
 
 
-def _theirs(reading: ImportedRecipe, recipe: Recipe, case: Case | None, on: Cluster | None) -> Iterator[Finding]:
-    """What the framework's own rules find."""
-    ctx = RuleContext(reading.framework, reading.parsed, recipe, case, on)
-    for rule in reading.framework.rules:
+def _framework_findings(
+    imported: ImportedRecipe, recipe: Recipe, case: Case | None, on: Cluster | None
+) -> Iterator[Finding]:
+    """Yield the findings of the framework's own rules."""
+    ctx = RuleContext(imported.framework, imported.parsed, recipe, case, on)
+    for rule in imported.framework.rules:
         for problem in _problems(rule, ctx):
             key = problem.key or next((key for key in rule.keys if ctx.is_set(key)), rule.keys[0] if rule.keys else "")
-            said = reading.parsed.settings.get(key) or reading.parsed.env.get(key)
-            files = reading.parsed.files
+            setting = imported.parsed.settings.get(key) or imported.parsed.env.get(key)
+            files = imported.parsed.files
             yield Finding(
                 rule.id,
                 problem.severity or rule.severity,
                 key,
                 problem.message,
                 problem.fix,
-                file=said.file if said else files[0] if files else "",
-                line=said.line if said else 0,
+                file=setting.file if setting else files[0] if files else "",
+                line=setting.line if setting else 0,
             )
 
 
@@ -183,20 +190,20 @@ def _problems(rule: FrameworkRule, ctx: RuleContext) -> Iterable[Problem]:
     return (found,) if isinstance(found, Problem) else found
 
 
-def _unresolved(reading: ImportedRecipe) -> Iterator[UnresolvedValue]:
-    for key, said in reading.parsed.settings.items():
-        if said.unresolved:
-            yield UnresolvedValue(key, str(said.value), said.unresolved, said.file, said.line)
+def _unresolved(imported: ImportedRecipe) -> Iterator[UnresolvedValue]:
+    for key, setting in imported.parsed.settings.items():
+        if setting.unresolved:
+            yield UnresolvedValue(key, str(setting.value), setting.unresolved, setting.file, setting.line)
 
 
-def _notes(reading: ImportedRecipe, known: bool) -> Iterator[str]:
-    if reading.model is None:
-        yield "the file does not say which model it trains: its shape and memory were not judged (--model NAME)"
-    elif reading.unknown_fields:
-        said = " ".join(f"{own}={text_of(value_of(reading.recipe, own))}" for own in reading.unknown_fields)
-        yield f"the program that reads the file decides the rest: memory is judged when it is said, e.g. {said}"
-    if reading.model is not None and not known:
-        count = reading.parsed.gpu_request.count
-        what = "nobody said the GPUs" if count is None else f"nobody said the type of the {count} GPUs"
+def _notes(imported: ImportedRecipe, known: bool) -> Iterator[str]:
+    if imported.model is None:
+        yield "the file does not name its model: architecture and memory were not checked (--model NAME)"
+    elif imported.unknown_fields:
+        example = " ".join(f"{own}={text_of(value_of(imported.recipe, own))}" for own in imported.unknown_fields)
+        yield f"the training program sets some fields: memory is checked if you pass them, e.g. {example}"
+    if imported.model is not None and not known:
+        count = imported.parsed.gpu_request.count
+        what = "the GPUs are unknown" if count is None else f"the type of the {count} GPUs is unknown"
         tried = "count and type" if count is None else "type"
-        yield f"{what}: only what is wrong on every usual {tried} is told (--gpus {count or 8}xH100)"
+        yield f"{what}: only findings that hold for every common {tried} are reported (--gpus {count or 8}xH100)"

@@ -1,15 +1,16 @@
-"""What several frameworks do alike: GPUs of a launcher, values with their defaults, ranges, TOML spelling."""
+"""Helpers shared by several frameworks: GPU requests, values with defaults, range checks, TOML formatting."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+import msgspec
 from msgspec import UNSET
 
 from meshwright.clusters import Cluster
 from meshwright.frameworks.framework import FrameworkRule, GpuRequest, Problem, RuleContext
-from meshwright.frameworks.types import Settings, SourcedValue
+from meshwright.frameworks.types import Settings, as_int
 from meshwright.recipes.key_maps import config_keys
 
 if TYPE_CHECKING:
@@ -18,53 +19,55 @@ if TYPE_CHECKING:
 INFINITE = float("inf")
 
 
-def gpu_request_of(one: LaunchCommand) -> GpuRequest:
-    """The GPUs that a launcher asks for."""
+def gpu_request_of(launch: LaunchCommand) -> GpuRequest:
+    """Return the GPUs that a launch command requests."""
     return GpuRequest(
-        nodes=as_int(one.nodes),
-        gpus_per_node=as_int(one.gpus_per_node),
-        gpu=one.gpu,
-        source=one.gpus_per_node or one.nodes,
+        nodes=as_int(launch.nodes),
+        gpus_per_node=as_int(launch.gpus_per_node),
+        gpu=launch.gpu,
+        source=launch.gpus_per_node or launch.nodes,
     )
 
 
+def torchrun_gpu_request(launch: LaunchCommand) -> GpuRequest:
+    """Return the GPUs that a launch command requests; torchrun without --nnodes uses one node."""
+    request = gpu_request_of(launch)
+    if launch.launcher == "torchrun" and launch.nodes is None and launch.gpus_per_node is not None:
+        return msgspec.structs.replace(request, nodes=1)
+    return request
+
+
 def is_int(value: object) -> TypeGuard[int]:
-    """Whether a value is a whole number, which Python's truths are too."""
+    """Return whether a value is an integer and not a boolean."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def torchrun(on: Cluster, head: str = "HEAD_NODE") -> list[str]:
-    """torchrun with its options for a cluster, up to the program."""
-    words = ["torchrun", f"--nproc-per-node={on.gpus_per_node}"]
-    if on.nodes > 1:
-        words += [f"--nnodes={on.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={head}:29500"]
-    return words
-
-
-def as_int(said: SourcedValue | None) -> int | None:
-    """The whole number that was said, when it is one and is known."""
-    if said is None or said.unresolved or isinstance(said.value, bool):
-        return None
-    text = str(said.value)
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else None
+def torchrun(cluster: Cluster, head: str = "HEAD_NODE") -> list[str]:
+    """Return torchrun and its options for a cluster, up to the program."""
+    argv = ["torchrun", f"--nproc-per-node={cluster.gpus_per_node}"]
+    if cluster.nodes > 1:
+        argv += [f"--nnodes={cluster.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={head}:29500"]
+    return argv
 
 
 def value_or_default(table: str, settings: Settings, key: str) -> Any:
-    """The value of a key, or their default where it is unsaid, open or of another kind."""
+    """Return the value of a key, or its default if it is unset, unresolved or of another type."""
     word = config_keys(table).get(key)
     default = None if word is None or word.default is UNSET else word.default
-    said = settings.get(key)
-    if said is None or said.unresolved:
+    setting = settings.get(key)
+    if setting is None or setting.unresolved:
         return default
     if isinstance(default, bool):
-        return said.value if isinstance(said.value, bool) else default
+        return setting.value if isinstance(setting.value, bool) else default
     if isinstance(default, int | float):
-        return said.value if isinstance(said.value, int | float) and not isinstance(said.value, bool) else default
-    return said.value
+        return (
+            setting.value if isinstance(setting.value, int | float) and not isinstance(setting.value, bool) else default
+        )
+    return setting.value
 
 
 def format_toml(key: str, value: Any) -> str:
-    """One setting as a line of TOML."""
+    """Format a setting as a line of TOML."""
     if value is None:
         return f"without {key}"
     if isinstance(value, bool):
@@ -79,29 +82,31 @@ def _toml_text(value: Any) -> str:
 
 
 Ranges = Mapping[str, tuple[float, float, bool]]
-"""By their key: least, most, and whether the least itself is refused."""
+"""By key: minimum, maximum, and whether the minimum is exclusive."""
 
 
-def range_rule(framework: str, ranges: Ranges, spell: Callable[[str, Any], str], symptom: str) -> FrameworkRule:
-    """The rule that numbers lie where the framework's own sections accept them."""
+def range_rule(
+    framework: str, ranges: Ranges, format_setting: Callable[[str, Any], str], symptom: str
+) -> FrameworkRule:
+    """Return the rule that numbers are in the range the framework accepts."""
 
-    def broken(ctx: RuleContext) -> Iterator[Problem]:
-        for key, (least, most, above) in ranges.items():
+    def check(ctx: RuleContext) -> Iterator[Problem]:
+        for key, (minimum, maximum, exclusive) in ranges.items():
             found = ctx.get(key)
             if not ctx.is_set(key) or isinstance(found, bool) or not isinstance(found, int | float):
                 continue
-            if not least <= found <= most or (above and found == least):
-                wanted = f"above {least:g}" if above else f"at least {least:g}"
-                wanted += f" and at most {most:g}" if most != INFINITE else ""
+            if not minimum <= found <= maximum or (exclusive and found == minimum):
+                expected = f"above {minimum:g}" if exclusive else f"at least {minimum:g}"
+                expected += f" and at most {maximum:g}" if maximum != INFINITE else ""
                 word = config_keys(ctx.framework.key_map)[key]
-                fix = () if word.default in (UNSET, None) else (spell(key, word.default),)
-                yield Problem(f"{key}={found} must be {wanted}", fix, key=key)
+                fix = () if word.default in (UNSET, None) else (format_setting(key, word.default),)
+                yield Problem(f"{key}={found} must be {expected}", fix, key=key)
 
     return FrameworkRule(
         f"{framework}.out-of-range",
         "error",
         tuple(ranges),
-        broken,
+        check,
         symptom=symptom,
-        cause="each section checks its own numbers while it is read",
+        cause="each config section validates its own values when it is parsed",
     )

@@ -1,4 +1,4 @@
-"""A recipe in another framework's words, proven by reading it back."""
+"""Export a recipe to another framework, verified by reading it back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshwright.recipes.types import Recipe, recipe_fields
 
 
 def export(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
-    """The files and the program that train this recipe there; every field that would be lost is listed."""
+    """Return the files and program that train this recipe; fields that would be lost are listed."""
     written = write(framework, recipe, model, on)
     listed = {one.field for one in written.unmapped}
     lost = tuple(one for one in differences(framework, written, recipe, model, on) if one.field not in listed)
@@ -25,7 +25,7 @@ def export(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) 
 
 
 def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
-    """The framework's own writer, which is loaded when something is written."""
+    """Call the framework's writer, imported on demand."""
     found: ExportedConfig = import_module(f"meshwright.frameworks.{framework.key_map}.write").write(
         framework, recipe, model, on
     )
@@ -33,7 +33,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
 
 
 def read_back(framework: Framework, written: ExportedConfig, model: ModelSpec, on: Cluster) -> Recipe:
-    """The recipe that a written config means: its first file is the one that is read."""
+    """Return the recipe that the first file of an export describes."""
     name, text = next(iter(written.files.items()))
     return complete(import_recipe(framework, content_of(text, name), model), on)
 
@@ -41,10 +41,10 @@ def read_back(framework: Framework, written: ExportedConfig, model: ModelSpec, o
 def differences(
     framework: Framework, written: ExportedConfig, recipe: Recipe, model: ModelSpec, on: Cluster
 ) -> tuple[UnmappedField, ...]:
-    """Fields that read back otherwise than they were written."""
+    """Return the fields whose value changes when the export is read back."""
     found = read_back(framework, written, model, on)
     return tuple(
-        UnmappedField(key, value_of(recipe, key), f"{framework.title} would take {value_of(found, key)!r}")
+        UnmappedField(key, value_of(recipe, key), f"{framework.title} would use {value_of(found, key)!r}")
         for key in relevant_fields(recipe, model)
         if not same_value(value_of(found, key), value_of(recipe, key)) and key in recipe_fields()
     )

@@ -1,4 +1,4 @@
-"""What a framework is, and what a file is while it is being read."""
+"""Types of the framework readers: file contents, parsed configs, rules and the framework itself."""
 
 from __future__ import annotations
 
@@ -24,133 +24,129 @@ Format = Literal["yaml", "toml", "json", "python", "shell"]
 
 
 class Content(msgspec.Struct, frozen=True):
-    """A file as its format says, before anybody knows whose it is."""
+    """A file parsed by its format, before its framework is known."""
 
-    path: str  # as the user names it
+    path: str  # as the user named it
     text: str
     format: Format
-    folder: Path | None = None  # where files that it names are looked for; None: nowhere
-    settings: Settings = {}  # of YAML, TOML and JSON
-    script: Script | None = None  # of shell scripts
-    launches: tuple[LaunchCommand, ...] = ()  # the trainings a script starts
+    folder: Path | None = None  # where referenced files are looked up; None: not allowed
+    settings: Settings = {}  # for YAML, TOML and JSON
+    script: Script | None = None  # for shell scripts
+    launches: tuple[LaunchCommand, ...] = ()  # training programs that a script starts
 
     def top_level_keys(self) -> frozenset[str]:
-        """The names at the top of a structured file."""
+        """Return the top-level keys of a structured file."""
         return frozenset(key.split(".")[0].split("[")[0] for key in self.settings)
 
 
 class GpuRequest(msgspec.Struct, frozen=True):
-    """GPUs as a file names them: any part may be unknown."""
+    """GPUs that a file requests; any part may be unknown."""
 
     nodes: int | None = None
     gpus_per_node: int | None = None
-    world_size: int | None = None  # where only the total is said
+    world_size: int | None = None  # if only the total is given
     gpu: str = ""
-    source: SourcedValue | None = None  # where
+    source: SourcedValue | None = None  # the setting they come from
 
     @property
     def count(self) -> int | None:
-        """All GPUs, when that is known."""
+        """Total number of GPUs, if known."""
         if self.world_size is not None:
             return self.world_size
         return self.nodes * self.gpus_per_node if self.nodes and self.gpus_per_node else None
 
 
 class ParsedConfig(msgspec.Struct, frozen=True):
-    """What a framework makes of a file: their settings by their canonical keys, and the head of a recipe."""
+    """A file parsed by its framework: settings by canonical key, and the recipe's model and goal."""
 
     settings: Settings
     name: str = "config"
     model: ModelSpec | None = None
     goal: Goal = "pretrain"
-    base: Recipe | None = None  # the shipped recipe that the file starts from; their defaults are then its values
+    base: Recipe | None = None  # shipped recipe that the file derives from; its values are then the defaults
     gpu_request: GpuRequest = GpuRequest()
     env: Settings = {}
     findings: tuple[Finding, ...] = ()
-    notes: tuple[str, ...] = ()  # what was assumed, as sentences
-    files: tuple[str, ...] = ()  # that were read
-    field_values: Mapping[
-        str, Any
-    ] = {}  # values of our own fields that follow from the file and that no table row says
-    mappable: Settings | None = None  # as the table reads them, where some are right there and have no words here
-    engine: Engine | None = None  # what runs it, where that depends on the file
-    unknown_fields: tuple[str, ...] = ()  # our fields that the program sets, not the file: judged whatever their value
-    suppressed_rules: tuple[str, ...] = ()  # rules of ours that a setting without words here answers
+    notes: tuple[str, ...] = ()  # assumptions, as sentences
+    files: tuple[str, ...] = ()  # that were opened
+    field_values: Mapping[str, Any] = {}  # recipe fields derived from the file that no key-map row covers
+    mappable: Settings | None = None  # `settings` without valid values that have no counterpart here; None: all of them
+    engine: Engine | None = None  # if it depends on the file
+    unknown_fields: tuple[
+        str, ...
+    ] = ()  # recipe fields set by the training program, not the file: checked for all values
+    suppressed_rules: tuple[str, ...] = ()  # rules of ours that do not apply to this file
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """What a framework's own rule found."""
+    """A violation of a framework's own rule."""
 
     message: str
-    fix: tuple[str, ...] = ()  # in their spelling
-    key: str = ""  # their key at fault; the rule's first said key when empty
-    severity: Severity | None = None  # when it differs from the rule's
+    fix: tuple[str, ...] = ()  # in the framework's syntax
+    key: str = ""  # the framework's key; empty: the first of the rule's keys that is set
+    severity: Severity | None = None  # if it differs from the rule's
 
 
 class RuleContext(msgspec.Struct, frozen=True):
-    """A file as a framework's own rules see it."""
+    """The input of a framework's own rules."""
 
     framework: Framework
     parsed: ParsedConfig
     recipe: Recipe
-    case: Case | None  # None when the file does not say which model it trains
-    cluster: Cluster | None  # None when nobody has said the GPUs
+    case: Case | None  # None: the model is unknown
+    cluster: Cluster | None  # None: the GPUs are unknown
 
-    def get(self, key: str, otherwise: Any = None) -> Any:
-        """The value of one of their keys: as said, or their default; `otherwise` when neither is known."""
-        said = self.parsed.settings.get(key)
-        if said is not None:
-            return otherwise if said.unresolved else said.value
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key, else the framework's default, else `default`."""
+        setting = self.parsed.settings.get(key)
+        if setting is not None:
+            return default if setting.unresolved else setting.value
         word = config_keys(self.framework.key_map).get(key)
-        return otherwise if word is None or word.default is UNSET else word.default
+        return default if word is None or word.default is UNSET else word.default
 
     def is_set(self, key: str) -> bool:
-        """Whether the file says this key."""
+        """Return whether the file sets this key."""
         return key in self.parsed.settings
 
     def keys_under(self, prefix: str) -> list[str]:
-        """The keys the file says below a prefix, such as `compile`."""
+        """Return the keys the file sets below a prefix, such as `compile`."""
         return [key for key in self.parsed.settings if key == prefix or key.startswith((f"{prefix}.", f"{prefix}["))]
 
 
 class FrameworkRule(msgspec.Struct, frozen=True):
-    """A check of another framework's file that our own rules cannot make, in their words."""
+    """A framework-specific check that our own rules cannot express."""
 
     id: str  # framework.what-is-wrong
     severity: Severity
-    keys: tuple[str, ...]  # their keys that it speaks of
+    keys: tuple[str, ...]  # the framework's keys it checks
     check: Callable[[RuleContext], Iterable[Problem] | Problem | None]
-    symptom: str  # what the user would see there
+    symptom: str  # what the user would see
     cause: str
-    supersedes: tuple[str, ...] = ()  # rules of ours that say the same less exactly; untold where this one speaks
+    supersedes: tuple[str, ...] = ()  # rules of ours that report the same problem less precisely
 
 
 class Framework(msgspec.Struct, frozen=True):
-    """Another framework's config language."""
+    """A supported framework: how its configs are detected, parsed, checked and written."""
 
-    name: str  # as typed: megatron-lm
+    name: str  # on the command line: megatron-lm
     title: str
-    version: str  # of the framework that it speaks
+    version: str  # of the framework
     engine: Engine
-    inputs: tuple[str, ...]  # what can be read, as words for the docs
-    detect: Callable[[Content], int]  # 0: not at all; the surest wins
+    inputs: tuple[str, ...]  # supported inputs, for the docs
+    detect: Callable[[Content], int]  # 0: not this framework; the highest score wins
     parse: Callable[[Content], ParsedConfig]
-    format_setting: Callable[[str, Any], str]  # one setting as it stands in their file or command
-    formatter_for: Callable[[Content], Callable[[str, Any], str]] | None = (
-        None  # where that is not the same in every file
-    )
-    display_key: Callable[[str], str] = lambda key: key  # one of their keys as a user types it
+    format_setting: Callable[[str, Any], str]  # one setting in the framework's syntax
+    formatter_for: Callable[[Content], Callable[[str, Any], str]] | None = None  # if the syntax depends on the file
+    display_key: Callable[[str], str] = lambda key: key  # a key as users write it
     rules: tuple[FrameworkRule, ...] = ()
     complete: Callable[[Recipe, ParsedConfig, Cluster], Recipe] | None = (
-        None  # fields that follow from the number of GPUs
+        None  # sets fields derived from the number of GPUs
     )
-    derived_fields: tuple[str, ...] = ()  # fields of ours that cannot be said there: they follow from others
-    rejects_unknown: Callable[[str], bool] = lambda key: (
-        True
-    )  # whether an unknown key of theirs is an error or just unread
-    is_extra_key: Callable[[str], bool] = lambda key: False  # keys that exist there and that the table leaves out
+    derived_fields: tuple[str, ...] = ()  # recipe fields without a key: derived from others
+    rejects_unknown: Callable[[str], bool] = lambda key: True  # whether an unknown key is an error or ignored
+    is_extra_key: Callable[[str], bool] = lambda key: False  # keys that exist but are not in the key map
 
     @property
     def key_map(self) -> str:
-        """The name of its table of words."""
+        """Module name of its key map in meshwright.recipes.key_maps."""
         return self.name.replace("-", "_")

@@ -1,4 +1,4 @@
-"""Opening a file that a user names: its format, its settings with their lines, the trainings a script starts."""
+"""Load a file: its format, its settings with line numbers, and the training programs a script starts."""
 
 from __future__ import annotations
 
@@ -27,40 +27,40 @@ SUFFIXES: Mapping[str, Format] = {
 
 
 def open_file(path: str | Path) -> Content:
-    """The content of a file; what cannot be read safely is an error that says why."""
-    place = Path(path)
-    folder = None if file_access.closed() else place.parent
-    return content_of(config_io.read_text(place), str(path), folder=folder)
+    """Load a file; raise InputError if it cannot be read safely."""
+    file = Path(path)
+    folder = None if file_access.closed() else file.parent
+    return content_of(config_io.read_text(file), str(path), folder=folder)
 
 
 def content_of(text: str, path: str, format: Format | None = None, folder: Path | None = None) -> Content:
-    """The content of a text that stands, or could stand, at a path."""
-    kind = format or format_of(path, text)
-    if kind == "shell":
+    """Parse the text of a file; `path` need not exist."""
+    format = format or format_of(path, text)
+    if format == "shell":
         from meshwright.frameworks.shell import find_launches, read_script
 
         script = read_script(text, path, folder)
-        return Content(path, text, kind, folder, script=script, launches=find_launches(script))
-    if kind == "python":
-        return Content(path, text, kind, folder)
-    found = config_io.parse_leaves(text, kind, path)
+        return Content(path, text, format, folder, script=script, launches=find_launches(script))
+    if format == "python":
+        return Content(path, text, format, folder)
+    found = config_io.parse_leaves(text, format, path)
     settings = {key: SourcedValue(leaf.value, leaf.line, path, pyyaml=leaf.pyyaml) for key, leaf in found.items()}
-    return Content(path, text, kind, folder, settings=settings)
+    return Content(path, text, format, folder, settings=settings)
 
 
 def format_of(path: str, text: str) -> Format:
-    """The format of a file by its name, or by how it begins when the name does not say."""
+    """Return the format of a file by its suffix, or by how it starts."""
     suffix = Path(path).suffix.lower()
     if suffix in SUFFIXES:
         return SUFFIXES[suffix]
-    begin = text.lstrip()[:2]
-    if begin[:1] == "{":
+    start = text.lstrip()[:2]
+    if start[:1] == "{":
         return "json"
-    if begin in ("#!", "--") or "torchrun" in text or "#SBATCH" in text:
+    if start in ("#!", "--") or "torchrun" in text or "#SBATCH" in text:
         return "shell"
     raise InputError(
-        "is of no format that is read here",
+        "has an unknown format",
         field="file",
         value=path,
-        fix=[f"name it with one of {', '.join(SUFFIXES)}"],
+        fix=[f"use one of the suffixes {', '.join(SUFFIXES)}"],
     )

@@ -1,4 +1,4 @@
-"""Models that a config describes by their sizes: as one of the catalogue where the sizes are the same."""
+"""Match a config's model to the catalog, by name or by sizes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from meshwright.errors import InputError
 from meshwright.models import ModelSpec, find, find_by_shape, spec_from_config
 
 
-def named(text: str) -> ModelSpec | None:
-    """The model of the catalogue that a name or Hugging Face id means, or None; never a file."""
+def find_model(text: str) -> ModelSpec | None:
+    """Return the catalog model with this name or Hugging Face id, or None; never opens a file."""
     if not text or text.startswith((".", "/", "~")) or text.endswith((".json", ".yaml", ".toml")):
         return None
     try:
@@ -21,13 +21,15 @@ def named(text: str) -> ModelSpec | None:
 
 
 def from_sizes(model_type: str, name: str = "config", **sizes: Any) -> ModelSpec:
-    """The model of these sizes, by the keys of a Hugging Face config; a catalogue model where one is the same."""
-    made = spec_from_config({"model_type": model_type, **{k: v for k, v in sizes.items() if v is not None}}, name)
-    return next((known for known in find_by_shape(made.hidden, made.num_layers) if same_shape(known, made)), made)
+    """Return the catalog model with these sizes (Hugging Face config keys), or a new one."""
+    spec = spec_from_config({"model_type": model_type, **{k: v for k, v in sizes.items() if v is not None}}, name)
+    return next(
+        (candidate for candidate in find_by_shape(spec.hidden, spec.num_layers) if same_shape(candidate, spec)), spec
+    )
 
 
 def same_shape(one: ModelSpec, other: ModelSpec) -> bool:
-    """Whether two models differ in nothing but their names."""
+    """Return whether two models have the same architecture."""
     return _shape(one) == _shape(other)
 
 

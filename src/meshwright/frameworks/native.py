@@ -1,4 +1,4 @@
-"""Our own recipes and recipe files, checked like those of others: findings carry the file's lines."""
+"""Check native recipes and recipe files; findings carry the file's lines."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ NAME = "meshwright"
 
 
 def is_native(content: Content) -> bool:
-    """Whether a file is a recipe of ours: it names a base, or a model and a goal."""
+    """Return whether a file is a native recipe: it names a base, or a model and a goal."""
     return "base" in content.settings or {"model", "goal"} <= content.settings.keys()
 
 
 def check(
     recipe: Recipe, on: Cluster, engine: str, content: Content | None = None, advice: bool = True
 ) -> RecipeCheckResult:
-    """What the rules find in a recipe, with the lines of its file if it has one."""
+    """Return the findings for a recipe, with the lines of its file if it has one."""
     model = model_of(recipe)
     case = case_of(recipe, model, on, engine)
     severities = rules.SEVERITIES if advice else rules.SEVERITIES[:2]
-    lines = {key: said.line for key, said in content.settings.items()} if content else {}
+    lines = {key: setting.line for key, setting in content.settings.items()} if content else {}
     return RecipeCheckResult(
         framework=NAME,
         version=VERSION,
@@ -40,12 +40,12 @@ def check(
         recipe=recipe,
         model=model,
         cluster=on,
-        findings=tuple(_placed(f, content, lines) for f in rules.check(case, severities)),
+        findings=tuple(_with_location(f, content, lines) for f in rules.check(case, severities)),
         estimate=costs.estimate(case),
     )
 
 
-def _placed(finding: Finding, content: Content | None, lines: Mapping[str, int]) -> Finding:
+def _with_location(finding: Finding, content: Content | None, lines: Mapping[str, int]) -> Finding:
     if content is None:
         return finding
     return msgspec.structs.replace(finding, file=content.path, line=lines.get(finding.field, 0))

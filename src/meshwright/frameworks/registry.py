@@ -1,4 +1,4 @@
-"""The frameworks there are, and whose words a file is written in."""
+"""The supported frameworks, and detection of a file's framework."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ FORMATS: Mapping[str, Mapping[Format, tuple[str, ...]]] = {
     "deepspeed": {"json": (), "shell": ("deepspeed",)},
     "accelerate": {"yaml": ("distributed_type", "compute_environment"), "shell": ("accelerate",)},
 }
-"""What each framework is written in, and texts of which one stands in each of its files; none given: it cannot be told
-that cheaply. Loading a framework that a file cannot be of would cost more than the check."""
+"""File formats of each framework, with texts of which each of its files contains at least one (empty: no such text).
+Importing a framework that cannot match would take longer than the check."""
 NAMES = tuple(FORMATS)
 
 
 def framework(name: str) -> Framework:
-    """A framework by name."""
+    """Return a framework by name."""
     plain = name.strip().lower().replace("_", "-")
     if plain not in NAMES:
         raise unknown("framework", name, (*NAMES, "meshwright"))
@@ -39,21 +39,21 @@ def framework(name: str) -> Framework:
 
 
 def detect_framework(content: Content) -> Framework:
-    """The framework that a file is written in."""
-    scores = {name: framework(name).detect(content) for name in NAMES if _may_be(name, content)}
+    """Return the framework that a file is for."""
+    scores = {name: framework(name).detect(content) for name in NAMES if _may_match(name, content)}
     best = max(scores.values(), default=0)
     found = [name for name, score in scores.items() if score == best]
     if best == 0:
-        seen = f"; it says {some(sorted(content.top_level_keys()), 6)}" if content.settings else ""
+        seen = f"; its top-level keys are {some(sorted(content.top_level_keys()), 6)}" if content.settings else ""
         raise InputError(
-            f"is of no framework that is known here{seen}",
+            f"matches no supported framework{seen}",
             field="file",
             value=content.path,
             fix=[f"--framework {name}" for name in (*NAMES, "meshwright")],
         )
     if len(found) > 1:
         raise InputError(
-            f"could be of {' or '.join(found)}",
+            f"matches {' and '.join(found)}",
             field="file",
             value=content.path,
             fix=[f"--framework {name}" for name in found],
@@ -61,6 +61,6 @@ def detect_framework(content: Content) -> Framework:
     return framework(found[0])
 
 
-def _may_be(name: str, content: Content) -> bool:
+def _may_match(name: str, content: Content) -> bool:
     marks = FORMATS[name].get(content.format)
     return marks is not None and (not marks or any(mark in content.text for mark in marks))

@@ -1,4 +1,4 @@
-"""The outcome of a check, whatever words the file was written in."""
+"""The result of checking a recipe or a config of any framework."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.rules import Finding
 
 
 class UnresolvedValue(msgspec.Struct, frozen=True):
-    """A value that only running something would tell."""
+    """A value that is known only at run time."""
 
     key: str
     text: str
@@ -22,28 +22,28 @@ class UnresolvedValue(msgspec.Struct, frozen=True):
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """What was found in a recipe or in a file of any framework."""
+    """Findings, estimate and notes for a checked recipe or file."""
 
     framework: str
     version: str  # of the framework
     engine: str
     file: str  # empty for a shipped recipe
     recipe: Recipe
-    model: ModelSpec | None  # None: nobody said it
-    cluster: Cluster | None  # None: nobody said the GPUs
+    model: ModelSpec | None  # None: unknown
+    cluster: Cluster | None  # None: the GPUs are unknown
     findings: tuple[Finding, ...]
-    estimate: Estimate | None  # None when the model or the GPUs are not known
+    estimate: Estimate | None  # None if the model or the GPUs are unknown
     unresolved: tuple[UnresolvedValue, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether nothing stands against starting it."""
+        """Whether there are no blocking findings."""
         return not any(f.severity == "error" for f in self.findings)
 
 
 class RecipeCheckResult(CheckResult, frozen=True):
-    """What was found in a recipe of ours, whose model and GPUs are always known."""
+    """Result for a native recipe, whose model and GPUs are always known."""
 
     model: ModelSpec
     cluster: Cluster

@@ -1,4 +1,4 @@
-"""Everything that is found in other frameworks' files beside our own rules, to be looked up by its id."""
+"""All findings specific to framework files, for lookup by id."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshwright.rules import Rule, Severity
 
 
 class ParseFinding(NamedTuple):
-    """A finding that is made while a file is read, not by a rule."""
+    """A finding reported by a parser, not by a rule."""
 
     id: str
     severity: Severity
@@ -20,55 +20,52 @@ class ParseFinding(NamedTuple):
 
 PARSE_FINDINGS = (
     ParseFinding(
-        "key.unknown", "error", "the program refuses to start, or drops the setting", "no such key exists there"
+        "key.unknown", "error", "the program fails at start-up or drops the setting", "the framework has no such key"
     ),
+    ParseFinding("key.unread", "warning", "the setting has no effect", "the framework does not read this key"),
+    ParseFinding("key.removed", "error", "unrecognized argument or key", "the key was removed or renamed"),
     ParseFinding(
-        "key.unread", "warning", "nothing at all: the setting has no effect", "nothing there reads such a key"
+        "key.ignored", "warning", "the setting has no effect", "the key is accepted for backward compatibility only"
     ),
+    ParseFinding("key.overwritten", "warning", "training uses a different value", "a later step overwrites this key"),
     ParseFinding(
-        "key.removed", "error", "an unrecognised argument or key", "the key existed once and was removed or renamed"
+        "value.refused", "error", "parser error, or a failure much later", "the key does not accept this value"
     ),
-    ParseFinding(
-        "key.ignored", "warning", "nothing at all: the setting has no effect", "the key is kept for old scripts only"
-    ),
-    ParseFinding(
-        "key.overwritten", "warning", "another value than the one that is written", "a later step overwrites this key"
-    ),
-    ParseFinding(
-        "value.refused", "error", "an error of the parser, or one much later", "the key does not take such a value"
-    ),
-    ParseFinding("value.missing", "error", "expected at least one argument", "the flag stands without its value"),
-    ParseFinding("value.stray", "error", "unrecognized arguments", "a word belongs to no flag"),
-    ParseFinding("value.replaced", "warning", "the last of several values", "a flag is given more than once"),
-    ParseFinding("torchtitan.toml-removed", "error", "unrecognized options", "today's torchtitan reads no TOML"),
+    ParseFinding("value.missing", "error", "expected at least one argument", "the flag needs a value"),
+    ParseFinding("value.stray", "error", "unrecognized arguments", "the argument belongs to no flag"),
+    ParseFinding("value.replaced", "warning", "only the last value takes effect", "the flag is given more than once"),
+    ParseFinding("torchtitan.toml-removed", "error", "unrecognized options", "torchtitan no longer reads TOML"),
     ParseFinding("torchtitan.preset", "error", "no such module or config", "presets are functions of the named module"),
     ParseFinding(
-        "torchtitan.other-version", "error", "unrecognized options", "the flag is of another line of versions"
+        "torchtitan.other-version", "error", "unrecognized options", "the flag belongs to another release line"
     ),
-    ParseFinding("torchtitan.stray-argument", "error", "unrecognized arguments", "a word belongs to no flag"),
+    ParseFinding("torchtitan.stray-argument", "error", "unrecognized arguments", "the argument belongs to no flag"),
     ParseFinding(
-        "automodel.no-recipe", "error", "the command cannot tell what to run", "the file names no recipe class"
+        "automodel.no-recipe", "error", "the command does not know what to run", "the file names no recipe class"
     ),
-    ParseFinding("automodel.old-command", "error", "no such command", "the command line was changed"),
-    ParseFinding("deepspeed.argument-mismatch", "error", "ValueError of the Trainer", "file and arguments differ"),
+    ParseFinding("automodel.old-command", "error", "no such command", "the command-line syntax changed"),
+    ParseFinding("deepspeed.argument-mismatch", "error", "ValueError from the Trainer", "file and arguments disagree"),
     ParseFinding(
-        "accelerate.double-checkpointing", "error", "an error, or twice the work", "both the file and the program ask"
+        "accelerate.double-checkpointing",
+        "error",
+        "an error, or recompute runs twice",
+        "both the file and the program enable it",
     ),
-    ParseFinding("accelerate.not-json", "error", "a JSON error when the job starts", "the text is handed on as JSON"),
+    ParseFinding("accelerate.not-json", "error", "JSON parse error at start-up", "the text is parsed as JSON"),
 )
 
 
 def rules_of(name: str) -> list[Rule]:
-    """The rules of a framework, those that are told while reading included."""
+    """Return the rules of a framework, including parser findings."""
     theirs = framework(name)
     found = [ParseFinding(one.id, one.severity, one.symptom, one.cause) for one in theirs.rules]
-    known = {one.id for one in found}
-    told = [one for one in PARSE_FINDINGS if one.id.startswith(f"{name}.") and one.id not in known]
-    return [_rule(one, name, (theirs.engine,)) for one in (*found, *told)]
+    listed = {one.id for one in found}
+    from_parser = [one for one in PARSE_FINDINGS if one.id.startswith(f"{name}.") and one.id not in listed]
+    return [_rule(one, name, (theirs.engine,)) for one in (*found, *from_parser)]
 
 
 def find_rules(query: str) -> list[Rule]:
-    """Rules of other frameworks' files by part of their id."""
+    """Return framework rules whose id contains the query."""
     shared = [
         _rule(one, one.id.split(".")[0], ENGINES) for one in PARSE_FINDINGS if one.id.startswith(("key.", "value."))
     ]
@@ -76,16 +73,16 @@ def find_rules(query: str) -> list[Rule]:
     return [rule for rule in every if query.lower() in rule.id.lower()]
 
 
-def _rule(told: ParseFinding, subject: str, engines: tuple[str, ...]) -> Rule:
+def _rule(finding: ParseFinding, subject: str, engines: tuple[str, ...]) -> Rule:
     return Rule(
-        id=told.id,
+        id=finding.id,
         subject=subject,
-        severity=told.severity,
+        severity=finding.severity,
         field="",
         broken=lambda case: False,
         message="",
-        symptom=told.symptom,
-        cause=told.cause,
+        symptom=finding.symptom,
+        cause=finding.cause,
         fixes=(),
         engines=engines,
     )

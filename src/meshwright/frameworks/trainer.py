@@ -1,4 +1,4 @@
-"""What the arguments of a training program around transformers' Trainer say, beside a config that names no model."""
+"""Arguments of programs built on transformers' Trainer, for configs that do not name a model."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import InputError
-from meshwright.frameworks.common import as_int
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.load import open_file
-from meshwright.frameworks.model_match import named
-from meshwright.frameworks.types import SourcedValue
+from meshwright.frameworks.model_match import find_model
+from meshwright.frameworks.types import SourcedValue, as_int
 from meshwright.models import ModelSpec
 from meshwright.recipes.types import Goal
 
 Arguments = Mapping[str, SourcedValue]
-"""A program's arguments by name, dashes as underscores; a flag without a value is True."""
+"""Program arguments by name, with underscores; a flag without a value is True."""
 MODELS = ("model_name_or_path", "model_name", "model", "pretrained_model_name_or_path")
 LENGTHS = ("max_seq_length", "model_max_length", "max_length", "cutoff_len", "block_size", "max_seq_len")
 ADAPTERS = ("use_peft", "use_lora", "lora_r", "lora_rank", "lora_alpha", "lora_enable", "peft", "load_in_4bit")
-OPEN = ("data.seq_length", "layout.recompute")
-"""Fields that only the program says."""
+PROGRAM_ONLY = ("data.seq_length", "layout.recompute")
+"""Recipe fields that only the program sets."""
 
 
-USUAL = {"optimizer.lr": 5e-5, "schedule.min_lr": 0.0, "data.dataset": "the program's own"}
-"""What fine-tuning with the Trainer takes where neither the config nor an argument says it."""
+DEFAULTS = {"optimizer.lr": 5e-5, "schedule.min_lr": 0.0, "data.dataset": "the program's fields"}
+"""Fine-tuning values assumed if neither the config nor an argument sets them."""
 
 
 class ProgramFields(msgspec.Struct, frozen=True):
-    """What a program's arguments say of our fields."""
+    """Recipe fields from a program's arguments."""
 
     model: ModelSpec | None
     goal: Goal
@@ -40,69 +39,71 @@ class ProgramFields(msgspec.Struct, frozen=True):
     unknown_fields: tuple[str, ...]
 
 
-def parse_arguments(words: Sequence[SourcedValue]) -> dict[str, SourcedValue]:
-    """`--name value`, `--name=value` and `--name` alone."""
+def parse_arguments(argv: Sequence[SourcedValue]) -> dict[str, SourcedValue]:
+    """Parse `--name value`, `--name=value` and `--name`."""
     found: dict[str, SourcedValue] = {}
     name = ""
-    for said in words:
-        text = str(said.value)
+    for setting in argv:
+        text = str(setting.value)
         if text.startswith("--"):
             name, equals, value = text[2:].replace("-", "_", text[2:].partition("=")[0].count("-")).partition("=")
-            found[name] = msgspec.structs.replace(said, value=value if equals else True)
+            found[name] = msgspec.structs.replace(setting, value=value if equals else True)
             name = "" if equals else name
         elif name:
-            found[name] = said
+            found[name] = setting
             name = ""
-    return {key: _typed(said) for key, said in found.items()}
+    return {key: _typed(setting) for key, setting in found.items()}
 
 
-def _typed(said: SourcedValue) -> SourcedValue:
+def _typed(setting: SourcedValue) -> SourcedValue:
     texts = {"true": True, "false": False}
-    value = texts.get(str(said.value).lower(), said.value) if not said.unresolved else said.value
-    return msgspec.structs.replace(said, value=value)
+    value = texts.get(str(setting.value).lower(), setting.value) if not setting.unresolved else setting.value
+    return msgspec.structs.replace(setting, value=value)
 
 
-def is_on(given: Arguments, *names: str) -> bool:
-    """Whether one of these flags is set."""
-    return any(name in given and given[name].value not in (False, "no", "none") for name in names)
+def is_on(args: Arguments, *names: str) -> bool:
+    """Return whether one of these flags is on."""
+    return any(name in args and args[name].value not in (False, "no", "none") for name in names)
 
 
-def program_fields(given: Arguments) -> ProgramFields:
-    """The model, the goal and our fields that a program's arguments name."""
-    model = next((named(str(given[name].value)) for name in MODELS if name in given), None)
-    own: dict[str, Any] = {}
-    length = next((size for name in LENGTHS if (size := as_int(given.get(name)))), None)
+def program_fields(args: Arguments) -> ProgramFields:
+    """Return the model, goal and recipe fields that a program's arguments set."""
+    model = next((find_model(str(args[name].value)) for name in MODELS if name in args), None)
+    fields: dict[str, Any] = {}
+    length = next((size for name in LENGTHS if (size := as_int(args.get(name)))), None)
     if length:
-        own["data.seq_length"] = length
-    if "gradient_checkpointing" in given and not given["gradient_checkpointing"].unresolved:
-        own["layout.recompute"] = "full" if is_on(given, "gradient_checkpointing") else "none"
-    rate = given.get("learning_rate")
+        fields["data.seq_length"] = length
+    if "gradient_checkpointing" in args and not args["gradient_checkpointing"].unresolved:
+        fields["layout.recompute"] = "full" if is_on(args, "gradient_checkpointing") else "none"
+    rate = args.get("learning_rate")
     if rate is not None and not rate.unresolved:
         with suppress(ValueError):
-            own |= {"optimizer.lr": float(rate.value), "schedule.min_lr": 0.0}
-    tuned = is_on(given, *ADAPTERS) or str(getattr(given.get("finetuning_type"), "value", "")) == "lora"
-    goal: Goal = "peft" if tuned else "sft" if any(name in given for name in MODELS[:1]) else "pretrain"
-    usual = {} if goal == "pretrain" else USUAL
-    return ProgramFields(model, goal, {**usual, **own}, tuple(key for key in OPEN if key not in own))
+            fields |= {"optimizer.lr": float(rate.value), "schedule.min_lr": 0.0}
+    tuned = is_on(args, *ADAPTERS) or str(getattr(args.get("finetuning_type"), "value", "")) == "lora"
+    goal: Goal = "peft" if tuned else "sft" if any(name in args for name in MODELS[:1]) else "pretrain"
+    defaults = {} if goal == "pretrain" else DEFAULTS
+    return ProgramFields(model, goal, {**defaults, **fields}, tuple(key for key in PROGRAM_ONLY if key not in fields))
 
 
-ABOVE = 3
+MAX_PARENTS = 3
 
 
-def open_referenced_file(content: Content, said: SourcedValue) -> Content:
-    """The file that a script names: beside it, or in a folder above, from where it may be started."""
+def open_referenced_file(content: Content, setting: SourcedValue) -> Content:
+    """Open the file that a script references, relative to its directory or a parent directory."""
     folder = content.folder
-    places = [folder, *list(folder.resolve().parents)[:ABOVE]] if folder is not None else []
-    found = next((path for place in places if _is_file(path := place / str(said.value))), None)
-    if said.unresolved or found is None:
-        why = said.unresolved or "it is not there"
-        name = str(said.value)
-        raise InputError(f"the config that {said.location} names cannot be read: {why}", field="file", value=name)
+    folders = [folder, *list(folder.resolve().parents)[:MAX_PARENTS]] if folder is not None else []
+    found = next((path for parent in folders if _is_file(path := parent / str(setting.value))), None)
+    if setting.unresolved or found is None:
+        reason = setting.unresolved or "file not found"
+        name = str(setting.value)
+        raise InputError(
+            f"the config referenced at {setting.location} cannot be read: {reason}", field="file", value=name
+        )
     return open_file(found)
 
 
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name that is too long, say
+    except OSError:  # for example, the name is too long
         return False

@@ -1,4 +1,4 @@
-"""The values that frameworks are read into and written from."""
+"""Values that configs are parsed into and exported from."""
 
 from __future__ import annotations
 
@@ -9,33 +9,41 @@ import msgspec
 
 
 class SourcedValue(msgspec.Struct, frozen=True):
-    """A value that a file says, and where it says it."""
+    """A value from a file, with its location."""
 
-    value: Any  # text, number, truth, None, or a list or map of these
+    value: Any  # string, number, boolean, None, or a list or map of these
     line: int  # from 1
-    file: str  # as the user would name it
-    unresolved: str = ""  # why the value cannot be known without running something; value is then the text as written
-    pyyaml: Any = msgspec.UNSET  # what PyYAML, a reader of YAML 1.1, makes of it where that is something else
+    file: str  # as the user named it
+    unresolved: str = ""  # why the value is unknown without executing code; `value` is then the text as written
+    pyyaml: Any = msgspec.UNSET  # the value under YAML 1.1 (PyYAML) where it differs
 
     @property
     def location(self) -> str:
-        """The place as editors open it."""
+        """File and line in the form editors accept."""
         return f"{self.file}:{self.line}"
 
 
 Settings = Mapping[str, SourcedValue]
-"""What a file says by their key: dotted names of nested tables, or flags such as --micro-batch-size."""
+"""A file's values by the framework's key: dotted names of nested tables, or flags such as micro_batch_size."""
+
+
+def as_int(setting: SourcedValue | None, digits: int = 11) -> int | None:
+    """Return a resolved non-negative integer of at most `digits` digits, or None."""
+    if setting is None or setting.unresolved or isinstance(setting.value, bool):
+        return None
+    text = str(setting.value)
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= digits else None
 
 
 class Program(msgspec.Struct, frozen=True):
-    """What a job runs on every rank, without whatever starts the ranks."""
+    """The program that a job runs on every rank, without the launcher."""
 
-    argv: tuple[str, ...]  # what follows torchrun and its options: a script or -m module, and its arguments
-    env: Mapping[str, str] = {}  # what the engine needs set
+    argv: tuple[str, ...]  # what follows torchrun and its options: a script or -m module, then its arguments
+    env: Mapping[str, str] = {}  # environment variables that the engine needs
 
 
 class UnmappedField(msgspec.Struct, frozen=True):
-    """A setting of a recipe that a framework has no words for."""
+    """A recipe field that a framework has no key for."""
 
     field: str
     value: Any
@@ -43,10 +51,10 @@ class UnmappedField(msgspec.Struct, frozen=True):
 
 
 class ExportedConfig(msgspec.Struct, frozen=True):
-    """A recipe in another framework's words."""
+    """A recipe exported to another framework."""
 
     framework: str
-    files: Mapping[str, str]  # text by file name; the program speaks of them by these names
+    files: Mapping[str, str]  # contents by file name; the program refers to these names
     program: Program
     unmapped: tuple[UnmappedField, ...] = ()
-    notes: tuple[str, ...] = ()  # what the user must still do, such as converting a checkpoint
+    notes: tuple[str, ...] = ()  # remaining manual steps, such as converting a checkpoint

@@ -12,11 +12,11 @@ from msgspec import UNSET
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.accelerate.keys import PREFIXES, SECTION_OF_TYPE, TABLE
-from meshwright.frameworks.common import as_int, gpu_request_of, value_or_default
+from meshwright.frameworks.common import gpu_request_of, value_or_default
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.mapping import value_of
 from meshwright.frameworks.trainer import Arguments, is_on, open_referenced_file, parse_arguments, program_fields
-from meshwright.frameworks.types import Settings, SourcedValue
+from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, MEGATRON, ZERO, distributed_type, sharding_strategy
 from meshwright.recipes.types import Engine, Recipe

@@ -18,7 +18,7 @@ from meshwright.frameworks.automodel.values import kept, literal, normalised, si
 from meshwright.frameworks.common import is_int
 from meshwright.frameworks.framework import Content, Framework, GpuRequest, ParsedConfig, RuleContext
 from meshwright.frameworks.load import open_file
-from meshwright.frameworks.model_match import from_sizes, named
+from meshwright.frameworks.model_match import find_model, from_sizes
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.models import ModelSpec
 from meshwright.recipes.types import Goal, Recipe
@@ -202,7 +202,7 @@ def _framework() -> Framework:
 def _model(settings: Settings, notes: list[str]) -> ModelSpec | None:
     name = model_name(settings)
     if name:
-        found = named(name)
+        found = find_model(name)
         if found is None:
             notes.append(f"{name} is not in the catalogue: its sizes are not known")
         return found

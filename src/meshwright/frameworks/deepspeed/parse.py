@@ -10,11 +10,11 @@ import msgspec
 
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
-from meshwright.frameworks.common import as_int, gpu_request_of
+from meshwright.frameworks.common import gpu_request_of
 from meshwright.frameworks.deepspeed.keys import STRICT_SECTIONS, TABLE, top_level_key
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.trainer import Arguments, open_referenced_file, parse_arguments, program_fields
-from meshwright.frameworks.types import Settings, SourcedValue
+from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.deepspeed import REMOVED_OPTIMIZERS
 from meshwright.recipes.types import Recipe, recipe_fields

@@ -51,13 +51,13 @@ def parse(content: Content) -> ParsedConfig:
     path = (content.folder or Path()) / str(named.value)
     if named.unresolved or content.folder is None or not path.is_file():
         raise InputError("the config that the script starts is not there", field="file", value=str(named.value))
-    said = {**open_file(path).settings, **dict(_arguments(one.args[1:]))}
-    return _parsed(said, content, gpu_request_of(one), one.env)
+    setting = {**open_file(path).settings, **dict(_arguments(one.args[1:]))}
+    return _parsed(setting, content, gpu_request_of(one), one.env)
 
 
 def _parsed(settings: Settings, content: Content, asked: GpuRequest, env: Settings | None = None) -> ParsedConfig:
     model = model_of(settings)
-    files = tuple(dict.fromkeys([content.path, *(said.file for said in settings.values())]))
+    files = tuple(dict.fromkeys([content.path, *(setting.file for setting in settings.values())]))
     # Sequence parallelism is not asked for: it comes with tensor parallelism, where their plan has it.
     plain = model is not None and model.moe is None and not model.tied
     cut = (
@@ -78,15 +78,15 @@ def _parsed(settings: Settings, content: Content, asked: GpuRequest, env: Settin
 
 def _arguments(args: tuple[SourcedValue, ...]) -> Iterator[tuple[str, SourcedValue]]:
     """`--section.key=value`, or `--section.key` alone for true."""
-    for said in args:
-        key, equals, text = str(said.value).lstrip("-").partition("=")
+    for setting in args:
+        key, equals, text = str(setting.value).lstrip("-").partition("=")
         meant: Any = True
         if equals:
             try:
                 meant = ast.literal_eval(text)
             except (ValueError, SyntaxError, RecursionError, MemoryError):
                 meant = text
-        yield key, msgspec.structs.replace(said, value=meant)
+        yield key, msgspec.structs.replace(setting, value=meant)
 
 
 def model_of(settings: Settings) -> ModelSpec | None:

@@ -26,7 +26,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         raise InputError("KempnerForge pretrains; it has no fine-tuning", field="goal", value=recipe.goal)
     sizes = _sizes(model)
     fields = [key for key in relevant_fields(recipe, model) if key not in framework.derived_fields]
-    settings, unsaid = to_settings(framework, recipe, fields)
+    settings, unmapped = to_settings(framework, recipe, fields)
     ranks = recipe.layout.micro_batch_size * data_ranks(recipe, on)
     if recipe.train.global_batch_size % ranks:
         raise InputError(
@@ -43,7 +43,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         framework=framework.name,
         files={name: _text(tables, recipe, framework)},
         program=Program(argv=("scripts/train.py", name)),
-        unmapped=unsaid,
+        unmapped=unmapped,
     )
 
 
@@ -75,8 +75,8 @@ def _sizes(model: ModelSpec) -> dict[str, Any]:
                 "ffn_hidden_dim": dense.width,
                 "moe_expert_ffn_multiplier": ffn.width / dense.width,
             }
-    said = {f"model.{key}": SourcedValue(value, 0, "") for key, value in sizes.items()}
-    built = model_of(said)
+    setting = {f"model.{key}": SourcedValue(value, 0, "") for key, value in sizes.items()}
+    built = model_of(setting)
     if built is None or built.params.total != model.params.total:
         raise InputError("KempnerForge cannot build this model", field="model", value=model.name)
     return sizes

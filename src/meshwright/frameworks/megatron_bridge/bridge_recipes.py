@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from meshwright.frameworks.model_match import named
+from meshwright.frameworks.model_match import find_model
 from meshwright.recipes import overrides
 from meshwright.recipes.build import field_locations
 from meshwright.recipes.types import Goal, Recipe, recipe_fields
@@ -169,7 +169,7 @@ def library() -> tuple[Upstream, ...]:
 
 @cache
 def _model_name(hf_id: str) -> str:
-    found = named(hf_id)
+    found = find_model(hf_id)
     return found.name if found else ""
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshwright.errors import InputError
-from meshwright.frameworks.common import as_int, gpu_request_of
+from meshwright.frameworks.common import gpu_request_of
 from meshwright.frameworks.framework import Content, GpuRequest
 from meshwright.frameworks.megatron_bridge import keys
 from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun, goal_of, plain
-from meshwright.frameworks.types import SourcedValue
+from meshwright.frameworks.types import SourcedValue, as_int
 
 if TYPE_CHECKING:
     from meshwright.frameworks.shell import LaunchCommand
@@ -132,23 +132,23 @@ def _split(args: Sequence[SourcedValue]) -> tuple[dict[str, SourcedValue], dict[
     overrides: dict[str, SourcedValue] = {}
     at = 0
     while at < len(args):
-        said, text = args[at], str(args[at].value)
+        setting, text = args[at], str(args[at].value)
         if not text.startswith("-"):
-            overrides |= dict(_override(said))
+            overrides |= dict(_override(setting))
             at += 1
             continue
         name, equals, joined = text.partition("=")
         if _takes_value(name) and not equals and at + 1 < len(args):
             value, at = args[at + 1], at + 2
         else:
-            value, at = msgspec.structs.replace(said, value=joined if equals else True), at + 1
+            value, at = msgspec.structs.replace(setting, value=joined if equals else True), at + 1
             if not equals and name not in (*keys.SWITCHES, *keys.LAUNCH_SWITCHES) and _unknown_takes_value(args, at):
                 at += 1
         if name not in (*keys.SWITCHES, *keys.LAUNCH_SWITCHES, *UNREAD):
             key = keys.FLAGS.get(name) or keys.RUNNER.get(name) or name
             flags[key] = _typed(value) if key in keys.CONVENIENCE else value
         elif name == "--deterministic":
-            flags["--deterministic"] = said
+            flags["--deterministic"] = setting
     return flags, overrides
 
 
@@ -164,26 +164,26 @@ def _unknown_takes_value(args: Sequence[SourcedValue], at: int) -> bool:
     return at < len(args) and not str(args[at].value).startswith("-") and "=" not in str(args[at].value)
 
 
-def _typed(said: SourcedValue) -> SourcedValue:
-    return said if said.unresolved else msgspec.structs.replace(said, value=plain(str(said.value)))
+def _typed(setting: SourcedValue) -> SourcedValue:
+    return setting if setting.unresolved else msgspec.structs.replace(setting, value=plain(str(setting.value)))
 
 
-def _override(said: SourcedValue) -> Iterator[tuple[str, SourcedValue]]:
+def _override(setting: SourcedValue) -> Iterator[tuple[str, SourcedValue]]:
     """One override in Hydra's words; what is added with + under a name that does not exist goes nowhere."""
-    found = OVERRIDE.fullmatch(str(said.value))
+    found = OVERRIDE.fullmatch(str(setting.value))
     if found is None or (found[3] is None and found[1] != "~"):
-        if not said.unresolved and str(said.value).strip():
-            yield f"-{said.value}", said
+        if not setting.unresolved and str(setting.value).strip():
+            yield f"-{setting.value}", setting
         return
     sign, key = found[1] or "", found[2]
     if sign == "~":
-        yield key, msgspec.structs.replace(said, unresolved="it is deleted with ~")
-    elif said.unresolved:
-        yield key, msgspec.structs.replace(said, value=found[4])
+        yield key, msgspec.structs.replace(setting, unresolved="it is deleted with ~")
+    elif setting.unresolved:
+        yield key, msgspec.structs.replace(setting, value=found[4])
     else:
         section, _, name = key.partition(".")
         exists = not sign or key in _table() or name in keys.fields(section)
-        yield (key if exists else f"+{key}"), msgspec.structs.replace(said, value=plain(found[4]))
+        yield (key if exists else f"+{key}"), msgspec.structs.replace(setting, value=plain(found[4]))
 
 
 def _table() -> frozenset[str]:
@@ -223,12 +223,12 @@ def _performance(run: Run, notes: Sequence[str]) -> ParsedRun:
 
 def _name(parts: dict[str, SourcedValue]) -> SourcedValue | None:
     needed = [parts.get(part) for part in ("model", "gpus", "gpu", "precision")]
-    if any(said is None for said in needed):
+    if any(setting is None for setting in needed):
         return None
-    model, gpus, gpu, precision = (said for said in needed if said is not None)
+    model, gpus, gpu, precision = (setting for setting in needed if setting is not None)
     task = str(parts["task"].value) if "task" in parts else "pretrain"
     format = PRECISIONS.get(str(precision.value), str(precision.value))
     variant = f"_{parts['variant'].value}" if "variant" in parts else ""
     name = f"{model.value}_{'peft' if task == 'lora' else task}_{gpus.value}gpu_{gpu.value}_{format}{variant}_config"
-    open_ones = [said.unresolved for said in needed if said is not None and said.unresolved]
+    open_ones = [setting.unresolved for setting in needed if setting is not None and setting.unresolved]
     return msgspec.structs.replace(model, value=name, unresolved=open_ones[0] if open_ones else "")

@@ -224,8 +224,8 @@ ALIKE = 88
 def fields(section: str) -> frozenset[str]:
     """The names a section is known to have."""
     listed = {"model": MODEL, "dataset": DATASET}.get(section, SECTIONS.get(section, "")).split()
-    said = [key.split(".", 1)[1] for key in config_keys(TABLE) if key.startswith(f"{section}.")]
-    return frozenset((*listed, *said))
+    setting = [key.split(".", 1)[1] for key in config_keys(TABLE) if key.startswith(f"{section}.")]
+    return frozenset((*listed, *setting))
 
 
 def known(key: str) -> bool:

@@ -13,7 +13,7 @@ from meshwright.frameworks.megatron_bridge import bridge_recipes, command, run_c
 from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun
 from meshwright.frameworks.megatron_bridge.runner import decided, measures_only, without_shape
 from meshwright.frameworks.megatron_bridge.supported_keys import readable
-from meshwright.frameworks.model_match import named
+from meshwright.frameworks.model_match import find_model
 from meshwright.recipes.types import Goal, Recipe
 
 SETTLED = ("overlap.gather-needs-reduction", "learning_rate.decay-inside-warmup")
@@ -47,7 +47,7 @@ def assemble(spoken: ParsedRun, path: str) -> ParsedConfig:
     row = bridge_recipes.find(name) if name else None
     goal: Goal = (row.goal if row else None) or spoken.goal or "pretrain"
     settings = dict(spoken.settings)
-    model = named(spoken.model) or (named(row.model) if row else None)
+    model = find_model(spoken.model) or (find_model(row.model) if row else None)
     if model is None and spoken.form == "saved":
         model = run_config.model_of(settings)
     base = row.recipe() if row else bridge_recipes.common(goal)
@@ -73,7 +73,7 @@ def assemble(spoken: ParsedRun, path: str) -> ParsedConfig:
         gpu_request=_asked(spoken, name, row),
         env=spoken.env,
         notes=tuple(notes),
-        files=tuple(dict.fromkeys([path, *(said.file for said in settings.values())])),
+        files=tuple(dict.fromkeys([path, *(setting.file for setting in settings.values())])),
         field_values=own,
         mappable=readable(settings, base, model),
         suppressed_rules=_settled(row, base, own),

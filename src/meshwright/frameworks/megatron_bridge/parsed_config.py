@@ -78,8 +78,8 @@ def _parts(text: str) -> list[str]:
 
 def value(settings: Settings, key: str, otherwise: Any = None) -> Any:
     """What is said for a key, or something else."""
-    said = settings.get(key)
-    return otherwise if said is None or said.unresolved else said.value
+    setting = settings.get(key)
+    return otherwise if setting is None or setting.unresolved else setting.value
 
 
 def as_int(settings: Settings, key: str, otherwise: int) -> int:

@@ -26,10 +26,10 @@ def why_not(plan: Plan) -> str | None:
     if plan.recipe.layout.strategy == "megatron_fsdp":
         return "it has no single key for layout.strategy"
     changed = {change.field for change in plan.changes} - set(DERIVES)
-    lost = difference(_recipe(plan), plan.case.model, row).unsaid
-    unsaid = [one.field for one in lost if one.field in changed]
-    if unsaid:
-        return f"it has no single key for {', '.join(unsaid)}"
+    lost = difference(_recipe(plan), plan.case.model, row).unmapped
+    unmapped = [one.field for one in lost if one.field in changed]
+    if unmapped:
+        return f"it has no single key for {', '.join(unmapped)}"
     case = case_of(with_engine_strategy(plan.recipe, "megatron"), plan.case.model, plan.case.cluster, "megatron")
     broken = [r for r in rules.applicable(case, ("error",)) if bool(r.broken(case))]
     return rules.message(broken[0], case) + " there; ask with --engine megatron" if broken else None
@@ -49,5 +49,5 @@ def program(plan: Plan) -> Program:
     if row is None:
         raise ValueError(f"Megatron-Bridge has no recipe {plan.base.name}")
     recipe = _recipe(plan)
-    said = on_top(recipe, plan.case.model, plan.question.cluster, row)
-    return Program(tuple(run_words(recipe, row, said.settings)))
+    setting = on_top(recipe, plan.case.model, plan.question.cluster, row)
+    return Program(tuple(run_words(recipe, row, setting.settings)))

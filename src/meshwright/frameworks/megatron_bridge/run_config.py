@@ -30,24 +30,24 @@ def read(content: Content) -> ParsedRun:
 def plain(leaves: Settings) -> dict[str, SourcedValue]:
     """Settings without the marks that say how to build an object again."""
     found: dict[str, SourcedValue] = {}
-    for key, said in leaves.items():
+    for key, setting in leaves.items():
         mark = MARKS.search(key)
         if mark is None:
-            if key != "_target_" and not _is_left_over(key, said):
-                found[key] = said
+            if key != "_target_" and not _is_left_over(key, setting):
+                found[key] = setting
             continue
         owner = key[: mark.start()]
-        if mark[1] == "name" or (mark[1] == "target" and str(said.value).startswith("torch.")):
-            found[owner] = said
+        if mark[1] == "name" or (mark[1] == "target" and str(setting.value).startswith("torch.")):
+            found[owner] = setting
         elif mark[1] == "target":
-            found[f"{owner}._target_"] = said
-    return {key: said for key, said in found.items() if not _is_mark_of_value(key, found)}
+            found[f"{owner}._target_"] = setting
+    return {key: setting for key, setting in found.items() if not _is_mark_of_value(key, found)}
 
 
-def _is_left_over(key: str, said: SourcedValue) -> bool:
+def _is_left_over(key: str, setting: SourcedValue) -> bool:
     """Whether a field that is gone was saved without anybody using it."""
     word = config_keys("megatron_bridge").get(key)
-    return word is not None and word.status == "removed" and said.value in (None, False)
+    return word is not None and word.status == "removed" and setting.value in (None, False)
 
 
 def _is_mark_of_value(key: str, found: dict[str, SourcedValue]) -> bool:
@@ -77,8 +77,8 @@ def model_of(settings: Settings) -> ModelSpec | None:
     """The model of the sizes that a saved config lists; None where they are not a kind that is known here."""
 
     def size(name: str) -> Any:
-        said = settings.get(f"model.{name}")
-        return None if said is None or said.unresolved else said.value
+        setting = settings.get(f"model.{name}")
+        return None if setting is None or setting.unresolved else setting.value
 
     sizes = {ours: size(theirs) for ours, theirs in SHAPE.items()}
     if any(not isinstance(value, int) or isinstance(value, bool) for value in sizes.values()):

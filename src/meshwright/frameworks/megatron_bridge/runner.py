@@ -54,7 +54,7 @@ def _length(spoken: ParsedRun, settings: Settings, base: Recipe) -> dict[str, An
     data = "dataset.seq_length" if value(settings, "dataset.seq_length") else None
     if data is None and spoken.form == "saved":  # older versions save one number under another name
         data = "dataset.sequence_length" if value(settings, "dataset.sequence_length") else "model.seq_length"
-    if any(said.unresolved for key, said in settings.items() if key.endswith(("seq_length", "sequence_length"))):
+    if any(setting.unresolved for key, setting in settings.items() if key.endswith(("seq_length", "sequence_length"))):
         return {}
     length = as_int(settings, data, 0) if data else base.data.seq_length
     return {"data.seq_length": length} if length else {}
@@ -114,14 +114,14 @@ def _shape(settings: Settings, model: ModelSpec | None) -> dict[str, Any]:
     """Sizes of the model that are said on top of the named one."""
     if model is None:
         return {}
-    said = {ours: value(settings, theirs) for theirs, ours in SHAPES.items() if theirs in settings}
-    return {f"architecture.{name}": count for name, count in said.items() if is_int(count) and count > 0}
+    setting = {ours: value(settings, theirs) for theirs, ours in SHAPES.items() if theirs in settings}
+    return {f"architecture.{name}": count for name, count in setting.items() if is_int(count) and count > 0}
 
 
 def without_shape(settings: dict[str, SourcedValue], model: ModelSpec | None) -> dict[str, SourcedValue]:
     """A saved config lists every size of its model; only a number of layers that differs says something new."""
     kept = {"model.num_layers"} if model and value(settings, "model.num_layers") != model.num_layers else set()
-    return {key: said for key, said in settings.items() if key not in SHAPES or key in kept}
+    return {key: setting for key, setting in settings.items() if key not in SHAPES or key in kept}
 
 
 def measures_only(settings: Settings) -> bool:

@@ -34,7 +34,7 @@ class Difference(msgspec.Struct, frozen=True):
     """What to say on top of a recipe of theirs."""
 
     settings: Mapping[str, Any]
-    unsaid: tuple[UnmappedField, ...]
+    unmapped: tuple[UnmappedField, ...]
 
 
 def counterpart(recipe: Recipe, model: ModelSpec) -> bridge_recipes.Upstream | None:
@@ -72,46 +72,46 @@ def difference(
     fields = [key for key in relevant_fields(recipe, model) if key not in BY_HAND]
     before, _ = to_settings(FRAMEWORK, base, fields)
     after, lost = to_settings(FRAMEWORK, recipe, fields)
-    unsaid = {one.field: one for one in lost}
-    said: dict[str, Any] = {}
+    unmapped = {one.field: one for one in lost}
+    setting: dict[str, Any] = {}
     for key, value in after.items():
         own = config_keys("megatron_bridge")[key].field if key in config_keys("megatron_bridge") else ""
         choices = config_keys("megatron_bridge")[key].choices if own else ()
         if choices and value is not None and str(value) not in choices:
-            unsaid[own] = UnmappedField(own, value_of(recipe, own), f"Megatron-Bridge knows {', '.join(choices)}")
+            unmapped[own] = UnmappedField(own, value_of(recipe, own), f"Megatron-Bridge knows {', '.join(choices)}")
         elif before.get(key, ...) != value or key in SHOWN or (key in SHOWN_ABOVE_ONE and value != 1):
-            said[key] = value
+            setting[key] = value
     drawing = "model.pipeline_model_parallel_layout"
     moved = (recipe.layout.pp, recipe.layout.vp) != (base.layout.pp, base.layout.vp)
     if moved and recipe.layout.stage_layers and drawing in after:
-        said[drawing] = after[drawing]  # else the runner draws the stages anew
-    said |= _formats(
-        recipe.precision, base.precision, row is not None and row.precision_is_a_name and not python, unsaid
+        setting[drawing] = after[drawing]  # else the runner draws the stages anew
+    setting |= _formats(
+        recipe.precision, base.precision, row is not None and row.precision_is_a_name and not python, unmapped
     )
-    said = _fixed(said, recipe, base, unsaid, row is not None and row.precision_aware)
+    setting = _fixed(setting, recipe, base, unmapped, row is not None and row.precision_aware)
     shape = {name: getattr(recipe.architecture, name) for name in SHAPES.values()}
-    said |= {key: shape[name] for key, name in SHAPES.items() if shape[name] is not None}
+    setting |= {key: shape[name] for key, name in SHAPES.items() if shape[name] is not None}
     if recipe.peft.method not in ("lora", "dora") and recipe.goal == "peft":
-        unsaid["peft.method"] = UnmappedField("peft.method", recipe.peft.method, "Megatron-Bridge has LoRA and DoRA")
-    same = {field for field in unsaid if value_of(recipe, field) == value_of(base, field)}
-    return Difference(said, tuple(one for field, one in unsaid.items() if field not in same))
+        unmapped["peft.method"] = UnmappedField("peft.method", recipe.peft.method, "Megatron-Bridge has LoRA and DoRA")
+    same = {field for field in unmapped if value_of(recipe, field) == value_of(base, field)}
+    return Difference(setting, tuple(one for field, one in unmapped.items() if field not in same))
 
 
-def _formats(new: Precision, old: Precision, word_only: bool, unsaid: dict[str, UnmappedField]) -> dict[str, Any]:
+def _formats(new: Precision, old: Precision, word_only: bool, unmapped: dict[str, UnmappedField]) -> dict[str, Any]:
     """The number formats: a name where one has them all, else the fields inside, where there are any."""
-    said: dict[str, Any] = {}
+    setting: dict[str, Any] = {}
     if any(getattr(new, name) != getattr(old, name) for name in FORMATS):
         exact = [name for name, formats in precision.PRESETS.items() if _alike(formats, new, FORMATS)]
         near = [name for name, formats in precision.PRESETS.items() if _alike(formats, new, FORMATS[:2])]
         if exact:
-            said["mixed_precision"] = exact[0]
+            setting["mixed_precision"] = exact[0]
         elif not near:
             reason = f"{new.compute} with {new.matmul} matrix products has no name there"
-            unsaid["precision.matmul"] = UnmappedField("precision.matmul", new.matmul, reason)
+            unmapped["precision.matmul"] = UnmappedField("precision.matmul", new.matmul, reason)
         elif word_only:
-            said |= {"mixed_precision": near[0]} if not _alike(new, old, FORMATS[:2]) else {}
-            taken = precision.PRESETS[near[0]] if said else old
-            unsaid |= {
+            setting |= {"mixed_precision": near[0]} if not _alike(new, old, FORMATS[:2]) else {}
+            taken = precision.PRESETS[near[0]] if setting else old
+            unmapped |= {
                 f"precision.{name}": UnmappedField(
                     f"precision.{name}", getattr(new, name), "the recipe names its precision with one word"
                 )
@@ -119,14 +119,14 @@ def _formats(new: Precision, old: Precision, word_only: bool, unsaid: dict[str, 
                 if getattr(new, name) != getattr(taken, name)
             }
         else:
-            said |= _inside(new)
+            setting |= _inside(new)
     if new.grads != new.reduce:
         if new.grads == "fp32":
             reason = "gradients accumulate in the format they are summed in"
-            unsaid["precision.grads"] = UnmappedField("precision.grads", new.grads, reason)
+            unmapped["precision.grads"] = UnmappedField("precision.grads", new.grads, reason)
         elif old.grads == old.reduce:
-            said["optimizer.main_grads_dtype"] = "bfloat16"
-    return said
+            setting["optimizer.main_grads_dtype"] = "bfloat16"
+    return setting
 
 
 def _alike(one: Precision, other: Precision, names: tuple[str, ...]) -> bool:
@@ -151,17 +151,17 @@ def _inside(new: Precision) -> dict[str, Any]:
 
 
 def _fixed(
-    said: dict[str, Any], recipe: Recipe, base: Recipe, unsaid: dict[str, UnmappedField], aware: bool
+    setting: dict[str, Any], recipe: Recipe, base: Recipe, unmapped: dict[str, UnmappedField], aware: bool
 ) -> dict[str, Any]:
     """Settings that only work together with another one, or in another place."""
-    found = dict(said)
+    found = dict(setting)
     if not (base.kernels.tp_comm_overlap or base.moe.ep_overlap):  # there is no comm_overlap section then
         found = {OVERLAP.get(key, key): value for key, value in found.items()}
     if found.get("model.recompute_modules") == []:
         found["model.recompute_modules"] = None
     if "ops" in recipe.layout.recompute_modules:
         found.pop("model.recompute_modules", None)
-        unsaid["layout.recompute_modules"] = UnmappedField(
+        unmapped["layout.recompute_modules"] = UnmappedField(
             "layout.recompute_modules", recipe.layout.recompute_modules, "modules are recomputed, not operations"
         )
     if recipe.train.mtp_loss and not base.train.mtp_loss and "model.mtp_loss_scaling_factor" in found:
@@ -174,5 +174,5 @@ def _fixed(
     if recipe.checkpoint.milestone_every and "checkpoint.most_recent_k" in found:
         del found["checkpoint.most_recent_k"]
         reason = "checkpoints are thinned out by their interval or by their number there"
-        unsaid["checkpoint.keep"] = UnmappedField("checkpoint.keep", recipe.checkpoint.keep, reason)
+        unmapped["checkpoint.keep"] = UnmappedField("checkpoint.keep", recipe.checkpoint.keep, reason)
     return found

@@ -257,8 +257,8 @@ class _Reader:
             return f"torch.{node.attr}" if owner == "torch" else node.attr
         if isinstance(node, ast.Attribute):
             config, path = self.path_of(node)
-            said = config.settings.get(path) if config else None
-            return _fail() if said is None or said.unresolved else said.value
+            setting = config.settings.get(path) if config else None
+            return _fail() if setting is None or setting.unresolved else setting.value
         raise _Open
 
 

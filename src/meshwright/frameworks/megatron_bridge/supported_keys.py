@@ -23,7 +23,7 @@ RECOMPUTE = ("model.recompute_granularity", "model.recompute_method", "model.rec
 
 def readable(settings: dict[str, SourcedValue], base: Recipe, model: ModelSpec | None) -> dict[str, SourcedValue]:
     """Settings without values that we have no counterpart for, so that none of them is called wrong."""
-    found = {key: said for key, said in settings.items() if not _is_unset(key, said)}
+    found = {key: setting for key, setting in settings.items() if not _is_unset(key, setting)}
 
     def put(key: str, new: Any) -> None:
         found[key] = msgspec.structs.replace(found[key], value=new)
@@ -54,23 +54,23 @@ def readable(settings: dict[str, SourcedValue], base: Recipe, model: ModelSpec |
     return _without_unused_backend(_whole_recompute(found, base), base)
 
 
-def _is_unset(key: str, said: SourcedValue) -> bool:
+def _is_unset(key: str, setting: SourcedValue) -> bool:
     """Whether null takes a value away that has none here: what holds then is decided elsewhere."""
     word = config_keys("megatron_bridge").get(key)
-    return said.value is None and word is not None and bool(word.field) and "null" not in word.values
+    return setting.value is None and word is not None and bool(word.field) and "null" not in word.values
 
 
 def _whole_recompute(found: dict[str, SourcedValue], base: Recipe) -> dict[str, SourcedValue]:
     """Recompute is three keys: those that are not said have the values of the recipe."""
-    said = [key for key in RECOMPUTE if key in found]
-    if not said or any(found[key].unresolved for key in said):
+    setting = [key for key in RECOMPUTE if key in found]
+    if not setting or any(found[key].unresolved for key in setting):
         return found
     before: dict[str, Any] = {f"model.{key}": text for key, text in recompute_keys(base).items()}
     granularity = value(found, RECOMPUTE[0], before.get(RECOMPUTE[0]))
     if granularity != "full":  # method and number say nothing then, or are told by a rule
         return {key: one for key, one in found.items() if key not in RECOMPUTE[1:]}
     added = {key: before[key] for key in RECOMPUTE if key not in found and key in before}
-    return {**found, **{key: msgspec.structs.replace(found[said[0]], value=text) for key, text in added.items()}}
+    return {**found, **{key: msgspec.structs.replace(found[setting[0]], value=text) for key, text in added.items()}}
 
 
 def _without_unused_backend(found: dict[str, SourcedValue], base: Recipe) -> dict[str, SourcedValue]:
@@ -79,7 +79,7 @@ def _without_unused_backend(found: dict[str, SourcedValue], base: Recipe) -> dic
     flex = base.moe.dispatcher in ("deepep", "hybridep")
     kind = value(found, kind_key, "flex" if flex else "alltoall")
     if kind != "flex" and backend_key in found:
-        return {key: said for key, said in found.items() if key != backend_key}
+        return {key: setting for key, setting in found.items() if key != backend_key}
     if kind == "flex" and backend_key not in found and kind_key in found and flex:
         return {**found, backend_key: msgspec.structs.replace(found[kind_key], value=base.moe.dispatcher)}
     return found

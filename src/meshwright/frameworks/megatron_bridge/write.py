@@ -36,8 +36,8 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         notes.append(CONVERT.format(model=model.hf_id))
     if row is None:
         return _as_python(framework, wanted, model, on, notes)
-    said = on_top(wanted, model, on, row)
-    words = run_words(wanted, row, said.settings)
+    setting = on_top(wanted, model, on, row)
+    words = run_words(wanted, row, setting.settings)
     files = {"run.sh": _script(framework, recipe, on, words, model)}
     if not row.benchmark:
         inside = difference(wanted, model, row, python=True)
@@ -45,20 +45,20 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         files["override.py"] = _python(
             framework, recipe, row.name if not row.aliases else row.aliases[0], inside, model
         )
-    return ExportedConfig(framework.name, files, Program(tuple(words)), said.unsaid, tuple(notes))
+    return ExportedConfig(framework.name, files, Program(tuple(words)), setting.unmapped, tuple(notes))
 
 
 def on_top(recipe: Recipe, model: ModelSpec, on: Cluster, row: bridge_recipes.Upstream) -> Difference:
     """The settings that turn a recipe of theirs into this one."""
     found = difference(recipe, model, row)
     settings = {**found.settings, **_tokenizer(recipe, model, row)}
-    unsaid = list(found.unsaid)
+    unmapped = list(found.unmapped)
     if row.packs_in_batch and recipe.data.packing:
         settings = {key: value for key, value in settings.items() if key not in OFFLINE}
-        unsaid.append(UnmappedField("data.packing", True, "samples with images are packed inside a batch there"))
+        unmapped.append(UnmappedField("data.packing", True, "samples with images are packed inside a batch there"))
     if row.benchmark and on.world != row.gpus:  # else the runner scales the batch with the GPUs
         settings["train.global_batch_size"] = recipe.train.global_batch_size
-    return Difference(settings, tuple(unsaid))
+    return Difference(settings, tuple(unmapped))
 
 
 OFFLINE = ("dataset.enable_offline_packing", "dataset.offline_packing_specs.packed_sequence_size")
@@ -152,20 +152,20 @@ def _as_python(framework: Framework, recipe: Recipe, model: ModelSpec, on: Clust
             field="recipe",
             value=recipe.name,
         )
-    said = difference(recipe, model, python=True)
-    unsaid = [*said.unsaid]
-    settings = dict(said.settings)
+    setting = difference(recipe, model, python=True)
+    unmapped = [*setting.unmapped]
+    settings = dict(setting.settings)
     preset = settings.pop("--dataset", None)
     if preset not in (None, "megatron-indexed"):
         reason = "a data set is chosen by the runner; a Python file builds its config"
-        unsaid.append(UnmappedField("data.dataset", recipe.data.dataset, reason))
+        unmapped.append(UnmappedField("data.dataset", recipe.data.dataset, reason))
         settings = {key: value for key, value in settings.items() if not key.startswith("dataset.dataset_root")}
     name = "train.py"
     text = _python(framework, recipe, "", Difference(settings, ()), model)
-    return ExportedConfig("megatron-bridge", {name: text}, Program((name,)), tuple(unsaid), tuple(notes))
+    return ExportedConfig("megatron-bridge", {name: text}, Program((name,)), tuple(unmapped), tuple(notes))
 
 
-def _python(framework: Framework, recipe: Recipe, function: str, said: Difference, model: ModelSpec) -> str:
+def _python(framework: Framework, recipe: Recipe, function: str, setting: Difference, model: ModelSpec) -> str:
     """Assignments on top of a recipe function, or of the common recipe where there is none."""
     train = "pretrain" if recipe.goal == "pretrain" else "finetune"
     start = function or COMMON[recipe.goal]
@@ -184,7 +184,7 @@ def _python(framework: Framework, recipe: Recipe, function: str, said: Differenc
     if recipe.goal == "peft" and recipe.peft.method == "dora":
         imports.append("from megatron.bridge.peft.dora import DoRA")
         body.append("cfg.peft = DoRA()")
-    settings = {key: value for key, value in said.settings.items() if not key.startswith("--")}
+    settings = {key: value for key, value in setting.settings.items() if not key.startswith("--")}
     body += _assigned(settings, imports)
     if "dataset.seq_length" in settings or not function:
         body.append(f"cfg.model.seq_length = cfg.dataset.seq_length = {recipe.data.seq_length}")

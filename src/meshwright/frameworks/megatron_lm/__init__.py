@@ -1,10 +1,10 @@
-"""Megatron-LM."""
+"""Megatron-LM: launch scripts and argument lists. Its flags are mapped in recipes/key_maps/megatron_lm.py."""
 
 from __future__ import annotations
 
 from meshwright.frameworks.framework import Framework
-from meshwright.frameworks.megatron_lm.arguments import REST, spell
-from meshwright.frameworks.megatron_lm.parse import complete, parse, recognises
+from meshwright.frameworks.megatron_lm.arguments import UNREAD_ARGS, format_flag
+from meshwright.frameworks.megatron_lm.parse import complete, detect, parse
 from meshwright.frameworks.megatron_lm.rules import RULES
 
 FRAMEWORK = Framework(
@@ -13,15 +13,15 @@ FRAMEWORK = Framework(
     version="Megatron-Core 0.20.0, 2026-08-22",
     engine="megatron",
     inputs=(
-        "shell scripts that start pretrain_gpt.py and its like with torchrun, srun or python -m torch.distributed.run",
-        "bare lists of arguments (a file that begins with --)",
+        "shell scripts that start pretrain_gpt.py or similar with torchrun, srun or python -m torch.distributed.run",
+        "argument lists (a file that starts with --)",
     ),
-    detect=recognises,
+    detect=detect,
     parse=parse,
-    format_setting=spell,
-    display_key=lambda key: spell(key, True),
+    format_setting=format_flag,
+    display_key=lambda key: format_flag(key, True),
     rules=RULES,
     complete=complete,
     derived_fields=("layout.dp_shard", "kernels.te_rng_tracker"),
-    is_extra_key=lambda key: key == REST,
+    is_extra_key=lambda key: key == UNREAD_ARGS,
 )

@@ -1,25 +1,26 @@
-"""What rules ask of a file of Megatron-LM."""
+"""Accessors to Megatron-LM flags for the rules."""
 
 from __future__ import annotations
 
 from meshwright.frameworks.framework import RuleContext
-from meshwright.frameworks.megatron_lm.arguments import REST
-from meshwright.frameworks.megatron_lm.parse import number, text
+from meshwright.frameworks.megatron_lm.arguments import UNREAD_ARGS
+from meshwright.frameworks.megatron_lm.parse import int_value, text
 
 
-def on(ctx: RuleContext, key: str) -> bool:
+def is_on(ctx: RuleContext, key: str) -> bool:
+    """Return whether a switch is given."""
     return ctx.is_set(key) and ctx.get(key) is True
 
 
-def number_of(ctx: RuleContext, key: str) -> int:
-    """The whole number of a flag; 0 when it is unsaid and has no default, or is open."""
-    return number(ctx.parsed.settings, key) or 0
+def get_int(ctx: RuleContext, key: str) -> int:
+    """Return the integer value of a flag or its default; 0 if it is unset or unresolved."""
+    return int_value(ctx.parsed.settings, key) or 0
 
 
-def text_of(ctx: RuleContext, key: str) -> str:
+def get_text(ctx: RuleContext, key: str) -> str:
     return text(ctx.parsed.settings, key) or ""
 
 
-def is_open(ctx: RuleContext) -> bool:
-    """Whether arguments come from somewhere that was not read: then nothing can be said to be missing."""
-    return ctx.is_set(REST)
+def has_unread_args(ctx: RuleContext) -> bool:
+    """Return whether some arguments could not be read, so that no flag can be reported as missing."""
+    return ctx.is_set(UNREAD_ARGS)

@@ -1,4 +1,4 @@
-"""Megatron-LM's command line as its parser takes it apart: no abbreviations, nothing left over."""
+"""Parse Megatron-LM's command line as its argparse does: no abbreviations, no stray arguments."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.key import ConfigKey
 from meshwright.rules.rule import Finding
 
-TABLE = "megatron_lm"
-REST = "*"
-"""The key of arguments that only running the script would tell, such as "$@"."""
+KEY_MAP = "megatron_lm"
+UNREAD_ARGS = "*"
+"""The key for arguments known only at run time, such as "$@"."""
 ALIASES = {"persistent_save_interval": "save_interval", "fp4_param": "fp4_param_gather"}
 WITH_UNDERSCORE = ("--override-opt_param-scheduler", "--use-checkpoint-opt_param-scheduler")
-MANY = frozenset((
+MULTI_VALUE = frozenset((
     "cp_comm_type", "hierarchical_context_parallel_sizes", "recompute_modules", "cuda_graph_modules",
     "cuda_graph_scope", "moe_router_load_balancing_type", "moe_aux_loss_coeff", "data_path", "train_data_path",
 ))  # fmt: skip
-"""Flags with a meaning here that take several values."""
-FIRST = ("moe_aux_loss_coeff",)
-"""Flags whose first value is the one that means something here."""
+"""Mapped flags that take several values."""
+FIRST_VALUE_ONLY = ("moe_aux_loss_coeff",)
+"""Multi-value flags of which only the first value is used."""
 OPTION = re.compile(r"-[-A-Za-z_]")
 
 
-class Taken(msgspec.Struct, frozen=True):
-    """What a list of arguments says, and what the parser would stop at."""
+class ParsedArgs(msgspec.Struct, frozen=True):
+    """Parsed arguments, and the errors Megatron-LM's parser would raise."""
 
     settings: dict[str, SourcedValue]
     findings: tuple[Finding, ...]
 
 
-def spell(key: str, value: Any) -> str:
-    """One setting as it stands on the command line."""
+def format_flag(key: str, value: Any) -> str:
+    """Format a setting as on the command line."""
     flag = "--" + key.replace("_", "-")
     if value is None or value is False:
         return f"without {flag}"
@@ -47,8 +47,8 @@ def spell(key: str, value: Any) -> str:
     return f"{flag} {value}"
 
 
-def take(args: Sequence[SourcedValue]) -> Taken:
-    """Flags with their values; the last one wins, as it does there."""
+def parse_args(args: Sequence[SourcedValue]) -> ParsedArgs:
+    """Parse flags with their values; the last one wins, as in argparse."""
     settings: dict[str, SourcedValue] = {}
     findings: list[Finding] = []
     at = 0
@@ -57,31 +57,31 @@ def take(args: Sequence[SourcedValue]) -> Taken:
         if not _is_flag(word):
             at += 1
             if word.unresolved:
-                settings[REST] = word
-            elif REST not in settings or settings[REST].line != word.line:
+                settings[UNREAD_ARGS] = word
+            elif UNREAD_ARGS not in settings or settings[UNREAD_ARGS].line != word.line:
                 findings.append(_stray(word))
             continue
         name, equals, glued = str(word.value).partition("=")
         key = key_of(name)
         found = [_like(word, glued)] if equals else list(_values(args, at + 1, key))
         at += 1 + (0 if equals else len(found))
-        findings.extend(_misspelt(name, key, word))
-        said = _said(key, word, found)
-        if said is None:
-            findings.append(_empty(key, word))
+        findings.extend(_check_underscores(name, key, word))
+        setting = _value(key, word, found)
+        if setting is None:
+            findings.append(_missing_value(key, word))
             continue
-        findings.extend(_said_before(key, said, settings.get(key)))
-        settings[key] = said
-    return Taken(settings, tuple(findings))
+        findings.extend(_report_replaced(key, setting, settings.get(key)))
+        settings[key] = setting
+    return ParsedArgs(settings, tuple(findings))
 
 
 def key_of(flag: str) -> str:
-    """The canonical key of a flag; `--disable-x` is their other word for `--no-x`."""
+    """Return the canonical key of a flag; `--disable-x` is an alias of `--no-x`."""
     key = flag.lstrip("-").replace("-", "_")
     key = ALIASES.get(key, key)
     other = "no_" + key.removeprefix("disable_")
-    known = config_keys(TABLE)
-    return other if key not in known and key.startswith("disable_") and other in known else key
+    key_map = config_keys(KEY_MAP)
+    return other if key not in key_map and key.startswith("disable_") and other in key_map else key
 
 
 def _is_flag(word: SourcedValue) -> bool:
@@ -93,9 +93,9 @@ def _like(word: SourcedValue, text: str) -> SourcedValue:
 
 
 def arity(key: str) -> str:
-    """How many values a flag takes: none, one or many; unknown ones take what follows."""
-    word = config_keys(TABLE).get(key)
-    if key in MANY or (word is not None and word.type == "list"):
+    """Return how many values a flag takes: none, one, many, or any for unknown flags."""
+    word = config_keys(KEY_MAP).get(key)
+    if key in MULTI_VALUE or (word is not None and word.type == "list"):
         return "many"
     if word is None:
         return "any"
@@ -103,20 +103,20 @@ def arity(key: str) -> str:
 
 
 def _is_switch(word: ConfigKey) -> bool:
-    """Whether a flag stands alone; of those that are gone, all that do not say what they took."""
+    """Return whether a flag takes no value; removed flags without a recorded type count as switches."""
     return word.type == "flag" or isinstance(word.default, bool) or (word.status != "read" and not word.type)
 
 
 def _values(args: Sequence[SourcedValue], at: int, key: str) -> Iterator[SourcedValue]:
-    """The words that belong to a flag."""
-    kind = arity(key)
-    if kind == "none":
+    """Yield the values of a flag."""
+    count = arity(key)
+    if count == "none":
         return
     for word in args[at:]:
         if _is_flag(word) and not _is_number(word):
             return
         yield word
-        if kind == "one":
+        if count == "one":
             return
 
 
@@ -124,41 +124,41 @@ def _is_number(word: SourcedValue) -> bool:
     return bool(re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", str(word.value)))
 
 
-def _said(key: str, flag: SourcedValue, found: Sequence[SourcedValue]) -> SourcedValue | None:
-    """The flag's value where it stands; None when a value is wanted and none is there."""
-    kind = arity(key)
-    if kind == "none" or (kind == "any" and not found):
+def _value(key: str, flag: SourcedValue, found: Sequence[SourcedValue]) -> SourcedValue | None:
+    """Return the value of a flag with its location; None if a required value is missing."""
+    count = arity(key)
+    if count == "none" or (count == "any" and not found):
         return _like(flag, "") if flag.unresolved else SourcedValue(True, flag.line, flag.file)
-    if not found and (kind == "one" or key in FIRST):
+    if not found and (count == "one" or key in FIRST_VALUE_ONLY):
         return None
-    why = "; ".join(dict.fromkeys(word.unresolved for word in (flag, *found) if word.unresolved))
+    reason = "; ".join(dict.fromkeys(word.unresolved for word in (flag, *found) if word.unresolved))
     texts = [str(word.value) for word in found]
     line, file = (flag.line, flag.file) if not found or found[0].file != flag.file else (found[0].line, flag.file)
-    if why:
-        return SourcedValue(" ".join(texts), line, file, why)
-    return SourcedValue(texts if kind == "many" and key not in FIRST else texts[0], line, file)
+    if reason:
+        return SourcedValue(" ".join(texts), line, file, reason)
+    return SourcedValue(texts if count == "many" and key not in FIRST_VALUE_ONLY else texts[0], line, file)
 
 
-def _misspelt(name: str, key: str, word: SourcedValue) -> Iterator[Finding]:
-    if "_" not in name or name in WITH_UNDERSCORE or key not in config_keys(TABLE):
+def _check_underscores(name: str, key: str, word: SourcedValue) -> Iterator[Finding]:
+    if "_" not in name or name in WITH_UNDERSCORE or key not in config_keys(KEY_MAP):
         return
     right = "--" + key.replace("_", "-")
-    yield _finding("key.unknown", key, f"Megatron-LM has no {name}: its flags have dashes", word, (right,))
+    yield _finding("key.unknown", key, f"Megatron-LM has no {name}: its flags use dashes", word, (right,))
 
 
 def _stray(word: SourcedValue) -> Finding:
     text = str(word.value)
-    return _finding("value.stray", "", f"{text!r} belongs to no flag: the parser stops at it", word)
+    return _finding("value.stray", "", f"{text!r} belongs to no flag: the parser fails on it", word)
 
 
-def _empty(key: str, word: SourcedValue) -> Finding:
-    return _finding("value.missing", key, f"{spell(key, True)} wants a value and none follows", word)
+def _missing_value(key: str, word: SourcedValue) -> Finding:
+    return _finding("value.missing", key, f"{format_flag(key, True)} needs a value", word)
 
 
-def _said_before(key: str, said: SourcedValue, before: SourcedValue | None) -> Iterator[Finding]:
-    if before is None or before.unresolved or said.unresolved or before.value == said.value:
+def _report_replaced(key: str, setting: SourcedValue, before: SourcedValue | None) -> Iterator[Finding]:
+    if before is None or before.unresolved or setting.unresolved or before.value == setting.value:
         return
-    message = f"{spell(key, before.value)} is replaced by {spell(key, said.value)} further on"
+    message = f"{format_flag(key, before.value)} is overridden by a later {format_flag(key, setting.value)}"
     yield _finding("value.replaced", key, message, before, severity="warning")
 
 

@@ -1,4 +1,4 @@
-"""How Megatron-LM lets a training be cut over the GPUs."""
+"""Rules for parallelism, sharding and communication flags."""
 
 from __future__ import annotations
 
@@ -6,194 +6,223 @@ from collections.abc import Iterator
 from math import prod
 
 from meshwright.frameworks.framework import Problem, RuleContext
-from meshwright.frameworks.megatron_lm.accessors import is_open, number_of, on, text_of
-from meshwright.frameworks.megatron_lm.arguments import spell
-from meshwright.frameworks.megatron_lm.parse import per_rank
+from meshwright.frameworks.megatron_lm.accessors import get_int, get_text, has_unread_args, is_on
+from meshwright.frameworks.megatron_lm.arguments import format_flag
+from meshwright.frameworks.megatron_lm.parse import layers_per_rank
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 BLACKWELL = 10.0  # compute capability
 
 
-VIRTUAL = (
+VIRTUAL_STAGE_KEYS = (
     "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_layout",
 )  # fmt: skip
-FIRST_LAST = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
+FIRST_LAST_KEYS = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
 
 
-def two_interleavings(ctx: RuleContext) -> Problem | None:
-    said = [key for key in VIRTUAL if ctx.is_set(key) and text_of(ctx, key) != "None"]
-    if len(said) < 2:
+def several_interleavings(ctx: RuleContext) -> Problem | None:
+    given = [key for key in VIRTUAL_STAGE_KEYS if ctx.is_set(key) and get_text(ctx, key) != "None"]
+    if len(given) < 2:
         return None
-    names = " and ".join(spell(key, True) for key in said)
-    return Problem(f"{names} all say the virtual stages: give one", (spell(said[0], None),), key=said[0])
+    names = " and ".join(format_flag(key, True) for key in given)
+    return Problem(f"{names} all set the virtual stages: keep one", (format_flag(given[0], None),), key=given[0])
 
 
 def virtual_layers(ctx: RuleContext) -> Iterator[Problem]:
-    """Layers per virtual stage must come out even, on stages that are even themselves."""
-    key = VIRTUAL[0]
+    """Layers per virtual stage must divide the layers per stage, and all stages must be equal."""
+    key = VIRTUAL_STAGE_KEYS[0]
     chunk, layers, pp = (
-        number_of(ctx, key),
-        number_of(ctx, "num_layers"),
-        number_of(ctx, "pipeline_model_parallel_size"),
+        get_int(ctx, key),
+        get_int(ctx, "num_layers"),
+        get_int(ctx, "pipeline_model_parallel_size"),
     )
     if not chunk or not layers or pp < 2:
         return
-    if any(map(ctx.is_set, FIRST_LAST)):
-        fix = spell(VIRTUAL[1], "N")
-        yield Problem(f"{spell(key, chunk)} does not go with stages of their own number of layers", (fix,), key=key)
+    if any(map(ctx.is_set, FIRST_LAST_KEYS)):
+        fix = format_flag(VIRTUAL_STAGE_KEYS[1], "N")
+        yield Problem(f"{format_flag(key, chunk)} cannot be combined with uneven first or last stages", (fix,), key=key)
         return
-    held = per_rank(ctx.parsed.settings, layers, pp)
-    if held % chunk:
-        fits = [size for size in range(chunk, 0, -1) if held % size == 0]
+    per_stage = layers_per_rank(ctx.parsed.settings, layers, pp)
+    if per_stage % chunk:
+        fits = [size for size in range(chunk, 0, -1) if per_stage % size == 0]
         yield Problem(
-            f"{held} layers per stage are not divisible by {spell(key, chunk)}", (spell(key, fits[0]),), key=key
+            f"{per_stage} layers per stage are not divisible by {format_flag(key, chunk)}",
+            (format_flag(key, fits[0]),),
+            key=key,
         )
 
 
-def needs_stages(ctx: RuleContext) -> Problem | None:
-    said = next((key for key in VIRTUAL[:2] if ctx.is_set(key) and text_of(ctx, key) != "None"), "")
-    pp = number_of(ctx, "pipeline_model_parallel_size")
-    if not said or not pp:
+def virtual_without_pipeline(ctx: RuleContext) -> Problem | None:
+    setting = next((key for key in VIRTUAL_STAGE_KEYS[:2] if ctx.is_set(key) and get_text(ctx, key) != "None"), "")
+    pp = get_int(ctx, "pipeline_model_parallel_size")
+    if not setting or not pp:
         return None
-    least = 3 if on(ctx, "no_overlap_p2p_communication") else 2
-    if pp >= least:
+    minimum = 3 if is_on(ctx, "no_overlap_p2p_communication") else 2
+    if pp >= minimum:
         return None
     return Problem(
-        f"virtual stages need a pipeline of at least {least}"
-        + (" while --no-overlap-p2p-communication is given" if least == 3 else ""),
-        (spell(said, None),),
-        key=said,
+        f"virtual stages need a pipeline of at least {minimum} stages"
+        + (" with --no-overlap-p2p-communication" if minimum == 3 else ""),
+        (format_flag(setting, None),),
+        key=setting,
     )
 
 
-def ends_without_stages(ctx: RuleContext) -> Problem | None:
-    """The layers of the first or last stage leave the rest to others, of which there must be some."""
-    said = next((key for key in FIRST_LAST[:2] if number_of(ctx, key)), "")
-    if not said or number_of(ctx, "pipeline_model_parallel_size") > 1 or is_open(ctx):
+def uneven_without_pipeline(ctx: RuleContext) -> Problem | None:
+    """Layer counts of the first or last stage need other stages for the remaining layers."""
+    setting = next((key for key in FIRST_LAST_KEYS[:2] if get_int(ctx, key)), "")
+    if not setting or get_int(ctx, "pipeline_model_parallel_size") > 1 or has_unread_args(ctx):
         return None
-    if "pipeline_model_parallel_size" in ctx.parsed.settings and not number_of(ctx, "pipeline_model_parallel_size"):
-        return None  # only running tells how many there are
-    return Problem(f"{spell(said, True)} counts the layers of one stage of several", (spell(said, None),), key=said)
+    if "pipeline_model_parallel_size" in ctx.parsed.settings and not get_int(ctx, "pipeline_model_parallel_size"):
+        return None  # the number of stages is known only at run time
+    return Problem(
+        f"{format_flag(setting, True)} needs a pipeline of at least 2 stages",
+        (format_flag(setting, None),),
+        key=setting,
+    )
 
 
-def two_splits(ctx: RuleContext) -> Problem | None:
-    uneven = next((key for key in (*FIRST_LAST, VIRTUAL[2]) if ctx.is_set(key)), "")
+def several_splits(ctx: RuleContext) -> Problem | None:
+    uneven = next((key for key in (*FIRST_LAST_KEYS, VIRTUAL_STAGE_KEYS[2]) if ctx.is_set(key)), "")
     counted = [f"account_for_{part}_in_pipeline_split" for part in ("embedding", "loss")]
-    said = next((key for key in counted if on(ctx, key)), "")
-    if not uneven or not said:
+    setting = next((key for key in counted if is_on(ctx, key)), "")
+    if not uneven or not setting:
         return None
-    return Problem(f"{spell(said, True)} does not go with {spell(uneven, True)}", (spell(said, None),), key=said)
+    return Problem(
+        f"{format_flag(setting, True)} cannot be combined with {format_flag(uneven, True)}",
+        (format_flag(setting, None),),
+        key=setting,
+    )
 
 
 def hierarchy(ctx: RuleContext) -> Problem | None:
-    said = ctx.parsed.settings.get("hierarchical_context_parallel_sizes")
-    kinds = ctx.get("cp_comm_type")
-    cp = number_of(ctx, "context_parallel_size")
-    if "a2a+p2p" not in (kinds if isinstance(kinds, list) else [kinds]) or not cp:
+    setting = ctx.parsed.settings.get("hierarchical_context_parallel_sizes")
+    comm_type = ctx.get("cp_comm_type")
+    cp = get_int(ctx, "context_parallel_size")
+    if "a2a+p2p" not in (comm_type if isinstance(comm_type, list) else [comm_type]) or not cp:
         return None
-    if said is None:
+    if setting is None:
         return Problem(
-            "--cp-comm-type a2a+p2p needs the sizes of its levels",
-            (spell("hierarchical_context_parallel_sizes", [2, max(1, cp // 2)]),),
+            "--cp-comm-type a2a+p2p needs --hierarchical-context-parallel-sizes",
+            (format_flag("hierarchical_context_parallel_sizes", [2, max(1, cp // 2)]),),
             key="cp_comm_type",
         )
-    sizes = [int(size) for size in said.value if str(size).isdigit()] if isinstance(said.value, list) else []
-    if said.unresolved or prod(sizes) == cp:
+    sizes = [int(size) for size in setting.value if str(size).isdigit()] if isinstance(setting.value, list) else []
+    if setting.unresolved or prod(sizes) == cp:
         return None
     return Problem(
-        f"the sizes multiply to {prod(sizes)}, --context-parallel-size is {cp}",
-        (spell("hierarchical_context_parallel_sizes", [sizes[0] if sizes else 2, "N"]),),
+        f"--hierarchical-context-parallel-sizes multiply to {prod(sizes)}, not to --context-parallel-size {cp}",
+        (format_flag("hierarchical_context_parallel_sizes", [sizes[0] if sizes else 2, "N"]),),
         key="hierarchical_context_parallel_sizes",
     )
 
 
 def overlap_without_sp(ctx: RuleContext) -> Problem | None:
-    if not on(ctx, "tp_comm_overlap") or ctx.is_set("sequence_parallel") or is_open(ctx):
+    if not is_on(ctx, "tp_comm_overlap") or ctx.is_set("sequence_parallel") or has_unread_args(ctx):
         return None
     return Problem("--tp-comm-overlap needs --sequence-parallel", ("--sequence-parallel",), key="tp_comm_overlap")
 
 
 def fsdp(ctx: RuleContext) -> str:
-    return next((key for key in ("use_torch_fsdp2", "use_megatron_fsdp") if on(ctx, key)), "")
+    return next((key for key in ("use_torch_fsdp2", "use_megatron_fsdp") if is_on(ctx, key)), "")
 
 
 def connections(ctx: RuleContext) -> Problem | None:
-    """One hardware queue keeps the order of launches that overlap relies on; sharded parameters need several."""
+    """Overlap relies on the launch order that a single hardware queue preserves; FSDP needs several queues."""
     if ctx.parsed.gpu_request.source is None:
         return None
-    said = ctx.parsed.env.get(CONNECTIONS)
-    if said is not None and said.unresolved:
+    setting = ctx.parsed.env.get(CONNECTIONS)
+    if setting is not None and setting.unresolved:
         return None
-    value = None if said is None else str(said.value)
+    value = None if setting is None else str(setting.value)
     if fsdp(ctx):
         if value != "1":
             return None
         return Problem(
-            f"{CONNECTIONS}=1 does not go with {spell(fsdp(ctx), True)}", (f"unset {CONNECTIONS}",), key=CONNECTIONS
+            f"{CONNECTIONS}=1 cannot be combined with {format_flag(fsdp(ctx), True)}",
+            (f"unset {CONNECTIONS}",),
+            key=CONNECTIONS,
         )
-    cut = max(number_of(ctx, f"{axis}_parallel_size") for axis in ("tensor_model", "context"))
-    newer = ctx.cluster is not None and ctx.cluster.gpu.capability >= BLACKWELL
-    if value == "1" or cut < 2 or newer or on(ctx, "overlap_moe_expert_parallel_comm"):
+    degree = max(get_int(ctx, f"{axis}_parallel_size") for axis in ("tensor_model", "context"))
+    blackwell = ctx.cluster is not None and ctx.cluster.gpu.capability >= BLACKWELL
+    if value == "1" or degree < 2 or blackwell or is_on(ctx, "overlap_moe_expert_parallel_comm"):
         return None
     found = "is not set" if value is None else f"is {value}"
     return Problem(
-        f"{CONNECTIONS} {found}: with tensor or context parallelism it must be 1 on Hopper and older GPUs",
+        f"{CONNECTIONS} {found}, but TP and CP need 1 on Hopper and older GPUs",
         (f"export {CONNECTIONS}=1",),
-        key=CONNECTIONS if said is not None else "",
+        key=CONNECTIONS if setting is not None else "",
     )
 
 
-def fsdp2_alone(ctx: RuleContext) -> Iterator[Problem]:
-    if not on(ctx, "use_torch_fsdp2"):
+def fsdp2_conflicts(ctx: RuleContext) -> Iterator[Problem]:
+    if not is_on(ctx, "use_torch_fsdp2"):
         return
     for key in ("use_distributed_optimizer", "use_megatron_fsdp"):
-        if on(ctx, key):
-            yield Problem(f"--use-torch-fsdp2 does not go with {spell(key, True)}", (spell(key, None),), key=key)
-    if not ctx.is_set("no_gradient_accumulation_fusion") and not is_open(ctx):
+        if is_on(ctx, key):
+            yield Problem(
+                f"--use-torch-fsdp2 cannot be combined with {format_flag(key, True)}",
+                (format_flag(key, None),),
+                key=key,
+            )
+    if not ctx.is_set("no_gradient_accumulation_fusion") and not has_unread_args(ctx):
         fix = "--no-gradient-accumulation-fusion"
-        yield Problem("--use-torch-fsdp2 cannot fuse gradient accumulation", (fix,), key="use_torch_fsdp2")
+        yield Problem("--use-torch-fsdp2 does not support gradient accumulation fusion", (fix,), key="use_torch_fsdp2")
 
 
 def fsdp_format(ctx: RuleContext) -> Problem | None:
     used = ctx.is_set("save") or ctx.is_set("load")
-    if not on(ctx, "use_megatron_fsdp") or not used or text_of(ctx, "ckpt_format") == "fsdp_dtensor" or is_open(ctx):
+    if (
+        not is_on(ctx, "use_megatron_fsdp")
+        or not used
+        or get_text(ctx, "ckpt_format") == "fsdp_dtensor"
+        or has_unread_args(ctx)
+    ):
         return None
     return Problem(
-        "Megatron-FSDP saves and loads only --ckpt-format fsdp_dtensor",
+        "--use-megatron-fsdp supports only --ckpt-format fsdp_dtensor",
         ("--ckpt-format fsdp_dtensor",),
         key="ckpt_format" if ctx.is_set("ckpt_format") else "use_megatron_fsdp",
     )
 
 
-def fsdp_format_alone(ctx: RuleContext) -> Problem | None:
-    if text_of(ctx, "ckpt_format") != "fsdp_dtensor" or on(ctx, "use_megatron_fsdp") or is_open(ctx):
+def fsdp_format_without_fsdp(ctx: RuleContext) -> Problem | None:
+    if get_text(ctx, "ckpt_format") != "fsdp_dtensor" or is_on(ctx, "use_megatron_fsdp") or has_unread_args(ctx):
         return None
-    return Problem("--ckpt-format fsdp_dtensor is of Megatron-FSDP", ("--ckpt-format torch_dist",), key="ckpt_format")
+    return Problem(
+        "--ckpt-format fsdp_dtensor needs --use-megatron-fsdp", ("--ckpt-format torch_dist",), key="ckpt_format"
+    )
 
 
 ADAM = "adam"
 
 
 def precision_aware(ctx: RuleContext) -> Iterator[Problem]:
-    aware = on(ctx, "use_precision_aware_optimizer")
-    if aware and text_of(ctx, "optimizer") not in ("", ADAM):
-        fix = spell("use_precision_aware_optimizer", None)
-        yield Problem("the precision-aware optimizer is Adam", (fix,), key="use_precision_aware_optimizer")
-    if aware and not on(ctx, "use_distributed_optimizer") and not fsdp(ctx) and not is_open(ctx):
+    enabled = is_on(ctx, "use_precision_aware_optimizer")
+    if enabled and get_text(ctx, "optimizer") not in ("", ADAM):
+        fix = format_flag("use_precision_aware_optimizer", None)
+        yield Problem("--use-precision-aware-optimizer supports only Adam", (fix,), key="use_precision_aware_optimizer")
+    if enabled and not is_on(ctx, "use_distributed_optimizer") and not fsdp(ctx) and not has_unread_args(ctx):
         fix = "--use-distributed-optimizer"
         yield Problem(
-            "the precision-aware optimizer needs the distributed one", (fix,), key="use_precision_aware_optimizer"
+            "--use-precision-aware-optimizer needs --use-distributed-optimizer",
+            (fix,),
+            key="use_precision_aware_optimizer",
         )
-    if aware or is_open(ctx):
+    if enabled or has_unread_args(ctx):
         return
     for key in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
-        if text_of(ctx, key) not in ("", "fp32"):
+        if get_text(ctx, key) not in ("", "fp32"):
             fix = "--use-precision-aware-optimizer"
-            yield Problem(f"{spell(key, text_of(ctx, key))} needs the precision-aware optimizer", (fix,), key=key)
+            yield Problem(
+                f"{format_flag(key, get_text(ctx, key))} needs --use-precision-aware-optimizer", (fix,), key=key
+            )
 
 
-def offload_needs_aware(ctx: RuleContext) -> Problem | None:
-    aware = ctx.is_set("use_precision_aware_optimizer")
-    if not on(ctx, "optimizer_cpu_offload") or aware or is_open(ctx):
+def offload_needs_precision_aware(ctx: RuleContext) -> Problem | None:
+    enabled = ctx.is_set("use_precision_aware_optimizer")
+    if not is_on(ctx, "optimizer_cpu_offload") or enabled or has_unread_args(ctx):
         return None
-    return Problem("--optimizer-cpu-offload needs the precision-aware optimizer", ("--use-precision-aware-optimizer",))
+    return Problem(
+        "--optimizer-cpu-offload needs --use-precision-aware-optimizer", ("--use-precision-aware-optimizer",)
+    )

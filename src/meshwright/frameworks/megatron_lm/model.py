@@ -1,4 +1,4 @@
-"""The model that Megatron-LM's flags build. Without flags it is GPT-2's kind: layer norms, GELU, learnt positions."""
+"""The model that Megatron-LM's flags build. The default is GPT-2 style: LayerNorm, GELU, learned positions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import InputError
-from meshwright.frameworks.model_match import named, same_shape
+from meshwright.frameworks.model_match import find_model, same_shape
 from meshwright.frameworks.types import Settings
 from meshwright.models import (
     MLA,
@@ -33,21 +33,21 @@ OTHER_MODELS = (
     "heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json", "retro_add_retriever",
     "decoder_num_layers", "hybrid_attention_ratio", "hybrid_mlp_ratio", "enable_hyper_connections", "moe_n_hash_layers",
 )  # fmt: skip
-"""Flags that build models which are not known here."""
+"""Flags for models that are not supported here."""
 VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
 GPT2_VOCABULARY = 50257
 HYBRID = {"M": "mamba", "*": "attention", "-": "mlp", "E": "experts"}
 
 
-class Built(msgspec.Struct, frozen=True):
-    """The model, or None with the reason why there is none; and what had to be assumed."""
+class BuiltModel(msgspec.Struct, frozen=True):
+    """The model, or None with the reason, and the assumptions spec."""
 
     model: ModelSpec | None
     notes: tuple[str, ...] = ()
 
 
 class Flags:
-    """The sizes that flags give, typed, with their defaults; a size that is open or no number raises."""
+    """Typed access to size flags with defaults; an unresolved or invalid size raises InputError."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -56,46 +56,46 @@ class Flags:
         return key in self.settings
 
     def number(self, key: str, default: int | None = None) -> int:
-        said = self.settings.get(key)
-        if said is None or str(said.value).lower() == "none":
+        setting = self.settings.get(key)
+        if setting is None or str(setting.value).lower() == "none":
             if default is None:
-                raise InputError("is not said", field=key)
+                raise InputError("is not set", field=key)
             return default
-        text = str(said.value)
-        if said.unresolved or not text.isdigit() or not 0 < int(text) <= MAX_SIZE:
-            raise InputError("is no size", field=key, value=text)
+        text = str(setting.value)
+        if setting.unresolved or not text.isdigit() or not 0 < int(text) <= MAX_SIZE:
+            raise InputError("is not a valid size", field=key, value=text)
         return int(text)
 
     def optional(self, key: str) -> int | None:
         return self.number(key) if key in self.settings and str(self.settings[key].value).lower() != "none" else None
 
     def text(self, key: str, default: str = "") -> str:
-        said = self.settings.get(key)
-        if said is not None and said.unresolved:
-            raise InputError("is open", field=key)
-        return default if said is None else str(said.value)
+        setting = self.settings.get(key)
+        if setting is not None and setting.unresolved:
+            raise InputError("is unresolved", field=key)
+        return default if setting is None else str(setting.value)
 
 
-def build(settings: Settings, name: str) -> Built:
-    """The model of these flags; one of the catalogue where it is the same."""
+def build(settings: Settings, name: str) -> BuiltModel:
+    """Return the model these flags build; a catalog model if one has the same architecture."""
     flags = Flags(settings)
     other = next((key for key in OTHER_MODELS if key in settings), "")
     if other:
-        return Built(None, (f"models built with --{other.replace('_', '-')} are not modelled here",))
+        return BuiltModel(None, (f"models built with --{other.replace('_', '-')} are not supported",))
     if not all(key in settings for key in NEEDED) and not flags.on("hybrid_layer_pattern"):
-        return Built(None)
+        return BuiltModel(None)
     try:
-        made, notes = _with_vocabulary(_spec(flags, name), flags)
-        return Built(made, notes)
+        spec, notes = _with_vocabulary(_spec(flags, name), flags)
+        return BuiltModel(spec, notes)
     except (InputError, ValueError, ZeroDivisionError, OverflowError):
-        return Built(None)
+        return BuiltModel(None)
 
 
 def _spec(flags: Flags, name: str) -> ModelSpec:
     hidden = flags.number("hidden_size")
     layers = tuple(_layers(flags, hidden))
     if not 0 < len(layers) <= MAX_LAYERS:
-        raise InputError("has no layers that fit in a model", field="num_layers")
+        raise InputError(f"must give 1 to {MAX_LAYERS} layers", field="num_layers")
     longest = flags.number("max_position_embeddings", flags.number("seq_length", 2048))
     learned = _positions(flags) == "learned_absolute"
     mtp = flags.optional("mtp_num_layers") or 0
@@ -112,7 +112,7 @@ def _spec(flags: Flags, name: str) -> ModelSpec:
         mtp_layers=mtp,
         mtp_layer=layers[-1] if mtp else None,
         activation="silu" if flags.on("swiglu") else "gelu",
-        source="flags of Megatron-LM",
+        source="Megatron-LM flags",
     )
 
 
@@ -137,23 +137,23 @@ def _layers(flags: Flags, hidden: int) -> Iterator[Layer]:
     sparse = _routed(flags, count)
     norms = 2 * _norm(flags, hidden)
     experts = _experts(flags, hidden) if any(sparse) else None
-    for place in range(count):
-        ffn: Ffn = experts if experts is not None and sparse[place] else _dense(flags, hidden)
-        yield Layer(_mixer(flags, hidden, place, count), ffn, norm_params=norms)
+    for layer in range(count):
+        ffn: Ffn = experts if experts is not None and sparse[layer] else _dense(flags, hidden)
+        yield Layer(_mixer(flags, hidden, layer, count), ffn, norm_params=norms)
 
 
 def _hybrid(flags: Flags, hidden: int, pattern: str) -> Iterator[Layer]:
-    """One part per letter; prediction layers stand behind a slash, stages between bars."""
+    """One layer per letter; MTP layers follow a slash, bars separate stages."""
     main = re.sub(r"[|\s]", "", pattern.split("/")[0])
     norm = _norm(flags, hidden)
     for letter in main:
-        kind = HYBRID.get(letter)
-        if kind is None:
-            raise InputError("is no letter of a hybrid", field="hybrid_layer_pattern", value=letter)
-        mixer: Mixer | None = _mamba(flags, hidden) if kind == "mamba" else None
-        mixer = _attention(flags, hidden) if kind == "attention" else mixer
-        ffn: Ffn | None = _dense(flags, hidden) if kind == "mlp" else None
-        ffn = _experts(flags, hidden) if kind == "experts" else ffn
+        layer_type = HYBRID.get(letter)
+        if layer_type is None:
+            raise InputError("is not a layer type of a hybrid model", field="hybrid_layer_pattern", value=letter)
+        mixer: Mixer | None = _mamba(flags, hidden) if layer_type == "mamba" else None
+        mixer = _attention(flags, hidden) if layer_type == "attention" else mixer
+        ffn: Ffn | None = _dense(flags, hidden) if layer_type == "mlp" else None
+        ffn = _experts(flags, hidden) if layer_type == "experts" else ffn
         yield Layer(mixer, ffn, norm_params=norm)
 
 
@@ -163,7 +163,7 @@ def _mamba(flags: Flags, hidden: int) -> Mamba2:
     return Mamba2(heads, head, flags.number("mamba_state_dim", 128), flags.number("mamba_num_groups", 8))
 
 
-def _mixer(flags: Flags, hidden: int, place: int, count: int) -> Mixer:
+def _mixer(flags: Flags, hidden: int, layer: int, count: int) -> Mixer:
     if flags.on("multi_latent_attention"):
         return MLA(
             heads=flags.number("num_attention_heads"),
@@ -176,8 +176,8 @@ def _mixer(flags: Flags, hidden: int, place: int, count: int) -> Mixer:
         )
     variant = flags.text("experimental_attention_variant", flags.text("linear_attention_type"))
     if variant == "gated_delta_net":
-        linear = _places(flags.text("linear_attention_freq", "1"), count, last=True)
-        if linear[place]:
+        linear = _layer_mask(flags.text("linear_attention_freq", "1"), count, last=True)
+        if linear[layer]:
             return GatedDelta(
                 flags.number("linear_num_key_heads", 16),
                 flags.number("linear_num_value_heads", 32),
@@ -186,8 +186,8 @@ def _mixer(flags: Flags, hidden: int, place: int, count: int) -> Mixer:
                 flags.number("linear_conv_kernel_dim", 4),
             )
     elif variant:
-        raise InputError("is not modelled", field="experimental_attention_variant", value=variant)
-    return _attention(flags, hidden, _window(flags, place, count))
+        raise InputError("is not supported", field="experimental_attention_variant", value=variant)
+    return _attention(flags, hidden, _window(flags, layer, count))
 
 
 def _attention(flags: Flags, hidden: int, window: int | None = None) -> Attention:
@@ -208,15 +208,17 @@ def _attention(flags: Flags, hidden: int, window: int | None = None) -> Attentio
     )
 
 
-def _window(flags: Flags, place: int, count: int) -> int | None:
-    """The window of a layer: tokens to the left and the token itself."""
+def _window(flags: Flags, layer: int, count: int) -> int | None:
+    """Return the attention window of a layer: tokens to the left plus the token itself."""
     sizes = re.findall(r"-?\d+", flags.text("window_size"))
     if not sizes or int(sizes[0]) < 0:
         return None
     sliding = (
-        _places(flags.text("window_attn_skip_freq"), count, last=True) if flags.on("window_attn_skip_freq") else None
+        _layer_mask(flags.text("window_attn_skip_freq"), count, last=True)
+        if flags.on("window_attn_skip_freq")
+        else None
     )
-    return int(sizes[0]) + 1 if sliding is None or sliding[place] else None
+    return int(sizes[0]) + 1 if sliding is None or sliding[layer] else None
 
 
 def _biased(flags: Flags) -> bool:
@@ -228,9 +230,9 @@ def _gated(flags: Flags) -> bool:
 
 
 def ffn_width(flags: Flags, hidden: int) -> int:
-    """Their width of a feed-forward block: four times the model's, or two thirds of that when it is gated."""
-    usual = int(4 * hidden * 2 / 3 / 64) * 64 if flags.on("swiglu") else 4 * hidden
-    return flags.number("ffn_hidden_size", usual)
+    """Return the FFN width; the default is 4 × hidden, or two thirds of that when gated."""
+    default = int(4 * hidden * 2 / 3 / 64) * 64 if flags.on("swiglu") else 4 * hidden
+    return flags.number("ffn_hidden_size", default)
 
 
 def _dense(flags: Flags, hidden: int) -> Dense:
@@ -253,71 +255,75 @@ def _experts(flags: Flags, hidden: int) -> MoE:
 
 
 def _routed(flags: Flags, count: int) -> list[bool]:
-    """Which layers have experts."""
+    """Return which layers have experts."""
     if not flags.on("num_experts") or flags.text("num_experts").lower() == "none":
         return [False] * count
-    return _places(flags.text("moe_layer_freq", "1"), count)
+    return _layer_mask(flags.text("moe_layer_freq", "1"), count)
 
 
-def _places(text: str, count: int, last: bool = False) -> list[bool]:
-    """A frequency as a truth per layer: N means one of N (the first, or all but the last), a pattern says each."""
+def _layer_mask(text: str, count: int, last: bool = False) -> list[bool]:
+    """Expand a frequency to one boolean per layer: N selects one of N (the first, or all but the last)."""
     if text.isdigit():
         every = max(1, int(text))
-        return [(place + 1) % every != 0 if last else place % every == 0 for place in range(count)]
-    found = pattern_of(text)
+        return [(layer + 1) % every != 0 if last else layer % every == 0 for layer in range(count)]
+    found = parse_pattern(text)
     if len(found) != count:
-        raise InputError(f"has {len(found)} places for {count} layers", value=text)
+        raise InputError(f"has {len(found)} entries for {count} layers", value=text)
     return [bool(one) for one in found]
 
 
-def pattern_of(text: str) -> list[int]:
-    """A pattern such as ([0]*3+[1]*1)*2, without running it."""
+def parse_pattern(text: str) -> list[int]:
+    """Evaluate a pattern such as ([0]*3+[1]*1)*2 without eval()."""
     if not re.fullmatch(r"[\d\[\]()+*,\s]{1,400}", text):
-        raise InputError("is no pattern of zeros and ones", value=text)
+        raise InputError("is not a list pattern of zeros and ones", value=text)
     try:
-        found = _list(ast.parse(text, mode="eval").body)
+        found = _eval_list(ast.parse(text, mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError) as error:
-        raise InputError("is no pattern of zeros and ones", value=text) from error
+        raise InputError("is not a list pattern of zeros and ones", value=text) from error
     return found if isinstance(found, list) else [found]
 
 
-def _list(node: ast.expr) -> Any:
+def _eval_list(node: ast.expr) -> Any:
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return min(node.value, MAX_LAYERS)
     if isinstance(node, ast.List | ast.Tuple):
-        return [_list(one) for one in node.elts]
+        return [_eval_list(one) for one in node.elts]
     if isinstance(node, ast.BinOp):
-        left, right = _list(node.left), _list(node.right)
+        left, right = _eval_list(node.left), _eval_list(node.right)
         if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
             return (left + right)[: MAX_LAYERS + 1]
         if isinstance(node.op, ast.Mult) and isinstance(left, list) != isinstance(right, list):
             many, times = (left, right) if isinstance(left, list) else (right, left)
             return (many * times)[: MAX_LAYERS + 1] if len(many) * times < 10**6 else many
-    raise InputError("is no pattern of zeros and ones")
+    raise InputError("is not a list pattern of zeros and ones")
 
 
-def _with_vocabulary(made: ModelSpec, flags: Flags) -> tuple[ModelSpec, tuple[str, ...]]:
-    """The model with its vocabulary; where the tokenizer alone knows it, that of a known model with these sizes."""
-    said = flags.optional("padded_vocab_size") or flags.optional("vocab_size")
-    told = flags.settings.get("tokenizer_model")
-    kind = flags.text("tokenizer_type", "" if told is not None else "GPT2BPETokenizer")  # what pretrain_gpt.py falls to
-    owner = named(str(told.value)) if told is not None and not told.unresolved else None
-    vocab = said or VOCABULARIES.get(kind) or (owner.vocab if owner else None)
+def _with_vocabulary(spec: ModelSpec, flags: Flags) -> tuple[ModelSpec, tuple[str, ...]]:
+    """Set the vocabulary; if only the tokenizer defines it, use that of a catalog model with these sizes."""
+    size = flags.optional("padded_vocab_size") or flags.optional("vocab_size")
+    tokenizer = flags.settings.get("tokenizer_model")
+    tokenizer_type = flags.text(
+        "tokenizer_type", "" if tokenizer is not None else "GPT2BPETokenizer"
+    )  # the default of pretrain_gpt.py
+    owner = find_model(str(tokenizer.value)) if tokenizer is not None and not tokenizer.unresolved else None
+    vocab = size or VOCABULARIES.get(tokenizer_type) or (owner.vocab if owner else None)
     if vocab:
-        made = msgspec.structs.replace(made, vocab=vocab)
-        return _known(made, [vocab]), ()
-    found = _known(made, None)
+        spec = msgspec.structs.replace(spec, vocab=vocab)
+        return _match_catalog(spec, [vocab]), ()
+    found = _match_catalog(spec, None)
     if found.vocab:
-        return found, (f"the vocabulary is the tokenizer's: taken to be the {found.vocab} of {found.name}",)
-    made = msgspec.structs.replace(made, vocab=GPT2_VOCABULARY)
-    return made, (f"the vocabulary is the tokenizer's: taken to be GPT-2's, {GPT2_VOCABULARY} (--vocab-size says it)",)
+        return found, (f"the vocabulary size depends on the tokenizer: assumed {found.vocab}, as in {found.name}",)
+    spec = msgspec.structs.replace(spec, vocab=GPT2_VOCABULARY)
+    return spec, (
+        f"the vocabulary size depends on the tokenizer: assumed GPT-2's {GPT2_VOCABULARY} (set --vocab-size)",
+    )
 
 
-def _known(made: ModelSpec, vocab: list[int] | None) -> ModelSpec:
-    """The catalogue's model of this shape, with the length that the flags give it."""
-    for spec in find_by_shape(made.hidden, made.num_layers):
-        if vocab is not None and spec.vocab not in vocab:
+def _match_catalog(spec: ModelSpec, vocab: list[int] | None) -> ModelSpec:
+    """Return the catalog model with this architecture, with the sequence length from the flags."""
+    for candidate in find_by_shape(spec.hidden, spec.num_layers):
+        if vocab is not None and candidate.vocab not in vocab:
             continue
-        if same_shape(spec, msgspec.structs.replace(made, vocab=spec.vocab)):
-            return msgspec.structs.replace(spec, max_seq_length=made.max_seq_length)
-    return made
+        if same_shape(candidate, msgspec.structs.replace(spec, vocab=candidate.vocab)):
+            return msgspec.structs.replace(candidate, max_seq_length=spec.max_seq_length)
+    return spec

@@ -1,4 +1,4 @@
-"""Reading Megatron-LM: the scripts that start it, and bare lists of its arguments."""
+"""Parse Megatron-LM launch scripts and argument lists."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshwright.clusters import Cluster
-from meshwright.frameworks.common import as_int, gpu_request_of
+from meshwright.frameworks.common import torchrun_gpu_request
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
-from meshwright.frameworks.megatron_lm.arguments import REST, TABLE, Taken, take
-from meshwright.frameworks.megatron_lm.model import Built, build
-from meshwright.frameworks.model_match import named
-from meshwright.frameworks.types import Settings, SourcedValue
+from meshwright.frameworks.megatron_lm.arguments import KEY_MAP, UNREAD_ARGS, ParsedArgs, parse_args
+from meshwright.frameworks.megatron_lm.model import BuiltModel, build
+from meshwright.frameworks.model_match import find_model
+from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.megatron_lm_composite_keys import parse_blend
@@ -27,141 +27,145 @@ if TYPE_CHECKING:
 PROGRAMS = re.compile(r"pretrain_\w+|train_rl|finetune")
 DECODERS = re.compile(r"pretrain_(gpt|mamba|hybrid|retro)\w*|train_rl|finetune")
 TOOLS = re.compile(r"(^|/)tools/")
-"""Where its programs lie that take the same arguments and train nothing."""
-MARKS = frozenset((
+"""Programs that take the same arguments but do not train."""
+TYPICAL_FLAGS = frozenset((
     "--num-layers", "--hidden-size", "--num-attention-heads", "--micro-batch-size", "--max-position-embeddings",
     "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--seq-length",
 ))  # fmt: skip
 SPLIT = "969,30,1"
-SETTLED = {
+SUPPRESSED_RULES = {
     "fine_grained_activation_offloading": "offload.activations-pipeline",
     "moe_paged_stash": "graphs.syncing-dispatch",
     "mock_data": "moe.forced-balance",
 }
-"""Flags that do what a rule of ours asks for."""
-SET_ELSEWHERE = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""Flags that satisfy one of our rules."""
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
-def recognises(content: Content) -> int:
+def detect(content: Content) -> int:
     if content.format != "shell" or content.script is None:
         return 0
-    for one in content.launches:
-        marks = len(MARKS & _texts(one.args))
-        if PROGRAMS.fullmatch(_program(one)) and marks:
-            return 1 if "--deepspeed" in _texts(one.args) else 5
-        if marks >= 3:
-            return 1 if "--deepspeed" in _texts(one.args) else 4
-    return 2 if len(MARKS & _texts(_bare(content) or _kept(content))) >= 2 else 0
+    for launch in content.launches:
+        flags = len(TYPICAL_FLAGS & _texts(launch.args))
+        if PROGRAMS.fullmatch(_program(launch)) and flags:
+            return 1 if "--deepspeed" in _texts(launch.args) else 5
+        if flags >= 3:
+            return 1 if "--deepspeed" in _texts(launch.args) else 4
+    return 2 if len(TYPICAL_FLAGS & _texts(_argument_list(content) or _from_variables(content))) >= 2 else 0
 
 
-def _program(one: LaunchCommand) -> str:
-    return Path(str(one.program.value)).name.removesuffix(".py").rpartition(".")[2]
+def _program(launch: LaunchCommand) -> str:
+    return Path(str(launch.program.value)).name.removesuffix(".py").rpartition(".")[2]
 
 
 def _texts(args: Sequence[SourcedValue]) -> set[str]:
     return {str(word.value).partition("=")[0] for word in args}
 
 
-def _bare(content: Content) -> tuple[SourcedValue, ...]:
-    """A file of nothing but arguments: every command in it begins with a dash."""
+def _argument_list(content: Content) -> tuple[SourcedValue, ...]:
+    """Return the arguments of a bare argument list: every command starts with --."""
     commands = content.script.commands if content.script else ()
     lists = [command.words for command in commands if command.words and str(command.words[0].value).startswith("--")]
     return tuple(word for line in lists for word in line)
 
 
-def _kept(content: Content) -> tuple[SourcedValue, ...]:
-    """Arguments that a script keeps in variables, where the command that takes them is not seen."""
+def _from_variables(content: Content) -> tuple[SourcedValue, ...]:
+    """Return arguments stored in variables, for scripts whose launch command was not found."""
     found: list[SourcedValue] = []
-    for said in (content.script.variables if content.script else {}).values():
-        values = said.value if isinstance(said.value, list) else str(said.value).split()
-        if values and str(values[0]).startswith("--") and not said.unresolved:
-            found += [msgspec.structs.replace(said, value=text) for text in values]
+    for setting in (content.script.variables if content.script else {}).values():
+        values = setting.value if isinstance(setting.value, list) else str(setting.value).split()
+        if values and str(values[0]).startswith("--") and not setting.unresolved:
+            found += [msgspec.structs.replace(setting, value=text) for text in values]
     return tuple(found)
 
 
 def parse(content: Content) -> ParsedConfig:
-    one = _chosen(content)
-    if one is not None:
-        return _parsed(content, take(one.args), one)
-    bare = _bare(content)
-    if bare:
-        return _parsed(content, take(bare), None)
-    note = "the command that starts the training was not found: the arguments kept in variables were read"
-    return _parsed(content, take(_kept(content)), None, (note,))
+    launch = _select_launch(content)
+    if launch is not None:
+        return _parsed(content, parse_args(launch.args), launch)
+    args = _argument_list(content)
+    if args:
+        return _parsed(content, parse_args(args), None)
+    note = "launch command not found: arguments were taken from the script's variables"
+    return _parsed(content, parse_args(_from_variables(content)), None, (note,))
 
 
-def _chosen(content: Content) -> LaunchCommand | None:
-    """The training that a script starts; where it starts several, the one that says most."""
-    found = sorted(content.launches, key=lambda one: -len(MARKS & _texts(one.args)))
-    return found[0] if found and MARKS & _texts(found[0].args) else None
+def _select_launch(content: Content) -> LaunchCommand | None:
+    """Return the launch command with the most typical flags."""
+    found = sorted(content.launches, key=lambda launch: -len(TYPICAL_FLAGS & _texts(launch.args)))
+    return found[0] if found and TYPICAL_FLAGS & _texts(found[0].args) else None
 
 
-def _parsed(content: Content, taken: Taken, one: LaunchCommand | None, notes: tuple[str, ...] = ()) -> ParsedConfig:
-    settings = taken.settings
-    built = _built(settings, content, one)
+def _parsed(
+    content: Content, args: ParsedArgs, launch: LaunchCommand | None, notes: tuple[str, ...] = ()
+) -> ParsedConfig:
+    settings = args.settings
+    built = _built(settings, content, launch)
     if "yaml_cfg" in settings:
-        notes = (*notes, "--yaml-cfg is not read: its values come on top of these")
-        settings[REST] = msgspec.structs.replace(settings["yaml_cfg"], unresolved="the file is not read here")
-    if one is not None and TOOLS.search(str(one.program.value)):
-        settings[REST] = msgspec.structs.replace(one.program, unresolved="this program trains nothing")
-    if len(content.launches) > 1 and one is not None:
-        notes = (*notes, f"the script starts {len(content.launches)} programs: the one with most settings was read")
-    files = dict.fromkeys([content.path, *(said.file for said in settings.values())])
+        notes = (*notes, "the --yaml-cfg file is not read; its values override these")
+        settings[UNREAD_ARGS] = msgspec.structs.replace(
+            settings["yaml_cfg"], unresolved="the --yaml-cfg file is not read"
+        )
+    if launch is not None and TOOLS.search(str(launch.program.value)):
+        settings[UNREAD_ARGS] = msgspec.structs.replace(launch.program, unresolved="this program does not train")
+    if len(content.launches) > 1 and launch is not None:
+        notes = (
+            *notes,
+            f"the script starts {len(content.launches)} programs: the one with the most settings was checked",
+        )
+    files = dict.fromkeys([content.path, *(setting.file for setting in settings.values())])
     return ParsedConfig(
         settings=settings,
         name=_name(content, settings),
         model=built.model,
         goal="sft" if "sft" in settings else "pretrain",
-        gpu_request=_asked(one) if one is not None else GpuRequest(),
-        env=_env(content, one) if one is not None else {},
-        findings=taken.findings,
+        gpu_request=_gpu_request(launch) if launch is not None else GpuRequest(),
+        env=_env(content, launch) if launch is not None else {},
+        findings=args.findings,
         notes=(*notes, *built.notes),
         files=tuple(files),
-        field_values=dict(_own(settings, built.model)),
-        suppressed_rules=tuple(rule for key, rule in SETTLED.items() if key in settings),
+        field_values=dict(_derived_fields(settings, built.model)),
+        suppressed_rules=tuple(rule for key, rule in SUPPRESSED_RULES.items() if key in settings),
     )
 
 
-def _built(settings: Settings, content: Content, one: LaunchCommand | None) -> Built:
-    program = _program(one) if one is not None else "pretrain_gpt"
-    if one is not None and TOOLS.search(str(one.program.value)):
-        return Built(None, (f"{program} trains nothing: only its arguments were checked",))
+def _built(settings: Settings, content: Content, launch: LaunchCommand | None) -> BuiltModel:
+    program = _program(launch) if launch is not None else "pretrain_gpt"
+    if launch is not None and TOOLS.search(str(launch.program.value)):
+        return BuiltModel(None, (f"{program} does not train: only its arguments were checked",))
     if PROGRAMS.fullmatch(program) and not DECODERS.fullmatch(program):
-        return Built(None, (f"{program} does not train a decoder: its model is not modelled here",))
+        return BuiltModel(None, (f"{program} does not train a decoder: its model is not supported",))
     return build(settings, Path(content.path).stem)
 
 
-def _asked(one: LaunchCommand) -> GpuRequest:
-    """The GPUs that a launcher asks for; torchrun without a number of nodes means one."""
-    asked = gpu_request_of(one)
-    if one.launcher == "torchrun" and one.nodes is None and one.gpus_per_node is not None:
-        asked = msgspec.structs.replace(asked, nodes=1)
-    return msgspec.structs.replace(asked, source=asked.source or one.program)
+def _gpu_request(launch: LaunchCommand) -> GpuRequest:
+    request = torchrun_gpu_request(launch)
+    return msgspec.structs.replace(request, source=request.source or launch.program)
 
 
-def _env(content: Content, one: LaunchCommand) -> Settings:
-    """The environment of the training; a launcher may be told more of it, and a file that is sourced may set more."""
-    script, env = content.script, dict(one.env)
-    if script is None or SET_ELSEWHERE in env:
+def _env(content: Content, launch: LaunchCommand) -> Settings:
+    """Return the environment of the training, including variables set by launcher options or unread sourced files."""
+    script, env = content.script, dict(launch.env)
+    if script is None or CONNECTIONS in env:
         return env
-    passed = f"{SET_ELSEWHERE}="
+    passed = f"{CONNECTIONS}="
     for word in (word for command in script.commands for word in command.words):
         if passed in str(word.value):  # mpirun -x NAME=value, docker run --env NAME=value
-            told = str(word.value).partition(passed)[2]
-            return {**env, SET_ELSEWHERE: SourcedValue(told, word.line, word.file, word.unresolved)}
+            value = str(word.value).partition(passed)[2]
+            return {**env, CONNECTIONS: SourcedValue(value, word.line, word.file, word.unresolved)}
     for each in script.unresolved:
         if "source" in f"{each.what} {each.reason}":
-            return {**env, SET_ELSEWHERE: SourcedValue("", each.line, each.file, f"{each.what} may set it")}
+            return {**env, CONNECTIONS: SourcedValue("", each.line, each.file, f"{each.what} may set it")}
     return env
 
 
 def _name(content: Content, settings: Settings) -> str:
-    """What the file calls its model: its own name, or else a comment, a variable or a folder that speaks of one."""
+    """Return the name of the model, from the file name, a comment, a variable or a path."""
     stem = Path(content.path).stem
     if "llama" in stem.lower():
         return stem
-    said = next((text for text in _descriptions(content, settings) if "llama" in text.lower()), "")
-    return f"{stem} ({said.strip()})" if said else stem
+    description = next((text for text in _descriptions(content, settings) if "llama" in text.lower()), "")
+    return f"{stem} ({description.strip()})" if description else stem
 
 
 def _descriptions(content: Content, settings: Settings) -> Iterator[str]:
@@ -169,39 +173,39 @@ def _descriptions(content: Content, settings: Settings) -> Iterator[str]:
         if key in settings:
             yield str(settings[key].value)
     yield from re.findall(r"(?m)^[ \t]*#[ \t]*(?!!)(.{0,100})", content.text)
-    for name, said in (content.script.variables if content.script else {}).items():
-        yield f"{name}={said.value}" if isinstance(said.value, str) and len(said.value) < 200 else name
+    for name, setting in (content.script.variables if content.script else {}).items():
+        yield f"{name}={setting.value}" if isinstance(setting.value, str) and len(setting.value) < 200 else name
 
 
-def _own(settings: Settings, model: ModelSpec | None) -> Iterator[tuple[str, Any]]:
-    """Fields that follow from several flags and the model."""
+def _derived_fields(settings: Settings, model: ModelSpec | None) -> Iterator[tuple[str, Any]]:
+    """Yield recipe fields derived from several flags and the model."""
     experts = "num_experts" in settings
     if experts and "expert_tensor_parallel_size" not in settings:
-        yield "layout.etp", max(1, number(settings, "tensor_model_parallel_size") or 1)
+        yield "layout.etp", max(1, int_value(settings, "tensor_model_parallel_size") or 1)
     if model is not None:
-        yield from stages(settings, model.num_layers).items()
+        yield from pipeline_fields(settings, model.num_layers).items()
     if str(text(settings, "cuda_graph_impl") or "none") != "none":
-        yield "kernels.te_rng_tracker", True  # turned on by itself
+        yield "kernels.te_rng_tracker", True  # Megatron-LM turns it on for CUDA graphs
     if not {"train_data_path", "valid_data_path", "per_split_data_args_path"} & settings.keys():
         yield "data.validation_part", _validation(text(settings, "split") or SPLIT)
     yield from _data(settings)
-    if "save" in settings:  # whatever folder that is
+    if "save" in settings:  # whatever directory that is
         yield "checkpoint.resume", "load" in settings and "finetune" not in settings
-    if (text(settings, "tokenizer_type") or "").startswith("Null") or _is_own(settings, model):
+    if (text(settings, "tokenizer_type") or "").startswith("Null") or _is_model_tokenizer(settings, model):
         yield "data.tokenizer", ""
 
 
-def _is_own(settings: Settings, model: ModelSpec | None) -> bool:
-    """Whether the tokenizer is the one that the model was published with."""
-    owner = named(text(settings, "tokenizer_model") or "")
+def _is_model_tokenizer(settings: Settings, model: ModelSpec | None) -> bool:
+    """Return whether the tokenizer is the one published with the model."""
+    owner = find_model(text(settings, "tokenizer_model") or "")
     return owner is not None and model is not None and owner.vocab == model.vocab
 
 
 def _data(settings: Settings) -> Iterator[tuple[str, Any]]:
-    said = settings.get("data_path") or settings.get("train_data_path")
-    if said is None or said.unresolved or "mock_data" in settings or not isinstance(said.value, list):
+    setting = settings.get("data_path") or settings.get("train_data_path")
+    if setting is None or setting.unresolved or "mock_data" in settings or not isinstance(setting.value, list):
         return
-    dataset, blend = parse_blend(said.value)
+    dataset, blend = parse_blend(setting.value)
     if blend:
         yield "data.blend", blend
     elif dataset:
@@ -209,7 +213,7 @@ def _data(settings: Settings) -> Iterator[tuple[str, Any]]:
 
 
 def _validation(split: str) -> float:
-    """The share of validation in a split such as 99,1,0."""
+    """Return the validation fraction of a split such as 99,1,0."""
     parts = [float(part) for part in re.findall(r"\d+\.?\d*|\.\d+", split)]
     total = sum(parts)
     share = parts[1] / total if len(parts) > 1 and total > 0 else 0.0
@@ -217,45 +221,45 @@ def _validation(split: str) -> float:
 
 
 def text(settings: Settings, key: str) -> str | None:
-    """The text of a flag, when it is said and known."""
-    said = settings.get(key)
-    return None if said is None or said.unresolved else str(said.value)
+    """Return the value of a flag as text, if it is set and resolved."""
+    setting = settings.get(key)
+    return None if setting is None or setting.unresolved else str(setting.value)
 
 
-def number(settings: Settings, key: str) -> int | None:
-    """The whole number of a flag, or its default, when that is known."""
+def int_value(settings: Settings, key: str) -> int | None:
+    """Return the integer value of a flag, or its default, if known."""
     if key in settings:
         return as_int(settings[key])
-    word = config_keys(TABLE).get(key)
+    word = config_keys(KEY_MAP).get(key)
     return word.default if word is not None and isinstance(word.default, int) else None
 
 
-def stages(settings: Settings, layers: int) -> dict[str, Any]:
-    """The stages of a pipeline where they are said in layers: per virtual stage, or of the first and the last."""
-    pp = number(settings, "pipeline_model_parallel_size") or 0
+def pipeline_fields(settings: Settings, layers: int) -> dict[str, Any]:
+    """Return the pipeline fields if stages are given in layers: per virtual stage, or for the first and last."""
+    pp = int_value(settings, "pipeline_model_parallel_size") or 0
     if pp < 1 or "pipeline_model_parallel_layout" in settings:
         return {}
     found: dict[str, Any] = {}
-    chunk = number(settings, "num_layers_per_virtual_pipeline_stage")
-    vp = number(settings, "num_virtual_stages_per_pipeline_rank") or 1
+    chunk = int_value(settings, "num_layers_per_virtual_pipeline_stage")
+    vp = int_value(settings, "num_virtual_stages_per_pipeline_rank") or 1
     if chunk and "num_virtual_stages_per_pipeline_rank" not in settings:
-        vp = per_rank(settings, layers, pp) // chunk
+        vp = layers_per_rank(settings, layers, pp) // chunk
         found["layout.vp"] = max(1, vp)
         found["layout.pp_schedule"] = "interleaved_1f1b" if vp > 1 else "1f1b"
     uneven = _uneven(settings, layers, pp, max(1, vp))
     return {**found, "layout.stage_layers": uneven} if uneven else found
 
 
-def per_rank(settings: Settings, layers: int, pp: int) -> int:
-    """Layers on one rank of the pipeline, embedding and loss counted where they are asked to be."""
+def layers_per_rank(settings: Settings, layers: int, pp: int) -> int:
+    """Return the layers per pipeline rank; embedding and loss count as layers if requested."""
     counted = [key for key in ("embedding", "loss") if f"account_for_{key}_in_pipeline_split" in settings]
     return (layers + len(counted)) // pp
 
 
 def _uneven(settings: Settings, layers: int, pp: int, vp: int) -> tuple[int, ...]:
-    """Layers per chunk when the first or the last stage has a number of its own; empty when that does not work out."""
-    first = number(settings, "decoder_first_pipeline_num_layers")
-    last = number(settings, "decoder_last_pipeline_num_layers")
+    """Return the layers per chunk if the first or last stage has its own number; empty if it does not divide."""
+    first = int_value(settings, "decoder_first_pipeline_num_layers")
+    last = int_value(settings, "decoder_last_pipeline_num_layers")
     middle = pp - (first is not None) - (last is not None)
     rest = layers - (first or 0) - (last or 0)
     if (first is None and last is None) or middle < 0 or rest < 0 or (rest % middle if middle else rest):
@@ -264,17 +268,17 @@ def _uneven(settings: Settings, layers: int, pp: int, vp: int) -> tuple[int, ...
     return tuple(count // vp for count in ranks) * vp if all(count % vp == 0 for count in ranks) else ()
 
 
-def complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:
-    """What follows from the number of GPUs: the global batch when it is unsaid, and steps said in samples."""
+def complete(recipe: Recipe, parsed: ParsedConfig, cluster: Cluster) -> Recipe:
+    """Set fields derived from the number of GPUs: the default global batch, and steps given in samples."""
     settings, layout = parsed.settings, recipe.layout
     batch = recipe.train.global_batch_size
     if "global_batch_size" not in settings:
-        batch = layout.micro_batch_size * max(1, on.world // (layout.tp * layout.pp * layout.cp))
+        batch = layout.micro_batch_size * max(1, cluster.world // (layout.tp * layout.pp * layout.cp))
     steps, schedule = recipe.train.steps, recipe.schedule
-    samples = number(settings, "train_samples")
+    samples = int_value(settings, "train_samples")
     if samples and "train_iters" not in settings:
         steps = max(1, samples // batch)
-    decay = number(settings, "lr_decay_samples")
+    decay = int_value(settings, "lr_decay_samples")
     decay_steps = decay // batch if decay else schedule.decay_steps
     return msgspec.structs.replace(
         recipe,
@@ -286,7 +290,7 @@ def complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:
 
 
 def _warmup(recipe: Recipe, settings: Settings, batch: int, steps: int) -> int:
-    samples, fraction = number(settings, "lr_warmup_samples"), text(settings, "lr_warmup_fraction")
+    samples, fraction = int_value(settings, "lr_warmup_samples"), text(settings, "lr_warmup_fraction")
     if samples:
         return samples // batch
     try:

@@ -1,4 +1,4 @@
-"""A model as Megatron-LM's flags, proven by building it back."""
+"""Convert a model to Megatron-LM flags, verified by building it back."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ LETTERS = ((Mamba2, "M"), (Attention, "*"), (Dense, "-"), (MoE, "E"))
 
 
 def model_flags(model: ModelSpec, recipe: Recipe) -> dict[str, Any]:
-    """The flags that build a model; one that they cannot build is an error."""
+    """Return the flags that build a model; raise InputError if they cannot."""
     if model.kind != "causal_lm" or model.vision is not None:
-        raise _refused(model, "Megatron-LM's scripts train language models")
+        raise _unsupported(model, "Megatron-LM export supports language models only")
     flags = {**_common(model, recipe), **_mixers(model), **_blocks(model)}
     flags |= _hybrid(model) if is_hybrid(model) else {}
     if model.mtp_layers and recipe.train.mtp_loss:
         flags["mtp_num_layers"] = model.mtp_layers
-    _prove(model, flags)
+    _verify(model, flags)
     return flags
 
 
 def is_hybrid(model: ModelSpec) -> bool:
-    """Whether layers have a mixer or a feed-forward block, not both."""
+    """Return whether layers have a mixer or an FFN, not both."""
     return any(layer.mixer is None or layer.ffn is None for layer in model.layers)
 
 
-def _refused(model: ModelSpec, reason: str) -> InputError:
+def _unsupported(model: ModelSpec, reason: str) -> InputError:
     return InputError(reason, field="model", value=model.name)
 
 
@@ -58,13 +58,13 @@ def _mixers(model: ModelSpec) -> dict[str, Any]:
         flags |= _mixer(mixer, model)
     linear = [isinstance(mixer, GatedDelta) for mixer in mixers]
     if any(linear):
-        flags |= {"experimental_attention_variant": "gated_delta_net", "linear_attention_freq": pattern(linear)}
+        flags |= {"experimental_attention_variant": "gated_delta_net", "linear_attention_freq": format_pattern(linear)}
     windows = [mixer.window for mixer in mixers if isinstance(mixer, Attention)]
     width = next((window for window in windows if window), None)
     if width:
         flags["window_size"] = f"{width - 1},0"
         if not all(windows):
-            flags["window_attn_skip_freq"] = pattern([bool(window) for window in windows])
+            flags["window_attn_skip_freq"] = format_pattern([bool(window) for window in windows])
     return flags
 
 
@@ -124,7 +124,7 @@ def _blocks(model: ModelSpec) -> dict[str, Any]:
         "disable_bias_linear": not first.bias,
     }
     if first.gated and model.activation != "silu":
-        raise _refused(model, f"Megatron-LM has no flag for gated {model.activation}")
+        raise _unsupported(model, f"Megatron-LM has no flag for gated {model.activation}")
     if sparse is None:
         return flags
     routed = [isinstance(block, MoE) for block in blocks]
@@ -133,21 +133,21 @@ def _blocks(model: ModelSpec) -> dict[str, Any]:
         "num_experts": sparse.experts,
         "moe_router_topk": sparse.topk,
         "moe_ffn_hidden_size": sparse.width,
-        "moe_layer_freq": None if all(routed) else pattern(routed),
+        "moe_layer_freq": None if all(routed) else format_pattern(routed),
         "moe_shared_expert_intermediate_size": sparse.shared_width or None,
         "moe_shared_expert_gate": sparse.shared_gate,
         "moe_latent_size": sparse.latent,
     }
 
 
-def pattern(places: Sequence[bool]) -> str:
-    """A truth per layer as a pattern of runs, such as ([0]*3+[1]*58)."""
+def format_pattern(mask: Sequence[bool]) -> str:
+    """Format a per-layer mask as runs, such as ([0]*3+[1]*58)."""
     runs: list[tuple[bool, int]] = []
-    for place in places:
-        if runs and runs[-1][0] == place:
-            runs[-1] = (place, runs[-1][1] + 1)
+    for value in mask:
+        if runs and runs[-1][0] == value:
+            runs[-1] = (value, runs[-1][1] + 1)
         else:
-            runs.append((place, 1))
+            runs.append((value, 1))
     return "(" + "+".join(f"[{int(value)}]*{count}" for value, count in runs) + ")"
 
 
@@ -156,15 +156,17 @@ def _hybrid(model: ModelSpec) -> dict[str, Any]:
 
 
 def _letter(layer: Layer) -> str:
-    part = layer.mixer if layer.mixer is not None else layer.ffn
-    found = next((letter for kind, letter in LETTERS if isinstance(part, kind)), None)
+    block = layer.mixer if layer.mixer is not None else layer.ffn
+    found = next((letter for block_type, letter in LETTERS if isinstance(block, block_type)), None)
     if found is None or (layer.mixer is not None and layer.ffn is not None):
-        raise InputError("a hybrid's layers are Mamba, attention, dense or experts, one at a time", field="model")
+        raise InputError("hybrid layers must be Mamba, attention, dense or experts, one per layer", field="model")
     return found
 
 
-def _prove(model: ModelSpec, flags: dict[str, Any]) -> None:
-    said = {key: SourcedValue(value, 0, "") for key, value in flags.items() if value is not None and value is not False}
-    built = build(said, model.name).model
+def _verify(model: ModelSpec, flags: dict[str, Any]) -> None:
+    given = {
+        key: SourcedValue(value, 0, "") for key, value in flags.items() if value is not None and value is not False
+    }
+    built = build(given, model.name).model
     if built is None or built.params.total != model.params.total or built.params.active != model.params.active:
-        raise _refused(model, "Megatron-LM's flags cannot build this model")
+        raise _unsupported(model, "Megatron-LM's flags cannot build this model")

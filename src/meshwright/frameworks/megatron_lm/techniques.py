@@ -1,119 +1,142 @@
-"""Number formats, recompute, offload, graphs and experts as Megatron-LM combines them."""
+"""Rules for precision, recompute, offload, CUDA graphs, MoE and checkpoint flags."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from meshwright.frameworks.framework import Problem, RuleContext
-from meshwright.frameworks.megatron_lm.accessors import is_open, number_of, on, text_of
-from meshwright.frameworks.megatron_lm.arguments import spell
+from meshwright.frameworks.megatron_lm.accessors import get_int, get_text, has_unread_args, is_on
+from meshwright.frameworks.megatron_lm.arguments import format_flag
 
 OFFLOAD_V1 = "NVTE_CPU_OFFLOAD_V1"
 
 
-def two_formats(ctx: RuleContext) -> Iterator[Problem]:
+def exclusive_formats(ctx: RuleContext) -> Iterator[Problem]:
     for one, other in (("bf16", "fp16"), ("fp8_format", "fp4_format")):
-        if ctx.is_set(one) and ctx.is_set(other) and "None" not in (text_of(ctx, one), text_of(ctx, other)):
+        if ctx.is_set(one) and ctx.is_set(other) and "None" not in (get_text(ctx, one), get_text(ctx, other)):
             yield Problem(
-                f"{spell(one, True)} and {spell(other, True)} exclude each other", (spell(other, None),), key=other
+                f"{format_flag(one, True)} and {format_flag(other, True)} are exclusive",
+                (format_flag(other, None),),
+                key=other,
             )
 
 
-def fp8_head(ctx: RuleContext) -> Problem | None:
-    if not on(ctx, "fp8_output_proj") or text_of(ctx, "fp8_recipe") == "mxfp8":
+def fp8_output_proj(ctx: RuleContext) -> Problem | None:
+    if not is_on(ctx, "fp8_output_proj") or get_text(ctx, "fp8_recipe") == "mxfp8":
         return None
     return Problem("--fp8-output-proj needs --fp8-recipe mxfp8", ("--fp8-recipe mxfp8",))
 
 
-def recipe_unread(ctx: RuleContext) -> Problem | None:
-    if not ctx.is_set("fp8_recipe") or ctx.is_set("fp8_format") or ctx.is_set("fp4_format") or is_open(ctx):
+def fp8_recipe_ignored(ctx: RuleContext) -> Problem | None:
+    if not ctx.is_set("fp8_recipe") or ctx.is_set("fp8_format") or ctx.is_set("fp4_format") or has_unread_args(ctx):
         return None
-    return Problem("--fp8-recipe does nothing without --fp8-format: matrices stay in bf16", ("--fp8-format hybrid",))
+    return Problem("--fp8-recipe has no effect without --fp8-format: GEMMs run in bf16", ("--fp8-format hybrid",))
 
 
 def recompute(ctx: RuleContext) -> Iterator[Problem]:
-    kind = text_of(ctx, "recompute_granularity") or ("selective" if on(ctx, "recompute_activations") else "")
-    method, layers = text_of(ctx, "recompute_method"), text_of(ctx, "recompute_num_layers")
-    if ctx.is_set("recompute_granularity") and not kind:
+    granularity = get_text(ctx, "recompute_granularity") or ("selective" if is_on(ctx, "recompute_activations") else "")
+    method, layers = get_text(ctx, "recompute_method"), get_text(ctx, "recompute_num_layers")
+    if ctx.is_set("recompute_granularity") and not granularity:
         return
     if (
-        kind == "full"
+        granularity == "full"
         and not (ctx.is_set("recompute_method") and ctx.is_set("recompute_num_layers"))
-        and not is_open(ctx)
+        and not has_unread_args(ctx)
     ):
         fix = ("--recompute-method uniform", "--recompute-num-layers 1")
-        yield Problem("full recompute needs a method and a number of layers", fix, key="recompute_granularity")
-    elif kind == "selective" and (method or layers):
+        yield Problem(
+            "--recompute-granularity full needs --recompute-method and --recompute-num-layers",
+            fix,
+            key="recompute_granularity",
+        )
+    elif granularity == "selective" and (method or layers):
         keys = [key for key in ("recompute_method", "recompute_num_layers") if ctx.is_set(key)]
         yield Problem(
-            "selective recompute takes modules, no method and no number",
-            tuple(spell(k, None) for k in keys),
+            "--recompute-granularity selective takes --recompute-modules, not a method or number of layers",
+            tuple(format_flag(k, None) for k in keys),
             key=keys[0],
         )
 
 
 def one_layer(ctx: RuleContext) -> Problem | None:
-    full = text_of(ctx, "recompute_granularity") == "full"
-    if not full or text_of(ctx, "recompute_method") != "block" or number_of(ctx, "recompute_num_layers") != 1:
+    full = get_text(ctx, "recompute_granularity") == "full"
+    if not full or get_text(ctx, "recompute_method") != "block" or get_int(ctx, "recompute_num_layers") != 1:
         return None
     return Problem(
-        "--recompute-method block with 1 layer recomputes one layer of each stage; every layer is uniform with 1",
+        "--recompute-method block with 1 layer recomputes only one layer per stage; use uniform to recompute all",
         ("--recompute-method uniform",),
         key="recompute_method",
     )
 
 
-def recompute_unread(ctx: RuleContext) -> Problem | None:
-    said = next((key for key in ("recompute_method", "recompute_num_layers") if ctx.is_set(key)), "")
-    if not said or ctx.is_set("recompute_granularity") or ctx.is_set("recompute_activations") or is_open(ctx):
+def recompute_ignored(ctx: RuleContext) -> Problem | None:
+    setting = next((key for key in ("recompute_method", "recompute_num_layers") if ctx.is_set(key)), "")
+    if (
+        not setting
+        or ctx.is_set("recompute_granularity")
+        or ctx.is_set("recompute_activations")
+        or has_unread_args(ctx)
+    ):
         return None
     return Problem(
-        f"{spell(said, True)} does nothing without --recompute-granularity", ("--recompute-granularity full",), key=said
+        f"{format_flag(setting, True)} has no effect without --recompute-granularity",
+        ("--recompute-granularity full",),
+        key=setting,
     )
 
 
 def distributed_saves(ctx: RuleContext) -> Problem | None:
-    if not on(ctx, "distribute_saved_activations") or not on(ctx, "sequence_parallel"):
+    if not is_on(ctx, "distribute_saved_activations") or not is_on(ctx, "sequence_parallel"):
         return None
     fix = ("without --distribute-saved-activations",)
-    return Problem("--distribute-saved-activations does not go with --sequence-parallel", fix)
+    return Problem("--distribute-saved-activations cannot be combined with --sequence-parallel", fix)
 
 
 def offload_layers(ctx: RuleContext) -> Iterator[Problem]:
     key = "cpu_offloading_num_layers"
-    if not number_of(ctx, key):
+    if not get_int(ctx, key):
         return
-    if number_of(ctx, "pipeline_model_parallel_size") > 1:
-        yield Problem("offloading layers does not go with a pipeline", (spell(key, None),), key=key)
+    if get_int(ctx, "pipeline_model_parallel_size") > 1:
+        yield Problem(
+            "--cpu-offloading-num-layers does not support pipeline parallelism", (format_flag(key, None),), key=key
+        )
     if ctx.is_set("recompute_granularity") or ctx.is_set("recompute_activations"):
-        yield Problem("offloading layers does not go with recompute", (spell(key, None),), key=key)
-    if text_of(ctx, "cuda_graph_impl") in ("local", "transformer_engine"):
-        yield Problem("offloading layers goes with CUDA graphs of whole iterations only", (spell(key, None),), key=key)
+        yield Problem(
+            "--cpu-offloading-num-layers cannot be combined with recompute", (format_flag(key, None),), key=key
+        )
+    if get_text(ctx, "cuda_graph_impl") in ("local", "transformer_engine"):
+        yield Problem(
+            "--cpu-offloading-num-layers supports only full-iteration CUDA graphs", (format_flag(key, None),), key=key
+        )
 
 
 def offload_environment(ctx: RuleContext) -> Problem | None:
-    """Transformer Engine since 2.10 would offload weights with the activations unless it is told not to."""
-    said = ctx.parsed.env.get(OFFLOAD_V1)
-    elsewhere = ctx.parsed.gpu_request.source is None or any(one.unresolved for one in ctx.parsed.env.values())
-    if not on(ctx, "fine_grained_activation_offloading") or elsewhere or (said is not None and said.value == "1"):
+    """Transformer Engine 2.10 and later offloads weights too unless NVTE_CPU_OFFLOAD_V1 is 1."""
+    setting = ctx.parsed.env.get(OFFLOAD_V1)
+    unknown_env = ctx.parsed.gpu_request.source is None or any(one.unresolved for one in ctx.parsed.env.values())
+    if (
+        not is_on(ctx, "fine_grained_activation_offloading")
+        or unknown_env
+        or (setting is not None and setting.value == "1")
+    ):
         return None
     return Problem(
-        f"{OFFLOAD_V1} must be 1 where activations are offloaded",
+        f"--fine-grained-activation-offloading needs {OFFLOAD_V1}=1",
         (f"export {OFFLOAD_V1}=1",),
-        key=OFFLOAD_V1 if said is not None else "fine_grained_activation_offloading",
+        key=OFFLOAD_V1 if setting is not None else "fine_grained_activation_offloading",
     )
 
 
-OFFLOADED = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm")
-OF_EXPERTS = ("expert_fc1", "moe_act")
+OFFLOADED_MODULES = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm")
+OFFLOADED_EXPERT_MODULES = ("expert_fc1", "moe_act")
 
 
-def offload_of_what(ctx: RuleContext) -> Problem | None:
-    if not on(ctx, "fine_grained_activation_offloading") or ctx.is_set("offload_modules") or is_open(ctx):
+def offload_without_modules(ctx: RuleContext) -> Problem | None:
+    if not is_on(ctx, "fine_grained_activation_offloading") or ctx.is_set("offload_modules") or has_unread_args(ctx):
         return None
     return Problem(
-        "--fine-grained-activation-offloading does not say of which modules",
-        (spell("offload_modules", OFFLOADED),),
+        "--fine-grained-activation-offloading needs --offload-modules",
+        (format_flag("offload_modules", OFFLOADED_MODULES),),
         key="fine_grained_activation_offloading",
     )
 
@@ -122,7 +145,7 @@ def registered_graphs(ctx: RuleContext) -> Problem | None:
     env = ctx.parsed.env
     config = next((env[name] for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF") if name in env), None)
     registered = env.get("NCCL_GRAPH_REGISTER")
-    if text_of(ctx, "cuda_graph_impl") != "transformer_engine" or config is None or config.unresolved:
+    if get_text(ctx, "cuda_graph_impl") != "transformer_engine" or config is None or config.unresolved:
         return None
     if "expandable_segments:true" not in str(config.value).lower() or (registered and str(registered.value) == "0"):
         return None
@@ -131,43 +154,46 @@ def registered_graphs(ctx: RuleContext) -> Problem | None:
 
 
 def te_loss(ctx: RuleContext) -> Problem | None:
-    if not on(ctx, "cross_entropy_loss_fusion") or text_of(ctx, "cross_entropy_fusion_impl") != "te":
+    if not is_on(ctx, "cross_entropy_loss_fusion") or get_text(ctx, "cross_entropy_fusion_impl") != "te":
         return None
     fix = ("--cross-entropy-fusion-impl native",)
-    return Problem("Transformer Engine's fused loss is refused", fix, key="cross_entropy_fusion_impl")
+    return Problem("--cross-entropy-fusion-impl te is rejected", fix, key="cross_entropy_fusion_impl")
 
 
 def width_without_experts(ctx: RuleContext) -> Problem | None:
-    if not ctx.is_set("moe_ffn_hidden_size") or ctx.is_set("num_experts") or is_open(ctx):
+    if not ctx.is_set("moe_ffn_hidden_size") or ctx.is_set("num_experts") or has_unread_args(ctx):
         return None
-    return Problem("--moe-ffn-hidden-size is given and --num-experts is not", ("--num-experts N",))
+    return Problem("--moe-ffn-hidden-size needs --num-experts", ("--num-experts N",))
 
 
 def top_one(ctx: RuleContext) -> Problem | None:
-    one = ctx.is_set("moe_router_topk") and number_of(ctx, "moe_router_topk") == 1
-    softmax = text_of(ctx, "moe_router_score_function") in ("", "softmax")
-    if not one or not softmax or ctx.is_set("moe_router_pre_softmax") or is_open(ctx):
+    one = ctx.is_set("moe_router_topk") and get_int(ctx, "moe_router_topk") == 1
+    softmax = get_text(ctx, "moe_router_score_function") in ("", "softmax")
+    if not one or not softmax or ctx.is_set("moe_router_pre_softmax") or has_unread_args(ctx):
         return None
     fix = ("--moe-router-pre-softmax",)
-    return Problem("top-1 routing needs the softmax before the choice", fix, key="moe_router_topk")
+    return Problem("--moe-router-topk 1 needs --moe-router-pre-softmax", fix, key="moe_router_topk")
 
 
 def bias_needs_sigmoid(ctx: RuleContext) -> Problem | None:
-    scored = ctx.is_set("moe_router_score_function") and text_of(ctx, "moe_router_score_function") != "softmax"
-    if not on(ctx, "moe_router_enable_expert_bias") or scored or is_open(ctx):
+    scored = ctx.is_set("moe_router_score_function") and get_text(ctx, "moe_router_score_function") != "softmax"
+    if not is_on(ctx, "moe_router_enable_expert_bias") or scored or has_unread_args(ctx):
         return None
-    return Problem("a balancing bias needs scores by sigmoid", ("--moe-router-score-function sigmoid",))
+    return Problem(
+        "--moe-router-enable-expert-bias needs --moe-router-score-function sigmoid",
+        ("--moe-router-score-function sigmoid",),
+    )
 
 
 def async_format(ctx: RuleContext) -> Problem | None:
-    if not on(ctx, "async_save") or text_of(ctx, "ckpt_format") not in ("torch", "torch_dcp", "zarr"):
+    if not is_on(ctx, "async_save") or get_text(ctx, "ckpt_format") not in ("torch", "torch_dcp", "zarr"):
         return None
     return Problem("--async-save needs --ckpt-format torch_dist", ("--ckpt-format torch_dist",), key="async_save")
 
 
 def async_without_worker(ctx: RuleContext) -> Problem | None:
-    plain = text_of(ctx, "ckpt_format") in ("torch", "torch_dcp", "zarr")
-    if not on(ctx, "async_save") or plain or ctx.is_set("use_persistent_ckpt_worker") or is_open(ctx):
+    plain = get_text(ctx, "ckpt_format") in ("torch", "torch_dcp", "zarr")
+    if not is_on(ctx, "async_save") or plain or ctx.is_set("use_persistent_ckpt_worker") or has_unread_args(ctx):
         return None
     fix = ("--use-persistent-ckpt-worker",)
-    return Problem("--async-save is switched off without --use-persistent-ckpt-worker", fix, key="async_save")
+    return Problem("--async-save is disabled without --use-persistent-ckpt-worker", fix, key="async_save")

@@ -1,4 +1,4 @@
-"""Writing Megatron-LM: a script with its arguments in arrays, and the program that it starts."""
+"""Export to Megatron-LM: a launch script with its arguments in arrays, and the program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings, value_of, without_defaults
 from meshwright.frameworks.megatron_lm.layouts import BLACKWELL, CONNECTIONS
 from meshwright.frameworks.megatron_lm.sizes import is_hybrid, model_flags
-from meshwright.frameworks.megatron_lm.techniques import OF_EXPERTS, OFFLOAD_V1, OFFLOADED
+from meshwright.frameworks.megatron_lm.techniques import OFFLOAD_V1, OFFLOADED_EXPERT_MODULES, OFFLOADED_MODULES
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import config_keys
@@ -27,8 +27,8 @@ KEEP = (
     "expert_tensor_parallel_size",
 )  # fmt: skip
 PRETRAINED = "pretrained_checkpoint"
-ASKED_FOR = '"${PRETRAINED_CHECKPOINT:?a checkpoint in the format of Megatron-LM}"'
-PLACES = {
+CHECKPOINT_VARIABLE = '"${PRETRAINED_CHECKPOINT:?a checkpoint in Megatron-LM format}"'
+ARRAYS = {
     "use_precision_aware_optimizer": "PRECISION_ARGS",
     "no_gradient_accumulation_fusion": "MODEL_PARALLEL_ARGS",
     "moe_router_score_function": "MOE_ARGS",
@@ -39,7 +39,7 @@ PLACES = {
     "use_persistent_ckpt_worker": "RUN_ARGS",
     "split": "RUN_ARGS",
 }
-"""Flags without a row of their own meaning, by the array that they belong in; the rest describe the model."""
+"""Flags outside the key map, by the array they belong in; the rest describe the model."""
 
 ADAM_ONLY = {
     "main_grads_dtype": "precision.grads",
@@ -47,40 +47,40 @@ ADAM_ONLY = {
     "exp_avg_dtype": "precision.moments",
     "optimizer_cpu_offload": "layout.offload",
 }
-"""Flags of the precision-aware optimizer, with what they say."""
+"""Flags of the precision-aware optimizer, with their recipe fields."""
 
 
-def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
+def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Cluster) -> ExportedConfig:
     if recipe.goal == "peft":
         raise InputError(
-            "Megatron-LM trains all weights; Megatron-Bridge has adapters",
+            "Megatron-LM has no adapters; use Megatron-Bridge",
             field="goal",
             value=recipe.goal,
             fix=["--to megatron-bridge"],
         )
     skipped = ("data.validation_part", "data.tokenizer", *(["kernels.te_rng_tracker"] if _captures(recipe) else []))
     fields = [key for key in relevant_fields(recipe, model) if key not in skipped]
-    settings, unsaid = to_settings(framework, recipe, fields)
-    settings, refused = _offered(framework, settings, recipe)
+    settings, unmapped = to_settings(framework, recipe, fields)
+    settings, rejected = _accepted(framework, settings, recipe)
     flags = {
         **without_defaults(framework, settings, KEEP),
         **model_flags(model, recipe),
-        **dict(_needed(recipe, model)),
+        **dict(_required(recipe, model)),
     }
     if recipe.layout.stage_layers and model.mtp_layers and recipe.train.mtp_loss:
         flags["pipeline_model_parallel_layout"] = format_pipeline_layout(recipe.layout.stage_layers, model.mtp_layers)
     if model.moe is None:
         flags.pop("expert_tensor_parallel_size", None)
-    said = {key: value for key, value in flags.items() if value is not None and value is not False}
-    flags = {key: said[key] for keys in _groups(said).values() for key in keys}
+    given = {key: value for key, value in flags.items() if value is not None and value is not False}
+    flags = {key: given[key] for keys in _groups(given).values() for key in keys}
     script = "pretrain_hybrid.py" if is_hybrid(model) else "pretrain_gpt.py"
-    env = dict(_environment(recipe, on))
+    env = dict(_environment(recipe, cluster))
     name = f"{recipe.name or 'recipe'}.sh"
     return ExportedConfig(
         framework=framework.name,
-        files={name: _text(flags, recipe, framework, on, env, script)},
-        program=Program(argv=(script, *(word for key, value in flags.items() for word in _words(key, value))), env=env),
-        unmapped=(*unsaid, *refused),
+        files={name: _text(flags, recipe, framework, cluster, env, script)},
+        program=Program(argv=(script, *(word for key, value in flags.items() for word in _argv(key, value))), env=env),
+        unmapped=(*unmapped, *rejected),
         notes=tuple(_notes(recipe, model)),
     )
 
@@ -93,36 +93,38 @@ def _adam(recipe: Recipe) -> bool:
     return recipe.optimizer.name in ("adam", "adamw")
 
 
-def _offered(
+def _accepted(
     framework: Framework, settings: Mapping[str, Any], recipe: Recipe
 ) -> tuple[dict[str, Any], tuple[UnmappedField, ...]]:
-    """Settings that their parser takes as they are, and those it would stop at."""
-    table, kept, refused = config_keys(framework.key_map), dict(settings), []
+    """Split settings into those the parser accepts and those it would reject."""
+    table, kept, rejected = config_keys(framework.key_map), dict(settings), []
     if kept.get("tp_comm_overlap") and not recipe.layout.sp:
         del kept["tp_comm_overlap"]
-        refused.append(UnmappedField("kernels.tp_comm_overlap", True, "it overlaps what sequence parallelism sends"))
+        rejected.append(
+            UnmappedField("kernels.tp_comm_overlap", True, "it overlaps the collectives of sequence parallelism")
+        )
     warmup = recipe.schedule.warmup_steps
     if warmup >= (recipe.schedule.decay_steps or recipe.train.steps):
         kept.pop("lr_warmup_iters", None)
-        refused.append(UnmappedField("schedule.warmup_steps", warmup, "the warm-up ends before the decay does"))
+        rejected.append(UnmappedField("schedule.warmup_steps", warmup, "the warm-up must end before the decay does"))
     if not _adam(recipe):
         for key, own in ADAM_ONLY.items():
             if key in without_defaults(framework, kept):
                 del kept[key]
-                reason = "only Adam keeps its numbers in other formats or places"
-                refused.append(UnmappedField(own, value_of(recipe, own), reason))
+                reason = "only Adam supports other state formats and offload"
+                rejected.append(UnmappedField(own, value_of(recipe, own), reason))
     for key, value in settings.items():
         word = table.get(key)
         if word is None or not word.choices or value is None or text_of(value) in word.choices:
             continue
         del kept[key]
         reason = f"{framework.format_setting(key, True)} takes {', '.join(word.choices)}"
-        refused.append(UnmappedField(word.field, value_of(recipe, word.field), reason))
-    return kept, tuple(refused)
+        rejected.append(UnmappedField(word.field, value_of(recipe, word.field), reason))
+    return kept, tuple(rejected)
 
 
-def _needed(recipe: Recipe, model: ModelSpec) -> Iterator[tuple[str, Any]]:
-    """Flags that others ask for, or that say a field in another way."""
+def _required(recipe: Recipe, model: ModelSpec) -> Iterator[tuple[str, Any]]:
+    """Yield flags that other flags require, or that express a field indirectly."""
     precision, layout = recipe.precision, recipe.layout
     if _adam(recipe) and ("bf16" in (precision.grads, precision.moments) or layout.offload == "optimizer"):
         yield "use_precision_aware_optimizer", True
@@ -131,8 +133,11 @@ def _needed(recipe: Recipe, model: ModelSpec) -> Iterator[tuple[str, Any]]:
     if layout.strategy == "megatron_fsdp":
         yield "ckpt_format", "fsdp_dtensor"
     if layout.offload == "activations":
-        whole = layout.recompute == "selective" and "moe" in layout.recompute_modules
-        yield "offload_modules", [*OFFLOADED, *(OF_EXPERTS if model.moe is not None and not whole else ())]
+        recomputes_moe = layout.recompute == "selective" and "moe" in layout.recompute_modules
+        yield (
+            "offload_modules",
+            [*OFFLOADED_MODULES, *(OFFLOADED_EXPERT_MODULES if model.moe is not None and not recomputes_moe else ())],
+        )
     if recipe.checkpoint.async_save:
         yield "use_persistent_ckpt_worker", True
     if recipe.schedule.name == "wsd":
@@ -143,10 +148,10 @@ def _needed(recipe: Recipe, model: ModelSpec) -> Iterator[tuple[str, Any]]:
     yield from _tokenizer(recipe, model)
 
 
-def _split(part: float) -> str:
-    held = f"{100 * part:.10f}".rstrip("0").rstrip(".")
-    rest = f"{100 - 100 * part:.10f}".rstrip("0").rstrip(".")
-    return f"{rest},{held},0"
+def _split(validation: float) -> str:
+    held_out = f"{100 * validation:.10f}".rstrip("0").rstrip(".")
+    rest = f"{100 - 100 * validation:.10f}".rstrip("0").rstrip(".")
+    return f"{rest},{held_out},0"
 
 
 def _tokenizer(recipe: Recipe, model: ModelSpec) -> Iterator[tuple[str, Any]]:
@@ -157,9 +162,9 @@ def _tokenizer(recipe: Recipe, model: ModelSpec) -> Iterator[tuple[str, Any]]:
     yield "tokenizer_model", recipe.data.tokenizer or model.hf_id or None
 
 
-def _environment(recipe: Recipe, on: Cluster) -> Iterator[tuple[str, str]]:
-    cut = recipe.layout.tp > 1 or recipe.layout.cp > 1
-    if cut and on.gpu.capability < BLACKWELL and recipe.layout.strategy not in ("fsdp2", "megatron_fsdp"):
+def _environment(recipe: Recipe, cluster: Cluster) -> Iterator[tuple[str, str]]:
+    parallel = recipe.layout.tp > 1 or recipe.layout.cp > 1
+    if parallel and cluster.gpu.capability < BLACKWELL and recipe.layout.strategy not in ("fsdp2", "megatron_fsdp"):
         yield CONNECTIONS, "1"
     if recipe.layout.offload == "activations":
         yield OFFLOAD_V1, "1"
@@ -171,17 +176,17 @@ def _environment(recipe: Recipe, on: Cluster) -> Iterator[tuple[str, str]]:
 
 def _notes(recipe: Recipe, model: ModelSpec) -> Iterator[str]:
     if not model.learned_positions:
-        yield "a recipe does not hold the rotary base, the norm's epsilon and a router's scores: add them as published"
+        yield "add the published RoPE base, norm epsilon and router score function: recipes do not store them"
     if recipe.goal == "sft" and not recipe.checkpoint.pretrained:
-        yield "convert the weights to Megatron-LM's format and set PRETRAINED_CHECKPOINT to their folder"
+        yield "convert the weights to Megatron-LM format and set PRETRAINED_CHECKPOINT to their directory"
     if recipe.data.dataset != "mock" or recipe.data.blend:
-        yield "data paths are prefixes of files that tools/preprocess_data.py makes"
+        yield "data paths are prefixes of files written by tools/preprocess_data.py"
     if recipe.data.dataset != "mock" and not (recipe.data.tokenizer or model.hf_id):
-        yield "no tokenizer is known for this model: add --tokenizer-model"
+        yield "the tokenizer of this model is unknown: add --tokenizer-model"
 
 
-def _words(key: str, value: Any) -> list[str]:
-    """A flag and its values as words of a command."""
+def _argv(key: str, value: Any) -> list[str]:
+    """Return a flag and its values as command-line arguments."""
     flag = "--" + key.replace("_", "-")
     if value is True:
         return [flag]
@@ -190,22 +195,27 @@ def _words(key: str, value: Any) -> list[str]:
 
 
 def _text(
-    flags: Mapping[str, Any], recipe: Recipe, framework: Framework, on: Cluster, env: Mapping[str, str], script: str
+    flags: Mapping[str, Any],
+    recipe: Recipe,
+    framework: Framework,
+    cluster: Cluster,
+    env: Mapping[str, str],
+    script: str,
 ) -> str:
     lines = [
         "#!/bin/bash",
         f"# {recipe.name} for {framework.title} ({framework.version}), written by meshwright export",
-        f"# for {on}",
+        f"# for {cluster}",
         "",
         *(f"export {name}={shlex.quote(value)}" for name, value in env.items()),
         "",
-        *_array("DISTRIBUTED_ARGS", _distributed(on)),
+        *_array("DISTRIBUTED_ARGS", _distributed(cluster)),
     ]
     names = ["DISTRIBUTED_ARGS"]
     for name, keys in _groups(flags).items():
-        rows = [" ".join(_quoted(_words(key, flags[key]))) for key in keys]
+        rows = [" ".join(_quoted(_argv(key, flags[key]))) for key in keys]
         if name == "RUN_ARGS" and recipe.goal == "sft" and PRETRAINED not in flags:
-            rows.append(f"--{PRETRAINED.replace('_', '-')} {ASKED_FOR}")
+            rows.append(f"--{PRETRAINED.replace('_', '-')} {CHECKPOINT_VARIABLE}")
         lines += _array(name, rows)
         names.append(name)
     first, *rest = [f'"${{{name}[@]}}"' for name in names]
@@ -213,10 +223,10 @@ def _text(
     return "\n".join(lines) + "\n"
 
 
-def _distributed(on: Cluster) -> list[str]:
+def _distributed(cluster: Cluster) -> list[str]:
     return [
-        f"--nnodes {on.nodes}",
-        f"--nproc-per-node {on.gpus_per_node}",
+        f"--nnodes {cluster.nodes}",
+        f"--nproc-per-node {cluster.gpus_per_node}",
         '--node-rank "${NODE_RANK:-0}"',
         '--master-addr "${MASTER_ADDR:-localhost}"',
         '--master-port "${MASTER_PORT:-6000}"',
@@ -227,14 +237,14 @@ def _array(name: str, rows: list[str]) -> list[str]:
     return [f"{name}=(", *(f"    {row}" for row in rows), ")", ""]
 
 
-def _quoted(words: list[str]) -> list[str]:
-    return [shlex.quote(word) for word in words]
+def _quoted(argv: list[str]) -> list[str]:
+    return [shlex.quote(word) for word in argv]
 
 
 def _groups(flags: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The flags by the array that they stand in, in the order of the table."""
-    home = {word.key: name for name, group in SCRIPT_ARRAYS.items() for word in group} | PLACES
+    """Group flags by array, in key-map order."""
+    array_of = {word.key: name for name, group in SCRIPT_ARRAYS.items() for word in group} | ARRAYS
     found: dict[str, list[str]] = {name: [] for name in SCRIPT_ARRAYS}
     for key in flags:
-        found[home.get(key, "GPT_MODEL_ARGS")].append(key)
+        found[array_of.get(key, "GPT_MODEL_ARGS")].append(key)
     return {name: keys for name, keys in found.items() if keys}

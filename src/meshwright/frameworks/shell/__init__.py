@@ -1,4 +1,4 @@
-"""Launch scripts of bash, read without running anything."""
+"""Bash launch scripts, parsed and interpreted without executing anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole-number arithmetic as bash knows it, without running anything."""
+"""Integer arithmetic with bash semantics."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ TOKEN = re.compile(
     r"[ \t\n]*(?:(0[xX][0-9a-fA-F]+|[0-9]+)(?![0-9A-Za-z_#])|([A-Za-z_][A-Za-z0-9_]*)|"
     r"(\*\*|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%<>&|^!~?:()]))"
 )
-LONGEST = 1000  # characters
-DEEPEST = 12
-LARGEST = 2**63
-# From loose to tight, as in C.
+MAX_CHARS = 1000  # characters
+MAX_DEPTH = 12
+INT64_LIMIT = 2**63
+# Operator precedence, lowest first, as in C.
 BINARY = [{"||"}, {"&&"}, {"|"}, {"^"}, {"&"}, {"==", "!="}, {"<", "<=", ">", ">="}, {"<<", ">>"}]
 BINARY += [{"+", "-"}, {"*", "/", "%"}]
 
 
-class Undecided(Exception):  # noqa: N818  not a user's error: it says why a value stays unknown
-    """Why an expression has no known value."""
+class Undecided(Exception):  # noqa: N818  control flow, not a user error
+    """An expression has no known value; the message says why."""
 
 
-def divided(left: int, right: int) -> int:
-    """Division that cuts towards zero, as C does."""
+def divide(left: int, right: int) -> int:
+    """Divide and truncate toward zero, as C does."""
     if right == 0:
         raise Undecided("it divides by zero")
     quotient = abs(left) // abs(right)
     return quotient if (left < 0) == (right < 0) else -quotient
 
 
-def shifted(left: int, right: int) -> int:
+def shift(left: int, right: int) -> int:
     if not -63 < right < 63:
-        raise Undecided("a shift is too wide")
+        raise Undecided("the shift count is out of range")
     return left << right if right >= 0 else left >> -right
 
 
 def power(left: int, right: int) -> int:
     if not 0 <= right < 64:
-        raise Undecided("an exponent is out of range")
+        raise Undecided("the exponent is out of range")
     return int(left**right)
 
 
@@ -53,13 +53,13 @@ OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "<=": lambda left, right: int(left <= right),
     ">": lambda left, right: int(left > right),
     ">=": lambda left, right: int(left >= right),
-    "<<": shifted,
-    ">>": lambda left, right: shifted(left, -right),
+    "<<": shift,
+    ">>": lambda left, right: shift(left, -right),
     "+": lambda left, right: left + right,
     "-": lambda left, right: left - right,
     "*": lambda left, right: left * right,
-    "/": divided,
-    "%": lambda left, right: left - right * divided(left, right),
+    "/": divide,
+    "%": lambda left, right: left - right * divide(left, right),
 }
 UNARY: dict[str, Callable[[int], int]] = {
     "-": lambda value: -value,
@@ -81,23 +81,23 @@ class _Evaluator:
         self.at += 1
         return token
 
-    def whole(self) -> int:
-        value = self.choice()
+    def parse(self) -> int:
+        value = self.ternary()
         if self.at < len(self.tokens):
-            raise Undecided(f"{self.peek()} is not understood there")
+            raise Undecided(f"{self.peek()} is unexpected")
         return value
 
-    def choice(self) -> int:
+    def ternary(self) -> int:
         self.depth += 1
-        if self.depth > DEEPEST:
-            raise Undecided("it nests too deeply")
+        if self.depth > MAX_DEPTH:
+            raise Undecided("it is nested too deeply")
         value = self.binary(0)
         if self.peek() == "?":
             self.take()
-            yes = self.choice()
+            yes = self.ternary()
             if self.take() != ":":
                 raise Undecided("? has no :")
-            no = self.choice()
+            no = self.ternary()
             value = yes if value else no
         self.depth -= 1
         return value
@@ -105,9 +105,9 @@ class _Evaluator:
     def binary(self, level: int) -> int:
         """Precedence climbing: everything that binds at least as tightly as this level."""
         left = self.unary()
-        while (place := _level(self.peek())) >= level:
+        while (precedence := _precedence(self.peek())) >= level:
             sign = self.take()
-            left = _bounded(OPERATIONS[sign](left, self.binary(place + 1)))
+            left = _bounded(OPERATIONS[sign](left, self.binary(precedence + 1)))
         return left
 
     def unary(self) -> int:
@@ -115,7 +115,7 @@ class _Evaluator:
         while self.peek() in UNARY:
             signs.append(self.take())
         value = self.primary()
-        if self.peek() == "**":  # binds to the right; 2**3**2 is rare enough to stay unknown
+        if self.peek() == "**":  # right-associative; 2**3**2 is rare enough to stay unresolved
             self.take()
             value = _bounded(power(value, self.primary()))
         for sign in reversed(signs):
@@ -125,7 +125,7 @@ class _Evaluator:
     def primary(self) -> int:
         token = self.take()
         if token == "(":
-            value = self.choice()
+            value = self.ternary()
             if self.take() != ")":
                 raise Undecided("a parenthesis is not closed")
             return value
@@ -133,42 +133,42 @@ class _Evaluator:
             return _bounded(number(token))
         if token[:1].isalpha() or token[:1] == "_":
             return self.look_up(token)
-        raise Undecided(f"{token or 'its end'} is not understood there")
+        raise Undecided(f"{token or 'end of expression'} is unexpected")
 
 
 def _tokens(text: str) -> list[str]:
-    if len(text) > LONGEST:
-        raise Undecided(f"it is longer than {LONGEST} characters")
+    if len(text) > MAX_CHARS:
+        raise Undecided(f"it is longer than {MAX_CHARS} characters")
     tokens, at, end = [], 0, len(text.rstrip(" \t\n"))
     while at < end:
         found = TOKEN.match(text, at)
         if not found:
-            raise Undecided(f"{text[at:].strip()[:20]} is not understood there")
+            raise Undecided(f"{text[at:].strip()[:20]} is unexpected")
         tokens.append(found[1] or found[2] or found[3])
         at = found.end()
     return tokens
 
 
-def _level(sign: str) -> int:
+def _precedence(sign: str) -> int:
     return next((level for level, signs in enumerate(BINARY) if sign in signs), -1)
 
 
 def _bounded(value: int) -> int:
-    if not -LARGEST <= value < LARGEST:
-        raise Undecided("it does not fit into 64 bits")
+    if not -INT64_LIMIT <= value < INT64_LIMIT:
+        raise Undecided("it does not fit in 64 bits")
     return value
 
 
 def number(text: str) -> int:
-    """A whole number as bash writes it: 12, 0x1f, or octal 017."""
+    """Parse an integer as bash does: 12, 0x1f, or octal 017."""
     if not re.fullmatch(r"[-+]?(?:0[xX][0-9a-fA-F]{1,16}|0[0-7]{0,22}|[1-9][0-9]{0,18})", text):
-        raise Undecided(f"{text[:20]} is no whole number")
+        raise Undecided(f"{text[:20]} is not an integer")
     digits = text.lstrip("+-")
     base = 16 if digits[:2].lower() == "0x" else 8 if len(digits) > 1 and digits[0] == "0" else 10
     return -int(digits, base) if text[0] == "-" else int(digits, base)
 
 
 def evaluate(text: str, look_up: Callable[[str], int]) -> int:
-    """The value of an arithmetic expression; raises Undecided where it has none that is known."""
+    """Return the value of an arithmetic expression; raise Undecided if it is not known."""
     evaluator = _Evaluator(text, look_up)
-    return evaluator.whole() if evaluator.tokens else 0
+    return evaluator.parse() if evaluator.tokens else 0

@@ -1,35 +1,30 @@
-"""Commands that change how a script goes on: export, test, source, eval, exit and the like."""
+"""Builtin commands, functions and programs: export, test, source, eval, exit, bash -c."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from meshwright.errors import InputError
-from meshwright.frameworks.shell.assign import assign, assigned, changed_by_arithmetic
+from meshwright.frameworks.shell.assign import assign, assigned_by_arithmetic, assigned_value
 from meshwright.frameworks.shell.conditions import Operand, Test
-from meshwright.frameworks.shell.grammar import Grammar
+from meshwright.frameworks.shell.grammar import Parser
+from meshwright.frameworks.shell.interpreter import Interpreter, RunCommand
 from meshwright.frameworks.shell.launch_prefixes import command_name, unwrap
 from meshwright.frameworks.shell.sourced import Unreadable
 from meshwright.frameworks.shell.syntax import Simple
-from meshwright.frameworks.shell.values import Field, Outcome, Piece
+from meshwright.frameworks.shell.values import ExitStatus, Field, Piece
 from meshwright.frameworks.shell.variables import Value, text_value
 from meshwright.frameworks.shell.words import Source
 
-if TYPE_CHECKING:
-    from meshwright.frameworks.shell.interpreter import Walker
-
-Builtin = Callable[["Walker", Simple, list[Field]], Outcome]
-# Commands that are asked for their answer rather than run for what they do.
+# Commands run for their exit status, which is unknown here.
 QUERIES = {"which", "type", "hash", "grep", "egrep", "fgrep", "pgrep", "cmp", "diff", "nvidia-smi", "id", "ls"}
 SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
 READS_INPUT = {"bash", "sh", "zsh", "sbatch", "srun", "ssh", "docker", "singularity", "apptainer"}
-DEEPEST_TEXT = 4  # eval and bash -c inside each other
-NAMED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+MAX_EVAL_DEPTH = 4  # nested eval and bash -c
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def declare(walker: Walker, simple: Simple, fields: list[Field]) -> Outcome:
+def declare(interp: Interpreter, simple: Simple, fields: list[Field]) -> ExitStatus:
     """export, declare, local, readonly."""
     name = fields[0].text
     flags = "".join(field.text[1:] for field in fields[1:] if field.text.startswith("-"))
@@ -37,256 +32,266 @@ def declare(walker: Walker, simple: Simple, fields: list[Field]) -> Outcome:
     kind = "map" if "A" in flags else ""
     if "n" in flags and name == "export":
         export = False
-    own = name in ("local", "declare", "typeset") and "g" not in flags
+    is_local = name in ("local", "declare", "typeset") and "g" not in flags
     for assignment in simple.declared:
-        if own:
-            _keep_outer(walker, assignment.name)
-        assign(walker, assignment, kind, export)
+        if is_local:
+            _keep_outer(interp, assignment.name)
+        assign(interp.expander, assignment, kind, export)
     for field in fields[1:]:
-        if field.text.startswith("-") or field.why:
+        if field.text.startswith("-") or field.unresolved:
             continue
-        known, equals, text = field.text.partition("=")
-        if not NAMED.fullmatch(known):
+        variable, equals, text = field.text.partition("=")
+        if not NAME.fullmatch(variable):
             continue
-        if own:
-            _keep_outer(walker, known)
-        if equals:  # it came out of a variable
-            walker.memory.store(known, text_value((Piece(text, field.line, field.file),), *field[1:]), export)
+        if is_local:
+            _keep_outer(interp, variable)
+        if equals:  # it was expanded from a variable
+            interp.state.store(variable, text_value((Piece(text, field.line, field.file),), *field[1:]), export)
         elif export:
-            walker.memory.export(known)
+            interp.state.export(variable)
         elif kind == "map" or "a" in flags:
-            walker.memory.store(known, Value(kind or "array", {}, *simple.place))
-    return Outcome.YES
+            interp.state.store(variable, Value(kind or "array", {}, *simple.location))
+    return ExitStatus.SUCCESS
 
 
-def test(walker: Walker, simple: Simple, fields: list[Field]) -> Outcome:
+def test(interp: Interpreter, simple: Simple, fields: list[Field]) -> ExitStatus:
     """[ … ] and test."""
     operands = fields[1:-1] if fields[0].text == "[" and fields[-1].text == "]" else fields[1:]
     signs = {"-a": "&&", "-o": "||", "!": "!", "(": "(", ")": ")"}
     tokens: list[str | Operand] = []
     for index, field in enumerate(operands):
         joins = field.text in ("-a", "-o") and 0 < index < len(operands) - 1
-        is_sign = not field.why and (joins or field.text in ("!", "(", ")")) and len(operands) > 1
+        is_sign = not field.unresolved and (joins or field.text in ("!", "(", ")")) and len(operands) > 1
         tokens.append(signs[field.text] if is_sign else Operand(field))
-    return Outcome.of(Test(tokens, lambda name: walker.memory.look_up(name) is not None).verdict())
+    return ExitStatus.of(Test(tokens, lambda name: interp.state.look_up(name) is not None).evaluate())
 
 
-def leave(walker: Walker, simple: Simple, fields: list[Field]) -> Outcome:
-    """exit, return, break, continue: nothing behind them is reached."""
+def jump(interp: Interpreter, simple: Simple, fields: list[Field]) -> ExitStatus:
+    """exit, return, break, continue: the commands after them are not reached."""
     flows = {"exit": "exit", "return": "return", "break": "break", "continue": "break"}
-    walker.flow = flows[fields[0].text]
-    return Outcome.YES
+    interp.flow = flows[fields[0].text]
+    return ExitStatus.SUCCESS
 
 
-def forget(walker: Walker, simple: Simple, fields: list[Field]) -> Outcome:
+def unset(interp: Interpreter, simple: Simple, fields: list[Field]) -> ExitStatus:
     """unset."""
     for field in fields[1:]:
-        walker.memory.forget(field.text)
-    return Outcome.YES
+        interp.state.unset(field.text)
+    return ExitStatus.SUCCESS
 
 
-def shift(walker: Walker, simple: Simple, fields: list[Field]) -> Outcome:
+def shift(interp: Interpreter, simple: Simple, fields: list[Field]) -> ExitStatus:
     count = int(fields[1].text) if len(fields) > 1 and re.fullmatch("[0-9]{1,5}", fields[1].text) else 1
-    if walker.memory.arguments is not None:
-        walker.memory.arguments = walker.memory.arguments[count:]
-    return Outcome.YES
+    if interp.state.arguments is not None:
+        interp.state.arguments = interp.state.arguments[count:]
+    return ExitStatus.SUCCESS
 
 
-def set_options(walker: Walker, simple: Simple, fields: list[Field]) -> Outcome:
-    """set: options of the shell, or new arguments behind --."""
-    walker.emit(simple, fields)
+def set_options(interp: Interpreter, simple: Simple, fields: list[Field]) -> ExitStatus:
+    """set: shell options, or new arguments after --."""
+    interp.emit(simple, fields)
     texts = [field.text for field in fields]
     if "--" in texts:
-        walker.memory.arguments = fields[texts.index("--") + 1 :]
+        interp.state.arguments = fields[texts.index("--") + 1 :]
     for switch, on in (("-a", True), ("+a", False)):
         if switch in texts:
-            walker.exports_all = on
+            interp.state.exports_all = on
     if "allexport" in texts:
-        walker.exports_all = texts[texts.index("allexport") - 1] == "-o"
-    return Outcome.YES
+        interp.state.exports_all = texts[texts.index("allexport") - 1] == "-o"
+    return ExitStatus.SUCCESS
 
 
-def let(walker: Walker, simple: Simple, fields: list[Field]) -> Outcome:
+def let(interp: Interpreter, simple: Simple, fields: list[Field]) -> ExitStatus:
     for field in fields[1:]:
-        for name in changed_by_arithmetic(field.text):
-            walker.unknown(name, f"let sets {name} when the script runs", simple.place)
-    return Outcome.RAN
+        for name in assigned_by_arithmetic(field.text):
+            interp.state.mark_unknown(name, f"let sets {name} at run time", *simple.location)
+    return ExitStatus.RAN
 
 
-def read_input(walker: Walker, simple: Simple, fields: list[Field]) -> Outcome:
-    """read, mapfile, getopts and printf -v: their variables are known only when the script runs."""
-    walker.emit(simple, fields)
+def read_input(interp: Interpreter, simple: Simple, fields: list[Field]) -> ExitStatus:
+    """read, mapfile, getopts and printf -v: their variables are known only at run time."""
+    interp.emit(simple, fields)
     name = fields[0].text
     if name == "printf" and (len(fields) < 3 or fields[1].text != "-v"):
-        return Outcome.RAN
+        return ExitStatus.RAN
     for field in fields[2:3] if name == "printf" else fields[1:]:
-        if NAMED.fullmatch(field.text):
-            walker.unknown(field.text, f"{name} sets {field.text} when the script runs", simple.place)
-    return Outcome.RAN
+        if NAME.fullmatch(field.text):
+            interp.state.mark_unknown(field.text, f"{name} sets {field.text} at run time", *simple.location)
+    return ExitStatus.RAN
 
 
-def certain(walker: Walker, simple: Simple, fields: list[Field]) -> Outcome:
-    return Outcome.NO if fields[0].text == "false" else Outcome.YES
+def constant(interp: Interpreter, simple: Simple, fields: list[Field]) -> ExitStatus:
+    return ExitStatus.FAILURE if fields[0].text == "false" else ExitStatus.SUCCESS
 
 
-def source(walker: Walker, simple: Simple, fields: list[Field]) -> Outcome:
-    """source and its short form, the dot: follow that file too."""
-    line, file = simple.place
+def source(interp: Interpreter, simple: Simple, fields: list[Field]) -> ExitStatus:
+    """source and `.`: interpret the file too."""
+    line, file = simple.location
     if len(fields) < 2:
-        return Outcome.RAN
+        return ExitStatus.RAN
     name = fields[1]
-    if name.text.rpartition("/")[2] == "activate":  # of a virtual environment: it says nothing about training
-        walker.emit(simple, fields)
-        return Outcome.RAN
+    if name.text.rpartition("/")[2] == "activate":  # a virtual environment: irrelevant to the training
+        interp.emit(simple, fields)
+        return ExitStatus.RAN
     try:
-        text, shown = walker.sourced.open(name, line, file)
+        text, shown = interp.sourced.open(name, line, file)
     except Unreadable as error:
-        walker.emit(simple, fields)
-        walker.memory.note(f"source {name.text}", line, file, f"the sourced file is not read: {error}")
-        return Outcome.RAN
-    grammar = Grammar(Source.of_file(text.replace("\r\n", "\n"), shown))
+        interp.emit(simple, fields)
+        interp.state.note(f"source {name.text}", line, file, f"the sourced file is not read: {error}")
+        return ExitStatus.RAN
+    parser = Parser(Source.of_file(text.replace("\r\n", "\n"), shown))
     try:
-        block = grammar.script()
+        block = parser.script()
     except InputError as error:
-        if walker.sourced.is_beside():
+        if interp.sourced.is_beside():
             raise
-        walker.sourced.close()
-        walker.memory.note(f"source {name.text}", line, file, f"the sourced file is not read: {error.reason}")
-        return Outcome.RAN
-    _pass_on(walker, grammar)
-    arguments = walker.memory.arguments
+        interp.sourced.close()
+        interp.state.note(f"source {name.text}", line, file, f"the sourced file is not read: {error.reason}")
+        return ExitStatus.RAN
+    _report_warnings(interp, parser)
+    arguments = interp.state.arguments
     if len(fields) > 2:
-        walker.memory.arguments = fields[2:]
-    walker.run_block(block)
-    walker.memory.arguments = arguments
-    walker.flow = "" if walker.flow == "return" else walker.flow
-    walker.sourced.close()
-    return Outcome.RAN
+        interp.state.arguments = fields[2:]
+    interp.run_block(block)
+    interp.state.arguments = arguments
+    interp.flow = "" if interp.flow == "return" else interp.flow
+    interp.sourced.close()
+    return ExitStatus.RAN
 
 
-def _pass_on(walker: Walker, grammar: Grammar) -> None:
-    for one in grammar.suspicions:
-        walker.memory.note(one.what, one.line, one.file, one.reason)
+def _report_warnings(interp: Interpreter, parser: Parser) -> None:
+    for one in parser.warnings:
+        interp.state.note(one.what, one.line, one.file, one.reason)
 
 
-def evaluate(walker: Walker, simple: Simple, fields: list[Field]) -> Outcome:
-    """Follow the text behind the command of this name as the commands it holds."""
-    walker.emit(simple, fields)
+def evaluate(interp: Interpreter, simple: Simple, fields: list[Field]) -> ExitStatus:
+    """eval: interpret the argument text as commands."""
+    interp.emit(simple, fields)
     pieces: list[Piece] = []
     for field in fields[1:]:
         if pieces:
             pieces.append(Piece(" ", field.line, field.file))
         pieces.extend(field.pieces)
-    return _run_text(walker, tuple(pieces), simple)
+    return _run_text(interp, tuple(pieces), simple)
 
 
-def _run_text(walker: Walker, pieces: tuple[Piece, ...], simple: Simple) -> Outcome:
-    """Follow commands that stand in a text; every letter keeps the line it was written on."""
-    line, file = simple.place
+def _run_text(interp: Interpreter, pieces: tuple[Piece, ...], simple: Simple) -> ExitStatus:
+    """Interpret commands in a text; every character keeps its source line."""
+    line, file = simple.location
     if not pieces:
-        return Outcome.YES
+        return ExitStatus.SUCCESS
     text = "".join(piece.text for piece in pieces)
-    if walker.texts >= DEEPEST_TEXT:
-        walker.memory.note(text[:200], line, file, "commands in texts in texts are not read that deep")
-        return Outcome.RAN
+    if interp.eval_depth >= MAX_EVAL_DEPTH:
+        interp.state.note(text[:200], line, file, "eval and bash -c are nested too deeply")
+        return ExitStatus.RAN
     starts = [0]
     for piece in pieces[:-1]:
         starts.append(starts[-1] + len(piece.text))
-    walker.memory.spend(len(text) // 4, line, file)
-    grammar = Grammar(Source(text, starts, [(piece.line, piece.file) for piece in pieces]))
+    interp.state.spend(len(text) // 4, line, file)
+    parser = Parser(Source(text, starts, [(piece.line, piece.file) for piece in pieces]))
     try:
-        block = grammar.script()
+        block = parser.script()
     except InputError as error:
-        walker.memory.note(text[:200], line, file, f"the text is not understood as commands: {error.reason}")
-        return Outcome.RAN
-    _pass_on(walker, grammar)
-    walker.texts += 1
-    outcome = walker.run_block(block)
-    walker.texts -= 1
+        interp.state.note(text[:200], line, file, f"the text cannot be parsed as commands: {error.reason}")
+        return ExitStatus.RAN
+    _report_warnings(interp, parser)
+    interp.eval_depth += 1
+    outcome = interp.run_block(block)
+    interp.eval_depth -= 1
     return outcome
 
 
-def call(walker: Walker, name: str, simple: Simple, fields: list[Field]) -> Outcome:
-    """Follow the body of a function once."""
-    memory = walker.memory
-    if name in walker.running:
-        memory.note(name, *simple.place, f"the function {name} calls itself, which is followed once")
-        return Outcome.RAN
-    arguments = memory.arguments
-    walker.local.append({})
+def _call(interp: Interpreter, name: str, simple: Simple, fields: list[Field]) -> ExitStatus:
+    """Call a function; recursive calls are not followed."""
+    state = interp.state
+    if name in interp.call_stack:
+        state.note(name, *simple.location, f"the recursive call of {name} is not followed")
+        return ExitStatus.RAN
+    arguments = state.arguments
+    interp.local.append({})
     for assignment in simple.assignments:
-        value = assigned(walker, assignment)
-        _keep_outer(walker, assignment.name)
-        memory.store(assignment.name, value, export=True)
-    memory.arguments = fields[1:]
-    walker.running.append(name)
-    walker.depth += 1
-    outcome = walker.run_statement(walker.functions[name])
-    walker.depth -= 1
-    walker.running.pop()
-    memory.arguments = arguments
-    walker.flow = "" if walker.flow == "return" else walker.flow
-    for known, (outer, exported) in walker.local.pop().items():
-        memory.forget(known)
+        value = assigned_value(interp.expander, assignment)
+        _keep_outer(interp, assignment.name)
+        state.store(assignment.name, value, export=True)
+    state.arguments = fields[1:]
+    interp.call_stack.append(name)
+    interp.depth += 1
+    outcome = interp.run_statement(interp.functions[name])
+    interp.depth -= 1
+    interp.call_stack.pop()
+    state.arguments = arguments
+    interp.flow = "" if interp.flow == "return" else interp.flow
+    for variable, (outer, exported) in interp.local.pop().items():
+        state.unset(variable)
         if outer is not None:
-            memory.store(known, outer, exported)
+            state.store(variable, outer, exported)
     return outcome
 
 
-def _keep_outer(walker: Walker, name: str) -> None:
-    """Remember what a variable was outside the function that now has one of its own."""
-    if walker.local:
-        outer = (walker.memory.values.get(name), name in walker.memory.exported)
-        walker.local[-1].setdefault(name, outer)
+def _keep_outer(interp: Interpreter, name: str) -> None:
+    """Save the outer value of a variable that becomes local."""
+    if interp.local:
+        outer = (interp.state.values.get(name), name in interp.state.exported)
+        interp.local[-1].setdefault(name, outer)
 
 
-def ran(walker: Walker, simple: Simple, fields: list[Field]) -> Outcome:
-    """Any other program: list it, and look into a bash -c or at the end that exec makes."""
-    command = walker.emit(simple, fields)
+def _run_program(interp: Interpreter, simple: Simple, fields: list[Field]) -> ExitStatus:
+    """Record a program; interpret bash -c, and stop after exec."""
+    command = interp.emit(simple, fields)
     if simple.here_document and any(command_name(word) in READS_INPUT for word in command.words):
-        reason = "the commands of a here-document are not read"
-        walker.memory.note(fields[0].text, *simple.place, reason)
-    own = command.words[len(walker.around) :]
-    start = unwrap(own).start
-    if start < len(own) and command_name(own[start]) in SHELLS:
-        _look_into(walker, simple, fields, start)
+        reason = "commands in a here-document are not parsed"
+        interp.state.note(fields[0].text, *simple.location, reason)
+    words = command.words[len(interp.prefix) :]
+    start = unwrap(words).start
+    if start < len(words) and command_name(words[start]) in SHELLS:
+        _run_shell(interp, simple, fields, start)
     if fields[0].text == "exec" and len(fields) > 1:
-        walker.flow = "exit"
+        interp.flow = "exit"
     if fields[0].text in QUERIES or (fields[0].text == "command" and len(fields) > 1 and fields[1].text == "-v"):
-        return Outcome.UNKNOWN
-    return Outcome.RAN
+        return ExitStatus.UNKNOWN
+    return ExitStatus.RAN
 
 
-def _look_into(walker: Walker, simple: Simple, fields: list[Field], shell: int) -> None:
-    """Follow bash -c 'text': a new shell, which knows exported variables only."""
+def _run_shell(interp: Interpreter, simple: Simple, fields: list[Field], shell: int) -> None:
+    """Interpret bash -c 'text' as a new shell, which sees exported variables only."""
     at = shell + 1
     while at < len(fields) and fields[at].text[:1] in ("-", "+") and not re.fullmatch("-[a-zA-Z]*c", fields[at].text):
         at += 2 if re.fullmatch("[-+][a-zA-Z]*[oO]", fields[at].text) else 1
     if at + 1 >= len(fields) or not re.fullmatch("-[a-zA-Z]*c", fields[at].text):
         return
-    memory, around, functions, loops = walker.memory, walker.around, walker.functions, walker.loops
-    saved = memory.saved(*simple.place)
-    prefixed = {one.name: assigned(walker, one) for one in simple.assignments}
-    memory.values = {name: value for name, value in memory.values.items() if name in memory.exported} | prefixed
-    memory.exported |= set(prefixed)
-    memory.arguments = fields[at + 3 :]
-    walker.functions, walker.around = {}, around + tuple(field.to_value() for field in fields[:shell])
-    _run_text(walker, fields[at + 1].pieces, simple)
-    walker.functions, walker.around, walker.loops = functions, around, loops
-    walker.flow = ""
-    memory.restore(saved)
+    state, prefix, functions, loops = interp.state, interp.prefix, interp.functions, interp.state.loop_depth
+    snapshot = state.snapshot(*simple.location)
+    prefixed = {one.name: assigned_value(interp.expander, one) for one in simple.assignments}
+    state.values = {name: value for name, value in state.values.items() if name in state.exported} | prefixed
+    state.exported |= set(prefixed)
+    state.arguments = fields[at + 3 :]
+    interp.functions, interp.prefix = {}, prefix + tuple(field.to_value() for field in fields[:shell])
+    _run_text(interp, fields[at + 1].pieces, simple)
+    interp.functions, interp.prefix, interp.state.loop_depth = functions, prefix, loops
+    interp.flow = ""
+    state.restore(snapshot)
 
 
-BUILTINS: dict[str, Builtin] = {
+BUILTINS: dict[str, RunCommand] = {
     **dict.fromkeys(("export", "declare", "local", "readonly", "typeset"), declare),
     **dict.fromkeys(("[", "test"), test),
-    **dict.fromkeys(("exit", "return", "break", "continue"), leave),
+    **dict.fromkeys(("exit", "return", "break", "continue"), jump),
     **dict.fromkeys(("read", "mapfile", "readarray", "getopts", "printf"), read_input),
-    **dict.fromkeys((":", "true", "false"), certain),
+    **dict.fromkeys((":", "true", "false"), constant),
     **dict.fromkeys(("source", "."), source),
-    "unset": forget,
+    "unset": unset,
     "shift": shift,
     "set": set_options,
     "let": let,
     "eval": evaluate,
 }
+
+
+def run_command(interp: Interpreter, simple: Simple, fields: list[Field]) -> ExitStatus:
+    """Run a builtin, call a function, or record a program."""
+    name = "" if fields[0].unresolved else fields[0].text
+    if name in BUILTINS:
+        return BUILTINS[name](interp, simple, fields)
+    if name in interp.functions:
+        return _call(interp, name, simple, fields)
+    return _run_program(interp, simple, fields)

@@ -1,4 +1,4 @@
-"""Whether a test such as [ "$A" = b ] holds: yes, no, or not to be known."""
+"""Evaluate tests such as [ "$A" = b ]: true, false or unknown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from meshwright.frameworks.shell.arithmetic import Undecided, number
 from meshwright.frameworks.shell.values import Field
 
-COMPARED: dict[str, Callable[[int, int], bool]] = {
+COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq,
     "-ne": operator.ne,
     "-gt": operator.gt,
@@ -19,39 +19,39 @@ COMPARED: dict[str, Callable[[int, int], bool]] = {
     "-le": operator.le,
 }
 EQUAL = {"=", "==", "!="}
-UNKNOWABLE = {"=~", "<", ">", "-nt", "-ot", "-ef"}
-BINARY = EQUAL | UNKNOWABLE | set(COMPARED)
+UNSUPPORTED = {"=~", "<", ">", "-nt", "-ot", "-ef"}
+BINARY = EQUAL | UNSUPPORTED | set(COMPARISONS)
 FILE_TESTS = {"-" + letter for letter in "abcdefghkoprstuwxGLNOS"}
-DEEPEST = 20
-LARGEST_MATCH = 1_000_000  # letters of the text times letters of the pattern
+MAX_DEPTH = 20
+MAX_MATCH_WORK = 1_000_000  # text length times pattern length
 
 
 class Operand(msgspec.Struct, frozen=True):
     """An operand of a test."""
 
     field: Field
-    pattern: str | None = ""  # with quoted signs escaped by a backslash; none: a kind of pattern that is not read
+    pattern: str | None = ""  # quoted characters are backslash-escaped; None: unsupported pattern
 
 
-class Malformed(Exception):  # noqa: N818  not a user's error: the test stays undecided
-    """The test is not one that is understood."""
+class Malformed(Exception):  # noqa: N818  control flow, not a user error: the test stays unknown
+    """The test cannot be parsed."""
 
 
 def known_text(operand: Operand) -> str | None:
-    return None if operand.field.why else operand.field.text
+    return None if operand.field.unresolved else operand.field.text
 
 
 def is_empty(field: Field) -> bool | None:
-    """Whether a text is empty; one known letter is enough to say no."""
-    if any(piece.text and not piece.why for piece in field.pieces):
+    """Return whether a text is empty; one known character is enough for False."""
+    if any(piece.text and not piece.unresolved for piece in field.pieces):
         return False
-    return None if field.why else True
+    return None if field.unresolved else True
 
 
 def matches(text: str, pattern: str) -> bool | None:
-    """Whether a text matches a pattern of *, ? and letters; linear in the text times the pattern."""
+    """Return whether a text matches a glob of * and ?; O(len(text) × len(pattern))."""
     signs = _signs(pattern)
-    if signs is None or len(text) * len(signs) > LARGEST_MATCH:
+    if signs is None or len(text) * len(signs) > MAX_MATCH_WORK:
         return None
     at = sign = 0
     star, resume = -1, 0
@@ -70,7 +70,7 @@ def matches(text: str, pattern: str) -> bool | None:
 
 
 def _signs(pattern: str) -> list[str] | None:
-    """A pattern as * and ? and letters behind a backslash; none where it has other signs."""
+    """Split a glob into *, ? and backslash-escaped characters; None if it has other operators."""
     signs: list[str] = []
     at = 0
     while at < len(pattern):
@@ -89,7 +89,7 @@ def _signs(pattern: str) -> list[str] | None:
 
 
 class Test:
-    """Reads a test from left to right: || is looser than &&, which is looser than !."""
+    """Recursive-descent evaluator; precedence from low to high: ||, &&, !."""
 
     def __init__(self, tokens: Sequence[str | Operand], is_set: Callable[[str], bool]) -> None:
         self.tokens, self.at, self.depth, self.is_set = tokens, 0, 0, is_set
@@ -98,31 +98,31 @@ class Test:
         token = self.tokens[self.at] if self.at < len(self.tokens) else ""
         return token if isinstance(token, str) else ""
 
-    def verdict(self) -> bool | None:
-        """Yes, no, or none."""
+    def evaluate(self) -> bool | None:
+        """Return True, False, or None if unknown."""
         if not self.tokens:
             return False
         try:
-            result = self.either()
+            result = self.or_expression()
         except Malformed:
             return None
         return result if self.at == len(self.tokens) else None
 
-    def either(self) -> bool | None:
-        result = self.both()
+    def or_expression(self) -> bool | None:
+        result = self.and_expression()
         while self.sign() == "||":
             self.at += 1
-            result = either(result, self.both())
+            result = three_valued_or(result, self.and_expression())
         return result
 
-    def both(self) -> bool | None:
-        result = self.negated()
+    def and_expression(self) -> bool | None:
+        result = self.not_expression()
         while self.sign() == "&&":
             self.at += 1
-            result = both(result, self.negated())
+            result = three_valued_and(result, self.not_expression())
         return result
 
-    def negated(self) -> bool | None:
+    def not_expression(self) -> bool | None:
         flips = 0
         while self.sign() == "!":
             self.at += 1
@@ -134,9 +134,9 @@ class Test:
         if self.sign() == "(":
             self.at += 1
             self.depth += 1
-            if self.depth > DEEPEST:
+            if self.depth > MAX_DEPTH:
                 raise Malformed
-            result = self.either()
+            result = self.or_expression()
             if self.sign() != ")":
                 raise Malformed
             self.at += 1
@@ -145,7 +145,7 @@ class Test:
         left = self.operand()
         if (sign := self.binary_sign()) is not None:
             self.at += 1
-            return compared(left, sign, self.operand())
+            return compare(left, sign, self.operand())
         unary = known_text(left) or ""
         follows = self.at < len(self.tokens) and isinstance(self.tokens[self.at], Operand)
         if (follows and unary in ("-z", "-n", "-v")) or (unary in FILE_TESTS and follows):
@@ -161,7 +161,7 @@ class Test:
         return token
 
     def binary_sign(self) -> str | None:
-        """The comparison that follows, when an operand follows it in turn."""
+        """Return the next token if it is a binary operator followed by an operand."""
         if self.at + 1 >= len(self.tokens) or not isinstance(self.tokens[self.at + 1], Operand):
             return None
         token = self.tokens[self.at]
@@ -177,28 +177,28 @@ class Test:
         return empty if sign == "-z" or empty is None else not empty
 
 
-def both(left: bool | None, right: bool | None) -> bool | None:
-    """And, where a no is enough whatever the other is."""
+def three_valued_and(left: bool | None, right: bool | None) -> bool | None:
+    """Three-valued and."""
     if left is False or right is False:
         return False
     return None if left is None or right is None else True
 
 
-def either(left: bool | None, right: bool | None) -> bool | None:
-    """Or, where a yes is enough whatever the other is."""
+def three_valued_or(left: bool | None, right: bool | None) -> bool | None:
+    """Three-valued or."""
     if left or right:
         return True
     return None if left is None or right is None else False
 
 
-def compared(left: Operand, sign: str, right: Operand) -> bool | None:
+def compare(left: Operand, sign: str, right: Operand) -> bool | None:
     first, second = known_text(left), known_text(right)
-    if first is None or second is None or sign in UNKNOWABLE:
+    if first is None or second is None or sign in UNSUPPORTED:
         return None
     if sign in EQUAL:
         same = None if right.pattern is None else matches(first, right.pattern) if right.pattern else first == second
         return same if sign != "!=" or same is None else not same
     try:
-        return COMPARED[sign](number(first.strip()), number(second.strip()))
+        return COMPARISONS[sign](number(first.strip()), number(second.strip()))
     except Undecided:
         return None

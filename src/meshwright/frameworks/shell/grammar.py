@@ -1,4 +1,4 @@
-"""Commands of bash: words put together to lists, tests, branches, loops and functions."""
+"""Parser for bash: builds lists, tests, branches, loops and functions from words."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from meshwright.frameworks.shell.syntax import (
     Function,
     Group,
     If,
+    Location,
     Loop,
     Pipeline,
-    Place,
     Simple,
     Statement,
 )
-from meshwright.frameworks.shell.values import MOST_COMMANDS
+from meshwright.frameworks.shell.values import MAX_COMMANDS
 from meshwright.frameworks.shell.words import Part, Source, Word, WordReader
 
 DECLARERS = {"export", "declare", "local", "readonly", "typeset"}
@@ -40,35 +40,35 @@ COMMENT = re.compile(r"[^\n]*")
 ARGUMENT_LIKE = re.compile(r"(?:[ \t]*#[^\n]*\n)*[ \t]*[-$\"']")
 CASE_END = re.compile(r";;&|;;|;&")
 CONDITION_SIGN = re.compile(r"&&|\|\||[()<>]|!(?=[ \t\n])")
-SHOWN = 200  # characters of a command that are repeated
+SHOWN = 200  # characters of a command quoted in messages
 IN_WORD = re.compile(r"in(?=[ \t\n;]|\\\n|\Z)")
 
 
-class Grammar(WordReader):
-    """Reads a whole script into blocks."""
+class Parser(WordReader):
+    """Parses a script into blocks."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source)
-        self.written = 0  # simple commands so far
-        self.here_documents: list[tuple[str, bool, int]] = []  # the word that ends it, whether tabs are cut, where
+        self.command_count = 0
+        self.here_documents: list[tuple[str, bool, int]] = []  # delimiter, whether tabs are stripped, position
 
     def script(self) -> Block:
         block = self.block()
         if self.pos < self.end:
-            raise self.bad(f"unexpected {self._token()!r}")
+            raise self.error(f"unexpected {self._token()!r}")
         return block
 
-    def here(self) -> Place:
-        return Place(*self.place())
+    def current_location(self) -> Location:
+        return Location(*self.location())
 
     def _token(self) -> str:
         found = KEYWORD.match(self.text, self.pos, self.end) or CASE_END.match(self.text, self.pos, self.end)
         return found[0] if found else self.peek()
 
-    # Blanks, comments and line ends.
+    # Blanks, comments and newlines.
 
-    def blanks(self, inside: bool = False) -> None:
-        """Skip blanks and continued line ends; inside a command, look at a comment that ends it by accident."""
+    def skip_blanks(self, inside: bool = False) -> None:
+        """Skip blanks and line continuations; inside a command, check for a comment that ends it by accident."""
         continued = False
         while self.pos < self.end:
             found = BLANKS.match(self.text, self.pos, self.end)
@@ -80,48 +80,48 @@ class Grammar(WordReader):
             else:
                 break
         if continued and inside and self.peek() == "#":
-            self._suspect_comment()
+            self._check_comment()
 
-    def _suspect_comment(self) -> None:
+    def _check_comment(self) -> None:
         found = COMMENT.match(self.text, self.pos, self.end)
         comment = found[0] if found else ""
         if comment.rstrip().endswith("\\") or ARGUMENT_LIKE.match(self.text, self.pos + len(comment) + 1, self.end):
-            self.suspect(comment, "a comment ends the continued command; what follows is a new command")
+            self.warn(comment, "the comment ends the command; the next line is a new command")
 
     def newline(self) -> None:
-        """Go to the next line, past the here-documents that begin there."""
+        """Advance to the next line, skipping here-documents that start there."""
         self.pos += 1
-        for word, cuts_tabs, opened in self.here_documents:
-            self._skip_here_document(word, cuts_tabs, opened)
+        for word, strips_tabs, opened in self.here_documents:
+            self._skip_here_document(word, strips_tabs, opened)
         self.here_documents.clear()
 
-    def _skip_here_document(self, word: str, cuts_tabs: bool, opened: int) -> None:
+    def _skip_here_document(self, word: str, strips_tabs: bool, opened: int) -> None:
         while self.pos < self.end:
             found = self.text.find("\n", self.pos, self.end)
             line = self.text[self.pos : self.end if found < 0 else found]
             self.pos = self.end if found < 0 else found + 1
-            if (line.lstrip("\t") if cuts_tabs else line) == word:
+            if (line.lstrip("\t") if strips_tabs else line) == word:
                 return
-        self.suspect(f"<<{word}", f"the here-document is never closed by a line {word}", opened)
+        self.warn(f"<<{word}", f"the here-document has no closing line {word}", opened)
 
-    def gap(self) -> None:
-        """Skip blanks, comments and line ends."""
+    def skip_gap(self) -> None:
+        """Skip blanks, comments and newlines."""
         while True:
-            self.blanks()
+            self.skip_blanks()
             if self.peek() == "\n":
                 self.newline()
             elif self.peek() == "#":
-                self._comment()
+                self._skip_comment()
             else:
                 return
 
-    def _comment(self) -> None:
+    def _skip_comment(self) -> None:
         found = self.text.find("\n", self.pos, self.end)
         self.pos = self.end if found < 0 else found
 
     def _separators(self) -> None:
         while True:
-            self.gap()
+            self.skip_gap()
             if CASE_END.match(self.text, self.pos, self.end) or self.peek() not in (";", "&"):
                 return
             if self.peek() == "&" and self.peek(1) in ("&", ">"):
@@ -131,8 +131,8 @@ class Grammar(WordReader):
     # Lists.
 
     def block(self, *enders: str) -> Block:
-        """Commands up to one of these words or signs, or to the end."""
-        self.deeper()
+        """Parse commands up to one of these keywords, or to the end."""
+        self.enter()
         chains: list[Chain] = []
         while True:
             self._separators()
@@ -144,21 +144,21 @@ class Grammar(WordReader):
             if ";;" in enders and CASE_END.match(self.text, self.pos, self.end):
                 break
             if keyword and keyword[0] in CLOSERS:
-                raise self.bad(f"unexpected {keyword[0]!r}")
+                raise self.error(f"unexpected {keyword[0]!r}")
             chains.append(self.chain())
         self.nesting -= 1
         return tuple(chains)
 
     def chain(self) -> Chain:
-        start, place = self.pos, self.here()
+        start, location = self.pos, self.current_location()
         links = [("", self._pipeline())]
         while True:
-            self.blanks()
+            self.skip_blanks()
             sign = self.text[self.pos : min(self.pos + 2, self.end)]
             if sign not in ("&&", "||"):
-                return Chain(tuple(links), place, self.text[start : min(self.pos, start + SHOWN)].strip())
+                return Chain(tuple(links), location, self.text[start : min(self.pos, start + SHOWN)].strip())
             self.pos += 2
-            self.gap()
+            self.skip_gap()
             links.append((sign, self._pipeline()))
 
     def _pipeline(self) -> Pipeline:
@@ -166,19 +166,19 @@ class Grammar(WordReader):
         while (found := KEYWORD.match(self.text, self.pos, self.end)) and found[0] == "!":
             negated = not negated
             self.pos += 1
-            self.blanks()
+            self.skip_blanks()
         statements = [self.statement()]
         while True:
-            self.blanks()
+            self.skip_blanks()
             if self.peek() != "|" or self.peek(1) == "|":
                 return Pipeline(tuple(statements), negated)
             self.pos += 2 if self.peek(1) == "&" else 1
-            self.gap()
+            self.skip_gap()
             statements.append(self.statement())
 
     def statement(self) -> Statement:
         found = KEYWORD.match(self.text, self.pos, self.end)
-        statement = self._compound(found[0]) if found else self._parenthesised()
+        statement = self._compound(found[0]) if found else self._parenthesized()
         if statement is None:
             return self._simple()
         while self._redirection()[0]:
@@ -187,32 +187,32 @@ class Grammar(WordReader):
 
     def _compound(self, keyword: str) -> Statement | None:
         if keyword in CLOSERS:
-            raise self.bad(f"unexpected {keyword!r}")
-        opened, place = self.pos, self.here()
+            raise self.error(f"unexpected {keyword!r}")
+        opened, location = self.pos, self.current_location()
         self.pos += len(keyword)
         if keyword == "{":
             return Group(self._closed(opened, "{", "}"), subshell=False)
         if keyword == "if":
-            return self._if(opened, place)
+            return self._if(opened, location)
         if keyword in ("while", "until"):
             condition = self._closed(opened, keyword, "do")
-            return Loop(keyword, self._closed(opened, keyword, "done"), place, condition=condition)
+            return Loop(keyword, self._closed(opened, keyword, "done"), location, condition=condition)
         if keyword in ("for", "select"):
-            return self._for(opened, place, keyword)
+            return self._for(opened, location, keyword)
         if keyword == "case":
-            return self._case(opened, place)
+            return self._case(opened, location)
         if keyword == "[[":
-            return self._condition(opened, place)
+            return self._condition(opened, location)
         if keyword == "function":
             return self._function()
         self.pos = opened
         return None
 
-    def _parenthesised(self) -> Statement | None:
-        opened, place = self.pos, self.here()
+    def _parenthesized(self) -> Statement | None:
+        opened, location = self.pos, self.current_location()
         if self.peek() == "(":
             if self.peek(1) == "(" and (inner := self._double_parens()) is not None:
-                return Arithmetic(inner, place, self.text[opened : min(self.pos, opened + SHOWN)])
+                return Arithmetic(inner, location, self.text[opened : min(self.pos, opened + SHOWN)])
             self.pos += 1
             return Group(self._closed(opened, "(", ")"), subshell=True)
         found = FUNCTION.match(self.text, self.pos, self.end)
@@ -222,9 +222,9 @@ class Grammar(WordReader):
         return self._function_body(found[1])
 
     def _double_parens(self) -> Word | None:
-        """The expression of (( … )); none when these are two nested subshells."""
+        """Return the expression of (( … )), or None for two nested subshells."""
         opened = self.pos
-        close = self.closing(opened + 1)
+        close = self.find_closing(opened + 1)
         if self.text[close : close + 1] != ")":
             return None
         inner = self.arithmetic(opened + 2, close - 1)
@@ -234,41 +234,41 @@ class Grammar(WordReader):
     def _closed(self, opened: int, what: str, closer: str) -> Block:
         block = self.block(closer)
         if self.pos >= self.end:
-            raise self.bad(f"the {what} opened here has no {closer}", opened)
+            raise self.error(f"the {what} opened here has no {closer}", opened)
         self.pos += len(closer)
         return block
 
-    def _if(self, opened: int, place: Place) -> If:
+    def _if(self, opened: int, location: Location) -> If:
         branches: list[tuple[Block | None, Block]] = []
         keyword = "if"
         while keyword != "fi":
             condition = self._closed(opened, "if", "then") if keyword != "else" else None
             body = self.block("elif", "else", "fi") if condition is not None else self.block("fi")
             if self.pos >= self.end:
-                raise self.bad("the if opened here has no fi", opened)
+                raise self.error("the if opened here has no fi", opened)
             branches.append((condition, body))
             keyword = self._token()
             self.pos += len(keyword)
-        return If(tuple(branches), place)
+        return If(tuple(branches), location)
 
-    def _for(self, opened: int, place: Place, kind: str) -> Loop:
-        self.blanks()
+    def _for(self, opened: int, location: Location, kind: str) -> Loop:
+        self.skip_blanks()
         name, words = "", []
         if self.peek() == "(" and self.peek(1) == "(":
-            self.pos = self.closing(self.pos)
+            self.pos = self.find_closing(self.pos)
         else:
             found = FUNCTION_NAME.match(self.text, self.pos, self.end)
             if not found:
-                raise self.bad(f"{kind} names no variable", opened)
+                raise self.error(f"{kind} has no variable name", opened)
             name, self.pos = found[0], found.end()
-            self.gap()
+            self.skip_gap()
             words = self._loop_words()
         self._separators()
         if self._token() not in ("do", "{"):
-            raise self.bad(f"the {kind} opened here has no do", opened)
+            raise self.error(f"the {kind} opened here has no do", opened)
         closer = "done" if self._token() == "do" else "}"
         self.pos += len(self._token())
-        return Loop(kind, self._closed(opened, kind, closer), place, name, tuple(words))
+        return Loop(kind, self._closed(opened, kind, closer), location, name, tuple(words))
 
     def _loop_words(self) -> list[Word]:
         words: list[Word] = []
@@ -276,56 +276,56 @@ class Grammar(WordReader):
             return words
         self.pos += 2
         while True:
-            self.blanks()
+            self.skip_blanks()
             if self.peek() in ("", "\n", ";", "#"):
                 return words
             words.append(self.word())
 
-    def _case(self, opened: int, place: Place) -> Case:
-        self.blanks()
+    def _case(self, opened: int, location: Location) -> Case:
+        self.skip_blanks()
         word = self.word()
-        self.gap()
+        self.skip_gap()
         if not IN_WORD.match(self.text, self.pos, self.end):
-            raise self.bad("the case opened here has no in", opened)
+            raise self.error("the case opened here has no in", opened)
         self.pos += 2
         arms: list[Arm] = []
         while True:
-            self.gap()
+            self.skip_gap()
             if self.pos >= self.end:
-                raise self.bad("the case opened here has no esac", opened)
+                raise self.error("the case opened here has no esac", opened)
             if self._token() == "esac":
                 self.pos += 4
-                return Case(word, tuple(arms), place)
+                return Case(word, tuple(arms), location)
             arms.append(self._arm())
 
     def _arm(self) -> Arm:
         self.pos += self.peek() == "("
         patterns: list[Word] = []
         while True:
-            self.blanks()
+            self.skip_blanks()
             patterns.append(self.word())
-            self.blanks()
+            self.skip_blanks()
             sign = self.peek()
             self.pos += 1
             if sign == ")":
                 break
             if sign != "|":
-                raise self.bad("a pattern of case has no )", self.pos - 1)
+                raise self.error("a case pattern has no )", self.pos - 1)
         body = self.block(";;", "esac")
         ending = CASE_END.match(self.text, self.pos, self.end)
         self.pos = ending.end() if ending else self.pos
         return Arm(tuple(patterns), body, bool(ending) and self.text[self.pos - 1] == "&")
 
-    def _condition(self, opened: int, place: Place) -> Condition:
+    def _condition(self, opened: int, location: Location) -> Condition:
         tokens: list[str | Word] = []
-        matches = False  # what follows =~ is a pattern, whose parentheses are no signs
+        matches = False  # after =~ parentheses belong to the regex
         while True:
-            self.gap()
+            self.skip_gap()
             if self.pos >= self.end:
-                raise self.bad("the [[ opened here has no ]]", opened)
+                raise self.error("the [[ opened here has no ]]", opened)
             if self.text.startswith("]]", self.pos) and self.peek(2) in ("", " ", "\t", "\n", ";", "&", "|", ")"):
                 self.pos += 2
-                return Condition(tuple(tokens), place, self.text[opened : min(self.pos, opened + SHOWN)])
+                return Condition(tuple(tokens), location, self.text[opened : min(self.pos, opened + SHOWN)])
             sign = None if matches else CONDITION_SIGN.match(self.text, self.pos, self.end)
             if sign:
                 self.pos = sign.end()
@@ -336,19 +336,19 @@ class Grammar(WordReader):
             tokens.append(word)
 
     def _function(self) -> Function:
-        self.blanks()
+        self.skip_blanks()
         found = FUNCTION_NAME.match(self.text, self.pos, self.end)
         if not found:
-            raise self.bad("function has no name")
+            raise self.error("function has no name")
         self.pos = found.end()
-        self.blanks()
+        self.skip_blanks()
         if self.peek() == "(":
-            self.pos = self.closing(self.pos)
+            self.pos = self.find_closing(self.pos)
         return self._function_body(found[0])
 
     def _function_body(self, name: str) -> Function:
-        self.gap()
-        self.deeper()
+        self.skip_gap()
+        self.enter()
         body = self.statement()
         self.nesting -= 1
         return Function(name, body)
@@ -356,26 +356,26 @@ class Grammar(WordReader):
     # Simple commands.
 
     def word(self, mode: str = "plain") -> Word:
-        """A word that must be there."""
+        """Parse a word; raise if there is none."""
         start = self.pos
         word = self.parts(mode)
         if self.pos == start:
-            raise self.bad(f"unexpected {self._token()!r}" if self.pos < self.end else "the script ends too early")
+            raise self.error(f"unexpected {self._token()!r}" if self.pos < self.end else "unexpected end of script")
         return word
 
     def _simple(self) -> Simple:
-        place, start = self.here(), self.pos
-        self.written += 1
-        if self.written > MOST_COMMANDS:
-            raise self.bad(f"more than {MOST_COMMANDS} commands in one file")
+        location, start = self.current_location(), self.pos
+        self.command_count += 1
+        if self.command_count > MAX_COMMANDS:
+            raise self.error(f"more than {MAX_COMMANDS} commands in one file")
         assignments: list[Assignment] = []
         declared: list[Assignment] = []
         words: list[Word] = []
         documents = len(self.here_documents)
         while True:
-            self.blanks(inside=bool(words or assignments))
+            self.skip_blanks(inside=bool(words or assignments))
             if self.peek() == "#" and self.pos > start:
-                self._comment()
+                self._skip_comment()
                 break
             redirected, word = self._redirection()
             if redirected:
@@ -385,46 +385,46 @@ class Grammar(WordReader):
                 (declared if declares else assignments).append(assignment)
                 continue
             word = word or self.parts()
-            if not word and not self._at_edge():
+            if not word and not self._at_boundary():
                 continue
             if not word and words and self.peek() == "(":
-                raise self.bad("unexpected '('")
+                raise self.error("unexpected '('")
             if not word:
                 break
             words.append(word)
         if self.pos == start:
-            raise self.bad(f"unexpected {self._token()!r}" if self.pos < self.end else "the script ends too early")
-        heres = len(self.here_documents) > documents
-        return Simple(tuple(assignments), tuple(words), tuple(declared), place, heres)
+            raise self.error(f"unexpected {self._token()!r}" if self.pos < self.end else "unexpected end of script")
+        has_here_document = len(self.here_documents) > documents
+        return Simple(tuple(assignments), tuple(words), tuple(declared), location, has_here_document)
 
-    def _at_edge(self) -> bool:
+    def _at_boundary(self) -> bool:
         return self.peek() in ("", "\n", ";", "&", "|", "(", ")", "<", ">")
 
     def _redirection(self) -> tuple[bool, Word]:
-        """Skip a redirection; a process substitution is a word instead."""
-        self.blanks()
-        # A look at one letter spares most words the pattern.
+        """Skip a redirection; return a process substitution as a word."""
+        self.skip_blanks()
+        # Checking one character first avoids the regex for most words.
         found = REDIRECTION.match(self.text, self.pos, self.end) if self.peek() in REDIRECTING else None
         if not found:
             return False, ()
         if found[0] in ("<", ">") and self.text[found.end() : found.end() + 1] == "(":
             return False, self._process()
         opened, self.pos = self.pos, found.end()
-        self.blanks()
+        self.skip_blanks()
         target = self._process() if self.peek() in ("<", ">") and self.peek(1) == "(" else self.word()
         if found[1] in ("<<", "<<-"):
             self.here_documents.append(("".join(part.text for part in target), found[1] == "<<-", opened))
         return True, ()
 
     def _process(self) -> Word:
-        start, self.pos = self.pos, self.closing(self.pos + 1)
-        return (Part("command", self.text[start : self.pos], *self.place(start), True),)
+        start, self.pos = self.pos, self.find_closing(self.pos + 1)
+        return (Part("command", self.text[start : self.pos], *self.location(start), True),)
 
     def _assignment(self) -> Assignment | None:
         found = ASSIGNMENT.match(self.text, self.pos, self.end)
         if not found:
             return None
-        opened, place, key, sign = self.pos, self.here(), None, found[2]
+        opened, location, key, sign = self.pos, self.current_location(), None, found[2]
         self.pos = found.end()
         if sign == "[":
             self.pos -= 1
@@ -434,11 +434,11 @@ class Grammar(WordReader):
             key, sign = keyed
         append = sign == "+="
         if self.peek() == "(" and key is None:
-            return Assignment(found[1], place, append, None, None, self._elements(opened, found[1]))
-        return Assignment(found[1], place, append, key, self.parts())
+            return Assignment(found[1], location, append, None, None, self._elements(opened, found[1]))
+        return Assignment(found[1], location, append, key, self.parts())
 
     def _key(self) -> tuple[Word, str] | None:
-        """The key and the sign of NAME[key]=; none when this is something else."""
+        """Return the key and operator of NAME[key]=, or None."""
         close = re.compile(r"\[[^\]\n]*\]\+?=").match(self.text, self.pos, self.end)
         if not close:
             return None
@@ -451,9 +451,9 @@ class Grammar(WordReader):
         self.pos += 1
         elements: list[Element] = []
         while True:
-            self.gap()
+            self.skip_gap()
             if self.pos >= self.end:
-                raise self.bad(f"the array {name}=( opened here is never closed", opened)
+                raise self.error(f"the array {name}=( opened here is never closed", opened)
             if self.peek() == ")":
                 self.pos += 1
                 return tuple(elements)

@@ -1,12 +1,11 @@
-"""Follows the commands of a script in order and takes the branches that can be decided."""
+"""Interpret a script without running its programs; follow the branches whose condition is known."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from meshwright.frameworks.shell.arithmetic import Undecided
-from meshwright.frameworks.shell.assign import assign, assigned, changed_by_arithmetic
-from meshwright.frameworks.shell.builtins import BUILTINS, call, ran
+from meshwright.frameworks.shell.assign import assign, assigned_by_arithmetic, assigned_value
 from meshwright.frameworks.shell.conditions import Operand, Test, matches
 from meshwright.frameworks.shell.expand import Expander
 from meshwright.frameworks.shell.sourced import Sourced
@@ -19,97 +18,98 @@ from meshwright.frameworks.shell.syntax import (
     Function,
     Group,
     If,
+    Location,
     Loop,
     Pipeline,
-    Place,
     Simple,
     Statement,
 )
-from meshwright.frameworks.shell.unreached import leaves, only_sets, replaced, statements_of, tested_for_empty
-from meshwright.frameworks.shell.values import NESTED, Command, Field, Outcome, Piece, bad
-from meshwright.frameworks.shell.variables import Memory, Value, text_value
+from meshwright.frameworks.shell.unreached import may_exit, only_sets, overwritten, statements_of, tested_for_empty
+from meshwright.frameworks.shell.values import MAX_NESTING, Command, ExitStatus, Field, script_error
+from meshwright.frameworks.shell.variables import ShellState, Value, text_value
 from meshwright.frameworks.shell.words import Word
 from meshwright.frameworks.types import SourcedValue
 
+RunCommand = Callable[["Interpreter", Simple, list[Field]], ExitStatus]
+"""Runs one expanded simple command; builtins.py implements it."""
 
-class Walker:
-    """The state of following one script."""
 
-    def __init__(self, memory: Memory, sourced: Sourced) -> None:
-        self.memory, self.sourced = memory, sourced
-        self.expander = Expander(memory)
+class Interpreter:
+    """The state of interpreting one script."""
+
+    def __init__(self, state: ShellState, sourced: Sourced, run_command: RunCommand) -> None:
+        self.state, self.sourced, self.run_command = state, sourced, run_command
+        self.expander = Expander(state)
         self.commands: list[Command] = []
         self.functions: dict[str, Statement] = {}
-        self.running: list[str] = []  # functions that are being called
-        self.local: list[dict[str, tuple[Value | None, bool]]] = []  # what their own variables were outside them
-        self.around: tuple[
-            SourcedValue, ...
-        ] = ()  # what starts the commands of a bash -c, such as srun and its options
-        self.flow = ""  # break, return or exit: what follows is not reached
-        self.loops = 0  # loops around, whose bodies are followed once
-        self.exports_all = False
-        self.texts = 0  # eval and bash -c inside each other
+        self.call_stack: list[str] = []  # names of the functions being called
+        self.local: list[dict[str, tuple[Value | None, bool]]] = []  # outer values shadowed by their local variables
+        self.prefix: tuple[SourcedValue, ...] = ()  # words before bash -c, such as srun and its options
+        self.flow = ""  # break, return or exit: the following commands are not reached
+        self.eval_depth = 0  # nested eval and bash -c
         self.depth = 0
 
-    def run_block(self, block: Block) -> Outcome:
-        """Follow commands in order; how the last one ends."""
+    def run_block(self, block: Block) -> ExitStatus:
+        """Run commands in order; return the status of the last one."""
         self.depth += 1
-        outcome = Outcome.YES
+        outcome = ExitStatus.SUCCESS
         for chain in block:
-            if self.depth > NESTED:
-                raise bad(chain.place.file, chain.place.line, f"more than {NESTED} commands inside each other")
+            if self.depth > MAX_NESTING:
+                raise script_error(chain.location.file, chain.location.line, f"more than {MAX_NESTING} nested commands")
             if self.flow:
                 break
             outcome = self._run_chain(chain)
         self.depth -= 1
         return outcome
 
-    def _run_chain(self, chain: Chain) -> Outcome:
-        outcome, before = Outcome.YES, None
+    def _run_chain(self, chain: Chain) -> ExitStatus:
+        outcome, before = ExitStatus.SUCCESS, None
         for sign, pipeline in chain.links:
             if self.flow:
                 break
-            if sign and not self._goes_on(sign, outcome, before, pipeline, chain):
+            if sign and not self._is_reached(sign, outcome, before, pipeline, chain):
                 continue
-            defaulted = self.memory.defaulted
+            defaulted = self.state.defaulted
             outcome = self._run_pipeline(pipeline)
             before = pipeline
-            if outcome in (Outcome.YES, Outcome.NO) and self.memory.defaulted > defaulted:
-                outcome = self._unless_it_leaves(outcome, chain)
+            if outcome in (ExitStatus.SUCCESS, ExitStatus.FAILURE) and self.state.defaulted > defaulted:
+                outcome = self._unless_it_exits(outcome, chain)
         return outcome
 
-    def _unless_it_leaves(self, outcome: Outcome, chain: Chain) -> Outcome:
-        """A test on a default says nothing about a run that sets the variable, so it may not end the script."""
+    def _unless_it_exits(self, outcome: ExitStatus, chain: Chain) -> ExitStatus:
+        """A test on a default value must not end the script: the environment may set the variable."""
         rest = (statement for _, pipeline in chain.links[1:] for statement in pipeline.statements)
-        return Outcome.UNKNOWN if leaves(rest) else outcome
+        return ExitStatus.UNKNOWN if may_exit(rest) else outcome
 
-    def _goes_on(self, sign: str, outcome: Outcome, before: Pipeline | None, pipeline: Pipeline, chain: Chain) -> bool:
-        """Whether the command behind && or || is reached."""
-        if outcome is Outcome.UNKNOWN:
+    def _is_reached(
+        self, sign: str, outcome: ExitStatus, before: Pipeline | None, pipeline: Pipeline, chain: Chain
+    ) -> bool:
+        """Return whether the command after && or || is reached."""
+        if outcome is ExitStatus.UNKNOWN:
             if sign == "&&" and before and self._is_default(before, iter(pipeline.statements)):
                 return True
-            self._skip(chain.text, chain.place, iter(pipeline.statements))
+            self._skip(chain.text, chain.location, iter(pipeline.statements))
             return False
-        return (outcome is not Outcome.NO) if sign == "&&" else outcome is Outcome.NO
+        return (outcome is not ExitStatus.FAILURE) if sign == "&&" else outcome is ExitStatus.FAILURE
 
-    def _run_pipeline(self, pipeline: Pipeline) -> Outcome:
+    def _run_pipeline(self, pipeline: Pipeline) -> ExitStatus:
         if len(pipeline.statements) == 1:
             outcome = self.run_statement(pipeline.statements[0])
         else:
-            for statement in pipeline.statements:  # each runs in a shell of its own
-                outcome = self._run_apart(statement)
-            outcome = Outcome.RAN if outcome in (Outcome.YES, Outcome.RAN) else outcome
+            for statement in pipeline.statements:  # each runs in a subshell
+                outcome = self._run_in_subshell(statement)
+            outcome = ExitStatus.RAN if outcome in (ExitStatus.SUCCESS, ExitStatus.RAN) else outcome
         return outcome.negated() if pipeline.negated else outcome
 
-    def _run_apart(self, statement: Statement) -> Outcome:
-        place = getattr(statement, "place", Place(1, self.memory.file))
-        saved = self.memory.saved(*place)
+    def _run_in_subshell(self, statement: Statement) -> ExitStatus:
+        location = getattr(statement, "place", Location(1, self.state.file))
+        snapshot = self.state.snapshot(*location)
         outcome = self.run_statement(statement)
-        self.memory.restore(saved)
+        self.state.restore(snapshot)
         self.flow = ""
         return outcome
 
-    def run_statement(self, statement: Statement) -> Outcome:
+    def run_statement(self, statement: Statement) -> ExitStatus:
         if isinstance(statement, Simple):
             return self._run_simple(statement)
         if isinstance(statement, Condition):
@@ -124,177 +124,170 @@ class Walker:
             return self._run_arithmetic(statement)
         if isinstance(statement, Function):
             self.functions[statement.name] = statement.body
-            return Outcome.YES
+            return ExitStatus.SUCCESS
         return self._run_group(statement)
 
-    def _run_group(self, group: Group) -> Outcome:
+    def _run_group(self, group: Group) -> ExitStatus:
         if not group.subshell:
             return self.run_block(group.body)
-        saved = self.memory.saved(1, self.memory.file)
+        snapshot = self.state.snapshot(1, self.state.file)
         outcome = self.run_block(group.body)
-        self.memory.restore(saved)
+        self.state.restore(snapshot)
         self.flow = ""
         return outcome
 
     # Conditions.
 
-    def _run_condition(self, condition: Condition) -> Outcome:
+    def _run_condition(self, condition: Condition) -> ExitStatus:
         tokens: list[str | Operand] = []
         for token in condition.tokens:
             if isinstance(token, str):
                 tokens.append(token)
             else:
                 tokens.append(Operand(self.expander.text(token), self._pattern(token)))
-        return Outcome.of(Test(tokens, lambda name: self.memory.look_up(name) is not None).verdict())
+        return ExitStatus.of(Test(tokens, lambda name: self.state.look_up(name) is not None).evaluate())
 
     def _pattern(self, word: Word) -> str:
-        """A word as a pattern, in which quoted signs stand for themselves."""
+        """Return a word as a glob pattern; quoted characters are escaped."""
         out: list[str] = []
         for part in word:
             text = part.text if part.kind == "text" else "".join(p.text for p in self.expander.pieces((part,)))
-            out.append("".join("\\" + letter for letter in text) if part.quoted else text)
+            out.append("".join("\\" + char for char in text) if part.quoted else text)
         return "".join(out)
 
-    def _run_arithmetic(self, statement: Arithmetic) -> Outcome:
-        if self._changed(statement.text, statement.place):
-            return Outcome.RAN
+    def _run_arithmetic(self, statement: Arithmetic) -> ExitStatus:
+        if self._mark_assigned(statement.text, statement.location):
+            return ExitStatus.RAN
         try:
-            return Outcome.of(self.expander.arithmetic(statement.inner) != 0)
+            return ExitStatus.of(self.expander.arithmetic(statement.inner) != 0)
         except Undecided:
-            return Outcome.UNKNOWN
+            return ExitStatus.UNKNOWN
 
-    def _changed(self, text: str, place: Place) -> bool:
-        """Make the variables unknown that arithmetic assigns to."""
-        names = changed_by_arithmetic(text)
+    def _mark_assigned(self, text: str, location: Location) -> bool:
+        """Mark the variables that arithmetic assigns to as unknown."""
+        names = assigned_by_arithmetic(text)
         for name in names:
-            self.memory.hide(name, f"arithmetic sets {name} when the script runs", *place)
+            self.state.mark_unknown(name, f"arithmetic sets {name} at run time", *location)
         return bool(names)
 
     def _is_default(self, condition: Block | Pipeline, statements: Iterator[Statement]) -> bool:
-        """Whether this gives an unset variable a value, so that it means the same as ${NAME:-value}."""
+        """Return whether this sets a default for an unset variable, like ${NAME:-value}."""
         name = tested_for_empty(condition)
-        if not name or self.memory.look_up(name) is not None or self.memory.is_set_by_slurm(name):
+        if not name or self.state.look_up(name) is not None or self.state.is_set_by_slurm(name):
             return False
         return only_sets(statements, name)
 
-    def _skip(self, what: str, place: Place, statements: Iterator[Statement]) -> None:
-        """Pass over commands whose condition is unknown; what they would set anew is unknown from here on."""
-        self.memory.note(what, place.line, place.file, "it cannot be decided without running the script")
-        for name in replaced(statements):
-            reason = f"{name} is set under a condition on line {place.line} that cannot be decided"
-            self.memory.hide(name, reason, *place)
+    def _skip(self, what: str, location: Location, statements: Iterator[Statement]) -> None:
+        """Skip commands whose condition is unknown; variables they would overwrite become unknown."""
+        self.state.note(what, location.line, location.file, "the condition is known only at run time")
+        for name in overwritten(statements):
+            reason = f"{name} is set under a condition on line {location.line} that is known only at run time"
+            self.state.mark_unknown(name, reason, *location)
 
-    def _run_if(self, statement: If) -> Outcome:
+    def _run_if(self, statement: If) -> ExitStatus:
         for index, (condition, body) in enumerate(statement.branches):
             if condition is None:
                 return self.run_block(body)
-            defaulted = self.memory.defaulted
+            defaulted = self.state.defaulted
             outcome = self.run_block(condition)
             if self.flow:
                 return outcome
-            if outcome is Outcome.YES and self.memory.defaulted > defaulted and leaves(statements_of(body)):
-                outcome = Outcome.UNKNOWN
-            if outcome is Outcome.YES or (
-                outcome is Outcome.UNKNOWN
+            if outcome is ExitStatus.SUCCESS and self.state.defaulted > defaulted and may_exit(statements_of(body)):
+                outcome = ExitStatus.UNKNOWN
+            if outcome is ExitStatus.SUCCESS or (
+                outcome is ExitStatus.UNKNOWN
                 and len(statement.branches) == 1
                 and self._is_default(condition, statements_of(body))
             ):
                 return self.run_block(body)
-            if outcome is not Outcome.NO:
+            if outcome is not ExitStatus.FAILURE:
                 first = condition[0] if condition else None
-                place = first.place if first else statement.place
+                location = first.location if first else statement.location
                 rest = (each for _, block in statement.branches[index:] for each in statements_of(block))
-                self._skip(first.text if first else "if", place, rest)
-                return Outcome.RAN
-        return Outcome.YES
+                self._skip(first.text if first else "if", location, rest)
+                return ExitStatus.RAN
+        return ExitStatus.SUCCESS
 
-    def _run_case(self, case: Case) -> Outcome:
+    def _run_case(self, case: Case) -> ExitStatus:
         subject = self.expander.text(case.word)
-        if subject.why:
+        if subject.unresolved:
             self._skip_case(case, subject)
-            return Outcome.RAN
+            return ExitStatus.RAN
         runs = False
         for arm in case.arms:
-            verdicts = [True] if runs else [matches(subject.text, self._pattern(pattern)) for pattern in arm.patterns]
-            if True in verdicts:
+            results = [True] if runs else [matches(subject.text, self._pattern(pattern)) for pattern in arm.patterns]
+            if True in results:
                 outcome = self.run_block(arm.body)
                 runs = arm.falls_through
                 if not runs or self.flow:
                     return outcome
-            elif None in verdicts:
+            elif None in results:
                 self._skip_case(case, subject)
-                return Outcome.RAN
-        return Outcome.YES
+                return ExitStatus.RAN
+        return ExitStatus.SUCCESS
 
     def _skip_case(self, case: Case, subject: Field) -> None:
         arms = (statement for arm in case.arms for statement in statements_of(arm.body))
-        self._skip(f"case {subject.text} in", case.place, arms)
+        self._skip(f"case {subject.text} in", case.location, arms)
 
     # Loops.
 
-    def _run_loop(self, loop: Loop) -> Outcome:
+    def _run_loop(self, loop: Loop) -> ExitStatus:
         if loop.condition:
             outcome = self.run_block(loop.condition)
-            ends = Outcome.NO if loop.kind == "while" else Outcome.YES
+            ends = ExitStatus.FAILURE if loop.kind == "while" else ExitStatus.SUCCESS
             if outcome is ends or self.flow:
-                return Outcome.YES
-            if outcome is Outcome.UNKNOWN:
+                return ExitStatus.SUCCESS
+            if outcome is ExitStatus.UNKNOWN:
                 first = loop.condition[0]
-                self.memory.note(first.text, *first.place, "how often the loop runs cannot be decided")
+                self.state.note(first.text, *first.location, "the number of iterations is known only at run time")
         once = self._set_loop_variable(loop)
-        self.loops += not once
+        self.state.loop_depth += not once
         self.run_block(loop.body)
-        self.loops -= not once
+        self.state.loop_depth -= not once
         if self.flow == "break":
             self.flow = ""
-        return Outcome.RAN
+        return ExitStatus.RAN
 
     def _set_loop_variable(self, loop: Loop) -> bool:
-        """Give the loop variable its one value; false when there are more, or nobody knows."""
+        """Set the loop variable if the loop has exactly one known value; return whether it has."""
         if not loop.name:
             return False
         fields = [field for word in loop.words for field in self.expander.fields(word)]
-        self.memory.check_size(fields, *loop.place)
-        if len(fields) == 1 and not fields[0].why and not set("*?[{") & set(fields[0].text):
-            self.memory.store(loop.name, text_value(fields[0].pieces, *loop.place))
+        self.state.check_size(fields, *loop.location)
+        if len(fields) == 1 and not fields[0].unresolved and not set("*?[{") & set(fields[0].text):
+            self.state.store(loop.name, text_value(fields[0].pieces, *loop.location))
             return True
         values = ", ".join(field.text for field in fields[:4]) + (", …" if len(fields) > 4 else "")
         reason = f"the loop variable {loop.name} takes several values" + (f": {values}" if values else "")
-        self.memory.note(f"${loop.name}", *loop.place, reason)
-        self.memory.hide(loop.name, reason, *loop.place)
+        self.state.note(f"${loop.name}", *loop.location, reason)
+        self.state.mark_unknown(loop.name, reason, *loop.location)
         return False
 
     # Simple commands.
 
-    def _run_simple(self, simple: Simple) -> Outcome:
-        place = simple.place
-        self.memory.spend(10, *place)
+    def _run_simple(self, simple: Simple) -> ExitStatus:
+        location = simple.location
+        self.state.spend(10, *location)
         fields = [field for word in simple.words for field in self.expander.fields(word)]
-        self.memory.check_size(fields, *place)
+        self.state.check_size(fields, *location)
         if not fields:
             for assignment in simple.assignments:
-                assign(self, assignment)
-            return Outcome.YES
-        name = "" if fields[0].why else fields[0].text
-        builtin = BUILTINS.get(name)
-        if builtin:
-            return builtin(self, simple, fields)
-        if name in self.functions:
-            return call(self, name, simple, fields)
-        return ran(self, simple, fields)
+                assign(self.expander, assignment)
+            return ExitStatus.SUCCESS
+        return self.run_command(self, simple, fields)
 
     def emit(self, simple: Simple, fields: list[Field]) -> Command:
-        """Add a command to what the script runs."""
-        env = self.memory.environment(*simple.place)
+        """Record a command that the script runs."""
+        env = self.state.environment(*simple.location)
         if simple.assignments:
-            self.memory.spend(len(env), *simple.place)
-            own = {one.name: assigned(self, one).said() for one in simple.assignments if one.value is not None}
-            env = env | own
-        words = self.around + tuple(field.to_value() for field in fields)
-        command = Command(words, env, simple.place.line)
+            self.state.spend(len(env), *simple.location)
+            env = env | {
+                one.name: assigned_value(self.expander, one).to_value()
+                for one in simple.assignments
+                if one.value is not None
+            }
+        words = self.prefix + tuple(field.to_value() for field in fields)
+        command = Command(words, env, simple.location.line)
         self.commands.append(command)
         return command
-
-    def unknown(self, name: str, reason: str, place: Place) -> None:
-        """Note a variable whose value only a run can tell."""
-        self.memory.store(name, text_value((Piece(f"${name}", *place, reason),), *place))

@@ -1,4 +1,4 @@
-"""Commands that start other commands, such as env, nohup, srun and docker run: where the other one begins."""
+"""Commands that start other commands (env, nohup, srun, docker run): find where the inner command begins."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from meshwright.frameworks.types import SourcedValue
 
 ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 UNKNOWN = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*|\$[0-9@*]|\$\{[^}]*\}|\$\(.*\)|`[^`]*`", re.DOTALL)
-LOOKED_UP = re.compile(r"\$\((?:which|command -v) ([A-Za-z0-9._-]+)\)")
-MOST_WRAPPERS = 20
+WHICH = re.compile(r"\$\((?:which|command -v) ([A-Za-z0-9._-]+)\)")
+MAX_WRAPPERS = 20
 
 
-class Takes(msgspec.Struct, frozen=True):
-    """Which options of a command are followed by a value."""
+class OptionSpec(msgspec.Struct, frozen=True):
+    """Which options of a command take a value."""
 
-    values: Mapping[str, int] | None = None  # how many words follow; none: every long option but the flags takes one
+    values: Mapping[str, int] | None = None  # number of values; None: every long option except the flags takes one
     flags: frozenset[str] = frozenset()
-    short: Mapping[str, str] = {}  # letters that take a value, with their long name
+    short: Mapping[str, str] = {}  # short options with a value, by long name
     short_flags: Mapping[str, str] = {}
 
 
 class Wrapper(msgspec.Struct, frozen=True):
     """A command that starts another one."""
 
-    takes: Takes = Takes({})
-    verbs: frozenset[str] = frozenset()  # one of these must follow the name
-    operands: int = 0  # words of its own between its options and the command
-    env: frozenset[str] = frozenset()  # options that set a variable: NAME=value
+    option_spec: OptionSpec = OptionSpec({})
+    subcommands: frozenset[str] = frozenset()  # required subcommand
+    operands: int = 0  # operands between its options and the command, such as an image
+    env: frozenset[str] = frozenset()  # options that set environment variables: NAME=value
 
 
 class Option(msgspec.Struct, frozen=True):
-    """An option with its value, or True."""
+    """An option with its value; True for a flag."""
 
     name: str
-    said: SourcedValue
+    value: SourcedValue
 
 
 class Unwrapped(msgspec.Struct, frozen=True):
-    """What stands around a command."""
+    """The wrappers around a command."""
 
-    start: int  # the first word of the command itself
+    start: int  # index of the command itself
     env: Mapping[str, SourcedValue]
     options: Mapping[str, Mapping[str, SourcedValue]]  # by the wrapper's name
 
@@ -61,8 +61,8 @@ SRUN_FLAGS = frozenset(
         "container-remap-root no-container-remap-root container-entrypoint no-container-entrypoint help version"
     )
 )
-SRUN = Takes(flags=SRUN_FLAGS, short=SHORT)
-DOCKER = Takes(
+SRUN = OptionSpec(flags=SRUN_FLAGS, short=SHORT)
+DOCKER = OptionSpec(
     _values(
         "volume env workdir user name gpus shm-size ipc network net ulimit mount device env-file entrypoint publish "
         "runtime cap-add security-opt memory hostname label platform pull group-add cpus log-driver pid tmpfs "
@@ -80,51 +80,55 @@ DOCKER = Takes(
         "a": "attach",
     },
 )
-SINGULARITY = Takes(
+SINGULARITY = OptionSpec(
     _values("bind env env-file home pwd workdir overlay scratch mount app network security apply-cgroups cwd"),
     short={"B": "bind", "H": "home", "W": "workdir", "o": "overlay", "S": "scratch"},
 )
-UV = Takes(
+UV = OptionSpec(
     _values(
         "with extra group python project directory env-file package index-url with-requirements with-editable "
         "only-group no-group no-extra index default-index extra-index-url config-file cache-dir"
     ),
     short={"p": "python", "w": "with"},
 )
-MPI = Takes(
+MPI = OptionSpec(
     _values("np n x H host hostfile machinefile npernode map-by bind-to ppn hosts f N c rank-by")
     | {"mca": 2, "genv": 2, "env": 2}
 )
-NSYS = Takes(flags=frozenset({"python-sampling", "help"}), short=dict.fromkeys("tosfwxydecn", "option"))
+NSYS = OptionSpec(flags=frozenset({"python-sampling", "help"}), short=dict.fromkeys("tosfwxydecn", "option"))
 PLAIN = Wrapper()
 WRAPPERS: dict[str, Wrapper] = {
-    "env": Wrapper(Takes(_values("unset chdir split-string"), short={"u": "unset", "C": "chdir"})),
-    "exec": Wrapper(Takes({}, short={"a": "name"})),
+    "env": Wrapper(OptionSpec(_values("unset chdir split-string"), short={"u": "unset", "C": "chdir"})),
+    "exec": Wrapper(OptionSpec({}, short={"a": "name"})),
     "nohup": PLAIN,
     "setsid": PLAIN,
     "command": PLAIN,
     "builtin": PLAIN,
     "unbuffer": PLAIN,
-    "time": Wrapper(Takes(_values("output format"), short={"o": "output", "f": "format"})),
-    "sudo": Wrapper(Takes(_values("user group"), short={"u": "user", "g": "group"})),
-    "nice": Wrapper(Takes(_values("adjustment"), short={"n": "adjustment"})),
-    "ionice": Wrapper(Takes(_values("class classdata"), short={"c": "class", "n": "classdata"})),
-    "stdbuf": Wrapper(Takes(_values("input output error"), short={"i": "input", "o": "output", "e": "error"})),
-    "timeout": Wrapper(Takes(_values("signal kill-after"), short={"s": "signal", "k": "kill-after"}), operands=1),
+    "time": Wrapper(OptionSpec(_values("output format"), short={"o": "output", "f": "format"})),
+    "sudo": Wrapper(OptionSpec(_values("user group"), short={"u": "user", "g": "group"})),
+    "nice": Wrapper(OptionSpec(_values("adjustment"), short={"n": "adjustment"})),
+    "ionice": Wrapper(OptionSpec(_values("class classdata"), short={"c": "class", "n": "classdata"})),
+    "stdbuf": Wrapper(OptionSpec(_values("input output error"), short={"i": "input", "o": "output", "e": "error"})),
+    "timeout": Wrapper(OptionSpec(_values("signal kill-after"), short={"s": "signal", "k": "kill-after"}), operands=1),
     "numactl": Wrapper(
-        Takes(
+        OptionSpec(
             _values("cpunodebind membind physcpubind interleave preferred"),
             short={"N": "cpunodebind", "m": "membind", "C": "physcpubind", "i": "interleave"},
         )
     ),
     "taskset": Wrapper(operands=1),
     "uv": Wrapper(UV, frozenset({"run"})),
-    "poetry": Wrapper(verbs=frozenset({"run"})),
-    "pdm": Wrapper(verbs=frozenset({"run"})),
-    "rye": Wrapper(verbs=frozenset({"run"})),
-    "pipenv": Wrapper(verbs=frozenset({"run"})),
-    "pixi": Wrapper(Takes(_values("environment manifest-path"), short={"e": "environment"}), verbs=frozenset({"run"})),
-    "conda": Wrapper(Takes(_values("name prefix cwd"), short={"n": "name", "p": "prefix"}), verbs=frozenset({"run"})),
+    "poetry": Wrapper(subcommands=frozenset({"run"})),
+    "pdm": Wrapper(subcommands=frozenset({"run"})),
+    "rye": Wrapper(subcommands=frozenset({"run"})),
+    "pipenv": Wrapper(subcommands=frozenset({"run"})),
+    "pixi": Wrapper(
+        OptionSpec(_values("environment manifest-path"), short={"e": "environment"}), subcommands=frozenset({"run"})
+    ),
+    "conda": Wrapper(
+        OptionSpec(_values("name prefix cwd"), short={"n": "name", "p": "prefix"}), subcommands=frozenset({"run"})
+    ),
     "nsys": Wrapper(NSYS, frozenset({"profile", "launch"})),
     "srun": Wrapper(SRUN),
     "mpirun": Wrapper(MPI),
@@ -137,41 +141,45 @@ WRAPPERS: dict[str, Wrapper] = {
 
 
 def command_name(word: SourcedValue) -> str:
-    """A command without its folder, which need not be known; empty when the name itself is not."""
+    """Return the base name of a command, or an empty string if it is unresolved."""
     text = str(word.value)
-    if found := LOOKED_UP.fullmatch(text):
+    if found := WHICH.fullmatch(text):
         return found[1]
     name = text.rpartition("/")[2]
     return "" if word.unresolved and set("$`(){}") & set(name) else name
 
 
-def wholly_unknown(word: SourcedValue) -> bool:
-    """Whether a word is nothing but an unknown, so that it may stand for any number of words."""
+def is_unresolved_expansion(word: SourcedValue) -> bool:
+    """Return whether a word is a single unresolved expansion, which may become any number of words."""
     return bool(word.unresolved) and UNKNOWN.fullmatch(str(word.value)) is not None
 
 
-def read_option(words: Sequence[SourcedValue], at: int, takes: Takes) -> tuple[Option, int]:
-    """The option at this place, and the place behind it."""
+def read_option(words: Sequence[SourcedValue], at: int, option_spec: OptionSpec) -> tuple[Option, int]:
+    """Return the option at a position, and the position after it."""
     word = words[at]
     text = str(word.value)
     name, equals, value = text.lstrip("-").partition("=")
     name = name.replace("_", "-")
-    long = text.startswith("--") or name in (takes.values or {})
+    long = text.startswith("--") or name in (option_spec.values or {})
     if long and equals:
         return Option(name, SourcedValue(value, word.line, word.file, word.unresolved)), at + 1
     if long:
-        values = (takes.values or {}).get(name, 0) if takes.values is not None else int(name not in takes.flags)
-        return _followed(words, at, name, values)
+        values = (
+            (option_spec.values or {}).get(name, 0)
+            if option_spec.values is not None
+            else int(name not in option_spec.flags)
+        )
+        return _with_values(words, at, name, values)
     letter, rest = text[1:2], text[2:]
-    if letter not in takes.short:
-        return Option(takes.short_flags.get(letter, letter), SourcedValue(True, word.line, word.file)), at + 1
+    if letter not in option_spec.short:
+        return Option(option_spec.short_flags.get(letter, letter), SourcedValue(True, word.line, word.file)), at + 1
     if rest:
         glued = SourcedValue(rest.removeprefix("="), word.line, word.file, word.unresolved)
-        return Option(takes.short[letter], glued), at + 1
-    return _followed(words, at, takes.short[letter], 1)
+        return Option(option_spec.short[letter], glued), at + 1
+    return _with_values(words, at, option_spec.short[letter], 1)
 
 
-def _followed(words: Sequence[SourcedValue], at: int, name: str, values: int) -> tuple[Option, int]:
+def _with_values(words: Sequence[SourcedValue], at: int, name: str, values: int) -> tuple[Option, int]:
     here = words[at]
     if not values or at + 1 >= len(words):
         return Option(name, SourcedValue(True, here.line, here.file)), at + 1
@@ -184,34 +192,34 @@ def is_option(word: SourcedValue) -> bool:
 
 
 def unwrap(words: Sequence[SourcedValue]) -> Unwrapped:
-    """Look through everything that only starts another command."""
+    """Strip all wrappers from a command."""
     env: dict[str, SourcedValue] = {}
     options: dict[str, dict[str, SourcedValue]] = {}
     at = 0
-    for _ in range(MOST_WRAPPERS):
+    for _ in range(MAX_WRAPPERS):
         at = _assignments(words, at, env)
         name = command_name(words[at]) if at < len(words) else ""
         wrapper = WRAPPERS.get(name)
-        behind = _behind(words, at, name, wrapper, env, options) if wrapper else None
-        if behind is None:
+        inner = _inner_command(words, at, name, wrapper, env, options) if wrapper else None
+        if inner is None:
             break
-        at = behind
+        at = inner
     return Unwrapped(at, env, options)
 
 
 def _assignments(words: Sequence[SourcedValue], at: int, env: dict[str, SourcedValue]) -> int:
-    """Words such as NAME=value in front of a command; only behind env are they still there."""
+    """Collect NAME=value words, which remain only after env."""
     while at < len(words) and (found := ASSIGNED.match(str(words[at].value))):
-        env[found[1]] = _part(words[at], found[2])
+        env[found[1]] = _with_text(words[at], found[2])
         at += 1
     return at
 
 
-def _part(word: SourcedValue, text: str) -> SourcedValue:
+def _with_text(word: SourcedValue, text: str) -> SourcedValue:
     return SourcedValue(text, word.line, word.file, word.unresolved)
 
 
-def _behind(
+def _inner_command(
     words: Sequence[SourcedValue],
     at: int,
     name: str,
@@ -219,10 +227,10 @@ def _behind(
     env: dict[str, SourcedValue],
     options: dict[str, dict[str, SourcedValue]],
 ) -> int | None:
-    """Where the command inside a wrapper begins; none when there is none."""
+    """Return where the command inside a wrapper begins, or None."""
     at += 1
-    if wrapper.verbs:
-        if at >= len(words) or words[at].value not in wrapper.verbs:
+    if wrapper.subcommands:
+        if at >= len(words) or words[at].value not in wrapper.subcommands:
             return None
         at += 1
     unknown = 0
@@ -234,23 +242,27 @@ def _behind(
             at += 1
             break
         if is_option(words[at]):
-            option, at = read_option(words, at, wrapper.takes)
-            read[option.name] = option.said
+            option, at = read_option(words, at, wrapper.option_spec)
+            read[option.name] = option.value
             _set_variables(option, wrapper, name, env)
-        elif wholly_unknown(words[at]) and at + 1 < len(words) and name in ("srun", "docker", "podman", "mpirun"):
+        elif (
+            is_unresolved_expansion(words[at])
+            and at + 1 < len(words)
+            and name in ("srun", "docker", "podman", "mpirun")
+        ):
             unknown, at = unknown + 1, at + 1
         else:
             break
-    # Among unknown words, the last one stands for the operand, such as an image.
+    # The last unresolved word is the operand, such as an image.
     return min(at + max(wrapper.operands - unknown, 0), len(words))
 
 
 def _set_variables(option: Option, wrapper: Wrapper, name: str, env: dict[str, SourcedValue]) -> None:
     pairs: list[str] = []
     if option.name in wrapper.env:
-        pairs = [str(option.said.value)]
+        pairs = [str(option.value.value)]
     elif name == "srun" and option.name == "export":
-        pairs = str(option.said.value).split(",")
+        pairs = str(option.value.value).split(",")
     for pair in pairs:
         if found := ASSIGNED.match(pair):
-            env[found[1]] = _part(option.said, found[2])
+            env[found[1]] = _with_text(option.value, found[2])

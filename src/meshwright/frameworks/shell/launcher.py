@@ -1,4 +1,4 @@
-"""Which training programs a script starts, with what, and on how many nodes and GPUs."""
+"""Find the training programs that a script launches, with their arguments, nodes and GPUs."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import msgspec
 
 from meshwright.frameworks.shell import sbatch
 from meshwright.frameworks.shell.launch_prefixes import (
-    Takes,
+    OptionSpec,
     command_name,
     is_option,
+    is_unresolved_expansion,
     read_option,
     unwrap,
-    wholly_unknown,
 )
 from meshwright.frameworks.shell.values import Command, LaunchCommand, Script
-from meshwright.frameworks.types import SourcedValue
+from meshwright.frameworks.types import SourcedValue, as_int
 
 PYTHON = re.compile(r"python[0-9.]*")
 DISTRIBUTED = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
 DISTRIBUTED |= {"accelerate.commands.launch": "accelerate", "deepspeed.launcher.runner": "deepspeed"}
-NO_TRAINING = {
+NOT_TRAINING = {
     "pip",
     "venv",
     "json.tool",
@@ -41,12 +41,12 @@ def _flags(names: str) -> frozenset[str]:
 
 
 TAKES = {
-    "torchrun": Takes(
+    "torchrun": OptionSpec(
         flags=_flags("module standalone no-python run-path use-env help version virtual-local-rank"),
         short={"r": "redirects", "t": "tee"},
         short_flags=MODULE,
     ),
-    "accelerate": Takes(
+    "accelerate": OptionSpec(
         flags=_flags(
             "module cpu multi-gpu tpu ipex use-deepspeed use-fsdp use-megatron-lm use-xpu quiet debug no-python "
             "same-network dynamo-use-fullgraph dynamo-use-dynamic dynamo-use-regional-compilation "
@@ -55,7 +55,7 @@ TAKES = {
         ),
         short_flags={"m": "module", "q": "quiet", "h": "help"},
     ),
-    "deepspeed": Takes(
+    "deepspeed": OptionSpec(
         flags=_flags(
             "module no-python no-local-rank no-ssh no-ssh-check force-multi save-pid elastic-training "
             "bind-cores-to-rank help"
@@ -63,7 +63,7 @@ TAKES = {
         short={"H": "hostfile", "i": "include", "e": "exclude"},
         short_flags={"h": "help"},
     ),
-    "python": Takes({}, short={"W": "warnings", "X": "setting"}, short_flags={"m": "module", "c": "code"}),
+    "python": OptionSpec({}, short={"W": "warnings", "X": "setting"}, short_flags={"m": "module", "c": "code"}),
 }
 KNOWN_OPTIONS = _flags(
     "nnodes nproc-per-node node-rank master-addr master-port rdzv-id rdzv-backend rdzv-endpoint rdzv-conf standalone "
@@ -72,8 +72,8 @@ KNOWN_OPTIONS = _flags(
 )
 
 
-class Started(msgspec.Struct, frozen=True):
-    """A program behind its launcher."""
+class ParsedProgram(msgspec.Struct, frozen=True):
+    """A program and its launcher."""
 
     launcher: str
     program: SourcedValue
@@ -83,64 +83,64 @@ class Started(msgspec.Struct, frozen=True):
 
 
 def find_launches(script: Script) -> tuple[LaunchCommand, ...]:
-    """Every training program that a script starts, in order."""
-    found = (_launched(command, script) for command in script.commands)
+    """Return every training program that a script launches, in order."""
+    found = (_find_launch(command, script) for command in script.commands)
     return tuple(each for each in found if each is not None)
 
 
-def _launched(command: Command, script: Script) -> LaunchCommand | None:
-    around = unwrap(command.words)
-    started = _started(command.words[around.start :])
-    if started is None:
+def _find_launch(command: Command, script: Script) -> LaunchCommand | None:
+    prefix = unwrap(command.words)
+    program = _parse_program(command.words[prefix.start :])
+    if program is None:
         return None
-    srun, launcher, options = around.options.get("srun"), started.launcher, started.options
+    srun, launcher, options = prefix.options.get("srun"), program.launcher, program.options
     if srun is not None and launcher in ("python", ""):
         launcher, options = "srun", srun
-    job = {**script.sbatch, **_renamed(srun or {})}
+    job = {**script.sbatch, **_with_value(srun or {})}
     nodes = _first_known(NODES[launcher](options) if launcher in NODES else None, sbatch.node_count(job))
     return LaunchCommand(
         launcher,
-        started.program,
-        started.is_module,
-        started.args,
+        program.program,
+        program.is_module,
+        program.args,
         options,
-        {**command.env, **around.env},
+        {**command.env, **prefix.env},
         nodes,
         _gpus_per_node(launcher, options, job),
         sbatch.gpu_type(job),
     )
 
 
-def _renamed(srun: Mapping[str, SourcedValue]) -> dict[str, SourcedValue]:
-    """An option of srun that has no value, such as a lone flag, says nothing about sizes."""
-    return {name: said for name, said in srun.items() if said.value is not True}
+def _with_value(srun: Mapping[str, SourcedValue]) -> dict[str, SourcedValue]:
+    """Drop srun flags: only options with a value describe sizes."""
+    return {name: setting for name, setting in srun.items() if setting.value is not True}
 
 
-# What is started.
+# Programs.
 
 
-def _started(words: Sequence[SourcedValue]) -> Started | None:
+def _parse_program(words: Sequence[SourcedValue]) -> ParsedProgram | None:
     if not words:
         return None
     head, name = words[0], command_name(words[0])
     if name == "torchrun" or name == "deepspeed":
-        return _behind_launcher(name, words[1:])
+        return _parse_launcher(name, words[1:])
     if name == "accelerate":
-        return _behind_launcher(name, words[2:]) if len(words) > 1 and words[1].value == "launch" else None
+        return _parse_launcher(name, words[2:]) if len(words) > 1 and words[1].value == "launch" else None
     if name in ("automodel", "am"):
         return _automodel(words)
     if PYTHON.fullmatch(name):
-        return _behind_python(words[1:])
+        return _parse_python(words[1:])
     if head.value in ("-m", "--module"):  # uv run -m
-        return _behind_python(words)
+        return _parse_python(words)
     if _is_script(head):
-        return Started("python" if "/" not in str(head.value) else "", head, False, tuple(words[1:]), {})
-    # An interpreter that is not known by name, such as $PYTHON or $LAUNCHER.
+        return ParsedProgram("python" if "/" not in str(head.value) else "", head, False, tuple(words[1:]), {})
+    # An unresolved interpreter, such as $PYTHON or $LAUNCHER.
     at = 0
-    while at < len(words) and wholly_unknown(words[at]):
+    while at < len(words) and is_unresolved_expansion(words[at]):
         at += 1
     if 0 < at < len(words) and _is_script(words[at]):
-        return Started("", words[at], False, tuple(words[at + 1 :]), {})
+        return ParsedProgram("", words[at], False, tuple(words[at + 1 :]), {})
     return None
 
 
@@ -148,27 +148,31 @@ def _is_script(word: SourcedValue) -> bool:
     return str(word.value).endswith(".py")
 
 
-def _behind_launcher(launcher: str, words: Sequence[SourcedValue]) -> Started | None:
-    takes, options, at = TAKES[launcher], dict[str, SourcedValue](), 0
+def _parse_launcher(launcher: str, words: Sequence[SourcedValue]) -> ParsedProgram | None:
+    option_spec, options, at = TAKES[launcher], dict[str, SourcedValue](), 0
     while at < len(words):
         if is_option(words[at]):
-            option, at = read_option(words, at, takes)
-            options[option.name] = option.said
-        elif wholly_unknown(words[at]) and _options_go_on(words, at + 1):
+            option, at = read_option(words, at, option_spec)
+            options[option.name] = option.value
+        elif is_unresolved_expansion(words[at]) and _more_options_follow(words, at + 1):
             at += 1
         else:
             break
     if at >= len(words):
         return None
     program = words[at]
-    if "no-python" in options and (inner := _started(words[at:])) is not None and inner.launcher in ("python", ""):
-        return Started(launcher, inner.program, inner.is_module, inner.args, options)
-    return Started(launcher, program, "module" in options, tuple(words[at + 1 :]), options)
+    if (
+        "no-python" in options
+        and (inner := _parse_program(words[at:])) is not None
+        and inner.launcher in ("python", "")
+    ):
+        return ParsedProgram(launcher, inner.program, inner.is_module, inner.args, options)
+    return ParsedProgram(launcher, program, "module" in options, tuple(words[at + 1 :]), options)
 
 
-def _options_go_on(words: Sequence[SourcedValue], at: int) -> bool:
-    """Whether an unknown word stands for options, because the program or more options clearly follow it."""
-    while at < len(words) and wholly_unknown(words[at]):
+def _more_options_follow(words: Sequence[SourcedValue], at: int) -> bool:
+    """Return whether an unresolved word expands to options: the program or known options follow it."""
+    while at < len(words) and is_unresolved_expansion(words[at]):
         at += 1
     if at >= len(words):
         return False
@@ -177,7 +181,7 @@ def _options_go_on(words: Sequence[SourcedValue], at: int) -> bool:
     return _is_script(words[at]) or text in ("-m", "--module") or (is_option(words[at]) and name in KNOWN_OPTIONS)
 
 
-def _behind_python(words: Sequence[SourcedValue]) -> Started | None:
+def _parse_python(words: Sequence[SourcedValue]) -> ParsedProgram | None:
     at = 0
     while at < len(words) and is_option(words[at]):
         option, after = read_option(words, at, TAKES["python"])
@@ -189,11 +193,11 @@ def _behind_python(words: Sequence[SourcedValue]) -> Started | None:
     if at >= len(words) or words[at].value == "-":
         return None
     if command_name(words[at]) in ("torchrun", "accelerate", "deepspeed"):  # python $(which torchrun)
-        return _started(words[at:])
-    return Started("python", words[at], False, tuple(words[at + 1 :]), {})
+        return _parse_program(words[at:])
+    return ParsedProgram("python", words[at], False, tuple(words[at + 1 :]), {})
 
 
-def _python_module(words: Sequence[SourcedValue], at: int) -> Started | None:
+def _python_module(words: Sequence[SourcedValue], at: int) -> ParsedProgram | None:
     """python -m module, also written as -mmodule."""
     glued = str(words[at].value)[2:] if not str(words[at].value).startswith("--") else ""
     module = SourcedValue(glued, words[at].line, words[at].file, words[at].unresolved) if glued else None
@@ -203,88 +207,88 @@ def _python_module(words: Sequence[SourcedValue], at: int) -> Started | None:
             return None
         module, rest = rest[0], rest[1:]
     if module.value in DISTRIBUTED:
-        return _behind_launcher(DISTRIBUTED[module.value], rest)
-    if module.value in NO_TRAINING:
+        return _parse_launcher(DISTRIBUTED[module.value], rest)
+    if module.value in NOT_TRAINING:
         return None
-    return Started("python", module, True, tuple(rest), {})
+    return ParsedProgram("python", module, True, tuple(rest), {})
 
 
-def _automodel(words: Sequence[SourcedValue]) -> Started:
-    """automodel config.yaml [--nproc-per-node N] [--key value …]: that option is the launcher's, the rest is not."""
+def _automodel(words: Sequence[SourcedValue]) -> ParsedProgram:
+    """automodel config.yaml [--nproc-per-node N] [--key value …]: only --nproc-per-node belongs to the launcher."""
     options: dict[str, SourcedValue] = {}
     args: list[SourcedValue] = []
-    at, takes = 1, Takes({"nproc-per-node": 1, "nproc_per_node": 1})
+    at, option_spec = 1, OptionSpec({"nproc-per-node": 1, "nproc_per_node": 1})
     while at < len(words):
         name = str(words[at].value).lstrip("-").partition("=")[0].replace("_", "-")
         if is_option(words[at]) and name == "nproc-per-node":
-            option, at = read_option(words, at, takes)
-            options[option.name] = option.said
+            option, at = read_option(words, at, option_spec)
+            options[option.name] = option.value
         else:
             args.append(words[at])
             at += 1
-    return Started("automodel", words[0], False, tuple(args), options)
+    return ParsedProgram("automodel", words[0], False, tuple(args), options)
 
 
-# How many nodes and GPUs.
+# Nodes and GPUs.
 
 
-def _counted(options: Mapping[str, SourcedValue], *names: str) -> SourcedValue | None:
-    """The number under the first of these names; a text such as gpu or 1:4 stays unresolved."""
-    said = next((options[name] for name in names if name in options), None)
-    if said is None or said.value is True or said.unresolved:
-        return said if said is not None and said.unresolved else None
-    count = sbatch.as_int(said)
-    if count is None and (same := re.fullmatch(r"([0-9]{1,7}):\1", str(said.value))):
+def _count_option(options: Mapping[str, SourcedValue], *names: str) -> SourcedValue | None:
+    """Return the first of these options as an integer; a text such as gpu or 1:4 is unresolved."""
+    setting = next((options[name] for name in names if name in options), None)
+    if setting is None or setting.value is True or setting.unresolved:
+        return setting if setting is not None and setting.unresolved else None
+    count = as_int(setting, digits=7)
+    if count is None and (same := re.fullmatch(r"([0-9]{1,7}):\1", str(setting.value))):
         count = int(same[1])
     if count is None:
-        return SourcedValue(said.value, said.line, said.file, "the launcher counts when it starts")
-    return SourcedValue(count, said.line, said.file)
+        return SourcedValue(setting.value, setting.line, setting.file, "the launcher determines it at start-up")
+    return SourcedValue(count, setting.line, setting.file)
 
 
 def _torchrun_nodes(options: Mapping[str, SourcedValue]) -> SourcedValue | None:
     standalone = options.get("standalone")
     if standalone is not None and "nnodes" not in options:
         return SourcedValue(1, standalone.line, standalone.file)
-    return _counted(options, "nnodes")
+    return _count_option(options, "nnodes")
 
 
 def _deepspeed_nodes(options: Mapping[str, SourcedValue]) -> SourcedValue | None:
-    said = _counted(options, "num-nodes")
+    setting = _count_option(options, "num-nodes")
     include = options.get("include")
-    if said is None and include is not None and not include.unresolved:
+    if setting is None and include is not None and not include.unresolved:
         return SourcedValue(str(include.value).count("@") + 1, include.line, include.file)
-    return said
+    return setting
 
 
 def _deepspeed_gpus(options: Mapping[str, SourcedValue]) -> SourcedValue | None:
-    said = _counted(options, "num-gpus")
+    setting = _count_option(options, "num-gpus")
     include = options.get("include")
     slots = str(include.value).partition("@")[0].partition(":")[2] if include else ""
-    if said is None and include is not None and not include.unresolved and slots:
+    if setting is None and include is not None and not include.unresolved and slots:
         return SourcedValue(len(slots.split(",")), include.line, include.file)
-    return said
+    return setting
 
 
 def _accelerate_gpus(options: Mapping[str, SourcedValue]) -> SourcedValue | None:
-    """num_processes counts all machines."""
-    total, machines = _counted(options, "num-processes"), _counted(options, "num-machines")
+    """Return the GPUs per machine; num_processes counts all machines."""
+    total, machines = _count_option(options, "num-processes"), _count_option(options, "num-machines")
     if total is None or total.unresolved or machines is None:
         return total
     if machines.unresolved or not machines.value or total.value % machines.value:
-        why = machines.unresolved or f"{total.value} processes do not divide over {machines.value} machines"
-        return SourcedValue(str(total.value), total.line, total.file, why)
+        reason = machines.unresolved or f"{total.value} processes are not divisible by {machines.value} machines"
+        return SourcedValue(str(total.value), total.line, total.file, reason)
     return SourcedValue(total.value // machines.value, total.line, total.file)
 
 
 Count = Callable[[Mapping[str, SourcedValue]], SourcedValue | None]
 NODES: dict[str, Count] = {
     "torchrun": _torchrun_nodes,
-    "accelerate": lambda options: _counted(options, "num-machines"),
+    "accelerate": lambda options: _count_option(options, "num-machines"),
     "deepspeed": _deepspeed_nodes,
 }
 GPUS: dict[str, Count] = {
-    "torchrun": lambda options: _counted(options, "nproc-per-node", "nproc"),
-    "automodel": lambda options: _counted(options, "nproc-per-node"),
+    "torchrun": lambda options: _count_option(options, "nproc-per-node", "nproc"),
+    "automodel": lambda options: _count_option(options, "nproc-per-node"),
     "accelerate": _accelerate_gpus,
     "deepspeed": _deepspeed_gpus,
 }
@@ -295,11 +299,11 @@ def _gpus_per_node(
 ) -> SourcedValue | None:
     if launcher == "srun":
         return _first_known(sbatch.tasks_per_node(job), sbatch.gpus_per_node(job))
-    own = GPUS[launcher](options) if launcher in GPUS else None
-    return _first_known(own, sbatch.gpus_per_node(job))
+    count = GPUS[launcher](options) if launcher in GPUS else None
+    return _first_known(count, sbatch.gpus_per_node(job))
 
 
 def _first_known(*candidates: SourcedValue | None) -> SourcedValue | None:
-    """The first number that is known, or else the first that is at least said."""
-    said = [each for each in candidates if each is not None]
-    return next((each for each in said if not each.unresolved), said[0] if said else None)
+    """Return the first resolved value, or else the first one that is set."""
+    given = [each for each in candidates if each is not None]
+    return next((each for each in given if not each.unresolved), given[0] if given else None)

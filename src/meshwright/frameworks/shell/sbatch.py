@@ -1,4 +1,4 @@
-"""The #SBATCH lines of a job script, and the variables SLURM sets from them."""
+"""#SBATCH lines of a job script, and the variables SLURM sets from them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 
 from meshwright.frameworks.shell.values import Unresolved
-from meshwright.frameworks.types import SourcedValue
+from meshwright.frameworks.types import SourcedValue, as_int
 
 SHORT = {
     "N": "nodes",
@@ -46,18 +46,18 @@ Options = Mapping[str, SourcedValue]
 
 
 def read_sbatch(text: str, where: str) -> tuple[dict[str, SourcedValue], list[Unresolved]]:
-    """The options that sbatch reads, and the lines that look like options and are not read."""
+    """Return the sbatch options, and the #SBATCH lines that sbatch ignores."""
     options: dict[str, SourcedValue] = {}
     unread: list[Unresolved] = []
-    begun = False
+    commands_started = False
     for number, line in enumerate(text.split("\n"), 1):
         if line.startswith("#SBATCH") and line[7:8] in (" ", "\t", ""):
-            if begun:
-                unread.append(Unresolved(line, number, where, "sbatch reads no #SBATCH line after the first command"))
+            if commands_started:
+                unread.append(Unresolved(line, number, where, "sbatch ignores #SBATCH lines after the first command"))
             elif not _read_line(line[7:], number, where, options):
-                unread.append(Unresolved(line, number, where, "the #SBATCH line is not understood"))
+                unread.append(Unresolved(line, number, where, "the #SBATCH line cannot be parsed"))
         elif line.strip() and not line.startswith("#"):
-            begun = True
+            commands_started = True
     return options, unread
 
 
@@ -78,7 +78,7 @@ def _read_line(rest: str, line: int, where: str, options: dict[str, SourcedValue
 
 
 def option(word: str, following: str | None) -> tuple[str, str | bool, int]:
-    """The long name and value of a SLURM option, and how many words it takes; no name when it is none."""
+    """Return the long name, value and word count of a SLURM option; the name is empty if it is not an option."""
     follows = following is not None and not following.startswith("-")
     if word.startswith("--") and len(word) > 2:
         name, equals, value = word[2:].partition("=")
@@ -93,39 +93,32 @@ def option(word: str, following: str | None) -> tuple[str, str | bool, int]:
     return "", "", 1
 
 
-def as_int(said: SourcedValue | None) -> int | None:
-    """A value as a whole number, where it is one."""
-    if said is None or said.unresolved or not re.fullmatch(r"[0-9]{1,7}", str(said.value).strip()):
-        return None
-    return int(str(said.value))
-
-
 def node_count(options: Options) -> SourcedValue | None:
-    """How many nodes are asked for; a range such as 2-4 stays unresolved."""
-    said = options.get("nodes")
-    if said is None or said.unresolved:
-        return said
-    count = as_int(said)
-    if count is None and (same := re.fullmatch(r"([0-9]{1,7})-\1", str(said.value))):
+    """Return the requested number of nodes; a range such as 2-4 is unresolved."""
+    setting = options.get("nodes")
+    if setting is None or setting.unresolved:
+        return setting
+    count = as_int(setting, digits=7)
+    if count is None and (same := re.fullmatch(r"([0-9]{1,7})-\1", str(setting.value))):
         count = int(same[1])
     if count is None:
         return SourcedValue(
-            str(said.value), said.line, said.file, "SLURM picks the number of nodes when the job starts"
+            str(setting.value), setting.line, setting.file, "SLURM picks the number of nodes when the job starts"
         )
-    return SourcedValue(count, said.line, said.file)
+    return SourcedValue(count, setting.line, setting.file)
 
 
 def tasks_per_node(options: Options) -> SourcedValue | None:
-    """How many tasks a node runs, said or from the total over the nodes."""
-    said = options.get("ntasks-per-node")
-    if said is not None:
-        count = as_int(said)
-        return said if count is None else SourcedValue(count, said.line, said.file, said.unresolved)
+    """Return the tasks per node, as given or from the total."""
+    setting = options.get("ntasks-per-node")
+    if setting is not None:
+        count = as_int(setting, digits=7)
+        return setting if count is None else SourcedValue(count, setting.line, setting.file, setting.unresolved)
     return _over_nodes(options, options.get("ntasks"))
 
 
 def _over_nodes(options: Options, total: SourcedValue | None) -> SourcedValue | None:
-    count, nodes = as_int(total), node_count(options)
+    count, nodes = as_int(total, digits=7), node_count(options)
     known = nodes is not None and not nodes.unresolved and int(nodes.value) > 0
     if total is None or count is None or nodes is None or not known or count % int(nodes.value):
         return None
@@ -133,17 +126,17 @@ def _over_nodes(options: Options, total: SourcedValue | None) -> SourcedValue | 
 
 
 def gpus_per_node(options: Options) -> SourcedValue | None:
-    """How many GPUs a node is asked to give."""
+    """Return the requested GPUs per node."""
     for name, pattern in (("gpus-per-node", TYPED_COUNT), ("gres", GRES)):
-        said = options.get(name)
-        if said is None:
+        setting = options.get(name)
+        if setting is None:
             continue
-        if said.unresolved:
-            return said
-        for entry in str(said.value).removeprefix("gres:").split(","):
+        if setting.unresolved:
+            return setting
+        for entry in str(setting.value).removeprefix("gres:").split(","):
             found = pattern.match(entry.strip().removeprefix("gres/"))
             if found:
-                return SourcedValue(int((found[2] or "1")[:7]), said.line, said.file)
+                return SourcedValue(int((found[2] or "1")[:7]), setting.line, setting.file)
     per_task, tasks = _counted(options, "gpus-per-task"), tasks_per_node(options)
     if per_task is not None and tasks is not None and not tasks.unresolved and isinstance(tasks.value, int):
         return SourcedValue(per_task.value * tasks.value, per_task.line, per_task.file)
@@ -151,22 +144,22 @@ def gpus_per_node(options: Options) -> SourcedValue | None:
 
 
 def _counted(options: Options, name: str) -> SourcedValue | None:
-    """The number of a value such as 8 or h100:8."""
-    said = options.get(name)
-    found = TYPED_COUNT.fullmatch(str(said.value)) if said and not said.unresolved else None
-    return SourcedValue(int(found[2][:7]), said.line, said.file) if said and found else None
+    """Return the count in a value such as 8 or h100:8."""
+    setting = options.get(name)
+    found = TYPED_COUNT.fullmatch(str(setting.value)) if setting and not setting.unresolved else None
+    return SourcedValue(int(found[2][:7]), setting.line, setting.file) if setting and found else None
 
 
 def gpu_type(options: Options) -> str:
-    """The kind of GPU that is asked for, in small letters; empty when none or several are named."""
+    """Return the requested GPU type in lower case; empty if none or several are named."""
     for name, pattern in (
         ("gpus-per-node", TYPED_COUNT),
         ("gres", GRES),
         ("gpus", TYPED_COUNT),
         ("gpus-per-task", TYPED_COUNT),
     ):
-        said = options.get(name)
-        for entry in str(said.value).split(",") if said and not said.unresolved else ():
+        setting = options.get(name)
+        for entry in str(setting.value).split(",") if setting and not setting.unresolved else ():
             found = pattern.match(entry.strip().removeprefix("gres/"))
             if found and found[1]:
                 return found[1].lower()
@@ -176,7 +169,7 @@ def gpu_type(options: Options) -> str:
 
 
 def slurm_variables(options: Options) -> dict[str, SourcedValue]:
-    """The variables that SLURM sets in a job from what the #SBATCH lines ask for."""
+    """Return the variables that SLURM sets in a job from its #SBATCH options."""
     nodes, tasks, gpus = node_count(options), tasks_per_node(options), gpus_per_node(options)
     total = options.get("ntasks")
     if total is None and nodes and tasks and isinstance(nodes.value, int) and isinstance(tasks.value, int):
@@ -194,4 +187,4 @@ def slurm_variables(options: Options) -> dict[str, SourcedValue]:
         "SLURM_JOB_PARTITION": options.get("partition"),
         "SLURM_JOB_ACCOUNT": options.get("account"),
     }
-    return {name: said for name, said in known.items() if said is not None and said.value is not True}
+    return {name: setting for name, setting in known.items() if setting is not None and setting.value is not True}

@@ -1,41 +1,47 @@
-"""Reads a launch script without running any of it."""
+"""Parse a launch script without executing it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from meshwright.frameworks.shell.grammar import Grammar
-from meshwright.frameworks.shell.interpreter import Walker
+from meshwright.frameworks.shell.builtins import run_command
+from meshwright.frameworks.shell.grammar import Parser
+from meshwright.frameworks.shell.interpreter import Interpreter
 from meshwright.frameworks.shell.sbatch import read_sbatch, slurm_variables
 from meshwright.frameworks.shell.sourced import Sourced
-from meshwright.frameworks.shell.values import LARGEST_FILE, Script, bad
-from meshwright.frameworks.shell.variables import Memory
+from meshwright.frameworks.shell.values import MAX_FILE_BYTES, Script, script_error
+from meshwright.frameworks.shell.variables import ShellState
 from meshwright.frameworks.shell.words import Source
 
 
 def read_script(text: str, where: str, folder: Path | None = None) -> Script:
-    """Read a launch script; files that it sources are looked for beside it, in the folder."""
-    if len(text) > LARGEST_FILE:
-        raise bad(where, 1, f"the script is longer than {LARGEST_FILE} characters")
+    """Parse a launch script; sourced files are resolved relative to `folder`."""
+    if len(text) > MAX_FILE_BYTES:
+        raise script_error(where, 1, f"the script is longer than {MAX_FILE_BYTES} characters")
     try:
         return _read(text, where, folder)
-    except RecursionError as error:  # the limits on nesting come first, unless the caller is deep already
-        raise bad(where, 1, "the script nests too deeply") from error
+    except RecursionError as error:  # the nesting limits apply first unless the caller's stack is deep already
+        raise script_error(where, 1, "the script nests too deeply") from error
 
 
 def _read(text: str, where: str, folder: Path | None) -> Script:
     unix = text.replace("\r\n", "\n")
     sbatch, unread = read_sbatch(unix, where)
-    memory = Memory(where, slurm_variables(sbatch), in_job=bool(sbatch))
+    state = ShellState(where, slurm_variables(sbatch), in_job=bool(sbatch))
     if unix != text:
         line = text[: text.index("\r\n")].count("\n") + 1
-        memory.note("\\r", line, where, "the file has Windows line ends, which bash takes for a part of each last word")
-    grammar = Grammar(Source.of_file(unix, where))
-    block = grammar.script()
-    for one in (*unread, *grammar.suspicions):
-        memory.note(one.what, one.line, one.file, one.reason)
-    walker = Walker(memory, Sourced(where, folder, len(text)))
-    walker.run_block(block)
-    variables = {name: value.said() for name, value in memory.values.items()}
-    unresolved = tuple(memory.unresolved.values())
-    return Script(tuple(walker.commands), variables, sbatch, unresolved)
+        state.note(
+            "\\r",
+            line,
+            where,
+            "the file has Windows line endings; bash treats the \\r as part of the last word of each line",
+        )
+    parser = Parser(Source.of_file(unix, where))
+    block = parser.script()
+    for one in (*unread, *parser.warnings):
+        state.note(one.what, one.line, one.file, one.reason)
+    interp = Interpreter(state, Sourced(where, folder, len(text)), run_command)
+    interp.run_block(block)
+    variables = {name: value.to_value() for name, value in state.values.items()}
+    unresolved = tuple(state.unresolved.values())
+    return Script(tuple(interp.commands), variables, sbatch, unresolved)

@@ -1,15 +1,15 @@
-"""The files that a script sources."""
+"""Files that a script sources."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from meshwright.frameworks.shell.values import LARGEST_FILE, LARGEST_TOTAL, Field, bad
+from meshwright.frameworks.shell.values import MAX_FILE_BYTES, MAX_TOTAL_BYTES, Field, script_error
 
-DEEPEST = 8
-MACHINE = ("/proc", "/sys", "/dev")  # reading there may block or never end
-# $(dirname "$0") and $(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd): the folder of the script itself.
+MAX_DEPTH = 8
+MACHINE = ("/proc", "/sys", "/dev")  # reading these may block or never end
+# $(dirname "$0") and $(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd): the script's own directory.
 OWN_FOLDER = re.compile(
     r"\$\( *(?:cd (?:-P |-- )?\"?\$\( *)?dirname (?:-- )?\"?(?:\$\( *(?:readlink -f|realpath) \"?)?"
     r"\$\{?(?:0|BASH_SOURCE(?:\[0\])?)(?::-\$0)?\}?\"?\)?\"?\)?\"? *(?:(?:&>|>) */dev/null(?: 2>&1)?)? *"
@@ -17,55 +17,55 @@ OWN_FOLDER = re.compile(
 )
 
 
-class Unreadable(Exception):  # noqa: N818  not a user's error: the sourced file is said to be unresolved
-    """Why a sourced file is not read."""
+class Unreadable(Exception):  # noqa: N818  control flow, not a user error: the sourced file is reported as unresolved
+    """A sourced file cannot be read; the message says why."""
 
 
 class Sourced:
-    """Which files are being read inside each other, and how much was read."""
+    """The stack of open sourced files and the number of bytes read."""
 
     def __init__(self, where: str, folder: Path | None, read: int) -> None:
         self.folder, self.read = folder, read
         self.chain: list[tuple[str, Path | None]] = [(where, None if folder is None else folder / Path(where).name)]
 
     def path(self, name: Field) -> Path:
-        """The path that the word behind source means."""
+        """Return the path of a sourced file."""
         if self.folder is None:
-            raise Unreadable("the folder of the script is not known")
+            raise Unreadable("the directory of the script is unknown")
         text = name.text
-        if name.why:
+        if name.unresolved:
             first = name.pieces[0]
             own = self.chain[-1][1]
-            known_rest = first.why and not any(piece.why for piece in name.pieces[1:])
+            known_rest = first.unresolved and not any(piece.unresolved for piece in name.pieces[1:])
             if not known_rest or own is None or not OWN_FOLDER.fullmatch(first.text):
-                raise Unreadable(f"its name is not known: {name.why}")
+                raise Unreadable(f"its name is unknown: {name.unresolved}")
             return Path(str(own.parent) + text[len(first.text) :])
         return self.folder / text
 
     def open(self, name: Field, line: int, file: str) -> tuple[str, str]:
-        """The text of a sourced file and the name a user has for it; close() must follow."""
+        """Return the text of a sourced file and its display name; call close() afterwards."""
         path = self.path(name)
         try:
             real = path.resolve()
             if not real.is_file() or str(real).startswith(MACHINE):
-                raise Unreadable("there is no such file")
+                raise Unreadable("file not found")
             with real.open("rb") as opened:
-                content = opened.read(LARGEST_FILE + 1)
+                content = opened.read(MAX_FILE_BYTES + 1)
         except (OSError, ValueError, RuntimeError) as error:
             raise Unreadable("it cannot be opened") from error
-        if len(content) > LARGEST_FILE:
-            raise Unreadable(f"it is larger than {LARGEST_FILE} bytes")
+        if len(content) > MAX_FILE_BYTES:
+            raise Unreadable(f"it is larger than {MAX_FILE_BYTES} bytes")
         shown = self._shown(path)
-        self._refuse_cycle(real, shown, line, file)
+        self._check_cycle(real, shown, line, file)
         self.read += len(content)
-        if self.read > LARGEST_TOTAL:
-            raise bad(file, line, f"the script and what it sources are larger than {LARGEST_TOTAL} bytes")
+        if self.read > MAX_TOTAL_BYTES:
+            raise script_error(file, line, f"the script and its sourced files exceed {MAX_TOTAL_BYTES} bytes")
         if b"\0" in content:
-            raise Unreadable("it is no text")
+            raise Unreadable("it is a binary file")
         try:
             text = content.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise Unreadable("it is no UTF-8 text") from error
+            raise Unreadable("it is not valid UTF-8") from error
         self.chain.append((shown, real))
         return text, shown
 
@@ -75,16 +75,18 @@ class Sourced:
             return str(beside / path.relative_to(self.folder))
         return str(path)
 
-    def _refuse_cycle(self, real: Path, shown: str, line: int, file: str) -> None:
+    def _check_cycle(self, real: Path, shown: str, line: int, file: str) -> None:
         names = [name for name, _ in self.chain]
         open_now = [None if path is None else path.resolve() for _, path in self.chain]
         if real in open_now:
-            raise bad(file, line, f"files source each other: {' → '.join([*names, shown])}")
-        if len(self.chain) > DEEPEST:
-            raise bad(file, line, f"more than {DEEPEST} files source each other: {' → '.join([*names, shown])}")
+            raise script_error(file, line, f"circular source: {' → '.join([*names, shown])}")
+        if len(self.chain) > MAX_DEPTH:
+            raise script_error(
+                file, line, f"more than {MAX_DEPTH} nested source commands: {' → '.join([*names, shown])}"
+            )
 
     def is_beside(self) -> bool:
-        """Whether the file being read belongs to the script, rather than to the machine."""
+        """Return whether the current file is in the script's directory, not elsewhere on the machine."""
         path = self.chain[-1][1]
         return path is not None and self.folder is not None and path.is_relative_to(self.folder.resolve())
 

@@ -1,4 +1,4 @@
-"""What commands of bash are, once they are read."""
+"""Syntax tree of a bash script."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import msgspec
 from meshwright.frameworks.shell.words import Word
 
 
-class Place(NamedTuple):
-    """Where something begins."""
+class Location(NamedTuple):
+    """Line and file."""
 
     line: int
     file: str
 
 
 class Element(msgspec.Struct, frozen=True):
-    """One entry between the parentheses of an array."""
+    """One element of an array literal."""
 
     word: Word
     key: Word | None = None
@@ -27,28 +27,28 @@ class Assignment(msgspec.Struct, frozen=True):
     """NAME=value, NAME+=value, NAME[key]=value or NAME=( … )."""
 
     name: str
-    place: Place
+    location: Location
     append: bool = False
     key: Word | None = None
-    value: Word | None = ()  # none: an array
+    value: Word | None = ()  # None: an array
     elements: tuple[Element, ...] = ()
 
 
 class Simple(msgspec.Struct, frozen=True):
-    """Assignments, then a command and its words."""
+    """A simple command: assignments, then the command's words."""
 
     assignments: tuple[Assignment, ...]
     words: tuple[Word, ...]
-    declared: tuple[Assignment, ...]  # the assignments behind export, declare, local, readonly
-    place: Place
+    declared: tuple[Assignment, ...]  # assignments after export, declare, local, readonly
+    location: Location
     here_document: bool = False
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """[[ … ]]; signs are plain text, operands are words."""
+    """[[ … ]]; operators are strings, operands are words."""
 
     tokens: tuple[str | Word, ...]
-    place: Place
+    location: Location
     text: str
 
 
@@ -56,15 +56,15 @@ class Arithmetic(msgspec.Struct, frozen=True):
     """(( … ))."""
 
     inner: Word
-    place: Place
+    location: Location
     text: str
 
 
 class If(msgspec.Struct, frozen=True):
-    """Branches in order; the last condition is none for else."""
+    """if … fi: branches in order; the condition of else is None."""
 
     branches: tuple[tuple[Block | None, Block], ...]
-    place: Place
+    location: Location
 
 
 class Loop(msgspec.Struct, frozen=True):
@@ -72,14 +72,14 @@ class Loop(msgspec.Struct, frozen=True):
 
     kind: str
     body: Block
-    place: Place
+    location: Location
     name: str = ""
     words: tuple[Word, ...] = ()
     condition: Block = ()
 
 
 class Arm(msgspec.Struct, frozen=True):
-    """One pattern list of case … esac."""
+    """One clause of case … esac."""
 
     patterns: tuple[Word, ...]
     body: Block
@@ -91,7 +91,7 @@ class Case(msgspec.Struct, frozen=True):
 
     word: Word
     arms: tuple[Arm, ...]
-    place: Place
+    location: Location
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -119,10 +119,10 @@ class Pipeline(msgspec.Struct, frozen=True):
 
 
 class Chain(msgspec.Struct, frozen=True):
-    """Pipelines joined by && and ||; each with the sign in front of it."""
+    """Pipelines joined by && and ||, each with the operator before it."""
 
     links: tuple[tuple[str, Pipeline], ...]
-    place: Place
+    location: Location
     text: str
 
 

@@ -1,4 +1,4 @@
-"""What can be said about commands that are not carried out, because their condition cannot be decided."""
+"""Static analysis of commands that are not executed because their condition is unknown."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from meshwright.frameworks.shell.syntax import (
 )
 from meshwright.frameworks.shell.words import Word
 
-SAYS_ONLY = {"echo", "printf"}
+OUTPUT_ONLY = {"echo", "printf"}
 
 
 def literal(word: Word) -> str:
-    """The text of a word that is nothing but text."""
+    """Return the text of a purely literal word, or an empty string."""
     return "".join(part.text for part in word) if all(part.kind == "text" for part in word) else ""
 
 
-def inside(statement: Statement) -> Iterator[Block]:
-    """The blocks of a compound command."""
+def blocks_of(statement: Statement) -> Iterator[Block]:
+    """Yield the blocks of a compound command."""
     if isinstance(statement, If):
         for condition, body in statement.branches:
             yield condition or ()
@@ -43,27 +43,27 @@ def inside(statement: Statement) -> Iterator[Block]:
 
 
 def simple_commands(statements: Iterator[Statement]) -> Iterator[Simple]:
-    """Every simple command in these, however deep; the bodies of functions run only when they are called."""
-    waiting = list(statements)
-    while waiting:
-        statement = waiting.pop()
+    """Yield every nested simple command; function bodies are skipped, they run only when called."""
+    pending = list(statements)
+    while pending:
+        statement = pending.pop()
         if isinstance(statement, Simple):
             yield statement
         elif not isinstance(statement, Function):
-            waiting += [each for block in inside(statement) for each in statements_of(block)]
+            pending += [each for block in blocks_of(statement) for each in statements_of(block)]
 
 
 def statements_of(block: Block) -> Iterator[Statement]:
     return (statement for chain in block for _, pipeline in chain.links for statement in pipeline.statements)
 
 
-def leaves(statements: Iterator[Statement]) -> bool:
-    """Whether the script may end in these commands."""
+def may_exit(statements: Iterator[Statement]) -> bool:
+    """Return whether these commands may exit the script."""
     return any(simple.words and literal(simple.words[0]) == "exit" for simple in simple_commands(statements))
 
 
 def mentions(word: Word, name: str) -> bool:
-    """Whether a word uses a variable."""
+    """Return whether a word uses a variable."""
     for part in word:
         parameter = part.parameter
         if parameter and (parameter.name == name or mentions(parameter.word, name)):
@@ -73,26 +73,26 @@ def mentions(word: Word, name: str) -> bool:
     return False
 
 
-def adds_to_itself(assignment: Assignment) -> bool:
-    """Whether the new value holds the old one, as in A+=… and A="$A …"."""
+def appends_to_itself(assignment: Assignment) -> bool:
+    """Return whether the new value contains the old one, as in A+=… and A="$A …"."""
     if assignment.append or assignment.key is not None:
         return True
     words = [assignment.value] if assignment.value is not None else [element.word for element in assignment.elements]
     return any(mentions(word, assignment.name) for word in words)
 
 
-def replaced(statements: Iterator[Statement]) -> Iterator[str]:
-    """The variables that these commands would set anew."""
+def overwritten(statements: Iterator[Statement]) -> Iterator[str]:
+    """Yield the variables that these commands would overwrite."""
     for simple in simple_commands(statements):
         if simple.words and not simple.declared:
             continue
         for assignment in (*simple.assignments, *simple.declared):
-            if not adds_to_itself(assignment):
+            if not appends_to_itself(assignment):
                 yield assignment.name
 
 
 def tested_for_empty(block: Block | Pipeline) -> str:
-    """The variable of a lone test [ -z "$NAME" ]; empty when the condition is another one."""
+    """Return NAME of a lone test [ -z "$NAME" ], or an empty string."""
     if not isinstance(block, Pipeline):
         if len(block) != 1 or len(block[0].links) != 1:
             return ""
@@ -113,7 +113,7 @@ def tested_for_empty(block: Block | Pipeline) -> str:
 
 
 def only_sets(statements: Iterator[Statement], name: str) -> bool:
-    """Whether commands do nothing but give this variable a value, as ${NAME:-value} does."""
+    """Return whether commands only assign this variable, like ${NAME:-value}."""
     sets = False
     for statement in statements:
         if not isinstance(statement, Simple):
@@ -122,6 +122,6 @@ def only_sets(statements: Iterator[Statement], name: str) -> bool:
         if any(one != name for one in assigned):
             return False
         sets = sets or bool(assigned)
-        if statement.words and not statement.declared and literal(statement.words[0]) not in SAYS_ONLY:
+        if statement.words and not statement.declared and literal(statement.words[0]) not in OUTPUT_ONLY:
             return False
     return sets

@@ -1,4 +1,4 @@
-"""What a launch script says, as values."""
+"""Parsed launch scripts: commands, variables, sbatch options, and the launch commands found in them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import msgspec
 from meshwright.errors import InputError
 from meshwright.frameworks.types import SourcedValue
 
-NESTED = 50  # brackets, quotes, functions and sourced files inside each other
-LONGEST_TEXT = 200_000  # characters of one expanded value or command
-MOST_WORDS = 20_000  # words of one expanded command or array
-LARGEST_FILE = 1_000_000  # bytes
-LARGEST_TOTAL = 2_000_000  # bytes of a script and all it sources
-MOST_COMMANDS = 20_000  # written in one file
-MOST_WORK = 500_000  # words and values moved while reading; a real script needs a few thousand
+MAX_NESTING = 50  # nested brackets, quotes, functions and sourced files
+MAX_TEXT_CHARS = 200_000  # characters of one expanded value or command
+MAX_WORDS = 20_000  # words of one expanded command or array
+MAX_FILE_BYTES = 1_000_000  # bytes
+MAX_TOTAL_BYTES = 2_000_000  # bytes of a script and all sourced files
+MAX_COMMANDS = 20_000  # in one file
+MAX_WORK = 500_000  # words and values processed; a real script needs a few thousand
 
 
 class Unresolved(msgspec.Struct, frozen=True):
-    """Something that cannot be known, or is likely not meant, without running the script."""
+    """Something that cannot be resolved without running the script, or that is likely a mistake."""
 
     what: str  # as written
     line: int
@@ -30,17 +30,17 @@ class Unresolved(msgspec.Struct, frozen=True):
 
 
 class Command(msgspec.Struct, frozen=True):
-    """One simple command with its variables filled in."""
+    """One simple command with its variables expanded."""
 
     words: tuple[SourcedValue, ...]
-    env: Mapping[str, SourcedValue]  # exported variables and those set in front of the command
+    env: Mapping[str, SourcedValue]  # exported variables and assignments before the command
     line: int
 
 
 class Script(msgspec.Struct, frozen=True):
-    """A launch script as read, without running any of it."""
+    """A launch script, parsed without executing it."""
 
-    commands: tuple[Command, ...]  # in order; what the reader itself carries out (assignments, tests) is not listed
+    commands: tuple[Command, ...]  # in order; commands the interpreter evaluates (assignments, tests) are not listed
     variables: Mapping[str, SourcedValue]  # final values; an array is a list, an associative array a map
     sbatch: Mapping[str, SourcedValue]  # by long name without dashes; an option without a value is True
     unresolved: tuple[Unresolved, ...]
@@ -49,7 +49,7 @@ class Script(msgspec.Struct, frozen=True):
 class LaunchCommand(msgspec.Struct, frozen=True):
     """A training program that a script starts."""
 
-    launcher: str  # torchrun, python, accelerate, deepspeed, srun, automodel, or empty when nobody is named
+    launcher: str  # torchrun, python, accelerate, deepspeed, srun, automodel; empty if unknown
     program: SourcedValue
     is_module: bool
     args: tuple[SourcedValue, ...]  # the program's own
@@ -60,29 +60,31 @@ class LaunchCommand(msgspec.Struct, frozen=True):
     gpu: str = ""
 
 
-class Outcome(enum.Enum):
-    """How a command ends, as far as that can be known."""
+class ExitStatus(enum.Enum):
+    """Exit status of a command, as far as it can be determined."""
 
-    YES = "yes"
-    NO = "no"
-    RAN = "ran"  # a program ran, and most likely well
+    SUCCESS = "success"
+    FAILURE = "failure"
+    RAN = "ran"  # a program ran; assumed to succeed
     UNKNOWN = "unknown"
 
     @classmethod
-    def of(cls, verdict: bool | None) -> Outcome:
-        return cls.UNKNOWN if verdict is None else cls.YES if verdict else cls.NO
+    def of(cls, result: bool | None) -> ExitStatus:
+        return cls.UNKNOWN if result is None else cls.SUCCESS if result else cls.FAILURE
 
-    def negated(self) -> Outcome:
-        return {Outcome.YES: Outcome.NO, Outcome.NO: Outcome.YES}.get(self, Outcome.UNKNOWN)
+    def negated(self) -> ExitStatus:
+        return {ExitStatus.SUCCESS: ExitStatus.FAILURE, ExitStatus.FAILURE: ExitStatus.SUCCESS}.get(
+            self, ExitStatus.UNKNOWN
+        )
 
 
 class Piece(NamedTuple):
-    """Some text and the one line it was written on."""
+    """Text from a single source line."""
 
     text: str
     line: int
     file: str
-    why: str = ""  # not empty: it cannot be known, and the text is as written
+    unresolved: str = ""  # why the value is unknown; the text is then as written
 
 
 class Field(NamedTuple):
@@ -97,19 +99,19 @@ class Field(NamedTuple):
         return "".join(piece.text for piece in self.pieces)
 
     @property
-    def why(self) -> str:
+    def unresolved(self) -> str:
         return reasons(self.pieces)
 
     def to_value(self) -> SourcedValue:
         first = self.pieces[0] if self.pieces else self
-        return SourcedValue(self.text, first.line, first.file, self.why)
+        return SourcedValue(self.text, first.line, first.file, self.unresolved)
 
 
 def reasons(pieces: tuple[Piece, ...]) -> str:
-    """Why a text cannot be known; empty when it can."""
-    return "; ".join(dict.fromkeys(piece.why for piece in pieces if piece.why))
+    """Return why a text is unresolved, or an empty string."""
+    return "; ".join(dict.fromkeys(piece.unresolved for piece in pieces if piece.unresolved))
 
 
-def bad(file: str, line: int, reason: str, *fix: str) -> InputError:
-    """The error for a script that bash itself would refuse, or that is too large to read."""
+def script_error(file: str, line: int, reason: str, *fix: str) -> InputError:
+    """Return the error for a script that bash would reject or that exceeds a size limit."""
     return InputError(f"line {line}: {reason}", field="file", value=file, fix=fix)

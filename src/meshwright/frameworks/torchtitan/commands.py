@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from meshwright.frameworks.common import as_int, format_toml
+from meshwright.frameworks.common import format_toml
 from meshwright.frameworks.framework import Content, GpuRequest
 from meshwright.frameworks.torchtitan.format_override import flag, flag_released, flag_today
-from meshwright.frameworks.types import Settings, SourcedValue
+from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.torchtitan import SAMPLE_KEYS, TOKEN_KEYS
 from meshwright.rules.rule import Finding

@@ -9,8 +9,8 @@ from typing import Any
 from meshwright.errors import InputError
 from meshwright.frameworks.accelerate.keys import format_setting
 from meshwright.frameworks.accelerate.rules.common import fsdp_version, int_value, is_enabled, type_of
-from meshwright.frameworks.common import as_int
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
+from meshwright.frameworks.types import as_int
 from meshwright.recipes.key_maps.accelerate import (
     AXIS,
     FSDP,

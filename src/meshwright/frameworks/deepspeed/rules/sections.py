@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.frameworks.common import as_int
 from meshwright.frameworks.deepspeed.format_override import format_setting
 from meshwright.frameworks.deepspeed.keys import SECTIONS, STRICT_SECTIONS, ignored_sections, is_section
 from meshwright.frameworks.deepspeed.parse import BATCH, FROM_TRAINER
 from meshwright.frameworks.deepspeed.rules.common import STAGE, ZERO, is_on, stage_of
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
+from meshwright.frameworks.types import as_int
 
 
 def _contiguous_checkpoints(ctx: RuleContext) -> Iterator[Problem]:

@@ -46,11 +46,11 @@ def _precision_overwrites(ctx: RuleContext) -> Iterator[Problem]:
     for key, name in precision.OVERWRITTEN.items():
         if key not in settings or settings[key].unresolved or name not in wanted or not _known_start(ctx):
             continue
-        said, taken = settings[key].value, wanted[name]
-        same = bool(said) == taken if isinstance(taken, bool) else str(said) == taken
+        setting, taken = settings[key].value, wanted[name]
+        same = bool(setting) == taken if isinstance(taken, bool) else str(setting) == taken
         if not same:
-            fix = (spell(f"mixed_precision.{name}", said),) if inside or not command(ctx) else _named(name, said)
-            yield Problem(f"{key}={_text(said)} is overwritten by mixed_precision", fix, key=key)
+            fix = (spell(f"mixed_precision.{name}", setting),) if inside or not command(ctx) else _named(name, setting)
+            yield Problem(f"{key}={_text(setting)} is overwritten by mixed_precision", fix, key=key)
 
 
 def _known_start(ctx: RuleContext) -> bool:
@@ -58,21 +58,21 @@ def _known_start(ctx: RuleContext) -> bool:
     return shipped(ctx) is not None or bool(ctx.keys_under("mixed_precision"))
 
 
-def _named(name: str, said: Any) -> tuple[str, ...]:
+def _named(name: str, setting: Any) -> tuple[str, ...]:
     """The word for mixed_precision that has a field this way."""
-    if name == "fp8_recipe" and (matmul := precision.SCALINGS.get(str(said))):
+    if name == "fp8_recipe" and (matmul := precision.SCALINGS.get(str(setting))):
         return tuple(
             spell("mixed_precision", one)
             for one, formats in precision.PRESETS.items()
             if formats.matmul == matmul and formats.compute == "bf16" and one.startswith("bf16")
         )
-    if name == "fp8" and said:
+    if name == "fp8" and setting:
         return (spell("mixed_precision", "bf16_with_fp8_current_scaling_mixed"),)
     return ()
 
 
-def _text(said: Any) -> str:
-    return spell("x", said)[2:]
+def _text(setting: Any) -> str:
+    return spell("x", setting)[2:]
 
 
 def _two_formats(ctx: RuleContext) -> Iterator[Problem]:
@@ -105,9 +105,9 @@ def _needs_precision_aware(ctx: RuleContext) -> Iterator[Problem]:
     if value(ctx.parsed.settings, key, row is not None and row.precision_aware) is True:
         return
     for dtype in DTYPES:
-        said = str(value(ctx.parsed.settings, dtype, ""))
-        if said and "float32" not in said and said not in ("fp32", "None"):
-            yield Problem(f"{dtype}={said} needs the precision-aware optimizer", (spell(key, True),), key=dtype)
+        setting = str(value(ctx.parsed.settings, dtype, ""))
+        if setting and "float32" not in setting and setting not in ("fp32", "None"):
+            yield Problem(f"{dtype}={setting} needs the precision-aware optimizer", (spell(key, True),), key=dtype)
 
 
 RULES = (

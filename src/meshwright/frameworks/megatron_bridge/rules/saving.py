@@ -33,8 +33,8 @@ SAVED = ("checkpoint.save", "checkpoint.load")
 
 
 def _fsdp_connections(ctx: RuleContext) -> Problem | None:
-    said = ctx.parsed.env.get("CUDA_DEVICE_MAX_CONNECTIONS")
-    if ctx.recipe.layout.strategy != "megatron_fsdp" or said is None or str(said.value) != "1":
+    setting = ctx.parsed.env.get("CUDA_DEVICE_MAX_CONNECTIONS")
+    if ctx.recipe.layout.strategy != "megatron_fsdp" or setting is None or str(setting.value) != "1":
         return None
     return Problem(
         "Megatron-FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1",

@@ -24,7 +24,7 @@ def _half_recompute(ctx: RuleContext) -> Problem | None:
     number = value(settings, names[2], 1 if full else None)
     place = next(name for name in names if name in settings)
     if granularity == "full" and not (method and number):
-        missing = " and ".join(name for name, said in zip(names[1:], (method, number), strict=True) if not said)
+        missing = " and ".join(name for name, setting in zip(names[1:], (method, number), strict=True) if not setting)
         fix = " ".join((spell(names[1], "uniform"), spell(names[2], 1)))
         return Problem(f"full recompute needs {missing}", (fix,), key=place)
     if granularity == "selective" and (method or number):

@@ -14,10 +14,15 @@ from meshwright.frameworks.megatron_bridge.runner import least_gpus
 
 def _unknown_recipe(ctx: RuleContext) -> Problem | None:
     key = recipe_key(ctx)
-    said = ctx.parsed.settings.get(key)
-    if said is None or said.unresolved or str(said.value).startswith("_") or bridge_recipes.find(str(said.value)):
+    setting = ctx.parsed.settings.get(key)
+    if (
+        setting is None
+        or setting.unresolved
+        or str(setting.value).startswith("_")
+        or bridge_recipes.find(str(setting.value))
+    ):
         return None
-    name = str(said.value)
+    name = str(setting.value)
     near = closest(name, bridge_recipes.names(), 2)
     hint = f"; did you mean {near[0]}?" if near else ""
     fix = tuple(spell("--recipe", one) if command(ctx) else f"{one}()" for one in near)
@@ -38,10 +43,10 @@ def _refused_recipe(ctx: RuleContext) -> Problem | None:
 def _no_recipe(ctx: RuleContext) -> Iterator[Problem]:
     if ctx.is_set("--recipe") and ctx.is_set("--model"):
         yield Problem("--recipe and --model exclude each other", key="--model")
-    said = ctx.parsed.settings.get("--recipe")
-    if said is not None and not said.unresolved and not str(said.value).endswith("_config"):
+    setting = ctx.parsed.settings.get("--recipe")
+    if setting is not None and not setting.unresolved and not str(setting.value).endswith("_config"):
         mode = ctx.parsed.settings.get("--mode")
-        if mode is None and bridge_recipes.find(f"{said.value}_pretrain_config"):
+        if mode is None and bridge_recipes.find(f"{setting.value}_pretrain_config"):
             yield Problem("--model needs --mode", ("--mode pretrain", "--mode sft", "--mode lora"), key="--recipe")
 
 
@@ -80,13 +85,13 @@ def _length_replaced(ctx: RuleContext) -> Problem | None:
     if not (command(ctx) or ctx.is_set("recipe") or data is not None):
         return None
     for key in ("model.seq_length", "dataset.sequence_length"):
-        said = number(ctx, key)
-        if said is None or said == effective:
+        setting = number(ctx, key)
+        if setting is None or setting == effective:
             continue
-        fix = (spell("dataset.seq_length", said),)
+        fix = (spell("dataset.seq_length", setting),)
         if command(ctx) or key != "model.seq_length":
-            return Problem(f"{key}={said} is overwritten by dataset.seq_length={effective}", fix, key=key)
-        return Problem(f"{key}={said} and dataset.seq_length={effective} must be the same", fix, key=key)
+            return Problem(f"{key}={setting} is overwritten by dataset.seq_length={effective}", fix, key=key)
+        return Problem(f"{key}={setting} and dataset.seq_length={effective} must be the same", fix, key=key)
     return None
 
 
