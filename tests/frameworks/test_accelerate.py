@@ -337,7 +337,7 @@ def test_a_config_of_deepspeed_is_json(tmp_path: Path) -> None:
 
 def test_a_config_that_is_not_there_is_told(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("accelerate launch --config_file none.yaml train.py\n")
-    with pytest.raises(InputError, match="not there"):
+    with pytest.raises(InputError, match="file not found"):
         frameworks.check(frameworks.framework("accelerate"), frameworks.open_file(tmp_path / "run.sh"))
 
 

@@ -322,7 +322,7 @@ def test_a_file_without_any_command_is_told(tmp_path: Path) -> None:
 
 def test_a_config_that_is_not_there_is_told(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("deepspeed train.py --deepspeed_config none.json\n")
-    with pytest.raises(InputError, match="not there"):
+    with pytest.raises(InputError, match="file not found"):
         frameworks.check(frameworks.framework("deepspeed"), frameworks.open_file(tmp_path / "run.sh"))
 
 
