@@ -189,8 +189,8 @@ def entries_to_dicts(entries: Sequence[IndexEntry]) -> list[dict[str, Any]]:
 def launch_to_dict(started: Started) -> dict[str, Any]:
     """The launch object."""
     made = started.launch
-    number, seen = started.number, started.seen
-    ended = {} if seen is None else {"state": seen.state, "restarts": seen.restarts}
+    number, state = started.number, started.final_state
+    ended = {} if state is None else {"state": state.state, "restarts": state.restarts}
     return {
         "schema": SCHEMA,
         "on": made.on,

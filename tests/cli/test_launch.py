@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.launch.jobs import Fakes, fakes, parses
+from tests.launch.jobs import FakeSlurm, fakes, parses
 
 from meshwright.launch import watch as watching
 
@@ -18,10 +18,10 @@ TINY = ("launch", RECIPE, "--scheduler", "slurm", "--tiny", "--cpu", "--gpus", "
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fakes:
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     tools = fakes(tmp_path)
     monkeypatch.setenv("PATH", tools.environment()["PATH"])
-    monkeypatch.setenv("NOTES", str(tools.notes))
+    monkeypatch.setenv("RECORDS", str(tools.records))
     monkeypatch.chdir(tmp_path)
     return tools
 
@@ -130,15 +130,15 @@ def test_every_way_speaks_json(meshwright: Any, on: str) -> None:
 # With stand-ins for SLURM
 
 
-def test_submit(meshwright: Any, slurm: Fakes) -> None:
+def test_submit(meshwright: Any, slurm: FakeSlurm) -> None:
     answer = meshwright(*TINY, "--submit", "--logs", "logs/here", "--json")
     assert answer.json["submitted"] == {"id": "4711"}
-    assert (slurm.notes / "script").read_text() == answer.json["files"]["llama3_8b_pretrain_config.sbatch"]
+    assert (slurm.records / "script").read_text() == answer.json["files"]["llama3_8b_pretrain_config.sbatch"]
     assert (slurm.folder / "logs/here").is_dir()
     assert meshwright(*TINY, "--submit").out == "submitted job 4711\n"
 
 
-def test_a_rejected_job(meshwright: Any, slurm: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rejected_job(meshwright: Any, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SBATCH_FAILS", "sbatch: error: Batch job submission failed: Invalid account")
     answer = meshwright(*TINY, "--submit")
     assert answer.code == 3
@@ -146,10 +146,11 @@ def test_a_rejected_job(meshwright: Any, slurm: Fakes, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("state", "code"), [("COMPLETED", 0), ("FAILED", 3), ("TIMEOUT", 3), ("CANCELLED", 3)])
-def test_watch(meshwright: Any, slurm: Fakes, state: str, code: int) -> None:
+def test_watch(meshwright: Any, slurm: FakeSlurm, state: str, code: int) -> None:
     log = slurm.folder / "log"
     log.write_text("step 1\n")
-    (slurm.notes / "job").write_text(f"JobId=4711 JobState={state} Reason=None Restarts=1 ExitCode=0:0 StdOut={log}\n")
+    job = f"JobId=4711 JobState={state} Reason=None Restarts=1 ExitCode=0:0 StdOut={log}\n"
+    (slurm.records / "job").write_text(job)
     answer = meshwright(*TINY, "--submit", "--watch")
     assert answer.code == code
     assert answer.out == "submitted job 4711\nstep 1\n"
@@ -159,8 +160,8 @@ def test_watch(meshwright: Any, slurm: Fakes, state: str, code: int) -> None:
     assert told.json["submitted"] == {"id": "4711", "state": state, "restarts": 1}
 
 
-def test_ctrl_c_leaves_the_job_alone(meshwright: Any, slurm: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    (slurm.notes / "job").write_text("JobId=4711 JobState=RUNNING Reason=None StdOut=(null)\n")
+def test_ctrl_c_leaves_the_job_alone(meshwright: Any, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    (slurm.records / "job").write_text("JobId=4711 JobState=RUNNING Reason=None StdOut=(null)\n")
     monkeypatch.setattr(watching, "look", lambda number: signal.raise_signal(signal.SIGINT))
     answer = meshwright(*TINY, "--submit", "--watch")
     assert answer.code == 130

@@ -1,4 +1,4 @@
-"""Jobs to write, and stand-ins for SLURM's tools that note how they were called."""
+"""Jobs to write, and fake SLURM tools that record their calls."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ TRAIN = ("-m", "meshwright", "train", "llama3_8b_pretrain_config", "--out", "run
 
 
 def job(gpus: str = "2x8xH100", words: tuple[str, ...] = TRAIN, **changes: Any) -> Job:
-    """A job of our own engine."""
+    """Return a job of our own engine."""
     defaults: dict[str, Any] = {"name": "try_it", "finds_ranks": True}
     return Job(**{**defaults, "cluster": cluster(gpus), "program": Program(argv=words), **changes})
 
 
 SRUN = r"""
-printf '%s\0' "$@" > "$NOTES/srun"
-env -0 > "$NOTES/environment"
+printf '%s\0' "$@" > "$RECORDS/srun"
+env -0 > "$RECORDS/environment"
 if [ -n "${HOLD:-}" ]; then
-  trap 'echo USR1 >> "$NOTES/heard"; kill $sleeper; exit 75' USR1
-  trap 'echo TERM >> "$NOTES/heard"; kill $sleeper; exit 143' TERM
-  echo $$ > "$NOTES/pid"
+  trap 'echo USR1 >> "$RECORDS/signals"; kill $sleeper; exit 75' USR1
+  trap 'echo TERM >> "$RECORDS/signals"; kill $sleeper; exit 143' TERM
+  echo $$ > "$RECORDS/pid"
   sleep 30 & sleeper=$!
-  echo up > "$NOTES/fifo"
+  echo up > "$RECORDS/fifo"
   wait $sleeper
 fi
 exit "${SRUN_CODE:-0}"
@@ -37,45 +37,45 @@ exit "${SRUN_CODE:-0}"
 SCONTROL = r"""
 case "$1 $2" in
   "show hostnames") printf 'node01\nnode02\n' ;;
-  "show job") cat "$NOTES/job" 2>/dev/null || { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; } ;;
-  *) echo "$@" >> "$NOTES/scontrol"; exit "${SCONTROL_CODE:-0}" ;;
+  "show job") cat "$RECORDS/job" 2>/dev/null || { echo "error: Invalid job id specified" >&2; exit 1; } ;;
+  *) echo "$@" >> "$RECORDS/scontrol"; exit "${SCONTROL_CODE:-0}" ;;
 esac
 """
 TOOLS = {
     "srun": SRUN,
     "scontrol": SCONTROL,
-    "scancel": 'kill -s "${1#--signal=}" "$(cat "$NOTES/pid")"',
+    "scancel": 'kill -s "${1#--signal=}" "$(cat "$RECORDS/pid")"',
     "squeue": 'echo "${STATE-RUNNING}"',
-    "sbatch": 'cat > "$NOTES/script"; printf "%s\\0" "$@" > "$NOTES/sbatch"; echo "${SBATCH_SAYS-4711}"; '
+    "sbatch": 'cat > "$RECORDS/script"; printf "%s\\0" "$@" > "$RECORDS/sbatch"; echo "${SBATCH_SAYS-4711}"; '
     '[ -z "${SBATCH_FAILS:-}" ] || { echo "$SBATCH_FAILS" >&2; exit 1; }',
-    "sacct": 'cat "$NOTES/accounting" 2>/dev/null || { echo "Slurm accounting storage is disabled" >&2; exit 1; }',
+    "sacct": 'cat "$RECORDS/accounting" 2>/dev/null || { echo "Slurm accounting storage is disabled" >&2; exit 1; }',
 }
 
 
 @dataclass(frozen=True)
-class Fakes:
-    """Tools on a path of their own, and what they noted."""
+class FakeSlurm:
+    """Fake tools on a PATH of their own, and their records."""
 
     folder: Path
 
     @property
-    def notes(self) -> Path:
-        return self.folder / "notes"
+    def records(self) -> Path:
+        return self.folder / "records"
 
     def environment(self, **more: str) -> dict[str, str]:
         tools = f"{self.folder / 'bin'}:{os.environ['PATH']}"
         slurm = {"SLURM_JOB_ID": "30007", "SLURM_JOB_NODELIST": "node[01-02]", "SLURM_CPUS_PER_TASK": "8"}
-        return {"PATH": tools, "NOTES": str(self.notes), "HOME": str(self.folder), **slurm, **more}
+        return {"PATH": tools, "RECORDS": str(self.records), "HOME": str(self.folder), **slurm, **more}
 
-    def noted(self, tool: str) -> list[str]:
-        path = self.notes / tool
+    def recorded(self, tool: str) -> list[str]:
+        path = self.records / tool
         return path.read_text().split("\0")[:-1] if path.exists() else []
 
     def variables(self) -> dict[str, str]:
-        return dict(entry.split("=", 1) for entry in self.noted("environment"))
+        return dict(entry.split("=", 1) for entry in self.recorded("environment"))
 
     def requeues(self) -> list[str]:
-        path = self.notes / "scontrol"
+        path = self.records / "scontrol"
         return path.read_text().splitlines() if path.exists() else []
 
     def run(self, script: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -85,18 +85,18 @@ class Fakes:
         )  # fmt: skip
 
 
-def fakes(folder: Path) -> Fakes:
-    """The tools, written into a folder."""
+def fakes(folder: Path) -> FakeSlurm:
+    """Write the fake tools into a folder."""
     (folder / "bin").mkdir()
-    (folder / "notes").mkdir()
-    os.mkfifo(folder / "notes" / "fifo")
+    (folder / "records").mkdir()
+    os.mkfifo(folder / "records" / "fifo")
     for name, text in TOOLS.items():
         path = folder / "bin" / name
         path.write_text(f"#!/bin/bash\n{text}\n")
         path.chmod(0o755)
-    return Fakes(folder)
+    return FakeSlurm(folder)
 
 
 def parses(script: str) -> bool:
-    """Whether bash reads it to its end."""
+    """Return whether bash can parse a script."""
     return subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False).returncode == 0

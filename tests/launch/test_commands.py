@@ -1,4 +1,4 @@
-"""Launch commands: entry point, dataset and overrides that mean the plan."""
+"""Launch commands: entry point, dataset and overrides reproduce the plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.launch import commands_of, left_out
 from meshwright.launch.plan_commands import CONFIGS
 
 
-def said(text: str) -> dict[str, str]:
+def overrides_in(text: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in shlex.split(text) if "=" in word and not word.startswith("--"))
 
 
@@ -36,15 +36,15 @@ def test_our_command_rebuilds_the_plan(model: str, gpus: str, goal: str, seq: in
         assert getattr(rebuilt, section) == getattr(plan.recipe, section)
 
 
-def test_several_nodes_go_through_torchrun() -> None:
+def test_several_nodes_use_torchrun() -> None:
     text = commands_of(recommend("llama3-70b", "8x8xH100", "pretrain"))["meshwright"]
     assert text.startswith("torchrun --nproc-per-node=8 --nnodes=8")
 
 
-def test_bridge_spells_the_sequence_length_the_way_that_takes_effect() -> None:
+def test_bridge_sets_the_sequence_length_that_takes_effect() -> None:
     text = commands_of(recommend("llama3-8b", "32xH100", "pretrain", seq=32768))["megatron-bridge"]
-    assert said(text)["dataset.seq_length"] == "32768"
-    assert "model.seq_length" not in said(text)
+    assert overrides_in(text)["dataset.seq_length"] == "32768"
+    assert "model.seq_length" not in overrides_in(text)
 
 
 def bridge(model: str, gpus: str, goal: str) -> str:
@@ -52,8 +52,8 @@ def bridge(model: str, gpus: str, goal: str) -> str:
 
 
 def test_bridge_needs_a_converted_checkpoint_for_fine_tuning() -> None:
-    assert "checkpoint.pretrained_checkpoint" in said(bridge("llama3-8b", "8xH100", "sft"))
-    assert "checkpoint.pretrained_checkpoint" not in said(bridge("llama3-8b", "8xH100", "pretrain"))
+    assert "checkpoint.pretrained_checkpoint" in overrides_in(bridge("llama3-8b", "8xH100", "sft"))
+    assert "checkpoint.pretrained_checkpoint" not in overrides_in(bridge("llama3-8b", "8xH100", "pretrain"))
 
 
 @pytest.mark.parametrize("goal", ["pretrain", "sft", "peft"])
@@ -79,23 +79,23 @@ def test_bridge_has_no_command_for_what_it_has_no_recipe_for(model: str, goal: s
     assert "megatron-bridge" not in commands_of(recommend(model, "8xH100", goal))
 
 
-def test_bridge_overrides_say_the_layout() -> None:
+def test_bridge_overrides_contain_the_layout() -> None:
     plan = recommend(
         "llama3-70b", "64xH100", "pretrain", overrides=["layout.tp=4", "layout.pp=4", "layout.cp=2"], engine="megatron"
     )
-    values = said(commands_of(plan)["megatron-bridge"])
+    values = overrides_in(commands_of(plan)["megatron-bridge"])
     assert values["model.tensor_model_parallel_size"] == "4"
     assert values["model.context_parallel_size"] == "2"
 
 
 @pytest.mark.parametrize(("engine", "framework"), list(CONFIGS.items()))
-def test_a_plan_for_another_engine_says_how_its_config_is_written(engine: str, framework: str) -> None:
+def test_a_plan_for_another_engine_has_an_export_command(engine: str, framework: str) -> None:
     plan = recommend("llama3_8b", "8xH100", "pretrain", engine=engine)
     if not plan.ok:
         pytest.skip("no layout fits there")
     words = shlex.split(commands_of(plan)[framework])
     assert words[:2] == ["meshwright", "export"]
-    written, judged = export(words[2], framework, gpus=words[6], overrides=words[9:])
-    assert judged.ok
-    assert judged.recipe.layout == plan.recipe.layout
+    written, checked = export(words[2], framework, gpus=words[6], overrides=words[9:])
+    assert checked.ok
+    assert checked.recipe.layout == plan.recipe.layout
     assert written.files

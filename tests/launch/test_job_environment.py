@@ -1,4 +1,4 @@
-"""What engines want in their environment: exactly where the frameworks demand it."""
+"""Environment variables of engines: set exactly when the frameworks require them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from meshwright.recipes.overrides import apply
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
-def wanted(gpus: str, *overrides: str, engine: str = "megatron") -> dict[str, str | None]:
-    alone = recipe("qwen3_30b_a3b_pretrain_config", ["layout.tp=1", "layout.cp=1", "layout.sp=false"])
-    asked = apply(alone, list(overrides))
-    return {one.name: one.value for one in advised(asked, cluster(gpus), engine)}
+def required(gpus: str, *overrides: str, engine: str = "megatron") -> dict[str, str | None]:
+    base = recipe("qwen3_30b_a3b_pretrain_config", ["layout.tp=1", "layout.cp=1", "layout.sp=false"])
+    changed = apply(base, list(overrides))
+    return {one.name: one.value for one in advised(changed, cluster(gpus), engine)}
 
 
 @pytest.mark.parametrize(
@@ -30,19 +30,19 @@ def wanted(gpus: str, *overrides: str, engine: str = "megatron") -> dict[str, st
         ("8xH100", ("layout.tp=2", "layout.strategy=fsdp2"), None),
     ],
 )
-def test_one_queue_where_megatron_demands_it(gpus: str, overrides: tuple[str, ...], value: str | None) -> None:
-    assert wanted(gpus, *overrides).get(CONNECTIONS, "absent") == value
+def test_one_queue_when_megatron_requires_it(gpus: str, overrides: tuple[str, ...], value: str | None) -> None:
+    assert required(gpus, *overrides).get(CONNECTIONS, "absent") == value
 
 
 def test_graphs_of_transformer_engine() -> None:
-    assert wanted("8xH100", "kernels.cuda_graphs=transformer_engine")["NCCL_GRAPH_REGISTER"] == "0"
-    assert "NCCL_GRAPH_REGISTER" not in wanted("8xH100", "kernels.cuda_graphs=none")
+    assert required("8xH100", "kernels.cuda_graphs=transformer_engine")["NCCL_GRAPH_REGISTER"] == "0"
+    assert "NCCL_GRAPH_REGISTER" not in required("8xH100", "kernels.cuda_graphs=none")
 
 
-def test_our_own_engine_wants_nothing() -> None:
-    assert wanted("8xH100", "layout.tp=2", engine="meshwright") == {}
+def test_our_own_engine_requires_nothing() -> None:
+    assert required("8xH100", "layout.tp=2", engine="meshwright") == {}
 
 
-def test_everything_has_its_reason() -> None:
+def test_every_variable_has_a_reason() -> None:
     assert all(one.why and "\n" not in one.why for one in TABLE)
     assert threads(4).value == "4"

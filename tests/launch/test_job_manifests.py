@@ -1,4 +1,4 @@
-"""Files for Kubernetes and SkyPilot: held against the schemas of those who read them."""
+"""Kubernetes and SkyPilot files, validated against their published schemas."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def schemas() -> tuple[dict[str, Any], Registry[Any]]:
     return found, Registry().with_resources(known)
 
 
-def valid(name: str, document: Any) -> Any:
+def validated(name: str, document: Any) -> Any:
     found, registry = schemas()
     Draft202012Validator(found[name], registry=registry).validate(document)
     return document
@@ -47,10 +47,10 @@ def documents(launch: Launch) -> list[Any]:
 
 
 def on_cluster(one: Job) -> list[Any]:
-    return [valid(KINDS[made["kind"]], made) for made in documents(on_kubernetes(one))]
+    return [validated(KINDS[made["kind"]], made) for made in documents(on_kubernetes(one))]
 
 
-def kube(gpus: str = "2x8xH100", **changes: Any) -> Job:
+def kubernetes_job(gpus: str = "2x8xH100", **changes: Any) -> Job:
     return job(gpus, **{"image": "site/meshwright:1", **changes})
 
 
@@ -64,20 +64,20 @@ def pod_of(document: Any, role: str = "Master") -> Any:
 @pytest.mark.parametrize("kind", ["pytorchjob", "jobset"])
 @pytest.mark.parametrize("gpus", ["1xH100", "8xH100", "4x8xH200", "2x8xMI300X"])
 def test_pods_and_gpus_add_up(kind: str, gpus: str) -> None:
-    asked = kube(gpus, kind=kind)
-    (made,) = on_cluster(asked)
+    request = kubernetes_job(gpus, kind=kind)
+    (made,) = on_cluster(request)
     if kind == "pytorchjob":
         pods = sum(replica["replicas"] for replica in made["spec"]["pytorchReplicaSpecs"].values())
     else:
         pods = made["spec"]["replicatedJobs"][0]["template"]["spec"]["parallelism"]
     limits = pod_of(made)["containers"][0]["resources"]["limits"]
-    assert pods * int(*limits.values()) == asked.cluster.world
+    assert pods * int(*limits.values()) == request.cluster.world
     assert list(limits) == ["amd.com/gpu" if "MI" in gpus else "nvidia.com/gpu"]
-    assert f"--nproc-per-node={asked.cluster.gpus_per_node}" in pod_of(made)["containers"][0]["command"]
+    assert f"--nproc-per-node={request.cluster.gpus_per_node}" in pod_of(made)["containers"][0]["command"]
 
 
-def test_a_pytorchjob_takes_its_place_from_the_operator() -> None:
-    (made,) = on_cluster(kube(max_restarts=3, namespace="team-a"))
+def test_a_pytorchjob_gets_its_rank_from_the_operator() -> None:
+    (made,) = on_cluster(kubernetes_job(max_restarts=3, namespace="team-a"))
     assert made["metadata"] == {"name": "try-it", "namespace": "team-a"}
     assert made["spec"]["runPolicy"]["backoffLimit"] == 3
     assert pod_of(made)["containers"][0]["name"] == "pytorch"  # the operator looks for this name
@@ -89,7 +89,7 @@ def test_a_pytorchjob_takes_its_place_from_the_operator() -> None:
 
 
 def test_a_jobset_knows_its_head_by_name() -> None:
-    (made,) = on_cluster(kube("4x8xH100", kind="jobset", max_restarts=5, port=1234))
+    (made,) = on_cluster(kubernetes_job("4x8xH100", kind="jobset", max_restarts=5, port=1234))
     assert made["spec"]["failurePolicy"] == {"maxRestarts": 5}
     words = pod_of(made)["containers"][0]["command"]
     assert words[1:5] == [
@@ -99,14 +99,14 @@ def test_a_jobset_knows_its_head_by_name() -> None:
 
 
 def test_a_pod_has_time_to_save() -> None:
-    (made,) = on_cluster(kube(grace_s=200))
+    (made,) = on_cluster(kubernetes_job(grace_s=200))
     assert pod_of(made)["terminationGracePeriodSeconds"] == 230
     env = {one["name"]: one["value"] for one in pod_of(made)["containers"][0]["env"]}
     assert env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "200"
 
 
 def test_disks_and_files_are_mounted() -> None:
-    first, made = on_cluster(kube(mounts=("data:/data:ro", "runs:/runs"), files={"my.toml": "x = 1\n"}))
+    first, made = on_cluster(kubernetes_job(mounts=("data:/data:ro", "runs:/runs"), files={"my.toml": "x = 1\n"}))
     assert first["data"] == {"my.toml": "x = 1\n"}
     container = pod_of(made)["containers"][0]
     places = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
@@ -121,13 +121,13 @@ def test_disks_and_files_are_mounted() -> None:
 
 
 def test_no_gpus_and_cores() -> None:
-    (made,) = on_cluster(kube("2", cpu=True, cpus_per_rank=3))
+    (made,) = on_cluster(kubernetes_job("2", cpu=True, cpus_per_rank=3))
     assert pod_of(made)["containers"][0]["resources"] == {"requests": {"cpu": "6"}}
 
 
 def test_setup_runs_in_a_shell_and_the_program_does_not() -> None:
     advised = (Variable("X", None, "must not be set"),)
-    (made,) = on_cluster(kube(setup=("pip install $PKG",), words=("x", "$(RANK)"), advised=advised))
+    (made,) = on_cluster(kubernetes_job(setup=("pip install $PKG",), words=("x", "$(RANK)"), advised=advised))
     words = pod_of(made)["containers"][0]["command"]
     assert words[:3] == ["bash", "-c", 'pip install $$PKG\nexec "$$@"']
     assert words[3:7] == ["bash", "env", "-u", "X"]
@@ -139,15 +139,15 @@ def test_setup_runs_in_a_shell_and_the_program_does_not() -> None:
     [{"image": ""}, {"name": "My_Run", "named": True}, {"namespace": "Team A"}, {"mounts": ("/data:/data",)},
      {"mounts": ("data:/data:rw",)}, {"files": {"a b": ""}}],
 )  # fmt: skip
-def test_what_kubernetes_would_refuse(changes: dict[str, Any]) -> None:
+def test_invalid_kubernetes_values_are_rejected(changes: dict[str, Any]) -> None:
     with pytest.raises(InputError):
-        on_kubernetes(kube(**changes))
+        on_kubernetes(kubernetes_job(**changes))
 
 
-def test_a_run_that_would_be_lost_is_told() -> None:
-    assert on_kubernetes(kube()).notes
-    assert not on_kubernetes(kube(mounts=("runs:/data",), words=("x", "--out", "/data/run"))).notes
-    assert on_kubernetes(kube(mounts=("runs:/data",), words=("x", "--out", "/database"))).notes
+def test_checkpoints_that_would_be_lost_are_noted() -> None:
+    assert on_kubernetes(kubernetes_job()).notes
+    assert not on_kubernetes(kubernetes_job(mounts=("runs:/data",), words=("x", "--out", "/data/run"))).notes
+    assert on_kubernetes(kubernetes_job(mounts=("runs:/data",), words=("x", "--out", "/database"))).notes
 
 
 # SkyPilot
@@ -155,7 +155,7 @@ def test_a_run_that_would_be_lost_is_told() -> None:
 
 def sky(one: Job) -> Any:
     (made,) = documents(on_skypilot(one))
-    return valid("skypilot", made)
+    return validated("skypilot", made)
 
 
 def test_a_task_asks_for_nodes_and_gpus() -> None:
@@ -169,7 +169,7 @@ def test_a_task_asks_for_nodes_and_gpus() -> None:
 @pytest.mark.parametrize(
     ("gpus", "name"), [("8xA100-40", "A100:8"), ("8xA100-80", "A100-80GB:8"), ("4xGB200", "GB200:4")]
 )
-def test_gpus_are_called_what_skypilot_calls_them(gpus: str, name: str) -> None:
+def test_gpus_have_skypilot_names(gpus: str, name: str) -> None:
     assert sky(job(gpus))["resources"]["accelerators"] == name
 
 
@@ -182,7 +182,7 @@ def test_buckets_are_mounted_and_folders_copied() -> None:
     made = on_skypilot(
         job("8xH100", mounts=("s3://runs/a:/runs", "./data:/data"), files={"my.toml": "x = 1\n"}, max_restarts=2)
     )
-    (task,) = [valid("skypilot", one) for one in documents(made)]
+    (task,) = [validated("skypilot", one) for one in documents(made)]
     assert task["file_mounts"] == {
         "/runs": {"source": "s3://runs/a", "mode": "MOUNT"}, "/data": "./data",
         "~/meshwright_files/my.toml": "./my.toml",
@@ -197,26 +197,26 @@ def test_every_node_runs_torchrun_with_its_number(tmp_path: Path) -> None:
     fake.write_text('#!/bin/bash\nprintf "%s\\0" "${X-unset}" "$@"\n')
     fake.chmod(0o755)
     text = sky(job("2x8xH100", words=("x", "it's $HOME"), advised=(Variable("X", None, "no"),)))["run"]
-    told = {
+    environment = {
         "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
         "SKYPILOT_NODE_RANK": "1",
         "X": "1",
         "PATH": f"{tmp_path}:/usr/bin:/bin",
     }
-    done = subprocess.run(["bash", "-c", text], env=told, capture_output=True, text=True, check=True)
+    done = subprocess.run(["bash", "-c", text], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split("\0")[:-1] == [
         "unset", "--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1", "--master-port=29500", "--nproc-per-node=8",
         "x", "it's $HOME",
     ]  # fmt: skip
 
 
-# Whatever users write
+# Arbitrary user input
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 
 
-def filled_in(text: str) -> str:
-    """What a container gets of a text in which Kubernetes has nothing to fill in."""
+def expanded(text: str) -> str:
+    """Return what a container gets from a text in which Kubernetes expands nothing."""
     return text.replace("$$", "\0").replace("$(", "FILLED IN").replace("\0", "$")
 
 
@@ -225,22 +225,22 @@ def filled_in(text: str) -> str:
     value=TEXT,
 )
 @settings(max_examples=50)
-def test_words_and_values_come_through_yaml(words: list[str], value: str) -> None:
+def test_arguments_and_values_survive_yaml(words: list[str], value: str) -> None:
     try:
-        asked = kube(words=("x", *words), env={"A": value})
+        request = kubernetes_job(words=("x", *words), env={"A": value})
     except InputError:
         return
-    (made,) = on_cluster(asked)
+    (made,) = on_cluster(request)
     container = pod_of(made)["containers"][0]
-    assert [filled_in(word) for word in container["command"][-len(words) - 1 :]] == ["x", *words]
-    assert filled_in(container["env"][0]["value"]) == value
-    task = sky(asked)
+    assert [expanded(word) for word in container["command"][-len(words) - 1 :]] == ["x", *words]
+    assert expanded(container["env"][0]["value"]) == value
+    task = sky(request)
     assert task["envs"]["A"] == value
     assert shlex.split(task["run"])[-len(words) - 1 :] == ["x", *words]
 
 
 @pytest.mark.parametrize(
-    "spoilt",
+    "break_manifest",
     [
         lambda made: made["spec"].update(replicas=1),
         lambda made: made["metadata"].update(name="Not_Clean"),
@@ -249,8 +249,8 @@ def test_words_and_values_come_through_yaml(words: list[str], value: str) -> Non
         lambda made: pod_of(made)["containers"][0]["env"].append({"name": "A", "value": 1}),
     ],
 )
-def test_the_schemas_refuse_what_is_wrong(spoilt: Any) -> None:
-    (made,) = on_cluster(kube())
-    spoilt(made)
+def test_the_schemas_reject_invalid_manifests(break_manifest: Any) -> None:
+    (made,) = on_cluster(kubernetes_job())
+    break_manifest(made)
     with pytest.raises(ValidationError):
-        valid("pytorchjob", made)
+        validated("pytorchjob", made)

@@ -1,4 +1,4 @@
-"""Submitting and watching, with stand-ins for SLURM's tools."""
+"""Submitting and watching, with fake SLURM tools."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.launch.jobs import Fakes, fakes, job
+from tests.launch.jobs import FakeSlurm, fakes, job
 
 from meshwright.errors import InputError
 from meshwright.launch.slurm import on_slurm
 from meshwright.launch.submit import SubmitError, refuse_submit, submit
-from meshwright.launch.watch import PATIENCE, Seen, Tail, from_sacct, from_scontrol, inspect, watch
+from meshwright.launch.watch import MAX_FAILURES, JobState, Tail, from_sacct, from_scontrol, inspect, watch
 
-SHOWN = (
+SCONTROL_OUTPUT = (
     "JobId=4711 JobName=try_it UserId=me(1000) JobState={state} Reason={reason} Dependency=(null) Requeue=1 "
     "Restarts={restarts} BatchFlag=1 ExitCode={code} Command=(null) WorkDir=/x StdErr={log} "
     "StdIn=/dev/null StdOut={log} Power=\n"
@@ -21,33 +21,33 @@ SHOWN = (
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fakes:
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     tools = fakes(tmp_path)
     monkeypatch.setenv("PATH", tools.environment()["PATH"])
-    monkeypatch.setenv("NOTES", str(tools.notes))
+    monkeypatch.setenv("RECORDS", str(tools.records))
     return tools
 
 
-def test_sbatch_gets_the_script_and_gives_the_number(slurm: Fakes) -> None:
+def test_sbatch_gets_the_script_and_returns_the_id(slurm: FakeSlurm) -> None:
     made = on_slurm(job())
     assert submit(made) == "4711"
-    assert slurm.noted("sbatch") == ["--parsable"]
-    assert (slurm.notes / "script").read_text() == made.files["try_it.sbatch"]
+    assert slurm.recorded("sbatch") == ["--parsable"]
+    assert (slurm.records / "script").read_text() == made.files["try_it.sbatch"]
 
 
-def test_the_name_of_the_cluster_is_no_part_of_the_number(slurm: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cluster_name_is_not_part_of_the_id(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SBATCH_SAYS", "99;big")
     assert submit(on_slurm(job())) == "99"
 
 
 @pytest.mark.parametrize("says", ["", "Submitted batch job"])
-def test_an_answer_without_a_number(slurm: Fakes, monkeypatch: pytest.MonkeyPatch, says: str) -> None:
+def test_an_output_without_an_id_is_an_error(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, says: str) -> None:
     monkeypatch.setenv("SBATCH_SAYS", says)
     with pytest.raises(SubmitError):
         submit(on_slurm(job()))
 
 
-def test_a_rejected_job_tells_what_sbatch_said(slurm: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rejected_job_reports_sbatch_output(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SBATCH_FAILS", "sbatch: error: invalid partition specified: gpu")
     with pytest.raises(SubmitError, match="invalid partition") as refused:
         submit(on_slurm(job()))
@@ -56,7 +56,7 @@ def test_a_rejected_job_tells_what_sbatch_said(slurm: Fakes, monkeypatch: pytest
 
 def test_a_machine_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match="sbatch is not on this machine") as refused:
+    with pytest.raises(InputError, match="sbatch is not installed") as refused:
         submit(on_slurm(job()))
     assert refused.value.exit_code == 2
 
@@ -70,18 +70,18 @@ def test_others_are_not_submitted(on: str, instead: str) -> None:
     assert instead in " ".join(refused.value.fix)
 
 
-def moments(slurm: Fakes, *texts: str | None) -> Iterator[str | None]:
+def states(slurm: FakeSlurm, *texts: str | None) -> Iterator[str | None]:
     for text in texts:
-        path = slurm.notes / "job"
+        path = slurm.records / "job"
         path.unlink(missing_ok=True) if text is None else path.write_text(text)
         yield text
 
 
-def followed(slurm: Fakes, *texts: str | None) -> tuple[Seen, list[str], list[str]]:
-    """Watches a job that looks different after every pause."""
-    said: list[str] = []
+def watched(slurm: FakeSlurm, *texts: str | None) -> tuple[JobState, list[str], list[str]]:
+    """Watch a job whose state changes after every pause."""
+    reports: list[str] = []
     lines: list[str] = []
-    steps = moments(slurm, *texts)
+    steps = states(slurm, *texts)
     next(steps)
 
     def pause(_: float) -> None:
@@ -89,27 +89,27 @@ def followed(slurm: Fakes, *texts: str | None) -> tuple[Seen, list[str], list[st
             log.write("more\nhalf")
         next(steps, None)
 
-    return watch("4711", said.append, lines.append, pause=pause), said, lines
+    return watch("4711", reports.append, lines.append, pause=pause), reports, lines
 
 
-def shown(state: str, log: Path, reason: str = "None", restarts: int = 0, code: str = "0:0") -> str:
-    return SHOWN.format(state=state, reason=reason, restarts=restarts, code=code, log=log)
+def scontrol_output(state: str, log: Path, reason: str = "None", restarts: int = 0, code: str = "0:0") -> str:
+    return SCONTROL_OUTPUT.format(state=state, reason=reason, restarts=restarts, code=code, log=log)
 
 
-def test_a_job_is_followed_through_its_requeue(slurm: Fakes) -> None:
+def test_a_job_is_watched_through_its_requeue(slurm: FakeSlurm) -> None:
     log = slurm.folder / "log"
-    seen, said, lines = followed(
+    state, reports, lines = watched(
         slurm,
-        shown("PENDING", log, reason="Priority"),
-        shown("RUNNING", log),
-        shown("RUNNING", log),
-        shown("COMPLETING", log),
-        shown("PENDING", log, reason="BeginTime", restarts=1),
-        shown("RUNNING", log, restarts=1),
-        shown("COMPLETED", log, restarts=1),
+        scontrol_output("PENDING", log, reason="Priority"),
+        scontrol_output("RUNNING", log),
+        scontrol_output("RUNNING", log),
+        scontrol_output("COMPLETING", log),
+        scontrol_output("PENDING", log, reason="BeginTime", restarts=1),
+        scontrol_output("RUNNING", log, restarts=1),
+        scontrol_output("COMPLETED", log, restarts=1),
     )
-    assert seen.state == "COMPLETED"
-    assert said == [
+    assert state.state == "COMPLETED"
+    assert reports == [
         "job 4711: pending (Priority)", "job 4711: running", "job 4711: completing",
         "job 4711: pending (BeginTime), requeued once", "job 4711: running, requeued once",
         "job 4711: completed, requeued once",
@@ -118,42 +118,44 @@ def test_a_job_is_followed_through_its_requeue(slurm: Fakes) -> None:
 
 
 @pytest.mark.parametrize("state", ["FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "OUT_OF_MEMORY"])
-def test_a_job_that_did_not_complete(slurm: Fakes, state: str) -> None:
-    seen, said, _ = followed(slurm, shown(state, slurm.folder / "log", code="3:0", reason="NonZeroExitCode"))
-    assert seen.state == state
-    assert len(said) == 1
-    assert ("exit code 3" in said[0]) == (state == "FAILED")
+def test_a_job_that_did_not_complete(slurm: FakeSlurm, state: str) -> None:
+    final, reports, _ = watched(
+        slurm, scontrol_output(state, slurm.folder / "log", code="3:0", reason="NonZeroExitCode")
+    )
+    assert final.state == state
+    assert len(reports) == 1
+    assert ("exit code 3" in reports[0]) == (state == "FAILED")
 
 
-def test_a_job_that_the_controller_has_forgotten_is_in_the_accounting(slurm: Fakes) -> None:
-    (slurm.notes / "accounting").write_text("CANCELLED by 1000|0:15\n")
-    seen, _, _ = followed(slurm, shown("RUNNING", slurm.folder / "log"), None)
-    assert seen.state == "CANCELLED"
+def test_a_job_unknown_to_the_controller_is_read_from_accounting(slurm: FakeSlurm) -> None:
+    (slurm.records / "accounting").write_text("CANCELLED by 1000|0:15\n")
+    state, _, _ = watched(slurm, scontrol_output("RUNNING", slurm.folder / "log"), None)
+    assert state.state == "CANCELLED"
 
 
-def test_a_controller_may_be_away_for_a_while(slurm: Fakes) -> None:
+def test_a_controller_may_be_unavailable_for_a_while(slurm: FakeSlurm) -> None:
     log = slurm.folder / "log"
-    seen, _, _ = followed(slurm, shown("RUNNING", log), None, None, None, shown("COMPLETED", log))
-    assert seen.state == "COMPLETED"
+    state, _, _ = watched(slurm, scontrol_output("RUNNING", log), None, None, None, scontrol_output("COMPLETED", log))
+    assert state.state == "COMPLETED"
 
 
-def test_an_end_that_nobody_knows_is_told(slurm: Fakes) -> None:
+def test_an_unknown_final_state_is_an_error(slurm: FakeSlurm) -> None:
     pauses: list[float] = []
     with pytest.raises(SubmitError, match="Invalid job id"):
         watch("4711", lambda _: None, lambda _: None, pause=pauses.append)
-    assert len(pauses) == PATIENCE
+    assert len(pauses) == MAX_FAILURES
 
 
-def test_what_scontrol_says(slurm: Fakes) -> None:
-    (slurm.notes / "job").write_text(shown("RUNNING", slurm.folder / "my log.out", restarts=2))
-    seen = inspect("4711")
-    assert (seen.state, seen.restarts, seen.log) == ("RUNNING", 2, str(slurm.folder / "my log.out"))
+def test_scontrol_and_sacct_are_parsed(slurm: FakeSlurm) -> None:
+    (slurm.records / "job").write_text(scontrol_output("RUNNING", slurm.folder / "my log.out", restarts=2))
+    state = inspect("4711")
+    assert (state.state, state.restarts, state.log) == ("RUNNING", 2, str(slurm.folder / "my log.out"))
     assert from_scontrol("") is None
     assert from_sacct("\n") is None
-    assert from_sacct("FAILED|1:0\nCOMPLETED|0:0\n") == Seen("COMPLETED", exit_code="0")
+    assert from_sacct("FAILED|1:0\nCOMPLETED|0:0\n") == JobState("COMPLETED", exit_code="0")
 
 
-def test_a_log_that_begins_again(tmp_path: Path) -> None:
+def test_a_truncated_log(tmp_path: Path) -> None:
     path = tmp_path / "log"
     tail = Tail(path)
     assert list(tail.new()) == []

@@ -1,4 +1,4 @@
-"""Commands for torchrun: one node, several nodes that meet, and hosts that are told their number."""
+"""torchrun commands: one node, several nodes with a rendezvous, and hosts with fixed ranks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def only(launch: Launch) -> list[str]:
     return shlex.split(launch.commands[0])
 
 
-def test_one_node_stands_alone() -> None:
+def test_one_node_is_standalone() -> None:
     assert only(on_torchrun(job("8xH100"))) == ["torchrun", "--standalone", "--nproc-per-node=8", *TRAIN]
 
 
-def test_several_nodes_meet_at_one_of_them() -> None:
+def test_several_nodes_use_a_rendezvous() -> None:
     words = only(on_torchrun(job("4x8xH100", head="fe80::1", port=1234, max_restarts=2)))
     assert words == [
         "torchrun", "--nnodes=4", "--rdzv-backend=c10d", "--rdzv-id=try_it", "--rdzv-endpoint=[fe80::1]:1234",
@@ -34,31 +34,31 @@ def test_several_nodes_meet_at_one_of_them() -> None:
     ]  # fmt: skip
 
 
-def test_several_nodes_need_a_place_to_meet() -> None:
+def test_several_nodes_need_a_rendezvous_host() -> None:
     with pytest.raises(InputError) as refused:
         on_torchrun(job("2x8xH100"))
     assert refused.value.field == "--head"
 
 
-def test_an_interpreter_of_its_own_starts_torchrun() -> None:
+def test_a_given_interpreter_starts_torchrun() -> None:
     words = only(on_torchrun(job("8xH100", python="/venv/bin/python")))
     assert words[:3] == ["/venv/bin/python", "-m", "torch.distributed.run"]
 
 
-def test_the_environment_stands_before_the_command() -> None:
+def test_the_environment_precedes_the_command() -> None:
     advised = (
         Variable("X", None, "must not be set"),
         Variable("Y", "1", "must be"),
-        Variable("Z", "2", "the user says 3"),
+        Variable("Z", "2", "overridden by the user"),
     )
     words = only(on_torchrun(job("8xH100", advised=advised, env={"Z": "3", "A": "b c"})))
     assert words[: words.index("torchrun")] == ["env", "-u", "X", "Y=1", "Z=3", "A=b c"]
 
 
 def test_hosts_have_a_command_each() -> None:
-    made = on_hosts(job("3x4xH100", hosts=("10.0.0.1", "b", "C.site"), port=5000))
-    assert made.places == ("10.0.0.1", "b", "c.site")
-    for rank, command in enumerate(made.commands):
+    launch = on_hosts(job("3x4xH100", hosts=("10.0.0.1", "b", "C.site"), port=5000))
+    assert launch.places == ("10.0.0.1", "b", "c.site")
+    for rank, command in enumerate(launch.commands):
         words = shlex.split(command)
         assert words[1:6] == [
             "--nnodes=3", f"--node-rank={rank}", "--master-addr=10.0.0.1", "--master-port=5000", "--nproc-per-node=4",
@@ -81,23 +81,23 @@ def test_the_hosts_decide_the_nodes_in_the_fix() -> None:
 
 @given(nodes=st.integers(2, 40), per=st.integers(1, 8))
 def test_ranks_are_all_there_once(nodes: int, per: int) -> None:
-    made = on_hosts(job(f"{nodes}x{per}xH100", hosts=tuple(f"n{i}" for i in range(nodes))))
-    said = [dict(word[2:].split("=") for word in shlex.split(one)[1:6]) for one in made.commands]
-    ranks = [int(one["node-rank"]) * int(one["nproc-per-node"]) + local for one in said for local in range(per)]
+    launch = on_hosts(job(f"{nodes}x{per}xH100", hosts=tuple(f"n{i}" for i in range(nodes))))
+    options = [dict(word[2:].split("=") for word in shlex.split(one)[1:6]) for one in launch.commands]
+    ranks = [int(one["node-rank"]) * int(one["nproc-per-node"]) + local for one in options for local in range(per)]
     assert ranks == list(range(nodes * per))
-    assert {one["nnodes"] for one in said} == {str(nodes)}
+    assert {one["nnodes"] for one in options} == {str(nodes)}
 
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 
 
 @given(words=st.lists(TEXT, max_size=4), value=TEXT)
-def test_words_of_users_stay_words(words: list[str], value: str) -> None:
+def test_user_arguments_are_quoted(words: list[str], value: str) -> None:
     try:
-        made = job("8xH100", words=("x", *words), env={"A": value})
+        launch = job("8xH100", words=("x", *words), env={"A": value})
     except InputError:
         return
-    assert only(on_torchrun(made)) == [
+    assert only(on_torchrun(launch)) == [
         "env",
         f"A={value}",
         "torchrun",
@@ -108,7 +108,7 @@ def test_words_of_users_stay_words(words: list[str], value: str) -> None:
     ]
 
 
-def test_a_shell_gives_torchrun_these_words(tmp_path: Path) -> None:
+def test_a_shell_passes_arguments_unchanged(tmp_path: Path) -> None:
     fake = tmp_path / "torchrun"
     fake.write_text('#!/bin/bash\nprintf "%s\\0" "$A" "$@"\n')
     fake.chmod(0o755)
@@ -120,10 +120,10 @@ def test_a_shell_gives_torchrun_these_words(tmp_path: Path) -> None:
     assert done.stdout.split("\0")[:-1] == ["$(id)", "--standalone", "--nproc-per-node=8", *words]
 
 
-def test_files_are_not_replaced_unasked(tmp_path: Path) -> None:
-    made = Launch(on="slurm", files={"a.sbatch": "one\n"}, commands=())
-    write(made, str(tmp_path / "new"))
-    assert write(made, str(tmp_path / "new")) == (str(tmp_path / "new" / "a.sbatch"),)  # the same: nothing to ask
+def test_files_are_not_overwritten_by_default(tmp_path: Path) -> None:
+    launch = Launch(on="slurm", files={"a.sbatch": "one\n"}, commands=())
+    write(launch, str(tmp_path / "new"))
+    assert write(launch, str(tmp_path / "new")) == (str(tmp_path / "new" / "a.sbatch"),)  # same content
     other = Launch(on="slurm", files={"a.sbatch": "two\n"}, commands=())
     with pytest.raises(InputError) as refused:
         write(other, str(tmp_path / "new"))

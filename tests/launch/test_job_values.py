@@ -1,4 +1,4 @@
-"""What users say about a job: read right, or refused with the field, the value and a fix."""
+"""User values of a job: parsed correctly, or rejected with field, value and fix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.launch.jobs import job
 
 from meshwright.errors import InputError
 from meshwright.launch import values
-from meshwright.launch.job import find_way, refuse_unused, sbatch_option
+from meshwright.launch.job import find_scheduler, refuse_unused, sbatch_option
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from meshwright.launch.job import find_way, refuse_unused, sbatch_option
         ("1-00:00:01", 86401),
     ],
 )
-def test_time_limits_are_read_as_slurm_reads_them(text: str, seconds: int) -> None:
+def test_time_limits_are_parsed_like_slurm(text: str, seconds: int) -> None:
     assert values.seconds(text) == seconds
 
 
@@ -52,7 +52,7 @@ def test_time_limits_are_read_as_slurm_reads_them(text: str, seconds: int) -> No
         "9" * 30,
     ],
 )
-def test_nonsense_is_no_time_limit(text: str) -> None:
+def test_invalid_time_limits_are_rejected(text: str) -> None:
     with pytest.raises(InputError) as refused:
         values.seconds(text)
     assert refused.value.field == "--time"
@@ -60,8 +60,8 @@ def test_nonsense_is_no_time_limit(text: str) -> None:
 
 
 @given(st.integers(min_value=1, max_value=10**8))
-def test_a_time_limit_is_written_as_it_is_read(seconds: int) -> None:
-    assert values.seconds(values.spelled_time(seconds)) == seconds
+def test_time_limits_round_trip(seconds: int) -> None:
+    assert values.seconds(values.format_time(seconds)) == seconds
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_hosts(text: str, address: str, endpoint: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "-a", "a b", "a;b", "node01:29500", "10.0.0.999", "[node01]", "a_b", "x" * 300, "$(id)"]
 )
-def test_what_is_no_host(text: str) -> None:
+def test_invalid_hosts_are_rejected(text: str) -> None:
     with pytest.raises(InputError):
         values.host("--hosts", text)
 
@@ -101,7 +101,7 @@ def test_what_is_no_host(text: str) -> None:
         ("setup", ("}",)), ("setup", ("",)), ("head", "a b"),
     ],
 )  # fmt: skip
-def test_what_a_job_refuses(field: str, value: object) -> None:
+def test_invalid_fields_are_rejected(field: str, value: object) -> None:
     with pytest.raises(InputError) as refused:
         job(**{field: value})
     assert refused.value.field.startswith("--")
@@ -118,40 +118,40 @@ def test_setup_lines_may_belong_together() -> None:
     ["mem 0", "mem=0 --x", "mem=0\n#SBATCH --uid=0", "comment=it's", 'comment="a"', "comment=a#b", "Mem=0", "=1", "",
      "-m=1", "nodes=4", "array=1-4", "wrap=ls", "signal=KILL", "output=x", "partition=a"],
 )  # fmt: skip
-def test_sbatch_options_that_are_refused(text: str) -> None:
+def test_rejected_sbatch_options(text: str) -> None:
     with pytest.raises(InputError) as refused:
         sbatch_option(text)
     assert refused.value.field == "--sbatch"
 
 
-def test_sbatch_options_that_are_taken() -> None:
+def test_accepted_sbatch_options() -> None:
     assert sbatch_option("mem=0") == ("mem", "0")
     assert sbatch_option("--exclusive") == ("exclusive", "")
     assert sbatch_option("mail-user=me@site.org") == ("mail-user", "me@site.org")
 
 
-def test_an_option_that_nobody_reads_is_refused() -> None:
+def test_an_unused_option_is_rejected() -> None:
     with pytest.raises(InputError, match="only by slurm") as refused:
         refuse_unused("kubernetes", {"partition": "gpu"})
     assert refused.value.field == "--partition"
 
 
-def test_a_way_is_found_by_its_nearest_name() -> None:
-    assert find_way("SLURM") == "slurm"
+def test_an_unknown_scheduler_suggests_the_closest_name() -> None:
+    assert find_scheduler("SLURM") == "slurm"
     with pytest.raises(InputError, match="did you mean slurm"):
-        find_way("slrum")
+        find_scheduler("slrum")
 
 
 @given(st.text(max_size=60))
-def test_made_names_are_dns_labels(text: str) -> None:
-    made = values.dns_name("--name", text, 40, given=False)
+def test_generated_names_are_dns_labels(text: str) -> None:
+    made = values.dns_name("--name", text, 40, user_chosen=False)
     values.matching("name", made, r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", "a label", "a")
-    assert values.dns_name("--name", made, 40, given=True) == made
+    assert values.dns_name("--name", made, 40, user_chosen=True) == made
 
 
-def test_a_given_name_is_not_changed_silently() -> None:
+def test_a_user_chosen_name_is_not_changed_silently() -> None:
     with pytest.raises(InputError) as refused:
-        values.dns_name("--name", "My_Run", 40, given=True)
+        values.dns_name("--name", "My_Run", 40, user_chosen=True)
     assert refused.value.fix == ("--name my-run",)
 
 
@@ -161,7 +161,7 @@ def test_hosts_are_distinct() -> None:
 
 
 @given(st.lists(st.text(max_size=20), max_size=4))
-def test_variables_are_read_or_refused(texts: list[str]) -> None:
+def test_variables_are_parsed_or_rejected(texts: list[str]) -> None:
     found: dict[str, str] = {}
     with suppress(InputError):
         found = values.variables("--env", texts)

@@ -1,4 +1,4 @@
-"""Trainings that are handed to SLURM with `meshwright launch` and watched by it, as the tests see them."""
+"""Trainings submitted to SLURM with `meshwright launch` and watched."""
 
 from __future__ import annotations
 
@@ -12,92 +12,92 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.slurm.machine import ask
+from tests.slurm.machine import query
 
 from meshwright.clusters import cluster
 from meshwright.frameworks.types import Program
-from meshwright.launch.job import Job as Asked
+from meshwright.launch.job import Job as LaunchJob
 from meshwright.launch.slurm import script
 
 SOURCE = Path(__file__).parents[2] / "src"
 RECIPE = "llama3_8b_pretrain_config"
 TRAINING = ("layout.tp=1", "layout.sp=false", "train.global_batch_size=8")
 STEPS = 12
-LIMIT_S = 240.0  # for machines that have much else to do
+LIMIT_S = 240.0  # for busy machines
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which ranks find this source and use one thread each."""
+    """Return an environment in which ranks find these sources and use one thread each."""
     found = [str(SOURCE), *filter(None, [env.get("PYTHONPATH")])]
     return {**env, "PYTHONPATH": os.pathsep.join(found), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def launch_command(*words: str, steps: int = STEPS) -> list[str]:
-    """`meshwright launch` of a tiny training."""
+    """Return `meshwright launch` of a tiny training."""
     command = [sys.executable, "-m", "meshwright", "launch", RECIPE, *TRAINING, f"train.steps={steps}"]
-    return [*command, "--tiny", "--dataset", "mock", *words]  # an option given again wins
+    return [*command, "--tiny", "--dataset", "mock", *words]  # the last of repeated options counts
 
 
 @dataclass(frozen=True)
 class Job:
-    """A training in the hands of SLURM, and the process that watches it."""
+    """A training submitted to SLURM, and the process that watches it."""
 
     number: str
     folder: Path
-    watcher: subprocess.Popen[bytes] | None  # None: nobody watches
+    watcher: subprocess.Popen[bytes] | None  # None: not watched
     env: Mapping[str, str]
 
     @property
     def run(self) -> Path:
-        """Where the training keeps its metrics and checkpoints."""
+        """The folder with metrics and checkpoints."""
         return self.folder / "run"
 
     @property
     def log(self) -> str:
-        """What the job has said."""
+        """The log of the job."""
         return "".join(path.read_text() for path in self.folder.glob(f"*-{self.number}.out"))
 
     @property
-    def told(self) -> str:
-        """What the watcher has said."""
+    def watched(self) -> str:
+        """The output of the watcher."""
         path = self.folder / "watched"
         return path.read_text() if path.exists() else ""
 
     def scancel(self, *words: str) -> None:
-        """Sends the job what these words say."""
+        """Send the job a signal or cancel it."""
         subprocess.run(["scancel", *words, self.number], env=dict(self.env), check=True, timeout=20)
 
     def field(self, name: str) -> str:
-        """What SLURM says of the job."""
-        found = re.search(rf"(?:^|\s){name}=(\S*)", ask(["scontrol", "show", "job", "-o", self.number], self.env))
+        """Return a field of `scontrol show job`."""
+        found = re.search(rf"(?:^|\s){name}=(\S*)", query(["scontrol", "show", "job", "-o", self.number], self.env))
         return found[1] if found else ""
 
     def wait_until(self, there: Callable[[], bool], what: str) -> None:
-        """Waits for something that must come before the job ends."""
+        """Wait for something that must happen before the job ends."""
         until = time.monotonic() + LIMIT_S
         while not there():
             watched = self.watcher is None or self.watcher.poll() is None
-            assert watched, f"the job ended before {what}:\n{self.told}"
-            assert time.monotonic() < until, f"not within {LIMIT_S:g} s: {what}\n{self.told}\n{self.log}"
+            assert watched, f"the job ended before {what}:\n{self.watched}"
+            assert time.monotonic() < until, f"not within {LIMIT_S:g} s: {what}\n{self.watched}\n{self.log}"
             time.sleep(0.05 if self.watcher else 0.5)
 
     def wait_for_steps(self, count: int) -> None:
-        """Waits until it has trained so many steps."""
+        """Wait until the job has trained this many steps."""
         self.wait_until(lambda: len(losses(self.run)) >= count, f"{count} steps")
 
     def ended(self) -> int:
-        """The watcher's exit code; the job has ended then."""
+        """Wait for the job to end and return the watcher's exit code."""
         assert self.watcher is not None
         try:
             return self.watcher.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"job {self.number} has not ended:\n{self.told}\n{self.log}") from None
+            raise AssertionError(f"job {self.number} has not ended:\n{self.watched}\n{self.log}") from None
 
 
 def submit(env: Mapping[str, str], folder: Path, *words: str, steps: int = STEPS) -> Job:
-    """Hands a tiny training to SLURM, on two CPU ranks of one node unless the words say otherwise."""
+    """Submit a tiny training to SLURM, by default on two CPU ranks of one node."""
     folder.mkdir(parents=True, exist_ok=True)
-    asked = (
+    options = (
         "--scheduler",
         "slurm",
         "--out",
@@ -106,10 +106,10 @@ def submit(env: Mapping[str, str], folder: Path, *words: str, steps: int = STEPS
         "--watch",
         *(words or ("--cpu", "--gpus", "2")),
     )
-    told = folder / "watched"
-    with told.open("wb") as file:
+    watched = folder / "watched"
+    with watched.open("wb") as file:
         watcher = subprocess.Popen(
-            launch_command(*asked, steps=steps),
+            launch_command(*options, steps=steps),
             cwd=folder,
             env=environment(env),
             stdin=subprocess.DEVNULL,
@@ -117,23 +117,23 @@ def submit(env: Mapping[str, str], folder: Path, *words: str, steps: int = STEPS
             stderr=subprocess.STDOUT,
         )
     until = time.monotonic() + LIMIT_S
-    while not (found := re.search(r"submitted job (\d+)", told.read_text())):
+    while not (found := re.search(r"submitted job (\d+)", watched.read_text())):
         if watcher.poll() is not None or time.monotonic() > until:
             watcher.kill()
-            raise AssertionError(f"nothing was submitted:\n{told.read_text()}")
+            raise AssertionError(f"nothing was submitted:\n{watched.read_text()}")
         time.sleep(0.05)
     return Job(found[1], folder, watcher, env)
 
 
 def submit_script(env: Mapping[str, str], folder: Path, gpus: str) -> Job:
-    """Hands SLURM the script of an engine that does not find its ranks by itself, so that torchrun has to."""
+    """Submit the script of an engine that needs torchrun to create its ranks."""
     words = ("-m", "meshwright", "train", RECIPE, *TRAINING, f"train.steps={STEPS}", "--tiny", "--dataset", "mock")
-    program = Program(words=(*words, "--out", str(folder / "run")))
-    asked = Asked(name="torchrun", program=program, cluster=cluster(gpus), cpu=True, python=sys.executable)
+    program = Program(argv=(*words, "--out", str(folder / "run")))
+    launch_job = LaunchJob(name="torchrun", program=program, cluster=cluster(gpus), cpu=True, python=sys.executable)
     sbatch = ["sbatch", "--parsable"]
     done = subprocess.run(
         sbatch,
-        input=script(asked),
+        input=script(launch_job),
         cwd=folder,
         env=environment(env),
         capture_output=True,
@@ -145,7 +145,7 @@ def submit_script(env: Mapping[str, str], folder: Path, gpus: str) -> Job:
 
 
 def losses(run: Path) -> dict[int, set[float]]:
-    """Every loss that was told for each step, in whichever life of the run."""
+    """Return every loss logged for each step, over all starts of the run."""
     found: dict[int, set[float]] = {}
     path = run / "metrics.jsonl"
     for text in path.read_text().splitlines(keepends=True) if path.exists() else ():

@@ -1,10 +1,10 @@
-"""A SLURM of one machine, for the tests: controller, two node daemons and munge of its own, gone when the block ends.
+"""A single-machine SLURM for the tests: controller, two node daemons and munge of its own, removed when the block ends.
 
     python -m tests.slurm.machine
 
 starts one by hand, prints the SLURM_CONF to export and ends it on Ctrl-C or at the end of its input. It needs root, and
-Debian's slurm-wlm and munge, which it installs where they are missing. Ports, keys, sockets and state are its own: a
-SLURM that already runs on the machine is left alone.
+Debian's slurm-wlm and munge, which it installs if they are missing. Ports, keys, sockets and state are its own: a SLURM
+that already runs on the machine is not touched.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ LEAST_REQUEUE_S = 5  # SLURM takes no shorter cred_expire
 
 CONFIGURATION = """\
 ClusterName=meshwright
-# Ranks meet at a port that follows from the number of their job: another SLURM here should not have the same.
+# The rendezvous port is derived from the job id: another SLURM here should not use the same.
 FirstJobId={first_job}
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
 SlurmctldPort={controller_port}
-# A requeued job waits until its old credential has expired: 120 s unless told.
+# A requeued job waits until its old credential has expired: 120 s by default.
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket,cred_expire={requeue_s}
 StateSaveLocation={folder}/state
@@ -66,7 +66,7 @@ JobRequeue=1
 KillWait=30
 MinJobAge=3600
 GresTypes=gpu
-# Every node is this machine, all on one line: SLURM takes one host for several nodes in no other way.
+# Every node is this machine. SLURM accepts one host for several nodes only on one line.
 # The GPUs are names only.
 NodeName={names} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports} CPUs={cpus} RealMemory={memory_mib} Gres=gpu:8
 PreemptType=preempt/partition_prio
@@ -78,12 +78,12 @@ GPUS = "Name=gpu File={folder}/gpu[0-7]\n"
 
 
 class CannotStartError(Exception):
-    """Why there can be no SLURM here."""
+    """Why SLURM cannot be started here."""
 
 
 @contextmanager
 def running(requeue_s: int = LEAST_REQUEUE_S) -> Iterator[dict[str, str]]:
-    """A SLURM of this machine for as long as the block lasts: the environment in which its commands reach it."""
+    """Start a SLURM on this machine and yield the environment in which its commands reach it."""
     provide()
     with tempfile.TemporaryDirectory(prefix="meshwright-slurm-") as name, ExitStack() as daemons:
         folder = Path(name)
@@ -101,30 +101,30 @@ def running(requeue_s: int = LEAST_REQUEUE_S) -> Iterator[dict[str, str]]:
 
 
 def provide() -> None:
-    """Installs what is missing of SLURM and munge; says why it cannot."""
+    """Install what is missing of SLURM and munge, or raise with the reason."""
     if sys.platform != "linux" or os.geteuid() != 0:
         raise CannotStartError("a SLURM of one's own needs root on Linux")
     install(PROGRAMS, PACKAGES)
 
 
 def install(programs: Sequence[str], packages: Sequence[str]) -> None:
-    """Sees to it that programs are there, from Debian's packages where they are missing."""
+    """Install Debian packages if programs are missing."""
     if not _missing(programs):
         return
     if shutil.which("apt-get") is None:
         raise CannotStartError(f"{_missing(programs)} missing, and there is no apt-get to install {' '.join(packages)}")
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     wanted = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
-    said = ""
+    output = ""
     for command in (wanted, ["apt-get", "update"], wanted):
         try:
             done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=INSTALL_S)
         except subprocess.TimeoutExpired:
             raise CannotStartError(f"{' '.join(command)} took longer than {INSTALL_S:g} s") from None
-        said = (done.stdout + done.stderr)[-500:]
+        output = (done.stdout + done.stderr)[-500:]
         if not _missing(programs):
             return
-    raise CannotStartError(f"{_missing(programs)} missing, and apt-get did not bring it: {said}")
+    raise CannotStartError(f"{_missing(programs)} missing, and apt-get did not bring it: {output}")
 
 
 def _missing(programs: Sequence[str]) -> str:
@@ -132,12 +132,12 @@ def _missing(programs: Sequence[str]) -> str:
 
 
 def program(name: str) -> str | None:
-    """Where a program is; daemons may lie outside of the search path."""
+    """Return the path of a program; daemons may be outside of PATH."""
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SBIN}")
 
 
 def without_slurm(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment that knows of no other SLURM, and of no job this process may be part of."""
+    """Return an environment without any other SLURM or job."""
     kept = {
         name: value for name, value in env.items() if not re.match(r"(SLURM|SBATCH|SRUN|SALLOC|SINFO|SQUEUE)", name)
     }
@@ -145,7 +145,7 @@ def without_slurm(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def write_configuration(folder: Path, requeue_s: int) -> None:
-    """The configuration of nodes as this machine is, and a fresh key for munge."""
+    """Write the configuration for this machine, and a fresh munge key."""
     folder.chmod(0o755)  # munged refuses a socket that others could not reach
     for name in ("state", "munge", *(f"spool-{node}" for node in nodes())):
         (folder / name).mkdir(mode=0o700)
@@ -174,18 +174,18 @@ def write_configuration(folder: Path, requeue_s: int) -> None:
 
 @cache
 def nodes() -> tuple[str, ...]:
-    """The names of the nodes: two where nodes may have a hosts file of their own in which to find them, else one."""
+    """Return the node names: two if nodes can have a hosts file of their own, else one."""
     refused = subprocess.run([*IN_OWN_MOUNTS, "true"], capture_output=True, timeout=ASK_S).returncode
     return (host_name(),) if refused else ("node1", "node2")
 
 
 def host_name() -> str:
-    """This machine's name, as SLURM takes it."""
+    """Return this machine's short host name."""
     return socket.gethostname().split(".")[0]
 
 
 def node_command(node: str, folder: Path) -> list[str]:
-    """A slurmd for one node; where there are two, it and its jobs find both names in a hosts file of their own."""
+    """Return the slurmd command of one node; with two nodes, both names are in a hosts file of its own."""
     command = [str(program("slurmd")), "-D", "-N", node]
     if len(nodes()) == 1:
         return command
@@ -195,11 +195,11 @@ def node_command(node: str, folder: Path) -> list[str]:
 
 
 def _idle(env: Mapping[str, str]) -> int:
-    return ask(["sinfo", "-h", "-N", "-p", "usual", "-o", "%T"], env).split().count("idle")
+    return query(["sinfo", "-h", "-N", "-p", "usual", "-o", "%T"], env).split().count("idle")
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
+    """Return free ports."""
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -208,7 +208,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def munge_command(folder: Path) -> list[str]:
-    """A munged whose key, socket and notes are all in the folder."""
+    """Return a munged command with key, socket and log in the folder."""
     own = folder / "munge"
     files = {"key-file": own / "key", "log-file": own / "log", "pid-file": own / "pid", "seed-file": own / "seed"}
     files["socket"] = folder / "munge.socket"
@@ -218,7 +218,7 @@ def munge_command(folder: Path) -> list[str]:
 
 @contextmanager
 def _daemon(name: str, command: Sequence[str], folder: Path, env: Mapping[str, str]) -> Iterator[None]:
-    """A daemon in the foreground, its words in the folder; it never outlives this process."""
+    """Run a daemon in the foreground with its log in the folder; it never outlives this process."""
     with (folder / f"{name}.log").open("a") as log:
         process = subprocess.Popen(
             command,
@@ -248,13 +248,13 @@ def _wait_for(there: Callable[[], bool], folder: Path, *daemons: str) -> None:
     until = time.monotonic() + START_S
     while not there():
         if time.monotonic() > until:
-            said = "; ".join(f"{name}: {(folder / f'{name}.log').read_text()[-800:]}" for name in daemons)
-            raise CannotStartError(f"not ready within {START_S:g} s: {said}")
+            output = "; ".join(f"{name}: {(folder / f'{name}.log').read_text()[-800:]}" for name in daemons)
+            raise CannotStartError(f"not ready within {START_S:g} s: {output}")
         time.sleep(0.2)
 
 
-def ask(command: Sequence[str], env: Mapping[str, str]) -> str:
-    """What a command of SLURM prints; nothing when it fails or takes too long."""
+def query(command: Sequence[str], env: Mapping[str, str]) -> str:
+    """Return the output of a SLURM command; empty if it fails or times out."""
     try:
         done = subprocess.run(command, env=dict(env), capture_output=True, text=True, timeout=ASK_S)
     except subprocess.TimeoutExpired:
@@ -263,23 +263,23 @@ def ask(command: Sequence[str], env: Mapping[str, str]) -> str:
 
 
 def cancel_all(env: Mapping[str, str]) -> None:
-    """Ends every job that is left, at once."""
+    """Cancel every remaining job immediately."""
     for flags in (("--signal=KILL", "--full"), ()):
-        jobs = ask(["squeue", "-h", "-o", "%i"], env).split()
+        jobs = query(["squeue", "-h", "-o", "%i"], env).split()
         if jobs:
-            ask(["scancel", *flags, *jobs], env)
+            query(["scancel", *flags, *jobs], env)
     until = time.monotonic() + END_S
-    while ask(["squeue", "-h", "-o", "%i"], env).strip() and time.monotonic() < until:
+    while query(["squeue", "-h", "-o", "%i"], env).strip() and time.monotonic() < until:
         time.sleep(0.2)
 
 
 def left_behind(env: Mapping[str, str]) -> list[int]:
-    """The processes that belong to this SLURM: daemons, steps, and what jobs started."""
+    """Return the processes of this SLURM: daemons, steps, and what jobs started."""
     return processes_with(f"SLURM_CONF={env['SLURM_CONF']}")
 
 
 def processes_with(*settings: str) -> list[int]:
-    """The processes, but for this one, in whose environment all of these stand."""
+    """Return the other processes whose environment contains all of these settings."""
     marks = {text.encode() for text in settings}
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
@@ -290,7 +290,7 @@ def processes_with(*settings: str) -> list[int]:
 
 
 def sweep(env: Mapping[str, str]) -> None:
-    """Ends what is left of this SLURM, after a moment in which it may end by itself."""
+    """Kill what is left of this SLURM after a grace period."""
     until = time.monotonic() + END_S
     while (left := left_behind(env)) and time.monotonic() < until:
         time.sleep(0.2)
@@ -301,7 +301,7 @@ def sweep(env: Mapping[str, str]) -> None:
 
 @contextmanager
 def guarded() -> Iterator[dict[str, str]]:
-    """As `running`, in a process of its own, which cleans up behind itself even where this one is killed."""
+    """As `running`, in a process of its own that cleans up even if this one is killed."""
     command = [sys.executable, "-m", "tests.slurm.machine"]
     guard = subprocess.Popen(
         command,
@@ -313,16 +313,16 @@ def guarded() -> Iterator[dict[str, str]]:
         start_new_session=True,
     )
     try:
-        said = guard.stdout.readline() if guard.stdout else ""
-        if not said.startswith(EXPORT):
+        output = guard.stdout.readline() if guard.stdout else ""
+        if not output.startswith(EXPORT):
             raise CannotStartError((guard.stderr.read() if guard.stderr else "").strip())
-        yield {**without_slurm(os.environ), "SLURM_CONF": said.removeprefix(EXPORT).strip()}
+        yield {**without_slurm(os.environ), "SLURM_CONF": output.removeprefix(EXPORT).strip()}
     finally:
         guard.communicate(timeout=5 * END_S)
 
 
 def main() -> int:
-    """Holds a SLURM up until Ctrl-C or the end of the input."""
+    """Keep a SLURM running until Ctrl-C or the end of the input."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with running() as env:

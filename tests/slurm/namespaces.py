@@ -1,4 +1,4 @@
-"""Two hosts of a network that is all their own, on one machine: network namespaces joined by a virtual cable."""
+"""Two hosts with a network of their own on one machine: network namespaces joined by a veth pair."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Host:
     address: str
 
     def start(self, command: str, log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Runs a line of shell on the host; what it says goes into the log."""
+        """Run a shell line on the host; its output goes into the log."""
         with log.open("wb") as file:
             return subprocess.Popen(
                 ["ip", "netns", "exec", self.name, "bash", "-c", command],
@@ -39,7 +39,7 @@ class Host:
 
 @contextmanager
 def two_hosts(addresses: Sequence[str] = ("10.77.0.1", "10.77.0.2")) -> Iterator[list[Host]]:
-    """Two hosts that see each other and nothing else, for as long as the block lasts."""
+    """Yield two hosts that reach each other and nothing else."""
     if sys.platform != "linux" or os.geteuid() != 0:
         raise CannotStartError("network namespaces need root on Linux")
     install(["ip"], ["iproute2"])
@@ -66,8 +66,8 @@ def _ip(*words: str) -> str:
 
 
 def _remove(host: Host) -> None:
-    """Ends what still runs on a host, then the host; its end of the cable goes with it."""
-    with suppress(CannotStartError):  # it was never made
+    """End what still runs on a host, then remove it; its end of the veth pair is removed with it."""
+    with suppress(CannotStartError):  # it was never created
         until = time.monotonic() + END_S
         while (left := _ip("netns", "pids", host.name).split()) and time.monotonic() < until:
             for pid in left:

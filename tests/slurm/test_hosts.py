@@ -1,4 +1,4 @@
-"""`meshwright launch --scheduler hosts` with two hosts that the network takes for two: namespaces with their own addresses."""
+"""`meshwright launch --scheduler hosts` with two hosts in network namespaces with addresses of their own."""
 
 from __future__ import annotations
 
@@ -33,20 +33,28 @@ def hosts() -> Iterator[list[Host]]:
 
 def test_two_hosts_train_as_two_ranks_of_one(hosts: list[Host], tmp_path: Path) -> None:
     env, out = environment(os.environ), tmp_path / "run"
-    asked = ("--scheduler", "hosts", "--hosts", ",".join(host.address for host in hosts), "--gpus", "2x1xH100", "--cpu")
-    asked += ("--python", sys.executable, "--env", f"GLOO_SOCKET_IFNAME={INTERFACE}", "--out", str(out), "--json")
-    told = subprocess.run(
-        launch_command(*asked, steps=STEPS), env=env, capture_output=True, text=True, timeout=LIMIT_S, check=True
+    options = (
+        "--scheduler",
+        "hosts",
+        "--hosts",
+        ",".join(host.address for host in hosts),
+        "--gpus",
+        "2x1xH100",
+        "--cpu",
     )
-    answer = json.loads(told.stdout)
+    options += ("--python", sys.executable, "--env", f"GLOO_SOCKET_IFNAME={INTERFACE}", "--out", str(out), "--json")
+    launched = subprocess.run(
+        launch_command(*options, steps=STEPS), env=env, capture_output=True, text=True, timeout=LIMIT_S, check=True
+    )
+    answer = json.loads(launched.stdout)
     assert answer["hosts"] == [host.address for host in hosts]
     logs = [tmp_path / f"{host.name}.log" for host in hosts]
     started = [host.start(line, log, env) for host, line, log in zip(hosts, answer["commands"], logs, strict=True)]
     codes = [process.wait(LIMIT_S) for process in started]
     assert codes == [0, 0], "\n".join(log.read_text() for log in logs)
-    alone = tmp_path / "alone"
+    single = tmp_path / "single"
     train = [sys.executable, "-m", "meshwright", "train", RECIPE, *TRAINING, f"train.steps={STEPS}"]
-    train += ["--tiny", "--dataset", "mock", "--nproc", "2", "--out", str(alone)]
+    train += ["--tiny", "--dataset", "mock", "--nproc", "2", "--out", str(single)]
     subprocess.run(train, env=env, capture_output=True, timeout=LIMIT_S, check=True)
     assert list(losses(out)) == list(range(1, STEPS + 1))
-    assert losses(out) == losses(alone)
+    assert losses(out) == losses(single)

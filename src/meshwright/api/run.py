@@ -102,11 +102,11 @@ def launch(
     found = found if model is None else msgspec.structs.replace(found, model=model_named(model)[1])
     training = native_job.Training(target, dataset, model, tiny, out, overrides)
 
-    def judged() -> native_job.Judged:
-        checked = check_recipe(found, gpus, ENGINES[0], training.settled)
+    def judged() -> native_job.Checked:
+        checked = check_recipe(found, gpus, ENGINES[0], training.known_overrides)
         return checked.recipe, checked.cluster, checked.findings
 
-    asked = native_job.asked(training, on, found, gpus, judged)
+    asked = native_job.request_for(training, on, found, gpus, judged)
     return build_job.launch(asked, on, submits=submit, folder=write, overwrite=overwrite, options=options)
 
 
@@ -114,7 +114,7 @@ def watch(started: Started, say: Callable[[str], None], log: Callable[[str], Non
     """Follows a submitted job to its end; `say` gets the changes of its state, `log` the lines of its log."""
     from meshwright.launch import watch as watching
 
-    return msgspec.structs.replace(started, seen=watching.watch(str(started.number), say, log))
+    return msgspec.structs.replace(started, final_state=watching.watch(str(started.number), say, log))
 
 
 def tokenize(

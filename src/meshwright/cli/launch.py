@@ -113,7 +113,7 @@ def launch(recipe: str, on: str, watch: bool, as_json: bool, **asked: Any) -> No
         started = _watched(started, as_json)
     if as_json:
         emit(api.launch_to_dict(started))
-    if started.seen is not None and started.seen.state != COMPLETED:
+    if started.final_state is not None and started.final_state.state != COMPLETED:
         click.get_current_context().exit(RUN_FAILED)
 
 

@@ -1,4 +1,4 @@
-"""From what a user asks to a job, and from a job to what is written, submitted and watched."""
+"""Builds a job from a launch request, then writes and submits it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from meshwright.frameworks import ExportedConfig, Program, RecipeCheckResult
 from meshwright.launch.artifacts import Launch, write
 from meshwright.launch.commands import PYTHON, on_hosts, on_torchrun
 from meshwright.launch.environment import advised
-from meshwright.launch.job import CONTAINER_KINDS, KINDS, Job, Way, find_way, refuse_unused
+from meshwright.launch.job import CONTAINER_KINDS, KUBERNETES_KINDS, Job, Scheduler, find_scheduler, refuse_unused
 from meshwright.launch.kubernetes import on_kubernetes
 from meshwright.launch.skypilot import on_skypilot
 from meshwright.launch.slurm import on_slurm
 from meshwright.launch.submit import refuse_submit, submit
 from meshwright.launch.values import variables
-from meshwright.launch.watch import Seen
+from meshwright.launch.watch import JobState
 from meshwright.parsing import one_of
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding, RefusedError
 
-MARGIN_S = 60  # SLURM tells a job up to a minute early or late; saving starts after the step that runs
-WRITERS: Mapping[Way, Callable[[Job], Launch]] = {
+MARGIN_S = 60  # SLURM signals a job up to a minute early or late; saving starts after the current step
+WRITERS: Mapping[Scheduler, Callable[[Job], Launch]] = {
     "torchrun": on_torchrun,
     "slurm": on_slurm,
     "hosts": on_hosts,
     "kubernetes": on_kubernetes,
     "skypilot": on_skypilot,
 }
-NOT_OPTIONS = (
+# Fields of a job that are derived, not user options.
+DERIVED = (
     "program",
     "cluster",
     "finds_ranks",
@@ -44,35 +45,35 @@ NOT_OPTIONS = (
     "advised",
     "named",
     "grace_s",
-)  # what is worked out, not asked for
-SHIPPING: tuple[Way, ...] = ("kubernetes", "skypilot")  # machines that do not see this one's files
+)
+REMOTE_FILES: tuple[Scheduler, ...] = ("kubernetes", "skypilot")  # their machines do not see local files
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A training that the rules have seen, and the program that runs it."""
+    """A checked training and the program that runs it."""
 
     recipe: Recipe
     cluster: Cluster
     engine: str
     program: Program
-    files: Mapping[str, str] = {}  # what the program reads, by name
+    files: Mapping[str, str] = {}  # files the program reads, by name
     findings: tuple[Finding, ...] = ()
-    keeps: bool = True  # it saves and goes on, so that a requeue is no new start
-    notes: tuple[str, ...] = ()  # what the user must know of it
+    saves: bool = True  # it saves checkpoints, so a requeue resumes
+    notes: tuple[str, ...] = ()  # notes for the user
 
 
 class Started(msgspec.Struct, frozen=True):
-    """What was made of it: files, commands, and the number of the job where it was submitted."""
+    """The result of a launch: files, commands, and the job id if it was submitted."""
 
     launch: Launch
     findings: tuple[Finding, ...] = ()
-    paths: tuple[str, ...] = ()  # files that were written
-    number: str | None = None  # of the submitted job
-    seen: Seen | None = None  # its end, where it was watched
+    paths: tuple[str, ...] = ()  # written files
+    number: str | None = None  # id of the submitted job
+    final_state: JobState | None = None  # final state, if watched
 
 
 def exported(written: ExportedConfig, checked: RecipeCheckResult) -> LaunchRequest:
-    """A recipe in another framework's words, with what the rules say of it there."""
+    """Return the request for a recipe exported to another framework, with its findings there."""
     return LaunchRequest(
         recipe=checked.recipe,
         cluster=checked.cluster,
@@ -82,13 +83,13 @@ def exported(written: ExportedConfig, checked: RecipeCheckResult) -> LaunchReque
         findings=checked.findings,
         notes=(
             *written.notes,
-            *(f"not said there: {one.field}={one.value} ({one.reason})" for one in written.unmapped),
+            *(f"not exported: {one.field}={one.value} ({one.reason})" for one in written.unmapped),
         ),
     )
 
 
 def launch(
-    asked: LaunchRequest,
+    request: LaunchRequest,
     on: str,
     *,
     submits: bool = False,
@@ -96,54 +97,58 @@ def launch(
     overwrite: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> Started:
-    """Writes a training for a scheduler, and hands it over where that is asked for."""
-    way = find_way(on)
-    blocking = [finding for finding in asked.findings if finding.severity == "error"]
+    """Write a training for a scheduler, and submit it if requested."""
+    scheduler = find_scheduler(on)
+    blocking = [finding for finding in request.findings if finding.severity == "error"]
     if blocking:
-        raise RefusedError(blocking, "nothing is written: it cannot start or does not fit", asked.findings)
-    job = job_of(asked, way, submits, folder, options or {})
+        raise RefusedError(blocking, "nothing was written: the recipe cannot start or does not fit", request.findings)
+    job = job_of(request, scheduler, submits, folder, options or {})
     if submits:
-        refuse_submit(way, job.name)
-    made = WRITERS[way](job)
-    made = msgspec.structs.replace(made, notes=(*made.notes, *asked.notes))
-    paths = write(made, folder, overwrite) if folder is not None else ()
+        refuse_submit(scheduler, job.name)
+    result = WRITERS[scheduler](job)
+    result = msgspec.structs.replace(result, notes=(*result.notes, *request.notes))
+    paths = write(result, folder, overwrite) if folder is not None else ()
     number = None
     if submits:
-        if job.logs:  # SLURM ends a job without a word when the folder of its log is missing
+        if job.logs:  # SLURM silently ends a job if the folder of its log is missing
             Path(job.logs).mkdir(parents=True, exist_ok=True)
-        number = submit(made)
-    return Started(made, asked.findings, paths, number)
+        number = submit(result)
+    return Started(result, request.findings, paths, number)
 
 
-def job_of(asked: LaunchRequest, way: Way, submits: bool, folder: str | None, options: Mapping[str, Any]) -> Job:
-    """The job; options that were not given are not there."""
-    given = _read(options)
-    refuse_unused(way, given)
-    if way == "slurm":
-        given = _when_told(asked, given)
-    if asked.files and way == "slurm" and folder is None:
-        names = ", ".join(asked.files)
-        raise InputError(f"the job reads {names}: say where it may lie", field="--write", fix=("--write jobs/my_run",))
+def job_of(
+    request: LaunchRequest, scheduler: Scheduler, submits: bool, folder: str | None, options: Mapping[str, Any]
+) -> Job:
+    """Return the job for a request; options that were not given are absent."""
+    given = _parse_options(options)
+    refuse_unused(scheduler, given)
+    if scheduler == "slurm":
+        given = _with_signal_time(request, given)
+    if request.files and scheduler == "slurm" and folder is None:
+        names = ", ".join(request.files)
+        reason = f"the job reads {names} and needs a folder for it"
+        raise InputError(reason, field="--write", fix=("--write jobs/my_run",))
+    has_local_files = request.files and folder is not None and scheduler not in REMOTE_FILES
     return Job(
         **{
-            "name": _plain_name(asked.recipe.name),
+            "name": _plain_name(request.recipe.name),
             "python": _python(submits, given),
-            "folder": str(Path(folder).resolve()) if asked.files and folder is not None and way not in SHIPPING else "",
+            "folder": str(Path(folder or "").resolve()) if has_local_files else "",
             **given,
             "named": "name" in given,
-            "grace_s": math.ceil(asked.recipe.checkpoint.grace_s),
-            "program": asked.program,
-            "cluster": asked.cluster,
-            "finds_ranks": asked.engine == "meshwright",
-            "files": asked.files,
-            "advised": advised(asked.recipe, asked.cluster, asked.engine),
+            "grace_s": math.ceil(request.recipe.checkpoint.grace_s),
+            "program": request.program,
+            "cluster": request.cluster,
+            "finds_ranks": request.engine == "meshwright",
+            "files": request.files,
+            "advised": advised(request.recipe, request.cluster, request.engine),
         }
     )
 
 
-def _read(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as a job's fields; those that were not given are not there."""
-    known = [name for name in Job.__struct_fields__ if name not in NOT_OPTIONS]
+def _parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Parse options into fields of a job; options that were not given are dropped."""
+    known = [name for name in Job.__struct_fields__ if name not in DERIVED]
     for name in options:
         if name not in known:
             raise unknown("option", name, known)
@@ -152,30 +157,30 @@ def _read(options: Mapping[str, Any]) -> dict[str, Any]:
         given["env"] = variables("--env", given["env"])
     if isinstance(given.get("hosts"), str):
         given["hosts"] = tuple(one.strip() for one in given["hosts"].split(","))
-    for name, words in (("kind", KINDS), ("container_kind", CONTAINER_KINDS)):
+    for name, choices in (("kind", KUBERNETES_KINDS), ("container_kind", CONTAINER_KINDS)):
         if name in given:
-            given[name] = one_of(f"--{name.replace('_', '-')}", given[name], words)
+            given[name] = one_of(f"--{name.replace('_', '-')}", given[name], choices)
     return given
 
 
-def _when_told(asked: LaunchRequest, given: Mapping[str, Any]) -> dict[str, Any]:
-    """How long ahead of its end a run is told, so that its grace fits in; one that does not save is not requeued."""
+def _with_signal_time(request: LaunchRequest, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Set how long before its time limit a run is signaled to save; refuse to requeue a run that does not save."""
     if not given.get("requeue", True):
         return dict(given)
-    if not asked.keeps:
-        reason = "a run without a folder saves nothing, so that a requeue would begin again"
+    if not request.saves:
+        reason = "a run without --out saves no checkpoints, so a requeue would restart it from the beginning"
         raise InputError(reason, field="--out", fix=("--out runs/my_run", "--no-requeue"))
-    grace_s = math.ceil(asked.recipe.checkpoint.grace_s)
+    grace_s = math.ceil(request.recipe.checkpoint.grace_s)
     ahead_s = given.get("signal_ahead_s", grace_s + MARGIN_S)
     if ahead_s < grace_s:
-        reason = f"is less than the {grace_s} s that the run may take to save (checkpoint.grace_s)"
+        reason = f"is less than the {grace_s} s that saving may take (checkpoint.grace_s)"
         fix = (f"--signal-ahead {grace_s + MARGIN_S}", f"checkpoint.grace_s={ahead_s}")
         raise InputError(reason, field="--signal-ahead", value=ahead_s, fix=fix)
     return {**given, "signal_ahead_s": ahead_s}
 
 
 def _python(submits: bool, given: Mapping[str, Any]) -> str:
-    """A job that is submitted from here runs with this interpreter, unless it is given another environment."""
+    """Return the interpreter: this one for a job submitted from here, unless it has another environment."""
     return sys.executable if submits and not given.get("setup") and not given.get("image") else PYTHON
 
 

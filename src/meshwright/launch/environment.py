@@ -1,4 +1,4 @@
-"""What engines want in their environment, each with its reason. One table; nothing is set without one."""
+"""Environment variables that engines require, each with its reason, in one table."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ FSDP = ("fsdp2", "megatron_fsdp")
 EXPANDABLE = "expandable_segments:True"
 
 
-class Wanted(NamedTuple):
-    """A variable that an engine wants when a condition holds."""
+class Requirement(NamedTuple):
+    """A variable that an engine requires under a condition."""
 
     engine: str
     name: str
@@ -24,60 +24,60 @@ class Wanted(NamedTuple):
     why: str
 
 
-def _in_one_queue(recipe: Recipe, cluster: Cluster) -> bool:
+def _needs_single_queue(recipe: Recipe, cluster: Cluster) -> bool:
     cut = recipe.layout.tp > 1 or recipe.layout.cp > 1
     plain = recipe.layout.strategy not in FSDP and not recipe.moe.ep_overlap
     return cut and plain and cluster.gpu.arch in UP_TO_HOPPER
 
 
 TABLE = (
-    Wanted(
+    Requirement(
         "megatron",
         "CUDA_DEVICE_MAX_CONNECTIONS",
         "1",
-        _in_one_queue,
+        _needs_single_queue,
         "Megatron refuses tp or cp without it on Hopper and older: one queue keeps collectives ahead of matmuls",
     ),
-    Wanted(
+    Requirement(
         "megatron",
         "CUDA_DEVICE_MAX_CONNECTIONS",
         None,
         lambda recipe, cluster: recipe.layout.strategy in FSDP,
-        "FSDP there refuses to start with 1",
+        "Megatron's FSDP refuses to start if it is set to 1",
     ),
-    Wanted(
+    Requirement(
         "megatron",
         "PYTORCH_CUDA_ALLOC_CONF",
         EXPANDABLE,
         lambda recipe, cluster: cluster.gpu.arch != "cdna3",
-        "less memory lost between blocks, at no cost in speed",
+        "less memory lost to fragmentation, at no cost in speed",
     ),
-    Wanted(
+    Requirement(
         "megatron",
         "NCCL_GRAPH_REGISTER",
         "0",
         lambda recipe, cluster: recipe.kernels.cuda_graphs == "transformer_engine",
         "Transformer Engine's CUDA graphs need it with expandable segments",
     ),
-    Wanted(
+    Requirement(
         "megatron",
         "NCCL_ALGO",
         "Ring",
         lambda recipe, cluster: recipe.kernels.deterministic,
-        "deterministic training there needs one fixed algorithm",
+        "deterministic training in Megatron needs a fixed algorithm",
     ),
 )
 
 
 def advised(recipe: Recipe, cluster: Cluster, engine: str) -> tuple[Variable, ...]:
-    """The variables that an engine wants for this recipe on this cluster."""
+    """Return the variables that an engine requires for this recipe on this cluster."""
     return tuple(
-        Variable(wanted.name, wanted.value, wanted.why)
-        for wanted in TABLE
-        if wanted.engine == engine and wanted.when(recipe, cluster)
+        Variable(requirement.name, requirement.value, requirement.why)
+        for requirement in TABLE
+        if requirement.engine == engine and requirement.when(recipe, cluster)
     )
 
 
 def threads(cpus_per_rank: int) -> Variable:
-    """OpenMP threads of a rank: its own cores, so that ranks of a node do not fight over all of them."""
-    return Variable("OMP_NUM_THREADS", str(cpus_per_rank), "every rank computes on its own cores")
+    """Return the OpenMP thread count of a rank: its own cores, so that ranks of a node do not compete."""
+    return Variable("OMP_NUM_THREADS", str(cpus_per_rank), "one thread per core of the rank")

@@ -1,4 +1,4 @@
-"""What is asked of a scheduler: one value, whoever it is written for."""
+"""A job as all schedulers need it, validated."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from meshwright.errors import InputError, unknown
 from meshwright.frameworks.types import Program
 from meshwright.launch import values
 
-Way = Literal["torchrun", "slurm", "hosts", "kubernetes", "skypilot"]
+Scheduler = Literal["torchrun", "slurm", "hosts", "kubernetes", "skypilot"]
 ContainerKind = Literal["pyxis", "apptainer"]
-Kind = Literal["pytorchjob", "jobset"]
-WAYS: tuple[Way, ...] = get_args(Way)
+KubernetesKind = Literal["pytorchjob", "jobset"]
+SCHEDULERS: tuple[Scheduler, ...] = get_args(Scheduler)
 CONTAINER_KINDS: tuple[ContainerKind, ...] = get_args(ContainerKind)
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KUBERNETES_KINDS: tuple[KubernetesKind, ...] = get_args(KubernetesKind)
 
 SLURM_ONLY = (
     "time", "partition", "account", "qos", "reservation", "constraint", "container_kind", "requeue", "max_requeues",
     "signal_ahead_s", "sbatch", "logs",
 )  # fmt: skip
-USED_BY: Mapping[str, tuple[Way, ...]] = {
+USED_BY: Mapping[str, tuple[Scheduler, ...]] = {
     **dict.fromkeys(SLURM_ONLY, ("slurm",)),
     "image": ("slurm", "kubernetes", "skypilot"),
     "mounts": ("slurm", "kubernetes", "skypilot"),
@@ -36,31 +36,31 @@ USED_BY: Mapping[str, tuple[Way, ...]] = {
     "kind": ("kubernetes",),
     "namespace": ("kubernetes",),
 }
-"""Which ways read an option; those not named here are read by all."""
+"""Which schedulers use an option; options not listed are used by all."""
 OPTIONS = {"signal_ahead_s": "--signal-ahead", "cpus_per_rank": "--cpus-per-rank", "requeue": "--no-requeue"}
-# What the script says itself, and the option that changes it.
-SBATCH_OWN = {
+# sbatch options that the script sets -> our option for them.
+SBATCH_OURS = {
     "job-name": "--name", "nodes": "--gpus", "ntasks": "--gpus", "ntasks-per-node": "--gpus", "time": "--time",
     "partition": "--partition", "account": "--account", "qos": "--qos", "reservation": "--reservation",
     "constraint": "--constraint", "cpus-per-task": "--cpus-per-rank", "output": "--logs", "requeue": "--no-requeue",
     "no-requeue": "--no-requeue", "signal": "--signal-ahead", "container-image": "--image",
     "container-mounts": "--mount",
 }  # fmt: skip
-# What would break the script, and why.
+# sbatch options that would break the script, and why.
 SBATCH_BAD = {
     "array": "every task of an array would train in the same folder",
-    "wrap": "the script is the job",
-    "parsable": "submission reads the job's number by itself",
+    "wrap": "the script itself is the job",
+    "parsable": "submission already parses the job id",
     "wait": "use --watch",
-    "open-mode": "logs are appended to, so that a requeue does not lose them",
-    "error": "errors go into the log",
+    "open-mode": "logs are always appended, so that a requeue does not lose them",
+    "error": "stderr goes into the log",
     "export": "use --env",
     "test-only": "run sbatch --test-only SCRIPT",
 }
 
 
 class Variable(msgspec.Struct, frozen=True):
-    """An environment variable that an engine wants, and why; None: it must not be set."""
+    """An environment variable that an engine requires, and why; value None means it must not be set."""
 
     name: str
     value: str | None
@@ -68,26 +68,26 @@ class Variable(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A training as a scheduler is asked for it. A job that exists has been checked."""
+    """A training as it is requested from a scheduler; validated on construction."""
 
     name: str
-    named: bool = False  # by the user, who is asked before it is changed
+    named: bool = False  # whether the user chose the name; then it is not changed silently
     program: Program
     cluster: Cluster
-    finds_ranks: bool = False  # under srun by itself, one task per rank; others need torchrun on every node
-    cpu: bool = False  # ask for no GPU
+    finds_ranks: bool = False  # the program finds its rank under srun; others need torchrun on every node
+    cpu: bool = False  # request no GPUs
     python: str = "python"
-    files: Mapping[str, str] = {}  # what the program reads from the folder it is started in
-    folder: str = ""  # where those files lie, on the machines that run it
-    advised: tuple[Variable, ...] = ()  # what the engine wants set
-    env: Mapping[str, str] = {}  # what the user wants set
-    setup: tuple[str, ...] = ()  # lines of shell before the program
+    files: Mapping[str, str] = {}  # files that the program reads from its working folder
+    folder: str = ""  # folder of those files on the nodes
+    advised: tuple[Variable, ...] = ()  # required by the engine
+    env: Mapping[str, str] = {}  # set by the user
+    setup: tuple[str, ...] = ()  # shell lines to run before the program
     cpus_per_rank: int | None = None
     image: str = ""
     mounts: tuple[str, ...] = ()
     port: int = 29500
-    max_restarts: int = 0  # of ranks that failed
-    grace_s: int = 60  # in which a run that is told to end saves
+    max_restarts: int = 0  # restarts of failed ranks
+    grace_s: int = 60  # seconds for saving after SIGTERM
     # SLURM
     time: str = ""
     partition: str = ""
@@ -105,7 +105,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     head: str = ""
     hosts: tuple[str, ...] = ()
     # Kubernetes
-    kind: Kind = "pytorchjob"
+    kind: KubernetesKind = "pytorchjob"
     namespace: str = ""
 
     def __post_init__(self) -> None:
@@ -113,7 +113,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ranks_per_node(self) -> int:
-        """One per GPU, or per stand-in for one."""
+        """One rank per GPU, or per CPU process in its place."""
         return self.cluster.gpus_per_node
 
 
@@ -142,7 +142,7 @@ def _check(job: Job) -> None:
 
 
 def _check_setup(lines: tuple[str, ...]) -> None:
-    """Lines of shell that are whole together: what bash itself would not read is refused here, not in the queue."""
+    """Refuse setup lines that are not valid bash together, here instead of in the queue."""
     for line in lines:
         values.shell_line("--setup", line)
     if not lines:
@@ -150,14 +150,14 @@ def _check_setup(lines: tuple[str, ...]) -> None:
     import subprocess
 
     try:
-        told = subprocess.run(
+        checked = subprocess.run(
             ["bash", "-n"], input="\n".join(lines) + "\n", capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
-        return  # no bash here to ask
-    if told.returncode != 0:
-        said = told.stderr.strip().splitlines() or ["a syntax error"]
-        reason = f"is not shell that bash reads: {said[0].removeprefix('bash: ')}"
+        return  # bash is not installed here
+    if checked.returncode != 0:
+        errors = checked.stderr.strip().splitlines() or ["a syntax error"]
+        reason = f"is not valid bash: {errors[0].removeprefix('bash: ')}"
         raise InputError(reason, field="--setup", value="; ".join(lines), fix=("--setup 'module load cuda'",))
 
 
@@ -175,7 +175,7 @@ def _check_slurm(job: Job) -> None:
     values.as_int("--signal-ahead", job.signal_ahead_s, 1, 65_535)
     if job.time and values.seconds(job.time) <= job.signal_ahead_s and job.requeue:
         raise InputError(
-            f"is not longer than the {job.signal_ahead_s} s ahead of its end that the run is told to save",
+            f"is not longer than the {job.signal_ahead_s} s before its end at which the run is signaled to save",
             field="--time",
             value=job.time,
             fix=("a longer --time", "a shorter --signal-ahead", "--no-requeue"),
@@ -185,34 +185,34 @@ def _check_slurm(job: Job) -> None:
 
 
 def sbatch_option(text: str) -> tuple[str, str]:
-    """An extra option of sbatch as its name and its value, which may be empty."""
+    """Return an extra sbatch option as name and value, which may be empty."""
     name, _, value = text.removeprefix("--").partition("=")
     values.matching("--sbatch", name, r"[a-z][a-z0-9-]*", "an option of sbatch such as mem=0 or exclusive", "mem=0")
     if value:
-        # sbatch reads quotes, backslashes and # in its lines by rules of its own; no value needs them
+        # sbatch has its own rules for quotes, backslashes and #; no value needs them
         what = "a value of an sbatch option: no spaces, quotes, # or backslashes"
         values.matching("--sbatch", value, r"[\w.,:;@%+=/&|*()\[\]~^-]+", what, "mem=0")
-    if name in SBATCH_OWN:
-        option = SBATCH_OWN[name]
-        raise InputError(f"has an option of its own here: {option}", field="--sbatch", value=text, fix=(option,))
+    if name in SBATCH_OURS:
+        option = SBATCH_OURS[name]
+        raise InputError(f"is set with {option} instead", field="--sbatch", value=text, fix=(option,))
     if name in SBATCH_BAD:
-        raise InputError(f"cannot be given: {SBATCH_BAD[name]}", field="--sbatch", value=text)
+        raise InputError(f"is not allowed: {SBATCH_BAD[name]}", field="--sbatch", value=text)
     return name, value
 
 
-def refuse_unused(way: str, given: Mapping[str, object]) -> None:
-    """Refuses options that this way of starting would not read."""
+def refuse_unused(scheduler: str, given: Mapping[str, object]) -> None:
+    """Refuse options that the scheduler would ignore."""
     for field in given:
-        ways = USED_BY.get(field, WAYS)
-        if way not in ways:
+        schedulers = USED_BY.get(field, SCHEDULERS)
+        if scheduler not in schedulers:
             option = OPTIONS.get(field, "--" + field.replace("_", "-").removesuffix("s" if field == "mounts" else ""))
-            reason = f"is not used by --scheduler {way}, only by {' and '.join(ways)}"
+            reason = f"is not used by --scheduler {scheduler}, only by {' and '.join(schedulers)}"
             raise InputError(reason, field=option, value=given[field], fix=(f"leave {option} out",))
 
 
-def find_way(text: str) -> Way:
-    """The way to start that a word names."""
-    for way in WAYS:
-        if text.lower() == way:
-            return way
-    raise unknown("--scheduler", text, WAYS)
+def find_scheduler(text: str) -> Scheduler:
+    """Return the scheduler with this name."""
+    for scheduler in SCHEDULERS:
+        if text.lower() == scheduler:
+            return scheduler
+    raise unknown("--scheduler", text, SCHEDULERS)

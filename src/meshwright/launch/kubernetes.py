@@ -1,4 +1,4 @@
-"""Kubernetes: a PyTorchJob of Kubeflow's training operator, or a JobSet."""
+"""Kubernetes manifests: a PyTorchJob of Kubeflow's training operator, or a JobSet."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from meshwright.launch.artifacts import Launch
 from meshwright.launch.job import Job
 from meshwright.launch.manifests import restart_note, to_yaml
 
-LONGEST_NAME = 40  # pods are called NAME-worker-1023 and NAME-node-0-1023-abcde, of 63 letters at most
-FILES = "/meshwright"  # where the job's files lie in its pods
-LEAVE_S = 30  # for torchrun and the container to end, after the run has saved
+MAX_NAME = 40  # pod names such as NAME-node-0-1023-abcde may have at most 63 characters
+FILES = "/meshwright"  # folder of the job's files in its pods
+EXIT_S = 30  # for torchrun and the container to exit after saving
 NODE_RANK = "NODE_RANK"
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 GPU_RESOURCES = {"cdna3": "amd.com/gpu"}
@@ -22,14 +22,16 @@ REPLICAS = "node"  # the JobSet's only replicated job
 
 
 def on_kubernetes(job: Job) -> Launch:
-    """One file of one or two documents, for kubectl."""
+    """Return one file of one or two documents, for kubectl."""
     if not job.image:
-        raise InputError("a pod needs an image with meshwright in it", field="--image", fix=("--image REGISTRY/IMAGE",))
-    name = values.dns_name("--name", job.name, LONGEST_NAME, job.named)
+        raise InputError(
+            "a pod needs an image that contains meshwright", field="--image", fix=("--image REGISTRY/IMAGE",)
+        )
+    name = values.dns_name("--name", job.name, MAX_NAME, job.named)
     namespace = values.dns_name("--namespace", job.namespace, 63, True) if job.namespace else ""
     metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
-    made = _jobset(job, metadata) if job.kind == "jobset" else _pytorchjob(job, metadata)
-    documents = [*([_config_map(job, metadata)] if job.files else []), made]
+    manifest = _jobset(job, metadata) if job.kind == "jobset" else _pytorchjob(job, metadata)
+    documents = [*([_config_map(job, metadata)] if job.files else []), manifest]
     file = f"{name}.yaml"
     return Launch(
         on="kubernetes",
@@ -40,10 +42,10 @@ def on_kubernetes(job: Job) -> Launch:
 
 
 def _pytorchjob(job: Job, metadata: dict[str, str]) -> dict[str, Any]:
-    """A master and workers, one pod a node; the operator tells each its number and where the master is."""
-    how = commands.numbered(job, "$(MASTER_ADDR)", "$(MASTER_PORT)", "$(RANK)")
+    """Build a PyTorchJob with one pod per node; the operator sets rank and master address."""
+    options = commands.fixed_rank(job, "$(MASTER_ADDR)", "$(MASTER_PORT)", "$(RANK)")
     port = {"ports": [{"name": "pytorchjob-port", "containerPort": job.port}]}
-    template = {"spec": _pod(job, metadata["name"], "pytorch", how, [], port)}
+    template = {"spec": _pod(job, metadata["name"], "pytorch", options, [], port)}
     restart = "OnFailure" if job.max_restarts else "Never"
     replicas = {
         role: {"replicas": count, "restartPolicy": restart, "template": template}
@@ -63,11 +65,11 @@ def _pytorchjob(job: Job, metadata: dict[str, str]) -> dict[str, Any]:
 
 
 def _jobset(job: Job, metadata: dict[str, str]) -> dict[str, Any]:
-    """One indexed job with a pod a node; when one of them fails, all are started again."""
+    """Build a JobSet with one indexed job and one pod per node; if one fails, all restart."""
     name = metadata["name"]
-    how = commands.numbered(job, f"{name}-{REPLICAS}-0-0.{name}", str(job.port), f"$({NODE_RANK})")
+    options = commands.fixed_rank(job, f"{name}-{REPLICAS}-0-0.{name}", str(job.port), f"$({NODE_RANK})")
     number = [{"name": NODE_RANK, "valueFrom": {"fieldRef": {"fieldPath": INDEX}}}]
-    pod = _pod(job, name, "trainer", how, number, {}) | {"restartPolicy": "Never"}
+    pod = _pod(job, name, "trainer", options, number, {}) | {"restartPolicy": "Never"}
     nodes = job.cluster.nodes
     spec = {
         "backoffLimit": 0,
@@ -89,55 +91,55 @@ def _jobset(job: Job, metadata: dict[str, str]) -> dict[str, Any]:
 
 
 def _pod(
-    job: Job, name: str, container: str, how: list[str], env: list[dict[str, Any]], more: dict[str, Any]
+    job: Job, name: str, container: str, options: list[str], env: list[dict[str, Any]], more: dict[str, Any]
 ) -> dict[str, Any]:
-    disks = _disks(job, name)
-    wanted = [one for one in commands.with_patience(job) if one.value is not None]
+    volumes = _volumes(job, name)
+    required = [one for one in commands.variables_with_grace(job) if one.value is not None]
     cores = {"cpu": str(job.cpus_per_rank * job.ranks_per_node)} if job.cpus_per_rank else {}
     gpus = {} if job.cpu else {GPU_RESOURCES.get(job.cluster.gpu.arch, NVIDIA): str(job.ranks_per_node)}
     resources = {**({"requests": cores} if cores else {}), **({"limits": gpus} if gpus else {})}
     return {
-        "terminationGracePeriodSeconds": job.grace_s + LEAVE_S,
+        "terminationGracePeriodSeconds": job.grace_s + EXIT_S,
         "containers": [
             {
                 "name": container,
                 "image": job.image,
-                "command": _command(job, how),
+                "command": _command(job, options),
                 **({"workingDir": FILES} if job.files else {}),
-                "env": [*env, *({"name": one.name, "value": _literal(str(one.value))} for one in wanted)],
+                "env": [*env, *({"name": one.name, "value": _literal(str(one.value))} for one in required)],
                 **more,
                 **({"resources": resources} if resources else {}),
-                "volumeMounts": [mount for _, mount in disks],
+                "volumeMounts": [mount for _, mount in volumes],
             }
         ],
-        "volumes": [volume for volume, _ in disks],
+        "volumes": [volume for volume, _ in volumes],
     }
 
 
-def _command(job: Job, how: list[str]) -> list[str]:
-    """The words of the container; $(NAME) is filled in by Kubernetes, in what we write and nowhere else."""
-    words = commands.torchrun(job, *how, restarts=False)
+def _command(job: Job, options: list[str]) -> list[str]:
+    """Return the container's command; Kubernetes expands $(NAME) only in what we write."""
+    words = commands.torchrun(job, *options, restarts=False)
     own = len(words) - len(job.program.argv)
-    unset = [word for one in commands.wanted_variables(job) if one.value is None for word in ("-u", one.name)]
-    safe = [*(["env", *unset] if unset else []), *words[:own], *(_literal(word) for word in words[own:])]
+    unset = [word for one in commands.required_variables(job) if one.value is None for word in ("-u", one.name)]
+    escaped = [*(["env", *unset] if unset else []), *words[:own], *(_literal(word) for word in words[own:])]
     if not job.setup:
-        return safe
+        return escaped
     lines = [*(_literal(line) for line in job.setup), 'exec "$$@"']
-    return ["bash", "-c", "\n".join(lines), "bash", *safe]
+    return ["bash", "-c", "\n".join(lines), "bash", *escaped]
 
 
 def _literal(text: str) -> str:
-    """A text in which Kubernetes fills in nothing: it reads $$ as $."""
+    """Escape a text so that Kubernetes expands nothing in it: it reads $$ as $."""
     return text.replace("$", "$$")
 
 
-def _disks(job: Job, name: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Volumes and where they go: memory for data loading and collectives, claims, the job's files."""
+def _volumes(job: Job, name: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return volumes and their mounts: shared memory for data loading and collectives, claims, the job's files."""
     memory = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
     found: list[tuple[dict[str, Any], dict[str, Any]]] = [(memory, {"name": "shared-memory", "mountPath": "/dev/shm"})]
     for number, mount in enumerate(map(values.mount, job.mounts)):
         if mount.options not in ("", "ro"):
-            reason = "can only be read-only (ro) there, or nothing"
+            reason = "can only have the option ro on Kubernetes"
             raise InputError(reason, field="--mount", value=":".join(mount), fix=(f"{mount.source}:{mount.path}:ro",))
         claim = values.dns_name("--mount", mount.source, 253, True)
         volume = {"name": f"disk-{number}", "persistentVolumeClaim": {"claimName": claim}}

@@ -1,4 +1,4 @@
-"""What Kubernetes and SkyPilot files share: YAML, and the disks that a job's machines see."""
+"""Helpers shared by Kubernetes and SkyPilot files: YAML, and a note on storage."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from meshwright.launch.job import Job
 
 
 def restart_note(job: Job) -> tuple[str, ...]:
-    """What to know about a run whose folder does not outlive its machine."""
-    words = job.program.argv
-    kept = [one.path for one in map(values.mount, job.mounts) if one.options != "ro"]
-    out = words[words.index("--out") + 1] if "--out" in words[:-1] else ""
-    if "--tiny" in words or any(re.match(rf"{re.escape(path.rstrip('/'))}(/|$)", out) for path in kept):
+    """Return a note if the run's folder does not outlive its machine."""
+    argv = job.program.argv
+    writable = [one.path for one in map(values.mount, job.mounts) if one.options != "ro"]
+    out = argv[argv.index("--out") + 1] if "--out" in argv[:-1] else ""
+    if "--tiny" in argv or any(re.match(rf"{re.escape(path.rstrip('/'))}(/|$)", out) for path in writable):
         return ()
-    return ("its checkpoints are lost with its machine: mount a disk and put the run there (--mount and --out)",)
+    return ("checkpoints are lost with the machine: mount a volume and put the run there (--mount and --out)",)
 
 
 def to_yaml(*documents: dict[str, Any]) -> str:
-    """Documents as YAML, texts of several lines as blocks."""
+    """Return documents as YAML, with multi-line texts as blocks."""
     import io
 
     from ruamel.yaml import YAML
     from ruamel.yaml.scalarstring import LiteralScalarString
 
-    def readable(value: Any) -> Any:
+    def with_blocks(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: readable(one) for key, one in value.items()}
+            return {key: with_blocks(one) for key, one in value.items()}
         if isinstance(value, list):
-            return [readable(one) for one in value]
+            return [with_blocks(one) for one in value]
         blocks = isinstance(value, str) and "\n" in value and all(c.isprintable() or c == "\n" for c in value)
         return LiteralScalarString(value) if blocks else value
 
     yaml = YAML()
     yaml.default_flow_style = False
     yaml.width = 4096
-    yaml.representer.ignore_aliases = lambda data: True  # equal parts are written out
+    yaml.representer.ignore_aliases = lambda data: True  # no anchors and aliases
     yaml.indent(mapping=2, sequence=4, offset=2)
     buffer = io.StringIO()
-    yaml.dump_all([readable(one) for one in documents], buffer)
+    yaml.dump_all([with_blocks(one) for one in documents], buffer)
     return buffer.getvalue()

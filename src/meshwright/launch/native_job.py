@@ -1,4 +1,4 @@
-"""Our own engine as a program that schedulers start."""
+"""Launch requests for our own engine."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import msgspec
 from meshwright.clusters import Cluster, cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.types import Program
-from meshwright.launch.build_job import SHIPPING, LaunchRequest
-from meshwright.launch.job import find_way
+from meshwright.launch.build_job import REMOTE_FILES, LaunchRequest
+from meshwright.launch.job import find_scheduler
 from meshwright.recipes import files, overrides
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding
 
-Judged = tuple[Recipe, Cluster, tuple[Finding, ...]]
+Checked = tuple[Recipe, Cluster, tuple[Finding, ...]]
 
 
 class Training(msgspec.Struct, frozen=True):
-    """What `meshwright train` is told, wherever it runs."""
+    """The arguments of `meshwright train`."""
 
-    target: str  # a recipe's name or file
+    target: str  # recipe name or file
     dataset: str | None = None
     model: str | None = None
     tiny: bool = False
@@ -30,33 +30,33 @@ class Training(msgspec.Struct, frozen=True):
     overrides: Sequence[str] = ()
 
     @property
-    def settled(self) -> list[str]:
-        """The overrides that are known now; a micro batch of `auto` is found when the run starts."""
+    def known_overrides(self) -> list[str]:
+        """The overrides known now; `micro_batch_size=auto` is resolved when the run starts."""
         known = [text for text in self.overrides if not text.replace(" ", "").endswith("micro_batch_size=auto")]
         return known + ([f"data.dataset={self.dataset}"] if self.dataset else [])
 
 
-def asked(
-    training: Training, on: str, recipe: Recipe, gpus: str | int | None, judge: Callable[[], Judged]
+def request_for(
+    training: Training, on: str, recipe: Recipe, gpus: str | int | None, check: Callable[[], Checked]
 ) -> LaunchRequest:
-    """A training with what the rules say of it; a tiny one is of another size, and judged when it starts."""
-    read_here = files.is_file(training.target)
-    ships = read_here and find_way(on) in SHIPPING
-    target = Path(training.target).name if ships else str(Path(training.target).resolve())
-    found, where, findings = _tiny(training, recipe, gpus) if training.tiny else judge()
+    """Return the launch request of a training with its findings; a tiny one is checked when it starts."""
+    is_file = files.is_file(training.target)
+    copies = is_file and find_scheduler(on) in REMOTE_FILES
+    target = Path(training.target).name if copies else str(Path(training.target).resolve())
+    found, target_cluster, findings = _tiny(training, recipe, gpus) if training.tiny else check()
     return LaunchRequest(
         recipe=found,
-        cluster=where,
+        cluster=target_cluster,
         engine="meshwright",
-        program=program(training, target if read_here else training.target),
-        files={target: _text(training.target)} if ships else {},
+        program=program(training, target if is_file else training.target),
+        files={target: _text(training.target)} if copies else {},
         findings=findings,
-        keeps=not training.tiny or training.out is not None,
+        saves=not training.tiny or training.out is not None,
     )
 
 
 def program(training: Training, target: str) -> Program:
-    """`meshwright train` of a recipe, with what was asked for."""
+    """Return the `meshwright train` command of a training."""
     options = [
         word
         for option, value in (("--model", training.model), ("--dataset", training.dataset), ("--out", training.out))
@@ -67,11 +67,11 @@ def program(training: Training, target: str) -> Program:
     return Program(argv=("-m", "meshwright", "train", target, *options, *tiny, *training.overrides))
 
 
-def _tiny(training: Training, recipe: Recipe, gpus: str | int | None) -> Judged:
+def _tiny(training: Training, recipe: Recipe, gpus: str | int | None) -> Checked:
     if gpus is None:
-        reason = "a tiny run has no GPUs of its own: say how many ranks"
+        reason = "a tiny run has no reference cluster: set the number of ranks"
         raise InputError(reason, field="--gpus", fix=("--gpus 2", "--gpus 2x1xH100 (two nodes of one)"))
-    return overrides.apply(recipe, training.settled), cluster(str(gpus)), ()
+    return overrides.apply(recipe, training.known_overrides), cluster(str(gpus)), ()
 
 
 def _text(path: str) -> str:

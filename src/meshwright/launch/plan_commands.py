@@ -1,4 +1,4 @@
-"""The command that starts a plan: on our own engine, on Megatron-Bridge, or by way of another framework's config."""
+"""Launch commands for a plan: our own engine, Megatron-Bridge, or the export to another framework."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ CONFIGS = {
     "kempnerforge": "kempnerforge",
     "deepspeed": "deepspeed",
 }
-"""The framework in which an engine is told what to do."""
+"""Engine -> the framework whose config drives it."""
 
 
 def commands_of(plan: Plan, refused: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Launch commands by framework, but for those refused (as left_out says); none for a plan that cannot run."""
+    """Return launch commands by framework, except the refused ones; none for a plan that cannot run."""
     if not plan.ok:
         return {}
-    written = {"meshwright": meshwright_command(plan)}
+    commands = {"meshwright": meshwright_command(plan)}
     if "megatron-bridge" not in (left_out(plan) if refused is None else refused):
-        from meshwright.frameworks.megatron_bridge import plans  # a table of its own: not for every command
+        from meshwright.frameworks.megatron_bridge import plans  # lazy: it loads a table that few commands need
 
-        written["megatron-bridge"] = command_of(plans.program(plan), plan.question.cluster)
-    theirs = CONFIGS.get(plan.question.engine)
-    if theirs is not None and plan.recipe.model == plan.base.model:
-        written[theirs] = export_command(plan, theirs)
-    return written
+        commands["megatron-bridge"] = command_of(plans.program(plan), plan.question.cluster)
+    framework = CONFIGS.get(plan.question.engine)
+    if framework is not None and plan.recipe.model == plan.base.model:
+        commands[framework] = export_command(plan, framework)
+    return commands
 
 
 def left_out(plan: Plan) -> dict[str, str]:
-    """The frameworks that have no command for this plan, and why."""
+    """Return the frameworks without a command for this plan, and why."""
     from meshwright.frameworks.megatron_bridge import plans
 
     reason = plans.why_not(plan) if plan.ok else None
@@ -45,25 +45,25 @@ def left_out(plan: Plan) -> dict[str, str]:
 
 
 def meshwright_command(plan: Plan) -> str:
-    """How our own engine starts the plan: on one node by itself, on several under torchrun."""
-    words = ["train", plan.base.name]
+    """Return the command of our own engine: direct on one node, under torchrun on several."""
+    arguments = ["train", plan.base.name]
     if plan.recipe.model != plan.base.model:
-        words += ["--model", plan.recipe.model]
-    words += ["--dataset", plan.recipe.data.dataset]
+        arguments += ["--model", plan.recipe.model]
+    arguments += ["--dataset", plan.recipe.data.dataset]
     overrides = [format_override(c.field, c.new) for c in plan.changes if c.field != "data.dataset"]
     cluster = plan.question.cluster
     if cluster.nodes == 1:
-        return shlex.join(["meshwright", *words, "--nproc", str(cluster.world), *overrides])
-    return command_of(Program(("-m", "meshwright", *words, *overrides)), cluster)
+        return shlex.join(["meshwright", *arguments, "--nproc", str(cluster.world), *overrides])
+    return command_of(Program(("-m", "meshwright", *arguments, *overrides)), cluster)
 
 
 def export_command(plan: Plan, to: str) -> str:
-    """How the plan becomes a config of another framework, and the command that starts it."""
-    where = plan.question.cluster_ref or str(plan.question.cluster)
+    """Return the command that exports the plan to another framework."""
+    gpus = plan.question.cluster_ref or str(plan.question.cluster)
     overrides = [format_override(c.field, c.new) for c in plan.changes]
-    return shlex.join(["meshwright", "export", plan.base.name, "--to", to, "--gpus", where, "--out", to, *overrides])
+    return shlex.join(["meshwright", "export", plan.base.name, "--to", to, "--gpus", gpus, "--out", to, *overrides])
 
 
 def command_of(program: Program, cluster: Cluster) -> str:
-    """How torchrun starts a program on every GPU of a cluster."""
+    """Return the torchrun command that starts a program on every GPU of a cluster."""
     return shlex.join([*torchrun(cluster), *program.argv])

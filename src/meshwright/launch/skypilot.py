@@ -1,4 +1,4 @@
-"""SkyPilot: a task file, for any cloud or cluster that it knows."""
+"""SkyPilot task files, for the clouds and clusters it supports."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from meshwright.launch.commands import Shell, joined
 from meshwright.launch.job import Job
 from meshwright.launch.manifests import restart_note, to_yaml
 
-FILES = "~/meshwright_files"  # where the job's files lie on every node
-# GPUs whose name there is not ours; those it has under our name; the others it does not offer.
+FILES = "~/meshwright_files"  # folder of the job's files on every node
+# GPUs with another name in SkyPilot; those with the same name; others are not available there.
 NAMES = {"A100-40": "A100", "A100-80": "A100-80GB"}
 SAME_NAMES = ("A6000", "H100", "H200", "B200", "B300", "GB200", "GB300", "L40S", "RTX4090", "RTX5090", "MI300X")
 
 
 def on_skypilot(job: Job) -> Launch:
-    """One task file, for sky."""
+    """Return one task file, for sky."""
     name = values.dns_name("--name", job.name, 50, job.named)
     file = f"{name}.yaml"
     recovery = {"job_recovery": {"max_restarts_on_errors": job.max_restarts}} if job.max_restarts else {}
@@ -47,31 +47,31 @@ def _accelerators(job: Job) -> dict[str, str]:
     theirs = NAMES.get(ours, ours if ours in SAME_NAMES else "")
     if not theirs:
         known = ", ".join([*NAMES, *SAME_NAMES])
-        raise InputError(f"SkyPilot has no {ours}; it has {known}", field="--gpus", value=str(job.cluster))
+        raise InputError(f"SkyPilot has no {ours}; it supports {known}", field="--gpus", value=str(job.cluster))
     return {"accelerators": f"{theirs}:{job.ranks_per_node}"}
 
 
 def _file_mounts(job: Job) -> dict[str, Any]:
-    """Paths on the nodes, with what lies there: folders of this machine, or buckets."""
+    """Return paths on the nodes with their sources: local folders, or buckets."""
     found: dict[str, Any] = {}
     for mount in map(values.mount, job.mounts):
         if mount.options:
             fix = (f"--mount {mount.source}:{mount.path}",)
-            raise InputError("has no options there", field="--mount", value=":".join(mount), fix=fix)
-        bucket = {"source": mount.source, "mode": "MOUNT"}  # written to as it is, not copied once
+            raise InputError("cannot have options on SkyPilot", field="--mount", value=":".join(mount), fix=fix)
+        bucket = {"source": mount.source, "mode": "MOUNT"}  # mounted for writing, not copied
         found[mount.path] = bucket if "://" in mount.source else mount.source
     found |= {f"{FILES}/{name}": f"./{name}" for name in job.files}
     return {"file_mounts": found} if found else {}
 
 
 def _environment(job: Job) -> dict[str, Any]:
-    wanted = {one.name: one.value for one in commands.with_patience(job) if one.value is not None}
-    return {"envs": wanted} if wanted else {}
+    required = {one.name: one.value for one in commands.variables_with_grace(job) if one.value is not None}
+    return {"envs": required} if required else {}
 
 
 def _run(job: Job) -> str:
-    """What every node runs; SkyPilot tells it its number and the addresses of all."""
+    """Return the script of every node; SkyPilot sets its rank and the addresses of all nodes."""
     head, rank = Shell('"$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"'), Shell('"$SKYPILOT_NODE_RANK"')
-    command = commands.torchrun(job, *commands.numbered(job, head, str(job.port), rank), restarts=False)
-    unset = [f"unset {one.name}" for one in commands.wanted_variables(job) if one.value is None]
+    command = commands.torchrun(job, *commands.fixed_rank(job, head, str(job.port), rank), restarts=False)
+    unset = [f"unset {one.name}" for one in commands.required_variables(job) if one.value is None]
     return "\n".join([*([f"cd {FILES}"] if job.files else []), *unset, joined(command)]) + "\n"

@@ -1,4 +1,4 @@
-"""Hands a script to SLURM."""
+"""Submits a script to SLURM."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.launch.artifacts import Launch
 
-SUBMIT_S = 120.0  # a busy controller answers late, but it answers
-INSTEAD = {
+SUBMIT_S = 120.0  # a busy controller responds late
+ALTERNATIVES = {
     "torchrun": "run the command printed without --submit",
     "hosts": "run the commands printed without --submit, one on each host",
     "kubernetes": "kubectl apply -f {file}",
@@ -19,31 +19,34 @@ INSTEAD = {
 
 
 class SubmitError(MeshwrightError):
-    """The scheduler did not take the job (exit code 3)."""
+    """The scheduler rejected the job (exit code 3)."""
 
     exit_code = 3
 
 
-def refuse_submit(on: str, name: str) -> None:
-    """Only SLURM is handed jobs; for others, what to run instead."""
-    if on != "slurm":
-        how = INSTEAD[on].format(file=f"{name}.yaml")
-        write = "--write DIR, then " if on in ("kubernetes", "skypilot") else ""
+def refuse_submit(scheduler: str, name: str) -> None:
+    """Refuse --submit for all schedulers except SLURM, with what to run instead."""
+    if scheduler != "slurm":
+        command = ALTERNATIVES[scheduler].format(file=f"{name}.yaml")
+        prefix = "--write DIR, then " if scheduler in ("kubernetes", "skypilot") else ""
         raise InputError(
-            "is for --scheduler slurm", field="--submit", value=f"--scheduler {on}", fix=(f"{write}{how}",)
+            "works only with --scheduler slurm",
+            field="--submit",
+            value=f"--scheduler {scheduler}",
+            fix=(f"{prefix}{command}",),
         )
 
 
 def submit(launch: Launch, folder: str = ".") -> str:
-    """Gives the script to sbatch; the job's number."""
+    """Submit the script with sbatch and return the job id."""
     script = next(text for name, text in launch.files.items() if name.endswith(".sbatch"))
-    # Through its standard input: no file has to exist, and the text that was checked is the text that runs.
+    # Through standard input: no file has to exist, and the validated text is what runs.
     done = slurm_tool(["sbatch", "--parsable"], SUBMIT_S, text=script, folder=folder)
     number = done.stdout.strip().split(";")[0]
     if done.returncode != 0 or not re.fullmatch(r"\d+(_\d+)?", number):
-        said = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
+        output = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
         raise SubmitError(
-            f"sbatch refused the job: {said}", field="--submit", fix=("sinfo shows partitions and limits",)
+            f"sbatch rejected the job: {output}", field="--submit", fix=("sinfo shows partitions and limits",)
         )
     return number
 
@@ -51,7 +54,7 @@ def submit(launch: Launch, folder: str = ".") -> str:
 def slurm_tool(
     words: list[str], timeout_s: float, text: str | None = None, folder: str = "."
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a tool of SLURM, without a shell."""
+    """Run a SLURM tool without a shell."""
     try:
         return subprocess.run(
             words,
@@ -66,7 +69,7 @@ def slurm_tool(
         )
     except FileNotFoundError:
         raise InputError(
-            f"{words[0]} is not on this machine",
+            f"{words[0]} is not installed on this machine",
             field="--submit",
             fix=("run it on a login node of the cluster", "--write DIR, and sbatch the script there"),
         ) from None

@@ -1,4 +1,4 @@
-"""What users say about a job, as values that are safe to write into scripts: each refused with its field and a fix."""
+"""Validates user values before they are written into scripts; errors name the field and a fix."""
 
 from __future__ import annotations
 
@@ -21,62 +21,62 @@ TIMES = "90 (minutes), 90:00, 12:00:00, 2-00 (days-hours) or 2-12:00:00"
 
 
 def matching(field: str, value: str, pattern: str, what: str, example: str) -> str:
-    """A text of this pattern, from its first character to its last."""
+    """Return a text that fully matches the pattern."""
     if not re.fullmatch(pattern, value, re.ASCII):
         raise InputError(f"is not {what}", field=field, value=value, fix=(f"{field} {example}",))
     return value
 
 
 def one_line(field: str, value: str, example: str = "") -> str:
-    """A text that stays on its line: no line breaks, no other control characters, not empty."""
+    """Return a nonempty text without line breaks or other control characters."""
     if not value.strip():
         raise InputError("is empty", field=field, value=value, fix=(f"{field} {example}",) if example else ())
     bad = next((c for c in value if not c.isprintable() and c != "\t"), None)
     if bad is not None:
-        reason = f"must be one line of printable characters; it holds {bad!r}"
+        reason = f"must be one line of printable characters; it contains {bad!r}"
         raise InputError(reason, field=field, value=value, fix=(f"{field} {example}",) if example else ())
     return value
 
 
-def as_int(field: str, value: int, least: int, most: int) -> int:
-    """A whole number between two others."""
-    if not least <= value <= most:
-        raise InputError(f"must be {least:,} to {most:,}", field=field, value=value)
+def as_int(field: str, value: int, minimum: int, maximum: int) -> int:
+    """Return an integer within a range."""
+    if not minimum <= value <= maximum:
+        raise InputError(f"must be {minimum:,} to {maximum:,}", field=field, value=value)
     return value
 
 
 def seconds(text: str, field: str = "--time") -> int:
-    """A time limit as SLURM reads it, in seconds."""
+    """Parse a SLURM time limit into seconds."""
     found = TIME.fullmatch(text.strip())
     if found is None:
         raise InputError(f"is not a time; write {TIMES}", field=field, value=text, fix=(f"{field} 24:00:00",))
     days, hours, minutes, secs = _parts(found)
     long_form = found[1] is not None or found[7] is not None
-    for name, number, most in (
+    for name, number, maximum in (
         ("hours", hours, 23 if found[1] else None),
         ("minutes", minutes, 59),
         ("seconds", secs, 59),
     ):
-        if most is not None and number > most and (long_form or name == "seconds"):
-            reason = f"has {number} {name}; at most {most} can stand there"
+        if maximum is not None and number > maximum and (long_form or name == "seconds"):
+            reason = f"has {number} {name}; the maximum is {maximum}"
             raise InputError(reason, field=field, value=text, fix=(f"{field} 24:00:00",))
     total = ((days * 24 + hours) * 60 + minutes) * 60 + secs
     if total == 0:
-        reason = "asks for no time at all, which SLURM takes as no limit; leave it out for the partition's own limit"
+        reason = "is zero, which SLURM takes as no limit; omit it to use the partition's limit"
         raise InputError(reason, field=field, value=text, fix=(f"{field} 24:00:00",))
     return total
 
 
 def _parts(found: re.Match[str]) -> tuple[int, int, int, int]:
-    """Days, hours, minutes and seconds; numbers without days are minutes, minutes:seconds or hours:minutes:seconds."""
+    """Return days, hours, minutes and seconds; without days, numbers are M, M:S or H:M:S."""
     days, hours, minutes, secs, first, second, third = (int(one or 0) for one in found.groups())
     if found[1] is not None:
         return days, hours, minutes, secs
     return (0, first, second, third) if found[7] is not None else (0, 0, first, second)
 
 
-def spelled_time(total: int) -> str:
-    """Seconds as days-hours:minutes:seconds."""
+def format_time(total: int) -> str:
+    """Format seconds as days-hours:minutes:seconds."""
     minutes, secs = divmod(total, 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -84,7 +84,7 @@ def spelled_time(total: int) -> str:
 
 
 def host(field: str, text: str) -> str:
-    """A host name or address; IPv6 without its brackets."""
+    """Return a host name or address; IPv6 without brackets."""
     plain = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     if ":" in plain or plain.replace(".", "").isdigit():
         try:
@@ -98,25 +98,26 @@ def host(field: str, text: str) -> str:
 
 
 def endpoint(address: str, port: int) -> str:
-    """Host and port as torchrun's rendezvous reads them."""
+    """Format host and port for torchrun's rendezvous."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def distinct(field: str, hosts: Iterable[str]) -> tuple[str, ...]:
-    """Hosts, none of them twice."""
-    named = tuple(hosts)
-    twice = [one for i, one in enumerate(named) if one in named[:i]]
-    if twice:
-        raise InputError(f"names {twice[0]} twice; every node has its own", field=field, value=",".join(named))
-    return named
+    """Return the hosts; refuse duplicates."""
+    names = tuple(hosts)
+    duplicates = [one for i, one in enumerate(names) if one in names[:i]]
+    if duplicates:
+        reason = f"names {duplicates[0]} twice; every node needs its own host"
+        raise InputError(reason, field=field, value=",".join(names))
+    return names
 
 
 def variables(field: str, texts: Iterable[str]) -> dict[str, str]:
-    """NAME=VALUE texts as environment variables, none of them twice."""
+    """Parse NAME=VALUE texts into environment variables; refuse duplicates."""
     found: dict[str, str] = {}
     for text in texts:
-        name, given, value = text.partition("=")
-        if not given:
+        name, separator, value = text.partition("=")
+        if not separator:
             raise InputError("is not NAME=VALUE", field=field, value=text, fix=(f"{field} NCCL_DEBUG=INFO",))
         if name in found:
             raise InputError(f"sets {name} twice", field=field, value=text)
@@ -126,7 +127,7 @@ def variables(field: str, texts: Iterable[str]) -> dict[str, str]:
 
 
 def check_variables(field: str, values: Mapping[str, str]) -> None:
-    """Refuses variables whose name no shell would take or whose value has several lines."""
+    """Refuse invalid variable names and multi-line values."""
     for name, value in values.items():
         matching(field, name, r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable", "NCCL_DEBUG=INFO")
         if value:
@@ -134,7 +135,7 @@ def check_variables(field: str, values: Mapping[str, str]) -> None:
 
 
 def shell_line(field: str, text: str) -> str:
-    """A line of shell that ends where it ends: no open quote, here-document or continuation reaches the next one."""
+    """Return a self-contained shell line: no open quote, here-document or continuation."""
     import shlex
 
     one_line(field, text, "'module load cuda'")
@@ -144,13 +145,13 @@ def shell_line(field: str, text: str) -> str:
         reason = f"has an open quote or escape ({str(error).lower()})"
         raise InputError(reason, field=field, value=text, fix=(f"{field} 'module load cuda'",)) from None
     if "<<" in text or text.rstrip().endswith("\\"):
-        reason = "goes on in the next line, which a setup line cannot"
+        reason = "continues on the next line, which is not allowed in a setup line"
         raise InputError(reason, field=field, value=text, fix=(f"{field} 'source my_setup.sh'",))
     return text
 
 
 class Mount(NamedTuple):
-    """A disk, folder or bucket at a path of the machines or containers that run a job."""
+    """A volume, folder or bucket mounted into the nodes or containers of a job."""
 
     source: str
     path: str
@@ -158,7 +159,7 @@ class Mount(NamedTuple):
 
 
 def mount(text: str) -> Mount:
-    """SOURCE:/PATH or SOURCE:/PATH:OPTIONS."""
+    """Parse SOURCE:/PATH or SOURCE:/PATH:OPTIONS."""
     found = re.fullmatch(MOUNT, text, re.ASCII)
     if found is None:
         reason = "is not SOURCE:/PATH or SOURCE:/PATH:ro"
@@ -166,12 +167,12 @@ def mount(text: str) -> Mount:
     return Mount(found[1], found[2], found[3] or "")
 
 
-def dns_name(field: str, text: str, most: int, given: bool) -> str:
-    """A name that Kubernetes takes: lower-case letters, digits and dashes. One that was not given is made so."""
-    clean = re.sub(r"[^a-z0-9]+", "-", text.lower())[:most].strip("-")
+def dns_name(field: str, text: str, maximum: int, user_chosen: bool) -> str:
+    """Return a valid Kubernetes name; one that the user did not choose is converted."""
+    clean = re.sub(r"[^a-z0-9]+", "-", text.lower())[:maximum].strip("-")
     if not clean or not clean[0].isalpha():
-        clean = f"run-{clean}"[:most].strip("-")
-    if given and clean != text:
-        reason = f"is no name there: at most {most} lower-case letters, digits and dashes, a letter first"
+        clean = f"run-{clean}"[:maximum].strip("-")
+    if user_chosen and clean != text:
+        reason = f"is not a valid Kubernetes name (at most {maximum} of a-z, 0-9 and -, starting with a letter)"
         raise InputError(reason, field=field, value=text, fix=(f"{field} {clean}",))
     return clean

@@ -1,4 +1,4 @@
-"""Follows a SLURM job to its end: its states, its log, and its requeues."""
+"""Watches a SLURM job to its end: its states, its log, and its requeues."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import msgspec
 from meshwright.errors import MeshwrightError
 from meshwright.launch.submit import SubmitError, slurm_tool
 
-ANSWER_S = 60.0
-EVERY_S = 2.0
-PATIENCE = 60  # answers in a row that may fail to come: a controller that restarts is back by then
+QUERY_S = 60.0
+INTERVAL_S = 2.0
+MAX_FAILURES = 60  # consecutive failed queries; a restarting controller is back by then
 DONE = "COMPLETED"
 FAILED = (
     "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED", "REVOKED",
     "LAUNCH_FAILED",
 )  # fmt: skip
-LOG_BYTES = 1 << 20  # read at once
-Say = Callable[[str], None]
+LOG_BYTES = 1 << 20  # bytes per read
+Report = Callable[[str], None]
 
 
-class Seen(msgspec.Struct, frozen=True):
-    """A job as SLURM describes it at one moment."""
+class JobState(msgspec.Struct, frozen=True):
+    """The state of a job as SLURM reports it."""
 
     state: str
     reason: str = ""
@@ -47,54 +47,54 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 def watch(
-    number: str, say: Say, log: Say, every_s: float = EVERY_S, pause: Callable[[float], None] = time.sleep
-) -> Seen:
-    """Tells every change of a job's state and every new line of its log until it has ended for good."""
-    told, unanswered = "", 0
+    number: str, report: Report, log: Report, every_s: float = INTERVAL_S, pause: Callable[[float], None] = time.sleep
+) -> JobState:
+    """Report every state change of a job and every new line of its log until it has ended."""
+    reported, failures = "", 0
     tail: Tail | None = None
     while True:
         try:
-            seen, unanswered = inspect(number), 0
+            state, failures = inspect(number), 0
         except MeshwrightError as error:
-            unanswered += 1
-            if unanswered > PATIENCE:
+            failures += 1
+            if failures > MAX_FAILURES:
                 raise SubmitError(
-                    f"the end of job {number} is unknown: {error.reason}",
+                    f"the final state of job {number} is unknown: {error.reason}",
                     field="--watch",
                     fix=(f"sacct --jobs={number}", f"scontrol show job {number}"),
                 ) from error
             pause(every_s)
             continue
-        if str(seen) != told:
-            told = str(seen)
-            say(f"job {number}: {told}")
-        if tail is None and seen.log:
-            tail = Tail(Path(seen.log))
-        for line in tail.new(last=seen.ended) if tail else ():
+        if str(state) != reported:
+            reported = str(state)
+            report(f"job {number}: {reported}")
+        if tail is None and state.log:
+            tail = Tail(Path(state.log))
+        for line in tail.new(last=state.ended) if tail else ():
             log(line)
-        if seen.ended:
-            return seen
+        if state.ended:
+            return state
         pause(every_s)
 
 
-def inspect(number: str) -> Seen:
-    """The job now: from the controller, which knows it until minutes after its end, else from the accounting."""
-    done = slurm_tool(["scontrol", "show", "job", "--oneliner", number], ANSWER_S)
-    if done.returncode == 0 and (seen := from_scontrol(done.stdout)):
-        return seen
-    said = (done.stderr or done.stdout).strip() or f"scontrol ended with exit code {done.returncode}"
+def inspect(number: str) -> JobState:
+    """Return the state of the job from the controller, or from accounting once the controller has forgotten it."""
+    done = slurm_tool(["scontrol", "show", "job", "--oneliner", number], QUERY_S)
+    if done.returncode == 0 and (state := from_scontrol(done.stdout)):
+        return state
+    error_text = (done.stderr or done.stdout).strip() or f"scontrol exited with code {done.returncode}"
     with suppress(MeshwrightError):
-        kept = slurm_tool(
+        accounting = slurm_tool(
             ["sacct", "--noheader", "--parsable2", "--allocations", "--format=State,ExitCode", f"--jobs={number}"],
-            ANSWER_S,
+            QUERY_S,
         )
-        if kept.returncode == 0 and (seen := from_sacct(kept.stdout)):
-            return seen
-    raise SubmitError(said, field="--watch")
+        if accounting.returncode == 0 and (state := from_sacct(accounting.stdout)):
+            return state
+    raise SubmitError(error_text, field="--watch")
 
 
-def from_scontrol(text: str) -> Seen | None:
-    """What `scontrol show job` says; values may hold spaces, names never do."""
+def from_scontrol(text: str) -> JobState | None:
+    """Parse the output of `scontrol show job`; values may contain spaces, names never do."""
     found = dict(
         re.findall(
             r"(?:^|\s)([A-Za-z]\w*)=(.*?)(?=\s+[A-Za-z][\w:/]*=|\s*$)",
@@ -106,7 +106,7 @@ def from_scontrol(text: str) -> Seen | None:
         return None
     restarts = found.get("Restarts", "0")
     code = found.get("ExitCode", "").split(":")
-    return Seen(
+    return JobState(
         state=state,
         reason=found.get("Reason", ""),
         restarts=int(restarts) if restarts.isdecimal() else 0,
@@ -115,23 +115,23 @@ def from_scontrol(text: str) -> Seen | None:
     )
 
 
-def from_sacct(text: str) -> Seen | None:
-    """What `sacct` says; the last line is the last time the job ran."""
+def from_sacct(text: str) -> JobState | None:
+    """Parse the output of `sacct`; the last line is the latest run of the job."""
     lines = [line for line in text.splitlines() if "|" in line]
     if not lines:
         return None
     state, code = lines[-1].split("|")[:2]
-    return Seen(state=state.split(" ")[0].rstrip("+"), exit_code=code.split(":")[0])
+    return JobState(state=state.split(" ")[0].rstrip("+"), exit_code=code.split(":")[0])
 
 
 class Tail:
-    """The lines that a file gains; a file that is not there yet, or is shorter than it was, is no fault."""
+    """New lines of a growing file, which may not exist yet or may be truncated."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._at, self._rest = path, 0, b""
 
     def new(self, last: bool = False) -> Iterator[str]:
-        """Whole lines since the last call; at the end also one that was not finished."""
+        """Yield complete lines since the last call; with `last`, also an incomplete one."""
         while data := self._read():
             *lines, self._rest = (self._rest + data).split(b"\n")
             yield from (line.decode(errors="replace") for line in lines)
