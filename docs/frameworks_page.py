@@ -164,7 +164,7 @@ AGREEMENT = ("both accept", "both refuse", "seen here only", "only we refuse", "
 def index() -> str:
     """Index of the frameworks, with the comparison against their own parsers."""
     known = [frameworks.framework(name) for name in frameworks.NAMES]
-    supported = [(f"[{d.title}](frameworks/{d.name}.md)", d.version, "; ".join(d.forms)) for d in known]
+    supported = [(f"[{d.title}](frameworks/{d.name}.md)", d.version, "; ".join(d.inputs)) for d in known]
     compared = [_compared(json.loads(path.read_text())) for path in sorted(RESULTS.glob("frameworks_*.json"))]
     audit = json.loads((RESULTS / "false_alarms_2026-11-15.json").read_text())
     alarms = [(name, *(row[key] for key in AUDIT_COLUMNS)) for name, row in audit["table"].items()]
@@ -228,7 +228,7 @@ def page(name: str) -> str:
     silent = [key for key in recipe_fields() if key not in owned and not key.startswith("architecture.")]
     parts = [
         f"# {theirs.title}\n\nVersion: {theirs.title} {theirs.version}. Files are parsed, never executed.\n",
-        f"**Read**: {'; '.join(theirs.forms)}.\n",
+        f"**Read**: {'; '.join(theirs.inputs)}.\n",
         f"**Commands**: `meshwright check FILE [--gpus 8xH100]`; `meshwright export RECIPE --to {name}`",
         _example(name),
         f"## Key map\n\n{len(kept)} keys are read and written through this table.\n\n" + _word_table(kept, name),
