@@ -156,7 +156,7 @@ class Meter(StepCallbacks):
 def shrunk(recipe: Recipe, config: Any) -> tuple[Recipe, Any]:
     """The case on a CPU: the same structure, a small model, nothing compiled."""
     kind, replace = family_of(recipe), msgspec.structs.replace
-    config = kind.tiny(config, max(2, kind.kinds_of_layers(config)))
+    config = kind.tiny(config, max(2, kind.layer_types(config)))
     return replace(
         recipe,
         data=replace(recipe.data, seq_length=64),

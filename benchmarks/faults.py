@@ -36,10 +36,10 @@ import torch
 import torch._dynamo
 
 from meshwright import api
-from meshwright.engine.checkpoint.contents import read_manifest
 from meshwright.engine.checkpoint.files import DamagedError
 from meshwright.engine.checkpoint.folder import LATEST, MANIFEST, Folder
-from meshwright.engine.checkpoint.load import problems_of
+from meshwright.engine.checkpoint.load import find_problems
+from meshwright.engine.checkpoint.metadata import read_manifest
 from meshwright.engine.metrics.jsonl import read
 from meshwright.errors import MeshwrightError
 
@@ -87,7 +87,7 @@ def _mark_phases(folder: Path, slow: str) -> None:
         ("build", worker, "build_trainer"),
         ("step", Trainer, "forward_backward"),
         ("evaluation", Trainer, "evaluate"),
-        ("flush" if slow == "flush" else "save", Saver, "_own_file"),
+        ("flush" if slow == "flush" else "save", Saver, "_write_rank_file"),
         ("publish", Folder, "publish"),
     )
     for phase, owner, name in places:
@@ -283,7 +283,7 @@ def damages(data: bytes, flips: int, chance: random.Random) -> Iterator[tuple[st
 def noticed(folder: Folder, step: int, name: str) -> bool:
     """Whether damage to a file is found."""
     if name != LATEST:
-        return bool(problems_of(folder.of(step)))
+        return bool(find_problems(folder.step_path(step)))
     try:
         return folder.latest() != step  # a pointer that is gone is found by its absence
     except DamagedError:
@@ -294,11 +294,11 @@ def damage(run: Path, flips: int, seed: int) -> dict[str, Any]:
     """Damages every file of the newest checkpoint in turn; how much of it was noticed."""
     chance, folder = random.Random(seed), Folder(run)
     step = folder.steps()[-1]
-    files = {name: folder.of(step) / name for name in (MANIFEST, *read_manifest(folder.of(step)).files)}
+    files = {name: folder.step_path(step) / name for name in (MANIFEST, *read_manifest(folder.step_path(step)).files)}
     files[LATEST] = folder.path / LATEST
     tried: dict[str, int] = {}
     missed: list[str] = []
-    if problems_of(folder.of(step)):
+    if find_problems(folder.step_path(step)):
         missed.append("a good checkpoint was taken for damaged")
     for name, path in files.items():
         data = path.read_bytes()

@@ -23,18 +23,18 @@ from typing import Any
 
 import torch
 
-from meshwright.engine.checkpoint.contents import State, read_manifest
 from meshwright.engine.checkpoint.files import total_size
 from meshwright.engine.checkpoint.folder import Folder
-from meshwright.engine.checkpoint.parts import Part
+from meshwright.engine.checkpoint.metadata import State, read_manifest
 from meshwright.engine.checkpoint.save import Saver
+from meshwright.engine.checkpoint.shards import Shard
 from meshwright.engine.rank_env import Process
 from meshwright.recipes.types import Checkpoint
 
 KINDS = {"model": torch.bfloat16, "master": torch.float32, "exp_avg": torch.float32, "exp_avg_sq": torch.float32}
 
 
-def state(parameters: float, layers: int, device: torch.device) -> list[Part]:
+def state(parameters: float, layers: int, device: torch.device) -> list[Shard]:
     """Tensors of a model of that size: seven matrices a layer, and an embedding and a head of a tenth together."""
     shares = [0.05, 0.05] + [0.9 / layers / 7] * (7 * layers)
     found = []
@@ -42,19 +42,19 @@ def state(parameters: float, layers: int, device: torch.device) -> list[Part]:
         rows = max(1, round(parameters * share / 4096))
         for kind, dtype in KINDS.items():
             tensor = torch.ones(rows, 4096, dtype=dtype, device=device)
-            found.append(Part(f"{kind}/{number}", (rows, 4096), (0, 0), tensor))
+            found.append(Shard(f"{kind}/{number}", (rows, 4096), (0, 0), tensor))
     return found
 
 
 class Parts(Saver):
     """A saver of given parts."""
 
-    def __init__(self, folder: Folder, parts: list[Part], device: torch.device, settings: Checkpoint) -> None:
+    def __init__(self, folder: Folder, parts: list[Shard], device: torch.device, settings: Checkpoint) -> None:
         trainer: Any = SimpleNamespace(device=device, stages=[], optimizer=SimpleNamespace(param_groups=[]))
         super().__init__(folder, trainer, Process(), settings)
         self.given = parts
 
-    def _parts(self) -> list[Part]:
+    def _parts(self) -> list[Shard]:
         return self.given
 
 
@@ -94,7 +94,7 @@ def main() -> int:
         rows[name] = {"prepare_s": time.perf_counter() - began}
         runs = [timed(saver, step, device) for step in range(1, given.saves + 1)]
         rows[name] |= {key: min(one[key] for one in runs) for key in runs[0]}
-        rows[name]["gib"] = total_size(read_manifest(folder.of(given.saves)).files) / 2**30
+        rows[name]["gib"] = total_size(read_manifest(folder.step_path(given.saves)).files) / 2**30
         shutil.rmtree(out / name)
     shutil.rmtree(out)
     waits = rows["asynchronous"]["copied_s"] / rows["synchronous"]["blocked_s"]

@@ -68,7 +68,7 @@ FAULT_LINES = (
     ("host_memory", "RuntimeError: DataLoader worker (pid 42) is killed by signal: Killed."),
     ("host_memory", "rank 3 of 8 was killed, usually because the machine ran out of memory (SIGKILL)"),
     ("hang", "[E ProcessGroupNCCL.cpp] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)"),
-    ("hang", "error: rank 2 of 8 hangs in step 12, forward_backward: nothing happened for 600 s."),
+    ("hang", "error: rank 2 of 8 hangs in step 12, forward_backward: no progress for 600 s."),
     ("network", "torch.distributed.DistBackendError: NCCL error: ncclRemoteError: A call failed possibly"),
     ("gpu_fault", "NVRM: Xid (PCI:0000:17:00): 63, pid=42"),
     ("gpu_fault", "RuntimeError: CUDA error: an illegal memory access was encountered"),
@@ -286,7 +286,7 @@ def test_the_error_of_a_failed_run_is_recorded_in_its_folder(tmp_path: Path) -> 
 
     (tmp_path / "metrics.jsonl").write_text(LOG_WRITERS["own"](healthy(40)))
     with pytest.raises(StoppedError), _failure_recorded(tmp_path):
-        raise StoppedError("the run was asked to end")
+        raise StoppedError("preempted")
     assert not (tmp_path / "failure.jsonl").exists()
     with pytest.raises(RunError), _failure_recorded(tmp_path):
         raise RunError(f"rank 0 of 8 failed in step 41, forward_backward: {OOM}")

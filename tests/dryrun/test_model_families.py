@@ -39,7 +39,7 @@ def train_two_steps(
     recipe = overrides.apply(load(name), [f"{field}={value}" for field, value in wanted.items()])
     family, layout = family_of(recipe), recipe.layout
     whole = family.config_for(recipe)
-    layers = max(2, family.kinds_of_layers(whole))
+    layers = max(2, family.layer_types(whole))
     config = family.read_config(family.tiny(whole, layers).to_dict())
     samples = 2 * world // (layout.tp * layout.pp * layout.cp)
     train = msgspec.structs.replace(recipe.train, global_batch_size=samples)

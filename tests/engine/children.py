@@ -1,4 +1,4 @@
-"""Runs functions in forked children of their own, for code that joins, prints to stderr and leaves the process."""
+"""Runs functions in forked children, for code that joins a process group, prints to stderr or exits."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from meshwright.engine.rank_env import Process
 
 
 class Ended(NamedTuple):
-    """How a child ended."""
+    """Exit code, stderr and result of a child."""
 
-    code: int | None  # None: it had to be killed
+    code: int | None  # None: it was killed after the timeout
     stderr: str
     result: Any
 
 
 def children(folder: Path, *works: Callable[[], Any], timeout: float = 20.0) -> list[Ended]:
-    """Runs every function in its own child at the same time; how each ended."""
+    """Run every function in its own child, concurrently; return how each ended."""
     context = mp.get_context("fork")
     started = []
     for number, work in enumerate(works):
@@ -48,7 +48,7 @@ def children(folder: Path, *works: Callable[[], Any], timeout: float = 20.0) -> 
 
 
 def child(folder: Path, work: Callable[[], Any], timeout: float = 20.0) -> Any:
-    """What a function gives in a child of its own."""
+    """Return the result of a function run in a child."""
     (ended,) = children(folder, work, timeout=timeout)
     assert ended.code == 0, f"ended with {ended.code}: {ended.stderr}"
     return ended.result
@@ -62,8 +62,8 @@ def _received(pipe: Any, timeout: float) -> Any:
 
 
 def _child(work: Callable[[], Any], stderr: Path, pipe: Any) -> None:
-    gc.freeze()  # what the parent left behind may belong to threads that a fork does not have
-    # Below Python as well: a rank that leaves at once must have written to the real file.
+    gc.freeze()  # objects of the parent may belong to threads that do not exist in the fork
+    # The file descriptor too: a rank that calls os._exit must have written to the real file.
     os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT, 0o600), 2)
     import sys
 
@@ -79,5 +79,5 @@ def _child(work: Callable[[], Any], stderr: Path, pipe: Any) -> None:
 
 
 def rank_of_world(process: Process) -> str:
-    """A function that a rank started afresh finds by its name."""
+    """Return rank and world; a spawned rank can import this function."""
     return f"{process.rank} of {torch.distributed.get_world_size()}"

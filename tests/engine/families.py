@@ -1,4 +1,4 @@
-"""A tiny model of every family: the structure of the real ones, a few thousand weights, init wide enough to matter."""
+"""A tiny model of every family: the real structure, a few thousand weights, and a wide initialization."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LATENT: dict[str, Any] = {
     "num_nextn_predict_layers": 1,
 }
 DELTA: dict[str, Any] = {
-    "initializer_range": 0.03,  # exponentials of sums of gates: wider ones leave fp32 no digits to agree on
+    "initializer_range": 0.03,  # exponentials of sums of gates: wider ones exceed the precision of fp32
     "mtp_num_hidden_layers": 1,
     "linear_num_value_heads": 8,
     "linear_num_key_heads": 4,
@@ -128,5 +128,5 @@ SPARSE = tuple(
 )
 DENSE = tuple(name for name in FAMILIES if name not in SPARSE)
 LATENT_ATTENTION = ("deepseek_v2", "deepseek_v3")
-BALANCE_BIAS = ("deepseek_v3", "glm4_moe", "nemotron_h")  # the router has a bias that steers its choice
+BALANCE_BIAS = ("deepseek_v3", "glm4_moe", "nemotron_h")  # the router has a balancing bias
 SHARED_EXPERTS = ("deepseek_v2", "deepseek_v3", "glm4_moe", "qwen3_next", "qwen3_5_moe", "nemotron_h")

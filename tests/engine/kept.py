@@ -1,4 +1,4 @@
-"""How many bytes a model keeps between forward and backward, by watching the memory that operations return."""
+"""Counts the bytes that a model saves between forward and backward, by tracking the outputs of operations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class _Watch(TorchDispatchMode):
-    """Remembers every piece of memory that an operation returned, without keeping it alive."""
+    """Records weak references to the storages of all operation outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,19 +27,21 @@ class _Watch(TorchDispatchMode):
         return out
 
     def alive(self) -> int:
-        """Bytes of what is still there."""
+        """Return the bytes of storages that are still alive."""
         found = [one() for one in self.seen.values()]
         return sum(storage.nbytes() for storage in found if storage is not None)
 
 
 def kept_bytes(model: nn.Module, call: Any) -> int:
-    """Bytes that a call leaves alive as long as its result is there; the model's own memory does not count."""
-    held = [one.untyped_storage() for one in (*model.parameters(), *model.buffers())]  # alive: ids are not given again
-    own = {id(one) for one in held}
+    """Return the bytes that stay alive with the result of a call, without the model's parameters and buffers."""
+    storages = [
+        one.untyped_storage() for one in (*model.parameters(), *model.buffers())
+    ]  # kept alive, so that their ids are not reused
+    of_model = {id(one) for one in storages}
     watch = _Watch()
     with watch:
         result = call()
-    for known in own & set(watch.seen):
+    for known in of_model & set(watch.seen):
         del watch.seen[known]
     alive = watch.alive()
     del result

@@ -1,7 +1,7 @@
-"""Every technique that training can use, as data: the layouts whose training must equal that of one process.
+"""All techniques of the engine as data: layouts whose training must equal that of one process.
 
-A layout is tried with some families. For the others either a rule refuses it, which is named, or one family stands for
-all that share the code in question.
+A layout is tested with some families. For the others a rule refuses it, which is named, or a tested family represents
+all that share the code.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ ONE_BACKWARD = "recompute.ops-zero-bubble"
 FOREIGN_MODULE = "recompute.modules-of-the-model"
 NO_BIAS = "moe.bias-balancing"
 
-# One family for each kind of code: plain, tied, windowed with softcap, fused; experts, biased experts, latent attention
-# with shared experts, state space, gated delta.
-KINDS = ("llama", "gemma2", "olmoe", "deepseek_v3", "nemotron_h", "qwen3_next")
+# One family per code path: plain, windowed with softcap and tied, experts, latent attention with shared experts,
+# state space, gated delta.
+REPRESENTATIVES = ("llama", "gemma2", "olmoe", "deepseek_v3", "nemotron_h", "qwen3_next")
 FEW = ("llama", "qwen3_moe")
 MIXTURES = ("olmoe", "gpt_oss", "deepseek_v3", "nemotron_h")
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A layout, the families it is tried with and the rules that refuse it for others."""
+    """A layout, the families it is tested with and the rules that refuse it for others."""
 
     name: str
-    technique: str  # its column on the page of what is supported
+    technique: str  # its column in the table of supported techniques
     world: int
     layout: Mapping[str, Any]
     families: tuple[str, ...] = ALL
-    sections: Mapping[str, Any] = field(default_factory=dict)  # of the recipe, beside the layout
-    refused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # rule -> families it speaks for
-    quick: tuple[str, ...] = ()  # families that every test run tries; the others are slow
+    sections: Mapping[str, Any] = field(default_factory=dict)  # further sections of the recipe
+    refused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # rule -> families it refuses
+    quick: tuple[str, ...] = ()  # families of every test run; the others are slow
     fails: Mapping[str, str] = field(default_factory=dict)  # family -> why it is known not to work
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """All families it is tried with."""
+        """All families it is tested with."""
         return tuple(dict.fromkeys((*self.families, *self.quick)))
 
 
@@ -56,7 +56,11 @@ def _selective(*modules: str) -> dict[str, Any]:
 
 
 TP_SP: dict[str, Any] = {"tp": 2, "sp": True}
-ADAM = {"lr": 1e-2, "eps": 1e-4, "weight_decay": 0.1}  # a large eps: gradients of nought but rounding move nothing
+ADAM = {
+    "lr": 1e-2,
+    "eps": 1e-4,
+    "weight_decay": 0.1,
+}  # a large eps: gradients that are zero up to rounding change nothing
 
 DATA = (
     Tried("ddp", "ddp", 2, {"strategy": "ddp"}, quick=("qwen2",)),
@@ -81,12 +85,12 @@ TENSOR = (
 )
 PIPELINE = (
     Tried("1f1b", "pp", 2, _pipeline("1f1b"), quick=("deepseek_v2",)),
-    Tried("gpipe", "pp", 2, _pipeline("gpipe"), KINDS),
+    Tried("gpipe", "pp", 2, _pipeline("gpipe"), REPRESENTATIVES),
     Tried("interleaved", "pp interleaved", 2, _pipeline("interleaved_1f1b", 2), quick=("gemma3_text",)),
-    Tried("looped-bfs", "pp interleaved", 2, _pipeline("looped_bfs", 2), KINDS, quick=("llama",)),
-    Tried("interleaved-zero-bubble", "pp zero bubble", 2, _pipeline("interleaved_zero_bubble", 2), KINDS),
+    Tried("looped-bfs", "pp interleaved", 2, _pipeline("looped_bfs", 2), REPRESENTATIVES, quick=("llama",)),
+    Tried("interleaved-zero-bubble", "pp zero bubble", 2, _pipeline("interleaved_zero_bubble", 2), REPRESENTATIVES),
     Tried("zbv", "pp zero bubble", 2, _pipeline("zbv", 2), quick=("qwen3",)),
-    Tried("dualpipe-v", "pp zero bubble", 2, _pipeline("dualpipe_v", 2), KINDS, quick=("qwen3_moe",)),
+    Tried("dualpipe-v", "pp zero bubble", 2, _pipeline("dualpipe_v", 2), REPRESENTATIVES, quick=("qwen3_moe",)),
     Tried("uneven-stages", "pp", 2, _pipeline("1f1b", stage_layers=(3, 1)), FEW, quick=("llama",)),
     Tried("uneven-chunks", "pp interleaved", 2, _pipeline("interleaved_1f1b", 2, stage_layers=(1, 1, 1, 1)), FEW),
     Tried("ends-as-layers", "pp", 3, {"pp": 3, "embedding_as_layer": True, "head_as_layer": True}, FEW),
@@ -180,14 +184,14 @@ BALANCING = (
 RECOMPUTE = (
     Tried("recompute", "recompute full", 2, {"recompute": "full"}, quick=("qwen3_5_moe",)),
     Tried("recompute-one-layer", "recompute full", 2, {"recompute": "full", "recompute_layers": 1}, FEW),
-    Tried("recompute-tp-sp", "recompute full", 2, {"recompute": "full", **TP_SP}, KINDS),
-    Tried("recompute-cp", "recompute full", 2, {"recompute": "full", "cp": 2}, KINDS),
+    Tried("recompute-tp-sp", "recompute full", 2, {"recompute": "full", **TP_SP}, REPRESENTATIVES),
+    Tried("recompute-cp", "recompute full", 2, {"recompute": "full", "cp": 2}, REPRESENTATIVES),
     Tried("recompute-ep", "recompute full", 2, {"recompute": "full", "ep": 2}, ("olmoe", "deepseek_v3")),
-    Tried("recompute-pp", "recompute full", 2, _pipeline("1f1b", recompute="full"), KINDS),
-    Tried("recompute-zero-bubble", "recompute full", 2, _pipeline("zbv", 2, recompute="full"), KINDS),
+    Tried("recompute-pp", "recompute full", 2, _pipeline("1f1b", recompute="full"), REPRESENTATIVES),
+    Tried("recompute-zero-bubble", "recompute full", 2, _pipeline("zbv", 2, recompute="full"), REPRESENTATIVES),
     Tried("recompute-ops", "recompute ops", 2, _selective("ops"), quick=("qwen3_next",)),
-    Tried("recompute-ops-tp-sp", "recompute ops", 2, {**_selective("ops"), **TP_SP}, KINDS),
-    Tried("recompute-ops-cp", "recompute ops", 2, {**_selective("ops"), "cp": 2}, KINDS),
+    Tried("recompute-ops-tp-sp", "recompute ops", 2, {**_selective("ops"), **TP_SP}, REPRESENTATIVES),
+    Tried("recompute-ops-cp", "recompute ops", 2, {**_selective("ops"), "cp": 2}, REPRESENTATIVES),
     Tried(
         "recompute-ops-zero-bubble",
         "recompute ops",
@@ -207,9 +211,9 @@ RECOMPUTE = (
             quick=quick,
         )
         for module, modules, families, having, quick in (
-            ("core_attn", "modules", KINDS, ALL, ()),
-            ("layernorm", "modules", KINDS, ALL, ()),
-            ("mlp", "modules", KINDS, ALL, ()),
+            ("core_attn", "modules", REPRESENTATIVES, ALL, ()),
+            ("layernorm", "modules", REPRESENTATIVES, ALL, ()),
+            ("mlp", "modules", REPRESENTATIVES, ALL, ()),
             ("moe", "experts", MIXTURES, SPARSE, ()),
             ("moe_act", "experts", MIXTURES, SPARSE, ("gpt_oss",)),
             ("mla_up_proj", "mla_up_proj", LATENT_ATTENTION, LATENT_ATTENTION, ("deepseek_v2",)),
@@ -229,7 +233,7 @@ RECOMPUTE = (
 OFFLOAD = (
     Tried("offload-params", "offload", 2, {"offload": "params"}, FEW, quick=("llama",)),
     Tried("offload-optimizer", "offload", 2, {"offload": "optimizer"}, FEW),
-    Tried("offload-activations", "offload", 2, {"offload": "activations"}, KINDS, quick=("llama",)),
+    Tried("offload-activations", "offload", 2, {"offload": "activations"}, REPRESENTATIVES, quick=("llama",)),
     Tried("offload-activations-tp-sp", "offload", 2, {"offload": "activations", **TP_SP}, FEW),
     Tried("offload-params-tp-sp", "offload", 4, {"offload": "params", **TP_SP}, FEW),
     Tried("offload-params-pp", "offload", 4, _pipeline("1f1b", offload="params"), FEW),
@@ -279,7 +283,7 @@ def _compiled(
     return Tried(name, "compile", 2, layout, families, {"kernels": types.Kernels(compile=True)}, quick=quick, **more)
 
 
-COMPILED = (*KINDS, "gpt2", "gpt_oss")
+COMPILED = (*REPRESENTATIVES, "gpt2", "gpt_oss")
 CAT = "a real torch.cat of 4-D gates chooses another memory order than the traced one, and the traced view of it fails"
 COMPILE = (
     _compiled("", {}, COMPILED, fails={"qwen3_next": CAT}),
@@ -295,7 +299,9 @@ COMPILE = (
 )
 PACKED_DATA = {"data": types.Data(seq_length=32, packing=True)}
 PACKED = tuple(
-    Tried(f"packed-{place}", "packing", 2, layout, KINDS, PACKED_DATA, quick=("llama",) if place == "cp" else ())
+    Tried(
+        f"packed-{place}", "packing", 2, layout, REPRESENTATIVES, PACKED_DATA, quick=("llama",) if place == "cp" else ()
+    )
     for place, layout in {
         "fsdp2": {},
         "tp-sp": TP_SP,
@@ -306,8 +312,8 @@ PACKED = tuple(
 )
 SEVERAL = (
     Tried("tp-sp-cp", "several axes", 4, {**TP_SP, "cp": 2}, quick=("llama",)),
-    Tried("pp-tp-sp", "several axes", 4, _pipeline("1f1b", **TP_SP), KINDS),
-    Tried("pp-cp", "several axes", 4, _pipeline("1f1b", cp=2), KINDS),
+    Tried("pp-tp-sp", "several axes", 4, _pipeline("1f1b", **TP_SP), REPRESENTATIVES),
+    Tried("pp-cp", "several axes", 4, _pipeline("1f1b", cp=2), REPRESENTATIVES),
     Tried("3d", "several axes", 8, _pipeline("1f1b", **TP_SP), quick=("qwen3",)),
     Tried(
         "3d-interleaved",

@@ -1,4 +1,4 @@
-"""Trains a tiny model in some layout and in one process, and compares losses, every gradient and every weight."""
+"""Trains a tiny model in a layout and in one process, and compares losses, all gradients and all weights."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from meshwright.engine.trainer import Trainer
 from meshwright.recipes import types
 
 transformers.logging.set_verbosity_error()
-for _kind in {config["model_type"] for config in FAMILIES.values()}:  # once here, not on every rank
-    transformers.AutoModelForCausalLM._model_mapping[type(transformers_config({"model_type": _kind}))]
+for _model_type in {config["model_type"] for config in FAMILIES.values()}:  # imported once here, not on every rank
+    transformers.AutoModelForCausalLM._model_mapping[type(transformers_config({"model_type": _model_type}))]
 
 STEPS = 5
 SEQ = 32
 BATCH = 8
-MICRO_BATCH = 2  # more than one sample, so that a batch taken for a sequence is seen
+MICRO_BATCH = 2  # more than one sample, so that swapping batch and sequence fails
 TOLERANCE = 1e-5
-# Some gradients are nought but for rounding (a bias of keys shifts all scores alike): a difference counts against the
-# tensor's largest entry, but no less than this part of the norm of all gradients (or, for weights, of one).
+# Some gradients are zero up to rounding (a key bias shifts all scores equally): differences are relative to the
+# tensor's largest entry, but at least to this fraction of the norm of all gradients (or, for weights, of one).
 FLOOR = {"gradients": 1e-3, "weights": 1e-2}
 
 
 def recipe(layout: types.Layout, **sections: Any) -> types.Recipe:
-    """A recipe for parity: fp32 throughout, plain SGD (AdamW would hide a gradient of the wrong scale)."""
+    """Return a recipe for parity: fp32, plain SGD (AdamW would hide a gradient of the wrong scale)."""
     given = {
         "precision": types.Precision(compute="fp32"),
         "optimizer": types.Optimizer(name="sgd", lr=0.1, beta1=0.0, weight_decay=0.0),
@@ -54,19 +54,19 @@ def recipe(layout: types.Layout, **sections: Any) -> types.Recipe:
 
 
 def recipe_of(tried: Tried) -> types.Recipe:
-    """The recipe of a layout in the table."""
+    """Return the recipe of a layout in the table."""
     layout = types.Layout(**{"micro_batch_size": MICRO_BATCH, **tried.layout})
     return recipe(layout, **tried.sections)
 
 
 class Ragged:
-    """Made-up samples in which some predictions do not count, a different number in each; with documents if packed."""
+    """Mock samples with a different number of loss-mask tokens in each; with documents if packed."""
 
     def __init__(self, inner: Mock, packed: bool) -> None:
         self.inner, self.packed = inner, packed
 
     def samples(self, numbers: Sequence[int]) -> Samples:
-        """The samples with these numbers."""
+        """Return the samples with these numbers."""
         random = [np.random.Generator(np.random.Philox(key=[7, number])) for number in numbers]
         length = self.inner.seq_length
         counted = np.stack([r.random(length) < r.uniform(0.3, 1.0) for r in random])
@@ -78,36 +78,36 @@ class Ragged:
 
 
 def train(rank: int, world: int, family: str, given: types.Recipe, steps: int) -> dict[str, Any]:
-    """Losses and gradient norms of the steps, the gradients of the first, the weights after the last; on any rank."""
+    """Train on one rank; return losses, gradient norms, the first step's gradients and the final weights."""
     if given.kernels.compile:
         compile_without_a_compiler()
     config = transformers_config(FAMILIES[family])
     mesh = build_mesh(given.layout, "cpu")
     source = Ragged(Mock(config.vocab_size, given.data.seq_length, given.train.seed), given.data.packing)
     trainer = Trainer(given, config, mesh, torch.device("cpu"), source)
-    return followed(trainer, steps)
+    return run_steps(trainer, steps)
 
 
-def followed(trainer: Trainer, steps: int) -> dict[str, Any]:
-    """Losses and gradient norms of the steps, the gradients of the first, the weights after the last."""
+def run_steps(trainer: Trainer, steps: int) -> dict[str, Any]:
+    """Run the steps; return losses, gradient norms, the first step's gradients and the final weights."""
     found: dict[str, Any] = {}
     finish = trainer.finish_gradients
 
     def finish_and_keep() -> torch.Tensor:
         norm = finish()
-        found.setdefault("gradients", whole_tensors(trainer, "grad"))
+        found.setdefault("gradients", full_tensors(trainer, "grad"))
         return norm
 
     trainer.finish_gradients = finish_and_keep  # type: ignore[method-assign]
     results = [trainer.step(step) for step in range(steps)]
     found["losses"] = [result.loss for result in results]
     found["norms"] = [result.grad_norm for result in results]
-    found["weights"] = whole_tensors(trainer, "data")
+    found["weights"] = full_tensors(trainer, "data")
     return found
 
 
 def compile_without_a_compiler() -> None:
-    """In this rank's process graphs are captured and run as they are: a C++ compiler would take most of a minute."""
+    """Compile with aot_eager on this rank: a C++ compiler would take most of a minute."""
     inner = nn.Module.compile
 
     def compile(self: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -116,8 +116,8 @@ def compile_without_a_compiler() -> None:
     nn.Module.compile = compile  # type: ignore[method-assign,assignment]
 
 
-def whole_tensors(trainer: Trainer, what: str) -> dict[str, Any]:
-    """Whole tensors by name; an expert's weights in the order of the experts, whatever the layout."""
+def full_tensors(trainer: Trainer, what: str) -> dict[str, Any]:
+    """Return full tensors by name; experts in the same order in every layout."""
     found = {}
     for stage in trainer.stages:
         for name, parameter in stage.named_parameters():
@@ -133,15 +133,15 @@ def whole_tensors(trainer: Trainer, what: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def reference(family: str, encoded: bytes, steps: int) -> dict[str, Any]:
-    """One process with the same micro batches."""
+    """Train in one process with the same micro batches."""
     given = msgspec.msgpack.decode(encoded, type=types.Recipe)
     return run(1, train, family, given, steps)[0]  # type: ignore[no-any-return]
 
 
 def alone(given: types.Recipe, world: int) -> types.Recipe:
-    """The same training without any parallelism, and with no kernel or memory saver of the layout's."""
+    """Return the same recipe without parallelism, kernels and memory savings."""
     size = given.layout.micro_batch_size
-    if given.moe.balancing == "global_aux_loss":  # counts the loads of what all ranks see at once
+    if given.moe.balancing == "global_aux_loss":  # its loads are counted over all ranks
         axes = sizes(given.layout, world)
         size *= axes["dp_replicate"] * axes["dp_shard"]
     layout = types.Layout(micro_batch_size=size)
@@ -149,7 +149,7 @@ def alone(given: types.Recipe, world: int) -> types.Recipe:
 
 
 def differences(family: str, world: int, given: types.Recipe, steps: int = STEPS) -> dict[str, float]:
-    """The largest relative difference of losses, norms, gradients and weights between the layout and one process."""
+    """Return the largest relative differences of losses, norms, gradients and weights to one process."""
     expected = reference(family, msgspec.msgpack.encode(alone(given, world)), steps)
     ranks = run(world, train, family, given, steps, timeout=300)
     worst = {"gradients": 0.0, "weights": 0.0}
@@ -161,14 +161,14 @@ def differences(family: str, world: int, given: types.Recipe, steps: int = STEPS
                 floor = FLOOR[what] * (expected["norms"][0] if what == "gradients" else 1.0)
                 worst[what] = max(worst[what], _relative(value, _expected(expected[what], name), floor))
     missing = set(expected["gradients"]) - seen
-    assert not missing, f"nobody holds {sorted(missing)}"
+    assert not missing, f"no rank has {sorted(missing)}"
     for what in ("losses", "norms"):
         worst[what] = max(_relative(np.array(found[what]), np.array(expected[what])) for found in ranks)
     return worst
 
 
 def _expected(values: dict[str, Any], name: str) -> Any:
-    """A tied head on the last stage of a pipeline is the embedding."""
+    """Return the reference of a name; a tied head on the last pipeline stage is the embedding."""
     if name in values:
         return values[name]
     return next(value for known, value in values.items() if known.endswith(("embed_tokens.weight", "wte.weight")))

@@ -1,4 +1,4 @@
-"""Checkpoints on the disk: whole or not used, kept as asked, written by one run at a time, and never half."""
+"""Checkpoints on the disk: complete or not used, kept as configured, written by one run at a time."""
 
 from __future__ import annotations
 
@@ -20,13 +20,20 @@ from tests.engine.ranks import run
 from tests.engine.test_checkpoint_layouts import built
 
 from meshwright.engine.checkpoint import files
-from meshwright.engine.checkpoint.contents import ShardMeta, divide, index_of, read_index, read_manifest, read_state
 from meshwright.engine.checkpoint.contract import changed_fields, check_contract, contract_of
-from meshwright.engine.checkpoint.files import DamagedError, Manifest, verify, write, write_sealed
+from meshwright.engine.checkpoint.files import DamagedError, Manifest, verify, write, write_checksummed
 from meshwright.engine.checkpoint.folder import LOCK, MANIFEST, Folder, Lock
-from meshwright.engine.checkpoint.load import newest_good, problems_of
+from meshwright.engine.checkpoint.load import find_latest_valid, find_problems
+from meshwright.engine.checkpoint.metadata import (
+    ShardMeta,
+    assign_writers,
+    build_index,
+    read_index,
+    read_manifest,
+    read_state,
+)
 from meshwright.engine.checkpoint.save import SaveError
-from meshwright.engine.checkpoint.stopping import StopRequest
+from meshwright.engine.checkpoint.stop_request import StopRequest
 from meshwright.engine.faults import RunError
 from meshwright.errors import InputError
 from meshwright.recipes.index import load as load_recipe
@@ -44,7 +51,7 @@ _spec.loader.exec_module(faults_soak)
 # Files
 
 
-def test_a_file_is_what_was_written_or_is_said_to_be_damaged(tmp_path: Path) -> None:
+def test_a_file_that_differs_from_what_was_written_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "file"
     content = random.Random(0).randbytes(3 * files.BLOCK + 17)
     record = write(path, [content[:5], b"", content[5:]])
@@ -54,57 +61,57 @@ def test_a_file_is_what_was_written_or_is_said_to_be_damaged(tmp_path: Path) -> 
     with path.open("r+b") as file:
         file.seek(2 * files.BLOCK)
         file.write(bytes([content[2 * files.BLOCK] ^ 1]))
-    with pytest.raises(DamagedError, match="checksum in the block"):
+    with pytest.raises(DamagedError, match="checksum mismatch in the block"):
         verify(path, record)
     os.truncate(path, len(content) - 1)
-    with pytest.raises(DamagedError, match="bytes long"):
+    with pytest.raises(DamagedError, match="were written"):
         verify(path, record)
     path.unlink()
     with pytest.raises(DamagedError, match="missing"):
         verify(path, record)
 
 
-def test_a_file_is_never_written_over(tmp_path: Path) -> None:
+def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
     write(tmp_path / "file", [b"one"])
     with pytest.raises(FileExistsError):
         write(tmp_path / "file", [b"two"])
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/b.json", ".json", "x.pkl"])
-def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path, name: str) -> None:
+def test_a_manifest_cannot_point_outside_its_folder(tmp_path: Path, name: str) -> None:
     record = write(tmp_path / "state.json", [b"{}"])
-    told = Manifest(1, {"state.json": record, "index.json": record, name: record})
-    write_sealed(tmp_path / MANIFEST, msgspec.json.encode(told))
-    with pytest.raises(DamagedError, match="no checkpoint has"):
+    manifest = Manifest(1, {"state.json": record, "index.json": record, name: record})
+    write_checksummed(tmp_path / MANIFEST, msgspec.json.encode(manifest))
+    with pytest.raises(DamagedError, match="invalid file name"):
         read_manifest(tmp_path)
 
 
-# Who writes what
+# Which rank writes which shard
 
 
-def held(name: str, offset: int, rows: int, whole: int = 4) -> ShardMeta:
-    return ShardMeta(name, "F32", (whole,), (offset,), (rows,), 4 * rows)
+def shard(name: str, offset: int, rows: int, full: int = 4) -> ShardMeta:
+    return ShardMeta(name, "F32", (full,), (offset,), (rows,), 4 * rows)
 
 
-def test_every_box_is_written_once_and_the_work_is_shared() -> None:
+def test_every_chunk_is_written_once_and_the_work_is_shared() -> None:
     ranks = [
-        [held("cut", 0, 2), held("copied", 0, 4), held("other", 0, 4)],
-        [held("cut", 2, 2), held("copied", 0, 4), held("other", 0, 4)],
+        [shard("sharded", 0, 2), shard("replicated", 0, 4), shard("other", 0, 4)],
+        [shard("sharded", 2, 2), shard("replicated", 0, 4), shard("other", 0, 4)],
     ]
-    written = divide(ranks)
+    written = assign_writers(ranks)
     assert sorted(len(numbers) for numbers in written) == [2, 2]
-    index = index_of(ranks, written)
-    assert {name: sum(piece.shape[0] for piece in whole.pieces) for name, whole in index.tensors.items()} == {
-        "cut": 4,
-        "copied": 4,
+    index = build_index(ranks, written)
+    assert {name: sum(chunk.shape[0] for chunk in tensor.pieces) for name, tensor in index.tensors.items()} == {
+        "sharded": 4,
+        "replicated": 4,
         "other": 4,
     }
 
 
-@pytest.mark.parametrize("parts", [[held("hole", 0, 3)], [held("double", 0, 4), held("double", 0, 2)]])
-def test_parts_that_do_not_make_up_a_tensor_are_no_checkpoint(parts: list[ShardMeta]) -> None:
-    with pytest.raises(RuntimeError, match="do not make up"):
-        index_of([parts], divide([parts]))
+@pytest.mark.parametrize("shards", [[shard("hole", 0, 3)], [shard("double", 0, 4), shard("double", 0, 2)]])
+def test_shards_that_do_not_cover_their_tensor_are_refused(shards: list[ShardMeta]) -> None:
+    with pytest.raises(RuntimeError, match="do not cover"):
+        build_index([shards], assign_writers([shards]))
 
 
 # The folder
@@ -112,7 +119,7 @@ def test_parts_that_do_not_make_up_a_tensor_are_no_checkpoint(parts: list[ShardM
 
 def published(folder: Folder, *steps: int, keep: int = 2, milestone_every: int = 0) -> list[int]:
     for step in steps:
-        folder.unfinished(step).mkdir(parents=True)
+        folder.staging_path(step).mkdir(parents=True)
         folder.publish(step)
         folder.prune(keep, milestone_every)
     return folder.steps()
@@ -128,7 +135,7 @@ def test_the_newest_checkpoints_and_the_milestones_are_kept(tmp_path: Path) -> N
 def test_what_interrupted_saves_left_is_cleaned_up(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     published(folder, 1)
-    folder.unfinished(2).mkdir()
+    folder.staging_path(2).mkdir()
     (folder.path / ".removing-step-00000000").mkdir()
     folder.clean()
     assert sorted(one.name for one in folder.path.iterdir()) == ["latest", "step-00000001"]
@@ -137,10 +144,10 @@ def test_what_interrupted_saves_left_is_cleaned_up(tmp_path: Path) -> None:
 def test_a_checkpoint_that_is_written_again_replaces_the_old_one(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     published(folder, 1)
-    folder.unfinished(1).mkdir()
-    (folder.unfinished(1) / "new").touch()
+    folder.staging_path(1).mkdir()
+    (folder.staging_path(1) / "new").touch()
     folder.publish(1)
-    assert [one.name for one in folder.of(1).iterdir()] == ["new"]
+    assert [one.name for one in folder.step_path(1).iterdir()] == ["new"]
 
 
 def _locks(folder: Path) -> str:
@@ -167,13 +174,13 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path, capfd: pytest.CaptureFix
     children(tmp_path, lambda: _dies_with_the_lock(tmp_path))
     assert (tmp_path / LOCK).read_text()
     Lock(tmp_path).release()
-    assert "did not end by itself" in capfd.readouterr().err
+    assert "did not shut down cleanly" in capfd.readouterr().err
 
 
 # The contract
 
 
-def test_a_changed_training_is_refused_by_its_fields_and_a_changed_layout_is_not() -> None:
+def test_a_changed_contract_is_refused_by_its_fields_and_a_changed_layout_is_not() -> None:
     recipe = load_recipe("llama3_8b_pretrain_config")
     saved = contract_of(recipe, {"hidden_size": 64, "transformers_version": "1"})
     resized = msgspec.structs.replace(recipe, layout=Layout(tp=8), cluster="8xH100")
@@ -187,7 +194,7 @@ def test_a_changed_training_is_refused_by_its_fields_and_a_changed_layout_is_not
     check_contract(saved, other, accepted=True)
 
 
-# Whole checkpoints
+# Complete checkpoints
 
 
 def _save_and_damage(rank: int, world: int, folder: str) -> dict[str, Any]:
@@ -197,7 +204,7 @@ def _save_and_damage(rank: int, world: int, folder: str) -> dict[str, Any]:
     return faults_soak.damage(Path(folder), 12, 0)  # type: ignore[no-any-return]
 
 
-def test_every_damage_to_every_kind_of_file_is_noticed(tmp_path: Path) -> None:
+def test_any_damage_to_any_file_is_detected(tmp_path: Path) -> None:
     (found,) = run(1, _save_and_damage, str(tmp_path))
     assert set(found["tried"]) == {"manifest.json", "state.json", "index.json", "rank-00000.safetensors", "latest"}
     assert found["missed"] == []
@@ -208,37 +215,37 @@ def _survives(rank: int, world: int, folder: str) -> list[Any]:
     for step in (1, 2, 3):
         trainer.step(step - 1)
         checkpoints.save(step, wait=True)
-    expected = read_manifest(checkpoints.folder.of(2))
+    expected = read_manifest(checkpoints.folder.step_path(2))
     torch.distributed.barrier()
     if rank == 0:
-        os.truncate(checkpoints.folder.of(3) / "rank-00001.safetensors", 100)
+        os.truncate(checkpoints.folder.step_path(3) / "rank-00001.safetensors", 100)
     torch.distributed.barrier()
     _, again = built(rank, world, "llama", {}, {}, folder)
     state = again.resume()
     assert state is not None
     again.trainer.step(2)
-    again.save(3, wait=True)  # the place of the damaged one
-    same = read_manifest(again.folder.of(2)) == expected
+    again.save(3, wait=True)  # at the path of the damaged one
+    same = read_manifest(again.folder.step_path(2)) == expected
     for step in (1, 2, 3):
         if rank == 0:
-            (again.folder.of(step) / "index.json").unlink()
+            (again.folder.step_path(step) / "index.json").unlink()
     torch.distributed.barrier()
     try:
-        newest_good(again.folder, again.saver.group)
+        find_latest_valid(again.folder, again.saver.group)
     except RunError as error:
         return [state.step, same, str(error)]
     return []
 
 
-def test_the_last_good_checkpoint_is_used_and_none_good_is_an_error(
+def test_the_last_valid_checkpoint_is_used_and_none_valid_is_an_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for step, same, error in run(2, _survives, str(tmp_path)):
         assert (step, same) == (2, True)
         assert "none of the 3 checkpoints" in error
-    told = capfd.readouterr().err
-    assert "rank-00001.safetensors is 100 bytes long" in told
-    assert "damaged-00000003" in told
+    warnings = capfd.readouterr().err
+    assert "rank-00001.safetensors has 100 bytes" in warnings
+    assert "damaged-00000003" in warnings
 
 
 def _full_disk(rank: int, world: int, folder: str) -> dict[str, Any]:
@@ -255,7 +262,7 @@ def _full_disk(rank: int, world: int, folder: str) -> dict[str, Any]:
 
     files._write_all = full
     checkpoints.save(2)
-    saver.settle()  # training goes on
+    saver.settle()  # training continues
     after = (saver.last, checkpoints.folder.steps(), sorted(one.name for one in checkpoints.folder.path.iterdir()))
     trainer.step(0)
     try:
@@ -269,39 +276,39 @@ def _full_disk(rank: int, world: int, folder: str) -> dict[str, Any]:
     return {"after": after, "error": error, "steps": checkpoints.folder.steps(), "figures": saver.take_figures()}
 
 
-def test_a_full_disk_costs_a_checkpoint_and_not_the_training(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_loses_a_checkpoint_and_not_the_training(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for found in run(2, _full_disk, str(tmp_path)):
         assert found["after"] == (1, [1], ["latest", "step-00000001"])
         assert "No space left on device" in found["error"]
         assert found["steps"] == [1, 4]
         assert 0 < found["figures"]["save_blocked_s"] <= found["figures"]["save_s"]
-    assert "training goes on, and the next save tries again" in capfd.readouterr().err
+    assert "training continues, and the next save tries again" in capfd.readouterr().err
 
 
-def _goes_on_while_written(rank: int, world: int, folder: str) -> Any:
-    """The state changes while it is written: what is on the disk is that of the step."""
+def _trains_while_written(rank: int, world: int, folder: str) -> Any:
+    """The state changes while it is written; the disk gets the state of the step."""
     trainer, checkpoints = built(rank, world, "llama", {}, {}, folder)
     trainer.step(0)
-    saver, inner = checkpoints.saver, checkpoints.saver._own_file
+    saver, inner = checkpoints.saver, checkpoints.saver._write_rank_file
 
     def slowly(*args: Any) -> Any:
         time.sleep(0.3)
         return inner(*args)
 
-    saver._own_file = slowly  # type: ignore[method-assign]
+    saver._write_rank_file = slowly  # type: ignore[method-assign]
     checkpoints.save(1)
     busy = saver.busy
     trainer.step(1)
     saver.finish()
-    saver._own_file = inner  # type: ignore[method-assign]
+    saver._write_rank_file = inner  # type: ignore[method-assign]
     checkpoints.save(2, wait=True)
     _, again = built(rank, world, "llama", {}, {}, folder)
-    (again.folder.of(2) / MANIFEST).unlink() if rank == 0 else None
+    (again.folder.step_path(2) / MANIFEST).unlink() if rank == 0 else None
     torch.distributed.barrier()
     again.resume()
     again.trainer.step(1)
     again.save(3, wait=True)
-    firsts = [read_index(again.folder.of(3), read_manifest(again.folder.of(3))), saver.last, busy]
+    firsts = [read_index(again.folder.step_path(3), read_manifest(again.folder.step_path(3))), saver.last, busy]
     return [firsts[1:], _same_weights(trainer, again.trainer)]
 
 
@@ -310,8 +317,8 @@ def _same_weights(one: Any, other: Any) -> bool:
     return all(torch.equal(a.to_local(), b.to_local()) for a, b in pairs)
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
-    assert run(2, _goes_on_while_written, str(tmp_path)) == [[[2, True], True]] * 2
+def test_training_continues_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    assert run(2, _trains_while_written, str(tmp_path)) == [[[2, True], True]] * 2
 
 
 def _random_numbers(rank: int, world: int, folder: str) -> bool:
@@ -325,30 +332,30 @@ def _random_numbers(rank: int, world: int, folder: str) -> bool:
     return torch.equal(torch.rand(4), expected)
 
 
-def test_random_generators_go_on(tmp_path: Path) -> None:
+def test_random_generators_are_restored(tmp_path: Path) -> None:
     assert run(2, _random_numbers, str(tmp_path)) == [True, True]
 
 
-def _of_adapters(rank: int, world: int, folder: str) -> Any:
+def _save_adapters(rank: int, world: int, folder: str) -> Any:
     from meshwright.recipes import types
 
     sections = {"goal": "peft", "peft": types.Peft(rank=4)}
     _, checkpoints = built(rank, world, "llama", {}, sections, folder)
     checkpoints.save(1, wait=True)
-    path = checkpoints.folder.of(1)
+    path = checkpoints.folder.step_path(1)
     names = list(read_index(path, read_manifest(path)).tensors)
     return names, read_state(path).base
 
 
-def test_a_checkpoint_of_adapters_leaves_the_base_out_and_says_where_it_came_from(tmp_path: Path) -> None:
-    ((names, base),) = run(1, _of_adapters, str(tmp_path))
+def test_a_checkpoint_save_adapters_omits_the_base_and_records_its_origin(tmp_path: Path) -> None:
+    ((names, base),) = run(1, _save_adapters, str(tmp_path))
     assert all(".lora_" in name or name.startswith("random/") for name in names)
     assert base == {"pretrained": "", "model": "llama3_8b", "seed": 1234}
 
 
 def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path: Path) -> None:
-    run(1, _of_adapters, str(tmp_path))
-    for path in Folder(tmp_path).of(1).iterdir():
+    run(1, _save_adapters, str(tmp_path))
+    for path in Folder(tmp_path).step_path(1).iterdir():
         assert path.suffix in (".json", ".safetensors")
         assert not path.read_bytes().startswith((b"\x80", b"PK"))
 
@@ -356,7 +363,7 @@ def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path: Path) -> None:
 # Signals
 
 
-def _asked(*numbers: signal.Signals, grace_s: float = 30.0, pause_s: float = 0.0) -> str:
+def _requested(*numbers: signal.Signals, grace_s: float = 30.0, pause_s: float = 0.0) -> str:
     late: list[str] = []
     with StopRequest(grace_s, late.append) as request:
         for number in numbers:
@@ -365,16 +372,16 @@ def _asked(*numbers: signal.Signals, grace_s: float = 30.0, pause_s: float = 0.0
     return ",".join([request.name, *late])
 
 
-def test_a_request_is_heard_and_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
+def test_a_stop_request_is_received_and_a_second_sigterm_ends_immediately(tmp_path: Path) -> None:
     term, user = signal.SIGTERM, signal.SIGUSR1
     quiet, twice, both, again, late = children(
         tmp_path,
-        lambda: _asked(),
-        lambda: _asked(term, term),  # one request, told by two
-        lambda: _asked(user, term, pause_s=1.1),
-        lambda: _asked(term, term, pause_s=1.1),
-        lambda: _asked(user, grace_s=0.05, pause_s=0.3),
+        lambda: _requested(),
+        lambda: _requested(term, term),  # one request, sent by two senders
+        lambda: _requested(user, term, pause_s=1.1),
+        lambda: _requested(term, term, pause_s=1.1),
+        lambda: _requested(user, grace_s=0.05, pause_s=0.3),
     )
     assert [quiet.result, twice.result, both.result, late.result] == ["", "SIGTERM", "SIGUSR1", "SIGUSR1,SIGUSR1"]
     assert again.code == 128 + signal.SIGTERM
-    assert problems_of(tmp_path)  # an empty folder is no checkpoint
+    assert find_problems(tmp_path)  # an empty folder is not a checkpoint

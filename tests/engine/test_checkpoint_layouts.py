@@ -1,8 +1,8 @@
-"""A checkpoint of one layout is one of all: every bit of the state survives the way through them, and training goes on.
+"""Any layout loads the checkpoints of any other: the state is preserved bit for bit, and training continues.
 
-A chain starts in one process with a few steps of training. Then every layout in turn loads the checkpoint of the one
-before it, saves it again, and takes a step. What it saved must be what the first one saved, bit for bit, and the loss
-of its step that of the first one. A layout that put parts in a wrong place would lose the second.
+A chain starts in one process with a few steps of training. Then every layout in turn loads the checkpoint of the
+previous one, saves it again, and takes a step. It must save the same bits as the first one, and its step must have the
+same loss. A layout that put shards at wrong offsets would fail the second check.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tests.engine.parity import recipe
 from tests.engine.ranks import run
 
 from meshwright.engine.checkpoint import Checkpoints
-from meshwright.engine.checkpoint.contents import read_index, read_manifest, read_state
 from meshwright.engine.checkpoint.load import load_tensors
-from meshwright.engine.checkpoint.parts import Part
+from meshwright.engine.checkpoint.metadata import read_index, read_manifest, read_state
+from meshwright.engine.checkpoint.shards import Shard
 from meshwright.engine.data.mock import Mock
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import transformers_config
@@ -76,7 +76,7 @@ QUICK = {
 
 
 def built(rank: int, world: int, family: str, layout: dict[str, Any], sections: dict[str, Any], folder: str) -> Any:
-    """A trainer and its checkpoints on one rank."""
+    """Return a trainer and its checkpoints on one rank."""
     goal = sections.get("goal", "pretrain")
     given = recipe(
         types.Layout(**{"micro_batch_size": 2, **layout}),
@@ -93,17 +93,17 @@ def built(rank: int, world: int, family: str, layout: dict[str, Any], sections: 
     return trainer, Checkpoints(Path(folder), Process(rank, world), trainer, FAMILIES[family])
 
 
-def whole_state(checkpoint: Path) -> dict[str, str]:
-    """A digest of every whole tensor of a checkpoint, and of its numbers."""
+def full_state(checkpoint: Path) -> dict[str, str]:
+    """Return a digest of every full tensor of a checkpoint, and of its numbers."""
     manifest = read_manifest(checkpoint)
     index = read_index(checkpoint, manifest)
     found = {}
     formats = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64}
-    for name, whole in index.tensors.items():
+    for name, meta in index.tensors.items():
         if name.startswith("random/"):
             continue
-        tensor = torch.zeros(whole.shape, dtype=formats[whole.format])
-        load_tensors([Part(name, whole.shape, (0,) * len(whole.shape), tensor)], checkpoint, index, manifest)
+        tensor = torch.zeros(meta.shape, dtype=formats[meta.format])
+        load_tensors([Shard(name, meta.shape, (0,) * len(meta.shape), tensor)], checkpoint, index, manifest)
         found[name] = hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
     return found | {"groups": str(sorted(read_state(checkpoint).groups.items()))}
 
@@ -111,7 +111,7 @@ def whole_state(checkpoint: Path) -> dict[str, str]:
 def link(
     rank: int, world: int, family: str, layout: dict[str, Any], sections: dict[str, Any], before: str, after: str
 ) -> Any:
-    """Loads the checkpoint before this layout, or trains where there is none; saves; the state and the next loss."""
+    """Load the previous layout's checkpoint, or train if there is none; save; return the state and the next loss."""
     trainer, checkpoints = built(rank, world, family, layout, sections, after)
     if before:
         source = Checkpoints(Path(before), Process(rank, world), trainer, FAMILIES[family])
@@ -122,7 +122,7 @@ def link(
         for number in range(STEPS):
             trainer.step(number)
     checkpoints.save(STEPS, wait=True)
-    digests = whole_state(checkpoints.folder.of(STEPS)) if rank == 0 else {}
+    digests = full_state(checkpoints.folder.step_path(STEPS)) if rank == 0 else {}
     return digests, trainer.step(STEPS).loss
 
 

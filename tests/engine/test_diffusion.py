@@ -12,7 +12,7 @@ import pytest
 import torch
 from diffusers import FluxTransformer2DModel, WanTransformer3DModel  # once here, not on every rank
 from safetensors.numpy import save_file
-from tests.engine.parity import compile_without_a_compiler, followed
+from tests.engine.parity import compile_without_a_compiler, run_steps
 from tests.engine.ranks import run
 
 from meshwright import api
@@ -61,7 +61,7 @@ def train(rank: int, world: int, given: types.Recipe, steps: int = 2) -> dict[st
     """Losses, the gradients of the first step and the weights after the last."""
     if given.kernels.compile:
         compile_without_a_compiler()
-    return followed(trainer_of(given), steps)
+    return run_steps(trainer_of(given), steps)
 
 
 @lru_cache(maxsize=8)

@@ -1,4 +1,4 @@
-"""A failing run names its cause and its remedy; a loss that is not a number never reaches the weights."""
+"""A failing run reports cause and fix; a loss that is not finite never reaches the weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def raised(error: BaseException) -> BaseException:
 
 
 @pytest.mark.parametrize(
-    ("error", "said", "fix"),
+    ("error", "message", "fix"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried"), "the GPU ran out of memory", LESS_GPU_MEMORY[0]),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "the GPU ran out of memory", LESS_GPU_MEMORY[1]),
@@ -47,8 +47,8 @@ def raised(error: BaseException) -> BaseException:
         (OSError(28, "No space left on device"), "the disk is full", "free space"),
         (RuntimeError("DataLoader worker is killed by signal: Bus error"), "shared memory", "data.workers=0"),
         (RuntimeError("CUDA error: device-side assert triggered"), "token id", "data.tokenizer"),
-        (RuntimeError("Connection closed by peer [127.0.0.1]:1"), "another rank went away", "other rank"),
-        (RuntimeError("Timed out waiting 1000ms for recv"), "did not answer in time", "other rank"),
+        (RuntimeError("Connection closed by peer [127.0.0.1]:1"), "another rank exited", "other rank"),
+        (RuntimeError("Timed out waiting 1000ms for recv"), "did not respond in time", "other rank"),
         (
             RuntimeError("Attribute '_input_metadata' is invalid for this instance"),
             "zero-bubble",
@@ -57,20 +57,20 @@ def raised(error: BaseException) -> BaseException:
         (ValueError("plain"), "rank 2 of 4 failed: ValueError: plain", ""),
     ],
 )
-def test_an_error_is_explained_with_its_remedy(error: Exception, said: str, fix: str) -> None:
-    told = explain(raised(error), RANK)
-    assert isinstance(told, RunError)
-    assert told.exit_code == 3
-    assert "rank 2 of 4" in told.reason
-    assert said in told.reason
-    assert "in raised" in told.reason  # where it happened
-    assert fix in " ".join(told.fix)
+def test_an_error_is_explained_with_its_remedy(error: Exception, message: str, fix: str) -> None:
+    explained = explain(raised(error), RANK)
+    assert isinstance(explained, RunError)
+    assert explained.exit_code == 3
+    assert "rank 2 of 4" in explained.reason
+    assert message in explained.reason
+    assert "in raised" in explained.reason  # where it happened
+    assert fix in " ".join(explained.fix)
 
 
-def test_a_long_message_is_cut_and_a_users_mistake_stays_what_it_is() -> None:
+def test_a_long_message_is_cut_and_an_input_error_is_unchanged() -> None:
     assert len(explain(raised(ValueError("x" * 10_000)), RANK).reason) < 2000
-    mistake = InputError("is wrong", field="layout.tp", value=3)
-    assert explain(mistake, RANK) is mistake
+    input_error = InputError("is wrong", field="layout.tp", value=3)
+    assert explain(input_error, RANK) is input_error
     assert explain(KeyboardInterrupt(), RANK).reason == "interrupted"
 
 
@@ -80,11 +80,11 @@ def test_only_a_rank_that_lost_another_blames_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
-    [(-signal.SIGKILL, "SIGKILL"), (-signal.SIGSEGV, "SIGSEGV"), (-40, "signal 40"), (7, "exit code 7")],
+    ("code", "message"),
+    [(-signal.SIGKILL, "SIGKILL"), (-signal.SIGSEGV, "SIGSEGV"), (-40, "signal 40"), (7, "exited with code 7")],
 )
-def test_a_death_is_named(code: int, said: str) -> None:
-    assert said in explain_death(1, 2, code).reason
+def test_an_exit_code_is_explained(code: int, message: str) -> None:
+    assert message in explain_death(1, 2, code).reason
 
 
 def test_an_error_keeps_its_parts_between_processes() -> None:
@@ -92,7 +92,7 @@ def test_an_error_keeps_its_parts_between_processes() -> None:
     assert (type(error), error.reason, error.field, error.value, error.fix) == (RunError, "why", "f", 1, ("do",))
 
 
-def test_alone_a_guarded_error_is_raised_explained() -> None:
+def test_in_a_single_process_the_explained_error_is_raised() -> None:
     def work() -> None:
         with guard(Process()), Watchdog(Process(), timeout_s=60) as watch:
             watch.phase(9, "forward")
@@ -103,10 +103,10 @@ def test_alone_a_guarded_error_is_raised_explained() -> None:
     assert isinstance(failed.value.__cause__, ValueError)
 
 
-def test_under_torchrun_bad_input_leaves_with_2_and_a_failure_with_3(tmp_path: Path) -> None:
+def test_under_torchrun_bad_input_exits_with_2_and_a_failure_with_3(tmp_path: Path) -> None:
     place = Process(rank=1, world=2, how="torchrun")
 
-    def mistake() -> None:
+    def bad_input() -> None:
         with guard(place):
             raise InputError("is wrong", field="layout.tp", value=3, fix=("layout.tp=2",))
 
@@ -114,7 +114,7 @@ def test_under_torchrun_bad_input_leaves_with_2_and_a_failure_with_3(tmp_path: P
         with guard(place):
             raise ValueError("x")
 
-    first, second = children(tmp_path, mistake, failure)
+    first, second = children(tmp_path, bad_input, failure)
     assert (first.code, first.stderr) == (2, "error: rank 1 of 2: layout.tp=3: is wrong\nfix:   layout.tp=2\n")
     assert second.code == 3
     assert second.stderr.startswith("error: rank 1 of 2 failed: ValueError: x\n")
@@ -130,7 +130,7 @@ def test_a_phase_that_takes_too_long_ends_the_process(tmp_path: Path) -> None:
 
     (ended,) = children(tmp_path, hang)
     assert ended.code == 3
-    assert "hangs in step 5, checkpoint: nothing happened for 0.2 s" in ended.stderr
+    assert "hangs in step 5, checkpoint: no progress for 0.2 s" in ended.stderr
 
 
 def test_phases_that_move_on_are_left_alone_and_the_first_step_has_more_time(tmp_path: Path) -> None:
@@ -148,23 +148,23 @@ def test_phases_that_move_on_are_left_alone_and_the_first_step_has_more_time(tmp
     assert child(tmp_path, slow_start) == "done"
 
 
-# A loss that is not a number
+# Losses that are not finite
 
 
-def verdicts(rank: int, world: int, folder: str, policy: Any, losses: list[list[float]]) -> list[bool | str]:
+def decisions(rank: int, world: int, folder: str, policy: Any, losses: list[list[float]]) -> list[bool | str]:
     guarded = LossGuard(policy, 2, Path(folder), CPU)
-    answers: list[bool | str] = []
+    found: list[bool | str] = []
     for step, by_rank in enumerate(losses, 1):
         try:
-            answers.append(guarded.allows(step, torch.tensor(by_rank[rank]), 1.0, [10 * step + rank]))
+            found.append(guarded.allows(step, torch.tensor(by_rank[rank]), 1.0, [10 * step + rank]))
         except RunError as error:
-            return [*answers, error.reason]
-    return answers
+            return [*found, error.reason]
+    return found
 
 
 def test_ranks_agree_to_skip_and_record_the_bad_one(tmp_path: Path) -> None:
     losses = [[1.0, 1.0], [1.0, math.nan], [math.inf, 1.0], [1.0, 1.0], [math.nan, math.nan]]
-    first, second = run(2, verdicts, str(tmp_path), "skip", losses, timeout=30)
+    first, second = run(2, decisions, str(tmp_path), "skip", losses, timeout=30)
     assert first == second == [True, False, False, True, False]
     assert [(line["step"], line["rank"], line["loss"], line["samples"]) for line in _bad(tmp_path)] == [
         (2, 1, "nan", [21]), (3, 0, "inf", [30]), (5, 0, "nan", [50]), (5, 1, "nan", [51]),
@@ -172,16 +172,16 @@ def test_ranks_agree_to_skip_and_record_the_bad_one(tmp_path: Path) -> None:
 
 
 def test_ranks_stop_together(tmp_path: Path) -> None:
-    first, second = run(2, verdicts, str(tmp_path), "stop", [[1.0, 1.0], [1.0, math.nan]], timeout=30)
+    first, second = run(2, decisions, str(tmp_path), "stop", [[1.0, 1.0], [1.0, math.nan]], timeout=30)
     assert first == second
     assert first[0] is True
     assert str(first[1]).startswith("the loss is nan in step 2 on rank 1; the batches are in")
 
 
 def test_too_many_skipped_steps_in_a_row_stop_the_run(tmp_path: Path) -> None:
-    *skipped, said = verdicts(0, 1, str(tmp_path), "skip", [[math.nan]] * 3)
+    *skipped, message = decisions(0, 1, str(tmp_path), "skip", [[math.nan]] * 3)
     assert skipped == [False, False]
-    assert "in step 3 on rank 0, after 2 skipped steps in a row" in str(said)
+    assert "in step 3 on rank 0, after 2 skipped steps in a row" in str(message)
 
 
 def test_a_gradient_norm_counts_too(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_gradient_norm_counts_too(tmp_path: Path) -> None:
         LossGuard("stop", 1, tmp_path, CPU).allows(1, 2.0, torch.tensor(math.inf))
 
 
-def test_a_record_that_cannot_be_written_does_not_change_the_verdict(
+def test_a_record_that_cannot_be_written_does_not_change_the_decision(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bad_batches.jsonl").symlink_to("/dev/full")

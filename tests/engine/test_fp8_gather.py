@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.engine.families import FAMILIES
-from tests.engine.parity import compile_without_a_compiler, recipe, whole_tensors
+from tests.engine.parity import compile_without_a_compiler, full_tensors, recipe
 from tests.engine.ranks import run
 from torch.distributed.tensor import DTensor
 
@@ -44,7 +44,7 @@ def trained(rank: int, world: int, family: str, given: types.Recipe) -> dict[str
     return {
         "losses": [result.loss for result in results],
         "norms": [result.grad_norm for result in results],
-        "weights": whole_tensors(trainer, "data"),
+        "weights": full_tensors(trainer, "data"),
         "seen": seen,
         "shards": sum(isinstance(getattr(p, "_local_tensor", p), Fp8Shard) for p in parameters),
         "stored": {str(local(p).dtype) for p in parameters} | {str(local(t).dtype) for t in states},

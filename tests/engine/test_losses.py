@@ -1,4 +1,4 @@
-"""Every kind of head loss is torch's cross entropy, in value and gradient, on one rank and on several."""
+"""Every method of the head loss is torch's cross entropy, in value and gradient, on one rank and on several."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.engine.ranks import run
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from meshwright.engine.losses import Kind, Loss, head_loss
+from meshwright.engine.losses import Loss, LossMethod, head_loss
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
+METHODS: tuple[LossMethod, ...] = get_args(LossMethod)
 CASES = [(0.0, None, False), (1e-2, None, True), (0.0, 5.0, False), (1e-2, 5.0, True)]
 
 
@@ -42,17 +42,19 @@ def reference(case: dict[str, Any], z_loss: float, softcap: float | None) -> Ten
 
 
 def gradients(loss: Tensor, case: dict[str, Any]) -> list[Tensor]:
-    wanted = [case[name] for name in ("hidden", "weight", "bias") if case[name] is not None]
-    return list(torch.autograd.grad(loss, wanted))
+    inputs = [case[name] for name in ("hidden", "weight", "bias") if case[name] is not None]
+    return list(torch.autograd.grad(loss, inputs))
 
 
 def far(got: Tensor, expected: Tensor) -> float:
     return float((got.double() - expected.double()).abs().max() / expected.double().abs().max().clamp(min=1e-12))
 
 
-def check(case: dict[str, Any], kind: Kind, z_loss: float, softcap: float | None, chunk: int, limit: float) -> None:
+def check(
+    case: dict[str, Any], method: LossMethod, z_loss: float, softcap: float | None, chunk: int, limit: float
+) -> None:
     expected = reference(case, z_loss, softcap)
-    loss = head_loss(**case, kind=kind, z_loss=z_loss, softcap=softcap, chunk=chunk)
+    loss = head_loss(**case, method=method, z_loss=z_loss, softcap=softcap, chunk=chunk)
     assert float(loss.total) == pytest.approx(float(expected), rel=limit)
     assert float(loss.cross_entropy + loss.z) == pytest.approx(float(loss.total), rel=1e-6)
     for got, want in zip(gradients(3.0 * loss.total, case), gradients(3.0 * expected, case), strict=True):
@@ -60,59 +62,61 @@ def check(case: dict[str, Any], kind: Kind, z_loss: float, softcap: float | None
         assert far(got, want) < limit
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("z_loss", "softcap", "bias"), CASES)
-def test_value_and_gradients_are_those_of_torch(kind: Kind, z_loss: float, softcap: float | None, bias: bool) -> None:
-    check(example(23, 40, 12, torch.float32, bias), kind, z_loss, softcap, 8, 1e-5)
+def test_value_and_gradients_are_those_of_torch(
+    method: LossMethod, z_loss: float, softcap: float | None, bias: bool
+) -> None:
+    check(example(23, 40, 12, torch.float32, bias), method, z_loss, softcap, 8, 1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_narrow_inputs_lose_only_their_own_digits(kind: Kind, dtype: torch.dtype) -> None:
-    check(example(17, 32, 16, dtype, bias=False), kind, 1e-3, 20.0, 5, 2e-2)
+def test_half_precision_inputs_keep_their_precision(method: LossMethod, dtype: torch.dtype) -> None:
+    check(example(17, 32, 16, dtype, bias=False), method, 1e-3, 20.0, 5, 2e-2)
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.sampled_from(KINDS), st.integers(1, 20), st.integers(2, 30), st.integers(1, 9), st.integers(1, 24))
-def test_any_shape_and_any_chunk(kind: Kind, tokens: int, vocab: int, width: int, chunk: int) -> None:
-    check(example(tokens + 1, vocab, width, torch.float32, bias=False, seed=chunk), kind, 1e-2, None, chunk, 2e-5)
+@given(st.sampled_from(METHODS), st.integers(1, 20), st.integers(2, 30), st.integers(1, 9), st.integers(1, 24))
+def test_any_shape_and_any_chunk(method: LossMethod, tokens: int, vocab: int, width: int, chunk: int) -> None:
+    check(example(tokens + 1, vocab, width, torch.float32, bias=False, seed=chunk), method, 1e-2, None, chunk, 2e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_are_the_derivative(kind: Kind) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_gradients_are_the_derivative(method: LossMethod) -> None:
     case = example(5, 7, 3, torch.float64, bias=True)
 
     def total(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         inputs = {**case, "hidden": hidden, "weight": weight, "bias": bias, "weights": case["weights"].double()}
-        return head_loss(**inputs, kind=kind, z_loss=0.1, softcap=3.0, chunk=2).total
+        return head_loss(**inputs, method=method, z_loss=0.1, softcap=3.0, chunk=2).total
 
     assert torch.autograd.gradcheck(total, (case["hidden"], case["weight"], case["bias"]))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_only_what_asks_for_a_gradient_gets_one(kind: Kind) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_only_what_requires_a_gradient_gets_one(method: LossMethod) -> None:
     case = example(9, 11, 4, torch.float32, bias=False)
     case["weight"].requires_grad_(False)
     expected = torch.autograd.grad(reference(case, 0.0, None), case["hidden"])[0]
-    head_loss(**case, kind=kind, chunk=4).total.backward()
+    head_loss(**case, method=method, chunk=4).total.backward()
     assert far(case["hidden"].grad, expected) < 1e-5
     assert case["weight"].grad is None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_without_gradients_the_value_is_the_same(kind: Kind) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_without_gradients_the_value_is_the_same(method: LossMethod) -> None:
     case = example(9, 11, 4, torch.float32, bias=False)
     with torch.no_grad():
-        loss = head_loss(**case, kind=kind, z_loss=1e-2, chunk=4)
+        loss = head_loss(**case, method=method, z_loss=1e-2, chunk=4)
     assert float(loss.total) == pytest.approx(float(reference(case, 1e-2, None)), rel=1e-5)
     assert not loss.total.requires_grad
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_without_one_counted_token_gives_zero(kind: Kind) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_a_batch_without_target_tokens_gives_zero(method: LossMethod) -> None:
     case = example(6, 11, 4, torch.float32, bias=False)
     case["labels"].fill_(-100)
-    loss = head_loss(**case, kind=kind, z_loss=1e-2, chunk=4)
+    loss = head_loss(**case, method=method, z_loss=1e-2, chunk=4)
     assert float(loss.total) == 0.0
     assert all(not gradient.any() for gradient in gradients(loss.total, case))
 
@@ -120,15 +124,15 @@ def test_a_batch_without_one_counted_token_gives_zero(kind: Kind) -> None:
 def test_fused_linear_keeps_the_gradient_of_a_tiny_weight_in_fp16() -> None:
     case = example(16, 32, 16, torch.float16, bias=False)
     case["weights"] = case["weights"] * 1e-6
-    loss = head_loss(**case, kind="fused_linear", chunk=5).total * 2.0**20
+    loss = head_loss(**case, method="fused_linear", chunk=5).total * 2.0**20
     expected = reference(case, 0.0, None) * 2.0**20
     for got, want in zip(gradients(loss, case), gradients(expected, case), strict=True):
         assert far(got, want) < 1e-2
 
 
-def test_chunked_kinds_keep_no_logits() -> None:
+def test_chunked_methods_save_no_logits() -> None:
     case = example(64, 512, 4, torch.float32, bias=False)
-    for kind, kept in (("chunked", 64 * 4 + 512 * 4 + 6 * 64), ("fused_linear", 64 * 4 + 512 * 4 + 1)):
+    for method, kept in (("chunked", 64 * 4 + 512 * 4 + 6 * 64), ("fused_linear", 64 * 4 + 512 * 4 + 1)):
         sizes: list[int] = []
 
         def note(tensor: Tensor, sizes: list[int] = sizes) -> Tensor:
@@ -136,16 +140,16 @@ def test_chunked_kinds_keep_no_logits() -> None:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            head_loss(**case, kind=kind, chunk=16)
+            head_loss(**case, method=method, chunk=16)
         assert sum(sizes) <= kept
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_loss_can_be_traced_on_tensors_without_data(kind: Kind) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loss_can_be_traced_on_tensors_without_data(method: LossMethod) -> None:
     with FakeTensorMode():
         hidden, weight = torch.empty(10, 8, requires_grad=True), torch.empty(16, 8, requires_grad=True)
         labels, weights = torch.zeros(10, dtype=torch.long), torch.ones(10)
-        head_loss(hidden, weight, None, labels, weights, kind=kind, z_loss=0.1, chunk=4).total.backward()
+        head_loss(hidden, weight, None, labels, weights, method=method, z_loss=0.1, chunk=4).total.backward()
     assert weight.grad is not None
     assert weight.grad.shape == weight.shape
 
@@ -154,19 +158,19 @@ def test_a_loss_can_be_traced_on_tensors_without_data(kind: Kind) -> None:
 
 
 def _tp_case(rank: int, world: int, z_loss: float, softcap: float | None, bias: bool) -> float:
-    """The largest relative error over kinds of value, gradient of hidden, and gradient of this rank's slice."""
-    whole = example(13, 24, 8, torch.float32, bias)
-    expected = reference(whole, z_loss, softcap)
-    wanted = gradients(expected, whole)
+    """The largest relative error over methods of value, gradient of hidden, and gradient of this rank's slice."""
+    full = example(13, 24, 8, torch.float32, bias)
+    expected = reference(full, z_loss, softcap)
+    wanted = gradients(expected, full)
     rows = slice(rank * 24 // world, (rank + 1) * 24 // world)
     group = dist.group.WORLD
     worst = 0.0
-    for kind in KINDS:
+    for method in METHODS:
         for reduce_hidden in (True, False):
-            part = {**whole, "weight": whole["weight"].detach()[rows].requires_grad_()}
-            part["bias"] = whole["bias"].detach()[rows].requires_grad_() if bias else None
+            part = {**full, "weight": full["weight"].detach()[rows].requires_grad_()}
+            part["bias"] = full["bias"].detach()[rows].requires_grad_() if bias else None
             options = {"z_loss": z_loss, "softcap": softcap, "group": group, "chunk": 5, "reduce_hidden": reduce_hidden}
-            loss: Loss = head_loss(**part, kind=kind, **options)
+            loss: Loss = head_loss(**part, method=method, **options)
             got = gradients(loss.total, part)
             if not reduce_hidden:
                 dist.all_reduce(got[0])
@@ -178,5 +182,5 @@ def _tp_case(rank: int, world: int, z_loss: float, softcap: float | None, bias: 
 
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize(("z_loss", "softcap", "bias"), CASES)
-def test_a_cut_vocabulary_gives_the_same_loss(world: int, z_loss: float, softcap: float | None, bias: bool) -> None:
+def test_a_sharded_vocabulary_gives_the_same_loss(world: int, z_loss: float, softcap: float | None, bias: bool) -> None:
     assert max(run(world, _tp_case, z_loss, softcap, bias)) < 1e-5

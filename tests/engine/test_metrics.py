@@ -1,4 +1,4 @@
-"""Throughput obeys its arithmetic, files survive full disks and torn lines, and rank 0's screen is readable."""
+"""Throughput is consistent, files survive full disks and incomplete lines, and progress is readable."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from meshwright.engine.metrics import (
     Reporter,
     StepRecord,
     TensorBoardSink,
-    beside_estimate,
+    compare_with_estimate,
     constants,
     header,
     memory_parts,
@@ -89,7 +89,7 @@ def test_the_steady_speed_is_the_median_of_the_window_without_the_first_step(tim
     assert meter.remaining_s(100) == 0
 
 
-def test_a_meter_without_steps_gpu_or_end_says_nothing_it_does_not_know() -> None:
+def test_a_meter_reports_none_for_what_it_does_not_know() -> None:
     meter = Meter(Constants(tokens_per_step=10, flops_per_token=1.0, world=1))
     assert meter.steady is None
     assert meter.remaining_s(0) is None
@@ -143,11 +143,11 @@ def test_the_clock_counts_a_part_as_often_as_it_comes(monkeypatch: pytest.Monkey
         pass
 
 
-# Telling
+# Reporting
 
 
 class Kept:
-    """A sink that remembers."""
+    """A sink that keeps its records."""
 
     def __init__(self) -> None:
         self.steps: list[StepRecord] = []
@@ -160,7 +160,7 @@ class Kept:
         self.closed = True
 
 
-def test_steps_are_told_in_order_with_their_own_values() -> None:
+def test_steps_are_reported_in_order_with_their_values() -> None:
     kept, loss = Kept(), torch.tensor(0.0)
     reporter = Reporter(Meter(PLAIN), Clock(CPU), [kept], memory=lambda: {"peak": 3.0})
     for step in range(1, 4):
@@ -178,26 +178,26 @@ def test_steps_are_told_in_order_with_their_own_values() -> None:
 def test_only_rank_0_writes(tmp_path: Path) -> None:
     assert open_sinks(Process(rank=1, world=2), "tiny", PLAIN, tmp_path, tensorboard=True) == []
     assert not list(tmp_path.iterdir())
-    kinds = [type(sink) for sink in open_sinks(Process(), "tiny", PLAIN, tmp_path)]
-    assert kinds == [JsonlSink, ConsoleSink]
+    types = [type(sink) for sink in open_sinks(Process(), "tiny", PLAIN, tmp_path)]
+    assert types == [JsonlSink, ConsoleSink]
 
 
 class Slow(Timing):
-    """A step whose GPU has not come to its end."""
+    """A step that the GPU has not finished."""
 
     def ready(self) -> bool:
         return False
 
 
-def test_a_step_waits_for_its_gpu_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_pending_for_a_bounded_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshwright.engine.metrics.clock.Timing", Slow)
-    kept, told = Kept(), []
+    kept, reported = Kept(), []
     reporter = Reporter(Meter(PLAIN), Clock(CPU), [kept])
     for step in range(1, 6):
         reporter.clock.start()
         reporter.end_step(step, loss=1.0, lr=0.1)
-        told.append(len(kept.steps))
-    assert told == [0, 0, 1, 2, 3]
+        reported.append(len(kept.steps))
+    assert reported == [0, 0, 1, 2, 3]
     reporter.flush()
     assert len(kept.steps) == 5
 
@@ -224,22 +224,22 @@ def test_the_metrics_file_is_json_lines_after_a_header(tmp_path: Path) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 400), st.integers(0, 5))
-def test_a_torn_line_is_cut_off_and_nothing_else(
+def test_an_incomplete_last_line_is_removed_and_nothing_else(
     tmp_path_factory: pytest.TempPathFactory, cut: int, lines: int
 ) -> None:
-    path = tmp_path_factory.mktemp("torn") / "x.jsonl"
-    whole = b"".join(json.dumps({"step": n, "text": "ä" * n * 10}).encode() + b"\n" for n in range(lines))
-    path.write_bytes(whole[:cut])
-    gone = repair(path)
+    path = tmp_path_factory.mktemp("incomplete") / "x.jsonl"
+    complete = b"".join(json.dumps({"step": n, "text": "ä" * n * 10}).encode() + b"\n" for n in range(lines))
+    path.write_bytes(complete[:cut])
+    removed = repair(path)
     left = path.read_bytes()
-    assert len(left) + gone == len(whole[:cut])
-    assert whole.startswith(left)
+    assert len(left) + removed == len(complete[:cut])
+    assert complete.startswith(left)
     assert left == b"" or left.endswith(b"\n")
-    assert b"\n" not in whole[len(left) : cut]
+    assert b"\n" not in complete[len(left) : cut]
     assert [line["step"] for line in read(path)] == list(range(left.count(b"\n")))
 
 
-def test_a_resumed_run_writes_after_the_last_whole_line(tmp_path: Path) -> None:
+def test_a_resumed_run_appends_after_the_last_complete_line(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"step":1}\n{"step":2,"lo')
     assert list(read(path)) == [{"step": 1}]  # also readable before it is repaired
@@ -249,9 +249,9 @@ def test_a_resumed_run_writes_after_the_last_whole_line(tmp_path: Path) -> None:
     assert list(read(path)) == [{"step": 1}, {"step": 2}]
 
 
-def test_a_full_disk_costs_lines_and_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    lines = Lines(tmp_path / "x.jsonl", said.append)
+def test_a_full_disk_loses_lines_and_warns_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings: list[str] = []
+    lines = Lines(tmp_path / "x.jsonl", warnings.append)
     lines.write({"step": 1})
     real, calls = os.write, 0
 
@@ -265,28 +265,28 @@ def test_a_full_disk_costs_lines_and_is_said_once(tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", half_then_full)
         assert [lines.write({"step": step}) for step in (2, 3)] == [False, False]
-    assert lines.write({"step": 4})  # somebody made space
+    assert lines.write({"step": 4})  # space was freed
     lines.close()
     assert list(read(tmp_path / "x.jsonl")) == [{"step": 1}, {"step": 4}]
-    assert len(said) == 2
-    assert "No space left on device" in said[0]
-    assert "2 lines are missing" in said[1]
+    assert len(warnings) == 2
+    assert "No space left on device" in warnings[0]
+    assert "2 lines are missing" in warnings[1]
 
 
 def test_a_device_that_is_always_full_does_not_end_the_run(tmp_path: Path) -> None:
-    said: list[str] = []
+    warnings: list[str] = []
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    sink = JsonlSink(tmp_path, header("tiny", PLAIN), said.append)
+    sink = JsonlSink(tmp_path, header("tiny", PLAIN), warnings.append)
     for step in range(1, 4):
         sink.step(record(step))
     sink.close()
-    assert len(said) == 2  # when it began, and how many lines are missing
-    assert "4 lines" in said[1]
+    assert len(warnings) == 2  # when it began, and how many lines are missing
+    assert "4 lines" in warnings[1]
 
 
-def test_a_file_at_its_size_limit_keeps_whole_lines(tmp_path: Path) -> None:
+def test_a_file_at_its_size_limit_keeps_complete_lines(tmp_path: Path) -> None:
     def fills() -> list[bool]:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (25, 25))  # the system itself takes a part and refuses the rest
+        resource.setrlimit(resource.RLIMIT_FSIZE, (25, 25))  # the system writes a part and then fails
         lines = Lines(tmp_path / "x.jsonl", lambda _: None)
         return [lines.write({"step": step}) for step in (1, 2, 3)]
 
@@ -301,7 +301,7 @@ def test_a_folder_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path)
         Lines(tmp_path / "file" / "x.jsonl")
 
 
-def test_tensorboard_reads_back_what_was_told(tmp_path: Path) -> None:
+def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     sink = TensorBoardSink(tmp_path, header("tiny", PLAIN))
     for step in (1, 2):
@@ -319,10 +319,10 @@ def test_a_missing_tensorboard_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     assert missing.value.fix == ("pip install tensorboard",)
 
 
-def test_a_disk_that_refuses_ends_tensorboard_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_tensorboard_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorboard")
-    said: list[str] = []
-    sink = TensorBoardSink(tmp_path, {}, said.append)
+    warnings: list[str] = []
+    sink = TensorBoardSink(tmp_path, {}, warnings.append)
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -331,10 +331,10 @@ def test_a_disk_that_refuses_ends_tensorboard_and_not_the_run(tmp_path: Path, mo
     for step in (1, 2):
         sink.step(record(step))
     sink.close()
-    assert len(said) == 1
+    assert len(warnings) == 1
 
 
-# The screen
+# The console
 
 
 class Terminal(io.StringIO):
@@ -345,7 +345,7 @@ class Terminal(io.StringIO):
 NOON = datetime(2026, 1, 1, 12, 0)
 
 
-def test_plain_lines_come_when_due_and_without_colour() -> None:
+def test_plain_lines_are_printed_when_due_and_without_color() -> None:
     out = io.StringIO()
     known = Constants(
         4096, 6e9, 8, 1e15, steps=25, estimate_step_s=1.9, estimate_memory_gib={"total": 66, "overhead": 2}
@@ -381,12 +381,12 @@ def test_a_terminal_shows_a_live_panel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_json_keeps_stdout_clean(capsys: pytest.CaptureFixture[str]) -> None:
     ConsoleSink(PLAIN, json=True).step(record(1))
-    seen = capsys.readouterr()
-    assert seen.out == ""
-    assert seen.err.startswith("step 1/100")
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("step 1/100")
 
 
-def test_a_closed_screen_does_not_end_the_run() -> None:
+def test_a_closed_console_does_not_end_the_run() -> None:
     full = open("/dev/full", "w")  # noqa: SIM115  # closing it fails
     sink = ConsoleSink(PLAIN, log_every=1, stream=full)
     for step in (1, 2):
@@ -400,11 +400,11 @@ def test_a_closed_screen_does_not_end_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "text"),
     [(0, "0 s"), (59, "59 s"), (60, "1 min"), (3599, "1 h 00 min"), (7500, "2 h 05 min"), (273_600, "3 d 4 h")],
 )
-def test_durations_are_said_as_people_do(seconds: float, said: str) -> None:
-    assert duration(seconds) == said
+def test_durations_are_readable(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
 
 
 # Memory
@@ -425,13 +425,13 @@ def test_memory_counts_each_storage_once_and_only_here() -> None:
     assert 0 < found.reserved <= found.peak
 
 
-def test_measured_and_estimated_memory_stand_side_by_side() -> None:
+def test_measured_memory_is_compared_with_the_estimate() -> None:
     found = memory_parts([torch.zeros(4)], [], [], CPU)
-    told = {"weights": 1.0, "gradients": 2.0, "optimizer": 3.0, "activations": 4.0, "logits": 1.0, "buffers": 0.5,
+    estimated = {"weights": 1.0, "gradients": 2.0, "optimizer": 3.0, "activations": 4.0, "logits": 1.0, "buffers": 0.5,
             "overhead": 1.5, "total": 13.0}  # fmt: skip
-    beside = beside_estimate(found, told)
-    assert {name: pair["estimate"] for name, pair in beside.items()} == {
+    compared = compare_with_estimate(found, estimated)
+    assert {name: pair["estimate"] for name, pair in compared.items()} == {
         "weights": 1.0, "gradients": 2.0, "optimizer": 3.0, "other": 5.5, "peak": 11.5,
     }  # fmt: skip
-    assert beside["peak"]["measured"] == found.peak
-    assert all(pair["estimate"] is None for pair in beside_estimate(found, {}).values())
+    assert compared["peak"]["measured"] == found.peak
+    assert all(pair["estimate"] is None for pair in compare_with_estimate(found, {}).values())

@@ -1,4 +1,4 @@
-"""Update rules against torch's own and the published formulas, on one process and on cut parameters."""
+"""Update rules compared with torch and the published formulas, in one process and on sharded parameters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from meshwright.engine.optimizers import LocalOptimizer, build_optimizer
 from meshwright.engine.optimizers.elementwise import AdamW, ScheduleFreeAdamW
 from meshwright.engine.optimizers.exchange import ranks_of
 from meshwright.engine.optimizers.grouping import decays, is_hidden_matrix
-from meshwright.engine.optimizers.muon import Muon, matrix_dims, orthogonalized
+from meshwright.engine.optimizers.muon import Muon, matrix_dims, orthogonalize
 from meshwright.engine.scaling import LossScale
 from meshwright.errors import InputError
 from meshwright.recipes.types import Optimizer, Precision
@@ -79,7 +79,7 @@ def weights(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         ("model.visual.patch_embed.proj.weight", (4, 3, 2, 2), True, False),
     ],
 )
-def test_names_and_shapes_say_what_decays_and_what_is_a_hidden_matrix(
+def test_weight_decay_and_hidden_matrices_are_decided_by_name_and_shape(
     name: str, shape: tuple[int, ...], decay: bool, hidden: bool
 ) -> None:
     parameter = Parameter(torch.zeros(shape))
@@ -87,7 +87,7 @@ def test_names_and_shapes_say_what_decays_and_what_is_a_hidden_matrix(
     assert is_hidden_matrix(name, parameter) is hidden
 
 
-def test_frozen_parameters_are_left_out() -> None:
+def test_frozen_parameters_are_excluded() -> None:
     parameters = weights()
     parameters["model.layers.0.self_attn.q_proj.weight"].requires_grad_(False)
     optimizer = built(parameters)
@@ -113,8 +113,8 @@ def test_adamw_is_torchs(dtype: torch.dtype) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-7 if dtype == torch.float32 else 4e-3)
 
 
-def test_adamw_in_several_formats_is_the_same_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AdamW, "_one_format", lambda self, parameter: False)
+def test_adamw_in_mixed_dtypes_is_the_same_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AdamW, "_has_one_dtype", lambda self, parameter: False)
     ours, theirs = weights(), weights()
     descend(ours, built(ours, lr=1e-2))
     descend(theirs, reference_adamw(theirs))
@@ -130,7 +130,7 @@ def test_adamw_in_several_formats_is_the_same_rule(monkeypatch: pytest.MonkeyPat
         (torch.bfloat16, "bf16", torch.bfloat16, torch.bfloat16),
     ],
 )
-def test_moments_have_the_formats_of_the_recipe(
+def test_moments_have_the_dtypes_of_the_recipe(
     dtype: torch.dtype, moments: Any, first: torch.dtype, second: torch.dtype
 ) -> None:
     parameters, exact = weights(dtype), weights()
@@ -158,7 +158,7 @@ def test_muon_is_torchs() -> None:
 
 
 def test_newton_schulz_moves_singular_values_near_one() -> None:
-    values = torch.linalg.svdvals(orthogonalized(seeded(3, 10, 7), 5))
+    values = torch.linalg.svdvals(orthogonalize(seeded(3, 10, 7), 5))
     assert float(values.min()) > 0.6
     assert float(values.max()) < 1.3
 
@@ -213,7 +213,7 @@ def test_sgd_is_torchs_but_for_the_decoupled_decay(momentum: float) -> None:
 
 
 def test_schedule_free_follows_its_paper() -> None:
-    """Algorithm 1 of arXiv 2405.15682 in its own terms x, y, z, with a learning rate that warms up."""
+    """Algorithm 1 of arXiv 2405.15682 in its notation x, y, z, with a learning rate that warms up."""
     parameters = weights()
     optimizer = built(parameters, name="schedule_free_adamw", weight_decay=0.1)
     assert isinstance(optimizer, ScheduleFreeAdamW)
@@ -265,11 +265,11 @@ def test_a_checkpoint_gives_back_every_bit(name: str) -> None:
     assert all(torch.equal(one, twin) for one, twin in zip(ours.values(), twins.values(), strict=True))
 
 
-# --- cut parameters -----------------------------------------------------------------------------------------------
+# --- sharded parameters -----------------------------------------------------------------------------------------------
 
 
 class Tiny(nn.Module):
-    """A model with what an optimizer meets: a table, matrices cut both ways and unevenly, a vector, stacked experts."""
+    """A model with an embedding, matrices sharded in both dimensions and unevenly, a vector and stacked experts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -293,8 +293,8 @@ class Tiny(nn.Module):
 EXPERTS = {"gate_up_proj": (4, 2, 6, 5), "down_proj": (4, 5, 6), "interleaved": (4, 5, 6, 2), "replicated": (2, 3, 4)}
 
 
-def _cut(model: Tiny, rank: int) -> None:
-    """tp 2 under dp_shard 2 for the dense part; experts on meshes of their own, cut by expert, inside, and both."""
+def _shard(model: Tiny, rank: int) -> None:
+    """Shard the dense part by tp 2 and dp_shard 2, and experts on other meshes by expert, inside, and both."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_shard", "tp"))
     parallelize_module(model, mesh["tp"], {"q_proj": ColwiseParallel(), "o_proj": RowwiseParallel()})
     experts = init_device_mesh("cpu", (4,), mesh_dim_names=("ep",))
@@ -306,8 +306,8 @@ def _cut(model: Tiny, rank: int) -> None:
         "replicated": (pair, [Replicate(), Shard(1)]),
     }
     for name, (where, placements) in places.items():
-        whole = getattr(model.experts, name).detach()
-        model.experts.register_parameter(name, Parameter(distribute_tensor(whole, where, placements)))
+        full = getattr(model.experts, name).detach()
+        model.experts.register_parameter(name, Parameter(distribute_tensor(full, where, placements)))
     ignored = set(model.experts.parameters())
     fully_shard(model, mesh=mesh["dp_shard"], ignored_params=ignored)
 
@@ -325,14 +325,14 @@ def _train(model: Tiny, optimizer: LocalOptimizer, steps: int, first: int = 0) -
         optimizer.zero_grad()
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _full(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def _farthest(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
     assert ours.keys() == theirs.keys()
     gaps = [
-        float((_whole(one) - _whole(theirs[key])).abs().max() / _whole(theirs[key]).abs().max().clamp(min=1e-3))
+        float((_full(one) - _full(theirs[key])).abs().max() / _full(theirs[key]).abs().max().clamp(min=1e-3))
         for key, one in ours.items()
     ]
     return max(gaps)
@@ -340,19 +340,19 @@ def _farthest(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
 
 def _parity(rank: int, world: int, name: str, moments: Any) -> tuple[float, float]:
     options = Optimizer(name=name, lr=1e-2)
-    single, cut = Tiny(), Tiny()
-    _cut(cut, rank)
+    single, sharded = Tiny(), Tiny()
+    _shard(sharded, rank)
     optimizers = []
-    for model in (single, cut):
+    for model in (single, sharded):
         optimizers.append(build_optimizer(model.named_parameters(), options, Precision(moments=moments), "cpu"))
         _train(model, optimizers[-1], 3)
-    weights_apart = _farthest(dict(cut.named_parameters()), dict(single.named_parameters()))
-    whole = StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
+    weights_apart = _farthest(dict(sharded.named_parameters()), dict(single.named_parameters()))
+    full = StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
     states: list[dict[str, Any]] = [
-        get_optimizer_state_dict(model, optimizer, options=whole)
-        for model, optimizer in zip((single, cut), optimizers, strict=True)
+        get_optimizer_state_dict(model, optimizer, options=full)
+        for model, optimizer in zip((single, sharded), optimizers, strict=True)
     ]
-    if rank:  # torch hands the full state to rank 0
+    if rank:  # only rank 0 gets the full state
         return weights_apart, 0.0
     tensors = [{k: v for k, v in state.items() if isinstance(v, Tensor) and "." in k} for state in states]
     assert tensors[0]
@@ -360,7 +360,7 @@ def _parity(rank: int, world: int, name: str, moments: Any) -> tuple[float, floa
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_cut_parameters_move_like_whole_ones(name: str) -> None:
+def test_sharded_parameters_are_updated_like_unsharded_ones(name: str) -> None:
     for weights_apart, states_apart in run(4, _parity, name, "fp32"):
         assert weights_apart < 1e-5
         assert states_apart < 1e-5
@@ -369,8 +369,8 @@ def test_cut_parameters_move_like_whole_ones(name: str) -> None:
 def _checkpoint(rank: int, world: int, name: str, flat: bool) -> bool:
     options, precision = Optimizer(name=name, lr=1e-2), Precision(moments="bf16")
     ours, twin = Tiny(), Tiny()
-    _cut(ours, rank)
-    _cut(twin, rank)
+    _shard(ours, rank)
+    _shard(twin, rank)
     optimizer, other = (build_optimizer(one.named_parameters(), options, precision, "cpu") for one in (ours, twin))
     how = StateDictOptions(flatten_optimizer_state_dict=flat)
     get_optimizer_state_dict(ours, optimizer, options=how)  # before the first step: must not count as one
@@ -382,12 +382,12 @@ def _checkpoint(rank: int, world: int, name: str, flat: bool) -> bool:
     assert [group["step"] for group in other.param_groups] == [2] * len(other.param_groups)
     _train(ours, optimizer, 2, first=2)
     _train(twin, other, 2, first=2)
-    return all(torch.equal(_whole(a), _whole(b)) for a, b in zip(ours.parameters(), twin.parameters(), strict=True))
+    return all(torch.equal(_full(a), _full(b)) for a, b in zip(ours.parameters(), twin.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("name", RULES)
-def test_torch_checkpoints_take_the_state_of_cut_parameters(name: str, flat: bool) -> None:
+def test_torch_checkpoints_support_the_state_of_sharded_parameters(name: str, flat: bool) -> None:
     assert all(run(4, _checkpoint, name, flat))
 
 
@@ -438,10 +438,10 @@ def test_the_loss_scale_halves_on_overflow_and_doubles_after_good_steps() -> Non
 def _overflow_on_one(rank: int, world: int, bad: int) -> list[bool]:
     scale = LossScale()
     mesh = init_device_mesh("cpu", (world,))
-    whole = torch.ones(world)
-    whole[bad] = float("nan")
-    cut = distribute_tensor(whole, mesh, [Shard(0)])
-    return [scale.unscale([cut] if rank < world - 1 else [cut, torch.ones(2)]), scale.unscale([torch.ones(2)])]
+    full = torch.ones(world)
+    full[bad] = float("nan")
+    sharded = distribute_tensor(full, mesh, [Shard(0)])
+    return [scale.unscale([sharded] if rank < world - 1 else [sharded, torch.ones(2)]), scale.unscale([torch.ones(2)])]
 
 
 def test_all_ranks_agree_on_an_overflow() -> None:

@@ -1,7 +1,6 @@
-"""Every layout trains like one process: losses of five steps, every gradient and every weight agree.
+"""Every layout trains like one process: losses of five steps, all gradients and all weights agree.
 
-A few of the combinations run every time, for two steps, and touch every family and every technique; `make parity`
-runs all of them.
+A few of the combinations run every time, for two steps, and cover every family and technique; `make parity` runs all.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from meshwright import clusters, models, rules
 from meshwright.recipes.case import Case
 
 QUICK_STEPS = 2
-SPLITS_BACKWARD = (2, 13)  # torch from which zero-bubble schedules take layers with functions of autograd's own
+SPLITS_BACKWARD = (2, 13)  # first torch whose zero-bubble schedules support layers with custom autograd functions
 
 
 def quick() -> list[Any]:
@@ -42,7 +41,7 @@ def too_large(found: dict[str, float]) -> dict[str, float]:
 @pytest.mark.parametrize(("name", "family"), quick())
 def test_every_technique_trains_like_one_process(name: str, family: str) -> None:
     if name.startswith("dualpipe") and torch.__version__ < SPLITS_BACKWARD:
-        pytest.skip("torch 2.11 says so itself; the engine names the schedule and the fix")
+        pytest.skip("not supported by torch 2.11; the engine reports the schedule and the fix")
     tried = TRIED[name]
     assert not too_large(differences(family, tried.world, recipe_of(tried), QUICK_STEPS))
 
@@ -64,7 +63,7 @@ def broken_rules(name: str, family: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", TRIED)
-def test_the_rules_refuse_what_is_not_tried_and_nothing_else(name: str, record_property: Any) -> None:
+def test_the_rules_refuse_what_is_not_tested_and_nothing_else(name: str, record_property: Any) -> None:
     tried = TRIED[name]
     refused = {family: rule for rule, families in tried.refused.items() for family in families}
     for family, rule in refused.items():
@@ -74,7 +73,7 @@ def test_the_rules_refuse_what_is_not_tried_and_nothing_else(name: str, record_p
     record_property("refused", json.dumps({"layout": name, "families": refused}))
 
 
-def test_every_family_and_technique_is_tried_every_time() -> None:
+def test_every_family_and_technique_is_in_the_quick_set() -> None:
     tried = [one for one in TRIED.values() if one.runs]
     assert {family for one in tried for family in one.quick} == set(FAMILIES)
     assert {one.technique for one in tried} == {one.technique for one in tried if one.quick}

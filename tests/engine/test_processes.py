@@ -1,4 +1,4 @@
-"""Ranks know their place, answer in order, fail with one named cause and leave nothing behind."""
+"""Ranks are detected, return results in order, fail with one named cause and leave no processes behind."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def without(env: dict[str, str], *names: str, **more: str) -> dict[str, str]:
     return {name: value for name, value in env.items() if name not in names} | more
 
 
-# Who started this process
+# Detecting the launcher
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def without(env: dict[str, str], *names: str, **more: str) -> dict[str, str]:
         ),
     ],
 )
-def test_the_environment_says_which_rank_this_is(env: dict[str, str], expected: tuple[Any, ...] | None) -> None:
+def test_the_rank_is_read_from_the_environment(env: dict[str, str], expected: tuple[Any, ...] | None) -> None:
     found = detect(env)
     if found is None or expected is None:
         assert found is expected
@@ -135,7 +135,7 @@ RANGE = st.tuples(st.integers(0, 500), st.integers(0, 4))
 
 @st.composite
 def entries(draw: st.DrawFn) -> tuple[str, list[str]]:
-    """One entry of a node list and the hosts it stands for."""
+    """Return one entry of a node list and its hosts."""
     prefix = draw(PREFIX)
     if draw(st.booleans()):
         return prefix, [prefix]
@@ -150,7 +150,7 @@ def entries(draw: st.DrawFn) -> tuple[str, list[str]]:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(entries(), min_size=1, max_size=5))
-def test_a_node_list_gives_back_the_hosts_it_was_made_of(parts: list[tuple[str, list[str]]]) -> None:
+def test_a_node_list_expands_to_its_hosts(parts: list[tuple[str, list[str]]]) -> None:
     text = ",".join(entry for entry, _ in parts)
     assert list(hosts(text)) == [name for _, names in parts for name in names]
 
@@ -198,10 +198,10 @@ def test_an_error_inside_leaves_the_group(tmp_path: Path) -> None:
     assert child(tmp_path, work) is False
 
 
-def test_a_rank_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_without_a_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(InputError, match="rank 3 asks for GPU 3; this machine has 2"):
-        process_group._own_device(Process(rank=3, world=4, local_rank=3, local_world=4, gpu=3, device_type="cuda"))
+    with pytest.raises(InputError, match="rank 3 needs GPU 3; this machine has 2"):
+        process_group._set_device(Process(rank=3, world=4, local_rank=3, local_world=4, gpu=3, device_type="cuda"))
 
 
 # Forking
@@ -211,7 +211,7 @@ Left = Callable[[], set[str]]
 
 @pytest.fixture
 def left() -> Left:
-    """The child processes that are there now and were not when the test began: others may have left a fork server."""
+    """Return the child processes started since the test began: other tests may have left a fork server."""
     before = _children()
     return lambda: _children() - before
 
@@ -256,21 +256,21 @@ def fails_on_one(process: Process, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "kind", "said", "fix"),
+    ("how", "error_type", "message", "fix"),
     [
         ("raise", RunError, "rank 1 of 3 failed: ValueError: no such thing\n(.*\n)*.*in fails_on_one", ""),
         ("kill", RunError, "rank 1 of 3 was killed, usually because .* memory .SIGKILL.", "data.workers=0"),
-        ("exit", RunError, "rank 1 of 3 ended with exit code 7", ""),
+        ("exit", RunError, "rank 1 of 3 exited with code 7", ""),
         ("input", InputError, "data.dataset=x: is not there", "data.dataset=mock"),
         ("memory", RunError, "rank 1 of 3 failed: the GPU ran out of memory", "layout.recompute=full"),
         ("system exit", RunError, "rank 1 of 3 failed: SystemExit: 4", ""),
     ],
 )
 def test_the_rank_that_failed_is_named_and_the_others_end(
-    how: str, kind: type[Exception], said: str, fix: str, left: Left
+    how: str, error_type: type[Exception], message: str, fix: str, left: Left
 ) -> None:
     began = time.monotonic()
-    with pytest.raises(kind, match=said) as failed:
+    with pytest.raises(error_type, match=message) as failed:
         fork(3, fails_on_one, how, timeout=30)
     assert time.monotonic() - began < 10
     assert not fix or fix in failed.value.fix
@@ -282,11 +282,11 @@ def unsendable(process: Process) -> Any:
 
 
 def test_a_result_that_cannot_be_sent_is_an_error() -> None:
-    with pytest.raises(RunError, match="result cannot be sent"):
+    with pytest.raises(RunError, match="cannot send its result"):
         fork(2, unsendable, timeout=30)
 
 
-def deaf(process: Process, folder: str) -> None:
+def ignores_sigterm(process: Process, folder: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     Path(folder, f"{process.rank}").write_text(str(helper.pid))
@@ -296,12 +296,12 @@ def deaf(process: Process, folder: str) -> None:
     time.sleep(60)
 
 
-def test_a_rank_that_does_not_listen_is_ended_with_what_it_started(
+def test_a_rank_that_ignores_sigterm_is_killed_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: Left
 ) -> None:
     monkeypatch.setattr(processes, "GRACE_S", 0.3)
     with pytest.raises(RunError, match="rank 1 of 2 failed: ValueError: done"):
-        fork(2, deaf, str(tmp_path), timeout=30)
+        fork(2, ignores_sigterm, str(tmp_path), timeout=30)
     assert not left()
     _until(lambda: all(_is_gone(int((tmp_path / rank).read_text())) for rank in ("0", "1")))
 
@@ -310,8 +310,8 @@ def sleeps(process: Process) -> None:
     time.sleep(60 * process.rank)
 
 
-def test_a_run_that_takes_too_long_names_who_is_late() -> None:
-    with pytest.raises(RunError, match=r"longer than 0.5 s; rank 1 had not ended"):
+def test_a_run_that_takes_too_long_names_the_late_rank() -> None:
+    with pytest.raises(RunError, match=r"longer than 0.5 s; rank 1 is still running"):
         fork(2, sleeps, timeout=0.5)
 
 
@@ -330,13 +330,13 @@ def hangs(process: Process) -> None:
 
 
 def test_a_hanging_collective_names_the_step_and_the_phases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshwright.engine.watchdog.ASK_S", 1.0)
+    monkeypatch.setattr("meshwright.engine.watchdog.EXCHANGE_S", 1.0)
     with pytest.raises(RunError) as failed:
         fork(2, hangs, timeout=30)
-    said = failed.value.reason
-    assert "hangs in step 7" in said
-    assert "rank 1" in said
-    assert "step 7, data" in said
+    message = failed.value.reason
+    assert "hangs in step 7" in message
+    assert "rank 1" in message
+    assert "step 7, data" in message
 
 
 def times_out(process: Process) -> None:
@@ -347,8 +347,8 @@ def times_out(process: Process) -> None:
         time.sleep(60)
 
 
-def test_a_collective_that_times_out_says_where() -> None:
-    with pytest.raises(RunError, match=r"rank 0 of 2 failed in step 3, backward: another rank did not answer in time"):
+def test_a_collective_that_times_out_names_its_step() -> None:
+    with pytest.raises(RunError, match=r"rank 0 of 2 failed in step 3, backward: another rank did not respond in time"):
         fork(2, times_out, timeout=30, collective_timeout_s=1.0)
 
 
@@ -361,25 +361,25 @@ def waits(process: Process, folder: str) -> None:
 
 
 def forks(folder: str) -> None:
-    """What the command line does: the error is told, its exit code left with."""
+    """Do what the command line does: report the error and exit with its code."""
     os.setsid()  # a terminal of its own, as it were
     tempfile.tempdir = str(Path(folder, "tmp"))
     try:
         fork(2, waits, folder)
     except MeshwrightError as error:
-        Path(folder, "said").write_text(f"{type(error).__name__} {error}")
+        Path(folder, "message").write_text(f"{type(error).__name__} {error}")
         sys.exit(error.exit_code)
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "said"),
+    ("number", "code", "message"),
     [
         (signal.SIGINT, 3, "RunError interrupted"),
-        (signal.SIGTERM, 3, "RunError the run was asked to end from outside (SIGTERM)"),
+        (signal.SIGTERM, 3, "RunError the run was stopped from outside (SIGTERM)"),
         (signal.SIGKILL, -9, ""),
     ],
 )
-def test_ending_the_parent_ends_the_ranks(tmp_path: Path, number: signal.Signals, code: int, said: str) -> None:
+def test_ending_the_parent_ends_the_ranks(tmp_path: Path, number: signal.Signals, code: int, message: str) -> None:
     (tmp_path / "tmp").mkdir()
     parent = mp.get_context("fork").Process(target=forks, args=(str(tmp_path),))
     parent.start()
@@ -391,12 +391,12 @@ def test_ending_the_parent_ends_the_ranks(tmp_path: Path, number: signal.Signals
     assert parent.exitcode == code
     assert time.monotonic() - began < 4
     _until(lambda: all(_is_gone(int((tmp_path / rank).read_text())) for rank in ("0", "1")))
-    if said:
-        assert (tmp_path / "said").read_text() == said
+    if message:
+        assert (tmp_path / "message").read_text() == message
         assert not list((tmp_path / "tmp").iterdir())
 
 
-AFRESH = """
+SPAWNED = """
 import torch
 from meshwright.engine import processes
 from tests.engine.children import rank_of_world
@@ -409,16 +409,16 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow  # imports torch twice
-def test_a_process_that_started_openmp_threads_starts_its_ranks_afresh(tmp_path: Path) -> None:
-    root, script = Path(__file__).parents[2], tmp_path / "afresh.py"
-    script.write_text(AFRESH)
+def test_a_process_with_openmp_threads_spawns_its_ranks(tmp_path: Path) -> None:
+    root, script = Path(__file__).parents[2], tmp_path / "spawned.py"
+    script.write_text(SPAWNED)
     paths = os.pathsep.join([str(root), str(root / "src"), *sys.path[1:]])
     env = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "True False 0 of 1", done.stderr
 
 
-# One rank among others, as torchrun and SLURM start them
+# Ranks started by torchrun and SLURM
 
 
 def environment(how: str, rank: int, world: int, port: int) -> dict[str, str]:
@@ -445,7 +445,7 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize("how", ["torchrun", "slurm"])
-def test_ranks_started_from_outside_meet(tmp_path: Path, how: str) -> None:
+def test_ranks_started_by_a_launcher_join(tmp_path: Path, how: str) -> None:
     port = free_port()
     ended = children(tmp_path, *(partial(as_rank, how, rank, port, summed) for rank in range(2)))
     assert [(one.code, one.result) for one in ended] == [(0, [(how, 1.0)])] * 2
@@ -462,11 +462,11 @@ def one_raises(process: Process) -> None:
         watch.phase(4, "optimizer")
         if process.rank == 1:
             raise ValueError("broken")
-        time.sleep(60)  # not in a collective: only the watchdog can tell it
+        time.sleep(60)  # not in a collective: only the watchdog ends it
 
 
 @pytest.mark.parametrize("how", ["torchrun", "slurm"])
-def test_a_failure_is_told_once_and_ends_all_ranks(tmp_path: Path, how: str) -> None:
+def test_a_failure_is_reported_once_and_ends_all_ranks(tmp_path: Path, how: str) -> None:
     port, began = free_port(), time.monotonic()
     ended = children(tmp_path, *(partial(as_rank, how, rank, port, one_raises) for rank in range(2)))
     assert [one.code for one in ended] == [3, 3]
@@ -495,7 +495,7 @@ def _children() -> set[str]:
 def _until(true: Callable[[], bool], seconds: float = 10.0) -> None:
     until = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < until, "it never came"
+        assert time.monotonic() < until, "timed out"
         time.sleep(0.02)
 
 

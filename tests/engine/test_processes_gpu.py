@@ -1,4 +1,4 @@
-"""What only a GPU can show: NCCL, CUDA events, out of memory, and forking beside CUDA."""
+"""Tests that need a GPU: NCCL, CUDA events, out of memory, and forking after CUDA was used."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from meshwright.errors import InputError
 
 
 def gpus() -> int:
-    """Asked in a child: asking here would spoil this process for forking."""
+    """Return the number of GPUs, counted in a child: counting here would make this process unfit for forking."""
     import multiprocessing as mp
 
     context = mp.get_context("fork")
-    answer: Any = context.Queue()
-    asker = context.Process(target=lambda: answer.put(torch.cuda.device_count()))
-    asker.start()
-    count = int(answer.get(timeout=60))
-    asker.join()
+    result: Any = context.Queue()
+    counter = context.Process(target=lambda: result.put(torch.cuda.device_count()))
+    counter.start()
+    count = int(result.get(timeout=60))
+    counter.join()
     return count
 
 
@@ -45,9 +45,9 @@ def test_a_forked_rank_uses_its_gpu() -> None:
     assert fork(1, backend_and_sum, timeout=120) == [("nccl", "cuda:0", 2.0)]
 
 
-def test_a_rank_too_many_is_told_how_many_gpus_there_are() -> None:
+def test_a_rank_too_many_is_an_error_with_the_number_of_gpus() -> None:
     count = gpus()
-    with pytest.raises(InputError, match=f"rank {count} asks for GPU {count}; this machine has {count}"):
+    with pytest.raises(InputError, match=f"rank {count} needs GPU {count}; this machine has {count}"):
         fork(count + 1, backend_and_sum, timeout=120, collective_timeout_s=60)
 
 
@@ -55,7 +55,7 @@ def takes_all(process: Process) -> None:
     torch.empty(1 << 50, device=process.device)
 
 
-def test_out_of_memory_says_what_to_change() -> None:
+def test_out_of_memory_has_a_fix() -> None:
     with pytest.raises(RunError, match="the GPU ran out of memory") as failed:
         fork(1, takes_all, timeout=120)
     assert "layout.recompute=full" in failed.value.fix
@@ -71,7 +71,7 @@ def test_a_process_that_used_cuda_is_not_forked(tmp_path: Path) -> None:
 
 
 class Kept(list[Any]):
-    """A sink that remembers."""
+    """A sink that keeps its records."""
 
     step = list.append
 
@@ -79,10 +79,10 @@ class Kept(list[Any]):
         """Nothing to do."""
 
 
-def test_steps_are_timed_told_and_profiled_on_the_gpu(tmp_path: Path) -> None:
+def test_steps_are_timed_reported_and_profiled_on_the_gpu(tmp_path: Path) -> None:
     def work() -> tuple[Any, ...]:
         kept = Kept()
-        with join(Process()) as process, window(True, tmp_path, 1, 1, 2) as seen:
+        with join(Process()) as process, window(True, tmp_path, 1, 1, 2) as recorded:
             device, clock = process.device, Clock(process.device)
             weight = torch.nn.Parameter(torch.randn(4096, 4096, device=device))
             optimizer = torch.optim.AdamW([weight])
@@ -99,11 +99,11 @@ def test_steps_are_timed_told_and_profiled_on_the_gpu(tmp_path: Path) -> None:
                     if guard.allows(step, loss, weight.grad.norm()):  # type: ignore[union-attr]
                         optimizer.step()
                 reporter.end_step(step, loss=loss, lr=1e-3, grad_norm=weight.grad.norm())  # type: ignore[union-attr]
-                seen.step()
+                recorded.step()
             gradients = [weight.grad]
             memory = memory_parts([weight], gradients, optimizer_tensors(optimizer.state), device)
             reporter.close()
-        return list(kept), memory, seen.table, [path.name for path in tmp_path.glob("trace*")]
+        return list(kept), memory, recorded.table, [path.name for path in tmp_path.glob("trace*")]
 
     records, memory, table, traces = child(tmp_path, work, timeout=120)
     assert [one.step for one in records] == [1, 2, 3, 4, 5, 6]

@@ -17,11 +17,11 @@ from meshwright.errors import InputError
 
 
 def profiled(folder: Path, steps: int, **options: Any) -> tuple[str, list[str], int, int]:
-    with window(folder=folder, **({"enabled": True, "wait": 1, "warmup": 1, "active": 2} | options)) as seen:
+    with window(folder=folder, **({"enabled": True, "wait": 1, "warmup": 1, "active": 2} | options)) as recorded:
         for _ in range(steps):
             torch.ones(8, 8).mm(torch.ones(8, 8))
-            seen.step()
-    return seen.table, sorted(path.name for path in folder.glob("trace*")), seen.first, seen.last
+            recorded.step()
+    return recorded.table, sorted(path.name for path in folder.glob("trace*")), recorded.first, recorded.last
 
 
 def test_the_stated_steps_are_recorded(tmp_path: Path) -> None:
@@ -41,16 +41,18 @@ def test_the_stated_steps_are_recorded(tmp_path: Path) -> None:
         ({"process": Process(rank=1, world=2), "all_ranks": True}, ["trace_rank1_steps3-4.json.gz"]),
     ],
 )
-def test_only_rank_0_records_unless_all_are_asked(tmp_path: Path, options: dict[str, Any], files: list[str]) -> None:
+def test_only_rank_0_records_unless_all_ranks_are_requested(
+    tmp_path: Path, options: dict[str, Any], files: list[str]
+) -> None:
     table, found, _, _ = child(tmp_path, lambda: profiled(tmp_path, 6, **options))
     assert found == files
     assert bool(table) == bool(files)
 
 
-def test_a_run_shorter_than_the_window_says_so(tmp_path: Path) -> None:
+def test_a_run_shorter_than_the_window_is_reported(tmp_path: Path) -> None:
     (ended,) = children(tmp_path, lambda: profiled(tmp_path, 1))
     assert ended.code == 0
-    assert "ended after 1 steps, before the profiled steps 3–4 were over" in ended.stderr
+    assert "ended after 1 steps, before the profiled steps 3–4 were completed" in ended.stderr
     assert ended.result[1] == []
 
 
@@ -62,6 +64,6 @@ def test_a_trace_that_cannot_be_written_does_not_end_the_run(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("bad", [{"wait": -1}, {"active": 0}])
-def test_a_window_that_cannot_be_is_refused(tmp_path: Path, bad: dict[str, int]) -> None:
+def test_an_invalid_window_is_refused(tmp_path: Path, bad: dict[str, int]) -> None:
     with pytest.raises(InputError):
         profiled(tmp_path, 1, **bad)

@@ -1,4 +1,4 @@
-"""Runs that end too early and go on: after kills, signals, elastic restarts, and with other ranks than before."""
+"""Runs that are interrupted and resume: after kills, signals and elastic restarts, and on other ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEPS = 6
 
 
 def train(out: Path, *overrides: str, nproc: int = 1, **options: Any) -> dict[str, Any]:
-    """A short run of one batch size whatever the ranks, as the JSON answer of the command."""
+    """Return the JSON result of a short run, with one global batch size for any number of ranks."""
     given = {"layout.tp": "1", "layout.sp": "false", "train.global_batch_size": "8", "train.steps": str(STEPS)}
     given |= {"checkpoint.save_every": "2", **dict(text.split("=") for text in overrides)}
     if out.name == "none":
@@ -41,39 +41,39 @@ def train(out: Path, *overrides: str, nproc: int = 1, **options: Any) -> dict[st
         **{"out": str(out), **options},
         overrides=[f"{key}={value}" for key, value in given.items()],
     )
-    return api.training_to_dict(done) if done.outcome is not None else {}  # ranks other than 0 know nothing
+    return api.training_to_dict(done) if done.outcome is not None else {}  # ranks other than 0 have no metrics
 
 
 def forget(out: Path, *steps: int) -> None:
-    """Removes the checkpoints of these steps, as if the run had ended before them."""
+    """Remove the checkpoints of these steps, as if the run had ended before them."""
     for step in steps:
-        Folder(out)._remove(Folder(out).of(step))
+        Folder(out)._remove(Folder(out).step_path(step))
 
 
-def test_a_run_goes_on_with_other_ranks_and_another_layout(tmp_path: Path) -> None:
-    whole = train(tmp_path)
-    assert whole["first_step"] == 1
-    assert whole["checkpoint"] == str(tmp_path / "checkpoints" / "step-00000006")
+def test_a_run_resumes_on_other_ranks_and_in_another_layout(tmp_path: Path) -> None:
+    full = train(tmp_path)
+    assert full["first_step"] == 1
+    assert full["checkpoint"] == str(tmp_path / "checkpoints" / "step-00000006")
     forget(tmp_path, 6)
     rest = train(tmp_path, "layout.tp=2", "layout.sp=true", nproc=2)
     assert (rest["first_step"], rest["resumed_from"]) == (5, str(tmp_path / "checkpoints" / "step-00000004"))
-    assert rest["losses"] == pytest.approx(whole["losses"][4:], rel=1e-5)
+    assert rest["losses"] == pytest.approx(full["losses"][4:], rel=1e-5)
     forget(tmp_path, 6)
-    assert train(tmp_path)["losses"] == whole["losses"][4:]  # bit for bit in its own layout
-    told = faults_soak.losses_of(tmp_path)
-    assert sorted(told) == [1, 2, 3, 4, 5, 6]
+    assert train(tmp_path)["losses"] == full["losses"][4:]  # bit for bit in its own layout
+    logged = faults_soak.losses_of(tmp_path)
+    assert sorted(logged) == [1, 2, 3, 4, 5, 6]
     done = train(tmp_path)
     assert (done["losses"], done["first_step"]) == ([], 7)
 
 
-def test_another_training_is_refused_unless_it_is_accepted(tmp_path: Path) -> None:
+def test_a_changed_contract_is_refused_unless_it_is_accepted(tmp_path: Path) -> None:
     train(tmp_path, "train.steps=2")
     with pytest.raises(InputError, match=r"train\.steps was 2 and is 3; optimizer\.lr was 0\.003 and is 0\.01") as no:
         train(tmp_path, "train.steps=3", "optimizer.lr=0.01")
     assert "--accept-changes" in " ".join(no.value.fix)
     more = train(tmp_path, "train.steps=3", "optimizer.lr=0.01", accept_changes=True)
     assert more["first_step"] == 3
-    with pytest.raises(InputError, match="holds checkpoints"):
+    with pytest.raises(InputError, match="already contains checkpoints"):
         train(tmp_path, "train.steps=3", "checkpoint.resume=false")
 
 
@@ -87,7 +87,7 @@ def _trains_beside(out: Path) -> str:
 
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     lock = Lock(tmp_path)
-    assert "another run writes here" in child(tmp_path, partial(_trains_beside, tmp_path))
+    assert "another run is writing to this folder" in child(tmp_path, partial(_trains_beside, tmp_path))
     lock.release()
 
 
@@ -99,7 +99,7 @@ def test_a_tiny_run_without_a_folder_and_a_benchmark_keep_no_checkpoints(tmp_pat
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_a_run_that_is_started_again_by_its_scheduler_finds_its_folder() -> None:
+def test_a_run_restarted_by_its_scheduler_finds_its_folder() -> None:
     recipe = load_recipe(RECIPE)
     slurm = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0"}
     assert _default_folder(recipe, Process(how="slurm"), slurm) == f"runs/{RECIPE}-17-0"
@@ -116,18 +116,18 @@ def test_a_run_that_is_started_again_by_its_scheduler_finds_its_folder() -> None
     ("phase", "number"),
     [("flush", signal.SIGTERM), pytest.param("step", signal.SIGUSR1, marks=pytest.mark.slow)],
 )
-def test_a_run_that_is_asked_to_end_saves_and_goes_on(tmp_path: Path, phase: str, number: signal.Signals) -> None:
+def test_a_preempted_run_saves_and_resumes(tmp_path: Path, phase: str, number: signal.Signals) -> None:
     assert faults_soak.signalled(tmp_path, phase, number) == []
 
 
-def test_a_run_that_is_killed_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def test_a_killed_run_resumes_with_the_same_losses(tmp_path: Path) -> None:
     found = faults_soak.soak(tmp_path, kills=2, seed=1, steps=12)
     assert found["kills"] >= 2
     assert found["faults"] == []
 
 
-def _asked_alone(out: Path) -> int:
-    Loader.batch = _asking(Loader.batch)  # type: ignore[method-assign]
+def _preempted_alone(out: Path) -> int:
+    Loader.batch = _preempting(Loader.batch)  # type: ignore[method-assign]
     try:
         train(out)
     except StoppedError as error:
@@ -135,7 +135,7 @@ def _asked_alone(out: Path) -> int:
     return 0
 
 
-def _asking(inner: Any) -> Any:
+def _preempting(inner: Any) -> Any:
     def batch(self: Any, step: int) -> Any:
         if step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -144,8 +144,8 @@ def _asking(inner: Any) -> Any:
     return batch
 
 
-def test_a_run_without_other_ranks_is_asked_to_end_as_well(tmp_path: Path) -> None:
-    assert child(tmp_path, partial(_asked_alone, tmp_path), timeout=60.0) == 75
+def test_a_run_in_a_single_process_can_be_preempted(tmp_path: Path) -> None:
+    assert child(tmp_path, partial(_preempted_alone, tmp_path), timeout=60.0) == 75
     assert Folder(tmp_path).steps()[-1] in (3, 4)
 
 
@@ -163,11 +163,11 @@ def _dying(inner: Any) -> Any:
 
 def _elastic_rank(out: Path) -> None:
     Loader.batch = _dying(Loader.batch)  # type: ignore[method-assign]
-    train(out, nproc=None)  # type: ignore[arg-type]  # torchrun says how many
+    train(out, nproc=None)  # type: ignore[arg-type]  # torchrun sets the number
 
 
 def _elastic(out: Path) -> bool:
-    """What torchrun does, with ranks forked from this process instead of started afresh."""
+    """Do what torchrun does, with ranks forked from this process instead of spawned."""
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     config = LaunchConfig(
@@ -185,12 +185,12 @@ def _elastic(out: Path) -> bool:
     return True
 
 
-def test_an_elastic_restart_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
-    whole = train(tmp_path / "peace", nproc=2)
+def test_an_elastic_restart_resumes_from_the_last_checkpoint(tmp_path: Path) -> None:
+    full = train(tmp_path / "uninterrupted", nproc=2)
     (ended,) = children(tmp_path, partial(_elastic, tmp_path / "run"), timeout=60)
     assert ended.result is True, ended.stderr[-3000:]
-    told = faults_soak.losses_of(tmp_path / "run")
-    assert {step: {loss} for step, loss in enumerate(whole["losses"], 1)} == told
+    logged = faults_soak.losses_of(tmp_path / "run")
+    assert {step: {loss} for step, loss in enumerate(full["losses"], 1)} == logged
     headers = [line for line in faults_soak.read(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "header"]
     assert [header["first_step"] for header in headers] == [1, headers[1]["first_step"]]
     assert headers[1]["first_step"] in (3, 5)

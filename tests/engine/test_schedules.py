@@ -1,4 +1,4 @@
-"""The laws every learning-rate schedule keeps."""
+"""Properties of every learning-rate schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs: a recipe in, falling losses out, and every way a run can end."""
+"""Complete runs: a recipe trains with falling losses, and every way in which a run can end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.rules import RefusedError
 
 
 def tiny(name: str, nproc: int = 2, **options: object) -> dict[str, object]:
-    """A short tiny run, as the JSON answer of the command."""
+    """Return the JSON result of a short --tiny run."""
     steps = options.pop("steps", 6)
     overrides = [f"train.steps={steps}", *options.pop("overrides", [])]  # type: ignore[misc]
     done = api.train(name, tiny=True, nproc=nproc, quiet=True, overrides=overrides, **options)  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ def test_a_recipe_trains_in_its_own_layout(name: str, axis: str) -> None:
     assert losses[-1] < losses[0]  # type: ignore[index]
     assert answer["layout"][axis] == 2  # type: ignore[index]
     assert answer["schema"] == "meshwright/2"
-    assert answer["mfu"] is None  # a CPU has no peak to speak of
+    assert answer["mfu"] is None  # a CPU has no known peak
 
 
 def test_a_run_leaves_metrics_behind(tmp_path: Path) -> None:
@@ -63,14 +63,14 @@ def test_adapters_train_and_the_rest_stays() -> None:
     assert answer["memory_gib"]["optimizer"] < answer["memory_gib"]["weights"]  # type: ignore[index]
 
 
-def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"not finite|nan|inf") as stopped:
         tiny("llama3_8b_pretrain_config", out=str(tmp_path), overrides=["optimizer.lr=1e38", "optimizer.clip_grad=0"])
     assert stopped.value.exit_code == 3
     assert json.loads((tmp_path / "bad_batches.jsonl").read_text().splitlines()[0])["samples"]
 
 
-def test_a_step_that_is_not_a_number_can_be_left_out(tmp_path: Path) -> None:
+def test_a_step_whose_loss_is_not_finite_can_be_skipped(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="skipped steps in a row"):
         tiny(
             "llama3_8b_pretrain_config",
@@ -89,6 +89,7 @@ def test_rules_refuse_a_layout_before_anything_starts() -> None:
         )
     assert refused.value.exit_code == 1
     assert refused.value.findings
+    assert refused.value.to_dict()["findings"][0]["rule"] == refused.value.findings[0].rule  # type: ignore[index]
 
 
 def test_a_world_that_the_layout_does_not_divide_is_refused() -> None:
@@ -108,6 +109,6 @@ def test_the_largest_micro_batch_is_found_and_tried() -> None:
     assert answer["layout"]["micro_batch_size"] == answer["global_batch_size"] // 2  # type: ignore[index,operator]
 
 
-def test_bench_says_what_it_measured() -> None:
+def test_bench_reports_throughput() -> None:
     done = api.bench("llama3_8b_pretrain_config", tiny=True, nproc=1, quiet=True, overrides=["train.steps=3"])
     assert api.training_to_dict(done)["tokens_per_s_per_gpu"] > 0

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tests.engine.parity import FLOOR, _expected, _relative, alone, followed, recipe
+from tests.engine.parity import FLOOR, _expected, _relative, alone, recipe, run_steps
 from tests.engine.ranks import run
 
 from meshwright.engine.data.sample_types import Samples
@@ -102,7 +102,7 @@ def trainer_of(values: dict[str, Any], given: types.Recipe) -> Trainer:
 def train(rank: int, world: int, family: str, given: types.Recipe, steps: int = 2, layers: int = 2) -> dict[str, Any]:
     """Return losses and norms of some steps, gradients of the first and weights after the last."""
     trainer = trainer_of(values_of(family, layers), given)
-    return followed(trainer, steps)
+    return run_steps(trainer, steps)
 
 
 @lru_cache(maxsize=64)

@@ -1,6 +1,6 @@
-"""Collectives with a gradient, on plain tensors: the four conjugate pairs that cutting a layer needs.
+"""Differentiable collectives on plain tensors: the four conjugate pairs of tensor parallelism.
 
-Gradients are summed over ranks everywhere, never averaged: the loss is already divided by the global normaliser.
+Gradients are summed over ranks, never averaged: the loss is already divided by the global normalizer.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduc
 
 
 def copy_in(x: torch.Tensor, axis: GroupInfo) -> torch.Tensor:
-    """The same tensor on every rank going forward; its gradient is the sum over the ranks."""
+    """Identity in the forward pass; all-reduce of the gradient in the backward pass."""
     return x if axis.size == 1 else _CopyIn.apply(x, axis)  # type: ignore[no-untyped-call]
 
 
 def sum_out(x: torch.Tensor, axis: GroupInfo) -> torch.Tensor:
-    """The sum over the ranks going forward; the gradient passes as it is."""
+    """All-reduce in the forward pass; identity in the backward pass."""
     return x if axis.size == 1 else _SumOut.apply(x, axis)  # type: ignore[no-untyped-call]
 
 
 def gather(x: torch.Tensor, axis: GroupInfo, dim: int) -> torch.Tensor:
-    """All ranks' parts along a dimension; the gradient is summed and each rank keeps its part."""
+    """All-gather along a dimension in the forward pass; reduce-scatter in the backward pass."""
     return x if axis.size == 1 else _Gather.apply(x, axis, dim)  # type: ignore[no-untyped-call]
 
 
 def sum_scatter(x: torch.Tensor, axis: GroupInfo, dim: int) -> torch.Tensor:
-    """The sum over the ranks, of which each keeps its part along a dimension; the gradient is gathered."""
+    """Reduce-scatter along a dimension in the forward pass; all-gather in the backward pass."""
     return x if axis.size == 1 else _SumScatter.apply(x, axis, dim)  # type: ignore[no-untyped-call]
 
 
 def total(x: torch.Tensor, *axes: GroupInfo) -> torch.Tensor:
-    """The sum of a value over the ranks of some axes, without a gradient."""
+    """Return the sum of a value over the ranks of some axes, without a gradient."""
     x = x.detach().clone()
     for axis in axes:
         if axis.size > 1:
@@ -48,15 +48,15 @@ def total(x: torch.Tensor, *axes: GroupInfo) -> torch.Tensor:
 
 def _all_gather(x: torch.Tensor, axis: GroupInfo, dim: int) -> torch.Tensor:
     parts = x.movedim(dim, 0).contiguous()
-    whole = parts.new_empty((axis.size * parts.shape[0], *parts.shape[1:]))
-    all_gather(whole, parts, group=axis.group)
-    return whole.movedim(0, dim).contiguous()
+    full = parts.new_empty((axis.size * parts.shape[0], *parts.shape[1:]))
+    all_gather(full, parts, group=axis.group)
+    return full.movedim(0, dim).contiguous()
 
 
 def _reduce_scatter(x: torch.Tensor, axis: GroupInfo, dim: int) -> torch.Tensor:
-    whole = x.movedim(dim, 0).contiguous()
-    part = whole.new_empty((whole.shape[0] // axis.size, *whole.shape[1:]))
-    reduce_scatter(part, whole, group=axis.group)
+    full = x.movedim(dim, 0).contiguous()
+    part = full.new_empty((full.shape[0] // axis.size, *full.shape[1:]))
+    reduce_scatter(part, full, group=axis.group)
     return part.movedim(0, dim).contiguous()
 
 

@@ -1,4 +1,4 @@
-"""How a run fails: one cause, named with its rank, step and remedy, and no rank left waiting."""
+"""How a run fails: one error with the rank, step and fix, and no rank left waiting."""
 
 from __future__ import annotations
 
@@ -11,49 +11,50 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
-from meshwright.engine.metrics.jsonl import Lines, spelled, warn
+from meshwright.engine.metrics.jsonl import Lines, json_float, warn
 from meshwright.engine.rank_env import Process
+from meshwright.engine.run_spec import NanPolicy
 from meshwright.errors import InputError, MeshwrightError
 
 if TYPE_CHECKING:
     import torch
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 
-TRACEBACK_LINES = 8  # the end of a traceback, where the mistake is
+TRACEBACK_LINES = 8  # from the end of a traceback
 MESSAGE_CHARACTERS = 600
-FAULT_KEY = "meshwright/fault"  # set in the ranks' store by the first rank that fails
+FAULT_KEY = "meshwright/fault"  # in the ranks' store, set by the first rank that fails
 
 
 class RunError(MeshwrightError):
-    """A run that was started and could not be finished (exit code 3)."""
+    """A run started and failed (exit code 3)."""
 
     exit_code = 3
 
 
 class StoppedError(RunError):
-    """A run that was asked to end from outside, has saved and wants to be started again (exit code 75)."""
+    """A run was preempted and has saved a checkpoint; restart to resume (exit code 75)."""
 
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later
 
     def __init__(self, reason: str, field: str = "", value: object = None, fix: Sequence[str] = ()) -> None:
-        super().__init__(reason, field, value, fix or AGAIN)
+        super().__init__(reason, field, value, fix or RESTART)
 
 
 class Remedy(NamedTuple):
-    """What the text of an error means, and what to do about it."""
+    """The meaning of a library's error message, and its fix."""
 
-    sign: str  # regular expression over "TypeName: message"
+    pattern: str  # regular expression over "TypeName: message"
     meaning: str
     fix: tuple[str, ...]
 
 
 LESS_GPU_MEMORY = ("layout.micro_batch_size=1", "layout.recompute=full")
 LESS_HOST_MEMORY = ("data.workers=0", "layout.offload=none", "a smaller --nproc")
-AGAIN = ("start the run again: it goes on from the last checkpoint",)
-OTHER_RANK = ("read what the other rank said first",)
+RESTART = ("restart the run: it resumes from the last checkpoint",)
+OTHER_RANK = ("read the first error of the other rank",)
 
 REMEDIES = (
     Remedy(
@@ -67,48 +68,46 @@ REMEDIES = (
         "the shared memory for data loading is too small",
         ("data.workers=0", "a larger /dev/shm (docker run --shm-size=16g)"),
     ),
-    Remedy(
-        r"No space left on device|Disk quota exceeded", "the disk is full", ("free space, then start the run again",)
-    ),
+    Remedy(r"No space left on device|Disk quota exceeded", "the disk is full", ("free space, then restart the run",)),
     Remedy(
         r"device-side assert|index out of range in self",
-        "an index lies outside its table, usually a token id beyond the vocabulary",
-        ("data.tokenizer=the model's own tokenizer", "CUDA_LAUNCH_BLOCKING=1 names the operation"),
+        "an index is out of range, usually a token id beyond the vocabulary",
+        ("data.tokenizer=the model's tokenizer", "CUDA_LAUNCH_BLOCKING=1 names the operation"),
     ),
     Remedy(
         r"[Tt]imed out waiting|[Tt]imeout waiting|collective operation timeout|Wait timeout",
-        "another rank did not answer in time",
+        "another rank did not respond in time",
         OTHER_RANK,
     ),
     Remedy(
         r"Connection (closed|reset|refused)|Broken pipe|^DistNetworkError|remote process exited|ncclRemoteError"
         r"|NCCL communicator was aborted|socketPoll",
-        "another rank went away",
+        "another rank exited",
         OTHER_RANK,
     ),
     Remedy(
         r"'_input_metadata' is invalid",
-        "this torch cannot compute gradients of weights apart from those of inputs, as a zero-bubble schedule asks",
-        ("a newer torch (2.13 can)", "layout.pp_schedule=1f1b"),
+        "this torch cannot compute weight gradients separately from input gradients, which zero-bubble schedules need",
+        ("torch 2.13 or newer", "layout.pp_schedule=1f1b"),
     ),
     Remedy(
         r"Duplicate GPU detected",
-        "two ranks use one GPU",
-        ("start as many ranks as there are GPUs", "srun --gpus-per-task=1"),
+        "two ranks use the same GPU",
+        ("start at most one rank per GPU", "srun --gpus-per-task=1"),
     ),
 )
 
 SIGNALS = {
     signal.SIGKILL: ("killed, usually because the machine ran out of memory", LESS_HOST_MEMORY),
     signal.SIGBUS: ("ended, usually because /dev/shm is full", ("data.workers=0", "a larger /dev/shm")),
-    signal.SIGTERM: ("asked to end from outside", AGAIN),
+    signal.SIGTERM: ("stopped from outside", RESTART),
     signal.SIGSEGV: ("ended by a crash in native code", ("kernels.compile=false", "PYTHONFAULTHANDLER=1 shows where")),
-    signal.SIGABRT: ("ended by native code that gave up", ("read what it said above",)),
+    signal.SIGABRT: ("aborted by native code", ("read its output above",)),
 }
 
 
 def explain(error: BaseException, process: Process) -> MeshwrightError:
-    """What went wrong on a rank, as the error a user reads; a user's own mistake stays what it is."""
+    """Return a rank's exception as an error with meaning and fix; MeshwrightErrors are returned unchanged."""
     if isinstance(error, MeshwrightError):
         return error
     if isinstance(error, KeyboardInterrupt):
@@ -123,9 +122,9 @@ def explain(error: BaseException, process: Process) -> MeshwrightError:
 
 
 def explain_death(rank: int, world: int, exit_code: int) -> RunError:
-    """What the exit code of a rank that ended without a word says."""
+    """Return the error of a rank that exited without a message, by its exit code."""
     if exit_code >= 0:
-        return RunError(f"{named(rank, world)} ended with exit code {exit_code} before its work was done")
+        return RunError(f"{named(rank, world)} exited with code {exit_code} before it had finished")
     try:
         number = signal.Signals(-exit_code)
     except ValueError:
@@ -135,22 +134,22 @@ def explain_death(rank: int, world: int, exit_code: int) -> RunError:
 
 
 def interrupted() -> RunError:
-    """The run was ended from the keyboard."""
-    return RunError("interrupted", fix=AGAIN)
+    """Return the error of a run ended by Ctrl-C."""
+    return RunError("interrupted", fix=RESTART)
 
 
 def blames_another(error: MeshwrightError) -> bool:
-    """Whether a rank only noticed that another one had failed."""
+    """Whether the error is only the consequence of another rank's failure."""
     return tuple(error.fix) == OTHER_RANK
 
 
 def named(rank: int, world: int) -> str:
-    """A rank as messages name it."""
+    """Return the rank's name for messages."""
     return f"rank {rank} of {world}" if world > 1 else "the run"
 
 
 def _remedy(text: str) -> Remedy | None:
-    return next((remedy for remedy in REMEDIES if re.search(remedy.sign, text)), None)
+    return next((remedy for remedy in REMEDIES if re.search(remedy.pattern, text)), None)
 
 
 def _traceback_end(error: BaseException) -> str:
@@ -158,15 +157,15 @@ def _traceback_end(error: BaseException) -> str:
     return "\n".join(f"    {line}" for line in lines[:-1][-TRACEBACK_LINES:] if "^^^" not in line)
 
 
-# One rank among those of torchrun or SLURM
+# Ranks of torchrun and SLURM
 
 
 @contextmanager
 def guard(process: Process) -> Iterator[None]:
-    """Runs one rank's work: a failure is told once, ends the other ranks and leaves with the exit code of its error.
+    """Report a failure of this rank once, end the other ranks, and exit with the error's exit code.
 
-    Ranks of torchrun and SLURM leave from here, at once: the interpreter's own way out waits for collectives that
-    will never come. Otherwise the explained error is raised.
+    Ranks of torchrun and SLURM exit here immediately: a normal interpreter exit waits for collectives that will never
+    finish. Otherwise the explained error is raised.
     """
     try:
         yield
@@ -178,16 +177,16 @@ def guard(process: Process) -> Iterator[None]:
             if explained is error:
                 raise
             raise explained from error
-        if isinstance(explained, StoppedError):  # all ranks leave together, and none of them failed
+        if isinstance(explained, StoppedError):  # all ranks stop together, and none of them failed
             if process.rank == 0:
-                tell(explained, process)
+                print_error(explained, process)
         elif announce(explained):
-            tell(explained, process)
+            print_error(explained, process)
         leave(explained.exit_code)
 
 
 def announce(error: MeshwrightError) -> bool:
-    """Says in the ranks' store that the run has failed; whether this rank is the first to say so."""
+    """Record in the ranks' store that the run failed; return whether this rank is the first to do so."""
     store = ranks_store()
     if store is None:
         return True
@@ -195,8 +194,8 @@ def announce(error: MeshwrightError) -> bool:
     return first if first is not None else not blames_another(error)
 
 
-def tell(error: MeshwrightError, process: Process) -> None:
-    """The error on stderr, with its rank and its fix."""
+def print_error(error: MeshwrightError, process: Process) -> None:
+    """Print an error to stderr with its rank and fix."""
     rank = "" if isinstance(error, RunError) or process.world == 1 else f"{named(process.rank, process.world)}: "
     lines = [f"error: {rank}{error}", *(["fix:   " + " | ".join(error.fix)] if error.fix else [])]
     with suppress(OSError, ValueError):
@@ -204,21 +203,21 @@ def tell(error: MeshwrightError, process: Process) -> None:
 
 
 def ran_out_of_grace(process: Process, name: str, grace_s: float) -> NoReturn:
-    """Ends a rank that was asked to end and could not save in time."""
+    """End a rank that could not save within the grace period after a stop request."""
     error = RunError(
-        f"{named(process.rank, process.world)} was asked to end ({name}) and could not save within {grace_s:g} s",
-        fix=("a larger checkpoint.grace_s", *AGAIN),
+        f"{named(process.rank, process.world)} could not save within {grace_s:g} s after the stop request ({name})",
+        fix=("a larger checkpoint.grace_s", *RESTART),
     )
     if process.how == "nproc":
         with suppress(OSError):
-            process.last_words.write_text(error.reason)
+            process.exit_reason.write_text(error.reason)
     elif announce(error):
-        tell(error, process)
+        print_error(error, process)
     leave(error.exit_code)
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process now, after what it has said is out."""
+    """End this process immediately, after flushing its output."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()
@@ -226,42 +225,40 @@ def leave(code: int) -> NoReturn:
 
 
 def ranks_store() -> Any:
-    """The store in which the ranks of this run met, or None where there is no process group."""
+    """Return the store of the default process group, or None without one."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
     return torch.distributed.distributed_c10d._get_default_store()
 
 
-def within(seconds: float, work: Callable[[], Answer]) -> Answer | None:
-    """What `work` gives, or None when it fails or takes longer."""
-    answers: list[Answer] = []
+def within(seconds: float, work: Callable[[], T]) -> T | None:
+    """Return the result of `work`, or None if it raises or takes longer than `seconds`."""
+    results: list[T] = []
 
     def run() -> None:
         with suppress(Exception):
-            answers.append(work())
+            results.append(work())
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
-    return answers[0] if answers else None
+    return results[0] if results else None
 
 
-# A loss that is not a number
-
-Policy = Literal["stop", "skip"]
+# Losses that are not finite
 
 
 class LossGuard:
-    """Keeps a loss or gradient norm that is not finite from reaching the weights, on all ranks alike.
+    """Keeps a loss or gradient norm that is not finite away from the weights; the same decision on all ranks.
 
-    `stop` ends the run; `skip` leaves the step out, and ends the run when more than `limit` steps in a row are bad.
-    Either way the samples behind it are recorded in `bad_batches.jsonl`.
+    `stop` ends the run; `skip` skips the step, and ends the run after more than `limit` consecutive bad steps.
+    Either way the sample numbers are recorded in `bad_batches.jsonl`.
     """
 
-    def __init__(self, policy: Policy, limit: int, folder: Path, device: torch.device) -> None:
+    def __init__(self, policy: NanPolicy, limit: int, folder: Path, device: torch.device) -> None:
         if policy not in ("stop", "skip"):
-            raise InputError("must be stop or skip", field="nan policy", value=policy, fix=("stop", "skip"))
+            raise InputError("must be stop or skip", field="--on-nan", value=policy, fix=("stop", "skip"))
         if limit < 1:
             raise InputError("must be at least 1", field="limit of skipped steps", value=limit)
         self.policy, self.limit, self.path = policy, limit, Path(folder) / "bad_batches.jsonl"
@@ -271,7 +268,7 @@ class LossGuard:
     def allows(
         self, step: int, loss: torch.Tensor | float, grad_norm: torch.Tensor | float, samples: Sequence[int] = ()
     ) -> bool:
-        """Whether the optimizer may take this step; every rank calls it and gets the same answer."""
+        """Whether the optimizer may take this step; a collective with the same result on every rank."""
         if not self._any_rank_is_bad(loss, grad_norm):
             self.skipped_in_a_row = 0
             return True
@@ -292,14 +289,14 @@ class LossGuard:
         return bool(bad.item())
 
     def _record(self, step: int, loss: float, grad_norm: float, samples: Sequence[int]) -> list[dict[str, Any]]:
-        """Writes the bad ranks' batches down; the lines, on every rank."""
+        """Record the batches of the bad ranks; return the lines on every rank."""
         from meshwright.engine.object_collectives import gathered, rank
 
         mine = {
             "step": step,
             "rank": rank(),
-            "loss": spelled(loss),
-            "grad_norm": spelled(grad_norm),
+            "loss": json_float(loss),
+            "grad_norm": json_float(grad_norm),
             "samples": [*samples],
         }
         bad = [line for line in gathered(mine) if isinstance(line["loss"], str) or isinstance(line["grad_norm"], str)]
@@ -310,7 +307,7 @@ class LossGuard:
     def _write(self, bad: list[dict[str, Any]]) -> None:
         try:
             file = Lines(self.path)
-        except InputError as error:  # no record is better than no verdict
+        except InputError as error:  # the run's outcome must not depend on this file
             warn(str(error))
             return
         for line in bad:
@@ -321,16 +318,16 @@ class LossGuard:
         first = bad[0]
         what = "loss" if isinstance(first["loss"], str) else "gradient norm"
         value = first[what.replace("gradient ", "grad_")]
-        often = f", after {self.limit} skipped steps in a row" if self.policy == "skip" else ""
+        skipped = f", after {self.limit} skipped steps in a row" if self.policy == "skip" else ""
         ranks = ", ".join(str(line["rank"]) for line in bad[:8]) + (" …" if len(bad) > 8 else "")
         return RunError(
-            f"the {what} is {value} in step {step} on rank {ranks}{often}; the batches are in {self.path}",
-            fix=("a lower optimizer.lr", "a longer schedule.warmup_steps", "look at the samples it names"),
+            f"the {what} is {value} in step {step} on rank {ranks}{skipped}; the batches are in {self.path}",
+            fix=("a lower optimizer.lr", "a longer schedule.warmup_steps", "inspect the recorded samples"),
         )
 
 
 def _local(value: Any) -> Any:
-    """This rank's part of a tensor that is cut over ranks: if any part is not finite, neither is the whole."""
+    """Return this rank's shard of a tensor: if any shard is not finite, neither is the tensor."""
     if isinstance(value, float | int):
         return value
     plain = value.detach()

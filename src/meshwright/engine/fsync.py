@@ -1,4 +1,4 @@
-"""What makes files survive a power cut: their bytes, and their names, are on the disk."""
+"""fsync for files and folders, so that both survive a power failure."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def require_empty(folder: Path) -> None:
 
 
 def sync_file(file: IO[Any]) -> None:
-    """Waits until the disk has what was written to an open file."""
+    """Flush an open file to the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until the disk knows the names in a folder."""
+    """Flush the directory entries of a folder to the disk."""
     opened = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with suppress(OSError):  # some network file systems cannot, and need not
+        with suppress(OSError):  # some network file systems do not support it, and do not need it
             os.fsync(opened)
     finally:
         os.close(opened)

@@ -1,4 +1,4 @@
-"""What is left to do to gradients after the backward pass: sums that no wrapper makes, their norm, clipping."""
+"""Gradients after the backward pass: sums that FSDP and DDP do not make, the norm, and clipping."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from meshwright.engine.parallelize.init_weights import tied_embedding_name
 
 
 def finish(stages: list[Stage], mesh: Mesh) -> None:
-    """Sums partial gradients over tp and etp, and those of weights that both ends of the pipeline hold over the two."""
+    """Sum partial gradients over tp and etp, and those of weights on both ends of the pipeline over the two ends."""
     partial = [p for s in stages for name, p in s.named_parameters() if name in s.partial and p.grad is not None]
     _sum(partial, mesh.tp)
-    whole = [p for s in stages for block in expert_blocks(s) for p in replicated_adapters(block.experts)]
-    _sum([p for p in whole if p.grad is not None], mesh.etp)
+    replicated = [p for s in stages for block in expert_blocks(s) for p in replicated_adapters(block.experts)]
+    _sum([p for p in replicated if p.grad is not None], mesh.etp)
     copied = [p for stage in stages for p in _copied_at_ends(stage) if p.grad is not None]
     if copied:
         _sum_copies(copied, _other_end(stages, mesh))
 
 
 def _copied_at_ends(stage: Stage) -> list[nn.Parameter]:
-    """The embedding, where the last stage holds it too: as the head tied to it, or for multi-token prediction."""
+    """Return the embedding if the last stage has a copy: as its tied head, or for multi-token prediction."""
     if stage.first == stage.last:
         return []
     tied, needed = bool(tied_embedding_name(stage)), stage.embedding_at_end
@@ -39,13 +39,13 @@ def _copied_at_ends(stage: Stage) -> list[nn.Parameter]:
 
 
 def _other_end(stages: list[Stage], mesh: Mesh) -> GroupInfo:
-    """With whom this end of the pipeline sums: a V has both ends on one rank."""
+    """Return the group of both pipeline ends; a V-shaped schedule has both on one rank."""
     both = any(stage.first for stage in stages) and any(stage.last for stage in stages)
     return SOLO if both else mesh.ends
 
 
 def _sum_copies(copied: list[nn.Parameter], ends: GroupInfo) -> None:
-    """Gives all copies of a weight, here and at the other end, the sum of their gradients."""
+    """Set the gradients of all copies of a weight, here and at the other end, to their sum."""
     first, *others = (local_gradient(parameter) for parameter in copied)
     for other in others:
         first.add_(other)
@@ -55,14 +55,14 @@ def _sum_copies(copied: list[nn.Parameter], ends: GroupInfo) -> None:
 
 
 def _sum(parameters: list[nn.Parameter], axis: GroupInfo) -> None:
-    """One all-reduce for each number format."""
+    """All-reduce the gradients, flattened into one tensor per dtype."""
     if axis.size == 1:
         return
-    by_format: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
     for parameter in parameters:
         gradient = local_gradient(parameter)
-        by_format[gradient.dtype].append(gradient)
-    for gradients in by_format.values():
+        by_dtype[gradient.dtype].append(gradient)
+    for gradients in by_dtype.values():
         flat = torch.cat([g.reshape(-1) for g in gradients])
         dist.all_reduce(flat, group=axis.group)
         for gradient, summed in zip(gradients, flat.split_with_sizes([g.numel() for g in gradients]), strict=True):
@@ -70,14 +70,14 @@ def _sum(parameters: list[nn.Parameter], axis: GroupInfo) -> None:
 
 
 def local_gradient(parameter: torch.Tensor) -> torch.Tensor:
-    """The part of a gradient that this rank holds."""
+    """Return this rank's shard of a gradient."""
     gradient = parameter.grad
     assert gradient is not None
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 def copies(parameter: torch.Tensor, mesh: Mesh) -> int:
-    """How many ranks of the stage hold the same part of a parameter."""
+    """Return how many ranks of the stage hold the same shard of a parameter."""
     if not isinstance(parameter, DTensor):
         return mesh.stage.size
     parts = 1
@@ -87,7 +87,7 @@ def copies(parameter: torch.Tensor, mesh: Mesh) -> int:
 
 
 def norm(stages: list[Stage], mesh: Mesh) -> torch.Tensor:
-    """The norm of all gradients of the model, each counted once whatever the layout."""
+    """Return the norm of all gradients of the model, each counted once in every layout."""
     squares = torch.zeros((), dtype=torch.float32, device=_device(stages))
     by_copies: dict[int, list[torch.Tensor]] = defaultdict(list)
     for parameter in _counted(stages):
@@ -100,7 +100,7 @@ def norm(stages: list[Stage], mesh: Mesh) -> torch.Tensor:
 
 
 def _counted(stages: list[Stage]) -> Iterable[nn.Parameter]:
-    """Every parameter with a gradient; further copies at the end of the pipeline are left out."""
+    """Yield every parameter with a gradient, without second copies on the last pipeline stage."""
     for stage in stages:
         second = {id(p) for p in _copied_at_ends(stage)} if stage.last else set()
         for parameter in stage.parameters():
@@ -109,19 +109,19 @@ def _counted(stages: list[Stage]) -> Iterable[nn.Parameter]:
 
 
 def clip_factor(total: torch.Tensor, limit: float) -> torch.Tensor:
-    """What gradients are multiplied by so that their norm does not pass the limit; 0 sets none."""
+    """Return the factor that clips gradients of norm `total` to `limit`; 0 means no clipping."""
     return (limit / (total + 1e-6)).clamp(max=1.0) if limit else torch.ones_like(total)
 
 
 def scale(stages: list[Stage], factor: torch.Tensor) -> None:
-    """Multiplies all gradients."""
+    """Multiply all gradients by a factor."""
     gradients = local_gradients(stages)
     if gradients:
         torch._foreach_mul_(gradients, factor.to(gradients[0].device))
 
 
 def local_gradients(stages: list[Stage]) -> list[torch.Tensor]:
-    """The parts of all gradients that this rank holds."""
+    """Return this rank's shards of all gradients."""
     return [local_gradient(p) for stage in stages for p in stage.parameters() if p.grad is not None]
 
 

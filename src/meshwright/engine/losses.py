@@ -1,17 +1,17 @@
 """The loss of a language-model head, from the last hidden states and the head's weight.
 
-Every kind gives the same numbers; they differ in what is kept between forward and backward and in how often the logits
-are computed. T tokens, V_local rows of the head on this rank, H wide:
+All methods give the same numbers; they differ in what they save for the backward pass and in how often the logits are
+computed. With T tokens, V_local rows of the head on this rank and hidden size H:
 
-plain           torch's cross entropy on full fp32 logits [T, V]; keeps them
-vocab_parallel  own arithmetic on this rank's slice; keeps one copy of [T, V_local] in the compute format
-chunked         keeps one number per token; the backward pass computes the logits again, `chunk` tokens at a time
-fused_linear    the forward pass already computes the gradients, `chunk` tokens at a time: keeps d(hidden) [T, H] in the
-                compute format and d(weight) [V_local, H] in fp32; the backward pass only scales them
+plain           torch's cross entropy on full fp32 logits [T, V]; saves them
+vocab_parallel  cross entropy on this rank's slice; saves one copy of [T, V_local] in the compute dtype
+chunked         saves one number per token; the backward pass recomputes the logits, `chunk` tokens at a time
+fused_linear    the forward pass already computes the gradients, `chunk` tokens at a time: saves d(hidden) [T, H] in the
+                compute dtype and d(weight) [V_local, H] in fp32; the backward pass only scales them
 
-Softmax arithmetic is fp32 (float64 for float64 inputs). chunked and fused_linear sum the weight's gradient over chunks
-in fp32. Under tp each rank holds an equal, contiguous slice of the vocabulary, in rank order; one small all-gather per
-chunk (two numbers per token and rank) makes the slices one softmax.
+The softmax is computed in fp32 (float64 for float64 inputs). chunked and fused_linear sum the weight's gradient over
+chunks in fp32. Under tp each rank holds an equal, contiguous slice of the vocabulary, in rank order; one small
+all-gather per chunk (two numbers per token and rank) combines the slices into one softmax.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812 (torch's own habit)
+import torch.nn.functional as F  # noqa: N812 (torch's convention)
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -37,7 +37,7 @@ from meshwright.engine.kernels.cross_entropy import (
 )
 from meshwright.engine.kernels.device_caps import is_dry, on_gpu, outputs_alone
 
-Kind = Literal["vocab_parallel", "plain", "chunked", "fused_linear"]
+LossMethod = Literal["vocab_parallel", "plain", "chunked", "fused_linear"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -66,17 +66,17 @@ def head_loss(
     labels: Tensor,
     weights: Tensor,
     *,
-    kind: Kind = "vocab_parallel",
+    method: LossMethod = "vocab_parallel",
     z_loss: float = 0.0,
     softcap: float | None = None,
     group: dist.ProcessGroup | None = None,
     chunk: int = 4096,
     reduce_hidden: bool = True,
 ) -> Loss:
-    """The sum over tokens of weights * (cross entropy + z_loss * log-partition²), on every tp rank.
+    """Return the sum over tokens of weights * (cross entropy + z_loss * log-partition²), on every tp rank.
 
-    `weights` already hold the global normaliser; a negative label counts nothing. With `reduce_hidden` the gradient of
-    `hidden` is summed over `group`; without, each rank returns the part of its own slice.
+    `weights` include the global normalizer; tokens with a negative label are ignored. With `reduce_hidden` the gradient
+    of `hidden` is summed over `group`; without, each rank returns the contribution of its slice.
     """
     weights = torch.where(labels >= 0, weights, 0.0)
     if group is not None and reduce_hidden:
@@ -84,19 +84,19 @@ def head_loss(
     weight = weight.to(hidden.dtype)
     bias = None if bias is None else bias.to(hidden.dtype)
     terms = _Terms(z_loss, softcap, group, chunk)
-    if kind == "plain":
+    if method == "plain":
         return _plain(F.linear(hidden, weight, bias), labels, weights, terms)
-    # From here on a label is the row of this rank's slice; those of other slices lie outside it.
+    # From here on labels are rows of this rank's slice; labels of other slices are out of its range.
     labels = labels - _first_row(weight.shape[0], group)
-    if kind == "vocab_parallel":
+    if method == "vocab_parallel":
         return Loss(*_apply(_VocabParallel, F.linear(hidden, weight, bias), labels, weights, terms))
-    # Without a backward pass to come the two are the same, and gradients would be wasted.
-    function = _FusedLinear if kind == "fused_linear" and torch.is_grad_enabled() else _Chunked
+    # Without a backward pass both methods are the same, and gradients would be wasted.
+    function = _FusedLinear if method == "fused_linear" and torch.is_grad_enabled() else _Chunked
     return Loss(*_apply(function, hidden, weight, bias, labels, weights, terms))
 
 
 def _apply(function: type[torch.autograd.Function], *args: object) -> Any:
-    return function.apply(*args)  # type: ignore[no-untyped-call]  # torch gives it no types
+    return function.apply(*args)  # type: ignore[no-untyped-call]  # untyped in torch
 
 
 def _first_row(rows: int, group: dist.ProcessGroup | None) -> int:
@@ -112,22 +112,22 @@ def _compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _fast(function: Callable[P, R], like: Tensor) -> Callable[P, R]:
-    """The function as one kernel on a GPU; as written on a CPU."""
+    """Return the function compiled to one kernel on a GPU; unchanged on a CPU."""
     if not on_gpu(like):
         return function
     return partial(outputs_alone, function) if is_dry(like) else _compiled(function)
 
 
 def _statistics(logits: Tensor, labels: Tensor, terms: _Terms) -> Tensor:
-    """Log-sum-exp over the whole vocabulary, and the label's logit: [2, n]."""
+    """Return the log-sum-exp over the full vocabulary and the label's logit: [2, n]."""
     local = _fast(slice_statistics, logits)(logits, labels, terms.softcap)
     if terms.group is None:
         return local
-    every = _of_all_ranks(local, terms.group)
+    every = _gather_ranks(local, terms.group)
     return torch.stack([torch.logsumexp(every[:, 0], 0), every[:, 1].sum(0)])
 
 
-def _of_all_ranks(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _gather_ranks(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     world = dist.get_world_size(group)
     every = tensor.new_empty(world * tensor.shape[0], *tensor.shape[1:])
     all_gather(every, tensor.contiguous(), group=group)
@@ -160,12 +160,12 @@ def _plain(logits: Tensor, labels: Tensor, weights: Tensor, terms: _Terms) -> Lo
 
 
 class _GatherVocabulary(torch.autograd.Function):
-    """Slices of all ranks side by side; every rank computes the same loss, so a slice's gradient is its own part."""
+    """Concatenates the slices of all ranks; every rank computes the same loss, so backward just takes its slice."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        return _of_all_ranks(logits, group).movedim(0, 1).flatten(1)
+        return _gather_ranks(logits, group).movedim(0, 1).flatten(1)
 
     @staticmethod
     @once_differentiable
@@ -174,7 +174,7 @@ class _GatherVocabulary(torch.autograd.Function):
 
 
 class _SumGradient(torch.autograd.Function):
-    """Hands hidden states on; sums their gradient over the ranks that each know a slice of the vocabulary."""
+    """Identity; sums the gradient over the ranks, each of which has it for its vocabulary slice only."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -223,12 +223,12 @@ class _VocabParallel(torch.autograd.Function):
 
 
 class _HeadGradients:
-    """Gradients of hidden states, weight and bias, built up block by block; what nobody asked for stays None."""
+    """Gradients of hidden states, weight and bias, accumulated block by block; None where not needed."""
 
-    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: Sequence[bool]) -> None:
-        self.hidden = torch.empty_like(hidden) if wanted[0] else None
-        self.weight = torch.zeros_like(_emptywide(weight)) if wanted[1] else None
-        self.bias = torch.zeros_like(_emptywide(bias)) if bias is not None and wanted[2] else None
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, needed: Sequence[bool]) -> None:
+        self.hidden = torch.empty_like(hidden) if needed[0] else None
+        self.weight = torch.zeros_like(_empty_fp32(weight)) if needed[1] else None
+        self.bias = torch.zeros_like(_empty_fp32(bias)) if bias is not None and needed[2] else None
 
     def add(self, rows: slice, logit_gradient: Tensor, hidden: Tensor, weight: Tensor) -> None:
         if self.hidden is not None:
@@ -243,15 +243,15 @@ class _HeadGradients:
         return self.hidden, self.weight, self.bias
 
 
-def _emptywide(like: Tensor) -> Tensor:
+def _empty_fp32(like: Tensor) -> Tensor:
     return torch.empty_like(like, dtype=torch.promote_types(like.dtype, torch.float32))
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Adds left @ right to the total without rounding the product to a narrow format first."""
+    """Add left @ right to the total without rounding the product to the inputs' dtype first."""
     if total.dtype == right.dtype:
         total.addmm_(left, right)
-    elif is_dry(right):  # the same product into the same memory: not every torch knows the shapes of the next line
+    elif is_dry(right):  # same product and memory: older torch has no shape function for the next line
         total.view(right.dtype)[:, : total.shape[1]].addmm_(left, right)
     elif on_gpu(right):
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
@@ -290,12 +290,12 @@ class _Chunked(torch.autograd.Function):
 
 
 def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    # Widened first: torch would round the factor itself to a narrow gradient's format.
+    # Converted to fp32 first: torch would round the factor to the gradient's dtype.
     return (wide(gradient) * factor).to(dtype)
 
 
 def _statistics_and_gradient(logits: Tensor, labels: Tensor, weights: Tensor, terms: _Terms) -> tuple[Tensor, Tensor]:
-    """Both at once; where no other rank has a say and on a GPU, the logits become their own gradient."""
+    """Return statistics and gradient; on a GPU without tp, the gradient overwrites the logits."""
     if terms.group is None and on_gpu(logits):
         return logits_to_gradient_(logits, labels, weights, terms.z_loss, terms.softcap), logits
     statistics = _statistics(logits, labels, terms)
@@ -308,7 +308,7 @@ class _FusedLinear(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, weights: Tensor, terms: _Terms
     ) -> tuple[Tensor, Tensor, Tensor]:
-        # The loss scale of fp16 is not known yet, and 1/tokens would vanish there: the largest weight is kept apart.
+        # 1/tokens underflows in fp16 and the loss scale is not known yet: the largest weight is factored out.
         unit = weights.abs().amax().clamp(min=torch.finfo(weights.dtype).tiny) if len(weights) else weights.new_ones(())
         statistics = wide(hidden.new_empty(2, len(hidden)))
         gradients = _HeadGradients(hidden, weight, bias, ctx.needs_input_grad)
@@ -318,7 +318,7 @@ class _FusedLinear(torch.autograd.Function):
             statistics[:, rows], by_logits = _statistics_and_gradient(logits, labels[rows], share, terms)
             gradients.add(rows, by_logits, hidden[rows], weight)
         ctx.save_for_backward(unit, *gradients.all)
-        ctx.format = hidden.dtype
+        ctx.dtype = hidden.dtype
         parts = _parts(statistics, weights, terms)
         ctx.mark_non_differentiable(*parts[1:])
         return parts
@@ -328,5 +328,5 @@ class _FusedLinear(torch.autograd.Function):
     def backward(ctx: Any, scale: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         unit, *gradients = ctx.saved_tensors
         factor = scale * unit
-        scaled = (None if one is None else _fast(_scaled, one)(one, factor, ctx.format) for one in gradients)
+        scaled = (None if one is None else _fast(_scaled, one)(one, factor, ctx.dtype) for one in gradients)
         return *scaled, None, None, None

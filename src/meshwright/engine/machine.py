@@ -1,4 +1,4 @@
-"""This machine's GPU: found, measured and described as a calibration profile."""
+"""Measures this machine's GPU for a calibration profile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshwright.errors import InputError
 
 
 def measured() -> tuple[OwnProfile, list[dict[str, Any]]]:
-    """The profile of this machine's GPU and the points behind it; with collectives when torchrun started several."""
+    """Return the profile of this machine's GPU and its measured points; under torchrun, with collectives."""
     known = this_gpu()
     device = _join()
     points = list(measure_all(device))
@@ -24,7 +24,7 @@ def measured() -> tuple[OwnProfile, list[dict[str, Any]]]:
 
 
 def this_gpu() -> Gpu:
-    """The catalogue entry of the GPU in this machine."""
+    """Return the catalog entry of this machine's GPU."""
     if not torch.cuda.is_available():
         raise InputError(
             "no GPU was found to measure",
@@ -35,7 +35,7 @@ def this_gpu() -> Gpu:
 
 
 def _join() -> torch.device:
-    """The rank's own GPU, in a process group when several ranks were started."""
+    """Return this rank's GPU; joins a process group if there are several ranks."""
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)

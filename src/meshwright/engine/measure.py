@@ -1,4 +1,4 @@
-"""Measuring this machine: matmuls, attention, memory traffic, kernel launches and collectives, in their real shapes."""
+"""Measures this machine: matmuls, attention, memory traffic, kernel launches and collectives, in training shapes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional
 WARM_UP = 5
 ROUNDS = 3
 COLLECTIVE_CALLS = 10
-LEAST_S = 0.15  # each round repeats a call until it takes at least this long, so that clocks settle
+LEAST_S = 0.15  # each round repeats a call for at least this long, so that clocks settle
 WIDTHS = ((1024, 4096), (4096, 4096), (4096, 14336), (8192, 8192), (8192, 28672), (2048, 768), (7168, 2048))
 GEMM_SHAPES = tuple((tokens, *widths) for tokens in (128, 512, 2048, 8192, 32768) for widths in WIDTHS)
 ATTENTION_SHAPES = tuple(
@@ -24,7 +24,7 @@ COPY_BYTES = tuple(2**n for n in range(20, 33, 3))
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """The time of one call: the best of several rounds of many, after warming up."""
+    """Return the time of one call: the best of several rounds of repeated calls, after a warm-up."""
     for _ in range(WARM_UP):
         call()
     once = max(_round(call, 3, device), 1e-6)
@@ -44,14 +44,14 @@ def _round(call: Callable[[], object], repeats: int, device: torch.device) -> fl
         return float(start.elapsed_time(end)) / 1e3 / repeats
     from time import perf_counter
 
-    begun = perf_counter()
+    start_s = perf_counter()
     for _ in range(repeats):
         call()
-    return (perf_counter() - begun) / repeats
+    return (perf_counter() - start_s) / repeats
 
 
 def gemms(device: torch.device, shapes: Any = GEMM_SHAPES) -> Iterator[dict[str, Any]]:
-    """Matrix products of training, in bf16 and, where the GPU has it, fp8."""
+    """Measure the matrix products of training, in bf16 and, if the GPU supports it, fp8."""
     for tokens, inner, outer in shapes:
         left = torch.randn(tokens, inner, device=device, dtype=torch.bfloat16)
         right = torch.randn(outer, inner, device=device, dtype=torch.bfloat16)
@@ -75,7 +75,7 @@ def _fp8_product(left: Tensor, right: Tensor) -> Callable[[], Tensor]:
 
 
 def attentions(device: torch.device, shapes: Any = ATTENTION_SHAPES) -> Iterator[dict[str, Any]]:
-    """Causal attention, forward and backward; FLOPs count half of the score matrix."""
+    """Measure causal attention, forward and backward; FLOPs count half of the score matrix."""
     for batch, heads, tokens, width in shapes:
         q, k, v = (
             torch.randn(batch, heads, tokens, width, device=device, dtype=torch.bfloat16, requires_grad=True)
@@ -97,7 +97,7 @@ def attentions(device: torch.device, shapes: Any = ATTENTION_SHAPES) -> Iterator
 
 
 def copies(device: torch.device, sizes: Any = COPY_BYTES) -> Iterator[dict[str, Any]]:
-    """Reading and writing memory, as norms, residuals and the optimizer do."""
+    """Measure memory bandwidth, which bounds norms, residuals and the optimizer."""
     for size in sizes:
         source = torch.randn(size // 2, device=device, dtype=torch.bfloat16)
         target = torch.empty_like(source)
@@ -106,13 +106,13 @@ def copies(device: torch.device, sizes: Any = COPY_BYTES) -> Iterator[dict[str, 
 
 
 def launches(device: torch.device) -> Iterator[dict[str, Any]]:
-    """The time of a kernel that does nothing worth mentioning."""
+    """Measure the launch time of a tiny kernel."""
     tiny = torch.zeros(8, device=device)
     yield {"kind": "launch", "s": seconds(lambda: tiny.add_(1.0), device)}
 
 
 def adam_steps(device: torch.device, count: int = 2**27) -> Iterator[dict[str, Any]]:
-    """A fused AdamW step over fp32 parameters: 28 bytes travel per parameter."""
+    """Measure a fused AdamW step over fp32 parameters, which moves 28 bytes per parameter."""
     parameter = torch.nn.Parameter(torch.zeros(count, device=device))
     parameter.grad = torch.ones_like(parameter)
     optimizer = torch.optim.AdamW([parameter], lr=1e-4, fused=device.type == "cuda")
@@ -121,7 +121,7 @@ def adam_steps(device: torch.device, count: int = 2**27) -> Iterator[dict[str, A
 
 
 def collectives(device: torch.device) -> Iterator[dict[str, Any]]:
-    """All-gathers over all ranks of a running process group: what one GPU receives per second."""
+    """Measure all-gathers over all ranks: the bytes that one GPU receives per second."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
@@ -129,22 +129,22 @@ def collectives(device: torch.device) -> Iterator[dict[str, Any]]:
     world = dist.get_world_size()
     one_node = world <= torch.cuda.device_count() if device.type == "cuda" else True
     for size in COPY_BYTES[:-1]:
-        piece = torch.ones(max(size // world // 2, 1), device=device, dtype=torch.bfloat16)
-        whole = torch.empty(piece.numel() * world, device=device, dtype=torch.bfloat16)
-        took = _together(lambda w=whole, p=piece: dist.all_gather_into_tensor(w, p), device)  # type: ignore[misc]
-        received = piece.numel() * 2 * (world - 1)
+        shard = torch.ones(max(size // world // 2, 1), device=device, dtype=torch.bfloat16)
+        full = torch.empty(shard.numel() * world, device=device, dtype=torch.bfloat16)
+        took = _collective_s(lambda f=full, s=shard: dist.all_gather_into_tensor(f, s), device)  # type: ignore[misc]
+        received = shard.numel() * 2 * (world - 1)
         yield {"kind": "link" if one_node else "network", "bytes": size, "s": took, "gb_s": received / took / 1e9}
 
 
-def _together(call: Callable[[], object], device: torch.device) -> float:
-    """The time of a collective: every rank makes the same number of calls."""
+def _collective_s(call: Callable[[], object], device: torch.device) -> float:
+    """Return the time of a collective; every rank makes the same number of calls."""
     for _ in range(WARM_UP):
         call()
     return min(_round(call, COLLECTIVE_CALLS, device) for _ in range(ROUNDS))
 
 
 def measure_all(device: torch.device) -> Iterator[dict[str, Any]]:
-    """Everything above, one measured point at a time."""
+    """Yield the points of all measurements."""
     yield from launches(device)
     yield from copies(device)
     yield from gemms(device)

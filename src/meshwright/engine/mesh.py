@@ -1,8 +1,8 @@
-"""From a layout to process groups: who shares what with whom.
+"""Builds the process groups and device meshes of a layout.
 
-Ranks are counted with tensor parallelism innermost (it talks most), then context, sharded data, replicated data, and
-the pipeline outermost (it talks least). Expert parallelism cuts the ranks of a pipeline stage anew: the dense mesh and
-the expert mesh lie over the same ranks.
+Ranks are ordered with tensor parallelism innermost (it communicates most), then context, sharded data and replicated
+data parallelism, and the pipeline outermost (it communicates least). Expert parallelism divides the ranks of a
+pipeline stage differently: the dense mesh and the expert mesh cover the same ranks.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from meshwright.recipes.types import Layout
 
 @dataclass(frozen=True)
 class GroupInfo:
-    """The ranks that share one thing with this rank, and this rank's place among them."""
+    """A process group and this rank's position in it."""
 
     size: int
     rank: int
-    group: Any = None  # a process group; None where there is nobody to talk to
+    group: Any = None  # a process group; None for a group of one rank
     ranks: tuple[int, ...] = (0,)  # global ranks, in order
 
 
@@ -33,46 +33,46 @@ SOLO = GroupInfo(1, 0)
 
 @dataclass(frozen=True)
 class Mesh:
-    """Every group of ranks that training talks in, seen from one rank."""
+    """All groups of a layout, seen from one rank."""
 
     device_type: str
     world: GroupInfo
     pp: GroupInfo
-    dp: GroupInfo  # replicas and shards: ranks that see different samples
+    dp: GroupInfo  # replicas and shards: ranks with different samples
     cp: GroupInfo
     tp: GroupInfo
     stage: GroupInfo  # all ranks of this rank's pipeline stage
-    sequence: GroupInfo  # cp × tp: ranks that hold parts of the same samples
+    sequence: GroupInfo  # cp × tp: ranks with parts of the same samples
     experts: GroupInfo  # ep × etp, ep major
-    ends: GroupInfo  # the first and last stage at this rank's place in the stage; SOLO for middle stages
-    state: DeviceMesh  # pp, dp_replicate, fsdp, tp: how dense parameters are stored
-    expert_state: DeviceMesh  # pp, dp_replicate, efsdp, ep, etp: how experts are stored
+    ends: GroupInfo  # this rank's peers on the first and last stage; SOLO for middle stages
+    state: DeviceMesh  # pp, dp_replicate, fsdp, tp: of dense parameters
+    expert_state: DeviceMesh  # pp, dp_replicate, efsdp, ep, etp: of experts
     cp_groups: tuple[tuple[int, ...], ...]  # the global ranks of every context-parallel group
 
     @property
     def fsdp(self) -> DeviceMesh:
-        """The mesh over which dense parameters are sharded, with the replicas in front where there are any."""
+        """The FSDP mesh of dense parameters, with the replicate axis first if there are replicas."""
         return self.state["dp_replicate", "fsdp"] if self.state["dp_replicate"].size() > 1 else self.state["fsdp"]
 
     @property
     def expert_fsdp(self) -> DeviceMesh:
-        """The mesh over which experts are sharded, with the replicas in front where there are any."""
+        """The FSDP mesh of experts, with the replicate axis first if there are replicas."""
         mesh = self.expert_state
         return mesh["dp_replicate", "efsdp"] if mesh["dp_replicate"].size() > 1 else mesh["efsdp"]
 
     @property
     def etp(self) -> GroupInfo:
-        """The ranks that hold slices of the same experts."""
+        """The ranks with slices of the same experts."""
         mesh = self.expert_state["etp"]
         return GroupInfo(mesh.size(), mesh.get_local_rank(), mesh.get_group() if mesh.size() > 1 else None)
 
 
 def sizes(layout: Layout, world: int) -> dict[str, int]:
-    """The size of every axis, with the data-parallel one inferred; an error names what does not divide."""
+    """Return the size of every axis, with data parallelism inferred; raise InputError if an axis does not divide."""
     model = layout.tp * layout.pp * layout.cp
     if world % model:
         raise InputError(
-            f"{world} processes cannot be cut into tp × pp × cp = {layout.tp} × {layout.pp} × {layout.cp} = {model}",
+            f"{world} processes are not a multiple of tp × pp × cp = {layout.tp} × {layout.pp} × {layout.cp} = {model}",
             field="world size",
             value=world,
             fix=(f"start a multiple of {model} processes", "or change layout.tp, layout.pp or layout.cp"),
@@ -81,7 +81,7 @@ def sizes(layout: Layout, world: int) -> dict[str, int]:
     shard = dp // replicate if layout.dp_shard == -1 else layout.dp_shard
     if shard * replicate != dp:
         raise InputError(
-            f"dp_replicate × dp_shard = {replicate} × {shard} is not the {dp} data-parallel ranks that are left",
+            f"dp_replicate × dp_shard = {replicate} × {shard} does not equal the {dp} remaining data-parallel ranks",
             field="layout.dp_shard",
             value=layout.dp_shard,
             fix=("layout.dp_shard=-1", f"layout.dp_replicate={1}"),
@@ -89,7 +89,7 @@ def sizes(layout: Layout, world: int) -> dict[str, int]:
     stage, expert = shard * layout.cp * layout.tp, layout.ep * layout.etp
     if stage % expert:
         raise InputError(
-            f"ep × etp = {layout.ep} × {layout.etp} does not divide the {stage} ranks of one stage and copy",
+            f"ep × etp = {layout.ep} × {layout.etp} does not divide the {stage} ranks of a pipeline stage and replica",
             field="layout.ep",
             value=layout.ep,
             fix=("layout.ep=1 layout.etp=1",),
@@ -107,7 +107,7 @@ def sizes(layout: Layout, world: int) -> dict[str, int]:
 
 
 def build_mesh(layout: Layout, device_type: str) -> Mesh:
-    """The mesh of this process group; every rank must call it, with the same layout."""
+    """Build the mesh of this process group; a collective that every rank calls with the same layout."""
     world, rank = dist.get_world_size(), dist.get_rank()
     n = sizes(layout, world)
     data = n["dp_replicate"] * n["dp_shard"]
@@ -117,35 +117,35 @@ def build_mesh(layout: Layout, device_type: str) -> Mesh:
     return Mesh(
         device_type=device_type,
         world=GroupInfo(world, rank, dist.group.WORLD, tuple(range(world))),
-        pp=_axis(rank, np.moveaxis(grid, 0, -1).reshape(-1, n["pp"])),
-        dp=_axis(rank, np.moveaxis(grid, 1, -1).reshape(-1, data)),
-        cp=_axis(rank, np.moveaxis(grid, 2, -1).reshape(-1, n["cp"])),
-        tp=_axis(rank, grid.reshape(-1, n["tp"])),
-        stage=_axis(rank, grid.reshape(n["pp"], -1)),
-        sequence=_axis(rank, grid.reshape(-1, n["cp"] * n["tp"])),
-        experts=_axis(rank, experts),
-        ends=_axis(rank, np.array(first_and_last)) if n["pp"] > 1 else SOLO,
+        pp=_group(rank, np.moveaxis(grid, 0, -1).reshape(-1, n["pp"])),
+        dp=_group(rank, np.moveaxis(grid, 1, -1).reshape(-1, data)),
+        cp=_group(rank, np.moveaxis(grid, 2, -1).reshape(-1, n["cp"])),
+        tp=_group(rank, grid.reshape(-1, n["tp"])),
+        stage=_group(rank, grid.reshape(n["pp"], -1)),
+        sequence=_group(rank, grid.reshape(-1, n["cp"] * n["tp"])),
+        experts=_group(rank, experts),
+        ends=_group(rank, np.array(first_and_last)) if n["pp"] > 1 else SOLO,
         state=init_device_mesh(
             device_type,
-            (n["pp"], *_stored(layout, n["dp_replicate"], n["dp_shard"] * n["cp"]), n["tp"]),
+            (n["pp"], *_shard_sizes(layout, n["dp_replicate"], n["dp_shard"] * n["cp"]), n["tp"]),
             mesh_dim_names=("pp", "dp_replicate", "fsdp", "tp"),
         ),
         expert_state=init_device_mesh(
             device_type,
-            (n["pp"], *_stored(layout, n["dp_replicate"], n["efsdp"]), n["ep"], n["etp"]),
+            (n["pp"], *_shard_sizes(layout, n["dp_replicate"], n["efsdp"]), n["ep"], n["etp"]),
             mesh_dim_names=("pp", "dp_replicate", "efsdp", "ep", "etp"),
         ),
         cp_groups=tuple(tuple(map(int, row)) for row in np.moveaxis(grid, 2, -1).reshape(-1, n["cp"])),
     )
 
 
-def _stored(layout: Layout, replicas: int, shards: int) -> tuple[int, int]:
-    """Copies of the state and ranks that share each; plain data parallelism keeps a copy on every rank."""
+def _shard_sizes(layout: Layout, replicas: int, shards: int) -> tuple[int, int]:
+    """Return the number of replicas and the shards of each; DDP has a replica on every rank."""
     return (replicas * shards, 1) if layout.strategy == "ddp" else (replicas, shards)
 
 
-def _axis(rank: int, rows: np.ndarray[Any, Any]) -> GroupInfo:
-    """This rank's axis among rows of ranks; all ranks make all groups, in the same order."""
+def _group(rank: int, rows: np.ndarray[Any, Any]) -> GroupInfo:
+    """Return this rank's group among rows of ranks; all ranks create all groups, in the same order."""
     mine = SOLO
     for row in rows:
         members = [int(r) for r in row]

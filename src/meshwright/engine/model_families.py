@@ -1,7 +1,4 @@
-"""What differs between kinds of models, in one table: language models of transformers, diffusion models of diffusers.
-
-Everything else of a run is the same for both.
-"""
+"""What differs between model families in a run: language models (transformers) and diffusion models (diffusers)."""
 
 from __future__ import annotations
 
@@ -20,22 +17,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """How models of a kind are described, made small, fed and trained."""
+    """The functions of a run that depend on the model family."""
 
     config_for: Callable[[Recipe], Any]
     read_config: Callable[[Mapping[str, Any]], Any]  # from a config.json
     spec_of: Callable[[Recipe, Any], ModelSpec]
     tiny: Callable[[Any, int], Any]  # a config with this many layers
-    kinds_of_layers: Callable[[Any], int]
-    open_source: Callable[[Recipe, Any, bool, Path | None], Any]  # config, whether held out, the folder it starts from
+    layer_types: Callable[[Any], int]  # number of distinct layer types
+    open_source: Callable[
+        [Recipe, Any, bool, Path | None], Any
+    ]  # recipe, config, whether held-out data, initial weights
     trainer: Callable[[], type[Trainer]]
-    modules: Callable[[Any], tuple[str, ...]]  # worth importing before ranks are forked
-    write_random: Callable[[Any, Path, int], Path]  # a folder of random weights that --tiny starts from
-    export: Callable[[Trainer, Path, bool], None]  # writes the trained model, in one file where that is wanted
+    modules: Callable[[Any], tuple[str, ...]]  # to import before ranks are forked
+    write_random: Callable[[Any, Path, int], Path]  # writes a folder of random weights for --tiny
+    export: Callable[[Trainer, Path, bool], None]  # writes the trained model; True: in one file
 
 
 def family_of(recipe: Recipe) -> ModelFamily:
-    """The kind of the model that a recipe trains."""
+    """Return the family of the recipe's model."""
     from meshwright.engine.diffusion.config import is_diffusion
 
     return _diffusion() if is_diffusion(recipe) else _language()
@@ -50,7 +49,7 @@ def _language() -> ModelFamily:
         read_config=transformers_config,
         spec_of=config.spec_of,
         tiny=config.tiny,
-        kinds_of_layers=config.kinds_of_layers,
+        layer_types=config.kinds_of_layers,
         open_source=_open_tokens,
         trainer=_language_trainer,
         modules=_transformers_modules,
@@ -76,7 +75,7 @@ def _language_trainer() -> type[Trainer]:
 
 
 def _transformers_modules(config: Any) -> tuple[str, ...]:
-    module = str(config.model_type).removesuffix("_text")  # the text part of a model has no module of its own
+    module = str(config.model_type).removesuffix("_text")  # the text part of a model shares its module
     return ("transformers", f"transformers.models.{module}.modeling_{module}")
 
 
@@ -93,7 +92,7 @@ def _export_transformers(trainer: Trainer, folder: Path, consolidated: bool) -> 
     recipe, start = trainer.recipe, trainer.weights
     tokenizer = tokenizer_folder(recipe, start)
     adapted = recipe.goal == "peft"
-    if adapted and _adapters_alone(trainer, folder, tokenizer):
+    if adapted and _export_adapters(trainer, folder, tokenizer):
         return
     hf_io.save_model(
         trainer.stages,
@@ -108,8 +107,8 @@ def _export_transformers(trainer: Trainer, folder: Path, consolidated: bool) -> 
     )
 
 
-def _adapters_alone(trainer: Trainer, folder: Path, tokenizer: Path | None) -> bool:
-    """Writes adapters in PEFT's format; says no, and why, where that has no place for them."""
+def _export_adapters(trainer: Trainer, folder: Path, tokenizer: Path | None) -> bool:
+    """Write adapters in PEFT's format; warn and return False if the format cannot represent them."""
     from meshwright.engine import hf_io
     from meshwright.engine.metrics.jsonl import warn
 
@@ -119,7 +118,7 @@ def _adapters_alone(trainer: Trainer, folder: Path, tokenizer: Path | None) -> b
         hf_io.save_adapters(trainer.stages, trainer.mesh, trainer.recipe.peft, folder, base)
     except InputError as error:  # the same on every rank
         if first:
-            warn(f"{error.reason}: {folder} holds the model with its adapters merged instead")
+            warn(f"{error.reason}: {folder} gets the model with merged adapters instead")
         return False
     if tokenizer is not None and first:
         hf_io.copy_tokenizer(tokenizer, folder)
@@ -127,7 +126,7 @@ def _adapters_alone(trainer: Trainer, folder: Path, tokenizer: Path | None) -> b
 
 
 def tokenizer_folder(recipe: Recipe, start: Path | None) -> Path | None:
-    """Where the tokenizer of a training lies that its export takes along; None where it had none."""
+    """Return the folder of the training's tokenizer, which the export copies; None without one."""
     from meshwright.engine.data import byte_level
     from meshwright.engine.hf_io import has_tokenizer
 
@@ -146,7 +145,7 @@ def _diffusion() -> ModelFamily:
         read_config=config.denoiser_config,
         spec_of=config.spec_of,
         tiny=config.tiny,
-        kinds_of_layers=config.kinds_of_layers,
+        layer_types=config.kinds_of_layers,
         open_source=lambda recipe, config, held_out, start: open_latents(recipe, config, held_out),
         trainer=_diffusion_trainer,
         modules=_diffusers_modules,

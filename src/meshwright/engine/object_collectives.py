@@ -1,4 +1,4 @@
-"""Plain values that ranks tell each other beside the step: what is saved, found or wrong."""
+"""Collectives of Python objects, for what ranks exchange outside the step."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import torch.distributed as dist
 
 
 def rank() -> int:
-    """The number of this process; 0 where it is alone."""
+    """Return this process's rank; 0 without a process group."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world() -> int:
-    """How many processes there are."""
+    """Return the number of ranks; 1 without a process group."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def gathered(value: Any, group: Any = None) -> list[Any]:
-    """The values of all ranks in their order, on all of them."""
+    """Return the values of all ranks in rank order, on every rank (all-gather)."""
     if world() == 1:
         return [value]
     values: list[Any] = [None] * world()

@@ -1,4 +1,4 @@
-"""Makes a process one rank of a run, for as long as the run lasts."""
+"""Joins and leaves the process group of a run."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ ABORT_S = 10.0
 
 @contextmanager
 def join(process: Process, backend: str | None = None, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> Iterator[Process]:
-    """Makes this process one rank of the run for as long as the block lasts.
+    """Initialize the process group for the block and destroy it afterwards.
 
-    A block that ends with an error leaves the run without waiting for the other ranks.
+    If the block raises, the group is aborted without waiting for the other ranks.
     """
     import torch.distributed as dist
 
-    device = _own_device(process)
+    device = _set_device(process)
     dist.init_process_group(
         backend or ("nccl" if device.type == "cuda" else "gloo"),
         rank=process.rank,
         world_size=process.world,
         timeout=timedelta(seconds=timeout_s),
         device_id=device if device.type == "cuda" and backend in (None, "nccl") else None,
-        **_meeting_point(process),
+        **_rendezvous(process),
     )
     try:
         yield process
         if process.world > 1:
-            dist.barrier()  # the rank that holds the meeting point leaves last
+            dist.barrier()  # the rank that hosts the store must leave last
     except BaseException:
         within(ABORT_S, _abort)
         raise
@@ -47,7 +47,7 @@ def join(process: Process, backend: str | None = None, timeout_s: float = COLLEC
         dist.destroy_process_group()
 
 
-def _own_device(process: Process) -> torch.device:
+def _set_device(process: Process) -> torch.device:
     import torch
 
     device = process.device
@@ -56,17 +56,17 @@ def _own_device(process: Process) -> torch.device:
     count = torch.cuda.device_count()
     if process.gpu >= count:
         raise InputError(
-            f"rank {process.rank} asks for GPU {process.gpu}; this machine has {count}",
+            f"rank {process.rank} needs GPU {process.gpu}; this machine has {count}",
             field="--nproc" if process.how == "nproc" else "LOCAL_RANK",
             value=process.local_world if process.how == "nproc" else process.local_rank,
-            fix=(f"start {count} ranks per machine",) if count else ("run it on a machine with GPUs",),
+            fix=(f"start {count} ranks per machine",) if count else ("run on a machine with GPUs",),
         )
     torch.cuda.set_device(device)
     return device
 
 
-def _meeting_point(process: Process) -> dict[str, Any]:
-    """How the ranks find each other; one alone needs no port."""
+def _rendezvous(process: Process) -> dict[str, Any]:
+    """Return the store or address through which the ranks find each other; a single rank needs no port."""
     import torch.distributed as dist
 
     if process.how == "nproc":
@@ -74,12 +74,12 @@ def _meeting_point(process: Process) -> dict[str, Any]:
     if process.world == 1:
         return {"store": dist.HashStore()}  # type: ignore[attr-defined]  # not in torch's stubs
     if process.how == "torchrun":
-        return {"store": _torchruns_store(process)}
+        return {"store": _torchrun_store(process)}
     return {"init_method": f"tcp://{process.master_address}:{process.master_port}"}
 
 
-def _torchruns_store(process: Process) -> Any:
-    """The store that torchrun holds or rank 0 opens, apart from what ranks that were restarted since left in it."""
+def _torchrun_store(process: Process) -> Any:
+    """Return torchrun's store with a prefix per restart, so that keys of earlier attempts are not seen."""
     import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous
 
@@ -89,7 +89,7 @@ def _torchruns_store(process: Process) -> Any:
 
 
 def _abort() -> None:
-    """Leaves the process group without waiting for collectives that will not end."""
+    """Leave the process group without waiting for collectives that will never finish."""
     import torch.distributed as dist
 
     if not dist.is_initialized():

@@ -1,6 +1,6 @@
 """Starts the ranks of a run and ends them together.
 
-Torch is imported inside the functions: `fork` has settings to make before torch is loaded.
+Torch is imported inside the functions: `fork` sets environment variables that torch reads on import.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from meshwright.errors import InputError, MeshwrightError
 
 __all__ = ["Process", "detect", "fork", "hosts", "join", "start"]
 
-GRACE_S = 5.0  # between asking a rank to end and ending it
-SETTLE_S = 1.0  # after the first bad news: the rank that caused it may be the second to be heard
-TICK_S = 0.5  # a rank's own children can hide its end from the pipe that tells it, so its exit code is looked at too
+GRACE_S = 5.0  # between SIGTERM and SIGKILL
+SETTLE_S = 1.0  # after the first error message: the rank that caused it may report second
+TICK_S = 0.5  # a rank's children can keep its pipe open after it died, so its exit code is polled too
 PROBE_S = 3.0
 PRELOADED = ("torch", "torch.distributed", "torch._dynamo")  # dynamo: AdamW imports it, 1.6 s on every rank
 PR_SET_PDEATHSIG = 1
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-ASKING_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-SAME_S = 1.0  # a SIGTERM may come twice, from a scheduler that tells every process and one that passes it on
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SAME_S = 1.0  # a SIGTERM may arrive twice: schedulers signal every process, and parents forward it
 
 Work = Callable[..., Any]
 
@@ -63,9 +63,9 @@ def start(
     preload: Sequence[str] = (),
     grace_s: float | None = None,
 ) -> list[Any]:
-    """Runs `work(process, *args)` as this process was started: one rank of torchrun or SLURM, `nproc` ranks, or alone.
+    """Run `work(process, *args)` as one rank of torchrun or SLURM, on `nproc` new ranks, or in this process.
 
-    Gives the results of the ranks started here, by rank. `grace_s`: see `fork`.
+    Return the results of the ranks started here, by rank. `grace_s`: see `fork`.
     """
     process = detect()
     if process is not None and process.world > 1 and nproc is not None and nproc != process.local_world:
@@ -92,28 +92,28 @@ def start(
 
 @dataclass(frozen=True)
 class RankMessage:
-    """What a rank tells the process that started it."""
+    """The result or error that a rank sends to the process that started it."""
 
     rank: int
-    at: float  # on the clock all processes of a machine share
+    at: float  # time.monotonic(), which all processes of a machine share
     result: Any = None
     error: MeshwrightError | None = None
 
 
 @dataclass(frozen=True)
-class _Job:
-    """What every rank is started with."""
+class _RankTask:
+    """What every rank runs, and with which settings."""
 
     work: Work
     args: tuple[Any, ...]
     threads: int
     collective_timeout_s: float
-    listens: bool  # it will listen for requests to end: until then they wait
+    handles_stop: bool  # `work` installs stop-signal handlers; until then the signals stay blocked
 
 
 @dataclass(frozen=True)
 class _Rank:
-    """A rank as the process that started it sees it."""
+    """A rank, seen from the process that started it."""
 
     place: Process
     process: BaseProcess
@@ -130,14 +130,14 @@ def fork(
     preload: Sequence[str] = (),
     grace_s: float | None = None,
 ) -> list[Any]:
-    """Runs `work(process, *args)` on `nproc` ranks of this machine: the results by rank.
+    """Run `work(process, *args)` on `nproc` ranks of this machine and return the results by rank.
 
-    The first rank that fails ends the others and is named in the error. `preload` are modules that all ranks need:
-    they are imported once, before the ranks part. Where this process has already used CUDA or OpenMP threads the
-    ranks cannot be forked from it; they are started afresh, which takes seconds longer.
+    The first rank that fails ends the others and is named in the error. `preload` are modules that all ranks need;
+    they are imported once, before the fork. If this process has already used CUDA or OpenMP threads, the ranks cannot
+    be forked and are spawned instead, which takes seconds longer.
 
-    A signal that asks this process to end, ends the ranks. With `grace_s` they are asked to end by themselves, within
-    that many seconds, when it is the first SIGTERM or SIGUSR1.
+    A signal that ends this process also ends the ranks. With `grace_s`, the first SIGTERM or SIGUSR1 is forwarded to
+    the ranks, which then have that many seconds to save and exit.
     """
     if nproc < 1:
         raise InputError("must be at least 1", field="--nproc", value=nproc)
@@ -145,7 +145,7 @@ def fork(
         with (
             tempfile.TemporaryDirectory(prefix="meshwright-") as folder,
             _environment({"OMP_NUM_THREADS": str(_threads(nproc)), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}),
-            _ends_when_told(grace_s) as request,
+            _stop_signals(grace_s) as request,
         ):
             for module in (*PRELOADED, *preload):
                 import_module(module)
@@ -154,21 +154,24 @@ def fork(
                 for rank in range(nproc)
             ]
             return _run(
-                ranks, _Job(work, args, _threads(nproc), collective_timeout_s, grace_s is not None), timeout, request
+                ranks,
+                _RankTask(work, args, _threads(nproc), collective_timeout_s, grace_s is not None),
+                timeout,
+                request,
             )
     except KeyboardInterrupt:
         raise interrupted() from None
 
 
-def _run(places: list[Process], job: _Job, timeout: float | None, request: _Request) -> list[Any]:
+def _run(places: list[Process], job: _RankTask, timeout: float | None, request: _StopRequest) -> list[Any]:
     how = "fork" if _can_fork() else "spawn"
     ranks: list[_Rank] = []
     grace_s = 0.0
     try:
         for place in places:
-            with _undisturbed():  # a rank that was started and not noted could not be ended
+            with _signals_blocked():  # a signal between start and append would leave a rank running
                 ranks.append(_started(how, place, job))
-                request.pass_on(ranks)  # what was asked before this rank was there
+                request.forward(ranks)  # a request that came before this rank was started
         results = _results(ranks, timeout, request)
         grace_s = GRACE_S
         return results
@@ -177,66 +180,66 @@ def _run(places: list[Process], job: _Job, timeout: float | None, request: _Requ
 
 
 def _threads(nproc: int) -> int:
-    """OpenMP threads of each rank: what the user set, else an equal share of the cores."""
-    own = os.environ.get("OMP_NUM_THREADS", "")
+    """Return the OpenMP threads per rank: OMP_NUM_THREADS, else an equal share of the cores."""
+    value = os.environ.get("OMP_NUM_THREADS", "")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return int(own) if own.isdecimal() and int(own) > 0 else max(1, cores // nproc)
+    return int(value) if value.isdecimal() and int(value) > 0 else max(1, cores // nproc)
 
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Sets what is not set yet, for the imports and the ranks to see."""
-    own = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(own)
+    """Set environment variables that are not set yet, for the imports and the ranks."""
+    added = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        for name in own:
+        for name in added:
             os.environ.pop(name, None)
 
 
-class _Request:
-    """What this process was asked from outside, and to whom it passes that on."""
+class _StopRequest:
+    """A stop signal that this process received and forwards to its ranks."""
 
     def __init__(self, grace_s: float | None) -> None:
         self.grace_s = grace_s
-        self.asked: signal.Signals | None = None
+        self.signal: signal.Signals | None = None
         self.deadline = math.inf  # when the ranks must have ended
         self._terminated_at = 0.0
-        self._told: set[int] = set()  # process ids
+        self._forwarded: set[int] = set()  # process ids
 
-    def hear(self, number: int, _: object) -> None:
-        """A signal has come: the first request is noted for `pass_on`; anything else ends the run now."""
+    def on_signal(self, number: int, _: object) -> None:
+        """Record the first stop signal for `forward`; raise to end the run on any other signal."""
         now = time.monotonic()
-        asks = number in ASKING_SIGNALS and self.grace_s is not None
+        is_stop = number in STOP_SIGNALS and self.grace_s is not None
         again = number == signal.SIGTERM and self._terminated_at and now - self._terminated_at > SAME_S
-        if not asks or again:
+        if not is_stop or again:
             raise explain_death(0, 1, -number)
         if number == signal.SIGTERM:
             self._terminated_at = self._terminated_at or now
-        if self.asked is None:
-            self.asked = signal.Signals(number)
+        if self.signal is None:
+            self.signal = signal.Signals(number)
             self.deadline = now + (self.grace_s or 0.0) + GRACE_S
 
-    def pass_on(self, ranks: list[_Rank]) -> None:
-        """Asks the ranks that were not asked yet."""
-        for one in ranks if self.asked is not None else ():
+    def forward(self, ranks: list[_Rank]) -> None:
+        """Send the stop signal to the ranks that have not received it yet."""
+        for one in ranks if self.signal is not None else ():
             pid = one.process.pid
-            if pid and pid not in self._told and one.process.is_alive():
-                self._told.add(pid)
+            if pid and pid not in self._forwarded and one.process.is_alive():
+                self._forwarded.add(pid)
                 with suppress(ProcessLookupError):
-                    os.kill(pid, self.asked or signal.SIGTERM)
+                    os.kill(pid, self.signal or signal.SIGTERM)
 
 
 @contextmanager
-def _ends_when_told(grace_s: float | None) -> Iterator[_Request]:
-    """Turns a signal that asks this process to end into a request to its ranks, or into an error that ends them."""
-    request = _Request(grace_s)
+def _stop_signals(grace_s: float | None) -> Iterator[_StopRequest]:
+    """Turn signals to this process into a stop request for its ranks, or into an error that ends them."""
+    request = _StopRequest(grace_s)
     if threading.current_thread() is not threading.main_thread():
         yield request  # only the main thread may set handlers
         return
-    heard = (signal.SIGTERM, signal.SIGHUP, *((signal.SIGUSR1,) if grace_s is not None else ()))
-    before = {number: signal.signal(number, request.hear) for number in heard}
+    handled = (signal.SIGTERM, signal.SIGHUP, *((signal.SIGUSR1,) if grace_s is not None else ()))
+    before = {number: signal.signal(number, request.on_signal) for number in handled}
     try:
         yield request
     finally:
@@ -245,13 +248,15 @@ def _ends_when_told(grace_s: float | None) -> Iterator[_Request]:
 
 
 def _can_fork() -> bool:
-    """Whether a fork of this process could compute: tried out, because neither CUDA nor OpenMP can be asked."""
+    """Whether a fork of this process can compute: tried in a child, because neither CUDA nor OpenMP reports it."""
 
     if not hasattr(os, "fork"):
         return False
     reader, writer = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads, which is what is tried here
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # Python 3.12 warns about forks with threads, which this tests
         child = os.fork()
     if child == 0:
         os.close(reader)
@@ -266,7 +271,7 @@ def _can_fork() -> bool:
 
 
 def _try_to_compute(answer: int) -> None:
-    """In a forked child: says y when an operation on all threads comes back and CUDA would still start."""
+    """In a forked child, write y if an operation on all threads returns and CUDA can still be initialized."""
     with suppress(BaseException):
         import torch
 
@@ -277,8 +282,8 @@ def _try_to_compute(answer: int) -> None:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Holds signals back; a rank starts with them held back until it has said what they shall do to it."""
+def _signals_blocked() -> Iterator[None]:
+    """Block the ending signals; a rank inherits the mask and unblocks them after it has set its handlers."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
     try:
         yield
@@ -286,7 +291,7 @@ def _undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _started(how: str, place: Process, job: _Job) -> _Rank:
+def _started(how: str, place: Process, job: _RankTask) -> _Rank:
     context: Any = mp.get_context(how)
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_rank, args=(place, os.getpid(), job, theirs), name=f"rank {place.rank}")
@@ -297,10 +302,10 @@ def _started(how: str, place: Process, job: _Job) -> _Rank:
     return _Rank(place, process, ours)
 
 
-def _rank(place: Process, parent: int, job: _Job, pipe: Connection) -> None:
-    """The life of one rank, inside its own process."""
-    _settle_in(parent, job.listens)
-    gc.freeze()  # what the parent left behind may belong to threads that a fork does not have
+def _rank(place: Process, parent: int, job: _RankTask, pipe: Connection) -> None:
+    """Run one rank, inside its own process."""
+    _set_up_process(parent, job.handles_stop)
+    gc.freeze()  # objects of the parent may belong to threads that do not exist in the fork
     no_enum_warnings()
     import torch
 
@@ -315,26 +320,26 @@ def _rank(place: Process, parent: int, job: _Job, pipe: Connection) -> None:
         with join(place, timeout_s=job.collective_timeout_s):
             try:
                 result = job.work(place, *job.args)
-            except BaseException as error:  # told before the group is left: that makes the other ranks fail, too
-                _tell_and_leave(pipe, place, error)
+            except BaseException as error:  # sent before leaving the group, which makes the other ranks fail too
+                _send_and_exit(pipe, place, error)
             _send(pipe, RankMessage(place.rank, time.monotonic(), result=result))
     except BaseException as error:
-        _tell_and_leave(pipe, place, error)
+        _send_and_exit(pipe, place, error)
 
 
-def _settle_in(parent: int, listens: bool) -> None:
-    """Out of the terminal's reach, and never outliving the process that started it."""
+def _set_up_process(parent: int, handles_stop: bool) -> None:
+    """Detach from the terminal's signals and make this process die with its parent."""
     with suppress(OSError):
-        os.setpgid(0, 0)  # one group per rank, so that the processes it starts end with it
+        os.setpgid(0, 0)  # one process group per rank, so that its children are killed with it
     for number in ENDING_SIGNALS:
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
-    held_back = ASKING_SIGNALS if listens else ()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number for number in ENDING_SIGNALS if number not in held_back])
+    still_blocked = STOP_SIGNALS if handles_stop else ()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number for number in ENDING_SIGNALS if number not in still_blocked])
     end_with(parent)
 
 
 def end_with(parent: int) -> None:
-    """From now on this process ends when its parent does."""
+    """Make this process end when its parent does."""
     if sys.platform == "linux":
         import ctypes
 
@@ -343,72 +348,70 @@ def end_with(parent: int) -> None:
         os._exit(1)
 
 
-def _tell_and_leave(pipe: Connection, place: Process, error: BaseException) -> NoReturn:
+def _send_and_exit(pipe: Connection, place: Process, error: BaseException) -> NoReturn:
     _send(pipe, RankMessage(place.rank, time.monotonic(), error=explain(error, place)))
     leave(1)
 
 
-def _send(pipe: Connection, news: RankMessage) -> None:
+def _send(pipe: Connection, message: RankMessage) -> None:
     try:
-        data = pickle.dumps(news)
+        data = pickle.dumps(message)
     except Exception as error:
-        what = (
-            f"its error cannot be sent ({error}): {news.error}" if news.error else f"its result cannot be sent: {error}"
-        )
-        data = pickle.dumps(RankMessage(news.rank, news.at, error=RunError(f"rank {news.rank}: {what}")))
-    with suppress(OSError):  # nobody listens any more
+        what = f"error ({error}): {message.error}" if message.error else f"result: {error}"
+        unsent = RunError(f"rank {message.rank} cannot send its {what}")
+        data = pickle.dumps(RankMessage(message.rank, message.at, error=unsent))
+    with suppress(OSError):  # the parent is gone
         pipe.send_bytes(data)
 
 
-def _results(ranks: list[_Rank], timeout: float | None, request: _Request) -> list[Any]:
-    """The results by rank, as soon as all are there; the cause as an error, soon after the first rank failed."""
-    heard: dict[int, RankMessage] = {}
+def _results(ranks: list[_Rank], timeout: float | None, request: _StopRequest) -> list[Any]:
+    """Return the results by rank; raise the root cause soon after the first rank failed."""
+    received: dict[int, RankMessage] = {}
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     settled = math.inf
-    while len(heard) < len(ranks) and time.monotonic() < settled:
+    while len(received) < len(ranks) and time.monotonic() < settled:
         if time.monotonic() >= deadline:
-            missing = ", ".join(str(one.place.rank) for one in ranks if one.place.rank not in heard)
-            raise RunError(f"the run took longer than {timeout:g} s; rank {missing} had not ended")
+            missing = ", ".join(str(one.place.rank) for one in ranks if one.place.rank not in received)
+            raise RunError(f"the run took longer than {timeout:g} s; rank {missing} is still running")
         if time.monotonic() >= request.deadline:
-            raise RunError(f"the ranks were asked to end and had not done so after {request.grace_s:g} s")
-        request.pass_on(ranks)
-        _listen([one for one in ranks if one.place.rank not in heard], heard)
-        if settled == math.inf and any(news.error for news in heard.values()):
+            raise RunError(f"the ranks did not exit within {request.grace_s:g} s after the stop request")
+        request.forward(ranks)
+        _receive([one for one in ranks if one.place.rank not in received], received)
+        if settled == math.inf and any(message.error for message in received.values()):
             settled = time.monotonic() + SETTLE_S
-    failures = [(blames_another(news.error), news.at, news.rank) for news in heard.values() if news.error]
-    if failures and (cause := heard[min(failures)[2]].error):
+    failures = [(blames_another(one.error), one.at, one.rank) for one in received.values() if one.error]
+    if failures and (cause := received[min(failures)[2]].error):
         raise cause
-    return [heard[one.place.rank].result for one in ranks]
+    return [received[one.place.rank].result for one in ranks]
 
 
-def _listen(ranks: list[_Rank], heard: dict[int, RankMessage]) -> None:
-    """Waits a moment for news of these ranks; one that ended without any has failed."""
+def _receive(ranks: list[_Rank], received: dict[int, RankMessage]) -> None:
+    """Wait briefly for messages of these ranks; a rank that exited without one has failed."""
     wait([*(one.pipe for one in ranks), *(one.process.sentinel for one in ranks)], TICK_S)
     for one in ranks:
-        code = one.process.exitcode  # before the pipe is looked at: what was said before the end is still in there
+        code = one.process.exitcode  # read before the pipe: a message sent before the exit is still in the pipe
         if one.pipe.poll():
             with suppress(EOFError, OSError, pickle.UnpicklingError):
-                news = pickle.loads(one.pipe.recv_bytes())
-                heard[one.place.rank] = news
+                received[one.place.rank] = pickle.loads(one.pipe.recv_bytes())
                 continue
         if code is not None:
-            heard[one.place.rank] = RankMessage(one.place.rank, time.monotonic(), error=_death(one.place, code))
+            received[one.place.rank] = RankMessage(one.place.rank, time.monotonic(), error=_death(one.place, code))
 
 
 def _death(place: Process, code: int) -> RunError:
-    """Why a rank ended: its own last words, else what its exit code says."""
+    """Return why a rank exited: the reason it wrote, else the meaning of its exit code."""
     with suppress(OSError):
-        return RunError(place.last_words.read_text())
+        return RunError(place.exit_reason.read_text())
     return explain_death(place.rank, place.world, code)
 
 
 def _end(ranks: list[_Rank], grace_s: float) -> None:
-    """Leaves none of the ranks behind: those still there after a grace are asked to end, then made to."""
+    """End all ranks: wait `grace_s`, then send SIGTERM, then SIGKILL."""
     try:
         _join_all(ranks, grace_s)
         _signal(ranks, signal.SIGTERM)
         _join_all(ranks, GRACE_S)
-    finally:  # also when Ctrl-C comes a second time
+    finally:  # also after a second Ctrl-C
         _signal(ranks, signal.SIGKILL)
         for one in ranks:
             one.process.join()
@@ -423,12 +426,12 @@ def _join_all(ranks: list[_Rank], seconds: float) -> None:
 
 
 def _signal(ranks: list[_Rank], number: signal.Signals) -> None:
-    """Sends a signal to the ranks and to what they started."""
+    """Send a signal to the ranks and their children."""
     for one in ranks:
         pid = one.process.pid
         try:
             os.killpg(pid or 0, number) if pid else None
-        except (ProcessLookupError, PermissionError):  # it had no time to make a group of its own, or is gone
+        except (ProcessLookupError, PermissionError):  # it has not created its process group yet, or is gone
             with suppress(ProcessLookupError):
                 if pid and one.process.is_alive():
                     os.kill(pid, number)

@@ -1,4 +1,4 @@
-"""A profiler trace of a few stated steps, as a Chrome trace and a table of the most expensive operators."""
+"""Profiles a few steps: a Chrome trace and a table of the most expensive operators."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ ROWS = 15
 
 
 class Window:
-    """The steps that are recorded: `step()` after each step moves on; the results are there when the window is over."""
+    """The steps to record: call `step()` after each step; trace and table are set after the last one."""
 
     def __init__(self, first: int, last: int) -> None:
-        self.first, self.last = first, last  # steps that are recorded, counted from 1
+        self.first, self.last = first, last  # recorded steps, counted from 1
         self.trace: Path | None = None
         self.table = ""
-        self.done = 0  # steps that are over
+        self.done = 0  # completed steps
         self._profile: profile | None = None
 
     def step(self) -> None:
-        """Says that a step is over."""
+        """Record that a step is completed."""
         self.done += 1
         if self._profile is not None:
             self._profile.step()
@@ -44,23 +44,24 @@ def window(
     process: Process | None = None,
     all_ranks: bool = False,
 ) -> Iterator[Window]:
-    """Records `active` steps after `wait` idle and `warmup` unrecorded ones; does nothing when off or not on rank 0."""
+    """Profile `active` steps after `wait` idle and `warmup` unrecorded ones; a no-op when off or not on rank 0."""
     for name, value, least in (("wait", wait, 0), ("warmup", warmup, 0), ("active", active, 1)):
         if value < least:
             raise InputError(f"must be at least {least}", field=f"profile {name}", value=value)
     rank = process.rank if process is not None else 0
-    seen = Window(wait + warmup + 1, wait + warmup + active)
+    recorded = Window(wait + warmup + 1, wait + warmup + active)
     if not enabled or (rank != 0 and not all_ranks):
-        yield seen
+        yield recorded
         return
-    with _profiler(seen, Path(folder), rank, (wait, warmup, active)) as seen._profile:
-        yield seen
-    seen._profile = None
-    if seen.done < seen.last:
-        warn(f"the run ended after {seen.done} steps, before the profiled steps {seen.first}–{seen.last} were over")
+    with _profiler(recorded, Path(folder), rank, (wait, warmup, active)) as recorded._profile:
+        yield recorded
+    recorded._profile = None
+    if recorded.done < recorded.last:
+        planned = f"{recorded.first}–{recorded.last}"
+        warn(f"the run ended after {recorded.done} steps, before the profiled steps {planned} were completed")
 
 
-def _profiler(seen: Window, folder: Path, rank: int, steps: tuple[int, int, int]) -> profile:
+def _profiler(recorded: Window, folder: Path, rank: int, steps: tuple[int, int, int]) -> profile:
     import torch
     from torch.profiler import ProfilerActivity, schedule
 
@@ -68,9 +69,9 @@ def _profiler(seen: Window, folder: Path, rank: int, steps: tuple[int, int, int]
     cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
 
     def keep(done: Any) -> None:
-        last = min(seen.last, max(seen.first, seen.done))  # a run may end inside the window
-        seen.table = _top_operators(done, on_gpu=bool(cuda))
-        seen.trace = _saved(done, folder / f"trace_rank{rank}_steps{seen.first}-{last}.json.gz")
+        last = min(recorded.last, max(recorded.first, recorded.done))  # a run may end inside the window
+        recorded.table = _top_operators(done, on_gpu=bool(cuda))
+        recorded.trace = _save_trace(done, folder / f"trace_rank{rank}_steps{recorded.first}-{last}.json.gz")
 
     return torch.profiler.profile(
         activities=[ProfilerActivity.CPU, *cuda],
@@ -85,8 +86,8 @@ def _top_operators(done: Any, on_gpu: bool) -> str:
     return str(done.key_averages().table(sort_by=sort, row_limit=ROWS, max_name_column_width=60))
 
 
-def _saved(done: Any, path: Path) -> Path | None:
-    """Writes the trace; a disk that refuses it does not end the training."""
+def _save_trace(done: Any, path: Path) -> Path | None:
+    """Write the trace; a disk error does not end the training."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         done.export_chrome_trace(str(path))

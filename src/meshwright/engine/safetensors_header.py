@@ -1,4 +1,4 @@
-"""What a safetensors file says of its tensors: the names of number formats, and the header before the bytes."""
+"""The header of a safetensors file: dtype names, shapes and offsets."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ FORMATS = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-FLOATS = ("F64", "F32", "F16", "BF16")  # that weights are read from without scales beside them
+FLOATS = ("F64", "F32", "F16", "BF16")  # readable as weights without separate scales
 
-Described = tuple[str, torch.dtype, tuple[int, ...]]  # a tensor's name, format and shape
+TensorInfo = tuple[str, torch.dtype, tuple[int, ...]]  # name, dtype, shape
 
 
-def header(tensors: Iterable[Described], notes: Mapping[str, str] | None = None) -> tuple[bytes, dict[str, int]]:
-    """The header of a file with these tensors in this order, and where in the file each of them begins."""
-    said: dict[str, object] = {"__metadata__": dict(notes)} if notes else {}
-    begins: dict[str, int] = {}
+def header(tensors: Iterable[TensorInfo], notes: Mapping[str, str] | None = None) -> tuple[bytes, dict[str, int]]:
+    """Return the header of a file with these tensors in this order, and each tensor's offset in the file."""
+    entries: dict[str, object] = {"__metadata__": dict(notes)} if notes else {}
+    offsets: dict[str, int] = {}
     at = 0
     for name, dtype, shape in tensors:
-        begins[name], end = at, at + prod(shape) * dtype.itemsize
-        said[name] = {"dtype": FORMATS[dtype], "shape": list(shape), "data_offsets": [at, end]}
+        offsets[name], end = at, at + prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": FORMATS[dtype], "shape": list(shape), "data_offsets": [at, end]}
         at = end
-    text = json.dumps(said, separators=(",", ":")).encode()
+    text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    whole = len(text).to_bytes(8, "little") + text
-    return whole, {name: len(whole) + begin for name, begin in begins.items()}
+    encoded = len(text).to_bytes(8, "little") + text
+    return encoded, {name: len(encoded) + offset for name, offset in offsets.items()}

@@ -1,8 +1,8 @@
 """The learning rate of every optimizer step, as plain arithmetic.
 
-Steps count from 0, so the last of `steps` has the number steps - 1. The warm-up rises in equal parts and ends on the
-peak at step `warmup_steps`; its first step already learns. The decay starts there and reaches `min_lr` at step
-`decay_steps` (0: the last step), where the learning rate stays from then on.
+Steps count from 0, so the last of `steps` is steps - 1. The warm-up rises linearly and reaches the peak at step
+`warmup_steps`; its first step has a learning rate above zero. The decay starts there, reaches `min_lr` at step
+`decay_steps` (0: the last step) and stays there.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 
 from meshwright.recipes.types import Schedule
 
-# wsd stays at the peak and decays over the last fifth of the way from the warm-up to the decay's end, by one minus the
-# square root of the progress (the shape Hägele et al., arXiv 2405.18392, found best).
+# wsd stays at the peak and decays over the last fifth of the steps between warm-up and decay end, by one minus the
+# square root of the progress (the best shape in Hägele et al., arXiv 2405.18392).
 WSD_DECAY_SHARE = 0.2
 
 
@@ -21,7 +21,7 @@ def _wsd(progress: float) -> float:
     return 1 - math.sqrt(max(0.0, (progress - (1 - WSD_DECAY_SHARE)) / WSD_DECAY_SHARE))
 
 
-# What is left of the distance between peak and min_lr when a share of the decay is done.
+# The remaining fraction of peak - min_lr at a progress of the decay between 0 and 1.
 SHAPES: Mapping[str, Callable[[float], float]] = {
     "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
     "linear": lambda progress: 1 - progress,
@@ -31,7 +31,7 @@ SHAPES: Mapping[str, Callable[[float], float]] = {
 
 
 def learning_rate(schedule: Schedule, peak: float, steps: int, step: int) -> float:
-    """The learning rate of step `step` (from 0) in a training of `steps` steps; a min_lr above the peak is the peak."""
+    """Return the learning rate of step `step` (from 0) out of `steps`; min_lr is capped at the peak."""
     warmup = schedule.warmup_steps
     if step < warmup:
         return peak * (step + 1) / (warmup + 1)
@@ -40,7 +40,7 @@ def learning_rate(schedule: Schedule, peak: float, steps: int, step: int) -> flo
     if schedule.name == "constant":
         return peak
     if schedule.name == "inverse_sqrt":
-        # The rate falls with the root of the step whatever the length of the run, so it need not reach min_lr.
+        # The decay does not depend on the length of the run, so it may end above min_lr.
         start = warmup + 1
         return max(floor, peak * math.sqrt(start / max(start, min(step, end) + 1)))
     return floor + (peak - floor) * SHAPES[schedule.name](_progress(step, warmup, end))

@@ -1,4 +1,4 @@
-"""--tiny: any recipe on a laptop, with a model of the same structure and its layout scaled to a few processes."""
+"""--tiny: scales a recipe to a laptop, with a model of the same structure and a layout for a few processes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from meshwright.recipes.types import Architecture, Kernels, Layout, Moe, Precisi
 
 SEQ_LENGTH = 64
 STEPS = 20
-MICRO_BATCHES = 4  # for each rank and step: gradients accumulate and pipelines fill
-LEARNING_RATE = {"pretrain": 3e-3, "sft": 3e-3, "peft": 1e-2}  # adapters of random weights have little to go by
+MICRO_BATCHES = 4  # per rank and step, so that gradients accumulate and pipelines fill
+LEARNING_RATE = {"pretrain": 3e-3, "sft": 3e-3, "peft": 1e-2}  # adapters on random weights learn slowly
 EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
 def tiny_recipe(
     recipe: Recipe, config: Any, world: int, pinned: Mapping[str, Any], shrink: bool = True
 ) -> tuple[Recipe, Any]:
-    """The recipe and model config scaled to a laptop and this many processes; pinned values stay as they are.
+    """Return recipe and model config scaled to a laptop and `world` processes; pinned values are kept.
 
-    The model of a folder that somebody named is taken as it is: `shrink` says no.
+    With shrink=False the model keeps its size: its weights come from a folder.
     """
     kept = {key: value for key, value in pinned.items() if not key.startswith("architecture.")}
     replace = msgspec.structs.replace
-    layout = replace(scaled_layout(recipe.layout, world), **_of_section(kept, "layout"))
-    kind = family_of(recipe)
-    small = kind.tiny(config, _layers(layout, kind.kinds_of_layers(config))) if shrink else config
+    layout = replace(scaled_layout(recipe.layout, world), **_section_values(kept, "layout"))
+    family = family_of(recipe)
+    small = family.tiny(config, _layers(layout, family.layer_types(config))) if shrink else config
     if "layout.ep" not in kept:
         layout = replace(layout, ep=_common(layout.ep, _experts(small)))
     dp = data_ranks(layout, world)
@@ -55,14 +55,14 @@ def tiny_recipe(
     return change(scaled, kept)[0], small
 
 
-def _of_section(values: Mapping[str, Any], section: str) -> dict[str, Any]:
+def _section_values(values: Mapping[str, Any], section: str) -> dict[str, Any]:
     return {key.split(".")[1]: value for key, value in values.items() if key.startswith(f"{section}.")}
 
 
-def _layers(layout: Layout, kinds: int) -> int:
-    """Layers of the tiny model: at least one of each kind and two, as many on every stage chunk."""
+def _layers(layout: Layout, layer_types: int) -> int:
+    """Return the tiny model's layers: at least two and one of each type, equally many per stage chunk."""
     chunks = layout.pp * layout.vp
-    return chunks * max(1, -(-max(kinds, 2) // chunks))
+    return chunks * max(1, -(-max(layer_types, 2) // chunks))
 
 
 def _experts(config: Any) -> int:
@@ -71,12 +71,12 @@ def _experts(config: Any) -> int:
 
 
 def _moe(moe: Moe) -> Moe:
-    """The same routing; tokens travel by the one way a CPU has."""
+    """Return the same routing with the only dispatcher that works on a CPU."""
     return msgspec.structs.replace(moe, dispatcher="alltoall", ep_overlap=False, shared_expert_overlap=False)
 
 
 def scaled_layout(layout: Layout, world: int) -> Layout:
-    """The recipe's axes, grown from one as far as the processes allow; every axis it uses gets its turn."""
+    """Return the layout with tp, pp and cp doubled from 1 in turn, as far as recipe and `world` allow."""
     sizes = {"tp": 1, "pp": 1, "cp": 1}
     left, grown = world, True
     while grown:
@@ -109,7 +109,7 @@ def scaled_layout(layout: Layout, world: int) -> Layout:
 
 
 def _common(wanted: int, limit: int) -> int:
-    """The largest power of two that divides the limit and is not above what is wanted."""
+    """Return the largest power of two that divides `limit` and is at most `wanted`."""
     size = 1
     while size * 2 <= wanted and limit % (size * 2) == 0:
         size *= 2

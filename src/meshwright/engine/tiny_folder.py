@@ -1,4 +1,4 @@
-"""The Hugging Face folder that --tiny fine-tunes from: random weights of the tiny model, and a tokenizer of bytes."""
+"""Writes the Hugging Face folder that --tiny fine-tunes from: random weights and a byte-level tokenizer."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ SHARD = "100KB"  # so that even a tiny model has several files, as large ones do
 
 
 def write_tiny_folder(config: Any, folder: Path, seed: int) -> Path:
-    """Writes the folder; the same seed gives the same weights."""
+    """Write the folder; the same seed gives the same weights."""
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    kind: Any = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+    model_class: Any = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
     with torch.random.fork_rng(devices=[]), no_progress():
         torch.manual_seed(seed)
-        kind.from_config(config, dtype=torch.float32).save_pretrained(folder, max_shard_size=SHARD)
+        model_class.from_config(config, dtype=torch.float32).save_pretrained(folder, max_shard_size=SHARD)
     write_byte_tokenizer(folder)
     return folder

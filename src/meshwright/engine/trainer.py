@@ -1,4 +1,4 @@
-"""The step: forward and backward of all micro batches, sums, norm, clipping, update. The same for every layout."""
+"""The training step: forward and backward of all micro batches, gradient sums, clipping, update; for every layout."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ from meshwright.engine.scaling import LossScale
 from meshwright.engine.schedules import learning_rate
 from meshwright.recipes.types import Recipe
 
-BIAS_RATE = 1e-3  # how far the balancing bias of a router moves in a step (DeepSeek-V3)
+BIAS_RATE = 1e-3  # per-step change of a router's balancing bias (DeepSeek-V3)
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step says about itself, the same on every rank; numbers stay on the device until they are asked for."""
+    """The results of a step, the same on every rank; tensors stay on the device until they are read."""
 
     step: int
-    losses: torch.Tensor  # cross entropy and z-loss of the whole step
-    further: torch.Tensor  # cross entropy of multi-token prediction, before its weight
+    losses: torch.Tensor  # cross entropy and z-loss over the global batch
+    mtp: torch.Tensor  # cross entropy of multi-token prediction, without its weight
     norm: torch.Tensor  # of the gradients, before clipping
     lr: float
-    tokens: int  # predictions that counted
-    computed: int  # tokens that went through the model: what throughput is of
+    tokens: int  # in the loss
+    computed: int  # tokens that went through the model, for throughput
     skipped: bool = False
     router: dict[str, float] = field(default_factory=dict)
 
     @property
     def loss(self) -> float:
-        """Cross entropy and z-loss of the next tokens: the loss that runs with and without mtp_loss can compare."""
+        """Cross entropy and z-loss of the next tokens, comparable between runs with and without mtp_loss."""
         return float(self.losses.sum())
 
     @property
     def mtp_loss(self) -> float:
-        """The cross entropy of the tokens two ahead, before its weight; 0 where they are not trained."""
-        return float(self.further)
+        """Cross entropy of multi-token prediction, without its weight; 0 if it is not trained."""
+        return float(self.mtp)
 
     @property
     def grad_norm(self) -> float:
@@ -61,17 +61,17 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation found."""
+    """The result of an evaluation."""
 
     loss: float
-    tokens: int  # predictions that counted
+    tokens: int  # in the loss
 
 
 class StepCallbacks:
-    """What looks on while a step runs; this one does nothing."""
+    """Hooks into a running step; these do nothing."""
 
     def part(self, name: str) -> AbstractContextManager[None]:
-        """A part of the step begins: data, forward_backward or optimizer."""
+        """Return a context around a part of the step: data, forward_backward or optimizer."""
         return nullcontext()
 
     def allows(self, step: int, losses: torch.Tensor, norm: torch.Tensor, samples: list[int]) -> bool:
@@ -79,11 +79,11 @@ class StepCallbacks:
         return True
 
     def wants_to_stop(self) -> bool:
-        """Whether this rank was asked to end the run."""
+        """Whether this rank received a stop request."""
         return False
 
     def on_stop_vote(self, stops: torch.Tensor) -> None:
-        """Takes how many ranks were asked to end the run, the same number on all of them; still on the device."""
+        """Receive the number of ranks that want to stop, the same on all ranks and still on the device."""
 
 
 NO_CALLBACKS = StepCallbacks()
@@ -102,7 +102,7 @@ class Trainer:
         weights: Path | None = None,
     ) -> None:
         self.recipe, self.config, self.mesh, self.device = recipe, config, mesh, device
-        self.weights = weights  # a Hugging Face folder to start from
+        self.weights = weights  # Hugging Face folder with the initial weights
         self.stages: list[Stage] = self._make_stages()
         self.routers = [state for stage in self.stages for state in experts.router_states(stage)]
         self.optimizer = build_optimizer(
@@ -117,7 +117,7 @@ class Trainer:
         self.loader = self._make_loader(source)
         self.pipeline = self._pipeline() if layout.pp > 1 else None
 
-    # What differs between kinds of models: their stages, and what a step's samples are.
+    # Overridden by other model families: stages and data.
 
     def _make_stages(self) -> list[Stage]:
         return parallelize(self.config, self.recipe, self.mesh, self.device, self.weights)
@@ -139,13 +139,13 @@ class Trainer:
         )
 
     def close(self) -> None:
-        """Ends what prepares samples ahead; before the process group is left."""
+        """Stop the prefetching of samples; call it before the process group is destroyed."""
         self.loader.close()
 
     def _pipeline(self) -> Pipeline:
         layout, width = self.recipe.layout, self.config.get_text_config().hidden_size
         tokens = self.recipe.data.seq_length // layout.cp
-        between = tokens // layout.tp if layout.sp else tokens
+        sent = tokens // layout.tp if layout.sp else tokens  # per sample between stages
         size = layout.micro_batch_size
         return Pipeline(
             self.stages,
@@ -153,18 +153,18 @@ class Trainer:
             self.mesh.pp,
             self.micro_batches,
             hidden=torch.empty(
-                (size, between, width), dtype=DTYPES[self.recipe.precision.compute], device="meta", requires_grad=True
+                (size, sent, width), dtype=DTYPES[self.recipe.precision.compute], device="meta", requires_grad=True
             ),
             tokens=torch.empty(size, tokens, dtype=torch.int64, device="meta"),
             device=self.device,
         )
 
     def step(self, number: int, watch: StepCallbacks = NO_CALLBACKS, figures: bool = True) -> StepResult:
-        """Trains on the samples of one step; `figures` also asks the routers, which makes the device wait."""
+        """Train on one global batch; `figures` also reads the router statistics, which synchronizes with the GPU."""
         with watch.part("data"):
             batch = self.loader.batch(number)
         with watch.part("forward_backward"):
-            losses, stops = self._everywhere(self.forward_backward(batch), watch)
+            losses, stops = self._reduce_losses(self.forward_backward(batch), watch)
         with watch.part("optimizer"):
             norm = self.finish_gradients()
             lr = learning_rate(self.recipe.schedule, self.recipe.optimizer.lr, self.recipe.train.steps, number)
@@ -187,18 +187,18 @@ class Trainer:
         return finite
 
     def forward_backward(self, batch: Batch) -> torch.Tensor:
-        """Gradients of all micro batches; this rank's part of their losses (see Stage), zero where it has no head."""
+        """Compute the gradients of all micro batches; return this rank's losses (see Stage), zero without a head."""
         for state in self.routers:
             state.scale = self._multiplier() / (self.micro_batches * self.mesh.dp.size)
-        batch = self._with_noise(batch)
+        batch = self._with_dropout_keys(batch)
         if self.pipeline is not None:
             self.pipeline.step(batch.tokens, batch.model_kwargs, self._multiplier())
         else:
             self._accumulate(batch)
         return self._take_losses()
 
-    def _with_noise(self, batch: Batch) -> Batch:
-        """The batch with the keys of its tokens, where adapters have dropout."""
+    def _with_dropout_keys(self, batch: Batch) -> Batch:
+        """Add the dropout keys of its tokens to the batch, if adapters have dropout."""
         if self.recipe.goal != "peft" or not self.recipe.peft.dropout:
             return batch
         width = batch.tokens.shape[1] * self.mesh.cp.size
@@ -227,14 +227,14 @@ class Trainer:
         return torch.stack(found).sum(0) if found else torch.zeros(3, device=self.device)
 
     def finish_gradients(self) -> torch.Tensor:
-        """Sums what is left to sum and takes the loss scale back; the norm of the whole model's gradients."""
+        """Sum partial gradients and remove the loss scale; return the norm of the model's gradients."""
         gradients.finish(self.stages, self.mesh)
         if self.scale is not None:
             self.scale.unscale(gradients.local_gradients(self.stages))
         return gradients.norm(self.stages, self.mesh)
 
     def update(self, norm: torch.Tensor, lr: float) -> None:
-        """Clips and takes the optimizer's step; routers' biases move too."""
+        """Clip the gradients, take the optimizer step and update the routers' balancing biases."""
         factor = gradients.clip_factor(norm, self.recipe.optimizer.clip_grad)
         if self.optimizer.takes_factor:
             self.optimizer.factor = factor
@@ -245,24 +245,26 @@ class Trainer:
         self.optimizer.step()
         experts.update_biases(self.routers, self.mesh.stage.group, BIAS_RATE)
 
-    def _everywhere(self, losses: torch.Tensor, watch: StepCallbacks) -> tuple[torch.Tensor, torch.Tensor]:
-        """The step's losses, summed over the ranks that hold different tokens, and how many ranks want to stop."""
-        stops = torch.full((1,), float(watch.wants_to_stop()), device=losses.device)  # travels along, at no cost
+    def _reduce_losses(self, losses: torch.Tensor, watch: StepCallbacks) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the losses summed over ranks with different tokens, and the number of ranks that want to stop."""
+        stops = torch.full(
+            (1,), float(watch.wants_to_stop()), device=losses.device
+        )  # part of the same all-reduce, at no extra cost
         both = torch.cat([losses / self.mesh.tp.size, stops])  # every tp rank computed the same losses
         if self.mesh.world.size > 1:
             dist.all_reduce(both)
         return both[:-1], both[-1]
 
     def evaluate(self, source: Source, steps: int, watch: StepCallbacks = NO_CALLBACKS) -> float | None:
-        """The mean loss over some steps of another source, without training; None when the run is asked to end."""
+        """Return the mean loss over some steps of another source; None after a stop request."""
         found = self.measure(source, steps, watch)
         return found.loss if found is not None else None
 
     @torch.no_grad()
     def measure(self, source: Source, steps: int, watch: StepCallbacks = NO_CALLBACKS) -> Evaluation | None:
-        """The mean loss and how many tokens it is of; None when the run is asked to end.
+        """Return the mean loss and its number of tokens; None after a stop request.
 
-        Where tokens count alike in the loss, they count alike over the steps too, however many each step has.
+        With train.per_token_loss, steps are weighted by their number of tokens.
         """
         kept, self.loader.source = self.loader.source, source
         self.optimizer.eval_mode()
@@ -278,14 +280,14 @@ class Trainer:
             else:
                 for tokens, told in batch.micro_batches(self.recipe.layout.micro_batch_size):
                     self.stages[0](tokens, **told)
-            losses, stops = self._everywhere(self._take_losses(), watch)
+            losses, stops = self._reduce_losses(self._take_losses(), watch)
             watch.on_stop_vote(stops)
             total, shares, stopped = total + float(losses[0]) * share, shares + share, bool(stops)
             if stopped:
                 break
         for stage in self.stages:
             stage.train()
-            for module in stage.modules():  # what stayed gathered are the weights that were evaluated
+            for module in stage.modules():  # drop gathered copies of the evaluated weights
                 if isinstance(module, FSDPModule):
                     module.reshard()
         self.optimizer.train_mode()

@@ -1,4 +1,4 @@
-"""Without what other libraries say that no user can act on."""
+"""Silences output of other libraries that users cannot act on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_progress() -> Iterator[None]:
-    """No bars inside this block; afterwards as before."""
+    """Disable transformers' progress bars inside this block."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -22,7 +22,7 @@ def no_progress() -> Iterator[None]:
 
 
 def no_enum_warnings() -> None:
-    """Without torch's warning of how torchao registers its enums: every import of transformers brings it up."""
+    """Drop torch's warning about torchao's enums, which every import of transformers triggers."""
     python_logging.getLogger("torch.utils._pytree").addFilter(_not_about_enums)
 
 

@@ -1,4 +1,4 @@
-"""Ends a rank that waits for ever, and says which rank it waits for."""
+"""Ends a rank that hangs, and reports which rank it waits for."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from meshwright.engine.faults import FAULT_KEY, RunError, announce, leave, named, ranks_store, tell, within
+from meshwright.engine.faults import FAULT_KEY, RunError, announce, leave, named, print_error, ranks_store, within
 from meshwright.engine.rank_env import Process
 
-ASK_S = 3.0  # how long a rank that gave up waits to hear where the others are
+EXCHANGE_S = 3.0  # how long a hanging rank waits for the positions of the other ranks
 PLACE_KEY = "meshwright/place"
 SHOWN_RANKS = 8
 
 
 class Place(NamedTuple):
-    """Where a rank is in its work."""
+    """The step and phase that a rank is in."""
 
     step: int
     phase: str
@@ -27,10 +27,10 @@ class Place(NamedTuple):
 
 
 class Watchdog:
-    """Watches one rank: when no phase of a step begins for `timeout_s`, the rank says where it hangs and ends with 3.
+    """Ends a rank with exit code 3 if it starts no new phase for `timeout_s`, and reports where it hangs.
 
-    Also ends a rank of torchrun or SLURM soon after another one has failed. The first phases include compilation, so
-    `first_s` holds until the first step is over.
+    Also ends a rank of torchrun or SLURM soon after another one has failed. The first step includes compilation and
+    may take `first_s`.
     """
 
     def __init__(
@@ -39,21 +39,21 @@ class Watchdog:
         self._process, self._timeout_s = process, timeout_s
         self._first_s = max(timeout_s, first_s or 3 * timeout_s)
         self._poll_s = min(poll_s, timeout_s / 4)
-        self._last = (Place(0, "start"), time.monotonic())  # replaced as a whole: the thread reads it without a lock
+        self._last = (Place(0, "start"), time.monotonic())  # replaced atomically: the thread reads it without a lock
         self._first_step: int | None = None
         self._done = threading.Event()
         self._store: Any = None
         self._thread = threading.Thread(target=self._watch, name="meshwright-watchdog", daemon=True)
 
     def phase(self, step: int, name: str) -> None:
-        """Says that this rank now begins a phase of a step, such as data, forward, backward or optimizer."""
+        """Record that this rank enters a phase of a step, such as data, forward, backward or optimizer."""
         if self._first_step is None:
             self._first_step = step
         self._last = (Place(step, name), time.monotonic())
 
     def __enter__(self) -> Watchdog:
         store = ranks_store()
-        with suppress(Exception):  # a store that cannot be shared between threads is not asked
+        with suppress(Exception):  # some stores cannot be shared between threads
             self._store = store.clone() if store is not None else None
         self._thread.start()
         return self
@@ -66,7 +66,7 @@ class Watchdog:
 
     @property
     def limit_s(self) -> float:
-        """Seconds the present phase may take."""
+        """Seconds that the current phase may take."""
         return self._timeout_s if self._last[0].step != self._first_step else self._first_s
 
     def _watch(self) -> None:
@@ -75,55 +75,55 @@ class Watchdog:
             if time.monotonic() - since > self.limit_s:
                 self._give_up(place)
             elif self._process.how in ("torchrun", "slurm"):
-                self._look_for_a_fault(place)
+                self._check_other_ranks(place)
 
     def _give_up(self, place: Place) -> None:
         error = RunError(
-            f"{named(self._process.rank, self._process.world)} hangs in {place}: nothing happened for "
+            f"{named(self._process.rank, self._process.world)} hangs in {place}: no progress for "
             f"{self.limit_s:g} s. {self._others(place)}".strip(),
             fix=("look at the rank that is behind", "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 records the collectives"),
         )
         self._end(error)
 
-    def _look_for_a_fault(self, place: Place) -> None:
+    def _check_other_ranks(self, place: Place) -> None:
         if self._store is None:
             return
         try:
             failed = self._store.check([FAULT_KEY])
-        except Exception:  # the process that holds the store is gone
-            if not self._done.wait(self._poll_s):  # unless it is only this run that ends
+        except Exception:  # the process that hosts the store is gone
+            if not self._done.wait(self._poll_s):  # unless this run is just ending
                 rank = named(self._process.rank, self._process.world)
-                tell(RunError(f"{rank} in {place}: the rank that all meet at went away"), self._process)
+                print_error(RunError(f"{rank} in {place}: lost the connection to the store of rank 0"), self._process)
                 leave(RunError.exit_code)
             return
-        if failed and not self._done.wait(self._poll_s):  # it may be about to fail by itself
+        if failed and not self._done.wait(self._poll_s):  # it may be about to raise its own error
             leave(RunError.exit_code)
 
     def _end(self, error: RunError) -> None:
         if self._process.how == "nproc":
             with suppress(OSError):
-                self._process.last_words.write_text(error.reason)
+                self._process.exit_reason.write_text(error.reason)
         elif announce(error):
-            tell(error, self._process)
+            print_error(error, self._process)
         leave(error.exit_code)
 
     def _others(self, place: Place) -> str:
-        """Where the other ranks are, as far as they say: they run out of time at about the same moment."""
+        """Describe where the other ranks are, as far as they answer: their time runs out at about the same moment."""
         world = self._process.world
         if world == 1 or self._store is None:
             return ""
         places: dict[int, str] = {self._process.rank: str(place)}
-        within(2 * ASK_S, lambda: self._ask(places))
+        within(2 * EXCHANGE_S, lambda: self._exchange(places))
         silent = [rank for rank in range(world) if rank not in places]
-        told = [f"rank {rank} is in {where}" for rank, where in sorted(places.items()) if where != str(place)]
+        found = [f"rank {rank} is in {where}" for rank, where in sorted(places.items()) if where != str(place)]
         if silent:
-            told.append(f"nothing is heard from rank {_listed(silent)}")
-        return "; ".join(told[:SHOWN_RANKS]) or "All ranks are at the same place."
+            found.append(f"no answer from rank {_listed(silent)}")
+        return "; ".join(found[:SHOWN_RANKS]) or "All ranks are in the same phase."
 
-    def _ask(self, places: dict[int, str]) -> None:
+    def _exchange(self, places: dict[int, str]) -> None:
         self._store.set(f"{PLACE_KEY}/{self._process.rank}", str(self._last[0]))
-        until = time.monotonic() + ASK_S
-        while time.monotonic() < until:  # to the end: the others want this rank's answer as well
+        until = time.monotonic() + EXCHANGE_S
+        while time.monotonic() < until:  # the full time: the other ranks read this rank's answer too
             for rank in [rank for rank in range(self._process.world) if rank not in places]:
                 if self._store.check([f"{PLACE_KEY}/{rank}"]):
                     places[rank] = self._store.get(f"{PLACE_KEY}/{rank}").decode()

@@ -1,7 +1,7 @@
-"""Checkpoints of a training: written by any layout, read by any other, found good or not used.
+"""Checkpoints of a run: saved in one layout, loaded in any other, and verified before they are used.
 
-torch's own distributed checkpoints keep their index in a pickle, which runs code when it is read. Here it is JSON
-beside one safetensors file per rank.
+torch.distributed.checkpoint keeps its index in a pickle, which executes code when it is read. Here the index is JSON,
+next to one safetensors file per rank. save.py writes checkpoints, load.py reads them, folder.py is the layout on disk.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from meshwright.engine.checkpoint.contents import State, read_index, read_manifest, read_state
 from meshwright.engine.checkpoint.contract import check_contract, contract_of
 from meshwright.engine.checkpoint.folder import Folder, Lock
-from meshwright.engine.checkpoint.load import load, load_tensors, newest_good
-from meshwright.engine.checkpoint.parts import Part
-from meshwright.engine.checkpoint.save import SaveError, Saver, random_parts
-from meshwright.engine.checkpoint.stopping import StopRequest
+from meshwright.engine.checkpoint.load import find_latest_valid, load, load_tensors
+from meshwright.engine.checkpoint.metadata import State, read_index, read_manifest, read_state
+from meshwright.engine.checkpoint.save import SaveError, Saver, rng_shards
+from meshwright.engine.checkpoint.shards import Shard
+from meshwright.engine.checkpoint.stop_request import StopRequest
 from meshwright.engine.rank_env import Process
 from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
@@ -32,7 +32,7 @@ __all__ = ["Checkpoints", "Folder", "Lock", "SaveError", "StopRequest"]
 
 
 class Checkpoints:
-    """The checkpoints of one run, as its loop uses them."""
+    """Saves and resumes one run."""
 
     def __init__(
         self, run: Path, process: Process, trainer: Trainer, config: Mapping[str, Any], accept_changes: bool = False
@@ -45,34 +45,34 @@ class Checkpoints:
         self.skipped_in_a_row = 0
 
     def resume(self) -> State | None:
-        """Goes on from the newest good checkpoint; None where there is none."""
+        """Load the newest valid checkpoint; None if the run has no checkpoints."""
         if self.process.rank == 0:
             self.folder.clean()
         if not self.recipe.checkpoint.resume:
             if steps := self.folder.steps():
                 raise InputError(
-                    f"{self.folder.path} holds checkpoints, the newest of step {steps[-1]}",
+                    f"{self.folder.path} already contains checkpoints, the newest of step {steps[-1]}",
                     field="checkpoint.resume",
                     value=False,
                     fix=("another --out", "checkpoint.resume=true"),
                 )
             return None
-        found = newest_good(self.folder, self.saver.group)
+        found = find_latest_valid(self.folder, self.saver.group)
         if found is None:
             return None
         check_contract(read_state(found).contract, self.contract, self.accept_changes, self.process.rank == 0)
         state = load(self.trainer, found)
-        _restore_random(found, state, self.process.rank, self.trainer.device)
+        _restore_rng(found, state, self.process.rank, self.trainer.device)
         self.saver.last, self.skipped_in_a_row = state.step, state.skipped_in_a_row
         return state
 
     def save(self, step: int, wait: bool = False, read_back: bool = True) -> None:
-        """Saves the state after `step` steps."""
+        """Save the state after `step` steps."""
         self.saver.save(self._state(step), wait, read_back)
 
     def path(self, step: int | None) -> str | None:
-        """The folder of a step's checkpoint."""
-        return str(self.folder.of(step)) if step is not None else None
+        """Return the folder of a step's checkpoint."""
+        return str(self.folder.step_path(step)) if step is not None else None
 
     def _state(self, step: int) -> State:
         recipe, scale = self.recipe, self.trainer.scale
@@ -92,18 +92,18 @@ class Checkpoints:
         )
 
 
-def _restore_random(checkpoint: Path, state: State, rank: int, device: torch.device) -> None:
-    """Random generators go on from where they were; a rank that did not exist then takes another one's state."""
+def _restore_rng(checkpoint: Path, state: State, rank: int, device: torch.device) -> None:
+    """Restore the random generators; a rank beyond the saved world size takes another rank's state."""
     manifest = read_manifest(checkpoint)
     index = read_index(checkpoint, manifest)
-    for fresh in random_parts(rank, device):
-        kind = fresh.name.rpartition("/")[2]
-        name = f"random/{rank % state.world}/{kind}"
+    for current in rng_shards(rank, device):
+        device_type = current.name.rpartition("/")[2]
+        name = f"random/{rank % state.world}/{device_type}"
         if name not in index.tensors:
-            continue  # it was written where there was no such device
-        part = Part(name, fresh.whole, fresh.offset, fresh.tensor.clone())
-        load_tensors([part], checkpoint, index, manifest)
-        if kind == "cpu":
-            torch.set_rng_state(part.tensor)
+            continue  # saved on a machine without such a device
+        shard = Shard(name, current.full_shape, current.offset, current.tensor.clone())
+        load_tensors([shard], checkpoint, index, manifest)
+        if device_type == "cpu":
+            torch.set_rng_state(shard.tensor)
         else:
-            torch.cuda.set_rng_state(part.tensor, device)
+            torch.cuda.set_rng_state(shard.tensor, device)

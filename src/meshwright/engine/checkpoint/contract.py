@@ -1,4 +1,4 @@
-"""Whether a checkpoint belongs to the training that wants to go on from it."""
+"""Checks that a run may resume from a checkpoint: their contract fields must be equal."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from meshwright.errors import InputError, some
 from meshwright.recipes.types import Recipe, recipe_fields
 
 SHOWN = 12
-# What transformers notes in a config without it being a property of the model.
-NO_PROPERTY = ("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype", "use_cache")
+# Config entries of transformers that do not describe the model.
+IGNORED_CONFIG_KEYS = ("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype", "use_cache")
 
 
 def contract_of(recipe: Recipe, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What determines the trained weights: contract fields of the recipe and the model's config, as plain values."""
+    """Return the recipe's contract fields and the model's config as JSON values: they determine the trained weights."""
     fields = recipe_fields()
     found: dict[str, Any] = {"model": recipe.model, "goal": recipe.goal}
     for key, field in fields.items():
         if field.kind == "contract":
             section, name = key.split(".")
             found[key] = getattr(getattr(recipe, section), name)
-    found |= {f"config.{key}": value for key, value in config.items() if key not in NO_PROPERTY}
+    found |= {f"config.{key}": value for key, value in config.items() if key not in IGNORED_CONFIG_KEYS}
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(found, enc_hook=str))
     return plain
 
 
 def changed_fields(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Fields that differ, with both values; one that only one side knows counts as its default."""
+    """Return the fields that differ, with both values; a field missing on one side has its default there."""
     fields = recipe_fields()
     found = {}
     for key in {**saved, **now}:
         if key.startswith("config.") and (key not in saved or key not in now):
-            continue  # versions of transformers differ in what they write down
+            continue  # versions of transformers write different keys
         default = _plain(fields[key].default) if key in fields else None
         before, after = saved.get(key, default), now.get(key, default)
         if before != after:
@@ -43,21 +43,21 @@ def changed_fields(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str
     return found
 
 
-def check_contract(saved: Mapping[str, Any], now: Mapping[str, Any], accepted: bool, speaks: bool = True) -> None:
-    """Refuses to go on from a checkpoint of another training, unless the user accepts what changed."""
+def check_contract(saved: Mapping[str, Any], now: Mapping[str, Any], accepted: bool, warns: bool = True) -> None:
+    """Raise InputError if contract fields differ from the checkpoint, unless the user accepts the changes."""
     changed = changed_fields(saved, now)
     if not changed:
         return
     lines = [f"{key} was {_short(before)} and is {_short(after)}" for key, (before, after) in changed.items()]
     listed = some(lines, SHOWN, "; ")
     if accepted:
-        if speaks:
-            warn(f"this run goes on with a changed training: {listed}")
+        if warns:
+            warn(f"resuming with changed contract fields: {listed}")
         return
     raise InputError(
-        f"the checkpoints in the run's folder belong to another training: {listed}",
+        f"contract fields differ from the checkpoints in the run folder: {listed}",
         field="--out",
-        fix=("another --out", "put the fields back", "--accept-changes goes on with the new values"),
+        fix=("another --out", "restore the fields", "--accept-changes resumes with the new values"),
     )
 
 

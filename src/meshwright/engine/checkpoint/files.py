@@ -1,4 +1,4 @@
-"""Files of a checkpoint: written to the disk itself, with a checksum for every block, and checked against it."""
+"""Checkpoint files: written with fsync and a checksum per block, and verified against them."""
 
 from __future__ import annotations
 
@@ -14,60 +14,60 @@ import msgspec
 
 from meshwright.engine.fsync import sync_folder
 
-BLOCK = 1 << 24  # bytes hashed in one go: blocks of a file are hashed side by side while it is written
+BLOCK = 1 << 24  # bytes per checksum; blocks are hashed in parallel while the file is written
 HASHERS = min(4, os.cpu_count() or 1)
-WAITING = 2 * HASHERS  # blocks that may wait for their hash: bounds the memory they hold
+PENDING = 2 * HASHERS  # blocks that may wait for their hash; bounds their memory
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """A run of bytes in a file and its checksum."""
+    """Consecutive bytes of a file and their checksum."""
 
     size: int
     sha256: str
 
 
 class FileRecord(msgspec.Struct, frozen=True):
-    """What a file was when it was written."""
+    """Size and checksums of a file as it was written."""
 
     size: int
     blocks: list[Block]
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Every file of a checkpoint; the last one to be written."""
+    """All files of a checkpoint; written last."""
 
     step: int
     files: dict[str, FileRecord]
 
 
 class DamagedError(Exception):
-    """A file is not what was written: its message names file and reason."""
+    """A file is missing or differs from what was written; the message has file and reason."""
 
 
 def write(path: Path, blocks: Iterable[memoryview | bytes]) -> FileRecord:
-    """Writes a new file block by block and waits until the disk has it; its record."""
+    """Write a new file block by block, fsync it and return its record."""
     done: list[Block] = []
-    waiting: deque[tuple[int, Future[str]]] = deque()
+    pending: deque[tuple[int, Future[str]]] = deque()
     with _created(path) as file, ThreadPoolExecutor(HASHERS) as pool:
         for block in blocks:
-            for piece in _pieces(memoryview(block)):
-                waiting.append((len(piece), pool.submit(_digest, piece)))
+            for piece in _split(memoryview(block)):
+                pending.append((len(piece), pool.submit(_digest, piece)))
                 _write_all(file, piece)
-                while len(waiting) > WAITING:
-                    done.append(_hashed(waiting))
-        while waiting:
-            done.append(_hashed(waiting))
+                while len(pending) > PENDING:
+                    done.append(_hashed(pending))
+        while pending:
+            done.append(_hashed(pending))
         os.fsync(file)
     return FileRecord(sum(block.size for block in done), done)
 
 
 def verify(path: Path, record: FileRecord, from_disk: bool = False) -> None:
-    """Reads a file and compares it with its record; `from_disk` first drops what memory still holds of it."""
+    """Read a file and compare it with its record; `from_disk` drops it from the page cache first."""
     try:
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             if size != record.size:
-                raise DamagedError(f"{path} is {size} bytes long; {record.size} were written")
+                raise DamagedError(f"{path} has {size} bytes; {record.size} were written")
             if from_disk and hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             _compare(path, file, record)
@@ -77,8 +77,8 @@ def verify(path: Path, record: FileRecord, from_disk: bool = False) -> None:
         raise DamagedError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def write_sealed(path: Path, text: bytes) -> None:
-    """Replaces a small file at once by a line of text and its checksum."""
+def write_checksummed(path: Path, text: bytes) -> None:
+    """Atomically replace a small file by a line of text and its checksum."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
     write(temporary, [text + b"\n" + _digest(memoryview(text)).encode() + b"\n"])
@@ -86,62 +86,62 @@ def write_sealed(path: Path, text: bytes) -> None:
     sync_folder(path.parent)
 
 
-def read_sealed(path: Path) -> bytes:
-    """The line of text of a small file, when its checksum fits."""
+def read_checksummed(path: Path) -> bytes:
+    """Return the line of text of a small file; raise DamagedError if its checksum does not match."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         raise DamagedError(f"{path} is missing") from None
     except OSError as error:
         raise DamagedError(f"{path} cannot be read: {error.strerror or error}") from None
-    text, _, seal = content.partition(b"\n")
-    if seal != _digest(memoryview(text)).encode() + b"\n":
-        raise DamagedError(f"{path} does not have its checksum")
+    text, _, checksum = content.partition(b"\n")
+    if checksum != _digest(memoryview(text)).encode() + b"\n":
+        raise DamagedError(f"{path}: checksum mismatch")
     return text
 
 
 def total_size(files: Mapping[str, FileRecord]) -> int:
-    """Bytes of all files."""
+    """Return the bytes of all files."""
     return sum(record.size for record in files.values())
 
 
 def _compare(path: Path, file: object, record: FileRecord) -> None:
-    waiting: deque[tuple[int, str, Future[str]]] = deque()
+    pending: deque[tuple[int, str, Future[str]]] = deque()
     place = 0
     with ThreadPoolExecutor(HASHERS) as pool:
         for block in record.blocks:
-            data = file.read(block.size)  # type: ignore[attr-defined]  # a raw file: one read may give less
+            data = file.read(block.size)  # type: ignore[attr-defined]  # a raw file: one read may return less
             while len(data) < block.size and (more := file.read(block.size - len(data))):  # type: ignore[attr-defined]
                 data += more
-            waiting.append((place, block.sha256, pool.submit(_digest, memoryview(data))))
+            pending.append((place, block.sha256, pool.submit(_digest, memoryview(data))))
             place += block.size
-            while len(waiting) > WAITING:
-                _check(path, *waiting.popleft())
-        while waiting:
-            _check(path, *waiting.popleft())
+            while len(pending) > PENDING:
+                _check(path, *pending.popleft())
+        while pending:
+            _check(path, *pending.popleft())
 
 
 def _check(path: Path, place: int, expected: str, found: Future[str]) -> None:
     if found.result() != expected:
-        raise DamagedError(f"{path} does not have its checksum in the block at byte {place}")
+        raise DamagedError(f"{path}: checksum mismatch in the block at byte {place}")
 
 
 def _digest(data: memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _hashed(waiting: deque[tuple[int, Future[str]]]) -> Block:
-    size, digest = waiting.popleft()
+def _hashed(pending: deque[tuple[int, Future[str]]]) -> Block:
+    size, digest = pending.popleft()
     return Block(size, digest.result())
 
 
-def _pieces(block: memoryview) -> Iterator[memoryview]:
+def _split(block: memoryview) -> Iterator[memoryview]:
     for first in range(0, len(block), BLOCK):
         yield block[first : first + BLOCK]
 
 
 def _write_all(file: int, data: memoryview) -> None:
-    """Writes every byte: a disk that fills up takes a part first and refuses the rest."""
+    """Write all bytes: a disk that fills up accepts a part first and then fails."""
     while data:
         data = data[os.write(file, data) :]
 

@@ -1,4 +1,4 @@
-"""Finding the newest good checkpoint and putting its state into a training of any layout."""
+"""Finds the newest valid checkpoint and loads it into a trainer of any layout."""
 
 from __future__ import annotations
 
@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from meshwright.engine.checkpoint.contents import Index, State, TensorMeta, key, read_index, read_manifest, read_state
 from meshwright.engine.checkpoint.files import DamagedError, Manifest, verify
 from meshwright.engine.checkpoint.folder import Folder, rank_file
-from meshwright.engine.checkpoint.parts import Part, held_parts, load_group_numbers
+from meshwright.engine.checkpoint.metadata import (
+    Index,
+    State,
+    TensorMeta,
+    chunk_key,
+    read_index,
+    read_manifest,
+    read_state,
+)
+from meshwright.engine.checkpoint.shards import Shard, load_group_state, local_shards
 from meshwright.engine.faults import RunError
 from meshwright.engine.metrics.jsonl import warn
 from meshwright.engine.object_collectives import gathered, rank, world
@@ -22,34 +30,34 @@ from meshwright.engine.safetensors_header import FORMATS
 if TYPE_CHECKING:
     from meshwright.engine.trainer import Trainer
 
-MODEL = "model/"  # begins the names of weights and buffers
+MODEL = "model/"  # prefix of weights and buffers
 
 
-def newest_good(folder: Folder, group: Any = None) -> Path | None:
-    """The newest checkpoint whose every file is what was written; None where there is none at all.
+def find_latest_valid(folder: Folder, group: Any = None) -> Path | None:
+    """Return the newest checkpoint whose files all match their checksums; None if there are no checkpoints.
 
-    Every rank calls it: the files are shared out among them. Damaged ones are told and set aside. When no good one is
-    left, that is an error.
+    A collective: the ranks verify different files. Damaged checkpoints are reported and renamed. Raise RunError if
+    there are checkpoints but none is valid.
     """
-    steps = _agreed(lambda: _listed(folder), group)
+    steps = _from_rank_0(lambda: _list_steps(folder), group)
     for step in reversed(steps):
-        problems = _problems(folder.of(step), group)
+        problems = _problems(folder.step_path(step), group)
         if not problems:
-            return folder.of(step)
+            return folder.step_path(step)
         if rank() == 0:
             for problem in problems:
                 warn(f"checkpoint of step {step} is damaged: {problem}")
-            warn(f"checkpoint of step {step} is not used; it is now {folder.set_aside(step)}")
+            warn(f"checkpoint of step {step} is not used; renamed to {folder.quarantine(step)}")
     if steps:
         raise RunError(
-            f"none of the {len(steps)} checkpoints in {folder.path} is good",
-            fix=("another --out, to start anew", "put a good checkpoint back"),
+            f"none of the {len(steps)} checkpoints in {folder.path} is valid",
+            fix=("another --out, to start from scratch", "restore a valid checkpoint"),
         )
     return None
 
 
-def problems_of(checkpoint: Path, rank: int = 0, world: int = 1) -> list[str]:
-    """What is wrong with one rank's share of a checkpoint's files; nothing when they are what was written."""
+def find_problems(checkpoint: Path, rank: int = 0, world: int = 1) -> list[str]:
+    """Verify one rank's share of a checkpoint's files; return the problems found."""
     try:
         manifest = read_manifest(checkpoint)
     except DamagedError as error:
@@ -63,38 +71,38 @@ def problems_of(checkpoint: Path, rank: int = 0, world: int = 1) -> list[str]:
     return found
 
 
-def load(trainer: Trainer, checkpoint: Path, parts: list[Part] | None = None) -> State:
-    """Puts a verified checkpoint into a trainer of any layout: weights, optimizer, loss scale; what is no tensor."""
+def load(trainer: Trainer, checkpoint: Path, shards: list[Shard] | None = None) -> State:
+    """Load weights, optimizer and loss scale of a verified checkpoint into a trainer; return the other state."""
     manifest = read_manifest(checkpoint)
     state, index = read_state(checkpoint), read_index(checkpoint, manifest)
-    load_tensors(held_parts(trainer) if parts is None else parts, checkpoint, index, manifest)
+    load_tensors(local_shards(trainer) if shards is None else shards, checkpoint, index, manifest)
     try:
-        load_group_numbers(trainer, state.groups)
+        load_group_state(trainer, state.groups)
     except KeyError as unknown:
-        raise RunError(f"{checkpoint} has no optimizer state of the parameters of {unknown}") from None
+        raise RunError(f"{checkpoint} has no optimizer state for the parameter group {unknown}") from None
     if trainer.scale is not None and state.loss_scale is not None:
         trainer.scale.load_state_dict(state.loss_scale)
     return state
 
 
 def load_model_only(trainer: Trainer, checkpoint: Path) -> None:
-    """Puts the weights of a verified checkpoint into a trainer, and nothing else."""
+    """Load only the weights of a verified checkpoint into a trainer."""
     manifest = read_manifest(checkpoint)
-    parts = [part for part in held_parts(trainer) if part.name.startswith(MODEL)]
-    load_tensors(parts, checkpoint, read_index(checkpoint, manifest), manifest)
+    shards = [shard for shard in local_shards(trainer) if shard.name.startswith(MODEL)]
+    load_tensors(shards, checkpoint, read_index(checkpoint, manifest), manifest)
 
 
-def whole_tensor(checkpoint: Path, index: Index, name: str) -> torch.Tensor:
-    """One tensor of a verified checkpoint, put together from its parts."""
-    whole = index.tensors[name]
-    dtype = next(dtype for dtype, format in FORMATS.items() if format == whole.format)
-    part = Part(name, whole.shape, (0,) * len(whole.shape), torch.empty(whole.shape, dtype=dtype))
-    load_tensors([part], checkpoint, index, read_manifest(checkpoint))
-    return part.tensor
+def full_tensor(checkpoint: Path, index: Index, name: str) -> torch.Tensor:
+    """Return a full tensor of a verified checkpoint, assembled from its chunks."""
+    meta = index.tensors[name]
+    dtype = next(dtype for dtype, format in FORMATS.items() if format == meta.format)
+    full = Shard(name, meta.shape, (0,) * len(meta.shape), torch.empty(meta.shape, dtype=dtype))
+    load_tensors([full], checkpoint, index, read_manifest(checkpoint))
+    return full.tensor
 
 
-def load_tensors(parts: list[Part], checkpoint: Path, index: Index, manifest: Manifest) -> None:
-    """Fills parts with what a checkpoint has at their places."""
+def load_tensors(shards: list[Shard], checkpoint: Path, index: Index, manifest: Manifest) -> None:
+    """Fill shards in place with their values in a checkpoint."""
     from safetensors import safe_open
 
     with ExitStack() as opened:
@@ -106,53 +114,55 @@ def load_tensors(parts: list[Part], checkpoint: Path, index: Index, manifest: Ma
                 files[rank] = opened.enter_context(safe_open(path, framework="pt"))
             return files[rank]
 
-        for part in parts:
-            whole = index.tensors.get(part.name)
-            if whole is None:
-                raise RunError(f"{checkpoint} has no {part.name}")
-            _fill(part, whole, file, checkpoint)
+        for shard in shards:
+            meta = index.tensors.get(shard.name)
+            if meta is None:
+                raise RunError(f"{checkpoint} has no {shard.name}")
+            _fill(shard, meta, file, checkpoint)
 
 
 @torch.no_grad()
-def _fill(part: Part, whole: TensorMeta, file: Callable[[int], Any], checkpoint: Path) -> None:
-    if whole.shape != part.whole:
-        raise RunError(f"{part.name} has shape {whole.shape} in {checkpoint}, and {part.whole} in this run")
-    if whole.format != FORMATS[part.tensor.dtype]:
-        warn(f"{part.name} is {whole.format} in {checkpoint} and is converted to {FORMATS[part.tensor.dtype]}")
+def _fill(shard: Shard, meta: TensorMeta, file: Callable[[int], Any], checkpoint: Path) -> None:
+    """Copy the overlap of a shard with every chunk of its tensor: the saved layout may shard it differently."""
+    if meta.shape != shard.full_shape:
+        raise RunError(f"{shard.name} has shape {meta.shape} in {checkpoint}, and {shard.full_shape} in this run")
+    if meta.format != FORMATS[shard.tensor.dtype]:
+        warn(f"{shard.name} is {meta.format} in {checkpoint} and is converted to {FORMATS[shard.tensor.dtype]}")
     filled = 0
-    for piece in whole.pieces:
-        first = [max(a, b) for a, b in zip(part.offset, piece.offset, strict=True)]
-        end = [min(a + n, b + m) for a, n, b, m in zip(part.offset, part.shape, piece.offset, piece.shape, strict=True)]
+    for chunk in meta.pieces:
+        first = [max(a, b) for a, b in zip(shard.offset, chunk.offset, strict=True)]
+        extents = zip(shard.offset, shard.shape, chunk.offset, chunk.shape, strict=True)
+        end = [min(a + n, b + m) for a, n, b, m in extents]
         if any(a >= b for a, b in zip(first, end, strict=True)):
             continue
-        inside = tuple(slice(a - o, b - o) for a, b, o in zip(first, end, piece.offset, strict=True))
-        target = part.tensor[tuple(slice(a - o, b - o) for a, b, o in zip(first, end, part.offset, strict=True))]
-        name = key(part.name, piece.offset)
-        value = file(piece.rank).get_slice(name)[inside] if inside else file(piece.rank).get_tensor(name)
+        inside = tuple(slice(a - o, b - o) for a, b, o in zip(first, end, chunk.offset, strict=True))
+        target = shard.tensor[tuple(slice(a - o, b - o) for a, b, o in zip(first, end, shard.offset, strict=True))]
+        name = chunk_key(shard.name, chunk.offset)
+        value = file(chunk.rank).get_slice(name)[inside] if inside else file(chunk.rank).get_tensor(name)
         target.copy_(value)
         filled += target.numel()
-    if filled != prod(part.shape):
-        raise RunError(f"{checkpoint} has only a part of {part.name}")
+    if filled != prod(shard.shape):
+        raise RunError(f"{checkpoint} contains only a part of {shard.name}")
 
 
-def _listed(folder: Folder) -> list[int]:
-    """The checkpoints there are; says what is wrong with the pointer, without which they are found as well."""
+def _list_steps(folder: Folder) -> list[int]:
+    """Return the steps with a checkpoint; warn if `latest` is damaged or points to a missing one."""
     steps = folder.steps()
     try:
         latest = folder.latest()
     except DamagedError as error:
-        warn(f"{error}; the newest good checkpoint is looked for")
+        warn(f"{error}; searching for the newest valid checkpoint")
         return steps
     if latest is not None and latest not in steps:
-        warn(f"{folder.path} names step {latest} as its latest checkpoint, which is missing")
+        warn(f"the latest checkpoint of {folder.path}, step {latest}, is missing")
     return steps
 
 
 def _problems(checkpoint: Path, group: Any) -> list[str]:
-    found = gathered(problems_of(checkpoint, rank(), world()), group)
+    found = gathered(find_problems(checkpoint, rank(), world()), group)
     return list(dict.fromkeys(problem for some in found for problem in some))
 
 
-def _agreed(ask: Callable[[], Any], group: Any) -> Any:
-    """What rank 0 finds: file systems do not show all machines the same at once."""
-    return gathered(ask() if rank() == 0 else None, group)[0]
+def _from_rank_0(read: Callable[[], Any], group: Any) -> Any:
+    """Return what rank 0 reads: network file systems may show machines different states."""
+    return gathered(read() if rank() == 0 else None, group)[0]

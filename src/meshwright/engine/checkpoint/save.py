@@ -1,7 +1,7 @@
-"""Saving: the state is copied to host memory, and written from there while training goes on.
+"""Writes checkpoints: copies the state to host memory and writes it from there while training continues.
 
-All ranks write their files side by side. Only when every file is on the disk, and read back with its checksum, does
-rank 0 write the manifest, give the checkpoint its name and move the pointer `latest` to it.
+All ranks write their files in parallel. When every file is on the disk and its checksum was read back, rank 0 writes
+the manifest, renames the checkpoint to its final name and updates `latest`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,6 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from meshwright.engine.checkpoint.contents import (
-    Index,
-    ShardMeta,
-    State,
-    divide,
-    file_order,
-    index_of,
-    safetensors_header,
-    shard_meta,
-)
 from meshwright.engine.checkpoint.files import (
     BLOCK,
     DamagedError,
@@ -37,10 +27,20 @@ from meshwright.engine.checkpoint.files import (
     Manifest,
     verify,
     write,
-    write_sealed,
+    write_checksummed,
 )
 from meshwright.engine.checkpoint.folder import INDEX, MANIFEST, STATE, Folder, rank_file
-from meshwright.engine.checkpoint.parts import Part, group_numbers, held_parts
+from meshwright.engine.checkpoint.metadata import (
+    Index,
+    ShardMeta,
+    State,
+    assign_writers,
+    build_index,
+    file_order,
+    safetensors_header,
+    shard_meta,
+)
+from meshwright.engine.checkpoint.shards import Shard, group_state, local_shards
 from meshwright.engine.faults import RunError
 from meshwright.engine.metrics.jsonl import warn
 from meshwright.engine.object_collectives import gathered
@@ -50,88 +50,90 @@ from meshwright.recipes.types import Checkpoint
 if TYPE_CHECKING:
     from meshwright.engine.trainer import Trainer
 
-SLOWEST_WRITER_S = 7200.0  # how long ranks that have written wait for the others
+SLOWEST_WRITER_S = 7200.0  # how long ranks wait for the slowest writer
 
 
 class SaveError(RunError):
-    """A checkpoint could not be written (exit code 3); the ones before it are untouched."""
+    """A checkpoint could not be written (exit code 3); earlier checkpoints are untouched."""
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """Who writes what; made once, because a layout does not change while it runs."""
+    """Which rank writes which shards; computed once, because the layout does not change during a run."""
 
-    held: list[ShardMeta]  # of this rank
-    mine: list[int]  # those of them that this rank writes
+    shards: list[ShardMeta]  # that this rank holds
+    written: list[int]  # numbers of those that this rank writes
     index: Index
 
 
 class Saver:
-    """Writes checkpoints of one training; at most one is on its way at a time."""
+    """Writes the checkpoints of one run, at most one at a time."""
 
     def __init__(self, folder: Folder, trainer: Trainer, process: Process, settings: Checkpoint) -> None:
         self.folder, self.trainer, self.settings = folder, trainer, settings
         self.rank, self.world = process.rank, process.world
-        # A group of its own: its messages travel while training's collectives do.
+        # A separate group: its messages run concurrently with the training's collectives.
         self.group = (
             dist.new_group(backend="gloo", timeout=timedelta(seconds=SLOWEST_WRITER_S)) if self.world > 1 else None
         )
-        self.last: int | None = None  # the step of the newest good checkpoint
-        self.figures: dict[str, float] = {}  # seconds that were not told yet: save_s, save_blocked_s
+        self.last: int | None = None  # the step of the newest valid checkpoint
+        self.figures: dict[str, float] = {}  # seconds not reported yet: save_s, save_blocked_s
         self._plan: _Plan | None = None
         self._staging: torch.Tensor | None = None
-        self._copied: Any = None  # a CUDA event: the copies to host memory are done
+        self._copied: Any = None  # CUDA event: the copies to host memory are done
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
 
     def prepare(self) -> None:
-        """Makes the host memory for the copies, so that the first save does not wait for it."""
+        """Allocate the host memory for the copies, so that the first save does not wait for it."""
         if self.settings.async_save:
-            self._staged_memory(self._mine(self._parts()))
+            self._staging_memory(self._to_write(self._shards()))
 
     def save(self, state: State, wait: bool = False, read_back: bool = True) -> None:
-        """Saves the state after a step. With `wait` it is on the disk when this returns, or an error says why not.
+        """Save the state after a step. With `wait`, return when it is on the disk, or raise.
 
-        Without, the training may go on at once: call `before_update` before anything changes the state, and `poll`
-        now and then.
+        Without `wait`, training may continue: call `before_update` before anything changes the state, and `poll`
+        regularly.
         """
-        begun = time.perf_counter()
+        start = time.perf_counter()
         self.settle()
-        parts = self._mine(self._parts())
-        blocks = self._copies(parts) if self.settings.async_save else None
+        shards = self._to_write(self._shards())
+        blocks = self._copies(shards) if self.settings.async_save else None
         staged = blocks is not None
         if blocks is None:
-            blocks = _bytes_of(parts)
-        header = safetensors_header(parts)
-        report = group_numbers(self.trainer)
+            blocks = _bytes_of(shards)
+        header = safetensors_header(shards)
+        groups = group_state(self.trainer)
         ready = self._copied
 
         def work() -> None:
             if ready is not None and staged:
                 ready.synchronize()
-            self._write(state, report, _chained(header, blocks), read_back)
-            self.figures["save_s"] = time.perf_counter() - begun
+            self._write(state, groups, _chained(header, blocks), read_back)
+            self.figures["save_s"] = time.perf_counter() - start
 
         if staged and not wait:
-            self._thread = threading.Thread(target=self._guarded, args=(work,), name="meshwright-save", daemon=True)
+            self._thread = threading.Thread(
+                target=self._catch_failure, args=(work,), name="meshwright-save", daemon=True
+            )
             self._thread.start()
         else:
             self.before_update()
-            self._guarded(work)
+            self._catch_failure(work)
             if wait:
                 self.finish()
             else:
                 self.poll()
-        self.figures["save_blocked_s"] = time.perf_counter() - begun
+        self.figures["save_blocked_s"] = time.perf_counter() - start
 
     def before_update(self) -> None:
-        """Makes the device wait until the state is copied; call it before anything changes the state."""
+        """Make the GPU wait until the state is copied; call it before anything changes the state."""
         if self._copied is not None:
             torch.cuda.current_stream().wait_event(self._copied)
             self._copied = None
 
     def poll(self) -> None:
-        """Looks whether a save has ended. A disk that failed is told and the training goes on; anything else raises."""
+        """Check whether a save has finished. Warn about disk errors and continue; raise any other failure."""
         if self._thread is not None and self._thread.is_alive():
             return
         self._thread = None
@@ -141,17 +143,17 @@ class Saver:
         if not isinstance(failure, SaveError):
             raise failure
         if self.rank == 0:
-            kept = f"the last good one is of step {self.last}" if self.last is not None else "there is none before it"
-            warn(f"{failure}; {kept}; training goes on, and the next save tries again")
+            kept = f"the last valid one is of step {self.last}" if self.last is not None else "there is no earlier one"
+            warn(f"{failure}; {kept}; training continues, and the next save tries again")
 
     def settle(self) -> None:
-        """Waits for a save that is on its way."""
+        """Wait for a save in progress."""
         if self._thread is not None:
             self._thread.join()
         self.poll()
 
     def finish(self) -> None:
-        """Waits for a save that is on its way; its failure is an error."""
+        """Wait for a save in progress; raise its failure."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -161,71 +163,71 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether a save is on its way."""
+        """Whether a save is in progress."""
         return self._thread is not None and self._thread.is_alive()
 
     def take_figures(self) -> dict[str, float]:
-        """Seconds of saves that ended since this was last asked."""
+        """Return and reset the seconds of saves that finished since the last call."""
         taken, self.figures = self.figures, {}
         return taken
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _catch_failure(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except BaseException as error:  # told by the training's own thread
+        except BaseException as error:  # raised or reported by poll(), in the training thread
             self._failure = error
 
-    # What is written
+    # What this rank writes
 
-    def _parts(self) -> list[Part]:
-        return [*held_parts(self.trainer), *random_parts(self.rank, self.trainer.device)]
+    def _shards(self) -> list[Shard]:
+        return [*local_shards(self.trainer), *rng_shards(self.rank, self.trainer.device)]
 
-    def _mine(self, parts: list[Part]) -> list[Part]:
-        """The parts that this rank writes, in the order of its file."""
-        held = [shard_meta(part) for part in parts]
+    def _to_write(self, shards: list[Shard]) -> list[Shard]:
+        """Return the shards that this rank writes, in file order."""
+        metas = [shard_meta(shard) for shard in shards]
         if self._plan is None:
-            everybody = gathered(held, self.group)
-            written = divide(everybody)
-            self._plan = _Plan(held, written[self.rank], index_of(everybody, written))
-        if held != self._plan.held:
-            raise RuntimeError("what this rank holds has changed since its first checkpoint")
-        return file_order([parts[number] for number in self._plan.mine])
+            all_ranks = gathered(metas, self.group)
+            written = assign_writers(all_ranks)
+            self._plan = _Plan(metas, written[self.rank], build_index(all_ranks, written))
+        if metas != self._plan.shards:
+            raise RuntimeError("the shards of this rank have changed since its first checkpoint")
+        return file_order([shards[number] for number in self._plan.written])
 
-    def _copies(self, parts: list[Part]) -> Iterable[memoryview] | None:
-        """Starts to copy the parts to host memory laid out like their file; None where there is no memory for it."""
-        staging = self._staged_memory(parts)
+    def _copies(self, shards: list[Shard]) -> Iterable[memoryview] | None:
+        """Start copying the shards to host memory in file order; None if there is not enough memory."""
+        staging = self._staging_memory(shards)
         if staging is None:
             return None
         on_gpu = self.trainer.device.type == "cuda"
         if on_gpu:
             stream = _side_stream(self.trainer.device)
             with torch.cuda.stream(stream):
-                _copy(parts, staging)
+                _copy(shards, staging)
                 self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 self._copied.record(stream)
         else:
-            _copy(parts, staging)
+            _copy(shards, staging)
         return _blocks(staging)
 
-    def _staged_memory(self, parts: list[Part]) -> torch.Tensor | None:
-        size = sum(_size(part) for part in parts)
+    def _staging_memory(self, shards: list[Shard]) -> torch.Tensor | None:
+        size = sum(_size(shard) for shard in shards)
         if self._staging is None or self._staging.numel() != size:
             try:
                 self._staging = torch.empty(size, dtype=torch.uint8, pin_memory=self.trainer.device.type == "cuda")
             except (RuntimeError, MemoryError) as error:
-                warn(f"no host memory for an asynchronous save ({size / 2**30:.1f} GiB: {error}); this one waits")
+                warn(f"no host memory for an asynchronous save ({size / 2**30:.1f} GiB: {error}); saving synchronously")
                 return None
         return self._staging
 
-    # How it is written
+    # How it is written to the disk
 
     def _write(
         self, state: State, groups: dict[str, dict[str, float]], blocks: Iterable[memoryview | bytes], read_back: bool
     ) -> None:
-        path = self.folder.unfinished(state.step) / rank_file(self.rank)
+        path = self.folder.staging_path(state.step) / rank_file(self.rank)
         record, problem = None, ""
         try:
-            record = self._own_file(path, blocks, read_back)
+            record = self._write_rank_file(path, blocks, read_back)
         except (OSError, DamagedError) as error:
             problem = _reason(error, path)
         reports = gathered((record, problem, groups), self.group)
@@ -234,21 +236,21 @@ class Saver:
             try:
                 self._publish(state, reports)
             except OSError as error:
-                problems = [_reason(error, self.folder.unfinished(state.step))]
+                problems = [_reason(error, self.folder.staging_path(state.step))]
         if problems and self.rank == 0:
-            self.folder.drop(state.step)
+            self.folder.discard(state.step)
         problems = gathered(problems, self.group)[0]
         if problems:
             raise SaveError(
                 f"the checkpoint of step {state.step} could not be written: {'; '.join(problems)}",
-                fix=("free space, then start the run again: it goes on from the last checkpoint",),
+                fix=("free space, then restart the run: it resumes from the last checkpoint",),
             )
         self.last = state.step
 
-    def _own_file(self, path: Path, blocks: Iterable[memoryview | bytes], read_back: bool) -> FileRecord:
+    def _write_rank_file(self, path: Path, blocks: Iterable[memoryview | bytes], read_back: bool) -> FileRecord:
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
-            path.unlink()  # of an attempt that another rank's failure ended
+            path.unlink()  # left by an attempt that failed on another rank
         record = write(path, blocks)
         if read_back:
             verify(path, record, from_disk=True)
@@ -256,47 +258,47 @@ class Saver:
 
     def _publish(self, state: State, reports: list[Any]) -> None:
         assert self._plan is not None
-        folder = self.folder.unfinished(state.step)
+        folder = self.folder.staging_path(state.step)
         groups: dict[str, dict[str, float]] = {}
         for _, _, numbers in reports:
             groups |= numbers
-        whole = msgspec.structs.replace(state, groups=groups)
+        complete = msgspec.structs.replace(state, groups=groups)
         files: dict[str, FileRecord] = {rank_file(rank): report[0] for rank, report in enumerate(reports)}
-        for name, content in ((STATE, whole), (INDEX, self._plan.index)):
+        for name, content in ((STATE, complete), (INDEX, self._plan.index)):
             (folder / name).unlink(missing_ok=True)
             files[name] = write(folder / name, [msgspec.json.encode(content)])
-        write_sealed(folder / MANIFEST, msgspec.json.encode(Manifest(state.step, files)))
+        write_checksummed(folder / MANIFEST, msgspec.json.encode(Manifest(state.step, files)))
         self.folder.publish(state.step)
-        with suppress(OSError):  # what could not be removed is removed next time
+        with suppress(OSError):  # the next save tries again
             self.folder.prune(self.settings.keep, self.settings.milestone_every)
 
 
-def random_parts(rank: int, device: torch.device) -> list[Part]:
-    """The states of this rank's random generators."""
+def rng_shards(rank: int, device: torch.device) -> list[Shard]:
+    """Return the states of this rank's random generators as shards."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
-    return [Part(f"random/{rank}/{kind}", tuple(one.shape), (0,), one) for kind, one in states.items()]
+    return [Shard(f"random/{rank}/{device_type}", tuple(one.shape), (0,), one) for device_type, one in states.items()]
 
 
-def _copy(parts: list[Part], staging: torch.Tensor) -> None:
-    place = 0
-    for part in parts:
-        size = _size(part)
-        target = staging[place : place + size].view(part.tensor.dtype).view(part.tensor.shape)
-        target.copy_(part.tensor, non_blocking=True)
-        place += size
+def _copy(shards: list[Shard], staging: torch.Tensor) -> None:
+    offset = 0
+    for shard in shards:
+        size = _size(shard)
+        target = staging[offset : offset + size].view(shard.tensor.dtype).view(shard.tensor.shape)
+        target.copy_(shard.tensor, non_blocking=True)
+        offset += size
 
 
 def _side_stream(device: torch.device) -> Any:
-    """A stream on which copies run beside the training; it begins where the training's own stream is now."""
+    """Return a stream for copies concurrent with training; it waits for the work queued so far."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
     return stream
 
 
-def _size(part: Part) -> int:
-    return part.tensor.numel() * part.tensor.element_size()
+def _size(shard: Shard) -> int:
+    return shard.tensor.numel() * shard.tensor.element_size()
 
 
 def _blocks(memory: torch.Tensor) -> Iterator[memoryview]:
@@ -305,10 +307,10 @@ def _blocks(memory: torch.Tensor) -> Iterator[memoryview]:
         yield view[first : first + BLOCK]
 
 
-def _bytes_of(parts: list[Part]) -> Iterator[memoryview]:
-    """The bytes of the parts straight from where they are, a block at a time."""
-    for part in parts:
-        flat = part.tensor.contiguous().reshape(-1).view(torch.uint8)
+def _bytes_of(shards: list[Shard]) -> Iterator[memoryview]:
+    """Yield the bytes of the shards without staging memory, one block at a time."""
+    for shard in shards:
+        flat = shard.tensor.contiguous().reshape(-1).view(torch.uint8)
         for first in range(0, flat.numel(), BLOCK):
             yield _view(flat[first : first + BLOCK].cpu())
 

@@ -1,8 +1,8 @@
-"""What a run tells while it runs: throughput, memory, and where both go."""
+"""Metrics of a running training: throughput, memory, and the sinks they are written to."""
 
 from meshwright.engine.metrics.clock import PARTS, Clock, StepTime
 from meshwright.engine.metrics.live import ConsoleSink
-from meshwright.engine.metrics.memory import MemoryParts, beside_estimate, memory_parts, optimizer_tensors
+from meshwright.engine.metrics.memory import MemoryParts, compare_with_estimate, memory_parts, optimizer_tensors
 from meshwright.engine.metrics.meter import Constants, Meter, Speed, constants
 from meshwright.engine.metrics.record import StepRecord, header
 from meshwright.engine.metrics.reporter import Reporter
@@ -22,7 +22,7 @@ __all__ = [
     "StepRecord",
     "StepTime",
     "TensorBoardSink",
-    "beside_estimate",
+    "compare_with_estimate",
     "constants",
     "header",
     "memory_parts",

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, measured without making the GPU wait."""
+"""Times a step and its parts without synchronizing with the GPU."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ PARTS = ("data", "forward_backward", "optimizer", "other")
 
 
 class StepTime(msgspec.Struct, frozen=True):
-    """Seconds of one step and of its parts, which add up to it."""
+    """Seconds of one step and of its parts, which sum to it."""
 
     step_s: float
     parts_s: dict[str, float]
 
 
 class Timing:
-    """The marks of one step: CUDA events, which the GPU stamps when it gets there, or clock readings on the CPU."""
+    """The time stamps of one step: CUDA events, recorded when the GPU reaches them, or clock readings on a CPU."""
 
     def __init__(self, begin: Any) -> None:
         self.begin, self.end = begin, begin
         self.spans: list[tuple[str, Any, Any]] = []
 
     def ready(self) -> bool:
-        """Whether all marks are stamped, so that reading them makes nobody wait."""
+        """Whether the GPU has passed all events, so that reading them does not block."""
         return isinstance(self.end, float) or bool(self.end.query())
 
     def read(self) -> StepTime:
-        """The seconds; waits for the GPU where it has not come to the end of the step."""
+        """Return the seconds; blocks until the GPU has finished the step."""
         if not isinstance(self.end, float):
             self.end.synchronize()
         parts = dict.fromkeys(PARTS, 0.0)
@@ -48,7 +48,7 @@ class Timing:
 class Clock:
     """Times steps and their parts.
 
-    On a GPU a part is the time its stream spends there: loading data costs nothing while the GPU still has work.
+    On a GPU a part is the time its stream spends in it: loading data is free while the GPU still has work queued.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -56,12 +56,12 @@ class Clock:
         self._now: Timing | None = None
 
     def start(self) -> None:
-        """Begins a step."""
+        """Start a step."""
         self._now = Timing(self._mark())
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Times a part of the step: data, forward_backward or optimizer, as often as it comes."""
+        """Time a part of the step: data, forward_backward or optimizer; repeated parts are summed."""
         if name not in PARTS[:-1]:
             raise ValueError(f"unknown part {name!r}; one of {', '.join(PARTS[:-1])}")
         begin = self._mark()
@@ -70,9 +70,9 @@ class Clock:
             self._now.spans.append((name, begin, self._mark()))
 
     def finish(self) -> Timing:
-        """Ends the step: its timing, to be read when it is ready."""
+        """End the step and return its timing, to be read when it is ready."""
         if self._now is None:
-            raise ValueError("a step ends that did not begin")
+            raise ValueError("finish() without start()")
         done, self._now = self._now, None
         done.end = self._mark()
         return done

@@ -1,4 +1,4 @@
-"""JSON lines that survive a full disk and a run that was killed in the middle of a line."""
+"""JSON-lines files that survive a full disk and a process killed in the middle of a line."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ import msgspec
 
 from meshwright.errors import InputError
 
-CHUNK = 1 << 16  # bytes looked at in one go when searching for the end of the last whole line
+CHUNK = 1 << 16  # bytes read at once when searching for the end of the last complete line
 
 
 def warn(text: str) -> None:
-    """A warning on stderr, where somebody may read it."""
+    """Print a warning to stderr."""
     log(f"warning: {text}")
 
 
 def log(text: str) -> None:
-    """A line on stderr, beside the answer on stdout."""
-    with suppress(OSError, ValueError):  # a closed or full stderr must not end a training
+    """Print a line to stderr; stdout is kept for results."""
+    with suppress(OSError, ValueError):  # a closed or full stderr must not end the training
         print(text, file=sys.stderr, flush=True)
 
 
 class Lines:
-    """A file of JSON lines, appended to one whole line at a time.
+    """A JSON-lines file to which complete lines are appended.
 
-    A line that cannot be written (disk full, quota, broken mount) is dropped without leaving half of itself, and said
-    once; writing is tried again with the next line. Values that are not finite are written as null.
+    A line that cannot be written (disk full, quota, broken mount) is dropped completely, with one warning; the next
+    line is tried again. Values that are not finite are written as null.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None] = warn) -> None:
@@ -46,20 +46,20 @@ class Lines:
             raise InputError(f"cannot be written: {error.strerror}", field="folder", value=path) from None
 
     def write(self, line: Mapping[str, Any]) -> bool:
-        """Appends one line; whether it is in the file now."""
+        """Append one line; return whether it was written."""
         data = msgspec.json.encode(line) + b"\n"
         before = _size(self._file)
         try:
             _write_all(self._file, data)
         except OSError as error:
-            _cut(self._file, before)
-            self._note_lost(error)
+            _truncate(self._file, before)
+            self._on_lost(error)
             return False
-        self._note_written()
+        self._on_written()
         return True
 
     def close(self) -> None:
-        """Closes the file and says how many lines are missing."""
+        """Close the file and report how many lines are missing."""
         if self._file < 0:
             return
         with suppress(OSError):
@@ -68,40 +68,40 @@ class Lines:
         if self.lost:
             self._warn(f"{self.path} lacks {self.lost} line{'s' * (self.lost > 1)} that could not be written")
 
-    def _note_lost(self, error: OSError) -> None:
+    def _on_lost(self, error: OSError) -> None:
         if not self.lost:
             why = error.strerror or str(error)
-            self._warn(f"{self.path} cannot be written ({why}); training goes on without these lines")
+            self._warn(f"{self.path} cannot be written ({why}); training continues without these lines")
         self.lost += 1
 
-    def _note_written(self) -> None:
+    def _on_written(self) -> None:
         if self.lost:
-            self._warn(f"{self.path} is written again; {self.lost} line{'s' * (self.lost > 1)} are missing")
+            self._warn(f"{self.path} is writable again; {self.lost} line{'s' * (self.lost > 1)} are missing")
             self.lost = 0
 
 
 def repair(path: Path) -> int:
-    """Cuts off a last line that was not written to its end; how many bytes went."""
+    """Truncate an incomplete last line; return the number of bytes removed."""
     if not path.is_file():
         return 0
     with path.open("r+b") as file:
         size = file.seek(0, os.SEEK_END)
-        whole = _end_of_last_line(file, size)
-        if whole < size:
-            file.truncate(whole)
-    return size - whole
+        end = _end_of_last_line(file, size)
+        if end < size:
+            file.truncate(end)
+    return size - end
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file, without a torn last one."""
+    """Yield the lines of a file, without an incomplete last one."""
     with path.open("rb") as file:
         for line in file:
             if line.endswith(b"\n"):
                 yield msgspec.json.decode(line)
 
 
-def spelled(value: float) -> float | str:
-    """A number for JSON where it matters which of nan and inf it was."""
+def json_float(value: float) -> float | str:
+    """Return a number for JSON, with nan and inf as text so that they can be told apart."""
     return value if math.isfinite(value) else str(value)
 
 
@@ -118,7 +118,7 @@ def _end_of_last_line(file: Any, size: int) -> int:
 
 
 def _write_all(file: int, data: bytes) -> None:
-    """Writes the whole line: a disk that fills up takes a part of it first and refuses the rest."""
+    """Write all bytes: a disk that fills up accepts a part of the line first and then fails."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(file, rest) :]
@@ -130,7 +130,7 @@ def _size(file: int) -> int:
     return -1
 
 
-def _cut(file: int, size: int) -> None:
+def _truncate(file: int, size: int) -> None:
     if size >= 0:
-        with suppress(OSError):  # a device such as /dev/full has no size to go back to
+        with suppress(OSError):  # devices such as /dev/full cannot be truncated
             os.ftruncate(file, size)

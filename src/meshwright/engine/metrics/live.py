@@ -1,4 +1,4 @@
-"""Progress for the person who watches: a live panel on a terminal, plain lines elsewhere."""
+"""Progress output: a live panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORT = {"data": "data", "forward_backward": "fwd+bwd", "optimizer": "optimizer"
 
 
 class ConsoleSink:
-    """Shows where the run is; on stderr where stdout belongs to a JSON answer."""
+    """Prints progress to stdout, or to stderr if stdout carries a JSON result."""
 
     def __init__(
         self,
@@ -38,19 +38,19 @@ class ConsoleSink:
         self._last: StepRecord | None = None
 
     def step(self, record: StepRecord) -> None:
-        """Shows one step, or waits for the next that is due."""
+        """Show a step if one is due."""
         self._last = record
         try:
             if self._works and self._stream.isatty():
                 self._show_live(record, last=record.step == self._constants.steps)
             elif self._works and self._is_due(record):
                 print(line(record, self._constants, self._now()), file=self._stream, flush=True)
-        except (OSError, ValueError):  # nobody reads it any more, or the disk behind it is full: the training goes on
+        except (OSError, ValueError):  # closed pipe or full disk: training continues without output
             self._works = False
         self._first = False
 
     def close(self) -> None:
-        """Leaves the last state on the screen."""
+        """Show the last step and stop the live panel."""
         try:
             if self._live is not None and self._last is not None:
                 self._live.update(panel(self._last, self._constants, self._now()), refresh=True)
@@ -76,12 +76,12 @@ class ConsoleSink:
 
 
 def line(record: StepRecord, constants: Constants, now: datetime) -> str:
-    """One step as one plain line."""
+    """Format one step as a plain line."""
     return "  ".join(f"{name} {value}".strip() for name, value in facts(record, constants, now))
 
 
 def panel(record: StepRecord, constants: Constants, now: datetime) -> Table:
-    """One step as the live panel of a terminal."""
+    """Format one step as the live panel of a terminal."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
@@ -97,41 +97,41 @@ def panel(record: StepRecord, constants: Constants, now: datetime) -> Table:
 
 
 def facts(record: StepRecord, constants: Constants, now: datetime) -> list[tuple[str, str]]:
-    """What is shown of a step, in order."""
-    told = [
+    """Return what is shown of a step, in order, as names and texts."""
+    shown = [
         ("step", f"{record.step}/{constants.steps}" if constants.steps else str(record.step)),
         ("loss", f"{record.loss:.4f}" + (" (skipped)" if record.skipped else "")),
         ("lr", f"{record.lr:.2e}"),
     ]
     if record.grad_norm is not None:
-        told.append(("grad norm", f"{record.grad_norm:.3g}"))
-    told.append(("tokens/s/GPU" if record.mfu is not None else "tokens/s/rank", f"{record.tokens_per_s_per_gpu:,.0f}"))
+        shown.append(("grad norm", f"{record.grad_norm:.3g}"))
+    shown.append(("tokens/s/GPU" if record.mfu is not None else "tokens/s/rank", f"{record.tokens_per_s_per_gpu:,.0f}"))
     if record.mfu is not None:
-        told.append(("MFU", f"{record.mfu:.1%}"))
-    told.append(("step time", _beside(record.step_s, constants.estimate_step_s, "s")))
+        shown.append(("MFU", f"{record.mfu:.1%}"))
+    shown.append(("step time", _with_estimate(record.step_s, constants.estimate_step_s, "s")))
     if "peak" in record.memory_gib:
-        told.append(
-            ("memory", _beside(record.memory_gib["peak"], estimated_peak(constants.estimate_memory_gib), "GiB"))
+        shown.append(
+            ("memory", _with_estimate(record.memory_gib["peak"], estimated_peak(constants.estimate_memory_gib), "GiB"))
         )
-    told.append(("parts", parts(record)))
+    shown.append(("parts", parts(record)))
     if record.remaining_s is not None:
         end = now + timedelta(seconds=record.remaining_s)
-        told.append(("ends", f"{end:%Y-%m-%d %H:%M} (in {duration(record.remaining_s)})"))
-    return told
+        shown.append(("ends", f"{end:%Y-%m-%d %H:%M} (in {duration(record.remaining_s)})"))
+    return shown
 
 
 def parts(record: StepRecord) -> str:
-    """The parts of a step as shares of it."""
+    """Format the parts of a step as percentages of it."""
     shares = ((SHORT.get(name, name), seconds / record.step_s) for name, seconds in record.parts_s.items())
     return " · ".join(f"{name} {share:.0%}" for name, share in shares)
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: 45 s, 3 min, 2 h 05 min, 3 d 4 h."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes = round(whole / 60)
+    """Format seconds: 45 s, 3 min, 2 h 05 min, 3 d 4 h."""
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded} s"
+    minutes = round(rounded / 60)
     if minutes < 60:
         return f"{minutes} min"
     if minutes < 24 * 60:
@@ -140,6 +140,6 @@ def duration(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24} h"
 
 
-def _beside(measured: float, estimate: float | None, unit: str) -> str:
-    beside = f" (estimate {estimate:.3g})" if estimate else ""
-    return f"{measured:.3g} {unit}{beside}"
+def _with_estimate(measured: float, estimate: float | None, unit: str) -> str:
+    expected = f" (estimate {estimate:.3g})" if estimate else ""
+    return f"{measured:.3g} {unit}{expected}"

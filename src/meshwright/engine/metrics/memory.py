@@ -1,4 +1,4 @@
-"""What the memory of a rank holds, beside what was estimated."""
+"""Measures a rank's memory by part, for comparison with the estimate."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ GIB = 1024**3
 
 
 class MemoryParts(msgspec.Struct, frozen=True):
-    """GiB on one rank; weights, gradients, optimizer and other add up to the peak."""
+    """GiB on one rank; weights, gradients, optimizer and other sum to the peak."""
 
     weights: float
     gradients: float
     optimizer: float
     other: float  # activations and buffers on a GPU; the rest of the process on a CPU
-    peak: float  # most that was allocated at once (GPU), or the largest resident size (CPU)
-    reserved: float  # what the allocator holds (GPU), or the present resident size (CPU)
+    peak: float  # most allocated bytes (GPU), or the largest resident size (CPU)
+    reserved: float  # by the caching allocator (GPU), or the current resident size (CPU)
 
     @property
     def parts(self) -> dict[str, float]:
@@ -36,9 +36,9 @@ def memory_parts(
     optimizer_state: Iterable[torch.Tensor],
     device: torch.device,
 ) -> MemoryParts:
-    """What the weights, gradients and optimizer state of this rank take on the device, and the peak of all together.
+    """Return the memory of this rank's weights, gradients and optimizer state on the device, and the peak.
 
-    Tensors that share a storage count once, those kept elsewhere (offloaded to the host) not at all.
+    Tensors that share a storage count once; tensors on another device (offloaded to the host) do not count.
     """
     seen: set[int] = set()
     weights, grads, state = (_gib(tensors, device, seen) for tensors in (parameters, gradients, optimizer_state))
@@ -48,7 +48,7 @@ def memory_parts(
 
 
 def optimizer_tensors(state: Mapping[Any, Any]) -> list[torch.Tensor]:
-    """The tensors of an optimizer's `state`, however deep they lie."""
+    """Return the tensors of an optimizer's `state` at any nesting depth."""
     import torch
 
     found: list[torch.Tensor] = []
@@ -64,8 +64,10 @@ def optimizer_tensors(state: Mapping[Any, Any]) -> list[torch.Tensor]:
     return found
 
 
-def beside_estimate(measured: MemoryParts, estimate_gib: Mapping[str, float]) -> dict[str, dict[str, float | None]]:
-    """Each part as measured and as estimated; what the estimate tells apart beyond our parts is `other` there."""
+def compare_with_estimate(
+    measured: MemoryParts, estimate_gib: Mapping[str, float]
+) -> dict[str, dict[str, float | None]]:
+    """Return each part as measured and as estimated; the estimate's finer parts are summed as `other`."""
     known = {name: estimate_gib.get(name) for name in ("weights", "gradients", "optimizer")}
     rest = [estimate_gib[name] for name in ("activations", "logits", "buffers") if name in estimate_gib]
     known["other"] = sum(rest) if rest else None
@@ -75,12 +77,12 @@ def beside_estimate(measured: MemoryParts, estimate_gib: Mapping[str, float]) ->
 
 
 def estimated_peak(estimate_gib: Mapping[str, float]) -> float | None:
-    """What torch would report as the most it allocated; CUDA context and communicators are not torch's."""
+    """Return the estimated peak as torch reports it: without CUDA context and communicators."""
     return estimate_gib["total"] - estimate_gib.get("overhead", 0.0) if "total" in estimate_gib else None
 
 
 def resident_gib() -> tuple[float, float]:
-    """Largest and present resident size of this process."""
+    """Return the largest and the current resident size of this process."""
     import resource
     import sys
 
@@ -111,7 +113,7 @@ def _gib(tensors: Iterable[torch.Tensor | None], device: torch.device, seen: set
 
 
 def _local(tensor: Any) -> torch.Tensor | None:
-    """This rank's part of a tensor that is cut over ranks."""
+    """Return this rank's shard of a tensor."""
     if tensor is None:
         return None
     local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor

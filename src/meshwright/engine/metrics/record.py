@@ -1,4 +1,4 @@
-"""What is told about one step, and about the run it belongs to."""
+"""The records of metrics.jsonl: one header per run, one record per step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshwright.engine.metrics.meter import Constants
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One step as metrics tell it."""
+    """The metrics of one step."""
 
     step: int  # counted from 1
     loss: float
@@ -27,28 +27,32 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     parts_s: dict[str, float]
     memory_gib: dict[str, float] = {}
     remaining_s: float | None = None
-    skipped: bool = False  # the optimizer did not take it
+    skipped: bool = False  # the optimizer step was skipped
     extra: dict[str, float] = {}
 
     def to_dict(self) -> dict[str, Any]:
-        """The line of the metrics file; a value that is not finite becomes null there."""
+        """Return the line of the metrics file, where values that are not finite become null."""
         return {"kind": "step", **msgspec.structs.asdict(self)}
 
 
 def header(
-    recipe: str, constants: Constants, first_step: int = 1, told: Mapping[str, Any] | None = None
+    recipe: str, constants: Constants, first_step: int = 1, details: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The first line of a metrics file, and of every part that a resumed run adds to it.
+    """Return the header line that starts a metrics file, and every part that a resumed run appends to it.
 
-    `told` is what else a reader may want to know of the run: its whole recipe, its GPUs.
+    `details` are further fields of the run: its full recipe, its GPUs.
     """
     import torch
 
-    versions = {"meshwright": _own_version(), "torch": str(torch.__version__), "python": platform.python_version()}
+    versions = {
+        "meshwright": _meshwright_version(),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
     return {
         "kind": "header",
         "recipe": recipe,
-        **(told or {}),
+        **(details or {}),
         "first_step": first_step,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions,
@@ -56,10 +60,10 @@ def header(
     }
 
 
-def _own_version() -> str:
+def _meshwright_version() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
         return version("meshwright")
-    except PackageNotFoundError:  # run from its sources
+    except PackageNotFoundError:  # running from a source tree
         return "unknown"

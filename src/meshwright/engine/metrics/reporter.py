@@ -1,4 +1,4 @@
-"""Gathers what a step has to tell and hands it on, without making the GPU wait."""
+"""Collects the metrics of each step and sends them to the sinks, without synchronizing with the GPU."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from meshwright.engine.metrics.sinks import Sink
 if TYPE_CHECKING:
     import torch
 
-LAG = 2  # steps that may wait for the GPU before they are told
+LAG = 2  # steps that may be pending on the GPU before they are reported
 
 
-class _Waiting(NamedTuple):
+class _PendingStep(NamedTuple):
     step: int
     timing: Timing
     values: dict[str, Any]
@@ -29,18 +29,18 @@ class _Waiting(NamedTuple):
 
 
 class Reporter:
-    """Tells the steps of a run to its sinks; ranks other than 0 are given none and only keep time.
+    """Reports the steps of a run to its sinks; ranks other than 0 have no sinks and only keep time.
 
-    A step is told when the GPU has come to its end, at most `LAG` steps later, so that nobody waits for a number.
+    A step is reported when the GPU has finished it, at most `LAG` steps later, so that reading a value never blocks.
     """
 
     def __init__(
         self, meter: Meter, clock: Clock, sinks: Sequence[Sink], memory: Callable[[], Mapping[str, float]] | None = None
     ) -> None:
         self.meter, self.clock = meter, clock
-        self.last: StepRecord | None = None  # the newest step that was told
+        self.last: StepRecord | None = None  # the latest reported step
         self._sinks, self._memory = tuple(sinks), memory
-        self._waiting: deque[_Waiting] = deque()
+        self._pending: deque[_PendingStep] = deque()
 
     def end_step(
         self,
@@ -54,28 +54,28 @@ class Reporter:
         skipped: bool = False,
         extra: Mapping[str, float | torch.Tensor] | None = None,
     ) -> None:
-        """Ends the step that `clock.start()` began; tensors may still be on their way.
+        """End the step that `clock.start()` started; tensors may still be computed by the GPU.
 
-        Throughput is of the tokens that were computed, of which those that count in the loss may be a few.
+        Throughput counts the tokens `computed`; `tokens` are those in the loss, which may be fewer.
         """
-        values = {"loss": _copied(loss), "grad_norm": _copied(grad_norm)}
-        more = {name: _copied(value) for name, value in (extra or {}).items()}
-        self._waiting.append(_Waiting(step, self.clock.finish(), values, more, lr, tokens, computed, skipped))
-        while self._waiting and (len(self._waiting) > LAG or self._waiting[0].timing.ready()):
-            self._tell(self._waiting.popleft())
+        values = {"loss": _to_host(loss), "grad_norm": _to_host(grad_norm)}
+        extras = {name: _to_host(value) for name, value in (extra or {}).items()}
+        self._pending.append(_PendingStep(step, self.clock.finish(), values, extras, lr, tokens, computed, skipped))
+        while self._pending and (len(self._pending) > LAG or self._pending[0].timing.ready()):
+            self._report(self._pending.popleft())
 
     def flush(self) -> None:
-        """Tells every step that is still waiting."""
-        while self._waiting:
-            self._tell(self._waiting.popleft())
+        """Report all pending steps."""
+        while self._pending:
+            self._report(self._pending.popleft())
 
     def close(self) -> None:
-        """Tells the rest and closes the sinks."""
+        """Report all pending steps and close the sinks."""
         self.flush()
         for sink in self._sinks:
             sink.close()
 
-    def _tell(self, one: _Waiting) -> None:
+    def _report(self, one: _PendingStep) -> None:
         time = one.timing.read()
         speed = self.meter.add(time.step_s, one.computed)
         grad_norm = one.values["grad_norm"]
@@ -99,14 +99,14 @@ class Reporter:
             sink.step(self.last)
 
 
-def _copied(value: Any) -> Any:
-    """A number, or a host copy that is filled when the GPU gets there: reading it later waits for nothing else."""
+def _to_host(value: Any) -> Any:
+    """Return a number as is, or an asynchronous host copy of a tensor."""
     if value is None or isinstance(value, float | int):
         return value
     import torch
 
     plain = value.detach()
     if plain.device.type != "cuda":
-        return plain.clone()  # the training goes on and may reuse it
+        return plain.clone()  # training may reuse the memory
     host = torch.empty_like(plain, device="cpu", pin_memory=True)
     return host.copy_(plain, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Where metrics go: a file of JSON lines, TensorBoard, the console. Only rank 0 writes."""
+"""Metric sinks: metrics.jsonl, TensorBoard and the console. Only rank 0 writes."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ METRICS_FILE = "metrics.jsonl"
 
 
 class Sink(Protocol):
-    """A place that metrics go to."""
+    """A destination of metrics."""
 
     def step(self, record: StepRecord) -> None:
-        """Takes one step."""
+        """Write one step."""
 
     def close(self) -> None:
-        """Brings everything out."""
+        """Flush and close."""
 
 
 class JsonlSink:
-    """One line per step in `metrics.jsonl`, after a header line; a full disk costs lines, never the run."""
+    """Writes `metrics.jsonl`: a header line, then one line per step. A full disk loses lines, never the run."""
 
     def __init__(self, folder: Path, header: Mapping[str, Any], warn: Callable[[str], None] = warn) -> None:
         self.lines = Lines(Path(folder) / METRICS_FILE, warn)
         self.lines.write(header)
 
     def step(self, record: StepRecord) -> None:
-        """Takes one step."""
+        """Write one step."""
         self.lines.write(record.to_dict())
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self.lines.close()
 
 
 class TensorBoardSink:
-    """Every number of a step as a TensorBoard scalar."""
+    """Writes every number of a step as a TensorBoard scalar."""
 
     def __init__(self, folder: Path, header: Mapping[str, Any], warn: Callable[[str], None] = warn) -> None:
         try:
@@ -61,7 +61,7 @@ class TensorBoardSink:
         self._writer.add_text("run", "  \n".join(f"{name}: {value}" for name, value in header.items()))
 
     def step(self, record: StepRecord) -> None:
-        """Takes one step."""
+        """Write one step."""
         self._try(lambda: self._add(record))
 
     def _add(self, record: StepRecord) -> None:
@@ -69,18 +69,20 @@ class TensorBoardSink:
             self._writer.add_scalar(name, value, record.step)
 
     def close(self) -> None:
-        """Writes what is still waiting."""
+        """Flush and close the writer."""
         self._try(lambda: self._writer.close())
 
     def _try(self, write: Callable[[], None]) -> None:
-        """A disk that refuses ends these metrics, with one warning, and not the training."""
+        """Run `write`; after the first disk error, warn once and write no more."""
         if not self._works:
             return
         try:
             write()
         except OSError as error:
             self._works = False
-            self._warn(f"TensorBoard files cannot be written ({error.strerror or error}); training goes on without")
+            self._warn(
+                f"TensorBoard files cannot be written ({error.strerror or error}); training continues without them"
+            )
 
 
 def open_sinks(
@@ -92,12 +94,12 @@ def open_sinks(
     tensorboard: bool = False,
     log_every: int = 10,
     json: bool = False,
-    told: Mapping[str, Any] | None = None,
+    details: Mapping[str, Any] | None = None,
 ) -> list[Sink]:
-    """The sinks of a run on this rank: file and console (and TensorBoard) on rank 0, none elsewhere."""
+    """Open the sinks of this rank: file, console and optionally TensorBoard on rank 0, none elsewhere."""
     if process.rank != 0:
         return []
-    first = header(recipe, constants, first_step, told)
+    first = header(recipe, constants, first_step, details)
     sinks: list[Sink] = [JsonlSink(folder, first)]
     if tensorboard:
         sinks.append(TensorBoardSink(Path(folder) / "tensorboard", first))
@@ -105,7 +107,7 @@ def open_sinks(
 
 
 def scalars(record: StepRecord) -> Iterator[tuple[str, float]]:
-    """The numbers of a step under the names TensorBoard groups them by."""
+    """Yield the numbers of a step under grouped TensorBoard names."""
     values = record.to_dict()
     for name in ("loss", "lr", "grad_norm"):
         if values[name] is not None:

@@ -1,4 +1,4 @@
-"""Update rules over parameters that may be cut any way: one optimizer object per rank, built from the recipe."""
+"""Builds a rank's optimizer from the recipe; parameters may be sharded in any way."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ MOMENTS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def build_optimizer(
     named_parameters: Iterable[tuple[str, Parameter]], optimizer: Optimizer, precision: Precision, device_type: str
 ) -> LocalOptimizer:
-    """The recipe's optimizer over the parameters that train, in groups by update rule and weight decay.
+    """Return the recipe's optimizer over the trainable parameters, grouped by update rule and weight decay.
 
-    The loop sets group["lr"] before every step, to the schedule's learning rate times group["lr_scale"].
+    The trainer sets group["lr"] before every step, to the schedule's learning rate times group["lr_scale"].
     """
     parameters = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
     lr, betas, eps = optimizer.lr, (optimizer.beta1, optimizer.beta2), optimizer.eps
@@ -40,7 +40,7 @@ def build_optimizer(
         return AdamW(groups, lr, betas, eps, moments)
     if not optimizer.beta1:
         raise InputError(
-            "schedule-free AdamW finds the weights to evaluate by dividing by beta1",
+            "must not be 0: schedule-free AdamW divides by beta1 to compute the weights for evaluation",
             field="optimizer.beta1",
             value=optimizer.beta1,
             fix=("optimizer.beta1=0.9",),

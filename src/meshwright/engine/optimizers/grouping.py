@@ -1,4 +1,4 @@
-"""Which parameters decay and which are hidden matrices: read from Hugging Face's names and the shapes."""
+"""Decides by name and shape which parameters get weight decay and which are hidden matrices."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 from torch.nn import Parameter
 
-# Last part of the name; a bias of experts has two or three dimensions, so dimensions alone do not tell.
+# Last part of the name; biases of experts have two or three dimensions, so the number of dimensions is not enough.
 VECTORS = ("bias", "A_log", "D", "dt_bias", "sinks")
-# Lookup tables and read-outs: their rows are words, not directions of one space, so they are no hidden matrices.
+# Embeddings and output heads: their rows are tokens or classes, so Muon does not apply to them.
 TABLES = ("embed", "wte", "wpe", "lm_head", "score", "classifier")
 EXPERTS = ".experts."
 
 
 def decays(name: str, parameter: Parameter) -> bool:
-    """Whether weight decay applies: to matrices, not to biases, norms or other vectors."""
+    """Whether weight decay applies to a parameter: to matrices, not to biases, norms or other vectors."""
     last = name.rpartition(".")[2]
     return parameter.ndim >= 2 and last not in VECTORS and not last.endswith("_bias") and "norm" not in name.lower()
 
@@ -28,7 +28,7 @@ def is_hidden_matrix(name: str, parameter: Parameter) -> bool:
 
 
 def decay_groups(parameters: Iterable[tuple[str, Parameter]], weight_decay: float, rule: str) -> list[dict[str, Any]]:
-    """Parameter groups of one update rule: those that decay and those that do not; empty ones are left out."""
+    """Return the non-empty parameter groups of one update rule, with and without weight decay."""
     split: dict[bool, list[Parameter]] = {True: [], False: []}
     for name, parameter in parameters:
         split[decays(name, parameter)].append(parameter)

@@ -31,7 +31,7 @@ def apply_lm_loss(stage: Stage, mesh: Mesh, recipe: Recipe) -> None:
         _cut_vocabulary(stage, mesh)
     config: Any = stage.body.config
     settings: dict[str, Any] = {
-        "kind": recipe.kernels.loss,
+        "method": recipe.kernels.loss,
         "softcap": getattr(config, "final_logit_softcapping", None),
         "group": tp.group,
         "reduce_hidden": not sp,  # the backward pass of the gather sums already

@@ -127,8 +127,8 @@ def _from_checkpoint(found: Found, folder: Path, wanted: Wanted) -> None:
 def _tensor_by_tensor(checkpoint: Path, recipe: Recipe, config: dict[str, Any], folder: Path, wanted: Wanted) -> None:
     """Writes a model whose every tensor is in the checkpoint; one of them is in memory at a time."""
     from meshwright.engine import hf_io
-    from meshwright.engine.checkpoint.contents import read_index, read_manifest
-    from meshwright.engine.checkpoint.load import MODEL, whole_tensor
+    from meshwright.engine.checkpoint.load import MODEL, full_tensor
+    from meshwright.engine.checkpoint.metadata import read_index, read_manifest
     from meshwright.engine.model.build import transformers_config
     from meshwright.engine.model_families import tokenizer_folder
     from meshwright.engine.parallelize.fsdp import DTYPES
@@ -137,7 +137,7 @@ def _tensor_by_tensor(checkpoint: Path, recipe: Recipe, config: dict[str, Any], 
     shapes = {name.removeprefix(MODEL): one.shape for name, one in index.tensors.items() if name.startswith(MODEL)}
     hf_io.write_folder(
         shapes,
-        lambda name: whole_tensor(checkpoint, index, f"{MODEL}{name}"),
+        lambda name: full_tensor(checkpoint, index, f"{MODEL}{name}"),
         transformers_config(config),
         folder,
         dtype=DTYPES[wanted.dtype or recipe.precision.compute],

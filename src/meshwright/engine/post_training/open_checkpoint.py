@@ -58,14 +58,14 @@ MARKS: tuple[tuple[Kind, str], ...] = (
 def newest(found: Found) -> Path:
     """The checkpoint that was named, or the newest good one of a run; every file of it is verified."""
     from meshwright.engine.checkpoint import Folder
-    from meshwright.engine.checkpoint.load import newest_good, problems_of
+    from meshwright.engine.checkpoint.load import find_latest_valid, find_problems
 
     if found.kind == "run":
-        good = newest_good(Folder(found.path))
+        good = find_latest_valid(Folder(found.path))
         if good is None:
             raise InputError("the run has no checkpoint yet", field=FIELD, value=str(found.path))
         return good
-    problems = problems_of(found.path)
+    problems = find_problems(found.path)
     if problems:
         raise RunError(f"{found.path} is damaged: {'; '.join(problems)}", fix=("name another checkpoint of the run",))
     return found.path
@@ -73,7 +73,7 @@ def newest(found: Found) -> Path:
 
 def recipe_of(checkpoint: Path) -> tuple[Recipe, dict[str, Any]]:
     """The recipe that a checkpoint was trained by, as far as it determines the weights, and the model's config."""
-    from meshwright.engine.checkpoint.contents import read_state
+    from meshwright.engine.checkpoint.metadata import read_state
 
     state = read_state(checkpoint)
     content: dict[str, Any] = {"name": state.recipe or "training", "cluster": "1xH100"}

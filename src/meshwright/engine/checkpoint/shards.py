@@ -1,7 +1,7 @@
-"""What a rank holds of a training's state, as parts of whole tensors that every layout names alike.
+"""The shards of the training state that a rank holds, under names that are the same in every layout.
 
-Stages keep the model's names, cut tensors know their place in the whole, and an embedding that several stages hold
-(as a tied head, or for multi-token prediction) is one tensor. So a checkpoint of one layout is one of all layouts.
+Stages keep the model's parameter names, shards know their offset in the full tensor, and an embedding on several
+stages (as a tied head, or for multi-token prediction) is one tensor. So any layout can load any checkpoint.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ if TYPE_CHECKING:
     from meshwright.engine.optimizers import LocalOptimizer
     from meshwright.engine.trainer import Trainer
 
-# What the recipe says of a group; the rest of its numbers are state.
+# Entries of a parameter group that come from the recipe; its other numbers are state.
 GROUP_SETTINGS = ("params", "lr", "lr_scale", "weight_decay", "rule")
 
 
 @dataclass(frozen=True)
-class Part:
-    """A box of a whole tensor, and this rank's memory of it."""
+class Shard:
+    """A rectangular part of a full tensor, and this rank's memory of it."""
 
     name: str
-    whole: tuple[int, ...]
+    full_shape: tuple[int, ...]
     offset: tuple[int, ...]
-    tensor: torch.Tensor  # plain; its shape is that of the box
+    tensor: torch.Tensor  # a plain tensor of the shard's shape
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.tensor.shape)
 
 
-def held_parts(trainer: Trainer) -> list[Part]:
-    """This rank's parts of weights, buffers and optimizer state; what a frozen base has is left out with adapters."""
-    make_state_exist(trainer.optimizer)
+def local_shards(trainer: Trainer) -> list[Shard]:
+    """Return this rank's shards of weights, buffers and optimizer state; with adapters, without the frozen base."""
+    init_optimizer_state(trainer.optimizer)
     adapters_only = trainer.recipe.goal == "peft"
-    found = [part for stage in trainer.stages for part in _of_stage(stage, trainer.optimizer, adapters_only)]
-    return [part for part in found if part.tensor.numel()]
+    found = [shard for stage in trainer.stages for shard in _stage_shards(stage, trainer.optimizer, adapters_only)]
+    return [shard for shard in found if shard.tensor.numel()]
 
 
-def make_state_exist(optimizer: LocalOptimizer) -> None:
-    """Gives parameters that have not been updated yet the state they start with."""
+def init_optimizer_state(optimizer: LocalOptimizer) -> None:
+    """Initialize the state of parameters that have not been updated yet."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter not in optimizer.state and (state := optimizer.fresh_state(parameter, group)):
+            if parameter not in optimizer.state and (state := optimizer.init_state(parameter, group)):
                 optimizer.state[parameter] = state
 
 
-def group_numbers(trainer: Trainer) -> dict[str, dict[str, float]]:
-    """Step counts and other numbers of the optimizer's groups on this rank, by what is in the group."""
+def group_state(trainer: Trainer) -> dict[str, dict[str, float]]:
+    """Return the step counts and other numbers of this rank's parameter groups, by group name."""
     return {
         _group_name(group, names): {
             key: value
@@ -70,8 +70,8 @@ def group_numbers(trainer: Trainer) -> dict[str, dict[str, float]]:
     }
 
 
-def load_group_numbers(trainer: Trainer, saved: dict[str, dict[str, float]]) -> None:
-    """Puts the numbers back; a group that the checkpoint does not know is a KeyError."""
+def load_group_state(trainer: Trainer, saved: dict[str, dict[str, float]]) -> None:
+    """Restore the numbers of the parameter groups; raise KeyError for a group that the checkpoint does not have."""
     for group, names in _groups(trainer):
         group.update(saved[_group_name(group, names)])
 
@@ -87,33 +87,33 @@ def _group_name(group: dict[str, Any], names: dict[int, str]) -> str:
     return f"{group['rule']}, {'decays' if decays(names[id(first)], first) else 'does not decay'}"
 
 
-def _of_stage(stage: Stage, optimizer: LocalOptimizer, adapters_only: bool) -> Iterator[Part]:
+def _stage_shards(stage: Stage, optimizer: LocalOptimizer, adapters_only: bool) -> Iterator[Shard]:
     tied = tied_embedding_name(stage)
     for name, parameter in stage.named_parameters():
         known = tied if tied and name == "lm_head.weight" else name
         if parameter.requires_grad or not adapters_only or name.endswith(BIAS):
-            yield part_of(f"model/{known}", parameter)
+            yield shard_of(f"model/{known}", parameter)
         for key, value in optimizer.state.get(parameter, {}).items():
-            yield part_of(f"optimizer/{key}/{known}", value)
+            yield shard_of(f"optimizer/{key}/{known}", value)
     for path, module in stage.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             kept = name not in module._non_persistent_buffers_set
             if kept and (name == BIAS or not adapters_only):
-                yield part_of(f"model/{path}.{name}", buffer)
+                yield shard_of(f"model/{path}.{name}", buffer)
 
 
-def part_of(name: str, tensor: torch.Tensor) -> Part:
-    """The part of a tensor that this rank holds."""
+def shard_of(name: str, tensor: torch.Tensor) -> Shard:
+    """Return this rank's shard of a tensor."""
     plain = tensor.detach()
     if not isinstance(plain, DTensor):
-        return Part(name, tuple(plain.shape), (0,) * plain.dim(), plain)
+        return Shard(name, tuple(plain.shape), (0,) * plain.dim(), plain)
     rows = [local_indices(plain, dim) for dim in range(plain.dim())]
     local = plain.to_local()
     if [len(one) for one in rows] != list(local.shape):
         raise RunError(
-            f"{name} is cut in a way that checkpoints do not know: {tuple(local.shape)} of {tuple(plain.shape)} "
+            f"{name} has a sharding that checkpoints do not support: {tuple(local.shape)} of {tuple(plain.shape)} "
             f"as {plain.placements}",
             fix=("layout.strategy=fsdp2",),
         )
     offset = tuple(int(one[0]) if len(one) else 0 for one in rows)
-    return Part(name, tuple(plain.shape), offset, local)
+    return Shard(name, tuple(plain.shape), offset, local)
