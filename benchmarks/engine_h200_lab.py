@@ -44,7 +44,7 @@ from meshwright.engine.kernels.linears import tune_linears, use_fp8
 from meshwright.engine.kernels.matmul import product
 from meshwright.engine.kernels.norms import fuse_norms
 from meshwright.engine.kernels.optimizer_kernels import adamw_, scale_unless_one_, sum_of_squares
-from meshwright.engine.kernels.residuals import fold_residuals
+from meshwright.engine.kernels.residuals import fuse_residuals
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if GPU else torch.device("cpu")
@@ -257,7 +257,7 @@ def build(case: Case) -> Any:
     if case.tuned:
         tune_linears(model.model.layers)
     if case.folded:
-        fold_residuals(model)
+        fuse_residuals(model)
     if case.fp8:
         use_fp8(model.model.layers, exact_gradients=case.fp8 == "exact")
     for layer in model.model.layers:

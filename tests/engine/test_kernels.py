@@ -20,7 +20,7 @@ from meshwright.engine.kernels.linears import TunedLinear, tune_linears, use_fp8
 from meshwright.engine.kernels.matmul import product, product_add
 from meshwright.engine.kernels.norms import fuse_norms
 from meshwright.engine.kernels.optimizer_kernels import adamw_, scale_unless_one_, sum_of_squares
-from meshwright.engine.kernels.residuals import fold_residuals
+from meshwright.engine.kernels.residuals import fuse_residuals
 
 SETTINGS: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8}
 NORMS = (
@@ -268,7 +268,7 @@ def test_folded_residuals_change_no_gradient(family: str, folded: int) -> None:
     tokens = torch.randint(64, (2, 8))
     expected = gradients(model, tokens)
     tune_linears(model.model.layers)
-    assert fold_residuals(model) == folded
+    assert fuse_residuals(model) == folded
     got = gradients(model, tokens)
     assert got.keys() == expected.keys()
     for name, want in expected.items():
@@ -277,10 +277,10 @@ def test_folded_residuals_change_no_gradient(family: str, folded: int) -> None:
 
 def test_residuals_stay_where_a_projection_is_not_plain() -> None:
     model = tiny("llama")
-    assert fold_residuals(model) == 0  # not tuned: nothing would be gained
+    assert fuse_residuals(model) == 0  # not tuned: nothing would be gained
     tune_linears(model.model.layers)
     model.model.layers[0].self_attn.o_proj.__class__ = type("Adapted", (nn.Linear,), {})
-    assert fold_residuals(model) == 3
+    assert fuse_residuals(model) == 3
 
 
 def test_all_layers_share_one_compiled_graph(caplog: pytest.LogCaptureFixture) -> None:
@@ -288,7 +288,7 @@ def test_all_layers_share_one_compiled_graph(caplog: pytest.LogCaptureFixture) -
     model = tiny("llama")
     fuse_norms(model)
     tune_linears(model.model.layers)
-    fold_residuals(model)
+    fuse_residuals(model)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     for layer in model.model.layers:

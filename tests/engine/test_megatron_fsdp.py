@@ -60,7 +60,7 @@ def _stage(family: str, given: types.Recipe) -> tuple[Stage, dict[str, Any]]:
     initial = record_initial(whole[0], given.train.seed)
     stage = split_stages(whole, given.layout, config.num_hidden_layers, mesh.pp)[0]
     normalize_modules(stage, given)
-    apply_tp(stage, mesh, given, sequence_layout(given, mesh))
+    apply_tp(stage, mesh, given, *sequence_layout(given, mesh))
     return stage, initial
 
 

@@ -19,7 +19,7 @@ from meshwright.engine.parallelize.init_weights import tied_embedding_name
 
 def finish(stages: list[Stage], mesh: Mesh) -> None:
     """Sum partial gradients over tp and etp, and those of weights on both ends of the pipeline over the two ends."""
-    partial = [p for s in stages for name, p in s.named_parameters() if name in s.partial and p.grad is not None]
+    partial = [p for s in stages for name, p in s.named_parameters() if name in s.partial_grads and p.grad is not None]
     _sum(partial, mesh.tp)
     replicated = [p for s in stages for block in expert_blocks(s) for p in replicated_adapters(block.experts)]
     _sum([p for p in replicated if p.grad is not None], mesh.etp)

@@ -1,10 +1,10 @@
 """Patches of other libraries' modules: named mixins that show in `repr(model)` and in tracebacks.
 
-A patch is a subclass of `Patch` with a short tag. `apply(module, TensorParallel)` gives the module a class that has the
-patch in front of the class it had, for example `LlamaAttention[LoRA, TP]` (first applied first). Combined classes are
-cached: all layers share one class, so that torch.compile builds one graph per type of layer, and no call goes through a
-wrapper module or a hook. `isinstance` with the original class or with a patch works as usual, `fully_shard` puts its own
-class on top, and `patches(model)` lists what was applied where.
+A patch is a subclass of `Patch` with a short tag. `apply(module, TensorParallel)` puts the patch in front of the
+module's class, which becomes for example `LlamaAttention[LoRA, TP]` (first applied first). Combined classes are cached:
+all layers share one class, so that torch.compile builds one graph per type of layer, and no call goes through a wrapper
+module or a hook. `isinstance` with the original class or with a patch works as usual, `fully_shard` puts its own class
+on top, and `patches(model)` lists what was applied where.
 
 `symbol` returns what we use of another library's internals, and fails loudly when an upgrade has removed it.
 """

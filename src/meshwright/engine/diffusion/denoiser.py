@@ -30,7 +30,7 @@ class Denoiser(nn.Module):
         super().__init__()
         self.config, self.compute = config, compute
         self.spread = Spread()
-        self.partial: frozenset[str] = frozenset()  # parameters whose gradients the step sums over tp
+        self.partial_grads: frozenset[str] = frozenset()  # parameters whose gradients the step sums over tp
         self.losses: list[torch.Tensor] = []  # of each micro batch: the loss, and zeros where language models have more
         for name, child in model.named_children():
             self.add_module(name, child)

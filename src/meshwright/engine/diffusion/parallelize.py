@@ -37,7 +37,7 @@ def parallelize(
     for block in model.layers.values():
         prepare_block(block)
         cut_block(block, model.spread, mesh.state)
-    model.partial = partial_names(model, model.spread)
+    model.partial_grads = partial_names(model, model.spread)
     apply_recompute(model.layers, layout, recipe.kernels.compile)
     offload_activations(model.layers, layout)
     if recipe.kernels.compile:

@@ -33,7 +33,7 @@ LAST_OF_ATTENTION = "attn_output = self.o_proj(attn_output)\nreturn attn_output,
 LAST_OF_MLP = "down_proj = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))\nreturn down_proj"
 
 
-def fold_residuals(model: nn.Module) -> int:
+def fuse_residuals(model: nn.Module) -> int:
     """Lets o_proj and down_proj of every suitable layer add the residual; says how many projections do.
 
     For whole layers on one rank, after `tune_linears`: under tp the sum over ranks comes before the residual.

@@ -34,8 +34,8 @@ class Stage(nn.Module):
             check_deepstack_layers(model.config, len(layers))
         self.first, self.last = first, last
         self.sequence_rank = 0  # this rank's part of the tokens between regions, with sequence parallelism
-        self.places: torch.Tensor | None = None  # of this rank's tokens in the sequence, with context parallelism
-        self.partial: frozenset[str] = frozenset()  # parameters whose gradients the step sums over tp
+        self.local_positions: torch.Tensor | None = None  # of this rank's tokens, with context parallelism
+        self.partial_grads: frozenset[str] = frozenset()  # parameters whose gradients the step reduces over tp
         self.loaded: Any = None  # on a rank's first stage: what was read of a folder (folders.Loaded)
         self.losses: list[torch.Tensor] = []  # on the last stage: cross entropy, z-loss and mtp of each micro batch
         body: Any = model.get_submodule(self.parts.body)
@@ -153,7 +153,7 @@ class Stage(nn.Module):
 
     def _held(self, value: torch.Tensor) -> torch.Tensor:
         """Of a value for each token of the sequence, those that this rank holds."""
-        return value if self.places is None else value[..., self.places]
+        return value if self.local_positions is None else value[..., self.local_positions]
 
     def _between(self, value: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """Of a value for each of the rank's tokens, those between regions: with sequence parallelism a part."""

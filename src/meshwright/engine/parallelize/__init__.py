@@ -1,4 +1,4 @@
-"""The order of techniques, on one page. Each works on what the one before it left; the model's own code knows none."""
+"""The order of parallelism techniques on one page: each is applied to the model from outside, on top of the last."""
 
 from __future__ import annotations
 
@@ -48,57 +48,57 @@ from meshwright.recipes.types import Layout, Recipe
 def parallelize(
     config: Any, recipe: Recipe, mesh: Mesh, device: torch.device, weights: Path | None = None
 ) -> list[Stage]:
-    """The stages of this rank: cut, wrapped and filled as the recipe's layout says, from a folder where it is given."""
+    """Build this rank's pipeline stages, apply every technique of the layout, and load or initialize their weights."""
     layout = recipe.layout
     if layout.strategy == "megatron_fsdp":
         megatron.require(device)
     mtp = recipe.train.mtp_loss > 0
-    whole = [build_model(config, base_dtype(recipe), mtp) for _ in stage_numbers(layout, mesh.pp)]
-    initial = record_initial(whole[0], recipe.train.seed)
-    given = Weights(weights, describe(config, mtp)) if weights is not None else None
+    models = [build_model(config, base_dtype(recipe), mtp) for _ in stage_numbers(layout, mesh.pp)]
+    initial = record_initial(models[0], recipe.train.seed)
+    checkpoint = Weights(weights, describe(config, mtp)) if weights is not None else None
 
-    # Pipeline first: nothing below is done to layers that other ranks hold.
-    text = config.get_text_config()  # of a model that sees, the language model's part
-    stages = split_stages(whole, layout, text.num_hidden_layers, mesh.pp)
-    sequence = sequence_layout(recipe, mesh)
+    # Pipeline first: everything below skips the layers of other pipeline ranks.
+    text = config.get_text_config()  # the language model's config inside a vision-language config
+    stages = split_stages(models, layout, text.num_hidden_layers, mesh.pp)
+    sequence, context = sequence_layout(recipe, mesh)
     for stage in stages:
         if stage.vision_modules is not None:
             freeze(stage, stage.vision_modules, recipe.train.freeze)
-        # Adapters before anything is cut: they are cut with what they adapt.
+        # Adapters before tensor parallelism: they are sharded with the linear layers they adapt.
         if recipe.goal == "peft":
             initial |= add_adapters(stage, recipe.peft, storage_dtype(recipe.precision))
         normalize_modules(stage, recipe)
-        # Tensor parallelism before anything that looks at parameters: it decides their shapes.
-        apply_tp(stage, mesh, recipe, sequence)
-        # Context parallelism only tells attention with whom to share the sequence.
-        configure_attention(stage, sequence, recipe)
-        # Experts are cut anew, over the same ranks.
+        # Tensor parallelism before everything that reads parameter shapes.
+        apply_tp(stage, mesh, recipe, sequence, context)
+        # Context parallelism: attention modules get the group that shares the sequence.
+        configure_attention(stage, recipe, context)
+        # Expert parallelism shards experts over a second mesh of the same ranks.
         for layer in stage.layers.values():
             shard_experts(layer, mesh, recipe)
             balance_routers(layer, mesh, recipe, text)
-        # Eight bits only change how a linear layer computes.
+        # fp8 and tuned GEMMs patch linear layers; their shapes are final by now.
         apply_fp8(stage, recipe.precision, text.num_hidden_layers, mesh.device_type)
         select_gemm_kernels(stage, recipe, mesh)
-        # What is kept, computed again or moved away is settled before blocks are compiled.
+        # Recompute and offload before compile: the compiler sees what is saved and what is recomputed.
         recompute_and_compile(stage, recipe)
-        # Sharding outermost: it gathers a block's weights just before the block runs.
+        # FSDP outermost: it gathers a block's weights just before the (compiled) block runs.
         if layout.strategy == "megatron_fsdp":
-            megatron.shard_and_init(stage, mesh, recipe, initial, device, given)
-            continue  # it made the weights too
+            megatron.shard_and_init(stage, mesh, recipe, initial, device, checkpoint)
+            continue  # it initializes the weights too
         apply_fsdp(stage, mesh, recipe)
-        # Only now do weights come into being, on each rank its own part.
+        # Weights last: each rank allocates and fills only its own shards.
         offloaded = layout.offload in ("params", "optimizer")
-        init_weights(stage, initial, recipe.train.seed, device, offloaded, given)
+        init_weights(stage, initial, recipe.train.seed, device, offloaded, checkpoint)
         init_magnitudes(stage)
         gather_in_fp8(stage, mesh, recipe)
-    if given is not None:
-        stages[0].loaded = given.report()
-        given.files.close()
+    if checkpoint is not None:
+        stages[0].loaded = checkpoint.report()
+        checkpoint.files.close()
     return stages
 
 
 def normalize_modules(stage: Stage, recipe: Recipe) -> None:
-    """What is done to a stage in every layout: storage that can be cut, documents kept apart, lean operations."""
+    """Apply what every layout needs: parameters that can be sharded, isolated documents, memory-saving operations."""
     use_chunked_scans(stage)
     fuse_gated_norms(stage)
     for layer in stage.layers.values():
@@ -111,18 +111,19 @@ def normalize_modules(stage: Stage, recipe: Recipe) -> None:
 
 
 def sequence_layout(recipe: Recipe, mesh: Mesh) -> tuple[SequenceLayout, attention.ContextAxis | None]:
-    """How the sequence lies over the tp and cp ranks, and with whom attention exchanges keys and values."""
+    """Return how the sequence is sharded over the tp and cp ranks, and the cp group of attention."""
     layout = recipe.layout
     if layout.cp == 1:
         return SequenceLayout(mesh.tp, layout.sp), None
     context = attention.context_axis(mesh.cp_groups, layout.cp_comm, layout.cp_inner, mesh.cp.group)
-    parts = [attention.positions(recipe.data.seq_length, replace(context, rank=rank)) for rank in range(layout.cp)]
-    return SequenceLayout(mesh.tp, layout.sp, mesh.cp, torch.cat(parts)), context
+    shards = [attention.positions(recipe.data.seq_length, replace(context, rank=rank)) for rank in range(layout.cp)]
+    return SequenceLayout(mesh.tp, layout.sp, mesh.cp, torch.cat(shards)), context
 
 
-def apply_tp(stage: Stage, mesh: Mesh, recipe: Recipe, spread: tuple[SequenceLayout, Any]) -> None:
-    """Cuts the layers, the embedding and the head over the tensor-parallel ranks."""
-    sequence, _ = spread
+def apply_tp(
+    stage: Stage, mesh: Mesh, recipe: Recipe, sequence: SequenceLayout, context: attention.ContextAxis | None
+) -> None:
+    """Shard the layers, the embedding and the head over the tensor-parallel ranks."""
     for layer in stage.layers.values():
         shard_layer(layer, mesh, sequence)
     if stage.embedding is not None and mesh.tp.size > 1:
@@ -130,22 +131,21 @@ def apply_tp(stage: Stage, mesh: Mesh, recipe: Recipe, spread: tuple[SequenceLay
     if stage.last:
         apply_lm_loss(stage, mesh, recipe)
     stage.sequence_rank = mesh.tp.rank if recipe.layout.sp else 0
-    if mesh.cp.size > 1:
-        stage.places = attention.positions(recipe.data.seq_length, spread[1])
-    stage.partial = partial_grad_names(stage, sequence)
+    if context is not None:
+        stage.local_positions = attention.positions(recipe.data.seq_length, context)
+    stage.partial_grads = partial_grad_names(stage, sequence)
 
 
-def configure_attention(stage: Stage, spread: tuple[SequenceLayout, Any], recipe: Recipe) -> None:
-    """Tells every attention module which kernel to use and with whom it shares the sequence."""
+def configure_attention(stage: Stage, recipe: Recipe, context: attention.ContextAxis | None) -> None:
+    """Set the kernel and the context-parallel group of every attention module of the language model."""
     for path, module in stage.named_modules():
-        if is_attention(module) and not is_vision_module(
-            stage.vision_modules, path
-        ):  # an image is seen whole, by torch's own choice
-            module.context, module.kernel = spread[1], recipe.kernels.attention
+        # The vision encoder keeps torch's own attention: every rank encodes whole images.
+        if is_attention(module) and not is_vision_module(stage.vision_modules, path):
+            module.context, module.kernel = context, recipe.kernels.attention
 
 
 def recompute_and_compile(stage: Stage, recipe: Recipe) -> None:
-    """Recompute inside compile: the compiler then sees what is computed again and fuses it. In 8 bits around it."""
+    """Recompute inside compile, so that the compiler can fuse recomputed operations; around it where it cannot."""
     layout = recipe.layout
     around = layers_recomputed_around(recipe, stage)
     if not around:
@@ -154,7 +154,7 @@ def recompute_and_compile(stage: Stage, recipe: Recipe) -> None:
         apply_recompute(stage.seeing_blocks, msgspec.structs.replace(layout, recompute_layers=0), compiled=False)
     offload_activations(stage.layers, layout)
     if recipe.kernels.compile:
-        # One block at a time: all blocks share one graph, and a whole model takes minutes to compile.
+        # Per block: all blocks share one graph, and compiling the full model takes minutes.
         for layer in stage.layers.values():
             layer.compile(fullgraph=is_single_graph(layer, layout))
         for number in around:
@@ -162,16 +162,16 @@ def recompute_and_compile(stage: Stage, recipe: Recipe) -> None:
 
 
 def layers_recomputed_around(recipe: Recipe, stage: Stage) -> list[int]:
-    """Layers that are run again from outside their compiled graph, where all of a layer is: those in 8 bits or with tp.
+    """Return the fully recomputed layers that are checkpointed outside their compiled graph: with fp8 or tp.
 
-    With tp a layer swaps its weights for this rank's parts while it runs, which no graph may run again inside.
+    With tp a layer replaces its parameters by local shards while it runs, which a graph cannot recompute inside.
     """
     layout = recipe.layout
-    special = recipe.precision.matmul != "same" or layout.tp > 1
-    whole = layout.recompute == "full" and recipe.kernels.compile and special
-    return list(stage.layers)[: layout.recompute_layers or None] if whole else []
+    unsupported = recipe.precision.matmul != "same" or layout.tp > 1
+    outside = layout.recompute == "full" and recipe.kernels.compile and unsupported
+    return list(stage.layers)[: layout.recompute_layers or None] if outside else []
 
 
 def is_single_graph(layer: nn.Module, layout: Layout) -> bool:
-    """Whether nothing in a layer runs outside its graph: tokens travel to experts, keys and values to other ranks."""
+    """Return whether a layer has no graph breaks: those of expert dispatch, context parallelism and documents."""
     return layout.cp == 1 and not list(expert_blocks(layer)) and not isolates_documents(layer)

@@ -1,8 +1,8 @@
-"""Weights of 8-bit linear layers travel in 8 bits: sharding casts each rank's part before it gathers the whole.
+"""FSDP gathers the weights of fp8 linear layers in fp8: each rank casts its shard before the all-gather.
 
-All parts of a weight are cast with one scale, so the ranks first agree on the largest magnitude of each: one small sum
-(a maximum) for all weights of a stage, before every forward pass. What is stored, trained and saved stays as it was,
-and the numbers are those of a weight gathered first and cast then.
+All shards of a weight are cast with one scale, so the ranks first agree on its largest magnitude: one small all-reduce
+(MAX) for all weights of a stage, before every forward pass. Stored, trained and saved weights do not change, and the
+result equals that of gathering first and casting then.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from meshwright.recipes.types import Recipe
 
 
 class Fp8Shard(torch.Tensor):
-    """This rank's part of a weight: a plain tensor that tells sharding how it wants to be gathered."""
+    """This rank's shard of a weight, with FSDP2's hooks around the all-gather."""
 
-    scale: Tensor  # what its numbers are multiplied by before the cast, the same on all ranks
+    scale: Tensor  # factor before the cast, the same on all ranks
 
     # Without it every result of an operation would be an Fp8Shard too.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # torch's own way
 
     def fsdp_pre_all_gather(self, mesh: Any, size: Any, stride: Any, module: Any, policy: Any) -> Any:
-        """What to send, and what the receiver needs to know."""
-        computing = self.to(policy.param_dtype or self.dtype)
-        codes = scaled(computing, self.scale, ACTIVATION)
-        return (codes.view(torch.uint8),), (self.scale.reciprocal(),)  # not every backend knows 8-bit floats
+        """Return the tensors to gather and the metadata for `fsdp_post_all_gather`."""
+        shard = self.to(policy.param_dtype or self.dtype)
+        codes = scaled(shard, self.scale, ACTIVATION)
+        return (codes.view(torch.uint8),), (self.scale.reciprocal(),)  # not every backend supports fp8 dtypes
 
     def fsdp_post_all_gather(
-        self, outputs: tuple[Tensor, ...], known: Any, dtype: torch.dtype, *, out: Any = None
+        self, outputs: tuple[Tensor, ...], metadata: Any, dtype: torch.dtype, *, out: Any = None
     ) -> Any:
-        """The whole weight; on later calls only its scale is new, its codes lie where they lay."""
-        (codes,), (unit,) = outputs, known
+        """Return the full weight; later calls reuse its buffer and only update the scale."""
+        (codes,), (unit,) = outputs, metadata
         if out is None:
             return Fp8Weight(codes.view(ACTIVATION), unit, dtype), (codes,)
         weight: Any = out._local_tensor if isinstance(out, DTensor) else out
@@ -51,27 +51,27 @@ class Fp8Shard(torch.Tensor):
 
 
 def gather_in_fp8(stage: nn.Module, mesh: Mesh, recipe: Recipe) -> list[str]:
-    """Lets the weights of a stage's 8-bit linear layers travel in 8 bits; the names of those that do.
+    """Gather the weights of a stage's fp8 linear layers in fp8; return their names.
 
-    Call it when the weights exist. Weights that the ranks hold unequal parts of are gathered as before, and so are
-    those that wait in host memory, have more than one scale, or that something else than a product looks at (dora).
+    Call it after the weights are allocated. Weights with uneven shards, with offload, with more than one scale, or that
+    are read outside the GEMM (dora) are gathered as usual.
     """
     if not recipe.precision.fp8_gather or recipe.layout.offload in ("params", "optimizer"):
         return []
-    found = {
+    weights = {
         f"{name}.weight": module.weight
         for name, module in stage.named_modules()
-        if isinstance(module, Fp8Linear) and _travels(module)
+        if isinstance(module, Fp8Linear) and _can_gather_in_fp8(module)
     }
-    shards = [_mark(parameter) for parameter in found.values()]
+    shards = [_as_fp8_shard(parameter) for parameter in weights.values()]
     if shards:
         dtype, group = DTYPES[recipe.precision.compute], mesh.state["fsdp"].get_group()
         stage.register_forward_pre_hook(lambda *_: sync_scales(shards, dtype, group))
-    return list(found)
+    return list(weights)
 
 
-def _travels(linear: Fp8Linear) -> bool:
-    weight = linear._parameters.get("weight")  # stored in several parts where a cut asks for it
+def _can_gather_in_fp8(linear: Fp8Linear) -> bool:
+    weight = linear._parameters.get("weight")  # absent where it is split into segments
     if linear.scaling != "tensor" or not isinstance(weight, DTensor) or hasattr(linear, "lora_magnitude"):
         return False
     parts = 1
@@ -80,25 +80,25 @@ def _travels(linear: Fp8Linear) -> bool:
     return weight.shape[0] % parts == 0
 
 
-def _mark(parameter: Any) -> Fp8Shard:
+def _as_fp8_shard(parameter: Any) -> Fp8Shard:
     if not has_data(parameter._local_tensor):
-        return _mark_dry(parameter._local_tensor)
+        return _with_hooks(parameter._local_tensor)
     shard: Fp8Shard = torch.Tensor._make_subclass(Fp8Shard, parameter._local_tensor)
     parameter._local_tensor = shard
     return shard
 
 
-def _mark_dry(local: Any) -> Fp8Shard:
-    """The same for a tensor without data, which has a class of its own and keeps it."""
+def _with_hooks(local: Any) -> Fp8Shard:
+    """Add the hooks to a tensor without data, which must keep its own class."""
     for method in (Fp8Shard.fsdp_pre_all_gather, Fp8Shard.fsdp_post_all_gather):
         setattr(local, method.__name__, MethodType(method, local))
-    return local  # type: ignore[no-any-return]  # in all that sharding asks of it
+    return local  # type: ignore[no-any-return]  # it has what FSDP calls
 
 
 @torch.no_grad()
 def sync_scales(shards: list[Fp8Shard], dtype: torch.dtype, group: Any) -> None:
-    """Sets the scales of all shards by the largest magnitudes over the ranks that share them."""
-    # Maxima of what is cast: weights in the format of computation. Rounding to it keeps the order of numbers.
+    """Set the scales of all shards from the largest magnitudes over the ranks of the group."""
+    # The maximum of what is cast, weights in the compute dtype: rounding is monotonic, so the maximum can be rounded.
     largest = torch.stack(torch._foreach_norm(tuple(shards), ord=float("inf"))).to(dtype).float()
     dist.all_reduce(largest, dist.ReduceOp.MAX, group)
     for shard, scale in zip(shards, scale_for(largest, ACTIVATION).unbind(), strict=True):

@@ -1,7 +1,7 @@
-"""Data parallelism: how ranks that see different samples share the weights, gradients and optimizer state.
+"""Data parallelism with FSDP2: weights, gradients and optimizer state are sharded over the data-parallel ranks.
 
-fsdp2 shards them over the dp_shard × cp ranks and copies that dp_replicate times (HSDP). ddp is the same machinery
-with shards of one rank: every rank keeps a full copy and gradients are summed. Gradients are summed, never averaged.
+fsdp2 shards over the dp_shard × cp ranks and replicates dp_replicate times (HSDP). ddp is FSDP2 with shard groups of
+one rank: every rank has a full copy. Gradients are summed, never averaged: the loss is already normalized.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def storage_dtype(precision: Precision) -> torch.dtype:
-    """The format in which weights are kept and updated."""
+    """Return the dtype in which weights are stored and updated."""
     return DTYPES[precision.master]
 
 
 def base_dtype(recipe: Recipe) -> torch.dtype:
-    """The format in which the model's own weights are kept: frozen ones in that of their computation."""
+    """Return the dtype of the model's own weights: frozen ones are stored in the compute dtype."""
     return DTYPES[recipe.precision.compute] if recipe.goal == "peft" else storage_dtype(recipe.precision)
 
 
 def needs_fsdp(mesh: Mesh, recipe: Recipe) -> bool:
-    """One rank that computes in the format it stores needs no machinery at all; adapters cast themselves."""
+    """Return whether FSDP is needed: not on one rank that computes in its storage dtype; adapters cast themselves."""
     casts = storage_dtype(recipe.precision) != DTYPES[recipe.precision.compute]
-    itself = recipe.goal == "peft" and recipe.layout.offload not in ("params", "optimizer")
-    return mesh.stage.size > 1 or (casts and not itself)
+    adapters_cast = recipe.goal == "peft" and recipe.layout.offload not in ("params", "optimizer")
+    return mesh.stage.size > 1 or (casts and not adapters_cast)
 
 
 def apply_fsdp(stage: Stage, mesh: Mesh, recipe: Recipe) -> None:
-    """Wraps every layer of a stage, its experts apart, and the ends; does nothing where one rank needs nothing."""
+    """Shard every layer of a stage as one FSDP unit, its experts as another, and the embedding and head."""
     if not needs_fsdp(mesh, recipe):
         return
     settings = fsdp_settings(recipe, mesh)
@@ -52,29 +52,29 @@ def apply_fsdp(stage: Stage, mesh: Mesh, recipe: Recipe) -> None:
     if stage.embedding is not None and not _tied(stage):
         shard_module(stage.embedding, dense, settings)
     if stage.last and not _tied(stage):
-        # The last to be used forward is the first to be used backward: gathered again at once if it were freed.
+        # The backward pass starts with the head: freed after the forward pass, it would be gathered again at once.
         shard_module([stage.norm, stage.lm_head], dense, {**settings, "reshard_after_forward": False})
     shard_module(stage, dense, settings)
 
 
 def fsdp_settings(recipe: Recipe, mesh: Mesh) -> dict[str, Any]:
-    """What every wrapper of a stage is told: number formats, when gathered weights are freed, where state waits."""
+    """Return the arguments of `fully_shard`: dtypes, when gathered weights are freed, and offload."""
     layout, precision = recipe.layout, recipe.precision
     policy = MixedPrecisionPolicy(
         param_dtype=DTYPES[precision.compute],
         reduce_dtype=DTYPES[precision.reduce] if precision.compute != "fp32" else torch.float32,
-        cast_forward_inputs=False,  # positions and loss weights keep their formats
+        cast_forward_inputs=False,  # positions and loss weights keep their dtypes
     )
     # A pipeline would gather again for every micro batch.
-    free = layout.reshard_after_forward and layout.pp == 1 and layout.strategy != "ddp"
-    settings: dict[str, Any] = {"mp_policy": policy, "reshard_after_forward": free}
+    reshard = layout.reshard_after_forward and layout.pp == 1 and layout.strategy != "ddp"
+    settings: dict[str, Any] = {"mp_policy": policy, "reshard_after_forward": reshard}
     if layout.offload in ("params", "optimizer"):
         settings["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     return settings
 
 
 def shard_module(module: Any, mesh: DeviceMesh, settings: dict[str, Any]) -> None:
-    """Shards a module over a mesh; its gradients are summed, never averaged."""
+    """Shard a module (or several as one unit) over a mesh and sum its gradients instead of averaging them."""
     fully_shard(module, mesh=mesh, **settings)
     for one in module if isinstance(module, list) else [module]:
         if isinstance(one, FSDPModule):

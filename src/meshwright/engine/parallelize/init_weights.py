@@ -1,4 +1,4 @@
-"""Weights come into being: only now, and on each rank only the part it holds."""
+"""Weight initialization: each rank allocates and fills only its own shards, from a checkpoint or from the seed."""
 
 from __future__ import annotations
 
@@ -20,49 +20,49 @@ def init_weights(
     offloaded: bool,
     weights: Weights | None = None,
 ) -> None:
-    """Allocates a rank's part of a stage and fills it from a folder; what that does not hold as seed and names say."""
+    """Allocate this rank's shards of a stage and fill them from a checkpoint; missing ones from seed and name."""
     tied = tied_embedding_name(stage)
     stage.to_empty(device="cpu" if offloaded else device)
     if tied and stage.first and stage.last:
         stage.lm_head.weight = stage.embedding.weight
-    where = places_in(stage, weights)
+    places = places_in(stage, weights)
     for name, parameter in weights_to_fill(stage):
-        known = tied if tied and name == "lm_head.weight" else name
-        if weights is None or not weights.fill(parameter, name, where.get(name)):
-            fill_initial(parameter, known, initial[recorded_name(known, initial)], seed)
+        source = tied if tied and name == "lm_head.weight" else name
+        if weights is None or not weights.fill(parameter, name, places.get(name)):
+            fill_initial(parameter, source, initial[recorded_name(source, initial)], seed)
     fill_buffers(stage, initial, seed, device, weights)
 
 
 def places_in(stage: nn.Module, weights: Weights | None) -> dict[str, Place]:
-    """Where the tensors of a stage lie in the model that a folder was opened for; empty without a folder."""
+    """Return which part of which checkpoint tensor each tensor of a stage is; empty without a checkpoint."""
     if weights is None:
         return {}
-    whole = ((name, torch.empty(shape, device="meta")) for name, shape in shapes_to_fill(stage).items())
-    return weights.places_of([*whole, *stage.named_buffers()])
+    full = ((name, torch.empty(shape, device="meta")) for name, shape in shapes_to_fill(stage).items())
+    return weights.places_of([*full, *stage.named_buffers()])
 
 
 def tied_embedding_name(stage: Stage) -> str:
-    """The name of the embedding where the head shares its weights; empty where it has its own."""
+    """Return the name of the embedding weight if the head is tied to it, else an empty string."""
     if not getattr(stage.body.config, "tie_word_embeddings", False):
         return ""
     return f"{stage.parts.body}.{stage.parts.embedding}.weight"
 
 
 def recorded_name(name: str, initial: dict[str, InitSpec]) -> str:
-    """The name under which the start of a parameter was recorded: a part of a split one starts like the whole."""
+    """Return the name under which a parameter's init was recorded: segments of a fused one share its name."""
     return name if name in initial else name.rpartition("_")[0]
 
 
 def fill_buffers(
     stage: nn.Module, initial: dict[str, InitSpec], seed: int, device: torch.device, weights: Weights | None = None
 ) -> None:
-    """Allocates the buffers of a stage and fills them; those that nothing was recorded of stay as they are."""
-    where = places_in(stage, weights)
+    """Allocate and fill the buffers of a stage; buffers without a recorded init stay as they are."""
+    places = places_in(stage, weights)
     for path, module in stage.named_modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
-            known = f"{path}.{name}"
-            if known in initial:
-                made = module._buffers[name] = torch.empty_like(buffer, device=device)
-                # Tables that are computed from the config are in no file.
-                if weights is None or known not in where or not weights.fill(made, known, where[known]):
-                    fill_initial(made, known, initial[known], seed)
+            full_name = f"{path}.{name}"
+            if full_name in initial:
+                empty = module._buffers[name] = torch.empty_like(buffer, device=device)
+                # Tables computed from the config are not in checkpoints.
+                if weights is None or full_name not in places or not weights.fill(empty, full_name, places[full_name]):
+                    fill_initial(empty, full_name, initial[full_name], seed)

@@ -1,4 +1,4 @@
-"""The head of the model turned into the loss: logits are never handed around, only what the loss needs of them."""
+"""The language-model head computes the loss: logits never leave it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from meshwright.recipes.types import Recipe
 
 
 def apply_lm_loss(stage: Stage, mesh: Mesh, recipe: Recipe) -> None:
-    """Makes the last stage's head take labels and weights and return the loss of its micro batch.
+    """Patch the last stage's head to take hidden states, labels and loss weights and to return the loss.
 
-    Behind them it takes the same three things of multi-token prediction, whose loss is added with its own weight.
+    The same three inputs of multi-token prediction may follow; their loss is added with its own factor.
     """
     tp, sp = mesh.tp, recipe.layout.sp
     if tp.size > 1:
-        _cut_vocabulary(stage, mesh)
+        _shard_vocabulary(stage, mesh)
     config: Any = stage.body.config
     settings: dict[str, Any] = {
         "method": recipe.kernels.loss,
@@ -92,10 +92,10 @@ def _local_loss(head: Any, z_loss: float, hidden: torch.Tensor, labels: torch.Te
     return head_loss(*arguments, z_loss=z_loss, **head.loss.head)
 
 
-def _cut_vocabulary(stage: Stage, mesh: Mesh) -> None:
+def _shard_vocabulary(stage: Stage, mesh: Mesh) -> None:
     head = stage.lm_head
     if stage.first and getattr(stage.body.config, "tie_word_embeddings", False):
-        head.weight = stage.embedding.weight  # cut already, with the embedding
+        head.weight = stage.embedding.weight  # already sharded, with the embedding
     else:
         shard_parameter(head, "weight", mesh.state["tp"], 0)
     if head.bias is not None:

@@ -1,9 +1,9 @@
-"""Megatron-FSDP: NVIDIA's fully sharded data parallelism, an optional package in the place of torch's own.
+"""Megatron-FSDP: NVIDIA's fully sharded data parallelism, an optional package in place of FSDP2.
 
-It keeps weights, gradients and master weights in flat buffers cut over the fsdp ranks. It both shards a stage and fills
-it, one module at a time: what `share` and `materialise` do for the other strategies. A stage has two sets of
-parameters: the cut ones, which everybody sees between steps (norm, clipping and optimizers work on those), and the
-whole ones, which are in their place from a step's first forward pass to the end of its last backward pass.
+It keeps weights, gradients and master weights in flat buffers sharded over the fsdp ranks. It shards a stage and
+initializes it module by module, as `apply_fsdp` and `init_weights` do for the other strategies. A stage has two sets of
+parameters: the sharded ones, which are visible between steps (gradient norm, clipping and optimizers use those), and
+the full ones, which replace them from a step's first forward pass to the end of its last backward pass.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from meshwright.engine.parallelize.init_weights import fill_buffers, places_in, 
 from meshwright.errors import InputError
 from meshwright.recipes.types import Precision, Recipe
 
-WRAPPER = "megatron_fsdp"  # the stage's attribute; among its modules the wrapper would make a circle
-TP_MODES = {0: "column", 1: "row"}  # Megatron's words for the dimension that tp cuts
+WRAPPER = "megatron_fsdp"  # key in the stage's __dict__: as a submodule the wrapper would form a cycle
+TP_MODES = {0: "column", 1: "row"}  # Megatron's names of the sharded dimension
 
 
 def require(device: torch.device) -> None:
-    """Refuses to start where the package or the GPU that it needs is missing."""
+    """Raise if the package or the GPU it needs is missing."""
     reason, fix = "", ["layout.strategy=fsdp2"]
     if device.type != "cuda":
-        reason = f"Megatron-FSDP needs NVIDIA GPUs (it works with CUDA streams and NCCL), and this run is on {device}"
+        reason = f"Megatron-FSDP needs NVIDIA GPUs (CUDA streams and NCCL), and this run is on {device}"
     elif find_spec("megatron_fsdp") is None:
-        reason = "this strategy is the work of the package megatron-fsdp, which is not installed"
+        reason = "the package megatron-fsdp is not installed"
         fix.insert(0, "pip install 'meshwright[megatron_fsdp]'")
     if reason:
         raise InputError(reason, field="layout.strategy", value="megatron_fsdp", fix=fix)
@@ -52,7 +52,7 @@ def shard_and_init(
     device: torch.device,
     weights: Weights | None = None,
 ) -> None:
-    """Shards a stage with one unit for each layer, and fills it from a folder or as the seed and the names say."""
+    """Shard a stage with one unit per layer, and fill it from a checkpoint or from seed and names."""
     from megatron_fsdp import fully_shard_model  # type: ignore[import-not-found]  # optional
 
     layout, kernels = recipe.layout, recipe.kernels
@@ -62,8 +62,8 @@ def shard_and_init(
         device_mesh=mesh.state,
         dp_shard_dim="fsdp",
         tp_dim="tp",
-        **_copies(mesh),
-        expt_device_mesh=mesh.state,  # it finds experts by their names; without ep they lie like all else
+        **_hsdp_settings(mesh),
+        expt_device_mesh=mesh.state,  # it recognizes experts by name; without ep they are sharded like the rest
         fsdp_unit_modules=list({type(layer) for layer in stage.layers.values()}),
         zero_dp_strategy="optim_grads_params" if layout.reshard_after_forward else "optim_grads",
         init_model_with_meta_device=True,
@@ -82,9 +82,9 @@ def shard_and_init(
 
 
 def wait_for_gradients(stage: nn.Module, last: bool) -> None:
-    """Says before a micro batch whether the cut parameters get their gradients, and their places, at its end.
+    """Set before a micro batch whether the sharded parameters and their gradients are installed after it.
 
-    Gradients are summed over the ranks in every micro batch: what is kept of them is cut.
+    Gradients are reduce-scattered in every micro batch, so only shards are accumulated.
     """
     wrapper = stage.__dict__.get(WRAPPER)
     if wrapper is not None:
@@ -92,7 +92,7 @@ def wait_for_gradients(stage: nn.Module, last: bool) -> None:
 
 
 def _before_forward(stage: nn.Module, args: Any) -> None:
-    """Puts whole parameters in their places, with the values that the cut ones have by now."""
+    """Install the full parameters with the current values of the shards."""
     wrapper = stage.__dict__[WRAPPER]
     if wrapper.is_param_fsdp_distributed:
         wrapper.install_optimized_model_weights()
@@ -101,13 +101,13 @@ def _before_forward(stage: nn.Module, args: Any) -> None:
 
 
 def _after_forward(stage: nn.Module, args: Any, output: Any) -> None:
-    """Puts the cut parameters back where no backward pass will do it."""
+    """Install the sharded parameters again if no backward pass will do it."""
     if not torch.is_grad_enabled():
         stage.__dict__[WRAPPER]._replace_param_with_distributed_if_needed()
 
 
-def _copies(mesh: Mesh) -> dict[str, Any]:
-    """The axis along which whole sets of shards are copied, where there is one."""
+def _hsdp_settings(mesh: Mesh) -> dict[str, Any]:
+    """Return the arguments for HSDP: the mesh axis over which shards are replicated, if any."""
     if mesh.state["dp_replicate"].size() == 1:
         return {}
     return {"dp_outer_dim": "dp_replicate", "hybrid_fsdp_group": mesh.fsdp._flatten().get_group()}
@@ -118,7 +118,7 @@ def _policy(precision: Precision, mesh: Mesh) -> Any:
 
     compute, master = DTYPES[precision.compute], storage_dtype(precision)
     exact = compute == torch.float32
-    # Shards of one rank are not summed; a format for it would make version 0.6 count gradients twice.
+    # Gradients of one rank are not reduced; a reduce dtype would make version 0.6 count them twice.
     reduced = mesh.state["fsdp"].size() > 1
     return MixedPrecisionPolicy(
         main_params_dtype=None if compute == master else master,
@@ -129,80 +129,80 @@ def _policy(precision: Precision, mesh: Mesh) -> Any:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A parameter on the meta device before it was made plain, and where it is."""
+    """A parameter before it was replaced by a plain one, and the modules that have it."""
 
     owner: nn.Module
     attribute: str
     name: str  # in the stage
     before: torch.Tensor
-    sharers: tuple[tuple[nn.Module, str], ...]  # all modules that hold it: more than one where weights are tied
+    owners: tuple[tuple[nn.Module, str], ...]  # more than one for tied weights
 
 
 def add_reset_parameters(
     stage: nn.Module, recipe: Recipe, initial: dict[str, InitSpec], weights: Weights | None = None
 ) -> list[nn.Module]:
-    """Makes parameters plain and gives the modules that have some a `reset_parameters` to start them as ours do."""
-    own: dict[nn.Module, list[_Stored]] = {}
-    where = places_in(stage, weights)
+    """Replace parameters by plain ones and give their modules a `reset_parameters`, which Megatron-FSDP calls."""
+    by_module: dict[nn.Module, list[_Stored]] = {}
+    places = places_in(stage, weights)
     for one in _make_plain(stage, DTYPES[recipe.precision.compute]):
-        own.setdefault(one.owner, []).append(one)
-    for module, stored in own.items():
-        module.reset_parameters = partial(_fill, stored, initial, recipe, weights, where)  # type: ignore[assignment]
-    return list(own)
+        by_module.setdefault(one.owner, []).append(one)
+    for module, stored in by_module.items():
+        module.reset_parameters = partial(_fill, stored, initial, recipe, weights, places)  # type: ignore[assignment]
+    return list(by_module)
 
 
 def _make_plain(stage: nn.Module, compute: torch.dtype) -> Iterator[_Stored]:
-    """Replaces parameters by plain ones in the format of the computation; those cut over tp say so in Megatron's way.
+    """Replace parameters by plain ones in the compute dtype; tensor-parallel ones get Megatron's attribute.
 
-    Megatron-FSDP takes DTensors too, but gives parts that are cut along their second dimension a wrong shape.
+    Megatron-FSDP accepts DTensors, but gives shards along the second dimension a wrong shape.
     """
-    places: dict[int, list[tuple[nn.Module, str, str]]] = {}
+    uses: dict[int, list[tuple[nn.Module, str, str]]] = {}
     before: dict[int, nn.Parameter] = {}
     for path, module in stage.named_modules():
         for attribute, parameter in module._parameters.items():
             if parameter is not None:
                 before[id(parameter)] = parameter
-                places.setdefault(id(parameter), []).append((module, attribute, f"{path}.{attribute}"))
+                uses.setdefault(id(parameter), []).append((module, attribute, f"{path}.{attribute}"))
     for key, parameter in before.items():
         plain = _plain(parameter, compute)
-        sharers = tuple((module, attribute) for module, attribute, _ in places[key])
-        for module, attribute in sharers:
+        owners = tuple((module, attribute) for module, attribute, _ in uses[key])
+        for module, attribute in owners:
             module._parameters[attribute] = plain
-        for module, attribute, _ in places[key]:
-            yield _Stored(module, attribute, places[key][0][2], parameter.detach(), sharers)
+        for module, attribute, _ in uses[key]:
+            yield _Stored(module, attribute, uses[key][0][2], parameter.detach(), owners)
 
 
 def _plain(parameter: nn.Parameter, compute: torch.dtype) -> nn.Parameter:
-    part = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    plain = nn.Parameter(torch.empty_like(part, dtype=compute), parameter.requires_grad)
-    for place in parameter.placements if isinstance(parameter, DTensor) else ():
-        if isinstance(place, Shard):
-            plain._tensor_parallel_mode = TP_MODES[place.dim]  # type: ignore[attr-defined]
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    plain = nn.Parameter(torch.empty_like(local, dtype=compute), parameter.requires_grad)
+    for placement in parameter.placements if isinstance(parameter, DTensor) else ():
+        if isinstance(placement, Shard):
+            plain._tensor_parallel_mode = TP_MODES[placement.dim]  # type: ignore[attr-defined]
     return plain
 
 
 @torch.no_grad()
 def _fill(
-    own: list[_Stored],
+    stored: list[_Stored],
     initial: dict[str, InitSpec],
     recipe: Recipe,
     weights: Weights | None,
-    where: dict[str, Place],
+    places: dict[str, Place],
 ) -> None:
-    """Fills the parameters of one module, which have just been allocated."""
+    """Fill the parameters of one module, which have just been allocated."""
     precision = recipe.precision
-    for one in own:
+    for one in stored:
         parameter: Any = one.owner._parameters[one.attribute]
         value = torch.empty(parameter.shape, dtype=storage_dtype(precision), device=parameter.device)
-        cut = _as_cut(value, one.before)
-        if weights is None or not weights.fill(cut, one.name, where.get(one.name)):
-            fill_initial(cut, one.name, initial[recorded_name(one.name, initial)], recipe.train.seed)
+        sharded = _as_dtensor(value, one.before)
+        if weights is None or not weights.fill(sharded, one.name, places.get(one.name)):
+            fill_initial(sharded, one.name, initial[recorded_name(one.name, initial)], recipe.train.seed)
         parameter.copy_(value)
         if parameter.requires_grad and value.dtype != parameter.dtype:
-            # Megatron-FSDP's way to fill master weights with more digits than those of the computation.
+            # Megatron-FSDP reads master weights in higher precision than the compute dtype from these two methods.
             parameter.get_high_precision_init_val = partial(_same, value)
             parameter.clear_high_precision_init_val = partial(parameter.__dict__.pop, "get_high_precision_init_val")
-        for module, attribute in one.sharers:
+        for module, attribute in one.owners:
             module._parameters[attribute] = parameter
 
 
@@ -210,8 +210,8 @@ def _same(value: torch.Tensor) -> torch.Tensor:
     return value
 
 
-def _as_cut(value: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a parameter, as the part of the whole that it is."""
+def _as_dtensor(value: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """Return a local shard as the DTensor it is part of."""
     if not isinstance(before, DTensor):
         return value
     return DTensor.from_local(

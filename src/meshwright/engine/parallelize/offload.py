@@ -1,4 +1,4 @@
-"""Activations kept in host memory between forward and backward. Weights and optimizer state: see data.py."""
+"""Activation offload: saved tensors wait in host memory. Offload of weights and optimizer state is in fsdp.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.recipes.types import Layout
 
 
 def offload_activations(layers: dict[int, nn.Module], layout: Layout) -> None:
-    """What layers keep for their backward pass waits in host memory."""
+    """Move the tensors that layers save for their backward pass to host memory."""
     if layout.offload != "activations":
         return
     layer: Any

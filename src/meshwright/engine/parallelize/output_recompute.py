@@ -1,12 +1,12 @@
-"""Outputs that are not kept: they are made again when the backward pass asks for them.
+"""Outputs that autograd does not save: the backward pass recomputes or gathers them again.
 
-Checkpointing a norm or a linear by itself frees nothing, because the next operation keeps its output as an input. Here
-whoever would keep that output keeps a note of how to make it instead: by computing a module again, or by gathering once
-more what the other ranks hold.
+Checkpointing a norm or a linear layer by itself frees nothing, because the next operation saves its output as an input.
+Here saved-tensor hooks replace that output by a note of how to make it: run a module again, or gather the shards of the
+other ranks again.
 
-Only the innermost of autograd's hooks sees what is saved. So nothing is dropped inside what is run again as a whole,
-where nothing is kept anyway, nor where hooks that move activations to the host would be hidden; and a compiler, which
-decides itself what its graphs keep, knows no notes.
+Autograd calls only the innermost hooks. So this is not used inside a fully recomputed module, which saves nothing
+anyway, nor with activation offload, whose hooks it would hide, nor in compiled layers, where the compiler decides what
+is saved.
 """
 
 from __future__ import annotations
@@ -25,104 +25,104 @@ from meshwright.engine.patching import Patch, apply
 
 
 class RecomputedTensor:
-    """One output that is made again; held only while there are askers left."""
+    """An output that the backward pass recomputes once for all operations that saved it."""
 
-    def __init__(self, again: Callable[[], torch.Tensor]) -> None:
-        self.again, self.askers = again, 0
+    def __init__(self, recompute: Callable[[], torch.Tensor]) -> None:
+        self.recompute, self.pending = recompute, 0  # saves that were not unpacked yet
         self.value: torch.Tensor | None = None
 
-    def give(self) -> torch.Tensor:
-        """The output once more."""
+    def unpack(self) -> torch.Tensor:
+        """Return the output; free it after the last operation that saved it."""
         if self.value is None:
             with torch.no_grad():
-                self.value = self.again()
+                self.value = self.recompute()
         value = self.value
-        self.askers -= 1
-        if self.askers <= 0:
+        self.pending -= 1
+        if self.pending <= 0:
             self.value = None
         return value
 
 
 class OutputNotes:
-    """The dropped outputs of one forward of a layer, found by the memory they lie in."""
+    """The outputs of one forward pass of a layer that are not saved, by their storage."""
 
     def __init__(self) -> None:
-        # Notes keep nothing alive: what lies in the same place later is told from the output by its storage.
+        # Weak references: a later tensor at the same address has another storage object and is saved as usual.
         self.outputs: dict[int, tuple[weakref.ref[torch.UntypedStorage], RecomputedTensor]] = {}
 
-    def add(self, output: torch.Tensor, again: Callable[[], torch.Tensor]) -> None:
-        """From now on nobody keeps this output."""
+    def add(self, output: torch.Tensor, recompute: Callable[[], torch.Tensor]) -> None:
+        """Register an output that later operations must not save."""
         storage = output.untyped_storage()
-        self.outputs[storage._cdata] = (weakref.ref(storage), RecomputedTensor(again))
+        self.outputs[storage._cdata] = (weakref.ref(storage), RecomputedTensor(recompute))
 
-    def gathered(self, gather: Callable[[torch.Tensor], torch.Tensor], part: torch.Tensor) -> torch.Tensor:
-        """What `gather` makes of this rank's part and the others'; nobody keeps more than the part, or a note of it."""
-        whole = gather(part)
+    def gathered(self, gather: Callable[[torch.Tensor], torch.Tensor], shard: torch.Tensor) -> torch.Tensor:
+        """Gather a shard; only the shard is saved (or, if it is itself recomputed, its note)."""
+        full = gather(shard)
         if torch.is_grad_enabled():
-            self.add(whole, partial(_gathered_again, gather, self._pack(part)))
-        return whole
+            self.add(full, partial(_gather_again, gather, self._pack(shard)))
+        return full
 
     def hooks(self) -> AbstractContextManager[Any]:
-        """While it lasts, what autograd would keep of dropped outputs is replaced by notes."""
+        """Return the context in which autograd saves notes in place of registered outputs."""
         return saved_tensors_hooks(self._pack, _unpack)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         storage = tensor.untyped_storage()
-        there, dropped = self.outputs.get(storage._cdata, (None, None))
-        if dropped is None or there is None or there() is not storage:
-            # Without its history: an operation that keeps its own output would hold itself.
+        reference, output = self.outputs.get(storage._cdata, (None, None))
+        if output is None or reference is None or reference() is not storage:
+            # Detached: an operation that saves its own output would otherwise keep itself alive in a cycle.
             return tensor if tensor.grad_fn is None else tensor.detach()
-        dropped.askers += 1
-        return dropped, tensor.shape, tensor.stride(), tensor.storage_offset()
+        output.pending += 1
+        return output, tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
-def _unpack(kept: Any) -> torch.Tensor:
-    if isinstance(kept, torch.Tensor):
-        return kept
-    dropped, shape, stride, offset = kept
-    value: torch.Tensor = dropped.give()
+def _unpack(packed: Any) -> torch.Tensor:
+    if isinstance(packed, torch.Tensor):
+        return packed
+    output, shape, stride, offset = packed
+    value: torch.Tensor = output.unpack()
     return value.as_strided(shape, stride, offset)
 
 
-def _gathered_again(gather: Callable[[torch.Tensor], torch.Tensor], kept: Any) -> torch.Tensor:
-    return gather(_unpack(kept))
+def _gather_again(gather: Callable[[torch.Tensor], torch.Tensor], packed: Any) -> torch.Tensor:
+    return gather(_unpack(packed))
 
 
 def recompute_outputs(layer: Any, modules: list[nn.Module]) -> None:
-    """Makes a layer keep none of these modules' outputs."""
-    _take_notes(layer, modules)
+    """Recompute the outputs of these modules of a layer in the backward pass."""
+    _enable_notes(layer, modules)
     for module in modules:
         apply(module, RecomputedOutput)
 
 
-def recompute_gathers(layer: Any, regions: list[nn.Module]) -> None:
-    """Makes a layer keep of what enters these regions this rank's part alone; the backward pass gathers it again."""
-    _take_notes(layer, regions)
-    for region in regions:
-        apply(region, RecomputedGather)
-
-
-def _take_notes(layer: Any, modules: list[nn.Module]) -> None:
-    if modules and "notes_now" not in layer.__dict__:
-        layer.notes_now = []
-        apply(layer, NotesOutputs)
+def recompute_gathers(layer: Any, modules: list[nn.Module]) -> None:
+    """Save only this rank's shard of the inputs of these tensor-parallel modules; the backward pass gathers again."""
+    _enable_notes(layer, modules)
     for module in modules:
-        module.layer_notes = layer.notes_now  # shared by all
+        apply(module, RecomputedGather)
 
 
-class NotesOutputs(Patch):
-    """A layer in whose forward pass autograd saves notes instead of outputs that are recomputed."""
+def _enable_notes(layer: Any, modules: list[nn.Module]) -> None:
+    if modules and "active_notes" not in layer.__dict__:
+        layer.active_notes = []  # a stack: forward passes of a layer may nest
+        apply(layer, OutputNoting)
+    for module in modules:
+        module.layer_notes = layer.active_notes  # the same list
 
-    tag = "RecomputeNotes"
+
+class OutputNoting(Patch):
+    """A layer in whose forward pass autograd saves notes in place of registered outputs."""
+
+    tag = "OutputNotes"
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         notes = OutputNotes()
-        self.notes_now.append(notes)
+        self.active_notes.append(notes)
         try:
             with notes.hooks():
                 return super().forward(*args, **kwargs)
         finally:
-            self.notes_now.remove(notes)
+            self.active_notes.remove(notes)
             notes.outputs.clear()
 
 
@@ -134,9 +134,9 @@ class RecomputedOutput(Patch):
     def forward(self: Any, hidden: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = super().forward(hidden)
         if torch.is_grad_enabled() and self.layer_notes:
-            # Inside a tensor-parallel region a module's parameters are other tensors than later, in the backward pass.
+            # A tensor-parallel parent has replaced the parameters by local ones, which are gone in the backward pass.
             parameters = [dict(module._parameters) for module in self.modules()]
-            self.layer_notes[-1].add(output, partial(_once_more, self, super().forward, parameters, hidden))
+            self.layer_notes[-1].add(output, partial(_run_again, self, super().forward, parameters, hidden))
         return output
 
 
@@ -145,20 +145,20 @@ class RecomputedGather(Patch):
 
     tag = "RecomputeGather"
 
-    def enter(self: Any, hidden: torch.Tensor) -> torch.Tensor:
-        gather: Any = super().enter  # type: ignore[misc]  # that of TensorParallel, which is below
-        entered: torch.Tensor = self.layer_notes[-1].gathered(gather, hidden) if self.layer_notes else gather(hidden)
-        return entered
+    def gather_input(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+        gather: Any = super().gather_input  # type: ignore[misc]  # that of TensorParallel, which is below
+        full: torch.Tensor = self.layer_notes[-1].gathered(gather, hidden) if self.layer_notes else gather(hidden)
+        return full
 
 
-def _once_more(module: nn.Module, forward: Any, parameters: list[dict[str, Any]], hidden: torch.Tensor) -> torch.Tensor:
-    """The module's forward with the parameters it had at the first time."""
-    now = [dict(one._parameters) for one in module.modules()]
+def _run_again(module: nn.Module, forward: Any, parameters: list[dict[str, Any]], hidden: torch.Tensor) -> torch.Tensor:
+    """Run a module's forward with the parameters of the first pass."""
+    current = [dict(one._parameters) for one in module.modules()]
     try:
-        for one, then in zip(module.modules(), parameters, strict=True):
-            one._parameters.update(then)
+        for one, first in zip(module.modules(), parameters, strict=True):
+            one._parameters.update(first)
         output: torch.Tensor = forward(hidden)
         return output
     finally:
-        for one, before in zip(module.modules(), now, strict=True):
+        for one, before in zip(module.modules(), current, strict=True):
             one._parameters.update(before)

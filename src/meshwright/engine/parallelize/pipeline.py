@@ -1,4 +1,4 @@
-"""Cutting the model into pipeline stages, and the schedule that runs them."""
+"""Pipeline parallelism: the split of the model into stages, and the schedule that runs them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ V_SHAPED = ("zbv", "dualpipe_v")
 
 
 def stage_numbers(layout: Layout, pp: GroupInfo) -> list[int]:
-    """The stage chunks this rank holds: every pp-th one, or the two ends of a V."""
+    """Return this rank's stage numbers: every pp-th one, or the two ends of a V."""
     if layout.pp == 1:
         return [0]
     if layout.pp_schedule in V_SHAPED:
@@ -39,34 +39,33 @@ def stage_numbers(layout: Layout, pp: GroupInfo) -> list[int]:
 
 
 def stage_layers(layout: Layout, layers: int) -> list[range]:
-    """The layers of every stage chunk in order."""
+    """Return the layers of every stage in order."""
     chunks = layout.pp * layout.vp if layout.pp > 1 else 1
-    given = layout.stage_layers if layout.pp > 1 else ()
-    counts = chunk_layers(layers, given, chunks, int(layout.embedding_as_layer), int(layout.head_as_layer))
+    explicit = layout.stage_layers if layout.pp > 1 else ()
+    counts = chunk_layers(layers, explicit, chunks, int(layout.embedding_as_layer), int(layout.head_as_layer))
     ends = [int(sum(counts[: i + 1])) for i in range(chunks)]
     return [range(end - int(count), end) for end, count in zip(ends, counts, strict=True)]
 
 
 def split_stages(models: list[nn.Module], layout: Layout, layers: int, pp: GroupInfo) -> list[Stage]:
-    """The stages of this rank; each is made of its own whole meta model, of which the rest is dropped."""
-    cuts = stage_layers(layout, layers)
+    """Return this rank's stages, each from a full model on the meta device whose other layers are dropped."""
+    by_stage = stage_layers(layout, layers)
     numbers = stage_numbers(layout, pp)
     return [
-        Stage(model, cuts[number], first=number == 0, last=number == len(cuts) - 1)
+        Stage(model, by_stage[number], first=number == 0, last=number == len(by_stage) - 1)
         for model, number in zip(models, numbers, strict=True)
     ]
 
 
 class ReceivingStage(PipelineStage):
-    """A stage of torch's pipeline that holds what it receives only while the micro batch is under way.
+    """A torch pipeline stage whose receive buffers exist only while their micro batch is in flight.
 
-    Torch makes room for everything that a step will receive before the first pass and keeps it for the whole run. Here
-    only the shapes are kept, as tensors without memory. Memory is taken when a receive is about to start and belongs to
-    the pass from the moment that the pass asks for it.
+    torch allocates the buffers of all micro batches of a step before the first pass and keeps them for the whole run.
+    Here they are meta tensors until a receive is posted, and are handed over to the pass that reads them.
 
-    Nothing is overwritten too early on a GPU. Memory is taken on the stream that computes; NCCL's stream waits for that
-    one before it writes, and the schedule makes that one wait for NCCL's before a pass reads. So whatever used the
-    memory before is done, and it is freed on the stream that used it last.
+    This is safe on GPU streams: a buffer is allocated on the compute stream, NCCL's stream waits for the compute stream
+    before it writes, and the schedule makes the compute stream wait for NCCL before a pass reads. So the previous user
+    of the memory has finished, and the buffer is freed on the stream that used it last.
     """
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
@@ -79,7 +78,7 @@ class ReceivingStage(PipelineStage):
 
     @contextmanager
     def _without_memory(self) -> Iterator[None]:
-        """Torch makes its receive buffers on the stage's device: on "meta" they are only shapes."""
+        """Let torch allocate its receive buffers on the meta device: it uses the stage's device."""
         device, self.device = self.device, torch.device("meta")
         try:
             yield
@@ -87,40 +86,40 @@ class ReceivingStage(PipelineStage):
             self.device = device
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        """What opens the connections to both neighbours; torch 2.11 would connect a rank with itself in a V."""
-        return [one for one in super()._get_init_p2p_neighbors_ops() if one.group_peer != self.group_rank]
+        """Return the ops that connect both neighbors; torch 2.11 would connect a rank with itself in a V schedule."""
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """What receives the input of a micro batch, with room for it."""
-        self._take(self.args_recv_info[fwd_chunk_id])
+        """Allocate the buffer for the input of a micro batch and return the ops that receive it."""
+        self._allocate(self.args_recv_info[fwd_chunk_id])
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """What receives the gradient of a micro batch's output, with room for it."""
+        """Allocate the buffer for the gradient of a micro batch's output and return the ops that receive it."""
         if self.has_backward:
-            self._take(self.grad_recv_info[bwd_chunk_id])
+            self._allocate(self.grad_recv_info[bwd_chunk_id])
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Any:
         received = super()._retrieve_recv_activations(fwd_chunk_id)
-        self._let_go(self.args_recv_info[fwd_chunk_id])
+        self._release(self.args_recv_info[fwd_chunk_id])
         return received
 
     def _retrieve_recv_grads(self, bwd_chunk_id: int) -> Any:
         received = super()._retrieve_recv_grads(bwd_chunk_id)
-        self._let_go(self.grad_recv_info[bwd_chunk_id])
+        self._release(self.grad_recv_info[bwd_chunk_id])
         return received
 
-    def _take(self, places: Iterable[Any]) -> None:
-        for place in _received(places):
-            place.buffer = _like(place.buffer, self.device)
+    def _allocate(self, infos: Iterable[Any]) -> None:
+        for info in _with_buffer(infos):
+            info.buffer = _like(info.buffer, self.device)
 
-    def _let_go(self, places: Iterable[Any]) -> None:
-        for place in _received(places):
-            place.buffer = _like(place.buffer, torch.device("meta"))
+    def _release(self, infos: Iterable[Any]) -> None:
+        for info in _with_buffer(infos):
+            info.buffer = _like(info.buffer, torch.device("meta"))
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """The forward pass of a micro batch; without a backward pass its input is not needed any more."""
+        """Run the forward pass of a micro batch; in evaluation, free its input."""
         output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if self.is_last and self.output_chunks:
             self.output_chunks[-1] = output.detach()
@@ -136,20 +135,20 @@ class ReceivingStage(PipelineStage):
         full_backward: bool = True,
         last_backward: bool = False,
     ) -> None:
-        """The backward pass of a micro batch; its loss, which the schedule keeps, lets go of how it was computed.
+        """Run the backward pass of a micro batch and detach its loss, which the schedule keeps.
 
-        Else the loss would hold the stage's input until the end of the step. Where weights have a backward pass of
-        their own, torch lets go itself.
+        Otherwise the loss's graph would hold the stage's input until the end of the step. With a separate
+        weight-gradient pass torch detaches it itself.
         """
         super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         if loss is not None and full_backward:
             loss.detach_()
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """What sends the output of a micro batch; without a backward pass it is not needed any more.
+        """Return the ops that send the output of a micro batch; in evaluation, free the output.
 
-        A schedule may wait for its sends at the end of the step: what is sent must not hold how it was computed, as it
-        does in torch 2.11.
+        A schedule may wait for its sends at the end of the step, so the sent tensor must not hold its graph, as it does
+        in torch 2.11.
         """
         sends = super().get_fwd_send_ops(fwd_chunk_id)
         for send in sends:
@@ -159,24 +158,24 @@ class ReceivingStage(PipelineStage):
         return sends
 
     def get_local_bwd_output(self, mb_index: int) -> Any:
-        """The gradient for the stage before on the same rank; without a backward pass there is none to ask for."""
+        """Return the gradient for the previous stage on the same rank; none in evaluation."""
         if not self.has_backward:
             return ()
         return super().get_local_bwd_output(mb_index)  # type: ignore[no-untyped-call]  # torch's
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: tuple[torch.Tensor | None, ...], mb_index: int) -> None:
-        """The gradient from the stage after on the same rank; without a backward pass there is none."""
+        """Set the gradient from the next stage on the same rank; none in evaluation."""
         if self.has_backward:
             super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
     def _sends(self) -> bool:
-        """Whether outputs go to another rank: the two middle stages of a V are on the same one."""
+        """Return whether outputs go to another rank: the two middle stages of a V are on the same one."""
         return not self.is_last and self.stage_index_to_group_rank[self.stage_index + 1] != self.group_rank
 
 
-def _received(places: Iterable[Any]) -> Iterator[Any]:
-    """Those of a stage's inputs that come from other stages: the batch is given, and has no buffer."""
-    return (place for place in places if getattr(place, "buffer", None) is not None)
+def _with_buffer(infos: Iterable[Any]) -> Iterator[Any]:
+    """Yield the inputs that come from other stages: the first stage's batch has no buffer."""
+    return (info for info in infos if getattr(info, "buffer", None) is not None)
 
 
 def _like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -184,7 +183,7 @@ def _like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class Pipeline:
-    """The schedule of a pipeline: runs the forward and backward pass of all micro batches of a step."""
+    """Runs the forward and backward passes of all micro batches of a step by a torch schedule."""
 
     def __init__(
         self,
@@ -196,9 +195,9 @@ class Pipeline:
         tokens: torch.Tensor,
         device: torch.device,
     ) -> None:
-        """`hidden` and `tokens` are meta tensors of the shapes that travel between stages and enter the first.
+        """Build the schedule; `hidden` and `tokens` are meta tensors of the shapes between stages and of the input.
 
-        They travel between devices, wherever weights wait.
+        `device` is the compute device, also when weights are offloaded.
         """
         numbers, count = stage_numbers(layout, pp), layout.pp * layout.vp
         loss = torch.empty(1, device="meta", requires_grad=True)
@@ -208,32 +207,32 @@ class Pipeline:
                 number,
                 count,
                 device,
-                # Shapes are told, so that nothing is run just to find them out.
+                # Given shapes, so that torch does not run the stages to infer them.
                 input_args=tokens if stage.first else hidden,
                 output_args=loss if stage.last else hidden,
                 group=pp.group,
             )
             for stage, number in zip(stages, numbers, strict=True)
         ]
-        kind = get_schedule_class(SCHEDULES[layout.pp_schedule])
-        several = issubclass(kind, PipelineScheduleMulti)
-        self.multiplier = 1.0  # of the loss: fp16 training scales it up
+        schedule_class = get_schedule_class(SCHEDULES[layout.pp_schedule])
+        multi_stage = issubclass(schedule_class, PipelineScheduleMulti)
+        self.loss_scale = 1.0  # above 1 in fp16 training
         self.first, self.last = stages[0].first, any(stage.last for stage in stages)
-        self.schedule: Any = kind(
-            torch_stages if several else torch_stages[0],
+        self.schedule: Any = schedule_class(
+            torch_stages if multi_stage else torch_stages[0],
             n_microbatches=micro_batches,
-            loss_fn=lambda loss, _: loss.sum() * self.multiplier,  # the last stage computes it
-            scale_grads=False,  # the loss is already divided by the global normaliser
+            loss_fn=lambda loss, _: loss.sum() * self.loss_scale,  # the last stage returns the loss
+            scale_grads=False,  # the loss is already divided by the global normalizer
         )
 
-    def step(self, tokens: torch.Tensor, told: dict[str, torch.Tensor], multiplier: float = 1.0) -> None:
-        """Forward and backward of all micro batches; the head collects their losses."""
-        self.multiplier = multiplier
-        self.schedule.step(*self._inputs(tokens), **self._target(tokens), **told)
+    def step(self, tokens: torch.Tensor, model_kwargs: dict[str, torch.Tensor], loss_scale: float = 1.0) -> None:
+        """Run forward and backward of all micro batches; the head records their losses."""
+        self.loss_scale = loss_scale
+        self.schedule.step(*self._inputs(tokens), **self._target(tokens), **model_kwargs)
 
-    def evaluate(self, tokens: torch.Tensor, told: dict[str, torch.Tensor]) -> None:
-        """Forward of all micro batches; the head collects their losses."""
-        self.schedule.eval(*self._inputs(tokens), **self._target(tokens), **told)
+    def evaluate(self, tokens: torch.Tensor, model_kwargs: dict[str, torch.Tensor]) -> None:
+        """Run forward of all micro batches; the head records their losses."""
+        self.schedule.eval(*self._inputs(tokens), **self._target(tokens), **model_kwargs)
 
     def _inputs(self, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (tokens,) if self.first else ()

@@ -1,7 +1,7 @@
-"""Linear layers that compute in 8 bits or through tuned products; weights keep their names and formats.
+"""fp8 and tuned GEMMs for linear layers; weights keep their names and dtypes.
 
-Eight bits are for the linear layers of the decoder. The embedding, the head and vision towers are never asked; routers
-are left out, and so are experts, whose grouped products have no 8-bit form here.
+fp8 is for the linear layers of the decoder. The embedding, the head and the vision encoder are never considered;
+routers stay in the compute dtype, and so do experts, whose grouped GEMM has no fp8 version here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from meshwright.engine.kernels.device_caps import DRY, capability, is_gpu
 from meshwright.engine.kernels.fp8 import MULTIPLE, Scaling
 from meshwright.engine.kernels.linears import FP8_PATCHES, divides, tune_linears
 from meshwright.engine.kernels.mxfp8 import CAPABILITY
-from meshwright.engine.kernels.residuals import fold_residuals
+from meshwright.engine.kernels.residuals import fuse_residuals
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.adapters import is_linear, patch_base, tune_adapters
 from meshwright.engine.model.stage import Stage
@@ -32,53 +32,51 @@ SCALINGS: dict[str, Scaling] = {"fp8_tensor": "tensor", "fp8_row": "row", "mxfp8
 
 @dataclass(frozen=True)
 class LowPrecision:
-    """What of a stage computes in 8 bits, and what does not, with the reason."""
+    """Which linear layers of a stage compute in fp8, and why the others do not."""
 
     matmul: str
-    low: tuple[str, ...]
-    kept: Mapping[str, str]  # module -> why it stays in the format of the rest
+    converted: tuple[str, ...]
+    skipped: Mapping[str, str]  # module -> reason
 
-    def told(self) -> list[str]:
-        """It in words: one line for what computes in 8 bits and one for each kind of layer that does not."""
-        count = f"{len(self.low)} linear layer{'s' * (len(self.low) != 1)}"
-        kinds = Counter((_kind(name), why) for name, why in self.kept.items())
-        stay = [
-            f"{kind} ({number} of them) computes in the format of the rest: {why}"
-            for (kind, why), number in kinds.items()
-        ]
-        return [f"precision.matmul={self.matmul}: {count} compute in 8 bits", *stay]
+    def describe(self) -> list[str]:
+        """Return one line for the layers in fp8 and one for each skipped layer name."""
+        count = f"{len(self.converted)} linear layer{'s' * (len(self.converted) != 1)}"
+        names = Counter((_name_in_layer(name), reason) for name, reason in self.skipped.items())
+        skipped = [f"{name} ({number}x) stays in the compute dtype: {why}" for (name, why), number in names.items()]
+        return [f"precision.matmul={self.matmul}: {count} in fp8", *skipped]
 
 
 def apply_fp8(stage: Stage, precision: Precision, layers: int, device_type: str = "cuda") -> None:
-    """Makes the linear layers of a stage compute as the recipe says; `stage.low_precision` says which do."""
+    """Patch the linear layers of a stage for fp8; `stage.low_precision` lists them."""
     if precision.matmul == "same":
         return
-    _check_offered(precision.matmul, device_type)
+    _check_supported(precision.matmul, device_type)
     scaling = SCALINGS[precision.matmul]
-    low: list[str] = []
-    kept: dict[str, str] = {}
+    converted: list[str] = []
+    skipped: dict[str, str] = {}
     for number, layer in stage.layers.items():
-        spared = precision.first_last_bf16 and number in (0, layers - 1)
-        for path, module, why in _candidates(layer, scaling):
+        excluded = precision.first_last_bf16 and number in (0, layers - 1)
+        for path, module, reason in _candidates(layer, scaling):
             name = f"layers.{number}.{path}"
-            if why or spared:
-                kept[name] = why or "precision.first_last_bf16 spares the first and last layer"
+            if reason or excluded:
+                skipped[name] = reason or "precision.first_last_bf16 excludes the first and last layer"
                 continue
-            _lower(module, scaling)
-            low.append(name)
-    stage.low_precision = LowPrecision(precision.matmul, tuple(low), kept)  # type: ignore[assignment]  # no module
+            _convert(module, scaling)
+            converted.append(name)
+    report = LowPrecision(precision.matmul, tuple(converted), skipped)
+    stage.low_precision = report  # type: ignore[assignment]  # not a module
 
 
 def describe(stages: list[Stage]) -> list[str]:
-    """What computes in 8 bits on this rank and what does not, in words; nothing where no 8 bits are asked for."""
-    found: list[Any] = [getattr(stage, "low_precision", None) for stage in stages]
-    return [line for one in found if one is not None for line in one.told()]
+    """Return lines that say which linear layers of this rank compute in fp8; empty without fp8."""
+    reports: list[Any] = [getattr(stage, "low_precision", None) for stage in stages]
+    return [line for report in reports if report is not None for line in report.describe()]
 
 
-def _check_offered(matmul: str, device_type: str) -> None:
+def _check_supported(matmul: str, device_type: str) -> None:
     if matmul not in SCALINGS:
         raise InputError(
-            f"the engine computes linear layers in {', '.join(SCALINGS)} or as the rest",
+            f"the engine supports {', '.join(SCALINGS)} and same",
             field="precision.matmul",
             value=matmul,
             fix=("precision.matmul=fp8_tensor", "precision.matmul=same"),
@@ -86,7 +84,7 @@ def _check_offered(matmul: str, device_type: str) -> None:
     dry = device_type == DRY
     if matmul == "mxfp8" and (dry or torch.cuda.is_available()) and capability(DRY if dry else None) < CAPABILITY:
         raise InputError(
-            f"{'the GPU' if dry else torch.cuda.get_device_name()} has no products with a scale for each block of 32",
+            f"{'the GPU' if dry else torch.cuda.get_device_name()} has no MXFP8 tensor cores (one scale per 32 values)",
             field="precision.matmul",
             value=matmul,
             fix=("precision.matmul=fp8_row", "precision.matmul=fp8_tensor"),
@@ -94,17 +92,17 @@ def _check_offered(matmul: str, device_type: str) -> None:
 
 
 def _candidates(layer: nn.Module, scaling: Scaling) -> Iterator[tuple[str, nn.Module, str]]:
-    """Every module of a layer that multiplies by weights, and why it cannot do so in 8 bits; empty where it can."""
+    """Yield every module of a layer that multiplies by weights, and why it cannot use fp8 (empty if it can)."""
     blocks = list(expert_blocks(layer))
     routers = {id(part) for block in blocks for part in block.router.modules()}
     experts = {id(block.experts) for block in blocks}
-    shapes = dict(_shapes(layer))
+    shapes = dict(_local_shapes(layer))
     for path, module in list(layer.named_modules()):
         if id(module) in routers:
             if any(True for _ in module.parameters(recurse=False)):
                 yield path, module, "a router chooses experts by small differences"
         elif id(module) in experts:
-            yield path, module, "the grouped products of experts have no 8-bit form here"
+            yield path, module, "the grouped GEMM of experts has no fp8 version"
         elif is_linear(module):
             yield path, module, _reason(module, shapes.get(id(module)), scaling)
 
@@ -114,36 +112,35 @@ def _reason(linear: Any, shape: tuple[int, ...] | None, scaling: Scaling) -> str
         return "its weight is stored transposed"
     shape = tuple(linear.weight.shape) if shape is None else shape
     if not divides(shape, scaling):
-        return f"its weight of {' × '.join(map(str, shape))} on a rank is not in steps of {MULTIPLE[scaling]}"
+        return f"its local weight of {' × '.join(map(str, shape))} is not a multiple of {MULTIPLE[scaling]}"
     return ""
 
 
 @torch.no_grad()
-def _shapes(layer: nn.Module) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The shape that the weights of a cut module have where they are used."""
+def _local_shapes(layer: nn.Module) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield the local shapes of the weights of tensor-parallel modules, by the id of their owner."""
     for module in layer.modules():
-        uses: Any = getattr(module, "region_uses", ())
-        for use in uses:
-            if use.attribute == "weight":
-                owner = module.get_submodule(use.child)
-                parts = [use.make(getattr(owner, name)) for name in use.stored]
-                yield id(owner), tuple(torch.cat(parts, use.dim).shape)
+        params: Any = getattr(module, "tp_params", ())
+        for param in params:
+            if param.attribute == "weight":
+                owner = module.get_submodule(param.child)
+                local = [param.make(getattr(owner, name)) for name in param.stored]
+                yield id(owner), tuple(torch.cat(local, param.dim).shape)
 
 
-def _lower(linear: Any, scaling: Scaling) -> None:
+def _convert(linear: Any, scaling: Scaling) -> None:
     if hasattr(linear, "lora_A"):
         patch_base(linear, FP8_PATCHES[scaling])
     else:
         apply(linear, FP8_PATCHES[scaling])
 
 
-def _kind(name: str) -> str:
-    """A module's name without the number of its layer."""
+def _name_in_layer(name: str) -> str:
     return name.split(".", 2)[2]
 
 
 def select_gemm_kernels(stage: Stage, recipe: Recipe, mesh: Mesh) -> None:
-    """On Hopper, bf16 products by kernels that hold their speed at the power limit: 1.5 % of a step of Llama 3 8B."""
+    """Use bf16 GEMM kernels that keep their speed at a Hopper GPU's power limit: 1.5 % of a Llama 3 8B step."""
     plain = recipe.precision.compute == "bf16" and recipe.precision.matmul == "same"
     if not (plain and recipe.kernels.compile and _is_hopper(mesh)):
         return
@@ -152,8 +149,8 @@ def select_gemm_kernels(stage: Stage, recipe: Recipe, mesh: Mesh) -> None:
             tune_adapters(layer)
             continue
         tune_linears(layer)
-        if mesh.tp.size == 1:  # with tp the sum over ranks comes before the residual
-            fold_residuals(layer)
+        if mesh.tp.size == 1:  # with tp the reduction over ranks comes before the residual
+            fuse_residuals(layer)
 
 
 def _is_hopper(mesh: Mesh) -> bool:

@@ -1,4 +1,4 @@
-"""Activation recompute: what a layer keeps for its backward pass and what it computes again."""
+"""Activation recompute: what a layer saves for its backward pass and what it computes again."""
 
 from __future__ import annotations
 
@@ -22,58 +22,57 @@ from meshwright.engine.patching import Patch, apply
 from meshwright.recipes.types import Layout
 from meshwright.rules.schedule import ZERO_BUBBLE
 
-# With selective recompute by operation, what attention gives and every second product of weights are kept, and
-# everything else is computed again. bmm is none of them: it makes the scores of eager attention.
+# Selective recompute by operation saves the outputs of attention and of every second weight GEMM and recomputes the
+# rest. bmm is not listed: it computes the scores of eager attention, which are larger than their inputs.
 ATTENTION = (
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
 )
-PRODUCTS = ("mm", "addmm", "_grouped_mm", "_scaled_mm", "one_by_one", "adapted", "packed", "product", "product_add")
+GEMMS = ("mm", "addmm", "_grouped_mm", "_scaled_mm", "one_by_one", "adapted", "packed", "product", "product_add")
 OPERATIONS = "ops"
 NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "norm", "ln_1", "ln_2")
 UP_PROJECTIONS = ("q_b_proj", "kv_b_proj")
 
 
 def apply_recompute(layers: dict[int, nn.Module], layout: Layout, compiled: bool) -> None:
-    """Makes the layers of a stage compute again what the layout says; a layer's names stay as they are."""
+    """Apply the recompute settings of a layout to the layers of a stage; parameter names do not change."""
     if layout.recompute == "full":
-        chosen = list(layers.values())[: layout.recompute_layers or None]
-        for layer in chosen:
-            _again(layer)
+        for layer in list(layers.values())[: layout.recompute_layers or None]:
+            _recompute_module(layer)
     elif layout.recompute == "selective":
         for layer in layers.values():
             _selective(layer, layout.recompute_modules or (OPERATIONS,), compiled)
     if not compiled and layout.offload != "activations" and regathers_in_backward(layout):
         for layer in layers.values():
-            recompute_gathers(layer, list(_gathering(layer)))
+            recompute_gathers(layer, list(_gathering_modules(layer)))
 
 
 def regathers_in_backward(layout: Layout) -> bool:
-    """Whether the backward pass gathers once more what entered regions, so that each rank keeps its own part alone.
+    """Return whether the backward pass gathers inputs of tensor-parallel modules again instead of saving them.
 
-    A backward pass in two halves would ask again in the second, once for every weight.
+    Not with zero-bubble schedules: their separate weight-gradient pass would gather once more for every weight.
     """
     return layout.pp == 1 or layout.pp_schedule not in ZERO_BUBBLE
 
 
-def _gathering(layer: nn.Module) -> Iterator[nn.Module]:
-    """Regions of a layer that gather what enters them, but for those in modules that are run again as a whole."""
+def _gathering_modules(layer: nn.Module) -> Iterator[nn.Module]:
+    """Yield the tensor-parallel modules that gather their input, except inside fully recomputed modules."""
     if isinstance(layer, Recomputed):
         return
-    sequence: SequenceLayout | None = layer.__dict__.get("region_sequence")
+    sequence: SequenceLayout | None = layer.__dict__.get("tp_sequence")
     if sequence is not None and sequence.gathers:
         yield layer
     for child in layer.children():
-        yield from _gathering(child)
+        yield from _gathering_modules(child)
 
 
 def recompute_compiled(layer: Any) -> None:
-    """Runs a compiled layer again as a whole in the backward pass.
+    """Checkpoint a compiled layer from outside its graph.
 
-    For layers with products in 8 bits: their gradients are functions of autograd's own, inside which the compiler would
-    keep what it is told to compute again.
+    For layers with fp8 GEMMs: they are custom autograd functions, inside which the compiler saves tensors that it was
+    told to recompute.
     """
     apply(layer, RecomputedAround)
     compiled = layer._compiled_call_impl
@@ -87,36 +86,35 @@ def _selective(layer: nn.Module, names: tuple[str, ...], compiled: bool) -> None
         return
     for name in names:
         for module in BLOCKS[name](layer) if name in BLOCKS else ():
-            _again(module)
-    for name, mark in MARKED.items():
+            _recompute_module(module)
+    for name, set_flag in FLAGGED.items():
         if name in names:
-            mark(layer)
+            set_flag(layer)
     outputs = [module for name in names if name in OUTPUTS for module in OUTPUTS[name](layer)]
     if not compiled:
         recompute_outputs(layer, outputs)
         return
-    for module in outputs:  # the compiler sees who keeps an output, and computes it again in the backward graph
-        _again(module)
+    for module in outputs:  # the compiler sees which operations save an output and recomputes it in the backward graph
+        _recompute_module(module)
 
 
 def _by_operation(layer: nn.Module) -> None:
-    """Keeps costly operations of a layer; experts are wrapped by themselves and only drop their activations.
+    """Save the costly operations of a layer; expert blocks only recompute their activation.
 
-    torch counts every operation of a region that is run again, those of a wrapper inside it too, and a wrapper need
-    not gather twice.
+    Experts are FSDP units of their own, and torch's selective checkpoint requires both forward passes to run the same
+    operations. FSDP inside a checkpointed module breaks that: its weights may still be gathered the second time.
     """
     routed = {id(block.block) for block in expert_blocks(layer)}
     if not routed:
-        _again(layer, by_operation=True)
+        _recompute_module(layer, by_operation=True)
         return
     for child in layer.children():
         if id(child) not in routed:
-            _again(child, by_operation=True)
+            _recompute_module(child, by_operation=True)
     _expert_activations(layer)
 
 
-def _again(module: Any, by_operation: bool = False) -> None:
-    """The module's forward is run again in the backward pass, but for costly operations where only those are kept."""
+def _recompute_module(module: Any, by_operation: bool = False) -> None:
     apply(module, RecomputedOps if by_operation else Recomputed)
 
 
@@ -143,18 +141,18 @@ class RecomputedOps(Recomputed):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         inner = super(Recomputed, self).forward
-        settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": _keep_costly}
+        settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": _save_costly}
         return checkpoint(inner, *args, **settings, **kwargs)
 
 
-def _keep_costly() -> Any:
-    products = {False: 0, True: 0}  # seen in the first forward and in the second
+def _save_costly() -> Any:
+    gemms = {False: 0, True: 0}  # counted in the first forward pass and in the recompute
 
     def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         name = operation.overloadpacket.__name__ if isinstance(operation, torch._ops.OpOverload) else ""
-        products[context.is_recompute] += name in PRODUCTS
-        kept = name in ATTENTION or (name in PRODUCTS and products[context.is_recompute] % 2 == 1)
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+        gemms[context.is_recompute] += name in GEMMS
+        saved = name in ATTENTION or (name in GEMMS and gemms[context.is_recompute] % 2 == 1)
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
 
@@ -195,21 +193,21 @@ def _up_projections(layer: nn.Module) -> Iterator[nn.Module]:
         yield from _children(module, UP_PROJECTIONS)
 
 
-Parts = Callable[[nn.Module], Iterator[nn.Module]]
+Modules = Callable[[nn.Module], Iterator[nn.Module]]
 
-# Blocks that keep their input alone.
-BLOCKS: dict[str, Parts] = {
+# Blocks that save only their input.
+BLOCKS: dict[str, Modules] = {
     "mlp": _dense_blocks,
     "moe": lambda layer: (block.block for block in expert_blocks(layer)),
     "shared_experts": _shared,
 }
-# Modules whose output nobody keeps.
-OUTPUTS: dict[str, Parts] = {
+# Modules whose output is not saved.
+OUTPUTS: dict[str, Modules] = {
     "layernorm": lambda layer: _children(layer, NORMS),
     "mla_up_proj": _up_projections,
 }
-# Parts of the engine's own functions, which look at a mark.
-MARKED: dict[str, Callable[[nn.Module], None]] = {
+# Functions of the engine that check a flag on the module.
+FLAGGED: dict[str, Callable[[nn.Module], None]] = {
     "core_attn": _attention_cores,
     "moe_act": _expert_activations,
 }

@@ -1,7 +1,7 @@
-"""Which modules are cut over tensor-parallel ranks, and how: one table for every family.
+"""Which modules are tensor-parallel and how their parameters are sharded: one table for every model family.
 
-A region is a module that takes whole hidden states and computes its own heads or columns of them; what leaves it is a
-partial sum. Only its parameters are cut: the module's own code runs on what its rank holds.
+A tensor-parallel module takes full hidden states, computes this rank's heads or columns, and returns a partial sum.
+Only its parameters are sharded; the module's own code runs on the local shards.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ Segments = Callable[[Any], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class ShardSpec:
-    """A parameter cut along a dimension; one made of several parts (query, key, value) is cut part by part."""
+    """A parameter sharded along a dimension; a fused one (query, key, value) segment by segment."""
 
     dim: int
     segments: Segments | None = None
-    heads: str = "q"  # "kv": follows the key/value heads, which may be fewer than the ranks
+    heads: str = "q"  # "kv": sharded by key/value heads, of which there may be fewer than ranks
 
 
 ROWS, COLUMNS = ShardSpec(0), ShardSpec(1)
 KV_ROWS = ShardSpec(0, heads="kv")
-ONCE = "once"  # a bias behind the partial sum: one rank adds it
+ONCE = "once"  # a bias after the partial sum: only the first rank adds it
 
 
 @dataclass(frozen=True)
 class TPModule:
-    """A kind of module, known by its children, and how each of its parameters is cut."""
+    """A type of module, recognized by its children, and how its parameters are sharded."""
 
     name: str
     children: tuple[str, ...]
-    cuts: Mapping[str, ShardSpec | str]
-    local: tuple[str, ...] = ()  # attributes that count heads or widths, divided by the ranks
-    mixes_tokens: bool = False  # context-parallel ranks must see the whole sequence (and share the heads)
-    inner: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the same, of children
+    shards: Mapping[str, ShardSpec | str]
+    divided: tuple[str, ...] = ()  # attributes that count heads or widths: divided by the number of ranks
+    mixes_tokens: bool = False  # context-parallel ranks must gather the full sequence (and share the heads)
+    child_divided: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the same, of children
 
 
-def _linear(name: str, cut: ShardSpec) -> dict[str, ShardSpec | str]:
-    """A linear layer cut by rows (with its bias) or by columns (its bias is added once)."""
-    bias: ShardSpec | str = ShardSpec(0, cut.segments, cut.heads) if cut.dim == 0 else ONCE
-    return {f"{name}.weight": cut, f"{name}.bias": bias}
+def _linear(name: str, spec: ShardSpec) -> dict[str, ShardSpec | str]:
+    """Return the specs of a linear layer sharded by rows (with its bias) or by columns (its bias is added once)."""
+    bias: ShardSpec | str = ShardSpec(0, spec.segments, spec.heads) if spec.dim == 0 else ONCE
+    return {f"{name}.weight": spec, f"{name}.bias": bias}
 
 
 def _mamba_in(m: Any) -> tuple[int, ...]:
@@ -71,7 +71,7 @@ DELTA: dict[str, ShardSpec | str] = {
     "dt_bias": ROWS,
     "out_proj.weight": COLUMNS,
 }
-DELTA_LOCAL = ("num_k_heads", "num_v_heads", "key_dim", "value_dim", "conv_dim")
+DELTA_DIVIDED = ("num_k_heads", "num_v_heads", "key_dim", "value_dim", "conv_dim")
 
 TP_MODULES = (
     TPModule(
@@ -83,7 +83,7 @@ TP_MODULES = (
             **_linear("kv_b_proj", ROWS),
             **_linear("o_proj", COLUMNS),
         },
-        local=("num_heads",),
+        divided=("num_heads",),
     ),
     TPModule(
         "attention",
@@ -105,8 +105,8 @@ TP_MODULES = (
             "c_proj.weight": ROWS,
             "c_proj.bias": ONCE,
         },
-        local=("split_size",),
-        inner={"c_attn": ("nf",)},
+        divided=("split_size",),
+        child_divided={"c_attn": ("nf",)},
     ),
     TPModule(
         "state space",
@@ -120,14 +120,14 @@ TP_MODULES = (
             "norm.weight": ROWS,
             **_linear("out_proj", COLUMNS),
         },
-        local=("intermediate_size", "conv_dim", "num_heads", "n_groups"),
+        divided=("intermediate_size", "conv_dim", "num_heads", "n_groups"),
         mixes_tokens=True,
     ),
     TPModule(
         "gated delta",
         ("in_proj_qkvz", "in_proj_ba", "conv1d", "out_proj"),
         {"in_proj_qkvz.weight": ROWS, "in_proj_ba.weight": ROWS, **DELTA},
-        local=DELTA_LOCAL,
+        divided=DELTA_DIVIDED,
         mixes_tokens=True,
     ),
     TPModule(
@@ -140,7 +140,7 @@ TP_MODULES = (
             "in_proj_a.weight": ROWS,
             **DELTA,
         },
-        local=DELTA_LOCAL,
+        divided=DELTA_DIVIDED,
         mixes_tokens=True,
     ),
     TPModule(
@@ -152,40 +152,40 @@ TP_MODULES = (
         "fused feed-forward",
         ("c_fc", "c_proj"),
         {"c_fc.weight": ShardSpec(1), "c_fc.bias": ShardSpec(0), "c_proj.weight": ROWS, "c_proj.bias": ONCE},
-        inner={"c_fc": ("nf",)},
+        child_divided={"c_fc": ("nf",)},
     ),
 )
 
 
-def adapter_shards(module: nn.Module, region: TPModule) -> Iterator[tuple[str, ShardSpec]]:
-    """How adapters in a region are cut: B and magnitudes with the outputs of their linear layer, A with its inputs.
+def adapter_shards(module: nn.Module, plan: TPModule) -> Iterator[tuple[str, ShardSpec]]:
+    """Yield how adapters are sharded: B and magnitudes with the outputs of their linear layer, A with its inputs.
 
-    A weight in four bits is cut like the weight; along its rows there are fewer codes and scales than numbers.
+    A four-bit weight is sharded like the weight; along its rows there are fewer codes and scales than weights.
     """
-    for path, cut in region.cuts.items():
+    for path, spec in plan.shards.items():
         child, _, name = path.rpartition(".")
         linear: Any = getattr(module, child, None)
-        if name != "weight" or not isinstance(cut, ShardSpec) or not hasattr(linear, "lora_A"):
+        if name != "weight" or not isinstance(spec, ShardSpec) or not hasattr(linear, "lora_A"):
             continue
         if hasattr(linear, "base_codes"):
-            yield f"{child}.base_codes", _packed_shard(cut, 2)
-            yield f"{child}.base_scales", _packed_shard(cut, linear.base_block)
-        if cut.dim == int(linear.lora_inputs_first):
-            outputs = ShardSpec(0, cut.segments, cut.heads)
+            yield f"{child}.base_codes", _packed_shard(spec, 2)
+            yield f"{child}.base_scales", _packed_shard(spec, linear.base_block)
+        if spec.dim == int(linear.lora_inputs_first):
+            outputs = ShardSpec(0, spec.segments, spec.heads)
             yield f"{child}.lora_B", outputs
             yield f"{child}.lora_magnitude", outputs
         else:
             yield f"{child}.lora_A", COLUMNS
 
 
-def _packed_shard(cut: ShardSpec, numbers: int) -> ShardSpec:
-    segments = cut.segments
-    if cut.dim == 0 or segments is None:
-        return cut
-    return ShardSpec(cut.dim, lambda module: tuple(width // numbers for width in segments(module)), cut.heads)
+def _packed_shard(spec: ShardSpec, per_code: int) -> ShardSpec:
+    segments = spec.segments
+    if spec.dim == 0 or segments is None:
+        return spec
+    return ShardSpec(spec.dim, lambda module: tuple(width // per_code for width in segments(module)), spec.heads)
 
 
 def tp_module_of(module: nn.Module) -> TPModule | None:
-    """The kind of region a module is, or None."""
+    """Return the plan of a tensor-parallel module, or None for any other module."""
     children = {name for name, child in module.named_children() if child is not None}
-    return next((region for region in TP_MODULES if children.issuperset(region.children)), None)
+    return next((plan for plan in TP_MODULES if children.issuperset(plan.children)), None)
