@@ -80,10 +80,10 @@ def copies(parameter: torch.Tensor, mesh: Mesh) -> int:
     """Return how many ranks of the stage hold the same shard of a parameter."""
     if not isinstance(parameter, DTensor):
         return mesh.stage.size
-    parts = 1
-    for i, place in enumerate(parameter.placements):
-        parts *= parameter.device_mesh.size(i) if place.is_shard() or hasattr(place, "split_factor") else 1
-    return mesh.stage.size // parts
+    shards = 1
+    for i, placement in enumerate(parameter.placements):
+        shards *= parameter.device_mesh.size(i) if placement.is_shard() or hasattr(placement, "split_factor") else 1
+    return mesh.stage.size // shards
 
 
 def norm(stages: list[Stage], mesh: Mesh) -> torch.Tensor:

@@ -115,7 +115,7 @@ class _RankTask:
 class _Rank:
     """A rank, seen from the process that started it."""
 
-    place: Process
+    info: Process
     process: BaseProcess
     pipe: Connection
 
@@ -163,14 +163,14 @@ def fork(
         raise interrupted() from None
 
 
-def _run(places: list[Process], job: _RankTask, timeout: float | None, request: _StopRequest) -> list[Any]:
+def _run(infos: list[Process], task: _RankTask, timeout: float | None, request: _StopRequest) -> list[Any]:
     how = "fork" if _can_fork() else "spawn"
     ranks: list[_Rank] = []
     grace_s = 0.0
     try:
-        for place in places:
+        for info in infos:
             with _signals_blocked():  # a signal between start and append would leave a rank running
-                ranks.append(_started(how, place, job))
+                ranks.append(_start_rank(how, info, task))
                 request.forward(ranks)  # a request that came before this rank was started
         results = _results(ranks, timeout, request)
         grace_s = GRACE_S
@@ -291,40 +291,40 @@ def _signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _started(how: str, place: Process, job: _RankTask) -> _Rank:
+def _start_rank(how: str, info: Process, task: _RankTask) -> _Rank:
     context: Any = mp.get_context(how)
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_rank, args=(place, os.getpid(), job, theirs), name=f"rank {place.rank}")
+    process = context.Process(target=_rank, args=(info, os.getpid(), task, theirs), name=f"rank {info.rank}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     theirs.close()
-    return _Rank(place, process, ours)
+    return _Rank(info, process, ours)
 
 
-def _rank(place: Process, parent: int, job: _RankTask, pipe: Connection) -> None:
+def _rank(info: Process, parent: int, task: _RankTask, pipe: Connection) -> None:
     """Run one rank, inside its own process."""
-    _set_up_process(parent, job.handles_stop)
+    _set_up_process(parent, task.handles_stop)
     gc.freeze()  # objects of the parent may belong to threads that do not exist in the fork
     no_enum_warnings()
     import torch
 
     try:
-        torch.set_num_threads(job.threads)
+        torch.set_num_threads(task.threads)
         os.environ.update(
-            RANK=str(place.rank),
-            WORLD_SIZE=str(place.world),
-            LOCAL_RANK=str(place.local_rank),
-            LOCAL_WORLD_SIZE=str(place.local_world),
+            RANK=str(info.rank),
+            WORLD_SIZE=str(info.world),
+            LOCAL_RANK=str(info.local_rank),
+            LOCAL_WORLD_SIZE=str(info.local_world),
         )
-        with join(place, timeout_s=job.collective_timeout_s):
+        with join(info, timeout_s=task.collective_timeout_s):
             try:
-                result = job.work(place, *job.args)
+                result = task.work(info, *task.args)
             except BaseException as error:  # sent before leaving the group, which makes the other ranks fail too
-                _send_and_exit(pipe, place, error)
-            _send(pipe, RankMessage(place.rank, time.monotonic(), result=result))
+                _send_and_exit(pipe, info, error)
+            _send(pipe, RankMessage(info.rank, time.monotonic(), result=result))
     except BaseException as error:
-        _send_and_exit(pipe, place, error)
+        _send_and_exit(pipe, info, error)
 
 
 def _set_up_process(parent: int, handles_stop: bool) -> None:
@@ -348,8 +348,8 @@ def end_with(parent: int) -> None:
         os._exit(1)
 
 
-def _send_and_exit(pipe: Connection, place: Process, error: BaseException) -> NoReturn:
-    _send(pipe, RankMessage(place.rank, time.monotonic(), error=explain(error, place)))
+def _send_and_exit(pipe: Connection, info: Process, error: BaseException) -> NoReturn:
+    _send(pipe, RankMessage(info.rank, time.monotonic(), error=explain(error, info)))
     leave(1)
 
 
@@ -371,18 +371,18 @@ def _results(ranks: list[_Rank], timeout: float | None, request: _StopRequest) -
     settled = math.inf
     while len(received) < len(ranks) and time.monotonic() < settled:
         if time.monotonic() >= deadline:
-            missing = ", ".join(str(one.place.rank) for one in ranks if one.place.rank not in received)
+            missing = ", ".join(str(one.info.rank) for one in ranks if one.info.rank not in received)
             raise RunError(f"the run took longer than {timeout:g} s; rank {missing} is still running")
         if time.monotonic() >= request.deadline:
             raise RunError(f"the ranks did not exit within {request.grace_s:g} s after the stop request")
         request.forward(ranks)
-        _receive([one for one in ranks if one.place.rank not in received], received)
+        _receive([one for one in ranks if one.info.rank not in received], received)
         if settled == math.inf and any(message.error for message in received.values()):
             settled = time.monotonic() + SETTLE_S
     failures = [(blames_another(one.error), one.at, one.rank) for one in received.values() if one.error]
     if failures and (cause := received[min(failures)[2]].error):
         raise cause
-    return [received[one.place.rank].result for one in ranks]
+    return [received[one.info.rank].result for one in ranks]
 
 
 def _receive(ranks: list[_Rank], received: dict[int, RankMessage]) -> None:
@@ -392,17 +392,17 @@ def _receive(ranks: list[_Rank], received: dict[int, RankMessage]) -> None:
         code = one.process.exitcode  # read before the pipe: a message sent before the exit is still in the pipe
         if one.pipe.poll():
             with suppress(EOFError, OSError, pickle.UnpicklingError):
-                received[one.place.rank] = pickle.loads(one.pipe.recv_bytes())
+                received[one.info.rank] = pickle.loads(one.pipe.recv_bytes())
                 continue
         if code is not None:
-            received[one.place.rank] = RankMessage(one.place.rank, time.monotonic(), error=_death(one.place, code))
+            received[one.info.rank] = RankMessage(one.info.rank, time.monotonic(), error=_exit_error(one.info, code))
 
 
-def _death(place: Process, code: int) -> RunError:
+def _exit_error(info: Process, code: int) -> RunError:
     """Return why a rank exited: the reason it wrote, else the meaning of its exit code."""
     with suppress(OSError):
-        return RunError(place.exit_reason.read_text())
-    return explain_death(place.rank, place.world, code)
+        return RunError(info.exit_reason.read_text())
+    return explain_death(info.rank, info.world, code)
 
 
 def _end(ranks: list[_Rank], grace_s: float) -> None:

@@ -223,7 +223,7 @@ def _number(
         if default is not None:
             return default
         raise InputError(
-            "is not set, but other variables mark this process as one of several ranks", field=name, fix=fix
+            "is not set, but other variables mark this process as a rank of a distributed run", field=name, fix=fix
         )
     if not (text.isascii() and text.isdigit() and len(text) < 19 and int(text) >= least):
         raise InputError(f"must be an integer of at least {least}", field=name, value=text, fix=fix)

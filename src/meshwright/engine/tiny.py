@@ -108,9 +108,9 @@ def scaled_layout(layout: Layout, world: int) -> Layout:
     )
 
 
-def _common(wanted: int, limit: int) -> int:
-    """Return the largest power of two that divides `limit` and is at most `wanted`."""
+def _common(target: int, limit: int) -> int:
+    """Return the largest power of two that divides `limit` and is at most `target`."""
     size = 1
-    while size * 2 <= wanted and limit % (size * 2) == 0:
+    while size * 2 <= target and limit % (size * 2) == 0:
         size *= 2
     return size

@@ -209,12 +209,12 @@ class Trainer:
     def _accumulate(self, batch: Batch) -> None:
         stage, layout = self.stages[0], self.recipe.layout
         parts = batch.micro_batches(layout.micro_batch_size)
-        for i, (tokens, told) in enumerate(parts):
+        for i, (tokens, kwargs) in enumerate(parts):
             last = i == len(parts) - 1
             if isinstance(stage, FSDPModule):
                 stage.set_requires_gradient_sync(last or not layout.defer_grad_sync)
             wait_for_gradients(stage, last)
-            (stage(tokens, **told) * self._multiplier()).backward()
+            (stage(tokens, **kwargs) * self._multiplier()).backward()
 
     def _multiplier(self) -> float:
         return self.scale.value if self.scale is not None else 1.0
@@ -278,8 +278,8 @@ class Trainer:
             if self.pipeline is not None:
                 self.pipeline.evaluate(batch.tokens, batch.model_kwargs)
             else:
-                for tokens, told in batch.micro_batches(self.recipe.layout.micro_batch_size):
-                    self.stages[0](tokens, **told)
+                for tokens, kwargs in batch.micro_batches(self.recipe.layout.micro_batch_size):
+                    self.stages[0](tokens, **kwargs)
             losses, stops = self._reduce_losses(self._take_losses(), watch)
             watch.on_stop_vote(stops)
             total, shares, stopped = total + float(losses[0]) * share, shares + share, bool(stops)

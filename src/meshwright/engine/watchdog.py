@@ -12,11 +12,11 @@ from meshwright.engine.faults import FAULT_KEY, RunError, announce, leave, named
 from meshwright.engine.rank_env import Process
 
 EXCHANGE_S = 3.0  # how long a hanging rank waits for the positions of the other ranks
-PLACE_KEY = "meshwright/place"
+POSITION_KEY = "meshwright/position"
 SHOWN_RANKS = 8
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """The step and phase that a rank is in."""
 
     step: int
@@ -39,7 +39,7 @@ class Watchdog:
         self._process, self._timeout_s = process, timeout_s
         self._first_s = max(timeout_s, first_s or 3 * timeout_s)
         self._poll_s = min(poll_s, timeout_s / 4)
-        self._last = (Place(0, "start"), time.monotonic())  # replaced atomically: the thread reads it without a lock
+        self._last = (Position(0, "start"), time.monotonic())  # replaced atomically: the thread reads it without a lock
         self._first_step: int | None = None
         self._done = threading.Event()
         self._store: Any = None
@@ -49,7 +49,7 @@ class Watchdog:
         """Record that this rank enters a phase of a step, such as data, forward, backward or optimizer."""
         if self._first_step is None:
             self._first_step = step
-        self._last = (Place(step, name), time.monotonic())
+        self._last = (Position(step, name), time.monotonic())
 
     def __enter__(self) -> Watchdog:
         store = ranks_store()
@@ -58,7 +58,9 @@ class Watchdog:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         self._done.set()
         self._thread.join(self._poll_s)
         if error is not None:
@@ -71,21 +73,21 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._done.wait(self._poll_s):
-            place, since = self._last
+            position, since = self._last
             if time.monotonic() - since > self.limit_s:
-                self._give_up(place)
+                self._give_up(position)
             elif self._process.how in ("torchrun", "slurm"):
-                self._check_other_ranks(place)
+                self._check_other_ranks(position)
 
-    def _give_up(self, place: Place) -> None:
+    def _give_up(self, position: Position) -> None:
         error = RunError(
-            f"{named(self._process.rank, self._process.world)} hangs in {place}: no progress for "
-            f"{self.limit_s:g} s. {self._others(place)}".strip(),
-            fix=("look at the rank that is behind", "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 records the collectives"),
+            f"{named(self._process.rank, self._process.world)} hangs in {position}: no progress for "
+            f"{self.limit_s:g} s. {self._others(position)}".strip(),
+            fix=("inspect the rank that is behind", "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 records the collectives"),
         )
         self._end(error)
 
-    def _check_other_ranks(self, place: Place) -> None:
+    def _check_other_ranks(self, position: Position) -> None:
         if self._store is None:
             return
         try:
@@ -93,7 +95,9 @@ class Watchdog:
         except Exception:  # the process that hosts the store is gone
             if not self._done.wait(self._poll_s):  # unless this run is just ending
                 rank = named(self._process.rank, self._process.world)
-                print_error(RunError(f"{rank} in {place}: lost the connection to the store of rank 0"), self._process)
+                print_error(
+                    RunError(f"{rank} in {position}: lost the connection to the store of rank 0"), self._process
+                )
                 leave(RunError.exit_code)
             return
         if failed and not self._done.wait(self._poll_s):  # it may be about to raise its own error
@@ -107,26 +111,26 @@ class Watchdog:
             print_error(error, self._process)
         leave(error.exit_code)
 
-    def _others(self, place: Place) -> str:
+    def _others(self, position: Position) -> str:
         """Describe where the other ranks are, as far as they answer: their time runs out at about the same moment."""
         world = self._process.world
         if world == 1 or self._store is None:
             return ""
-        places: dict[int, str] = {self._process.rank: str(place)}
-        within(2 * EXCHANGE_S, lambda: self._exchange(places))
-        silent = [rank for rank in range(world) if rank not in places]
-        found = [f"rank {rank} is in {where}" for rank, where in sorted(places.items()) if where != str(place)]
+        positions: dict[int, str] = {self._process.rank: str(position)}
+        within(2 * EXCHANGE_S, lambda: self._exchange(positions))
+        silent = [rank for rank in range(world) if rank not in positions]
+        found = [f"rank {rank} is in {where}" for rank, where in sorted(positions.items()) if where != str(position)]
         if silent:
             found.append(f"no answer from rank {_listed(silent)}")
         return "; ".join(found[:SHOWN_RANKS]) or "All ranks are in the same phase."
 
-    def _exchange(self, places: dict[int, str]) -> None:
-        self._store.set(f"{PLACE_KEY}/{self._process.rank}", str(self._last[0]))
+    def _exchange(self, positions: dict[int, str]) -> None:
+        self._store.set(f"{POSITION_KEY}/{self._process.rank}", str(self._last[0]))
         until = time.monotonic() + EXCHANGE_S
         while time.monotonic() < until:  # the full time: the other ranks read this rank's answer too
-            for rank in [rank for rank in range(self._process.world) if rank not in places]:
-                if self._store.check([f"{PLACE_KEY}/{rank}"]):
-                    places[rank] = self._store.get(f"{PLACE_KEY}/{rank}").decode()
+            for rank in [rank for rank in range(self._process.world) if rank not in positions]:
+                if self._store.check([f"{POSITION_KEY}/{rank}"]):
+                    positions[rank] = self._store.get(f"{POSITION_KEY}/{rank}").decode()
             self._done.wait(0.2)
 
 

@@ -107,23 +107,23 @@ def total_size(files: Mapping[str, FileRecord]) -> int:
 
 def _compare(path: Path, file: object, record: FileRecord) -> None:
     pending: deque[tuple[int, str, Future[str]]] = deque()
-    place = 0
+    offset = 0
     with ThreadPoolExecutor(HASHERS) as pool:
         for block in record.blocks:
             data = file.read(block.size)  # type: ignore[attr-defined]  # a raw file: one read may return less
             while len(data) < block.size and (more := file.read(block.size - len(data))):  # type: ignore[attr-defined]
                 data += more
-            pending.append((place, block.sha256, pool.submit(_digest, memoryview(data))))
-            place += block.size
+            pending.append((offset, block.sha256, pool.submit(_digest, memoryview(data))))
+            offset += block.size
             while len(pending) > PENDING:
                 _check(path, *pending.popleft())
         while pending:
             _check(path, *pending.popleft())
 
 
-def _check(path: Path, place: int, expected: str, found: Future[str]) -> None:
+def _check(path: Path, offset: int, expected: str, found: Future[str]) -> None:
     if found.result() != expected:
-        raise DamagedError(f"{path}: checksum mismatch in the block at byte {place}")
+        raise DamagedError(f"{path}: checksum mismatch in the block at byte {offset}")
 
 
 def _digest(data: memoryview) -> str:

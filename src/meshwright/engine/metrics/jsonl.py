@@ -101,7 +101,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def json_float(value: float) -> float | str:
-    """Return a number for JSON, with nan and inf as text so that they can be told apart."""
+    """Return a number for JSON, with nan and inf as text which JSON cannot represent."""
     return value if math.isfinite(value) else str(value)
 
 
