@@ -14,8 +14,8 @@ from benchmarks.against import Config, Framework, Verdict
 from benchmarks.against.torchtitan import WORLD, as_if_on_gpus, as_on, last, quiet
 
 from meshwright.frameworks import content_of
-from meshwright.frameworks.torchtitan.commands import flags, named_preset, runs
-from meshwright.frameworks.torchtitan.parse import OPEN, TODAY
+from meshwright.frameworks.torchtitan.commands import parse_flags, preset_of_command, runs
+from meshwright.frameworks.torchtitan.parse import OPEN_SECTIONS, CURRENT_DAY
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.torchtitan import (
     CONTEXT_LENGTH,
@@ -48,7 +48,7 @@ def _words(config: Config) -> list[str]:
     run = next(runs(content_of(config.text, config.path)))
     typed = [str(said.value) for said in run.args]
     if run.by_script:
-        named = named_preset(run, flags(run.args)[0])
+        named = preset_of_command(run, parse_flags(run.args)[0])
         assert named is not None
         typed = ["--module", str(named.module.value), "--config", str(named.config.value), *typed]
     return _in_samples(typed)
@@ -195,7 +195,7 @@ def _flags(start_of_name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _flags(f"{name}.0.", held[0])
         elif isinstance(held, dict):
             yield from ((f"{name}.{key}", one) for key, one in held.items())
-        elif not OPEN.match(name) or name in config_keys("torchtitan"):
+        elif not OPEN_SECTIONS.match(name) or name in config_keys("torchtitan"):
             yield name, held
 
 
@@ -268,7 +268,7 @@ def draws() -> Iterator[Config]:
 def _of_today(key: str) -> bool:
     word = config_keys("torchtitan")[key]
     in_samples = key in SAMPLE_KEYS
-    return in_samples or (not (word.until and word.until <= TODAY) and not (word.since and word.since > TODAY))
+    return in_samples or (not (word.until and word.until <= CURRENT_DAY) and not (word.since and word.since > CURRENT_DAY))
 
 
 FRAMEWORK = Framework(

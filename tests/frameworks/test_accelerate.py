@@ -1,4 +1,4 @@
-"""Accelerate: what is found in its files, and recipes written there and read back."""
+"""Accelerate: findings in its configs, and recipes exported and read back."""
 
 from __future__ import annotations
 
@@ -115,11 +115,11 @@ CASES = (
     ),
     broken("unknown key", FSDP2, "machine_rank: 0", "rank: 0", ("key.unknown", 6)),
     broken("unread key", FSDP2, "fsdp_offload_params: false", "fsdp_offload: false", ("key.unread", 13)),
-    broken("key of nobody", FSDP2, "fsdp_offload_params: false", "fsdp_cpu_offload: true", ("key.ignored", 13)),
-    broken("no such kind", FSDP2, "type: FSDP", "type: FDSP", ("value.refused", 2)),
-    broken("kind in small letters", FSDP2, "type: FSDP", "type: fsdp", ("value.refused", 2)),
+    broken("nonexistent key", FSDP2, "fsdp_offload_params: false", "fsdp_cpu_offload: true", ("key.ignored", 13)),
+    broken("unknown distributed type", FSDP2, "type: FSDP", "type: FDSP", ("value.refused", 2)),
+    broken("lower-case distributed type", FSDP2, "type: FSDP", "type: fsdp", ("value.refused", 2)),
     broken(
-        "no kind",
+        "no distributed type",
         PLAIN,
         "distributed_type: MULTI_GPU",
         "compute_environment: LOCAL_MACHINE",
@@ -133,37 +133,37 @@ CASES = (
         ("accelerate.machines", 6),
     ),
     broken("rank", FSDP2, "machine_rank: 0", "machine_rank: 1", ("accelerate.machines", 6)),
-    broken("nobody to meet", FSDP2, "num_machines: 1", "num_machines: 2", ("accelerate.no-main-process-ip", 4)),
+    broken("no main process IP", FSDP2, "num_machines: 1", "num_machines: 2", ("accelerate.no-main-process-ip", 4)),
     broken("idle GPUs", FSDP2, "num_processes: 8", "num_processes: 4", ("accelerate.processes", 5), gpus="8xH100"),
     broken("too many", FSDP2, "num_processes: 8", "num_processes: 16", ("accelerate.processes", 5), gpus="8xH100"),
     broken("one process", PLAIN, "MULTI_GPU", "'NO'", ("accelerate.processes", 2)),
-    broken("named GPUs", FSDP2, "num_machines: 1", "num_machines: 1\ngpu_ids: 0,1", ("accelerate.gpu-ids", 5)),
+    broken("GPU ids", FSDP2, "num_machines: 1", "num_machines: 1\ngpu_ids: 0,1", ("accelerate.gpu-ids", 5)),
     broken("bare no", PLAIN, "'no'", "no", ("accelerate.unquoted-no", 3)),
-    broken("text", PLAIN, "num_processes: 8", "num_processes: 8\nnum_machines: '1'", ("accelerate.quoted-value", 3)),
-    broken("no such format", FSDP2, "bf16\nrdzv", "bf15\nrdzv", ("value.refused", 7)),
-    broken("which fp8", FSDP2, "mixed_precision: bf16", "mixed_precision: fp8", ("accelerate.fp8-backend-unset", 7)),
-    Case("fp8 of nobody", PLAIN + "fp8_config:\n  backend: TE\n", [("accelerate.unused-section", 5)]),
-    broken("no such meeting", FSDP2, "rdzv_backend: static", "rdzv_backend: sttic", ("value.refused", 8)),
-    broken("section of another", FSDP2, "type: FSDP", "type: MULTI_GPU", ("accelerate.unused-section", 10)),
+    broken("string", PLAIN, "num_processes: 8", "num_processes: 8\nnum_machines: '1'", ("accelerate.quoted-value", 3)),
+    broken("unknown precision", FSDP2, "bf16\nrdzv", "bf15\nrdzv", ("value.refused", 7)),
+    broken("fp8 backend", FSDP2, "mixed_precision: bf16", "mixed_precision: fp8", ("accelerate.fp8-backend-unset", 7)),
+    Case("unused fp8_config", PLAIN + "fp8_config:\n  backend: TE\n", [("accelerate.unused-section", 5)]),
+    broken("unknown rendezvous", FSDP2, "rdzv_backend: static", "rdzv_backend: sttic", ("value.refused", 8)),
+    broken("section of another type", FSDP2, "type: FSDP", "type: MULTI_GPU", ("accelerate.unused-section", 10)),
     Case("no section", "distributed_type: FSDP\nnum_processes: 8\n", [("accelerate.no-wrap-policy", 1)]),
-    broken("one unit", FSDP2, "TRANSFORMER_BASED_WRAP", "NO_WRAP", ("accelerate.no-wrap-policy", 11)),
-    broken("no such policy", FSDP2, "TRANSFORMER_BASED_WRAP", "TRANSFORMER_WRAP", ("value.refused", 11)),
+    broken("no wrapping", FSDP2, "TRANSFORMER_BASED_WRAP", "NO_WRAP", ("accelerate.no-wrap-policy", 11)),
+    broken("unknown policy", FSDP2, "TRANSFORMER_BASED_WRAP", "TRANSFORMER_WRAP", ("value.refused", 11)),
     broken(
-        "no number",
+        "not a number",
         FSDP2,
         "TRANSFORMER_BASED_WRAP",
         "SIZE_BASED_WRAP\n  fsdp_min_num_params: 1e8",
         ("value.refused", 12),
     ),
     broken(
-        "another policy",
+        "key of another policy",
         FSDP2,
         "fsdp_offload_params: false",
         "fsdp_min_num_params: 2000",
         ("accelerate.wrap-policy-key", 13),
     ),
     broken(
-        "a way of FSDP1",
+        "sharding strategy of FSDP1",
         FSDP2,
         "fsdp_offload_params: false",
         "fsdp_sharding_strategy: SHARD_GRAD_OP",
@@ -177,7 +177,7 @@ CASES = (
         ("accelerate.fsdp1-key", 13),
     ),
     broken("harmless key of FSDP1", FSDP2, "fsdp_offload_params: false", "fsdp_use_orig_params: true"),
-    broken("a name for a truth", FSDP2, "forward: true", "forward: FULL_SHARD", ("value.refused", 12)),
+    broken("strategy name instead of a boolean", FSDP2, "forward: true", "forward: FULL_SHARD", ("value.refused", 12)),
     broken(
         "a key of FSDP2",
         FSDP1,
@@ -185,37 +185,37 @@ CASES = (
         "fsdp_reshard_after_forward: SHARD_GRAD_OP",
         ("accelerate.fsdp2-key", 12),
     ),
-    broken("no such way", FSDP1, "FULL_SHARD", "FULLY_SHARD", ("value.refused", 12)),
-    broken("a way by its number", FSDP1, "FULL_SHARD", "2"),
-    broken("states of one rank", FSDP2, "SHARDED_STATE_DICT", "LOCAL_STATE_DICT", ("accelerate.fsdp-conflict", 14)),
-    broken("no such states", FSDP2, "SHARDED_STATE_DICT", "SHARDED", ("value.refused", 14)),
+    broken("unknown sharding strategy", FSDP1, "FULL_SHARD", "FULLY_SHARD", ("value.refused", 12)),
+    broken("sharding strategy by number", FSDP1, "FULL_SHARD", "2"),
+    broken("local state dict", FSDP2, "SHARDED_STATE_DICT", "LOCAL_STATE_DICT", ("accelerate.fsdp-conflict", 14)),
+    broken("unknown state dict type", FSDP2, "SHARDED_STATE_DICT", "SHARDED", ("value.refused", 14)),
     broken(
-        "empty ranks",
+        "RAM-efficient loading without sync",
         FSDP1,
         "fsdp_sync_module_states: true",
         "fsdp_sync_module_states: false",
         ("accelerate.fsdp-conflict", 16),
     ),
     broken("old name", FSDP1, "fsdp_backward_prefetch:", "fsdp_backward_prefetch_policy:", ("key.ignored", 17)),
-    broken("no such stage", ZERO, "zero_stage: 3", "zero_stage: 4", ("value.refused", 7)),
+    broken("unknown stage", ZERO, "zero_stage: 3", "zero_stage: 4", ("value.refused", 7)),
     broken("flag of stage 3", ZERO, "zero_stage: 3", "zero_stage: 2", ("accelerate.stage-too-low", 8)),
     broken(
-        "parameters stay",
+        "parameter offload without stage 3",
         replaced(ZERO, ("zero3_init_flag: true", "zero3_init_flag: false"), ("zero_stage: 3", "zero_stage: 2")),
         "offload_param_device: none",
         "offload_param_device: cpu",
         ("accelerate.stage-too-low", 10),
     ),
     broken(
-        "no path",
+        "no NVMe path",
         ZERO,
         "offload_param_device: none",
         "offload_param_device: nvme",
         ("accelerate.no-nvme-path", 10),
     ),
-    broken("no such device", ZERO, "offload_param_device: none", "offload_param_device: gpu", ("value.refused", 10)),
+    broken("unknown device", ZERO, "offload_param_device: none", "offload_param_device: gpu", ("value.refused", 10)),
     broken(
-        "file and more",
+        "config file and other keys",
         ZERO,
         "zero3_init_flag: true",
         "deepspeed_config_file: ds.json",
@@ -229,7 +229,7 @@ CASES = (
         "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n",
         ("accelerate.mesh", 16),
     ),
-    broken("nothing shared", MESH, "dp_shard_size: 4", "dp_replicate_size: 4", ("accelerate.mesh", 18)),
+    broken("nothing sharded", MESH, "dp_shard_size: 4", "dp_replicate_size: 4", ("accelerate.mesh", 18)),
     broken(
         "mesh without its prefix",
         MESH,
@@ -243,16 +243,16 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_exactly_this_is_found(case: Case) -> None:
+def test_findings(case: Case) -> None:
     assert sorted(found(case, PATH, "accelerate")) == sorted(case.expected)
 
 
-def test_every_rule_is_found_by_some_case() -> None:
+def test_every_rule_has_a_case() -> None:
     found_somewhere = {rule for case in CASES for rule, _ in case.expected}
     assert {rule.id for rule in frameworks.framework("accelerate").rules} <= found_somewhere
 
 
-def test_a_finding_names_the_line_and_the_fix_in_their_spelling() -> None:
+def test_finding_has_the_line_and_a_yaml_fix() -> None:
     content = frameworks.content_of(replaced(MESH, ("shard_size: 4", "shard_size: 2")), "config.yaml")
     (finding,) = frameworks.check(frameworks.framework("accelerate"), content).findings
     assert (finding.severity, finding.file, finding.line) == ("error", "config.yaml", 18)
@@ -260,7 +260,7 @@ def test_a_finding_names_the_line_and_the_fix_in_their_spelling() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "strategy", "freed", "engine"),
+    ("quoted number", "strategy", "freed", "engine"),
     [
         (FSDP2, "fsdp2", True, "fsdp1"),
         (replaced(FSDP1, ("FULL_SHARD", "SHARD_GRAD_OP")), "fsdp2", False, "fsdp1"),
@@ -271,13 +271,13 @@ def test_a_finding_names_the_line_and_the_fix_in_their_spelling() -> None:
         (PLAIN, "ddp", True, "fsdp1"),
     ],
 )
-def test_kinds_are_strategies(text: str, strategy: str, freed: bool, engine: str) -> None:
+def test_distributed_types_map_to_strategies(text: str, strategy: str, freed: bool, engine: str) -> None:
     result = frameworks.check(frameworks.framework("accelerate"), frameworks.content_of(text, "config.yaml"))
     layout = result.recipe.layout
     assert (layout.strategy, layout.reshard_after_forward, result.engine) == (strategy, freed, engine)
 
 
-def test_hybrid_sharding_copies_over_the_machines() -> None:
+def test_hybrid_sharding_replicates_over_machines() -> None:
     text = replaced(FSDP1, ("FULL_SHARD", "HYBRID_SHARD"), ("num_processes: 8", "num_processes: 32"),
                     ("num_machines: 1", "num_machines: 4\nmain_process_ip: 10.0.0.1"))  # fmt: skip
     result = frameworks.check(
@@ -292,7 +292,7 @@ def script(folder: Path, config: str, command: str) -> frameworks.Content:
     return frameworks.open_file(folder / "run.sh")
 
 
-def test_a_command_comes_on_top_of_its_config(tmp_path: Path) -> None:
+def test_command_overrides_its_config(tmp_path: Path) -> None:
     command = (
         "accelerate launch --config_file config.yaml --num_processes 16 --num_machines 2 \\\n"
         "  --main_process_ip $HOST --machine_rank 0 train.py \\\n"
@@ -306,14 +306,14 @@ def test_a_command_comes_on_top_of_its_config(tmp_path: Path) -> None:
     assert result.model.name == find("llama3_8b").name
 
 
-def test_recomputing_twice_is_told(tmp_path: Path) -> None:
+def test_double_checkpointing_is_reported(tmp_path: Path) -> None:
     content = script(tmp_path, FSDP2, "accelerate launch --config_file config.yaml train.py --gradient_checkpointing\n")
     result = frameworks.check(frameworks.detect_framework(content), content)
     found = [(f.rule, Path(f.file).name, f.line) for f in result.findings]
     assert found == [("accelerate.double-checkpointing", "config.yaml", 16)]
 
 
-def test_the_config_of_deepspeed_is_read_too(tmp_path: Path) -> None:
+def test_referenced_deepspeed_config_is_checked(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(
         '{"train_micro_batch_size_per_gpu": "auto",\n"zero_optimization": {"stage": 2, "stag": 1}}'
     )
@@ -324,7 +324,7 @@ def test_the_config_of_deepspeed_is_read_too(tmp_path: Path) -> None:
     assert (result.recipe.layout.strategy, result.recipe.layout.reshard_after_forward) == ("fsdp2", False)
 
 
-def test_a_config_of_deepspeed_is_json(tmp_path: Path) -> None:
+def test_referenced_deepspeed_config_must_be_json(tmp_path: Path) -> None:
     (tmp_path / "zero3.yaml").write_text(ZERO)
     (tmp_path / "scripts").mkdir()
     script = tmp_path / "scripts" / "run.sh"
@@ -335,7 +335,7 @@ def test_a_config_of_deepspeed_is_json(tmp_path: Path) -> None:
     assert [(f.rule, f.line) for f in result.findings] == [("accelerate.not-json", 1)]
 
 
-def test_a_config_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_config_is_reported(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("accelerate launch --config_file none.yaml train.py\n")
     with pytest.raises(InputError, match="file not found"):
         frameworks.check(frameworks.framework("accelerate"), frameworks.open_file(tmp_path / "run.sh"))
@@ -363,7 +363,7 @@ PROGRAM = {"layout.micro_batch_size", "train.global_batch_size"}
 
 @settings(max_examples=80)
 @given(FIELDS, CONTEXT, st.sampled_from(["llama3_8b", "qwen3_30b_a3b"]))
-def test_what_is_written_is_read_back(values: dict[str, object], context: dict[str, object], model: str) -> None:
+def test_exports_round_trip(values: dict[str, object], context: dict[str, object], model: str) -> None:
     recipe = changed(pretrain(model, 64, global_batch_size=512), {**BLANK, **context, **values})
     lost = unmapped("accelerate", recipe, model, "8x8xH100")
     written = write(frameworks.framework("accelerate"), recipe, find(model), cluster("8x8xH100"))
@@ -381,13 +381,13 @@ def test_what_is_written_is_read_back(values: dict[str, object], context: dict[s
         {"precision.matmul": "fp8_delayed"},
     ],
 )
-def test_other_kinds_are_read_back_too(values: dict[str, object]) -> None:
+def test_other_distributed_types_round_trip(values: dict[str, object]) -> None:
     recipe = changed(pretrain("llama3_8b", 8, global_batch_size=64), {**BLANK, **values})
     written = frameworks.export(frameworks.framework("accelerate"), recipe, find("llama3_8b"), cluster("8xH100"))
     assert not {*values} & {one.field for one in written.unmapped}
 
 
-def test_the_program_gets_what_the_launcher_would_tell_it() -> None:
+def test_program_gets_the_launcher_environment() -> None:
     values = {"layout.tp": 2, "layout.recompute": "full"}
     recipe = changed(pretrain("llama3_8b", 8, global_batch_size=64), {**BLANK, **values})
     program = frameworks.export(
@@ -406,7 +406,7 @@ def test_the_program_gets_what_the_launcher_would_tell_it() -> None:
     assert program.argv[0] == "train.py"
 
 
-def test_options_beside_a_config_of_deepspeed_do_no_harm(tmp_path: Path) -> None:
+def test_command_options_do_not_conflict_with_a_deepspeed_config(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 1}}')
     command = (
         "accelerate launch --use_deepspeed --deepspeed_config_file ds.json --mixed_precision bf16 \\\n"
@@ -419,7 +419,7 @@ def test_options_beside_a_config_of_deepspeed_do_no_harm(tmp_path: Path) -> None
     assert (result.recipe.layout.strategy, result.recipe.optimizer.lr) == ("zero1", 2e-5)
 
 
-def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
+def test_shipped_recipes_lose_only_the_listed_fields() -> None:
     theirs = frameworks.framework("accelerate")
     for name in index.names()[::40]:
         recipe = index.load(name)

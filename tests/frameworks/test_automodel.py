@@ -1,4 +1,4 @@
-"""NeMo AutoModel: what is found in its files and commands, and recipes written there and read back."""
+"""NeMo AutoModel: findings in its configs and commands, and recipes exported and read back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATH = "run.yaml"
 
 
 def line(text: str, part: str) -> int:
-    """The line, from 1, on which a part stands that is there once."""
+    """Return the 1-based line of a part that occurs once."""
     assert text.count(part) == 1, part
     return text[: text.index(part)].count("\n") + 1
 
@@ -34,7 +34,7 @@ def line(text: str, part: str) -> int:
 def broken(
     name: str, text: str, pairs: list[tuple[str, str]], expected: list[tuple[str, str]], gpus: str | None = None
 ) -> Case:
-    """A config broken in one way; the lines of its findings are given by what stands on them."""
+    """Return a config with one mistake; the lines of its findings are given by their text."""
     changed_text = replaced(text, *pairs)
     places = [(rule, line(changed_text, part) if part else 0) for rule, part in expected]
     return Case(name, changed_text, places, gpus)
@@ -46,9 +46,9 @@ CASES = (
     Case("valid experts", EXPERTS, gpus="8xH200"),
     Case("valid stages", STAGES, gpus="8x8xH100"),
     Case("valid adapters", LORA, gpus="8xH100"),
-    Case("valid tokens under Megatron-FSDP", TOKENS, gpus="2x8xH100", path="tokens_tp1cp2.yaml"),
-    Case("valid file of a model nobody knows", UNKNOWN, gpus="8xH100"),
-    Case("valid training of another kind", DRAFTER, gpus="8xH100"),
+    Case("valid token files with Megatron-FSDP", TOKENS, gpus="2x8xH100", path="tokens_tp1cp2.yaml"),
+    Case("valid unknown model", UNKNOWN, gpus="8xH100"),
+    Case("valid other recipe", DRAFTER, gpus="8xH100"),
     Case(
         "valid encoder that names no recipe",
         replaced(
@@ -70,38 +70,38 @@ CASES = (
     Case(
         "valid, with the words of YAML 1.1", replaced(SFT, ("checkpointing: true", "checkpointing: on")), gpus="8xH100"
     ),
-    Case("valid 8-bit layers scaled by rows", SFT + "\nfp8:\n  enabled: true\n  recipe_name: rowwise\n", gpus="8xH100"),
+    Case("valid rowwise fp8", SFT + "\nfp8:\n  enabled: true\n  recipe_name: rowwise\n", gpus="8xH100"),
     # the strategy
     broken(
-        "no such strategy",
+        "unknown strategy",
         SFT,
         [("strategy: fsdp2", "strategy: fsdp")],
         [("automodel.strategy-unknown", "strategy: fsdp")],
         "8xH100",
     ),
     broken(
-        "an option that ends it, although it is off",
+        "option of another strategy, set to false",
         SFT,
         [("strategy: fsdp2", "strategy: megatron_fsdp"), ("activation_checkpointing: true", "tp_plan: null")],
         [("automodel.strategy-option", "sequence_parallel: false"), ("automodel.strategy-option", "tp_plan: null")],
         "8xH200",
     ),
     broken(
-        "replicas refuse tensor parallelism",
+        "DDP with tensor parallelism",
         LORA,
         [("strategy: ddp", "strategy: ddp\n  tp_size: 2")],
         [("automodel.strategy-conflict", "strategy: ddp")],
         "8xH100",
     ),
     broken(
-        "Megatron-FSDP skips checkpointing",
+        "Megatron-FSDP ignores checkpointing",
         TOKENS,
         [("zero_dp_strategy: 3", "activation_checkpointing: true")],
         [("automodel.checkpointing-ignored", "activation_checkpointing: true")],
         "2x8xH100",
     ),
     broken(
-        "Megatron-FSDP refuses selective checkpointing",
+        "Megatron-FSDP with selective checkpointing",
         TOKENS,
         [("zero_dp_strategy: 3", "activation_checkpointing: selective")],
         [("automodel.strategy-conflict", "activation_checkpointing: selective")],
@@ -115,7 +115,7 @@ CASES = (
         "2x8xH100",
     ),
     broken(
-        "a check that is gone",
+        "removed NaN check",
         TOKENS,
         [("zero_dp_strategy: 3", "check_for_nan_in_grad: true")],
         [("automodel.nan-check", "check_for_nan_in_grad: true")],
@@ -129,14 +129,14 @@ CASES = (
         "8xH100",
     ),
     broken(
-        "checkpointing by another word",
+        "unknown checkpointing value",
         SFT,
         [("activation_checkpointing: true", "activation_checkpointing: maybe")],
         [("value.refused", "activation_checkpointing: maybe")],
         "8xH200",
     ),
     broken(
-        "scopes that exclude each other",
+        "conflicting scopes",
         SFT,
         [("sequence_parallel: false", "activation_checkpointing_scope: [all, vision]")],
         [("automodel.checkpointing-scope", "activation_checkpointing_scope")],
@@ -147,23 +147,23 @@ CASES = (
         "sizes below one", SFT, [("cp_size: 1", "cp_size: 0")], [("automodel.size-below-one", "cp_size: 0")], "8xH100"
     ),
     broken("GPUs left out", SFT, [("dp_size: none", "dp_size: 4")], [("automodel.mesh", "dp_size: 4")], "8xH100"),
-    broken("no such world", SFT, [("cp_size: 1", "cp_size: 3")], [("automodel.mesh", "tp_size: 1")], "8xH100"),
+    broken("mesh does not fit", SFT, [("cp_size: 1", "cp_size: 3")], [("automodel.mesh", "tp_size: 1")], "8xH100"),
     broken(
-        "replicas that leave nothing to shard",
+        "replicas without sharding",
         SFT,
         [("dp_size: none", "dp_replicate_size: 8")],
         [("automodel.replicas", "dp_replicate_size: 8")],
         "8xB300",
     ),
     broken(
-        "experts over ranks that are not there",
+        "more expert ranks than ranks",
         EXPERTS,
         [("ep_size: 8", "ep_size: 32")],
         [("automodel.expert-mesh", "ep_size: 32")],
         "16xH200",
     ),
     broken(
-        "experts that do not divide",
+        "experts not divisible",
         replaced(EXPERTS, ("global_batch_size: 64", "global_batch_size: 72")),
         [("ep_size: 8", "ep_size: 24")],
         [("moe.experts-divide", "ep_size: 24")],
@@ -176,7 +176,7 @@ CASES = (
         [("automodel.batch", "local_batch_size: 3")],
     ),
     broken(
-        "more ranks than the batch has samples",
+        "more ranks than samples",
         UNKNOWN,
         [("global_batch_size: 32", "global_batch_size: 8")],
         [("automodel.batch", "local_batch_size: 4")],
@@ -191,27 +191,27 @@ CASES = (
         "8xH100",
     ),
     broken(
-        "a pipeline block for nothing",
+        "unused pipeline block",
         UNKNOWN,
         [("pp_size: 2\n  pipeline: {}", "pp_size: 1\n  pipeline: {pp_schedule: gpipe, pp_microbatch_size: 3}")],
         [("automodel.pipeline-ignored", "pp_schedule: gpipe")],
         "8xH100",
     ),
     broken(
-        "a schedule from the guides",
+        "schedule from the guides",
         STAGES,
         [("pp_schedule: interleaved1f1b", "pp_schedule: v_schedule"), ("    layers_per_stage: 4\n", "")],
         [("automodel.schedule-unknown", "pp_schedule: v_schedule")],
         "8x8xH100",
     ),
     broken(
-        "a schedule with underscores",
+        "schedule with underscores",
         UNKNOWN,
         [("pipeline: {}", "pipeline: {pp_schedule: interleaved_1f1b}")],
         [("automodel.schedule-unknown", "pp_schedule: interleaved_1f1b")],
     ),
     broken(
-        "a schedule from a file alone",
+        "CSV schedule without a name",
         UNKNOWN,
         [("pipeline: {}", "pipeline:\n    pp_schedule_csv: order.csv\n    pp_schedule: null")],
         [("automodel.schedule-unknown", "pp_schedule: null")],
@@ -231,27 +231,27 @@ CASES = (
         "8x8xH100",
     ),
     broken(
-        "micro batches that do not divide",
+        "micro batches not divisible",
         UNKNOWN,
         [("pipeline: {}", "pipeline: {pp_microbatch_size: 3}")],
         [("automodel.too-few-micro-batches", "local_batch_size: 4"), ("value.refused", "local_batch_size: 4")],
     ),
     broken(
-        "stages that do not divide",
+        "stages not divisible",
         STAGES,
         [("layers_per_stage: 4", "layers_per_stage: 3")],
         [("automodel.stages-uneven", "layers_per_stage: 3")],
         "8x8xH100",
     ),
     broken(
-        "stages that send another format",
+        "stage dtype",
         STAGES,
         [("layers_per_stage: 4", "layers_per_stage: 4\n    dtype: float32")],
         [("automodel.stage-dtype", "dtype: float32\n\nloss_fn")],
         "8x8xH100",
     ),
     broken(
-        "one chunk in an interleaved schedule",
+        "one virtual stage in an interleaved schedule",
         STAGES,
         [("layers_per_stage: 4", "layers_per_stage: 20")],
         [
@@ -261,42 +261,42 @@ CASES = (
     ),
     # values that nothing reads
     broken(
-        "compile at the top",
+        "top-level compile block",
         SFT,
         [("loss_fn:", "compile:\n  enabled: true\n\nloss_fn:")],
         [("automodel.compile-ignored", "enabled: true\n\nloss_fn")],
         "8xH100",
     ),
     broken(
-        "a seed that nothing reads",
+        "ignored seed",
         SFT,
         [("seed: 7", "rng:\n  seed: 7")],
         [("automodel.rng-ignored", "seed: 7")],
         "8xH100",
     ),
     broken(
-        "a block for SLURM",
+        "Slurm block",
         SFT,
         [("seed: 7", "seed: 7\nslurm:\n  nodes: 2\n  time: 01:00:00")],
         [("automodel.block-ignored", "nodes: 2")],
         "8xH100",
     ),
     broken(
-        "a mistyped block",
+        "misspelled block",
         SFT,
         [("lr_scheduler:", "lr_schedule:")],
         [("automodel.block-ignored", "lr_decay_style")],
         "8xH100",
     ),
     broken(
-        "an interval of the guides",
+        "checkpoint interval from the guides",
         SFT,
         [("ckpt_every_steps: 100", "checkpoint_interval: 100")],
         [("key.removed", "checkpoint_interval: 100")],
         "8xH100",
     ),
     broken(
-        "experts' settings without expert parallelism",
+        "moe block without expert parallelism",
         EXPERTS,
         [("ep_size: 8", "ep_size: 1")],
         [("automodel.moe-ignored", "reshard_after_forward: true")],
@@ -304,112 +304,112 @@ CASES = (
     ),
     # the model
     broken(
-        "asynchronous tensor parallelism alone",
+        "async tensor parallelism without sequence parallelism",
         SFT,
         [("tp_size: 1", "tp_size: 2"), ("sequence_parallel: false", "enable_async_tensor_parallel: true")],
         [("automodel.async-tensor-parallel", "enable_async_tensor_parallel: true")],
         "8xH100",
     ),
     broken(
-        "a router that is computed twice",
+        "recomputed router",
         EXPERTS,
         [("ignore_router_for_ac: true", "ignore_router_for_ac: false")],
         [("automodel.router-recomputed", "ignore_router_for_ac: false")],
         "8xH200",
     ),
     broken(
-        "tensor parallelism of fresh experts",
+        "tensor parallelism of an MoE model from config",
         EXPERTS,
         [("from_pretrained\n  pretrained", "from_config\n  pretrained"), ("tp_size: 1", "tp_size: 2")],
         [("automodel.expert-plan", "tp_size: 2")],
         "8xH200",
     ),
     broken(
-        "sequence parallelism of experts",
+        "sequence parallelism of an MoE model",
         EXPERTS,
         [("tp_size: 1", "tp_size: 2\n  sequence_parallel: true")],
         [("sequence_parallel.unsupported-by-moe", "sequence_parallel: true")],
         "8xH200",
     ),
     broken(
-        "packing over context ranks",
+        "packing with context parallelism",
         SFT,
         [("cp_size: 1", "cp_size: 2"), ("packed_sequence_size: 0", "packed_sequence_size: 2048")],
         [("automodel.cp-packing", "packed_sequence_size: 2048")],
         "8xH100",
     ),
     broken(
-        "experts' attention over context ranks",
+        "MoE attention with context parallelism",
         EXPERTS,
         [("attn: te", "attn: sdpa"), ("cp_size: 1", "cp_size: 2"), ("  packed_sequence_size: 4096", "  pack_size: 0")],
         [("automodel.cp-attention", "attn: sdpa")],
         "16xH200",
     ),
     broken(
-        "flash attention over context ranks",
+        "flash attention with context parallelism",
         SFT,
         [("cp_size: 1", "cp_size: 2"), ("torch_dtype: float32", "attn_implementation: flash_attention_2")],
         [("automodel.cp-attention", "attn_implementation: flash_attention_2")],
         "8xH100",
     ),
     broken(
-        "packing that is switched off",
+        "disabled packing",
         SFT,
         [("torch_dtype: float32", "force_hf: true"), ("packed_sequence_size: 0", "packed_sequence_size: 2048")],
         [("automodel.packing-disabled", "packed_sequence_size: 2048")],
         "8xH100",
     ),
     broken(
-        "kernels that are switched off",
+        "disabled kernels",
         SFT,
         [("torch_dtype: float32", "use_liger_kernel: true"), ("cp_size: 1", "cp_size: 2")],
         [("automodel.kernel-disabled", "use_liger_kernel: true")],
         "8xH100",
     ),
     broken(
-        "nothing to consolidate",
+        "torch_save is not consolidated",
         SFT,
         [("model_save_format: safetensors", "model_save_format: torch_save")],
         [("automodel.not-consolidated", "save_consolidated: final")],
         "8xH100",
     ),
     broken(
-        "attention is told that nothing is packed",
+        "undetected packing",
         EXPERTS,
         [("pp_size: 1", "patch_is_packed_sequence: true")],
         [("automodel.packing-undetected", "patch_is_packed_sequence: true")],
         "8xH200",
     ),
     broken(
-        "experts' kernels without their dispatcher",
+        "expert kernels without their dispatcher",
         EXPERTS,
         [("experts: torch_mm", "experts: te"), ("dispatcher: deepep", "dispatcher: torch")],
         [("automodel.experts-replaced", "experts: te")],
         "8xH200",
     ),
     broken(
-        "8 bits of an engine that is not used",
+        "te_fp8 without te layers",
         EXPERTS,
         [("linear: te", "linear: torch\n    te_fp8: {recipe: current}")],
         [("automodel.te-fp8", "te_fp8: {recipe: current}")],
         "8xH200",
     ),
     broken(
-        "moments in bf16",
+        "bf16 moments",
         SFT,
         [("torch_dtype: float32", "torch_dtype: bfloat16")],
         [("automodel.bf16-moments", "torch_dtype: bfloat16")],
         "8xH100",
     ),
     broken(
-        "an argument the optimizer does not take",
+        "unknown optimizer argument",
         SFT,
         [("betas: [0.9, 0.95]", "min_lr: 1.0e-7")],
         [("automodel.optimizer-argument", "min_lr: 1.0e-7")],
         "8xH100",
     ),
     broken(
-        "a warm-up that does not end",
+        "warmup too long",
         SFT,
         [("lr_warmup_steps: 50", "lr_warmup_steps: 500")],
         [
@@ -418,14 +418,14 @@ CASES = (
         "8xH100",
     ),
     broken(
-        "a decay without its steps",
+        "WSD without decay steps",
         TOKENS,
         [("  wsd_decay_steps: 2000\n", "")],
         [("automodel.learning-rate", "lr_decay_style: WSD")],
         "2x8xH100",
     ),
     broken(
-        "a value that is open",
+        "unresolved value",
         SFT,
         [("global_batch_size: 64", "global_batch_size: ${BATCH}")],
         [],
@@ -435,11 +435,11 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_exactly_what_is_wrong_is_found(case: Case) -> None:
+def test_findings(case: Case) -> None:
     assert sorted(found(case, PATH, "automodel")) == sorted(case.expected)
 
 
-def test_a_name_that_promises_another_layout() -> None:
+def test_file_name_with_another_layout_is_reported() -> None:
     case = Case("name", SFT, gpus="8xH100", path="llama_8b_tp2_pp1.yaml")
     assert found(case, PATH, "automodel") == [("automodel.name-mismatch", line(SFT, "tp_size: 1"))]
 
@@ -452,12 +452,12 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_scripts_are_read_with_their_files(name: str) -> None:
+def test_scripts_are_checked_with_their_configs(name: str) -> None:
     case = Case(name, (FOLDER / name).read_text())
     assert found(case, str(FOLDER / name), "automodel", FOLDER) == SCRIPTS[name]
 
 
-def test_what_a_command_says_comes_on_top_with_its_own_lines() -> None:
+def test_command_overrides_have_their_own_lines() -> None:
     content = frameworks.open_file(FOLDER / "start.sh")
     reading = import_recipe(frameworks.framework("automodel"), content)
     assert (reading.recipe.layout.tp, reading.recipe.layout.micro_batch_size, reading.recipe.train.seed) == (2, 2, 3)
@@ -466,27 +466,27 @@ def test_what_a_command_says_comes_on_top_with_its_own_lines() -> None:
     assert reading.parsed.gpu_request.count == 8
 
 
-def test_the_command_wants_a_recipe(tmp_path: Path) -> None:
+def test_command_requires_a_recipe(tmp_path: Path) -> None:
     (tmp_path / "plain.yaml").write_text(replaced(SFT, ("recipe: TrainFinetuneRecipeForNextTokenPrediction\n", "")))
     case = Case("no recipe", "automodel plain.yaml --nproc-per-node 8\n")
     assert found(case, str(tmp_path / "run.sh"), "automodel", tmp_path) == [("automodel.no-recipe", 0)]
 
 
-def test_a_script_without_its_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is not there"):
-        found(Case("gone", "automodel gone.yaml\n"), str(tmp_path / "run.sh"), "automodel", tmp_path)
+def test_script_without_its_config_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not found"):
+        found(Case("missing", "automodel missing.yaml\n"), str(tmp_path / "run.sh"), "automodel", tmp_path)
 
 
-def test_values_are_what_their_loader_makes_of_them() -> None:
+def test_values_match_the_loader() -> None:
     content = frameworks.content_of(replaced(SFT, ("seed: 7", "seed: 0o10")), PATH)
     parsed = frameworks.framework("automodel").parse(content)
-    assert parsed.settings["optimizer.lr"].value == 1e-5  # text of YAML 1.1, a number of theirs
+    assert parsed.settings["optimizer.lr"].value == 1e-5  # a string in YAML 1.1, a number in AutoModel
     assert parsed.settings["dataset.path_or_dataset_id"].value == "data/chat.jsonl"
     assert parsed.settings["checkpoint.checkpoint_dir"].unresolved == ""
     assert parsed.settings["distributed.dp_size"].value is None
 
 
-def test_what_is_open_is_told_and_not_guessed() -> None:
+def test_unresolved_values_are_reported() -> None:
     case = CASES[-1]
     result = frameworks.check(frameworks.framework("automodel"), frameworks.content_of(case.text, PATH), gpus="8xH100")
     assert [(one.key, one.line) for one in result.unresolved] == [("step_scheduler.global_batch_size", 6)]
@@ -507,12 +507,12 @@ def test_goal_and_model(text: str, goal: str, model: str | None) -> None:
     assert (parsed.goal, parsed.model and parsed.model.name) == (goal, model)
 
 
-def test_chunks_of_layers_follow_from_their_number() -> None:
+def test_virtual_stages_are_derived_from_layers_per_stage() -> None:
     reading = import_recipe(frameworks.framework("automodel"), frameworks.content_of(STAGES, PATH))
     assert (reading.recipe.layout.vp, reading.recipe.layout.pp_schedule) == (5, "interleaved_1f1b")
 
 
-def test_adapters_are_read_from_the_names_of_linears() -> None:
+def test_lora_targets_are_matched_by_module_name() -> None:
     reading = import_recipe(frameworks.framework("automodel"), frameworks.content_of(LORA, PATH))
     assert reading.recipe.peft.targets == ("qkv", "proj")
 
@@ -577,16 +577,14 @@ STAGED = st.sampled_from(
 
 @settings(max_examples=120)
 @given(st.sampled_from(sorted(BASES)), st.integers(0, 2), PLAIN, STAGED)
-def test_what_is_written_is_read_back(
-    model: str, goal: int, values: dict[str, object], staged: dict[str, object]
-) -> None:
+def test_exports_round_trip(model: str, goal: int, values: dict[str, object], staged: dict[str, object]) -> None:
     base = BASES[model][goal]
     whole = {"train.global_batch_size": 256, "layout.micro_batch_size": 2, "layout.dp_shard": -1}
     recipe = changed(base, {**whole, **values, **staged})
     assert unmapped("automodel", recipe, model, "8x8xH100") == {}
 
 
-def test_shipped_recipes_are_read_back_or_what_is_lost_is_listed() -> None:
+def test_shipped_recipes_round_trip_or_list_lost_fields() -> None:
     refused = set()
     for name in sorted(index.names())[::10]:
         recipe = load(name)
@@ -599,7 +597,7 @@ def test_shipped_recipes_are_read_back_or_what_is_lost_is_listed() -> None:
     assert refused <= {"the catalogue knows no Hugging Face id for it"}
 
 
-def test_a_written_file_is_right_by_its_own_rules() -> None:
+def test_exports_have_no_findings() -> None:
     recipe = pretrain("llama31_8b", 8)
     theirs, on = frameworks.framework("automodel"), cluster("8xH100")
     written = frameworks.export(theirs, recipe, model_of(recipe), on)
@@ -616,7 +614,7 @@ def test_a_written_file_is_right_by_its_own_rules() -> None:
     assert [finding for finding in result.findings if finding.rule.startswith(("automodel.", "key.", "value."))] == []
 
 
-def test_a_pipeline_gets_all_of_a_step_at_once() -> None:
+def test_pipeline_local_batch_holds_the_whole_step() -> None:
     recipe = changed(
         sft("llama31_8b", 8), {"layout.pp": 2, "train.global_batch_size": 64, "layout.micro_batch_size": 2}
     )
@@ -626,14 +624,14 @@ def test_a_pipeline_gets_all_of_a_step_at_once() -> None:
     assert "pp_microbatch_size: 2" in text
 
 
-def test_a_policy_is_said_in_full() -> None:
+def test_mp_policy_is_written_in_full() -> None:
     recipe = changed(sft("llama31_8b", 8), {"precision.reduce": "bf16"})
     written = frameworks.export(frameworks.framework("automodel"), recipe, find("llama31_8b"), cluster("8xH100"))
     text = next(iter(written.files.values()))
     assert "param_dtype: bfloat16\n    reduce_dtype: bfloat16\n    output_dtype: bfloat16" in text
 
 
-def test_a_policy_without_a_format_for_sums_takes_that_of_compute() -> None:
+def test_unset_reduce_dtype_follows_param_dtype() -> None:
     text = replaced(SFT, ("sequence_parallel: false", "mp_policy: {param_dtype: bfloat16}"))
     assert (
         import_recipe(frameworks.framework("automodel"), frameworks.content_of(text, PATH)).recipe.precision.reduce
@@ -641,7 +639,7 @@ def test_a_policy_without_a_format_for_sums_takes_that_of_compute() -> None:
     )
 
 
-def test_other_strategies_get_only_their_own_options() -> None:
+def test_strategies_get_only_their_own_options() -> None:
     recipe = changed(sft("llama31_8b", 8), {"layout.strategy": "ddp", "precision.reduce": "fp32"})
     written = frameworks.export(frameworks.framework("automodel"), recipe, find("llama31_8b"), cluster("8xB200"))
     text = next(iter(written.files.values()))

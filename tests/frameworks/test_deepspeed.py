@@ -1,4 +1,4 @@
-"""DeepSpeed: what is found in its files, and recipes written there and read back."""
+"""DeepSpeed: findings in its configs, and recipes exported and read back."""
 
 from __future__ import annotations
 
@@ -101,29 +101,29 @@ CASES = (
     broken("quoted", '"train_batch_size": 64', '"train_batch_size": "64"', ("deepspeed.quoted-value", 2)),
     broken("quoted learning rate", '{"lr": 1e-4', '{"lr": "1e-4"', ("deepspeed.quoted-value", 16)),
     broken(
-        "both formats",
+        "two dtypes",
         '"bf16": {"enabled": true},',
         '"bf16": {"enabled": true}, "fp16": {"enabled": true},',
         ("deepspeed.two-dtypes", 6),
     ),
-    broken("a switch for a section", '"bf16": {"enabled": true}', '"bf16": true', ("deepspeed.not-a-section", 6)),
-    broken("no such stage", '"stage": 3', '"stage": 4', ("value.refused", 8)),
+    broken("bool instead of a section", '"bf16": {"enabled": true}', '"bf16": true', ("deepspeed.not-a-section", 6)),
+    broken("unknown stage", '"stage": 3', '"stage": 4', ("value.refused", 8)),
     broken("keys of stage 3", '"stage": 3', '"stage": 2', ("deepspeed.stage-too-low", 11)),
-    broken("parameters stay", '"overlap_comm": true,', '"offload_param": {"device": "cpu"},', gpus=ON),
+    broken("offloaded parameters", '"overlap_comm": true,', '"offload_param": {"device": "cpu"},', gpus=ON),
     Case(
-        "parameters stay without stage 3",
+        "parameter offload without stage 3",
         '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2,\n"offload_param": {"device": "cpu"}}}',
         [("deepspeed.stage-too-low", 2)],
     ),
     Case(
-        "optimizer stays without ZeRO",
+        "optimizer offload without ZeRO",
         '{"train_batch_size": 8, "zero_optimization": {"stage": 0,\n"offload_optimizer": {"device": "cpu"}}}',
         [("deepspeed.stage-too-low", 2)],
     ),
-    broken("no path", '"device": "cpu"', '"device": "nvme"', ("deepspeed.no-nvme-path", 12)),
-    broken("no such device", '"device": "cpu"', '"device": "gpu"', ("value.refused", 12)),
+    broken("no NVMe path", '"device": "cpu"', '"device": "nvme"', ("deepspeed.no-nvme-path", 12)),
+    broken("unknown device", '"device": "cpu"', '"device": "gpu"', ("value.refused", 12)),
     broken("unknown in ZeRO", '"overlap_comm"', '"overlap_com"', ("key.unknown", 9)),
-    broken("unknown at the top", '"gradient_clipping"', '"grad_clipping"', ("key.unread", 5)),
+    broken("unknown top-level key", '"gradient_clipping"', '"grad_clipping"', ("key.unread", 5)),
     broken("unknown section", '"bf16": {', '"precision": {', ("deepspeed.ignored-section", 6)),
     broken("negative clipping", '"gradient_clipping": 1.0', '"gradient_clipping": -1.0', ("value.refused", 5)),
     broken("negative bucket", '"reduce_bucket_size": 5e8', '"reduce_bucket_size": -1', ("deepspeed.out-of-range", 10)),
@@ -133,13 +133,13 @@ CASES = (
         '"stage3_gather_fp16_weights_on_model_save": true,',
         ("deepspeed.renamed", 9),
     ),
-    broken("old name beside the new", '"overlap_comm": true,', '"cpu_offload": true,', ("deepspeed.renamed", 9)),
+    broken("old and new name", '"overlap_comm": true,', '"cpu_offload": true,', ("deepspeed.renamed", 9)),
     broken("removed", '"gradient_clipping": 1.0,', '"amp": {"enabled": false, "opt_level": "O1"},', ("key.removed", 5)),
-    broken("taken out of ZeRO", '"overlap_comm": true,', '"mics_shard_size": 8,', ("key.removed", 9)),
+    broken("removed from ZeRO", '"overlap_comm": true,', '"mics_shard_size": 8,', ("key.removed", 9)),
     broken("misspelled optimizer", '"AdamW"', '"AdmW"', ("value.refused", 15)),
-    broken("retired optimizer", '"AdamW"', '"OneBitAdam"', ("value.refused", 15)),
+    broken("removed optimizer", '"AdamW"', '"OneBitAdam"', ("value.refused", 15)),
     broken(
-        "another name for the format that travels",
+        "unknown communication dtype name",
         '"gradient_clipping": 1.0,',
         '"communication_data_type": "float32",',
         ("value.refused", 5),
@@ -147,9 +147,9 @@ CASES = (
     broken("momentum for Lion", '"AdamW",\n    "params": {"lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8',
            '"Lion",\n    "params": {"lr": 1e-4, "momentum": 0.9', ("deepspeed.optimizer-argument", 16)),
     broken("momentum for Adam", '"eps": 1e-8', '"momentum": 0.9', ("deepspeed.optimizer-argument", 16)),
-    broken("no decay to end", '"WarmupDecayLR"', '"WarmupLR"', ("deepspeed.optimizer-argument", 20)),
+    broken("total steps without a decay", '"WarmupDecayLR"', '"WarmupLR"', ("deepspeed.optimizer-argument", 20)),
     broken("negative group", '"overlap_comm": true,', '"zero_hpz_partition_size": -1,', ("deepspeed.out-of-range", 9)),
-    broken("a chunk that went", '"overlap_comm": true,', '"partition_stream_chunk_size": 1,', ("key.unknown", 9)),
+    broken("removed chunk size", '"overlap_comm": true,', '"partition_stream_chunk_size": 1,', ("key.unknown", 9)),
     broken("no eps", '"AdamW"', '"Lion"', ("deepspeed.optimizer-argument", 16)),
     broken(
         "untested and slow",
@@ -161,13 +161,13 @@ CASES = (
         ("deepspeed.slow-cpu-optimizer", 15),
     ),
     broken("clipping in the optimizer", '"eps": 1e-8', '"max_grad_norm": 1.0', ("key.removed", 16)),
-    broken("torch's Adam on the host", '"eps": 1e-8', '"torch_adam": true', ("deepspeed.slow-cpu-optimizer", 16)),
-    broken("no such argument", '"eps": 1e-8', '"epsilon": 1e-8', ("key.unknown", 16)),
-    broken("no end", ', "total_num_steps": 1000', "", ("deepspeed.scheduler", 19)),
-    broken("falling", '"warmup_min_lr": 0', '"warmup_min_lr": 0.1', ("deepspeed.scheduler", 20)),
+    broken("torch's Adam on the CPU", '"eps": 1e-8', '"torch_adam": true', ("deepspeed.slow-cpu-optimizer", 16)),
+    broken("unknown argument", '"eps": 1e-8', '"epsilon": 1e-8', ("key.unknown", 16)),
+    broken("no total steps", ', "total_num_steps": 1000', "", ("deepspeed.scheduler", 19)),
+    broken("decreasing warmup", '"warmup_min_lr": 0', '"warmup_min_lr": 0.1', ("deepspeed.scheduler", 20)),
     broken("misspelled scheduler", '"WarmupDecayLR"', '"WarmupDecay"', ("deepspeed.scheduler", 19)),
-    broken("another peak", '"warmup_max_lr": 1e-4', '"warmup_max_lr": 2e-4', ("deepspeed.lr-overridden", 16)),
-    broken("the peak nobody said", '"warmup_max_lr": 1e-4, ', "", ("deepspeed.lr-overridden", 16)),
+    broken("different peak", '"warmup_max_lr": 1e-4', '"warmup_max_lr": 2e-4', ("deepspeed.lr-overridden", 16)),
+    broken("default peak", '"warmup_max_lr": 1e-4, ', "", ("deepspeed.lr-overridden", 16)),
     broken(
         "pipeline",
         '"gradient_clipping": 1.0,',
@@ -175,41 +175,41 @@ CASES = (
         ("deepspeed.pipeline-zero-stage", 8),
         gpus=None,
     ),
-    broken("sums", '"gradient_clipping": 1.0,', '"gradient_allreduce_op": "sum",', ("deepspeed.gradient-sum", 5)),
+    broken("sum", '"gradient_clipping": 1.0,', '"gradient_allreduce_op": "sum",', ("deepspeed.gradient-sum", 5)),
     broken(
         "contiguous",
         '"gradient_clipping": 1.0,',
         '"activation_checkpointing": {"partition_activations": true, "contiguous_memory_optimization": true},',
         ("deepspeed.contiguous-checkpoints", 5),
     ),
-    broken("nobody fills", '"overlap_comm": true', '"sub_group_size": "auto"', ("deepspeed.auto-not-filled", 9)),
-    broken("no such format", '"gradient_clipping": 1.0', '"communication_data_type": "int8"', ("value.refused", 5)),
-    broken("not a truth", '"overlap_comm": true', '"overlap_comm": "maybe"', ("value.refused", 9)),
+    broken("auto not filled", '"overlap_comm": true', '"sub_group_size": "auto"', ("deepspeed.auto-not-filled", 9)),
+    broken("unknown dtype", '"gradient_clipping": 1.0', '"communication_data_type": "int8"', ("value.refused", 5)),
+    broken("not a boolean", '"overlap_comm": true', '"overlap_comm": "maybe"', ("value.refused", 9)),
     broken(
-        "sequences",
+        "sequence parallel size",
         '"gradient_clipping": 1.0,',
         '"sequence_parallel_size": 3,',
         ("deepspeed.batch-arithmetic", 2),
         ("deepspeed.sequence-parallel", 5),
     ),
     Case(
-        "gradients of another format",
+        "gradient dtype without ZeRO",
         '{"train_batch_size": 8,\n"bf16": {"enabled": true},\n"data_types": {"grad_accum_dtype": "fp32"}}',
         [("deepspeed.gradient-dtype", 3)],
     ),
     broken(
-        "moments without their master",
+        "bf16 moments without bf16 master weights",
         '"bf16": {"enabled": true}',
         '"bf16": {"enabled": true, "bf16_optimizer_states": true}',
         ("deepspeed.dtype-needs-zero", 6),
     ),
     Case(
-        "a part without stage 3",
+        "partial offload without stage 3",
         '{"train_batch_size": 8, "zero_optimization": {"stage": 1,\n"offload_optimizer": {"ratio": 0.5}}}',
         [("deepspeed.partial-offload", 2)],
     ),
     broken(
-        "cut twice",
+        "tensor parallelism with stage 3",
         '"gradient_clipping": 1.0,',
         '"tensor_parallel": {"autotp_size": 2},',
         ("deepspeed.tp-with-stage-3", 5),
@@ -225,21 +225,21 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_exactly_this_is_found(case: Case) -> None:
+def test_findings(case: Case) -> None:
     assert found(case, PATH, "deepspeed") == list(case.expected)
 
 
-def test_every_rule_is_found_by_some_case() -> None:
+def test_every_rule_has_a_case() -> None:
     found_somewhere = {rule for case in CASES for rule, _ in case.expected}
     assert {rule.id for rule in frameworks.framework("deepspeed").rules} <= found_somewhere
 
 
-def test_twice_the_same_key_is_refused() -> None:
+def test_duplicate_keys_are_rejected() -> None:
     with pytest.raises(InputError, match="train_batch_size"):
         frameworks.content_of('{"train_batch_size": 8,\n"train_batch_size": 16}', "ds_config.json")
 
 
-def test_the_fix_is_json_as_it_would_be_typed() -> None:
+def test_fixes_are_json() -> None:
     content = frameworks.content_of(replaced(VALID, ('"stage": 3', '"stage": 2')), "ds_config.json")
     (finding,) = frameworks.check(frameworks.framework("deepspeed"), content).findings
     assert finding.fix == ('"zero_optimization": {"stage": 3}',)
@@ -256,13 +256,13 @@ def test_the_fix_is_json_as_it_would_be_typed() -> None:
         ('{"train_batch_size": 64, "tensor_parallel": {"autotp_size": 2}}', "16xH100", 4, 32),
     ],
 )
-def test_the_third_size_follows_from_the_others(text: str, gpus: str, micro: int, batch: int) -> None:
+def test_missing_batch_size_is_derived(text: str, gpus: str, micro: int, batch: int) -> None:
     result = frameworks.check(frameworks.framework("deepspeed"), frameworks.content_of(text, "c.json"), gpus=gpus)
     assert result.findings == ()
     assert (result.recipe.layout.micro_batch_size, result.recipe.train.global_batch_size) == (micro, batch)
 
 
-def test_stages_are_strategies() -> None:
+def test_zero_stages_map_to_strategies() -> None:
     for stage, strategy, freed in ((0, "ddp", True), (1, "zero1", True), (2, "fsdp2", False), (3, "fsdp2", True)):
         text = f'{{"train_batch_size": 8, "zero_optimization": {{"stage": {stage}}}}}'
         layout = frameworks.check(
@@ -277,7 +277,7 @@ def script(folder: Path, config: str, command: str) -> frameworks.Content:
     return frameworks.open_file(folder / "run.sh")
 
 
-def test_the_trainer_fills_in_auto(tmp_path: Path) -> None:
+def test_trainer_arguments_fill_in_auto(tmp_path: Path) -> None:
     command = (
         "deepspeed --num_nodes 2 --num_gpus 8 train.py --deepspeed ds.json --bf16 True --fp16 False \\\n"
         "  --model_name_or_path meta-llama/Meta-Llama-3-8B --per_device_train_batch_size 2 \\\n"
@@ -293,7 +293,7 @@ def test_the_trainer_fills_in_auto(tmp_path: Path) -> None:
     assert (recipe.train.global_batch_size, recipe.optimizer.clip_grad) == (2 * 4 * 16, 0.5)
 
 
-def test_arguments_that_contradict_the_config_are_told(tmp_path: Path) -> None:
+def test_arguments_that_disagree_with_the_config_are_reported(tmp_path: Path) -> None:
     command = "deepspeed train.py \\\n --deepspeed ds.json \\\n --learning_rate 2e-5\n"
     content = script(tmp_path, VALID, command)
     result = frameworks.check(frameworks.detect_framework(content), content)
@@ -302,7 +302,7 @@ def test_arguments_that_contradict_the_config_are_told(tmp_path: Path) -> None:
     }
 
 
-def test_a_config_is_found_above_its_script(tmp_path: Path) -> None:
+def test_config_is_found_in_a_parent_folder_of_the_script(tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "scripts").mkdir()
     (tmp_path / "conf" / "ds.json").write_text(VALID)
@@ -314,13 +314,13 @@ def test_a_config_is_found_above_its_script(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_without_any_command_is_told(tmp_path: Path) -> None:
+def test_script_without_a_command_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("echo nothing\n")
     with pytest.raises(InputError, match="DeepSpeed config"):
         frameworks.check(frameworks.framework("deepspeed"), frameworks.open_file(tmp_path / "run.sh"))
 
 
-def test_a_config_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_config_is_reported(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("deepspeed train.py --deepspeed_config none.json\n")
     with pytest.raises(InputError, match="file not found"):
         frameworks.check(frameworks.framework("deepspeed"), frameworks.open_file(tmp_path / "run.sh"))
@@ -364,12 +364,12 @@ BLANK |= {
 }
 BLANK |= {"layout.stage_layers": (), "layout.pp_schedule": "1f1b", "layout.recompute": "none", "layout.sp": False}
 PROGRAM = {"layout.recompute", "layout.sp", "data.seq_length"}
-"""What the program says, not the config."""
+"""Fields set by the program, not the config."""
 
 
 @settings(max_examples=80)
 @given(FIELDS, SHAPES, st.sampled_from(["llama3_8b", "qwen3_30b_a3b"]))
-def test_what_is_written_is_read_back(values: dict[str, object], shape: dict[str, object], model: str) -> None:
+def test_exports_round_trip(values: dict[str, object], shape: dict[str, object], model: str) -> None:
     base = pretrain(model, 64, global_batch_size=512)
     recipe = changed(base, {**BLANK, **shape, **values})
     without = {"train.steps"} if shape["schedule.name"] == "constant" else set()
@@ -381,7 +381,7 @@ def test_what_is_written_is_read_back(values: dict[str, object], shape: dict[str
     assert not listed & values.keys()
 
 
-def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
+def test_shipped_recipes_lose_only_the_listed_fields() -> None:
     theirs = frameworks.framework("deepspeed")
     said = {
         "layout.strategy",
@@ -401,7 +401,7 @@ def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
         assert not said & {one.field for one in written.unmapped}, name
 
 
-def test_it_comes_with_the_program_that_takes_it() -> None:
+def test_export_names_the_program() -> None:
     recipe = sft("llama3_8b", 8)
     written = frameworks.export(frameworks.framework("deepspeed"), recipe, find("llama3_8b"), cluster("8xH100"))
     assert written.program.argv == ("train.py", "--deepspeed", "ds_config.json")

@@ -1,14 +1,14 @@
-"""NeMo AutoModel: YAML files, and the commands that start one with settings on top."""
+"""NeMo AutoModel: YAML configs and the commands that run them."""
 
 from __future__ import annotations
 
 from meshwright.clusters import Cluster
 from meshwright.frameworks.automodel.derived_fields import is_benchmark
-from meshwright.frameworks.automodel.extra_keys import is_closed, is_known
-from meshwright.frameworks.automodel.format_override import spell
-from meshwright.frameworks.automodel.ignored_keys import BEFORE
-from meshwright.frameworks.automodel.mesh_rules import MESH
-from meshwright.frameworks.automodel.model_rules import MODEL
+from meshwright.frameworks.automodel.extra_keys import is_extra_key, rejects_unknown
+from meshwright.frameworks.automodel.format_override import format_setting
+from meshwright.frameworks.automodel.ignored_keys import IGNORED_KEY_RULES
+from meshwright.frameworks.automodel.mesh_rules import MESH_RULES
+from meshwright.frameworks.automodel.model_rules import MODEL_RULES
 from meshwright.frameworks.automodel.parse import detect, parse
 from meshwright.frameworks.framework import Framework, ParsedConfig
 from meshwright.recipes.types import Recipe
@@ -32,9 +32,9 @@ FRAMEWORK = Framework(
     ),
     detect=detect,
     parse=parse,
-    format_setting=spell,
-    rules=(*BEFORE, *MESH, *MODEL),
+    format_setting=format_setting,
+    rules=(*IGNORED_KEY_RULES, *MESH_RULES, *MODEL_RULES),
     complete=_complete,
-    rejects_unknown=is_closed,
-    is_extra_key=is_known,
+    rejects_unknown=rejects_unknown,
+    is_extra_key=is_extra_key,
 )

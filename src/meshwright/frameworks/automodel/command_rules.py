@@ -1,8 +1,8 @@
-"""What is wrong with the automodel command itself; a recipe's own script needs none of it."""
+"""Rules on the automodel command itself; a recipe's own script is exempt."""
 
 from __future__ import annotations
 
-from meshwright.frameworks.automodel.format_override import spell
+from meshwright.frameworks.automodel.format_override import format_setting
 from meshwright.frameworks.framework import FrameworkRule, Problem
 
 NO_RECIPE = FrameworkRule(
@@ -13,12 +13,12 @@ NO_RECIPE = FrameworkRule(
         None
         if ctx.keys_under("recipe")
         else Problem(
-            "the automodel command asks for a recipe in the file",
-            (spell("recipe", "TrainFinetuneRecipeForNextTokenPrediction"),),
+            "the automodel command requires a recipe key in the file",
+            (format_setting("recipe", "TrainFinetuneRecipeForNextTokenPrediction"),),
         )
     ),
-    symptom="the command ends with a list of examples",
-    cause="the class that trains is named in the file, not on the command line",
+    symptom="the command exits with a list of examples",
+    cause="the recipe class is named in the file, not on the command line",
 )
 
 
@@ -26,7 +26,9 @@ OLD_COMMAND = FrameworkRule(
     "automodel.old-command",
     "error",
     (),
-    lambda ctx: Problem("the command takes the file first, without finetune or llm", ("automodel FILE.yaml",)),
-    symptom="the command looks for a file of the name finetune",
-    cause="guides still show the command of 2025",
+    lambda ctx: Problem(
+        "the first argument must be the config file, without finetune or llm", ("automodel FILE.yaml",)
+    ),
+    symptom="the command looks for a file named finetune",
+    cause="guides still show the 2025 command",
 )

@@ -1,4 +1,4 @@
-"""Fields of ours that no single key of AutoModel's says: they follow from several, or from what is not there."""
+"""Recipe fields without a single AutoModel key: derived from several keys, or from missing ones."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from meshwright.frameworks.automodel.extra_keys import NARROW, SHORT_SETS
-from meshwright.frameworks.automodel.values import size_of, strategy_of, text_in, value_in
+from meshwright.frameworks.automodel.extra_keys import BF16_NAMES, SHORT_DATASETS
+from meshwright.frameworks.automodel.values import axis_size, setting_value, strategy_name, text_setting
 from meshwright.frameworks.types import Settings
 from meshwright.models import Mamba2, ModelSpec
 from meshwright.recipes.types import Goal
 
-ADAPTED = {
+LORA_TARGETS = {
     "qkv": ("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "query_key_value", "q_a_proj", "q_b_proj", "kv_b_proj"),
     "proj": ("o_proj", "dense", "out_proj"),
     "fc1": ("gate_proj", "up_proj", "gate_up_proj", "fc1", "gate_and_up_projs"),
@@ -21,126 +21,128 @@ ADAPTED = {
     "mamba_out": ("mixer.out_proj",),
 }
 
-USUAL = ("qkv", "proj", "fc1", "fc2")
+DEFAULT_TARGETS = ("qkv", "proj", "fc1", "fc2")
 
 
 def model_name(settings: Settings) -> str:
-    """The Hugging Face id or folder of the model, from wherever it is said."""
-    places = ("model.pretrained_model_name_or_path", "model.config.pretrained_model_name_or_path", "model.config")
-    return next((text for text in (text_in(settings, place) for place in places) if text), "")
+    """Return the Hugging Face id or path of the model."""
+    keys = ("model.pretrained_model_name_or_path", "model.config.pretrained_model_name_or_path", "model.config")
+    return next((text for text in (text_setting(settings, place) for place in keys) if text), "")
 
 
 def is_benchmark(settings: Settings) -> bool:
-    """Whether a file only measures speed: its recipe says so, or a block that only such recipes carry."""
-    recipe = text_in(settings, "recipe") or text_in(settings, "recipe._target_")
-    mock = "mock" in text_in(settings, "dataset._target_").lower()
+    """Return whether a file is a benchmark: by its recipe, or by a benchmark block with mock data."""
+    recipe = text_setting(settings, "recipe") or text_setting(settings, "recipe._target_")
+    mock = "mock" in text_setting(settings, "dataset._target_").lower()
     return "enchmark" in recipe or (mock and any(key.startswith("benchmark.") for key in settings))
 
 
 def assumptions(settings: Settings) -> Iterator[str]:
-    if not _says_length(settings):
-        yield f"no length of a sample is said: {_usual_length(settings)} tokens were assumed"
+    if not _has_length(settings):
+        yield f"no sequence length is set: {_default_length(settings)} tokens are assumed"
     if "dataloader.dynamic_batching.max_tokens_per_batch" in settings:
-        yield "batches are filled by tokens: local_batch_size is not what a rank holds"
+        yield "batches are filled by tokens: local_batch_size is not the micro batch"
     if "step_scheduler.max_steps" not in settings:
-        yield "the number of steps follows from the data: it is not judged"
+        yield "the number of steps depends on the dataset and is not checked"
 
 
-def _says_length(settings: Settings) -> bool:
+def _has_length(settings: Settings) -> bool:
     lengths = ("dataset.seq_len", "dataset.seq_length", "dataset.max_length")
     sizes = (settings.get(f"packed_sequence.{name}") for name in ("packed_sequence_size", "pack_size"))
-    packed = any(said is not None and (said.unresolved or said.value) for said in sizes)
+    packed = any(setting is not None and (setting.unresolved or setting.value) for setting in sizes)
     return packed or any(key in settings for key in lengths)
 
 
-def _usual_length(settings: Settings) -> int:
-    dataset = text_in(settings, "dataset._target_").lower()
-    return 512 if any(name in dataset for name in SHORT_SETS) else 2048
+def _default_length(settings: Settings) -> int:
+    dataset = text_setting(settings, "dataset._target_").lower()
+    return 512 if any(name in dataset for name in SHORT_DATASETS) else 2048
 
 
-def follows(settings: Settings, model: ModelSpec | None, goal: Goal, recipe: str) -> Mapping[str, Any]:
-    """Fields of ours that no single key says."""
-    own: dict[str, Any] = {}
-    if not _says_length(settings):
-        own["data.seq_length"] = _usual_length(settings)
-    elif (longest := _longest(settings)) is not None:
-        own["data.seq_length"] = longest
+def derived_values(settings: Settings, model: ModelSpec | None, goal: Goal, recipe: str) -> Mapping[str, Any]:
+    """Return the derived field values."""
+    fields: dict[str, Any] = {}
+    if not _has_length(settings):
+        fields["data.seq_length"] = _default_length(settings)
+    elif (max_length := _max_sample_length(settings)) is not None:
+        fields["data.seq_length"] = max_length
     if not any(key.startswith("dataset.") for key in settings):
-        own["data.dataset"] = "unsaid"
+        fields["data.dataset"] = "unknown"
     if "VLM" in recipe:
-        own["data.images"] = True
+        fields["data.images"] = True
     if model is not None and model_name(settings) == model.hf_id:
-        own["checkpoint.pretrained"] = ""
-    if size_of(settings, "pp") > 1 and "distributed.pipeline.pp_microbatch_size" not in settings:
-        own["layout.micro_batch_size"] = 1
-    if isinstance(budget := value_in(settings, "dataloader.dynamic_batching.max_tokens_per_batch"), int):
-        own["layout.micro_batch_size"] = max(1, budget // _length(settings))
-    if size_of(settings, "ep") > 1 and value_in(settings, "distributed.reshard_after_forward") is None:
-        own["layout.reshard_after_forward"] = value_in(settings, "distributed.moe.reshard_after_forward") is True
-    if strategy_of(settings) == "fsdp2" and _reduces_as_it_computes(settings):
-        own["precision.reduce"] = "bf16"
+        fields["checkpoint.pretrained"] = ""
+    if axis_size(settings, "pp") > 1 and "distributed.pipeline.pp_microbatch_size" not in settings:
+        fields["layout.micro_batch_size"] = 1
+    if isinstance(budget := setting_value(settings, "dataloader.dynamic_batching.max_tokens_per_batch"), int):
+        fields["layout.micro_batch_size"] = max(1, budget // _length(settings))
+    if axis_size(settings, "ep") > 1 and setting_value(settings, "distributed.reshard_after_forward") is None:
+        fields["layout.reshard_after_forward"] = (
+            setting_value(settings, "distributed.moe.reshard_after_forward") is True
+        )
+    if strategy_name(settings) == "fsdp2" and _reduces_in_bf16(settings):
+        fields["precision.reduce"] = "bf16"
     if any(key.startswith("distributed.offload_policy") for key in settings):
         policy = settings.get("distributed.offload_policy")
-        own["layout.offload"] = "none" if policy is not None and policy.value is None else "params"
-    own |= _learning(settings)
+        fields["layout.offload"] = "none" if policy is not None and policy.value is None else "params"
+    fields |= _learning_rate_fields(settings)
     if goal == "peft":
-        own["peft.targets"] = _targets(settings, model)
+        fields["peft.targets"] = _lora_targets(settings, model)
     if validation := _validation(settings):
-        own["data.validation"] = validation
-    return own
+        fields["data.validation"] = validation
+    return fields
 
 
-def _reduces_as_it_computes(settings: Settings) -> bool:
-    """Whether a policy of the file's own names no format for sums: it takes the place of the whole default."""
-    said = [key for key in settings if key.startswith("distributed.mp_policy.")]
-    narrow = str(value_in(settings, "distributed.mp_policy.param_dtype")) in NARROW
-    return bool(said) and "distributed.mp_policy.reduce_dtype" not in said and narrow
+def _reduces_in_bf16(settings: Settings) -> bool:
+    """Return whether mp_policy leaves reduce_dtype unset: a custom policy replaces the whole default."""
+    keys = [key for key in settings if key.startswith("distributed.mp_policy.")]
+    is_bf16 = str(setting_value(settings, "distributed.mp_policy.param_dtype")) in BF16_NAMES
+    return bool(keys) and "distributed.mp_policy.reduce_dtype" not in keys and is_bf16
 
 
 def _length(settings: Settings) -> int:
-    said = (value_in(settings, f"dataset.{name}") for name in ("seq_length", "seq_len", "max_length"))
-    return next((value for value in said if isinstance(value, int) and value > 0), _usual_length(settings))
+    lengths = (setting_value(settings, f"dataset.{name}") for name in ("seq_length", "seq_len", "max_length"))
+    return next((value for value in lengths if isinstance(value, int) and value > 0), _default_length(settings))
 
 
-def _longest(settings: Settings) -> int | None:
-    """The longest sample of a vision-language set, where it is not packed into something longer."""
-    said = value_in(settings, "dataset.max_length")
-    other = "dataset.seq_length" in settings or value_in(settings, "packed_sequence.pack_size")
-    return said if isinstance(said, int) and said > 0 and not other else None
+def _max_sample_length(settings: Settings) -> int | None:
+    """Return the maximum sample length of a vision-language dataset that is not packed."""
+    length = setting_value(settings, "dataset.max_length")
+    overridden = "dataset.seq_length" in settings or setting_value(settings, "packed_sequence.pack_size")
+    return length if isinstance(length, int) and length > 0 and not overridden else None
 
 
-def _learning(settings: Settings) -> dict[str, Any]:
-    """The learning rate over time, where it follows from the rest."""
-    own: dict[str, Any] = {}
-    optimizer = text_in(settings, "optimizer._target_")
+def _learning_rate_fields(settings: Settings) -> dict[str, Any]:
+    """Return derived fields of the optimizer and the learning-rate schedule."""
+    fields: dict[str, Any] = {}
+    optimizer = text_setting(settings, "optimizer._target_")
     if optimizer.endswith("optim.Adam") and "optimizer.weight_decay" not in settings:
-        own["optimizer.weight_decay"] = 0.0
+        fields["optimizer.weight_decay"] = 0.0
     if not any(key.startswith("lr_scheduler.") for key in settings):
-        return {**own, "schedule.name": "constant", "schedule.warmup_steps": 0, "schedule.min_lr": 0.0}
-    steps = value_in(settings, "step_scheduler.max_steps")
+        return {**fields, "schedule.name": "constant", "schedule.warmup_steps": 0, "schedule.min_lr": 0.0}
+    steps = setting_value(settings, "step_scheduler.max_steps")
     if "lr_scheduler.lr_warmup_steps" not in settings:
-        own["schedule.warmup_steps"] = min(1000, steps // 10) if isinstance(steps, int) and steps > 0 else 1000
-    peak = value_in(settings, "optimizer.lr")
+        fields["schedule.warmup_steps"] = min(1000, steps // 10) if isinstance(steps, int) and steps > 0 else 1000
+    peak = setting_value(settings, "optimizer.lr")
     if "lr_scheduler.min_lr" not in settings:
-        own["schedule.min_lr"] = 0.01 * peak if isinstance(peak, float) and peak > 0 else 1e-5
-    return own
+        fields["schedule.min_lr"] = 0.01 * peak if isinstance(peak, float) and peak > 0 else 1e-5
+    return fields
 
 
-def _targets(settings: Settings, model: ModelSpec | None) -> tuple[str, ...]:
-    """Which of our groups of linears get adapters; names with wildcards reach every linear that they match."""
+def _lora_targets(settings: Settings, model: ModelSpec | None) -> tuple[str, ...]:
+    """Return the LoRA target groups that the target_modules patterns match."""
     mamba = ("mamba_in", "mamba_out") if model is not None and any(_is_mamba(model)) else ()
-    wanted = value_in(settings, "peft.target_modules")
-    if value_in(settings, "peft.match_all_linear") is True or not wanted:
-        return (*USUAL, *mamba)
-    names = [str(name) for name in (wanted if isinstance(wanted, list) else [wanted])]
+    target_modules = setting_value(settings, "peft.target_modules")
+    if setting_value(settings, "peft.match_all_linear") is True or not target_modules:
+        return (*DEFAULT_TARGETS, *mamba)
+    names = [str(name) for name in (target_modules if isinstance(target_modules, list) else [target_modules])]
     patterns = [re.compile(re.escape(name).replace(r"\*", ".*")) for name in names]
 
-    def reached(name: str) -> bool:
+    def matches(name: str) -> bool:
         return any(pattern.fullmatch(text) for pattern in patterns for text in (name, f"model.layers.0.x.{name}"))
 
-    groups = tuple(group for group, linears in ADAPTED.items() if any(reached(name) for name in linears))
-    found = tuple(group for group in groups if group in (*USUAL, *mamba))
-    return found or USUAL
+    groups = tuple(group for group, linears in LORA_TARGETS.items() if any(matches(name) for name in linears))
+    found = tuple(group for group in groups if group in (*DEFAULT_TARGETS, *mamba))
+    return found or DEFAULT_TARGETS
 
 
 def _is_mamba(model: ModelSpec) -> Iterator[bool]:
@@ -148,9 +150,9 @@ def _is_mamba(model: ModelSpec) -> Iterator[bool]:
 
 
 def _validation(settings: Settings) -> str:
-    """The set or split that is only evaluated on."""
+    """Return the validation dataset or split."""
     for name in ("path_or_dataset_id", "path_or_dataset", "dataset_name"):
-        if text := text_in(settings, f"validation_dataset.{name}"):
-            same = text == text_in(settings, f"dataset.{name}")
-            return text_in(settings, "validation_dataset.split") if same else text
+        if text := text_setting(settings, f"validation_dataset.{name}"):
+            same = text == text_setting(settings, f"dataset.{name}")
+            return text_setting(settings, "validation_dataset.split") if same else text
     return ""

@@ -1,10 +1,10 @@
-"""Names that NeMo AutoModel knows beside the keys of its table."""
+"""AutoModel's keys and names outside the key map."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-TOP = frozenset(
+TOP_LEVEL_KEYS = frozenset(
     {
         "recipe", "seed", "step_scheduler", "dist_env", "model", "distributed", "loss_fn", "dataset",
         "packed_sequence", "dataloader", "validation_dataloader", "optimizer", "lr_scheduler", "checkpoint", "peft",
@@ -14,9 +14,9 @@ TOP = frozenset(
         "cuda_graph", "cuda_graphs", "partial_cuda_graphs", "full_iteration_cuda_graph", "mtp",
     }
 )  # fmt: skip
-"""Blocks that its language and vision-language recipes, its launchers or its own tests read."""
+"""Top-level blocks used by its LLM and VLM recipes, its launchers or its tests."""
 
-SPOKEN = (
+COMMON_BLOCKS = (
     "distributed",
     "step_scheduler",
     "dist_env",
@@ -27,24 +27,24 @@ SPOKEN = (
     "seed",
     "peft",
 )
-"""Blocks that mean the same in every recipe; of other trainings only these are judged."""
+"""Blocks with the same meaning in every recipe; only these are checked for other recipes."""
 
-TYPED = ("distributed.", "step_scheduler.", "lr_scheduler.", "checkpoint.", "packed_sequence.", "dataloader.")
-"""Sections that refuse a key they do not know."""
+STRICT_SECTIONS = ("distributed.", "step_scheduler.", "lr_scheduler.", "checkpoint.", "packed_sequence.", "dataloader.")
+"""Sections that reject unknown keys."""
 
-OPEN = (
+OPEN_SECTIONS = (
     "distributed.mp_policy.", "distributed.offload_policy.", "distributed.tp_plan.", "distributed.multimodal.",
     "distributed.moe.mp_policy.", "dataloader.collate_fn.", "dataloader.dynamic_batching.", "dataloader.dataset.",
     "step_scheduler.preemption_signal",
 )  # fmt: skip
-"""Parts of typed sections that go on as they are to what they configure."""
+"""Parts of strict sections that are passed through unchecked."""
 
-NEW = (
+NEWER_KEYS = (
     "distributed.multimodal", "distributed.pipeline.module_fqns_per_model_part", "checkpoint.cpu_offload",
     "checkpoint.trainable_only", "checkpoint.allow_legacy_pickle_restore", "checkpoint.consolidation_timeout_minutes",
     "checkpoint.legacy_paramwrapper_layout", "packed_sequence.pad_to_multiple_of",
 )  # fmt: skip
-"""Keys that came after the version spoken here: in its later code, or in its own examples."""
+"""Keys added after the mapped version, or used only in AutoModel's examples."""
 
 STRATEGIES: Mapping[str, str] = {
     "fsdp2": "fsdp2",
@@ -54,54 +54,65 @@ STRATEGIES: Mapping[str, str] = {
     "ddp": "ddp",
 }
 
-SCHEDULES = frozenset(
+TORCH_SCHEDULES = frozenset(
     {
         "1f1b", "interleaved1f1b", "gpipe", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev",
         "pipelineschedulesingle", "pipelineschedulemulti",
     }
 )  # fmt: skip
-"""Names that torch looks a schedule up by; case does not matter, underscores do."""
+"""Schedule names of torch; case-insensitive, underscores matter."""
 
-INSTEAD: Mapping[str, str] = {
+SCHEDULE_REPLACEMENTS: Mapping[str, str] = {
     "interleaved_1f1b": "interleaved1f1b",
     "looped_bfs": "loopedbfs",
     "zero_bubble": "interleavedzerobubble",
     "v_schedule": "zbvzerobubble",
     "pipelineschedulemulti": "interleaved1f1b",
 }
-"""What was meant by names that guides use or that no recipe should; 1f1b for others."""
+"""Replacements for wrong schedule names from guides; 1f1b for others."""
 
-ADAM = ("lr", "betas", "eps", "weight_decay", "amsgrad", "foreach", "maximize", "capturable", "differentiable", "fused")
-DION = (
+ADAM_ARGUMENTS = (
+    "lr",
+    "betas",
+    "eps",
+    "weight_decay",
+    "amsgrad",
+    "foreach",
+    "maximize",
+    "capturable",
+    "differentiable",
+    "fused",
+)
+DION_ARGUMENTS = (
     "lr", "weight_decay", "mu", "betas", "epsilon", "adjust_lr", "nesterov", "flatten", "use_triton", "scalar_opt",
     "scalar_betas", "scalar_eps", "scalar_lr", "embed_lr", "lm_head_lr",
 )  # fmt: skip
-ARGUMENTS: Mapping[str, tuple[str, ...]] = {
-    "torch.optim.Adam": (*ADAM, "decoupled_weight_decay"),
-    "torch.optim.AdamW": ADAM,
+OPTIMIZER_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "torch.optim.Adam": (*ADAM_ARGUMENTS, "decoupled_weight_decay"),
+    "torch.optim.AdamW": ADAM_ARGUMENTS,
     "torch.optim.SGD": (
         "lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "foreach", "differentiable", "fused",
     ),
-    "dion.Muon": DION,
+    "dion.Muon": DION_ARGUMENTS,
 }  # fmt: skip
-"""What the optimizers that everybody uses take; others are not known here."""
+"""Arguments of common optimizers; others are not checked."""
 
-NARROW = frozenset({"bf16", "bfloat16", "torch.bfloat16"})
+BF16_NAMES = frozenset({"bf16", "bfloat16", "torch.bfloat16"})
 
-SHORT_SETS = ("squad", "hellaswag", "xlam", "glue", "make_xlam_dataset")
-"""Data sets whose samples are a few hundred tokens long."""
+SHORT_DATASETS = ("squad", "hellaswag", "xlam", "glue", "make_xlam_dataset")
+"""Datasets with samples of a few hundred tokens."""
 
 
-def is_known(key: str) -> bool:
-    """Whether a key is right there although the table leaves it out: most sections go on to what they configure."""
+def is_extra_key(key: str) -> bool:
+    """Return whether a key outside the key map is valid: most sections are passed through."""
     top = key.split(".")[0].split("[")[0]
-    if key.startswith((*OPEN, *NEW)):
+    if key.startswith((*OPEN_SECTIONS, *NEWER_KEYS)):
         return True
     if key.startswith(("validation_dataset", "validation_dataloader.collate_fn.")):
         return True
-    return (top in TOP or top not in SPOKEN) and not is_closed(key)
+    return (top in TOP_LEVEL_KEYS or top not in COMMON_BLOCKS) and not rejects_unknown(key)
 
 
-def is_closed(key: str) -> bool:
-    """Whether an unknown key stops the run."""
-    return key.startswith(TYPED)
+def rejects_unknown(key: str) -> bool:
+    """Return whether an unknown key is an error."""
+    return key.startswith(STRICT_SECTIONS)

@@ -1,4 +1,4 @@
-"""One setting as torchtitan's commands say it."""
+"""Format a setting as a torchtitan flag."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.recipes.key_maps.torchtitan import (
 
 
 def flag(key: str, value: Any) -> str:
-    """A flag of the command; truths have no value of their own."""
+    """Return a flag; booleans take no value."""
     if value is None:
         return f"without --{key}"
     if isinstance(value, bool):
@@ -25,13 +25,13 @@ def flag(key: str, value: Any) -> str:
     return f"--{key}={value}"
 
 
-GROUP = "optimizer.param_groups.0.optimizer_kwargs"
-RENAMED = {
+OPTIMIZER_KWARGS = "optimizer.param_groups.0.optimizer_kwargs"
+RENAMED_KEYS = {
     "training.seq_len": CONTEXT_LENGTH,
     "training.dataset": "dataloader.dataset",
-    "optimizer.lr": f"{GROUP}.lr",
-    "optimizer.eps": f"{GROUP}.eps",
-    "optimizer.weight_decay": f"{GROUP}.weight_decay",
+    "optimizer.lr": f"{OPTIMIZER_KWARGS}.lr",
+    "optimizer.eps": f"{OPTIMIZER_KWARGS}.eps",
+    "optimizer.weight_decay": f"{OPTIMIZER_KWARGS}.weight_decay",
     "model.hf_assets_path": "hf_assets_path",
     "profiling.enable_profiling": "profiler.enable_profiling",
     "parallelism.enable_async_tensor_parallel": "compile.enable_async_tensor_parallel",
@@ -39,24 +39,28 @@ RENAMED = {
     "validation.freq": "validator.freq",
     "validation.steps": "validator.steps",
 }
-"""Settings of the 0.2 line with their names of today."""
-SAMPLES = {LOCAL_BATCH: MICRO_BATCH_TOKENS, MICRO_BATCH: MICRO_BATCH_TOKENS, "training.global_batch_size": STEP_TOKENS}
-"""Settings that were counted in samples and are counted in tokens today."""
+"""Keys of the 0.2 line with their current names."""
+TOKEN_KEY_OF = {
+    LOCAL_BATCH: MICRO_BATCH_TOKENS,
+    MICRO_BATCH: MICRO_BATCH_TOKENS,
+    "training.global_batch_size": STEP_TOKENS,
+}
+"""Keys in samples in the 0.2 line, with the keys in tokens on main."""
 
 
-def flag_today(key: str, value: Any) -> str:
-    """A setting as a command of today says it."""
-    if key in SAMPLES and value is not None:
-        return f"--{SAMPLES[key]}=$(({value} * LENGTH)), where LENGTH is --{CONTEXT_LENGTH}"
-    return _renamed(RENAMED.get(key, key), value)
+def flag_main(key: str, value: Any) -> str:
+    """Return a flag for main."""
+    if key in TOKEN_KEY_OF and value is not None:
+        return f"--{TOKEN_KEY_OF[key]}=$(({value} * LENGTH)), where LENGTH is --{CONTEXT_LENGTH}"
+    return _format_renamed(RENAMED_KEYS.get(key, key), value)
 
 
-def flag_released(key: str, value: Any) -> str:
-    """A setting as a command of 0.3.0 says it, which counts in samples."""
-    return _renamed(key if key == "training.seq_len" else RENAMED.get(key, key), value)
+def flag_030(key: str, value: Any) -> str:
+    """Return a flag for 0.3.0, which counts in samples."""
+    return _format_renamed(key if key == "training.seq_len" else RENAMED_KEYS.get(key, key), value)
 
 
-def _renamed(key: str, value: Any) -> str:
+def _format_renamed(key: str, value: Any) -> str:
     if key == "activation_checkpoint.mode" and value is not None:
         return f"activation-checkpoint:{str(value).replace('_', '-')}"
     return flag(key, value)

@@ -1,4 +1,4 @@
-"""The models torchtitan builds, as models of our catalogue: flavors of the 0.2 line, and presets of today."""
+"""torchtitan's models in our catalog: flavors of the 0.2 line, and presets of 0.3.0 and main."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshwright.frameworks.model_match import from_sizes, same_shape
 from meshwright.models import ModelSpec, find
 
 FAMILIES = "llama3 (1B to 405B), qwen3 (0.6B to 235B-A22B), deepseek_v3 (16B, 236B, 671B), gpt_oss (20b, 120b)"
-DEBUG: Mapping[str, tuple[str, dict[str, Any]]] = {
+DEBUG_MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "llama3": (
         "llama",
         {
@@ -55,7 +55,7 @@ DEBUG: Mapping[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
-"""Their test models, by sizes."""
+"""Sizes of torchtitan's debug models."""
 
 FLAVORS: Mapping[str, Mapping[str, str]] = {
     "llama3": {
@@ -74,64 +74,70 @@ FLAVORS: Mapping[str, Mapping[str, str]] = {
     "llama4": {"debugmodel": "", "17bx16e": "", "17bx128e": ""},
     "flux": {"flux-debug": "", "flux-dev": "flux_12b", "flux-schnell": "flux_12b"},
 }  # fmt: skip
-"""Name and flavor of the 0.2 line with the model of ours; empty where we have none of that shape."""
-SUFFIXES = ("_flex_flash", "_flex_attn", "_flex", "_varlen_attn", "_varlen", "_irope")
-"""Flavors that differ from another only in the attention kernel."""
-ELSEWHERE = ("llama3_ft", "llama3_simple_fsdp", "deepseek_v3_simple_fsdp", "vlm", "transformers_modeling_backend")
-"""Models of the experiments folder, whose shapes are not known here."""
+"""Catalog model by name and flavor of the 0.2 line; empty if the catalog has none of that shape."""
+KERNEL_SUFFIXES = ("_flex_flash", "_flex_attn", "_flex", "_varlen_attn", "_varlen", "_irope")
+"""Flavor suffixes that only select the attention kernel."""
+EXPERIMENT_MODELS = (
+    "llama3_ft",
+    "llama3_simple_fsdp",
+    "deepseek_v3_simple_fsdp",
+    "vlm",
+    "transformers_modeling_backend",
+)
+"""Models of torchtitan/experiments, whose shapes are unknown here."""
 MODULES = ("llama3", "qwen3", "qwen3_5", "deepseek_v3", "gpt_oss", "kimi_k2_7", "muse_glimmer", "flux")
-"""What --module takes by name today; llama4 is no longer there."""
+"""Names accepted by --module; llama4 was removed."""
 
 
-def plain(flavor: str) -> str:
-    """A flavor without the name of its attention kernel."""
-    return next((flavor.removesuffix(end) for end in SUFFIXES if flavor.endswith(end)), flavor)
+def base_flavor(flavor: str) -> str:
+    """Return a flavor without its attention-kernel suffix."""
+    return next((flavor.removesuffix(end) for end in KERNEL_SUFFIXES if flavor.endswith(end)), flavor)
 
 
 def flavor_model(name: str, flavor: str) -> ModelSpec | None:
-    """The model of a name and flavor of the 0.2 line, or None where its shape is not known."""
-    base = plain(flavor)
-    found = FLAVORS.get(name, {}).get(base)
-    if found is None or found:
-        return find(found) if found else None
-    kind = "qwen3_moe" if (name, base) == ("qwen3", "debugmodel_moe") else name
-    return _debug(kind) if base.startswith("debugmodel") and kind in DEBUG else None
+    """Return the model of a name and flavor of the 0.2 line, or None if its shape is unknown."""
+    base = base_flavor(flavor)
+    catalog_name = FLAVORS.get(name, {}).get(base)
+    if catalog_name is None or catalog_name:
+        return find(catalog_name) if catalog_name else None
+    debug_name = "qwen3_moe" if (name, base) == ("qwen3", "debugmodel_moe") else name
+    return _debug_model(debug_name) if base.startswith("debugmodel") and debug_name in DEBUG_MODELS else None
 
 
 @cache
-def _debug(kind: str) -> ModelSpec:
-    model_type, sizes = DEBUG[kind]
-    return from_sizes(model_type, f"{kind}_debugmodel", **sizes)
+def _debug_model(name: str) -> ModelSpec:
+    model_type, sizes = DEBUG_MODELS[name]
+    return from_sizes(model_type, f"{name}_debugmodel", **sizes)
 
 
 def flavor_of(model: ModelSpec) -> tuple[str, str]:
-    """Their name and flavor of a model; one that they cannot build is refused."""
+    """Return torchtitan's name and flavor for a model; raise if there is none."""
     for name, flavors in FLAVORS.items():
-        for flavor, ours in flavors.items():
-            if ours and name != "flux" and (ours == model.name or _same(ours, model)):
+        for flavor, catalog_name in flavors.items():
+            if catalog_name and name != "flux" and (catalog_name == model.name or _matches(catalog_name, model)):
                 return name, flavor
-    for kind in DEBUG:
-        if same_shape(_debug(kind), model):
-            return ("qwen3", "debugmodel_moe") if kind == "qwen3_moe" else (kind, "debugmodel")
+    for debug_name in DEBUG_MODELS:
+        if same_shape(_debug_model(debug_name), model):
+            return ("qwen3", "debugmodel_moe") if debug_name == "qwen3_moe" else (debug_name, "debugmodel")
     raise InputError(
         f"torchtitan has no model of this shape; its language models are {FAMILIES}", field="model", value=model.name
     )
 
 
-def _same(ours: str, model: ModelSpec) -> bool:
-    return model.family == find(ours).family and same_shape(find(ours), model)
+def _matches(catalog_name: str, model: ModelSpec) -> bool:
+    return model.family == find(catalog_name).family and same_shape(find(catalog_name), model)
 
 
 class Preset(msgspec.Struct, frozen=True):
-    """A config function of today: the model, and the settings in which it differs from their defaults."""
+    """A config function: its model, and the settings that differ from torchtitan's defaults."""
 
-    model: str  # of our catalogue; empty: one of the test models
+    model: str  # in our catalog; empty: a debug model
     settings: Mapping[str, Any] = {}
-    known: bool = True  # False: the function is there, its values are not in this table
-    kernel: str = "flex"  # of attention
+    known: bool = True  # False: the function exists, but its values are not listed here
+    kernel: str = "flex"  # attention kernel
 
 
-def _tokens(length: int, samples: int, steps: int, lr: float, **more: Any) -> dict[str, Any]:
+def _settings(length: int, samples: int, steps: int, lr: float, **more: Any) -> dict[str, Any]:
     return {
         "training.num_tokens_per_microbatch_per_dp_rank": samples * length,
         "training.max_context_length": length,
@@ -143,39 +149,39 @@ def _tokens(length: int, samples: int, steps: int, lr: float, **more: Any) -> di
 
 def _debug_settings(**more: Any) -> dict[str, Any]:
     start = {"lr_scheduler__warmup_steps": 2, "lr_scheduler__decay_ratio": 0.8, "metrics__log_freq": 1}
-    return _tokens(2048, 8, 10, 8e-4, checkpoint__interval=10, **start, **WITH_STATE, **more)
+    return _settings(2048, 8, 10, 8e-4, checkpoint__interval=10, **start, **FULL_CKPT, **more)
 
 
-WITH_STATE = {"checkpoint__last_save_model_only": False}
-"""The last checkpoint is whole, not weights alone."""
+FULL_CKPT = {"checkpoint__last_save_model_only": False}
+"""The last checkpoint includes optimizer state."""
 
 
 PROFILED = {"profiler__enable_profiling": True, "validator__freq": 500, "validator__steps": 1200}
-FULL = {"activation_checkpoint__mode": "full"}
+FULL_AC = {"activation_checkpoint__mode": "full"}
 COSINE = {
     "lr_scheduler__decay_ratio": 0.8, "lr_scheduler__decay_type": "cosine", "lr_scheduler__min_lr_factor": 0.1,
 }  # fmt: skip
-LONG = {"lr_scheduler__warmup_steps": 600, **FULL}
-QUICK = {"lr_scheduler__warmup_steps": 2, "metrics__log_freq": 1}
+LONG_RUN = {"lr_scheduler__warmup_steps": 600, **FULL_AC}
+SHORT_RUN = {"lr_scheduler__warmup_steps": 2, "metrics__log_freq": 1}
 LONG_WARMUP = {"lr_scheduler__warmup_steps": 2000}
-ONLY_LOSS = {"compile__enable": True, "compile__components": ["loss"], "training__disable_cuda_graphs": True}
-STAGED = {"parallelism__pipeline_parallel_schedule": "Interleaved1F1B"}
+COMPILE_LOSS_ONLY = {"compile__enable": True, "compile__components": ["loss"], "training__disable_cuda_graphs": True}
+INTERLEAVED = {"parallelism__pipeline_parallel_schedule": "Interleaved1F1B"}
 PRESETS: Mapping[str, Mapping[str, Preset]] = {
     "llama3": {
-        "llama3_debugmodel": Preset("", _debug_settings(**STAGED)),
+        "llama3_debugmodel": Preset("", _debug_settings(**INTERLEAVED)),
         "llama3_debugmodel_varlen_attn": Preset(
-            "", _debug_settings(**STAGED, training__disable_cuda_graphs=True), kernel="varlen"
+            "", _debug_settings(**INTERLEAVED, training__disable_cuda_graphs=True), kernel="varlen"
         ),
         "sft_debugmodel": Preset("", _debug_settings()),
-        "llama3_8b": Preset("llama31_8b", _tokens(8192, 1, 1000, 3e-4, **PROFILED)),
+        "llama3_8b": Preset("llama31_8b", _settings(8192, 1, 1000, 3e-4, **PROFILED)),
         "llama3_70b": Preset(
             "llama31_70b",
-            _tokens(8192, 8, 1000, 1.5e-4, **PROFILED, **FULL, parallelism__tensor_parallel_degree=8),
+            _settings(8192, 8, 1000, 1.5e-4, **PROFILED, **FULL_AC, parallelism__tensor_parallel_degree=8),
         ),
         "llama3_405b": Preset(
             "llama31_405b",
-            _tokens(
-                8192, 2, 3000, 8e-5, **PROFILED, **FULL,
+            _settings(
+                8192, 2, 3000, 8e-5, **PROFILED, **FULL_AC,
                 lr_scheduler__warmup_steps=600,
                 parallelism__tensor_parallel_degree=8,
                 compile__enable=True,
@@ -187,30 +193,30 @@ PRESETS: Mapping[str, Mapping[str, Preset]] = {
     "qwen3": {
         "qwen3_debugmodel": Preset("", _debug_settings()),
         "qwen3_moe_debug": Preset(
-            "", _tokens(4096, 4, 10, 3e-4, **WITH_STATE, **QUICK, checkpoint__interval=10)
+            "", _settings(4096, 4, 10, 3e-4, **FULL_CKPT, **SHORT_RUN, checkpoint__interval=10)
         ),
-        "qwen3_0_6b": Preset("qwen3_600m", _tokens(4096, 4, 10, 3e-4, **WITH_STATE, **QUICK)),
+        "qwen3_0_6b": Preset("qwen3_600m", _settings(4096, 4, 10, 3e-4, **FULL_CKPT, **SHORT_RUN)),
         "qwen3_1_7b": Preset(
             "qwen3_1p7b",
-            _tokens(4096, 4, 100, 8e-4, **WITH_STATE, lr_scheduler__warmup_steps=20, checkpoint__interval=50),
+            _settings(4096, 4, 100, 8e-4, **FULL_CKPT, lr_scheduler__warmup_steps=20, checkpoint__interval=50),
         ),
-        "qwen3_14b": Preset("qwen3_14b", _tokens(4096, 4, 3000, 8e-4, **WITH_STATE, **LONG)),
-        "qwen3_30b_a3b": Preset("qwen3_30b_a3b", _tokens(4096, 2, 3000, 8e-4, **WITH_STATE, **LONG)),
-        "qwen3_32b": Preset("qwen3_32b", _tokens(4096, 2, 3000, 8e-4, **WITH_STATE, **LONG)),
+        "qwen3_14b": Preset("qwen3_14b", _settings(4096, 4, 3000, 8e-4, **FULL_CKPT, **LONG_RUN)),
+        "qwen3_30b_a3b": Preset("qwen3_30b_a3b", _settings(4096, 2, 3000, 8e-4, **FULL_CKPT, **LONG_RUN)),
+        "qwen3_32b": Preset("qwen3_32b", _settings(4096, 2, 3000, 8e-4, **FULL_CKPT, **LONG_RUN)),
     },
     "deepseek_v3": {
         "deepseek_v3_debugmodel": Preset("", _debug_settings()),
         "deepseek_v3_16b": Preset(
             "deepseek_v2_lite",
-            _tokens(
-                4096, 4, 1000, 2.2e-4, **COSINE, **ONLY_LOSS, **STAGED,
+            _settings(
+                4096, 4, 1000, 2.2e-4, **COSINE, **COMPILE_LOSS_ONLY, **INTERLEAVED,
                 parallelism__expert_parallel_degree=8, checkpoint__interval=10,
             ),
         ),
         "deepseek_v3_671b": Preset(
             "deepseek_v3",
-            _tokens(
-                4096, 4, 10000, 2.2e-4, **COSINE, **ONLY_LOSS, **STAGED,
+            _settings(
+                4096, 4, 10000, 2.2e-4, **COSINE, **COMPILE_LOSS_ONLY, **INTERLEAVED,
                 parallelism__expert_parallel_degree=2, **LONG_WARMUP,
             ),
         ),
@@ -220,8 +226,8 @@ PRESETS: Mapping[str, Mapping[str, Preset]] = {
             "",
             _debug_settings(activation_checkpoint__mode="none", validator__freq=5, validator__steps=10),
         ),
-        "gpt_oss_20b": Preset("gpt_oss_20b", _tokens(8192, 1, 10000, 8e-4, **LONG_WARMUP, **COSINE, **FULL)),
-        "gpt_oss_120b": Preset("gpt_oss_120b", _tokens(8192, 1, 10000, 8e-4, **LONG_WARMUP, **COSINE, **FULL)),
+        "gpt_oss_20b": Preset("gpt_oss_20b", _settings(8192, 1, 10000, 8e-4, **LONG_WARMUP, **COSINE, **FULL_AC)),
+        "gpt_oss_120b": Preset("gpt_oss_120b", _settings(8192, 1, 10000, 8e-4, **LONG_WARMUP, **COSINE, **FULL_AC)),
     },
     "qwen3_5": {
         f"qwen35_{size}": Preset(f"qwen35_{ours}", known=False)
@@ -231,32 +237,32 @@ PRESETS: Mapping[str, Mapping[str, Preset]] = {
         }.items()
     },
 }  # fmt: skip
-"""By module and config, 2026-08-21 and 0.3.0."""
+"""Presets by module and config, on main (2026-08-21) and in 0.3.0."""
 
 
 def preset_model(module: str, config: str) -> ModelSpec | None:
-    """The model of a preset, or None where its shape is not known."""
+    """Return the model of a preset, or None if its shape is unknown."""
     preset = PRESETS.get(module, {}).get(config)
     if preset is None:
         return None
     if preset.model:
         return find(preset.model)
-    kind = "qwen3_moe" if config == "qwen3_moe_debug" else module
-    return _debug(kind) if kind in DEBUG else None
+    debug_name = "qwen3_moe" if config == "qwen3_moe_debug" else module
+    return _debug_model(debug_name) if debug_name in DEBUG_MODELS else None
 
 
-POSITIONS = {"llama3": 131072, "qwen3": 40960, "deepseek_v3": 16384, "gpt_oss": 131072}
-SHORT = {"qwen3_debugmodel": 4096, "qwen3_moe_debug": 4096}
-"""Positions that the rotary table of a preset holds, by module, and of those that differ."""
+MODULE_POSITIONS = {"llama3": 131072, "qwen3": 40960, "deepseek_v3": 16384, "gpt_oss": 131072}
+PRESET_POSITIONS = {"qwen3_debugmodel": 4096, "qwen3_moe_debug": 4096}
+"""Size of the RoPE table by module, and of presets that differ."""
 
 
-def positions_of(module: str, config: str) -> int | None:
-    """The longest sequence of a preset of theirs; None where that is not known."""
-    return SHORT.get(config, POSITIONS.get(module)) if config in PRESETS.get(module, {}) else None
+def max_positions(module: str, config: str) -> int | None:
+    """Return the longest sequence of a preset, or None if unknown."""
+    return PRESET_POSITIONS.get(config, MODULE_POSITIONS.get(module)) if config in PRESETS.get(module, {}) else None
 
 
 def preset_of(model: ModelSpec) -> tuple[str, str] | None:
-    """Their module and config for a model, or None where today's presets have none of that shape."""
+    """Return the module and config for a model, or None if no preset has its shape."""
     for module, presets in PRESETS.items():
         for config, preset in presets.items():
             found = preset_model(module, config)

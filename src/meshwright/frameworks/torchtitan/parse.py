@@ -1,4 +1,4 @@
-"""Reading torchtitan: the TOML of the 0.2 line, its command, and the command of today."""
+"""Parse torchtitan: TOML configs of the 0.2 line, and the commands of 0.2, 0.3.0 and main."""
 
 from __future__ import annotations
 
@@ -11,8 +11,15 @@ import msgspec
 from meshwright.errors import InputError, closest
 from meshwright.frameworks.framework import Content, ParsedConfig
 from meshwright.frameworks.load import open_file
-from meshwright.frameworks.torchtitan.commands import Named, Run, counts_samples, flags, named_preset, runs
-from meshwright.frameworks.torchtitan.derived_fields import approximations, own_values, value
+from meshwright.frameworks.torchtitan.commands import (
+    PresetName,
+    Run,
+    counts_samples,
+    parse_flags,
+    preset_of_command,
+    runs,
+)
+from meshwright.frameworks.torchtitan.derived_fields import approximations, derived_values, value
 from meshwright.frameworks.torchtitan.models import MODULES, PRESETS, flavor_model, preset_model
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.models import ModelSpec
@@ -21,29 +28,29 @@ from meshwright.recipes.key_maps.torchtitan import CONTEXT_LENGTH, LOCAL_BATCH, 
 from meshwright.rules.rule import Finding
 
 TABLE = "torchtitan"
-V02, TODAY = "2026-02-22", "2026-08-21"
-"""The last day of the 0.2 line (0.2.2), and the day of the flags of today."""
-RELEASED = "0.3.0, the release of 2026-09-03, which counts a batch in samples where the main branch counts tokens"
-OPEN = re.compile(r"(dataloader|validator|tokenizer|encoder|inference|loss|override|profiler|optimizer)\.")
-"""Sections of today whose keys depend on what a config function puts there."""
-UNKNOWN_PRESET = "the values of this preset are not in the table here"
-MAIN = (
+LAST_02_DAY, CURRENT_DAY = "2026-02-22", "2026-08-21"
+"""The last day of the 0.2 line (0.2.2), and the day of main's flags."""
+RELEASED = "0.3.0 (2026-09-03), where batch sizes are in samples; on main they are in tokens"
+OPEN_SECTIONS = re.compile(r"(dataloader|validator|tokenizer|encoder|inference|loss|override|profiler|optimizer)\.")
+"""Sections whose keys depend on the config function."""
+UNKNOWN_PRESET = "the values of this preset are unknown"
+PRESET_KEYS = (
     "training.num_tokens_per_microbatch_per_dp_rank", "training.max_context_length", "training.steps",
     "optimizer.param_groups.0.optimizer_kwargs.lr", "activation_checkpoint.mode",
 )  # fmt: skip
-"""Settings that every preset has."""
-LEFT_TO_A_FILE = (
+"""Keys that every preset sets."""
+FIELDS_OF_MISSING_FILE = (
     "data.seq_length", "train.steps", "train.global_batch_size", "schedule.warmup_steps", "layout.micro_batch_size",
     "layout.tp", "layout.pp", "layout.cp", "layout.ep", "layout.dp_replicate", "layout.recompute",
 )  # fmt: skip
-"""What a config file that cannot be read may say: its default there is no reason for a finding."""
+"""Fields that a missing config file may set: their defaults are no reason for a finding."""
 UNSET_BY_MINUS_1 = (
     "training.global_batch_size", "training.num_tokens_per_train_step", "validation.steps", "validator.steps",
 )  # fmt: skip
 
 
 def detect(content: Content) -> int:
-    """How surely a file is torchtitan's."""
+    """Return how likely a file is torchtitan's; 0 if it is not."""
     if content.format == "toml":
         sections = content.top_level_keys()
         if "parallelism" in sections or "model.flavor" in content.settings or "activation_checkpoint" in sections:
@@ -53,98 +60,110 @@ def detect(content: Content) -> int:
 
 
 def parse(content: Content) -> ParsedConfig:
-    """What a file says, by the line of torchtitan that it speaks."""
+    """Parse a file or script, for the torchtitan version it is written for."""
     if content.format == "toml":
-        return _config(content, dict(content.settings))
+        return _parse_toml(content, dict(content.settings))
     found = list(runs(content))
     if not found:
-        raise InputError("starts no training of torchtitan", field="file", value=content.path)
+        raise InputError("contains no torchtitan command", field="file", value=content.path)
     run = found[0]
-    more = (f"the script starts {len(found)} trainings; the first is read",) if len(found) > 1 else ()
-    said, findings = flags(run.args)
-    named = named_preset(run, said)
-    parsed = _of_today(content, run, said, named) if named else _of_02(content, run, said)
+    run_notes = (f"the script starts {len(found)} training runs; only the first is checked",) if len(found) > 1 else ()
+    flag_values, findings = parse_flags(run.args)
+    preset_name = preset_of_command(run, flag_values)
+    parsed = (
+        _parse_current(content, run, flag_values, preset_name) if preset_name else _parse_02(content, run, flag_values)
+    )
     return msgspec.structs.replace(
-        parsed, findings=(*findings, *parsed.findings), notes=(*more, *parsed.notes), env=run.env, gpu_request=run.asked
+        parsed,
+        findings=(*findings, *parsed.findings),
+        notes=(*run_notes, *parsed.notes),
+        env=run.env,
+        gpu_request=run.gpu_request,
     )
 
 
-def _of_02(content: Content, run: Run, asked: dict[str, SourcedValue]) -> ParsedConfig:
-    named = asked.get("job.config_file") or (run.env.get("CONFIG_FILE") if run.by_script else None)
-    settings, notes = dict(asked), []
-    path = (content.folder or Path()) / str(named.value) if named is not None else None
+def _parse_02(content: Content, run: Run, command_settings: dict[str, SourcedValue]) -> ParsedConfig:
+    config_file = command_settings.get("job.config_file") or (run.env.get("CONFIG_FILE") if run.by_script else None)
+    settings, notes = dict(command_settings), []
+    path = (content.folder or Path()) / str(config_file.value) if config_file is not None else None
     if (
         path is not None
-        and named is not None
-        and not named.unresolved
+        and config_file is not None
+        and not config_file.unresolved
         and content.folder is not None
         and path.is_file()
     ):
-        settings = {**open_file(path).settings, **asked}
-    elif named is not None:
-        notes.append(f"{named.value} is not here: only what the command says is judged")
+        settings = {**open_file(path).settings, **command_settings}
+    elif config_file is not None:
+        notes.append(f"{config_file.value} was not found: only the command's flags are checked")
     complete = not notes
-    parsed = _config(content, settings, complete)
+    parsed = _parse_toml(content, settings, complete)
     if run.by_script:
-        notes.append("run_train.sh of today ignores CONFIG_FILE and reads MODULE and CONFIG")
-    left = () if complete else LEFT_TO_A_FILE
+        notes.append("since 0.3.0, run_train.sh ignores CONFIG_FILE and reads MODULE and CONFIG")
+    unknown_fields = () if complete else FIELDS_OF_MISSING_FILE
     return msgspec.structs.replace(
-        parsed, notes=(*parsed.notes, *notes), unknown_fields=(*parsed.unknown_fields, *left)
+        parsed, notes=(*parsed.notes, *notes), unknown_fields=(*parsed.unknown_fields, *unknown_fields)
     )
 
 
-def _config(content: Content, settings: dict[str, SourcedValue], complete: bool = True) -> ParsedConfig:
-    """A TOML of the 0.2 line, with what a command sets on top."""
-    notes = ["spoken is torchtitan 0.2 (0.2.2), whose TOML files later versions do not read"]
+def _parse_toml(content: Content, settings: dict[str, SourcedValue], complete: bool = True) -> ParsedConfig:
+    """Parse a TOML config of the 0.2 line, with the command's overrides."""
+    notes = ["checked against torchtitan 0.2.2; later versions do not read TOML files"]
     if "activation-checkpoint" in settings:
         settings["activation_checkpoint.mode"] = settings.pop("activation-checkpoint")
     extended = [
         settings[key] for key in ("job.custom_config_module", "experimental.custom_args_module") if key in settings
     ]
-    if any(str(said.value) for said in extended):
-        foreign = sorted(key for key in settings if key not in config_keys(TABLE))
-        settings = {key: said for key, said in settings.items() if key in config_keys(TABLE)}
-        if foreign:
-            notes.append(f"keys of the config module of your own are not judged: {', '.join(foreign)}")
-    settings, findings = _of_line(settings, V02)
-    named = complete or {"model.name", "model.flavor"} <= settings.keys()
-    model = flavor_model(_text(settings, "model.name"), _text(settings, "model.flavor")) if named else None
+    if any(str(setting.value) for setting in extended):
+        custom_keys = sorted(key for key in settings if key not in config_keys(TABLE))
+        settings = {key: setting for key, setting in settings.items() if key in config_keys(TABLE)}
+        if custom_keys:
+            notes.append(f"keys of your custom config module are not checked: {', '.join(custom_keys)}")
+    settings, findings = _in_version(settings, LAST_02_DAY)
+    model_known = complete or {"model.name", "model.flavor"} <= settings.keys()
+    model = flavor_model(_text(settings, "model.name"), _text(settings, "model.flavor")) if model_known else None
     parsed = _parsed(content, settings, model, notes, findings, tp_is_sp=True)
     emulated = value(settings, "quantize.linear.float8.emulate") is True
-    # Experts over tensor ranks went only after this line; what is emulated needs no hardware.
+    # Expert tensor parallelism was removed after 0.2; emulated float8 needs no hardware support.
     return msgspec.structs.replace(
         parsed, suppressed_rules=("engine.no-etp", *(("precision.fp8-gpu",) if emulated else ()))
     )
 
 
-def _of_today(content: Content, run: Run, asked: dict[str, SourcedValue], named: Named) -> ParsedConfig:
-    """A command of today: a preset, and flags on top."""
-    released = counts_samples(asked)
-    notes = [f"spoken is torchtitan {RELEASED}" if released else f"spoken is torchtitan of {TODAY}"]
-    findings = [*_toml_today(run, asked), *_unknown_preset(named)]
-    module, config = str(named.module.value), str(named.config.value)
-    recompute = asked.pop("activation-checkpoint", None)
-    said, absent = _of_line(
-        {k: v for k, v in asked.items() if k not in ("module", "config", "job.config_file")}, TODAY, released
+def _parse_current(
+    content: Content, run: Run, command_settings: dict[str, SourcedValue], preset_name: PresetName
+) -> ParsedConfig:
+    """Parse a command of 0.3.0 or main: a preset plus flags."""
+    released = counts_samples(command_settings)
+    notes = [
+        f"checked against torchtitan {RELEASED}" if released else f"checked against torchtitan main of {CURRENT_DAY}"
+    ]
+    findings = [*_toml_removed(run, command_settings), *_unknown_preset(preset_name)]
+    module, config = str(preset_name.module.value), str(preset_name.config.value)
+    recompute = command_settings.pop("activation-checkpoint", None)
+    settings_in_version, version_findings = _in_version(
+        {k: v for k, v in command_settings.items() if k not in ("module", "config", "job.config_file")},
+        CURRENT_DAY,
+        released,
     )
-    findings += absent
+    findings += version_findings
     preset = PRESETS.get(module, {}).get(config)
     base: dict[str, SourcedValue] = {}
-    at = msgspec.structs.replace(named.config, unresolved="")
+    source = msgspec.structs.replace(preset_name.config, unresolved="")
     if preset is None and not findings:
-        notes.append(f"--module {module} --config {config} is not in the table here: its model and values are unknown")
+        notes.append(f"--module {module} --config {config} is not a known preset: its model and values are unknown")
     elif preset is not None and not preset.known:
-        base = {key: msgspec.structs.replace(at, value=config, unresolved=UNKNOWN_PRESET) for key in MAIN}
+        base = {key: msgspec.structs.replace(source, value=config, unresolved=UNKNOWN_PRESET) for key in PRESET_KEYS}
     elif preset is not None:
-        base = {key: msgspec.structs.replace(at, value=value) for key, value in preset.settings.items()}
+        base = {key: msgspec.structs.replace(source, value=value) for key, value in preset.settings.items()}
         for key in ("training.disable_cuda_graphs", "validator.enable"):
-            base.setdefault(key, msgspec.structs.replace(at, value=False))
-    settings = {**(_in_samples(base) if released else base), **said}
+            base.setdefault(key, msgspec.structs.replace(source, value=False))
+    settings = {**(_preset_in_samples(base) if released else base), **settings_in_version}
     if recompute is not None:
         settings["activation_checkpoint.mode"] = recompute
     if preset is not None and "activation_checkpoint.selective_ac_option" not in settings:
-        settings["activation_checkpoint.selective_ac_option"] = msgspec.structs.replace(at, value="op")
-    settings["module"], settings["config"] = named.module, named.config
+        settings["activation_checkpoint.selective_ac_option"] = msgspec.structs.replace(source, value="op")
+    settings["module"], settings["config"] = preset_name.module, preset_name.config
     tp_is_sp = "parallelism.enable_sequence_parallel" not in settings
     parsed = _parsed(content, settings, preset_model(module, config), notes, tuple(findings), tp_is_sp)
     return msgspec.structs.replace(
@@ -152,42 +171,44 @@ def _of_today(content: Content, run: Run, asked: dict[str, SourcedValue], named:
     )  # in every preset
 
 
-def _toml_today(run: Run, asked: Mapping[str, SourcedValue]) -> Iterator[Finding]:
-    said = asked.get("job.config_file") or (run.env.get("CONFIG_FILE") if run.by_script else None)
-    if said is not None:
-        key = "job.config_file" if "job.config_file" in asked else "CONFIG_FILE"
-        message = f"{key}={said.value}: TOML files are not read since 2026-02-23; a preset and flags say everything"
+def _toml_removed(run: Run, command_settings: Mapping[str, SourcedValue]) -> Iterator[Finding]:
+    setting = command_settings.get("job.config_file") or (run.env.get("CONFIG_FILE") if run.by_script else None)
+    if setting is not None:
+        key = "job.config_file" if "job.config_file" in command_settings else "CONFIG_FILE"
+        message = f"{key}={setting.value}: TOML files are not supported since 2026-02-23; use a preset and flags"
         fix = ("--module llama3 --config llama3_8b",)
-        yield Finding("torchtitan.toml-removed", "error", key, message, fix, file=said.file, line=said.line)
+        yield Finding("torchtitan.toml-removed", "error", key, message, fix, file=setting.file, line=setting.line)
 
 
-def _unknown_preset(named: Named) -> Iterator[Finding]:
-    """Modules and configs that are not there; a dotted module is somebody's own."""
-    module, config = str(named.module.value), str(named.config.value)
-    if named.module.unresolved or named.config.unresolved or "." in module:
+def _unknown_preset(preset_name: PresetName) -> Iterator[Finding]:
+    """Yield findings for unknown modules and configs; a dotted module is the user's own."""
+    module, config = str(preset_name.module.value), str(preset_name.config.value)
+    if preset_name.module.unresolved or preset_name.config.unresolved or "." in module:
         return
-    for key, said in (("module", named.module), ("config", named.config)):
-        if not str(said.value):
-            message = f"--{key} is missing: today's command needs both --module and --config"
-            yield Finding("torchtitan.preset", "error", key, message, (), file=said.file, line=said.line)
+    for key, setting in (("module", preset_name.module), ("config", preset_name.config)):
+        if not str(setting.value):
+            message = f"--{key} is missing: both --module and --config are required"
+            yield Finding("torchtitan.preset", "error", key, message, (), file=setting.file, line=setting.line)
             return
     if module not in MODULES and "/" not in module:
-        near = closest(module, MODULES, 1)
-        message = f"--module {module}: torchtitan has {', '.join(MODULES)}; others are named as pkg.module"
-        fix = tuple(f"--module {name}" for name in near)
-        at = named.module
-        yield Finding("torchtitan.preset", "error", "module", message, fix, file=at.file, line=at.line)
+        similar = closest(module, MODULES, 1)
+        message = f"--module {module}: torchtitan has {', '.join(MODULES)}; use pkg.module for your own"
+        fix = tuple(f"--module {name}" for name in similar)
+        source = preset_name.module
+        yield Finding("torchtitan.preset", "error", "module", message, fix, file=source.file, line=source.line)
         return
     known = PRESETS.get(module, {})
-    near = [name for name in known if name.lower() == config.lower().replace("-", "_")]
-    if config not in known and near:
-        message = f"--config {config}: functions are named exactly, and this one is {near[0]}"
-        at = named.config
-        yield Finding("torchtitan.preset", "error", "config", message, (f"--config {near[0]}",), at.file, at.line)
+    similar = [name for name in known if name.lower() == config.lower().replace("-", "_")]
+    if config not in known and similar:
+        message = f"--config {config}: names are case-sensitive; the function is {similar[0]}"
+        source = preset_name.config
+        yield Finding(
+            "torchtitan.preset", "error", "config", message, (f"--config {similar[0]}",), source.file, source.line
+        )
 
 
-def _in_samples(base: Mapping[str, SourcedValue]) -> dict[str, SourcedValue]:
-    """The settings of a preset as 0.3.0 says them."""
+def _preset_in_samples(base: Mapping[str, SourcedValue]) -> dict[str, SourcedValue]:
+    """Return the settings of a preset with 0.3.0's keys."""
     settings = dict(base)
     tokens, context = settings.pop(MICRO_BATCH_TOKENS, None), settings.pop(CONTEXT_LENGTH, None)
     if context is not None:
@@ -200,39 +221,41 @@ def _in_samples(base: Mapping[str, SourcedValue]) -> dict[str, SourcedValue]:
     return settings
 
 
-def _of_line(
+def _in_version(
     settings: Mapping[str, SourcedValue], day: str, samples: bool = False
 ) -> tuple[dict[str, SourcedValue], tuple[Finding, ...]]:
-    """The settings that there are in a line, and a finding for each that is of the other one."""
+    """Return the settings that exist in a version, and a finding for each of another version."""
     kept: dict[str, SourcedValue] = {}
     findings: list[Finding] = []
-    for key, said in settings.items():
-        word = config_keys(TABLE).get(key)
-        if word is None and day == TODAY and OPEN.match(key):
+    for key, setting in settings.items():
+        config_key = config_keys(TABLE).get(key)
+        if config_key is None and day == CURRENT_DAY and OPEN_SECTIONS.match(key):
             continue
         if samples and key in SAMPLE_KEYS:
-            kept[key] = said
+            kept[key] = setting
             continue
-        if word is None or word.status != "read" or not (why := _absent(word, day)):
-            kept[key] = said
+        if config_key is None or config_key.status != "read" or not (reason := _absence(config_key, day)):
+            kept[key] = setting
             continue
-        fix = (word.replacement,) if word.replacement and day == TODAY else ()
-        findings.append(Finding("torchtitan.other-version", "error", key, why, fix, file=said.file, line=said.line))
+        fix = (config_key.replacement,) if config_key.replacement and day == CURRENT_DAY else ()
+        findings.append(
+            Finding("torchtitan.other-version", "error", key, reason, fix, file=setting.file, line=setting.line)
+        )
     return kept, tuple(findings)
 
 
-def _absent(word: ConfigKey, day: str) -> str:
-    """Why a key is not there on a day; empty when it is."""
-    if word.until and word.until <= day:
-        return f"{word.key} is of the 0.2 line and no longer there (until {word.until})"
-    if word.since and word.since > day:
-        return f"{word.key} is of today's torchtitan (since {word.since}), not of the 0.2 line"
+def _absence(config_key: ConfigKey, day: str) -> str:
+    """Return why a key does not exist on a day, or an empty string if it does."""
+    if config_key.until and config_key.until <= day:
+        return f"{config_key.key} belongs to the 0.2 line and was removed (until {config_key.until})"
+    if config_key.since and config_key.since > day:
+        return f"{config_key.key} was added after the 0.2 line (since {config_key.since})"
     return ""
 
 
 def _text(settings: Settings, key: str) -> str:
-    said = settings.get(key)
-    return str(config_keys(TABLE)[key].default if said is None else "" if said.unresolved else said.value)
+    setting = settings.get(key)
+    return str(config_keys(TABLE)[key].default if setting is None else "" if setting.unresolved else setting.value)
 
 
 def _parsed(
@@ -243,7 +266,7 @@ def _parsed(
     findings: tuple[Finding, ...],
     tp_is_sp: bool,
 ) -> ParsedConfig:
-    own = own_values(settings, model, tp_is_sp)
+    field_values = derived_values(settings, model, tp_is_sp)
     notes += approximations(settings)
     for key in UNSET_BY_MINUS_1:
         if value(settings, key) == -1:
@@ -255,6 +278,6 @@ def _parsed(
         goal="pretrain",
         findings=findings,
         notes=tuple(notes),
-        files=tuple(dict.fromkeys([content.path, *(said.file for said in settings.values())])),
-        field_values=own,
+        files=tuple(dict.fromkeys([content.path, *(setting.file for setting in settings.values())])),
+        field_values=field_values,
     )

@@ -96,46 +96,21 @@ RANGES: Ranges = {
 
 
 RULES = (
-    FrameworkRule(
-        "deepspeed.no-batch-size",
-        "error",
-        BATCH[:2],
-        _batch_size_missing,
+    FrameworkRule("deepspeed.no-batch-size", "error", BATCH[:2], _batch_size_missing,
         symptom="AssertionError: either train_batch_size or train_micro_batch_size_per_gpu needs to be provided",
-        cause="batch, micro batch and accumulation steps can be derived only if one of these two is set",
-    ),
-    FrameworkRule(
-        "deepspeed.batch-arithmetic",
-        "error",
-        BATCH,
-        _batch_arithmetic,
+        cause="batch, micro batch and accumulation steps can be derived only if one of these two is set"),
+    FrameworkRule("deepspeed.batch-arithmetic", "error", BATCH, _batch_arithmetic,
         symptom="AssertionError: train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size",
         cause="every rank runs exactly gradient_accumulation_steps micro batches per step; nothing is rounded",
-        supersedes=("batch.divides", "batch.smaller-than-data-parallel"),
-    ),
+        supersedes=("batch.divides", "batch.smaller-than-data-parallel")),
     range_rule("deepspeed", RANGES, format_setting, "AssertionError or ValidationError while the config is read"),
-    FrameworkRule(
-        "deepspeed.two-dtypes",
-        "error",
-        ("fp16.enabled",),
-        _two_dtypes,
+    FrameworkRule("deepspeed.two-dtypes", "error", ("fp16.enabled",), _two_dtypes,
         symptom="AssertionError: bfloat16 and fp16 modes cannot be simultaneously enabled",
-        cause="parameters have one dtype",
-    ),
-    FrameworkRule(
-        "deepspeed.dtype-needs-zero",
-        "error",
-        (),
-        _dtype_needs_zero,
+        cause="parameters have one dtype"),
+    FrameworkRule("deepspeed.dtype-needs-zero", "error", (), _dtype_needs_zero,
         symptom="AssertionError: … is only supported with ZeRO Stage 1, 2, or 3",
-        cause="only ZeRO's optimizers manage the master weights; without ZeRO they are always fp32",
-    ),
-    FrameworkRule(
-        "deepspeed.gradient-dtype",
-        "error",
-        ("data_types.grad_accum_dtype",),
-        _gradient_dtype,
+        cause="only ZeRO's optimizers manage the master weights; without ZeRO they are always fp32"),
+    FrameworkRule("deepspeed.gradient-dtype", "error", ("data_types.grad_accum_dtype",), _gradient_dtype,
         symptom="NotImplementedError: unsupported mix of model_dtype and grad_accum_dtype",
-        cause="without ZeRO, gradients are torch's own and have the parameter dtype",
-    ),
-)
+        cause="without ZeRO, gradients are torch's own and have the parameter dtype"),
+)  # fmt: skip

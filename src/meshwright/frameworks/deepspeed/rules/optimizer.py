@@ -179,44 +179,19 @@ def _lr_overridden(ctx: RuleContext) -> Iterator[Problem]:
 
 
 RULES = (
-    FrameworkRule(
-        "deepspeed.untested-optimizer",
-        "error",
-        ("optimizer.type",),
-        _untested_optimizer,
+    FrameworkRule("deepspeed.untested-optimizer", "error", ("optimizer.type",), _untested_optimizer,
         symptom="AssertionError: You are using an untested ZeRO Optimizer",
-        cause="ZeRO shards optimizer state, which works only for some update rules",
-    ),
-    FrameworkRule(
-        "deepspeed.optimizer-argument",
-        "error",
-        (),
-        _unknown_argument,
+        cause="ZeRO shards optimizer state, which works only for some update rules"),
+    FrameworkRule("deepspeed.optimizer-argument", "error", (), _unknown_argument,
         symptom="TypeError: __init__() got an unexpected keyword argument",
-        cause="params are passed to the optimizer and the scheduler unchanged",
-    ),
-    FrameworkRule(
-        "deepspeed.slow-cpu-optimizer",
-        "warning",
-        ("optimizer.type",),
-        _slow_cpu_optimizer,
+        cause="params are passed to the optimizer and the scheduler unchanged"),
+    FrameworkRule("deepspeed.slow-cpu-optimizer", "warning", ("optimizer.type",), _slow_cpu_optimizer,
         symptom="optimizer steps are many times slower",
-        cause="an offloaded optimizer runs on the CPU, where DeepSpeed has fast Adam, Adagrad and Lion",
-    ),
-    FrameworkRule(
-        "deepspeed.scheduler",
-        "error",
-        ("scheduler.type",),
-        _scheduler,
+        cause="an offloaded optimizer runs on the CPU, where DeepSpeed has fast Adam, Adagrad and Lion"),
+    FrameworkRule("deepspeed.scheduler", "error", ("scheduler.type",), _scheduler,
         symptom="a missing argument, an unknown scheduler, or a learning rate that moves the wrong way",
-        cause="the scheduler is built from its type and params without checks",
-    ),
-    FrameworkRule(
-        "deepspeed.lr-overridden",
-        "warning",
-        ("optimizer.params.lr",),
-        _lr_overridden,
+        cause="the scheduler is built from its type and params without checks"),
+    FrameworkRule("deepspeed.lr-overridden", "warning", ("optimizer.params.lr",), _lr_overridden,
         symptom="training runs at a different learning rate than the optimizer's lr",
-        cause="the scheduler sets the learning rate at every step",
-    ),
-)
+        cause="the scheduler sets the learning rate at every step"),
+)  # fmt: skip

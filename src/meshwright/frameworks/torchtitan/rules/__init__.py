@@ -1,4 +1,4 @@
-"""What torchtitan refuses, ignores or changes by itself, beyond the arithmetic that our own rules know."""
+"""torchtitan's own rules: settings it rejects, ignores or changes."""
 
 from __future__ import annotations
 

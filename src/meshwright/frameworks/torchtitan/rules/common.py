@@ -1,4 +1,4 @@
-"""What torchtitan's rules share: its keys, and how a file is asked for them."""
+"""Keys and helpers shared by torchtitan's rules."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ MODE, OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac
 NAME, FLAVOR = "model.name", "model.flavor"
 
 
-def today(ctx: RuleContext) -> bool:
-    """Whether it is a command of today's line."""
+def is_current(ctx: RuleContext) -> bool:
+    """Return whether the config is a command of 0.3.0 or main, not of the 0.2 line."""
     return ctx.is_set("config")
 
 
 def in_tokens(ctx: RuleContext) -> bool:
-    """Whether a batch is counted in tokens."""
-    return today(ctx) and not ctx.is_set(LOCAL_BATCH)
+    """Return whether batch sizes are in tokens."""
+    return is_current(ctx) and not ctx.is_set(LOCAL_BATCH)
 
 
 def degree(ctx: RuleContext, key: str) -> int:
-    """The ranks of an axis; 1 where they are not known or wrong."""
+    """Return the size of an axis, or 1 if it is unknown or invalid."""
     value = ctx.get(key)
     return value if is_int(value) and value > 0 else 1
 
 
-def custom(ctx: RuleContext) -> bool:
-    """Whether a module of the user's own may register more names."""
+def has_custom_module(ctx: RuleContext) -> bool:
+    """Return whether a custom module may register more names."""
     return any(ctx.get(f"experimental.{key}") for key in ("custom_import", "custom_args_module"))
 
 
@@ -47,5 +47,5 @@ def rule(
     cause: str,
     covers: tuple[str, ...] = (),
 ) -> FrameworkRule:
-    """One of torchtitan's rules."""
+    """Return a torchtitan rule."""
     return FrameworkRule(f"torchtitan.{name}", severity, keys, broken, symptom=symptom, cause=cause, supersedes=covers)
