@@ -260,7 +260,7 @@ def test_finding_has_the_line_and_a_yaml_fix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quoted number", "strategy", "freed", "engine"),
+    ("text", "strategy", "freed", "engine"),
     [
         (FSDP2, "fsdp2", True, "fsdp1"),
         (replaced(FSDP1, ("FULL_SHARD", "SHARD_GRAD_OP")), "fsdp2", False, "fsdp1"),

@@ -594,7 +594,7 @@ def test_shipped_recipes_round_trip_or_list_lost_fields() -> None:
             refused.add(error.reason)
             continue
         assert lost == {}, name
-    assert refused <= {"the catalogue knows no Hugging Face id for it"}
+    assert refused <= {"has no Hugging Face id in the model catalog"}
 
 
 def test_exports_have_no_findings() -> None:

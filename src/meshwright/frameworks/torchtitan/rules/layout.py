@@ -306,7 +306,7 @@ RULES = (
         cause="the weights of the embedding and the head are subtracted from the layers of their stages"),
     rule("pipeline-underfilled", "warning", (LOCAL_BATCH, MICRO_BATCH), _pipeline_underfilled,
         symptom="a warning about fewer micro batches than stages, and slow steps",
-        cause="gradient accumulation runs the pipeline once per local batch, and only its micro batches fill the stages"),
+        cause="gradient accumulation runs the pipeline once per local batch; only its micro batches fill the stages"),
     rule("global-batch", "error", ("training.global_batch_size",), _global_batch_not_divisible,
         symptom="AssertionError about the global batch size",
         cause="every rank runs an integer number of local batches per step"),
