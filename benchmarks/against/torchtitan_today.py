@@ -15,7 +15,7 @@ from benchmarks.against.torchtitan import WORLD, as_if_on_gpus, as_on, last, qui
 
 from meshwright.frameworks import content_of
 from meshwright.frameworks.torchtitan.commands import parse_flags, preset_of_command, runs
-from meshwright.frameworks.torchtitan.parse import OPEN_SECTIONS, CURRENT_DAY
+from meshwright.frameworks.torchtitan.parse import CURRENT_DAY, OPEN_SECTIONS
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.torchtitan import (
     CONTEXT_LENGTH,
@@ -268,7 +268,9 @@ def draws() -> Iterator[Config]:
 def _of_today(key: str) -> bool:
     word = config_keys("torchtitan")[key]
     in_samples = key in SAMPLE_KEYS
-    return in_samples or (not (word.until and word.until <= CURRENT_DAY) and not (word.since and word.since > CURRENT_DAY))
+    return in_samples or (
+        not (word.until and word.until <= CURRENT_DAY) and not (word.since and word.since > CURRENT_DAY)
+    )
 
 
 FRAMEWORK = Framework(
