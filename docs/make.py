@@ -17,8 +17,7 @@ from meshwright.recipes import index
 from meshwright.recipes.case import model_of
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.key_maps import override_keys
-from meshwright.recipes.types import Recipe, recipe_fields
-from meshwright.rules.evaluate import keys_by_flat_name
+from meshwright.recipes.types import Recipe, field_value, keys_by_flat_name, recipe_fields
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # the other page generators
@@ -110,8 +109,7 @@ def _layout(r: Recipe) -> str:
 def _differences(published: Recipe, shipped: Recipe) -> str:
     changes = [f"{published.cluster} → {shipped.cluster}"] if published.cluster != shipped.cluster else []
     for key in recipe_fields():
-        section, name = key.split(".")
-        old, new = (getattr(getattr(r, section), name) for r in (published, shipped))
+        old, new = field_value(published, key), field_value(shipped, key)
         if old != new:
             changes.append(format_override(f"`{key}", new) + "`")
     return ", ".join(changes)

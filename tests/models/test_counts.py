@@ -9,7 +9,7 @@ from meshwright.models import config_of, find, names
 from .hub import built_params
 
 # Models whose class lives in remote code only. Their parts are compared one by one below.
-NO_CLASS = {"nemotron_nano_v2_vl_12b": "NemotronH_Nano_VL_V2 is remote code; decoder and tower are compared apart"}
+NO_CLASS = {"nemotron_nano_v2_vl_12b": "NemotronH_Nano_VL_V2 is remote code; decoder and encoder are compared apart"}
 COMPARED = [name for name in names() if name not in NO_CLASS]
 
 
@@ -23,14 +23,14 @@ def test_total_equals_what_the_real_class_builds(name: str) -> None:
     assert find(name).params.total == built_params(config_of(name))
 
 
-def test_nemotron_nano_v2_vl_is_its_decoder_its_tower_and_its_projector() -> None:
+def test_nemotron_nano_v2_vl_is_its_decoder_its_encoder_and_its_projector() -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     config = config_of("nemotron_nano_v2_vl_12b")
     with torch.device("meta"):
-        tower = transformers.RadioModel(transformers.RadioConfig())
-    # transformers gives the tower layer scales, fixed to one, which the checkpoint does not have.
-    counted = sum(weight.numel() for key, weight in tower.named_parameters() if "layer_scale" not in key)
+        encoder = transformers.RadioModel(transformers.RadioConfig())
+    # transformers gives the encoder layer scales, fixed to one, which the checkpoint does not have.
+    counted = sum(weight.numel() for key, weight in encoder.named_parameters() if "layer_scale" not in key)
     merged, projected, hidden = 4 * 1280, config["projector_hidden_size"], config["llm_config"]["hidden_size"]
     projector = merged + merged * projected + projected * hidden
     spec = find("nemotron_nano_v2_vl_12b")

@@ -39,7 +39,7 @@ FILES: dict[str, dict[str, Any]] = {
             "vision_use_head": False,
         },
     },
-    # Lists its layer types and names the tower after the whole model.
+    # Lists its layer types and names the encoder after the whole model.
     "qwen35_397b_a17b": {
         "architectures": ["Qwen3_5MoeForConditionalGeneration"],
         "image_token_id": 248056,
@@ -125,7 +125,7 @@ FILES: dict[str, dict[str, Any]] = {
         "v_head_dim": 128,
         "vocab_size": 129280,
     },
-    # The keys of the decoder stand at the top, the tower's own below.
+    # The keys of the decoder stand at the top, the encoder's own below.
     "qwen25_vl_7b": {
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],
         "hidden_act": "silu",

@@ -36,7 +36,7 @@ def test_random_nemotron_hybrids_have_the_parameters_that_transformers_builds(co
 
 QWEN_TOWER = {"depth": 4, "hidden_size": 32, "intermediate_size": 24, "num_heads": 2}
 PLAIN_TOWER = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 24, "num_attention_heads": 2}
-TOWERS: dict[str, dict[str, Any]] = {
+ENCODERS: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": QWEN_TOWER,
     "qwen3_vl": {**QWEN_TOWER, "deepstack_visual_indexes": [1, 2]},
     "qwen3_vl_moe": {**QWEN_TOWER, "deepstack_visual_indexes": [0]},
@@ -48,7 +48,7 @@ TOWERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", TOWERS)
+@pytest.mark.parametrize("kind", ENCODERS)
 @few
 @given(data=st.data())
 def test_random_vision_language_models_have_the_parameters_that_transformers_builds(
@@ -57,12 +57,12 @@ def test_random_vision_language_models_have_the_parameters_that_transformers_bui
     text_kind = data.draw(st.sampled_from(WRAPPERS[kind].text))
     text = data.draw(small.decoder(text_kind))
     text.pop("tie_word_embeddings", None)
-    tower = dict(TOWERS[kind])
-    if "depth" in tower:
-        tower["out_hidden_size"] = text["hidden_size"]
+    encoder = dict(ENCODERS[kind])
+    if "depth" in encoder:
+        encoder["out_hidden_size"] = text["hidden_size"]
     if kind == "gemma3":
-        tower["vision_use_head"] = data.draw(st.booleans())
-    config = {"model_type": kind, "text_config": text, "vision_config": tower}
+        encoder["vision_use_head"] = data.draw(st.booleans())
+    config = {"model_type": kind, "text_config": text, "vision_config": encoder}
     if data.draw(st.booleans()):
         config["tie_word_embeddings"] = data.draw(st.booleans())
     if kind == "mistral3":
@@ -145,15 +145,15 @@ def test_defaults_are_those_of_transformers(kind: str) -> None:
             assert key in OWN_KEYS, f"{kind}.{key} is not a key of transformers"
 
 
-@pytest.mark.parametrize("kind", TOWERS)
-def test_tower_defaults_are_those_of_transformers(kind: str) -> None:
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_encoder_defaults_are_those_of_transformers(kind: str) -> None:
     made = hub_config({"model_type": kind, "vision_config": {}, "text_config": {}})
     fields = type(made.vision_config).__dataclass_fields__
-    for key, value in WRAPPERS[kind].tower_defaults.items():
+    for key, value in WRAPPERS[kind].encoder_defaults.items():
         if key in fields:
             default = fields[key].default
             assert (list(default) if isinstance(default, tuple) else default) == value, f"{kind}.{key}"
-        else:  # read by the tower's code when it is there
+        else:  # read by the encoder's code when it is there
             assert key in ("vision_use_head", "deepstack_visual_indexes")
     for key, value in WRAPPERS[kind].defaults.items():
         assert type(made).__dataclass_fields__[key].default == value, f"{kind}.{key}"

@@ -86,7 +86,7 @@ def test_prediction_modules_take_the_new_sizes() -> None:
     assert small.mtp_layer.norm_params == 512
 
 
-def test_a_vision_language_model_keeps_its_tower() -> None:
+def test_a_vision_language_model_keeps_its_encoder() -> None:
     spec = find("qwen3_vl_8b")
     small = reshape(spec, layers=2)
     assert small.vision == spec.vision

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from meshwright import frameworks
 from meshwright.doctor.run import LogFormat
-from meshwright.frameworks.mapping import relevant_fields, to_settings, value_of
+from meshwright.frameworks.mapping import relevant_fields, to_settings
 from meshwright.recipes.case import Case
-from meshwright.recipes.types import Recipe
+from meshwright.recipes.types import Recipe, field_value
 
 FRAMEWORK: Mapping[LogFormat, str] = {"megatron": "megatron-lm", "torchtitan": "torchtitan", "automodel": "automodel"}
 
@@ -21,7 +21,7 @@ def to_framework_settings(kind: LogFormat, case: Case, changed: Recipe) -> tuple
     fields = relevant_fields(changed, case.model)
     before, _ = to_settings(theirs, case.recipe, fields)
     after, unmapped = to_settings(theirs, changed, fields)
-    inexpressible = {one.field for one in unmapped if value_of(case.recipe, one.field) != one.value} - {
+    inexpressible = {one.field for one in unmapped if field_value(case.recipe, one.field) != one.value} - {
         *theirs.derived_fields
     }
     if inexpressible:

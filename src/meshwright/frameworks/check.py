@@ -9,14 +9,14 @@ import msgspec
 from meshwright import costs, rules
 from meshwright.clusters import Cluster
 from meshwright.frameworks.framework import Content, Framework, FrameworkRule, Problem, RuleContext
-from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings, value_of
+from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings
 from meshwright.frameworks.result import CheckResult, UnresolvedValue
 from meshwright.frameworks.to_recipe import ImportedRecipe, alternatives, clusters_for, complete, import_recipe
 from meshwright.models import ModelSpec
 from meshwright.planner import case_of
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
-from meshwright.recipes.types import Recipe
+from meshwright.recipes.types import Recipe, field_value
 from meshwright.rules import SEVERITIES, Finding
 
 SUGGESTIONS_ONLY = (
@@ -200,7 +200,7 @@ def _notes(imported: ImportedRecipe, known: bool) -> Iterator[str]:
     if imported.model is None:
         yield "the file does not name its model: architecture and memory were not checked (--model NAME)"
     elif imported.unknown_fields:
-        example = " ".join(f"{own}={text_of(value_of(imported.recipe, own))}" for own in imported.unknown_fields)
+        example = " ".join(f"{own}={text_of(field_value(imported.recipe, own))}" for own in imported.unknown_fields)
         yield f"the training program sets some fields: memory is checked if you pass them, e.g. {example}"
     if imported.model is not None and not known:
         count = imported.parsed.gpu_request.count

@@ -9,11 +9,11 @@ import msgspec
 from meshwright.clusters import Cluster
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.load import content_of
-from meshwright.frameworks.mapping import relevant_fields, same_value, value_of
+from meshwright.frameworks.mapping import relevant_fields, same_value
 from meshwright.frameworks.to_recipe import complete, import_recipe
 from meshwright.frameworks.types import ExportedConfig, UnmappedField
 from meshwright.models import ModelSpec
-from meshwright.recipes.types import Recipe, recipe_fields
+from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
 
 def export(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
@@ -44,7 +44,7 @@ def differences(
     """Return the fields whose value changes when the export is read back."""
     found = read_back(framework, written, model, on)
     return tuple(
-        UnmappedField(key, value_of(recipe, key), f"{framework.title} would use {value_of(found, key)!r}")
+        UnmappedField(key, field_value(recipe, key), f"{framework.title} would use {field_value(found, key)!r}")
         for key in relevant_fields(recipe, model)
-        if not same_value(value_of(found, key), value_of(recipe, key)) and key in recipe_fields()
+        if not same_value(field_value(found, key), field_value(recipe, key)) and key in recipe_fields()
     )

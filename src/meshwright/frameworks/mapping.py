@@ -14,7 +14,7 @@ from meshwright.frameworks.types import Settings, SourcedValue, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes import overrides
 from meshwright.recipes.key_maps import CompositeKey, ConfigKey, composite_keys, config_keys
-from meshwright.recipes.types import Recipe, recipe_fields
+from meshwright.recipes.types import Recipe, field_value, recipe_fields
 from meshwright.recipes.values import parse
 from meshwright.rules.rule import Finding, Severity
 
@@ -267,12 +267,6 @@ def relevant_fields(recipe: Recipe, model: ModelSpec) -> tuple[str, ...]:
     return tuple(key for key in recipe_fields() if matters(key))
 
 
-def value_of(recipe: Recipe, key: str) -> Any:
-    """Return the value of a recipe field."""
-    section, field = key.split(".")
-    return getattr(getattr(recipe, section), field)
-
-
 def same_value(one: object, other: object) -> bool:
     """Return whether two values are equal; floats up to rounding."""
     if isinstance(one, float) and isinstance(other, float):
@@ -295,18 +289,18 @@ def to_settings(
                 found |= joint.write(recipe)
             except InputError as error:
                 own = error.field if error.field in joint.fields else joint.fields[0]
-                unmapped[own] = UnmappedField(own, value_of(recipe, own), error.reason)
+                unmapped[own] = UnmappedField(own, field_value(recipe, own), error.reason)
     for key, word in config_keys(framework.key_map).items():
         if word.status != "read" or word.field not in wanted or word.field in covered or key in found:
             continue
         covered.add(word.field)
         try:
-            found[key] = word.to_framework_value(value_of(recipe, word.field))
+            found[key] = word.to_framework_value(field_value(recipe, word.field))
         except InputError as error:
-            unmapped[word.field] = UnmappedField(word.field, value_of(recipe, word.field), error.reason)
+            unmapped[word.field] = UnmappedField(word.field, field_value(recipe, word.field), error.reason)
     for own in (own for own in recipe_fields() if own in wanted and own not in covered):
-        if value_of(recipe, own) != recipe_fields()[own].default:
-            unmapped[own] = UnmappedField(own, value_of(recipe, own), f"{framework.title} has no key for it")
+        if field_value(recipe, own) != recipe_fields()[own].default:
+            unmapped[own] = UnmappedField(own, field_value(recipe, own), f"{framework.title} has no key for it")
     order = {key: index for index, key in enumerate(config_keys(framework.key_map))}
     return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order)))), tuple(unmapped.values())
 

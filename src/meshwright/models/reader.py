@@ -80,9 +80,9 @@ def _read(config: Mapping[str, Any], name: str) -> ModelSpec:
     model_type = _model_type(config)
     wrapped = WRAPPERS.get(model_type)
     if wrapped is not None and (model_type not in SAME_AS or wrapped.text_key in config or "vision_config" in config):
-        decoder, tower, tied = read_wrapped(config, wrapped)
+        decoder, encoder, tied = read_wrapped(config, wrapped)
         spec = _decoder_spec(decoder, name, wrapped.family, model_type, wrapped.hf_class)
-        return msgspec.structs.replace(spec, kind="vision_language", vision=tower, tied=tied)
+        return msgspec.structs.replace(spec, kind="vision_language", vision=encoder, tied=tied)
     if model_type == "gpt2":
         fields = Fields(config, gpt2.DEFAULTS, gpt2.ALIASES)
         spec = _decoder_spec(gpt2.read_gpt2(fields), name, "gpt", model_type, "GPT2LMHeadModel")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.clusters import Cluster, Gpu, default_nodes
+from meshwright.clusters import MAX_GPUS, Cluster, Gpu, default_nodes
 from meshwright.errors import InputError
 from meshwright.planner.plan import Plan
 from meshwright.planner.search import any_legal, best
@@ -12,7 +12,6 @@ from meshwright.recipes.case import Case
 
 MAX_SUGGESTED_COUNTS = 3
 MAX_TRIED_COUNTS = 40
-MAX_GPUS = 1_000_000
 MAX_SEARCHED_GPUS = 16384
 
 

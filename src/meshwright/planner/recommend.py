@@ -17,7 +17,7 @@ from meshwright.planner.search import KEEP_WITHIN, LAYOUT_NAMES, Candidate, alwa
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.recipes.format_override import format_override
-from meshwright.recipes.types import Recipe, recipe_fields
+from meshwright.recipes.types import Recipe, field_value, recipe_fields
 from meshwright.rules import Finding
 
 ARITHMETIC = {*LAYOUT_NAMES, "global_batch_size"}
@@ -126,8 +126,7 @@ def changes_between(baseline: Baseline, recipe: Recipe, case: Case) -> tuple[Cha
     """Return every field that differs from the base recipe, with its kind and reason."""
     found = []
     for key, info in recipe_fields().items():
-        section, name = key.split(".")
-        old, new = getattr(getattr(baseline.base, section), name), getattr(getattr(recipe, section), name)
+        old, new = field_value(baseline.base, key), field_value(recipe, key)
         if old != new:
             why = baseline.reasons.get(key) or _why(info.flat, old, case)
             found.append(Change(key, old, new, info.kind, why))

@@ -8,12 +8,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from meshwright.clusters import DEFAULT_GPU
 from meshwright.errors import InputError, unknown
-from meshwright.recipes.types import SECTIONS, Goal, Recipe, Section, recipe_fields
+from meshwright.recipes.types import SECTIONS, Goal, Recipe, Section, keys_by_flat_name, recipe_fields
 
 T = TypeVar("T")
-
-DEFAULT_GPU = "H100"
 
 PRETRAIN: dict[str, Any] = {"global_batch_size": 32}
 SFT: dict[str, Any] = {
@@ -89,12 +88,6 @@ def cluster_name(gpus: int | str) -> str:
     return f"{gpus}x{DEFAULT_GPU}" if isinstance(gpus, int) else gpus
 
 
-@lru_cache(maxsize=1)
-def field_locations() -> dict[str, tuple[str, str]]:
-    """Map every flat name to its section and field, e.g. tp → (layout, tp)."""
-    return {info.flat: (key.split(".")[0], key.split(".")[1]) for key, info in recipe_fields().items()}
-
-
 @lru_cache(maxsize=3)
 def _base(goal: Goal) -> Recipe:
     blank = Recipe(name="", model="", goal=goal, cluster="")
@@ -152,11 +145,11 @@ def change(base: Recipe, differences: Mapping[str, Any], gpus: int | str | None 
 def _with_fields(base: Recipe, differences: Mapping[str, Any]) -> Recipe:
     """Return the base with some fields changed, by flat name; types and ranges are validated."""
     content: dict[str, dict[str, Any]] = {}
-    locations = field_locations()
+    keys = keys_by_flat_name()
     for flat, value in differences.items():
-        if flat not in locations:
-            raise unknown("recipe field", flat, locations)
-        section, field = locations[flat]
+        if flat not in keys:
+            raise unknown("recipe field", flat, keys)
+        section, field = keys[flat].split(".")
         content.setdefault(section, {})[field] = value
     return msgspec.structs.replace(
         base, **{section: _section(base, section, fields) for section, fields in content.items()}

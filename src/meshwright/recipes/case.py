@@ -17,7 +17,7 @@ import numpy as np
 
 from meshwright.clusters import Cluster
 from meshwright.models import MLA, Attention, Dense, GatedDelta, Mamba2, ModelSpec, find, reshape
-from meshwright.recipes.types import Engine, Recipe, recipe_fields
+from meshwright.recipes.types import Engine, Recipe, field_value, recipe_fields
 
 Value = TypeVar("Value")
 Column = Any  # int, float, bool or str, or a numpy array of them
@@ -79,9 +79,8 @@ class Case:
     def _recipe_values(self) -> dict[str, Column]:
         values: dict[str, Column] = {"goal": self.recipe.goal, "benchmark": self.recipe.benchmark}
         for key, info in recipe_fields().items():
-            section, name = key.split(".")
-            if section != "architecture":  # model facts already include these
-                values[info.flat] = getattr(getattr(self.recipe, section), name)
+            if not key.startswith("architecture."):  # model facts already include these
+                values[info.flat] = field_value(self.recipe, key)
         return values
 
     @cached_property

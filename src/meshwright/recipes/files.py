@@ -14,9 +14,9 @@ from meshwright import file_access
 from meshwright.config_io import join_key, parse_tree, read_text
 from meshwright.errors import InputError, MeshwrightError, unknown
 from meshwright.recipes import build
-from meshwright.recipes.build import field_locations, validate
+from meshwright.recipes.build import validate
 from meshwright.recipes.index import is_known, load
-from meshwright.recipes.types import SECTIONS, Recipe, recipe_fields
+from meshwright.recipes.types import SECTIONS, Recipe, field_value, recipe_fields
 from meshwright.recipes.values import check_range
 
 Format = Literal["toml", "yaml", "json", "python"]
@@ -68,7 +68,7 @@ def content_of(recipe: Recipe) -> dict[str, Any]:
     plain: dict[str, Any] = {key: getattr(recipe, key) for key in HEAD if key != "benchmark" or recipe.benchmark}
     for key, info in recipe_fields().items():
         section, field = key.split(".")
-        value = getattr(getattr(recipe, section), field)
+        value = field_value(recipe, key)
         if value != info.default:
             plain.setdefault(section, {})[field] = list(value) if isinstance(value, tuple) else value
     return plain
@@ -185,4 +185,4 @@ def _differences(recipe: Recipe, call: Callable[..., Recipe]) -> dict[str, Any]:
 
 
 def _flat(recipe: Recipe) -> dict[str, Any]:
-    return {flat: getattr(getattr(recipe, section), field) for flat, (section, field) in field_locations().items()}
+    return {info.flat: field_value(recipe, key) for key, info in recipe_fields().items()}

@@ -9,11 +9,12 @@ from math import log2, prod
 
 import msgspec
 
-from meshwright.clusters import is_known as knows_gpu
+from meshwright.clusters import DEFAULT_GPU
+from meshwright.clusters import is_known as is_known_gpu
 from meshwright.errors import unknown
 from meshwright.models import GatedDelta, Mamba2, ModelSpec, find
 from meshwright.recipes import build
-from meshwright.recipes.build import DEFAULT_GPU, cluster_name
+from meshwright.recipes.build import cluster_name
 from meshwright.recipes.registry import Published, Registered, library, registry
 from meshwright.recipes.types import Goal, Recipe
 
@@ -243,7 +244,7 @@ def _matching(query: str, found: Iterable[IndexEntry]) -> list[IndexEntry]:
     worded = [name for name in pool if all(word in name for word in words)]
     about = [name for name, entry in pool.items() if words and all(w in name or w in entry.search_terms for w in words)]
     ranked = list(dict.fromkeys(prefixed + worded + about)) if words else []
-    if not ranked and not any(knows_gpu(word.split("x")[-1]) for word in words):
+    if not ranked and not any(is_known_gpu(word.split("x")[-1]) for word in words):
         ranked = _similar_names(wanted, list(pool))
     return [pool[name] for name in ranked]
 

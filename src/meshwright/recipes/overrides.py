@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import InputError, unknown
-from meshwright.recipes.build import field_locations
 from meshwright.recipes.key_maps import REMOVED_KEYS, ConfigKey, override_composite_keys, override_keys
-from meshwright.recipes.types import FieldKind, Recipe, recipe_fields
+from meshwright.recipes.types import FieldKind, Recipe, field_value, keys_by_flat_name, recipe_fields
 from meshwright.recipes.values import is_map, parse
 
 
@@ -55,7 +54,7 @@ def change(recipe: Recipe, values: Mapping[str, Any]) -> tuple[Recipe, list[Chan
     sections: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
         section, field = key.split(".")
-        old = getattr(getattr(recipe, section), field)
+        old = field_value(recipe, key)
         if old != value or type(old) is not type(value):
             log.append(Change(key, old, value, recipe_fields()[key].kind))
             sections.setdefault(section, {})[field] = value
@@ -68,14 +67,14 @@ def change(recipe: Recipe, values: Mapping[str, Any]) -> tuple[Recipe, list[Chan
 @lru_cache(maxsize=1)
 def known_keys() -> tuple[str, ...]:
     """Return every key that an override may use."""
-    return (*recipe_fields(), *field_locations(), *override_keys(), *override_composite_keys())
+    return (*recipe_fields(), *keys_by_flat_name(), *override_keys(), *override_composite_keys())
 
 
 def native_key(key: str) -> str | None:
     """Return our full key for a key or flat name of ours, e.g. layout.tp for tp; None for others."""
     if key in recipe_fields():
         return key
-    return ".".join(field_locations()[key]) if key in field_locations() else None
+    return keys_by_flat_name().get(key)
 
 
 def _split(overrides: Iterable[str]) -> list[tuple[str, str]]:
@@ -137,8 +136,7 @@ def _settings(pairs: list[tuple[str, str]], recipe: Recipe) -> list[_Setting]:
 
 def _with_items(own: str, given: dict[str, str], setting: _Setting | None, recipe: Recipe) -> _Setting:
     """Set single items of a mapping field; the others keep their values."""
-    section, field = own.split(".")
-    before = setting.value if setting is not None else getattr(getattr(recipe, section), field)
+    before = setting.value if setting is not None else field_value(recipe, own)
     new: dict[str, Any] = {}
     for item, text in given.items():
         new |= parse(recipe_fields()[own], json.dumps({item: text}), f"{own}.{item}")

@@ -332,6 +332,18 @@ def _section_fields(section: str, struct: type[Section]) -> Iterator[tuple[str, 
         yield info.name, hints[info.name], _meta(hints[info.name]), default
 
 
+def field_value(recipe: Recipe, key: str) -> Any:
+    """Return the value of a recipe field by key, e.g. layout.tp."""
+    section, name = key.split(".")
+    return getattr(getattr(recipe, section), name)
+
+
+@lru_cache(maxsize=1)
+def keys_by_flat_name() -> dict[str, str]:
+    """Map every flat name to its recipe key, e.g. tp → layout.tp."""
+    return {info.flat: key for key, info in recipe_fields().items()}
+
+
 @lru_cache(maxsize=1)
 def recipe_fields() -> dict[str, RecipeField]:
     """Return every recipe field by key, e.g. layout.tp; flat names used in two sections get the section as prefix."""

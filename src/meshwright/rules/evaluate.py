@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from itertools import islice, product
 from string import Formatter
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 
 from meshwright.recipes.case import Case, Column
 from meshwright.recipes.format_override import format_override
-from meshwright.recipes.types import recipe_fields
+from meshwright.recipes.types import keys_by_flat_name
 from meshwright.rules.rule import SEVERITIES, Finding, Rule, Severity, all_rules
 
 MAX_FIRST_CHANGES = 6  # first changes to which a second one is added
@@ -33,12 +33,6 @@ class _MessageFormatter(Formatter):
 def message(rule: Rule, case: Case) -> str:
     """Return the rule's message for this case."""
     return _MessageFormatter().format(rule.message, rule, case)
-
-
-@lru_cache(maxsize=1)
-def keys_by_flat_name() -> dict[str, str]:
-    """Map every flat name to its recipe key, e.g. tp → layout.tp; model facts map to the architecture section."""
-    return {info.flat: key for key, info in recipe_fields().items()}
 
 
 @cache

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
+from meshwright.rules.memory import GIB
 from meshwright.rules.rule import rule
-from meshwright.rules.search_values import not_, one_of
+from meshwright.rules.search_values import unsupported
 
 ATTENTION: dict[str, tuple[str, ...]] = {
     "megatron": ("auto", "flash", "te", "cudnn", "eager"),
@@ -27,7 +28,7 @@ ATTENTION: dict[str, tuple[str, ...]] = {
     fixes=({"attention": ["auto"]},),
 )
 def attention_unsupported(c: Case) -> Column:
-    return not_(one_of(c.attention, ATTENTION.get(c.engine, (c.attention,))))
+    return unsupported(c, "attention", ATTENTION)
 
 
 @rule(
@@ -101,4 +102,4 @@ def full_logits_stored(c: Case) -> Column:
 
 def _logits_gib(c: Case) -> Column:
     """Return the logits memory of the plain loss: 16-bit and 32-bit logits and a 32-bit gradient."""
-    return c.micro_batch_size * c.seq_length / c.cp * c.vocab * 10 / 2**30
+    return c.micro_batch_size * c.seq_length / c.cp * c.vocab * 10 / GIB

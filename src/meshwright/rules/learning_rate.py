@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import rule
-from meshwright.rules.search_values import not_, one_of
+from meshwright.rules.search_values import not_, one_of, unsupported
 
 SUPPORTED: dict[str, tuple[str, ...]] = {
     "megatron": ("cosine", "linear", "wsd", "constant", "inverse_sqrt"),
@@ -23,7 +23,7 @@ SUPPORTED: dict[str, tuple[str, ...]] = {
     fixes=({"schedule_name": ["cosine"]},),
 )
 def schedule_unsupported(c: Case) -> Column:
-    return not_(one_of(c.schedule_name, SUPPORTED.get(c.engine, (c.schedule_name,))))
+    return unsupported(c, "schedule_name", SUPPORTED)
 
 
 @rule(

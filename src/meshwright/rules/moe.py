@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.recipes.case import Case, Column
+from meshwright.rules.memory import GIB
 from meshwright.rules.rule import Fix, rule
 from meshwright.rules.search_values import NO_EP, degrees, divisors_of, larger, not_, one_of
 
 NO_ETP: Fix = {"etp": [1]}
-GIB = 2**30
 
 
 @rule(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import rule
 from meshwright.rules.search_values import divisors, one_of, smaller
-from meshwright.rules.sequence import inner_ranks
+from meshwright.rules.sequence import inner_ranks, inner_sizes
 
 MAX_SHARDS = 512
 
@@ -44,7 +44,7 @@ def tp_groups_straddle_domains(c: Case) -> Column:
     symptom="attention waits for the network in every layer",
     cause="this collective cannot overlap with attention; the steps of a ring can",
     fixes=(
-        {"cp_comm": ["a2a+ring"], "cp_inner": lambda c: [d for d in reversed(divisors(int(c.cp))) if 1 < d < c.cp]},
+        {"cp_comm": ["a2a+ring"], "cp_inner": inner_sizes},
         {"cp_comm": ["ring"]},
         {"cp": smaller("cp")},
     ),

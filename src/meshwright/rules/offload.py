@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.memory import offloads
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import NO_PP, not_, one_of
+from meshwright.rules.search_values import NO_PP, unsupported
 
 SUPPORTED: dict[str, tuple[str, ...]] = {
     "meshwright": ("none", "optimizer", "activations", "params"),
@@ -29,7 +29,7 @@ NONE: Fix = {"offload": ["none"]}
     fixes=({"offload": offloads("params", "optimizer", "none")},),
 )
 def offload_unsupported(c: Case) -> Column:
-    return not_(one_of(c.offload, SUPPORTED[c.engine]))
+    return unsupported(c, "offload", SUPPORTED)
 
 
 @rule(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import rule
-from meshwright.rules.search_values import NO_TP, not_, one_of
+from meshwright.rules.search_values import NO_TP, not_, one_of, unsupported
 
 SUPPORTED: dict[str, tuple[str, ...]] = {
     "megatron": ("adamw", "sgd", "muon", "lion"),
@@ -28,7 +28,7 @@ def _real_pretraining(c: Case) -> Column:
     fixes=({"optimizer_name": ["adamw"]},),
 )
 def optimizer_unsupported(c: Case) -> Column:
-    return not_(one_of(c.optimizer_name, SUPPORTED.get(c.engine, (c.optimizer_name,))))
+    return unsupported(c, "optimizer_name", SUPPORTED)
 
 
 @rule(

@@ -8,7 +8,7 @@ from meshwright.recipes.case import Case, Column
 from meshwright.recipes.types import Peft
 from meshwright.rules.model_families import is_qwen3_next
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import NO_TP, not_, one_of, without
+from meshwright.rules.search_values import NO_TP, unsupported, without
 
 METHODS: dict[str, tuple[str, ...]] = {
     "megatron": ("lora", "dora"),
@@ -83,7 +83,7 @@ def targets_missing(c: Case) -> Column:
     fixes=(LORA,),
 )
 def method_unsupported(c: Case) -> Column:
-    return _is_peft(c) & not_(one_of(c.method, METHODS.get(c.engine, (c.method,))))
+    return _is_peft(c) & unsupported(c, "method", METHODS)
 
 
 @rule(

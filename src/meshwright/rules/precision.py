@@ -6,7 +6,7 @@ import numpy as np
 
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import NO_TP, divisors_of, not_, one_of
+from meshwright.rules.search_values import NO_TP, divisors_of, not_, one_of, unsupported
 
 FP8 = ("fp8_delayed", "fp8_tensor", "fp8_row", "fp8_block")
 NO_FP8: Fix = {"matmul": ["same"], "fp8_gather": [False], "first_last_bf16": [False]}
@@ -73,7 +73,7 @@ def format_unsupported(c: Case) -> Column:
 
 
 def _lacks_format(c: Case) -> Column:
-    return not_(one_of(c.matmul, FORMATS.get(c.engine, (c.matmul,))))
+    return unsupported(c, "matmul", FORMATS)
 
 
 def _is_published_benchmark(c: Case) -> Column:

@@ -6,7 +6,7 @@ import numpy as np
 
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import divisors, divisors_of, not_, one_of, smaller
+from meshwright.rules.search_values import divisors, divisors_of, not_, one_of, smaller, unsupported
 
 ONE_CHUNK = ("1f1b", "gpipe")
 SEVERAL_CHUNKS = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble")
@@ -94,7 +94,7 @@ def not_two_chunks(c: Case) -> Column:
     fixes=({"pp_schedule": ["interleaved_1f1b", "1f1b"]}, PLAIN_1F1B),
 )
 def schedule_unsupported(c: Case) -> Column:
-    return (c.pp > 1) & not_(one_of(c.pp_schedule, SUPPORTED[c.engine]))
+    return (c.pp > 1) & unsupported(c, "pp_schedule", SUPPORTED)
 
 
 @rule(

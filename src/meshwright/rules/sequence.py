@@ -24,6 +24,11 @@ def inner_ranks(c: Case) -> Column:
     return np.where(c.cp_comm == "a2a+ring", np.minimum(c.cp_inner, c.cp), c.cp)
 
 
+def inner_sizes(c: Case) -> list[int]:
+    """Return sizes of the inner a2a+ring group, largest first."""
+    return [d for d in reversed(divisors(int(c.cp))) if 1 < d < c.cp]
+
+
 def memory_is_tight(c: Case) -> Column:
     """Return whether memory is short; True if there is no estimate."""
     return True if c.memory is None else c.memory.total > 0.9 * c.capacity_gib
@@ -151,7 +156,7 @@ def unneeded_context_parallel(c: Case) -> Column:
     cause="all-to-all trades sequence chunks for heads: every rank needs complete query and key/value heads",
     fixes=(
         {"cp_comm": ["ring"]},
-        {"cp_comm": ["a2a+ring"], "cp_inner": lambda c: [d for d in reversed(divisors(int(c.cp))) if 1 < d < c.cp]},
+        {"cp_comm": ["a2a+ring"], "cp_inner": inner_sizes},
         {"cp": smaller("cp")},
     ),
     values={"inner": lambda c: int(inner_ranks(c))},
@@ -170,7 +175,7 @@ def all_to_all_heads_not_divisible(c: Case) -> Column:
     symptom="the hierarchical context-parallel sizes must multiply to the context-parallel size",
     cause="cp_inner ranks exchange heads, cp / cp_inner such groups form the ring; both must be at least 2",
     fixes=(
-        {"cp_inner": lambda c: [d for d in reversed(divisors(int(c.cp))) if 1 < d < c.cp]},
+        {"cp_inner": inner_sizes},
         {"cp_comm": ["ring"], "cp_inner": [1]},
     ),
 )

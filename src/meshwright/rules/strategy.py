@@ -7,7 +7,7 @@ from typing import NamedTuple
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.model_families import is_qwen35
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import NO_CP, NO_EP, NO_PP, NO_TP, larger, not_, one_of, smaller
+from meshwright.rules.search_values import NO_CP, NO_EP, NO_PP, NO_TP, larger, not_, one_of, smaller, unsupported
 
 SUPPORTED: dict[str, tuple[str, ...]] = {
     "meshwright": ("fsdp2", "ddp", "megatron_fsdp"),
@@ -132,7 +132,7 @@ for _value in UNSUPPORTED_VALUES:
     values={"supported": lambda c: ", ".join(SUPPORTED[c.engine])},
 )
 def strategy_unsupported(c: Case) -> Column:
-    return not_(one_of(c.strategy, SUPPORTED[c.engine]))
+    return unsupported(c, "strategy", SUPPORTED)
 
 
 @rule(

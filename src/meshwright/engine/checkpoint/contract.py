@@ -9,7 +9,7 @@ import msgspec
 
 from meshwright.engine.metrics.jsonl import warn
 from meshwright.errors import InputError, some
-from meshwright.recipes.types import Recipe, recipe_fields
+from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
 SHOWN = 12
 # Config entries of transformers that do not describe the model.
@@ -22,8 +22,7 @@ def contract_of(recipe: Recipe, config: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"model": recipe.model, "goal": recipe.goal}
     for key, field in fields.items():
         if field.kind == "contract":
-            section, name = key.split(".")
-            found[key] = getattr(getattr(recipe, section), name)
+            found[key] = field_value(recipe, key)
     found |= {f"config.{key}": value for key, value in config.items() if key not in IGNORED_CONFIG_KEYS}
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(found, enc_hook=str))
     return plain

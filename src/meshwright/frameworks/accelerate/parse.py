@@ -14,12 +14,11 @@ from meshwright.errors import InputError
 from meshwright.frameworks.accelerate.keys import PREFIXES, SECTION_OF_TYPE, TABLE
 from meshwright.frameworks.common import gpu_request_of, value_or_default
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
-from meshwright.frameworks.mapping import value_of
 from meshwright.frameworks.trainer import Arguments, is_on, open_referenced_file, parse_arguments, program_fields
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, MEGATRON, ZERO, distributed_type, sharding_strategy
-from meshwright.recipes.types import Engine, Recipe
+from meshwright.recipes.types import Engine, Recipe, field_value
 from meshwright.rules.rule import Finding
 
 if TYPE_CHECKING:
@@ -241,7 +240,7 @@ def _check_deepspeed_config(content: Content, settings: Settings) -> DeepSpeedRe
         finding = Finding("accelerate.not-json", "error", key, message, (), file=path.file, line=path.line)
         return DeepSpeedResult({}, (finding,))
     checked = check(FRAMEWORK, inner)
-    field_values = {key: value_of(checked.recipe, key) for key in FROM_DEEPSPEED}
+    field_values = {key: field_value(checked.recipe, key) for key in FROM_DEEPSPEED}
     return DeepSpeedResult(field_values, checked.findings)
 
 

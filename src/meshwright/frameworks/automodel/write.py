@@ -9,7 +9,7 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.automodel.format_override import scalar
 from meshwright.frameworks.framework import Framework
-from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, value_of, without_defaults
+from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import config_keys
@@ -20,7 +20,7 @@ from meshwright.recipes.key_maps.automodel_composite_keys import (
     MOCK_DATASET,
     TOKEN_DATASET,
 )
-from meshwright.recipes.types import Recipe, recipe_fields
+from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
 RECIPES = {False: "TrainFinetuneRecipeForNextTokenPrediction", True: "FinetuneRecipeForVLM"}
 """Recipe class, by whether samples contain images."""
@@ -134,8 +134,8 @@ def _strategy_settings(
                 yield key, value
             continue
         field = table[key].field
-        if field and value_of(recipe, field) != recipe_fields()[field].default:
-            lost.append(UnmappedField(field, value_of(recipe, field), f"the {strategy} strategy has no {option}"))
+        if field and field_value(recipe, field) != recipe_fields()[field].default:
+            lost.append(UnmappedField(field, field_value(recipe, field), f"the {strategy} strategy has no {option}"))
 
 
 def _optimizer_settings(
@@ -149,7 +149,7 @@ def _optimizer_settings(
             yield MUON_KEYS.get(key, key) if path == "dion.Muon" else key, value
     if path.endswith("SGD"):
         for field in ("optimizer.beta1", "optimizer.beta2", "optimizer.eps"):
-            lost.append(UnmappedField(field, value_of(recipe, field), "torch.optim.SGD does not accept it"))
+            lost.append(UnmappedField(field, field_value(recipe, field), "torch.optim.SGD does not accept it"))
 
 
 def _model_keys(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
@@ -221,8 +221,8 @@ def _lost_data_fields(recipe: Recipe) -> Iterator[UnmappedField]:
     source = "random tokens have" if recipe.data.dataset == "mock" else "token files have"
     blend = ("data.blend",) if recipe.data.dataset == "mock" else ()
     for field in ("data.split", "data.columns", "data.validation", *blend):
-        if value_of(recipe, field) != recipe_fields()[field].default:
-            yield UnmappedField(field, value_of(recipe, field), f"{source} none")
+        if field_value(recipe, field) != recipe_fields()[field].default:
+            yield UnmappedField(field, field_value(recipe, field), f"{source} none")
 
 
 def _expert_keys(recipe: Recipe) -> dict[str, Any]:

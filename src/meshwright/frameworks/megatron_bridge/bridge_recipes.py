@@ -11,8 +11,7 @@ import msgspec
 
 from meshwright.frameworks.model_match import find_model
 from meshwright.recipes import overrides
-from meshwright.recipes.build import field_locations
-from meshwright.recipes.types import Goal, Recipe, recipe_fields
+from meshwright.recipes.types import Goal, Recipe, keys_by_flat_name, recipe_fields
 from meshwright.recipes.values import parse
 
 KEEP_ALL = 1_000_000
@@ -112,7 +111,7 @@ class Upstream(msgspec.Struct, frozen=True):
 
 def _typed(pair: str) -> tuple[str, Any]:
     flat, _, text = pair.partition("=")
-    key = ".".join(field_locations()[flat])
+    key = keys_by_flat_name()[flat]
     return key, parse(recipe_fields()[key], text, key)
 
 
@@ -121,7 +120,7 @@ def common(goal: Goal, benchmark: bool = False) -> Recipe:
     """What recipes of a goal start from there."""
     values = {**EVERYWHERE, **COMMON[goal], **(BENCHMARK if benchmark else {})}
     blank = Recipe(name="", model="", goal=goal, cluster="", benchmark=benchmark)
-    return overrides.change(blank, {".".join(field_locations()[flat]): value for flat, value in values.items()})[0]
+    return overrides.change(blank, {keys_by_flat_name()[flat]: value for flat, value in values.items()})[0]
 
 
 @cache

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from meshwright.frameworks.mapping import relevant_fields, to_settings, value_of
+from meshwright.frameworks.mapping import relevant_fields, to_settings
 from meshwright.frameworks.megatron_bridge import bridge_recipes, precision
 from meshwright.frameworks.megatron_bridge.runner import SHAPES
 from meshwright.frameworks.types import UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import config_keys
-from meshwright.recipes.types import Precision, Recipe
+from meshwright.recipes.types import Precision, Recipe, field_value
 
 FORMATS = ("compute", "matmul", "reduce", "fp8_gather", "first_last_bf16")
 BY_HAND = (*(f"precision.{name}" for name in FORMATS), "precision.grads", "peft.method", "checkpoint.pretrained")
@@ -78,7 +78,7 @@ def difference(
         own = config_keys("megatron_bridge")[key].field if key in config_keys("megatron_bridge") else ""
         choices = config_keys("megatron_bridge")[key].choices if own else ()
         if choices and value is not None and str(value) not in choices:
-            unmapped[own] = UnmappedField(own, value_of(recipe, own), f"Megatron-Bridge knows {', '.join(choices)}")
+            unmapped[own] = UnmappedField(own, field_value(recipe, own), f"Megatron-Bridge knows {', '.join(choices)}")
         elif before.get(key, ...) != value or key in SHOWN or (key in SHOWN_ABOVE_ONE and value != 1):
             setting[key] = value
     drawing = "model.pipeline_model_parallel_layout"
@@ -93,7 +93,7 @@ def difference(
     setting |= {key: shape[name] for key, name in SHAPES.items() if shape[name] is not None}
     if recipe.peft.method not in ("lora", "dora") and recipe.goal == "peft":
         unmapped["peft.method"] = UnmappedField("peft.method", recipe.peft.method, "Megatron-Bridge has LoRA and DoRA")
-    same = {field for field in unmapped if value_of(recipe, field) == value_of(base, field)}
+    same = {field for field in unmapped if field_value(recipe, field) == field_value(base, field)}
     return Difference(setting, tuple(one for field, one in unmapped.items() if field not in same))
 
 

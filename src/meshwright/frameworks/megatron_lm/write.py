@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
-from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings, value_of, without_defaults
+from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings, without_defaults
 from meshwright.frameworks.megatron_lm.layouts import BLACKWELL, CONNECTIONS
 from meshwright.frameworks.megatron_lm.sizes import is_hybrid, model_flags
 from meshwright.frameworks.megatron_lm.techniques import OFFLOAD_V1, OFFLOADED_EXPERT_MODULES, OFFLOADED_MODULES
@@ -18,7 +18,7 @@ from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.megatron_lm import SCRIPT_ARRAYS
 from meshwright.recipes.key_maps.pipeline_layout import format_pipeline_layout
-from meshwright.recipes.types import Recipe
+from meshwright.recipes.types import Recipe, field_value
 
 KEEP = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "micro_batch_size",
@@ -112,14 +112,14 @@ def _accepted(
             if key in without_defaults(framework, kept):
                 del kept[key]
                 reason = "only Adam supports other state formats and offload"
-                rejected.append(UnmappedField(own, value_of(recipe, own), reason))
+                rejected.append(UnmappedField(own, field_value(recipe, own), reason))
     for key, value in settings.items():
         word = table.get(key)
         if word is None or not word.choices or value is None or text_of(value) in word.choices:
             continue
         del kept[key]
         reason = f"{framework.format_setting(key, True)} takes {', '.join(word.choices)}"
-        rejected.append(UnmappedField(word.field, value_of(recipe, word.field), reason))
+        rejected.append(UnmappedField(word.field, field_value(recipe, word.field), reason))
     return kept, tuple(rejected)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
-from meshwright.frameworks.mapping import nest, relevant_fields, same_value, to_settings, value_of, without_defaults
+from meshwright.frameworks.mapping import nest, relevant_fields, same_value, to_settings, without_defaults
 from meshwright.frameworks.torchtitan.derived_fields import KEEP_ALL, ONE_STAGE
 from meshwright.frameworks.torchtitan.format_override import flag
 from meshwright.frameworks.torchtitan.models import PRESETS, flavor_of, preset_of
@@ -26,7 +26,7 @@ from meshwright.recipes.key_maps.torchtitan import (
     STEP_TOKENS,
 )
 from meshwright.recipes.key_maps.value_maps import PIPELINE_SCHEDULES
-from meshwright.recipes.types import Recipe, recipe_fields
+from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
 FILE = "config.toml"
 SCRIPTS = {"run_0.3.0.sh": "0.3.0", "run.sh": "of 2026-08-21 (main branch)"}
@@ -109,7 +109,7 @@ def _lost_fields(
     return [
         key
         for key in relevant_fields(recipe, model)
-        if key not in known and not same_value(value_of(found, key), value_of(recipe, key))
+        if key not in known and not same_value(field_value(found, key), field_value(recipe, key))
     ]
 
 

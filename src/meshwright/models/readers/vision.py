@@ -74,7 +74,7 @@ def _linear(inputs: int, outputs: int, bias: bool = True) -> int:
     return inputs * outputs + (outputs if bias else 0)
 
 
-def _tower(
+def _encoder_shape(
     fields: Fields, depth: str = "num_hidden_layers", heads: str = "num_attention_heads"
 ) -> tuple[int, int, int]:
     """Return depth, width and heads of an encoder, validated."""
@@ -85,7 +85,7 @@ def _tower(
 
 def qwen25_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
     """Read the Qwen2.5-VL encoder: RMS norms, gated feed-forward with biases, windowed attention."""
-    depth, hidden, heads = _tower(fields, "depth", "num_heads")
+    depth, hidden, heads = _encoder_shape(fields, "depth", "num_heads")
     width, merge, out = fields.size("intermediate_size"), fields.size("spatial_merge_size"), _out(fields, text_hidden)
     patch = fields.size("patch_size")
     merged = hidden * merge**2
@@ -107,18 +107,18 @@ def qwen25_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
 def qwen3_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
     """Read the Qwen3-VL encoder, whose inner layers also feed the language model through separate mergers."""
     mergers = 1 + len(fields.places("deepstack_visual_indexes", fields.size("depth", most=MAX_LAYERS)))
-    return _qwen3_tower(fields, text_hidden, mergers)
+    return _qwen3_encoder(fields, text_hidden, mergers)
 
 
 def qwen35_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
     """Read the Qwen3.5 encoder: that of Qwen3-VL with one merger."""
     if fields.data.get("deepstack_visual_indexes"):
         raise fields.error("deepstack_visual_indexes", "Qwen3.5 has no deep-stack mergers")
-    return _qwen3_tower(fields, text_hidden, mergers=1)
+    return _qwen3_encoder(fields, text_hidden, mergers=1)
 
 
-def _qwen3_tower(fields: Fields, text_hidden: int, mergers: int) -> Vision:
-    depth, hidden, heads = _tower(fields, "depth", "num_heads")
+def _qwen3_encoder(fields: Fields, text_hidden: int, mergers: int) -> Vision:
+    depth, hidden, heads = _encoder_shape(fields, "depth", "num_heads")
     width, merge, out = fields.size("intermediate_size"), fields.size("spatial_merge_size"), _out(fields, text_hidden)
     patch = fields.size("patch_size")
     merged = hidden * merge**2
@@ -142,7 +142,7 @@ def _qwen3_tower(fields: Fields, text_hidden: int, mergers: int) -> Vision:
 
 def glm_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
     """Read the GLM-4.5V encoder, whose feed-forward width is out_hidden_size and whose merger has intermediate_size."""
-    depth, hidden, heads = _tower(fields, "depth", "num_heads")
+    depth, hidden, heads = _encoder_shape(fields, "depth", "num_heads")
     merge, out, wide = fields.size("spatial_merge_size"), _out(fields, text_hidden), fields.size("intermediate_size")
     patch = fields.size("patch_size")
     positions = (fields.size("image_size") // patch) ** 2
@@ -165,7 +165,7 @@ def glm_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
 
 def siglip_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
     """Read the SigLIP encoder of Gemma 3 and its projector to a fixed number of tokens per image."""
-    depth, hidden, heads = _tower(fields)
+    depth, hidden, heads = _encoder_shape(fields)
     width, patch = fields.size("intermediate_size"), fields.size("patch_size")
     positions = (fields.size("image_size") // patch) ** 2
     tokens = wrapper.size("mm_tokens_per_image")
@@ -188,7 +188,7 @@ def siglip_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
 
 def pixtral_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
     """Read the Pixtral encoder of Mistral 3 and Ministral 3, with its patch merger and two-layer projector."""
-    depth, hidden, heads = _tower(fields)
+    depth, hidden, heads = _encoder_shape(fields)
     width, patch, merge = (
         fields.size("intermediate_size"),
         fields.size("patch_size"),
@@ -222,7 +222,7 @@ def radio_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
     if wrapper.data.get("downsample_ratio", 0.5) != 0.5:
         raise wrapper.error("downsample_ratio", "only 0.5 (2 × 2 patches per token) is supported")
     if fields.data.get("separate_video_embedder") or wrapper.data.get("sound_config"):
-        raise InputError("towers with a video or sound encoder are not known", field=fields.where + "version")
+        raise InputError("models with a video or sound encoder are not supported", field=fields.where + "version")
     patch, width, merge = fields.size("patch_size"), 4 * hidden, 4
     positions = (fields.size("max_resolution") // patch) ** 2
     projected = wrapper.size("projector_hidden_size")
@@ -253,4 +253,4 @@ def _out(fields: Fields, text_hidden: int) -> int:
     return out
 
 
-TowerReader = Callable[[Fields, int, Fields], Vision]
+EncoderReader = Callable[[Fields, int, Fields], Vision]

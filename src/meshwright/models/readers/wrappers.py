@@ -24,16 +24,16 @@ class Wrapper(msgspec.Struct, frozen=True):
     family: str
     hf_class: str
     text: tuple[str, ...]  # supported decoders; the first is the default for a text_config without model_type
-    tower: vision.TowerReader
-    tower_defaults: Mapping[str, Any]
-    tower_aliases: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    encoder: vision.EncoderReader
+    encoder_defaults: Mapping[str, Any]
+    encoder_aliases: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     defaults: Mapping[str, Any] = msgspec.field(default_factory=lambda: _UNTIED)
     text_key: str = "text_config"
     flat: bool = False  # older files have the decoder's keys at the top level
     text_may_tie: bool = False  # tied if either the wrapper or the decoder sets it
 
 
-_QWEN3: tuple[vision.TowerReader, Mapping[str, Any], Mapping[str, tuple[str, ...]]] = (
+_QWEN3: tuple[vision.EncoderReader, Mapping[str, Any], Mapping[str, tuple[str, ...]]] = (
     vision.qwen3_vision,
     vision.QWEN3_DEFAULTS,
     vision.QWEN_ALIASES,
@@ -99,8 +99,8 @@ def read_wrapped(config: Mapping[str, Any], wrapper: Wrapper) -> tuple[Decoder, 
     text.reject_unread(wrapper.hf_class)
     if not isinstance(config.get("vision_config"), dict):
         raise InputError("the config has no vision_config object, which this architecture needs", field="vision_config")
-    tower_fields = fields.section("vision_config", wrapper.tower_defaults, wrapper.tower_aliases)
-    return decoder, wrapper.tower(tower_fields, decoder.hidden, fields), _tied(fields, text, wrapper)
+    encoder_fields = fields.section("vision_config", wrapper.encoder_defaults, wrapper.encoder_aliases)
+    return decoder, wrapper.encoder(encoder_fields, decoder.hidden, fields), _tied(fields, text, wrapper)
 
 
 def _text_fields(fields: Fields, wrapper: Wrapper) -> Fields:

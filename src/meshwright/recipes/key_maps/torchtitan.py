@@ -13,7 +13,7 @@ from meshwright.errors import InputError, closest
 from meshwright.recipes.key_maps.key import UNSET, CompositeKey, ConfigKey, MappedFields, RawValues
 from meshwright.recipes.key_maps.shared_composite_keys import as_bool, as_count, as_float, is_null
 from meshwright.recipes.key_maps.value_maps import ASYNC_MODES, PIPELINE_SCHEDULES
-from meshwright.recipes.types import Recipe
+from meshwright.recipes.types import Recipe, field_value
 
 TOML_ENDED = "2026-02-23"
 CURRENT = "2026-08"
@@ -56,8 +56,7 @@ def _value_map_key(key: str, own: str, values: Mapping[str, str], error: str) ->
         return MappedFields({own: values[text]})
 
     def write(recipe: Recipe) -> Mapping[str, Any]:
-        section, field = own.split(".")
-        value = getattr(getattr(recipe, section), field)
+        value = field_value(recipe, own)
         for theirs, ours in values.items():
             if ours == value:
                 return {key: {"true": True, "false": False}.get(theirs, theirs)}
