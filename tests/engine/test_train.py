@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
 
-from meshwright import api
+from meshwright import api, costs
 from meshwright.engine.faults import RunError
+from meshwright.engine.model_families import family_of
+from meshwright.engine.run_spec import RankSpec, RunSpec
+from meshwright.engine.validate import validate
 from meshwright.errors import InputError
+from meshwright.recipes.index import load
 from meshwright.rules import RefusedError
 
 
@@ -112,3 +117,12 @@ def test_the_largest_micro_batch_is_found_and_tried() -> None:
 def test_bench_reports_throughput() -> None:
     done = api.bench("llama3_8b_pretrain_config", tiny=True, nproc=1, quiet=True, overrides=["train.steps=3"])
     assert api.training_to_dict(done)["tokens_per_s_per_gpu"] > 0
+
+
+def test_a_rank_spec_reaches_spawned_ranks() -> None:
+    recipe = load("llama3_8b_pretrain_config")
+    config = family_of(recipe).config_for(recipe)
+    spec = RankSpec(recipe, config.to_dict(), validate(recipe, config, None, 8), "folder", RunSpec(nproc=8, quiet=True))
+    copy = pickle.loads(pickle.dumps(spec))
+    assert (copy.recipe, copy.run, copy.folder) == (spec.recipe, spec.run, spec.folder)
+    assert costs.estimate(copy.case).step_s == costs.estimate(spec.case).step_s
