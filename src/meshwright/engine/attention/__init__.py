@@ -1,4 +1,4 @@
-"""Attention of the engine: exact, without mask tensors, on one rank or over the cp axis."""
+"""The engine's attention: exact, without mask tensors, on one rank or context-parallel."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which tokens each rank of the cp axis holds, and the process groups it exchanges them over.
+"""Which tokens each context-parallel rank has, and the process groups that exchange them.
 
-A causal row costs as much as its position, so a contiguous cut would leave the last rank with most of the work.
-With a ring of R ranks the sequence is cut in 2R chunks and ring rank r holds chunks r and 2R-1-r: an early and a late
-one, the same work for everybody. Ranks of an all-to-all see whole sequences of fewer heads and need no such care.
+The cost of a causal row grows with its position, so contiguous shards would leave most of the work to the last rank.
+A ring of R ranks splits the sequence into 2R chunks, and ring rank r has chunks r and 2R-1-r: an early and a late one,
+the same work for every rank. Ranks of an all-to-all compute full sequences of fewer heads and are balanced anyway.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ COMMS = ("ring", "a2a", "allgather", "a2a+ring")
 
 @dataclass(frozen=True)
 class ContextAxis:
-    """One rank's place on the cp axis: how keys and values meet queries, and over which groups."""
+    """A rank's position on the context-parallel axis, its communication method and its process groups."""
 
     comm: str
     size: int
     rank: int
-    inner: int = 1  # ranks of the all-to-all; they are neighbours in the cp group
-    group: dist.ProcessGroup | None = None  # the whole cp axis
-    ring_group: dist.ProcessGroup | None = None  # the ranks with this inner rank, one of each all-to-all
-    inner_group: dist.ProcessGroup | None = None  # the all-to-all this rank belongs to
+    inner: int = 1  # ranks of the all-to-all; neighbors in the cp group
+    group: dist.ProcessGroup | None = None  # all cp ranks
+    ring_group: dist.ProcessGroup | None = None  # ranks with the same inner rank, one per all-to-all group
+    inner_group: dist.ProcessGroup | None = None  # this rank's all-to-all group
 
     @property
     def ring(self) -> int:
-        """Ranks of the ring (or of the gather)."""
+        """Number of ranks in the ring (or in the all-gather)."""
         return self.size // self.inner
 
     @property
@@ -46,13 +46,13 @@ class ContextAxis:
 
     @property
     def parts(self) -> int:
-        """Separate runs of tokens a rank holds: an early and a late chunk, or one run without a ring."""
+        """Number of contiguous token runs per rank: an early and a late chunk, or one run without a ring."""
         return 2 if self.ring > 1 else 1
 
 
 @dataclass(frozen=True)
 class Span:
-    """A run of consecutive tokens: where it starts in the sequence, where it lies on this rank, and its length."""
+    """A run of consecutive tokens: its first position in the sequence, its offset on this rank, and its length."""
 
     position: int
     offset: int
@@ -65,7 +65,7 @@ class Span:
 
 
 def chunk_spans(seq_length: int, ring: int, ring_rank: int) -> tuple[Span, ...]:
-    """The runs of tokens that one rank of the ring (its whole all-to-all group) holds."""
+    """Return the token runs of one rank of the ring (all of its all-to-all group)."""
     if ring == 1:
         return (Span(0, 0, seq_length),)
     length = seq_length // (2 * ring)
@@ -73,24 +73,24 @@ def chunk_spans(seq_length: int, ring: int, ring_rank: int) -> tuple[Span, ...]:
 
 
 def positions(seq_length: int, axis: ContextAxis | None) -> Tensor:
-    """The global position of every token this rank holds, in the order it holds them."""
+    """Return the sequence position of every token of this rank, in local order."""
     if axis is None or axis.size == 1:
         return torch.arange(seq_length)
     _reject_uneven_length(seq_length, axis)
-    held = []
+    local = []
     for span in chunk_spans(seq_length, axis.ring, axis.ring_rank):
         length = span.length // axis.inner
-        held.append(torch.arange(length) + span.position + axis.inner_rank * length)
-    return torch.cat(held)
+        local.append(torch.arange(length) + span.position + axis.inner_rank * length)
+    return torch.cat(local)
 
 
 def context_axis(
     groups: Sequence[Sequence[int]], comm: str, inner: int = 1, whole: dist.ProcessGroup | None = None
 ) -> ContextAxis:
-    """This rank's cp axis, given the global ranks of every cp group of the world.
+    """Return this rank's context-parallel axis, given the global ranks of every cp group of the world.
 
-    Every rank of the world must call this with the same list: making a process group is collective. `whole` is this
-    rank's cp group where a device mesh has made it already.
+    Every rank of the world must call this with the same list, because creating a process group is collective. `whole`
+    is this rank's cp group if a device mesh has created it already.
     """
     size = len(groups[0])
     if size == 1:
@@ -113,12 +113,12 @@ def _inner(comm: str, size: int, inner: int) -> int:
     if comm != "a2a+ring":
         return 1
     if inner < 2 or size % inner or inner == size:
-        whole = [n for n in range(2, size) if size % n == 0]
+        divisors = [n for n in range(2, size) if size % n == 0]
         raise InputError(
-            f"a2a+ring cuts cp={size} into all-to-all groups of equal size, larger than 1 and smaller than cp",
+            f"a2a+ring splits cp={size} into all-to-all groups of equal size, larger than 1 and smaller than cp",
             field="cp_inner",
             value=inner,
-            fix=tuple(f"cp_inner={n}" for n in whole) or ("cp_comm=ring", "cp_comm=a2a"),
+            fix=tuple(f"cp_inner={n}" for n in divisors) or ("cp_comm=ring", "cp_comm=a2a"),
         )
     return inner
 
@@ -127,8 +127,8 @@ def _own_group(all_ranks: Sequence[Sequence[int]]) -> dist.ProcessGroup:
     here = dist.get_rank()
     own: dist.ProcessGroup | None = None
     for ranks in all_ranks:
-        made = dist.new_group(list(ranks))
-        own = made if here in ranks else own
+        group = dist.new_group(list(ranks))
+        own = group if here in ranks else own
     if own is None:
         raise InputError(f"rank {here} is in none of the cp groups", field="cp", value=list(all_ranks))
     return own
@@ -139,7 +139,7 @@ def _reject_uneven_length(seq_length: int, axis: ContextAxis) -> None:
     if seq_length % unit:
         near = max(seq_length // unit, 1) * unit
         raise InputError(
-            f"cp={axis.size} with {axis.comm} cuts the sequence into {unit} equal chunks",
+            f"cp={axis.size} with {axis.comm} splits the sequence into {unit} equal chunks",
             field="seq_length",
             value=seq_length,
             fix=(f"seq_length={near}", f"seq_length={near + unit}"),

@@ -1,4 +1,4 @@
-"""What attention kernels make and keep, for tensors without data: torch chooses no kernel for those."""
+"""Attention in dry runs: allocates and saves what the CUDA kernels would; torch selects no kernel for fake tensors."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ aten = torch.ops.aten
 
 
 def attend_plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, kernel: str) -> Tensor:
-    """Causal or full attention by the operation that torch would choose on the pretended device."""
+    """Run causal or full attention by the operation that torch would choose on the simulated device."""
     if not on_gpu(q):
         return _on_cpu(q, k, v, causal, scale)
-    half, learns = q.dtype in (torch.float16, torch.bfloat16), torch.is_grad_enabled()
+    half, needs_grad = q.dtype in (torch.float16, torch.bfloat16), torch.is_grad_enabled()
     if half and kernel != "flash" and capability(q.device)[0] >= 9:
-        made = aten._scaled_dot_product_cudnn_attention(q, k, v, None, learns, 0.0, causal, False, scale=scale)
+        result = aten._scaled_dot_product_cudnn_attention(q, k, v, None, needs_grad, 0.0, causal, False, scale=scale)
     elif half and v.shape[-1] == q.shape[-1] and q.shape[-1] <= 256:
-        made = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
+        result = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
     else:
         groups = q.shape[1] // k.shape[1]
         k, v = (x if groups == 1 else x.repeat_interleave(groups, 1) for x in (k, v))
-        made = aten._scaled_dot_product_efficient_attention(q, k, v, None, learns, 0.0, causal, scale=scale)
-    out: Tensor = made[0]
+        result = aten._scaled_dot_product_efficient_attention(q, k, v, None, needs_grad, 0.0, causal, scale=scale)
+    out: Tensor = result[0]
     return out
 
 
 def _on_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
     if v.shape[-1] == q.shape[-1]:
-        made: Tensor = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)[0]
-        return made
+        result: Tensor = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)[0]
+        return result
     out: Tensor = aten._scaled_dot_product_attention_math(
         q, k, v, None, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )[0]
@@ -40,7 +40,7 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tens
 
 
 def attend_masked(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """The output and log-sum of flex attention, which compiles into one kernel each way."""
+    """Return the output and log-sum-exp of flex attention, which compiles into one kernel per pass."""
     return _Flex.apply(q, k, v)  # type: ignore[no-any-return, no-untyped-call]  # torch leaves it untyped
 
 

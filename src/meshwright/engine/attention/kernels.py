@@ -1,7 +1,7 @@
-"""Block kernels: attention of some queries to some keys, as (output, log-sum) that merge, and its backward.
+"""Block kernels: attention of some queries to some keys as a mergeable (output, log-sum-exp), and its backward pass.
 
-The backward of a block takes the output and log-sum of the WHOLE row (all blocks, and the sink): the probabilities are
-exp(score - log-sum) whatever block they are in. `math` computes anything; `flash` computes full and triangular blocks.
+The backward pass of a block takes the output and log-sum-exp of the FULL row (all blocks, and the sink), because a
+probability is exp(score - lse) in whichever block it is. `math` computes any block; `flash` full and triangular ones.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from meshwright.engine.kernels.device_caps import on_gpu
 
 aten = torch.ops.aten
 
-# The log-sum of nothing. Finite, so that merging nothing with nothing has no inf - inf.
+# Log-sum-exp of an empty row. Finite, so that merging two empty rows does not compute inf - inf.
 EMPTY_LSE = -1e30
 
 Grads = tuple[Tensor, Tensor, Tensor]
 
 
 def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
-    """Adds another block's output to the running fp32 output and log-sum, in place."""
+    """Merge another block into the running fp32 output and log-sum-exp, in place."""
     total = torch.logaddexp(lse, more_lse)
     out.mul_((lse - total).exp_()[..., None]).addcmul_(more.float(), (more_lse - total).exp_()[..., None])
     lse.copy_(total)
 
 
 def math_forward(
-    q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, terms: AttentionSpec, dropout: float = 0.0
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec, dropout: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """The fp32 output and log-sum of one block, written out; differentiable by autograd as well."""
-    scores = _capped(_scores(q, k, terms), terms)
-    if seen is not None:
-        scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
+    """Return the fp32 output and log-sum-exp of one block, in plain (differentiable) operations."""
+    scores = _capped(_scores(q, k, spec), spec)
+    if mask is not None:
+        scores = scores.masked_fill(~mask[:, None, None], float("-inf"))
     top = scores.detach().amax(-1, keepdim=True).clamp_min(EMPTY_LSE)
     weights = (scores - top).exp()
     total = weights.sum(-1, keepdim=True)
@@ -45,30 +45,30 @@ def math_forward(
 
 
 def math_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, seen: Tensor | None, terms: AttentionSpec
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, mask: Tensor | None, spec: AttentionSpec
 ) -> Grads:
-    """fp32 gradients of q, k, v from one block; `delta` is the row sum of output x its gradient."""
-    raw = _scores(q, k, terms)
-    weights = (_capped(raw, terms) - _grouped(lse[..., None], k)).exp()
-    if seen is not None:
-        weights = weights.masked_fill(~seen[:, None, None], 0.0)
+    """Return the fp32 gradients of q, k, v from one block; `delta` is the row sum of output x its gradient."""
+    raw = _scores(q, k, spec)
+    weights = (_capped(raw, spec) - _grouped(lse[..., None], k)).exp()
+    if mask is not None:
+        weights = weights.masked_fill(~mask[:, None, None], 0.0)
     grad = grad.float()
     slope = weights * (_products(grad, v) - _grouped(delta[..., None], k))
-    if terms.softcap is not None:
-        slope = slope * (1 - (raw / terms.softcap).tanh().square())
-    slope = slope * terms.scale
+    if spec.softcap is not None:
+        slope = slope * (1 - (raw / spec.softcap).tanh().square())
+    slope = slope * spec.scale
     return _over_keys(slope, k.float()), _over_queries(slope, q.float()), _over_queries(weights, grad)
 
 
 def flash_takes(q: Tensor, k: Tensor) -> bool:
-    """Whether the flash kernels of this device compute these shapes and this precision."""
+    """Return whether the flash kernels of this device support these shapes and this dtype."""
     if not on_gpu(q):
         return True
     return q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
 
 
 def flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """The output and fp32 log-sum of a full or triangular block, by the flash kernel."""
+    """Return the output and fp32 log-sum-exp of a full or triangular block, by the flash kernel."""
     width = v.shape[-1]
     v = _pad(v, q.shape[-1])
     if not on_gpu(q):
@@ -86,7 +86,7 @@ def flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -
 def flash_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> Grads:
-    """Gradients of q, k, v from one block, given the whole row's output and log-sum, by the flash kernel."""
+    """Return the gradients of q, k, v from one block, given the full row's output and log-sum-exp."""
     width = v.shape[-1]
     grad, v, out = (_pad(x, q.shape[-1]) for x in (grad, v, out))
     if not on_gpu(q):
@@ -98,28 +98,28 @@ def flash_backward(
         dk, dv = (torch.unflatten(x, 1, (heads, -1)).sum(2) for x in (dk, dv))
     else:
         grad, q, k, v, out = (x.transpose(1, 2) for x in (grad, q, k, v, out))
-        state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of a dropout that is never used
+        state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # random state of dropout, which is off
         unused = torch.empty(0, device=q.device)
-        found = aten._flash_attention_backward(
+        grads = aten._flash_attention_backward(
             grad, q, k, v, out, lse.contiguous(), None, None, q.shape[1], k.shape[1], 0.0, causal, state, unused,
             scale=scale,
         )  # fmt: skip
-        dq, dk, dv = (x.transpose(1, 2) for x in found)
+        dq, dk, dv = (x.transpose(1, 2) for x in grads)
     return dq, dk, dv[..., :width]
 
 
 def _pad(x: Tensor, width: int) -> Tensor:
-    """Zero columns up to `width`: flash kernels want values as wide as keys (MLA's are narrower)."""
+    """Pad with zero columns up to `width`: flash kernels need values as wide as keys (MLA's are narrower)."""
     return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
 def _per_query_head(x: Tensor, q: Tensor) -> Tensor:
-    """Key or value heads repeated for every query head: the CPU's flash kernel knows no groups."""
+    """Repeat key or value heads for every query head: the CPU flash kernel does not support GQA."""
     return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], 1)
 
 
-# The math kernel shares a key head among its group of query heads by stacking the group's queries as more rows, which
-# repeats nothing: [batch, key heads, group x queries, keys], seen as [batch, key heads, group, queries, keys].
+# GQA in the math kernel: the queries of a group are stacked as more rows of their key head, so that keys are not
+# repeated: [batch, key heads, group x queries, keys], viewed as [batch, key heads, group, queries, keys].
 
 
 def _products(q: Tensor, k: Tensor) -> Tensor:
@@ -127,12 +127,12 @@ def _products(q: Tensor, k: Tensor) -> Tensor:
     return torch.unflatten(stacked @ k.float().transpose(-1, -2), 2, (-1, q.shape[2]))
 
 
-def _scores(q: Tensor, k: Tensor, terms: AttentionSpec) -> Tensor:
-    return _products(q, k) * terms.scale
+def _scores(q: Tensor, k: Tensor, spec: AttentionSpec) -> Tensor:
+    return _products(q, k) * spec.scale
 
 
-def _capped(scores: Tensor, terms: AttentionSpec) -> Tensor:
-    return scores if terms.softcap is None else terms.softcap * (scores / terms.softcap).tanh()
+def _capped(scores: Tensor, spec: AttentionSpec) -> Tensor:
+    return scores if spec.softcap is None else spec.softcap * (scores / spec.softcap).tanh()
 
 
 def _grouped(rows: Tensor, k: Tensor) -> Tensor:
@@ -140,10 +140,10 @@ def _grouped(rows: Tensor, k: Tensor) -> Tensor:
 
 
 def _over_keys(weights: Tensor, x: Tensor) -> Tensor:
-    """weights @ x, per query: [batch, query heads, queries, width]."""
+    """Return weights @ x per query: [batch, query heads, queries, width]."""
     return torch.unflatten(weights.flatten(2, 3) @ x, 2, weights.shape[2:4]).flatten(1, 2)
 
 
 def _over_queries(weights: Tensor, x: Tensor) -> Tensor:
-    """weights' transpose @ x, per key and summed over the group: [batch, key heads, keys, width]."""
+    """Return weights.T @ x per key, summed over the query group: [batch, key heads, keys, width]."""
     return weights.flatten(2, 3).transpose(-1, -2) @ torch.unflatten(x, 1, (weights.shape[1], -1)).flatten(2, 3)

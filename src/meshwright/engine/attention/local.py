@@ -1,7 +1,7 @@
-"""Attention within one rank, tokens in their natural order: which kernel computes what on which device.
+"""Attention on one rank, tokens in their natural order: which kernel computes what on which device.
 
-kernels.attention picks the kernel of plain (causal or full) attention. A window, a softcap, sinks or documents go to
-flex attention on CUDA and to exact blocks elsewhere, unless `eager` asks for the written-out computation.
+kernels.attention selects the kernel of plain (causal or full) attention. A window, a softcap, sinks or documents use
+flex attention on CUDA and exact blocks elsewhere, unless kernels.attention=eager.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from meshwright.engine.attention.ring import RingLayout, attend_blocks
 from meshwright.engine.kernels.device_caps import capability, is_dry, on_gpu
 from meshwright.errors import InputError
 
-# What torch may choose from for plain attention on CUDA, best first; empty leaves the choice to torch, which takes
-# cuDNN on Hopper (measured: as fast as asked for by name, twice as fast as flash).
+# SDPA backends for plain attention on CUDA, best first; empty leaves the choice to torch, which takes cuDNN on Hopper
+# (measured: as fast as when selected by name, twice as fast as flash).
 BACKENDS: dict[str, list[SDPBackend]] = {
     "auto": [],
     "flash": [SDPBackend.FLASH_ATTENTION],
     "cudnn": [SDPBackend.CUDNN_ATTENTION],
     "sdpa": [],
 }
-# For values narrower than keys: flash, which torch may choose, does not take them.
+# For values narrower than keys (MLA), which flash does not support.
 UNEVEN = [SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 KERNELS = (*BACKENDS, "flex", "eager")
 
@@ -38,53 +38,53 @@ def attend_local(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    terms: AttentionSpec,
+    spec: AttentionSpec,
     sinks: Tensor | None = None,
     documents: Tensor | None = None,
     kernel: str = "auto",
     dropout: float = 0.0,
     groups: Tensor | None = None,
 ) -> Tensor:
-    """Attention [batch, heads, tokens, width] of whole sequences on this rank.
+    """Return attention [batch, heads, tokens, width] of full sequences on this rank.
 
-    `groups` are the images that tokens belong to, -1 for text: those of one image see each other both ways.
+    `groups` are the images that tokens belong to, -1 for text: tokens of an image attend to each other both ways.
     """
-    terms = terms.over(k.shape[2])
-    plain = terms.window is None and terms.softcap is None and sinks is None and documents is None and groups is None
+    spec = spec.for_length(k.shape[2])
+    plain = spec.window is None and spec.softcap is None and sinks is None and documents is None and groups is None
     if kernel == "eager" or (groups is not None and not on_gpu(q)):
-        return _eager(q, k, v, terms, sinks, documents, dropout, groups)
+        return _eager(q, k, v, spec, sinks, documents, dropout, groups)
     if plain and (kernel in BACKENDS or not on_gpu(q)):
-        return _sdpa(q, k, v, terms, kernel, dropout)
+        return _sdpa(q, k, v, spec, kernel, dropout)
     reject_dropout(dropout)
     if on_gpu(q):
-        return attend_flex(q, k, v, terms, sinks, documents, groups)
+        return attend_flex(q, k, v, spec, sinks, documents, groups)
     span = Span(0, 0, q.shape[2])
-    # A copy, because compilers refuse an autograd function that is given one tensor twice.
+    # A copy, because torch.compile rejects an autograd function that gets the same tensor twice.
     pair = None if documents is None else (documents, documents.clone())
-    return attend_blocks(q, k, v, terms, RingLayout((span,), ((span,),)), sinks, pair)
+    return attend_blocks(q, k, v, spec, RingLayout((span,), ((span,),)), sinks, pair)
 
 
 def reject_dropout(dropout: float) -> None:
-    """Attention dropout needs the probabilities, which only plain and eager attention on one rank can drop."""
+    """Raise if there is attention dropout: only plain and eager attention on one rank support it."""
     if dropout:
         raise InputError(
-            "attention dropout works with cp=1, and with a window, softcap, sinks or documents only in eager attention",
+            "attention dropout needs cp=1, and eager attention with a window, softcap, sinks or documents",
             field="attention_dropout",
             value=dropout,
             fix=("attention_dropout=0", "kernels.attention=eager"),
         )
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, terms: AttentionSpec, kernel: str, dropout: float) -> Tensor:
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, kernel: str, dropout: float) -> Tensor:
     width = v.shape[-1]
     if on_gpu(q) and width != q.shape[-1] and not _uneven_heads(kernel, q):
         v = F.pad(v, (0, q.shape[-1] - width))
     if is_dry(q):
-        return dry.attend_plain(q, k, v, terms.causal, terms.scale, kernel)[..., :width]
+        return dry.attend_plain(q, k, v, spec.causal, spec.scale, kernel)[..., :width]
     grouped = q.shape[1] != k.shape[1]
     with _chosen(kernel, q, v.shape[-1] != q.shape[-1]):
         out = F.scaled_dot_product_attention(
-            q, k, v, dropout_p=dropout, is_causal=terms.causal, scale=terms.scale, enable_gqa=grouped
+            q, k, v, dropout_p=dropout, is_causal=spec.causal, scale=spec.scale, enable_gqa=grouped
         )
     return out[..., :width]
 
@@ -95,9 +95,9 @@ def _chosen(kernel: str, q: Tensor, uneven: bool) -> contextlib.AbstractContextM
 
 
 def _uneven_heads(kernel: str, q: Tensor) -> bool:
-    """Whether the kernel takes values narrower than keys (MLA); where not, they are padded with zeros.
+    """Return whether the kernel supports values narrower than keys (MLA); otherwise they are padded with zeros.
 
-    cuDNN does on Hopper and later; torch's own choice may be flash, which does not.
+    cuDNN does on Hopper and later; torch may choose flash, which does not.
     """
     half = q.dtype in (torch.float16, torch.bfloat16)
     return kernel in ("auto", "cudnn") and half and capability(q.device)[0] >= 9
@@ -107,7 +107,7 @@ def _eager(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    terms: AttentionSpec,
+    spec: AttentionSpec,
     sinks: Tensor | None,
     documents: Tensor | None,
     dropout: float,
@@ -115,7 +115,7 @@ def _eager(
 ) -> Tensor:
     block = Block(Span(0, 0, q.shape[2]), Span(0, 0, k.shape[2]), "partial")
     pair = None if documents is None else (documents, documents)
-    out, lse = kernels.math_forward(q, k, v, visibility(block, terms, pair, q.device, groups), terms, dropout)
+    out, lse = kernels.math_forward(q, k, v, visibility(block, spec, pair, q.device, groups), spec, dropout)
     if sinks is not None:
         out = out * torch.sigmoid(lse - sinks.float()[:, None])[..., None]
     return out.to(q.dtype)

@@ -1,4 +1,4 @@
-"""The collectives of the cp axis with their gradients: heads against sequence, and the gathering of keys and values."""
+"""Context-parallel collectives with gradients: the all-to-all of heads and sequence, and the all-gather of keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshwright.errors import InputError
 
 
 class _AllToAll(torch.autograd.Function):
-    """Row i goes to rank i of the group; the gradient takes the same way back."""
+    """Send row i to rank i of the group; the backward pass is another all-to-all."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -32,7 +32,7 @@ class _AllToAll(torch.autograd.Function):
 
 
 class _AllGather(torch.autograd.Function):
-    """Everybody's tensor, stacked by rank; the gradient is summed over the ranks, in fp32."""
+    """Stack the tensors of all ranks; the backward pass is a reduce-scatter in fp32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -47,32 +47,32 @@ class _AllGather(torch.autograd.Function):
 
 
 def heads_to_sequence(tensors: Sequence[Tensor], group: dist.ProcessGroup, parts: int) -> list[Tensor]:
-    """From all heads of a piece of the sequence to a share of the heads of all the group's sequence.
+    """Exchange all heads of a sequence shard for a shard of the heads over the group's full sequence.
 
-    Each tensor is [batch, heads, tokens, width]; its tokens are `parts` runs, and every run comes out whole.
+    Each tensor is [batch, heads, tokens, width]; its tokens are `parts` runs, and each run is contiguous in the result.
     """
     size = dist.get_world_size(group)
     by_rank = [torch.unflatten(x, 1, (size, -1)).transpose(0, 1) for x in tensors]
-    return [_by_runs(x, parts) for x in _swap(by_rank, group)]
+    return [_by_runs(x, parts) for x in _all_to_all(by_rank, group)]
 
 
 def sequence_to_heads(x: Tensor, group: dist.ProcessGroup, parts: int) -> Tensor:
-    """The way back of `heads_to_sequence`."""
+    """Undo `heads_to_sequence`."""
     size = dist.get_world_size(group)
     runs = torch.unflatten(x, 2, (parts, size, -1)).movedim(3, 0).flatten(3, 4)
-    (mine,) = _swap([runs], group)
-    return mine.transpose(0, 1).flatten(1, 2)
+    (local,) = _all_to_all([runs], group)
+    return local.transpose(0, 1).flatten(1, 2)
 
 
 def repeat_kv_heads(kv: Tensor, q: Tensor, size: int) -> Tensor:
-    """Key or value heads repeated as little as lets every rank of an all-to-all take an equal share.
+    """Repeat key or value heads as little as possible so that the ranks of an all-to-all divide them.
 
-    Query heads are dealt out in order, so a repeated head stands beside its original and serves a part of its group.
+    Query heads are split in order, so a repeated head is next to its original and serves a part of its query group.
     """
     if q.shape[1] % size:
         divisors = [n for n in range(1, q.shape[1] + 1) if q.shape[1] % n == 0]
         raise InputError(
-            f"an all-to-all over {size} ranks deals out query heads equally, and there are {q.shape[1]} on a tp rank",
+            f"an all-to-all over {size} ranks needs a multiple of {size} query heads; a tp rank has {q.shape[1]}",
             field="cp_comm",
             value="a2a",
             fix=("cp_comm=ring", f"an all-to-all over one of {divisors} ranks"),
@@ -82,38 +82,38 @@ def repeat_kv_heads(kv: Tensor, q: Tensor, size: int) -> Tensor:
 
 
 def gather_keys_values(k: Tensor, v: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Keys and values of the whole sequence in its natural order, from early and late chunks by rank."""
+    """Gather keys and values of the full sequence and put the ranks' early and late chunks in sequence order."""
     joined: Tensor = _AllGather.apply(torch.cat([k, v], -1), group)  # type: ignore[no-untyped-call]  # torch: untyped
-    whole = _in_order(joined, 3)
-    return whole[..., : k.shape[-1]], whole[..., k.shape[-1] :]
+    ordered = _in_order(joined, 3)
+    return ordered[..., : k.shape[-1]], ordered[..., k.shape[-1] :]
 
 
 def gather_documents(documents: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Document ids of the whole sequence in its natural order, from early and late chunks by rank."""
+    """Gather document ids of the full sequence in sequence order."""
     return _in_order(_gathered(documents, group), 2)
 
 
 def join_documents(documents: Tensor, group: dist.ProcessGroup, parts: int) -> Tensor:
-    """Document ids of all the group's sequence, run by run, as `heads_to_sequence` orders tokens."""
+    """Gather document ids over the group in the token order of `heads_to_sequence`."""
     return _by_runs(_gathered(documents, group)[:, :, None, :, None], parts)[:, 0, :, 0]
 
 
-def _swap(by_rank: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tensor]:
-    """One all-to-all for several tensors whose first dimension is the rank."""
+def _all_to_all(by_rank: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tensor]:
+    """Exchange several tensors whose first dimension is the rank in one all-to-all."""
     shapes = [x.shape for x in by_rank]
     rows = torch.cat([x.flatten(1) for x in by_rank], 1)
-    swapped: Tensor = _AllToAll.apply(rows, group)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    pieces = swapped.split_with_sizes([shape[1:].numel() for shape in shapes], 1)
-    return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+    exchanged: Tensor = _AllToAll.apply(rows, group)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    tensors = exchanged.split_with_sizes([shape[1:].numel() for shape in shapes], 1)
+    return [tensor.reshape(shape) for tensor, shape in zip(tensors, shapes, strict=True)]
 
 
 def _by_runs(x: Tensor, parts: int) -> Tensor:
-    """[rank, batch, heads, tokens, width] to [batch, heads, tokens of all ranks, width], each run kept together."""
+    """Reshape [rank, batch, heads, tokens, width] to [batch, heads, tokens of all ranks, width], run by run."""
     return torch.unflatten(x, 3, (parts, -1)).movedim(0, 3).flatten(2, 4)
 
 
 def _in_order(by_rank: Tensor, dim: int) -> Tensor:
-    """Early chunks in the order of the ranks, then late chunks in the reverse order."""
+    """Concatenate the early chunks in rank order and the late chunks in reverse rank order (see cp_layout.py)."""
     early, late = by_rank.chunk(2, dim)
     chunks = torch.cat([early, late.flip(0)])
     return chunks.movedim(0, dim - 1).flatten(dim - 1, dim)
