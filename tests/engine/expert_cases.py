@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from meshwright.engine import experts as room
+from meshwright.engine import experts as moe
 from meshwright.engine.experts.dispatch import ExpertAxis
 
 H, I, E, K = 16, 8, 8, 2  # noqa: E741 - the width's usual letter
@@ -57,19 +57,19 @@ def block_of(family: str, device: str = "cpu") -> Any:
 
 def ours(family: str, axis: ExpertAxis | None = None) -> Any:
     """The same block through our function, cut for this rank of an axis."""
-    room.register()
+    moe.register()
     block = block_of(family)
-    block.experts.config._experts_implementation = room.IMPLEMENTATION
-    room.reshape_experts(block.experts)
+    block.experts.config._experts_implementation = moe.IMPLEMENTATION
+    moe.reshape_experts(block.experts)
     if axis is not None:
         block.experts.axis = axis
-        for name, cut in room.shard_specs(block.experts).items():
+        for name, cut in moe.shard_specs(block.experts).items():
             part = slice_of(getattr(block.experts, name).data, cut, axis)
             setattr(block.experts, name, nn.Parameter(part.contiguous()))
     return block
 
 
-def slice_of(whole: torch.Tensor, cut: room.ExpertShardSpec, axis: ExpertAxis) -> torch.Tensor:
+def slice_of(whole: torch.Tensor, cut: moe.ExpertShardSpec, axis: ExpertAxis) -> torch.Tensor:
     part = whole.chunk(axis.ep, cut.ep_dim)[axis.rank // axis.etp]
     return part if cut.etp_dim is None else part.chunk(axis.etp, cut.etp_dim)[axis.etp_rank]
 

@@ -12,7 +12,7 @@ from tests.engine.ranks import run
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from meshwright.engine import experts as room
+from meshwright.engine import experts as moe
 from meshwright.engine.experts.dispatch import ExpertAxis
 from meshwright.errors import InputError
 
@@ -26,12 +26,12 @@ LOSSES = {
 }
 
 
-def settings_of(family: str, **words: Any) -> room.Balancing:
-    return room.Balancing(experts=E, topk=K, score="sigmoid" if family in SIGMOID else "softmax", **words)
+def settings_of(family: str, **words: Any) -> moe.Balancing:
+    return moe.Balancing(experts=E, topk=K, score="sigmoid" if family in SIGMOID else "softmax", **words)
 
 
-def attach(family: str, block: Any, **words: Any) -> room.RouterState:
-    state = room.attach_router(block.gate, block, settings_of(family, **words))
+def attach(family: str, block: Any, **words: Any) -> moe.RouterState:
+    state = moe.attach_router(block.gate, block, settings_of(family, **words))
     state.scale = SCALE
     return state
 
@@ -68,7 +68,7 @@ def split_sequences(rank: int, world: int, family: str, words: dict[str, Any]) -
     total = block.gate.weight.grad.clone()
     if group is not None:
         dist.all_reduce(total)
-    figures = room.statistics([state], group)
+    figures = moe.statistics([state], group)
     reported = torch.tensor(figures["aux_loss"] + figures["z_loss"])
     return max(
         differ(total, whole.gate.weight.grad),
@@ -116,7 +116,7 @@ def recomputed(rank: int, world: int, recompute: bool) -> tuple[list[int], dict[
         out = checkpoint(forward, block, x, use_reentrant=False) if recompute else forward(block, x)
         out.square().sum().backward()
     assert state.counts is not None
-    return state.counts.tolist(), room.statistics([state], dist.group.WORLD), block.gate.weight.grad.flatten().tolist()
+    return state.counts.tolist(), moe.statistics([state], dist.group.WORLD), block.gate.weight.grad.flatten().tolist()
 
 
 def test_recomputing_counts_nothing_twice() -> None:
@@ -137,8 +137,8 @@ def biased(rank: int, world: int) -> tuple[list[float], list[float], list[int]]:
     assert state.counts is not None
     counts = state.counts.clone()
     dist.all_reduce(counts)
-    room.update_biases(room.router_states(block), dist.group.WORLD, 0.5)
-    room.reset([state])
+    moe.update_biases(moe.router_states(block), dist.group.WORLD, 0.5)
+    moe.reset([state])
     assert state.counts is None
     return before.tolist(), block.gate.e_score_correction_bias.tolist(), counts.tolist()
 
@@ -160,7 +160,7 @@ def counted(rank: int, world: int) -> None:
     forward(block, inputs()[0])
     block.eval()
     forward(block, inputs()[0])
-    figures = room.statistics([state], None)
+    figures = moe.statistics([state], None)
     idle = sum(count == 0 for count in state.counts.tolist()) / E
     assert figures == pytest.approx({
         "max_over_mean_load": E / K,
@@ -170,7 +170,7 @@ def counted(rank: int, world: int) -> None:
         "entropy": torch.tensor(float(E)).log().item(),
     })  # fmt: skip
     assert idle == 1 - K / E
-    assert room.statistics([], None) == {}
+    assert moe.statistics([], None) == {}
 
 
 def test_figures_of_a_step_are_those_of_training_alone() -> None:
@@ -185,7 +185,7 @@ def in_fp32(rank: int, world: int, family: str, autocast: bool) -> None:
     x = inputs()[0].to(router.weight.dtype).view(-1, router.weight.shape[1])
     bias = None if getattr(router, "bias", None) is None else router.bias.float()
     wanted = nn.functional.linear(x.float(), router.weight.float(), bias)
-    room.attach_router(router, block, settings_of(family, kind="aux_loss", aux_loss=1.0))
+    moe.attach_router(router, block, settings_of(family, kind="aux_loss", aux_loss=1.0))
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         logits, weights, _ = router(x)
         out = forward(block, x[None])
@@ -216,7 +216,7 @@ def test_a_bias_is_kept_in_fp32() -> None:
 
 def test_a_router_without_a_bias_cannot_be_balanced_by_one() -> None:
     with pytest.raises(InputError, match="has no bias"):
-        room.attach_router(nn.Linear(2, 2), nn.Module(), settings_of("qwen3_moe", kind="bias"))
+        moe.attach_router(nn.Linear(2, 2), nn.Module(), settings_of("qwen3_moe", kind="bias"))
 
 
 def uneven(rank: int, world: int) -> None:

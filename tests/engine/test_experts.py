@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend without ranks
 from torch.utils.checkpoint import checkpoint
 
-from meshwright.engine import experts as room
+from meshwright.engine import experts as moe
 from meshwright.engine.experts.dispatch import ExchangeCounts, ExpertAxis, balanced_counts, experts_forward, round_robin
 from meshwright.engine.experts.grouped_mm import grouped_mm, one_by_one
 
@@ -67,9 +67,9 @@ def over_ranks(rank: int, world: int, family: str, ep: int, etp: int, empty: boo
 def gradient_differences(whole: Any, block: Any, axis: ExpertAxis) -> list[float]:
     """Each rank's gradients put at their place in a whole tensor and summed; copies on etp ranks are counted once."""
     differences = []
-    cuts = room.shard_specs(block.experts)
+    cuts = moe.shard_specs(block.experts)
     every = {name: parameter.grad for name, parameter in whole.named_parameters()}
-    room.reshape_experts(whole.experts)
+    moe.reshape_experts(whole.experts)
     for name, parameter in block.named_parameters():
         wanted = every[name]
         grad = parameter.grad
@@ -127,7 +127,7 @@ def sharded(rank: int, world: int) -> float:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "etp"))
     axis = ExpertAxis(2, 2, dist.group.WORLD, rank)
     block = ours("gpt_oss", axis)
-    for name, cut in room.shard_specs(block.experts).items():
+    for name, cut in moe.shard_specs(block.experts).items():
         placements = [Shard(cut.ep_dim), Shard(cut.etp_dim)] if cut.etp_dim else [Shard(cut.ep_dim)]
         over = mesh if cut.etp_dim else mesh["ep"]
         stored = DTensor.from_local(getattr(block.experts, name).data, over, placements)
@@ -151,18 +151,18 @@ def stored_shapes(rank: int, world: int, family: str) -> None:
         names = [name for name, _ in experts.named_parameters()]
         before = {name: getattr(experts, name).data for name in names}
         for _ in range(2):
-            room.reshape_experts(experts)
+            moe.reshape_experts(experts)
         assert [name for name, _ in experts.named_parameters()] == names
-        assert set(room.shard_specs(experts)) == set(names)
+        assert set(moe.shard_specs(experts)) == set(names)
         for name, old in before.items():
             new = getattr(experts, name)
-            assert room.fused_shape(experts, name) == tuple(old.shape)
+            assert moe.fused_shape(experts, name) == tuple(old.shape)
             assert new.shape[0] == E
-            etp_dim = room.shard_specs(experts)[name].etp_dim
+            etp_dim = moe.shard_specs(experts)[name].etp_dim
             assert etp_dim is None or new.shape[etp_dim] == I
             if device == "cpu":
                 assert new.data_ptr() == old.data_ptr()
-                assert torch.equal(new.view(room.fused_shape(experts, name)), old)
+                assert torch.equal(new.view(moe.fused_shape(experts, name)), old)
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "nemotron_h"])
@@ -172,7 +172,7 @@ def test_storage_is_split_in_place_and_can_be_fused_again(family: str) -> None:
 
 def blocks_found(rank: int, world: int) -> None:
     model = nn.ModuleDict({"dense": nn.Linear(2, 2), "one": block_of("gpt_oss"), "two": block_of("deepseek_v3")})
-    found = list(room.expert_blocks(model))
+    found = list(moe.expert_blocks(model))
     assert [one.name for one in found] == ["one", "two"]
     assert found[0].router is model["one"].router
     assert found[1].experts is model["two"].experts
@@ -231,9 +231,9 @@ def forced(rank: int, world: int) -> list[int]:
 
     def spy(counts: torch.Tensor, rows: int, axis: ExpertAxis) -> ExchangeCounts:
         seen.extend(counts.flatten().tolist())
-        traffic, assumed = room.exchange_counts(counts, rows, axis), balanced_counts(counts, rows, axis)
+        traffic, assumed = moe.exchange_counts(counts, rows, axis), balanced_counts(counts, rows, axis)
         assert (traffic.send, traffic.receive) == (assumed.send, assumed.receive)
-        assert torch.equal(traffic.arriving, assumed.arriving)
+        assert torch.equal(traffic.by_expert, assumed.by_expert)
         return traffic
 
     experts = ours("qwen3_moe", ExpertAxis(2, 1, dist.group.WORLD, rank, force_balance=True, exchange=spy)).experts

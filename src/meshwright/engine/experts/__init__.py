@@ -1,4 +1,4 @@
-"""Experts: their storage, their computation, how tokens reach them and how their loads stay even."""
+"""Mixture of experts: parameter storage, grouped GEMM, token dispatch and router balancing."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ __all__ = [
 
 
 def register() -> None:
-    """Makes `config._experts_implementation = "meshwright"` known to transformers; calling it again changes nothing."""
+    """Register `config._experts_implementation = "meshwright"` with transformers; may be called repeatedly."""
     symbol("transformers.integrations.moe", "ALL_EXPERTS_FUNCTIONS").register(IMPLEMENTATION, experts_forward)

@@ -1,4 +1,4 @@
-"""How tokens travel to their experts and back over the ranks that share them."""
+"""Expert dispatch: an all-to-all sends tokens to the ranks of their experts, another one returns the outputs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from meshwright.engine.kernels.device_caps import is_dry
 
 @dataclass(frozen=True)
 class ExchangeCounts:
-    """How many rows go to and come from each rank of the group."""
+    """Number of rows sent to and received from each rank of the group."""
 
     send: list[int]
     receive: list[int]
-    arriving: torch.Tensor  # [ranks, local experts]: rows from each rank for each expert here
+    by_expert: torch.Tensor  # [ranks, local experts]: rows received from each rank for each local expert
 
 
 @dataclass(frozen=True)
 class ExpertAxis:
-    """The ranks that share a layer's experts: ep cuts the list of experts, etp cuts each expert's inner width."""
+    """The ranks that share a layer's experts: ep shards the list of experts, etp each expert's inner width."""
 
     ep: int
     etp: int
-    group: dist.ProcessGroup | None  # ep·etp ranks, ep major, etp minor; None for one rank
+    group: dist.ProcessGroup | None  # ep·etp ranks, etp fastest; None for one rank
     rank: int  # in the group
-    force_balance: bool = False  # a benchmark's equal loads: the router's choice of experts is overruled
-    exchange: Exchange | None = None  # replaces `exchange_counts`, e.g. where tensors have no values
+    force_balance: bool = False  # benchmark mode: equal loads in place of the router's choice
+    exchange: Exchange | None = None  # replaces `exchange_counts`, e.g. for tensors without data
 
     @property
     def size(self) -> int:
@@ -43,14 +43,14 @@ class ExpertAxis:
         return self.rank % self.etp
 
 
-# (rows from here for each expert [ep, local experts], their number, axis) -> traffic
+# (local rows for each expert [ep, local experts], number of rows, axis) -> counts
 Exchange = Callable[[torch.Tensor, int, ExpertAxis], ExchangeCounts]
 
 
 def experts_forward(
     experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """The experts' weighted output for each token, [T, H]: the function registered with transformers."""
+    """Return the weighted expert output of each token, [T, H]; the function registered with transformers."""
     axis: ExpertAxis | None = getattr(experts, "axis", None)
     if axis is not None and axis.force_balance:
         top_k_index = round_robin(top_k_index, experts.num_experts, axis.rank)
@@ -64,65 +64,72 @@ def experts_forward(
 
 
 def round_robin(top_k_index: torch.Tensor, experts: int, rank: int) -> torch.Tensor:
-    """Choices that load all experts equally; ranks go on where the rank before stopped."""
+    """Return choices that load all experts equally; each rank continues where the previous one stopped."""
     pairs = torch.arange(top_k_index.numel(), device=top_k_index.device, dtype=top_k_index.dtype)
     return ((pairs + rank * top_k_index.numel()) % experts).view(top_k_index.shape)
 
 
 def exchange_counts(counts: torch.Tensor, rows: int, axis: ExpertAxis) -> ExchangeCounts:
-    """Tells every rank how many rows will come, and waits for the numbers: the one place that asks the device."""
-    leaving = counts.repeat_interleave(axis.etp, dim=0)
-    arriving = torch.empty_like(leaving)
-    dist.all_to_all_single(arriving, leaving, group=axis.group)
-    send, receive = torch.stack((leaving.sum(1), arriving.sum(1))).tolist()
-    return ExchangeCounts(send, receive, arriving)
+    """Exchange row counts with all ranks. The only host synchronization of a layer: split sizes must be on the host."""
+    sent = counts.repeat_interleave(axis.etp, dim=0)
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=axis.group)
+    send, receive = torch.stack((sent.sum(1), received.sum(1))).tolist()
+    return ExchangeCounts(send, receive, received)
 
 
 def balanced_counts(counts: torch.Tensor, rows: int, axis: ExpertAxis) -> ExchangeCounts:
-    """The traffic when every rank sends every expert the same number of rows, without looking at any value."""
-    share = [rows // axis.ep + (i < rows % axis.ep) for i in range(axis.ep)]
-    mine = share[axis.rank // axis.etp]
-    send = [share[i] for i in range(axis.ep) for _ in range(axis.etp)]
+    """Return the counts for equal loads of all experts, without reading any value."""
+    per_rank = [rows // axis.ep + (i < rows % axis.ep) for i in range(axis.ep)]
+    received = per_rank[axis.rank // axis.etp]
+    send = [per_rank[i] for i in range(axis.ep) for _ in range(axis.etp)]
     local = counts.shape[1]
-    by_expert = mine // local + (torch.arange(local, device=counts.device) < mine % local).long()
-    return ExchangeCounts(send, [mine] * axis.size, by_expert.expand(axis.size, local))
+    by_expert = received // local + (torch.arange(local, device=counts.device) < received % local).long()
+    return ExchangeCounts(send, [received] * axis.size, by_expert.expand(axis.size, local))
 
 
-def _usual_exchange(rows: torch.Tensor) -> Exchange:
-    return balanced_counts if is_dry(rows) else exchange_counts  # a dry run has no counts to ask for
+def _default_exchange(rows: torch.Tensor) -> Exchange:
+    return balanced_counts if is_dry(rows) else exchange_counts  # a dry run has no values to exchange
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped; the split sizes change every step
 def _run_on_expert_ranks(experts: Any, rows: torch.Tensor, ends: torch.Tensor, axis: ExpertAxis) -> torch.Tensor:
-    """Rows sorted by expert, computed where their experts live; partial outputs of etp ranks are summed here."""
+    """Compute rows sorted by expert on the ranks of their experts; sum the partial outputs of etp ranks here.
+
+    With etp a row is sent to all etp ranks of its expert, each of which computes a slice of the inner width. The slices
+    are summed after the second all-to-all, which saves a separate reduction.
+    """
     counts = torch.diff(ends, prepend=ends.new_zeros(1)).long().view(axis.ep, -1)
-    traffic = (axis.exchange or _usual_exchange(rows))(counts, rows.shape[0], axis)
-    blocks = traffic.send[:: axis.etp]
+    exchange = (axis.exchange or _default_exchange(rows))(counts, rows.shape[0], axis)
+    blocks = exchange.send[:: axis.etp]
 
     outgoing = (
         torch.cat([block for block in rows.split_with_sizes(blocks) for _ in range(axis.etp)]) if axis.etp > 1 else rows
     )
-    here = _all_to_all(outgoing, traffic.send, traffic.receive, axis.group)
-    order, inverse = _by_local_expert(traffic)
-    local_ends = traffic.arriving.sum(0).cumsum(0).to(torch.int32)
-    here = run_experts(experts, permute(here, order, inverse), local_ends, adds_down_bias=axis.etp_rank == 0)
-    back = _all_to_all(permute(here, inverse, order), traffic.receive, traffic.send, axis.group)
+    received = _all_to_all(outgoing, exchange.send, exchange.receive, axis.group)
+    order, inverse = _by_local_expert(exchange)
+    local_ends = exchange.by_expert.sum(0).cumsum(0).to(torch.int32)
+    out = run_experts(experts, permute(received, order, inverse), local_ends, adds_down_bias=axis.etp_rank == 0)
+    returned = _all_to_all(permute(out, inverse, order), exchange.receive, exchange.send, axis.group)
 
-    return _sum_slices(back, blocks, axis.etp) if axis.etp > 1 else back
+    return _sum_slices(returned, blocks, axis.etp) if axis.etp > 1 else returned
 
 
-def _by_local_expert(traffic: ExchangeCounts) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows come sorted within each rank's part: the order that sorts them over all parts, and its inverse."""
-    ranks, local = traffic.arriving.shape
-    expert = torch.arange(local, device=traffic.arriving.device).repeat(ranks)
-    expert = expert.repeat_interleave(traffic.arriving.flatten(), output_size=sum(traffic.receive))
+def _by_local_expert(exchange: ExchangeCounts) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the order that sorts received rows by expert over all ranks, and its inverse.
+
+    Rows arrive sorted by expert within each sending rank only.
+    """
+    ranks, local = exchange.by_expert.shape
+    expert = torch.arange(local, device=exchange.by_expert.device).repeat(ranks)
+    expert = expert.repeat_interleave(exchange.by_expert.flatten(), output_size=sum(exchange.receive))
     order = expert.argsort(stable=True)
     return order, invert(order)
 
 
-def _sum_slices(back: torch.Tensor, blocks: list[int], etp: int) -> torch.Tensor:
-    parts = back.split_with_sizes([etp * block for block in blocks])
-    return torch.cat([part.view(etp, block, back.shape[1]).sum(0) for part, block in zip(parts, blocks, strict=True)])
+def _sum_slices(rows: torch.Tensor, blocks: list[int], etp: int) -> torch.Tensor:
+    parts = rows.split_with_sizes([etp * block for block in blocks])
+    return torch.cat([part.view(etp, block, rows.shape[1]).sum(0) for part, block in zip(parts, blocks, strict=True)])
 
 
 def _all_to_all(
@@ -143,6 +150,6 @@ class _AllToAll(torch.autograd.Function):
 
 
 def _exchange(rows: torch.Tensor, send: list[int], receive: list[int], group: Any) -> torch.Tensor:
-    arrived = rows.new_empty((sum(receive), rows.shape[1]))
-    dist.all_to_all_single(arrived, rows.contiguous(), receive, send, group=group)
-    return arrived
+    received = rows.new_empty((sum(receive), rows.shape[1]))
+    dist.all_to_all_single(received, rows.contiguous(), receive, send, group=group)
+    return received

@@ -1,7 +1,7 @@
-"""How experts' parameters are stored, so that ep and etp each cut one plain dimension.
+"""Storage of expert parameters, so that ep and etp each shard one plain dimension.
 
-Models fuse an expert's gate and up matrices into one dimension of 2·I. A cut of that dimension over etp would give one
-rank all gates and another all ups; here it becomes two dimensions, 2 and I, of the same bytes in the same order.
+Models fuse an expert's gate and up matrices into one dimension of 2·I. Sharded over etp, one rank would get all gates
+and another all ups. Here it becomes two dimensions, 2 and I, of the same bytes in the same order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROUTER_NAMES = ("gate", "router")
 
 @dataclass(frozen=True)
 class ExpertShardSpec:
-    """The dimension of a parameter that each axis cuts; None where every rank of the axis holds all of it."""
+    """The dimension that each axis shards; None where a parameter is replicated over etp."""
 
     ep_dim: int
     etp_dim: int | None
@@ -28,7 +28,7 @@ class ExpertShardSpec:
 
 @dataclass(frozen=True)
 class ExpertBlock:
-    """A mixture-of-experts block of a model: its name, the block, its router and its experts."""
+    """A mixture-of-experts block of a model."""
 
     name: str
     block: nn.Module
@@ -37,7 +37,7 @@ class ExpertBlock:
 
 
 def expert_blocks(model: nn.Module) -> Iterator[ExpertBlock]:
-    """All blocks of a model whose experts run through the experts interface."""
+    """Yield all blocks whose experts run through transformers' experts interface."""
     for name, block in model.named_modules():
         experts = getattr(block, "experts", None)
         router = next((getattr(block, one) for one in ROUTER_NAMES if hasattr(block, one)), None)
@@ -46,56 +46,56 @@ def expert_blocks(model: nn.Module) -> Iterator[ExpertBlock]:
 
 
 def first_proj(experts: Any) -> str:
-    """The name of the first projection: gate and up together, or up alone."""
+    """Return the name of the first projection: gate and up fused, or up alone."""
     return "gate_up_proj" if experts.has_gate else "up_proj"
 
 
 def parameter_names(experts: Any) -> tuple[str, ...]:
-    """The experts' parameters in the order in which they are used."""
+    """Return the names of the experts' parameters in order of use."""
     names = (first_proj(experts), "down_proj")
     return tuple(part for name in names for part in ((name, f"{name}_bias") if experts.has_bias else (name,)))
 
 
 def reshape_experts(experts: nn.Module) -> None:
-    """Splits the fused dimension of gate and up, in place; names and bytes stay, a second call changes nothing."""
+    """Split the fused dimension of gate and up in place; names and bytes stay, a second call changes nothing."""
     for name in parameter_names(experts):
         parameter = getattr(experts, name)
-        if parameter is None or not _holds_pairs(experts, name) or parameter.ndim == _split_ndim(name):
+        if parameter is None or not _is_fused_pair(experts, name) or parameter.ndim == _split_ndim(name):
             continue
         at = _inner_dim(experts, name)
         pair = (2, -1) if experts.is_concatenated else (-1, 2)
         split = nn.Parameter(parameter.data.unflatten(at, pair), requires_grad=parameter.requires_grad)
-        split.__dict__.update(parameter.__dict__)  # what loaders noted on the parameter stays true of it
+        split.__dict__.update(parameter.__dict__)  # attributes that loaders set on the parameter
         setattr(experts, name, split)
 
 
 def fused_shape(experts: nn.Module, name: str) -> tuple[int, ...]:
-    """The shape a parameter has in the model's own files, for `parameter.view(...)` on export."""
+    """Return the shape of a parameter in checkpoint files, for `parameter.view(...)` on export."""
     shape = tuple(getattr(experts, name).shape)
-    if not _holds_pairs(experts, name) or len(shape) != _split_ndim(name):
+    if not _is_fused_pair(experts, name) or len(shape) != _split_ndim(name):
         return shape
     at = _inner_dim(experts, name)
     return (*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :])
 
 
 def shard_specs(experts: nn.Module) -> dict[str, ExpertShardSpec]:
-    """On which dimension ep and etp cut each parameter, after `reshape_experts`."""
+    """Return the dimensions that ep and etp shard, by parameter, after `reshape_experts`."""
     stored = (part for name in parameter_names(experts) for part in (name, *packed_names(name)))
-    held = (name for name in stored if getattr(experts, name, None) is not None)
-    return {name: ExpertShardSpec(0, _etp_dim(experts, name)) for name in held} | _adapter_cuts(experts)
+    present = (name for name in stored if getattr(experts, name, None) is not None)
+    return {name: ExpertShardSpec(0, _etp_dim(experts, name)) for name in present} | _adapter_specs(experts)
 
 
 def packed_names(name: str) -> tuple[str, str]:
-    """What the codes and scales of a projection in four bits are called."""
+    """Return the names of the codes and scales of a four-bit projection."""
     return f"{name}_codes", f"{name}_scales"
 
 
 def pack_expert(experts: Any, name: str) -> None:
-    """Stores one projection of all experts as codes and scales, in the order of the model's own numbers."""
+    """Store one projection of all experts as codes and scales, in the order of the model's own weights."""
     reshape_experts(experts)
     weight = getattr(experts, name)
     shape = tuple(weight.shape)
-    if _ends_in_pairs(experts, name):  # gate and up of one place side by side: both halves of a byte
+    if _is_interleaved(experts, name):  # interleaved gate and up: the two halves of a byte
         shape = (*shape[:-2], 2 * shape[-2])
     for part, packed, dtype in zip(packed_names(name), packed_shapes(shape), (torch.uint8, weight.dtype), strict=True):
         empty = torch.empty(packed, dtype=dtype, device=weight.device)
@@ -104,34 +104,34 @@ def pack_expert(experts: Any, name: str) -> None:
 
 
 def packed_experts(experts: Any, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """This rank's codes and scales of a projection, gate and up in one dimension; None where it is not packed."""
+    """Return this rank's codes and scales of a projection with gate and up fused; None if it is not packed."""
     if getattr(experts, name) is not None:
         return None
     codes, scales = (_local(getattr(experts, part)) for part in packed_names(name))
-    if not _holds_pairs(experts, name) or _ends_in_pairs(experts, name):
+    if not _is_fused_pair(experts, name) or _is_interleaved(experts, name):
         return codes, scales
     at = _inner_dim(experts, name)
     return codes.flatten(at, at + 1), scales.flatten(at, at + 1)
 
 
 def unpacked_shape(experts: Any, name: str, codes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a projection that is stored as codes of this shape."""
-    return (*codes, 2) if _ends_in_pairs(experts, name) else (*codes[:-1], 2 * codes[-1])
+    """Return the shape of a projection that is stored as codes of this shape."""
+    return (*codes, 2) if _is_interleaved(experts, name) else (*codes[:-1], 2 * codes[-1])
 
 
-def _ends_in_pairs(experts: Any, name: str) -> bool:
-    return _holds_pairs(experts, name) and not experts.is_concatenated and bool(experts.is_transposed)
+def _is_interleaved(experts: Any, name: str) -> bool:
+    return _is_fused_pair(experts, name) and not experts.is_concatenated and bool(experts.is_transposed)
 
 
 def add_expert_adapter(experts: Any, name: str, rank: int, scale: float, dtype: torch.dtype) -> int:
-    """Gives one projection of all experts low-rank adapters, A [E, rank, in] and B [E, out, rank]; says how wide in is.
+    """Add low-rank adapters A [E, rank, in] and B [E, out, rank] to one projection; return the width of `in`.
 
-    Of a gate and up projection the two share A, and B's outputs are two dimensions like the weight's.
+    Gate and up share A; the outputs of B are split into two dimensions like the weight's.
     """
     count, *widths = fused_shape(experts, name)
     inputs, outputs = widths if experts.is_transposed else reversed(widths)
     pair = (2, outputs // 2) if experts.is_concatenated else (outputs // 2, 2)
-    split = pair if _holds_pairs(experts, name) else (outputs,)
+    split = pair if _is_fused_pair(experts, name) else (outputs,)
     device = getattr(experts, name).device
     for part, shape in (("A", (count, rank, inputs)), ("B", (count, *split, rank))):
         empty = torch.empty(shape, dtype=dtype, device=device)
@@ -141,7 +141,7 @@ def add_expert_adapter(experts: Any, name: str, rank: int, scale: float, dtype: 
 
 
 def adapter_of(experts: nn.Module, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """This rank's slices of a projection's A [E, rank, in] and B [E, out, rank]; None where it has no adapter."""
+    """Return this rank's shards of a projection's A [E, rank, in] and B [E, out, rank]; None without adapter."""
     if not hasattr(experts, f"{name}_lora_A"):
         return None
     first, second = (_local(getattr(experts, f"{name}_lora_{part}")) for part in "AB")
@@ -149,26 +149,26 @@ def adapter_of(experts: nn.Module, name: str) -> tuple[torch.Tensor, torch.Tenso
 
 
 def replicated_adapters(experts: nn.Module) -> list[nn.Parameter]:
-    """Adapters that every etp rank holds whole; each computes a part of their gradients."""
-    return [getattr(experts, name) for name, cut in _adapter_cuts(experts).items() if cut.etp_dim is None]
+    """Return the adapters that are replicated over etp: each rank computes a partial gradient of them."""
+    return [getattr(experts, name) for name, spec in _adapter_specs(experts).items() if spec.etp_dim is None]
 
 
-def _adapter_cuts(experts: Any) -> dict[str, ExpertShardSpec]:
+def _adapter_specs(experts: Any) -> dict[str, ExpertShardSpec]:
     first = first_proj(experts)
-    behind_the_pair = _holds_pairs(experts, first) and experts.is_concatenated
+    after_the_pair = _is_fused_pair(experts, first) and experts.is_concatenated
     possible = {
         f"{first}_lora_A": ExpertShardSpec(0, None),
-        f"{first}_lora_B": ExpertShardSpec(0, 2 if behind_the_pair else 1),
+        f"{first}_lora_B": ExpertShardSpec(0, 2 if after_the_pair else 1),
         "down_proj_lora_A": ExpertShardSpec(0, 2),
         "down_proj_lora_B": ExpertShardSpec(0, None),
     }
-    return {name: cut for name, cut in possible.items() if hasattr(experts, name)}
+    return {name: spec for name, spec in possible.items() if hasattr(experts, name)}
 
 
 def fused(experts: nn.Module, name: str) -> torch.Tensor:
-    """This rank's slice of a parameter as a plain tensor, gate and up in one dimension again."""
+    """Return this rank's shard of a parameter as a plain tensor with gate and up fused."""
     local = _local(getattr(experts, name))
-    if _holds_pairs(experts, name) and local.ndim == _split_ndim(name):
+    if _is_fused_pair(experts, name) and local.ndim == _split_ndim(name):
         at = _inner_dim(experts, name)
         return local.flatten(at, at + 1)
     return local
@@ -180,7 +180,7 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-def _holds_pairs(experts: Any, name: str) -> bool:
+def _is_fused_pair(experts: Any, name: str) -> bool:
     return bool(experts.has_gate) and not name.startswith("down_proj")
 
 
@@ -189,7 +189,7 @@ def _split_ndim(name: str) -> int:
 
 
 def _inner_dim(experts: Any, name: str) -> int:
-    """Where the fused parameter holds the experts' inner width."""
+    """Return the dimension of the fused parameter that is the experts' inner width."""
     if name.endswith("_bias"):
         return 1
     columns_last = bool(experts.is_transposed)  # stored [in, out] rather than [out, in]
@@ -199,5 +199,5 @@ def _inner_dim(experts: Any, name: str) -> int:
 def _etp_dim(experts: Any, name: str) -> int | None:
     if name == "down_proj_bias":
         return None
-    behind_the_pair = _holds_pairs(experts, name) and experts.is_concatenated
-    return _inner_dim(experts, name) + int(behind_the_pair)
+    after_the_pair = _is_fused_pair(experts, name) and experts.is_concatenated
+    return _inner_dim(experts, name) + int(after_the_pair)

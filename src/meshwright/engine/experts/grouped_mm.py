@@ -1,4 +1,4 @@
-"""The experts' own computation on one rank: two grouped matrix products around the model's activation."""
+"""The computation of the local experts: two grouped GEMMs around the model's activation."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from torch.utils.checkpoint import checkpoint
 from meshwright.engine.experts.expert_params import adapter_of, first_proj, fused, packed_experts
 from meshwright.engine.kernels.nf4 import unpack
 
-ALIGNMENT = 16  # bytes: what the grouped kernels ask of the rows of both matrices
+ALIGNMENT = 16  # bytes: required by the grouped kernels for the rows of both matrices
 
 
 def run_experts(experts: Any, rows: torch.Tensor, ends: torch.Tensor, adds_down_bias: bool = True) -> torch.Tensor:
-    """The experts' outputs for rows sorted by expert, of which expert i's end before `ends[i]`.
+    """Return the experts' outputs for rows sorted by expert; the rows of expert i end before `ends[i]`.
 
-    Of the ranks that hold slices of one expert, a single one adds the bias of the sum.
+    Only one of the etp ranks of an expert adds the bias of the down projection.
     """
     inner = _linear(experts, first_proj(experts), rows, ends)
     if getattr(experts, "recompute_activation", False):
-        # With the product behind it, so that the activation is not kept as its input; the product itself is not run
-        # again, since recomputing stops at the last tensor that is missing.
+        # Includes the second GEMM, which would otherwise save the activation as its input. The GEMM itself is not
+        # recomputed, because recompute stops at the last tensor that the backward pass needs.
         out: torch.Tensor = checkpoint(
-            _second_half, experts, inner, ends, adds_down_bias, use_reentrant=False, preserve_rng_state=False
+            _activate_and_project, experts, inner, ends, adds_down_bias, use_reentrant=False, preserve_rng_state=False
         )
         return out
-    return _second_half(experts, inner, ends, adds_down_bias)
+    return _activate_and_project(experts, inner, ends, adds_down_bias)
 
 
-def _second_half(experts: Any, inner: torch.Tensor, ends: torch.Tensor, adds_down_bias: bool) -> torch.Tensor:
+def _activate_and_project(experts: Any, inner: torch.Tensor, ends: torch.Tensor, adds_down_bias: bool) -> torch.Tensor:
     inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
     return _linear(experts, "down_proj", inner, ends, adds_down_bias)
 
@@ -55,21 +55,21 @@ def _linear(experts: Any, name: str, rows: torch.Tensor, ends: torch.Tensor, add
 
 
 def _compute_dtype(weight: torch.Tensor) -> torch.dtype:
-    """The type of the products: autocast's where it is on, since autocast does not know the grouped product."""
-    kind = weight.device.type
-    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if autocast else weight.dtype
+    """Return the dtype of the GEMMs: autocast's if enabled, because autocast does not cover the grouped GEMM."""
+    device = weight.device.type
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if autocast else weight.dtype
 
 
 def _bias_of_rows(bias: torch.Tensor, ends: torch.Tensor, rows: int, adds: bool) -> torch.Tensor:
     expert = torch.searchsorted(ends, torch.arange(rows, device=ends.device, dtype=ends.dtype), right=True)
-    # Ranks that do not add it see its whole gradient all the same (the sum's gradient reaches each of them), so that
-    # copies of the bias stay equal without a sum over etp.
+    # Ranks that do not add it still compute its full gradient (the gradient of the sum reaches all of them), so the
+    # replicas of the bias stay equal without a reduction over etp.
     return functional.embedding(expert, bias if adds else bias - bias.detach())
 
 
 def grouped_mm(rows: torch.Tensor, columns: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Each expert's rows [N, in] times its matrix of [E, in, out]."""
+    """Multiply each expert's rows of [N, in] by its matrix of [E, in, out]."""
     if _fits_grouped_kernel(columns):
         return functional.grouped_mm(rows, columns, offs=ends)
     out: torch.Tensor = one_by_one(rows, columns, ends)
@@ -78,9 +78,9 @@ def grouped_mm(rows: torch.Tensor, columns: torch.Tensor, ends: torch.Tensor) ->
 
 @torch.library.custom_op("meshwright::unpack_experts", mutates_args=())
 def unpack_experts(codes: torch.Tensor, scales: torch.Tensor, again: bool) -> torch.Tensor:
-    """The experts that codes and scales stand for.
+    """Unpack four-bit experts.
 
-    `again` says that the backward pass asks: a compiler must not take it for the forward pass's and keep that one.
+    `again` is True in the backward pass: without it the compiler would merge both calls and save the unpacked weights.
     """
     return unpack(codes, scales)
 
@@ -91,7 +91,7 @@ def _(codes: torch.Tensor, scales: torch.Tensor, again: bool) -> torch.Tensor:
 
 
 class _PackedGrouped(torch.autograd.Function):
-    """The grouped product with frozen experts in four bits: each pass unpacks them for itself, nothing keeps them."""
+    """Grouped GEMM with frozen four-bit experts: each pass unpacks them, nothing unpacked is saved."""
 
     @staticmethod
     def forward(
@@ -113,16 +113,16 @@ class _PackedGrouped(torch.autograd.Function):
 
 
 def _fits_grouped_kernel(columns: torch.Tensor) -> bool:
-    # fp32 has a kernel on CPUs, but none on GPUs and no shape rule for compiling and dry runs.
+    # fp32 has a grouped kernel on CPUs only, and no fake implementation for compile and dry runs.
     aligned = all(width * columns.element_size() % ALIGNMENT == 0 for width in columns.shape[1:])
     return columns.dtype == torch.bfloat16 and aligned
 
 
 @torch.library.custom_op("meshwright::one_by_one", mutates_args=())
 def one_by_one(rows: torch.Tensor, columns: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """One product per expert, where no grouped kernel fits; waits for the group sizes."""
+    """Run one GEMM per expert where no grouped kernel fits; synchronizes with the host for the group sizes."""
     out = rows.new_empty((rows.shape[0], columns.shape[2]))
-    for e, part in enumerate(_parts(ends)):
+    for e, part in enumerate(_row_slices(ends)):
         out[part] = rows[part] @ columns[e]
     return out
 
@@ -134,7 +134,7 @@ def _(rows: torch.Tensor, columns: torch.Tensor, ends: torch.Tensor) -> torch.Te
 
 @torch.library.custom_op("meshwright::one_by_one_columns", mutates_args=())
 def _columns_gradient(rows: torch.Tensor, grad: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    return torch.stack([rows[part].T @ grad[part] for part in _parts(ends)])
+    return torch.stack([rows[part].T @ grad[part] for part in _row_slices(ends)])
 
 
 @_columns_gradient.register_fake
@@ -142,23 +142,23 @@ def _(rows: torch.Tensor, grad: torch.Tensor, ends: torch.Tensor) -> torch.Tenso
     return rows.new_empty((ends.shape[0], rows.shape[1], grad.shape[1]))
 
 
-def _remember(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+def _save_inputs(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
 def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
     rows, columns, ends = ctx.saved_tensors
-    wanted, learnt, _ = ctx.needs_input_grad
+    needs_rows, needs_columns, _ = ctx.needs_input_grad
     return (
-        one_by_one(grad, columns.transpose(-2, -1), ends) if wanted else None,
-        _columns_gradient(rows, grad, ends) if learnt else None,
+        one_by_one(grad, columns.transpose(-2, -1), ends) if needs_rows else None,
+        _columns_gradient(rows, grad, ends) if needs_columns else None,
         None,
     )
 
 
-one_by_one.register_autograd(_gradients, setup_context=_remember)
+one_by_one.register_autograd(_gradients, setup_context=_save_inputs)
 
 
-def _parts(ends: torch.Tensor) -> list[slice]:
+def _row_slices(ends: torch.Tensor) -> list[slice]:
     stops: list[int] = ends.tolist()
     return [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]

@@ -1,4 +1,4 @@
-"""What is attached to a router: its balancing loss, its figures per step, its bias, and computing in fp32."""
+"""Router state: balancing loss, statistics per step, the expert bias, and fp32 computation."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from meshwright.engine.patching import Patch, apply
 from meshwright.errors import InputError
 
 STATE = "router_state"
-BIAS = "e_score_correction_bias"  # transformers' name for the bias that steers the choice of experts
+BIAS = "e_score_correction_bias"  # transformers' name of the bias on the choice of experts
 
 
 @dataclass
 class RouterState:
-    """One router's settings and what it saw since the last `reset`."""
+    """A router's settings and its statistics since the last `reset`."""
 
     settings: Balancing
-    bias_owner: nn.Module | None  # router or block; the buffer itself is replaced when a model moves
-    scale: float = 1.0  # gradient of the balancing loss: 1 / micro batches over all dp ranks, times the loss scale
+    bias_owner: nn.Module | None  # router or block: the buffer object is replaced when the model moves
+    scale: float = 1.0  # gradient of the balancing loss: loss scale / micro batches over all dp ranks
     counts: torch.Tensor | None = None  # [E] int64: pairs of this rank
     sums: torch.Tensor | None = None  # float64: aux loss, z loss and entropy of this rank
     tokens: int = 0
     micro_batches: int = 0
 
-    def record(self, measures: RouterMetrics, tokens: int) -> None:
-        """Adds a micro batch."""
-        sums = torch.stack((measures.aux_loss, measures.z_loss, measures.entropy)).detach().double()
-        self.counts = measures.counts if self.counts is None else self.counts + measures.counts
+    def record(self, metrics: RouterMetrics, tokens: int) -> None:
+        """Add the metrics of a micro batch."""
+        sums = torch.stack((metrics.aux_loss, metrics.z_loss, metrics.entropy)).detach().double()
+        self.counts = metrics.counts if self.counts is None else self.counts + metrics.counts
         self.sums = sums if self.sums is None else self.sums + sums
         self.tokens += tokens
         self.micro_batches += 1
 
 
 def attach_router(gate: nn.Module, block: nn.Module, settings: Balancing) -> RouterState:
-    """Balances a router from now on; the state is also found at `block.router_state`."""
+    """Attach balancing to a router; the state is also `block.router_state`."""
     owner = next((one for one in (gate, block) if isinstance(getattr(one, BIAS, None), torch.Tensor)), None)
     if settings.kind == "bias" and owner is None:
         reason = f"the router {type(gate).__name__} has no bias on its choice of experts"
@@ -57,22 +57,22 @@ def attach_router(gate: nn.Module, block: nn.Module, settings: Balancing) -> Rou
 
 
 def router_states(model: nn.Module) -> list[RouterState]:
-    """The states of all routers of a model, in the order of its layers."""
+    """Return the states of all routers of a model in layer order."""
     found = (getattr(module, STATE, None) for module in model.modules())
     return [state for state in found if isinstance(state, RouterState)]
 
 
 def reset(states: Sequence[RouterState]) -> None:
-    """Forgets what the routers saw: called once per step, after the biases and the statistics."""
+    """Clear the statistics: called once per step, after the biases were updated and the statistics read."""
     for state in states:
         state.counts = state.sums = None
         state.tokens = state.micro_batches = 0
 
 
 def update_biases(states: Sequence[RouterState], group: dist.ProcessGroup | None, rate: float) -> None:
-    """Raises the bias of experts with less than the mean load and lowers the others, by one rate for all.
+    """Raise the bias of experts below the mean load and lower the others, by the same rate.
 
-    The group holds all ranks that saw other tokens of the step.
+    The group contains all ranks with other tokens of the step.
     """
     chosen = [state for state in states if state.settings.kind == "bias" and state.counts is not None]
     if not chosen:
@@ -84,21 +84,21 @@ def update_biases(states: Sequence[RouterState], group: dist.ProcessGroup | None
 
 
 def statistics(states: Sequence[RouterState], group: dist.ProcessGroup | None) -> dict[str, float]:
-    """The step's figures over all routers given and all tokens of the group; asks the device once.
+    """Return the step's statistics over all routers and all tokens of the group, with one host synchronization.
 
-    max_over_mean_load is the worst layer's; the losses and the entropy are means over the layers.
+    max_over_mean_load is that of the worst layer; the losses and the entropy are means over the layers.
     """
-    seen = [state for state in states if state.counts is not None]
-    if not seen:
+    active = [state for state in states if state.counts is not None]
+    if not active:
         return {}
-    loads = [counts.double() for counts in _total_counts(seen, group)]
-    sums = torch.stack([state.sums for state in seen if state.sums is not None])
-    # Every rank that holds a part of a sequence counted its micro batch.
-    seen_by_rank = [(state.tokens, state.micro_batches / _size(state.settings.group)) for state in seen]
-    figures = torch.cat((sums, sums.new_tensor(seen_by_rank)), dim=1)
+    loads = [counts.double() for counts in _total_counts(active, group)]
+    sums = torch.stack([state.sums for state in active if state.sums is not None])
+    # Every rank with a shard of a sequence counted its micro batch.
+    counted = [(state.tokens, state.micro_batches / _size(state.settings.group)) for state in active]
+    totals = torch.cat((sums, sums.new_tensor(counted)), dim=1)
     if group is not None:
-        dist.all_reduce(figures, group=group)
-    aux, z, entropy, tokens, micro_batches = figures.unbind(1)
+        dist.all_reduce(totals, group=group)
+    aux, z, entropy, tokens, micro_batches = totals.unbind(1)
     values = torch.stack([
         torch.stack([load.max() / load.mean() for load in loads]).max(),
         torch.cat([load == 0 for load in loads]).double().mean(),
@@ -111,12 +111,12 @@ def statistics(states: Sequence[RouterState], group: dist.ProcessGroup | None) -
 
 
 def compute_in_fp32(gate: nn.Module) -> None:
-    """Makes a router compute in fp32 whatever the type of its weights and inputs, autocast or not."""
+    """Make a router compute in fp32 whatever the dtype of its weights and inputs, with or without autocast."""
     apply(gate, Fp32Router)
 
 
 def is_recomputing() -> bool:
-    """Whether this forward is activation checkpointing's second one: it alone runs inside a backward."""
+    """Return whether this is the recompute of activation checkpointing: only that runs inside a backward pass."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -141,22 +141,22 @@ class Fp32Router(Patch):
             return super(Fp32Router, type(self)).forward(_InFp32(self), hidden_states.float(), *rest)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped; the state is no graph's business
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch: untyped. The state must stay outside graphs
 def _after_routing(state: RouterState, gate: nn.Module, _args: Any, output: tuple[torch.Tensor, ...]) -> Any:
-    """Adds the balancing loss to the graph through the routing weights, and records the micro batch once."""
+    """Add the balancing loss to the graph through the routing weights, and record the micro batch once."""
     logits, weights, indices, *rest = output
     if not gate.training:
         return None
-    measures = router_metrics(logits, indices, state.settings)
+    metrics = router_metrics(logits, indices, state.settings)
     if not is_recomputing():
-        state.record(measures, indices.shape[0])
-    if not measures.loss.requires_grad:
+        state.record(metrics, indices.shape[0])
+    if not metrics.loss.requires_grad:
         return None
-    return (logits, AddLoss.apply(weights, measures.loss, state), indices, *rest)  # type: ignore[no-untyped-call]
+    return (logits, AddLoss.apply(weights, metrics.loss, state), indices, *rest)  # type: ignore[no-untyped-call]
 
 
 class AddLoss(torch.autograd.Function):
-    """Passes a tensor on and, in backward, gives a loss beside it the gradient `state.scale`."""
+    """Return a tensor unchanged; in the backward pass, give the loss the gradient `state.scale`."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, loss: torch.Tensor, state: RouterState) -> torch.Tensor:
