@@ -237,7 +237,7 @@ def question(job: Job) -> Answer:
     """The job as the peers get it: with the model's Hugging Face configuration and the shape of the cluster."""
     from meshwright import api
 
-    spec, cluster = api.find_model(job.model), api.find_cluster(job.gpus)
+    spec, cluster = api.find_model(job.model), api.cluster(job.gpus)
     mixer, ffn = spec.layers[0].mixer, spec.layers[0].ffn
     config = {
         "model_type": spec.model_type,

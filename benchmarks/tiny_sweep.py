@@ -48,7 +48,8 @@ def run(name: str, nproc: int) -> dict[str, Any]:
 
 def _trained(recipe: Recipe, nproc: int, out: str | None) -> dict[str, Any]:
     steps = [f"train.steps={STEPS[recipe.goal]}"]
-    answer = api.training_to_dict(api.train(recipe, tiny=True, nproc=nproc, quiet=True, out=out, overrides=steps))
+    done = api.train(recipe, tiny=True, nproc=nproc, quiet=True, out=out, overrides=steps)
+    answer = api.to_json(api.train_response(done))
     layout, losses = answer["layout"], answer["losses"]
     axes = [f"{axis}{layout[axis]}" for axis in ("tp", "pp", "vp", "cp", "ep", "etp") if layout[axis] > 1]
     loaded = _loads(Path(answer["exported"])) if out is not None else None

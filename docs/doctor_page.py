@@ -12,7 +12,9 @@ from meshwright.cli.app import app
 def page() -> str:
     """The page."""
     outer = app.make_context("meshwright", ["doctor"], resilient_parsing=True)  # it names the option for help
-    context = click.Context(app.commands["doctor"], parent=outer, info_name="doctor", terminal_width=100)
+    command = app.get_command(outer, "doctor")
+    assert command is not None
+    context = click.Context(command, parent=outer, info_name="doctor", terminal_width=100)
     found = [(f"`{one.id}`", _sentence(one.find.__doc__)) for one in doctor.DIAGNOSES]
     limits = [
         (name.replace("_", " "), f"{one.value:g} {one.unit}".strip(), one.why)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright import api, clusters, costs, frameworks, models, rules
+from meshwright.api import schema
 from meshwright.planner import case_of
 from meshwright.planner.quick_reference import SITUATIONS
 from meshwright.recipes import index
@@ -22,6 +23,7 @@ from meshwright.recipes.types import Recipe, field_value, keys_by_flat_name, rec
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # the other page generators
 
+import commands_page  # noqa: E402
 import doctor_page  # noqa: E402
 import frameworks_page  # noqa: E402
 import skill_page  # noqa: E402
@@ -391,6 +393,11 @@ def support_page() -> str:
     return text + _families_by_techniques(found["results"]) + notes + "\n\n## Layouts\n\n" + _tried_layouts(ran)
 
 
+def schema_file(name: str) -> str:
+    """A published JSON Schema."""
+    return json.dumps(schema.published()[name], indent=1, ensure_ascii=False) + "\n"
+
+
 PAGES = {
     "frameworks.md": frameworks_page.index,
     **{f"frameworks/{name}.md": partial(frameworks_page.page, name) for name in frameworks.NAMES},
@@ -407,14 +414,18 @@ PAGES = {
     "sweep.md": sweep_page,
     "support.md": support_page,
     "verification.md": verification_page.page,
+    "commands.md": commands_page.page,
     "doctor.md": doctor_page.page,
     "skill/SKILL.md": skill_page.page,
+    **{f"schema/{name}": partial(schema_file, name) for name in schema.published()},
 }
 
 
 def written(name: str) -> str:
-    """The text of a page's file: with the note on top, or below the front matter."""
+    """The text of a page's file: with the note on top, or below the front matter; JSON has none."""
     text = PAGES[name]()
+    if name.endswith(".json"):
+        return text
     head = text.index("---\n", 4) + 4 if text.startswith("---\n") else 0
     return text[:head] + NOTE + text[head:]
 
@@ -438,6 +449,7 @@ def main(wanted: Sequence[str] = ()) -> None:
     if not wanted:
         README.write_text(readme_page(), encoding="utf-8")
     for name in wanted or PAGES:
+        (HERE / name).parent.mkdir(exist_ok=True)
         (HERE / name).write_text(written(name), encoding="utf-8")
         print(f"wrote docs/{name}")
 

@@ -99,7 +99,7 @@ def test_help_has_examples(meshwright: Any, command: str) -> None:
 
 
 def test_text(meshwright: Any) -> None:
-    assert "legal layouts priced" in meshwright("plan", "llama3-8b", "--gpus", "8xH100", "--goal", "sft").out
+    assert "legal layouts scored" in meshwright("plan", "llama3-8b", "--gpus", "8xH100", "--goal", "sft").out
     assert "smallest" in meshwright("size", "qwen3-0.6b", "--goal", "sft", "--gpu", "H100").out
     assert "nothing searched" in meshwright("estimate", "llama3_8b_sft_config").out
 

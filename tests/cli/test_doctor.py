@@ -28,7 +28,7 @@ def test_a_healthy_run_is_said_to_be_so(meshwright: Any, log: Path, writer: str)
     log.write_text(LOG_WRITERS[writer](healthy()))
     answer = meshwright("doctor", str(log))
     assert answer.code == 0
-    assert "nothing found" in answer.out
+    assert "no findings" in answer.out
     assert "tokens/s/GPU" in answer.out
     told = meshwright("doctor", str(log), "--json").json
     assert set(told) == KEYS

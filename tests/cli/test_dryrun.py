@@ -155,7 +155,7 @@ def test_the_answer_has_the_shape_of_the_contract(meshwright: Any, proves: Any) 
 def test_the_cluster_is_the_recipes_own_unless_one_is_named(meshwright: Any, proves: Any) -> None:
     calls = proves(proof())
     assert meshwright("dryrun", RECIPE).code == 0
-    assert str(calls[0][1]) == str(api.find_cluster(api.recipe(RECIPE).cluster))
+    assert str(calls[0][1]) == str(api.cluster(api.recipe(RECIPE).cluster))
 
 
 def test_text_names_what_holds_the_peak_and_fits_a_terminal(meshwright: Any, proves: Any) -> None:
@@ -279,7 +279,7 @@ def test_ctrl_c_ends_it_clearly(meshwright: Any, proves: Any) -> None:
     proves(KeyboardInterrupt())
     answer = meshwright("dryrun", RECIPE, "--json")
     assert (answer.code, answer.out) == (130, "")
-    assert answer.err == "interrupted; nothing was left behind\n"
+    assert answer.err == "interrupted; no files were written\n"
 
 
 @pytest.mark.parametrize("missing", ["torch", "transformers"])
@@ -296,7 +296,7 @@ def test_too_little_host_memory_is_told_before_the_work(
 ) -> None:
     calls = proves(proof())
     monkeypatch.setattr(cpu_budget, "cores", lambda: 4)
-    need = cpu_budget.gib_per_process(api.recipe("llama3_70b_pretrain_config"), api.find_cluster("64xH100"))
+    need = cpu_budget.gib_per_process(api.recipe("llama3_70b_pretrain_config"), api.cluster("64xH100"))
     monkeypatch.setattr(cpu_budget, "free_gib", lambda: 2.5 * need)
     asked = ("dryrun", "llama3_70b_pretrain_config", "--gpus", "64xH100", "layout.pp=4", "--json")
     answer = meshwright(*asked)
@@ -338,12 +338,12 @@ def test_recommend_proves_its_pick(meshwright: Any, proves: Any) -> None:
     assert answer.code == 0
     plan = api.recommend("llama3-8b", GPUS, "sft")
     assert calls[0][:2] == (plan.recipe, plan.question.cluster)
-    told = answer.json["proof"]
+    told = answer.json["dry_run"]
     assert told["memory_gib"]["total"] == pytest.approx(40.5)
     assert not any(name in holder for holder in (told, *told["ranks"]) for name in ("timeline", "placement"))
     text = meshwright(*ASKED, "--dry-run")
     assert "Run " in text.out
-    assert "Proof    40.5 of 79.6 GiB" in text.out
+    assert "Dry run  40.5 of 79.6 GiB" in text.out
 
 
 def test_recommend_says_no_when_the_proof_does(meshwright: Any, proves: Any) -> None:
@@ -351,15 +351,15 @@ def test_recommend_says_no_when_the_proof_does(meshwright: Any, proves: Any) -> 
     answer = meshwright(*ASKED, "--dry-run", "--json")
     assert answer.code == 1
     assert answer.json["estimate"]["fits"] is True
-    assert answer.json["proof"]["fits"] is False
+    assert answer.json["dry_run"]["fits"] is False
     assert "does not fit" in meshwright(*ASKED, "--dry-run").out
 
 
 def test_what_cannot_be_built_is_not_proven(meshwright: Any, proves: Any) -> None:
     calls = proves(proof())
     answer = meshwright(*ASKED, "layout.tp=3", "--dry-run", "--json")
-    assert (answer.code, answer.json["proof"], calls) == (1, None, [])
-    assert "Proof    no figures" in meshwright(*ASKED, "layout.tp=3", "--dry-run").out
+    assert (answer.code, answer.json["dry_run"], calls) == (1, None, [])
+    assert "Dry run  no figures" in meshwright(*ASKED, "layout.tp=3", "--dry-run").out
 
 
 def test_only_our_own_engine_can_be_proven(meshwright: Any, proves: Any) -> None:

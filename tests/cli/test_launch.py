@@ -41,7 +41,7 @@ def test_the_script_is_printed_and_nothing_else(meshwright: Any) -> None:
 def test_json(meshwright: Any) -> None:
     answer = meshwright(*SLURM, "--json")
     assert list(answer.json) == [
-        "schema", "on", "files", "commands", "hosts", "notes", "written", "submitted", "findings",
+        "schema", "scheduler", "files", "commands", "hosts", "notes", "written", "submitted", "findings",
     ]  # fmt: skip
     assert list(answer.json["files"]) == ["llama3_8b_pretrain_config.sbatch"]
     assert answer.json["commands"] == ["sbatch llama3_8b_pretrain_config.sbatch"]
@@ -60,7 +60,7 @@ def test_what_cannot_start_is_not_written(meshwright: Any, tmp_path: Path, words
 @pytest.mark.parametrize(
     ("words", "field"),
     [
-        (("--scheduler", "slrum"), "--scheduler"),
+        (("--scheduler", "slrum"), "scheduler"),
         (("--time", "soon"), "--time"),
         (("--hosts", "a,b"), "--hosts"),
         (("--kind", "jobset"), "--kind"),
@@ -118,12 +118,12 @@ def test_a_tiny_run_that_saves_nothing_is_not_requeued(meshwright: Any) -> None:
     assert "scontrol requeue" not in meshwright(*words, "--no-requeue").out
 
 
-@pytest.mark.parametrize("on", ["torchrun", "hosts", "kubernetes", "skypilot"])
-def test_every_way_speaks_json(meshwright: Any, on: str) -> None:
-    more = {"hosts": ("--hosts", "a"), "kubernetes": ("--image", "site/x:1"), "torchrun": (), "skypilot": ()}[on]
-    answer = meshwright("launch", RECIPE, "--scheduler", on, "--gpus", "8xH100", *more, "--json")
+@pytest.mark.parametrize("scheduler", ["torchrun", "hosts", "kubernetes", "skypilot"])
+def test_every_way_speaks_json(meshwright: Any, scheduler: str) -> None:
+    more = {"hosts": ("--hosts", "a"), "kubernetes": ("--image", "site/x:1"), "torchrun": (), "skypilot": ()}[scheduler]
+    answer = meshwright("launch", RECIPE, "--scheduler", scheduler, "--gpus", "8xH100", *more, "--json")
     assert answer.code == 0
-    assert answer.json["on"] == on
+    assert answer.json["scheduler"] == scheduler
     assert len(answer.json["commands"]) == 1
 
 
@@ -165,5 +165,5 @@ def test_ctrl_c_leaves_the_job_alone(meshwright: Any, slurm: FakeSlurm, monkeypa
     monkeypatch.setattr(watching, "look", lambda number: signal.raise_signal(signal.SIGINT))
     answer = meshwright(*TINY, "--submit", "--watch")
     assert answer.code == 130
-    assert "job 4711 goes on; cancel it with: scancel 4711" in answer.err
+    assert "job 4711 keeps running; cancel it with: scancel 4711" in answer.err
     assert slurm.requeues() == []

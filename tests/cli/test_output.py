@@ -35,14 +35,14 @@ def test_a_full_disk_is_told_in_one_line(words: str) -> None:
     done = shell(f"meshwright {words} > /dev/full")
     assert done.returncode == 3
     assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1] == "error: the answer cannot be written: No space left on device"
+    assert done.stderr.splitlines()[-1] == "error: the output cannot be written: No space left on device"
 
 
 @pytest.mark.parametrize("words", ["gpus", "gpus --json", "recipe no_such_recipe_zzz --json"])
 def test_a_closed_output_is_told_in_one_line(words: str) -> None:
     done = shell(f"meshwright {words} >&-")
     assert done.returncode == 3
-    assert done.stderr == "error: the answer cannot be written: standard output is closed\n"
+    assert done.stderr == "error: the output cannot be written: standard output is closed\n"
 
 
 def test_a_closed_error_output_leaves_the_answer_alone() -> None:

@@ -47,7 +47,7 @@ def check_only_finding(fault: str, writer: str, seed: int, steps: int) -> None:
             overrides.apply(index.load("llama3_8b_pretrain_config"), remedy.try_)  # the overrides are valid
     assert finding.evidence or finding.lines
     assert all(line.startswith("log:") for line in finding.lines)
-    json.dumps(api.checkup_to_dict(found), allow_nan=False)
+    json.dumps(api.to_json(api.doctor_response(found)), allow_nan=False)
 
 
 @pytest.mark.parametrize(("fault", "writer"), PAIRS)

@@ -361,7 +361,7 @@ def test_a_truncated_or_corrupted_log_is_read_or_rejected(writer: str, seed: int
             found = doctor.examine(doctor.read_text(damaged, "log"))
         except InputError:
             continue
-        json.dumps(api.checkup_to_dict(found), allow_nan=False)
+        json.dumps(api.to_json(api.doctor_response(found)), allow_nan=False)
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False, width=32))

@@ -364,4 +364,4 @@ def tiny_run(name: str, folder: Path, nproc: int, steps: int, *overrides: str) -
     """A run of the recipe at laptop size, as the JSON answer of the command."""
     given = [f"train.steps={steps}", "schedule.name=constant", "checkpoint.save_every=2", *overrides]
     done = api.train(name, tiny=True, nproc=nproc, quiet=True, out=str(folder), accept_changes=True, overrides=given)
-    return api.training_to_dict(done)
+    return api.to_json(api.train_response(done))

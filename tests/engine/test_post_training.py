@@ -36,7 +36,7 @@ def logits(folder: Path) -> list[float]:
 
 def test_a_checkpoint_becomes_the_folder_that_the_run_exported(runs: dict[str, Path], tmp_path: Path) -> None:
     told = api.convert(str(runs["sft"]), str(tmp_path / "model"))
-    assert told["dtype"] == "float32"
+    assert told.dtype == "float32"
     assert logits(tmp_path / "model") == logits(runs["sft"] / "model")
     assert logits(tmp_path / "model") != logits(runs["sft"] / "start")
 
@@ -52,8 +52,8 @@ def test_adapters_are_merged_from_a_run_and_from_their_folder(runs: dict[str, Pa
 
 def test_a_folder_is_written_in_another_format_and_in_small_files(runs: dict[str, Path], tmp_path: Path) -> None:
     told = api.convert(str(runs["sft"] / "model"), str(tmp_path / "small"), dtype="bf16", shard_gib=1e-4)
-    assert told["dtype"] == "bfloat16"
-    assert told["files"] > 1
+    assert told.dtype == "bfloat16"
+    assert told.files > 1
     assert (tmp_path / "small" / "tokenizer.json").is_file()
 
 
@@ -66,17 +66,16 @@ def test_a_folder_that_is_there_is_not_written_over(runs: dict[str, Path], tmp_p
 @pytest.mark.parametrize("goal", ["sft", "peft"])
 def test_a_run_is_asked(runs: dict[str, Path], goal: str) -> None:
     said = api.generate(str(runs[goal]), "hello", max_tokens=5)
-    assert 0 < said["new_tokens"] <= 5
-    assert said["chat"]  # the tokenizer has a template
+    assert 0 < said.new_tokens <= 5
+    assert said.chat  # the tokenizer has a template
     again = api.generate(str(runs[goal] / "model"), "hello", max_tokens=5)
-    assert again["text"] == said["text"]
+    assert again.text == said.text
 
 
 def test_sampling_follows_the_seed(runs: dict[str, Path]) -> None:
     model = str(runs["sft"] / "model")
     one, same, other = (
-        api.generate(model, "hello", max_tokens=16, temperature=1.0, seed=seed, chat=False)["text"]
-        for seed in (1, 1, 2)
+        api.generate(model, "hello", max_tokens=16, temperature=1.0, seed=seed, chat=False).text for seed in (1, 1, 2)
     )
     assert one == same
     assert one != other
@@ -86,11 +85,11 @@ def test_perplexity_is_the_same_on_any_number_of_ranks(runs: dict[str, Path]) ->
     import math
 
     one, two = (api.evaluate(str(runs["sft"]), samples=16, nproc=n) for n in (1, 2))
-    assert one["held_out"]
-    assert one["samples"] == two["samples"] == 16
-    assert one["tokens"] == two["tokens"] > 0
-    assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
-    assert one["perplexity"] == pytest.approx(math.exp(one["loss"]))
+    assert one.held_out
+    assert one.samples == two.samples == 16
+    assert one.tokens == two.tokens > 0
+    assert one.loss == pytest.approx(two.loss, rel=1e-5)
+    assert one.perplexity == pytest.approx(math.exp(one.loss))
 
 
 def test_a_folder_is_measured_on_the_data_that_is_named(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -98,7 +97,7 @@ def test_a_folder_is_measured_on_the_data_that_is_named(runs: dict[str, Path], t
     text.write_text("".join(json.dumps({"text": "one two three four " * 20}) + "\n" for _ in range(40)))
     model = str(runs["sft"] / "model")
     found = api.evaluate(model, dataset=str(text), samples=8, nproc=1, overrides=["data.seq_length=64"])
-    assert found["tokens"] == 8 * 64
+    assert found.tokens == 8 * 64
     with pytest.raises(InputError, match="what to evaluate on"):
         api.evaluate(model)
 

@@ -23,7 +23,7 @@ def tiny(name: str, nproc: int = 2, **options: object) -> dict[str, object]:
     steps = options.pop("steps", 6)
     overrides = [f"train.steps={steps}", *options.pop("overrides", [])]  # type: ignore[misc]
     done = api.train(name, tiny=True, nproc=nproc, quiet=True, overrides=overrides, **options)  # type: ignore[arg-type]
-    return api.training_to_dict(done)
+    return api.to_json(api.train_response(done))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_the_largest_micro_batch_is_found_and_tried() -> None:
 
 def test_bench_reports_throughput() -> None:
     done = api.bench("llama3_8b_pretrain_config", tiny=True, nproc=1, quiet=True, overrides=["train.steps=3"])
-    assert api.training_to_dict(done)["tokens_per_s_per_gpu"] > 0
+    assert api.to_json(api.train_response(done))["tokens_per_s_per_gpu"] > 0
 
 
 def test_a_rank_spec_reaches_spawned_ranks() -> None:

@@ -17,9 +17,10 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 from tests.mcp.conftest import COMMAND, ENV, Call, asked, over_stdio
 
-from meshwright.mcp.fields import LONG
-from meshwright.mcp.server import BODY_BYTES, Executor, make_server
-from meshwright.mcp.tools import MOST_PLANS, TOOLS, words
+from meshwright.api.inputs import BODY_BYTES, TEXT_BYTES, command_words
+from meshwright.api.requests import MAX_PLANS
+from meshwright.mcp.server import Executor, make_server
+from meshwright.mcp.tools import TOOLS
 from meshwright.models import config_of
 
 RECIPE = 'base = "llama3_8b_sft_config"\n[layout]\ntp = 3\n'
@@ -29,7 +30,7 @@ SCRIPT = (
 CONFIG = json.dumps(config_of("llama3_8b"))
 
 # Every example of every tool, asked again on the command line.
-EXAMPLES = {f"{t.name} {i}": Call(t.name, e) for t in TOOLS.values() for i, e in enumerate(t.examples)}
+EXAMPLES = {f"{t.name} {i}": Call(t.name, e) for t in TOOLS.values() for i, e in enumerate(t.calls)}
 SENT = {
     "a script": (Call("check", {"text": SCRIPT, "name": "run.sh"}), ("check", "run.sh"), {"run.sh": SCRIPT}),
     "a recipe": (
@@ -48,9 +49,9 @@ WRONG: dict[str, tuple[Call, str, str]] = {  # the call, the field that is told,
     "nothing said": (Call("explain", {}), "about", "heads.attention"),
     "no model": (Call("recommend", {"gpus": "8xH100", "goal": "sft"}), "model", "llama3-8b"),
     "both": (Call("recommend", {"model": "x", "config": "{}", "gpus": "1", "goal": "sft"}), "model", "only model"),
-    "another type": (Call("plan", {"target": "llama3-8b", "gpus": "8xH100", "top": "3"}), "top", "top: 3"),
+    "another type": (Call("plan", {"target": "llama3-8b", "gpus": "8xH100", "top": "3"}), "top", "top: 5"),
     "true is no number": (Call("rules", {"limit": True}), "limit", "limit: 40"),
-    "too many plans": (Call("plan", {"target": "llama3-8b", "gpus": 8, "top": MOST_PLANS + 1}), "top", "top: 3"),
+    "too many plans": (Call("plan", {"target": "llama3-8b", "gpus": 8, "top": MAX_PLANS + 1}), "top", "top: 5"),
     "a goal that is none": (Call("recommend", {"model": "llama3-8b", "gpus": 8, "goal": "stf"}), "goal", "sft"),
     "a model's typo": (Call("size", {"model": "lama3-8b", "goal": "sft", "gpu": "H100"}), "model", "llama3_8b"),
     "an override's typo": (
@@ -58,8 +59,12 @@ WRONG: dict[str, tuple[Call, str, str]] = {  # the call, the field that is told,
         "key",
         "layout.tp",
     ),
-    "too long a text": (Call("check", {"text": "#" * (LONG + 1)}), "text", "send less"),
-    "a path": (Call("recommend", {"model": "/etc/config.json", "gpus": 8, "goal": "sft"}), "model", "send its text"),
+    "too long a text": (Call("check", {"text": "#" * (TEXT_BYTES + 1)}), "text", "send less"),
+    "a path": (
+        Call("recommend", {"model": "/etc/config.json", "gpus": 8, "goal": "sft"}),
+        "model",
+        "send the file's contents",
+    ),
     "a goal left out": (Call("plan", {"target": "llama3-8b", "gpus": 8}), "goal", 'goal: "pretrain"'),
     "a count beside the type": (Call("size", {"model": "llama3-8b", "goal": "sft", "gpu": "8xH100"}), "gpu", 'gpu: "H'),
     "a name like no other": (Call("recommend", {"model": "模型", "gpus": 8, "goal": "sft"}), "model", '"llama3-8b"'),
@@ -115,12 +120,12 @@ def test_an_answer_is_what_the_command_line_says(
 ) -> None:
     call, answer = EXAMPLES[name], answered[1][name]
     tool = TOOLS[call.tool]
-    jsonschema.validate(dict(call.arguments), tool.input_schema())
-    spoken = words(tool, call.arguments)
+    jsonschema.validate(dict(call.arguments), tool.input_schema("mcp"))
+    line = [tool.name, *command_words(tool.request, call.arguments)]
     for name in {"text", "log"} & set(call.arguments):
-        (files / spoken[1]).write_text(call.arguments[name])
+        (files / line[1]).write_text(call.arguments[name])
     assert not answer.is_error
-    assert answer.structured_content == meshwright(*spoken, "--json").json
+    assert answer.structured_content == meshwright(*line, "--json").json
     assert 0 < len(answer.content[0].text.splitlines()) < (200 if call.tool == "export" else 40)
 
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.mcp.conftest import ENV
 
+from meshwright.api.inputs import read
 from meshwright.errors import InputError
 from meshwright.mcp.executor import reply
-from meshwright.mcp.fields import read
 from meshwright.mcp.tools import TOOLS
 
 VALUES = st.recursive(
@@ -31,7 +31,7 @@ VALUES = st.recursive(
 
 
 def arguments(name: str) -> st.SearchStrategy[dict[str, Any]]:
-    names = st.sampled_from([field.name for field in TOOLS[name].fields]) | st.text(max_size=5)
+    names = st.sampled_from([*TOOLS[name].input_schema("mcp")["properties"]]) | st.text(max_size=5)
     return st.dictionaries(names, VALUES, max_size=4)
 
 
@@ -41,11 +41,11 @@ def arguments(name: str) -> st.SearchStrategy[dict[str, Any]]:
 def test_what_is_read_is_what_the_schema_allows(name: str, data: st.DataObject) -> None:
     tool = TOOLS[name]
     given_arguments = data.draw(arguments(name))
-    schema = tool.input_schema()
+    schema = tool.input_schema("mcp")
     for field in schema["properties"].values():
         field.pop("enum", None)  # the verbs read these words in any case, and tell what was meant
     try:
-        read(tool.fields, given_arguments)
+        read(tool.request, given_arguments, "mcp")
     except InputError:
         return
     said = {key: value for key, value in given_arguments.items() if value is not None}
@@ -57,26 +57,26 @@ def test_what_is_read_is_what_the_schema_allows(name: str, data: st.DataObject) 
 @given(data=st.data())
 def test_nothing_that_is_sent_makes_a_fault(name: str, data: st.DataObject) -> None:
     answer = reply(name, data.draw(arguments(name)))
-    assert "a fault of ours" not in answer.text
+    assert "internal error" not in answer.text
     assert answer.text or not answer.failed
-    json.dumps(answer.found)
+    json.dumps(answer.answer)
 
 
 CLOSED = """
 import json, sys
-from meshwright.mcp.answering import reply
+from meshwright.mcp.executor import reply
 from meshwright.mcp.tools import TOOLS
 for tool in TOOLS.values():  # everything that answers need is imported and read once
-    for example in tool.examples:
+    for example in tool.calls:
         assert not reply(tool.name, example).failed, tool.name
 opened = []
 places = ("/etc/passwd", "~/config.json", "./x.toml", "/etc", "../..", "/etc/hosts.yaml", "C:\\\\x.json", "file:///etc/passwd")
 sys.addaudithook(lambda event, args: opened.append((event, str(args[0]))) if event in ("open", "os.listdir") else None)
 for tool in TOOLS.values():
-    for field in tool.fields:
-        for place in places if field.kind.startswith("text") or field.kind == "words" else ():
-            value = [f"data.dataset={place}", f"model={place}"] if field.kind == "words" else place
-            reply(tool.name, {**tool.examples[0], field.name: value})
+    for name, field in tool.input_schema("mcp")["properties"].items():
+        for place in places if "string" in field["type"] or field["type"] == "array" else ():
+            value = [f"data.dataset={place}", f"model={place}"] if field["type"] == "array" else place
+            reply(tool.name, {**tool.calls[0], name: value})
 for text in (
     "#!/bin/bash\\nsource /etc/profile\\nautomodel finetune llm -c /etc/x.yaml\\n",
     'name = "x"\\nmodel = "/etc/config.json"\\ngoal = "sft"\\ncluster = "/etc/x.toml"\\n',
@@ -128,4 +128,4 @@ def test_a_port_that_is_taken_is_told(meshwright: Any) -> None:
 def test_the_tools_are_shown_as_json(meshwright: Any) -> None:
     found = meshwright("mcp", "--json").json
     assert [tool["name"] for tool in found["tools"]] == list(TOOLS)
-    assert all(tool["input"] == TOOLS[tool["name"]].input_schema() for tool in found["tools"])
+    assert all(tool["input"] == TOOLS[tool["name"]].input_schema("mcp") for tool in found["tools"])

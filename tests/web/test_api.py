@@ -12,8 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from meshwright import api
-from meshwright.web.handlers import VERBS
-from meshwright.web.routes_api import KEYS
+from meshwright.api.verbs import verbs_on
 
 SAME = {
     "/api/recommend?model=llama3-8b&gpus=8xH100&goal=sft": "recommend llama3-8b --gpus 8xH100 --goal sft",
@@ -78,7 +77,10 @@ def test_an_address_answers_as_its_command(
 
 def test_every_verb_has_an_address_and_says_what_it_answers(client: TestClient) -> None:
     paths = client.get("/api/openapi.json").json()["paths"]
-    assert KEYS.keys() <= VERBS.keys() | {"scale"}  # which is asked as one size after the other
+    for verb in verbs_on("http"):
+        responses = paths[f"/api{verb.path.replace(':path', '') or '/' + verb.name}"]["get"]["responses"]
+        content = responses["200"]["content"]["application/json"]
+        assert content["schema"]["$ref"].endswith(f"/{verb.response.__name__}")
     for path in ("recommend", "plan", "estimate", "size", "scale", "schedule", "check", "export"):
         assert {"get", "post"} <= paths[f"/api/{path}"].keys()
     for operation in (one for path in paths.values() for one in path.values()):
@@ -88,12 +90,12 @@ def test_every_verb_has_an_address_and_says_what_it_answers(client: TestClient) 
 @pytest.mark.parametrize("address", BAD)
 def test_what_is_not_understood_is_told_with_the_way_out(address: str, client: TestClient) -> None:
     answer = client.get(address)
-    told = answer.json()
+    error = answer.json()["error"]
     field, fix = BAD[address]
     assert answer.status_code == 422
-    assert told.keys() == {"schema", "error", "field", "value", "reason", "fix"}
-    assert field in told["field"] or field in told["reason"]
-    assert fix in " ".join(told["fix"])
+    assert error.keys() == {"kind", "field", "value", "message", "fix"}
+    assert field in error["field"] or field in error["message"]
+    assert fix in " ".join(error["fix"])
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_what_is_not_understood_is_told_with_the_way_out(address: str, client: T
 )
 def test_half_a_character_is_refused(body: str, client: TestClient) -> None:
     answer = client.post("/api/check", content=body, headers={"content-type": "application/json"})
-    assert (answer.status_code, answer.json()["error"]) == (422, "InputError")
+    assert (answer.status_code, answer.json()["error"]["kind"]) == (422, "InputError")
 
 
 def test_what_does_not_fit_is_an_answer(client: TestClient) -> None:
@@ -135,7 +137,7 @@ def test_a_config_that_is_sent_answers_as_the_file_does(
 def test_a_text_that_is_no_config_is_told_as_such(text: str, client: TestClient) -> None:
     answer = client.post("/api/models", json={"config": text})
     assert answer.status_code == 422
-    assert answer.json()["reason"]
+    assert answer.json()["error"]["message"]
 
 
 def test_a_script_that_is_sent_is_checked_as_the_file_is(
@@ -154,7 +156,7 @@ def test_a_recipe_that_is_sent_is_checked_and_exported(client: TestClient) -> No
     checked = client.post("/api/check", json={"text": text, "name": "mine.toml", "gpus": "8xH100"})
     assert checked.status_code == 200, checked.text
     assert checked.json()["framework"] == "meshwright"
-    written = client.post("/api/export", json={"text": text, "to": "torchtitan", "gpus": "8xH100"})
+    written = client.post("/api/export", json={"recipe": text, "to": "torchtitan", "gpus": "8xH100"})
     assert written.status_code == 200, written.text
     assert written.json()["files"]
 
@@ -229,4 +231,4 @@ def test_an_address_that_nobody_serves(client: TestClient) -> None:
     assert page.headers["content-type"].startswith("text/html")
     assert client.get("/api/nothing").status_code == 404
     assert client.delete("/api/gpus").status_code == 405
-    assert client.get("/api/nothing").json()["field"] == "address"
+    assert client.get("/api/nothing").json()["error"]["field"] == "address"

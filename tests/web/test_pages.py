@@ -75,14 +75,14 @@ FINE = [
     ("/rules/megatron-lm.connections", {}),
 ]
 WRONG = [
-    ("/", {**ASKED, "model": "y" * 300}, 422, "more than 200 characters"),
-    ("/", {**ASKED, "overrides": "layout.tp=2 " * 61}, 422, "more than 60 entries"),
-    ("/ask/commands", {"to": "meshwright"}, 422, "is needed"),
-    ("/ask/commands", ASKED, 422, "a framework such as torchtitan"),
-    ("/scale", {"model": "llama3-8b", "gpu": "A B C D E F G", "goal": "sft"}, 422, "at most 6 of them"),
-    ("/check", {"text": "x: 1", "name": "a/b.yaml"}, 422, "such as run.sh"),
+    ("/", {**ASKED, "model": "y" * 5000}, 422, "the limit is 4,096"),
+    ("/", {**ASKED, "overrides": "layout.tp=2 " * 61}, 422, "the limit is 60"),
+    ("/ask/commands", {"to": "meshwright"}, 422, "required"),
+    ("/ask/commands", ASKED, 422, "to required"),
+    ("/scale", {"model": "llama3-8b", "gpu": "A B C D E F G", "goal": "sft"}, 422, "the limit is 6"),
+    ("/check", {"text": "x: 1", "name": "a/b.yaml"}, 422, "must be a plain file name"),
     ("/", {**ASKED, "model": "lama3-70b"}, 422, "did you mean"),
-    ("/", {"model": "llama3-8b", "goal": "sft"}, 422, "a cluster such as 8xH100"),
+    ("/", {"model": "llama3-8b", "goal": "sft"}, 422, "gpus required"),
     ("/", {**ASKED, "gpus": "64xH1000"}, 422, "unknown"),
     ("/", {**ASKED, "seq": "many"}, 422, "seq"),
     ("/", {**ASKED, "overrides": "layout.tp=lots"}, 422, "tp"),
@@ -94,10 +94,10 @@ WRONG = [
     ("/ask/commands", {**ASKED, "to": "nobody"}, 422, "nobody"),
     ("/ask/commands", {**ASKED, "to": "torchtitan", "overrides": "'open"}, 422, "overrides"),
     ("/explore", {"target": "llama3-8b"}, 422, "gpus"),
-    ("/scale", {"model": "llama3-8b", "goal": "sft"}, 422, "a GPU type such as H100"),
-    ("/scale", {"model": "llama3-8b", "gpu": "8xH100", "goal": "sft"}, 422, "type alone"),
+    ("/scale", {"model": "llama3-8b", "goal": "sft"}, 422, "gpu required"),
+    ("/scale", {"model": "llama3-8b", "gpu": "8xH100", "goal": "sft"}, 422, "without a count"),
     ("/scale", {"model": "llama3-8b", "gpu": "H100", "goal": "sft", "price": "2"}, 422, "token budget"),
-    ("/scale", {"model": "llama3-8b", "gpu": "H100", "goal": "sft", "price": "free"}, 422, "such as 2.50"),
+    ("/scale", {"model": "llama3-8b", "gpu": "H100", "goal": "sft", "price": "free"}, 422, "must be a number"),
     ("/check", {"example": "nobody"}, 422, "nobody"),
     ("/recipes", {"goal": "dance"}, 422, "goal"),
     ("/recipes/llama3_8b_sft_confg", {}, 404, "llama3_8b_sft_config"),
@@ -188,7 +188,8 @@ def test_explore_has_the_numbers_of_plan(client: Any, cli: Any) -> None:
 
 
 def test_the_layouts_of_the_chart_are_those_that_estimate_prices(client: Any, cli: Any) -> None:
-    ranking = api.ranking_to_dict(api.plan("llama3-8b", "16xH100", "pretrain", top=1, everything=True))
+    found = api.plan("llama3-8b", "16xH100", "pretrain", top=1, everything=True)
+    ranking = api.to_json(api.plans_response(found))
     data = charts.layouts_data(ranking)
     assert len(data["rows"]) == len(ranking["fitting"]) > 100
     for row in (data["rows"][0], data["rows"][len(data["rows"]) // 2], data["rows"][-1]):

@@ -21,8 +21,8 @@ from fastapi.testclient import TestClient
 from meshwright.cli.run import run
 from meshwright.web import security, serve
 from meshwright.web.app import Settings, create_app
-from meshwright.web.cache import LRUCache
-from meshwright.web.dispatcher import Dispatcher, Reply
+from meshwright.web.cache import LRUCache, Reply
+from meshwright.web.dispatcher import Dispatcher
 from meshwright.web.security import HEADERS
 
 ASK = {"model": "llama3-8b", "gpus": "8xH100", "goal": "sft"}
@@ -47,7 +47,7 @@ def test_the_own_names_are_answered(host: str) -> None:
 def test_other_names_are_refused_with_the_way_out(host: str) -> None:
     answer = at(host).get("/api/health")
     assert answer.status_code == 421
-    assert answer.json()["fix"] == [f"meshwright web --allow-host {host.partition(':')[0]}"]
+    assert answer.json()["error"]["fix"] == [f"meshwright web --allow-host {host.partition(':')[0]}"]
 
 
 def test_a_name_can_be_allowed() -> None:
@@ -80,7 +80,7 @@ def test_refusals_bind_the_browser_too() -> None:
 def test_a_body_that_says_it_is_too_large_is_not_read(client: TestClient) -> None:
     answer = client.post("/api/check", json={"text": "x" * 3_000_000})
     assert answer.status_code == 413
-    assert answer.json()["field"] == "body"
+    assert answer.json()["error"]["field"] == "body"
 
 
 def test_a_body_that_grows_too_large_is_cut_off(client: TestClient) -> None:
@@ -118,7 +118,7 @@ def test_a_connection_that_asks_nothing_is_closed(sent: bytes, monkeypatch: pyte
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    monkeypatch.setattr(serve, "QUIET_S", 0.15)
+    monkeypatch.setattr(serve, "IDLE_S", 0.15)
     opened = serve.listening("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(fine, http=serve.Connection, lifespan="off", log_level="error"))
     running = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
@@ -158,7 +158,7 @@ def test_what_nobody_waits_for_any_more_is_not_begun(monkeypatch: pytest.MonkeyP
             await app({**scope, "headers": [(b"host", b"localhost")]}, receive, _nothing)
 
         await asyncio.wait_for(asyncio.gather(get("a", None), get("b", 0.02), get("c", None), get("b", 0.03)), 10)
-        assert app.state.desk.asked == {}
+        assert app.state.dispatcher.pending == {}
 
     asyncio.run(scene())
     assert begun == ["a", "c"]
@@ -231,7 +231,7 @@ def questions(there: dict[str, str]) -> Iterator[tuple[str, str, dict[str, Any]]
         yield "post", "check", {"text": f"uv run python train.py {path}", "framework": "kempnerforge"}
         yield "post", "check", {"text": f"model:\n  pretrained_model_name_or_path: {path}\n", "name": "x.yaml"}
         yield "post", "check", {"text": "{}", "name": "ds.json", "framework": "deepspeed", "model": path, "gpus": path}
-        yield "post", "export", {"text": RECIPE.format(model=path, cluster=path), "to": "automodel"}
+        yield "post", "export", {"recipe": RECIPE.format(model=path, cluster=path), "to": "automodel"}
 
 
 def test_no_path_in_a_request_is_opened_or_even_looked_for(
@@ -264,7 +264,7 @@ def test_whether_a_file_exists_does_not_show(client: TestClient, there: dict[str
             client.get("/api/recommend", params={**ASK, key: path}).json()
             for path in (there["config.json"], there["config.json"].replace("config", "nothing"))
         ]
-        assert told[0]["reason"] == told[1]["reason"]
+        assert told[0]["error"]["message"] == told[1]["error"]["message"]
 
 
 def test_assets_are_names_not_paths(client: TestClient) -> None:
@@ -274,8 +274,8 @@ def test_assets_are_names_not_paths(client: TestClient) -> None:
 
 WATCHED = """
 import sys
-from meshwright.web.worker import close_the_machine, reply
-close_the_machine()
+from meshwright.web.worker import reply, restrict_process
+restrict_process()
 print(reply("recommend", {"model": "qwen3_8b", "gpus": "8xH100", "goal": "sft"}, {})[0])
 for attempt in (
     lambda: open("/etc/hostname"), lambda: open("/dev/null", "w"), lambda: __import__("os").system("true"),
@@ -297,50 +297,52 @@ def test_a_worker_opens_starts_and_reaches_nothing() -> None:
 
 def test_a_search_that_takes_too_long_is_ended_and_the_next_is_answered() -> None:
     async def scene() -> list[Reply]:
-        desk = Dispatcher(Settings(workers=1, search_s=0.05))
+        dispatcher = Dispatcher(Settings(workers=1, time_limit_s=0.05))
         try:
-            first = await desk.ask("gpus", {})
-            long = await desk.ask("size", {"model": "deepseek-v3", "goal": "pretrain", "gpu": "H100"})
-            return [first, long, await desk.ask("complete", {"kind": "goals", "query": "s"})]
+            first = await dispatcher.ask("gpus", {})
+            long = await dispatcher.ask("size", {"model": "deepseek-v3", "goal": "pretrain", "gpu": "H100"})
+            return [first, long, await dispatcher.ask("complete", {"kind": "goals", "query": "s"})]
         finally:
-            await desk.close()
+            await dispatcher.close()
 
     first, long, after = asyncio.run(scene())
     assert (first.status, long.status, after.status) == (200, 422, 200)
-    assert long.data["error"] == "TooLong"
-    assert long.data["fix"]
+    assert long.data["error"]["kind"] == "TooLong"
+    assert long.data["error"]["fix"]
 
 
-def test_a_worker_that_dies_is_replaced_and_nothing_is_remembered() -> None:
+def test_a_worker_that_dies_is_replaced_and_nothing_is_cached() -> None:
     async def scene() -> list[Reply]:
-        desk = Dispatcher(Settings(workers=1))
+        dispatcher = Dispatcher(Settings(workers=1))
         try:
-            await desk.ask("gpus", {})
-            process = desk.workers[0].process
+            await dispatcher.ask("gpus", {})
+            process = dispatcher.workers[0].process
             assert process is not None
-            asked = asyncio.create_task(desk.ask("size", {"model": "deepseek-v3", "goal": "pretrain", "gpu": "H100"}))
+            asked = asyncio.create_task(
+                dispatcher.ask("size", {"model": "deepseek-v3", "goal": "pretrain", "gpu": "H100"})
+            )
             await asyncio.sleep(0.1)
             process.kill()
-            return [await asked, await desk.ask("complete", {"kind": "goals", "query": "s"})]
+            return [await asked, await dispatcher.ask("complete", {"kind": "goals", "query": "s"})]
         finally:
-            await desk.close()
+            await dispatcher.close()
 
     died, after = asyncio.run(scene())
-    assert (died.status, died.data["error"], after.status) == (422, "TooMuch", 200)
+    assert (died.status, died.data["error"]["kind"], after.status) == (422, "TooMuch", 200)
 
 
 def test_more_questions_than_may_wait_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> tuple[list[Reply], int]:
         asked: list[Any] = []
-        desk = Dispatcher(Settings(workers=0, waiting=3))
+        dispatcher = Dispatcher(Settings(workers=0, max_pending=3))
 
         async def slow(question: Any) -> Reply:
             asked.append(question)
             await asyncio.sleep(0.05)
             return Reply(200, b"{}", lasts=True)
 
-        monkeypatch.setattr(desk, "_here", slow)
-        replies = await asyncio.gather(*(desk.ask("model", {"name": f"m{n % 5}"}) for n in range(20)))
+        monkeypatch.setattr(dispatcher, "_here", slow)
+        replies = await asyncio.gather(*(dispatcher.ask("model", {"name": f"m{n % 5}"}) for n in range(20)))
         return replies, len(asked)
 
     replies, asked = asyncio.run(scene())
@@ -349,26 +351,26 @@ def test_more_questions_than_may_wait_are_told_to_come_back(monkeypatch: pytest.
 
 
 def test_the_answer_says_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = at("127.0.0.1", waiting=0).get("/api/gpus")
+    answer = at("127.0.0.1", max_pending=0).get("/api/gpus")
     assert answer.status_code == 429
     assert int(answer.headers["retry-after"]) > 0
 
 
-def test_what_is_remembered_is_bounded() -> None:
-    kept: LRUCache[bytes, Reply] = LRUCache(most=3, most_bytes=100)
+def test_the_cache_is_bounded() -> None:
+    kept = LRUCache(max_entries=3, max_bytes=100)
     for number in range(5):
         kept.put(bytes([number]), Reply(200, b"x" * 10))
-    assert list(kept.held) == [b"\x02", b"\x03", b"\x04"]
+    assert list(kept.entries) == [b"\x02", b"\x03", b"\x04"]
     kept.put(b"large", Reply(200, b"x" * 95))
-    assert (list(kept.held), kept.bytes) == ([b"large"], 95)
+    assert (list(kept.entries), kept.bytes) == ([b"large"], 95)
 
 
 def test_equal_questions_in_other_words_are_one() -> None:
     async def scene() -> int:
-        desk = Dispatcher(Settings(workers=0))
+        dispatcher = Dispatcher(Settings(workers=0))
         for goal, extra in (("sft", {}), (" SFT ", {"seq": ""}), ("sft", {"overrides": []})):
-            await desk.ask("estimate", {"target": "llama3_8b_sft_config", "goal": goal, **extra})
-        return len(desk.remembered.held)
+            await dispatcher.ask("estimate", {"target": "llama3_8b_sft_config", "goal": goal, **extra})
+        return len(dispatcher.cache.entries)
 
     assert asyncio.run(scene()) == 1
 

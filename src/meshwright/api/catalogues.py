@@ -1,4 +1,4 @@
-"""What there is: recipes, models and rules; and recipes as files."""
+"""The catalogues of recipes, models, GPUs and rules; and recipes as files."""
 
 from __future__ import annotations
 
@@ -7,34 +7,76 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from meshwright import models, rules
+from meshwright import clusters, models, rules
+from meshwright.api import requests
+from meshwright.api.inputs import verb
 from meshwright.api.resolve import recipe_from, write_text
+from meshwright.api.responses import Part, Response, Severity
+from meshwright.clusters import Gpu
 from meshwright.errors import InputError, OutputError, unknown
 from meshwright.models import ModelSpec
 from meshwright.parsing import one_of
 from meshwright.planner import Plan
-from meshwright.recipes import files, index, types
+from meshwright.recipes import files, index
 from meshwright.recipes import overrides as override
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Rule
 
 
-def recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """A shipped recipe by name, or one from a TOML, YAML or JSON file, with overrides applied."""
-    return override.apply(recipe_from(name), list(overrides))
+@verb(requests.RecipeRequest)
+def recipe(request: requests.RecipeRequest) -> Recipe:
+    """Return a shipped recipe, or one from a TOML, YAML or JSON file, with overrides applied."""
+    return override.apply(recipe_from(request.name), list(request.overrides))
 
 
-def find_recipes(
-    query: str | None = None, *, goal: str | None = None, family: str | None = None, benchmark: bool | None = None
-) -> list[index.IndexEntry]:
-    """The index: recipes by name, family, size or goal; fuzzy when nothing matches to the letter."""
-    wanted = None if goal is None else one_of("goal", goal, types.GOALS)
-    return index.search(query, goal=wanted, family=family, benchmark=benchmark)
+@verb(requests.Recipes)
+def find_recipes(request: requests.Recipes) -> list[index.IndexEntry]:
+    """Return recipes by name, family, size or goal; by fuzzy match if no name contains the query."""
+    goal: Any = request.goal
+    return index.search(request.query, goal=goal, family=request.family, benchmark=request.benchmark)
+
+
+@verb(requests.Models)
+def model_catalogue(request: requests.Models) -> list[ModelSpec]:
+    """Return models whose name contains the query, or the model of a config.json; all of them without a query."""
+    if request.query is None:
+        return list(models.all_specs())
+    return [models.find(name) for name in models.search(request.query)] or [models.find(request.query)]
+
+
+@verb(requests.ModelRequest)
+def find_model(request: requests.ModelRequest) -> ModelSpec:
+    """Return one model."""
+    return models.find(request.name)
+
+
+@verb(requests.GpuCatalogue)
+def gpu_catalogue(request: requests.GpuCatalogue) -> list[Gpu]:
+    """Return all GPUs."""
+    return list(clusters.gpus())
+
+
+@verb(requests.Rules)
+def rule_catalogue(request: requests.Rules) -> list[Rule]:
+    """Return rules by part of their id, other frameworks' rules included; all of ours without a query."""
+    query = request.query
+    found = [r for r in rules.all_rules().values() if r.pitfall or not request.pitfalls]
+    if query is None:
+        return found
+    named = [r for r in found if query.lower() in r.id.lower()]
+    if not named and not request.pitfalls:
+        from meshwright.frameworks import rule_catalog
+
+        named = rule_catalog.find_rules(query)
+    if not named:
+        raise unknown("rule", query, rules.all_rules())
+    return named
 
 
 def recipe_text(found: Recipe, format: str = "toml") -> str:
-    """A recipe as TOML, YAML, JSON or the Python that builds it."""
+    """Return a recipe as TOML, YAML, JSON or the Python that builds it."""
     return files.to_text(found, one_of("format", format, files.FORMATS))
 
 
@@ -47,44 +89,239 @@ def verification_reports() -> dict[str, dict[str, Any]]:
 
 
 def save_recipe(plan: Plan, path: str) -> None:
-    """Writes the plan's recipe as a TOML file that `check` and `recipe` read back."""
+    """Write the plan's recipe as a TOML file."""
     if Path(path).suffix.lower() != ".toml":
-        raise InputError("a recipe is saved as TOML", field="save", value=path, fix=(f"--save {Path(path).stem}.toml",))
+        raise InputError("must end in .toml", field="save", value=path, fix=(f"--save {Path(path).stem}.toml",))
     named = msgspec.structs.replace(plan.recipe, name=Path(path).stem)
     write_text(path, files.to_text(named, "toml"), "save")
 
 
-def save_files(files: Mapping[str, str], folder: str) -> None:
-    """Writes files into a folder, which is made if need be; never over a file that says something else."""
+def save_files(contents: Mapping[str, str], folder: str) -> None:
+    """Write files into a folder; raise OutputError rather than replace a file whose contents differ."""
     place = Path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"cannot be made: {error.strerror}", field="out", value=folder) from error
-    for name, text in files.items():
-        there = place / name
-        if there.exists() and (not there.is_file() or there.read_bytes() != text.encode()):
-            raise OutputError("is there already and says something else", field="out", value=str(there))
-        write_text(str(there), text, "out")
+        raise OutputError(f"cannot be created: {error.strerror}", field="out", value=folder) from error
+    for name, text in contents.items():
+        path = place / name
+        if path.exists() and (not path.is_file() or path.read_bytes() != text.encode()):
+            raise OutputError("already exists with other contents", field="out", value=str(path))
+        write_text(str(path), text, "out")
 
 
-def model_catalogue(query: str | None = None) -> list[ModelSpec]:
-    """Models whose name contains the query; all of them without one; a config.json is read."""
-    if query is None:
-        return list(models.all_specs())
-    return [models.find(name) for name in models.search(query)] or [models.find(query)]
+class RecipeRow(Part, frozen=True, kw_only=True):
+    """A row of the recipe index."""
+
+    name: str
+    family: str
+    model: str
+    goal: str
+    gpus: int
+    gpu: str
+    seq_length: int
+    benchmark: bool
 
 
-def rule_catalogue(query: str | None = None, *, pitfalls: bool = False) -> list[Rule]:
-    """Rules by part of their id, those of other frameworks' files too; all of our own without one."""
-    found = [r for r in rules.all_rules().values() if r.pitfall or not pitfalls]
-    if query is None:
-        return found
-    named = [r for r in found if query.lower() in r.id.lower()]
-    if not named and not pitfalls:
-        from meshwright.frameworks import rule_catalog
+class RecipesResponse(Response, frozen=True, kw_only=True):
+    """Recipes that match; `left_out` counts those beyond the limit."""
 
-        named = rule_catalog.find_rules(query)
-    if not named:
-        raise unknown("rule", query, rules.all_rules())
-    return named
+    recipes: Sequence[RecipeRow]
+    left_out: int | UnsetType = UNSET
+
+    @property
+    def ok(self) -> bool:
+        """Return whether a recipe matches."""
+        return bool(self.recipes)
+
+
+class RecipeResponse(Response, frozen=True, kw_only=True):
+    """One recipe with every field, and as text in the requested format."""
+
+    recipe: Recipe
+    format: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+
+
+class ParameterCounts(Part, frozen=True, kw_only=True):
+    """Exact parameter counts."""
+
+    total: int
+    active: int
+    embedding: int
+    head: int
+    routed_experts: int
+    vision: int
+    mtp: int
+
+
+class ModelPart(Part, frozen=True, kw_only=True):
+    """A model's shape and parameter counts."""
+
+    name: str
+    family: str
+    kind: str
+    hf_id: str
+    layers: int
+    hidden: int
+    vocab: int
+    experts: int
+    max_seq_length: int
+    parameters: ParameterCounts
+    source: str
+
+
+class ModelsResponse(Response, frozen=True, kw_only=True):
+    """Models."""
+
+    models: Sequence[ModelPart]
+
+
+class ModelResponse(Response, frozen=True, kw_only=True):
+    """One model."""
+
+    model: ModelPart
+
+
+class GpuPart(Part, frozen=True, kw_only=True):
+    """A GPU's facts and their source."""
+
+    name: str
+    arch: str
+    memory_gib: float
+    peak_tflops_dense: Mapping[str, float]
+    hbm_gb_s: float
+    link: str
+    nvlink_gb_s_per_direction: float
+    nvlink_domain: int
+    network_gb_s: float
+    gpus_per_node: int
+    host_gib_per_gpu: float
+    source: str
+    note: str
+
+
+class GpusResponse(Response, frozen=True, kw_only=True):
+    """GPUs."""
+
+    gpus: Sequence[GpuPart]
+
+
+class RulePart(Part, frozen=True, kw_only=True):
+    """A rule with symptom and cause."""
+
+    id: str
+    subject: str
+    severity: Severity
+    field: str
+    engines: Sequence[str]
+    symptom: str
+    cause: str
+    fix_fields: Sequence[str]
+    pitfall: str
+
+
+class RulesResponse(Response, frozen=True, kw_only=True):
+    """Rules; `left_out` counts those beyond the limit."""
+
+    rules: Sequence[RulePart]
+    left_out: int | UnsetType = UNSET
+
+
+def recipes_response(
+    entries: Sequence[index.IndexEntry],
+    request: requests.Recipes = requests.Recipes(),  # noqa: B008  # immutable
+) -> RecipesResponse:
+    """Return the response of recipes."""
+    names = RecipeRow.__struct_fields__
+    rows = [RecipeRow(**{name: getattr(one, name) for name in names}) for one in entries[: request.limit]]
+    return RecipesResponse(recipes=rows, left_out=len(entries) - len(rows) or UNSET)
+
+
+def recipe_response(found: Recipe, request: requests.RecipeRequest | None = None) -> RecipeResponse:
+    """Return the response of recipe, with its text if a format was requested."""
+    format = None if request is None else request.format
+    if format is None:
+        return RecipeResponse(recipe=found)
+    return RecipeResponse(recipe=found, format=format, text=recipe_text(found, format))
+
+
+def model_part(model: ModelSpec) -> ModelPart:
+    """Return a model's shape and parameter counts."""
+    p = model.params
+    return ModelPart(
+        name=model.name,
+        family=model.family,
+        kind=model.kind,
+        hf_id=model.hf_id,
+        layers=model.num_layers,
+        hidden=model.hidden,
+        vocab=model.vocab,
+        experts=model.moe.experts if model.moe else 0,
+        max_seq_length=model.max_seq_length,
+        parameters=ParameterCounts(
+            total=p.total,
+            active=p.active,
+            embedding=p.embedding,
+            head=p.head,
+            routed_experts=p.routed,
+            vision=p.vision,
+            mtp=p.mtp,
+        ),
+        source=model.source,
+    )
+
+
+def models_response(found: Sequence[ModelSpec], request: requests.Models | None = None) -> ModelsResponse:
+    """Return the response of models."""
+    return ModelsResponse(models=[model_part(one) for one in found])
+
+
+def model_response(found: ModelSpec, request: requests.ModelRequest | None = None) -> ModelResponse:
+    """Return the response of model."""
+    return ModelResponse(model=model_part(found))
+
+
+def gpus_response(found: Sequence[Gpu], request: requests.GpuCatalogue | None = None) -> GpusResponse:
+    """Return the response of gpus."""
+    return GpusResponse(
+        gpus=[
+            GpuPart(
+                name=gpu.name,
+                arch=gpu.arch,
+                memory_gib=gpu.memory_gib,
+                peak_tflops_dense=gpu.peak_tflops,
+                hbm_gb_s=gpu.hbm_gb_s,
+                link=gpu.link,
+                nvlink_gb_s_per_direction=gpu.nvlink_gb_s,
+                nvlink_domain=gpu.nvlink_domain,
+                network_gb_s=gpu.network_gb_s,
+                gpus_per_node=gpu.gpus_per_node,
+                host_gib_per_gpu=gpu.host_gib,
+                source=gpu.source,
+                note=gpu.note,
+            )
+            for gpu in found
+        ]
+    )
+
+
+def rule_part(rule: Rule) -> RulePart:
+    """Return a rule with symptom and cause."""
+    return RulePart(
+        id=rule.id,
+        subject=rule.subject,
+        severity=rule.severity,
+        field=rule.field,
+        engines=rule.engines,
+        symptom=rule.symptom,
+        cause=rule.cause,
+        fix_fields=sorted({name for fix in rule.fixes for name in fix}),
+        pitfall=rule.pitfall,
+    )
+
+
+def rules_response(found: Sequence[Rule], request: requests.Rules = requests.Rules()) -> RulesResponse:  # noqa: B008  # immutable
+    """Return the response of rules."""
+    rows = [rule_part(one) for one in found[: request.limit]]
+    return RulesResponse(rules=rows, left_out=len(found) - len(rows) or UNSET)

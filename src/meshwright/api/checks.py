@@ -1,52 +1,49 @@
-"""Recipes and files of any framework: checked, and written in other words."""
+"""Check recipes and files of any framework, and export recipes to other frameworks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from meshwright import clusters, frameworks, models, planner
+from meshwright import clusters, frameworks, launch, models, planner
+from meshwright.api import requests
+from meshwright.api.catalogues import recipe_text, save_files
+from meshwright.api.inputs import verb
+from meshwright.api.planning import plan_response, recommend
 from meshwright.api.resolve import recipe_from
+from meshwright.api.responses import Estimate, Finding, Response, estimate_part, finding_parts
 from meshwright.errors import InputError
-from meshwright.frameworks import CheckResult, ExportedConfig, RecipeCheckResult
+from meshwright.frameworks import CheckResult, ExportedConfig, RecipeCheckResult, UnmappedField, UnresolvedValue
 from meshwright.parsing import one_of
 from meshwright.recipes import index
 from meshwright.recipes import overrides as override
 from meshwright.recipes.types import ENGINES, Recipe
 
 
-def check(
-    target: str | Recipe,
-    *,
-    gpus: str | int | None = None,
-    engine: str | None = None,
-    framework: str | None = None,
-    model: str | None = None,
-    advice: bool = False,
-    overrides: Sequence[str] = (),
-) -> CheckResult:
-    """Findings for a recipe by name or value, or for a file of ours or of another framework.
-
-    `model` is for files that do not name theirs; `advice` adds what could be better to what is wrong in such files.
-    """
+@verb(requests.Check)
+def check(request: requests.Check) -> CheckResult:
+    """Return the findings for a recipe by name or value, or for a file of any framework."""
+    target, framework, model = request.target, request.framework, request.model
     content = None
     if isinstance(target, str) and (frameworks.is_file(target) or not index.is_known(target)):
         content = _content(target)
         theirs = frameworks.framework_of(content, framework)
         if theirs is not None:
-            if engine is not None:
-                raise InputError(f"the file is for {theirs.engine}", field="engine", value=engine)
-            named = None if model is None else models.find(model)
-            where = None if gpus is None else str(gpus)
-            return frameworks.check(theirs, content, gpus=where, model=named, overrides=overrides, advice=advice)
+            if request.engine is not None:
+                raise InputError(f"the file is for {theirs.engine}", field="engine", value=request.engine)
+            spec = None if model is None else models.find(model)
+            gpus = None if request.gpus is None else str(request.gpus)
+            return frameworks.check(
+                theirs, content, gpus=gpus, model=spec, overrides=request.overrides, advice=request.advice
+            )
     if framework not in (None, frameworks.NATIVE):
-        frameworks.framework(str(framework))  # a name that nobody knows is told as such
-        raise InputError("a recipe of ours has no other words", field="framework", value=framework)
+        raise InputError("applies to files of other frameworks, not to recipes", field="framework", value=framework)
     if model is not None:
-        raise InputError("a recipe names its own model", field="model", value=model, fix=("without --model",))
+        raise InputError("a recipe names its model", field="model", value=model, fix=("remove --model",))
     found = target if isinstance(target, Recipe) else recipe_from(target)
-    return check_recipe(found, gpus, engine or ENGINES[0], overrides, content)
+    return check_recipe(found, request.gpus, request.engine or ENGINES[0], request.overrides, content)
 
 
 def check_recipe(
@@ -57,30 +54,124 @@ def check_recipe(
     content: frameworks.Content | None = None,
     advice: bool = True,
 ) -> RecipeCheckResult:
-    """Findings for a recipe of ours, on its own cluster or another."""
+    """Return the findings for one of our recipes, on its own cluster or another."""
     engine = one_of("engine", engine, ENGINES)
-    asked = override.apply(planner.with_engine_strategy(recipe, engine), list(overrides))
-    cluster = clusters.cluster(str(gpus) if gpus is not None else asked.cluster)
-    return frameworks.check_native(asked, cluster, engine, content, advice)
+    changed = override.apply(planner.with_engine_strategy(recipe, engine), list(overrides))
+    cluster = clusters.cluster(str(gpus) if gpus is not None else changed.cluster)
+    return frameworks.check_native(changed, cluster, engine, content, advice)
 
 
 def _content(target: str) -> frameworks.Content:
-    """The file that a name means; a name that is neither file nor recipe is told with what it may have been."""
+    """Return the file's content; raise with did-you-mean if the name is neither a file nor a recipe."""
     if not frameworks.is_file(target):
-        index.load(target)  # raises with did-you-mean
+        index.load(target)
     return frameworks.open_file(target)
 
 
-def export(
-    target: str | Recipe, to: str, *, gpus: str | int | None = None, overrides: Sequence[str] = ()
-) -> tuple[ExportedConfig, RecipeCheckResult]:
-    """A recipe in another framework's words, and what the rules say of it there."""
-    theirs = frameworks.framework(to)
-    found = target if isinstance(target, Recipe) else recipe_from(target)
-    judged = check_recipe(found, gpus, theirs.engine, overrides, advice=False)
-    written = frameworks.export(theirs, judged.recipe, judged.model, judged.cluster)
-    if not judged.ok:
-        asked = f"{judged.recipe.model} --gpus {judged.cluster} --goal {judged.recipe.goal} --engine {judged.engine}"
-        note = f"a layout that runs there: meshwright recommend {asked} --save sized.toml, then export sized.toml"
+class Exported(NamedTuple):
+    """A recipe as another framework's files, and the findings for it there."""
+
+    written: ExportedConfig
+    checked: RecipeCheckResult
+
+
+@verb(requests.Export)
+def export(request: requests.Export) -> Exported:
+    """Return a recipe as another framework's files, and the findings for it there."""
+    theirs = frameworks.framework(request.to)
+    found = request.target if isinstance(request.target, Recipe) else recipe_from(request.target)
+    checked = check_recipe(found, request.gpus, theirs.engine, request.overrides, advice=False)
+    written = frameworks.export(theirs, checked.recipe, checked.model, checked.cluster)
+    if not checked.ok:
+        recipe = checked.recipe
+        arguments = f"{recipe.model} --gpus {checked.cluster} --goal {recipe.goal} --engine {checked.engine}"
+        note = f"for a layout that runs: meshwright recommend {arguments} --save sized.toml, then export sized.toml"
         written = msgspec.structs.replace(written, notes=(*written.notes, note))
-    return written, judged
+    if request.out:
+        save_files(written.files, request.out)
+    return Exported(written, checked)
+
+
+class CheckResponse(Response, frozen=True, kw_only=True):
+    """The findings for a recipe or file."""
+
+    framework: str
+    version: str
+    ok: bool
+    file: str | None
+    recipe: str
+    model: str | None
+    gpus: str | None
+    engine: str
+    findings: Sequence[Finding]
+    unresolved: Sequence[UnresolvedValue]
+    notes: Sequence[str]
+    estimate: Estimate | None
+
+
+class ExportResponse(Response, frozen=True, kw_only=True):
+    """Another framework's files and command, the fields it has no key for, and the findings there."""
+
+    framework: str
+    ok: bool
+    gpus: str
+    files: Mapping[str, str]
+    command: str
+    env: Mapping[str, str]
+    unmapped: Sequence[UnmappedField]
+    notes: Sequence[str]
+    findings: Sequence[Finding]
+
+
+def check_response(result: CheckResult, request: requests.Check | None = None) -> CheckResponse:
+    """Return the response of check."""
+    return CheckResponse(
+        framework=result.framework,
+        version=result.version,
+        ok=result.ok,
+        file=result.file or None,
+        recipe=result.recipe.name,
+        model=result.model.name if result.model else None,
+        gpus=str(result.cluster) if result.cluster else None,
+        engine=result.engine,
+        findings=finding_parts(result.findings),
+        unresolved=result.unresolved,
+        notes=result.notes,
+        estimate=estimate_part(result.estimate) if result.estimate else None,
+    )
+
+
+def export_response(result: Exported, request: requests.Export | None = None) -> ExportResponse:
+    """Return the response of export."""
+    written, checked = result.written, result.checked
+    return ExportResponse(
+        framework=written.framework,
+        ok=checked.ok,
+        gpus=str(checked.cluster),
+        files=written.files,
+        command=launch.command_of(written.program, checked.cluster),
+        env=written.program.env,
+        unmapped=written.unmapped,
+        notes=written.notes,
+        findings=finding_parts(checked.findings),
+    )
+
+
+@verb(requests.Write)
+def write(request: requests.Write) -> ExportResponse:
+    """Return the recommended recipe as a framework's files and the command that starts them."""
+    plan = recommend.handle(request)
+    if request.to != ENGINES[0]:
+        return export_response(export(plan.recipe, request.to, gpus=request.gpus))
+    response = plan_response(plan)
+    return ExportResponse(
+        framework=request.to,
+        ok=plan.ok,
+        gpus=response.question.gpus,
+        files={f"{plan.recipe.name}.toml": recipe_text(plan.recipe)},
+        command=response.commands.get(request.to, ""),
+        env={},
+        unmapped=[],
+        notes=[],
+        findings=response.findings,
+    )

@@ -1,12 +1,15 @@
-"""What the letters somebody has typed may become."""
+"""Complete the names that a user types."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from meshwright import clusters, frameworks, models
-from meshwright.errors import closest, unknown
+from meshwright.api import requests
+from meshwright.api.inputs import verb
+from meshwright.api.responses import Response
+from meshwright.errors import closest
 from meshwright.recipes import index
 from meshwright.recipes.types import ENGINES, GOALS
 
@@ -14,7 +17,7 @@ _COUNT = re.compile(r"\s*((?:\d{1,6}\s*[x×*]\s*){1,2})(.*)", re.IGNORECASE)
 
 
 def _clusters(typed: str) -> list[str]:
-    """GPU types behind the count that was typed, or behind that of their usual node."""
+    """Return GPU types after the typed count, or after the size of their usual node."""
     counted = _COUNT.fullmatch(typed)
     if counted is None:
         return [f"{gpu.gpus_per_node}x{gpu.name}" for gpu in clusters.gpus()]
@@ -22,7 +25,7 @@ def _clusters(typed: str) -> list[str]:
     return [f"{count}{gpu.name}" for gpu in clusters.gpus()]
 
 
-COMPLETED: dict[str, Callable[[str], Iterable[str]]] = {
+NAMES: dict[str, Callable[[str], Iterable[str]]] = {
     "models": lambda _: models.names(),
     "recipes": lambda _: index.names(),
     "targets": lambda _: (*models.names(), *index.names()),
@@ -32,20 +35,33 @@ COMPLETED: dict[str, Callable[[str], Iterable[str]]] = {
     "engines": lambda _: ENGINES,
     "frameworks": lambda _: frameworks.NAMES,
 }
-"""The names there are to complete, by their kind."""
+"""The names to complete, by kind."""
 
 
-def complete(kind: str, typed: str, limit: int = 12) -> list[str]:
-    """Names that begin as typed, then those that hold all its words, then those that are near."""
-    if kind not in COMPLETED:
-        raise unknown("kind", kind, COMPLETED)
-    names = list(COMPLETED[kind](typed))
-    asked = _plain(typed)
-    words = [word for word in re.split(r"[\s\-_]+", typed.lower()) if word]
-    begin = [name for name in names if _plain(name).startswith(asked)]
-    hold = [name for name in names if name not in begin and all(_plain(word) in _plain(name) for word in words)]
-    found = begin + hold
-    return (found or closest(typed, names, limit))[:limit]
+def starting_with(kind: str, typed: str) -> list[str]:
+    """Return the names of a kind that start with what was typed, as shells complete them."""
+    return [name for name in NAMES[kind](typed) if name.startswith(typed)]
+
+
+class CompleteResponse(Response, frozen=True, kw_only=True):
+    """Names that match."""
+
+    kind: str
+    names: Sequence[str]
+
+
+@verb(requests.Complete)
+def complete_names(request: requests.Complete) -> CompleteResponse:
+    """Return names that start with the query, then those that contain all its words, else the closest ones."""
+    names = list(NAMES[request.kind](request.query))
+    typed = _plain(request.query)
+    words = [word for word in re.split(r"[\s\-_]+", request.query.lower()) if word]
+    starting = [name for name in names if _plain(name).startswith(typed)]
+    containing = [
+        name for name in names if name not in starting and all(_plain(word) in _plain(name) for word in words)
+    ]
+    found = starting + containing or closest(request.query, names, request.limit)
+    return CompleteResponse(kind=request.kind, names=found[: request.limit])
 
 
 def _plain(text: str) -> str:

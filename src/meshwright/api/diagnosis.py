@@ -1,66 +1,54 @@
-"""What is wrong with a run, from its log."""
+"""Diagnose a run from its log."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from meshwright.api.plan import estimate
+import msgspec
+
+from meshwright import doctor
+from meshwright.api import run_requests as requests
+from meshwright.api.inputs import verb
+from meshwright.api.planning import estimate
+from meshwright.api.responses import Part, Response, Severity
+from meshwright.doctor import Checkup, Run
+from meshwright.doctor.finding import Evidence, Figure, Remedy
+from meshwright.doctor.match_recipe import gpus_of, logged_overrides
 from meshwright.errors import InputError
-from meshwright.serialize import SCHEMA
 
 if TYPE_CHECKING:
-    from meshwright.doctor import Checkup, Run
     from meshwright.recipes.case import Case
 
 
-def diagnose(
-    path: str | Path,
-    *,
-    recipe: str | None = None,
-    gpus: str | int | None = None,
-    goal: str | None = None,
-    baseline: str | Path | None = None,
-    overrides: Sequence[str] = (),
-) -> Checkup:
-    """What is wrong with a run, by its folder or its log, with what to try.
-
-    `recipe` (or a model), `gpus` and overrides say what ran where the log does not; `baseline` is a run of the same
-    training on fewer GPUs.
-    """
-    from meshwright import doctor
-
-    run = doctor.read(path)
-    case, note = _case(run, recipe, gpus, goal, overrides)
-    notes = [note] if note else []
-    baseline_stats = None
-    if baseline is not None:
-        small = doctor.read(baseline)
-        baseline_stats = doctor.RunStats(small, _case(small, None, None, None, ())[0])
-    return doctor.examine(run, case, baseline_stats, tuple(notes))
+@verb(requests.Doctor)
+def diagnose(request: requests.Doctor) -> Checkup:
+    """Return the findings for a run, by its folder or its log, with remedies."""
+    run = doctor.read(request.run)
+    case, note = _case(run, request)
+    reference = None
+    if request.baseline is not None:
+        small = doctor.read(request.baseline)
+        reference = doctor.RunStats(small, _case(small, requests.Doctor(request.baseline))[0])
+    return doctor.examine(run, case, reference, (note,) if note else ())
 
 
-def _case(
-    run: Run, recipe: str | None, gpus: str | int | None, goal: str | None, overrides: Sequence[str]
-) -> tuple[Case | None, str]:
-    """What ran: as it is given, or as the log says."""
-    from meshwright import doctor
-    from meshwright.doctor.match_recipe import gpus_of, logged_overrides
-
-    where = None if gpus is None else str(gpus)
-    if recipe is None:
-        case, note = doctor.case_of_run(run, where, tuple(overrides))
+def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, str]:
+    """Return what ran, as requested or as the log says, and a note if it is not known."""
+    gpus = None if request.gpus is None else str(request.gpus)
+    overrides = tuple(request.overrides)
+    if request.recipe is None:
+        case, note = doctor.case_of_run(run, gpus, overrides)
         if case is None and overrides:
-            raise InputError(f"changes nothing: {note}", field="override", value=" ".join(overrides))
+            raise InputError(f"has no effect: {note}", field="override", value=" ".join(overrides))
     else:
         engine = doctor.ENGINE.get(run.kind, "meshwright")
-        asked = logged_overrides(run, tuple(overrides))
-        made = estimate(recipe, gpus=where or gpus_of(run), goal=goal, engine=engine, overrides=asked)
-        case, note = made.case, ""
+        changes = logged_overrides(run, overrides)
+        plan = estimate(request.recipe, gpus=gpus or gpus_of(run), goal=request.goal, engine=engine, overrides=changes)
+        case, note = plan.case, ""
     if case is not None and run.header.world not in (None, case.world):
         raise InputError(
-            f"the log is of {run.header.world} GPUs",
+            f"the log is from {run.header.world} GPUs",
             field="gpus",
             value=str(case.cluster),
             fix=(f"--gpus {run.header.world}x{case.cluster.gpu.name}",),
@@ -68,16 +56,56 @@ def _case(
     return case, note
 
 
-def checkup_to_dict(found: Checkup) -> dict[str, Any]:
-    """The doctor's object: what was found, by which figures, and what to try, cheapest first."""
-    built = found.to_dict()
-    findings = [
-        {"rule": one.pop("id"), "severity": one.pop("severity"), **one, "fix": _first_fix(one)}
-        for one in built.pop("findings")
+class DoctorFinding(Part, frozen=True, kw_only=True):
+    """One problem of a run; `fix` holds the overrides of the cheapest remedy that changes the recipe."""
+
+    rule: str
+    severity: Severity
+    message: str
+    steps: tuple[int, int] | None
+    lines: Sequence[str]
+    evidence: Sequence[Evidence]
+    remedies: Sequence[Remedy]
+    fix: Sequence[str]
+
+
+class DoctorResponse(Response, frozen=True, kw_only=True):
+    """The diagnosis of a run."""
+
+    ok: bool
+    kind: str
+    path: str
+    file: str
+    recipe: str | None
+    model: str | None
+    gpus: str | None
+    engine: str | None
+    steps: int
+    last_step: int
+    total_steps: int | None
+    starts: int
+    figures: Sequence[Figure]
+    mfu_convention: str
+    findings: Sequence[DoctorFinding]
+    looked_for: Sequence[str]
+    not_examined: Mapping[str, str]
+    notes: Sequence[str]
+
+
+def doctor_response(checkup: Checkup, request: requests.Doctor | None = None) -> DoctorResponse:
+    """Return the response of doctor."""
+    values: dict[str, Any] = msgspec.structs.asdict(checkup)
+    values["findings"] = [
+        DoctorFinding(
+            rule=f.id,
+            severity=f.severity,
+            message=f.message,
+            steps=f.steps,
+            lines=f.lines,
+            evidence=f.evidence,
+            remedies=f.remedies,
+            fix=next((one.try_ for one in f.remedies if one.what in ("layout", "contract")), ()),
+        )
+        for f in checkup.findings
     ]
-    return {"schema": SCHEMA, "ok": found.ok, **built, "findings": findings}
-
-
-def _first_fix(finding: dict[str, Any]) -> list[str]:
-    """The overrides of the cheapest remedy that consists of such."""
-    return next((list(one["try"]) for one in finding["remedies"] if one["what"] in ("layout", "contract")), [])
+    return DoctorResponse(ok=checkup.ok, **values)

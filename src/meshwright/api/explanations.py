@@ -1,27 +1,29 @@
-"""What a rule, a recipe field or a finding is about: symptom, cause and fix."""
+"""Explain a rule, a recipe field or a finding of the doctor."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
 from meshwright import rules
+from meshwright.api import requests
+from meshwright.api.inputs import verb
+from meshwright.api.responses import Part, Response, Severity
 from meshwright.errors import InputError, closest, unknown
 from meshwright.frameworks import rule_catalog
 from meshwright.recipes.key_maps import override_keys
 from meshwright.recipes.types import RecipeField, recipe_fields
 from meshwright.rules import Rule
 
-LONGEST = 4000  # characters of a pasted finding in which a rule is looked for
+SHOWN = 80  # characters of an unknown name that the error repeats
 _RULE = re.compile(r"[a-z0-9_]+\.[a-z0-9_.-]*[a-z0-9]", re.IGNORECASE)
-_HIDDEN = frozenset(("field", "fix_fields"))  # said by the recipe's own keys instead
 
 
 class Explained(msgspec.Struct, frozen=True):
-    """What was asked about: one rule, one field and the rules that point at it, or a finding of the doctor."""
+    """One rule, one field and the rules about it, or a finding of the doctor."""
 
     about: str
     kind: Literal["rule", "field", "finding"]
@@ -30,9 +32,10 @@ class Explained(msgspec.Struct, frozen=True):
     meaning: str = ""  # of a finding
 
 
-def explain(about: str) -> Explained:
-    """What a rule's id, a recipe field in any framework's spelling, or a finding's text is about."""
-    text = about.strip()[:LONGEST]
+@verb(requests.Explain)
+def explain(request: requests.Explain) -> Explained:
+    """Return what a rule id, a recipe field in any framework's keys, or a finding's text means."""
+    text = request.about.strip()
     rule = _rule(text)
     if rule is not None:
         return Explained(rule.id, "rule", _field_of(rule), (rule,))
@@ -49,51 +52,87 @@ def explain(about: str) -> Explained:
             return Explained(rule.id, "rule", _field_of(rule), (rule,))
         if word.lower() in findings:
             return Explained(word.lower(), "finding", None, (), findings[word.lower()])
-    names = [*rules.all_rules(), *recipe_fields(), *findings]
-    near = [one for known in (rules.all_rules(), recipe_fields(), findings) for one in closest(text[:80], known, 2)]
-    told = unknown("rule, field or finding", text[:80], near or names)
-    raise InputError(told.reason, field="about", value=text, fix=told.fix)
+    known = (rules.all_rules(), recipe_fields(), findings)
+    near = [one for names in known for one in closest(text[:SHOWN], names, 2)]
+    error = unknown("rule, field or finding", text[:SHOWN], near or [one for names in known for one in names])
+    raise InputError(error.reason, field="about", value=text, fix=error.fix)
 
 
-def explained_to_dict(found: Explained) -> dict[str, Any]:
-    """The explanation as the JSON object of the outer contract."""
-    from meshwright.serialize import SCHEMA
+class FieldPart(Part, frozen=True, kw_only=True):
+    """A recipe field; `also_understood` lists other frameworks' keys for it."""
 
-    return {
-        "schema": SCHEMA,
-        "about": found.about,
-        "kind": found.kind,
-        "meaning": found.meaning or None,
-        "field": None if found.field is None else field_to_dict(found.field),
-        "rules": [_rule_to_dict(rule) for rule in found.rules],
-    }
+    key: str
+    kind: str
+    meaning: str
+    default: Any
+    choices: Sequence[Any]
+    also_understood: Sequence[str]
 
 
-def field_to_dict(field: RecipeField) -> dict[str, Any]:
-    """A recipe field as a person meets it."""
-    spelled = {word.key for word in override_keys().values() if word.field == field.key}
-    return {
-        "key": field.key,
-        "kind": field.kind,
-        "meaning": field.text,
-        "default": msgspec.to_builtins(field.default),
-        "choices": list(_choices(field.type)),
-        "also_understood": sorted(spelled),
-    }
+class ExplainedRule(Part, frozen=True, kw_only=True):
+    """A rule; each entry of `fix` lists recipe keys to change together."""
+
+    id: str
+    subject: str
+    severity: Severity
+    engines: Sequence[str]
+    symptom: str
+    cause: str
+    pitfall: str
+    field: str
+    fix: Sequence[Sequence[str]]
 
 
-def _rule_to_dict(rule: Rule) -> dict[str, Any]:
-    from meshwright.serialize import rule_to_dict
+class ExplainResponse(Response, frozen=True, kw_only=True):
+    """What a rule, a field or a finding means."""
 
+    about: str
+    kind: Literal["rule", "field", "finding"]
+    meaning: str | None
+    field: FieldPart | None
+    rules: Sequence[ExplainedRule]
+
+
+def explain_response(found: Explained, request: requests.Explain | None = None) -> ExplainResponse:
+    """Return the response of explain."""
+    return ExplainResponse(
+        about=found.about,
+        kind=found.kind,
+        meaning=found.meaning or None,
+        field=None if found.field is None else _field_part(found.field),
+        rules=[_rule_part(rule) for rule in found.rules],
+    )
+
+
+def _field_part(field: RecipeField) -> FieldPart:
+    return FieldPart(
+        key=field.key,
+        kind=field.kind,
+        meaning=field.text,
+        default=msgspec.to_builtins(field.default),
+        choices=list(_choices(field.type)),
+        also_understood=sorted({key.key for key in override_keys().values() if key.field == field.key}),
+    )
+
+
+def _rule_part(rule: Rule) -> ExplainedRule:
     keys = {info.flat: key for key, info in recipe_fields().items()}
-    told = {name: value for name, value in rule_to_dict(rule).items() if name not in _HIDDEN}
     fixes = [sorted(keys[flat] for flat in fix) for fix in rule.fixes]
-    distinct = [fix for place, fix in enumerate(fixes) if fix not in fixes[:place]]
-    return {**told, "field": keys.get(rule.field, ""), "fix": distinct}
+    return ExplainedRule(
+        id=rule.id,
+        subject=rule.subject,
+        severity=rule.severity,
+        engines=rule.engines,
+        symptom=rule.symptom,
+        cause=rule.cause,
+        pitfall=rule.pitfall,
+        field=keys.get(rule.field, ""),
+        fix=[fix for place, fix in enumerate(fixes) if fix not in fixes[:place]],
+    )
 
 
 def _choices(hint: Any) -> Iterable[Any]:
-    """The words that a field takes, when they are few."""
+    """Return the values of the literals in a type hint."""
     if get_origin(hint) is Literal:
         return get_args(hint)
     parts = (_choices(part) for part in get_args(hint) if isinstance(part, type) or get_origin(part) is not None)
@@ -106,11 +145,11 @@ def _rule(text: str) -> Rule | None:
 
 
 def _key(text: str) -> str | None:
-    """The recipe key of a field as we or another framework spells it: layout.tp, tp, --tensor-model-parallel-size."""
+    """Return the recipe key of a field in any framework's keys: layout.tp, tp, --tensor-model-parallel-size."""
     fields, word = recipe_fields(), text.partition("=")[0].strip().lstrip("-+~")
-    spelled = (word, word.replace("-", "_"))
-    named = [key for key, info in fields.items() if info.flat in spelled or key.partition(".")[2] in spelled]
-    foreign = next((found.field for name in spelled if (found := override_keys().get(name))), None)
+    variants = (word, word.replace("-", "_"))
+    named = [key for key, info in fields.items() if info.flat in variants or key.partition(".")[2] in variants]
+    foreign = next((found.field for name in variants if (found := override_keys().get(name))), None)
     if word in fields:
         return word
     return foreign or (named[0] if len(named) == 1 else None)

@@ -1,74 +1,121 @@
-"""The cost model against measurements, and fitted to a machine."""
+"""The cost model: compared with measurements, and fitted to a machine."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
+from msgspec import UNSET, UnsetType
 
+from meshwright.api import requests
+from meshwright.api.inputs import verb
 from meshwright.api.resolve import write_text
+from meshwright.api.responses import Part, Response
+from meshwright.costs import accuracy as accuracies
+from meshwright.costs import calibrate as calibration
+from meshwright.costs.accuracy import Report
+from meshwright.costs.calibrate import OwnProfile
 
-if TYPE_CHECKING:
-    from meshwright.costs.accuracy import Report
-    from meshwright.costs.calibrate import OwnProfile
 
-
-def accuracy(path: str) -> Report:
-    """The cost model against a table of measurements."""
-    from meshwright.costs import accuracy as accuracies
-
-    return accuracies.accuracy(path)
+@verb(requests.Accuracy)
+def accuracy(request: requests.Accuracy) -> Report:
+    """Compare the cost model with a CSV of measurements; the shipped ones by default."""
+    return accuracies.accuracy(request.file or shipped_measurements())
 
 
 def shipped_measurements() -> str:
-    """The table of published measurements: in the installed package, or in the repository it is run from."""
+    """Return the path of the published measurements: in the installed package, or in the repository."""
     package = Path(__file__).parents[1]
     places = (package / "costs" / "measurements.csv", package.parents[1] / "benchmarks" / "data" / "measurements.csv")
     return str(next((place for place in places if place.is_file()), places[0]))
 
 
-def accuracy_to_dict(report: Report) -> dict[str, Any]:
-    """The accuracy object of the outer contract."""
-    from meshwright.costs import accuracy as accuracies
+@verb(requests.Calibrate)
+def calibrate(request: requests.Calibrate) -> list[OwnProfile]:
+    """Measure this machine's GPU (imports torch), or fit profiles to a CSV of runs."""
+    if request.runs:
+        profiles = calibration.from_runs(request.runs, one_type=bool(request.out))
+    else:
+        from meshwright.engine.machine import measured
 
-    return accuracies.to_dict(report)
-
-
-def accuracy_points(report: Report) -> dict[str, list[dict[str, Any]]]:
-    """Measured and predicted values of every row behind an accuracy report."""
-    from meshwright.costs import accuracy as accuracies
-
-    return accuracies.points(report)
-
-
-def calibrate_machine() -> tuple[OwnProfile, list[dict[str, Any]]]:
-    """Measures this machine's GPU; imports torch."""
-    from meshwright.engine.machine import measured
-
-    return measured()
+        profiles = [measured()[0]]
+    if request.out:
+        write_text(request.out, calibration.to_text(profiles[0]), "out")
+    return profiles
 
 
-def calibrate_runs(path: str, *, one_type: bool = False) -> list[OwnProfile]:
-    """Fits the speed of one's GPUs to a table of one's own runs; one_type refuses a table with several GPU types."""
-    from meshwright.costs import calibrate
+class GroupError(Part, frozen=True, kw_only=True):
+    """Errors of a group of rows in percent."""
 
-    return calibrate.from_runs(path, one_type=one_type)
+    rows: int
+    median_abs_pct: float
+    bias_pct: float
 
 
-def save_profile(profile: OwnProfile, path: str) -> None:
-    """Writes a machine's profile."""
-    write_text(path, profile_text(profile), "out")
+class PredictionErrors(Part, frozen=True, kw_only=True):
+    """Errors in percent, every source weighted equally."""
+
+    median_abs_pct: float | None
+    p90_abs_pct: float | None
+    rows: int
+    by_source: Mapping[str, GroupError]
+
+
+class StepTimeErrors(PredictionErrors, frozen=True, kw_only=True):
+    """Errors of step time."""
+
+    by_gpu: Mapping[str, GroupError]
+
+
+class FitCounts(Part, frozen=True, kw_only=True):
+    """How often the cost model predicts correctly what fits."""
+
+    ok_called_ok: int
+    ok_rows: int
+    oom_called_oom: int
+    oom_rows: int
+
+
+class Point(Part, frozen=True, kw_only=True):
+    """One measurement and its prediction."""
+
+    source: str
+    gpu: str
+    measured: float
+    predicted: float
+
+
+class AccuracyResponse(Response, frozen=True, kw_only=True):
+    """The error of the cost model."""
+
+    rows: int
+    predicted: int
+    unsupported: Mapping[str, int]
+    step_time: StepTimeErrors
+    memory: PredictionErrors
+    fit: FitCounts
+    points: Mapping[str, Sequence[Point]] | UnsetType = UNSET
+
+
+class CalibrateResponse(Response, frozen=True, kw_only=True):
+    """Profiles, and each as the TOML file that --calibration reads."""
+
+    profiles: Sequence[OwnProfile]
+
+
+def accuracy_response(report: Report, request: requests.Accuracy = requests.Accuracy()) -> AccuracyResponse:  # noqa: B008
+    """Return the response of accuracy."""
+    values: dict[str, Any] = accuracies.to_dict(report)
+    points = accuracies.points(report) if request.points else UNSET
+    return AccuracyResponse(**values, points=points)  # type: ignore[arg-type]  # plain values of the same keys
+
+
+def calibrate_response(profiles: list[OwnProfile], request: requests.Calibrate | None = None) -> CalibrateResponse:
+    """Return the response of calibrate."""
+    return CalibrateResponse(profiles=profiles)
 
 
 def profile_text(profile: OwnProfile) -> str:
-    """A machine's profile as the TOML file that --calibration reads."""
-    from meshwright.costs import calibrate
-
-    return calibrate.to_text(profile)
-
-
-def profile_to_dict(profile: OwnProfile) -> dict[str, Any]:
-    """A machine's profile as JSON."""
-    built: dict[str, Any] = msgspec.to_builtins(profile)
-    return built
+    """Return a profile as the TOML file that --calibration reads."""
+    return calibration.to_text(profile)

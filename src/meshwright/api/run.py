@@ -1,196 +1,326 @@
-"""Trainings and what is done with their models; what runs imports torch."""
+"""Train, launch, and work on checkpoints. Torch is imported only when something runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from meshwright import serialize
+from meshwright.api import run_requests as requests
 from meshwright.api.checks import check_recipe, export
+from meshwright.api.inputs import verb
 from meshwright.api.resolve import model_named, recipe_from
-from meshwright.engine.run_spec import RunSpec
+from meshwright.api.responses import Estimate, Finding, Part, Response, estimate_part, finding_parts
 from meshwright.errors import InputError
-from meshwright.parsing import one_of
 from meshwright.recipes import overrides as override
-from meshwright.recipes.types import ENGINES, Recipe
+from meshwright.recipes.types import ENGINES, Layout, Precision, Recipe
 
 if TYPE_CHECKING:
     from meshwright.engine.train import TrainResult
     from meshwright.launch.build_job import Started
 
-
 BENCH_OVERRIDES = ("train.steps=50", "train.check_nan=false", "train.log_every=10", "train.eval_every=0")
+AUTO = "micro_batch_size=auto"
+OF_THE_VERB = frozenset(
+    ("recipe", "scheduler", "gpus", "to", "dataset", "model", "tiny", "out", "write", "overwrite", "submit", "watch")
+) | {"overrides"}
+"""Fields of a launch request that are not options of the job."""
+DEFAULTS = {"requeue": True, "cpu": False}
 
 
-def train(
-    target: str | Recipe,
-    *,
-    dataset: str | None = None,
-    model: str | None = None,
-    overrides: Sequence[str] = (),
-    **run: Any,
-) -> TrainResult:
-    """Train a recipe on the meshwright engine; imports torch. `run` are fields of RunSpec.
-
-    If the folder `out` contains checkpoints, training resumes from the latest one.
-    """
-    return _run(target, dataset, model, RunSpec(**run), overrides)
+@verb(requests.Train)
+def train(request: requests.Train) -> TrainResult:
+    """Train a recipe on our engine; resume if the run folder contains checkpoints."""
+    return _run(request, request.dataset, {})
 
 
-def bench(target: str | Recipe, *, model: str | None = None, overrides: Sequence[str] = (), **run: Any) -> TrainResult:
-    """Measure a recipe's throughput: 50 steps of mock data; imports torch. `run` are fields of RunSpec."""
-    spec = RunSpec(**run, checkpoints=False, random_weights=True)
-    return _run(target, "mock", model, spec, overrides, BENCH_OVERRIDES)
+@verb(requests.Bench)
+def bench(request: requests.Bench) -> TrainResult:
+    """Measure the throughput of a recipe on our engine: 50 steps on mock data."""
+    return _run(request, "mock", {"checkpoints": False, "random_weights": True}, BENCH_OVERRIDES)
 
 
 def _run(
-    target: str | Recipe,
-    dataset: str | None,
-    model: str | None,
-    run: RunSpec,
-    overrides: Sequence[str],
-    defaults: Sequence[str] = (),
+    request: requests.Bench, dataset: str | None, settings: Mapping[str, Any], defaults: Sequence[str] = ()
 ) -> TrainResult:
     from meshwright.engine import train
+    from meshwright.engine.run_spec import RunSpec
 
-    found = target if isinstance(target, Recipe) else recipe_from(target)
-    if model is not None:
-        found = msgspec.structs.replace(found, model=model_named(model)[1])
-    automatic = [text for text in overrides if text.replace(" ", "").endswith("micro_batch_size=auto")]
-    given = [text for text in overrides if text not in automatic]
+    found = request.recipe if isinstance(request.recipe, Recipe) else recipe_from(request.recipe)
+    if request.model is not None:
+        found = msgspec.structs.replace(found, model=model_named(request.model)[1])
+    automatic = [text for text in request.overrides if text.replace(" ", "").endswith(AUTO)]
+    changes = [text for text in request.overrides if text not in automatic]
+    changes += [f"data.dataset={dataset}"] if dataset else []
     set_first = override.requested(found, defaults)
     found = override.change(found, set_first)[0]
-    given += [f"data.dataset={dataset}"] if dataset else []
-    asked = override.apply(found, given)
-    pinned = set_first | override.requested(found, given)
-    return train.train(asked, msgspec.structs.replace(run, find_micro_batch=bool(automatic)), pinned)
+    pinned = set_first | override.requested(found, changes)
+    shared: dict[str, Any] = {
+        name: getattr(request, name) for name in RunSpec.__struct_fields__ if hasattr(request, name)
+    }
+    spec = RunSpec(**shared, **settings, find_micro_batch=bool(automatic))
+    return train.train(override.apply(found, changes), spec, pinned)
 
 
-def launch(
-    target: str,
-    on: str,
-    *,
-    gpus: str | int | None = None,
-    dataset: str | None = None,
-    model: str | None = None,
-    tiny: bool = False,
-    out: str | None = None,
-    to: str | None = None,
-    submit: bool = False,
-    write: str | None = None,
-    overwrite: bool = False,
-    overrides: Sequence[str] = (),
-    **options: Any,
-) -> Started:
-    """A recipe as a job for a scheduler, checked before anything is written; submitted where that is asked for.
-
-    `to` names the framework that runs it; our own engine does otherwise.
-    """
+@verb(requests.Launch)
+def launch(request: requests.Launch) -> Started:
+    """Return a recipe as a job for a scheduler, checked before anything is written; submitted if requested."""
     from meshwright.launch import build_job, native_job
 
-    found = recipe_from(target)
-    if to is not None:
-        only = [name for name, value in (("--tiny", tiny), ("--out", out), ("--model", model)) if value]
+    options = {name: getattr(request, name) for name in request.__struct_fields__ if name not in OF_THE_VERB}
+    given = {name: value for name, value in options.items() if value not in (None, (), DEFAULTS.get(name))}
+    files: dict[str, Any] = {
+        "submits": request.submit,
+        "folder": request.write,
+        "overwrite": request.overwrite,
+        "options": given,
+    }
+    dataset, model = request.dataset, request.model
+    if request.to is not None:
+        only = [name for name in ("tiny", "out", "model") if getattr(request, name)]
         if only:
-            raise InputError("is an option of our own engine", field=only[0], value=to, fix=("without --to",))
-        given = [*overrides, *([f"data.dataset={dataset}"] if dataset else [])]
-        written, checked = export(target, to, gpus=gpus, overrides=given)
-        asked = build_job.exported(written, checked)
-        return build_job.launch(asked, on, submits=submit, folder=write, overwrite=overwrite, options=options)
+            reason = "is an option of our engine"
+            raise InputError(reason, field=f"--{only[0]}", value=request.to, fix=("without --to",))
+        changes = [*request.overrides, *([f"data.dataset={dataset}"] if dataset else [])]
+        exported = export(request.recipe, request.to, gpus=request.gpus, overrides=changes)
+        job = build_job.exported(exported.written, exported.checked)
+        return build_job.launch(job, request.scheduler, **files)
+    target = str(request.recipe)
+    found = recipe_from(target)
     found = found if model is None else msgspec.structs.replace(found, model=model_named(model)[1])
-    training = native_job.Training(target, dataset, model, tiny, out, overrides)
+    training = native_job.Training(target, dataset, model, request.tiny, request.out, request.overrides)
 
-    def judged() -> native_job.Checked:
-        checked = check_recipe(found, gpus, ENGINES[0], training.known_overrides)
+    def validated() -> native_job.Checked:
+        checked = check_recipe(found, request.gpus, ENGINES[0], training.known_overrides)
         return checked.recipe, checked.cluster, checked.findings
 
-    asked = native_job.request_for(training, on, found, gpus, judged)
-    return build_job.launch(asked, on, submits=submit, folder=write, overwrite=overwrite, options=options)
+    job = native_job.request_for(training, request.scheduler, found, request.gpus, validated)
+    return build_job.launch(job, request.scheduler, **files)
 
 
-def watch(started: Started, say: Callable[[str], None], log: Callable[[str], None]) -> Started:
-    """Follows a submitted job to its end; `say` gets the changes of its state, `log` the lines of its log."""
+def watch(started: Started, on_state: Callable[[str], None], on_log: Callable[[str], None]) -> Started:
+    """Follow a submitted job to its end; `on_state` gets its states, `on_log` the lines of its log."""
     from meshwright.launch import watch as watching
 
-    return msgspec.structs.replace(started, final_state=watching.watch(str(started.number), say, log))
+    return msgspec.structs.replace(started, final_state=watching.watch(str(started.number), on_state, on_log))
 
 
-def tokenize(
-    inputs: Sequence[str],
-    tokenizer: str,
-    out: str,
-    *,
-    column: str = "text",
-    workers: int | None = None,
-    shard_tokens: int | None = None,
-    skip_bad_lines: bool = False,
-    format: str = "shards",
-) -> dict[str, Any]:
-    """Turns text, JSON lines or Parquet into tokens that training reads from disk."""
-    from meshwright.engine.data.tokenize import SHARD_TOKENS, tokenize
+class TokenizeResponse(Response, frozen=True, kw_only=True):
+    """What was tokenized."""
 
-    made = tokenize(
-        inputs,
-        tokenizer,
-        out,
-        text_column=column,
-        workers=workers,
-        shard_tokens=shard_tokens or SHARD_TOKENS,
-        bad_lines="skip" if skip_bad_lines else "refuse",
-        format=one_of("format", format, ("shards", "megatron")),
+    folder: str
+    documents: int
+    tokens: int
+    shards: int
+    dtype: str
+    text_bytes: int
+    seconds: float
+    skipped: int
+    skipped_lines: Sequence[str]
+    empty: int
+
+
+class GenerateResponse(Response, frozen=True, kw_only=True):
+    """Generated text."""
+
+    prompt: str
+    text: str
+    prompt_tokens: int
+    new_tokens: int
+    seconds: float
+    chat: bool
+    device: str
+
+
+class EvaluateResponse(Response, frozen=True, kw_only=True):
+    """The perplexity of a model on a dataset."""
+
+    checkpoint: str
+    dataset: str
+    perplexity: float
+    loss: float
+    samples: int
+    tokens: int
+    held_out: bool
+    ranks: int
+
+
+class ConvertResponse(Response, frozen=True, kw_only=True):
+    """The Hugging Face folder that was written."""
+
+    checkpoint: str
+    folder: str
+    files: int
+    bytes: int
+    dtype: str
+
+
+@verb(requests.Tokenize)
+def tokenize(request: requests.Tokenize) -> TokenizeResponse:
+    """Tokenize text, JSON lines or Parquet into shards that training reads from disk."""
+    from meshwright.engine.data.tokenize import SHARD_TOKENS
+    from meshwright.engine.data.tokenize import tokenize as write_shards
+
+    done = write_shards(
+        request.inputs,
+        request.tokenizer,
+        request.out,
+        text_column=request.column,
+        workers=request.workers,
+        shard_tokens=request.shard_tokens or SHARD_TOKENS,
+        bad_lines="skip" if request.skip_bad_lines else "refuse",
+        format=request.format,  # type: ignore[arg-type]  # one of its choices, as validated
     )
-    return serialize.to_json(made)
+    return TokenizeResponse(**msgspec.structs.asdict(done))
 
 
-def generate(
-    checkpoint: str,
-    prompt: str,
-    *,
-    max_tokens: int = 64,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    seed: int = 0,
-    chat: bool | None = None,
-) -> dict[str, Any]:
-    """Lets a trained model go on from a prompt; imports torch."""
+@verb(requests.Generate)
+def generate(request: requests.Generate) -> GenerateResponse:
+    """Generate text from a prompt with a trained model."""
     from meshwright.engine.post_training.generate import Asking
-    from meshwright.engine.post_training.generate import generate as ask
+    from meshwright.engine.post_training.generate import generate as sample
 
-    said = ask(checkpoint, prompt, Asking(max_tokens, temperature, top_p, seed, chat))
-    return serialize.to_json(said, prompt=prompt)
+    asking = Asking(request.max_tokens, request.temperature, request.top_p, request.seed, request.chat)
+    done = sample(request.checkpoint, request.prompt, asking)
+    return GenerateResponse(prompt=request.prompt, **msgspec.structs.asdict(done))
 
 
-def evaluate(
-    checkpoint: str,
-    *,
-    dataset: str | None = None,
-    samples: int = 256,
-    nproc: int | None = None,
-    answers_only: bool = False,
-    overrides: Sequence[str] = (),
-) -> dict[str, Any]:
-    """The perplexity of a trained model; imports torch."""
+@verb(requests.Evaluate)
+def evaluate(request: requests.Evaluate) -> EvaluateResponse:
+    """Measure the perplexity of a trained model."""
     from meshwright.engine.post_training.perplexity import evaluate as measure
 
-    found = measure(
-        checkpoint, dataset=dataset, samples=samples, nproc=nproc, answers=answers_only, overrides=overrides
+    done = measure(
+        request.checkpoint,
+        dataset=request.dataset,
+        samples=request.samples,
+        nproc=request.nproc,
+        answers=request.answers,
+        overrides=request.overrides,
     )
-    return serialize.to_json(found, checkpoint=checkpoint)
+    return EvaluateResponse(checkpoint=request.checkpoint, **msgspec.structs.asdict(done))
 
 
-def convert(
-    checkpoint: str,
-    out: str,
-    *,
-    dtype: str | None = None,
-    shard_gib: float = 5.0,
-    consolidated: bool = False,
-    merge: bool = False,
-) -> dict[str, Any]:
-    """Writes the model of a checkpoint as a Hugging Face folder; imports torch."""
+@verb(requests.Convert)
+def convert(request: requests.Convert) -> ConvertResponse:
+    """Write the model of a checkpoint as a Hugging Face folder."""
     from meshwright.engine.post_training.convert import convert as write
 
-    made = write(checkpoint, out, dtype=dtype, shard_gib=shard_gib, consolidated=consolidated, merge=merge)
-    return serialize.to_json(made, checkpoint=checkpoint)
+    done = write(
+        request.checkpoint,
+        request.out,
+        dtype=request.dtype,
+        shard_gib=request.shard_gib,
+        consolidated=request.consolidated,
+        merge=request.merge,
+    )
+    values = msgspec.structs.asdict(done) | {"folder": str(done.folder)}
+    return ConvertResponse(checkpoint=request.checkpoint, **values)
+
+
+class TrainResponse(Response, frozen=True, kw_only=True):
+    """A run next to its estimate."""
+
+    recipe: str
+    model: str
+    goal: str
+    ranks: int
+    device: str
+    layout: Layout
+    precision: Precision
+    seq_length: int
+    global_batch_size: int
+    steps: int
+    losses: Sequence[float]
+    grad_norms: Sequence[float]
+    eval_losses: Mapping[str, float]
+    skipped: Sequence[int]
+    step_s: float
+    step_parts_s: Mapping[str, float]
+    tokens_per_s_per_gpu: float
+    tflops_per_gpu: float
+    mfu: float | None
+    mfu_convention: str
+    memory_gib: Mapping[str, float]
+    estimate: Estimate | None
+    folder: str | None
+    first_step: int
+    checkpoint: str | None
+    resumed_from: str | None
+    exported: str | None
+
+
+class Submitted(Part, frozen=True, kw_only=True):
+    """A submitted job, and its end if it was watched."""
+
+    id: str
+    state: str | UnsetType = UNSET
+    restarts: int | UnsetType = UNSET
+
+
+class LaunchResponse(Response, frozen=True, kw_only=True):
+    """A job: its files, commands and findings."""
+
+    scheduler: str
+    files: Mapping[str, str]
+    commands: Sequence[str]
+    hosts: Sequence[str]
+    notes: Sequence[str]
+    written: Sequence[str]
+    submitted: Submitted | None
+    findings: Sequence[Finding]
+
+
+def train_response(done: TrainResult, request: requests.Bench | None = None) -> TrainResponse:
+    """Return the response of train and bench; rank 0 alone has one."""
+    recipe, metrics = done.recipe, done.outcome
+    if metrics is None:
+        raise ValueError("only rank 0 has the metrics of a run")
+    estimate = estimate_part(done.estimate)
+    return TrainResponse(
+        recipe=recipe.name,
+        model=recipe.model,
+        goal=recipe.goal,
+        ranks=done.case.world,
+        device=metrics.device,
+        layout=recipe.layout,
+        precision=recipe.precision,
+        seq_length=recipe.data.seq_length,
+        global_batch_size=recipe.train.global_batch_size,
+        steps=len(metrics.losses),
+        losses=metrics.losses,
+        grad_norms=metrics.grad_norms,
+        eval_losses={str(step): loss for step, loss in metrics.eval_losses.items()},
+        skipped=metrics.skipped,
+        step_s=metrics.step_s,
+        step_parts_s=metrics.parts_s,
+        tokens_per_s_per_gpu=metrics.tokens_per_s_per_gpu,
+        tflops_per_gpu=metrics.tflops_per_gpu,
+        mfu=metrics.mfu,
+        mfu_convention=estimate.mfu_convention,
+        memory_gib=metrics.memory_gib,
+        estimate=estimate if metrics.mfu is not None else None,  # on GPUs; the estimate is not for CPUs
+        folder=done.folder,
+        first_step=metrics.first_step,
+        checkpoint=metrics.checkpoint,
+        resumed_from=metrics.resumed_from,
+        exported=metrics.model,
+    )
+
+
+def launch_response(started: Started, request: requests.Launch | None = None) -> LaunchResponse:
+    """Return the response of launch."""
+    job, state = started.launch, started.final_state
+    ended: dict[str, Any] = {} if state is None else {"state": state.state, "restarts": state.restarts}
+    return LaunchResponse(
+        scheduler=job.scheduler,
+        files=job.files,
+        commands=job.commands,
+        hosts=job.places,
+        notes=job.notes,
+        written=started.paths,
+        submitted=None if started.number is None else Submitted(id=started.number, **ended),
+        findings=finding_parts(started.findings),
+    )

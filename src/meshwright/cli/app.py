@@ -1,21 +1,57 @@
-"""The command line: one group, its commands, and completion."""
+"""The main command: groups of commands, each built when it is used."""
 
 from __future__ import annotations
 
 import gc
+from importlib import import_module
 
 import click
 from click.shell_completion import get_completion_class
 
 from meshwright import __version__
-from meshwright.cli import catalogues, checkpoints, doctor, dryrun, launch, mcp, plan, train, web
-from meshwright.cli.options import examples
-from meshwright.engine.warning_filters import no_enum_warnings
+from meshwright.api.verbs import GROUPS, VERBS, verbs_on
+from meshwright.cli.command import build, examples
 
-WORKING = ("train", "bench", "tokenize", "generate", "evaluate", "convert", "calibrate", "web", "mcp")
+SERVE = {
+    "web": "Serve the web UI and the HTTP API.",
+    "mcp": "Serve the verbs as tools for coding agents (MCP).",
+    "completion": "Print the script for shell completion.",
+}
+
+
+class Commands(click.Group):
+    """Builds a command from its verb when it is used, and lists commands in groups."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands, group by group."""
+        return [name for _, rows in command_groups() for name, _ in rows]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command by name."""
+        if cmd_name in VERBS and "cli" in VERBS[cmd_name].surfaces:
+            return build(VERBS[cmd_name])
+        if cmd_name == "completion":
+            return completion
+        if cmd_name not in SERVE:
+            return None
+        found: click.Command = getattr(import_module(f"meshwright.cli.{cmd_name}"), cmd_name)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands in groups."""
+        for group, rows in command_groups():
+            with formatter.section(group):
+                formatter.write_dl(rows)
+
+
+def command_groups() -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return groups of commands, each with its one-sentence help."""
+    groups = [(group, [(v.name, v.summary) for v in verbs_on("cli") if v.group == group]) for group in GROUPS[:-1]]
+    return [*groups, (GROUPS[-1], list(SERVE.items()))]
 
 
 @click.group(
+    cls=Commands,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     epilog=examples(
@@ -27,52 +63,26 @@ WORKING = ("train", "bench", "tokenize", "generate", "evaluate", "convert", "cal
 @click.version_option(__version__, message="meshwright %(version)s")
 @click.pass_context
 def app(context: click.Context) -> None:
-    """Tell it your model, your GPUs and your goal: it picks the training recipe, sizes it, checks it and says why.
+    """Plan, check, dry-run, run and diagnose the training of large models.
 
-    Run without a command on a terminal, it asks. Exit codes: 0 fine, 1 the answer is no, 2 bad input, 3 a run failed,
-    75 a run was asked to end and has saved.
+    Without a command on a terminal, it asks for model, GPUs and goal and recommends a recipe.
+
+    Exit codes: 0 success, 1 the answer is no, 2 bad input, 3 a run failed, 75 preempted (checkpoint saved; restart to
+    resume).
     """
-    if context.invoked_subcommand in WORKING:  # these run for long and hold tensors, also in cycles
-        gc.enable()
-        no_enum_warnings()
+    if context.invoked_subcommand in SERVE:
+        gc.enable()  # servers run for long
     if context.invoked_subcommand is None:
-        context.invoke(plan.recommend)
+        context.invoke(build(VERBS["recommend"]))
 
 
-for command in (
-    plan.recommend,
-    plan.plan,
-    plan.size,
-    plan.estimate,
-    plan.check,
-    plan.export,
-    train.train,
-    train.bench,
-    dryrun.dryrun,
-    launch.launch,
-    doctor.doctor,
-    checkpoints.tokenize,
-    checkpoints.generate,
-    checkpoints.evaluate,
-    checkpoints.convert,
-    catalogues.recipes,
-    catalogues.recipe,
-    catalogues.accuracy,
-    catalogues.calibrate,
-    catalogues.models,
-    catalogues.gpus,
-    catalogues.rules,
-    web.web,
-    mcp.mcp,
-    catalogues.explain,
-):
-    app.add_command(command)
-
-
-@app.command(epilog=examples('eval "$(meshwright completion bash)"', "meshwright completion fish | source"))
+@click.command(
+    short_help=SERVE["completion"],
+    epilog=examples('eval "$(meshwright completion bash)"', "meshwright completion fish | source"),
+)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """The script that makes your shell complete models, recipes and GPUs."""
+    """Print the script that makes your shell complete commands, models, recipes and GPUs."""
     found = get_completion_class(shell)
-    if found is not None:  # click knows the three shells above
+    if found is not None:  # click has all three shells
         click.echo(found(app, {}, "meshwright", "_MESHWRIGHT_COMPLETE").source())

@@ -1,4 +1,4 @@
-"""Marked-up text on a terminal, and the same without its marks in a file or pipe, where rich is not even loaded."""
+"""Styled text on a terminal; plain text in a file or pipe, where rich is not imported."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from collections.abc import Sequence
 from typing import Protocol
 
 TAG = re.compile(r"(\\*)\[([a-z#/@][^\[\]]*)\]")
-"""Marks such as [bold] and [/]; a backslash before one makes it plain text."""
+"""Tags such as [bold] and [/]; a backslash before one makes it plain text."""
 
 
 class Out(Protocol):
-    """Where answers are written to."""
+    """Where reports are printed."""
 
     def print(self, text: str, *, markup: bool = True) -> object:
-        """Writes a line."""
+        """Print a line."""
 
 
 class Plain:
-    """A file or a pipe: lines as they are."""
+    """A file or a pipe."""
 
     def print(self, text: str, *, markup: bool = True) -> None:
-        """Writes a line without its marks."""
+        """Print a line without its tags."""
         print(plain(text) if markup else text)
 
 
 def escape(text: str) -> str:
-    """Text in which nothing is a mark."""
+    """Return text in which nothing is a tag."""
     return TAG.sub(lambda found: f"{found[1] * 2}\\[{found[2]}]", text)
 
 
 def plain(text: str) -> str:
-    """Marked-up text without its marks."""
+    """Return text without its tags."""
 
     def without(found: re.Match[str]) -> str:
         slashes, escaped = divmod(len(found[1]), 2)
@@ -42,12 +42,12 @@ def plain(text: str) -> str:
 
 
 def is_terminal() -> bool:
-    """Whether a person is looking."""
+    """Return whether stdout is a terminal."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 
 def console() -> Out:
-    """Colour and width of the terminal; plain lines when the output is a file or a pipe."""
+    """Return the terminal with its colors and width, or plain output."""
     if not is_terminal():
         return Plain()
     from rich.console import Console
@@ -57,7 +57,7 @@ def console() -> Out:
 
 
 def table(rows: Sequence[Sequence[str]], *headers: str) -> None:
-    """Rows under headers, in columns."""
+    """Print rows under headers, in columns."""
     if is_terminal():
         _rich_table(rows, headers)
         return

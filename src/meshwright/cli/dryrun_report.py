@@ -1,4 +1,4 @@
-"""A dry run for a person at a terminal: does it fit, what holds the memory, what is computed and sent."""
+"""A dry run as text for a terminal: whether it fits, what holds the memory, what is computed and sent."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.cli.console import console, escape, table
-from meshwright.cli.render import LETTERS, NO_LAYOUT, PARTS, memory_bar, titled
+from meshwright.cli.layout import LETTERS, NO_LAYOUT, PARTS, memory_bar, titled
 from meshwright.cli.timeline import drawn
 
-HOLDERS, PLACED = 10, 8  # rows that are shown; --json has all
+HOLDERS, PLACED = 10, 8  # rows shown; --json has all
 FLOPS = ("forward", "recompute", "backward", "total")
 CONVENTION = "products alone, causal attention counted as half; MFU counts them without recompute"
 
 
 def section(answer: dict[str, Any] | None) -> None:
-    """What a recommendation says of its own dry run; None is one that could not be made."""
+    """Print the dry run of a recommendation; None if the layout cannot be built."""
     if answer is None:
-        titled(console(), "Proof", [NO_LAYOUT])
+        titled(console(), "Dry run", [NO_LAYOUT])
         return
-    lines = [_verdict(answer), memory_bar(answer["memory_gib"]), _peak_line(answer), _work_line(answer)]
-    titled(console(), "Proof", lines)
+    lines = [_verdict(answer), memory_bar(answer["memory_gib"]), _peak_line(answer), _cost_line(answer)]
+    titled(console(), "Dry run", lines)
 
 
-def whole(answer: dict[str, Any]) -> None:
-    """Everything a dry run found out, the worst rank in full."""
+def full(answer: dict[str, Any], found: Any) -> None:
+    """Print a dry run, the worst rank in full."""
     out = console()
     out.print(f"[bold green]{escape(answer['recipe'])}[/]  {escape(answer['model'])} on {answer['cluster']}")
-    titled(out, "Proof", [_verdict(answer), memory_bar(answer["memory_gib"]), _peak_line(answer)])
+    titled(out, "Dry run", [_verdict(answer), memory_bar(answer["memory_gib"]), _peak_line(answer)])
     out.print("")
     table(_part_rows(answer), "GiB", " dry run", "estimate", "difference")
     out.print("")
     _phases(answer["phases"])
     _timeline(answer)
     out.print("")
-    _unbroken(_holder_rows(answer["holders"][:HOLDERS]), "   GiB", "blocks", "part", "made by", "in")
+    _unbroken(_holder_rows(answer["holders"][:HOLDERS]), "   GiB", "blocks", "part", "operation", "source")
     _left_out(len(answer["holders"]), HOLDERS, "lines of code that hold memory at the peak")
     out.print("")
     titled(out, "FLOPs", [_flops_line(answer["flops"]), f"[dim]{CONVENTION}[/]"])
@@ -49,7 +49,7 @@ def whole(answer: dict[str, Any]) -> None:
     titled(out, "Ranks", [_rank_line(rank, answer) for rank in answer["ranks"]])
     traced = dict.fromkeys(rank["traced"] for rank in answer["ranks"])
     titled(out, "Traced", [escape(text) for text in traced])
-    titled(out, "Took", [_work_line(answer)])
+    titled(out, "Took", [_cost_line(answer)])
 
 
 def _verdict(answer: dict[str, Any]) -> str:
@@ -66,7 +66,7 @@ def _peak_line(answer: dict[str, Any]) -> str:
     return f"the peak is in {peak['phase']}{at}, on rank {peak['rank']}: {allocated}"
 
 
-def _work_line(answer: dict[str, Any]) -> str:
+def _cost_line(answer: dict[str, Any]) -> str:
     made = ", ".join(f"{name} {version}" for name, version in answer["versions"].items())
     ranks = len(answer["ranks"])
     kinds = "1 kind of rank" if ranks == 1 else f"{ranks} kinds of ranks"
@@ -83,7 +83,7 @@ def _part_rows(answer: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _phases(phases: dict[str, dict[str, float]]) -> None:
-    """The peak of every phase by part; parts that are never there have no row."""
+    """Print the peak of every phase by part; parts that are always zero have no row."""
     width = [max(len(name), 7) for name in phases]
     rows = [
         (part, *(f"{gib.get(part, 0.0):{w}.2f}" for gib, w in zip(phases.values(), width, strict=True)))
@@ -119,7 +119,7 @@ def _flops_line(flops: dict[str, float]) -> str:
 
 
 def _collective_rows(collectives: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """One row for each axis and kind, its phases together."""
+    """Return one row per axis and kind, with its phases combined."""
     kinds: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for one in collectives:
         kinds.setdefault((one["axis"], one["kind"]), []).append(one)
@@ -151,7 +151,7 @@ def _placement_rows(placement: Sequence[dict[str, Any]]) -> list[tuple[str, ...]
 
 
 def _unbroken(rows: Sequence[Sequence[str]], *headers: str) -> None:
-    """Rows in columns that a narrow terminal wraps and never shortens: the end of a name says which line it is."""
+    """Print rows that a narrow terminal wraps and never shortens: the end of a source names its line."""
     out = console()
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
     for place, row in enumerate([headers, *rows]):
@@ -170,20 +170,20 @@ def _rank_line(rank: dict[str, Any], answer: dict[str, Any]) -> str:
         f" (pp {rank['pp_rank']}" + (f", also {_ranges(rank['represents'], rank['pp_rank'])}" if others else "") + ")"
     )
     layers = f"layers {_ranges(rank['layers'])}" if rank["layers"] else "no layers"
-    mark = "[green]✓[/]" if rank["allocated_gib"] <= _most(answer) else "[red]✗[/]"
+    mark = "[green]✓[/]" if rank["allocated_gib"] <= _allocatable(answer) else "[red]✗[/]"
     memory = f"{rank['allocated_gib']:.1f} GiB allocated, {rank['reserved_gib']:.1f} reserved"
     work = f"peak in {rank['peak']['phase']}, {rank['flops']['total'] / 1e12:,.0f} TFLOP"
     return f"{mark} rank {rank['rank']}{like}: {layers}, {memory}, {work}"
 
 
-def _most(answer: dict[str, Any]) -> float:
-    """What torch may allocate: the capacity less what the worst rank needs besides."""
+def _allocatable(answer: dict[str, Any]) -> float:
+    """Return how much torch may allocate: the capacity less the overhead of the worst rank."""
     memory = answer["memory_gib"]
     return float(memory["capacity"] - memory["total"] + answer["peak"]["allocated_gib"])
 
 
 def _ranges(numbers: Sequence[int], without: int | None = None) -> str:
-    """Numbers with their runs written as first–last."""
+    """Return numbers with runs written as first–last."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers) - {without}):
         if runs and runs[-1][1] == number - 1:

@@ -6,11 +6,11 @@ from importlib.util import find_spec
 
 import click
 
-from meshwright.cli.options import as_json, emit, examples, options
+from meshwright.cli.command import as_json, emit, examples
 from meshwright.errors import InputError
 
 HOST, PORT = "127.0.0.1", 8766
-NEEDED = ("mcp", "mcp_types")  # the second is part of the package since 2.0
+REQUIRED = ("mcp", "mcp_types")  # mcp 2.0 split its types into a second module
 
 
 @click.command(
@@ -21,28 +21,26 @@ NEEDED = ("mcp", "mcp_types")  # the second is part of the package since 2.0
         "meshwright mcp --json",
     )
 )
-@options(
-    click.option("--http", is_flag=True, help="Streamable HTTP instead of standard input and output."),
-    click.option("--host", metavar="ADDRESS", help=f"Where HTTP listens; {HOST} by default."),
-    click.option("--port", type=click.IntRange(0, 65535), help=f"{PORT} by default; 0 takes a free one."),
-    click.option("--allow-host", "allow_hosts", multiple=True, metavar="NAME", help="A name requests may use for it."),
-    as_json,
-)
+@click.option("--http", is_flag=True, help="Use streamable HTTP instead of standard input and output.")
+@click.option("--host", metavar="ADDRESS", help=f"Address to listen on; {HOST} by default.")
+@click.option("--port", type=click.IntRange(0, 65535), help=f"{PORT} by default; 0 takes a free port.")
+@click.option("--allow-host", "allow_hosts", multiple=True, metavar="NAME", help="Accept this Host header; repeat it.")
+@as_json
 def mcp(http: bool, host: str | None, port: int | None, allow_hosts: tuple[str, ...], as_json: bool) -> None:
-    """Serve the same answers as tools for coding agents (Model Context Protocol); no file is opened or written.
+    """Serve the verbs as tools for coding agents (Model Context Protocol). No file is read or written.
 
-    HTTP listens on this machine alone, and refuses requests whose Host or Origin is another name unless it is allowed.
-    --json shows the tools and their schemas instead.
+    HTTP listens on this machine only, and rejects requests whose Host or Origin is another name unless it is allowed.
+    --json prints the tools and their schemas instead.
     """
     if as_json:
         from meshwright.mcp import tools
 
-        emit(tools.described())
+        emit(tools.describe())
         return
     for name, value in (("host", host), ("port", port), ("allow-host", allow_hosts or None)):
         if value is not None and not http:
-            raise InputError("is for HTTP", field=name, value=value, fix=("--http",))
-    missing = [name for name in NEEDED if find_spec(name) is None]
+            raise InputError("applies to --http only", field=name, value=value, fix=("--http",))
+    missing = [name for name in REQUIRED if find_spec(name) is None]
     if missing:
         raise InputError("serving tools needs the mcp package", field="mcp", fix=('pip install "meshwright[mcp]"',))
     from meshwright.mcp import server

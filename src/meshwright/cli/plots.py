@@ -1,7 +1,8 @@
-"""Pictures of answers, as SVG or PNG files; needs matplotlib (the `plot` extra)."""
+"""Plots of responses as SVG or PNG files; needs matplotlib (the `plot` extra)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,11 @@ from meshwright.errors import InputError, OutputError
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
 SUFFIXES = (".svg", ".png")
-MOST_LABELS = 12
+MAX_LABELS = 12
 
 
-def ready(path: str) -> None:
-    """A wrong file type or a missing matplotlib is told at once."""
+def require(path: str) -> None:
+    """Raise InputError for a wrong file type or a missing matplotlib, before anything runs."""
     if Path(path).suffix.lower() not in SUFFIXES:
         raise InputError(
             f"a plot is {' or '.join(SUFFIXES)}", field="plot", value=path, fix=(f"--plot {Path(path).stem}.svg",)
@@ -23,9 +24,8 @@ def ready(path: str) -> None:
         raise InputError("plots need matplotlib", field="plot", fix=('pip install "meshwright[plot]"',))
 
 
-def figure(path: str, columns: int = 1) -> Any:
-    """An empty figure with axes side by side."""
-    ready(path)
+def figure(columns: int = 1) -> Any:
+    """Return an empty figure with axes side by side."""
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(5.5 * columns, 4.2), layout="constrained")
@@ -33,16 +33,16 @@ def figure(path: str, columns: int = 1) -> Any:
 
 
 def save(made: Any, path: str) -> None:
-    """Writes the figure."""
+    """Write the figure."""
     try:
         made.savefig(path, dpi=150)
     except OSError as error:
         raise OutputError(f"cannot be written: {error.strerror}", field="plot", value=path) from error
 
 
-def estimate(answer: dict[str, Any], path: str) -> None:
-    """Memory by part and pipeline stage against capacity, and the step by part."""
-    made, (memory, step) = figure(path, 2)
+def estimate(result: Any, answer: dict[str, Any], path: str) -> None:
+    """Plot memory by part and pipeline stage against capacity, and the step by part."""
+    made, (memory, step) = figure(2)
     stages, capacity = answer["memory_by_stage_gib"], answer["estimate"]["memory_gib"]["capacity"]
     below = [0.0] * len(stages)
     for part in PARTS:
@@ -58,21 +58,21 @@ def estimate(answer: dict[str, Any], path: str) -> None:
     save(made, path)
 
 
-def sizing(answer: dict[str, Any], path: str) -> None:
-    """Throughput and MFU against the number of GPUs, for those counts that fit."""
-    made, (rate, mfu) = figure(path, 2)
+def sizing(result: Any, answer: dict[str, Any], path: str) -> None:
+    """Plot throughput and MFU against the number of GPUs, for those counts that fit."""
+    made, (rate, mfu) = figure(2)
     fitting = [s for s in answer["sizes"] if s["fits"]]
     gpus = [s["gpus"] for s in fitting]
     rate.loglog(gpus, [s["tokens_per_s"] for s in fitting], marker="o", base=2)
     rate.set(title="throughput", xlabel="GPUs", ylabel="tokens/s")
     mfu.semilogx(gpus, [100 * s["mfu"] for s in fitting], marker="o", base=2)
-    mfu.set(title="model FLOPs utilisation", xlabel="GPUs", ylabel="MFU, %", ylim=(0, None))
+    mfu.set(title="model FLOPs utilization", xlabel="GPUs", ylabel="MFU, %", ylim=(0, None))
     save(made, path)
 
 
-def proof(answer: dict[str, Any], path: str) -> None:
-    """Memory of the worst rank over a dry step by part, and its peak beside the estimate."""
-    made, (step, peak) = figure(path, 2)
+def dryrun(result: Any, answer: dict[str, Any], path: str) -> None:
+    """Plot memory of the worst rank over a step by part, and its peak next to the estimate."""
+    made, (step, peak) = figure(2)
     memory, moments = answer["memory_gib"], answer["timeline"]
     heights = [[moment["gib"].get(part, 0.0) for moment in moments] for part in PARTS[:-1]]
     if moments:
@@ -80,14 +80,14 @@ def proof(answer: dict[str, Any], path: str) -> None:
         starts = [
             place for place, one in enumerate(moments) if not place or moments[place - 1]["phase"] != one["phase"]
         ]
-        shown = starts if len(starts) <= MOST_LABELS else starts[:: -(-len(starts) // MOST_LABELS)]
+        shown = starts if len(starts) <= MAX_LABELS else starts[:: -(-len(starts) // MAX_LABELS)]
         step.set_xticks(shown, [moments[place]["phase"] for place in shown], rotation=30, ha="right", fontsize="small")
     step.axhline(memory["capacity"] - memory["overhead"], linestyle="--", color="black", linewidth=1)
     step.set(title=f"rank {answer['peak']['rank']} over a step", ylabel="GiB of torch")
     for place, (name, parts) in enumerate((("dry run", memory), ("estimate", answer["estimate_gib"]))):
         below = 0.0
-        for colour, part in enumerate(PARTS):
-            peak.bar([name], [parts[part]], bottom=[below], color=f"C{colour}", label=part if not place else None)
+        for color, part in enumerate(PARTS):
+            peak.bar([name], [parts[part]], bottom=[below], color=f"C{color}", label=part if not place else None)
             below += parts[part]
     peak.axhline(memory["capacity"], linestyle="--", color="black", linewidth=1)
     peak.set(title="peak by part, and capacity", ylabel="GiB per GPU")
@@ -95,14 +95,23 @@ def proof(answer: dict[str, Any], path: str) -> None:
     save(made, path)
 
 
-def accuracy(points: dict[str, list[tuple[float, float]]], path: str) -> None:
-    """Predicted against measured, for step time and memory."""
-    made, axes = figure(path, len(points))
+def accuracy(result: Any, answer: dict[str, Any], path: str) -> None:
+    """Plot predicted against measured, for step time and memory."""
+    points: dict[str, list[tuple[float, float]]] = result.points
+    made, axes = figure(len(points))
     for (title, pairs), axis in zip(points.items(), axes, strict=True):
-        seen, said = [p[0] for p in pairs], [p[1] for p in pairs]
-        axis.loglog(seen, said, ".", markersize=3)
+        measured, predicted = [p[0] for p in pairs], [p[1] for p in pairs]
+        axis.loglog(measured, predicted, ".", markersize=3)
         if pairs:
-            ends = (min(*seen, *said), max(*seen, *said))
+            ends = (min(*measured, *predicted), max(*measured, *predicted))
             axis.loglog(ends, ends, color="black", linewidth=1)
         axis.set(title=title, xlabel="measured", ylabel="predicted")
     save(made, path)
+
+
+PLOTS: dict[str, Callable[[Any, dict[str, Any], str], None]] = {
+    "size": sizing,
+    "estimate": estimate,
+    "dryrun": dryrun,
+    "accuracy": accuracy,
+}

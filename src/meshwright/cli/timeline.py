@@ -1,4 +1,4 @@
-"""Memory over a step, drawn with characters."""
+"""Memory over a step as text."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
-from meshwright.cli.render import LETTERS, PARTS
+from meshwright.cli.layout import LETTERS, PARTS
 
 COLUMNS, ROWS = 70, 12
 LIMIT = "─"
 
 
 def drawn(moments: Sequence[dict[str, Any]], limit: float) -> list[str]:
-    """Lines of at most 80 characters: parts stacked from below by their letters, a line where memory ends."""
+    """Return lines of at most 80 characters: parts stacked by their letters, with a line at the limit."""
     if not moments:
         return []
     shown = _columns(moments)
@@ -24,13 +24,13 @@ def drawn(moments: Sequence[dict[str, Any]], limit: float) -> list[str]:
         ends = low <= limit < high
         label = f"{limit:7.1f}" if ends else f"{(low + high) / 2:7.1f}" if row % 3 == 1 else " " * 7
         cells = [_cell(moment["gib"], (low + high) / 2, ends) for moment in shown]
-        lines.append(f"[dim]{label} {'┼' if ends else '│'}[/]{''.join(_coloured(cells))}")
+        lines.append(f"[dim]{label} {'┼' if ends else '│'}[/]{''.join(_colored(cells))}")
     peak = max(range(len(shown)), key=lambda place: _total(shown[place]))
     return [*lines, f"{'':8}[dim]└{_phases(shown)}[/]", f"{'':9}{'':{peak}}[bold]^[/]"]
 
 
 def _columns(moments: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As many moments as there are columns: the highest of a stretch for all of it, or one in several columns."""
+    """Return one moment per column: the highest of several, or one repeated."""
     if len(moments) <= COLUMNS:
         return [moment for moment in moments for _ in range(COLUMNS // len(moments))]
     ends = [len(moments) * place // COLUMNS for place in range(COLUMNS + 1)]
@@ -42,7 +42,7 @@ def _total(moment: dict[str, Any]) -> float:
 
 
 def _cell(gib: dict[str, float], height: float, ends: bool) -> str:
-    """The part that reaches this height; the limit where none does."""
+    """Return the part at this height; the limit line if there is none."""
     below = 0.0
     for part in PARTS:
         below += gib.get(part, 0.0)
@@ -51,7 +51,7 @@ def _cell(gib: dict[str, float], height: float, ends: bool) -> str:
     return LIMIT if ends else " "
 
 
-def _coloured(cells: Sequence[str]) -> list[str]:
+def _colored(cells: Sequence[str]) -> list[str]:
     runs = [(cell, len(list(same))) for cell, same in groupby(cells)]
     return [
         f"[{PARTS[cell]}]{LETTERS[cell] * count}[/]" if cell in PARTS else f"[dim]{cell * count}[/]"
@@ -60,6 +60,6 @@ def _coloured(cells: Sequence[str]) -> list[str]:
 
 
 def _phases(shown: Sequence[dict[str, Any]]) -> str:
-    """The name of every phase under its columns, as much of it as there is room for."""
+    """Return the name of every phase under its columns, cut to their width."""
     runs = [(phase, len(list(same))) for phase, same in groupby(moment["phase"] for moment in shown)]
     return "".join((("┴" if count > 1 else "") + phase)[:count].ljust(count) for phase, count in runs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 
+from meshwright.choices import FRAMEWORKS
 from meshwright.errors import InputError, some, unknown
 from meshwright.frameworks.framework import Content, Format, Framework
 
@@ -26,7 +27,7 @@ FORMATS: Mapping[str, Mapping[Format, tuple[str, ...]]] = {
 }
 """File formats of each framework, with texts of which each of its files contains at least one (empty: no such text).
 Importing a framework that cannot match would take longer than the check."""
-NAMES = tuple(FORMATS)
+NAMES = FRAMEWORKS
 
 
 def framework(name: str) -> Framework:

@@ -13,7 +13,7 @@ from meshwright.errors import InputError, OutputError
 class Launch(msgspec.Struct, frozen=True):
     """A job as files and commands, for a scheduler or a person."""
 
-    on: str
+    scheduler: str
     files: Mapping[str, str]  # content by name
     commands: tuple[str, ...]  # to run in the folder of the files
     places: tuple[str, ...] = ()  # host of each command

@@ -85,14 +85,14 @@ def on_torchrun(job: Job) -> Launch:
     """Return one command to run on every node."""
     if job.cluster.nodes == 1:
         words = torchrun(job, "--standalone")
-        return Launch(on="torchrun", files=job.files, commands=(with_environment(job, words),))
+        return Launch(scheduler="torchrun", files=job.files, commands=(with_environment(job, words),))
     if not job.head:
         reason = f"{job.cluster.nodes} nodes need a rendezvous host: name one of them"
         raise InputError(reason, field="--head", fix=("--head node01", "--scheduler hosts --hosts node01,node02"))
     where = values.endpoint(values.host("--head", job.head), job.port)
     words = torchrun(job, *rendezvous(job, where, job.name))
     note = f"run this command on each of the {job.cluster.nodes} nodes; {job.head} must be one of them"
-    return Launch(on="torchrun", files=job.files, commands=(with_environment(job, words),), notes=(note,))
+    return Launch(scheduler="torchrun", files=job.files, commands=(with_environment(job, words),), notes=(note,))
 
 
 def on_hosts(job: Job) -> Launch:
@@ -108,4 +108,4 @@ def on_hosts(job: Job) -> Launch:
     commands = tuple(
         with_environment(job, torchrun(job, *fixed_rank(job, hosts[0], port, str(rank)))) for rank in range(nodes)
     )
-    return Launch(on="hosts", files=job.files, commands=commands, places=hosts)
+    return Launch(scheduler="hosts", files=job.files, commands=commands, places=hosts)

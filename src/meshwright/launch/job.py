@@ -7,15 +7,15 @@ from typing import Literal, get_args
 
 import msgspec
 
+from meshwright.choices import SCHEDULERS as SCHEDULERS
+from meshwright.choices import Scheduler as Scheduler
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError, unknown
 from meshwright.frameworks.types import Program
 from meshwright.launch import values
 
-Scheduler = Literal["torchrun", "slurm", "hosts", "kubernetes", "skypilot"]
 ContainerKind = Literal["pyxis", "apptainer"]
 KubernetesKind = Literal["pytorchjob", "jobset"]
-SCHEDULERS: tuple[Scheduler, ...] = get_args(Scheduler)
 CONTAINER_KINDS: tuple[ContainerKind, ...] = get_args(ContainerKind)
 KUBERNETES_KINDS: tuple[KubernetesKind, ...] = get_args(KubernetesKind)
 

@@ -34,7 +34,7 @@ def on_kubernetes(job: Job) -> Launch:
     documents = [*([_config_map(job, metadata)] if job.files else []), manifest]
     file = f"{name}.yaml"
     return Launch(
-        on="kubernetes",
+        scheduler="kubernetes",
         files={file: to_yaml(*documents)},
         commands=(shlex.join(["kubectl", "apply", "-f", file]),),
         notes=restart_note(job),

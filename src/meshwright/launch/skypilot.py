@@ -37,7 +37,7 @@ def on_skypilot(job: Job) -> Launch:
     }
     verb = ["sky", "jobs", "launch"] if job.max_restarts else ["sky", "launch"]
     files = {file: to_yaml(task), **job.files}
-    return Launch(on="skypilot", files=files, commands=(shlex.join([*verb, file]),), notes=restart_note(job))
+    return Launch(scheduler="skypilot", files=files, commands=(shlex.join([*verb, file]),), notes=restart_note(job))
 
 
 def _accelerators(job: Job) -> dict[str, str]:

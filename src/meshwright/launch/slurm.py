@@ -28,7 +28,7 @@ GPU_OPTIONS = ("gres", "gpus", "gpus-per-node", "gpus-per-task")
 def on_slurm(job: Job) -> Launch:
     """Return one script, for sbatch."""
     name = f"{job.name}.sbatch"
-    return Launch(on="slurm", files={name: script(job), **job.files}, commands=(shlex.join(["sbatch", name]),))
+    return Launch(scheduler="slurm", files={name: script(job), **job.files}, commands=(shlex.join(["sbatch", name]),))
 
 
 def script(job: Job) -> str:

@@ -1,4 +1,4 @@
-"""Answers in a few lines that an agent reads; the object beside them holds the rest."""
+"""Responses as a few lines for an agent; the JSON object has the rest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SHOWN = 8  # rows of a list
 
 
 def plan(answer: Answer) -> str:
-    """One plan: the recipe, the layout, whether it fits, how fast, what changed, what to know, how to start."""
+    """Return one plan: recipe, layout, memory, speed, changes, findings and commands."""
     recipe, question = answer["recipe"], answer["question"]
     origin = f" ({recipe['match']}; made for {recipe['made_for']})" if "match" in recipe else " (exactly this layout)"
     where = f"{question['model']}, {question['goal']}, on {question['gpus']} with {question['engine']}"
@@ -32,7 +32,7 @@ def plan(answer: Answer) -> str:
 
 
 def layout(found: Answer) -> str:
-    """A layout in one line."""
+    """Return a layout on one line."""
     sizes = [
         f"{axis} {found[axis]}"
         for axis in ("tp", "pp", "vp", "cp", "ep", "etp", "dp_shard", "dp_replicate")
@@ -44,7 +44,7 @@ def layout(found: Answer) -> str:
 
 
 def figures(estimate: Answer) -> list[str]:
-    """Memory against capacity, and speed with its convention."""
+    """Return memory against capacity, and speed with its MFU convention."""
     verdict = "fits" if estimate["fits"] else "does NOT fit or cannot be built"
     mfu = f"MFU {estimate['mfu']:.1%} ({estimate['mfu_convention']})"
     return [
@@ -56,8 +56,8 @@ def figures(estimate: Answer) -> list[str]:
 
 def _memory(estimate: Answer) -> str:
     memory = estimate["memory_gib"]
-    held = {name: memory[name] for name in memory if name not in ("total", "capacity") and memory[name] >= 0.05}
-    parts = ", ".join(f"{name} {gib:.1f}" for name, gib in held.items())
+    used = {name: memory[name] for name in memory if name not in ("total", "capacity") and memory[name] >= 0.05}
+    parts = ", ".join(f"{name} {gib:.1f}" for name, gib in used.items())
     band = estimate["band"]["memory_pct"]
     return f"{memory['total']:.1f} of {memory['capacity']:.1f} GiB per GPU (±{band:.0f} %): {parts}"
 
@@ -70,7 +70,7 @@ def _smallest(answer: Answer) -> str:
 
 
 def ranking(answer: Answer) -> str:
-    """Ranked plans, what was dropped, and how the first is started."""
+    """Return ranked plans, what was dropped, and the command of the first."""
     rows = [
         f"{place}. {layout(p['layout'])}: {p['estimate']['step_s']:.3g} s per step, MFU {p['estimate']['mfu']:.1%}, "
         f"{p['estimate']['memory_gib']['total']:.1f} of {p['estimate']['memory_gib']['capacity']:.1f} GiB per GPU"
@@ -80,7 +80,7 @@ def ranking(answer: Answer) -> str:
     first = answer["plans"][0] if answer["plans"] else None
     dropped = [f"{d['count']:,} × {d['reason']}, e.g. {d['example']}" for d in answer["dropped"]]
     return _lines(
-        f"{answer['searched']:,} legal layouts priced; the fastest that fit first" if first else "no layout is legal",
+        f"{answer['searched']:,} legal layouts scored; the fastest that fit first" if first else "no layout is legal",
         *rows,
         *([f"MFU: {first['estimate']['mfu_convention']}"] if first else []),
         *_some("dropped", dropped, 5),
@@ -89,7 +89,7 @@ def ranking(answer: Answer) -> str:
 
 
 def sizing(answer: Answer) -> str:
-    """GPU counts with speed, days and cost."""
+    """Return GPU counts with speed, days and cost."""
     chosen = [
         f"{title.replace('_', ' ')}: " + (f"{one['gpus']:,} GPUs, {one['layout']}" if one else "none fits")
         for title in ("smallest", "most_efficient")
@@ -109,38 +109,38 @@ def _size(one: Answer) -> str:
 
 
 def check(answer: Answer) -> str:
-    """What stands against starting it, errors first."""
-    verdict = "nothing stands against starting it" if answer["ok"] else "it cannot start or does not fit"
+    """Return the findings for a recipe or file, errors first."""
+    verdict = "no blocking findings" if answer["ok"] else "it cannot start or does not fit"
     where = f" on {answer['gpus']}" if answer["gpus"] else ""
-    opened = [f"line {o['line']}: {o['key']} = {o['text']}: {o['reason']}" for o in answer["unresolved"]]
+    unresolved = [f"line {o['line']}: {o['key']} = {o['text']}: {o['reason']}" for o in answer["unresolved"]]
     return _lines(
         f"{answer['file'] or answer['recipe']} ({answer['framework']}{where}): {verdict}",
         f"memory: {_memory(answer['estimate'])}" if answer["estimate"] else "",
         *_findings(answer["findings"]),
-        *_some("not known", opened),
+        *_some("unresolved", unresolved),
         *_some("note", answer["notes"]),
     )
 
 
 def export(answer: Answer) -> str:
-    """The files as they are to be written, the command, and what could not be said."""
+    """Return another framework's files and command, and the fields it has no key for."""
     files = [f"--- {name} ---\n{text.rstrip()}" for name, text in answer["files"].items()]
     env = " ".join(f"{name}={value}" for name, value in answer["env"].items())
     unmapped = [f"{u['field']}={u['value']}: {u['reason']}" for u in answer["unmapped"]]
     return _lines(
-        f"{answer['framework']} on {answer['gpus']}" + ("" if answer["ok"] else ": the rules refuse this layout there"),
+        f"{answer['framework']} on {answer['gpus']}" + ("" if answer["ok"] else ": the rules reject this layout there"),
         *files,
         f"start: {answer['command']}",
         f"environment: {env}" if env else "",
-        *_some("not exported", unmapped),
+        *_some("no key for", unmapped),
         *_findings(answer["findings"]),
         *_some("note", answer["notes"]),
     )
 
 
 def checkup(answer: Answer) -> str:
-    """What is wrong with a run, by which figures, and what to try."""
-    ran = answer["recipe"] or answer["model"] or "what ran is not known"
+    """Return the findings for a run, its figures and remedies."""
+    ran = answer["recipe"] or answer["model"] or "an unknown run"
     where = f" on {answer['gpus']}" if answer["gpus"] else ""
     figures = [
         f"{f['name']} {_figure(f['measured'])} (estimate {_figure(f['estimate'])}) {f['unit']}".rstrip()
@@ -152,7 +152,7 @@ def checkup(answer: Answer) -> str:
         f"measured: {'; '.join(figures)}" if figures else "",
         f"MFU: {answer['mfu_convention']}" if figures and answer["mfu_convention"] else "",
         *(line for finding in answer["findings"][:SHOWN] for line in _diagnosis(finding)),
-        "" if answer["findings"] else f"nothing found; {len(answer['looked_for'])} things were looked for",
+        "" if answer["findings"] else f"no findings from {len(answer['looked_for'])} checks",
         *_some("note", answer["notes"]),
     )
 
@@ -167,16 +167,16 @@ def _diagnosis(finding: Answer) -> list[str]:
 
 
 def _effect(remedy: Answer) -> str:
-    told = [remedy["why"]] if remedy["why"] else []
+    effects = [remedy["why"]] if remedy["why"] else []
     if remedy["peak_gib"] is not None:
-        told.append(f"{remedy['peak_gib']:.1f} GiB" + ("" if remedy["fits"] else ", does NOT fit"))
+        effects.append(f"{remedy['peak_gib']:.1f} GiB" + ("" if remedy["fits"] else ", does NOT fit"))
     if remedy["step_ratio"] is not None:
-        told.append(f"step time × {remedy['step_ratio']:.2f}")
-    return f" ({'; '.join(told)})" if told else ""
+        effects.append(f"step time × {remedy['step_ratio']:.2f}")
+    return f" ({'; '.join(effects)})" if effects else ""
 
 
 def recipes(answer: Answer) -> str:
-    """Recipes, one a line."""
+    """Return recipes, one per line."""
     rows = [
         f"{r['name']}: {r['model']}, {r['goal']}, {r['gpus']}x{r['gpu']}, {r['seq_length']:,} tokens"
         for r in answer["recipes"]
@@ -185,21 +185,21 @@ def recipes(answer: Answer) -> str:
 
 
 def rules(answer: Answer) -> str:
-    """Rules, one a line."""
+    """Return rules, one per line."""
     rows = [f"{r['id']} ({r['severity']}): {r['symptom']}; {r['cause']}" for r in answer["rules"]]
     return _lines(*rows, _left_out(answer))
 
 
 def explained(answer: Answer) -> str:
-    """A rule, a field and the rules that point at it, or a finding of the doctor."""
+    """Return a rule, a field and the rules about it, or a finding of the doctor."""
     lines, field = [], answer["field"]
     if answer["kind"] == "finding":
-        lines = [f"{answer['about']}: {answer['meaning']}", "send the log to doctor for its figures and what to try"]
+        lines = [f"{answer['about']}: {answer['meaning']}", "send the log to doctor for figures and remedies"]
     if answer["kind"] == "field":
         choices = f", one of {', '.join(map(str, field['choices']))}" if field["choices"] else ""
         lines = [
             f"{field['key']} ({field['kind']}): {field['meaning']}; default {field['default']!r}{choices}",
-            f"also understood: {', '.join(field['also_understood'])}" if field["also_understood"] else "",
+            f"other keys: {', '.join(field['also_understood'])}" if field["also_understood"] else "",
         ]
     for r in answer["rules"][:SHOWN]:
         fix = " or ".join(" + ".join(one) for one in r["fix"])
@@ -210,7 +210,7 @@ def explained(answer: Answer) -> str:
 
 
 def error(details: Answer) -> str:
-    """What is wrong with a question, and the way out."""
+    """Return what is wrong with a request, and the fixes."""
     where = f"{details['field']}={details['value']}: " if details["value"] is not None else f"{details['field']}: "
     return _lines(
         f"error: {where if details['field'] else ''}{details['message']}",
@@ -233,7 +233,7 @@ def _some(title: str, rows: Sequence[str], shown: int = SHOWN) -> list[str]:
 
 
 def _left_out(answer: Answer) -> str:
-    return f"and {answer['left_out']} more; ask for more with limit" if "left_out" in answer else ""
+    return f"and {answer['left_out']} more; raise limit to see them" if "left_out" in answer else ""
 
 
 def _lines(*lines: str) -> str:

@@ -1,4 +1,4 @@
-"""The tools served over the Model Context Protocol: on standard input and output, or over HTTP for this machine."""
+"""Serve the tools over the Model Context Protocol: on standard input and output, or over HTTP for this machine."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
 
 from meshwright import __version__
+from meshwright.api.inputs import BODY_BYTES
+from meshwright.api.schema import response_schema
+from meshwright.api.verbs import Verb
 from meshwright.errors import InputError, OutputError, unknown
-from meshwright.mcp.executor import Reply, failed, reply
-from meshwright.mcp.tools import INSTRUCTIONS, SECONDS, TOOLS, Tool
+from meshwright.mcp.executor import Reply, failure, reply
+from meshwright.mcp.tools import INSTRUCTIONS, SECONDS, TOOLS, description, title
 
-WORKERS = 2  # processes that answer
-BODY_BYTES = 1024 * 1024
+WORKERS = 2  # processes
 PATH = "/mcp"
-OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 class Executor:
-    """Hands calls to worker processes; one that takes too long is ended with its process."""
+    """Runs calls in worker processes; a call that takes too long is ended with its process."""
 
     def __init__(self, seconds: float = SECONDS, workers: int = WORKERS) -> None:
         self.seconds = seconds
@@ -37,37 +39,37 @@ class Executor:
         self.warming = anyio.Lock()
 
     async def warm(self) -> None:
-        """Starts a worker and lets it import what answers need; who asks meanwhile waits for this one."""
+        """Start a worker and import what calls need; calls that arrive meanwhile wait for it."""
         async with self.warming:
-            await self._reply("recommend", dict(TOOLS["recommend"].examples[0]))
+            await self._reply("recommend", dict(TOOLS["recommend"].calls[0]))
 
     async def reply(self, name: str, arguments: dict[str, Any]) -> Reply:
-        """The answer of a tool, within the time that a call may take."""
+        """Return the answer of a tool within the time limit."""
         try:
             with anyio.fail_after(self.seconds):
                 async with self.warming:
                     pass
                 return await self._reply(name, arguments)
         except TimeoutError:
-            reason = f"took longer than the {self.seconds:g} s that a call may take"
-            return failed(InputError(reason, fix=("say more of the layout with overrides", "ask about fewer GPUs")))
+            reason = f"took longer than the time limit of {self.seconds:g} s"
+            return failure(InputError(reason, fix=("fix more of the layout with overrides", "request fewer GPUs")))
         except anyio.BrokenWorkerProcess:
-            return failed(InputError("the process that worked on it ended", fix=("ask again", "ask for less")))
+            return failure(InputError("the worker process ended", fix=("try again", "request less")))
 
     async def _reply(self, name: str, arguments: dict[str, Any]) -> Reply:
         return await anyio.to_process.run_sync(reply, name, arguments, cancellable=True, limiter=self.workers)
 
 
-def make_server(desk: Executor) -> Server[Any]:
-    """The server with its tools."""
+def make_server(executor: Executor) -> Server[Any]:
+    """Return the server with its tools."""
 
     async def list_tools(_: Any, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[_described(tool) for tool in TOOLS.values()])
 
-    async def call_tool(_: Any, asked: types.CallToolRequestParams) -> types.CallToolResult:
-        if asked.name not in TOOLS:
-            raise MCPError(code=types.INVALID_PARAMS, message=unknown("tool", asked.name[:80], TOOLS).reason)
-        return _result(await desk.reply(asked.name, asked.arguments or {}))
+    async def call_tool(_: Any, call: types.CallToolRequestParams) -> types.CallToolResult:
+        if call.name not in TOOLS:
+            raise MCPError(code=types.INVALID_PARAMS, message=unknown("tool", call.name[:80], TOOLS).reason)
+        return _result(await executor.reply(call.name, call.arguments or {}))
 
     return Server(
         "meshwright",
@@ -76,19 +78,19 @@ def make_server(desk: Executor) -> Server[Any]:
         instructions=INSTRUCTIONS,
         on_list_tools=list_tools,
         on_call_tool=call_tool,
-        get_tool_input_schema=lambda name: TOOLS[name].input_schema() if name in TOOLS else None,
+        get_tool_input_schema=lambda name: TOOLS[name].input_schema("mcp") if name in TOOLS else None,
     )
 
 
-def _described(tool: Tool) -> types.Tool:
+def _described(tool: Verb) -> types.Tool:
     return types.Tool(
         name=tool.name,
-        title=tool.title,
-        description=tool.text,
-        input_schema=tool.input_schema(),
-        output_schema=tool.output_schema(),
+        title=title(tool),
+        description=description(tool),
+        input_schema=tool.input_schema("mcp"),
+        output_schema=response_schema(tool),
         annotations=types.ToolAnnotations(
-            title=tool.title, read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+            title=title(tool), read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
         ),
     )
 
@@ -96,26 +98,26 @@ def _described(tool: Tool) -> types.Tool:
 def _result(found: Reply) -> types.CallToolResult:
     return types.CallToolResult(
         content=[types.TextContent(type="text", text=found.text)],
-        structured_content=found.found,
+        structured_content=found.answer,
         is_error=found.failed,
     )
 
 
 async def _serving(serve: Callable[[Server[Any]], Awaitable[None]]) -> None:
-    desk = Executor()
+    executor = Executor()
     async with anyio.create_task_group() as group:
-        group.start_soon(_warm, desk)
-        await serve(make_server(desk))
+        group.start_soon(_warm, executor)
+        await serve(make_server(executor))
         group.cancel_scope.cancel()
 
 
-async def _warm(desk: Executor) -> None:
-    with suppress(anyio.BrokenWorkerProcess):  # the first call will tell
-        await desk.warm()
+async def _warm(executor: Executor) -> None:
+    with suppress(anyio.BrokenWorkerProcess):  # the first call reports it
+        await executor.warm()
 
 
 def serve_stdio() -> None:
-    """Answers on standard input and output until the input ends."""
+    """Serve on standard input and output until the input ends."""
 
     async def serve(server: Server[Any]) -> None:
         async with stdio_server() as (incoming, outgoing):
@@ -123,17 +125,19 @@ def serve_stdio() -> None:
 
     try:
         anyio.run(_serving, serve)
-    except* BrokenPipeError:  # whoever asked has gone
+    except* BrokenPipeError:  # the client is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def security(allow_hosts: Sequence[str] = ()) -> TransportSecuritySettings:
-    """Whom requests may call this server: this machine's own names, and those allowed. Guards against rebound names."""
+    """Return the Host and Origin names that are accepted: this machine's and those allowed (against DNS rebinding)."""
     for name in allow_hosts:
         if not name or any(mark in name for mark in "/*@ ") or not name.isprintable():
-            raise InputError("is a host name as in a Host header", "allow-host", name, ("--allow-host gpu-box.lan",))
-    names = (*OWN_NAMES, *allow_hosts)
-    hosts = [spelled for name in names for spelled in (name, f"{name}:*")]
+            raise InputError(
+                "must be a host name as in a Host header", "allow-host", name, ("--allow-host gpu-box.lan",)
+            )
+    names = (*LOOPBACK, *allow_hosts)
+    hosts = [host for name in names for host in (name, f"{name}:*")]
     return TransportSecuritySettings(
         enable_dns_rebinding_protection=True,
         allowed_hosts=hosts,
@@ -141,8 +145,8 @@ def security(allow_hosts: Sequence[str] = ()) -> TransportSecuritySettings:
     )
 
 
-def serve_http(host: str, port: int, allow_hosts: Sequence[str], tell: Callable[[str], None]) -> None:
-    """Answers over streamable HTTP until it is interrupted; tells the address once it can be reached."""
+def serve_http(host: str, port: int, allow_hosts: Sequence[str], announce: Callable[[str], None]) -> None:
+    """Serve over streamable HTTP until interrupted; announce the address once it is open."""
     guard = security(allow_hosts)
 
     async def serve(server: Server[Any]) -> None:
@@ -160,7 +164,7 @@ def serve_http(host: str, port: int, allow_hosts: Sequence[str], tell: Callable[
         await uvicorn.Server(config).serve(sockets=[place])
 
     with _bound(host, port) as place, suppress(KeyboardInterrupt):
-        tell(f"http://{f'[{host}]' if ':' in host else host}:{place.getsockname()[1]}{PATH}")
+        announce(f"http://{f'[{host}]' if ':' in host else host}:{place.getsockname()[1]}{PATH}")
         anyio.run(_serving, serve)
 
 
@@ -169,6 +173,4 @@ def _bound(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise OutputError(
-            f"cannot be listened on: {why}", field="port", value=f"{host}:{port}", fix=("--port 0",)
-        ) from error
+        raise OutputError(f"cannot listen: {why}", field="port", value=f"{host}:{port}", fix=("--port 0",)) from error

@@ -14,12 +14,13 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
+from meshwright.choices import ENGINES as ENGINES
+from meshwright.choices import GOALS as GOALS
+from meshwright.choices import Engine as Engine
+from meshwright.choices import Goal as Goal
+
 FieldKind = Literal["contract", "layout", "benchmark"]
-Goal = Literal["pretrain", "sft", "peft"]
 Strategy = Literal["fsdp2", "ddp", "megatron_fsdp", "zero1"]
-Engine = Literal["meshwright", "megatron", "torchtitan", "automodel", "kempnerforge", "fsdp1", "deepspeed"]
-GOALS: tuple[Goal, ...] = get_args(Goal)
-ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 
 def contract(text: str, **limits: Any) -> Meta:

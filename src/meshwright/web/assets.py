@@ -1,4 +1,4 @@
-"""The files that pages load, read once from the package: a request names one of them and never a path."""
+"""The static files, read once from the package: a request names one of them, never a path."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ class Asset:
 
     @property
     def suffix(self) -> str:
-        """The ending of its name."""
+        """Return the ending of its name."""
         last = self.name.rpartition("/")[2]
         return f".{last.rpartition('.')[2]}" if "." in last else ""
 
     @cached_property
     def version(self) -> str:
-        """What changes when the file does."""
+        """Return a digest, which changes with the file."""
         return hashlib.blake2b(self.content, digest_size=8).hexdigest()
 
     @cached_property
     def packed(self) -> bytes:
-        """The file compressed."""
+        """Return the file compressed."""
         return gzip.compress(self.content, 6, mtime=0)
 
 
 @cache
 def assets() -> dict[str, Asset]:
-    """All files by their names."""
+    """Return all files by name."""
     return {name: Asset(name, file.read_bytes()) for name, file in _below(resources.files(__package__) / "static", "")}
 
 
@@ -70,16 +70,16 @@ def _below(folder: Traversable, prefix: str) -> list[tuple[str, Traversable]]:
 
 
 def asset_url(name: str) -> str:
-    """The address of a file, which changes with its content, so that it may be kept for ever."""
+    """Return the URL of a file; it changes with the content, so browsers may cache it forever."""
     return f"/static/{name}?v={assets()[name].version}"
 
 
 @router.get("/static/{name:path}", include_in_schema=False)
 async def static(request: Request, name: str) -> Response:
-    """A file that pages load."""
+    """Send a static file."""
     found = assets().get(name)
     if found is None:
-        return Response("there is no such file\n", 404, media_type="text/plain")
+        return Response("no such file\n", 404, media_type="text/plain")
     tag = f'"{found.version}"'
     headers = {"etag": tag, "vary": "accept-encoding"}
     headers["cache-control"] = FOREVER if request.query_params.get("v") == found.version else "no-cache"

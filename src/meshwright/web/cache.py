@@ -1,124 +1,99 @@
-"""What was answered before is answered again without looking: an address always has the same answer."""
+"""The one cache of responses: by request, and by the address of a GET that was answered before."""
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
-from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from functools import cached_property
+from typing import Any
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+import msgspec
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-MOST_BYTES = 128 << 20
-LARGEST = 4 << 20  # bytes of one answer
-API, HEALTH = "/api/", "/api/health"
-
-
-Address = tuple[str, bytes]  # path and query
-
-
-class Sized(Protocol):
-    """What takes room."""
-
-    @property
-    def size(self) -> int:
-        """In bytes."""
-
-
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V", bound=Sized)
-
-
-class LRUCache(Generic[K, V]):
-    """The things used last, up to a count and a size."""
-
-    def __init__(self, most: int, most_bytes: int = MOST_BYTES) -> None:
-        self.most, self.most_bytes, self.bytes = most, most_bytes, 0
-        self.held: OrderedDict[K, V] = OrderedDict()
-
-    def get(self, key: K) -> V | None:
-        """The thing, if it is remembered."""
-        found = self.held.get(key)
-        if found is not None:
-            self.held.move_to_end(key)
-        return found
-
-    def put(self, key: K, value: V) -> None:
-        """Remembers a thing and forgets those used longest ago."""
-        if key in self.held:
-            self.bytes -= self.held.pop(key).size
-        self.held[key] = value
-        self.bytes += value.size
-        while self.held and (len(self.held) > self.most or self.bytes > self.most_bytes):
-            self.bytes -= self.held.popitem(last=False)[1].size
+MAX_BYTES = 128 << 20
+MAX_REPLY_BYTES = 4 << 20
+RETRY_S = 2
+Key = bytes | tuple[str, bytes]  # digest of a request, or path and query
 
 
 @dataclass(frozen=True)
-class Sent:
-    """An answer as it went over the wire."""
+class Reply:
+    """A response before it is sent: status and JSON."""
 
-    headers: tuple[tuple[bytes, bytes], ...]
+    status: int
     body: bytes
+    lasts: bool = False  # the same request always gets this reply
 
     @property
-    def size(self) -> int:
-        """In bytes."""
-        return len(self.body) + 1000
+    def ok(self) -> bool:
+        """Return whether the request was answered."""
+        return self.status == 200
 
-    @property
-    def tag(self) -> bytes | None:
-        """What changes when the answer does."""
-        return next((value for name, value in self.headers if name == b"etag"), None)
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        """Return the decoded object; it is shared, so do not change it."""
+        found: dict[str, Any] = msgspec.json.decode(self.body)
+        return found
+
+    @cached_property
+    def tag(self) -> str:
+        """Return the entity tag, which changes with the body."""
+        return f'"{hashlib.blake2b(self.body, digest_size=12).hexdigest()}"'
+
+    def to_response(self, known_tags: str = "") -> Response:
+        """Return the HTTP response; without a body if the client already has it."""
+        headers = {"etag": self.tag, "cache-control": "no-cache"} if self.ok else {"cache-control": "no-store"}
+        if self.status == 429:
+            headers["retry-after"] = str(RETRY_S)
+        if self.ok and self.tag in known_tags:
+            return Response(status_code=304, headers=headers)
+        return Response(self.body, self.status, headers, media_type="application/json")
 
 
-class Remembering:
-    """Answers an address of the API that was answered before; pages may show a passing error and are not kept."""
+class LRUCache:
+    """The most recently used replies, up to a number and a size."""
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
-        self.app = app
-        self.remembered: LRUCache[Address, Sent] = LRUCache(most)
+    def __init__(self, max_entries: int, max_bytes: int = MAX_BYTES) -> None:
+        self.max_entries, self.max_bytes, self.bytes = max_entries, max_bytes, 0
+        self.entries: OrderedDict[Key, Reply] = OrderedDict()
+
+    def get(self, key: Key) -> Reply | None:
+        """Return a reply if it is cached."""
+        found = self.entries.get(key)
+        if found is not None:
+            self.entries.move_to_end(key)
+        return found
+
+    def put(self, key: Key, reply: Reply) -> None:
+        """Cache a reply and evict the least recently used ones."""
+        if len(reply.body) > MAX_REPLY_BYTES:
+            return
+        if key in self.entries:
+            self.bytes -= len(self.entries.pop(key).body)
+        self.entries[key] = reply
+        self.bytes += len(reply.body)
+        while self.entries and (len(self.entries) > self.max_entries or self.bytes > self.max_bytes):
+            self.bytes -= len(self.entries.popitem(last=False)[1].body)
+
+
+def address(scope: Scope) -> tuple[str, bytes]:
+    """Return the cache key of a GET."""
+    return scope["path"], scope["query_string"]
+
+
+class CacheMiddleware:
+    """Answers a GET that was answered before without parsing it again."""
+
+    def __init__(self, app: ASGIApp, cache: LRUCache) -> None:
+        self.app, self.cache = app, cache
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers, or lets it be answered and remembers."""
-        if scope["type"] != "http" or scope["method"] != "GET" or not _lasting(scope["path"]):
+        """Send the cached reply, or pass the request on."""
+        found = self.cache.get(address(scope)) if scope["type"] == "http" and scope["method"] == "GET" else None
+        if found is None:
             await self.app(scope, receive, send)
             return
-        said, key = dict(scope["headers"]), (scope["path"], scope["query_string"])
-        found = self.remembered.get(key)
-        if found is None:
-            await self.app(scope, receive, _Noted(self.remembered, key, send))
-        else:
-            await _again(found, said.get(b"if-none-match", b""), send)
-
-
-def _lasting(path: str) -> bool:
-    return path.startswith(API) and path != HEALTH
-
-
-async def _again(found: Sent, known: bytes, send: Send) -> None:
-    tag = found.tag
-    if tag is not None and tag in known:
-        headers = [one for one in found.headers if one[0] not in (b"content-length", b"content-type")]
-        await send({"type": "http.response.start", "status": 304, "headers": headers})
-        await send({"type": "http.response.body", "body": b""})
-        return
-    await send({"type": "http.response.start", "status": 200, "headers": list(found.headers)})
-    await send({"type": "http.response.body", "body": found.body})
-
-
-class _Noted:
-    """Sends an answer on, and remembers it when it is a whole one."""
-
-    def __init__(self, remembered: LRUCache[Address, Sent], key: Address, send: Send) -> None:
-        self.remembered, self.key, self.send = remembered, key, send
-        self.status, self.headers, self.body = 0, list[tuple[bytes, bytes]](), bytearray()
-
-    async def __call__(self, message: Message) -> None:
-        """One part of an answer."""
-        if message["type"] == "http.response.start":
-            self.status, self.headers = message["status"], list(message["headers"])
-        elif self.status == 200 and message["type"] == "http.response.body":
-            self.body += message.get("body", b"")
-            if not message.get("more_body", False) and len(self.body) <= LARGEST:
-                self.remembered.put(self.key, Sent(tuple(self.headers), bytes(self.body)))
-        await self.send(message)
+        known = dict(scope["headers"]).get(b"if-none-match", b"")
+        await found.to_response(known.decode("latin-1"))(scope, receive, send)

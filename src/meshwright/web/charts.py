@@ -1,4 +1,4 @@
-"""Charts as Vega-Lite specifications. They hold data and meaning only: colours come from the page, light or dark."""
+"""Charts as Vega-Lite specifications: data and encodings; colors come from the style sheet, light or dark."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from meshwright.web import presenters
 
-NEAR = 2.5  # times the fastest: what is in view at first
+NEAR = 2.5  # times the fastest step: the initial view
 Spec = dict[str, Any]
 
 
 def layouts(plans: Mapping[str, Any]) -> Spec:
-    """All layouts that fit: memory across, seconds up, faster above; the page fills in the rows and filters them."""
+    """Return the chart of layouts that fit: memory across, seconds up, faster above. explore.js adds the rows."""
     tip = [
         {"field": "words", "title": "layout"},
         {"field": "total_gib", "title": "GiB", "format": ".1f"},
@@ -20,7 +20,7 @@ def layouts(plans: Mapping[str, Any]) -> Spec:
     ]
     point = {"type": "point", "filled": True, "opacity": 0.75, "tooltip": True, "cursor": "pointer", "clip": True}
     seconds = [one["step_s"] for one in plans.get("fitting", [])] or [1.0]
-    near = [min(seconds) * 0.98, min(max(seconds), NEAR * min(seconds)) * 1.02]  # the rest is found by zooming out
+    near = [min(seconds) * 0.98, min(max(seconds), NEAR * min(seconds)) * 1.02]  # zoom out for the rest
     return {
         "height": 420,
         "width": "container",
@@ -40,7 +40,7 @@ def layouts(plans: Mapping[str, Any]) -> Spec:
                 "scale": {"type": "log", "reverse": True, "nice": False, "domain": near},
                 "axis": {"format": "~g", "tickCount": 8},
             },
-            "color": {"field": "colour", "type": "nominal", "title": None},
+            "color": {"field": "color", "type": "nominal", "title": None},
             "shape": {
                 "field": "slot",
                 "type": "nominal",
@@ -62,7 +62,7 @@ SCALED = {
 
 
 def scaling(series: Sequence[Mapping[str, Any]]) -> dict[str, Spec]:
-    """One chart for every figure that the answer has, against the number of GPUs."""
+    """Return one chart per figure of the response, against the number of GPUs."""
     rows = [
         {"gpu": one["gpu"], **{name: size[name] for name in ("gpus", "layout", *SCALED)}}
         for one in series
@@ -108,7 +108,7 @@ def _against_gpus(name: str, rows: list[dict[str, Any]]) -> Spec:
 
 
 def accuracy(points: Sequence[Mapping[str, Any]], unit: str) -> Spec:
-    """Predicted against measured on equal axes, with the line where both are the same."""
+    """Return predicted against measured on equal axes, with the diagonal."""
     values = [dict(point) for point in points]
     ends = [value for point in points for value in (point["measured"], point["predicted"])] or [1.0, 1.0]
     line = [{"measured": end, "predicted": end} for end in (min(ends), max(ends))]
@@ -143,5 +143,5 @@ def accuracy(points: Sequence[Mapping[str, Any]], unit: str) -> Spec:
 
 
 def layouts_data(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """The rows of the chart of layouts."""
+    """Return the rows of the chart of layouts."""
     return presenters.table_of(answer.get("fitting", []))

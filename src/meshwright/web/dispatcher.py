@@ -1,4 +1,4 @@
-"""The desk where questions arrive: answers are remembered, equal questions asked once, and searches bounded."""
+"""The dispatcher: replies are cached, equal requests run once, and searches are bounded."""
 
 from __future__ import annotations
 
@@ -9,186 +9,168 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from meshwright.api.inputs import Request, fields_of, read
+from meshwright.api.verbs import VERBS
+from meshwright.errors import MeshwrightError
+from meshwright.version import SCHEMA
 from meshwright.web import worker
-from meshwright.web.cache import LRUCache
-from meshwright.web.errors import to_error
-from meshwright.web.handlers import HEAVY, side_by_side
+from meshwright.web.cache import LRUCache, Reply
+from meshwright.web.errors import error_of, to_error
 from meshwright.web.settings import Settings
 
-RETRY_S = 2
-STARTED_S = 60.0  # until a fresh worker has imported everything and answers
-MAY_BE_EMPTY = ("seq", "tokens", "query", "family", "framework")
-"""A form's field that nobody filled in."""
-SMALLER = ("fix part of the layout, such as layout.tp=8", "ask for fewer GPUs")
-Question = tuple[str, dict[str, Any], dict[str, str]]
-
-
-@dataclass(frozen=True)
-class Reply:
-    """An answer as it goes out: status, JSON text and its tag."""
-
-    status: int
-    body: bytes
-    lasts: bool = False  # the same question has the same answer
-
-    @property
-    def ok(self) -> bool:
-        """Whether the question was understood."""
-        return self.status == 200
-
-    @property
-    def size(self) -> int:
-        """Bytes that it takes to remember."""
-        return len(self.body)
-
-    @cached_property
-    def data(self) -> dict[str, Any]:
-        """The answer as an object; do not change it, others get the same."""
-        found: dict[str, Any] = msgspec.json.decode(self.body)
-        return found
-
-    @cached_property
-    def tag(self) -> str:
-        """What changes when the answer does."""
-        return f'"{hashlib.blake2b(self.body, digest_size=12).hexdigest()}"'
+START_S = 60.0  # until a new worker has imported everything
+SMALLER = ("fix part of the layout, such as layout.tp=8", "request fewer GPUs")
+Call = tuple[str, dict[str, Any], dict[str, str]]  # verb, fields that differ from their default, texts by file name
 
 
 @dataclass
 class PendingRequest:
-    """A question that is not answered yet, and how many wait for its answer."""
+    """A request without a reply yet, and how many clients wait for it."""
 
     task: asyncio.Task[Reply]
-    askers: int = 0
-    begun: bool = False
+    clients: int = 0
+    started: bool = False
 
 
 class Dispatcher:
-    """Takes questions; answers them from memory or by one of its workers."""
+    """Takes requests; replies from the cache or from one of its workers."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.remembered: LRUCache[bytes, Reply] = LRUCache(settings.remembered)
-        self.asked: dict[bytes, PendingRequest] = {}
+        self.cache = LRUCache(settings.cache_entries)
+        self.pending: dict[bytes, PendingRequest] = {}
         self.workers = [Worker() for _ in range(settings.workers)]
         self.idle: asyncio.LifoQueue[Worker] = asyncio.LifoQueue()
         for one in self.workers:
             self.idle.put_nowait(one)
-        self.heavy = asyncio.Semaphore(max(1, settings.workers - 1))
-        self.ahead: asyncio.Task[Any] | None = None
+        self.slow = asyncio.Semaphore(max(1, settings.workers - 1))
+        self.prefetch: asyncio.Task[Any] | None = None
 
-    async def ask(self, verb: str, asked: Mapping[str, Any], texts: Mapping[str, str] | None = None) -> Reply:
-        """The reply to a question: 200, or an error of the 400s with its way out."""
+    async def ask(self, verb: str, arguments: Mapping[str, Any], *, texts: bool = True, strings: bool = True) -> Reply:
+        """Return the reply to a request: 200, or an error of the 400s with its fix.
+
+        `texts` and `strings` are those of `inputs.read`.
+        """
+        try:
+            request, files = read(VERBS[verb].request, _stripped(verb, arguments), "http", texts=texts, strings=strings)
+        except MeshwrightError as error:
+            return _reply(worker.BAD_REQUEST, error_of(error))
         if verb == "scale":
-            return await self._side_by_side(dict(asked), texts or {})
-        question = normal(verb, asked, texts or {})
-        key = hashlib.blake2b(msgspec.json.encode(question, enc_hook=str, order="sorted"), digest_size=16).digest()
-        found = self.remembered.get(key)
+            return await self._scale(request, files)
+        return await self._cached((verb, _given(request), files))
+
+    async def _cached(self, call: Call) -> Reply:
+        key = hashlib.blake2b(msgspec.json.encode(call, enc_hook=str, order="sorted"), digest_size=16).digest()
+        found = self.cache.get(key)
         if found is not None:
             return found
-        waiting = self.asked.get(key)
+        waiting = self.pending.get(key)
         if waiting is None:
-            if len(self.asked) >= self.settings.waiting:
-                return _reply(
-                    429, to_error("too many questions wait already", error="Busy", fix=("ask again in a moment",))
-                )
-            waiting = self.asked[key] = PendingRequest(asyncio.create_task(self._find(key, question)))
-        return await self._answer(key, waiting)
+            if len(self.pending) >= self.settings.max_pending:
+                return _reply(429, to_error("too many pending requests", kind="Busy", fix=("try again in a moment",)))
+            waiting = self.pending[key] = PendingRequest(asyncio.create_task(self._find(key, call)))
+        return await self._wait(key, waiting)
 
-    async def _answer(self, key: bytes, waiting: PendingRequest) -> Reply:
-        """Waits with the others for an answer; a question that nobody waits for any more is not begun."""
-        waiting.askers += 1
+    async def _wait(self, key: bytes, waiting: PendingRequest) -> Reply:
+        """Wait with the other clients; a request that all of them left is not started."""
+        waiting.clients += 1
         try:
             return await asyncio.shield(waiting.task)
         finally:
-            waiting.askers -= 1
-            if not waiting.askers and not waiting.begun and not waiting.task.done():
+            waiting.clients -= 1
+            if not waiting.clients and not waiting.started and not waiting.task.done():
                 self._forget(key, waiting)
                 waiting.task.cancel()
 
-    async def _find(self, key: bytes, question: Question) -> Reply:
-        waiting = self.asked[key]
+    async def _find(self, key: bytes, call: Call) -> Reply:
+        waiting = self.pending[key]
         try:
-            async with self.heavy if question[0] in HEAVY else contextlib.nullcontext():
-                reply = await (self._by_worker(question, waiting) if self.workers else self._here(question))
+            async with self.slow if VERBS[call[0]].slow else contextlib.nullcontext():
+                reply = await (self._by_worker(call, waiting) if self.workers else self._here(call))
             if reply.lasts:
-                self.remembered.put(key, reply)
+                self.cache.put(key, reply)
             return reply
         finally:
             self._forget(key, waiting)
 
     def _forget(self, key: bytes, waiting: PendingRequest) -> None:
-        if self.asked.get(key) is waiting:
-            del self.asked[key]
+        if self.pending.get(key) is waiting:
+            del self.pending[key]
 
-    async def _side_by_side(self, asked: dict[str, Any], texts: Mapping[str, str]) -> Reply:
-        """Several GPU types: one question for each, so that each has its time and is remembered."""
-        found: dict[str, dict[str, Any]] = {}
-        for gpu in asked.pop("gpu"):
-            reply = await self.ask("size", {**asked, "gpu": gpu}, texts)
+    async def _scale(self, request: Any, files: dict[str, str]) -> Reply:
+        """Size several GPU types, each as a request of its own: each has its time limit and its cache entry."""
+        series = []
+        for gpu in request.gpu:
+            reply = await self._cached(("size", {**_given(request), "gpu": gpu}, files))
             if not reply.ok:
                 return reply
-            found[gpu] = reply.data
-        return _reply(200, side_by_side(found))
+            series.append({"gpu": gpu, **{name: value for name, value in reply.data.items() if name != "schema"}})
+        return _reply(200, {"schema": SCHEMA, "series": series}, lasts=True)
 
-    async def _here(self, question: Question) -> Reply:
-        status, body = await asyncio.to_thread(worker.reply, *question)
-        return _reply(status, body, lasts=status != worker.FAULT)
+    async def _here(self, call: Call) -> Reply:
+        status, body = await asyncio.to_thread(worker.reply, *call)
+        return _reply(status, body, lasts=status != worker.INTERNAL_ERROR)
 
-    async def _by_worker(self, question: Question, waiting: PendingRequest) -> Reply:
+    async def _by_worker(self, call: Call, waiting: PendingRequest) -> Reply:
         chosen = await self.idle.get()
-        waiting.begun = True
+        waiting.started = True
         try:
-            return await chosen.answer(question, self.settings.search_s)
+            return await chosen.answer(call, self.settings.time_limit_s)
         finally:
             self.idle.put_nowait(chosen)
 
     async def start(self) -> None:
-        """Starts the workers, so that the first asker need not wait for imports, nor for what takes longest."""
+        """Start the workers, and compute what takes longest before a client asks for it."""
         await asyncio.gather(*(one.started() for one in self.workers))
         if self.workers:
-            self.ahead = asyncio.create_task(self.ask("accuracy", {"points": True}))
+            self.prefetch = asyncio.create_task(self.ask("accuracy", {"points": True}))
 
     async def close(self) -> None:
-        """Ends the workers."""
-        for task in (self.ahead, *(one.task for one in self.asked.values())):
+        """End the workers."""
+        for task in (self.prefetch, *(one.task for one in self.pending.values())):
             if task is not None:
                 task.cancel()
         await asyncio.gather(*(one.end() for one in self.workers))
 
 
-def normal(verb: str, asked: Mapping[str, Any], texts: Mapping[str, str]) -> Question:
-    """A question without what does not change its answer: empty values, and blanks around words."""
-    said = {name: value.strip() if isinstance(value, str) else value for name, value in asked.items()}
-    for name in ("goal", "engine", "framework", "to", "kind"):
-        if isinstance(said.get(name), str):
-            said[name] = said[name].lower()
-    kept = {name: value for name, value in said.items() if not _says_nothing(name, value)}
-    return verb, kept, dict(texts)
+def _stripped(verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments without surrounding spaces, and without empty values of optional fields."""
+    fields = {field.name: field for field in fields_of(VERBS[verb].request)}
+    kept = {}
+    for name, value in arguments.items():
+        field = fields.get(name)
+        if field is not None and isinstance(value, str):
+            value = value.strip()
+        if field is None or field.required or value not in ("", [], ()):
+            kept[name] = value
+    return kept
 
 
-def _says_nothing(name: str, value: Any) -> bool:
-    return value is None or value in ([], ()) or (value == "" and name in MAY_BE_EMPTY)
+def _given(request: Request) -> dict[str, Any]:
+    """Return the fields that differ from their default."""
+    fields = {field.name: getattr(request, field.name) for field in fields_of(type(request))}
+    defaults = {field.name: field.python_default for field in fields_of(type(request)) if not field.required}
+    return {name: value for name, value in fields.items() if name not in defaults or value != defaults[name]}
 
 
-def _reply(status: int, body: dict[str, Any], lasts: bool = False) -> Reply:
+def _reply(status: int, body: Any, lasts: bool = False) -> Reply:
     return Reply(status, msgspec.json.encode(body, enc_hook=str), lasts)
 
 
 class Worker:
-    """One process that answers, started when it is needed and again when it had to be ended."""
+    """One worker process, started on first use and again after it had to be killed."""
 
     def __init__(self) -> None:
         self.process: asyncio.subprocess.Process | None = None
         self.fresh = True
 
     async def started(self) -> asyncio.subprocess.Process:
-        """The process, started if there is none."""
+        """Return the process, started if there is none."""
         if self.process is None or self.process.returncode is not None:
             package = str(Path(__file__).resolve().parents[2])
             path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
@@ -201,28 +183,28 @@ class Worker:
             self.fresh = True
         return self.process
 
-    async def answer(self, question: Question, seconds: float) -> Reply:
-        """The reply to a question within so many seconds; the process is ended where it takes longer."""
+    async def answer(self, call: Call, seconds: float) -> Reply:
+        """Return the reply within a time limit; kill the process if it takes longer."""
         process = await self.started()
-        limit = seconds + (STARTED_S if self.fresh else 0)
+        limit = seconds + (START_S if self.fresh else 0)
         try:
-            raw = await asyncio.wait_for(self._exchanged(process, msgspec.json.encode(question, enc_hook=str)), limit)
+            raw = await asyncio.wait_for(self._exchange(process, msgspec.json.encode(call, enc_hook=str)), limit)
         except TimeoutError:
             await self.end()
-            reason = f"the search took more than {seconds:g} s and was ended"
-            return _reply(422, to_error(reason, error="TooLong", fix=SMALLER))
+            reason = f"the search exceeded the time limit of {seconds:g} s"
+            return _reply(worker.BAD_REQUEST, to_error(reason, kind="TooLong", fix=SMALLER))
         except (asyncio.IncompleteReadError, ConnectionError):
             await self.end()
-            reason = "the search ended without an answer: it needed more than one question may take"
-            return _reply(422, to_error(reason, error="TooMuch", fix=SMALLER))
+            reason = "the search ended without a result: it needed more memory than one request may use"
+            return _reply(worker.BAD_REQUEST, to_error(reason, kind="TooMuch", fix=SMALLER))
         except asyncio.CancelledError:
             await self.end()
             raise
         self.fresh = False
         status, body = msgspec.json.decode(raw, type=tuple[int, msgspec.Raw])
-        return Reply(status, bytes(body), lasts=status != worker.FAULT)
+        return Reply(status, bytes(body), lasts=status != worker.INTERNAL_ERROR)
 
-    async def _exchanged(self, process: asyncio.subprocess.Process, sent: bytes) -> bytes:
+    async def _exchange(self, process: asyncio.subprocess.Process, sent: bytes) -> bytes:
         if process.stdin is None or process.stdout is None:
             raise ConnectionError("a worker without pipes")
         process.stdin.write(worker.LENGTH.pack(len(sent)) + sent)
@@ -231,7 +213,7 @@ class Worker:
         return await process.stdout.readexactly(worker.LENGTH.unpack(head)[0])
 
     async def end(self) -> None:
-        """Ends the process and waits for it."""
+        """Kill the process and wait for it."""
         process, self.process = self.process, None
         if process is None or process.returncode is not None:
             return

@@ -1,4 +1,4 @@
-"""The catalogue as files for any static host, or none: pages, a JSON twin of each, and llms.txt."""
+"""Export the catalogue as static files: pages, a JSON file for each, and llms.txt."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from meshwright.web.static_page import as_file
 from meshwright.web.templates import render
 
 MARK = ".meshwright-export.json"
-"""Says that a folder was written here, and which files."""
+"""Marks an exported folder and lists its files."""
 ABOUT = {
     "recipes": "the library: a contract and a layout for a cluster",
     "throughput": "upper bounds on mock data; never a production setting",
     "models": "shapes and exact parameter counts",
     "gpus": "memory, peaks and links, with sources",
-    "rules": "everything that is checked: symptom, cause and fix",
+    "rules": "all checks: symptom, cause and fix",
     "accuracy": "predicted against measured, by source",
 }
 TITLES = {
@@ -39,11 +39,11 @@ TITLES = {
 Get = Callable[[str], Awaitable[bytes]]
 
 
-def export(folder: str, say: Callable[[str], None] = lambda text: None) -> list[str]:
-    """Writes the catalogue to a folder that is new, empty, or was written so before; the files, by their names."""
+def export(folder: str, log: Callable[[str], None] = lambda text: None) -> list[str]:
+    """Write the catalogue to a new, empty or previously exported folder; return the file names."""
     place = Path(folder)
     before = _written_before(place)
-    files = asyncio.run(_files(say))
+    files = asyncio.run(_files(log))
     for name in sorted(set(before) - files.keys()):
         _below(place, name).unlink(missing_ok=True)
     for name, content in files.items():
@@ -53,7 +53,7 @@ def export(folder: str, say: Callable[[str], None] = lambda text: None) -> list[
 
 
 def _written_before(place: Path) -> list[str]:
-    """The files of an earlier export; a folder with anything else in it is refused."""
+    """Return the files of an earlier export; raise InputError for a folder with other files."""
     if place.exists() and not place.is_dir():
         raise InputError("is not a folder", field="export", value=str(place), fix=("--export site",))
     mark = place / MARK
@@ -63,7 +63,7 @@ def _written_before(place: Path) -> list[str]:
         found = json.loads(mark.read_text(encoding="utf-8"))["files"]
         return [str(name) for name in found if not PurePosixPath(name).is_absolute() and ".." not in name.split("/")]
     except (OSError, ValueError, KeyError, TypeError):
-        reason = "holds files that were not exported here; name a new or empty folder"
+        reason = "contains other files; use a new or empty folder"
         raise InputError(reason, field="export", value=str(place), fix=(f"--export {place}/catalogue",)) from None
 
 
@@ -79,9 +79,9 @@ def _write(path: Path, content: bytes) -> None:
         raise OutputError(f"cannot be written: {error.strerror}", field="export", value=str(path)) from error
 
 
-async def _files(say: Callable[[str], None]) -> dict[str, bytes]:
-    """Every file by its name."""
-    app = create_app(Settings(workers=0, remembered=10_000))
+async def _files(log: Callable[[str], None]) -> dict[str, bytes]:
+    """Return every file by name."""
+    app = create_app(Settings(workers=0, cache_entries=20_000))
 
     async def get(address: str) -> bytes:
         return await _answer(app, address)
@@ -99,7 +99,7 @@ async def _files(say: Callable[[str], None]) -> dict[str, bytes]:
             data = _merged(data, "estimate", await get(f"/api/estimate?target={PurePosixPath(name).stem}"))
         made[str(PurePosixPath(name).with_suffix(".json"))] = _indented(data)
         if number % 100 == 0:
-            say(f"{number} of {len(pages)} pages")
+            log(f"{number} of {len(pages)} pages")
     front = render("catalogue.html", version=__version__, path="/", sections=list(_sections(catalogue)))
     made["index.html"] = as_file(_without_served(front), "index.html", links, str).encode()
     made["index.json"] = _indented(json.dumps(_index(pages)).encode())
@@ -108,7 +108,7 @@ async def _files(say: Callable[[str], None]) -> dict[str, bytes]:
 
 
 def _pages(catalogue: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Every page: its file, its address, and the address of the same as JSON."""
+    """Yield every page: its file, its URL, and the URL of its JSON."""
     for name in ("recipes", "models", "gpus", "rules"):
         yield f"{name}.html", (f"/{name}", f"/api/{name}")
     yield "throughput.html", ("/recipes?benchmark=1", "/api/recipes?benchmark=true")
@@ -124,7 +124,7 @@ def _pages(catalogue: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, str]]
 
 
 async def _answer(app: Any, address: str) -> bytes:
-    """What the application answers to an address; of a catalogue without an address for each entry, that entry."""
+    """Return the response to a URL; `twin:` URLs select one entry of a catalogue."""
     if address.startswith("twin:"):
         catalogue, rows, key, value = address.removeprefix("twin:").split("/", 3)
         found = json.loads(await _answer(app, f"/api/{catalogue}"))
@@ -136,10 +136,10 @@ async def _answer(app: Any, address: str) -> bytes:
         "headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 0), "server": ("127.0.0.1", 0),
     }  # fmt: skip
     status, body = 0, b""
-    asked = [{"type": "http.request", "body": b"", "more_body": False}]
+    messages = [{"type": "http.request", "body": b"", "more_body": False}]
 
     async def receive() -> Message:
-        return asked.pop() if asked else await asyncio.Future()  # and stays until it is answered
+        return messages.pop() if messages else await asyncio.Future()  # stays connected
 
     async def send(message: Message) -> None:
         nonlocal status, body
@@ -150,32 +150,32 @@ async def _answer(app: Any, address: str) -> bytes:
 
     await app(scope, receive, send)
     if status != 200:
-        raise OutputError(f"the page cannot be made: status {status}", field="export", value=address)
+        raise OutputError(f"the page cannot be rendered: status {status}", field="export", value=address)
     return body
 
 
 def _parts(html: str) -> set[str]:
-    """The addresses of parts that a page would load later."""
+    """Return the URLs of parts that a page loads later."""
     found = html.split('<div hx-get="')[1:]
     return {one.partition('"')[0] for one in found}
 
 
 async def _part(get: Get, address: str) -> str:
-    """A part that a served page loads when it is shown: a recipe as text, or how another framework gets it."""
+    """Return a part that a served page loads later: a recipe as text, or the command that exports it."""
     path, _, query = address.partition("?")
-    asked = {name: values[0] for name, values in parse_qs(query).items()}
-    if "format" in asked:
+    arguments = {name: values[0] for name, values in parse_qs(query).items()}
+    if "format" in arguments:
         return (await get(address)).decode()
     name = path.split("/")[2]
-    return f"<pre><code>meshwright export {escape(name)} --to {escape(asked['to'])}</code></pre>"
+    return f"<pre><code>meshwright export {escape(name)} --to {escape(arguments['to'])}</code></pre>"
 
 
 def _without_served(html: str) -> str:
-    """A page whose menu does not lead to pages that need a server."""
+    """Return a page without menu entries that need a server."""
     lines = html.split("\n")
     served = ('<li><a href="/explore"', '<li><a href="/scale"', '<li><a href="/check"')
     kept = [line for line in lines if not line.lstrip().startswith(served)]
-    return "\n".join(kept).replace('<li><a href="/">Ask</a></li>', '<li><a href="/">Catalogue</a></li>')
+    return "\n".join(kept).replace('<li><a href="/">Plan</a></li>', '<li><a href="/">Catalogue</a></li>')
 
 
 def _sections(catalogue: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
@@ -199,14 +199,14 @@ def _indented(data: bytes) -> bytes:
 
 
 def _llms(catalogue: Mapping[str, Any]) -> str:
-    """What a language model should read first: what there is, and where its data lies."""
+    """Return an index for language models: what there is, and where its data is."""
     lines = [
         "# Meshwright",
         "",
-        "> Which training recipe for this model on these GPUs, whether it fits, how fast it is, and why. "
-        f"This is the catalogue of version {__version__}, made by `meshwright web --export`.",
+        "> Training recipes for large models: layouts, memory, speed, and rules that check configs. "
+        f"This is the catalogue of version {__version__}, written by `meshwright web --export`.",
         "",
-        "Answers for a model, a cluster and a goal are not in these files: run "
+        "Plans for a model, a cluster and a goal are not in these files: run "
         "`meshwright recommend MODEL --gpus 8xH100 --goal sft --json`, or `meshwright mcp` for tools.",
         "",
         "## Catalogue",

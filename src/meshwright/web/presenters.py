@@ -1,4 +1,4 @@
-"""Answers as what a page shows: bars, rows and words. Every number is the answer's own."""
+"""Responses as what a page shows: bars, rows and text. Every number is the response's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
+
+from meshwright.api.inputs import Request, command_words
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
 STEP_PARTS = {
@@ -31,16 +33,15 @@ FRAMEWORKS = {
     "accelerate": "Accelerate",
 }
 WIDE = 1000  # of a bar's own units
-LINK_BYTES = 28_000  # of a question in a link; a server takes some more
-LINES, AROUND = 2_000, 3  # of a text: those shown of a long one are around its findings
-FLAGS = ("benchmark",)  # options without a value
+LINK_BYTES = 28_000  # of a link; the server accepts a little more
+LINES, AROUND = 2_000, 3  # shown of a long text: those around its findings
 LARGEST = ("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)
 SEVERITIES = ("error", "warning", "advice")
 Answer = Mapping[str, Any]
 
 
 def bar(parts: Mapping[str, float], names: Iterable[str], most: float, limit: float | None = None) -> dict[str, Any]:
-    """A bar cut into parts, in units of its own; what is longer than the bar is cut off there."""
+    """Return a bar of parts in its own units; parts beyond its end are cut off."""
     scale, at, pieces = WIDE / most if most > 0 else 0.0, 0.0, []
     for name in names:
         start, at = at, at + parts[name]
@@ -51,7 +52,7 @@ def bar(parts: Mapping[str, float], names: Iterable[str], most: float, limit: fl
 
 
 def memory(estimate: Answer, stages: Mapping[str, Mapping[str, float]] | None = None) -> dict[str, Any]:
-    """Memory by part of the fullest GPU and, in a pipeline, of every stage, on one scale."""
+    """Return memory by part of the fullest GPU and of every pipeline stage, on one scale."""
     gib = estimate["memory_gib"]
     most = max(gib["capacity"], gib["total"], *(stage["total"] for stage in (stages or {}).values())) * 1.02
     return {
@@ -68,7 +69,7 @@ def memory(estimate: Answer, stages: Mapping[str, Mapping[str, float]] | None = 
 
 
 def step(estimate: Answer) -> dict[str, Any]:
-    """A step by part."""
+    """Return a step by part."""
     seconds = estimate["step_parts_s"]
     return {
         "bar": bar(seconds, STEP_PARTS, estimate["step_s"]),
@@ -80,7 +81,7 @@ def step(estimate: Answer) -> dict[str, Any]:
 
 
 def layout_words(layout: Answer) -> str:
-    """A layout in one line: what is cut how often."""
+    """Return a layout on one line."""
     words = [str(layout["strategy"])]
     words += [f"{name} {layout[name]}" for name in ("tp", "pp", "vp", "cp", "ep") if layout[name] > 1]
     words += [str(layout["pp_schedule"])] if layout["pp"] > 1 else []
@@ -91,7 +92,7 @@ def layout_words(layout: Answer) -> str:
 
 
 def differing(a: Answer, b: Answer) -> list[dict[str, Any]]:
-    """Two layouts side by side, field by field."""
+    """Return two layouts field by field."""
     names = [name for name in a["layout"] if name in b["layout"]]
     return [
         {"name": name, "a": a["layout"][name], "b": b["layout"][name], "same": a["layout"][name] == b["layout"][name]}
@@ -99,64 +100,61 @@ def differing(a: Answer, b: Answer) -> list[dict[str, Any]]:
     ]
 
 
-def opened(plan: Answer, plans: Answer, said: Mapping[str, str]) -> str:
-    """A plan of a ranking as a question of its own, with every field of its layout that a recipe has."""
+def opened(plan: Answer, plans: Answer, form: Mapping[str, str]) -> str:
+    """Return the query that recommends exactly this plan of a ranking."""
     fields = plans["fitting"][0]["layout"]
-    spelled = [f"layout.{name}={_spelled(value)}" for name, value in plan["layout"].items() if name in fields]
-    asked = {"model": "model", "gpus": "gpus", "goal": "goal", "seq": "seq_length", "engine": "engine"}
-    question = {name: str(plan["question"][field]) for name, field in asked.items()}
-    return with_override({**question, "overrides": said["overrides"]}, spelled)
+    overrides = [f"layout.{name}={_formatted(value)}" for name, value in plan["layout"].items() if name in fields]
+    names = {"model": "model", "gpus": "gpus", "goal": "goal", "seq": "seq_length", "engine": "engine"}
+    question = {name: str(plan["question"][field]) for name, field in names.items()}
+    return with_override({**question, "overrides": form["overrides"]}, overrides)
 
 
-def _spelled(value: Any) -> str:
+def _formatted(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "[" + ",".join(str(one) for one in value) + "]" if isinstance(value, list | tuple) else str(value)
 
 
-def with_override(said: Mapping[str, str], overrides: Iterable[str]) -> str:
-    """The same question with more overrides, as a query; a later word for the same field wins."""
-    asked = {word.partition("=")[0]: word for word in (*words(said.get("overrides", "")), *overrides)}
-    return query({**said, "overrides": shlex.join(asked.values())})
+def with_override(form: Mapping[str, str], overrides: Iterable[str]) -> str:
+    """Return the query with more overrides; a later one for the same field wins."""
+    latest = {word.partition("=")[0]: word for word in (*words(form.get("overrides", "")), *overrides)}
+    return query({**form, "overrides": shlex.join(latest.values())})
 
 
-def linkable(said: Mapping[str, str]) -> bool:
-    """Whether a question, and a little more, is short enough for an address."""
-    return len(query(said)) < LINK_BYTES
+def linkable(form: Mapping[str, str]) -> bool:
+    """Return whether a request, with a few more overrides, is short enough for a URL."""
+    return len(query(form)) < LINK_BYTES
 
 
-def query(said: Mapping[str, str]) -> str:
-    """What was asked, as the part of an address after the question mark."""
-    return urlencode({name: value for name, value in said.items() if value})
+def query(form: Mapping[str, str]) -> str:
+    """Return the fields as the query of a URL."""
+    return urlencode({name: value for name, value in form.items() if value})
 
 
 def words(text: str) -> list[str]:
-    """Overrides as typed; raises ValueError on a quote that does not end."""
+    """Split overrides as a shell does; raise ValueError for an open quote."""
     return shlex.split(text.replace("\n", " "))
 
 
-def command(verb: str, first: str, said: Mapping[str, str], options: Sequence[str]) -> str:
-    """The command line that asks the same."""
-    line = ["meshwright", verb, first]
-    for name in options:
-        if said.get(name) and not (name == "engine" and said[name] == "meshwright"):
-            line += [f"--{name}"] if name in FLAGS else [f"--{name}", said[name]]
-    return shlex.join([*line, *words(said.get("overrides", "")), "--json"])
+def command(verb: str, request: type[Request], form: Mapping[str, Any]) -> str:
+    """Return the command line for the same request."""
+    arguments = {**form, "overrides": words(form.get("overrides", ""))}
+    return shlex.join(["meshwright", verb, *command_words(request, arguments), "--json"])
 
 
 def findings_by_line(findings: Sequence[Answer], text: str) -> dict[str, Any]:
-    """A text's lines, each with what was found there; and what belongs to no line."""
+    """Return the lines of a text with their findings, and the findings without a line."""
     lines = text.splitlines() or [""]
     at: dict[int, list[Answer]] = {}
     for finding in findings:
         at.setdefault(finding.get("line") or 0, []).append(finding)
     elsewhere = [one for number, found in at.items() if not 1 <= number <= len(lines) for one in found]
-    shown = [{"number": n, "text": lines[n - 1], "findings": at.get(n, [])} for n in _worth_showing(len(lines), at)]
+    shown = [{"number": n, "text": lines[n - 1], "findings": at.get(n, [])} for n in _shown_lines(len(lines), at)]
     return {"lines": shown, "elsewhere": elsewhere, "counts": counted(findings), "of_lines": len(lines)}
 
 
-def _worth_showing(count: int, found: Iterable[int]) -> Sequence[int]:
-    """All lines of a text; of a long one its first, and those around findings."""
+def _shown_lines(count: int, found: Iterable[int]) -> Sequence[int]:
+    """Return the numbers of all lines; for a long text the first and those around findings."""
     if count <= LINES:
         return range(1, count + 1)
     near = {n for at in (1, *found) for n in range(max(at - AROUND, 1), min(at + AROUND, count) + 1)}
@@ -164,20 +162,20 @@ def _worth_showing(count: int, found: Iterable[int]) -> Sequence[int]:
 
 
 def counted(findings: Sequence[Answer]) -> dict[str, int]:
-    """Findings by severity."""
+    """Return the number of findings by severity."""
     found = Counter(one["severity"] for one in findings)
     return {name: found[name] for name in SEVERITIES}
 
 
-PASS_PX, ROW_PX, GAP_PX, MOST_PX = 20.0, 22, 4, 2400
+PASS_PX, ROW_PX, GAP_PX, MAX_PX = 20.0, 22, 4, 2400
 KINDS = {"F": "forward", "B": "backward", "I": "backward, input", "W": "backward, weights"}
 
 
 def pipeline(line: Answer) -> dict[str, Any]:
-    """A pipeline's step as drawings: all of it, or its start and its end when it is long."""
+    """Return a pipeline's step as drawings: all of it, or start and end if it is long."""
     forward = [one["end_s"] - one["start_s"] for one in line["passes"] if one["kind"] == "F"]
     scale = PASS_PX / max(sum(forward) / len(forward), 1e-12)
-    whole, window = line["span_s"], MOST_PX / scale
+    whole, window = line["span_s"], MAX_PX / scale
     parts = [(0.0, whole)] if whole <= 1.5 * window else [(0.0, window), (whole - 0.75 * window, whole)]
     names = ("the whole step",) if len(parts) == 1 else ("start of the step", "end of the step")
     busy = [0.0] * line["ranks"]
@@ -209,10 +207,10 @@ def _view(line: Answer, name: str, start: float, end: float, scale: float) -> di
 
 
 def table_of(rows: Sequence[Answer]) -> dict[str, Any]:
-    """Layouts as columns: those that are the same everywhere once, the rest row by row."""
+    """Return layouts as a table; values that all rows share are listed once."""
     if not rows:
         return {"common": {}, "columns": [], "rows": []}
-    flat = [{name: _spelled(value) for name, value in one["layout"].items()} for one in rows]
+    flat = [{name: _formatted(value) for name, value in one["layout"].items()} for one in rows]
     same = {name: value for name, value in flat[0].items() if all(one[name] == value for one in flat)}
     columns = [name for name in flat[0] if name not in same]
     return {
@@ -225,7 +223,7 @@ def table_of(rows: Sequence[Answer]) -> dict[str, Any]:
 
 
 def shortened(number: float) -> str:
-    """A large number in a few letters: 70.6B."""
+    """Return a large number in short form: 70.6B."""
     for letter, size in LARGEST:
         if abs(number) >= size:
             return f"{number / size:.3g}{letter}"
@@ -233,5 +231,5 @@ def shortened(number: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """Seconds with as many digits as are worth reading."""
+    """Return seconds with three significant digits or so."""
     return f"{value:,.1f}" if value >= 100 else f"{value:.2f}" if value >= 1 else f"{value:.3g}"

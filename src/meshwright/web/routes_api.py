@@ -1,160 +1,129 @@
-"""The JSON API: the same functions as the command line, under /api."""
+"""The HTTP API under /api: a route for each verb, derived from its request and response."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Body, Path, Query, Request, Response
+import msgspec
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse
 
 from meshwright import __version__
-from meshwright.api import SCHEMA
-from meshwright.web import requests
-from meshwright.web.dispatcher import RETRY_S, Dispatcher, Reply
-from meshwright.web.requests import VerbRequest
+from meshwright.api.inputs import fields_of, json_schema, texts_of
+from meshwright.api.schema import component_schemas
+from meshwright.api.verbs import VERBS, Verb, verbs_on
+from meshwright.version import SCHEMA
+from meshwright.web.cache import address
+from meshwright.web.dispatcher import Dispatcher
+from meshwright.web.errors import to_error
 
 router = APIRouter()
-Name = Annotated[requests.Word, Path(description="as it is called in the catalogue")]
-
-ERROR = {
-    "type": "object",
-    "required": ["schema", "error", "field", "value", "reason", "fix"],
-    "properties": {
-        "schema": {"const": SCHEMA},
-        "error": {"type": "string"},
-        "field": {"type": "string"},
-        "value": {"type": ["string", "null"]},
-        "reason": {"type": "string"},
-        "fix": {"type": "array", "items": {"type": "string"}},
-    },
+REFERENCES, COMPONENTS = component_schemas(verbs_on("http"))
+ERRORS = {
+    404: "unknown path",
+    408: "the request did not arrive in time",
+    413: "the body is too large",
+    414: "the URL is too long",
+    421: "unknown Host header",
+    422: "invalid or unanswerable request; the error has the fix",
+    429: "too many pending requests",
 }
-KEYS: dict[str, tuple[str, ...]] = {
-    "recommend": (
-        "question",
-        "recipe",
-        "contract",
-        "layout",
-        "estimate",
-        "changes",
-        "findings",
-        "suggestions",
-        "commands",
-    ),
-    "plan": ("plans", "pareto", "dropped", "searched"),
-    "estimate": ("question", "recipe", "layout", "estimate", "findings", "memory_by_stage_gib"),
-    "size": ("smallest", "most_efficient", "sizes"),
-    "scale": ("series",),
-    "schedule": ("schedule", "ranks", "chunks", "micro_batches", "span_s", "idle_share", "passes"),
-    "check": ("framework", "ok", "findings", "unresolved", "notes", "estimate"),
-    "export": ("framework", "ok", "files", "command", "findings"),
-    "recipes": ("recipes",),
-    "recipe": ("recipe",),
-    "models": ("models",),
-    "model": ("model",),
-    "gpus": ("gpus",),
-    "rules": ("rules",),
-    "accuracy": ("rows", "predicted", "step_time", "memory", "fit"),
-    "complete": ("kind", "names"),
-}
-"""What every answer has beside its schema."""
 
 
-def desk_of(request: Request) -> Dispatcher:
-    """Where this server's questions are answered."""
-    desk: Dispatcher = request.app.state.desk
-    return desk
+def dispatcher_of(request: Request) -> Dispatcher:
+    """Return the dispatcher of this server."""
+    found: Dispatcher = request.app.state.dispatcher
+    return found
 
 
-async def ask(request: Request, verb: str, question: VerbRequest) -> Reply:
-    """The reply to a typed question."""
-    return await desk_of(request).ask(verb, *question.question())
+def _route(verb: Verb, method: str, path: str) -> None:
+    """Add a route: arguments in the query of a GET, or in the JSON body of a POST."""
+    is_get = method == "GET"
 
+    async def answer(request: Request) -> Response:
+        dispatcher = dispatcher_of(request)
+        arguments: Any = _query(verb, request) if is_get else await _body(request)
+        if not isinstance(arguments, dict):
+            return JSONResponse(to_error("must be a JSON object", "body"), 422, {"cache-control": "no-store"})
+        arguments |= request.path_params
+        reply = await dispatcher.ask(verb.name, arguments, texts=not is_get, strings=is_get)
+        if is_get and reply.ok and reply.lasts:
+            dispatcher.cache.put(address(request.scope), reply)
+        return reply.to_response(request.headers.get("if-none-match", "") if is_get else "")
 
-def sent(request: Request, reply: Reply) -> Response:
-    """A reply as it goes over the wire; what the asker has already is not sent again."""
-    headers = {"etag": reply.tag, "cache-control": "no-cache"} if reply.ok else {"cache-control": "no-store"}
-    if reply.status == 429:
-        headers["retry-after"] = str(RETRY_S)
-    if reply.ok and request.method == "GET" and reply.tag in request.headers.get("if-none-match", ""):
-        return Response(status_code=304, headers=headers)
-    return Response(reply.body, reply.status, headers, media_type="application/json")
-
-
-def _documented(verb: str) -> dict[int | str, dict[str, Any]]:
-    answer = {
-        "type": "object",
-        "required": ["schema", *KEYS[verb]],
-        "properties": {"schema": {"const": SCHEMA}},
-    }
-    refusals = {
-        404: "nothing is at this address",
-        408: "the question did not arrive in time",
-        413: "too large",
-        414: "too long",
-        421: "this server has another name",
-        422: "the question cannot be understood or answered; the way out is told",
-        429: "too many questions wait already",
-    }
-    found: dict[int | str, dict[str, Any]] = {200: _described("the answer", answer)}
-    return found | {code: _described(why, ERROR) for code, why in refusals.items()}
-
-
-def _described(text: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"description": text, "content": {"application/json": {"schema": schema}}}
-
-
-def _route(method: str, path: str, verb: str, kind: type[VerbRequest], named: bool = False) -> None:
-    """One question as a route: its fields in the query of a GET, or in the body of a POST."""
-    place: Any = Annotated[kind, Query() if method == "GET" else Body()]
-
-    async def answered(request: Request, question: VerbRequest) -> Response:
-        return sent(request, await ask(request, verb, question))
-
-    async def answered_by_name(request: Request, name: str, question: VerbRequest) -> Response:
-        said, texts = question.question()
-        return sent(request, await desk_of(request).ask(verb, {**said, "name": name}, texts))
-
-    handler: Callable[..., Any] = answered_by_name if named else answered
-    handler.__annotations__ = {"request": Request, "question": place, "return": Response}
-    if named:
-        handler.__annotations__["name"] = Name
     router.add_api_route(
         path,
-        handler,
+        answer,
         methods=[method],
-        name=f"{verb} {method.lower()} {kind.__name__}",
-        summary=(kind.__doc__ or "").strip(),
-        operation_id=f"{verb}_{kind.__name__}".lower(),
-        responses=_documented(verb),
+        name=f"{verb.name} {method.lower()}",
+        summary=verb.summary,
+        description=verb.description,
+        operation_id=f"{verb.name}_{method.lower()}",
+        responses={200: _content("the response", REFERENCES[verb.name]), **_ERROR_RESPONSES},
         response_class=Response,
+        openapi_extra={"parameters": _parameters(verb)} if is_get else {"requestBody": _request_body(verb)},
     )
 
 
-for _path, _verb, _kind, _own in (
-    ("/recommend", "recommend", requests.Recommend, requests.RecommendOwn),
-    ("/plan", "plan", requests.Plan, requests.PlanOwn),
-    ("/estimate", "estimate", requests.Estimate, requests.EstimateOwn),
-    ("/size", "size", requests.Size, requests.SizeOwn),
-    ("/scale", "scale", requests.Scale, requests.ScaleOwn),
-    ("/schedule", "schedule", requests.Schedule, requests.ScheduleOwn),
-    ("/check", "check", requests.Check, requests.CheckText),
-    ("/export", "export", requests.Export, requests.ExportText),
-):
-    _route("GET", _path, _verb, _kind)
-    _route("POST", _path, _verb, _own)
-
-_route("GET", "/recipes", "recipes", requests.Recipes)
-_route("GET", "/recipes/{name}", "recipe", requests.Recipe, named=True)
-_route("GET", "/models", "models", requests.Models)
-_route("POST", "/models", "model", requests.ModelOwn)
-_route("GET", "/models/{name:path}", "model", requests.VerbRequest, named=True)
-_route("GET", "/gpus", "gpus", requests.VerbRequest)
-_route("GET", "/rules", "rules", requests.Rules)
-_route("GET", "/accuracy", "accuracy", requests.Accuracy)
-_route("GET", "/complete", "complete", requests.Complete)
+def _query(verb: Verb, request: Request) -> dict[str, Any]:
+    repeated = {field.name for field in fields_of(verb.request) if field.repeated}
+    query = request.query_params
+    return {name: query.getlist(name) if name in repeated else query[name] for name in query}
 
 
-@router.get("/health")
-async def health(request: Request) -> dict[str, Any]:
-    """Whether the server answers, and how many questions wait."""
-    return {"schema": SCHEMA, "ok": True, "version": __version__, "waiting": len(desk_of(request).asked)}
+async def _body(request: Request) -> Any:
+    try:
+        return msgspec.json.decode(await request.body())
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _content(text: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": text, "content": {"application/json": {"schema": schema}}}
+
+
+_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    code: _content(text, REFERENCES["error"]) for code, text in ERRORS.items()
+}
+
+
+def _parameters(verb: Verb) -> list[dict[str, Any]]:
+    schema = json_schema(verb.request, "http", texts=False)
+    return [
+        {
+            "name": name,
+            "in": "path" if f"{{{name}" in verb.path else "query",
+            "required": name in schema["required"],
+            "description": one.pop("description"),
+            "schema": one,
+        }
+        for name, one in schema["properties"].items()
+    ]
+
+
+def _request_body(verb: Verb) -> dict[str, Any]:
+    return {"required": True, "content": {"application/json": {"schema": json_schema(verb.request, "http")}}}
+
+
+for _verb in verbs_on("http"):
+    _route(_verb, "GET", _verb.path or f"/{_verb.name}")
+    if texts_of(_verb.request) and not _verb.path:
+        _route(_verb, "POST", f"/{_verb.name}")
+_route(VERBS["model"], "POST", "/models")
+
+
+@router.get("/health", response_class=JSONResponse)
+async def health(request: Request) -> JSONResponse:
+    """Return whether the server responds, and the number of pending requests."""
+    waiting = len(dispatcher_of(request).pending)
+    return JSONResponse({"schema": SCHEMA, "ok": True, "version": __version__, "waiting": waiting})
+
+
+def openapi(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI document, with the schemas of all responses."""
+    if app.openapi_schema is None:
+        found = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+        found.setdefault("components", {}).setdefault("schemas", {}).update(COMPONENTS)
+        app.openapi_schema = found
+    return app.openapi_schema

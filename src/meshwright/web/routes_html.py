@@ -1,22 +1,22 @@
-"""The pages: forms that ask the same questions as the command line, and their answers as HTML."""
+"""The web UI: forms for the same requests as the command line, and their responses as HTML."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from meshwright import __version__, api
-from meshwright.web import charts, presenters, requests
-from meshwright.web.errors import not_typed, to_error
-from meshwright.web.routes_api import desk_of
+from meshwright.api import requests
+from meshwright.api.requests import CONFIG
+from meshwright.web import charts, presenters
+from meshwright.web.errors import to_error
+from meshwright.web.routes_api import dispatcher_of
 from meshwright.web.templates import render
 
 router = APIRouter(include_in_schema=False)
@@ -33,34 +33,34 @@ EXAMPLES = (
     ("deepseek-v3", "256xGB200", "pretrain"),
     ("llama3-70b", "8xH100", "peft"),
 )
-VERBATIM = ("text", "config")  # blanks at their start count: lines and columns are told
-MOST_FIELDS = 200
+VERBATIM = ("text", "config")  # kept with their leading spaces: findings have lines and columns
+MAX_FIELDS = 200
 TOP = 10
 EXAMPLE_RECIPE = "llama3_8b_pretrain_config"
 FormFields = dict[str, str]
 Answer = dict[str, Any]
 
 
-async def said_in(request: Request, names: Sequence[str]) -> FormFields:
-    """What a form says, in the query or in the body; a field that is not asked for is left out."""
+async def form_fields(request: Request, names: Sequence[str]) -> FormFields:
+    """Return the fields of a form, from the query or the body; other fields are dropped."""
     pairs = list(request.query_params.multi_items())
     if request.method == "POST":
         body = (await request.body()).decode("utf-8", "replace")
         try:
-            pairs += parse_qsl(body, keep_blank_values=True, max_num_fields=MOST_FIELDS)
+            pairs += parse_qsl(body, keep_blank_values=True, max_num_fields=MAX_FIELDS)
         except ValueError:
-            raise HTTPException(413, f"a form has at most {MOST_FIELDS} fields") from None
+            raise HTTPException(413, f"a form has at most {MAX_FIELDS} fields") from None
     found = dict.fromkeys(names, "")
-    found.update({name: _said(name, value) for name, value in pairs if name in found})
+    found.update({name: _stripped(name, value) for name, value in pairs if name in found})
     return found
 
 
-def _said(name: str, value: str) -> str:
+def _stripped(name: str, value: str) -> str:
     return value if name in VERBATIM and value.strip() else value.strip()
 
 
 async def page(request: Request, template: str, status: int = 200, **shown: Any) -> HTMLResponse:
-    """A page; one asked for by htmx is told as fine, so that its error is shown in its place."""
+    """Return a page; status 200 if htmx requested it, so that an error is shown in its place."""
     fragment = request.headers.get("hx-request") == "true"
     text = await asyncio.to_thread(
         render, template, version=__version__, path=request.url.path, frameworks=presenters.FRAMEWORKS, **shown
@@ -68,57 +68,45 @@ async def page(request: Request, template: str, status: int = 200, **shown: Any)
     return HTMLResponse(text, 200 if fragment else status, {"cache-control": "no-cache", "vary": "hx-request"})
 
 
-async def answered(
-    request: Request, verb: str, question: Mapping[str, Any], texts: Mapping[str, str] | None = None
-) -> tuple[Answer | None, Answer | None]:
-    """The answer to a question, or the error and its way out."""
-    reply = await desk_of(request).ask(verb, question, texts)
-    return (reply.data, None) if reply.ok else (None, reply.data)
+async def ask(request: Request, verb: str, arguments: Mapping[str, Any]) -> tuple[Answer | None, Answer | None]:
+    """Return the response to a request, or the error and its fix."""
+    reply = await dispatcher_of(request).ask(verb, arguments)
+    return (reply.data, None) if reply.ok else (None, reply.data["error"])
 
 
-async def asked_for(
-    request: Request,
-    verb: str,
-    kinds: tuple[type[requests.VerbRequest], type[requests.VerbRequest]],
-    said: FormFields,
-    **more: Any,
-) -> tuple[Answer | None, Answer | None]:
-    """A question typed from what a form says; with a config.json of one's own, about that."""
-    config = said.get("config", "")
-    fields: dict[str, Any] = {name: value for name, value in said.items() if value and name != "config"}
+async def ask_form(request: Request, verb: str, form: FormFields, **more: Any) -> tuple[Answer | None, Answer | None]:
+    """Return the response to the request of a form; a config.json takes the place of a model's name."""
+    fields: dict[str, Any] = {name: value for name, value in form.items() if value}
+    if "config" in fields:
+        fields = {name: value for name, value in fields.items() if name not in ("model", "target")}
     try:
         if "overrides" in fields:
             fields["overrides"] = presenters.words(fields["overrides"])
-        if config:
-            fields = {**fields, "config": config, "target" if "target" in said else "model": requests.CONFIG}
-        question = kinds[1 if config else 0](**fields, **more)
-    except ValidationError as error:
-        return None, not_typed(error.errors()[0])
     except ValueError as error:
-        return None, to_error(str(error).lower(), "overrides", said["overrides"], ("layout.tp=4 layout.pp=2",))
-    return await answered(request, verb, *question.question())
+        failed = to_error(str(error).lower(), "overrides", form["overrides"], ("layout.tp=4 layout.pp=2",))
+        return None, failed["error"]
+    return await ask(request, verb, {**fields, **more})
 
 
 def status_of(error: Answer | None) -> int:
-    """The status of a page that could not answer."""
+    """Return the status of a page with or without an error."""
     return 422 if error else 200
 
 
 @router.api_route("/", methods=["GET", "POST"])
-async def ask(request: Request) -> HTMLResponse:
-    """Which recipe for this model on these GPUs."""
-    said = await said_in(request, ASK)
+async def recommend(request: Request) -> HTMLResponse:
+    """Recommend a recipe."""
+    form = await form_fields(request, ASK)
     plan, error = None, None
-    if any(said[name] for name in ("model", "gpus", "config")):
-        kinds = (requests.Recommend, requests.RecommendOwn)
-        plan, error = await asked_for(request, "recommend", kinds, said, explain=True)
-    shown = {} if plan is None else _recommended(plan, said)
+    if any(form[name] for name in ("model", "gpus", "config")):
+        plan, error = await ask_form(request, "recommend", form, explain=True)
+    shown = {} if plan is None else _recommended(plan, form)
     goals, engines = api.GOALS, api.ENGINES
     return await page(
         request,
         "ask.html",
         status_of(error),
-        said=said,
+        form=form,
         error=error,
         goals=goals,
         engines=engines,
@@ -127,65 +115,61 @@ async def ask(request: Request) -> HTMLResponse:
     )
 
 
-def _recommended(plan: Answer, said: FormFields) -> dict[str, Any]:
-    own = bool(said["config"])
-    options = ("gpus", "goal", "seq", "engine", "benchmark")
+def _recommended(plan: Answer, form: FormFields) -> dict[str, Any]:
+    own = bool(form["config"])
     return {
         "plan": plan,
         "memory": presenters.memory(plan["estimate"], plan["memory_by_stage_gib"]),
         "step": presenters.step(plan["estimate"]),
         "words": presenters.layout_words(plan["layout"]),
         "counts": presenters.counted(plan["findings"]),
-        "cli": presenters.command("recommend", requests.CONFIG if own else said["model"], said, options),
-        "permalink": presenters.query(said),
-        "try_with": (lambda overrides: presenters.with_override(said, overrides))
-        if presenters.linkable(said)
+        "cli": presenters.command("recommend", requests.Recommend, {**form, "model": CONFIG if own else form["model"]}),
+        "permalink": presenters.query(form),
+        "try_with": (lambda overrides: presenters.with_override(form, overrides))
+        if presenters.linkable(form)
         else None,
-        "explore": presenters.query({**said, "target": said["model"], "model": "", "benchmark": ""}),
+        "explore": presenters.query({**form, "target": form["model"], "model": "", "benchmark": ""}),
         "scale": presenters.query(
-            {**said, "gpus": "", "benchmark": "", "gpu": plan["question"]["gpus"].split("x")[-1]}
+            {**form, "gpus": "", "benchmark": "", "gpu": plan["question"]["gpus"].split("x")[-1]}
         ),
     }
 
 
 @router.api_route("/ask/commands", methods=["GET", "POST"])
 async def commands(request: Request) -> HTMLResponse:
-    """The plan in one framework's words: files, command, and what could not be said."""
-    said = await said_in(request, (*ASK, "to"))
-    written, error = await asked_for(request, "write", (requests.Write, requests.WriteOwn), said)
-    return await page(request, "commands.html", status_of(error), written=written, error=error, to=said["to"])
+    """Show the plan as one framework's files and command."""
+    form = await form_fields(request, (*ASK, "to"))
+    written, error = await ask_form(request, "write", form)
+    return await page(request, "commands.html", status_of(error), written=written, error=error, to=form["to"])
 
 
 @router.api_route("/explore", methods=["GET", "POST"])
 async def explore(request: Request) -> HTMLResponse:
-    """All layouts that fit, memory against speed."""
-    said = await said_in(request, (*EXPLORE, "a", "b"))
-    asking = {name: said[name] for name in EXPLORE}
+    """Plot all layouts that fit, memory against speed."""
+    form = await form_fields(request, (*EXPLORE, "a", "b"))
+    fields = {name: form[name] for name in EXPLORE}
     plans, error = None, None
-    if any(asking[name] for name in ("target", "gpus", "config")):
-        kinds = (requests.Plan, requests.PlanOwn)
-        plans, error = await asked_for(request, "plan", kinds, asking, top=TOP, everything=True)
+    if any(fields[name] for name in ("target", "gpus", "config")):
+        plans, error = await ask_form(request, "plan", fields, top=TOP, everything=True)
     shown: dict[str, Any] = {"plans": plans}
     if plans is not None:
-        first = asking["target"] or requests.CONFIG
-        shown["cli"] = presenters.command(
-            "plan", first, {**asking, "top": str(TOP)}, ("gpus", "goal", "seq", "engine", "top")
-        )
+        arguments = {**fields, "target": fields["target"] or CONFIG, "top": TOP}
+        shown["cli"] = presenters.command("plan", requests.Plan, arguments)
         shown |= {
             "spec": charts.layouts(plans),
             "data": charts.layouts_data(plans),
             "words_of": presenters.layout_words,
         }
-        shown["opened"] = lambda one: presenters.opened(one, plans, asking)
+        shown["opened"] = lambda one: presenters.opened(one, plans, fields)
     choices = {"goals": ("", *api.GOALS), "engines": api.ENGINES}
     return await page(
         request,
         "explore.html",
         status_of(error),
-        said=asking,
-        chosen={"a": said["a"], "b": said["b"]},
+        form=fields,
+        chosen={"a": form["a"], "b": form["b"]},
         error=error,
-        permalink=presenters.query(said),
+        permalink=presenters.query(form),
         **choices,
         **shown,
     )
@@ -193,25 +177,25 @@ async def explore(request: Request) -> HTMLResponse:
 
 @router.api_route("/explore/compare", methods=["GET", "POST"])
 async def compare(request: Request) -> HTMLResponse:
-    """One or two layouts in full: memory, time, findings and the pipeline over time."""
-    said = await said_in(request, (*EXPLORE, "a", "b"))
-    asking = {name: said[name] for name in EXPLORE}
-    slots = [name for name in ("a", "b") if said[name]]
-    found = await asyncio.gather(*(_one_layout(request, asking, said[slot]) for slot in slots))
+    """Show one or two layouts in full: memory, time, findings and the pipeline over time."""
+    form = await form_fields(request, (*EXPLORE, "a", "b"))
+    fields = {name: form[name] for name in EXPLORE}
+    slots = [name for name in ("a", "b") if form[name]]
+    found = await asyncio.gather(*(_one_layout(request, fields, form[slot]) for slot in slots))
     sides = [{"slot": slot.upper(), **one} for slot, one in zip(slots, found, strict=True)]
-    whole = [one["answer"] for one in sides if one["answer"]]
+    answers = [one["answer"] for one in sides if one["answer"]]
     return await page(
         request,
         "compare.html",
         sides=sides,
-        fields=presenters.differing(whole[0], whole[1]) if len(whole) == 2 else [],
+        fields=presenters.differing(answers[0], answers[1]) if len(answers) == 2 else [],
     )
 
 
-async def _one_layout(request: Request, asking: FormFields, overrides: str) -> dict[str, Any]:
-    """One layout's estimate and its step over time."""
-    said = {**asking, "overrides": f"{asking['overrides']} {overrides}".strip()}
-    answer, error = await asked_for(request, "estimate", (requests.Estimate, requests.EstimateOwn), said)
+async def _one_layout(request: Request, fields: FormFields, overrides: str) -> dict[str, Any]:
+    """Return one layout's estimate and its step over time."""
+    form = {**fields, "overrides": f"{fields['overrides']} {overrides}".strip()}
+    answer, error = await ask_form(request, "estimate", form)
     if answer is None:
         return {"answer": None, "error": error}
     shown: dict[str, Any] = {
@@ -220,115 +204,108 @@ async def _one_layout(request: Request, asking: FormFields, overrides: str) -> d
         "memory": presenters.memory(answer["estimate"], answer["memory_by_stage_gib"]),
         "step": presenters.step(answer["estimate"]),
         "words": presenters.layout_words(answer["layout"]),
-        "ask": presenters.query({**said, "model": said["target"], "target": ""}),
-        "cli": presenters.command(
-            "estimate", said["target"] or requests.CONFIG, said, ("gpus", "goal", "seq", "engine")
-        ),
+        "ask": presenters.query({**form, "model": form["target"], "target": ""}),
+        "cli": presenters.command("estimate", requests.Estimate, {**form, "target": form["target"] or CONFIG}),
         "pipeline": None,
     }
     if answer["layout"]["pp"] > 1:
-        line, _ = await asked_for(request, "schedule", (requests.Schedule, requests.ScheduleOwn), said)
+        line, _ = await ask_form(request, "schedule", form)
         shown["pipeline"] = None if line is None else presenters.pipeline(line)
     return shown
 
 
 @router.api_route("/scale", methods=["GET", "POST"])
 async def scale(request: Request) -> HTMLResponse:
-    """What more GPUs buy."""
-    said = await said_in(request, SCALE)
+    """Plot speed, days and cost against the number of GPUs."""
+    form = await form_fields(request, SCALE)
     found, error = None, None
-    if any(said[name] for name in ("model", "gpu", "config")):
-        types = {"gpu": [one for one in said["gpu"].replace(",", " ").split() if one]}
-        typed: dict[str, Any] = {name: value for name, value in said.items() if name != "gpu"}
+    if any(form[name] for name in ("model", "gpu", "config")):
+        types = {"gpu": [one for one in form["gpu"].replace(",", " ").split() if one]}
+        typed: dict[str, Any] = {name: value for name, value in form.items() if name != "gpu"}
         more: dict[str, Any] = types if types["gpu"] else {}
-        found, error = await asked_for(request, "scale", (requests.Scale, requests.ScaleOwn), typed, **more)
+        found, error = await ask_form(request, "scale", typed, **more)
     specs = {} if found is None else charts.scaling(found["series"])
-    options = ("goal", "gpu", "seq", "engine", "tokens", "price")
     titles = {name: row[0] for name, row in charts.SCALED.items()}
     choices = {"goals": api.GOALS, "engines": api.ENGINES, "titles": titles}
     return await page(
         request,
         "scale.html",
         status_of(error),
-        said=said,
+        form=form,
         found=found,
         error=error,
         specs=specs,
         cli="\n".join(
-            presenters.command("size", said["model"] or requests.CONFIG, {**said, "gpu": one["gpu"]}, options)
+            presenters.command("size", requests.Size, {**form, "model": form["model"] or CONFIG, "gpu": one["gpu"]})
             for one in (found or {}).get("series", [])
         ),
-        permalink=presenters.query(said),
+        permalink=presenters.query(form),
         **choices,
     )
 
 
 @router.api_route("/check", methods=["GET", "POST"])
 async def check(request: Request) -> HTMLResponse:
-    """What is wrong with a config or a launch script."""
-    said = await said_in(request, CHECK)
+    """Check a config or launch script."""
+    form = await form_fields(request, CHECK)
     found, error = None, None
-    if said["example"] and not said["text"]:
-        said, error = await _example(request, said)
-    elif said["text"]:
-        fields: dict[str, Any] = {name: said[name] for name in CHECK if said[name] and name != "example"}
-        try:
-            question = requests.CheckText(**{**fields, "advice": bool(said["advice"])})
-            found, error = await answered(request, "check", *question.question())
-        except ValidationError as wrong:
-            error = not_typed(wrong.errors()[0])
+    if form["example"] and not form["text"]:
+        form, error = await _example(request, form)
+    elif form["text"]:
+        fields: dict[str, Any] = {name: form[name] for name in CHECK if name != "example"}
+        found, error = await ask(request, "check", {**fields, "advice": bool(form["advice"])})
     shown: dict[str, Any] = {}
     if found is not None:
-        shown = presenters.findings_by_line(found["findings"], said["text"])
+        shown = presenters.findings_by_line(found["findings"], form["text"])
         shown["memory"] = presenters.memory(found["estimate"]) if found["estimate"] else None
-    frameworks = ("", api.ENGINES[0], *api.FRAMEWORKS)
+    choices = ("", api.ENGINES[0], *api.FRAMEWORKS)
     return await page(
-        request, "check.html", status_of(error), said=said, found=found, error=error, frameworks=frameworks, **shown
+        request, "check.html", status_of(error), form=form, found=found, error=error, framework_choices=choices, **shown
     )
 
 
-async def _example(request: Request, said: FormFields) -> tuple[FormFields, Answer | None]:
-    """A config of one framework to try the check on: a shipped recipe in its words."""
-    question = {"target": EXAMPLE_RECIPE, "to": said["example"], "gpus": "8xH100"}
-    written, error = await answered(request, "export", question)
+async def _example(request: Request, form: FormFields) -> tuple[FormFields, Answer | None]:
+    """Return a shipped recipe as one framework's config, to try the check on."""
+    arguments = {"target": EXAMPLE_RECIPE, "to": form["example"], "gpus": "8xH100"}
+    written, error = await ask(request, "export", arguments)
     if written is None:
-        return said, error
+        return form, error
     name, text = next(iter(written["files"].items()))
-    return {**said, "name": name.rpartition("/")[2], "text": text, "gpus": "8xH100", "model": "llama3-8b"}, None
+    return {**form, "name": name.rpartition("/")[2], "text": text, "gpus": "8xH100", "model": "llama3-8b"}, None
 
 
 @router.get("/complete/{kind}")
 async def complete(request: Request, kind: str) -> HTMLResponse:
-    """Names that what was typed may become, as options of a list."""
+    """Return names that complete the input, as options of a list."""
     typed = next((value for name, value in request.query_params.items() if name != "kind"), "")
     last = typed.replace(",", " ").split(" ")[-1] if kind == "gpus" else typed
-    found, _ = await answered(request, "complete", {"kind": kind, "query": last[:200], "limit": 12})
+    found, _ = await ask(request, "complete", {"kind": kind, "query": last[:200], "limit": 12})
     before = typed[: len(typed) - len(last)]
     return await page(request, "options.html", names=[before + name for name in (found or {}).get("names", [])])
 
 
 @router.get("/recipes")
 async def recipes(request: Request) -> HTMLResponse:
-    """The index of recipes."""
-    said = await said_in(request, ("query", "goal", "family", "benchmark"))
-    question: dict[str, Any] = {name: said[name] for name in ("query", "goal", "family") if said[name]}
-    found, error = await answered(request, "recipes", {**question, "benchmark": bool(said["benchmark"])})
-    every, _ = await answered(request, "recipes", {"benchmark": bool(said["benchmark"])})
+    """List recipes."""
+    form = await form_fields(request, ("query", "goal", "family", "benchmark"))
+    arguments: dict[str, Any] = {name: form[name] for name in ("query", "goal", "family")}
+    found, error = await ask(request, "recipes", {**arguments, "benchmark": bool(form["benchmark"])})
+    every, _ = await ask(request, "recipes", {"benchmark": bool(form["benchmark"])})
     families = sorted({one["family"] for one in (every or {}).get("recipes", [])})
     choices = {"goals": ("", *api.GOALS), "families": ("", *families)}
     rows = (found or {}).get("recipes", [])
-    return await page(request, "recipes.html", status_of(error), said=said, rows=rows, error=error, **choices)
+    return await page(request, "recipes.html", status_of(error), form=form, rows=rows, error=error, **choices)
 
 
 @router.get("/recipes/{name}")
 async def recipe(request: Request, name: str) -> HTMLResponse:
-    """One recipe: its layout, what it costs, what was tried of it, and its text."""
-    found, error = await answered(request, "recipe", {"name": name, "format": "toml"})
+    """Show one recipe: layout, estimate, verification report and text."""
+    found, error = await ask(request, "recipe", {"name": name, "format": "toml"})
     if found is None:
         return await page(request, "missing.html", 404, error=error, what="recipe", back="/recipes")
     name = found["recipe"]["name"]
-    estimate, failed = await answered(request, "estimate", {"target": name})
-    reports = await asyncio.to_thread(_verification_reports)
+    estimate, failed = await ask(request, "estimate", {"target": name})
+    reports = await verification_reports(request)
     shown: dict[str, Any] = {}
     if estimate is not None:
         shown["memory"] = presenters.memory(estimate["estimate"], estimate["memory_by_stage_gib"])
@@ -348,20 +325,23 @@ async def recipe(request: Request, name: str) -> HTMLResponse:
     )
 
 
-@cache
-def _verification_reports() -> dict[str, Answer]:
-    """Read the reports once per process."""
-    return api.verification_reports()
+async def verification_reports(request: Request) -> dict[str, Answer]:
+    """Return all verification reports, read once for the server: no request names a file."""
+    state = request.app.state
+    if not hasattr(state, "verification_reports"):
+        state.verification_reports = await asyncio.to_thread(api.verification_reports)
+    found: dict[str, Answer] = state.verification_reports
+    return found
 
 
 @router.get("/recipes/{name}/text")
 async def recipe_text(request: Request, name: str) -> HTMLResponse:
-    """A recipe in another format, or in another framework's words."""
-    said = await said_in(request, ("format", "to"))
-    if said["to"]:
-        written, error = await answered(request, "export", {"target": name, "to": said["to"]})
-        return await page(request, "commands.html", status_of(error), written=written, error=error, to=said["to"])
-    found, error = await answered(request, "recipe", {"name": name, "format": said["format"] or "toml"})
+    """Show a recipe in another format, or as another framework's config."""
+    form = await form_fields(request, ("format", "to"))
+    if form["to"]:
+        written, error = await ask(request, "export", {"target": name, "to": form["to"]})
+        return await page(request, "commands.html", status_of(error), written=written, error=error, to=form["to"])
+    found, error = await ask(request, "recipe", {"name": name, "format": form["format"] or "toml"})
     files = None if found is None else {f"{name}.{ENDINGS[found['format']]}": found["text"]}
     return await page(request, "files.html", status_of(error), files=files, error=error)
 
@@ -371,82 +351,83 @@ ENDINGS = {"toml": "toml", "yaml": "yaml", "json": "json", "python": "py"}
 
 @router.get("/models")
 async def models(request: Request) -> HTMLResponse:
-    """The catalogue of models."""
-    said = await said_in(request, ("query",))
-    found, error = await answered(request, "models", {"query": said["query"]} if said["query"] else {})
+    """List models."""
+    form = await form_fields(request, ("query",))
+    found, error = await ask(request, "models", {"query": form["query"]} if form["query"] else {})
     rows = (found or {}).get("models", [])
-    return await page(request, "models.html", status_of(error), said=said, rows=rows, error=error)
+    return await page(request, "models.html", status_of(error), form=form, rows=rows, error=error)
 
 
 @router.get("/models/{name:path}")
 async def model(request: Request, name: str) -> HTMLResponse:
-    """One model: its shape, its parameters, its recipes."""
-    found, error = await answered(request, "model", {"name": name})
+    """Show one model: shape, parameters and recipes."""
+    found, error = await ask(request, "model", {"name": name})
     if found is None:
         return await page(request, "missing.html", 404, error=error, what="model", back="/models")
-    every, _ = await answered(request, "recipes", {})
+    every, _ = await ask(request, "recipes", {})
     rows = [one for one in (every or {}).get("recipes", []) if one["model"] == found["model"]["name"]]
     return await page(request, "model.html", model=found["model"], rows=rows)
 
 
 @router.get("/gpus")
 async def gpus(request: Request) -> HTMLResponse:
-    """The catalogue of GPUs."""
-    said = await said_in(request, ("query",))
-    found, error = await answered(request, "gpus", {})
-    wanted = said["query"].lower()
+    """List GPUs."""
+    form = await form_fields(request, ("query",))
+    found, error = await ask(request, "gpus", {})
+    wanted = form["query"].lower()
     rows = [one for one in (found or {}).get("gpus", []) if wanted in f"{one['name']} {one['arch']}".lower()]
-    return await page(request, "gpus.html", said=said, rows=rows, error=error)
+    return await page(request, "gpus.html", form=form, rows=rows, error=error)
 
 
 @router.get("/gpus/{name}")
 async def gpu(request: Request, name: str) -> HTMLResponse:
-    """One GPU's facts with their sources."""
-    found, error = await answered(request, "gpus", {})
+    """Show one GPU and its sources."""
+    found, error = await ask(request, "gpus", {})
     rows = [one for one in (found or {}).get("gpus", []) if one["name"].lower() == name.lower()]
     if not rows:
-        near, _ = await answered(request, "complete", {"kind": "gpus", "query": name[:200], "limit": 3})
-        error = error or to_error("is no GPU of the catalogue", "gpu", name, (near or {}).get("names", ()))
+        near, _ = await ask(request, "complete", {"kind": "gpus", "query": name[:200], "limit": 3})
+        error = error or to_error("not in the catalogue", "gpu", name, (near or {}).get("names", ()))["error"]
         return await page(request, "missing.html", 404, error=error, what="GPU", back="/gpus")
     return await page(request, "gpu.html", gpu=rows[0])
 
 
 @router.get("/rules")
 async def rules(request: Request) -> HTMLResponse:
-    """Everything that is checked."""
-    said = await said_in(request, ("query", "pitfalls", "severity"))
-    question: dict[str, Any] = {"pitfalls": bool(said["pitfalls"])}
-    found, error = await answered(request, "rules", question)
-    rows = _matching((found or {}).get("rules", []), said["query"])
-    if said["query"] and not rows:  # those of other frameworks' files are found by name
-        found, error = await answered(request, "rules", {**question, "query": said["query"]})
+    """List rules."""
+    form = await form_fields(request, ("query", "pitfalls", "severity"))
+    arguments: dict[str, Any] = {"pitfalls": bool(form["pitfalls"])}
+    found, error = await ask(request, "rules", arguments)
+    rows = _matching((found or {}).get("rules", []), form["query"])
+    if form["query"] and not rows:  # rules of other frameworks are found by name
+        found, error = await ask(request, "rules", {**arguments, "query": form["query"]})
         rows = (found or {}).get("rules", [])
-    rows = [one for one in rows if said["severity"] in ("", one["severity"])]
+    rows = [one for one in rows if form["severity"] in ("", one["severity"])]
     severities = ("", *presenters.SEVERITIES)
-    return await page(request, "rules.html", status_of(error), said=said, rows=rows, error=error, severities=severities)
+    return await page(request, "rules.html", status_of(error), form=form, rows=rows, error=error, severities=severities)
 
 
 def _matching(rows: list[Answer], query: str) -> list[Answer]:
-    """Rules whose id or words hold every word of the query."""
+    """Return rules whose id or text contains every word of the query."""
     wanted = query.lower().split()
     return [one for one in rows if all(w in f"{one['id']} {one['symptom']} {one['cause']}".lower() for w in wanted)]
 
 
 @router.get("/rules/{name}")
 async def rule(request: Request, name: str) -> HTMLResponse:
-    """One rule: symptom, cause and fix."""
-    found, error = await answered(request, "rules", {"query": name})
+    """Show one rule: symptom, cause and fix."""
+    found, error = await ask(request, "rules", {"query": name})
     rows = [one for one in (found or {}).get("rules", []) if one["id"] == name]
     if not rows:
-        error = error or to_error("is no rule", "rule", name, [one["id"] for one in (found or {}).get("rules", [])[:3]])
+        near = [one["id"] for one in (found or {}).get("rules", [])[:3]]
+        error = error or to_error("unknown rule", "rule", name, near)["error"]
         return await page(request, "missing.html", 404, error=error, what="rule", back="/rules")
     return await page(request, "rule.html", rule=rows[0])
 
 
 @router.get("/accuracy")
 async def accuracy(request: Request) -> HTMLResponse:
-    """Predicted against measured."""
-    found, error = await answered(request, "accuracy", {"points": True})
+    """Plot predicted against measured."""
+    found, error = await ask(request, "accuracy", {"points": True})
     specs: dict[str, Any] = {}
     if found is not None:
         units = {"step_time": "s per step", "memory": "GiB"}

@@ -1,4 +1,4 @@
-"""What stands before every request: who may ask by which name, how much may be sent, and what a browser may do."""
+"""The guard in front of every request: Host header, sizes and times, and what a browser may do."""
 
 from __future__ import annotations
 
@@ -38,78 +38,78 @@ HEADERS: Mapping[str, str] = {
     "permissions-policy": "camera=(), microphone=(), geolocation=(), payment=(), usb=()",
 }
 _HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-BODY_S = 20.0  # until a body has arrived
-LONGEST_PATH = 500
+BODY_S = 20.0  # for a body to arrive
+MAX_PATH = 500
 
 
-class Refused(Exception):  # noqa: N818  # not a fault: the answer is no
-    """A request that goes no further."""
+class Rejected(Exception):  # noqa: N818  # a response, not a bug
+    """A request that is not passed on."""
 
     def __init__(self, status: int, body: dict[str, Any]) -> None:
-        super().__init__(body["reason"])
+        super().__init__(body["error"]["message"])
         self.status, self.body = status, body
 
 
 class Guard:
-    """Refuses what may not be asked, and adds the headers that bind a browser."""
+    """Rejects requests that are not allowed, and adds security headers to responses."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app, self.settings = app, settings
         self.hosts = frozenset(name.lower() for name in (*LOOPBACK, settings.host, *settings.allow_hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets a request through, or tells why not."""
+        """Pass a request on, or send the reason why not."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
-            return  # nothing here speaks over web sockets
+            return  # there are no web sockets
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                said = {name.lower() for name, _ in message["headers"]}
-                message["headers"] = [*message["headers"], *(one for one in _HEADERS if one[0] not in said)]
+                present = {name.lower() for name, _ in message["headers"]}
+                message["headers"] = [*message["headers"], *(one for one in _HEADERS if one[0] not in present)]
             await send(message)
 
         try:
-            self._judge(scope, {name.lower(): value.decode("latin-1") for name, value in scope["headers"]})
-            body = await _whole_body(receive, self.settings.body_bytes)
-        except Refused as refused:
-            await _tell(refused, send)
+            self._check(scope, {name.lower(): value.decode("latin-1") for name, value in scope["headers"]})
+            body = await _read_body(receive, self.settings.body_bytes)
+        except Rejected as rejected:
+            await _send(rejected, send)
             return
         if body is not None:
-            await _while_asker_stays(receive, lambda rest: self.app(scope, _after(body, rest), guarded))
+            await _while_connected(receive, lambda rest: self.app(scope, _after(body, rest), guarded))
 
-    def _judge(self, scope: Scope, headers: Mapping[bytes, str]) -> None:
+    def _check(self, scope: Scope, headers: Mapping[bytes, str]) -> None:
         host = headers.get(b"host", "")
         if _name(host) not in self.hosts:
             fix = f"meshwright web --allow-host {_name(host) or 'NAME'}"
-            raise Refused(
-                421, to_error("this server does not answer under that name", "Host", host, (fix,), "WrongHost")
-            )
+            raise Rejected(421, to_error("unknown Host header", "Host", host, (fix,), "WrongHost"))
         if headers.get(b"sec-fetch-site") == "cross-site" and headers.get(b"sec-fetch-mode") != "navigate":
-            reason = "another site's page may not ask here"
-            raise Refused(403, to_error(reason, "Sec-Fetch-Site", "cross-site", ("open the page itself",), "OtherSite"))
-        most = self.settings.query_bytes
-        if len(scope.get("query_string", b"")) > most:
-            reason = f"the query has more than {most:,} bytes"
-            raise Refused(414, to_error(reason, "query", fix=("send it as the body of a POST",), error="TooLarge"))
-        if len(scope["path"]) > LONGEST_PATH:
-            raise Refused(414, to_error(f"the path has more than {LONGEST_PATH} characters", "path", error="TooLarge"))
+            reason = "requests from other sites are not allowed"
+            raise Rejected(
+                403, to_error(reason, "Sec-Fetch-Site", "cross-site", ("open the web UI itself",), "OtherSite")
+            )
+        limit = self.settings.query_bytes
+        if len(scope.get("query_string", b"")) > limit:
+            reason = f"the query is longer than {limit:,} bytes"
+            raise Rejected(414, to_error(reason, "query", fix=("send it as the body of a POST",), kind="TooLarge"))
+        if len(scope["path"]) > MAX_PATH:
+            raise Rejected(414, to_error(f"the path is longer than {MAX_PATH} characters", "path", kind="TooLarge"))
         length = headers.get(b"content-length", "0")
         if not (length.isascii() and length.isdigit()) or int(length[:20]) > self.settings.body_bytes:
             raise _too_large(self.settings.body_bytes)
 
 
 def _name(host: str) -> str:
-    """The name in a Host header, without its port."""
+    """Return the name in a Host header, without its port."""
     host = host.strip().lower()
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.rpartition(":")[0] if host.count(":") == 1 else host
 
 
-async def _whole_body(receive: Receive, most: int) -> bytes | None:
-    """The body of a request, refused when it is too large or takes too long to arrive; None when the asker left."""
+async def _read_body(receive: Receive, limit: int) -> bytes | None:
+    """Return the body; reject it if it is too large or too slow. None if the client disconnected."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
@@ -118,16 +118,16 @@ async def _whole_body(receive: Receive, most: int) -> bytes | None:
                 if message["type"] != "http.request":
                     return None
                 body += message.get("body", b"")
-                if len(body) > most:
-                    raise _too_large(most)
+                if len(body) > limit:
+                    raise _too_large(limit)
                 if not message.get("more_body", False):
                     return bytes(body)
     except TimeoutError:
-        raise Refused(408, to_error(f"the body did not arrive within {BODY_S:g} s", error="TooLong")) from None
+        raise Rejected(408, to_error(f"the body did not arrive within {BODY_S:g} s", kind="TooLong")) from None
 
 
 def _after(body: bytes, rest: Receive) -> Receive:
-    """What the application receives: the body at once, then what comes after it."""
+    """Return a receive function that gives the body, then the messages after it."""
     parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
@@ -136,34 +136,34 @@ def _after(body: bytes, rest: Receive) -> Receive:
     return receive
 
 
-async def _while_asker_stays(receive: Receive, answer: Callable[[Receive], Awaitable[None]]) -> None:
-    """Answers, and stops when the asker leaves: nobody would read it."""
-    leaving = asyncio.ensure_future(receive())
+async def _while_connected(receive: Receive, application: Callable[[Receive], Awaitable[None]]) -> None:
+    """Run the application until it is done or the client disconnects."""
+    disconnected = asyncio.ensure_future(receive())
 
     async def rest() -> Message:
-        return await asyncio.shield(leaving)
+        return await asyncio.shield(disconnected)
 
-    answering = asyncio.ensure_future(answer(rest))
+    running = asyncio.ensure_future(application(rest))
     try:
-        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not answering.done():
-            answering.cancel()
+        await asyncio.wait((running, disconnected), return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            running.cancel()
         with suppress(asyncio.CancelledError):
-            await answering
+            await running
     finally:
-        leaving.cancel()
-        answering.cancel()
+        disconnected.cancel()
+        running.cancel()
 
 
-def _too_large(most: int) -> Refused:
-    reason = f"a request has at most {most:,} bytes"
-    return Refused(413, to_error(reason, "body", fix=("send only the config or script itself",), error="TooLarge"))
+def _too_large(limit: int) -> Rejected:
+    reason = f"the body is larger than {limit:,} bytes"
+    return Rejected(413, to_error(reason, "body", fix=("send only the config or script itself",), kind="TooLarge"))
 
 
-async def _tell(refused: Refused, send: Send) -> None:
-    body = msgspec.json.encode(refused.body)
+async def _send(rejected: Rejected, send: Send) -> None:
+    body = msgspec.json.encode(rejected.body)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *_HEADERS]
-    if refused.status in (408, 413):
+    if rejected.status in (408, 413):
         headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+    await send({"type": "http.response.start", "status": rejected.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -1,4 +1,4 @@
-"""Starting the server: an address that is free, said once it is open, and a clean end."""
+"""Start the server on a free address, announce it, and stop cleanly."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from meshwright.web.app import create_app
 from meshwright.web.settings import Settings
 
 KEEP_ALIVE_S = 15
-QUIET_S = 20.0  # until a connection has asked something; its body has a limit of its own
-LEAVE_S = 5  # for answers that are on their way when the server ends
-TRIED = 50
+IDLE_S = 20.0  # for the headers of a request; the body has its own limit
+SHUTDOWN_S = 5  # for responses in flight when the server stops
+PORTS_TRIED = 50
 
 
 class Connection(H11Protocol):
-    """A connection that is closed when it asks nothing, or asks so slowly that its headers do not arrive."""
+    """A connection that is closed if it sends no request, or its headers too slowly."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as it is called
-        """Starts to watch."""
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn calls it with this type
+        """Start the timer."""
         super().connection_made(transport)
-        self.loop.call_later(QUIET_S, self._still_asking, None)
+        self.loop.call_later(IDLE_S, self._close_if_idle, None)
 
-    def _still_asking(self, before: Any) -> None:
+    def _close_if_idle(self, before: Any) -> None:
         if self.transport.is_closing():
             return
         if self.cycle is before and (before is None or before.response_complete):
             self.transport.close()
         else:
-            self.loop.call_later(QUIET_S, self._still_asking, self.cycle)
+            self.loop.call_later(IDLE_S, self._close_if_idle, self.cycle)
 
 
-def serve(settings: Settings, say: Callable[[str], None]) -> None:
-    """Serves the page until it is told to end."""
+def serve(settings: Settings, announce: Callable[[str], None]) -> None:
+    """Serve the web UI until interrupted."""
     opened = listening(settings.host, settings.port)
     port = int(opened.getsockname()[1])
     config = uvicorn.Config(
@@ -49,28 +49,28 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         access_log=False,
         server_header=False,
         date_header=False,
-        proxy_headers=False,  # nobody tells us who asks or under which name
+        proxy_headers=False,  # no proxy is trusted for client or host names
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=LEAVE_S,
+        timeout_graceful_shutdown=SHUTDOWN_S,
         ws="none",
         lifespan="on",
     )
-    say(f"http://{address(settings.host)}:{port}/")
+    announce(f"http://{address(settings.host)}:{port}/")
     try:
         uvicorn.Server(config).run(sockets=[opened])
-    except KeyboardInterrupt:  # uvicorn ends in order first, then says that it was asked to
+    except KeyboardInterrupt:  # uvicorn stops cleanly, then raises
         pass
     finally:
         opened.close()
 
 
 def address(host: str) -> str:
-    """A host as it is written in an address."""
+    """Return a host as it is written in a URL."""
     return f"[{host}]" if ":" in host else {"0.0.0.0": "127.0.0.1"}.get(host, host)
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """An open socket; a port that is taken is told with one that is free."""
+    """Return an open socket; if the port is taken, the error names a free one."""
     made = _socket(host)
     try:
         made.bind((host, port))
@@ -78,10 +78,10 @@ def listening(host: str, port: int) -> socket.socket:
         made.close()
         if error.errno == errno.EADDRINUSE:
             free = _free(host, port)
-            raise InputError("another program uses this port", "port", port, (f"--port {free}",)) from None
+            raise InputError("the port is in use", "port", port, (f"--port {free}",)) from None
         if error.errno in (errno.EACCES, errno.EPERM):
-            raise InputError("this port needs the rights of an administrator", "port", port, ("--port 8765",)) from None
-        raise InputError(f"cannot be listened on: {error.strerror}", "host", host, ("--host 127.0.0.1",)) from None
+            raise InputError("the port needs administrator rights", "port", port, ("--port 8765",)) from None
+        raise InputError(f"cannot listen: {error.strerror}", "host", host, ("--host 127.0.0.1",)) from None
     made.listen(512)
     return made
 
@@ -93,8 +93,8 @@ def _socket(host: str) -> socket.socket:
 
 
 def _free(host: str, port: int) -> int:
-    """The next port that nobody uses."""
-    for other in range(port + 1, min(port + TRIED, 65536)):
+    """Return the next free port."""
+    for other in range(port + 1, min(port + PORTS_TRIED, 65536)):
         with _socket(host) as tried:
             try:
                 tried.bind((host, other))

@@ -1,22 +1,24 @@
-"""How the page is served: where, for whom, and the limits on what one asker may cost."""
+"""How the web server is started, and the limits on what one client may cost."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from meshwright.api.inputs import BODY_BYTES
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a server is started with."""
+    """The settings of a server."""
 
     host: str = "127.0.0.1"
     port: int = 8765
-    allow_hosts: tuple[str, ...] = ()  # names other than this machine's own that a request may call it by
-    workers: int = 2  # processes that search; 0 answers in threads of this one, where no search can be stopped
-    waiting: int = 200  # questions that may wait for a worker
-    search_s: float = 30.0  # what one question may take
-    body_bytes: int = 2_000_000  # a posted text with its question
-    query_bytes: int = 32_000  # the part of an address after the question mark: a config.json may be in a link
-    remembered: int = 2_000  # answers kept
+    allow_hosts: tuple[str, ...] = ()  # accepted Host headers besides this machine's names
+    workers: int = 2  # processes that search; 0 uses threads of this one, which cannot be stopped
+    max_pending: int = 200  # requests that may wait for a worker
+    time_limit_s: float = 30.0  # of one request
+    body_bytes: int = BODY_BYTES
+    query_bytes: int = 32_000  # of a URL: a link may contain a config.json
+    cache_entries: int = 4_000  # a GET has two: its request and its address

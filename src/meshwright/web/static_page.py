@@ -1,4 +1,4 @@
-"""A served page as a file of its own: links that lead to other files, and nothing that needs a server."""
+"""A served page as a static file: links lead to other files, and nothing needs a server."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from html import escape
 from html.parser import HTMLParser
 
-ALONE = frozenset(("input", "meta", "link", "br", "hr", "img"))
+VOID = frozenset(("input", "meta", "link", "br", "hr", "img"))
 
 
 def as_file(page: str, at: str, files: Mapping[str, str], inlined: Callable[[str], str]) -> str:
-    """A page that stands in a file: files are those that links may lead to, by their address; inlined fills parts."""
+    """Return a page as a static file. `files` maps URLs to files; `inlined` returns parts that are loaded later."""
     made = _Page(at, files, inlined)
     made.feed(page)
     made.close()
@@ -18,36 +18,36 @@ def as_file(page: str, at: str, files: Mapping[str, str], inlined: Callable[[str
 
 
 class _Page(HTMLParser):
-    """Writes a page again, tag by tag."""
+    """Rewrites a page tag by tag."""
 
     def __init__(self, at: str, files: Mapping[str, str], inlined: Callable[[str], str]) -> None:
         super().__init__(convert_charrefs=False)
         self.up, self.files, self.inlined = "../" * at.count("/"), files, inlined
         self.out: list[str] = []
-        self.ends: list[tuple[str, str]] = []  # of open tags: their name, and what is written where they end
-        self.left_out = 0  # open tags of a part that is left out
+        self.ends: list[tuple[str, str]] = []  # open tags: name, and the text at their end
+        self.left_out = 0  # open tags inside an omitted part
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """One tag, as it is in a file."""
+        """Write one tag."""
         if self.left_out:
-            self.left_out += tag not in ALONE
+            self.left_out += tag not in VOID
             return
-        said = {name: value or "" for name, value in attrs}
-        if tag == "div" and said.get("class") == "field check":  # what only a server filters
+        attributes = {name: value or "" for name, value in attrs}
+        if tag == "div" and attributes.get("class") == "field check":  # filters that need a server
             self.left_out = 1
             return
-        if tag == "a" and said.get("href", "").startswith("/") and self._link(said["href"]) is None:
+        if tag == "a" and attributes.get("href", "").startswith("/") and self._link(attributes["href"]) is None:
             self._open(tag, "<span>", "</span>")
             return
         self._open(tag, self._written(tag, attrs), f"</{tag}>")
-        if tag == "div" and "hx-get" in said:
-            self.out += [self.inlined(said["hx-get"]), "</div>"]
+        if tag == "div" and "hx-get" in attributes:
+            self.out += [self.inlined(attributes["hx-get"]), "</div>"]
             self.ends.pop()
             self.left_out = 1
 
     def _open(self, tag: str, text: str, end: str) -> None:
         self.out.append(text)
-        if tag not in ALONE:
+        if tag not in VOID:
             self.ends.append((tag, end))
 
     def _written(self, tag: str, attrs: list[tuple[str, str | None]]) -> str:
@@ -59,8 +59,8 @@ class _Page(HTMLParser):
         kept = [(name, self._value(name, value)) for name, value in attrs if not name.startswith("hx-")]
         if filters:
             kept = [*(one for one in kept if one[0] not in ("action", "method")), ("data-filter", None)]
-        spelled = [name if value is None else f'{name}="{escape(value)}"' for name, value in kept]
-        return f"<{' '.join([tag, *spelled])}>"
+        attributes = [name if value is None else f'{name}="{escape(value)}"' for name, value in kept]
+        return f"<{' '.join([tag, *attributes])}>"
 
     def _value(self, name: str, value: str | None) -> str | None:
         if name in ("href", "src") and value and value.startswith("/"):
@@ -75,12 +75,12 @@ class _Page(HTMLParser):
         return None if found is None else self.up + found
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """A tag that ends at once, as in drawings."""
+        """Write a self-closing tag, as in SVG."""
         if not self.left_out:
             self.out.append(self.get_starttag_text() or "")
 
     def handle_endtag(self, tag: str) -> None:
-        """The end of a tag, as it was begun."""
+        """Write the end of a tag."""
         if self.left_out:
             self.left_out -= 1
             return
@@ -91,22 +91,22 @@ class _Page(HTMLParser):
         if tag == "head":
             self.out.insert(-1, f'<script src="{self.up}static/filter.js" defer></script>\n')
 
-    def _as_it_is(self, text: str) -> None:
+    def _copy(self, text: str) -> None:
         if not self.left_out:
             self.out.append(text)
 
     def handle_data(self, data: str) -> None:
-        """Text."""
-        self._as_it_is(data)
+        """Write text."""
+        self._copy(data)
 
     def handle_entityref(self, name: str) -> None:
-        """A named character."""
-        self._as_it_is(f"&{name};")
+        """Write a named character."""
+        self._copy(f"&{name};")
 
     def handle_charref(self, name: str) -> None:
-        """A numbered character."""
-        self._as_it_is(f"&#{name};")
+        """Write a numbered character."""
+        self._copy(f"&#{name};")
 
     def handle_decl(self, decl: str) -> None:
-        """The kind of document."""
-        self._as_it_is(f"<!{decl}>")
+        """Write the document type."""
+        self._copy(f"<!{decl}>")

@@ -1,4 +1,4 @@
-"""Templates and how they say numbers."""
+"""Templates, and how they format numbers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from meshwright.api.inputs import TEXT_BYTES
 from meshwright.web import presenters
 from meshwright.web.assets import asset_url
 
@@ -16,7 +17,7 @@ NUMBER = Markup('<data value="{}" data-of="{}">{}</data>')
 
 @cache
 def environment() -> Environment:
-    """The templates of the package; every value is escaped, every name must exist."""
+    """Return the environment: every value is escaped, and an unknown name is an error."""
     made = Environment(
         loader=PackageLoader("meshwright.web"),
         autoescape=True,
@@ -25,26 +26,26 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(short=presenters.shortened, seconds=presenters.seconds, pct=percent, gib=gib)
-    made.globals.update(asset=asset_url, num=number, step_labels=presenters.STEP_PARTS)
+    made.globals.update(asset=asset_url, num=number, step_labels=presenters.STEP_PARTS, text_bytes=TEXT_BYTES)
     made.tests["number"] = lambda value: isinstance(value, int | float)
     return made
 
 
 def render(template: str, **shown: Any) -> str:
-    """A page as text."""
+    """Return a page as text."""
     return environment().get_template(template).render(**shown)
 
 
 def number(value: float, text: str, of: str) -> Markup:
-    """A number as shown, with its exact value and the field of the answer that it is."""
+    """Return a number as shown, with its exact value and its field in the response."""
     return NUMBER.format(repr(value), of, text)
 
 
 def percent(share: float, digits: int = 0) -> str:
-    """A share in per cent."""
+    """Return a share in percent."""
     return f"{100 * share:.{digits}f} %"
 
 
 def gib(value: float) -> str:
-    """Memory as shown."""
+    """Return memory as shown."""
     return f"{value:.1f}"

@@ -76,7 +76,7 @@ def test_no_violation_of_accessibility_and_no_sideways_scrolling(watched: Any, a
 
 def test_every_page_is_reached_by_clicking(watched: Any) -> None:
     page = watched.open("/")
-    for name in ("Explore", "Scale", "Check", "Recipes", "Models", "GPUs", "Rules", "Accuracy", "Ask"):
+    for name in ("Explore", "Scale", "Check", "Recipes", "Models", "GPUs", "Rules", "Accuracy", "Plan"):
         page.get_by_role("navigation").get_by_role("link", name=name, exact=True).click()
         page.wait_for_load_state()
         assert page.locator("nav a[aria-current=page]").inner_text() == name

@@ -1,10 +1,10 @@
-// What every page does: colours, copying, dropped files, tabs, and what htmx needs to be told.
+// Shared by all pages: colors, copying, dropped files, tabs, and htmx hooks.
 "use strict";
 
 const root = document.documentElement;
-const say = (text) => { document.getElementById("status").textContent = text; };
+const announce = (text) => { document.getElementById("status").textContent = text; };
 
-// Colours: as the system has them, or as chosen here.
+// Colors: the system's, or those chosen here.
 const darkSystem = matchMedia("(prefers-color-scheme: dark)");
 const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : darkSystem.matches);
 const toggle = document.getElementById("theme");
@@ -30,24 +30,24 @@ document.addEventListener("click", async (event) => {
   try {
     await navigator.clipboard.writeText(text);
     label.textContent = "Copied";
-    say("Copied");
+    announce("Copied");
   } catch {
     getSelection().selectAllChildren(button.parentElement.querySelector("code"));
     label.textContent = "Press Ctrl+C";
-    say("Selected; press Control C to copy");
+    announce("Selected; press Control C to copy");
   }
   setTimeout(() => { label.textContent = "Copy"; }, 1600);
 });
 
 // Files: dropped on a form, or chosen.
-const LARGEST = 1500000;
+const MAX_BYTES = Number(root.dataset.textBytes);
 const plainName = (name) => name.replace(/[^A-Za-z0-9_. -]/g, "_").replace(/^[. -]+/, "").slice(-100) || "script.sh";
 async function take(file, into, named) {
-  if (file.size > LARGEST) { failed(`${file.name} has ${file.size.toLocaleString("en")} bytes, and at most ${LARGEST.toLocaleString("en")} are read. Drop the config or script itself.`); return; }
+  if (file.size > MAX_BYTES) { failed(`${file.name} has ${file.size.toLocaleString("en")} bytes; the limit is ${MAX_BYTES.toLocaleString("en")}. Drop the config or script itself.`); return; }
   let text = await file.text();
   const area = document.getElementById(into);
   if (into === "f-config") {
-    try { text = JSON.stringify(JSON.parse(text)); } catch { /* the answer says what is wrong with it */ }
+    try { text = JSON.stringify(JSON.parse(text)); } catch { /* the response reports the error */ }
     const model = document.getElementById("f-model") || document.getElementById("f-target");
     if (model) model.value = "";
   }
@@ -55,7 +55,7 @@ async function take(file, into, named) {
   const details = area.closest("details");
   if (details) details.open = true;
   if (named) document.getElementById(named).value = plainName(file.name);
-  say(`${file.name} read, ${file.size} bytes`);
+  announce(`${file.name} read, ${file.size} bytes`);
   area.dispatchEvent(new Event("change", { bubbles: true }));
 }
 for (const name of ["dragover", "dragleave", "drop"]) {
@@ -105,8 +105,8 @@ document.addEventListener("keydown", (event) => {
 document.addEventListener("DOMContentLoaded", () => ready(document));
 function ready(where) {
   for (const panel of where.querySelectorAll("[data-tabs] [role=tabpanel]:not([hidden])")) shown(panel);
-  const said = where.querySelector("[data-said]");
-  if (said) say(said.dataset.said);
+  const announced = where.querySelector("[data-announce]");
+  if (announced) announce(announced.dataset.announce);
 }
 
 // htmx: a config that is too long for an address is posted; empty fields stay out of it.
@@ -135,14 +135,14 @@ function failed(text) {
   box.setAttribute("role", "alert");
   box.textContent = text;
   place.replaceChildren(box);
-  say(text);
+  announce(text);
 }
 document.addEventListener("htmx:responseError", (event) => {
-  let text = "The server could not answer.";
+  let text = "The request failed.";
   try {
-    const told = JSON.parse(event.detail.xhr.responseText);
-    text = `${told.reason}. ${(told.fix || []).join("; ")}`;
+    const { error } = JSON.parse(event.detail.xhr.responseText);
+    text = `${error.message}. ${(error.fix || []).join("; ")}`;
   } catch { /* not one of ours */ }
   failed(text);
 });
-document.addEventListener("htmx:sendError", () => failed("The server does not answer. Is it still running?"));
+document.addEventListener("htmx:sendError", () => failed("The server does not respond. Is it still running?"));

@@ -1,4 +1,4 @@
-// Charts: specifications come with the page as data; colours come from its style, light or dark.
+// Charts: specifications come with the page as data; colors come from its style, light or dark.
 "use strict";
 
 const charts = { views: new Map(), ready: new Map(), fill: new Map() };

@@ -1,10 +1,10 @@
-// Explore: filters over the layouts that came with the page, and two of them side by side.
+// Explore: filters over the layouts of the page, and a comparison of two.
 "use strict";
 
 const explore = { rows: [], chosen: { a: null, b: null } };
 const FILTERS = ["strategy", "tp", "pp", "cp", "ep", "micro_batch_size", "recompute", "pp_schedule", "offload"];
-const WORDED = ["strategy", "tp", "pp", "vp", "cp", "ep", "pp_schedule", "micro_batch_size", "recompute", "offload", "sp"];
-const PLAIN = ["false", "[]", "0", "1", "-1"]; // values that go without saying
+const IN_SUMMARY = ["strategy", "tp", "pp", "vp", "cp", "ep", "pp_schedule", "micro_batch_size", "recompute", "offload", "sp"];
+const PLAIN = ["false", "[]", "0", "1", "-1"]; // defaults, not shown
 const SHOWN = 12;
 
 explore.load = () => {
@@ -27,17 +27,17 @@ explore.load = () => {
 explore.words = (l) => {
   const degrees = ["tp", "pp", "vp", "cp", "ep"].filter((name) => Number(l[name]) > 1).map((name) => `${name} ${l[name]}`);
   const rest = [Number(l.pp) > 1 ? l.pp_schedule : "", `micro batch ${l.micro_batch_size}`, `recompute ${l.recompute}`, l.offload !== "none" ? `offload ${l.offload}` : ""];
-  const more = explore.names.filter((name) => !WORDED.includes(name) && !PLAIN.includes(l[name])).map((name) => `${name} ${l[name]}`);
+  const more = explore.names.filter((name) => !IN_SUMMARY.includes(name) && !PLAIN.includes(l[name])).map((name) => `${name} ${l[name]}`);
   return [l.strategy, ...degrees, ...rest.filter(Boolean), ...more].join(" · ");
 };
 
 explore.controls = () => {
   const place = document.getElementById("filters");
   const varied = FILTERS.filter((name) => explore.names.includes(name));
-  const colour = document.getElementById("colour");
-  colour.replaceChildren(...varied.map((name) => new Option(name, name)));
-  colour.value = varied.includes("recompute") ? "recompute" : varied[0] || "";
-  const before = colour.closest(".field");
+  const color = document.getElementById("color");
+  color.replaceChildren(...varied.map((name) => new Option(name, name)));
+  color.value = varied.includes("recompute") ? "recompute" : varied[0] || "";
+  const before = color.closest(".field");
   for (const name of varied) {
     const field = document.createElement("div");
     field.className = "field";
@@ -70,7 +70,7 @@ explore.slot = (row) => (row.ask === explore.chosen.a ? "A" : row.ask === explor
 
 explore.show = () => {
   const rows = explore.wanted();
-  const by = document.getElementById("colour").value;
+  const by = document.getElementById("color").value;
   document.getElementById("most-out").textContent = document.getElementById("most").value;
   document.getElementById("shown").textContent = `${rows.length.toLocaleString("en")} shown.`;
   explore.table(rows.slice(0, SHOWN));
@@ -80,7 +80,7 @@ explore.show = () => {
 
 explore.points = (rows, by) => rows.map((row) => {
   const slot = explore.slot(row);
-  return { ...row, colour: `${by} ${row[by]}`, slot, size: slot ? 240 : 44 };
+  return { ...row, color: `${by} ${row[by]}`, slot, size: slot ? 240 : 44 };
 });
 
 explore.table = (rows) => {
@@ -133,7 +133,7 @@ explore.compare = () => {
   const values = {};
   if (a) values.a = a;
   if (b) values.b = b;
-  htmx.ajax("GET", "/explore/compare", { target: "#compare", swap: "innerHTML", source: "#asked", values });
+  htmx.ajax("GET", "/explore/compare", { target: "#compare", swap: "innerHTML", source: "#request", values });
 };
 
 explore.start = () => {
@@ -156,7 +156,7 @@ charts.ready.set("layouts", (view) => {
 });
 charts.fill.set("layouts", (spec) => {
   if (explore.load() && !document.querySelector("[data-only]")) explore.controls();
-  spec.data.values = explore.points(explore.wanted(), document.getElementById("colour").value);
+  spec.data.values = explore.points(explore.wanted(), document.getElementById("color").value);
 });
 document.addEventListener("DOMContentLoaded", explore.start);
 document.addEventListener("htmx:afterSettle", (event) => {

@@ -4,7 +4,7 @@
 const form = document.querySelector("form[data-filter]");
 if (form) {
   const rows = [...document.querySelectorAll("#results tbody tr")];
-  const told = document.querySelector("#results [data-said]");
+  const count = document.querySelector("#results [data-announce]");
   const filter = () => {
     const words = form.elements.query.value.toLowerCase().split(/\s+/).filter(Boolean);
     const exact = [...form.querySelectorAll("select")].map((one) => one.value).filter(Boolean);
@@ -15,7 +15,7 @@ if (form) {
       row.hidden = !(words.every((word) => text.includes(word)) && exact.every((one) => cells.includes(one)));
       shown += row.hidden ? 0 : 1;
     }
-    if (told) told.textContent = `${shown} of ${rows.length}`;
+    if (count) count.textContent = `${shown} of ${rows.length}`;
   };
   form.addEventListener("input", filter);
   form.addEventListener("submit", (event) => { event.preventDefault(); filter(); });

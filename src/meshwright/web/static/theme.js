@@ -1,4 +1,4 @@
-// Before anything is drawn: the colours that were chosen last, if any were.
+// Before anything is drawn: the colors that were chosen last.
 (() => {
   try {
     const kept = localStorage.getItem("theme");

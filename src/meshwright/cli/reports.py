@@ -1,137 +1,71 @@
-"""Plans, findings and catalogues for a person at a terminal: compact, coloured only there."""
+"""Responses as text for a terminal; colored only there. Each report gets the response as JSON and the result."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from meshwright import api
-from meshwright.cli.console import Out, console, escape, table
+from meshwright.cli import doctor_report, dryrun_report
+from meshwright.cli.console import console, escape, table
+from meshwright.cli.layout import MARKS, NO_LAYOUT, finding_lines, layout_line, memory_lines, speed_line, titled
 
-WIDTH = 44  # of the memory bar
-PARTS = {
-    "weights": "blue",
-    "gradients": "cyan",
-    "optimizer": "magenta",
-    "activations": "yellow",
-    "logits": "red",
-    "buffers": "green",
-    "overhead": "white",
-}
-MARKS = {"error": ("✗", "red"), "warning": ("!", "yellow"), "advice": ("·", "cyan")}
-NO_LAYOUT = "[red]no figures: this layout cannot be built (see the findings)[/]"
-LETTERS = {part: part[0].upper() for part in PARTS} | {"overhead": "x"}
+Answer = dict[str, Any]
 
 
-def memory_bar(memory: dict[str, float]) -> str:
-    """A bar of the capacity, each part in its colour and letter; what does not fit runs over the end."""
-    scale = WIDTH / memory["capacity"]
-    bar, used = "", 0.0
-    for part, colour in PARTS.items():
-        start, used = round(used * scale), used + memory[part]
-        bar += f"[{colour}]{LETTERS[part] * (min(round(used * scale), WIDTH * 2) - start)}[/]"
-    free = WIDTH - min(round(used * scale), WIDTH)
-    over = " [red]over capacity[/]" if used > memory["capacity"] else ""
-    return f"[dim]│[/]{bar}[dim]{'·' * free}│[/]{over}"
-
-
-def _memory_lines(estimate: dict[str, Any]) -> list[str]:
-    memory = estimate["memory_gib"]
-    parts = "  ".join(f"[{c}]{LETTERS[p]}[/] {p} {memory[p]:.1f}" for p, c in PARTS.items() if memory[p] >= 0.05)
-    verdict = "[green]fits[/]" if estimate["fits"] else "[red]does not fit[/]"
-    band = estimate["band"]["memory_pct"]
-    return [
-        f"{memory['total']:.1f} of {memory['capacity']:.1f} GiB per GPU (±{band:.0f} %): {verdict}",
-        memory_bar(memory),
-        parts,
-    ]
-
-
-def _speed_line(estimate: dict[str, Any]) -> str:
-    return (
-        f"{estimate['step_s']:.2f} s per step (±{estimate['band']['step_pct']:.0f} %), "
-        f"{estimate['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU, {estimate['tflops_per_gpu']:.0f} TFLOP/s/GPU, "
-        f"MFU {estimate['mfu']:.0%}"
-    )
-
-
-def _layout_line(layout: dict[str, Any]) -> str:
-    degrees = [f"{name} {layout[name]}" for name in ("tp", "pp", "vp", "cp", "ep") if layout[name] > 1 or name == "tp"]
-    replicas = f" × {layout['dp_replicate']} copies" if layout["dp_replicate"] > 1 else ""
-    return " · ".join(
-        [
-            layout["strategy"],
-            *degrees,
-            *([layout["pp_schedule"]] if layout["pp"] > 1 else []),
-            f"dp {layout['dp_shard']}{replicas}",
-            f"micro batch {layout['micro_batch_size']} × {layout['gradient_accumulation']} accumulated",
-            f"recompute {layout['recompute']}",
-            *([f"offload {layout['offload']}"] if layout["offload"] != "none" else []),
-        ]
-    )
-
-
-def titled(out: Out, title: str, lines: Sequence[str]) -> None:
-    """Lines with a title before the first."""
-    for i, line in enumerate(lines):
-        out.print(f"[bold]{title if i == 0 else '':<9}[/]{line}")
-
-
-def plan(found: Any, explain: bool) -> None:
-    """One plan: the recipe, the layout, whether it fits, how fast, what changed, what to know, how to start."""
-    answer = api.plan_to_dict(found, explain=explain)
+def plan(answer: Answer, found: Any) -> None:
+    """Print a plan: recipe, layout, memory, speed, changes, findings and commands."""
     out, recipe = console(), answer["recipe"]
     origin = f"{recipe['match']}; made for {recipe['made_for']}"
     out.print(f"[bold green]{recipe['name']}[/]  {recipe['approach']} ({origin})")
-    titled(out, "Train", [_train_line(answer, api.model_to_dict(found.case.model))])
+    titled(out, "Train", [_train_line(answer, found.case.model.params)])
     if recipe["benchmark"]:
         titled(out, "", ["[yellow]benchmark: upper-bound throughput on mock data, not a production setting[/]"])
-    titled(out, "Layout", [_layout_line(answer["layout"])])
-    titled(out, "Memory", _memory_lines(answer["estimate"]) if found.exists else [NO_LAYOUT])
+    titled(out, "Layout", [layout_line(answer["layout"])])
+    titled(out, "Memory", memory_lines(answer["estimate"]) if found.exists else [NO_LAYOUT])
     if answer["estimate"]["fits"]:
-        titled(out, "Speed", [_speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
+        titled(out, "Speed", [speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
     if "smallest_that_fits" in answer:
         titled(out, "Needs", [_needs_line(answer["smallest_that_fits"], found.question.cluster.gpu.name)])
     titled(out, "Changed", [_change_line(c) for c in answer["changes"]] or ["nothing"])
     titled(out, "Why", [_reason_line(r) for r in answer.get("reasons", [])])
-    titled(out, "Findings", _finding_lines(answer["findings"]) or ["none"])
-    titled(out, "Suggestions", [_suggestion_line(o) for o in answer["suggestions"]])
+    titled(out, "Findings", finding_lines(answer["findings"]) or ["none"])
+    titled(out, "Consider", [_suggestion_line(o) for o in answer["suggestions"]])
     titled(out, "Run", [f"[dim]{name}[/]  {escape(text)}" for name, text in answer["commands"].items()])
     titled(out, "", [f"[dim]not {name}: {escape(why)}[/]" for name, why in answer["no_command"].items()])
-    if not explain:
+    if "reasons" not in answer:
         out.print("[dim]Add --explain to see why each number was chosen, --json for scripts.[/]")
 
 
-def _step_line(estimate: dict[str, Any]) -> str:
+def _step_line(estimate: Answer) -> str:
     shares = {name: seconds / estimate["step_s"] for name, seconds in estimate["step_parts_s"].items()}
     return "  ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
 
 
-def estimate(found: Any) -> None:
-    """Memory and time of one exact layout."""
-    answer, out = api.estimate_to_dict(found), console()
+def estimate(answer: Answer, found: Any) -> None:
+    """Print memory and time of one exact layout."""
+    out = console()
     out.print(f"[bold green]{answer['recipe']['name']}[/]  exactly this layout, nothing searched")
-    titled(out, "Train", [_train_line(answer, api.model_to_dict(found.case.model))])
-    titled(out, "Layout", [_layout_line(answer["layout"])])
+    titled(out, "Train", [_train_line(answer, found.case.model.params)])
+    titled(out, "Layout", [layout_line(answer["layout"])])
     if found.exists:
-        titled(out, "Memory", _memory_lines(answer["estimate"]))
-        titled(out, "Speed", [_speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
+        titled(out, "Memory", memory_lines(answer["estimate"]))
+        titled(out, "Speed", [speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
         titled(out, "Step", [_step_line(answer["estimate"])])
     else:
         titled(out, "Memory", [NO_LAYOUT])
-    titled(out, "Findings", _finding_lines(answer["findings"]) or ["none"])
+    titled(out, "Findings", finding_lines(answer["findings"]) or ["none"])
 
 
-def ranking(found: Any) -> None:
-    """Ranked plans and what was dropped."""
-    answer, out = api.ranking_to_dict(found), console()
+def ranking(answer: Answer, found: Any) -> None:
+    """Print ranked plans and what was dropped."""
+    out = console()
     rows = []
     for place, p in enumerate(answer["plans"], 1):
         e, memory = p["estimate"], p["estimate"]["memory_gib"]
         gib = f"{memory['total']:.0f}/{memory['capacity']:.0f}" + ("" if e["fits"] else " over")
-        rows.append((str(place), _layout_line(p["layout"]), f"{e['step_s']:.2f}", f"{e['mfu']:.0%}", gib))
+        rows.append((str(place), layout_line(p["layout"]), f"{e['step_s']:.2f}", f"{e['mfu']:.0%}", gib))
     table(rows, "", "layout", "s/step", "MFU", "GiB")
     if answer["plans"]:
         titled(out, "Against", [_change_line(c) for c in answer["plans"][0]["changes"]] or ["the recipe's own layout"])
@@ -139,12 +73,12 @@ def ranking(found: Any) -> None:
     titled(out, "Trade", ["  ·  ".join(trades[:8])] if trades else [])
     dropped = [f"{d['count']:,} × {escape(d['reason'])}  [dim]{escape(d['example'])}[/]" for d in answer["dropped"]]
     titled(out, "Dropped", dropped[:8] or ["nothing"])
-    out.print(f"[dim]{answer['searched']:,} legal layouts priced[/]")
+    out.print(f"[dim]{answer['searched']:,} legal layouts scored[/]")
 
 
-def sizing(found: Any) -> None:
-    """GPU counts as a table."""
-    answer, out = api.sizing_to_dict(found), console()
+def sizing(answer: Answer, found: Any) -> None:
+    """Print GPU counts as a table."""
+    out = console()
     rows = [_size_row(s) for s in answer["sizes"]]
     table(rows, "GPUs", "layout", "GiB", "s/step", "tokens/s", "per GPU", "MFU", "goodput", "days", "cost")
     for title in ("smallest", "most_efficient"):
@@ -153,7 +87,7 @@ def sizing(found: Any) -> None:
         titled(out, title.replace("_", " "), [" " + text])
 
 
-def _size_row(s: dict[str, Any]) -> tuple[str, ...]:
+def _size_row(s: Answer) -> tuple[str, ...]:
     return (
         f"{s['gpus']:,}",
         s["layout"],
@@ -168,8 +102,8 @@ def _size_row(s: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def accuracy(answer: dict[str, Any]) -> None:
-    """The cost model against measurements."""
+def accuracy(answer: Answer, found: Any) -> None:
+    """Print the error of the cost model."""
     out, step, memory, fit = console(), answer["step_time"], answer["memory"], answer["fit"]
     out.print(f"{answer['predicted']:,} of {answer['rows']:,} rows predicted")
     for name, part in (("step time", step), ("memory", memory)):
@@ -189,16 +123,16 @@ def _needs_line(count: int | None, gpu: str) -> str:
     return f"--gpus {count}x{gpu} would fit" if count else "no count up to 16,384 fits this training"
 
 
-def _reason_line(reason: dict[str, Any]) -> str:
+def _reason_line(reason: Answer) -> str:
     return f"[bold]{reason['field']} {reason['value']}[/]  {escape(reason['why'])}"
 
 
-def _suggestion_line(suggestion: dict[str, Any]) -> str:
+def _suggestion_line(suggestion: Answer) -> str:
     return f"{suggestion['title']}: [cyan]{' '.join(suggestion['overrides'])}[/]  [dim]{escape(suggestion['why'])}[/]"
 
 
-def _train_line(answer: dict[str, Any], model: dict[str, Any]) -> str:
-    total, active = model["parameters"]["total"] / 1e9, model["parameters"]["active"] / 1e9
+def _train_line(answer: Answer, parameters: Any) -> str:
+    total, active = parameters.total / 1e9, parameters.active / 1e9
     size = f"{total:.2f} B parameters" + (f", {active:.2f} B active" if active < 0.99 * total else "")
     q, c = answer["question"], answer["contract"]
     return (
@@ -207,43 +141,33 @@ def _train_line(answer: dict[str, Any], model: dict[str, Any]) -> str:
     )
 
 
-def _change_line(change: dict[str, Any]) -> str:
-    colour = "yellow" if change["kind"] == "contract" else "cyan"
+def _change_line(change: Answer) -> str:
+    color = "yellow" if change["kind"] == "contract" else "cyan"
     old, new = escape(str(change["from"])), escape(str(change["to"]))
-    return f"[{colour}]{change['field']} {old} → {new}[/] [dim]({change['kind']})[/]  {escape(change['why'])}"
+    return f"[{color}]{change['field']} {old} → {new}[/] [dim]({change['kind']})[/]  {escape(change['why'])}"
 
 
-def _finding_lines(findings: Sequence[dict[str, Any]]) -> list[str]:
-    lines = []
-    for f in findings:
-        mark, colour = MARKS[f["severity"]]
-        fix = f"  [dim]fix:[/] [cyan]{escape(' '.join(f['fix']))}[/]" if f["fix"] else ""
-        place = f"{escape(f['file'])}:{f['line']} " if f.get("line") else ""
-        lines.append(f"[{colour}]{mark} {f['severity']}[/] {place}{escape(f['message'])} [dim]({f['rule']})[/]{fix}")
-    return lines
-
-
-def check(result: Any) -> None:
-    """Findings of a recipe or of a file."""
-    answer, out = api.check_to_dict(result), console()
+def check(answer: Answer, found: Any) -> None:
+    """Print the findings for a recipe or file."""
+    out = console()
     verdict = "[green]ok[/]" if answer["ok"] else "[red]cannot start or does not fit[/]"
     what = answer["file"] or answer["recipe"]
     where = f" on {answer['gpus']}" if answer["gpus"] else ""
     whose = f"the {answer['engine']} engine" if answer["framework"] == "meshwright" else answer["framework"]
     out.print(f"[bold]{escape(what)}[/]{where} with {whose}: {verdict}")
     if answer["estimate"]:
-        titled(out, "Memory", _memory_lines(answer["estimate"]))
-    titled(out, "Findings", _finding_lines(answer["findings"]) or ["none"])
-    opened = [f"{o['file']}:{o['line']} {o['key']} = {o['text']}: {o['reason']}" for o in answer["unresolved"]]
-    if opened:
-        titled(out, "Unknown", [escape(line) for line in opened])
+        titled(out, "Memory", memory_lines(answer["estimate"]))
+    titled(out, "Findings", finding_lines(answer["findings"]) or ["none"])
+    unresolved = [f"{o['file']}:{o['line']} {o['key']} = {o['text']}: {o['reason']}" for o in answer["unresolved"]]
+    if unresolved:
+        titled(out, "Unknown", [escape(line) for line in unresolved])
     if answer["notes"]:
         titled(out, "Notes", [escape(note) for note in answer["notes"]])
 
 
-def export(written: Any, judged: Any) -> None:
-    """Files of another framework, the command, and what could not be said."""
-    answer, out = api.export_to_dict(written, judged), console()
+def export(answer: Answer, found: Any) -> None:
+    """Print another framework's files and command, and the fields it has no key for."""
+    out = console()
     for name, text in answer["files"].items():
         out.print(f"[bold]# {escape(name)}[/]")
         click.echo(text)
@@ -251,39 +175,37 @@ def export(written: Any, judged: Any) -> None:
     if answer["env"]:
         titled(out, "With", [escape(f"{name}={value}") for name, value in answer["env"].items()])
     unmapped = [f"{u['field']}={u['value']}: {u['reason']}" for u in answer["unmapped"]]
-    titled(
-        out, "Not exported", [escape(line) for line in unmapped] or ["nothing: every setting of the recipe is in it"]
-    )
+    titled(out, "Unmapped", [escape(line) for line in unmapped] or ["nothing: every setting of the recipe is in it"])
     if answer["notes"]:
         titled(out, "Notes", [escape(note) for note in answer["notes"]])
     if answer["findings"]:
-        titled(out, "Findings", _finding_lines(answer["findings"]))
+        titled(out, "Findings", finding_lines(answer["findings"]))
 
 
-def recipes(found: Sequence[Any]) -> None:
-    """The index as a table."""
+def recipes(answer: Answer, found: Any) -> None:
+    """Print the index as a table."""
     rows = [
         (e["name"], e["goal"], e["model"], f"{e['gpus']}x{e['gpu']}", f"{e['seq_length']:,}", e["family"])
-        for e in api.entries_to_dicts(found)
+        for e in answer["recipes"]
     ]
     table(rows, "recipe", "goal", "model", "GPUs", "tokens", "family")
     console().print(f"[dim]{len(rows)} recipes[/]")
 
 
-def models(found: Sequence[Any]) -> None:
-    """Models with their counts."""
+def models(answer: Answer, found: Any) -> None:
+    """Print models with their parameter counts."""
     rows = []
-    for m in (api.model_to_dict(spec) for spec in found):
+    for m in answer["models"]:
         p = m["parameters"]
         counts = (f"{p['total'] / 1e9:.3f}", f"{p['active'] / 1e9:.3f}")
         rows.append((m["name"], *counts, str(m["layers"]), str(m["hidden"]), m["hf_id"]))
     table(rows, "model", "total B", "active B", "layers", "hidden", "Hugging Face id")
 
 
-def gpus(found: Sequence[Any]) -> None:
-    """GPUs with their facts."""
+def gpus(answer: Answer, found: Any) -> None:
+    """Print GPUs as a table."""
     rows = []
-    for g in (api.gpu_to_dict(gpu) for gpu in found):
+    for g in answer["gpus"]:
         peak = g["peak_tflops_dense"]
         rows.append(
             (
@@ -299,46 +221,44 @@ def gpus(found: Sequence[Any]) -> None:
     table(rows, "GPU", "GiB", "bf16", "fp8", "fp4 TFLOP/s", "HBM GB/s", "link GB/s", "domain", "network GB/s")
 
 
-def rules(found: Sequence[Any]) -> None:
-    """Rules with symptom, cause and what repairs them."""
+def rules(answer: Answer, found: Any) -> None:
+    """Print rules with symptom, cause and fix."""
     out = console()
-    for r in (api.rule_to_dict(rule) for rule in found):
-        mark, colour = MARKS[r["severity"]]
-        out.print(f"[{colour}]{mark}[/] [bold]{r['id']}[/] [dim]{r['severity']}; {', '.join(r['engines'])}[/]")
+    for r in answer["rules"]:
+        mark, color = MARKS[r["severity"]]
+        out.print(f"[{color}]{mark}[/] [bold]{r['id']}[/] [dim]{r['severity']}; {', '.join(r['engines'])}[/]")
         out.print(f"    symptom  {escape(r['symptom'])}\n    cause    {escape(r['cause'])}")
         if r["fix_fields"]:
             out.print(f"    fix      {', '.join(r['fix_fields'])}")
 
 
-def explained(answer: dict[str, Any]) -> None:
-    """A rule, a field and the rules that point at it, or a finding of the doctor."""
+def explained(answer: Answer, found: Any) -> None:
+    """Print a rule, a field and the rules about it, or a finding of the doctor."""
     out, field = console(), answer["field"]
     if answer["kind"] == "finding":
-        out.print(
-            f"[bold]{answer['about']}[/]  {escape(answer['meaning'])}\n[dim]meshwright doctor RUN looks for it[/]"
-        )
+        out.print(f"[bold]{answer['about']}[/]  {escape(answer['meaning'])}\n[dim]meshwright doctor RUN reports it[/]")
     if answer["kind"] == "field":
         out.print(f"[bold]{field['key']}[/]  {escape(field['meaning'])}  [dim]({field['kind']})[/]")
         titled(out, "Default", [escape(str(field["default"]))])
         titled(out, "Choices", [", ".join(map(str, field["choices"]))] if field["choices"] else [])
         titled(out, "Also", [", ".join(field["also_understood"])] if field["also_understood"] else [])
     for r in answer["rules"]:
-        mark, colour = MARKS[r["severity"]]
-        out.print(f"[{colour}]{mark}[/] [bold]{r['id']}[/] [dim]{r['severity']}; {', '.join(r['engines'])}[/]")
+        mark, color = MARKS[r["severity"]]
+        out.print(f"[{color}]{mark}[/] [bold]{r['id']}[/] [dim]{r['severity']}; {', '.join(r['engines'])}[/]")
         out.print(f"    symptom  {escape(r['symptom'])}\n    cause    {escape(r['cause'])}")
         if r["fix"]:
             out.print("    fix      " + " or ".join(" + ".join(fix) for fix in r["fix"]))
 
 
-def training(answer: dict[str, Any]) -> None:
-    """How a run went, and the estimate beside it where it ran on the GPUs that the estimate is of."""
+def training(answer: Answer, found: Any) -> None:
+    """Print the metrics of a run, next to the estimate if it ran on GPUs."""
     out, losses, memory = console(), answer["losses"], answer["memory_gib"]
     where = f"{answer['steps']} steps on {answer['ranks']} × {escape(answer['device'])}"
-    out.print(f"[bold]{escape(answer['recipe'])}[/]  {where}  {_layout_words(answer['layout'])}")
+    out.print(f"[bold]{escape(answer['recipe'])}[/]  {where}  {_layout_summary(answer['layout'])}")
     if answer["resumed_from"]:
         out.print(f"resumed {escape(answer['resumed_from'])}")
     if not losses:
-        out.print("the run had already come to its end; nothing was trained")
+        out.print("the run was already complete; nothing was trained")
         return
     out.print(
         f"loss    {losses[0]:.4f} → {losses[-1]:.4f}"
@@ -350,45 +270,45 @@ def training(answer: dict[str, Any]) -> None:
     out.print(f"speed   {speed}")
     out.print("memory  " + "  ".join(f"{part} {value:.3g}" for part, value in memory.items()) + " GiB")
     if answer["estimate"] is not None:
-        out.print(f"beside  {_beside(answer)}")
-    for word, key in (("metrics", "folder"), ("saved", "checkpoint"), ("model", "exported")):
+        out.print(f"against {_against_estimate(answer)}")
+    for label, key in (("metrics", "folder"), ("saved", "checkpoint"), ("model", "exported")):
         if answer[key]:
-            out.print(f"{word:<7} {escape(answer[key])}")
+            out.print(f"{label:<7} {escape(answer[key])}")
 
 
-def tokenized(answer: dict[str, Any]) -> None:
-    """What was made of some text."""
+def tokenized(answer: Answer, found: Any) -> None:
+    """Print what was tokenized."""
     out = console()
     out.print(f"[bold]{escape(answer['folder'])}[/]  {answer['tokens']:,} tokens of {answer['documents']:,} documents")
     rate = answer["tokens"] / max(answer["seconds"], 1e-9)
     out.print(f"{answer['shards']} shards of {answer['dtype']}, {answer['seconds']:.1f} s, {rate:,.0f} tokens/s")
     if answer["skipped"] or answer["empty"]:
-        out.print(f"left out: {answer['skipped']} bad lines, {answer['empty']} documents without text")
+        out.print(f"skipped: {answer['skipped']} bad lines, {answer['empty']} documents without text")
     for line in answer["skipped_lines"]:
         out.print(f"  {escape(line)}")
 
 
-def generated(answer: dict[str, Any]) -> None:
-    """What a model said, and nothing else: it can be piped on."""
+def generated(answer: Answer, found: Any) -> None:
+    """Print the generated text and nothing else, so that it can be piped."""
     console().print(answer["text"], markup=False)
 
 
-def evaluated(answer: dict[str, Any]) -> None:
-    """The perplexity and what it is of."""
-    held = ", held out" if answer["held_out"] else ""
+def evaluated(answer: Answer, found: Any) -> None:
+    """Print the perplexity."""
+    held_out = ", held out" if answer["held_out"] else ""
     console().print(
         f"perplexity {answer['perplexity']:.4g} (loss {answer['loss']:.4f}) over {answer['tokens']:,} tokens of "
-        f"{answer['samples']:,} samples of {escape(answer['dataset'])}{held}"
+        f"{answer['samples']:,} samples of {escape(answer['dataset'])}{held_out}"
     )
 
 
-def converted(answer: dict[str, Any]) -> None:
-    """What was written."""
+def converted(answer: Answer, found: Any) -> None:
+    """Print what was written."""
     size = answer["bytes"] / 1024**3
     console().print(f"{escape(str(answer['folder']))}  {answer['files']} files, {size:.3g} GiB, {answer['dtype']}")
 
 
-def _layout_words(layout: dict[str, Any]) -> str:
+def _layout_summary(layout: Answer) -> str:
     sizes = [
         f"{axis} {layout[axis]}" for axis in ("tp", "pp", "vp", "cp", "ep", "etp", "dp_replicate") if layout[axis] > 1
     ]
@@ -397,11 +317,35 @@ def _layout_words(layout: dict[str, Any]) -> str:
     )
 
 
-def _beside(answer: dict[str, Any]) -> str:
-    """Measured over estimated: above 1 the run was slower, or took more memory, than was said."""
+def _against_estimate(answer: Answer) -> str:
+    """Return measured over estimated: above 1 the run was slower, or took more memory."""
     estimate = answer["estimate"]
     total = estimate["memory_gib"]["total"] - estimate["memory_gib"]["overhead"]
     return (
         f"step {answer['step_s'] / estimate['step_s']:.2f} × the estimate ({estimate['step_s']:.3g} s), "
         f"peak memory {answer['memory_gib']['peak'] / total:.2f} × the estimate ({total:.3g} GiB)"
     )
+
+
+REPORTS: dict[str, Callable[[Answer, Any], None]] = {
+    "recommend": plan,
+    "plan": ranking,
+    "size": sizing,
+    "estimate": estimate,
+    "check": check,
+    "export": export,
+    "dryrun": dryrun_report.full,
+    "doctor": doctor_report.show,
+    "train": training,
+    "bench": training,
+    "tokenize": tokenized,
+    "generate": generated,
+    "evaluate": evaluated,
+    "convert": converted,
+    "recipes": recipes,
+    "models": models,
+    "gpus": gpus,
+    "rules": rules,
+    "explain": explained,
+    "accuracy": accuracy,
+}

@@ -1,0 +1,175 @@
+"""The dry run: the engine's step at full size on fake tensors. Imports torch only when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from meshwright import clusters
+from meshwright.api import run_requests as requests
+from meshwright.api.inputs import verb
+from meshwright.api.resolve import recipe_from
+from meshwright.api.responses import MemoryGib, Part, Response
+from meshwright.clusters import Cluster
+from meshwright.dryrun.types import Collective, DryRun, Holder, Moment, Placement
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.planner import Plan
+from meshwright.recipes import overrides as override
+from meshwright.recipes.types import Recipe
+
+Progress = Callable[[str], None]  # called with a line per stage
+
+REQUIRED = ("torch", "transformers")
+DIGITS = 6  # decimals of a GiB: single bytes do not matter
+
+
+@verb(requests.DryRun)
+def dryrun(request: requests.DryRun) -> DryRun:
+    """Execute a recipe's step at full size without GPUs: memory, FLOPs and traffic of every distinct rank."""
+    found = request.recipe if isinstance(request.recipe, Recipe) else recipe_from(request.recipe)
+    recipe = override.apply(found, list(request.overrides))
+    cluster = clusters.cluster(str(request.gpus) if request.gpus is not None else recipe.cluster)
+    return _execute(recipe, cluster, request.exact, request.processes, request.progress)
+
+
+def dryrun_plan(plan: Plan, *, exact: bool = False, progress: Progress | None = None) -> DryRun:
+    """Execute the layout of a plan on its cluster."""
+    require_own_engine(plan.question.engine)
+    return _execute(plan.recipe, plan.question.cluster, exact, None, progress)
+
+
+def require_own_engine(engine: str) -> None:
+    """Raise InputError for an engine other than ours, whose code cannot be executed here."""
+    if engine != "meshwright":
+        reason = "a dry run executes our engine and does not apply to another"
+        raise InputError(reason, field="engine", value=engine, fix=("--engine meshwright", "without --dry-run"))
+
+
+def _execute(recipe: Recipe, cluster: Cluster, exact: bool, processes: int | None, progress: Progress | None) -> DryRun:
+    missing = [name for name in REQUIRED if find_spec(name) is None]
+    if missing:
+        reason = f"a dry run needs {' and '.join(missing)}, which are not installed"
+        raise InputError(reason, field="dryrun", fix=('pip install "meshwright[train]"',))
+    from meshwright.dryrun import cpu_budget, run
+    from meshwright.engine.warning_filters import no_enum_warnings
+
+    no_enum_warnings()
+    cpu_budget.require_memory(recipe, cluster, processes)
+    try:
+        return run.dry_run(recipe, cluster, exact=exact, processes=processes, progress=progress or (lambda _: None))
+    except MeshwrightError:
+        raise
+    except Exception as error:
+        from meshwright.engine.faults import explain
+        from meshwright.engine.rank_env import Process
+
+        raise explain(error, Process()) from error
+
+
+class Peak(Part, frozen=True, kw_only=True):
+    """When a rank's memory is highest."""
+
+    rank: int
+    phase: str
+    at: str
+    allocated_gib: float
+    reserved_gib: float
+
+
+class RankPart(Part, frozen=True, kw_only=True):
+    """What one rank computes, sends and holds in a step."""
+
+    rank: int
+    pp_rank: int
+    represents: Sequence[int]
+    layers: Sequence[int]
+    memory_gib: Mapping[str, float]
+    allocated_gib: float
+    reserved_gib: float
+    phases: Mapping[str, Mapping[str, float]]
+    timeline: Sequence[Moment] | UnsetType = UNSET
+    holders: Sequence[Holder]
+    flops: Mapping[str, float]
+    collectives: Sequence[Collective]
+    placement: Sequence[Placement] | UnsetType = UNSET
+    traced: str
+    exact: bool
+    cpu_s: float
+    peak: Peak
+
+
+class DryRunResponse(Response, frozen=True, kw_only=True):
+    """The memory of the worst rank, and every distinct rank."""
+
+    recipe: str
+    model: str
+    cluster: str
+    world: int
+    fits: bool
+    memory_gib: MemoryGib
+    estimate_gib: Mapping[str, float]
+    difference_gib: Mapping[str, float]
+    peak: Peak
+    phases: Mapping[str, Mapping[str, float]]
+    flops: Mapping[str, float]
+    collectives: Sequence[Collective]
+    holders: Sequence[Holder]
+    timeline: Sequence[Moment] | UnsetType = UNSET
+    placement: Sequence[Placement] | UnsetType = UNSET
+    ranks: Sequence[RankPart]
+    versions: Mapping[str, str]
+    cpu_s: float
+    wall_s: float
+
+    @property
+    def ok(self) -> bool:
+        """Return whether it fits."""
+        return self.fits
+
+
+def dryrun_response(found: DryRun, request: requests.DryRun | None = None, *, brief: bool = False) -> DryRunResponse:
+    """Return the response of dryrun; `brief` leaves out timelines and placements."""
+    ranks = [_rank(one, brief) for one in found.ranks]
+    worst = ranks[found.worst]
+    shared = ("peak", "phases", "flops", "collectives", "holders", "timeline", "placement")
+    response: DryRunResponse = _rounded(
+        DryRunResponse(
+            recipe=found.recipe,
+            model=found.model,
+            cluster=found.cluster,
+            world=found.world,
+            fits=found.fits,
+            memory_gib=MemoryGib(**{name: found.memory_gib[name] for name in MemoryGib.__struct_fields__}),
+            estimate_gib=found.estimate_gib,
+            difference_gib=found.difference_gib,
+            **{name: getattr(worst, name) for name in shared},
+            ranks=ranks,
+            versions=found.versions,
+            cpu_s=found.cpu_s,
+            wall_s=found.wall_s,
+        )
+    )
+    return response
+
+
+def _rank(one: Any, brief: bool) -> RankPart:
+    values = msgspec.structs.asdict(one)
+    phase, at = values.pop("peak_phase"), values.pop("peak_at")
+    peak = Peak(rank=one.rank, phase=phase, at=at, allocated_gib=one.allocated_gib, reserved_gib=one.reserved_gib)
+    if brief:
+        values |= {"timeline": UNSET, "placement": UNSET}
+    return RankPart(**values, peak=peak)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, DIGITS)
+    if isinstance(value, msgspec.Struct):
+        return type(value)(**{name: _rounded(one) for name, one in msgspec.structs.asdict(value).items()})
+    if isinstance(value, Mapping):
+        return {name: _rounded(one) for name, one in value.items()}
+    return [_rounded(one) for one in value] if isinstance(value, list | tuple) else value

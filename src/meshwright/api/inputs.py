@@ -1,0 +1,403 @@
+"""Inputs of verbs: each is declared once, on a field of a request, and read from any surface.
+
+A request is a frozen struct whose fields carry an `Input`. The options of the command line, the parameters of the HTTP
+API and the schemas of the agent tools are derived from it, and all of them are validated by `read`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Annotated, Any, Generic, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from meshwright.errors import InputError, MeshwrightError, unknown
+from meshwright.parsing import one_of
+
+Surface = Literal["cli", "http", "mcp"]
+ALL: tuple[Surface, ...] = get_args(Surface)
+REMOTE: tuple[Surface, ...] = ("http", "mcp")
+CLI: tuple[Surface, ...] = ("cli",)
+
+NAME_BYTES = 4096  # a name may be a path on the command line, and Linux paths have at most 4,096 bytes
+TEXT_BYTES = 1_000_000  # the largest recipe file that is opened: a longer text would be refused by its reader anyway
+BODY_BYTES = 2_500_000  # one request: two texts (a log and its baseline) with JSON escapes
+MAX_OVERRIDES = 60
+OVERRIDE_BYTES = 500
+SHOWN_BYTES = 200  # of an unknown argument's name
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,99}")
+_TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+_TYPE_NAMES = {str: "a string", int: "an integer", float: "a number", bool: "a boolean"}
+_JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
+
+P = ParamSpec("P")
+R = TypeVar("R", bound="Request")
+T = TypeVar("T")
+
+
+class Text(msgspec.Struct, frozen=True, kw_only=True):
+    """The contents of a file, sent over HTTP or MCP in place of its path."""
+
+    name: str
+    help: str
+    file: str  # the name that stands for it in the request
+    json_file: str = ""  # the same when the text is JSON
+    named_by: str = ""  # the argument that names the file
+    examples: tuple[str, ...] = ()
+
+    def file_name(self, arguments: Mapping[str, Any]) -> str:
+        """Return the file name under which handlers open this text."""
+        named = arguments.get(self.named_by) if self.named_by else None
+        if named:
+            return str(named)
+        return self.json_file if self.json_file and str(arguments[self.name]).lstrip().startswith("{") else self.file
+
+
+class Input(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a surface needs to know about one field of a request."""
+
+    help: str
+    flag: str = ""  # command-line option; --field-name if empty
+    positional: bool = False
+    metavar: str = ""
+    complete: str = ""  # kind of names that the shell completes
+    prompt: str = ""  # question on a terminal if the value is missing
+    choices: tuple[str, ...] = ()
+    examples: tuple[Any, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None  # exclusive minimum
+    max_bytes: int = NAME_BYTES
+    max_entries: int | None = None
+    absent: Any = None  # value on a surface that sends none; the field's default is for Python callers
+    any_text: bool = False  # line breaks and control characters allowed
+    file_name: bool = False  # a plain file name
+    surfaces: tuple[Surface, ...] = ALL
+    texts: tuple[Text, ...] = ()  # what HTTP and MCP may send instead of a name or path
+    also: tuple[Text, ...] = ()  # what HTTP and MCP may send besides
+
+
+class Request(msgspec.Struct, frozen=True):
+    """The inputs of one verb."""
+
+
+class Field(msgspec.Struct, frozen=True):
+    """One field of a request with its Python types and its default."""
+
+    name: str
+    types: tuple[type, ...]
+    repeated: bool
+    required: bool
+    python_default: Any
+    input: Input
+
+    @property
+    def default(self) -> Any:
+        """Return the value on a surface that sends none."""
+        return self.python_default if self.input.absent is None else self.input.absent
+
+    @property
+    def flag(self) -> str:
+        """Return the command-line option of this field."""
+        return self.input.flag or f"--{self.name.replace('_', '-')}"
+
+    @property
+    def label(self) -> str:
+        """Return how the command line refers to this field."""
+        return (self.input.metavar or self.name.upper()) if self.input.positional else self.flag.partition("/")[0]
+
+    def fix(self, surface: Surface) -> tuple[str, ...]:
+        """Return up to three valid values, formatted for a surface."""
+        values = self.input.examples or self.input.choices or ((self.default,) if self.default is not None else ())
+        if surface != "cli":
+            return tuple(f"{self.name}: {json.dumps(value)}" for value in values[:3])
+        return tuple(f"{value}" if self.input.positional else f"{self.flag} {value}" for value in values[:3])
+
+
+@cache
+def fields_of(request: type[Request]) -> tuple[Field, ...]:
+    """Return the fields of a request type."""
+    hints = get_type_hints(request, include_extras=True)
+    return tuple(_field(one, hints[one.name]) for one in msgspec.structs.fields(request))
+
+
+def _field(info: msgspec.structs.FieldInfo, hint: Any) -> Field:
+    parts = list(_parts(hint))
+    declared = [one for one in parts if isinstance(one, Input)]
+    types = tuple(one for one in (str, int, float, bool) if one in parts)
+    default = None if info.required or info.default is msgspec.NODEFAULT else info.default
+    return Field(info.name, types, Sequence in parts, info.required, default, declared[-1])
+
+
+def _parts(hint: Any) -> Iterable[Any]:
+    """Yield the types and the metadata that a type hint is made of."""
+    if get_origin(hint) is Annotated:
+        yield from _parts(hint.__origin__)
+        yield from hint.__metadata__
+    elif get_origin(hint) is not None:
+        yield get_origin(hint)
+        for one in get_args(hint):
+            yield from _parts(one)
+    else:
+        yield hint
+
+
+def texts_of(request: type[Request]) -> dict[str, Text]:
+    """Return what HTTP and MCP may send as text for a request, by argument name."""
+    return {text.name: text for field in fields_of(request) for text in (*field.input.texts, *field.input.also)}
+
+
+def read(
+    request: type[R],
+    arguments: Mapping[str, Any],
+    surface: Surface,
+    *,
+    texts: bool = True,
+    strings: bool = False,
+) -> tuple[R, dict[str, str]]:
+    """Return the validated request and the texts sent with it, by file name.
+
+    `texts` allows texts in place of names; `strings` converts numbers and booleans that arrive as strings, as they do
+    on the command line and in the query of a URL.
+    """
+    known = texts_of(request) if texts and surface != "cli" else {}
+    fields = fields_of(request)
+    named = {field.name: field for field in fields if surface in field.input.surfaces and field.name not in known}
+    for name in arguments:
+        if name not in named and name not in known:
+            raise unknown("argument", name[:SHOWN_BYTES], [*named, *known])
+    sent = {name: _text(text, arguments[name]) for name, text in known.items() if arguments.get(name) is not None}
+    files = {known[name].file_name(arguments): text for name, text in sent.items()}
+    values: dict[str, Any] = {}
+    for field in fields:
+        value = arguments.get(field.name) if field.name in named else None
+        instead = [text for text in field.input.texts if text.name in sent]
+        if value is not None and instead:
+            which = " or ".join(_accepted(field, known, surface))
+            raise InputError(f"give only one of {which}", field=field.name, fix=(f"only {field.name}",))
+        if instead:
+            values[field.name] = instead[0].file_name(arguments)
+        elif value is not None:
+            values[field.name] = _converted(field, value, surface, strings)
+        elif field.name in named and field.input.absent is not None:
+            values[field.name] = field.input.absent
+    _require(fields, values, known, surface)
+    return validated(request(**values), surface), files
+
+
+def _require(fields: Sequence[Field], values: Mapping[str, Any], texts: Mapping[str, Text], surface: Surface) -> None:
+    missing = [field for field in fields if field.required and field.name not in values]
+    if not missing:
+        return
+    first = missing[0]
+    if surface == "cli":
+        names = [field.label for field in missing]
+    else:
+        names = [" or ".join(_accepted(field, texts, surface)) for field in missing]
+    raise InputError(f"{', '.join(names)} required", field=first.name, fix=first.fix(surface))
+
+
+def _accepted(field: Field, texts: Mapping[str, Text], surface: Surface) -> list[str]:
+    """Return the arguments that may give a field's value on HTTP or MCP."""
+    named = [field.name] if surface in field.input.surfaces else []
+    return [*named, *(text.name for text in field.input.texts if texts)]
+
+
+def _text(text: Text, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InputError("must be a string", field=text.name, value=value)
+    _check_length(text.name, value, TEXT_BYTES)
+    return value
+
+
+def _converted(field: Field, value: Any, surface: Surface, strings: bool) -> Any:
+    """Return a value as one of the field's types."""
+    if field.repeated:
+        if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+            raise InputError("must be a list of strings", field=field.name, value=value, fix=field.fix(surface))
+        return tuple(value)
+    if strings and isinstance(value, str):
+        value = _from_string(field, value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    fits = {
+        str: isinstance(value, str),
+        int: is_number and isinstance(value, int),
+        float: is_number,
+        bool: isinstance(value, bool),
+    }
+    if not any(fits[one] for one in field.types):
+        kinds = " or ".join(_TYPE_NAMES[one] for one in field.types)
+        raise InputError(f"must be {kinds}", field=field.name, value=value, fix=field.fix(surface))
+    return value
+
+
+def _from_string(field: Field, value: str) -> Any:
+    if str in field.types:
+        return value
+    if bool in field.types:
+        return True if value.lower() in _TRUE else False if value.lower() in _FALSE else value
+    try:
+        return int(value) if float not in field.types else float(value)
+    except ValueError:
+        return value
+
+
+def validated(request: R, surface: Surface = "cli") -> R:
+    """Return the request with its choices in lower case; raise InputError for a value outside its limits."""
+    changes = {}
+    for field in fields_of(type(request)):
+        value = getattr(request, field.name)
+        if value is None:
+            continue
+        limits = field.input
+        for one in value if field.repeated and not isinstance(value, str) else (value,):
+            if isinstance(one, str):
+                _check_string(field, one)
+            elif isinstance(one, int | float) and not isinstance(one, bool):
+                _check_range(field, one, surface)
+        if limits.max_entries is not None and len(value) > limits.max_entries:
+            raise InputError(f"has {len(value)} entries; the limit is {limits.max_entries}", field=field.name)
+        if limits.choices and isinstance(value, str):
+            changes[field.name] = _choice(field, value.strip())
+    return msgspec.structs.replace(request, **changes) if changes else request
+
+
+def _choice(field: Field, value: str) -> str:
+    """Return one of the field's choices, written in any case and with _ or -."""
+    choices = field.input.choices
+    dashed = value.lower().replace("_", "-")
+    return dashed if dashed in choices else str(one_of(field.name, value, choices))
+
+
+def _check_string(field: Field, value: str) -> None:
+    _check_length(field.name, value, field.input.max_bytes)
+    if not field.input.any_text and not value.isprintable():
+        raise InputError("contains unprintable characters", field=field.name, value=value)
+    if field.input.file_name and not _FILE_NAME.fullmatch(value):
+        reason = "must be a plain file name: letters, digits, spaces and _ . -"
+        raise InputError(reason, field=field.name, value=value, fix=field.fix("mcp"))
+
+
+def _check_length(name: str, value: str, limit: int) -> None:
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise InputError("is not valid Unicode", field=name) from None
+    if size > limit:
+        raise InputError(f"has {size:,} bytes; the limit is {limit:,}", field=name, value=value, fix=("send less",))
+
+
+def _check_range(field: Field, value: float, surface: Surface) -> None:
+    low, high, above = field.input.minimum, field.input.maximum, field.input.above
+    if (low is None or value >= low) and (high is None or value <= high) and (above is None or value > above):
+        return
+    raise InputError(f"must be {range_of(field.input)}", field=field.name, value=value, fix=field.fix(surface))
+
+
+def range_of(limits: Input) -> str:
+    """Describe the range of a number; empty if there is none."""
+    low = f"at least {limits.minimum:g}" if limits.minimum is not None else ""
+    low = f"above {limits.above:g}" if limits.above is not None else low
+    if limits.maximum is None:
+        return low
+    return (
+        f"{limits.minimum:g} to {limits.maximum:g}"
+        if limits.minimum is not None
+        else f"{low}, at most {limits.maximum:g}"
+    )
+
+
+def json_schema(request: type[Request], surface: Surface, *, texts: bool = True) -> dict[str, Any]:
+    """Return the JSON Schema of a verb's inputs on HTTP or MCP."""
+    known = texts_of(request) if texts else {}
+    properties: dict[str, Any] = {}
+    required = []
+    for field in fields_of(request):
+        if surface in field.input.surfaces and field.name not in known:
+            properties[field.name] = _property(field)
+        if field.required and (not texts or not field.input.texts):
+            required.append(field.name)
+        elif field.required and surface not in field.input.surfaces:
+            required.append(field.input.texts[0].name)
+    for name, text in known.items():
+        examples = {"examples": list(text.examples)} if text.examples else {}
+        properties[name] = {"type": "string", "description": text.help, "maxLength": TEXT_BYTES, **examples}
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _property(field: Field) -> dict[str, Any]:
+    declared = field.input
+    types = [_JSON_TYPES[one] for one in field.types]
+    made: dict[str, Any] = {"type": types[0] if len(types) == 1 else types, "description": declared.help}
+    if field.repeated:
+        made["type"] = "array"
+        made |= {"items": {"type": "string", "maxLength": declared.max_bytes}, "maxItems": declared.max_entries}
+    elif str in field.types:
+        made["maxLength"] = declared.max_bytes
+    limits = {
+        "minimum": declared.minimum,
+        "maximum": declared.maximum,
+        "exclusiveMinimum": declared.above,
+        "default": None if field.repeated else field.default,
+        "enum": list(declared.choices) or None,
+        "examples": [list(one) if isinstance(one, tuple) else one for one in declared.examples] or None,
+    }
+    return made | {name: value for name, value in limits.items() if value is not None}
+
+
+def remote_fixes(error: MeshwrightError, request: type[Request], arguments: Mapping[str, Any]) -> list[str]:
+    """Return an error's fixes with arguments in place of options; a field's examples if it has none."""
+    flags = {field.flag: field.name for field in fields_of(request)}
+    fixes = []
+    for fix in error.fix:
+        option, _, value = fix.partition(" ")
+        fixes.append(f"{flags[option]}: {json.dumps(value)}" if value and option in flags else fix)
+    if fixes:
+        return fixes
+    own = [field for field in fields_of(request) if field.name == error.field]
+    return [fix for field in own if str(arguments.get(field.name)) == str(error.value) for fix in field.fix("mcp")]
+
+
+def command_words(request: type[Request], arguments: Mapping[str, Any]) -> list[str]:
+    """Return the command-line arguments for the same request; texts become file names."""
+    before: list[str] = []
+    after: list[str] = []
+    options: list[str] = []
+    for field in fields_of(request):
+        instead = [text for text in field.input.texts if arguments.get(text.name)]
+        value = instead[0].file_name(arguments) if instead else arguments.get(field.name)
+        if value in (None, "", (), [], False) or value == field.default or "cli" not in field.input.surfaces:
+            continue
+        if field.input.positional:
+            (after if field.repeated else before).extend(value if field.repeated else [str(value)])
+        elif field.types == (bool,):
+            options.append(field.flag)
+        else:
+            options += [field.flag, str(value)]
+    return [*before, *options, *after]
+
+
+class VerbFunction(Generic[P, R, T]):
+    """A verb as a Python function: called with the request's fields, or with a validated request."""
+
+    def __init__(self, request: Callable[P, R], handle: Callable[[R], T]) -> None:
+        self.request, self.handle = request, handle
+        self.__doc__, self.__name__ = handle.__doc__, handle.__name__
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.request)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Validate the fields and run the verb."""
+        return self.handle(validated(self.request(*args, **kwargs)))
+
+
+def verb(request: Callable[P, R]) -> Callable[[Callable[[R], T]], VerbFunction[P, R, T]]:
+    """Turn a function of a request into one that takes the request's fields."""
+    return lambda handle: VerbFunction(request, handle)

@@ -1,0 +1,374 @@
+"""Plan a training: recommend, plan, size, estimate, and the schedule of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from meshwright import clusters, costs, file_access, launch, planner
+from meshwright.api import requests
+from meshwright.api.catalogues import save_recipe
+from meshwright.api.inputs import verb
+from meshwright.api.resolve import is_recipe, model_and_goal, model_named, recipe_from, refuse_unknown
+from meshwright.api.responses import (
+    Estimate,
+    FieldKind,
+    Finding,
+    MemoryGib,
+    Part,
+    Response,
+    estimate_part,
+    finding_parts,
+)
+from meshwright.costs.timeline import Placed
+from meshwright.errors import InputError
+from meshwright.parsing import sequence_length, token_budget
+from meshwright.planner import Plan, Question, Ranking, Sizing
+
+
+@verb(requests.Recommend)
+def recommend(request: requests.Recommend) -> Plan:
+    """Return the plan for a model on a cluster: recipe, layout, memory, speed and findings."""
+    question = _question(request, request.model, request.goal, request.gpus, request.benchmark)
+    found = planner.recommend(question, request.overrides)
+    if request.save:
+        save_recipe(found, request.save)
+    return found
+
+
+@verb(requests.Plan)
+def plan(request: requests.Plan) -> Ranking:
+    """Return the fastest plans of all legal layouts for a model or recipe, and why others were dropped."""
+    question = _question(request, *model_and_goal(request.target, request.goal), request.gpus)
+    return planner.rank_layouts(question, request.overrides, request.top, request.everything)
+
+
+@verb(requests.Size)
+def size(request: requests.Size) -> Sizing:
+    """Return GPU counts that fit a training, with speed, goodput, and days and cost for a token budget."""
+    gpu, price, tokens = request.gpu, request.price, request.tokens
+    if not clusters.is_known(gpu) and gpu[:1].isdigit():
+        reason = "must be a GPU type without a count; the count is the result"
+        raise InputError(reason, field="gpu", value=gpu, fix=(f"--gpu {gpu.split('x')[-1]}",))
+    question = _question(request, request.model, request.goal, f"1x{clusters.gpu(gpu).name}")
+    if price is not None and tokens is None:
+        raise InputError("needs a token budget", field="price", value=price, fix=("--tokens 1T --price 2.5",))
+    return planner.size(question, request.overrides, token_budget(tokens), price)
+
+
+@verb(requests.Estimate)
+def estimate(request: requests.Estimate) -> Plan:
+    """Return the estimate of exactly this layout: the recipe's own with overrides, nothing searched."""
+    target, gpus = request.target, request.gpus
+    if is_recipe(target):
+        base = recipe_from(target)
+        question = _question(request, *model_and_goal(target, request.goal), gpus or base.cluster)
+        return planner.plan_fixed(question, base, request.overrides)
+    refuse_unknown(target)
+    if gpus is None:
+        raise InputError("required to estimate a model without a recipe", field="gpus", fix=("--gpus 8xH100",))
+    question = _question(request, target, request.goal or "pretrain", gpus)
+    return planner.plan_fixed(question, None, request.overrides)
+
+
+@verb(requests.Schedule)
+def schedule(request: requests.Schedule) -> costs.Timeline:
+    """Return start and end of every pass of a pipeline's step, or of its first micro batches."""
+    line = timeline(estimate.handle(request))
+    if request.first is None:
+        return line
+    return msgspec.structs.replace(line, passes=tuple(p for p in line.passes if p.micro_batch < request.first))
+
+
+def timeline(plan: Plan) -> costs.Timeline:
+    """Return which micro batch every rank of a plan's pipeline works on, over one step."""
+    if not plan.exists:
+        raise InputError("cannot be built: see the findings", field="layout", value=plan.recipe.layout.pp_schedule)
+    return costs.timeline(plan.case)
+
+
+def _question(
+    request: requests.Recommend | requests.Plan | requests.Size | requests.Estimate,
+    model: str,
+    goal: str,
+    gpus: str | int,
+    benchmark: bool = False,
+) -> Question:
+    """Return a request as the values that the planner works with."""
+    spec, reference = model_named(model)
+    return Question(
+        model=spec,
+        model_ref=reference,
+        cluster=clusters.cluster(str(gpus)),
+        cluster_ref=str(file_access.resolved(str(gpus))) if str(gpus).endswith(".toml") else "",
+        goal=goal,  # type: ignore[arg-type]  # one of its choices, as validated
+        seq_length=sequence_length(request.seq),
+        engine=request.engine,  # type: ignore[arg-type]  # one of its choices, as validated
+        benchmark=benchmark,
+        calibration=None if request.calibration is None else _calibration(request.calibration),
+    )
+
+
+def _calibration(path: str) -> Any:
+    from meshwright.costs import calibrate
+
+    return calibrate.load(path)
+
+
+class QuestionPart(Part, frozen=True, kw_only=True):
+    """What was requested."""
+
+    model: str
+    gpus: str
+    goal: str
+    seq_length: int
+    engine: str
+
+
+class BaseRecipe(Part, frozen=True, kw_only=True):
+    """The shipped recipe that a plan starts from."""
+
+    name: str
+    match: str | UnsetType = UNSET
+    goal: str
+    benchmark: bool
+    made_for: str
+    approach: str | UnsetType = UNSET
+
+
+class PeftPart(Part, frozen=True, kw_only=True):
+    """The adapter of a fine-tuning."""
+
+    method: str
+    rank: int
+    alpha: float
+
+
+class Contract(Part, frozen=True, kw_only=True):
+    """The fields that determine the trained weights."""
+
+    seq_length: int
+    global_batch_size: int
+    precision: str
+    optimizer: str
+    lr: float
+    min_lr: float
+    schedule: str
+    warmup_steps: int
+    steps: int
+    dataset: str
+    packing: bool
+    peft: PeftPart | None
+
+
+class PlanLayout(Part, frozen=True, kw_only=True):
+    """How the training is distributed over the GPUs."""
+
+    strategy: str
+    tp: int
+    pp: int
+    vp: int
+    cp: int
+    ep: int
+    etp: int
+    dp_shard: int
+    dp_replicate: int
+    sp: bool
+    micro_batch_size: int
+    gradient_accumulation: int
+    recompute: str
+    pp_schedule: str
+    stage_layers: Sequence[int]
+    cp_comm: str
+    offload: str
+
+
+class ChangePart(Part, frozen=True, kw_only=True):
+    """A field that differs from the base recipe."""
+
+    field: str
+    old: Any = msgspec.field(name="from")
+    new: Any = msgspec.field(name="to")
+    kind: FieldKind
+    why: str
+
+
+class PlanResponse(Response, frozen=True, kw_only=True):
+    """One plan."""
+
+    question: QuestionPart
+    recipe: BaseRecipe
+    contract: Contract
+    layout: PlanLayout
+    estimate: Estimate
+    changes: Sequence[ChangePart]
+    findings: Sequence[Finding]
+    suggestions: Sequence[planner.Suggestion] | UnsetType = UNSET
+    commands: Mapping[str, str]
+    no_command: Mapping[str, str]
+    smallest_that_fits: int | UnsetType | None = UNSET
+    reasons: Sequence[planner.Reason] | UnsetType = UNSET
+    memory_by_stage_gib: Mapping[str, MemoryGib] | UnsetType = UNSET
+    dry_run: Mapping[str, Any] | UnsetType | None = UNSET
+
+    @property
+    def ok(self) -> bool:
+        """Return whether it can start and fits."""
+        fits = self.estimate.fits and not any(f.severity == "error" for f in self.findings)
+        return fits and (self.dry_run is UNSET or bool(self.dry_run and self.dry_run["fits"]))
+
+
+class LayoutScore(Part, frozen=True, kw_only=True):
+    """A layout with its memory and step time."""
+
+    layout: Mapping[str, Any]
+    step_s: float
+    total_gib: float
+
+
+class PlansResponse(Response, frozen=True, kw_only=True):
+    """Ranked plans, layouts that trade memory for speed, and what was dropped."""
+
+    plans: Sequence[PlanResponse]
+    pareto: Sequence[LayoutScore]
+    dropped: Sequence[planner.Dropped]
+    searched: int
+    fitting: Sequence[LayoutScore] | UnsetType = UNSET
+
+    @property
+    def ok(self) -> bool:
+        """Return whether a plan can start and fits."""
+        return any(one.ok for one in self.plans)
+
+
+class SizesResponse(Response, frozen=True, kw_only=True):
+    """GPU counts with speed, goodput, days and cost."""
+
+    smallest: planner.Size | None
+    most_efficient: planner.Size | None
+    sizes: Sequence[planner.Size]
+
+    @property
+    def ok(self) -> bool:
+        """Return whether a count fits."""
+        return self.smallest is not None
+
+
+class Series(Part, frozen=True, kw_only=True):
+    """The sizes of one GPU type."""
+
+    gpu: str
+    smallest: planner.Size | None
+    most_efficient: planner.Size | None
+    sizes: Sequence[planner.Size]
+
+
+class ScaleResponse(Response, frozen=True, kw_only=True):
+    """The sizes of several GPU types."""
+
+    series: Sequence[Series]
+
+
+class ScheduleResponse(Response, frozen=True, kw_only=True):
+    """The passes of a pipeline's step over time."""
+
+    schedule: str
+    ranks: int
+    chunks: int
+    micro_batches: int
+    followed: int
+    span_s: float
+    idle_share: float
+    passes: Sequence[Placed]
+
+
+def plan_response(plan: Plan, request: requests.Recommend | None = None) -> PlanResponse:
+    """Return the response of recommend, with reasons if they were requested."""
+    response = _plan_response(plan)
+    more: dict[str, Any] = {}
+    if not plan.estimate.fits:
+        more["smallest_that_fits"] = planner.smallest_fit(plan)
+    if request is not None and request.explain:
+        more["reasons"] = planner.reasons(plan)
+        more["memory_by_stage_gib"] = _memory_by_stage(plan)
+    return msgspec.structs.replace(response, **more) if more else response
+
+
+def _plan_response(plan: Plan) -> PlanResponse:
+    question, no_command, contract = plan.question, launch.left_out(plan), plan.contract_dict()
+    contract["peft"] = None if contract["peft"] is None else PeftPart(**contract["peft"])
+    return PlanResponse(
+        question=QuestionPart(
+            model=question.model_ref,
+            gpus=str(question.cluster),
+            goal=question.goal,
+            seq_length=plan.recipe.data.seq_length,
+            engine=question.engine,
+        ),
+        recipe=BaseRecipe(
+            name=plan.base.name,
+            match=plan.match,
+            goal=plan.recipe.goal,
+            benchmark=plan.recipe.benchmark,
+            made_for=plan.base.cluster,
+            approach=plan.approach,
+        ),
+        contract=Contract(**contract),
+        layout=PlanLayout(**plan.layout_dict()),
+        estimate=estimate_part(plan.estimate, plan.exists),
+        changes=[ChangePart(field=c.field, old=c.old, new=c.new, kind=c.kind, why=c.why) for c in plan.changes],
+        findings=finding_parts(plan.findings),
+        suggestions=plan.suggestions,
+        commands=launch.commands_of(plan, no_command),
+        no_command=no_command,
+    )
+
+
+def estimate_response(plan: Plan, request: requests.Estimate | None = None) -> PlanResponse:
+    """Return the response of estimate: a plan without what only a search gives."""
+    response = _plan_response(plan)
+    base = msgspec.structs.replace(response.recipe, match=UNSET, approach=UNSET)
+    by_stage = _memory_by_stage(plan)
+    return msgspec.structs.replace(response, recipe=base, suggestions=UNSET, memory_by_stage_gib=by_stage)
+
+
+def _memory_by_stage(plan: Plan) -> dict[str, MemoryGib]:
+    stages = enumerate(costs.memory_by_stage(plan.case))
+    parts = (*costs.PARTS, "total")
+    return {str(i): MemoryGib(**{part: round(float(getattr(m, part)), 4) for part in parts}) for i, m in stages}
+
+
+def plans_response(ranking: Ranking, request: requests.Plan | None = None) -> PlansResponse:
+    """Return the response of plan."""
+    return PlansResponse(
+        plans=[plan_response(plan) for plan in ranking.plans],
+        pareto=_scores(ranking.pareto),
+        dropped=ranking.dropped,
+        searched=ranking.searched,
+        fitting=_scores(ranking.fitting) or UNSET,
+    )
+
+
+def _scores(candidates: Sequence[planner.Candidate]) -> list[LayoutScore]:
+    return [LayoutScore(layout=c.layout, step_s=c.step_s, total_gib=c.total_gib) for c in candidates]
+
+
+def sizes_response(sizing: Sizing, request: requests.Size | None = None) -> SizesResponse:
+    """Return the response of size."""
+    return SizesResponse(smallest=sizing.smallest, most_efficient=sizing.most_efficient, sizes=sizing.sizes)
+
+
+@verb(requests.Scale)
+def scale(request: requests.Scale) -> ScaleResponse:
+    """Return the sizes of several GPU types."""
+    values = msgspec.structs.asdict(request)
+    sizings = {gpu: size(**values | {"gpu": gpu}) for gpu in request.gpu}
+    return ScaleResponse(series=[Series(gpu=gpu, **msgspec.structs.asdict(one)) for gpu, one in sizings.items()])
+
+
+def schedule_response(line: costs.Timeline, request: requests.Schedule | None = None) -> ScheduleResponse:
+    """Return the response of schedule."""
+    return ScheduleResponse(**msgspec.structs.asdict(line))

@@ -1,0 +1,452 @@
+"""The inputs of every verb, declared once; `inputs` says what is derived from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from meshwright.api.inputs import CLI, MAX_OVERRIDES, OVERRIDE_BYTES, REMOTE, Input, Request, Text
+from meshwright.choices import ENGINES, FORMATS, FRAMEWORKS, GOALS
+
+if TYPE_CHECKING:
+    from meshwright.recipes.types import Recipe as RecipeValue
+else:
+    RecipeValue = object  # Python callers may pass a recipe itself; surfaces send a name
+
+MAX_PLANS = 100  # a plan has about 6 kB of JSON; a response of this many is still under a megabyte
+MAX_ROWS = 500
+CONFIG = "config.json"
+NAME_KINDS = ("models", "recipes", "targets", "gpus", "clusters", "goals", "engines", "frameworks")
+
+CONFIG_TEXT = Text(
+    name="config",
+    help="Contents of the Hugging Face config.json of a model that is not in the catalogue, instead of its name.",
+    file=CONFIG,
+)
+MODEL_TEXT = Text(
+    name="config", help=f"Contents of the model's {CONFIG}, if `model` or the file refers to {CONFIG}.", file=CONFIG
+)
+RECIPE_TEXT = Text(
+    name="recipe",
+    help="Your own recipe as TOML or JSON text; it may name a base recipe and list only the differences.",
+    file="recipe.toml",
+    json_file="recipe.json",
+    examples=('base = "llama3_8b_sft_config"\n[layout]\ntp = 2\n',),
+)
+NAMED_RECIPE_TEXT = Text(
+    name="recipe",
+    help="Your own recipe as text, in the format that the ending of `name` gives; TOML or JSON without a name.",
+    file="recipe.toml",
+    json_file="recipe.json",
+    named_by="name",
+    examples=RECIPE_TEXT.examples,
+)
+FILE_TEXT = Text(
+    name="text",
+    help="Contents of the recipe, config or launch script; nothing in it is run.",
+    file="file",
+    json_file="file.json",
+    named_by="name",
+)
+Model = Annotated[
+    str,
+    Input(
+        help="Model: a catalogue name, a Hugging Face id, or the path of a config.json.",
+        positional=True,
+        metavar="MODEL",
+        complete="models",
+        prompt="Which model? (name, Hugging Face id, or config.json)",
+        examples=("llama3-8b", "Qwen/Qwen3-30B-A3B", "deepseek-v3"),
+        texts=(CONFIG_TEXT,),
+    ),
+]
+ModelOrRecipe = Annotated[
+    str,
+    Input(
+        help="Name of a model or recipe.",
+        positional=True,
+        metavar="MODEL|RECIPE",
+        complete="targets",
+        examples=("llama3_70b_pretrain_config", "llama3-8b"),
+        texts=(RECIPE_TEXT, CONFIG_TEXT),
+    ),
+]
+RecipeName = Annotated[
+    str | RecipeValue, Input(help="Recipe: a name or a file.", positional=True, metavar="RECIPE", complete="recipes")
+]
+Gpus = Annotated[
+    str | int,
+    Input(
+        help="Cluster: 8xH100, 4x8xH100 (nodes × GPUs), a count; on the command line also auto or a TOML file.",
+        metavar="CLUSTER",
+        complete="clusters",
+        prompt="Which GPUs? (8xH100, 4x8xH100, auto, …)",
+        examples=("8xH100", "4x8xH200", "72xGB200"),
+    ),
+]
+Goal = Annotated[
+    str,
+    Input(
+        help="pretrain, sft or peft.",
+        metavar="GOAL",
+        complete="goals",
+        prompt="Which goal? (pretrain, sft, peft)",
+        choices=GOALS,
+    ),
+]
+Seq = Annotated[
+    int | str,
+    Input(
+        help="Sequence length, e.g. 8192, 8k or 1M; the recipe's by default.", metavar="TOKENS", examples=(8192, "32k")
+    ),
+]
+Engine = Annotated[
+    str,
+    Input(
+        help=f"Engine that will run the plan: {', '.join(ENGINES)}. It changes memory and speed.",
+        metavar="ENGINE",
+        complete="engines",
+        choices=ENGINES,
+    ),
+]
+Overrides = Annotated[
+    Sequence[str],
+    Input(
+        help="Recipe fields as KEY=VALUE, in our keys or another framework's; the rest is sized around them.",
+        positional=True,
+        metavar="[KEY=VALUE]...",
+        examples=(("layout.tp=4", "train.global_batch_size=256"),),
+        max_bytes=OVERRIDE_BYTES,
+        max_entries=MAX_OVERRIDES,
+    ),
+]
+Calibration = Annotated[
+    str, Input(help="Profile of your machine, written by `meshwright calibrate`.", metavar="FILE", surfaces=CLI)
+]
+Plot = Annotated[
+    str, Input(help="Also write a plot to this .svg or .png file (needs matplotlib).", metavar="FILE", surfaces=CLI)
+]
+ToFramework = Annotated[
+    str, Input(help=f"Framework: {', '.join(FRAMEWORKS)}.", metavar="FRAMEWORK", choices=FRAMEWORKS)
+]
+FileName = Annotated[
+    str,
+    Input(
+        help="File name of the text; its ending gives the format, and findings repeat it.",
+        examples=("train.yaml", "run.sh", "ds_config.json"),
+        file_name=True,
+        surfaces=REMOTE,
+    ),
+]
+Benchmark = Annotated[bool, Input(help="Upper-bound throughput on mock data; never a production setting.")]
+Limit = Annotated[int, Input(help="Maximum number of rows.", minimum=1, maximum=MAX_ROWS, absent=40, surfaces=("mcp",))]
+
+
+def path(help: str, metavar: str = "DIR", **more: Any) -> Input:
+    """Describe an input of the command line alone: a path, or a value without limits."""
+    return Input(help=help, metavar=metavar, surfaces=CLI, **more)
+
+
+def count(help: str, minimum: float = 1, metavar: str = "N") -> Input:
+    """Describe a number on the command line."""
+    return Input(help=help, metavar=metavar, minimum=minimum, surfaces=CLI)
+
+
+def flag(help: str, flag: str = "") -> Input:
+    """Describe a boolean option of the command line."""
+    return Input(help=help, flag=flag, surfaces=CLI)
+
+
+class Recommend(Request, frozen=True):
+    """Recommend a recipe and layout for MODEL on your GPUs.
+
+    Returns the recipe, its layout, memory and speed, the changes and why they were made, the findings that apply, and
+    the command that starts the training. Overrides are kept; the rest is sized around them.
+    """
+
+    model: Model
+    gpus: Gpus
+    goal: Goal
+    seq: Seq | None = None
+    engine: Engine = ENGINES[0]
+    calibration: Calibration | None = None
+    benchmark: Benchmark = False
+    explain: Annotated[bool, Input(help="Explain why each number of the layout was chosen.")] = False
+    save: Annotated[str | None, path("Write the plan's recipe to this TOML file.", "FILE")] = None
+    dry_run: Annotated[bool, flag("Then execute the layout at full size without GPUs (see dryrun).")] = False
+    overrides: Overrides = ()
+
+
+class Write(Recommend, frozen=True, kw_only=True):
+    """Write the recommended recipe as a framework's config."""
+
+    to: Annotated[str, Input(help="Framework, or meshwright.", choices=(ENGINES[0], *FRAMEWORKS))]
+
+
+class Plan(Request, frozen=True):
+    """Search all legal layouts and rank those that fit.
+
+    Also lists the layouts that trade memory for speed, and why the others were dropped.
+    """
+
+    target: ModelOrRecipe
+    gpus: Gpus
+    goal: Goal | None = None
+    seq: Seq | None = None
+    engine: Engine = ENGINES[0]
+    calibration: Calibration | None = None
+    top: Annotated[int, Input(help="Number of plans.", metavar="K", minimum=1, maximum=MAX_PLANS)] = 5
+    everything: Annotated[
+        bool, Input(help="Also list all layouts that fit, with memory and step time.", surfaces=("http",))
+    ] = False
+    overrides: Overrides = ()
+
+
+class Size(Request, frozen=True):
+    """Find the GPU counts that fit a training, with days and cost.
+
+    Returns the smallest and the most efficient count, and the speed of each; a token budget adds days and cost, with
+    failures included.
+    """
+
+    model: Model
+    goal: Goal
+    gpu: Annotated[str, Input(help="GPU type, e.g. H100.", metavar="GPU", complete="gpus", examples=("H100", "GB200"))]
+    seq: Seq | None = None
+    engine: Engine = ENGINES[0]
+    calibration: Calibration | None = None
+    tokens: Annotated[
+        float | str | None,
+        Input(
+            help="Token budget, e.g. 15T: adds days, and cost with a price.",
+            metavar="N",
+            examples=("15T", "300B"),
+        ),
+    ] = None
+    price: Annotated[
+        float | None,
+        Input(help="Price of one GPU for one hour.", metavar="PER_GPU_HOUR", minimum=0, maximum=1e6, examples=(2.5,)),
+    ] = None
+    plot: Plot | None = None
+    overrides: Overrides = ()
+
+
+class Scale(Size, frozen=True):
+    """Find the GPU counts that fit a training, for several GPU types."""
+
+    gpu: Annotated[  # type: ignore[assignment]  # several
+        Sequence[str], Input(help="GPU types, e.g. H100; repeat it.", examples=(("H100", "H200"),), max_entries=6)
+    ]
+
+
+class Estimate(Request, frozen=True):
+    """Estimate memory and step time of exactly this layout.
+
+    Nothing is searched: the layout is the recipe's own with your overrides. Use it to try one change.
+    """
+
+    target: ModelOrRecipe
+    gpus: Gpus | None = None
+    goal: Goal | None = None
+    seq: Seq | None = None
+    engine: Engine = ENGINES[0]
+    calibration: Calibration | None = None
+    plot: Plot | None = None
+    overrides: Overrides = ()
+
+
+class Schedule(Estimate, frozen=True):
+    """Return start and end of every pass of a pipeline's step."""
+
+    first: Annotated[
+        int | None, Input(help="Only the first N micro batches of the step.", minimum=1, maximum=100_000)
+    ] = None
+
+
+class Check(Request, frozen=True):
+    """Check a recipe, or another framework's config or script.
+
+    Reads files of Megatron-LM, Megatron-Bridge, AutoModel, torchtitan, KempnerForge, DeepSpeed and Accelerate; nothing
+    in them is run. Findings give the line, and the fix in that framework's keys.
+    """
+
+    target: Annotated[
+        str | RecipeValue,
+        Input(
+            help="Recipe: a name or a file; or a config or launch script of another framework.",
+            positional=True,
+            metavar="RECIPE|FILE",
+            complete="recipes",
+            examples=("llama3_8b_pretrain_config",),
+            texts=(FILE_TEXT,),
+        ),
+    ]
+    name: FileName | None = None
+    gpus: Gpus | None = None
+    engine: Annotated[
+        str | None,
+        Input(help="Engine that will run a recipe of ours.", metavar="ENGINE", complete="engines", choices=ENGINES),
+    ] = None
+    framework: Annotated[
+        str | None,
+        Input(
+            help=f"Framework the file is for, if it cannot be detected: {', '.join((ENGINES[0], *FRAMEWORKS))}.",
+            metavar="FRAMEWORK",
+            complete="frameworks",
+            choices=(ENGINES[0], *FRAMEWORKS),
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        Input(
+            help="Model to assume if the file does not name one.",
+            metavar="MODEL",
+            complete="models",
+            examples=("llama3-8b",),
+            also=(MODEL_TEXT,),
+        ),
+    ] = None
+    advice: Annotated[bool, Input(help="Also report non-blocking suggestions for another framework's file.")] = False
+    overrides: Overrides = ()
+
+
+class Export(Request, frozen=True):
+    """Write a recipe as another framework's config and command.
+
+    Fields that the framework has no key for are listed.
+    """
+
+    target: Annotated[
+        str | RecipeValue,
+        Input(
+            help="Recipe: a name or a file.",
+            positional=True,
+            metavar="RECIPE|FILE",
+            complete="recipes",
+            examples=("llama3_8b_pretrain_config",),
+            texts=(NAMED_RECIPE_TEXT,),
+            also=(MODEL_TEXT,),
+        ),
+    ]
+    to: ToFramework
+    name: FileName | None = None
+    gpus: Gpus | None = None
+    out: Annotated[str | None, path("Write the files to this folder instead of printing them.")] = None
+    overrides: Overrides = ()
+
+
+class Recipes(Request, frozen=True):
+    """List the recipes that match a query."""
+
+    query: Annotated[
+        str | None,
+        Input(
+            help="Words that must all match: a model, a goal, GPUs (8xH100), tokens (128k), moe, vision.",
+            positional=True,
+            metavar="QUERY",
+            examples=("qwen3 moe", "llama"),
+        ),
+    ] = None
+    goal: Goal | None = None
+    family: Annotated[str | None, Input(help="Model family, e.g. llama.", metavar="FAMILY", examples=("llama",))] = None
+    benchmark: Annotated[
+        bool | None, Input(help="List the throughput recipes instead of the library.", absent=False)
+    ] = None
+    limit: Limit | None = None
+
+
+class RecipeRequest(Request, frozen=True):
+    """Print one recipe with overrides applied.
+
+    --json prints every field; a format prints those that differ from their default.
+    """
+
+    name: Annotated[str, Input(help="Recipe: a name or a file.", positional=True, metavar="NAME", complete="recipes")]
+    overrides: Overrides = ()
+    format: Annotated[str | None, Input(help="toml, yaml, json or python.", metavar="FORMAT", choices=FORMATS)] = None
+
+
+class Models(Request, frozen=True):
+    """List models with exact parameter counts."""
+
+    query: Annotated[
+        str | None, Input(help="Part of a name, or a config.json.", positional=True, metavar="QUERY", complete="models")
+    ] = None
+
+
+class ModelRequest(Request, frozen=True):
+    """Return one model's shape and parameter counts."""
+
+    name: Annotated[str, Input(help="Model: a catalogue name or Hugging Face id.", texts=(CONFIG_TEXT,))]
+
+
+class GpuCatalogue(Request, frozen=True):
+    """List GPUs with memory, peak FLOP/s and link speeds."""
+
+
+class Rules(Request, frozen=True):
+    """List rules with symptom, cause and fix."""
+
+    query: Annotated[
+        str | None,
+        Input(
+            help="Part of a rule's id, or a framework.",
+            positional=True,
+            metavar="QUERY",
+            examples=("moe", "automodel"),
+        ),
+    ] = None
+    pitfalls: Annotated[bool, Input(help="List only the well-known pitfalls.")] = False
+    limit: Limit | None = None
+
+
+class Explain(Request, frozen=True):
+    """Explain a rule, a recipe field or a finding.
+
+    Gives symptom, cause and fix of a rule; the meaning of a field and the rules about it; the meaning of a finding of
+    the doctor. A line of findings can be pasted as it is.
+    """
+
+    about: Annotated[
+        str,
+        Input(
+            help="Rule id, recipe field in our keys or another framework's, or the text of a finding.",
+            positional=True,
+            metavar="RULE|FIELD|FINDING",
+            examples=("heads.attention", "layout.recompute", "tensor_model_parallel_size"),
+            any_text=True,
+        ),
+    ]
+
+
+class Accuracy(Request, frozen=True):
+    """Compare the cost model with a CSV of measurements.
+
+    Reports the error of step time and memory by source and GPU, and how often the model predicts correctly what fits.
+    """
+
+    file: Annotated[str | None, path("CSV of measurements; the shipped ones by default.", "FILE", positional=True)] = (
+        None
+    )
+    points: Annotated[bool, Input(help="Include every measurement with its prediction.", surfaces=("http",))] = False
+    plot: Plot | None = None
+
+
+class Calibrate(Request, frozen=True):
+    """Fit a calibration profile to this machine or to your runs.
+
+    Measures this machine's GPU, or fits RUNS, and writes a profile for --calibration.
+    """
+
+    runs: Annotated[
+        str | None, path("CSV of your runs; this machine's GPU is measured without it.", "RUNS", positional=True)
+    ] = None
+    out: Annotated[str | None, path("Write the profile to this file instead of printing it.", "FILE")] = None
+
+
+class Complete(Request, frozen=True):
+    """Complete a name."""
+
+    kind: Annotated[str, Input(help="Kind of names.", choices=NAME_KINDS)]
+    query: Annotated[str, Input(help="What was typed so far.")] = ""
+    limit: Annotated[int, Input(help="Maximum number of names.", minimum=1, maximum=50)] = 12

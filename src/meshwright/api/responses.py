@@ -1,0 +1,143 @@
+"""The responses of verbs: one struct each, whose fields are the keys of the JSON object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from meshwright import costs
+from meshwright.rules import Finding as RuleFinding
+from meshwright.version import SCHEMA
+
+Severity = Literal["error", "warning", "advice"]
+FieldKind = Literal["layout", "contract", "benchmark"]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A nested object of a response."""
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True):
+    """What a verb returns; a key that does not apply is left out."""
+
+    schema: Literal["meshwright/2"] = SCHEMA
+
+    @property
+    def ok(self) -> bool:
+        """Return whether the answer is yes; the exit code is 1 otherwise."""
+        return True
+
+
+class Error(Part, frozen=True, kw_only=True):
+    """What is wrong with which value, and how to fix it."""
+
+    kind: str
+    field: str
+    value: str | None
+    message: str
+    fix: list[str]
+    findings: Sequence[Mapping[str, Any]] | UnsetType = UNSET
+
+
+class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The error object, the same on every surface."""
+
+    schema: Literal["meshwright/2"] = SCHEMA
+    error: Error
+
+
+class MemoryGib(Part, frozen=True, kw_only=True):
+    """Memory of the fullest GPU by part."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    buffers: float
+    overhead: float
+    total: float
+    capacity: float | UnsetType = UNSET
+
+
+class StepParts(Part, frozen=True, kw_only=True):
+    """Seconds of a step by part."""
+
+    compute: float
+    tp: float
+    cp: float
+    ep: float
+    pp_bubble: float
+    dp: float
+    optimizer: float
+    other: float
+
+
+class Band(Part, frozen=True, kw_only=True):
+    """Uncertainty of an estimate in percent."""
+
+    step_pct: float
+    memory_pct: float
+
+
+class Estimate(Part, frozen=True, kw_only=True):
+    """Memory and speed of a layout."""
+
+    fits: bool
+    memory_gib: MemoryGib
+    step_s: float
+    step_parts_s: StepParts
+    tokens_per_s_per_gpu: float
+    tflops_per_gpu: float
+    mfu: float
+    mfu_convention: str
+    band: Band
+
+
+class Finding(Part, frozen=True, kw_only=True):
+    """What a rule found; `fix` lists overrides that together remove it."""
+
+    rule: str
+    severity: Severity
+    field: str
+    message: str
+    fix: Sequence[str]
+    file: str | UnsetType = UNSET
+    line: int | UnsetType | None = UNSET
+
+
+def estimate_part(estimate: costs.Estimate, exists: bool = True) -> Estimate:
+    """Return an estimate; a layout that cannot be built does not fit, whatever its arithmetic gives."""
+    values = costs.to_dict(estimate)
+    values |= {
+        "fits": values["fits"] and exists,
+        "memory_gib": MemoryGib(**values["memory_gib"]),
+        "step_parts_s": StepParts(**values["step_parts_s"]),
+        "band": Band(**values["band"]),
+    }
+    return Estimate(**values)
+
+
+def finding_parts(findings: Sequence[RuleFinding]) -> list[Finding]:
+    """Return findings, errors first."""
+    return [
+        Finding(
+            rule=f.rule,
+            severity=f.severity,
+            field=f.field,
+            message=f.message,
+            fix=f.fix,
+            file=f.file or UNSET,
+            line=(f.line or None) if f.file else UNSET,
+        )
+        for f in findings
+    ]
+
+
+def to_json(response: msgspec.Struct) -> dict[str, Any]:
+    """Return a response as plain values, as they are printed and sent."""
+    built: dict[str, Any] = msgspec.to_builtins(response, enc_hook=str)
+    return built

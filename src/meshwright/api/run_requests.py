@@ -1,0 +1,286 @@
+"""The inputs of verbs that run something: training, dry runs, jobs, diagnosis, and work on checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+from meshwright.api.inputs import CLI, Input, Request, Text
+from meshwright.api.requests import Goal, Gpus, Overrides, Plot, RecipeName, count, flag, path
+from meshwright.choices import FRAMEWORKS, SCHEDULERS
+
+INTERNAL = ()  # set by code, never by a user
+
+LOG_TEXT = Text(
+    name="log",
+    help="Output of the run; for a long log, its beginning and its last steps.",
+    file="train.log",
+)
+BASELINE_TEXT = Text(name="baseline", help="Log of the same training on fewer GPUs.", file="baseline.log")
+
+Nproc = Annotated[int, count("Number of ranks to start on this machine.")]
+Dataset = Annotated[
+    str, Input(help="Dataset: a name, file or folder; mock generates random data.", metavar="DATA", surfaces=CLI)
+]
+OtherModel = Annotated[
+    str, Input(help="Train this model instead of the recipe's.", metavar="MODEL", complete="models", surfaces=CLI)
+]
+Tiny = Annotated[bool, flag("Train a laptop-size model of the same structure on CPU, with the layout scaled to N.")]
+RunFolder = Annotated[str, path("Run folder for metrics and checkpoints. Default: runs/RECIPE-DATE; none with --tiny.")]
+Tensorboard = Annotated[bool, flag("Also write metrics for TensorBoard.")]
+Timeout = Annotated[
+    float,
+    Input(
+        help="End a rank that makes no progress for this many seconds.",
+        flag="--timeout",
+        metavar="SECONDS",
+        minimum=0,
+        surfaces=CLI,
+    ),
+]
+Internal = Annotated[bool, Input(help="Set by the command line.", surfaces=INTERNAL)]
+
+
+class Bench(Request, frozen=True):
+    """Measure throughput: 50 steps on mock data, next to the estimate.
+
+    Never a production setting.
+    """
+
+    recipe: RecipeName
+    nproc: Nproc | None = None
+    model: OtherModel | None = None
+    tiny: Tiny = False
+    out: RunFolder | None = None
+    tensorboard: Tensorboard = False
+    timeout_s: Timeout = 600.0
+    overrides: Overrides = ()
+    json: Internal = False
+    quiet: Internal = False
+
+
+class Train(Bench, frozen=True):
+    """Train a recipe on our engine, on one or more ranks.
+
+    Runs alone, on N ranks of this machine, or as a rank of torchrun or SLURM. If the run folder contains checkpoints,
+    training resumes from the latest one, on any number of ranks and in any layout. On SIGTERM or SIGUSR1 the run saves
+    a checkpoint and exits.
+    """
+
+    dataset: Dataset | None = None
+    on_nan: Annotated[
+        str,
+        Input(
+            help="On a step whose loss is NaN or infinite: stop or skip. Its samples are recorded either way.",
+            metavar="ACTION",
+            choices=("stop", "skip"),
+            surfaces=CLI,
+        ),
+    ] = "stop"
+    accept_changes: Annotated[bool, flag("Resume even though contract fields differ from the checkpoint.")] = False
+
+
+class DryRun(Request, frozen=True):
+    """Execute a recipe's step at full size without GPUs.
+
+    The engine's code runs on fake tensors for every distinct rank of the cluster (by default the recipe's): forward,
+    backward, gradients, optimizer. The result is the memory of the worst rank by allocation site, the FLOPs, every
+    collective, and the difference from the estimate. No files are written.
+    """
+
+    recipe: RecipeName
+    gpus: Gpus | None = None
+    exact: Annotated[bool, flag("Trace every layer and micro batch instead of replaying equal ones.")] = False
+    processes: Annotated[int | None, count("Ranks traced in parallel; one per core by default.")] = None
+    plot: Plot | None = None
+    overrides: Overrides = ()
+    progress: Annotated[
+        Callable[[str], None] | None, Input(help="Called with a line per stage.", surfaces=INTERNAL)
+    ] = None
+
+
+class Launch(Request, frozen=True):
+    """Write a recipe as a job for a scheduler; submit and watch it.
+
+    The rules check it on its cluster first; a job that cannot start or does not fit is not written. A SLURM job that
+    is preempted or reaches its time limit saves a checkpoint, is requeued and resumes.
+    """
+
+    recipe: RecipeName
+    scheduler: Annotated[str, Input(help=f"{', '.join(SCHEDULERS)}.", metavar="NAME", choices=SCHEDULERS)]
+    gpus: Gpus | None = None
+    to: Annotated[
+        str | None,
+        Input(
+            help=f"Framework to run it with instead of our engine: {', '.join(FRAMEWORKS)}.",
+            metavar="FRAMEWORK",
+            choices=FRAMEWORKS,
+        ),
+    ] = None
+    dataset: Dataset | None = None
+    model: OtherModel | None = None
+    tiny: Annotated[bool, flag("Train a laptop-size model of the same structure on CPU, as a trial.")] = False
+    out: Annotated[str | None, path("Run folder; a requeued job resumes from its checkpoints.")] = None
+    name: Annotated[str | None, path("Job name; the recipe's name by default.")] = None
+    cpu: Annotated[bool, flag("Request no GPU, for --tiny runs. Ranks are counted like GPUs.")] = False
+    cpus_per_rank: Annotated[int | None, path("CPU cores per rank.  [default: 8, with --cpu 1]", "N")] = None
+    python: Annotated[str | None, path("Interpreter of the job.  [default: with --submit this one]", "PATH")] = None
+    env: Annotated[Sequence[str], path("Environment variable of the job; repeat it.", "NAME=VALUE", any_text=True)] = ()
+    setup: Annotated[
+        Sequence[str], path("Shell line before the run, e.g. 'module load cuda'.", "LINE", any_text=True)
+    ] = ()
+    image: Annotated[str | None, path("Container image.", "IMAGE")] = None
+    mounts: Annotated[
+        Sequence[str],
+        path(
+            "Mount in the container; for Kubernetes SOURCE is a volume claim; repeat it.",
+            "SOURCE:/PATH",
+            flag="--mount",
+        ),
+    ] = ()
+    hosts: Annotated[str | None, path("The nodes, for --scheduler hosts.", "A,B,…")] = None
+    head: Annotated[str | None, path("Rendezvous node, for --scheduler torchrun.", "HOST")] = None
+    port: Annotated[int | None, path("Rendezvous port.  [default: 29500; SLURM: by job]", "PORT")] = None
+    max_restarts: Annotated[int | None, path("Restarts of failed ranks.", "N")] = None
+    kind: Annotated[str | None, path("Kubernetes: pytorchjob or jobset.", "KIND")] = None
+    namespace: Annotated[str | None, path("Kubernetes namespace.")] = None
+    time: Annotated[str | None, path("Time limit in SLURM's format: 90, 12:00:00, 2-00:00:00.", "LIMIT")] = None
+    partition: Annotated[str | None, path("SLURM partition, or several separated by commas.")] = None
+    account: Annotated[str | None, path("SLURM account.")] = None
+    qos: Annotated[str | None, path("SLURM quality of service.")] = None
+    reservation: Annotated[str | None, path("SLURM reservation.")] = None
+    constraint: Annotated[str | None, path("SLURM node features, e.g. 'h100&ib'.", "FEATURES")] = None
+    sbatch: Annotated[Sequence[str], path("Another sbatch option, e.g. mem=0; repeat it.", "KEY[=VALUE]")] = ()
+    logs: Annotated[str | None, path("Folder of the log NAME-ID.out; the folder of submission by default.")] = None
+    requeue: Annotated[bool, flag("Do not requeue the job after preemption.", flag="--no-requeue")] = True
+    max_requeues: Annotated[int | None, path("Maximum number of requeues.  [default: 100]", "N")] = None
+    signal_ahead_s: Annotated[
+        int | None,
+        path(
+            "Seconds before the time limit at which the run is told to save.  [default: checkpoint.grace_s + 60]",
+            "SECONDS",
+            flag="--signal-ahead",
+        ),
+    ] = None
+    container_kind: Annotated[str | None, path("How SLURM starts --image: pyxis or apptainer.", "KIND")] = None
+    write: Annotated[str | None, path("Write the files to this folder.")] = None
+    overwrite: Annotated[bool, flag("Replace existing files whose contents differ.")] = False
+    submit: Annotated[bool, flag("Submit the job to SLURM.")] = False
+    watch: Annotated[bool, flag("Follow the submitted job to its end: states and log.")] = False
+    overrides: Overrides = ()
+
+
+class Doctor(Request, frozen=True):
+    """Diagnose a run from its folder or log, cheapest fix first.
+
+    Reads our run folders and logs of Megatron-LM, Megatron-Bridge, torchtitan and NeMo AutoModel; the log format is
+    detected. Looks for: low MFU, out of memory, slow data, a slow network, pipeline bubbles, uneven steps and ranks,
+    growing memory, a loss that is NaN, diverges, spikes or plateaus, slow checkpoints, restarts. Every finding comes
+    with its figures, and every change with its estimated effect. Overrides describe the run where the log does not.
+    """
+
+    run: Annotated[
+        str,
+        Input(help="Run folder or log file.", positional=True, metavar="RUN", surfaces=CLI, texts=(LOG_TEXT,)),
+    ]
+    recipe: Annotated[
+        str | None,
+        Input(
+            help="Recipe or model that ran, if the log does not name it.",
+            metavar="RECIPE",
+            complete="targets",
+            examples=("llama3_8b_pretrain_config",),
+        ),
+    ] = None
+    gpus: Gpus | None = None
+    goal: Goal | None = None
+    baseline: Annotated[
+        str | None,
+        Input(
+            help="Run of the same training on fewer GPUs, as the reference for network speed.",
+            metavar="RUN",
+            surfaces=CLI,
+            texts=(BASELINE_TEXT,),
+        ),
+    ] = None
+    overrides: Overrides = ()
+
+
+class Tokenize(Request, frozen=True):
+    """Tokenize text, JSONL or Parquet files for training."""
+
+    inputs: Annotated[
+        Sequence[str], Input(help="Text, JSONL or Parquet files.", positional=True, metavar="FILE...", surfaces=CLI)
+    ]
+    tokenizer: Annotated[str, path("Tokenizer folder, a cached id, or bytes.")]
+    out: Annotated[str, path("Folder for the shards.")]
+    column: Annotated[str, path("Text column of JSONL or Parquet files.", "NAME")] = "text"
+    workers: Annotated[int | None, count("Number of processes; one per core by default.")] = None
+    shard_tokens: Annotated[int | None, count("Tokens per shard.")] = None
+    skip_bad_lines: Annotated[bool, flag("Skip and count unreadable lines.")] = False
+    format: Annotated[
+        str,
+        Input(
+            help="Our shards, or Megatron's .bin/.idx.", metavar="FORMAT", choices=("shards", "megatron"), surfaces=CLI
+        ),
+    ] = "shards"
+
+
+Checkpoint = Annotated[
+    str,
+    Input(
+        help="Run folder, one of its checkpoints, a Hugging Face folder, or PEFT adapters.",
+        positional=True,
+        metavar="CHECKPOINT",
+        surfaces=CLI,
+    ),
+]
+
+
+class Generate(Request, frozen=True):
+    """Generate text from PROMPT with a trained model."""
+
+    checkpoint: Checkpoint
+    prompt: Annotated[
+        str, Input(help="Prompt.", positional=True, metavar="PROMPT", any_text=True, max_bytes=1 << 20, surfaces=CLI)
+    ]
+    max_tokens: Annotated[int, count("Maximum number of new tokens.")] = 64
+    temperature: Annotated[float, count("Sampling temperature; 0 takes the most likely token.", 0, "T")] = 0.0
+    top_p: Annotated[
+        float, Input(help="Probability mass to sample from.", metavar="P", above=0, maximum=1, surfaces=CLI)
+    ] = 1.0
+    seed: Annotated[int, Input(help="Random seed.", metavar="N", surfaces=CLI)] = 0
+    chat: Annotated[bool | None, flag("Send the prompt as a user turn, or as plain text.", flag="--chat/--raw")] = None
+
+
+class Evaluate(Request, frozen=True):
+    """Measure the perplexity of a trained model on a dataset."""
+
+    checkpoint: Checkpoint
+    dataset: Annotated[str | None, path("Dataset; the run's held-out samples by default.", "DATA")] = None
+    answers: Annotated[bool, flag("Count only the answers of conversations, for a model folder.")] = False
+    samples: Annotated[int, count("Number of samples, in steps of 8 per rank.")] = 256
+    nproc: Nproc | None = None
+    overrides: Overrides = ()
+
+
+class Convert(Request, frozen=True):
+    """Convert CHECKPOINT to a Hugging Face folder.
+
+    For a run with adapters, writes the adapters in PEFT's format, or with --merge the merged model.
+    """
+
+    checkpoint: Checkpoint
+    out: Annotated[str, path("Folder to write.", "OUT", positional=True)]
+    dtype: Annotated[
+        str | None,
+        Input(
+            help="bf16, fp16 or fp32; the source's by default.",
+            metavar="DTYPE",
+            choices=("bf16", "fp16", "fp32"),
+            surfaces=CLI,
+        ),
+    ] = None
+    shard_gib: Annotated[float, Input(help="Size of a weight file.", metavar="GIB", above=0, surfaces=CLI)] = 5.0
+    consolidated: Annotated[bool, flag("Write one file.")] = False
+    merge: Annotated[bool, flag("Merge adapters into the model.")] = False

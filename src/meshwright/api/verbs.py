@@ -1,0 +1,364 @@
+"""The table of verbs: what each takes, returns and is called on every surface.
+
+Handlers are named by module and function, so that a command imports only what it runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Literal
+
+import msgspec
+
+from meshwright.api import requests, run_requests
+from meshwright.api.inputs import ALL, CLI, Request, Surface, VerbFunction, json_schema
+from meshwright.errors import unknown
+
+Group = Literal["Plan", "Check", "Run", "Inspect", "Serve", ""]
+GROUPS: tuple[Group, ...] = ("Plan", "Check", "Run", "Inspect", "Serve")
+HTTP: tuple[Surface, ...] = ("http",)
+CLI_HTTP: tuple[Surface, ...] = ("cli", "http")
+CLI_MCP: tuple[Surface, ...] = ("cli", "mcp")
+RUN_EXITS = "0 success, 1 the rules reject the layout, 2 bad input, 3 the run failed, 75 preempted (checkpoint saved)"
+
+
+class Verb(msgspec.Struct, frozen=True):
+    """One verb."""
+
+    name: str
+    group: Group
+    request: type[Request]
+    function: str  # module.function of meshwright.api
+    responds: str = ""  # function of the same module that makes the response; the function's result if empty
+    surfaces: tuple[Surface, ...] = ALL
+    examples: tuple[str, ...] = ()  # command lines
+    calls: tuple[Mapping[str, Any], ...] = ()  # arguments of example calls over MCP
+    exits: str = ""
+    path: str = ""  # HTTP path; /name if empty
+    slow: bool = False  # takes a second: the web server keeps a worker free of these
+    runs: bool = False  # runs for long and imports torch
+
+    @property
+    def summary(self) -> str:
+        """Return the verb in one imperative sentence."""
+        return self._text.partition("\n")[0]
+
+    @property
+    def description(self) -> str:
+        """Return what the summary leaves out; may be empty."""
+        return self._text.partition("\n")[2].strip()
+
+    @property
+    def _text(self) -> str:
+        return inspect.cleandoc(self.request.__doc__ or "")
+
+    @property
+    def _module(self) -> Any:
+        return import_module(f"meshwright.api.{self.function.partition('.')[0]}")
+
+    @property
+    def handler(self) -> VerbFunction[Any, Any, Any]:
+        """Return the Python function of this verb."""
+        found: VerbFunction[Any, Any, Any] = getattr(self._module, self.function.partition(".")[2])
+        return found
+
+    @property
+    def response(self) -> type[msgspec.Struct]:
+        """Return the type of this verb's response."""
+        function = getattr(self._module, self.responds) if self.responds else self.handler.handle
+        found: type[msgspec.Struct] = getattr(self._module, function.__annotations__["return"])
+        return found
+
+    def handle(self, request: Request) -> Any:
+        """Run a validated request and return its Python result."""
+        if self.runs:
+            from meshwright.engine.warning_filters import no_enum_warnings
+
+            no_enum_warnings()
+        return self.handler.handle(request)
+
+    def respond(self, result: Any, request: Request) -> Any:
+        """Return the response for the result of a request."""
+        return getattr(self._module, self.responds)(result, request) if self.responds else result
+
+    def answer(self, request: Request) -> Any:
+        """Run a validated request and return its response."""
+        return self.respond(self.handle(request), request)
+
+    def input_schema(self, surface: Surface) -> dict[str, Any]:
+        """Return the JSON Schema of the inputs, with examples."""
+        return json_schema(self.request, surface) | {"examples": [dict(call) for call in self.calls]}
+
+
+_OUT_OF_MEMORY = """\
+[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB. GPU 0 has a total capacity of \
+79.11 GiB of which 2.10 GiB is free. Of the allocated memory 74.20 GiB is allocated by PyTorch, and 1.05 GiB is \
+reserved by PyTorch but unallocated.
+"""
+_DEEPSPEED = (
+    '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}, "fp16": {"enabled": true}, '
+    '"train_batch_size": 30, "train_micro_batch_size_per_gpu": 4}'
+)
+
+_TABLE = (
+    Verb(
+        *("recommend", "Plan", requests.Recommend, "planning.recommend", "plan_response"),
+        examples=(
+            "meshwright recommend llama3-8b --gpus 8xH100 --goal sft --explain",
+            "meshwright recommend ./config.json --gpus auto --goal peft",
+            "meshwright recommend qwen3-30b-a3b --gpus 4x8xH100 --goal pretrain --seq 32k layout.ep=8",
+            "meshwright recommend llama3-70b --gpus 64xGB200 --goal pretrain --benchmark",
+            "meshwright recommend llama3-70b --gpus 64xH100 --goal pretrain --dry-run",
+        ),
+        calls=({"model": "llama3-8b", "gpus": "8xH100", "goal": "sft"},),
+    ),
+    Verb(
+        *("plan", "Plan", requests.Plan, "planning.plan", "plans_response"),
+        examples=(
+            "meshwright plan llama3-70b --gpus 64xH100 --goal pretrain",
+            "meshwright plan qwen3_30b_a3b_pretrain_config --gpus 4x8xH200 --top 10",
+            "meshwright plan kimi-k2 --gpus 1024xGB200 --goal pretrain layout.tp=1 --json",
+        ),
+        calls=({"target": "llama3-8b", "gpus": "16xA100-40", "goal": "pretrain", "top": 2},),
+        slow=True,
+    ),
+    Verb(
+        *("size", "Plan", requests.Size, "planning.size", "sizes_response"),
+        examples=(
+            "meshwright size llama3-70b --goal pretrain --gpu H100",
+            "meshwright size deepseek-v3 --goal pretrain --gpu GB200 --tokens 15T --price 3",
+        ),
+        calls=(
+            {
+                "model": "llama3-8b",
+                "goal": "pretrain",
+                "gpu": "H100",
+                "tokens": "1T",
+                "price": 2.5,
+                "overrides": ["layout.pp=1"],
+            },
+        ),
+        slow=True,
+    ),
+    Verb(
+        *("estimate", "Plan", requests.Estimate, "planning.estimate", "estimate_response"),
+        examples=(
+            "meshwright estimate llama3_70b_pretrain_config",
+            "meshwright estimate llama3-8b --gpus 8xH100 layout.tp=2 layout.recompute=full",
+            "meshwright estimate llama3_70b_pretrain_config --gpus 64xH200 --engine megatron --json",
+        ),
+        calls=({"target": "llama3_8b_pretrain_config", "gpus": "8xH100", "overrides": ["layout.recompute=full"]},),
+    ),
+    Verb(
+        *("check", "Check", requests.Check, "checks.check", "check_response"),
+        examples=(
+            "meshwright check llama3_8b_pretrain_config --gpus 16xA100-80",
+            "meshwright check my_recipe.toml",
+            "meshwright check train_llama.sh --gpus 8x8xH100",
+            "meshwright check automodel.yaml --json",
+            "meshwright check ds_config.json --model llama3-8b --gpus 8xH100",
+        ),
+        calls=(
+            {"text": _DEEPSPEED, "name": "ds_config.json", "model": "llama3-8b", "gpus": "8xH100"},
+            {"target": "llama3_70b_pretrain_config", "gpus": "16xA100-80"},
+        ),
+    ),
+    Verb(
+        *("export", "Check", requests.Export, "checks.export", "export_response"),
+        examples=(
+            "meshwright export llama3_8b_pretrain_config --to torchtitan --gpus 8xH100",
+            "meshwright export my_recipe.toml --to automodel --out configs",
+            "meshwright export llama3_70b_pretrain_config --to megatron-lm --gpus 8x8xH100 layout.tp=8",
+        ),
+        calls=({"target": "llama3_8b_pretrain_config", "to": "torchtitan", "gpus": "8xH100"},),
+    ),
+    Verb(
+        *("dryrun", "Check", run_requests.DryRun, "dry_run.dryrun", "dryrun_response"),
+        surfaces=CLI,
+        examples=(
+            "meshwright dryrun llama3_70b_pretrain_config --gpus 64xH100",
+            "meshwright dryrun llama3_8b_sft_config --gpus 8xH100 layout.recompute=full --plot memory.svg",
+            "meshwright dryrun qwen3_30b_a3b_pretrain_config --gpus 16xH100 layout.ep=8 --json",
+            "meshwright dryrun my_recipe.toml --exact",
+        ),
+        exits="0 it fits, 1 it does not fit or the rules reject it, 2 bad input, 3 the dry run failed",
+        runs=True,
+    ),
+    Verb(
+        *("doctor", "Check", run_requests.Doctor, "diagnosis.diagnose", "doctor_response"),
+        surfaces=CLI_MCP,
+        examples=(
+            "meshwright doctor runs/llama3_8b_pretrain_config-20260101-120000",
+            "meshwright doctor slurm-4711.out --gpus 64xH100",
+            "meshwright doctor train.log --recipe llama3_8b_sft_config --gpus 8xH100 layout.tp=2",
+            "meshwright doctor runs/on-8-nodes --baseline runs/on-1-node --json",
+        ),
+        calls=({"log": _OUT_OF_MEMORY, "recipe": "llama3_8b_pretrain_config", "gpus": "8xH100"},),
+        exits="0 no findings, 1 findings, 2 bad input",
+    ),
+    Verb(
+        *("train", "Run", run_requests.Train, "run.train", "train_response"),
+        surfaces=CLI,
+        examples=(
+            "meshwright train llama3_8b_pretrain_config --tiny --nproc 2",
+            "meshwright train llama3_8b_sft_config --dataset mock --nproc 8 train.steps=100",
+            "meshwright train qwen3_30b_a3b_pretrain_config --nproc 8 layout.micro_batch_size=auto",
+            "torchrun --nproc-per-node 8 -m meshwright train llama3_8b_pretrain_config --dataset mock",
+        ),
+        exits=RUN_EXITS,
+        runs=True,
+    ),
+    Verb(
+        *("bench", "Run", run_requests.Bench, "run.bench", "train_response"),
+        surfaces=CLI,
+        examples=(
+            "meshwright bench llama3_8b_pretrain_config --nproc 8",
+            "meshwright bench qwen3_600m_pretrain_config train.steps=20 layout.micro_batch_size=auto",
+            "meshwright bench qwen3_30b_a3b_pretrain_config --tiny --nproc 2",
+        ),
+        exits=RUN_EXITS,
+        runs=True,
+    ),
+    Verb(
+        *("launch", "Run", run_requests.Launch, "run.launch", "launch_response"),
+        surfaces=CLI,
+        examples=(
+            "meshwright launch llama3_8b_pretrain_config --scheduler slurm --gpus 2x8xH100 --time 1-00:00:00",
+            "meshwright launch my_recipe.toml --scheduler slurm --out runs/mine --submit --watch",
+            "meshwright launch llama3_8b_sft_config --scheduler hosts --gpus 2x8xH100 --hosts node01,node02",
+            "meshwright launch llama3_8b_sft_config --scheduler kubernetes --kind jobset --image IMAGE --write jobs",
+            "meshwright launch llama3_70b_pretrain_config --to megatron-lm --scheduler slurm --gpus 8x8xH100",
+            "meshwright launch llama3_8b_pretrain_config --scheduler slurm --tiny --cpu --gpus 2 --submit --watch",
+        ),
+        exits="0 success, 1 it cannot start or does not fit, 2 bad input, 3 the job was rejected or did not complete",
+    ),
+    Verb(
+        *("tokenize", "Run", run_requests.Tokenize, "run.tokenize", ""),
+        surfaces=CLI,
+        examples=(
+            "meshwright tokenize corpus.jsonl --tokenizer ./Llama-3-8B --out tokens",
+            "meshwright tokenize books/*.txt --tokenizer bytes --out tokens --workers 2",
+            "meshwright train llama3_8b_pretrain_config --dataset tokens --nproc 8",
+        ),
+        runs=True,
+    ),
+    Verb(
+        *("generate", "Run", run_requests.Generate, "run.generate", ""),
+        surfaces=CLI,
+        examples=(
+            'meshwright generate runs/my-run "The capital of France is"',
+            'meshwright generate ./exported "Write a haiku" --temperature 0.8 --max-tokens 100',
+        ),
+        runs=True,
+    ),
+    Verb(
+        *("evaluate", "Run", run_requests.Evaluate, "run.evaluate", ""),
+        surfaces=CLI,
+        examples=(
+            "meshwright evaluate runs/my-run",
+            "meshwright evaluate ./Llama-3-8B --dataset tokens --nproc 8 data.seq_length=8192",
+        ),
+        runs=True,
+    ),
+    Verb(
+        *("convert", "Run", run_requests.Convert, "run.convert", ""),
+        surfaces=CLI,
+        examples=(
+            "meshwright convert runs/my-run exported",
+            "meshwright convert runs/my-lora-run merged --merge",
+            "meshwright convert ./Llama-3-8B small-files --shard-gib 1 --dtype bf16",
+        ),
+        runs=True,
+    ),
+    Verb(
+        *("recipes", "Inspect", requests.Recipes, "catalogues.find_recipes", "recipes_response"),
+        examples=(
+            "meshwright recipes llama --goal sft",
+            'meshwright recipes "qwen3 moe 8xH100"',
+            "meshwright recipes gb200 --benchmark --json",
+        ),
+        calls=({"query": "llama3 8b", "goal": "sft"},),
+    ),
+    Verb(
+        *("recipe", "Inspect", requests.RecipeRequest, "catalogues.recipe", "recipe_response"),
+        surfaces=CLI_HTTP,
+        examples=(
+            "meshwright recipe llama3_70b_pretrain_config",
+            "meshwright recipe llama3_8b_sft_config layout.tp=4 --format yaml",
+        ),
+        path="/recipes/{name}",
+    ),
+    Verb(
+        *("models", "Inspect", requests.Models, "catalogues.model_catalogue", "models_response"),
+        surfaces=CLI_HTTP,
+        examples=("meshwright models", "meshwright models qwen3", "meshwright models ./config.json --json"),
+    ),
+    Verb(
+        *("gpus", "Inspect", requests.GpuCatalogue, "catalogues.gpu_catalogue", "gpus_response"),
+        surfaces=CLI_HTTP,
+        examples=("meshwright gpus", "meshwright gpus --json"),
+    ),
+    Verb(
+        *("rules", "Inspect", requests.Rules, "catalogues.rule_catalogue", "rules_response"),
+        examples=(
+            "meshwright rules",
+            "meshwright rules moe",
+            "meshwright rules automodel",
+            "meshwright rules --pitfalls",
+        ),
+        calls=({"query": "heads"},),
+    ),
+    Verb(
+        *("explain", "Inspect", requests.Explain, "explanations.explain", "explain_response"),
+        surfaces=CLI_MCP,
+        examples=(
+            "meshwright explain layout.recompute",
+            "meshwright explain tensor_model_parallel_size",
+            "meshwright explain heads.attention --json",
+        ),
+        calls=({"about": "heads.attention"}, {"about": "layout.recompute"}, {"about": "speed.low-mfu"}),
+    ),
+    Verb(
+        *("accuracy", "Inspect", requests.Accuracy, "measure.accuracy", "accuracy_response"),
+        surfaces=CLI_HTTP,
+        examples=("meshwright accuracy", "meshwright accuracy runs.csv", "meshwright accuracy runs.csv --json"),
+        slow=True,
+    ),
+    Verb(
+        *("calibrate", "Inspect", requests.Calibrate, "measure.calibrate", "calibrate_response"),
+        surfaces=CLI,
+        examples=(
+            "meshwright calibrate --out mine.toml",
+            "meshwright calibrate my_runs.csv --out mine.toml",
+            "torchrun --nproc-per-node=8 -m meshwright calibrate --out mine.toml",
+        ),
+        runs=True,
+    ),
+    Verb(*("scale", "", requests.Scale, "planning.scale", ""), surfaces=HTTP, slow=True),
+    Verb(
+        *("schedule", "", requests.Schedule, "planning.schedule", "schedule_response"),
+        surfaces=HTTP,
+    ),
+    Verb(*("write", "", requests.Write, "checks.write", ""), surfaces=()),
+    Verb(
+        *("model", "", requests.ModelRequest, "catalogues.find_model", "model_response"),
+        surfaces=HTTP,
+        path="/models/{name:path}",
+    ),
+    Verb(*("complete", "", requests.Complete, "completion.complete_names", ""), surfaces=HTTP),
+)
+VERBS: Mapping[str, Verb] = {verb.name: verb for verb in _TABLE}
+
+
+def find_verb(name: str) -> Verb:
+    """Return a verb by name; raise InputError with did-you-mean."""
+    if name not in VERBS:
+        raise unknown("verb", name, VERBS)
+    return VERBS[name]
+
+
+def verbs_on(surface: Surface) -> list[Verb]:
+    """Return the verbs of a surface, in the order of the table."""
+    return [verb for verb in _TABLE if surface in verb.surfaces]

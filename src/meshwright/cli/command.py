@@ -1,0 +1,143 @@
+"""Commands from verbs: options from the fields of the request, and running them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import click
+
+from meshwright import api
+from meshwright.api.inputs import Field, Request, fields_of, range_of, read
+from meshwright.api.verbs import Verb
+from meshwright.errors import MeshwrightError
+from meshwright.parsing import one_of
+
+FAILED = 1  # the answer is no
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+
+
+def examples(*lines: str) -> str:
+    """Return the examples at the end of a help page, one per line."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def emit(answer: Mapping[str, Any]) -> None:
+    """Print one JSON object."""
+    click.echo(json.dumps(answer, indent=2, default=str))
+
+
+def end(ok: bool) -> None:
+    """Exit with the code of the answer."""
+    click.get_current_context().exit(0 if ok else FAILED)
+
+
+class VerbCommand(click.Command):
+    """A command whose help page also describes its arguments."""
+
+    def __init__(self, arguments: list[tuple[str, str]], **settings: Any) -> None:
+        super().__init__(**settings)
+        self.arguments = arguments
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write arguments, then options."""
+        if self.arguments:
+            with formatter.section("Arguments"):
+                formatter.write_dl(self.arguments)
+        super().format_options(ctx, formatter)
+
+
+def build(verb: Verb) -> click.Command:
+    """Return the command of a verb."""
+    fields = [field for field in fields_of(verb.request) if "cli" in field.input.surfaces]
+    positional = sorted((field for field in fields if field.input.positional), key=lambda field: field.repeated)
+    options = [field for field in fields if not field.input.positional]
+    help_text = "\n\n".join(filter(None, (verb.summary, verb.description, verb.exits and f"Exit codes: {verb.exits}.")))
+    command = VerbCommand(
+        [(field.label, field.input.help) for field in positional],
+        name=verb.name,
+        callback=partial(_invoke, verb),
+        params=[*map(_argument, positional), *map(_option, options)],
+        help=help_text,
+        short_help=verb.summary,
+        epilog=examples(*verb.examples),
+    )
+    return as_json(command)
+
+
+def _argument(field: Field) -> click.Argument:
+    nargs = -1 if field.repeated else 1
+    return click.Argument(
+        [field.name], required=False, nargs=nargs, metavar=field.input.metavar, shell_complete=_completer(field)
+    )
+
+
+def _option(field: Field) -> click.Option:
+    declared = field.input
+    shared: dict[str, Any] = {"help": _help(field), "default": field.default}
+    if field.types == (bool,):
+        if field.default is True:
+            shared["flag_value"] = False
+        return click.Option([field.flag, field.name], is_flag=True, **shared)
+    metavar = declared.metavar or field.name.upper()
+    if field.repeated:
+        return click.Option([field.flag, field.name], multiple=True, metavar=metavar, help=declared.help)
+    shown = field.default is not None
+    return click.Option(
+        [field.flag, field.name], show_default=shown, metavar=metavar, shell_complete=_completer(field), **shared
+    )
+
+
+def _help(field: Field) -> str:
+    limits = range_of(field.input)
+    notes = [f"({limits})"] if limits and not limits.startswith("at least") else []
+    return " ".join([field.input.help, *notes, *(["[required]"] if field.required else [])])
+
+
+def _completer(field: Field) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    kind, choices = field.input.complete, field.input.choices
+    if kind:
+        return lambda context, parameter, typed: api.starting_with(kind, typed)
+    return lambda context, parameter, typed: [choice for choice in choices if choice.startswith(typed)]
+
+
+def _invoke(verb: Verb, as_json: bool = False, **values: Any) -> None:
+    """Run a command with the values that click parsed."""
+    from meshwright.cli.runners import RUNNERS, run
+
+    given = {name: value for name, value in values.items() if value not in (None, ())}
+    if verb.name == "recommend":
+        given = _prompt_missing(verb.request, given)
+    request, _ = read(verb.request, given, "cli", strings=True)
+    if verb.runs:
+        gc.enable()  # tensors are held in cycles
+    RUNNERS.get(verb.name, run)(verb, request, as_json)
+
+
+def _prompt_missing(request: type[Request], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with those that are missing asked for, if a person is at the terminal."""
+    missing = [field for field in fields_of(request) if field.required and not given.get(field.name)]
+    if not missing or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return {name: value for name, value in given.items() if value != ""}
+    return given | {field.name: _prompt(field) for field in missing}
+
+
+def _prompt(field: Field) -> str:
+    """Ask until the value is valid; print each error with its did-you-mean."""
+    parsers: dict[str, Callable[[str], object]] = {"models": api.find_model, "clusters": api.cluster}
+    parse = parsers.get(field.input.complete)
+    while True:
+        value = str(click.prompt(field.input.prompt))
+        try:
+            if parse is not None:
+                parse(value)
+            else:
+                one_of(field.name, value, field.input.choices)
+        except MeshwrightError as error:
+            click.echo(f"  {error}", err=True)
+        else:
+            return value

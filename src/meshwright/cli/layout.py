@@ -1,0 +1,90 @@
+"""How estimates, layouts and findings are written on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshwright.cli.console import Out, escape
+
+WIDTH = 44  # characters of the memory bar
+PARTS = {
+    "weights": "blue",
+    "gradients": "cyan",
+    "optimizer": "magenta",
+    "activations": "yellow",
+    "logits": "red",
+    "buffers": "green",
+    "overhead": "white",
+}
+MARKS = {"error": ("✗", "red"), "warning": ("!", "yellow"), "advice": ("·", "cyan")}
+NO_LAYOUT = "[red]no figures: this layout cannot be built (see the findings)[/]"
+LETTERS = {part: part[0].upper() for part in PARTS} | {"overhead": "x"}
+
+
+def memory_bar(memory: dict[str, float]) -> str:
+    """Return a bar of the capacity, each part in its color and letter; it overruns the end if memory does not fit."""
+    scale = WIDTH / memory["capacity"]
+    bar, used = "", 0.0
+    for part, color in PARTS.items():
+        start, used = round(used * scale), used + memory[part]
+        bar += f"[{color}]{LETTERS[part] * (min(round(used * scale), WIDTH * 2) - start)}[/]"
+    free = WIDTH - min(round(used * scale), WIDTH)
+    over = " [red]over capacity[/]" if used > memory["capacity"] else ""
+    return f"[dim]│[/]{bar}[dim]{'·' * free}│[/]{over}"
+
+
+def memory_lines(estimate: dict[str, Any]) -> list[str]:
+    """Return memory against capacity: a sentence, a bar and the parts."""
+    memory = estimate["memory_gib"]
+    parts = "  ".join(f"[{c}]{LETTERS[p]}[/] {p} {memory[p]:.1f}" for p, c in PARTS.items() if memory[p] >= 0.05)
+    verdict = "[green]fits[/]" if estimate["fits"] else "[red]does not fit[/]"
+    band = estimate["band"]["memory_pct"]
+    return [
+        f"{memory['total']:.1f} of {memory['capacity']:.1f} GiB per GPU (±{band:.0f} %): {verdict}",
+        memory_bar(memory),
+        parts,
+    ]
+
+
+def speed_line(estimate: dict[str, Any]) -> str:
+    """Return step time, throughput and MFU."""
+    return (
+        f"{estimate['step_s']:.2f} s per step (±{estimate['band']['step_pct']:.0f} %), "
+        f"{estimate['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU, {estimate['tflops_per_gpu']:.0f} TFLOP/s/GPU, "
+        f"MFU {estimate['mfu']:.0%}"
+    )
+
+
+def layout_line(layout: dict[str, Any]) -> str:
+    """Return a layout on one line."""
+    degrees = [f"{name} {layout[name]}" for name in ("tp", "pp", "vp", "cp", "ep") if layout[name] > 1 or name == "tp"]
+    replicas = f" × {layout['dp_replicate']} copies" if layout["dp_replicate"] > 1 else ""
+    return " · ".join(
+        [
+            layout["strategy"],
+            *degrees,
+            *([layout["pp_schedule"]] if layout["pp"] > 1 else []),
+            f"dp {layout['dp_shard']}{replicas}",
+            f"micro batch {layout['micro_batch_size']} × {layout['gradient_accumulation']} accumulated",
+            f"recompute {layout['recompute']}",
+            *([f"offload {layout['offload']}"] if layout["offload"] != "none" else []),
+        ]
+    )
+
+
+def titled(out: Out, title: str, lines: Sequence[str]) -> None:
+    """Print lines, with a title before the first."""
+    for i, line in enumerate(lines):
+        out.print(f"[bold]{title if i == 0 else '':<9}[/]{line}")
+
+
+def finding_lines(findings: Sequence[dict[str, Any]]) -> list[str]:
+    """Return one line per finding."""
+    lines = []
+    for f in findings:
+        mark, color = MARKS[f["severity"]]
+        fix = f"  [dim]fix:[/] [cyan]{escape(' '.join(f['fix']))}[/]" if f["fix"] else ""
+        place = f"{escape(f['file'])}:{f['line']} " if f.get("line") else ""
+        lines.append(f"[{color}]{mark} {f['severity']}[/] {place}{escape(f['message'])} [dim]({f['rule']})[/]{fix}")
+    return lines

@@ -1,0 +1,169 @@
+"""How commands run: most print their response; a few show progress, watch a job or write text."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from itertools import zip_longest
+from typing import Any
+
+import click
+import msgspec
+
+from meshwright import api
+from meshwright.api.verbs import Verb
+from meshwright.cli.command import emit, end
+from meshwright.cli.progress import progress_line
+from meshwright.errors import InputError
+
+RUN_FAILED = 3
+COMPLETED = "COMPLETED"
+DEFAULT_FORMAT = "toml"
+
+
+def run(verb: Verb, request: Any, as_json: bool) -> None:
+    """Run a verb and print its response."""
+    plot = getattr(request, "plot", None)
+    if plot:
+        from meshwright.cli import plots
+
+        plots.require(plot)
+    with progress_line(verb.name == "dryrun") as progress:
+        if progress is not None:
+            request = msgspec.structs.replace(request, progress=progress)
+        result = verb.handle(request)
+    response = verb.respond(result, request)
+    if plot:
+        plots.PLOTS[verb.name](result, api.to_json(response), plot)
+    _print(verb, response, result, as_json)
+    end(response.ok)
+
+
+def _print(verb: Verb, response: msgspec.Struct, result: Any, as_json: bool) -> None:
+    answer = api.to_json(response)
+    if as_json:
+        emit(answer)
+        return
+    from meshwright.cli import reports
+
+    reports.REPORTS[verb.name](answer, result)
+
+
+def recommend(verb: Verb, request: Any, as_json: bool) -> None:
+    """Print the plan, then its dry run if requested."""
+    if request.dry_run:
+        api.require_own_engine(request.engine)
+    plan = verb.handle(request)
+    response = verb.respond(plan, request)
+    if not as_json:
+        _print(verb, response, plan, as_json)
+    if request.dry_run:
+        response = msgspec.structs.replace(response, dry_run=_dry_run(plan))
+        if not as_json:
+            from meshwright.cli import dryrun_report
+
+            dryrun_report.section(response.dry_run)
+    if as_json:
+        _print(verb, response, plan, as_json)
+    end(response.ok)
+
+
+def _dry_run(plan: Any) -> dict[str, Any] | None:
+    """Return the dry run of a plan; None if the layout cannot be built."""
+    if not plan.exists:
+        return None
+    with progress_line() as progress:
+        return api.to_json(api.dryrun_response(api.dryrun_plan(plan, progress=progress), brief=True))
+
+
+def train(verb: Verb, request: Any, as_json: bool) -> None:
+    """Print the response on rank 0; the other ranks of torchrun and SLURM print nothing."""
+    done = verb.handle(msgspec.structs.replace(request, json=as_json))
+    if done.outcome is not None:
+        _print(verb, verb.respond(done, request), done, as_json)
+
+
+def launch(verb: Verb, request: Any, as_json: bool) -> None:
+    """Print the job, then follow it if requested."""
+    if request.watch and not request.submit:
+        raise InputError("needs --submit", field="--watch", fix=("--submit --watch",))
+    started = verb.handle(request)
+    if not as_json:
+        _show_job(api.to_json(verb.respond(started, request)))
+    if request.watch and started.number is not None:
+        started = _watched(started, as_json)
+    if as_json:
+        emit(api.to_json(verb.respond(started, request)))
+    if started.final_state is not None and started.final_state.state != COMPLETED:
+        click.get_current_context().exit(RUN_FAILED)
+
+
+def _show_job(answer: dict[str, Any]) -> None:
+    """Print the files and commands of a job as they are, or where they were written."""
+    for line in (*answer["notes"], *(f"{one['severity']}: {one['message']}" for one in answer["findings"])):
+        click.echo(f"# {line}", err=True)
+    for path in answer["written"]:
+        click.echo(f"wrote {path}", err=True)
+    if answer["submitted"] is not None:
+        click.echo(f"submitted job {answer['submitted']['id']}")
+        return
+    for name, text in {} if answer["written"] else answer["files"].items():
+        click.echo(f"# {name}\n{text}" if len(answer["files"]) > 1 else text, nl=False)
+    if answer["written"] or not answer["files"]:
+        for host, command in zip_longest(answer["hosts"], answer["commands"]):
+            click.echo(f"# on {host}\n{command}" if host else command)
+
+
+def _watched(started: Any, as_json: bool) -> Any:
+    """Follow a job to its end; Ctrl-C ends the watching, not the job."""
+    gc.enable()  # this may last for days
+
+    def log_state(line: str) -> None:
+        click.echo(line, err=True)
+
+    try:
+        return api.watch(started, log_state, lambda line: click.echo(line, err=as_json))
+    except KeyboardInterrupt:
+        log_state(f"job {started.number} keeps running; cancel it with: scancel {started.number}")
+        raise
+
+
+def recipes(verb: Verb, request: Any, as_json: bool) -> None:
+    """Print the index; point to throughput recipes if only those match."""
+    found = verb.handle(request)
+    _print(verb, verb.respond(found, request), found, as_json)
+    if not found and not request.benchmark:
+        elsewhere = verb.handle(msgspec.structs.replace(request, benchmark=True))
+        if elsewhere:
+            click.echo(f"{len(elsewhere)} throughput recipes match: add --benchmark", err=True)
+    end(bool(found))
+
+
+def recipe(verb: Verb, request: Any, as_json: bool) -> None:
+    """Print a recipe as JSON or as text."""
+    found = verb.handle(request)
+    if as_json:
+        emit(api.to_json(verb.respond(found, request)))
+    else:
+        click.echo(api.recipe_text(found, request.format or DEFAULT_FORMAT))
+
+
+def calibrate(verb: Verb, request: Any, as_json: bool) -> None:
+    """Print profiles as JSON, or as TOML if they are not written to a file."""
+    profiles = verb.handle(request)
+    if as_json:
+        emit(api.to_json(verb.respond(profiles, request)))
+    elif not request.out:
+        click.echo("\n".join(api.profile_text(profile) for profile in profiles))
+
+
+RUNNERS: dict[str, Callable[[Verb, Any, bool], None]] = {
+    "recommend": recommend,
+    "train": train,
+    "bench": train,
+    "launch": launch,
+    "recipes": recipes,
+    "recipe": recipe,
+    "calibrate": calibrate,
+}
+"""Commands that do more than print a response."""
