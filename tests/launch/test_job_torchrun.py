@@ -121,10 +121,10 @@ def test_a_shell_passes_arguments_unchanged(tmp_path: Path) -> None:
 
 
 def test_files_are_not_overwritten_by_default(tmp_path: Path) -> None:
-    launch = Launch(on="slurm", files={"a.sbatch": "one\n"}, commands=())
+    launch = Launch(scheduler="slurm", files={"a.sbatch": "one\n"}, commands=())
     write(launch, str(tmp_path / "new"))
     assert write(launch, str(tmp_path / "new")) == (str(tmp_path / "new" / "a.sbatch"),)  # same content
-    other = Launch(on="slurm", files={"a.sbatch": "two\n"}, commands=())
+    other = Launch(scheduler="slurm", files={"a.sbatch": "two\n"}, commands=())
     with pytest.raises(InputError) as refused:
         write(other, str(tmp_path / "new"))
     assert "--overwrite" in refused.value.fix

@@ -90,7 +90,7 @@ def exported(written: ExportedConfig, checked: RecipeCheckResult) -> LaunchReque
 
 def launch(
     request: LaunchRequest,
-    on: str,
+    scheduler_name: str,
     *,
     submits: bool = False,
     folder: str | None = None,
@@ -98,7 +98,7 @@ def launch(
     options: Mapping[str, Any] | None = None,
 ) -> Started:
     """Write a training for a scheduler, and submit it if requested."""
-    scheduler = find_scheduler(on)
+    scheduler = find_scheduler(scheduler_name)
     blocking = [finding for finding in request.findings if finding.severity == "error"]
     if blocking:
         raise RefusedError(blocking, "nothing was written: the recipe cannot start or does not fit", request.findings)

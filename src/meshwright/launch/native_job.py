@@ -37,11 +37,11 @@ class Training(msgspec.Struct, frozen=True):
 
 
 def request_for(
-    training: Training, on: str, recipe: Recipe, gpus: str | int | None, check: Callable[[], Checked]
+    training: Training, scheduler: str, recipe: Recipe, gpus: str | int | None, check: Callable[[], Checked]
 ) -> LaunchRequest:
     """Return the launch request of a training with its findings; a tiny one is checked when it starts."""
     is_file = files.is_file(training.target)
-    copies = is_file and find_scheduler(on) in REMOTE_FILES
+    copies = is_file and find_scheduler(scheduler) in REMOTE_FILES
     target = Path(training.target).name if copies else str(Path(training.target).resolve())
     found, target_cluster, findings = _tiny(training, recipe, gpus) if training.tiny else check()
     return LaunchRequest(
