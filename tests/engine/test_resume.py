@@ -41,7 +41,9 @@ def train(out: Path, *overrides: str, nproc: int = 1, **options: Any) -> dict[st
         **{"out": str(out), **options},
         overrides=[f"{key}={value}" for key, value in given.items()],
     )
-    return api.to_json(api.train_response(done)) if done.outcome is not None else {}  # ranks other than 0 have no metrics
+    return (
+        api.to_json(api.train_response(done)) if done.outcome is not None else {}
+    )  # ranks other than 0 have no metrics
 
 
 def forget(out: Path, *steps: int) -> None:
