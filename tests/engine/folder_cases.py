@@ -1,4 +1,4 @@
-"""What the tests of folders share: a model started from a folder, its logits, and the tensors of a folder."""
+"""Shared by folder tests: a model loaded from a folder, its logits, and the tensors of a folder."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from meshwright.recipes import types
 TOKENS = 32
 
 
-def write(path: Path, family: str, **told: Any) -> Path:
-    """A tiny folder, to be changed at will."""
-    return Path(shutil.copytree(_made(family, tuple(told.items())).name, path))
+def write(path: Path, family: str, **options: Any) -> Path:
+    """Return a private copy of a tiny folder."""
+    return Path(shutil.copytree(_cached_folder(family, tuple(options.items())).name, path))
 
 
 @lru_cache(maxsize=64)
-def _made(family: str, told: tuple[tuple[str, Any], ...]) -> tempfile.TemporaryDirectory[str]:
-    """The folder as it was made, once; in a process of its own, as the parent of ranks never computes."""
+def _cached_folder(family: str, options: tuple[tuple[str, Any], ...]) -> tempfile.TemporaryDirectory[str]:
+    """Write the folder once, in a separate process: the parent of forked ranks must not run torch."""
     folder = tempfile.TemporaryDirectory()
-    run(1, _write, folder.name, family, dict(told))
+    run(1, _write, folder.name, family, dict(options))
     return folder
 
 
-def _write(rank: int, world: int, path: str, family: str, told: dict[str, Any]) -> str:
-    return str(write_tiny_folder(Path(path), family, **told))
+def _write(rank: int, world: int, path: str, family: str, options: dict[str, Any]) -> str:
+    return str(write_tiny_folder(Path(path), family, **options))
 
 
 def recipe(layout: dict[str, Any] | None = None, peft: types.Peft | None = None, **sections: Any) -> types.Recipe:
@@ -49,7 +49,7 @@ def recipe(layout: dict[str, Any] | None = None, peft: types.Peft | None = None,
 
 
 def start(family: str, given: types.Recipe, folder: str | None) -> tuple[list[Any], Mesh, Any]:
-    """The stages of this rank, started from a folder."""
+    """Return this rank's stages, with weights from a folder."""
     config = transformers_config(FAMILIES[family])
     mesh = build_mesh(given.layout, "cpu")
     where = Path(folder) if folder is not None else None
@@ -62,15 +62,15 @@ def tokens() -> torch.Tensor:
 
 @torch.no_grad()
 def engine_logits(stage: Any) -> torch.Tensor:
-    """The logits of a stage that is the whole model, in one process."""
-    kept: list[torch.Tensor] = []
-    hook = stage.lm_head.register_forward_pre_hook(lambda _, args: kept.append(args[0]))
+    """Return the logits of a single-stage model."""
+    hidden: list[torch.Tensor] = []
+    hook = stage.lm_head.register_forward_pre_hook(lambda _, args: hidden.append(args[0]))
     stage.eval()
     ids = tokens()
     positions = torch.arange(TOKENS).expand(2, -1)
     stage(ids, positions, labels=ids, weights=torch.ones_like(ids, dtype=torch.float32))
     hook.remove()
-    logits = torch.nn.functional.linear(kept[0], stage.lm_head.weight, stage.lm_head.bias)
+    logits = torch.nn.functional.linear(hidden[0], stage.lm_head.weight, stage.lm_head.bias)
     cap = getattr(stage.body.config, "final_logit_softcapping", None)
     return logits if cap is None else torch.tanh(logits / cap) * cap
 
@@ -82,13 +82,13 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def load(folder: Path | str) -> tuple[Any, dict[str, Any]]:
-    """The model that transformers loads, and what it was not happy with."""
-    model, told = transformers.AutoModelForCausalLM.from_pretrained(
+    """Return the model loaded by transformers, and its nonempty loading issues."""
+    model, options = transformers.AutoModelForCausalLM.from_pretrained(
         folder,
         output_loading_info=True,
         attn_implementation="eager",  # others leave out Gemma 2's softcap
     )
-    return model, {what: names for what, names in told.items() if names}
+    return model, {what: names for what, names in options.items() if names}
 
 
 def differ(found: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -96,17 +96,17 @@ def differ(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def tensors(folder: Path | str, pattern: str = "*.safetensors") -> dict[str, torch.Tensor]:
-    """All tensors in a folder's files."""
+    """Return all tensors in a folder's files."""
     return {name: tensor for file in Path(folder).glob(pattern) for name, tensor in load_file(file).items()}
 
 
 def same(one: Path | str, other: Path | str) -> bool:
-    """Whether two folders hold the same tensors, bit for bit."""
+    """Return whether two folders have bitwise equal tensors."""
     a, b = tensors(one), tensors(other)
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def local_bytes(stages: list[Any]) -> int:
-    """Bytes of the weights that a rank holds."""
-    held = [p for stage in stages for p in stage.parameters()]
-    return sum((p.to_local() if isinstance(p, DTensor) else p).nbytes for p in held)
+    """Return the bytes of a rank's weights."""
+    parameters = [p for stage in stages for p in stage.parameters()]
+    return sum((p.to_local() if isinstance(p, DTensor) else p).nbytes for p in parameters)

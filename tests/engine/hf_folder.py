@@ -1,4 +1,4 @@
-"""Tiny Hugging Face folders with random weights, in the names of the hub or those of transformers; no tokenizer."""
+"""Writes tiny Hugging Face folders with random weights, in hub or transformers names; without a tokenizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from meshwright.engine.model.build import transformers_config
 
-VECTOR_NOISE = 0.1  # vectors start at ones or noughts: a vector read into another's place must be seen
+VECTOR_NOISE = 0.1  # vectors start at ones or zeros: noise makes swapped vectors detectable
 
 
 def write_tiny_folder(
@@ -27,7 +27,7 @@ def write_tiny_folder(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Path:
-    """Writes config.json, generation_config.json and the weights of a random model; the folder.
+    """Write config.json, generation_config.json and the weights of a random model; return the folder.
 
     The model is a family of tests/engine/families.py, the values of a config.json, or a transformers config.
     """
@@ -45,7 +45,7 @@ def write_tiny_folder(
 
 
 def tiny_model(family_or_config: str | Mapping[str, Any] | Any, seed: int = 0) -> Any:
-    """The random model that `write_tiny_folder` writes, as transformers builds it, ready to evaluate."""
+    """Return the random transformers model that `write_tiny_folder` writes, in eval mode."""
     config = family_or_config
     if isinstance(config, str):
         config = FAMILIES[config]
@@ -62,7 +62,7 @@ def tiny_model(family_or_config: str | Mapping[str, Any] | Any, seed: int = 0) -
 
 
 def write_shards(path: Path, tensors: Mapping[str, torch.Tensor], shards: int) -> None:
-    """Writes tensors as so many files of about the same size, and their index where there is more than one."""
+    """Write tensors to `shards` files of about equal size, with an index if there are several."""
     total = sum(tensor.nbytes for tensor in tensors.values())
     files: list[dict[str, torch.Tensor]] = [{} for _ in range(shards)]
     before = 0
@@ -75,8 +75,8 @@ def write_shards(path: Path, tensors: Mapping[str, torch.Tensor], shards: int) -
     names = [f"model-{i + 1:05d}-of-{shards:05d}.safetensors" for i in range(shards)]
     for name, part in zip(names, files, strict=True):
         save_file(part, path / name, {"format": "pt"})
-    where = {tensor: name for name, part in zip(names, files, strict=True) for tensor in part}
-    index = {"metadata": {"total_size": total}, "weight_map": where}
+    file_of = {tensor: name for name, part in zip(names, files, strict=True) for tensor in part}
+    index = {"metadata": {"total_size": total}, "weight_map": file_of}
     (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
 
 

@@ -40,7 +40,7 @@ STEPS = 3
 @pytest.fixture
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """B does not start at nought, so that A has a gradient from the first step on."""
-    monkeypatch.setattr(adapters, "NOUGHT", InitSpec("uniform", -0.3, 0.3))
+    monkeypatch.setattr(adapters, "ZERO", InitSpec("uniform", -0.3, 0.3))
 
 
 def recipe(layout: dict[str, Any] | None = None, peft: types.Peft = PEFT, **sections: Any) -> types.Recipe:

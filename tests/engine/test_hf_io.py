@@ -1,4 +1,4 @@
-"""Hugging Face folders: read into any layout, written so that transformers loads them, and refused with the way out."""
+"""Hugging Face folders: loaded into any layout, saved so that transformers loads them; bad folders rejected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.engine.ranks import run
 
 from meshwright.engine import hf_io
 from meshwright.engine.hf_io import read, shards
-from meshwright.engine.hf_io.files import Files
+from meshwright.engine.hf_io.files import SafetensorsFolder
 from meshwright.engine.model.build import transformers_config
 from meshwright.errors import InputError, OutputError
 from meshwright.recipes import types
@@ -29,35 +29,37 @@ SMALL = 1e-4  # GiB: several files even of a tiny model
 MTP = {"train": types.Train(global_batch_size=8, steps=100, mtp_loss=0.3)}
 
 
-# Every family, in and out
+# Round trip of every family
 
 
-def in_and_out(rank: int, world: int, family: str, folder: str, out: str) -> list[float]:
-    """How far the engine's logits are from those of the folder it read and of the folder it wrote."""
+def round_trip_errors(rank: int, world: int, family: str, folder: str, out: str) -> list[float]:
+    """Return the error of the engine's logits against the folders it loaded and saved."""
     stages, mesh, config = cases.start(family, cases.recipe(), folder)
     assert stages[0].loaded.kept_initial == ()
     assert stages[0].loaded.config_differs == ()
     hf_io.save_model(stages, mesh, config, Path(out), dtype=torch.float32, max_shard_gib=SMALL)
     found = cases.engine_logits(stages[0])
-    model, unhappy = cases.load(out)
-    assert not unhappy
+    model, issues = cases.load(out)
+    assert not issues
     return [cases.differ(cases.logits(one), found) for one in (model, cases.load(folder)[0])]
 
 
 @pytest.mark.parametrize("family", ALL)
-def test_every_family_is_read_and_written_with_the_same_logits(family: str, tmp_path: Path) -> None:
+def test_every_family_round_trips_with_the_same_logits(family: str, tmp_path: Path) -> None:
     folder = cases.write(tmp_path / "in", family)
-    assert max(run(1, in_and_out, family, str(folder), str(tmp_path / "out"))[0]) <= 1e-5
-    assert cases.same(folder, tmp_path / "out")  # also in names: the hub's
+    assert max(run(1, round_trip_errors, family, str(folder), str(tmp_path / "out"))[0]) <= 1e-5
+    assert cases.same(folder, tmp_path / "out")  # also with hub names
 
 
 # Every layout
 
 
-def through(rank: int, world: int, family: str, layout: dict[str, Any], folder: str, out: str, told: Any) -> Any:
-    """Reads a folder and writes another; what was read, and the bytes of the weights that this rank holds."""
-    stages, mesh, config = cases.start(family, cases.recipe(layout, **told.get("sections", {})), folder)
-    consolidated = told.get("consolidated", False)
+def load_and_save(
+    rank: int, world: int, family: str, layout: dict[str, Any], folder: str, out: str, options: Any
+) -> Any:
+    """Load a folder and save another; return the load report and the bytes of this rank's weights."""
+    stages, mesh, config = cases.start(family, cases.recipe(layout, **options.get("sections", {})), folder)
+    consolidated = options.get("consolidated", False)
     hf_io.save_model(
         stages, mesh, config, Path(out), dtype=torch.float32, max_shard_gib=SMALL, consolidated=consolidated
     )
@@ -84,23 +86,23 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize(("family", "world", "layout", "told"), LAYOUTS)
-def test_every_layout_gives_back_what_it_read(
-    family: str, world: int, layout: dict[str, Any], told: Any, tmp_path: Path
+@pytest.mark.parametrize(("family", "world", "layout", "options"), LAYOUTS)
+def test_every_layout_round_trips(
+    family: str, world: int, layout: dict[str, Any], options: Any, tmp_path: Path
 ) -> None:
     folder = cases.write(tmp_path / "in", family, hub_names="pp" not in layout)
     out = tmp_path / "out"
-    ranks = run(world, through, family, layout, str(folder), str(out), told)
+    ranks = run(world, load_and_save, family, layout, str(folder), str(out), options)
     hub = cases.write(tmp_path / "hub", family)
     assert cases.same(hub, out)
-    assert len(list(out.glob("*.safetensors"))) > 1 or told.get("consolidated")
+    assert len(list(out.glob("*.safetensors"))) > 1 or options.get("consolidated")
     assert not list(out.glob(".*"))
-    for loaded, held in ranks:
-        assert loaded.bytes <= held + 4096  # each rank asks for its own part (4096: buffers)
+    for loaded, local in ranks:
+        assert loaded.bytes <= local + 4096  # each rank reads only its own part (4096: buffers)
 
 
-def into_what_is_there(rank: int, world: int, folder: str, out: str) -> tuple[str, ...]:
-    """Weights read into stages that were started otherwise, and that have adapters."""
+def load_into_existing(rank: int, world: int, folder: str, out: str) -> tuple[str, ...]:
+    """Load weights into initialized stages that have adapters."""
     peft = types.Peft(rank=4, targets=("qkv",))
     stages, mesh, config = cases.start("deepseek_v3", cases.recipe({"tp": 2}, peft), None)
     loaded = hf_io.load_weights(stages, Path(folder), config)
@@ -108,28 +110,26 @@ def into_what_is_there(rank: int, world: int, folder: str, out: str) -> tuple[st
     return loaded.kept_initial
 
 
-def test_weights_are_read_into_a_model_that_is_there_already(tmp_path: Path) -> None:
+def test_weights_are_loaded_into_an_existing_model(tmp_path: Path) -> None:
     folder = cases.write(tmp_path / "in", "deepseek_v3")
-    for kept in run(2, into_what_is_there, str(folder), str(tmp_path / "out")):
+    for kept in run(2, load_into_existing, str(folder), str(tmp_path / "out")):
         assert kept
         assert all("lora_" in name for name in kept)
-    assert cases.same(folder, tmp_path / "out")  # adapters start at nought: merged they change nothing
+    assert cases.same(folder, tmp_path / "out")  # adapters start at zero: merging them changes nothing
 
 
 @pytest.mark.parametrize(
     ("family", "layout"),
     [("deepseek_v3", {"pp": 2}), pytest.param("qwen3_next", {"tp": 2}, marks=pytest.mark.slow)],
 )
-def test_multi_token_prediction_is_written_and_read_in_the_hubs_names(
-    family: str, layout: dict[str, Any], tmp_path: Path
-) -> None:
+def test_multi_token_prediction_uses_hub_names(family: str, layout: dict[str, Any], tmp_path: Path) -> None:
     folder = cases.write(tmp_path / "in", family)
-    told = {"sections": MTP}
-    ranks = run(2, through, family, layout, str(folder), str(tmp_path / "out"), told)
+    options = {"sections": MTP}
+    ranks = run(2, load_and_save, family, layout, str(folder), str(tmp_path / "out"), options)
     kept = {name for loaded, _ in ranks for name in loaded.kept_initial}
     assert kept
-    assert all(name.startswith("mtp.") for name in kept)  # the folder has none: they start as the seed says
-    again, _ = run(1, through, family, {}, str(tmp_path / "out"), str(tmp_path / "again"), told)[0]
+    assert all(name.startswith("mtp.") for name in kept)  # the folder has none: randomly initialized
+    again, _ = run(1, load_and_save, family, {}, str(tmp_path / "out"), str(tmp_path / "again"), options)[0]
     assert again.kept_initial == ()
     assert cases.same(tmp_path / "out", tmp_path / "again")
     names = set(cases.tensors(tmp_path / "out")) - set(cases.tensors(folder))
@@ -138,7 +138,7 @@ def test_multi_token_prediction_is_written_and_read_in_the_hubs_names(
 
 
 def composite(rank: int, world: int, folder: str, prefix: str) -> None:
-    """Makes a folder that of a vision-language model around the text model in it."""
+    """Turn a text model's folder into that of a vision-language model around it."""
     path = Path(folder)
     tensors = {name.replace("model.", prefix, 1): tensor for name, tensor in cases.tensors(path).items()}
     tensors["vision_tower.patch.weight"] = torch.ones(4)
@@ -150,15 +150,15 @@ def composite(rank: int, world: int, folder: str, prefix: str) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
-def test_a_text_model_inside_another_is_found(prefix: str, tmp_path: Path) -> None:
+def test_text_model_inside_a_multimodal_checkpoint_is_found(prefix: str, tmp_path: Path) -> None:
     folder, plain = cases.write(tmp_path / "in", "gemma3_text"), cases.write(tmp_path / "plain", "gemma3_text")
     run(1, composite, str(folder), prefix)
-    loaded, _ = run(1, through, "gemma3_text", {}, str(folder), str(tmp_path / "out"), {})[0]
+    loaded, _ = run(1, load_and_save, "gemma3_text", {}, str(folder), str(tmp_path / "out"), {})[0]
     assert loaded.ignored == ("vision_tower.patch.weight",)
     assert cases.same(plain, tmp_path / "out")
 
 
-def in_bf16(rank: int, world: int, folder: str, out: str) -> dict[str, str]:
+def save_in_bf16(rank: int, world: int, folder: str, out: str) -> dict[str, str]:
     precision = types.Precision(compute="bf16", master="bf16")
     stages, mesh, config = cases.start("deepseek_v3", cases.recipe(precision=precision), folder)
     hf_io.save_model(stages, mesh, config, Path(out), dtype=torch.bfloat16)
@@ -168,16 +168,16 @@ def in_bf16(rank: int, world: int, folder: str, out: str) -> dict[str, str]:
     return {name: str(tensor.dtype) for name, tensor in written.items()}
 
 
-def test_formats_are_converted_on_the_way_but_not_those_of_router_biases(tmp_path: Path) -> None:
+def test_dtypes_are_converted_except_router_biases(tmp_path: Path) -> None:
     folder = cases.write(tmp_path / "in", "deepseek_v3")
-    formats = run(1, in_bf16, str(folder), str(tmp_path / "out"))[0]
+    formats = run(1, save_in_bf16, str(folder), str(tmp_path / "out"))[0]
     wide = {name for name, kind in formats.items() if kind == "torch.float32"}
     assert wide == {name for name in formats if name.endswith("e_score_correction_bias")}
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
 def stored_tensors(rank: int, world: int, family: str, folder: str, out: str) -> None:
-    """A folder written without any mesh, from tensors as a checkpoint holds them."""
+    """Save a folder without a mesh, from tensors as stored in a checkpoint."""
     stages, _, config = cases.start(family, cases.recipe(), folder)
     stored = {**dict(stages[0].named_parameters()), **dict(stages[0].named_buffers())}
     shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
@@ -185,13 +185,13 @@ def stored_tensors(rank: int, world: int, family: str, folder: str, out: str) ->
 
 
 @pytest.mark.parametrize("family", ["gpt2", "nemotron_h", "mixtral"])
-def test_a_folder_is_written_from_a_checkpoints_tensors_alone(family: str, tmp_path: Path) -> None:
+def test_folder_is_saved_from_checkpoint_tensors(family: str, tmp_path: Path) -> None:
     folder = cases.write(tmp_path / "in", family)
     run(1, stored_tensors, family, str(folder), str(tmp_path / "out"))
     assert cases.same(folder, tmp_path / "out")
 
 
-def test_the_tokenizer_and_its_tokens_come_along(tmp_path: Path) -> None:
+def test_tokenizer_and_special_tokens_are_copied(tmp_path: Path) -> None:
     folder = cases.write(tmp_path / "in", "llama")
     (folder / "tokenizer.json").write_text('{"a": 1}')
     (folder / "pytorch_model.bin").write_text("not this")
@@ -208,7 +208,7 @@ def test_the_tokenizer_and_its_tokens_come_along(tmp_path: Path) -> None:
 def with_tokenizer(rank: int, world: int, folder: str, out: str) -> None:
     stages, mesh, config = cases.start("llama", cases.recipe(), folder)
     hf_io.save_model(stages, mesh, config, Path(out), dtype=torch.float32, tokenizer=Path(folder))
-    with pytest.raises(InputError, match="holds a model already"):
+    with pytest.raises(InputError, match="already contains a model"):
         hf_io.save_model(stages, mesh, config, Path(out), dtype=torch.float32)
     hf_io.save_model(stages, mesh, config, Path(out), dtype=torch.float32, tokenizer=Path(folder), overwrite=True)
 
@@ -217,28 +217,28 @@ def with_tokenizer(rank: int, world: int, folder: str, out: str) -> None:
 
 
 def anonymous() -> int:
-    """Bytes of this process that are no file's."""
+    """Return the anonymous memory of this process in bytes."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
     return int(line.split()[1]) * 1024
 
 
-def peak_beside_weights(rank: int, world: int, folder: str, config: dict[str, Any]) -> tuple[int, int]:
-    """The most memory that reading took beside the weights themselves, and the bytes of those."""
+def peak_besides_weights(rank: int, world: int, folder: str, config: dict[str, Any]) -> tuple[int, int]:
+    """Return the peak memory of loading besides the weights, and the bytes of the weights."""
     peak = 0
-    read_some = Files.read
+    original_read = SafetensorsFolder.read
 
-    def reading(self: Files, name: str, box: Any = ()) -> torch.Tensor:
+    def reading(self: SafetensorsFolder, name: str, box: Any = ()) -> torch.Tensor:
         nonlocal peak
-        found = read_some(self, name, box)
+        found = original_read(self, name, box)
         peak = max(peak, anonymous())
         return found
 
-    Files.read = reading  # type: ignore[method-assign]  # in this rank's process
+    SafetensorsFolder.read = reading  # type: ignore[method-assign]  # in this rank's process
     FAMILIES["large"] = config
     before = anonymous()
     stages, _, _ = cases.start("large", cases.recipe({"tp": world}), folder)
-    held = cases.local_bytes(stages)
-    return peak - before - held, held
+    local = cases.local_bytes(stages)
+    return peak - before - local, local
 
 
 def write_large(rank: int, world: int, folder: str, config: dict[str, Any]) -> None:
@@ -246,21 +246,21 @@ def write_large(rank: int, world: int, folder: str, config: dict[str, Any]) -> N
 
     path = Path(folder)
     path.mkdir()
-    shapes = hf_io.describe(transformers_config(config)).shapes
+    shapes = hf_io.build_name_map(transformers_config(config)).shapes
     save({name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}, path / "model.safetensors")
     (path / "config.json").write_text(json.dumps(config))
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-def test_reading_takes_one_slice_of_memory_beside_the_weights(tmp_path: Path) -> None:
+def test_loading_needs_one_slice_of_memory_besides_the_weights(tmp_path: Path) -> None:
     config = {**FAMILIES["llama"], "hidden_size": 512, "vocab_size": 120_000, "num_hidden_layers": 2, "head_dim": 128}
     run(1, write_large, str(tmp_path / "in"), config)
-    for beside, held in run(2, peak_beside_weights, str(tmp_path / "in"), config):
-        assert held > 230 << 20
-        assert beside < read.SLICE + (32 << 20)
+    for extra, local in run(2, peak_besides_weights, str(tmp_path / "in"), config):
+        assert local > 230 << 20
+        assert extra < read.SLICE_BYTES + (32 << 20)
 
 
-# What is refused
+# Rejected folders
 
 
 def refusal(rank: int, world: int, folder: str, family: str, changes: dict[str, Any]) -> str:
@@ -315,8 +315,8 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], dict[str, Any], tuple[str, ...]]]
     "missing": (_drop_from_index, {}, ("model.norm.weight", "model_type=llama")),
     "unexpected": (lambda _: None, {"num_hidden_layers": 3}, ("model.layers.3.",)),
     "another family": (lambda _: None, {"model_type": "qwen3"}, ("q_norm", "qwen3", "llama")),
-    "truncated": (_truncate, {}, (SECOND, "cut short", "again")),
-    "header": (lambda f: (f / SECOND).write_bytes(b"\xff" * 64), {}, (SECOND, "damaged")),
+    "truncated": (_truncate, {}, (SECOND, "truncated", "again")),
+    "header": (lambda f: (f / SECOND).write_bytes(b"\xff" * 64), {}, (SECOND, "corrupt")),
     "outside": (lambda f: _rename_in_index(f, "../other.safetensors"), {}, ("../other.safetensors", "outside")),
     "absent": (lambda f: _rename_in_index(f, "gone.safetensors"), {}, ("gone.safetensors", "missing")),
     "wrong file": (lambda f: _rename_in_index(f, SECOND), {}, ("lm_head.weight", SECOND)),
@@ -328,16 +328,16 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], dict[str, Any], tuple[str, ...]]]
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_folder_that_cannot_be_read_is_refused_with_the_way_out(name: str, tmp_path: Path) -> None:
-    spoil, changes, said = BROKEN[name]
+def test_unreadable_folder_is_rejected_with_a_fix(name: str, tmp_path: Path) -> None:
+    corrupt, changes, expected = BROKEN[name]
     folder = cases.write(tmp_path / "in", "llama")
-    spoil(folder)
-    told = run(1, refusal, str(folder), "llama", changes)[0]
-    for part in said:
-        assert part in told
+    corrupt(folder)
+    message = run(1, refusal, str(folder), "llama", changes)[0]
+    for part in expected:
+        assert part in message
 
 
-def test_a_head_that_the_folder_shares_with_its_embedding_is_named(tmp_path: Path) -> None:
+def test_tied_lm_head_is_reported(tmp_path: Path) -> None:
     folder = cases.write(tmp_path / "in", "qwen3")
     assert "tie_word_embeddings=true" in run(1, refusal, str(folder), "qwen3", {"tie_word_embeddings": False})[0]
 
@@ -350,7 +350,7 @@ def missing_expert(rank: int, world: int, folder: str) -> str:
     return refusal(rank, world, folder, "qwen3_moe", {})
 
 
-def test_an_expert_that_is_missing_is_noticed(tmp_path: Path) -> None:
+def test_missing_expert_is_detected(tmp_path: Path) -> None:
     folder = cases.write(tmp_path / "in", "qwen3_moe", shards=1)
     assert "15 tensors of model.layers.1.mlp.experts.gate_up_proj" in run(1, missing_expert, str(folder))[0]
 
@@ -363,22 +363,22 @@ def test_folders_are_found_by_path_and_by_id(tmp_path: Path, monkeypatch: pytest
     (snapshot / "config.json").write_text("{}")
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs" / "main").write_text("abc")
-    assert hf_io.find(str(snapshot)) == snapshot
-    assert hf_io.find("org/tiny") == snapshot
+    assert hf_io.find_folder(str(snapshot)) == snapshot
+    assert hf_io.find_folder("org/tiny") == snapshot
     with pytest.raises(InputError) as error:
-        hf_io.find("org/other")
+        hf_io.find_folder("org/other")
     assert "hf download org/other" in error.value.fix
     with pytest.raises(InputError, match="no such folder"):
-        hf_io.find("./nowhere")
+        hf_io.find_folder("./nowhere")
     with pytest.raises(InputError, match=r"no config\.json"):
-        hf_io.find(str(tmp_path))
+        hf_io.find_folder(str(tmp_path))
 
 
-# Disks that are full
+# Full disks
 
 
 def full_disk(rank: int, world: int, folder: str, out: str, layout: dict[str, Any]) -> str:
-    """Every rank learns that one rank's disk was full; nothing half written has a file's name."""
+    """Return the error on this rank when rank 0's disk is full."""
     stages, mesh, config = cases.start("llama", cases.recipe(layout), folder)
     left = 60_000 if rank == 0 else 1 << 40
     write = os.pwrite
@@ -397,30 +397,30 @@ def full_disk(rank: int, world: int, folder: str, out: str, layout: dict[str, An
 
 
 @pytest.mark.parametrize("layout", [{"tp": 2}, {"pp": 2}], ids=["tp", "pp"])
-def test_a_full_disk_is_told_on_every_rank_and_leaves_no_half_file(layout: dict[str, Any], tmp_path: Path) -> None:
+def test_full_disk_is_reported_on_every_rank_and_leaves_no_partial_file(layout: dict[str, Any], tmp_path: Path) -> None:
     folder = cases.write(tmp_path / "in", "llama")
     out = tmp_path / "out"
-    for told in run(2, full_disk, str(folder), str(out), layout):
-        assert "No space left" in told
-        assert str(out) in told
-        assert "bytes" in told
+    for message in run(2, full_disk, str(folder), str(out), layout):
+        assert "No space left" in message
+        assert str(out) in message
+        assert "bytes" in message
     assert not (out / "config.json").exists()
     assert not list(out.glob(".*"))
     for file in out.glob("*.safetensors"):
-        load_file(file)  # whole
+        load_file(file)  # complete
 
 
-def test_a_disk_that_is_too_small_is_known_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_small_disk_is_detected_up_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 5, 5))  # type: ignore[attr-defined]
     with pytest.raises(OutputError, match="1,000 bytes"):
         shards.require_space(tmp_path, 1000)
 
 
 def same_start(rank: int, world: int) -> bool:
-    """The model that the tiny folder's writer makes is the same every time: tests compare with it."""
+    """Return whether tiny_model is deterministic, which other tests rely on."""
     one, other = (tiny_model("llama").state_dict() for _ in range(2))
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_tiny_folders_are_the_same_every_time() -> None:
+def test_tiny_model_is_deterministic() -> None:
     assert run(1, same_start)[0]

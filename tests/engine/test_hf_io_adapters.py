@@ -1,4 +1,4 @@
-"""Adapters in and out: the peft library loads and merges what the engine writes, every layout reads and writes it."""
+"""Adapters: peft loads and merges what the engine saves; every layout loads and saves the same."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ TOLERANCE = 1e-5
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B does not start at nought: an adapter that is lost is seen."""
-    monkeypatch.setattr(adapters, "NOUGHT", InitSpec("uniform", -0.1, 0.1))
+    """Initialize B away from zero, so that a lost adapter shows."""
+    monkeypatch.setattr(adapters, "ZERO", InitSpec("uniform", -0.1, 0.1))
 
 
-def peft(method: Any = "lora", targets: Any = ("qkv", "proj", "fc1", "fc2"), **told: Any) -> types.Peft:
-    return types.Peft(**{"method": method, "rank": 4, "alpha": 8.0, "targets": targets, **told})
+def peft(method: Any = "lora", targets: Any = ("qkv", "proj", "fc1", "fc2"), **extra: Any) -> types.Peft:
+    return types.Peft(**{"method": method, "rank": 4, "alpha": 8.0, "targets": targets, **extra})
 
 
 def through_peft(rank: int, world: int, family: str, given: types.Peft, base: str, out: str) -> list[float]:
-    """How far the peft library's model, its merged one and our merged folder are from the engine's."""
+    """Return the errors of peft's model, its merged model and our merged folder against the engine."""
     from peft import PeftModel
 
     stages, mesh, config = cases.start(family, cases.recipe(peft=given), base)
@@ -42,11 +42,11 @@ def through_peft(rank: int, world: int, family: str, given: types.Peft, base: st
     model = PeftModel.from_pretrained(cases.load(base)[0], Path(out) / "adapters")
     plain = cases.logits(cases.load(base)[0])
     theirs = cases.logits(model)
-    whole, unhappy = cases.load(Path(out) / "merged")
-    assert not unhappy
-    assert cases.differ(plain, found) > 1e-3  # the adapters do something
+    merged_model, issues = cases.load(Path(out) / "merged")
+    assert not issues
+    assert cases.differ(plain, found) > 1e-3  # the adapters have an effect
     merged = cases.logits(model.merge_and_unload())
-    return [cases.differ(one, found) for one in (theirs, merged, cases.logits(whole))]
+    return [cases.differ(one, found) for one in (theirs, merged, cases.logits(merged_model))]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def through_peft(rank: int, world: int, family: str, given: types.Peft, base: st
     ],
     ids=lambda value: value if isinstance(value, str) else f"{value.method}-{'+'.join(value.targets)}",
 )
-def test_the_peft_library_computes_what_the_engine_does(family: str, given: types.Peft, tmp_path: Path) -> None:
+def test_peft_matches_the_engine(family: str, given: types.Peft, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     base = cases.write(tmp_path / "base", family)
     assert max(run(1, through_peft, family, given, str(base), str(tmp_path))[0]) <= TOLERANCE
@@ -78,8 +78,10 @@ def save(rank: int, world: int, family: str, layout: dict[str, Any], given: type
     hf_io.save_model(stages, mesh, config, Path(out) / "merged", dtype=torch.float32, merged=True)
 
 
-def again(rank: int, world: int, family: str, layout: dict[str, Any], given: types.Peft, base: str, out: str) -> None:
-    """Adapters read into a model whose own start otherwise, and written again."""
+def load_and_save(
+    rank: int, world: int, family: str, layout: dict[str, Any], given: types.Peft, base: str, out: str
+) -> None:
+    """Load adapters into a model with other initial ones, and save them again."""
     sections = {"train": types.Train(global_batch_size=8, steps=100, seed=99)}
     stages, mesh, _ = cases.start(family, cases.recipe(layout, given, **sections), base)
     hf_io.load_adapters(stages, Path(out) / "adapters")
@@ -96,7 +98,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize(("family", "given", "world", "layout"), LAYOUTS)
-def test_every_layout_writes_and_reads_the_same_adapters(
+def test_every_layout_saves_and_loads_the_same_adapters(
     family: str, given: types.Peft, world: int, layout: dict[str, Any], tmp_path: Path
 ) -> None:
     base = str(cases.write(tmp_path / "base", family))
@@ -110,11 +112,11 @@ def test_every_layout_writes_and_reads_the_same_adapters(
     one, many = (cases.tensors(tmp_path / who / "merged") for who in ("one", "many"))
     assert one.keys() == many.keys()
     assert max(float((one[name] - many[name]).abs().max()) for name in one) < 1e-6
-    run(world, again, family, layout, given, base, str(tmp_path / "one"))
+    run(world, load_and_save, family, layout, given, base, str(tmp_path / "one"))
     assert cases.same(tmp_path / "one" / "adapters", tmp_path / "one" / "again")
 
 
-def refused(rank: int, world: int, family: str, given: types.Peft, out: str) -> str:
+def save_error(rank: int, world: int, family: str, given: types.Peft, out: str) -> str:
     stages, mesh, _ = cases.start(family, cases.recipe(peft=given), None)
     with pytest.raises(InputError) as error:
         hf_io.save_adapters(stages, mesh, given, Path(out), "base")
@@ -122,10 +124,10 @@ def refused(rank: int, world: int, family: str, given: types.Peft, out: str) -> 
     return f"{error.value} {error.value.fix}"
 
 
-def test_what_the_library_cannot_hold_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    told = run(1, refused, "nemotron_h", peft(targets=EVERYTHING), str(tmp_path))[0]
-    assert "out_proj" in told
-    assert "merged=True" in told
+def test_adapters_unsupported_by_peft_are_rejected_with_a_fix(tmp_path: Path) -> None:
+    extra = run(1, save_error, "nemotron_h", peft(targets=EVERYTHING), str(tmp_path))[0]
+    assert "out_proj" in extra
+    assert "merged=True" in extra
 
 
 def in_four_bits(rank: int, world: int, base: str, out: str) -> str:
@@ -137,15 +139,15 @@ def in_four_bits(rank: int, world: int, base: str, out: str) -> str:
     return str(error.value.field)
 
 
-def test_adapters_of_4_bit_weights_are_written_and_such_weights_are_not(tmp_path: Path) -> None:
+def test_qlora_adapters_are_saved_but_4_bit_weights_are_not(tmp_path: Path) -> None:
     base = str(cases.write(tmp_path / "base", "llama"))
     assert run(1, in_four_bits, base, str(tmp_path))[0] == "peft.method"
-    run(1, again, "llama", {}, peft(targets=("qkv",)), base, str(tmp_path))  # they are lora's
+    run(1, load_and_save, "llama", {}, peft(targets=("qkv",)), base, str(tmp_path))  # the saved adapters are plain LoRA
     assert cases.same(tmp_path / "adapters", tmp_path / "again")
     assert not (tmp_path / "merged").exists()
 
 
-def unlike(rank: int, world: int, given: types.Peft, folder: str) -> str:
+def load_error(rank: int, world: int, given: types.Peft, folder: str) -> str:
     stages, _, _ = cases.start("llama", cases.recipe(peft=given), None)
     with pytest.raises(InputError) as error:
         hf_io.load_adapters(stages, Path(folder))
@@ -153,7 +155,7 @@ def unlike(rank: int, world: int, given: types.Peft, folder: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         (peft(alpha=16.0), "peft.alpha"),
         (peft("dora"), "use_dora"),
@@ -162,7 +164,7 @@ def unlike(rank: int, world: int, given: types.Peft, folder: str) -> str:
     ],
     ids=["alpha", "dora", "rank", "targets"],
 )
-def test_adapters_that_compute_otherwise_are_refused(given: types.Peft, said: str, tmp_path: Path) -> None:
+def test_mismatched_adapters_are_rejected(given: types.Peft, expected: str, tmp_path: Path) -> None:
     base = str(cases.write(tmp_path / "base", "llama"))
     run(1, save, "llama", {}, peft(), base, str(tmp_path))
-    assert said in run(1, unlike, given, str(tmp_path / "adapters"))[0]
+    assert expected in run(1, load_error, given, str(tmp_path / "adapters"))[0]

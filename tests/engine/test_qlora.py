@@ -41,7 +41,7 @@ WIDE: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models with rows of several blocks; B does not start at nought, so that A has a gradient from the first step."""
-    monkeypatch.setattr(adapters, "NOUGHT", InitSpec("uniform", -0.3, 0.3))
+    monkeypatch.setattr(adapters, "ZERO", InitSpec("uniform", -0.3, 0.3))
     for name, values in WIDE.items():
         monkeypatch.setitem(FAMILIES, name, values)
 

@@ -52,7 +52,7 @@ def config_of(family: str) -> Any:
 
 
 def write_processor(folder: Path, config: Any, vocab: int = 256) -> Path:
-    """Write a folder with a tokenizer that has the model's image tokens, and an image processor of the model's sizes."""
+    """Write a tokenizer that has the model's image tokens, and an image processor of the model's sizes."""
     write_tiny_tokenizer(folder, vocab)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     spec = image_token_spec(config)

@@ -32,10 +32,10 @@ def weights_folder(recipe: Recipe) -> Path | None:
         return None
     if named:
         inner = transformer_folder(Path(named).expanduser())
-        return hf_io.find(str(inner) if inner.is_dir() else named)
+        return hf_io.find_folder(str(inner) if inner.is_dir() else named)
     model = Path(recipe.model).expanduser()
     if model.exists():
-        return hf_io.find(str(model if model.is_dir() else model.parent))
+        return hf_io.find_folder(str(model if model.is_dir() else model.parent))
     return _downloaded(recipe)
 
 
@@ -48,7 +48,7 @@ def _downloaded(recipe: Recipe) -> Path:
     if not model_id:
         raise InputError(f"fine-tuning {recipe.model} needs its pretrained weights", field=FIELD, value="", fix=fix)
     try:
-        return hf_io.find(model_id)
+        return hf_io.find_folder(model_id)
     except InputError as error:
         raise InputError(
             f"fine-tuning {recipe.model} needs its pretrained weights: {error.reason}", field=FIELD, value="", fix=fix

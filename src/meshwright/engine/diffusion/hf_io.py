@@ -17,17 +17,17 @@ from meshwright.engine.diffusion.build import diffusers_model
 from meshwright.engine.diffusion.config import CLASS, DenoiserConfig, denoiser_config
 from meshwright.engine.diffusion.denoiser import Denoiser
 from meshwright.engine.fsync import sync_folder
-from meshwright.engine.hf_io.barriers import Emitted, on_first, write_in_turns
-from meshwright.engine.hf_io.files import Files
+from meshwright.engine.hf_io.barriers import TensorChunks, on_rank_zero, write_stages_in_turn
+from meshwright.engine.hf_io.files import SafetensorsFolder
 from meshwright.engine.hf_io.find import CONFIG, FIELD, read_json, transformer_folder
-from meshwright.engine.hf_io.gather import LocalTensors
-from meshwright.engine.hf_io.layout_map import Place, Shape, pieces, places
+from meshwright.engine.hf_io.gather import ShardedTensors
+from meshwright.engine.hf_io.layout_map import Shape, TensorLocation, local_views, locate_tensors
 from meshwright.engine.hf_io.shards import (
     Entry,
-    Plan,
-    cut_into_files,
+    ShardPlan,
     file_names,
     make_folder,
+    split_into_files,
     write_index,
     write_text,
 )
@@ -52,13 +52,13 @@ def load_weights(model: Denoiser, folder: Path) -> None:
     """Fills what this rank holds of a model from a diffusers folder, of the transformer or of a whole pipeline."""
     folder = transformer_folder(folder)
     _refuse_other_config(folder, model.config)
-    files = Files(folder, WEIGHTS, INDEX)
+    files = SafetensorsFolder(folder, WEIGHTS, INDEX)
     shapes = model_shapes(model.config)
     _refuse_other_tensors(files, shapes, folder)
     stored = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    where = places(stored, shapes, {})
+    where = locate_tensors(stored, shapes, {})
     for name, parameter in model.named_parameters():
-        for view, box in pieces(parameter, where[name]):
+        for view, box in local_views(parameter, where[name]):
             view.copy_(files.read(where[name].name, box))
     files.close()
 
@@ -80,8 +80,8 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _refuse_other_tensors(files: Files, shapes: Mapping[str, Shape], folder: Path) -> None:
-    missing, more = sorted(set(shapes) - set(files.where)), sorted(set(files.where) - set(shapes))
+def _refuse_other_tensors(files: SafetensorsFolder, shapes: Mapping[str, Shape], folder: Path) -> None:
+    missing, more = sorted(set(shapes) - set(files.file_of)), sorted(set(files.file_of) - set(shapes))
     for names, what in ((missing, "lacks"), (more, "has, unlike the recipe's model,")):
         if names:
             raise InputError(
@@ -100,39 +100,41 @@ def save_model(
     model: Denoiser, folder: Path, mesh: Mesh, dtype: torch.dtype | None = None, file_bytes: float = FILE_BYTES
 ) -> None:
     """Writes a diffusers folder; every rank must call it, rank 0 writes. Weights are gathered one tensor at a time."""
-    held = LocalTensors([model], mesh)
+    held = ShardedTensors([model], mesh)
     shapes = model_shapes(model.config)
     parts = _parts(model, shapes)
     kind = dtype or next(model.parameters()).dtype
-    files = cut_into_files((Entry(name, kind, shape) for name, shape in shapes.items()), file_bytes)
-    plan = Plan(list(zip(file_names(len(files), NAME), files, strict=True)))
-    on_first(mesh, lambda: make_folder(folder, plan.bytes))
+    files = split_into_files((Entry(name, kind, shape) for name, shape in shapes.items()), file_bytes)
+    plan = ShardPlan(list(zip(file_names(len(files), NAME), files, strict=True)))
+    on_rank_zero(mesh, lambda: make_folder(folder, plan.bytes))
 
-    def emitted(entries: Sequence[Entry]) -> Emitted:
+    def emitted(entries: Sequence[Entry]) -> TensorChunks:
         for entry in entries:
             yield entry.name, 0, full_tensor(held, parts[entry.name], kind)
 
     for file, entries in plan.files:
-        write_in_turns(entries, partial(emitted, entries), folder / file, mesh)
-    on_first(mesh, lambda: _finish(folder, plan, model.config))
+        write_stages_in_turn(entries, partial(emitted, entries), folder / file, mesh)
+    on_rank_zero(mesh, lambda: _finish(folder, plan, model.config))
 
 
-def _finish(folder: Path, plan: Plan, config: DenoiserConfig) -> None:
+def _finish(folder: Path, plan: ShardPlan, config: DenoiserConfig) -> None:
     write_index(folder / INDEX, plan)
     write_text(folder / CONFIG, json.dumps(config.to_dict(), indent=2) + "\n")
     sync_folder(folder)
 
 
-def _parts(model: Denoiser, shapes: Mapping[str, Shape]) -> dict[str, list[tuple[Place, str]]]:
+def _parts(model: Denoiser, shapes: Mapping[str, Shape]) -> dict[str, list[tuple[TensorLocation, str]]]:
     """The stored tensors of every tensor of the model, in their order in it."""
-    where = places({name: tuple(p.shape) for name, p in model.named_parameters()}, shapes, {})
-    found: dict[str, list[tuple[Place, str]]] = {}
+    where = locate_tensors({name: tuple(p.shape) for name, p in model.named_parameters()}, shapes, {})
+    found: dict[str, list[tuple[TensorLocation, str]]] = {}
     for name, place in where.items():
         found.setdefault(place.name, []).append((place, name))
     return {name: sorted(parts, key=lambda part: part[0].start) for name, parts in found.items()}
 
 
-def full_tensor(held: LocalTensors, parts: list[tuple[Place, str]], dtype: torch.dtype) -> torch.Tensor | None:
+def full_tensor(
+    held: ShardedTensors, parts: list[tuple[TensorLocation, str]], dtype: torch.dtype
+) -> torch.Tensor | None:
     """A tensor of the model on the rank that writes; None on the others."""
     gathered = [held.rows(name, 0, held.shapes[name][0], dtype) for _, name in parts]
     mine = [part for part in gathered if part is not None]

@@ -1,4 +1,4 @@
-"""What ranks do together when they write: one does something for all, all fail alike, stages take turns at one file."""
+"""Coordinates ranks that write files: work on rank zero, errors on all ranks, pipeline stages in turn."""
 
 from __future__ import annotations
 
@@ -8,65 +8,67 @@ from typing import Any
 
 import torch
 
-from meshwright.engine.hf_io.shards import Entry, File
+from meshwright.engine.hf_io.shards import Entry, SafetensorsWriter
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.object_collectives import gathered
 from meshwright.errors import MeshwrightError, OutputError
 
-Emitted = Iterator[tuple[str, int, torch.Tensor | None]]  # a tensor's name, how far into it, its next numbers
+TensorChunks = Iterator[tuple[str, int, torch.Tensor | None]]  # tensor name, byte offset within it, data
 
 
-def of_stages(mesh: Mesh, mine: Any) -> list[Any]:
-    """What the writing rank of each pipeline stage has, in the order of the stages; the same on every rank."""
-    told = gathered((mesh.pp.rank, mine) if mesh.stage.rank == 0 else None)
-    return [value for _, value in sorted((one for one in told if one is not None), key=lambda one: int(one[0]))]
+def gather_from_stages(mesh: Mesh, local: Any) -> list[Any]:
+    """Return the value of each pipeline stage's writing rank, in stage order, on every rank."""
+    gathered_values = gathered((mesh.pp.rank, local) if mesh.stage.rank == 0 else None)
+    return [
+        value for _, value in sorted((one for one in gathered_values if one is not None), key=lambda one: int(one[0]))
+    ]
 
 
-def on_first(mesh: Mesh, work: Callable[[], object]) -> None:
-    """Does something on the first rank; if it fails, it fails on every rank."""
+def on_rank_zero(mesh: Mesh, work: Callable[[], object]) -> None:
+    """Run `work` on rank zero; raise its error on every rank."""
     failure: MeshwrightError | None = None
     if mesh.world.rank == 0:
         try:
             work()
         except MeshwrightError as error:
             failure = error
-    raise_everywhere(failure)
+    raise_on_all_ranks(failure)
 
 
-def raise_everywhere(failure: MeshwrightError | None) -> None:
-    """Raises the first error that a rank has on all ranks, so that none waits for another."""
-    mine = (type(failure), failure.reason, failure.field, failure.value, tuple(failure.fix)) if failure else None
-    first = next((one for one in gathered(mine) if one is not None), None)
+def raise_on_all_ranks(failure: MeshwrightError | None) -> None:
+    """Raise the first rank's error on all ranks, so that no rank waits in a collective forever."""
+    local = (type(failure), failure.reason, failure.field, failure.value, tuple(failure.fix)) if failure else None
+    first = next((one for one in gathered(local) if one is not None), None)
     if first is not None:
-        kind, *rest = first
-        raise kind(*rest)
+        error_type, *rest = first
+        raise error_type(*rest)
 
 
-def write_in_turns(entries: Sequence[Entry], emitted: Callable[[], Emitted], path: Path, mesh: Mesh) -> None:
-    """One file of all stages: each stage adds its tensors when the one before it is done."""
+def write_stages_in_turn(entries: Sequence[Entry], chunks: Callable[[], TensorChunks], path: Path, mesh: Mesh) -> None:
+    """Write one file from all stages: each stage adds its tensors after the previous one is done."""
     writes = mesh.stage.rank == 0
     for turn in range(mesh.pp.size):
         failure: OutputError | None = None
         if turn == mesh.pp.rank:
-            failure = _take_turn(entries, emitted, path, writes, first=turn == 0, last=turn == mesh.pp.size - 1)
-        raise_everywhere(failure)  # also where the next stage waits for this one
+            failure = _write_stage(entries, chunks, path, writes, first=turn == 0, last=turn == mesh.pp.size - 1)
+        raise_on_all_ranks(failure)  # also the barrier before the next stage
 
 
-def _take_turn(
-    entries: Sequence[Entry], emitted: Callable[[], Emitted], path: Path, writes: bool, first: bool, last: bool
+def _write_stage(
+    entries: Sequence[Entry], chunks: Callable[[], TensorChunks], path: Path, writes: bool, first: bool, last: bool
 ) -> OutputError | None:
-    """Adds a stage's tensors to the file; gathering goes on to the end even if the disk is full."""
-    file: File | None = None
+    """Add a stage's tensors to the file; keep gathering even if the disk is full, as other ranks take part."""
+    file: SafetensorsWriter | None = None
     failure: OutputError | None = None
     try:
-        file = File(path, entries, create=first) if writes else None
+        file = SafetensorsWriter(path, entries, create=first) if writes else None
     except OutputError as error:
         failure = error
-    for name, first_byte, part in emitted():
-        if file is None or part is None or failure is not None:
+    for name, first_byte, chunk in chunks():
+        if file is None or chunk is None or failure is not None:
             continue
         try:
-            file.put(name, first_byte, part)
+            file.put(name, first_byte, chunk)
         except OutputError as error:
             failure = error
     if file is not None and failure is None:

@@ -1,4 +1,4 @@
-"""Rows of whole tensors, gathered from the ranks that hold parts of them; never more than the rows asked for."""
+"""Gathers rows of full tensors from the ranks that shard them, never more than the requested rows."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
-from meshwright.engine.hf_io.layout_map import Shape
+from meshwright.engine.hf_io.layout_map import Shape, local_box
 from meshwright.engine.mesh import Mesh
-from meshwright.engine.model.init import local_indices
 
 
-class Source(Protocol):
-    """Stored tensors of which rows can be had."""
+class TensorSource(Protocol):
+    """Stored tensors that can be read by rows."""
 
     @property
     def shapes(self) -> Mapping[str, Shape]:
-        """The whole tensors' shapes by their stored names."""
+        """Return the full tensors' shapes by stored name."""
 
     def rows(self, name: str, first: int, last: int, dtype: torch.dtype | None = None) -> torch.Tensor | None:
-        """Some rows of a whole tensor, on the CPU of the rank that writes; None on the others."""
+        """Return rows of a full tensor on the CPU of the writing rank; None on the others."""
 
 
-class Read:
-    """Tensors that a function reads whole; the last one is kept, as its rows are asked for one after the other."""
+class FullTensorSource:
+    """Tensors that a function reads in full; the last one is cached because its rows are requested in sequence."""
 
     def __init__(self, shapes: Mapping[str, Shape], read: Callable[[str], torch.Tensor]) -> None:
         self.shapes: Mapping[str, Shape] = shapes
@@ -36,81 +35,80 @@ class Read:
 
     def rows(self, name: str, first: int, last: int, dtype: torch.dtype | None = None) -> torch.Tensor | None:
         if self._last is None or self._last[0] != name:
-            self._last = None  # before the next one is read
+            self._last = None  # freed before the next one is read
             self._last = (name, self._read(name))
         tensor = self._last[1]
         part = tensor[first:last] if tensor.ndim else tensor.reshape(1)
         return part.to(dtype or part.dtype)
 
 
-class LocalTensors:
-    """The tensors of a rank's stages. Every rank of a pipeline stage must ask for the same rows in the same order."""
+class ShardedTensors:
+    """The tensors of a rank's stages. All ranks of a pipeline stage must request the same rows in the same order."""
 
     def __init__(self, stages: Sequence[Any], mesh: Mesh) -> None:
         self.mesh = mesh
         self.tensors: dict[str, torch.Tensor] = {}
         for stage in stages:
-            _cut_again(stage)
+            _reshard(stage)
             copied = f"{stage.parts.body}.{stage.parts.embedding}.weight" if not stage.first else ""
-            own = [*stage.named_parameters(), *stage.named_buffers()]
-            self.tensors |= {name: tensor.detach() for name, tensor in own if name != copied}
+            tensors = [*stage.named_parameters(), *stage.named_buffers()]
+            self.tensors |= {name: tensor.detach() for name, tensor in tensors if name != copied}
         self.shapes: Mapping[str, Shape] = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
 
     @property
     def writes(self) -> bool:
-        """Whether this rank is the one of its pipeline stage that gets the rows."""
+        """Whether this rank receives the rows of its pipeline stage."""
         return self.mesh.stage.rank == 0
 
     @torch.no_grad()
     def rows(self, name: str, first: int, last: int, dtype: torch.dtype | None = None) -> torch.Tensor | None:
         tensor = self.tensors[name]
-        kind = dtype or tensor.dtype
+        target_dtype = dtype or tensor.dtype
         if not isinstance(tensor, DTensor):
             part = tensor[first:last] if tensor.ndim else tensor.reshape(1)
-            return part.to("cpu", kind) if self.writes else None
-        found = torch.zeros(last - first, *tensor.shape[1:], dtype=kind, device=self._device())
-        if self._answers(tensor):
-            _paste(found, tensor, first, last)
+            return part.to("cpu", target_dtype) if self.writes else None
+        rows = torch.zeros(last - first, *tensor.shape[1:], dtype=target_dtype, device=self._device())
+        if self._owns_shard(tensor):
+            _copy_local_rows(rows, tensor, first, last)
         stage = self.mesh.stage
         if stage.size > 1:
-            # Only one rank has anything but noughts at a place, so sums of bytes are the bytes.
-            dist.reduce(found.view(torch.uint8), stage.ranks[0], group=stage.group)
-        return found.cpu() if self.writes else None
+            # Exactly one rank is nonzero at each element, so summing bytes copies them exactly in any dtype.
+            dist.reduce(rows.view(torch.uint8), stage.ranks[0], group=stage.group)
+        return rows.cpu() if self.writes else None
 
     def _device(self) -> torch.device:
         return torch.device(self.mesh.device_type)
 
-    def _answers(self, tensor: DTensor) -> bool:
-        """Whether this rank's copy of its part is the one that counts."""
+    def _owns_shard(self, tensor: DTensor) -> bool:
+        """Return whether this rank contributes its shard: the first replica, in the writer's mesh."""
         mesh = tensor.device_mesh
         coordinate = mesh.get_coordinate()
         assert coordinate is not None
-        first = all(at == 0 for at, place in zip(coordinate, tensor.placements, strict=True) if not _cuts(place))
+        first = all(
+            at == 0 for at, placement in zip(coordinate, tensor.placements, strict=True) if not _is_shard(placement)
+        )
         return first and self.mesh.stage.ranks[0] in mesh.mesh.flatten().tolist()
 
 
-def _cuts(place: Any) -> bool:
-    return isinstance(place, Shard) or getattr(place, "dim", None) is not None
+def _is_shard(placement: Any) -> bool:
+    return isinstance(placement, Shard) or getattr(placement, "dim", None) is not None
 
 
-def _paste(found: torch.Tensor, tensor: DTensor, first: int, last: int) -> None:
-    """Puts what this rank holds of some rows into their places."""
+def _copy_local_rows(out: torch.Tensor, tensor: DTensor, first: int, last: int) -> None:
+    """Copy this rank's part of the rows into `out`."""
     local = tensor.to_local()
     if local.numel() == 0:
         return
-    box = []
-    for dim in range(tensor.ndim):
-        rows = local_indices(tensor, dim)
-        box.append(slice(int(rows[0]), int(rows[-1]) + 1))
+    box = local_box(tensor)
     start, stop = max(first, box[0].start), min(last, box[0].stop)
     if start < stop:
-        found[(slice(start - first, stop - first), *box[1:])] = local[start - box[0].start : stop - box[0].start].to(
-            found.device, found.dtype
+        out[(slice(start - first, stop - first), *box[1:])] = local[start - box[0].start : stop - box[0].start].to(
+            out.device, out.dtype
         )
 
 
-def _cut_again(stage: Any) -> None:
-    """Weights that stayed gathered after a forward pass are cut again: the parts are what is up to date."""
+def _reshard(stage: Any) -> None:
+    """Reshard weights that stayed gathered after a forward pass: only the shards are up to date."""
     for module in stage.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

@@ -1,4 +1,4 @@
-"""Adapters put into the weights that they adapt, a few rows at a time."""
+"""Merges adapters into their weights, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from dataclasses import dataclass, field
 
 import torch
 
-PART = re.compile(r"^(?P<path>.+?)(?P<joint>\.|_)lora_(?P<part>A|B|magnitude)(?:_(?P<number>\d+))?$")
+ADAPTER_TENSOR = re.compile(r"^(?P<path>.+?)(?P<joint>\.|_)lora_(?P<part>A|B|magnitude)(?:_(?P<number>\d+))?$")
 
 
 @dataclass(frozen=True)
 class AdapterNames:
-    """The stored tensors of one adapter; the outputs may be stored in several segments."""
+    """The stored tensors of one adapter; outputs may be stored in several segments."""
 
     parts: dict[str, list[str]] = field(default_factory=dict)  # A, B, magnitude -> stored names in order
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """One adapter, whole: A [rank, in] and B [out, rank], with a first dimension of experts before both if stacked."""
+    """One full adapter: A [rank, in] and B [out, rank], with a leading expert dimension if stacked."""
 
     a: torch.Tensor
     b: torch.Tensor
     scale: float
     magnitude: torch.Tensor | None
-    inputs_first: bool  # the weight that it adapts is stored [in, out]
+    inputs_first: bool  # the adapted weight is stored [in, out]
 
 
-def adapters_in(names: Iterable[str]) -> dict[str, AdapterNames]:
-    """The adapters among stored names, by the model's name of the weight that each adapts."""
+def find_adapters(names: Iterable[str]) -> dict[str, AdapterNames]:
+    """Return the adapters among stored names, by the name of the adapted weight."""
     numbered: dict[str, dict[str, dict[int, str]]] = {}
     for name in names:
-        found = PART.match(name)
+        found = ADAPTER_TENSOR.match(name)
         if found is None:
             continue
         weight = f"{found['path']}.weight" if found["joint"] == "." else found["path"]
@@ -44,14 +44,14 @@ def adapters_in(names: Iterable[str]) -> dict[str, AdapterNames]:
     }
 
 
-def joined(parts: Mapping[str, list[torch.Tensor]], part: str, stacked: bool) -> torch.Tensor:
-    """One part of an adapter as one tensor; of experts' B the outputs in one dimension."""
-    whole = torch.cat(parts[part])
-    return whole.flatten(1, -2) if stacked and part == "B" else whole
+def join_part(parts: Mapping[str, list[torch.Tensor]], part: str, stacked: bool) -> torch.Tensor:
+    """Concatenate the segments of A, B or magnitude; flatten the output dimensions of stacked B."""
+    full = torch.cat(parts[part])
+    return full.flatten(1, -2) if stacked and part == "B" else full
 
 
 def merge_rows(rows: torch.Tensor, first: int, adapter: Adapter) -> torch.Tensor:
-    """Rows of a weight, from this one on, with the adapter in them; in fp32."""
+    """Return rows of a weight, starting at `first`, with the adapter merged in fp32."""
     last = first + rows.shape[0]
     weight = rows.float()
     if adapter.a.ndim == 3:

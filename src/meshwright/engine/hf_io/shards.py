@@ -1,6 +1,6 @@
-"""Writing safetensors files piece by piece: the header first, then every tensor at its place, in any order.
+"""Writes safetensors files in chunks: the header first, then tensors at their offsets, in any order.
 
-A file has a name of its own until it is whole and on the disk; only then does it get the name that readers look for.
+A file has a temporary name until it is complete and synced to disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor of a file that is to be written."""
+    """A tensor to be written to a file."""
 
     name: str
     dtype: torch.dtype
@@ -37,8 +37,8 @@ class Entry:
         return prod(self.shape) * self.dtype.itemsize
 
 
-def cut_into_files(entries: Iterable[Entry], limit: float) -> list[list[Entry]]:
-    """Entries in their order, in files of no more bytes than the limit; a larger tensor has a file to itself."""
+def split_into_files(entries: Iterable[Entry], limit: float) -> list[list[Entry]]:
+    """Split entries, in order, into files of at most `limit` bytes; a larger tensor gets its own file."""
     files: list[list[Entry]] = []
     size = 0
     for entry in entries:
@@ -51,143 +51,143 @@ def cut_into_files(entries: Iterable[Entry], limit: float) -> list[list[Entry]]:
 
 
 def file_names(count: int, stem: str = "model") -> list[str]:
-    """The names of so many files, as the hub spells them."""
+    """Return the names of `count` files in hub format."""
     if count == 1:
         return [f"{stem}.safetensors"]
     return [f"{stem}-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
 
 
 @dataclass
-class Plan:
-    """All files of a folder and what is in each; the same on every rank."""
+class ShardPlan:
+    """All files of a folder and their tensors; the same on every rank."""
 
     files: list[tuple[str, list[Entry]]]
-    writer: dict[str, int] = field(default_factory=dict)  # file -> pipeline rank; empty where one process writes all
+    writer: dict[str, int] = field(default_factory=dict)  # file -> pipeline rank; empty if one process writes all
 
     @property
     def bytes(self) -> int:
         return sum(entry.nbytes for _, entries in self.files for entry in entries)
 
     @property
-    def where(self) -> dict[str, str]:
+    def file_of(self) -> dict[str, str]:
         return {entry.name: file for file, entries in self.files for entry in entries}
 
 
-class File:
-    """A safetensors file in the making. Several processes may write their tensors, one after the other."""
+class SafetensorsWriter:
+    """Writes one safetensors file. Several processes may write their tensors in turn."""
 
     def __init__(self, path: Path, entries: Sequence[Entry], create: bool = True) -> None:
-        self.path, self.unfinished = path, path.with_name(f".{path.name}.unfinished")
-        # Wider formats first: readers map tensors into memory and need them aligned.
+        self.path, self.partial = path, path.with_name(f".{path.name}.unfinished")
+        # Wider dtypes first: readers memory-map tensors and need them aligned.
         ordered = sorted(entries, key=lambda entry: -entry.dtype.itemsize)
         first, self._offsets = _header(ordered)
         self.size = len(first) + sum(entry.nbytes for entry in ordered)
         self._descriptor = -1
         try:
-            self._descriptor = os.open(self.unfinished, os.O_RDWR | (os.O_CREAT | os.O_TRUNC if create else 0), 0o644)
+            self._descriptor = os.open(self.partial, os.O_RDWR | (os.O_CREAT | os.O_TRUNC if create else 0), 0o644)
             if create:
                 _reserve(self._descriptor, self.size)
                 self._write(first, 0)
         except OSError as error:
             self.abandon()
-            raise self._failed(error) from None
+            raise self._write_error(error) from None
 
     def put(self, name: str, first_byte: int, tensor: torch.Tensor) -> None:
-        """Writes the bytes of a tensor, or of some rows of it, that begin so far into it."""
+        """Write a tensor, or some rows of it, at a byte offset within the tensor."""
         raw: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         try:
             self._write(memoryview(raw), self._offsets[name] + first_byte)
         except OSError as error:
             self.abandon()
-            raise self._failed(error) from None
+            raise self._write_error(error) from None
 
     def close(self) -> None:
-        """Puts what was written onto the disk; the file keeps its unfinished name."""
+        """Sync the file to disk; it keeps its temporary name."""
         if self._descriptor >= 0:
             try:
                 os.fsync(self._descriptor)
             except OSError as error:
                 self.abandon()
-                raise self._failed(error) from None
+                raise self._write_error(error) from None
             os.close(self._descriptor)
             self._descriptor = -1
 
     def finish(self) -> None:
-        """Puts the file onto the disk and gives it its name."""
+        """Sync the file to disk and rename it to its final name."""
         self.close()
         try:
-            os.replace(self.unfinished, self.path)
+            os.replace(self.partial, self.path)
             sync_folder(self.path.parent)
         except OSError as error:
-            raise self._failed(error) from None
+            raise self._write_error(error) from None
 
     def abandon(self) -> None:
-        """Removes what there is of the file."""
+        """Remove the partial file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
         with suppress(OSError):
-            self.unfinished.unlink()
+            self.partial.unlink()
 
     def _write(self, data: bytes | memoryview, at: int) -> None:
-        left = memoryview(data)
-        while left:
-            written = os.pwrite(self._descriptor, left[: 1 << 30], at)
-            left, at = left[written:], at + written
+        remaining = memoryview(data)
+        while remaining:
+            written = os.pwrite(self._descriptor, remaining[: 1 << 30], at)
+            remaining, at = remaining[written:], at + written
 
-    def _failed(self, error: OSError) -> OutputError:
-        return failed_to_write(self.path, self.size, error)
+    def _write_error(self, error: OSError) -> OutputError:
+        return write_error(self.path, self.size, error)
 
 
-def failed_to_write(path: Path, size: int, error: OSError) -> OutputError:
-    """The error of a file that could not be written."""
+def write_error(path: Path, size: int, error: OSError) -> OutputError:
+    """Return the error for a file that could not be written."""
     return OutputError(
         f"{path} needs {size:,} bytes ({size / GIB:.2f} GiB) and could not be written: {error.strerror or error}",
         field="folder",
         value=str(path.parent),
-        fix=("free space on this disk", "name a folder on another disk"),
+        fix=("free space on this disk", "use a folder on another disk"),
     )
 
 
 def require_space(folder: Path, size: int) -> None:
-    """Refuses to begin where the disk has less room than all files need together."""
+    """Raise if the disk has less free space than all files need."""
     free = shutil.disk_usage(folder).free
     if free < size:
         raise OutputError(
-            f"{folder} needs {size:,} bytes ({size / GIB:.2f} GiB), and its disk has {free:,} left",
+            f"{folder} needs {size:,} bytes ({size / GIB:.2f} GiB), but its disk has {free:,} free",
             field="folder",
             value=str(folder),
-            fix=("free space on this disk", "name a folder on another disk"),
+            fix=("free space on this disk", "use a folder on another disk"),
         )
 
 
 def make_folder(folder: Path, size: int = 0) -> None:
-    """Makes a folder that is to hold so many bytes."""
+    """Create an output folder; `size` is used in the error."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise failed_to_write(folder / "config.json", size, error) from None
+        raise write_error(folder / "config.json", size, error) from None
 
 
-def write_index(path: Path, plan: Plan) -> None:
-    """Writes which file holds which tensor, where there are several."""
+def write_index(path: Path, plan: ShardPlan) -> None:
+    """Write the index of tensors to files if there are several files."""
     if len(plan.files) > 1:
-        index = {"metadata": {"total_size": plan.bytes}, "weight_map": dict(sorted(plan.where.items()))}
+        index = {"metadata": {"total_size": plan.bytes}, "weight_map": dict(sorted(plan.file_of.items()))}
         write_text(path, json.dumps(index, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a small file; under its name there is never half of it."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
+    """Write a small file atomically."""
+    partial = path.with_name(f".{path.name}.unfinished")
     try:
-        with unfinished.open("w", encoding="utf-8") as file:
+        with partial.open("w", encoding="utf-8") as file:
             file.write(text)
             sync_file(file)
-        os.replace(unfinished, path)
+        os.replace(partial, path)
     except OSError as error:
         with suppress(OSError):
-            unfinished.unlink()
-        raise failed_to_write(path, len(text), error) from None
+            partial.unlink()
+        raise write_error(path, len(text), error) from None
 
 
 def _header(entries: Sequence[Entry]) -> tuple[bytes, dict[str, int]]:
@@ -195,7 +195,7 @@ def _header(entries: Sequence[Entry]) -> tuple[bytes, dict[str, int]]:
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    """Takes the room on the disk at once, so that a full disk is known before the work."""
+    """Reserve disk space up front, so that a full disk fails before the work."""
     try:
         os.posix_fallocate(descriptor, 0, size)
     except AttributeError:  # no such call on this system

@@ -1,4 +1,4 @@
-"""What lies beside the weights in a folder: the config, how to generate, and the tokenizer."""
+"""Writes the small files of a model folder: config, generation config and tokenizer."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ from typing import Any
 import torch
 
 from meshwright.engine.hf_io.find import CONFIG, read_json
-from meshwright.engine.hf_io.name_map import Described
-from meshwright.engine.hf_io.shards import failed_to_write
+from meshwright.engine.hf_io.name_map import NameMap
+from meshwright.engine.hf_io.shards import write_error
 
-TOKENIZER = (
+TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
     *("vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "chat_template.jinja", "chat_template.json"),
     *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "tekken.json"),
 )
 GENERATION = "generation_config.json"
-SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
+SPECIAL_TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds a tokenizer."""
+    """Return whether a folder has a tokenizer."""
     return (folder / "tokenizer_config.json").is_file()
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copies the files of a tokenizer, and of what prepares images, from one folder to another."""
-    for path in (source / name for name in TOKENIZER):
+    """Copy tokenizer and image processor files from one folder to another."""
+    for path in (source / name for name in TOKENIZER_FILES):
         if path.is_file() and path.resolve() != (folder / path.name).resolve():
             try:
                 shutil.copyfile(path, folder / path.name)
             except OSError as error:
-                raise failed_to_write(folder / path.name, path.stat().st_size, error) from None
+                raise write_error(folder / path.name, path.stat().st_size, error) from None
 
 
-def published_config(described: Described, dtype: torch.dtype, tokenizer: Path | None) -> Any:
-    """The model's config as others are to read it: with its cache, and with the tokenizer's special tokens."""
-    config = copy.deepcopy(described.config)
-    config.architectures = [type(described.model).__name__]
+def export_config(names: NameMap, dtype: torch.dtype, tokenizer: Path | None) -> Any:
+    """Return the model's config for export: with use_cache on and the tokenizer's special tokens."""
+    config = copy.deepcopy(names.config)
+    config.architectures = [type(names.model).__name__]
     config.dtype = str(dtype).removeprefix("torch.")
-    there = tokenizer is not None and (tokenizer / CONFIG).is_file()
-    said = read_json(tokenizer / CONFIG) if tokenizer is not None and there else {}
-    for part in {id(one): one for one in (config, config.get_text_config())}.values():
-        if hasattr(part, "use_cache"):
-            part.use_cache = True
-        for name in SPECIAL:
-            if said.get(name) is not None and hasattr(part, name):
-                setattr(part, name, said[name])
+    has_config = tokenizer is not None and (tokenizer / CONFIG).is_file()
+    tokenizer_config = read_json(tokenizer / CONFIG) if tokenizer is not None and has_config else {}
+    for section in {id(one): one for one in (config, config.get_text_config())}.values():
+        if hasattr(section, "use_cache"):
+            section.use_cache = True
+        for name in SPECIAL_TOKEN_KEYS:
+            if tokenizer_config.get(name) is not None and hasattr(section, name):
+                setattr(section, name, tokenizer_config[name])
     return config
 
 
-def generation(config: Any) -> str:
-    """The generation_config.json of a model that had none."""
+def default_generation_config(config: Any) -> str:
+    """Return a default generation_config.json."""
     from transformers import GenerationConfig
 
     return str(GenerationConfig.from_model_config(config).to_json_string(use_diff=True))

@@ -12,7 +12,7 @@ from torch import nn
 
 from meshwright.engine import attention
 from meshwright.engine.experts import expert_blocks
-from meshwright.engine.hf_io import Weights, describe
+from meshwright.engine.hf_io import FolderWeights, build_name_map
 from meshwright.engine.kernels.gated_norms import fuse_gated_norms
 from meshwright.engine.kernels.gelu import fuse_gelus
 from meshwright.engine.kernels.norms import fuse_norms
@@ -55,7 +55,7 @@ def parallelize(
     mtp = recipe.train.mtp_loss > 0
     models = [build_model(config, base_dtype(recipe), mtp) for _ in stage_numbers(layout, mesh.pp)]
     initial = record_initial(models[0], recipe.train.seed)
-    checkpoint = Weights(weights, describe(config, mtp)) if weights is not None else None
+    checkpoint = FolderWeights(weights, build_name_map(config, mtp)) if weights is not None else None
 
     # Pipeline first: everything below skips the layers of other pipeline ranks.
     text = config.get_text_config()  # the language model's config inside a vision-language config

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from meshwright.engine.hf_io.layout_map import Place
-from meshwright.engine.hf_io.read import Weights
+from meshwright.engine.hf_io.layout_map import TensorLocation
+from meshwright.engine.hf_io.read import FolderWeights
 from meshwright.engine.model.init import InitSpec, fill_initial
 from meshwright.engine.model.nf4_linear import shapes_to_fill, weights_to_fill
 from meshwright.engine.model.stage import Stage
@@ -18,7 +18,7 @@ def init_weights(
     seed: int,
     device: torch.device,
     offloaded: bool,
-    weights: Weights | None = None,
+    weights: FolderWeights | None = None,
 ) -> None:
     """Allocate this rank's shards of a stage and fill them from a checkpoint; missing ones from seed and name."""
     tied = tied_embedding_name(stage)
@@ -33,12 +33,12 @@ def init_weights(
     fill_buffers(stage, initial, seed, device, weights)
 
 
-def places_in(stage: nn.Module, weights: Weights | None) -> dict[str, Place]:
+def places_in(stage: nn.Module, weights: FolderWeights | None) -> dict[str, TensorLocation]:
     """Return which part of which checkpoint tensor each tensor of a stage is; empty without a checkpoint."""
     if weights is None:
         return {}
     full = ((name, torch.empty(shape, device="meta")) for name, shape in shapes_to_fill(stage).items())
-    return weights.places_of([*full, *stage.named_buffers()])
+    return weights.locate([*full, *stage.named_buffers()])
 
 
 def tied_embedding_name(stage: Stage) -> str:
@@ -54,7 +54,7 @@ def recorded_name(name: str, initial: dict[str, InitSpec]) -> str:
 
 
 def fill_buffers(
-    stage: nn.Module, initial: dict[str, InitSpec], seed: int, device: torch.device, weights: Weights | None = None
+    stage: nn.Module, initial: dict[str, InitSpec], seed: int, device: torch.device, weights: FolderWeights | None = None
 ) -> None:
     """Allocate and fill the buffers of a stage; buffers without a recorded init stay as they are."""
     places = places_in(stage, weights)

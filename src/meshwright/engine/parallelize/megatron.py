@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from meshwright.engine.hf_io.layout_map import Place
-from meshwright.engine.hf_io.read import Weights
+from meshwright.engine.hf_io.layout_map import TensorLocation
+from meshwright.engine.hf_io.read import FolderWeights
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.init import InitSpec, fill_initial
 from meshwright.engine.model.stage import Stage
@@ -50,7 +50,7 @@ def shard_and_init(
     recipe: Recipe,
     initial: dict[str, InitSpec],
     device: torch.device,
-    weights: Weights | None = None,
+    weights: FolderWeights | None = None,
 ) -> None:
     """Shard a stage with one unit per layer, and fill it from a checkpoint or from seed and names."""
     from megatron_fsdp import fully_shard_model  # type: ignore[import-not-found]  # optional
@@ -139,7 +139,7 @@ class _Stored:
 
 
 def add_reset_parameters(
-    stage: nn.Module, recipe: Recipe, initial: dict[str, InitSpec], weights: Weights | None = None
+    stage: nn.Module, recipe: Recipe, initial: dict[str, InitSpec], weights: FolderWeights | None = None
 ) -> list[nn.Module]:
     """Replace parameters by plain ones and give their modules a `reset_parameters`, which Megatron-FSDP calls."""
     by_module: dict[nn.Module, list[_Stored]] = {}
@@ -186,8 +186,8 @@ def _fill(
     stored: list[_Stored],
     initial: dict[str, InitSpec],
     recipe: Recipe,
-    weights: Weights | None,
-    places: dict[str, Place],
+    weights: FolderWeights | None,
+    places: dict[str, TensorLocation],
 ) -> None:
     """Fill the parameters of one module, which have just been allocated."""
     precision = recipe.precision

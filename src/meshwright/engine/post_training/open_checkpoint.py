@@ -33,7 +33,7 @@ def inspect(path: str) -> Found:
     if not folder.exists():
         from meshwright.engine import hf_io
 
-        return Found("model", hf_io.find(path))
+        return Found("model", hf_io.find_folder(path))
     if folder.is_file():
         folder = folder.parent
     for kind, name in (*MARKS, ("checkpoint", MANIFEST)):
@@ -113,9 +113,9 @@ def load_model(folder: Path, dtype: Any = "auto") -> Any:
         return _transformers_model(folder, dtype)
     from peft import PeftModel
 
-    from meshwright.engine.hf_io.peft import TENSORS
+    from meshwright.engine.hf_io.peft import WEIGHTS_FILE
 
-    _check_files(folder, TENSORS)
+    _check_files(folder, WEIGHTS_FILE)
     _refuse_named_code(folder)
     return PeftModel.from_pretrained(_transformers_model(base_of(folder), dtype), str(folder)).eval()
 
@@ -134,7 +134,7 @@ def base_of(adapters: Path) -> Path:
 
     named = str(read_json(adapters / ADAPTERS).get("base_model_name_or_path") or "")
     beside = (adapters / named).resolve()
-    return beside if named and beside.is_dir() else hf_io.find(named)
+    return beside if named and beside.is_dir() else hf_io.find_folder(named)
 
 
 def _are_adapters(folder: Path) -> bool:
@@ -156,9 +156,9 @@ def _refuse_named_code(adapters: Path) -> None:
 
 def _check_files(folder: Path, single: str) -> None:
     """Refuses files that are pickled, damaged or outside the folder: transformers and peft would follow an index."""
-    from meshwright.engine.hf_io.files import Files
+    from meshwright.engine.hf_io.files import SafetensorsFolder
 
-    files = Files(folder, single)
+    files = SafetensorsFolder(folder, single)
     files.open_all()
     files.close()
 
