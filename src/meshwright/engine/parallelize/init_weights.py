@@ -54,7 +54,11 @@ def recorded_name(name: str, initial: dict[str, InitSpec]) -> str:
 
 
 def fill_buffers(
-    stage: nn.Module, initial: dict[str, InitSpec], seed: int, device: torch.device, weights: FolderWeights | None = None
+    stage: nn.Module,
+    initial: dict[str, InitSpec],
+    seed: int,
+    device: torch.device,
+    weights: FolderWeights | None = None,
 ) -> None:
     """Allocate and fill the buffers of a stage; buffers without a recorded init stay as they are."""
     places = places_in(stage, weights)
