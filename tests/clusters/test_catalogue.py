@@ -1,4 +1,4 @@
-"""The catalogue holds sane, sourced figures and answers to any usual spelling."""
+"""The catalogue has plausible, sourced values and finds GPUs by any usual name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_every_entry_names_its_source(known: Gpu) -> None:
 
 
 @every_gpu
-def test_figures_are_plausible(known: Gpu) -> None:
+def test_values_are_plausible(known: Gpu) -> None:
     assert 16 < known.memory_gib < 300
     assert 500 < known.hbm_gb_s < 25_000
     assert known.network_gb_s < known.nvlink_gb_s < known.hbm_gb_s
@@ -58,17 +58,17 @@ def test_precisions_follow_the_architecture(known: Gpu) -> None:
 
 
 @every_gpu
-def test_announced_figures_say_so(known: Gpu) -> None:
+def test_announced_values_have_a_note(known: Gpu) -> None:
     assert ("Announced" in known.note) == (known.arch == "rubin")
 
 
 @every_gpu
-def test_pcie_reaches_as_far_as_the_node(known: Gpu) -> None:
+def test_pcie_domain_is_the_node(known: Gpu) -> None:
     if known.link == "pcie":
         assert known.nvlink_domain == known.gpus_per_node
 
 
-def test_no_spelling_means_two_types() -> None:
+def test_no_name_matches_two_gpus() -> None:
     owners: dict[str, set[str]] = {}
     for known in gpus():
         for written in (known.name, *known.aliases):
@@ -77,7 +77,7 @@ def test_no_spelling_means_two_types() -> None:
 
 
 @every_gpu
-def test_every_alias_is_answered(known: Gpu) -> None:
+def test_every_alias_is_found(known: Gpu) -> None:
     assert {gpu(alias).name for alias in (known.name, *known.aliases)} == {known.name}
 
 
@@ -109,12 +109,12 @@ def test_every_alias_is_answered(known: Gpu) -> None:
         ("AMD Instinct MI300X OAM", "MI300X"),
     ],
 )
-def test_usual_spellings(written: str, name: str) -> None:
+def test_usual_names(written: str, name: str) -> None:
     assert gpu(written).name == name
 
 
 @pytest.mark.parametrize(("typo", "meant"), [("H10", "H100"), ("GB20", "GB200"), ("MI300Y", "MI300X"), ("L40", "L40S")])
-def test_typos_are_answered_with_the_nearest_name(typo: str, meant: str) -> None:
+def test_typos_suggest_the_nearest_name(typo: str, meant: str) -> None:
     with pytest.raises(InputError, match="did you mean") as caught:
         gpu(typo)
     assert caught.value.fix[0] == meant
@@ -129,7 +129,7 @@ def test_a_gpu_can_be_hashed() -> None:
     assert len({hash(known) for known in gpus()}) == len(gpus())
 
 
-def test_the_room_imports_nothing_heavy() -> None:
+def test_the_package_imports_nothing_heavy() -> None:
     code = "import sys, meshwright.clusters as c; c.cluster('8xH100'); print({'torch', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -1,4 +1,4 @@
-"""`auto` reads what nvidia-smi prints, and says what to do where it cannot."""
+"""`auto` parses nvidia-smi output, or raises an error with a fix."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_memory_is_the_one_reported() -> None:
         ("NVIDIA H100 80GB HBM3, 0 MiB\n", "reports the memory"),
     ],
 )
-def test_what_cannot_be_planned_says_what_to_do(output: str, reason: str) -> None:
+def test_unusable_machines_get_a_fix(output: str, reason: str) -> None:
     with pytest.raises(InputError) as caught:
         read_nvidia_smi(output)
     assert reason in caught.value.reason
@@ -60,7 +60,7 @@ def _install_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: s
     monkeypatch.setenv("PATH", str(folder))
 
 
-def test_auto_asks_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_runs_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _install_nvidia_smi(tmp_path, monkeypatch, 'echo "NVIDIA B200, 183359 MiB"; echo "NVIDIA B200, 183359 MiB"')
     assert str(cluster("Auto")) == "2xB200"
 

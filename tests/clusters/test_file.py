@@ -1,4 +1,4 @@
-"""A TOML file can describe a cluster of a known GPU, a changed one, or one of the user's own."""
+"""A TOML file can describe a known GPU, a changed one or a custom one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_known_gpu(read: Read) -> None:
     assert read('gpu = "h100"\nnodes = 4') == Cluster(gpu("H100"), 4, 8)
 
 
-def test_what_differs_is_overridden(read: Read) -> None:
+def test_gpu_values_can_be_overridden(read: Read) -> None:
     text = (
         'gpu = "H100"\nnodes = 2\ngpus_per_node = 4\nmemory_gib = 94\nnetwork_gb_s = 25\npeak_tflops = { bf16 = 900 }'
     )
@@ -56,7 +56,7 @@ def test_what_differs_is_overridden(read: Read) -> None:
     assert gpu("H100").peak_tflops["bf16"] == 989.5
 
 
-def test_a_gpu_of_ones_own(read: Read) -> None:
+def test_a_custom_gpu(read: Read) -> None:
     own = read(OWN_GPU)
     assert str(own) == "2x4xPrototype"
     assert (own.gpu.gpus_per_node, own.gpu.peak_tflops) == (4, {"bf16": 500.0, "fp8": 1000.0})
@@ -125,7 +125,7 @@ def test_nothing_but_an_input_error_escapes(read: Read, table: dict[str, str]) -
         assert read("\n".join(f"{key} = {value}" for key, value in table.items())).world >= 1
 
 
-def test_host_memory_can_be_said_and_has_a_default(read: Read) -> None:
+def test_host_memory_can_be_set_and_has_a_default(read: Read) -> None:
     assert read('gpu = "H100"').gpu.host_gib == 256
     assert read('gpu = "H100"\nhost_gib = 96').gpu.host_gib == 96
     assert read(OWN_GPU).gpu.host_gib == 128

@@ -1,4 +1,4 @@
-"""Clusters are read the way people write them, and what cannot be read is an InputError with a way out."""
+"""Clusters are parsed in all usual forms; anything else is an InputError with a fix."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from meshwright.errors import InputError
         ("1000000xH100", 125_000, 8, "H100", 8),
     ],
 )
-def test_readings(text: str, nodes: int, per_node: int, name: str, domain: int) -> None:
+def test_parsed_clusters(text: str, nodes: int, per_node: int, name: str, domain: int) -> None:
     read = cluster(text)
     assert (read.nodes, read.gpus_per_node, read.gpu.name, read.nvlink_domain) == (nodes, per_node, name, domain)
 
@@ -81,7 +81,7 @@ def test_readings(text: str, nodes: int, per_node: int, name: str, domain: int) 
         ("８xH100", "not a cluster", "8xH100"),
     ],
 )
-def test_bad_input_names_the_field_the_value_and_the_way_out(text: str, reason: str, fix: str | None) -> None:
+def test_bad_input_names_field_value_and_fix(text: str, reason: str, fix: str | None) -> None:
     with pytest.raises(InputError) as caught:
         cluster(text)
     error = caught.value
@@ -109,7 +109,7 @@ def test_a_count_becomes_equal_nodes_of_at_most_the_usual_size(known: Gpu, count
         assert read.gpus_per_node == read.gpu.gpus_per_node
 
 
-def test_usual_nodes_can_be_asked() -> None:
+def test_default_nodes() -> None:
     assert default_nodes(12, gpu("H200")) == (2, 6)
 
 

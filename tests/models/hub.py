@@ -1,4 +1,4 @@
-"""Parameter counts of the models that transformers and diffusers themselves build, on the meta device."""
+"""Parameter counts of models built by transformers and diffusers on the meta device."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-# Names that transformers knows under another model_type.
+# Names with another model_type in transformers.
 BUILT_AS = {"kimi_k2": "deepseek_v3"}
 
 
 def built_params(config: Mapping[str, Any]) -> int:
-    """Parameters of the model that the real class builds from a config, tied ones counted once."""
+    """Return the parameters of the model that the real class builds; tied ones count once."""
     torch = pytest.importorskip("torch", reason="torch is not installed: nothing to compare with")
     with torch.device("meta"):
         model = _denoiser(config) if "_class_name" in config else _language_model(config)
@@ -21,7 +21,7 @@ def built_params(config: Mapping[str, Any]) -> int:
 
 
 def hub_config(config: Mapping[str, Any]) -> Any:
-    """The config object transformers makes of a config.json."""
+    """Return the transformers config object of a config.json."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: nothing to compare with")
     transformers.logging.set_verbosity_error()
     keys = copy.deepcopy({key: value for key, value in config.items() if key != "model_type"})

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a config, the answer is an InputError that names it, never a crash and never a guess."""
+"""Every invalid config raises an InputError that names the problem."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_nonsense_size_is_named_with_its_value(key: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "field", "said"),
+    ("changes", "field", "reason"),
     [
         ({"num_key_value_heads": 5}, "num_key_value_heads", "not divisible"),
         ({"num_attention_heads": 33, "num_key_value_heads": 33}, "num_attention_heads", "hidden_size=4096"),
@@ -61,10 +61,10 @@ def test_a_nonsense_size_is_named_with_its_value(key: str, value: Any) -> None:
         ({"hidden_act": 3}, "hidden_act", "string"),
     ],
 )
-def test_what_does_not_fit_is_named(changes: dict[str, Any], field: str, said: str) -> None:
+def test_contradictions_are_named(changes: dict[str, Any], field: str, reason: str) -> None:
     error = refused(**changes)
     assert error.field == field
-    assert said in str(error)
+    assert reason in str(error)
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,13 @@ def test_what_does_not_fit_is_named(changes: dict[str, Any], field: str, said: s
         ("deepseek_v3", {"moe_layer_freq": 0}, "moe_layer_freq"),
     ],
 )
-def test_what_does_not_fit_the_architecture_is_named(name: str, changes: dict[str, Any], field: str) -> None:
+def test_keys_of_another_architecture_are_named(name: str, changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InputError) as caught:
         spec_from_config({**config_of(name), **changes}, "x")
     assert field in (caught.value.field or str(caught.value))
 
 
-def test_an_inner_section_is_named_with_its_place() -> None:
+def test_a_nested_key_is_named_with_its_section() -> None:
     config = config_of("qwen3_vl_8b")
     config["vision_config"]["out_hidden_size"] = 1
     with pytest.raises(InputError, match=r"vision_config\.out_hidden_size=1: "):
@@ -111,7 +111,7 @@ def test_an_inner_section_is_named_with_its_place() -> None:
         spec_from_config(config, "x")
 
 
-def test_a_config_that_is_no_object_is_refused() -> None:
+def test_a_config_that_is_not_an_object_is_rejected() -> None:
     with pytest.raises(InputError):
         spec_from_config([], "x")  # type: ignore[arg-type]  # what a careless caller may pass
 
@@ -130,7 +130,7 @@ def test_a_config_that_is_no_object_is_refused() -> None:
     ],
     ids=["empty", "cut", "truncated", "words", "binary", "list", "string", "nested"],
 )
-def test_a_file_that_is_no_config_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_config_is_rejected(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "config.json"
     file.write_bytes(content)
     for path in (file, tmp_path):
@@ -140,7 +140,7 @@ def test_a_file_that_is_no_config_is_refused(tmp_path: Path, content: bytes) -> 
         assert str(file) in str(caught.value)
 
 
-def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_a_huge_file_is_rejected_before_it_is_read(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     with file.open("wb") as out:
         out.truncate(6_000_000)
@@ -149,13 +149,13 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["nothing/config.json", "nothing.json", "./nothing", "/nothing/at/all"])
-def test_a_missing_file_is_refused(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_file_is_rejected(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"config\.json not found"):
         find(path)
 
 
-def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_config_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"config\.json not found"):
         load_config(tmp_path)
 
@@ -165,7 +165,7 @@ ODD = st.sampled_from([0, -3, 1, 2, 7, 10**12, 1.5, float("nan"), "x", "", True,
 
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_spoilt_config_gives_a_spec_or_an_input_error(data: st.DataObject) -> None:
+def test_a_corrupted_config_gives_a_spec_or_an_input_error(data: st.DataObject) -> None:
     config = config_of(data.draw(st.sampled_from(names())))
     sections = [config, *(value for value in config.values() if isinstance(value, dict))]
     for _ in range(data.draw(st.integers(1, 3))):

@@ -8,7 +8,7 @@ from meshwright.models import config_of, find, names
 
 from .hub import built_params
 
-# Models whose class lives in remote code only. Their parts are compared one by one below.
+# Models whose class exists in remote code only. Their modules are compared one by one below.
 NO_CLASS = {"nemotron_nano_v2_vl_12b": "NemotronH_Nano_VL_V2 is remote code; decoder and encoder are compared apart"}
 COMPARED = [name for name in names() if name not in NO_CLASS]
 
@@ -58,12 +58,12 @@ WITH_PREDICTION = {
 
 
 @pytest.mark.parametrize("name", WITH_PREDICTION)
-def test_prediction_modules_close_the_gap_to_the_checkpoint(name: str) -> None:
+def test_mtp_modules_close_the_gap_to_the_checkpoint(name: str) -> None:
     counts = find(name).params
     assert counts.total + counts.mtp == pytest.approx(WITH_PREDICTION[name], rel=0.004)
 
 
-# What one token uses, by the model cards; those that leave the embeddings out say less than we count.
+# Active parameters of the model cards; those that exclude the embeddings are lower than ours.
 ACTIVE = {
     "qwen3_30b_a3b": 3.3e9,
     "qwen3_235b_a22b": 22e9,

@@ -1,4 +1,4 @@
-"""Names in any usual spelling, paths, ambiguity and did-you-mean."""
+"""Find models by name in any usual form or path; ambiguity and did-you-mean."""
 
 from __future__ import annotations
 
@@ -76,16 +76,16 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize(("text", "name"), SPELLINGS.items())
-def test_usual_spellings_find_the_model(text: str, name: str) -> None:
+def test_usual_names_find_the_model(text: str, name: str) -> None:
     assert find(text).name == name
 
 
 @pytest.mark.parametrize("name", names())
 def test_every_name_id_and_alias_finds_its_own_model(name: str) -> None:
     spec = find(name)
-    for spelling in (name, name.upper(), name.replace("_", "-"), spec.hf_id, *spec.aliases):
-        if spelling:
-            assert find(spelling) is spec
+    for alias in (name, name.upper(), name.replace("_", "-"), spec.hf_id, *spec.aliases):
+        if alias:
+            assert find(alias) is spec
 
 
 @pytest.mark.parametrize(
@@ -157,13 +157,13 @@ def test_a_folder_named_without_separator_is_found(tmp_path: Path, monkeypatch: 
     assert find("mine").params.total == find("llama3_8b").params.total
 
 
-def test_no_spelling_means_two_models() -> None:
+def test_no_name_matches_two_models() -> None:
     meanings: dict[tuple[str, ...], set[str]] = {}
     for spec in all_specs():
-        for spelling in (spec.name, spec.hf_id, *spec.aliases):
-            if spelling:
-                meanings.setdefault(catalogue._normalize(spelling), set()).add(spec.name)
-    assert {spelling: found for spelling, found in meanings.items() if len(found) > 1} == {}
+        for alias in (spec.name, spec.hf_id, *spec.aliases):
+            if alias:
+                meanings.setdefault(catalogue._normalize(alias), set()).add(spec.name)
+    assert {alias: found for alias, found in meanings.items() if len(found) > 1} == {}
 
 
 def test_nearest_by_size() -> None:
@@ -231,7 +231,7 @@ def test_another_size_alone_lists_the_models_of_about_that_size(text: str, some:
 
 
 @pytest.mark.parametrize("text", ["9000b", "0b", "1m"])
-def test_a_size_that_no_model_has_is_told(text: str) -> None:
+def test_an_unknown_size_names_the_nearest_model(text: str) -> None:
     with pytest.raises(InputError, match="the nearest is"):
         find(text)
 
@@ -251,7 +251,7 @@ def test_a_few_letters_of_nonsense_suggest_nothing(text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["jamba", "llava", "t5"])
-def test_an_unknown_architecture_is_not_repaired_by_renaming_it(tmp_path: Path, kind: str) -> None:
+def test_an_unknown_architecture_suggests_no_other(tmp_path: Path, kind: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_of("llama3_8b") | {"model_type": kind}))
     with pytest.raises(InputError, match=r"unknown architecture .*; known: .*llama") as caught:
         find(str(tmp_path))
@@ -267,7 +267,7 @@ def test_a_wrong_value_names_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["x.toml", "deep/x.yaml", "./x.yml", "recipe.json"])
-def test_a_recipe_file_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+def test_a_recipe_file_is_not_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("recipe.json").write_text('{"base": "llama3_8b_sft_config"}')
     with pytest.raises(InputError, match="is a recipe file") as caught:

@@ -1,4 +1,4 @@
-"""Whole config.json files as the hub has them, with all the keys that do not matter, give the shipped models."""
+"""Complete config.json files from the hub give the shipped models."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FILES: dict[str, dict[str, Any]] = {
             "vision_use_head": False,
         },
     },
-    # Lists its layer types and names the encoder after the whole model.
+    # Lists its layer types and names the encoder after the full model.
     "qwen35_397b_a17b": {
         "architectures": ["Qwen3_5MoeForConditionalGeneration"],
         "image_token_id": 248056,
@@ -125,7 +125,7 @@ FILES: dict[str, dict[str, Any]] = {
         "v_head_dim": 128,
         "vocab_size": 129280,
     },
-    # The keys of the decoder stand at the top, the encoder's own below.
+    # The decoder's keys are at the top level, the encoder's in a section.
     "qwen25_vl_7b": {
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],
         "hidden_act": "silu",
@@ -194,7 +194,7 @@ FILES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_whole_file_gives_the_shipped_model(name: str) -> None:
+def test_a_hub_file_gives_the_shipped_model(name: str) -> None:
     read, shipped = spec_from_config(FILES[name], name), find(name)
     assert read.layers == shipped.layers
     assert read.params == shipped.params

@@ -1,4 +1,4 @@
-"""Laws of counting that hold for every model."""
+"""Properties of parameter counts of every model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_total_is_the_sum_of_its_parts(spec: ModelSpec) -> None:
 
 
 @SPECS
-def test_active_is_total_without_the_experts_a_token_does_not_see(spec: ModelSpec) -> None:
+def test_active_is_total_without_inactive_experts(spec: ModelSpec) -> None:
     idle = 0
     for layer in spec.layers:
         if isinstance(layer.ffn, MoE):
@@ -43,7 +43,7 @@ def test_groups_place_every_layer_once(spec: ModelSpec) -> None:
 
 
 @SPECS
-def test_every_shipped_model_says_where_it_comes_from(spec: ModelSpec) -> None:
+def test_every_shipped_model_names_its_source(spec: ModelSpec) -> None:
     assert spec.source
     assert spec.family
     assert spec.hf_class
@@ -53,12 +53,12 @@ def test_every_shipped_model_says_where_it_comes_from(spec: ModelSpec) -> None:
 
 
 @SPECS
-def test_prediction_modules_are_counted_apart(spec: ModelSpec) -> None:
+def test_mtp_modules_are_counted_separately(spec: ModelSpec) -> None:
     assert (spec.params.mtp > 0) == (spec.mtp_layers > 0)
     assert replace(spec, mtp_layers=0, mtp_layer=None).params.total == spec.params.total
 
 
-def test_mixers_of_a_hybrid_are_found_by_kind() -> None:
+def test_mixers_of_a_hybrid_are_found_by_type() -> None:
     spec = find("nemotronh_8b")
     assert [count for _, count in spec.mixers(Mamba2)] == [24]
     assert [count for _, count in spec.mixers(Attention)] == [4]
@@ -74,7 +74,7 @@ def test_models_named_after_their_expert_numbers_have_them() -> None:
 @pytest.mark.parametrize("kind", small.STANDALONE)
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_one_more_layer_of_the_same_kind_adds_exactly_its_parameters(kind: str, data: st.DataObject) -> None:
+def test_one_more_layer_adds_exactly_its_parameters(kind: str, data: st.DataObject) -> None:
     config = data.draw(small.decoder(kind))
     config["first_k_dense_replace"] = 0
     if "first_k_dense_replace" not in small.TRAITS[kind].defaults:

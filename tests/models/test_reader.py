@@ -1,4 +1,4 @@
-"""The reader agrees with transformers: on random small configs, on defaults, and on which layer is of which kind."""
+"""The reader matches transformers: random small configs, defaults and layer types."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_encoder_defaults_are_those_of_transformers(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in TRAITS if "layer_types" in TRAITS[kind].defaults])
 @pytest.mark.parametrize("windowed", [False, True])
-def test_layers_are_of_the_kind_that_transformers_gives_them(kind: str, windowed: bool) -> None:
+def test_layer_types_match_transformers(kind: str, windowed: bool) -> None:
     config: dict[str, Any] = {
         "model_type": kind,
         "hidden_size": 64,
@@ -184,12 +184,12 @@ def test_layers_are_of_the_kind_that_transformers_gives_them(kind: str, windowed
     if windowed:
         config |= {"use_sliding_window": True, "sliding_window": 77, "max_window_layers": 5}
     made = hub_config(config)
-    for layer, said in zip(spec_from_config(config, "x").layers, made.layer_types, strict=True):
-        if said == "linear_attention":
+    for layer, layer_type in zip(spec_from_config(config, "x").layers, made.layer_types, strict=True):
+        if layer_type == "linear_attention":
             assert isinstance(layer.mixer, GatedDelta)
         else:
             assert isinstance(layer.mixer, Attention)
-            assert layer.mixer.window == (made.sliding_window if said == "sliding_attention" else None)
+            assert layer.mixer.window == (made.sliding_window if layer_type == "sliding_attention" else None)
 
 
 def test_windows_of_shipped_models() -> None:
@@ -203,7 +203,7 @@ def test_windows_of_shipped_models() -> None:
     assert [windows("gemma3_vl_27b").count(None), len(windows("gemma3_vl_27b"))] == [10, 62]
 
 
-def test_kinds_of_layers_of_shipped_models() -> None:
+def test_layer_types_of_shipped_models() -> None:
     deepseek = find("deepseek_v3").layers
     assert [isinstance(layer.ffn, MoE) for layer in deepseek] == [False] * 3 + [True] * 58
     hybrid = find("qwen3_next_80b_a3b").layers
@@ -217,8 +217,8 @@ def test_kinds_of_layers_of_shipped_models() -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("name", ["ministral3_8b", "gemma3_vl_4b", "qwen3_vl_8b", "qwen25_vl_3b", "glm_45v"])
-def test_a_wrapper_that_is_silent_about_ties_leaves_them_to_its_decoder(name: str, tied: bool) -> None:
-    """Older files say it inside; transformers asks the wrapper alone and then finds both tensors in the checkpoint."""
+def test_a_wrapper_without_tie_setting_uses_the_decoder_setting(name: str, tied: bool) -> None:
+    """Older files set it in text_config; transformers reads only the wrapper and then finds both tensors."""
     config = config_of(name)
     inner = config.pop("text_config", None) or {key: config[key] for key in config if key != "vision_config"}
     inner["tie_word_embeddings"] = tied
@@ -237,7 +237,7 @@ def test_the_text_config_alone_reads_as_a_language_model() -> None:
     assert spec_from_config(flat, "text").groups == alone.groups
 
 
-def test_the_class_name_stands_in_for_a_missing_model_type() -> None:
+def test_the_class_name_replaces_a_missing_model_type() -> None:
     config = {key: value for key, value in small_llama().items() if key != "model_type"}
     assert spec_from_config({**config, "architectures": ["LlamaForCausalLM"]}, "x").model_type == "llama"
 
@@ -253,7 +253,7 @@ def small_llama() -> dict[str, Any]:
     }
 
 
-def test_every_second_name_of_a_key_is_read() -> None:
+def test_every_alias_of_a_key_is_read() -> None:
     config = {**small_llama(), "model_type": "mixtral", "num_key_value_heads": 4, "num_experts": 3}
     assert spec_from_config(config, "x").moe == spec_from_config({**config, "num_local_experts": 3}, "x").moe
 

@@ -1,4 +1,4 @@
-"""Other sizes of a known architecture are what a config with those sizes would give."""
+"""Reshaping equals reading a config with the new sizes."""
 
 from __future__ import annotations
 
@@ -68,17 +68,17 @@ def test_reshaping_is_reading_the_changed_config(name: str, sizes: dict[str, int
         ("gpt3_175b", {"head_dim": 64}, "head_dim"),
     ],
 )
-def test_what_would_be_a_guess_is_an_error(name: str, sizes: dict[str, int], field: str) -> None:
+def test_ambiguous_changes_are_errors(name: str, sizes: dict[str, int], field: str) -> None:
     with pytest.raises(InputError) as caught:
         reshape(find(name), **sizes)  # type: ignore[arg-type]  # one of them is wrong on purpose
     assert caught.value.field == field
 
 
-def test_nothing_asked_is_nothing_changed() -> None:
+def test_no_sizes_change_nothing() -> None:
     assert reshape(find("llama3_8b")) is find("llama3_8b")
 
 
-def test_prediction_modules_take_the_new_sizes() -> None:
+def test_mtp_modules_take_the_new_sizes() -> None:
     small = reshape(find("deepseek_v3"), hidden=256, experts=16)
     assert small.mtp_layer is not None
     assert isinstance(small.mtp_layer.ffn, MoE)
@@ -101,7 +101,7 @@ def test_a_vision_language_model_keeps_its_encoder() -> None:
     ffn=st.integers(1, 500),
     experts=st.integers(8, 30),
 )
-def test_reshaped_sizes_are_the_asked_ones(layers: int, heads: int, dim: int, ffn: int, experts: int) -> None:
+def test_reshaped_sizes_are_the_requested_ones(layers: int, heads: int, dim: int, ffn: int, experts: int) -> None:
     spec = reshape(find("deepseek_v3"), layers=layers, heads=heads, hidden=dim * 8, ffn=ffn, experts=experts)
     assert spec.num_layers == layers
     assert [isinstance(layer.ffn, Dense) for layer in spec.layers] == [True] * 3 + [False] * (layers - 3)

@@ -1,4 +1,4 @@
-"""Failures, checkpoints and the share of time that trains."""
+"""Goodput: failures, checkpoints and the share of training time."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def test_no_other_interval_loses_less(count: int, save_s: float, factor: float) 
         assert lost(best) <= lost(best * factor) + 1e-12
 
 
-def test_no_failures_to_speak_of_on_one_gpu() -> None:
+def test_failures_are_negligible_on_one_gpu() -> None:
     assert goodput(1, 10).share > 0.99

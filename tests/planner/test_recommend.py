@@ -1,4 +1,4 @@
-"""Sizing: what is kept, what is pinned, what is offered, and what is said when nothing works."""
+"""Recommendations: kept layouts, pinned values, suggestions, and errors when nothing works."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ HOME = [
 
 
 @pytest.mark.parametrize("name", HOME)
-def test_a_recipe_on_its_own_cluster_is_used_as_it_is(name: str) -> None:
+def test_a_recipe_on_its_reference_cluster_is_unchanged(name: str) -> None:
     own = recipe(name)
     plan = recommend(own.model, own.cluster, own.goal, seq=own.data.seq_length)
-    if plan.base.name == name:  # another recipe of the same model may be as near
+    if plan.base.name == name:  # another recipe of the same model may match as well
         assert plan.match == "exact"
         assert plan.changes == ()
         assert plan.ok
@@ -36,7 +36,7 @@ def test_a_recipe_on_its_own_cluster_is_used_as_it_is(name: str) -> None:
         *("layout.sp=false", "layout.offload=optimizer", "layout.vp=2", "layout.dp_shard=8"),
     ],
 )
-def test_what_the_user_fixes_stays_even_when_it_is_the_recipes_own(override: str) -> None:
+def test_pinned_values_stay_even_if_equal_to_the_recipe(override: str) -> None:
     plan = recommend("llama3-8b", "16xH200", "pretrain", overrides=[override])
     asked = recipe("llama3_8b_pretrain_config", [override])
     field = {"model.tensor_model_parallel_size": "tp"}.get(key := override.split("=")[0], key.removeprefix("layout."))
@@ -44,13 +44,13 @@ def test_what_the_user_fixes_stays_even_when_it_is_the_recipes_own(override: str
     assert plan.ok
 
 
-def test_a_strategy_that_the_user_fixes_stays() -> None:
+def test_a_pinned_strategy_stays() -> None:
     plan = recommend("llama32-1b", "16xH200", "pretrain", overrides=["layout.strategy=ddp"])
     assert plan.recipe.layout.strategy == "ddp"
     assert plan.ok
 
 
-def test_the_rest_is_sized_around_what_is_fixed() -> None:
+def test_the_rest_is_sized_around_pinned_values() -> None:
     big = recommend("llama3-8b", "64xH100", "pretrain", overrides=["layout.micro_batch_size=8"])
     assert big.recipe.layout.micro_batch_size == 8
     assert big.ok
@@ -85,7 +85,7 @@ def test_the_plan_runs(plan: Plan) -> None:
     assert case.micro_batch_size * case.accumulation * case.dp == case.global_batch_size
 
 
-def test_every_offer_passes_the_rules_and_fits(plan: Plan) -> None:
+def test_every_suggestion_is_legal_and_fits(plan: Plan) -> None:
     for suggestion in plan.suggestions:
         changed = check(recipe_of(plan, suggestion.overrides), gpus=str(plan.question.cluster))
         assert changed.ok, suggestion
@@ -97,12 +97,12 @@ def recipe_of(plan: Plan, overrides: tuple[str, ...]) -> object:
     return apply(plan.recipe, overrides)
 
 
-def test_layout_changes_only_unless_asked(plan: Plan) -> None:
+def test_only_the_layout_changes_unless_requested(plan: Plan) -> None:
     assert {c.kind for c in plan.changes} <= {"layout"}
     assert all(c.why for c in plan.changes)
 
 
-def test_advice_that_is_given_would_help(plan: Plan) -> None:
+def test_reported_advice_helps(plan: Plan) -> None:
     for finding in plan.findings:
         if finding.severity == "advice" and all(k.startswith("layout.") for k in finding.fix):
             better = check(recipe_of(plan, finding.fix), gpus=str(plan.question.cluster))
@@ -110,7 +110,7 @@ def test_advice_that_is_given_would_help(plan: Plan) -> None:
             assert float(better.estimate.step_s) < float(plan.estimate.step_s)
 
 
-def test_neighbours_that_are_compared_can_be_had(plan: Plan) -> None:
+def test_compared_neighbors_are_possible(plan: Plan) -> None:
     for name in ("tp", "pp", "cp"):
         assert all(plan.case.world % value == 0 for value in neighbors(plan.case, name))
     assert {r.field for r in reasons(plan)} >= {"tp", "pp", "cp", "dp", "recompute"}
@@ -123,7 +123,7 @@ def test_neighbours_that_are_compared_can_be_had(plan: Plan) -> None:
         ("nemotronh-56b", "64xA100-80", "pretrain", None, "precision.fp8-gpu"),
     ],
 )
-def test_what_no_layout_cures_is_a_finding_with_its_fix(
+def test_errors_that_no_layout_fixes_are_findings_with_a_fix(
     model: str, gpus: str, goal: str, seq: int | None, rule: str
 ) -> None:
     plan = recommend(model, gpus, goal, seq=seq)
@@ -132,7 +132,7 @@ def test_what_no_layout_cures_is_a_finding_with_its_fix(
     assert found[rule].fix
 
 
-def test_a_setting_the_gpu_lacks_is_put_right_and_said() -> None:
+def test_a_setting_the_gpu_lacks_is_changed_and_reported() -> None:
     plan = recommend("qwen3-next-80b-a3b", "64xGB200", "sft")
     changed = {c.field: c for c in plan.changes}
     assert changed["moe.dispatcher"].kind == "layout"
@@ -140,14 +140,14 @@ def test_a_setting_the_gpu_lacks_is_put_right_and_said() -> None:
 
 
 @pytest.mark.parametrize("gpus", ["49999xH100", "720720xH100", "1000000xH100"])
-def test_huge_counts_are_answered_at_once(gpus: str) -> None:
+def test_huge_counts_are_planned_quickly(gpus: str) -> None:
     with pytest.raises(InputError) as refused:
         recommend("llama3-70b", gpus, "pretrain")
     assert gpus.split("x")[0] in refused.value.reason
     assert len(refused.value.fix) <= 4
 
 
-def test_facts_of_a_cluster_file_are_kept(tmp_path: Path) -> None:
+def test_values_of_a_cluster_file_are_kept(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     file.write_text('gpu = "H100"\nnodes = 1\ngpus_per_node = 8\nmemory_gib = 40.0\n')
     plan = recommend("llama3-8b", str(file), "sft")
@@ -156,12 +156,12 @@ def test_facts_of_a_cluster_file_are_kept(tmp_path: Path) -> None:
     assert check(plan.recipe).cluster.gpu.memory_gib == 40
 
 
-def test_a_length_is_asked_for_once() -> None:
+def test_conflicting_sequence_lengths_are_an_error() -> None:
     with pytest.raises(InputError, match="8192"):
         recommend("llama3-8b", "8xH100", "sft", seq=4096, overrides=["data.seq_length=8192"])
 
 
-def test_an_offered_batch_stays_within_reason() -> None:
+def test_a_suggested_batch_is_limited() -> None:
     plan = recommend("llama3-8b", "1024xH100", "pretrain")
     for suggestion in plan.suggestions:
         batch = [o for o in suggestion.overrides if o.startswith("train.global_batch_size=")]
@@ -169,6 +169,6 @@ def test_an_offered_batch_stays_within_reason() -> None:
             assert int(batch[0].split("=")[1]) * plan.recipe.data.seq_length <= 16 * 2**20
 
 
-def test_gpus_with_too_little_to_do_are_offered_a_larger_batch() -> None:
+def test_gpus_with_few_tokens_get_a_larger_batch_suggested() -> None:
     plan = recommend("qwen3-235b-a22b", "128xB200", "pretrain")
     assert any(o.title == "scale the batch" for o in plan.suggestions)

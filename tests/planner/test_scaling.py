@@ -1,4 +1,4 @@
-"""Laws of the functions that scale batch and learning rate."""
+"""Properties of the functions that scale batch and learning rate."""
 
 from __future__ import annotations
 

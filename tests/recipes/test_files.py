@@ -1,4 +1,4 @@
-"""Recipes as files: what is written is read back, and nothing odd gets in."""
+"""Recipe files: round trips, and rejection of invalid files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_python_call_builds_the_same_recipe() -> None:
         assert scope["recipe"] == load(name)
 
 
-def test_only_what_differs_is_written() -> None:
+def test_only_differences_are_written() -> None:
     text = to_text(load("llama3_8b_peft_config"))
     assert "weight_decay" not in text
     assert "architecture" not in text
@@ -46,7 +46,7 @@ def test_a_file_may_start_from_a_recipe(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".toml", ".yaml", ".yml", ".json"])
-def test_the_suffix_says_the_format(tmp_path: Path, suffix: str) -> None:
+def test_the_suffix_selects_the_format(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"r{suffix}"
     path.write_text(to_text(load("qwen3_8b_sft"), {".yml": "yaml"}.get(suffix, suffix[1:])))
     assert from_file(path) == load("qwen3_8b_sft")
@@ -92,7 +92,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("format", "text", "words"), BAD)
-def test_a_bad_file_is_refused_with_the_reason(format: str, text: str, words: str) -> None:
+def test_a_bad_file_is_rejected_with_the_reason(format: str, text: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         from_text(text, format)
 
@@ -111,22 +111,22 @@ LINES = [  # what is wrong, on which line; words before it name the same thing
 
 
 @pytest.mark.parametrize(("format", "text", "line"), LINES)
-def test_an_error_names_the_line_that_says_it(format: str, text: str, line: int) -> None:
+def test_an_error_names_its_line(format: str, text: str, line: int) -> None:
     with pytest.raises(InputError, match=rf"\(recipe, line {line}\)"):
         from_text(text, format)
 
 
-def test_what_is_nowhere_said_has_no_line() -> None:
+def test_a_missing_key_has_no_line() -> None:
     with pytest.raises(InputError, match=r"\(recipe\)"):
         from_text('goal = "sft"\n', "toml")
 
 
-def test_a_recipe_may_say_things_once_with_an_alias() -> None:
+def test_a_recipe_may_use_yaml_aliases() -> None:
     text = "base: llama3_8b_sft\nname: &name mine\ndata: {blend: {*name : 1.0}}\n"
     assert from_text(text, "yaml").data.blend == {"mine": 1.0}
 
 
-def test_a_bomb_of_aliases_is_refused_at_once() -> None:
+def test_a_yaml_alias_bomb_is_rejected_quickly() -> None:
     rows = ["a0: &a0 [x,x,x,x,x,x,x,x,x]"] + [f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
     with pytest.raises(InputError, match="expands to more than"):
         from_text("\n".join(rows), "yaml")
@@ -149,6 +149,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @given(st.sampled_from(["toml", "yaml", "json"]), st.text(max_size=60))
-def test_no_text_breaks_the_reader(format: str, text: str) -> None:
+def test_no_text_crashes_the_parser(format: str, text: str) -> None:
     with suppress(InputError):
         assert isinstance(from_text(text, format), Recipe)

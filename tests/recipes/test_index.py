@@ -1,4 +1,4 @@
-"""Finding a recipe: by name, by words, by model, and by likeness."""
+"""Find recipes by name, words, model and similarity."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from meshwright.recipes.index import IndexEntry, architecture_class
 
 
 @pytest.mark.parametrize(
-    "spelling",
+    "alias",
     ["llama3_8b_sft_config", "llama3_8b_sft", "llama3-8b-sft", "Llama3 8B SFT", "LLAMA3_8B_SFT_CONFIG"],
 )
-def test_a_name_in_any_usual_spelling(spelling: str) -> None:
-    assert is_known(spelling)
-    assert load(spelling).name == "llama3_8b_sft_config"
+def test_a_name_in_any_usual_form(alias: str) -> None:
+    assert is_known(alias)
+    assert load(alias).name == "llama3_8b_sft_config"
 
 
 def test_names_with_capitals_and_odd_ends_are_found() -> None:
@@ -26,7 +26,7 @@ def test_names_with_capitals_and_odd_ends_are_found() -> None:
     assert resolve("deepseek_v3_pretrain_config_32nodes") == "deepseek_v3_pretrain_config_32nodes"
 
 
-def test_a_near_miss_is_told() -> None:
+def test_a_near_miss_gets_did_you_mean() -> None:
     assert not is_known("lama3_8b_sft")
     with pytest.raises(InputError, match="did you mean llama3_8b_sft_config"):
         load("lama3_8b_sft")
@@ -36,7 +36,7 @@ def test_names_differ_even_without_case_and_suffix() -> None:
     assert len({name.lower().removesuffix("_config") for name in names()}) == len(names())
 
 
-def test_search_prefers_the_exact_name_then_words_then_likeness() -> None:
+def test_search_prefers_exact_names_then_words_then_similarity() -> None:
     assert [entry.name for entry in search("llama3_8b_sft")] == ["llama3_8b_sft_config"]
     by_words = [entry.name for entry in search("llama3 70b 64k")]
     assert by_words == ["llama3_70b_64k_pretrain_config"]
@@ -82,18 +82,18 @@ def test_the_closest_recipe_of_a_model_that_has_one_is_its_own() -> None:
         ("nemotron_3_ultra", "pretrain", "nemotron"),
     ],
 )
-def test_the_closest_recipe_is_alike_in_kind(model: str, goal: str, family: str) -> None:
+def test_the_closest_recipe_has_the_same_architecture_type(model: str, goal: str, family: str) -> None:
     assert closest(find(model), goal).family == family  # type: ignore[arg-type]  # goals as plain strings
 
 
-def test_the_closest_recipe_minds_the_sequence_length() -> None:
+def test_the_closest_recipe_considers_the_sequence_length() -> None:
     spec = find("llama31_8b")
     assert closest(spec, "pretrain", 131072).name == "llama3_8b_128k_pretrain_config"
     assert closest(spec, "pretrain", 8192).name == "llama3_8b_pretrain_config"
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
+    ("query", "matches"),
     [
         ("8xH100", lambda entry: (entry.gpus, entry.gpu) == (8, "H100")),
         ("4x8xH100", lambda entry: (entry.gpus, entry.gpu) == (32, "H100")),
@@ -106,13 +106,13 @@ def test_the_closest_recipe_minds_the_sequence_length() -> None:
         ("llama 64xH100 pretraining", lambda entry: entry.family == "llama" and entry.gpus == 64),
     ],
 )
-def test_words_speak_of_more_than_the_name(query: str, said: Callable[[IndexEntry], bool]) -> None:
+def test_words_match_more_than_the_name(query: str, matches: Callable[[IndexEntry], bool]) -> None:
     found = search(query, benchmark=False)
     assert found
-    assert {e.name for e in found} == {e.name for e in entries(False) if said(e)}
+    assert {e.name for e in found} == {e.name for e in entries(False) if matches(e)}
 
 
-def test_names_come_before_what_words_speak_of() -> None:
+def test_name_matches_come_first() -> None:
     names_of = [entry.name for entry in search("qwen moe", benchmark=False)]
     assert "qwen3_30b_a3b_sft_config" in names_of
     found = search("moe", benchmark=False)
@@ -121,7 +121,7 @@ def test_names_come_before_what_words_speak_of() -> None:
     assert any(named)
 
 
-def test_a_gpu_without_recipes_is_no_typing_mistake() -> None:
+def test_a_gpu_without_recipes_is_not_a_typo() -> None:
     assert search("gb200", benchmark=False) == []
     assert search("8xGB300", benchmark=False) == []
     assert {entry.gpu for entry in search("gb200", benchmark=True)} == {"GB200"}

@@ -1,4 +1,4 @@
-"""Every shipped recipe: present, buildable, marked, and what it claims to be."""
+"""Every shipped recipe exists, builds, and matches its name."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def test_every_recipe_names_a_model_and_a_cluster_that_exist() -> None:
         assert there.gpu.name == entry.gpu
 
 
-def test_every_field_is_marked_and_explained() -> None:
+def test_every_field_has_a_kind_and_a_description() -> None:
     for key, info in recipe_fields().items():
         assert info.kind in ("contract", "layout", "benchmark"), key
         assert info.text, key
 
 
-def test_benchmarks_are_told_apart_from_real_training() -> None:
+def test_benchmarks_are_marked() -> None:
     for entry in entries():
         made = load(entry.name)
         assert entry.benchmark == ("benchmarks" in registry()[entry.name].build.__module__)
@@ -78,7 +78,7 @@ def test_the_name_says_the_goal_and_the_gpus_of_a_benchmark() -> None:
             assert f"_{entry.goal}_" in entry.name
 
 
-def test_published_numbers_come_back() -> None:
+def test_published_values_are_restored() -> None:
     for name in PUBLISHED_NAMES:
         stated, made = registry()[name].published, published_recipe(name)
         for field in ("tp", "pp", "cp", "ep"):

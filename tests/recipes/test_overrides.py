@@ -1,4 +1,4 @@
-"""key=value overrides: every spelling, typed values, and errors that teach."""
+"""key=value overrides: every form of a key, typed values, and errors with fixes."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ SPELLINGS = [
 
 
 @pytest.mark.parametrize(("override", "wanted"), SPELLINGS, ids=[text for text, _ in SPELLINGS])
-def test_a_spelling_sets_what_it_means_and_nothing_else(override: str, wanted: dict[str, Any]) -> None:
+def test_an_override_sets_its_field_and_nothing_else(override: str, wanted: dict[str, Any]) -> None:
     made, log = apply_with_log(BASE, [override])
     for key in recipe_fields():
         assert read(made, key) == wanted.get(key, read(BASE, key))
@@ -244,12 +244,12 @@ BAD = [
 
 
 @pytest.mark.parametrize(("overrides", "words"), BAD)
-def test_a_mistake_is_an_error_that_says_what_to_do(overrides: list[str], words: str) -> None:
+def test_a_mistake_is_an_error_with_a_fix(overrides: list[str], words: str) -> None:
     with pytest.raises(InputError, match=words.replace("+", r"\+")):
         apply(BASE, overrides)
 
 
-def test_a_retired_key_is_not_otherwise_known() -> None:
+def test_a_removed_key_is_not_known_otherwise() -> None:
     for key in REMOVED_KEYS:
         assert native_key(key) is None
         assert key not in override_keys()
@@ -282,7 +282,7 @@ def test_keys_that_frameworks_read_together_mean_the_same_in_each() -> None:
 
 
 def examples(key: str) -> list[Any]:
-    """Values that a field may hold, with the text for each."""
+    """Return values of a field, each with its text."""
     from typing import Literal, get_args, get_origin
 
     from meshwright.recipes.values import bare_type
@@ -298,7 +298,7 @@ def examples(key: str) -> list[Any]:
     return {bool: [True, False], int: [1, 2, 77], float: [0.125, 0.5], str: ["", "a b", "x/y"]}[kind]
 
 
-def spelled(value: Any) -> str:
+def format_value(value: Any) -> str:
     if isinstance(value, tuple):
         return "[" + ",".join(map(str, value)) + "]"
     if isinstance(value, dict):
@@ -309,10 +309,10 @@ def spelled(value: Any) -> str:
 
 
 @pytest.mark.parametrize("key", list(recipe_fields()))
-def test_what_is_set_is_read_back_and_the_rest_stays(key: str) -> None:
+def test_a_set_value_is_read_back_and_the_rest_stays(key: str) -> None:
     for value in examples(key):
         for name in (key, recipe_fields()[key].flat):
-            made = apply(BASE, [f"{name}={spelled(value)}"])
+            made = apply(BASE, [f"{name}={format_value(value)}"])
             assert read(made, key) == value
             assert all(read(made, other) == read(BASE, other) for other in recipe_fields() if other != key)
 
@@ -324,11 +324,11 @@ def test_a_value_written_in_a_framework_is_read_back(framework: str) -> None:
             continue
         for value in examples(key):
             if key == "layout.strategy" and value in ("ddp", "zero1") and framework == "megatron_bridge":
-                continue  # one flag cannot say these
+                continue  # one flag cannot express these
             if (key, value) == ("data.dataset", ""):
-                continue  # no data set at all: elsewhere an empty path asks for random tokens
+                continue  # no dataset: in other frameworks an empty path means random tokens
             foreign, theirs = to_framework(key, value, framework)
-            text = spelled(tuple(theirs) if isinstance(theirs, list) else theirs)
+            text = format_value(tuple(theirs) if isinstance(theirs, list) else theirs)
             if foreign not in override_composite_keys():
                 assert read(apply(BASE, [f"{foreign}={text}"]), key) == value, (foreign, text)
 
@@ -352,11 +352,11 @@ WRITTEN = [
 
 
 @pytest.mark.parametrize(("framework", "key", "value", "wanted"), WRITTEN)
-def test_a_setting_in_their_words(framework: str, key: str, value: Any, wanted: tuple[str, Any]) -> None:
+def test_a_setting_in_framework_keys(framework: str, key: str, value: Any, wanted: tuple[str, Any]) -> None:
     assert to_framework(key, value, framework) == wanted
 
 
-def test_a_field_without_a_word_in_a_framework_is_said_so() -> None:
+def test_a_field_without_a_framework_key_is_an_error() -> None:
     assert framework_key("layout.etp", "kempnerforge") is None
     with pytest.raises(InputError, match="no single key"):
         to_framework("layout.etp", 1, "kempnerforge")
@@ -399,7 +399,7 @@ def test_any_legal_value_is_kept_exactly(tp: int, lr: float, batch: int, packing
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
-def test_no_text_breaks_the_reader(key: str, value: str) -> None:
+def test_no_text_crashes_the_parser(key: str, value: str) -> None:
     with suppress(InputError):
         made, log = apply_with_log(BASE, [f"{key}={value}"])
         assert log or made == BASE
@@ -424,13 +424,13 @@ def test_no_text_breaks_the_reader(key: str, value: str) -> None:
         ("data.blend=a:1e999", "sources with weights"),
     ],
 )
-def test_numbers_that_no_field_can_mean(override: str, words: str) -> None:
+def test_numbers_that_no_field_accepts(override: str, words: str) -> None:
     with pytest.raises(InputError, match=words) as refused:
         apply(BASE, [override])
     assert len(str(refused.value)) < 600
 
 
-def test_the_largest_whole_number_is_kept() -> None:
+def test_the_largest_integer_is_kept() -> None:
     assert apply(BASE, [f"train.seed={2**53}"]).train.seed == 2**53
     assert apply(BASE, ["train.seed=000_" + "0" * 30 + "7"]).train.seed == 7
 
@@ -448,7 +448,7 @@ def test_nothing_changes_without_overrides() -> None:
     assert apply_with_log(recipe, [f"seq_length={recipe.data.seq_length}"]) == (recipe, [])
 
 
-def test_the_bases_refuse_what_they_do_not_know() -> None:
+def test_builders_reject_unknown_fields() -> None:
     with pytest.raises(InputError, match="did you mean"):
         pretrain("llama3_8b", 8, tpp=2)
     with pytest.raises(InputError, match="int"):
@@ -457,7 +457,7 @@ def test_the_bases_refuse_what_they_do_not_know() -> None:
         sft("llama3_8b", 8, tp=0)
 
 
-def test_what_follows_from_a_degree_can_still_be_said() -> None:
+def test_derived_fields_can_be_overridden() -> None:
     assert pretrain("llama3_8b", 8, tp=2).layout.sp
     assert not pretrain("llama3_8b", 8, tp=2, sp=False).layout.sp
     assert not pretrain("llama3_8b", 8, tp=2, strategy="megatron_fsdp").layout.sp

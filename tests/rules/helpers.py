@@ -1,4 +1,4 @@
-"""Small models, GPUs and clusters by hand, so that these tests do not depend on any catalogue."""
+"""Small hand-written models, GPUs and clusters, so that these tests do not depend on a catalogue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _layers(layer: Layer, count: int) -> tuple[Group, ...]:
 def model(
     mixer: Any = None, ffn: Any = None, layers: int = 32, hidden: int = 4096, family: str = "test", **facts: Any
 ) -> ModelSpec:
-    """A model of equal layers; a plain 8B-like one when nothing is said."""
+    """Return a model of equal layers, by default like an 8B one."""
     layer = Layer(mixer or Attention(32, 8, 128), ffn or Dense(14336), norm_params=2 * hidden)
     defaults: dict[str, Any] = {"name": family, "kind": "causal_lm", "vocab": 128256, "max_seq_length": 131072}
     return ModelSpec(family=family, hidden=hidden, groups=_layers(layer, layers), **{**defaults, **facts})
@@ -76,7 +76,7 @@ OLD_GPU = Cluster(Gpu("V100", "ampere", 7.0, 31.7, {"fp16": 125.0, "bf16": 1.0},
 
 
 def cluster(count: int = 8, gpu: str = "H100") -> Cluster:
-    """So many GPUs in nodes of the usual size."""
+    """Return a cluster of this many GPUs in nodes of the usual size."""
     per_node = max(n for n in range(1, GPUS[gpu].gpus_per_node + 1) if count % n == 0)
     return Cluster(GPUS[gpu], count // per_node, per_node)
 
@@ -105,7 +105,7 @@ class StubMemory:
 
 
 def recipe(goal: Goal = "pretrain", benchmark: bool = False, **values: Any) -> Recipe:
-    """A recipe with some fields given by their flat names; unknown names and wrong types are refused."""
+    """Return a recipe with some fields set by flat name; unknown names and wrong types are errors."""
     sections: dict[str, dict[str, Any]] = {}
     for flat, value in values.items():
         section, name = NAMES[flat].split(".")
@@ -123,13 +123,13 @@ def case(
     memory: Callable[[Case], dict[str, Any]] | None = None,
     **values: Any,
 ) -> Case:
-    """A case of a hand-made model on a hand-made cluster."""
+    """Return a case of a test model on a test cluster."""
     memory_of = (lambda case: StubMemory(**memory(case))) if memory else None
     return Case(recipe(goal, benchmark, **values), spec, on or cluster(), engine, memory_of=memory_of)
 
 
 def parse(override: str) -> tuple[str, Any]:
-    """One suggested override back as a flat name and a value of the field's own type."""
+    """Parse an override into a flat name and a typed value."""
     key, text = override.split("=", 1)
     info = recipe_fields()[key]
     if text.startswith("["):

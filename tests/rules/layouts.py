@@ -21,7 +21,7 @@ WORLDS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 
 
 def _choices(name: str) -> tuple[str, ...]:
-    """The values a layout field of words may take."""
+    """Return the values of a layout field with choices."""
     return get_args(get_type_hints(Layout)[name])
 
 
@@ -52,7 +52,7 @@ PLACES = st.tuples(st.sampled_from(MODELS), st.sampled_from(WORLDS), st.sampled_
 
 
 def columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rows turned into one numpy column per name."""
+    """Convert rows to one numpy column per name."""
     return {name: np.array([row[name] for row in rows]) for name in DOMAINS}
 
 

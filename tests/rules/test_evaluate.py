@@ -27,7 +27,7 @@ def test_columns_are_masked_like_single_cases() -> None:
     assert legal(case().replace(tp=tp)).tolist() == [bool(legal(case().replace(tp=int(t)))) for t in tp]
 
 
-def test_what_the_host_cannot_hold_is_an_error() -> None:
+def test_exceeding_host_memory_is_an_error() -> None:
     cut = ("layout.tp=8", "layout.pp=1", "layout.vp=1", "layout.cp=1", "layout.pp_schedule=1f1b")
     found = {f.rule: f for f in plan("llama31-405b", "8xH100", "layout.offload=params", *cut).findings}
     assert found["memory.host"].severity == "error"
@@ -38,13 +38,13 @@ def test_what_the_host_cannot_hold_is_an_error() -> None:
 
 @pytest.mark.parametrize("offload", ["none", "optimizer", "activations", "params"])
 @pytest.mark.parametrize("engine", ["meshwright", "torchtitan", "deepspeed"])
-def test_no_repair_offloads_more_than_the_host_holds(offload: str, engine: Engine) -> None:
+def test_no_fix_offloads_more_than_host_memory(offload: str, engine: Engine) -> None:
     def memory(c: Case) -> dict[str, float]:
         return {"optimizer": 0.0 if c.offload in ("optimizer", "params") else 3000.0}
 
     c = case(engine=engine, memory=memory, offload=offload)
-    offered = [override for finding in check(c) for override in finding.fix if "offload" in override]
-    assert set(offered) <= {"layout.offload=none", "layout.offload=activations"}
+    suggested = [override for finding in check(c) for override in finding.fix if "offload" in override]
+    assert set(suggested) <= {"layout.offload=none", "layout.offload=activations"}
 
 
 def test_a_small_state_may_be_offloaded() -> None:
@@ -52,7 +52,7 @@ def test_a_small_state_may_be_offloaded() -> None:
     assert try_fixes(RULES["memory.state"], c) == ("layout.offload=optimizer",)
 
 
-def test_the_estimate_speaks_instead_of_the_rule_of_thumb() -> None:
+def test_the_estimate_replaces_the_rule_of_thumb() -> None:
     rule = RULES["memory.replicated-state"]
     assert bool(rule.broken(case(strategy="ddp")))
     assert not bool(rule.broken(case(strategy="ddp", memory=lambda c: {"optimizer": 100.0})))
@@ -62,14 +62,14 @@ def test_the_estimate_speaks_instead_of_the_rule_of_thumb() -> None:
 @pytest.mark.parametrize("engine", ["meshwright", "megatron"])
 @pytest.mark.parametrize("name", ["qwen3_vl_8b_sft_config", "gemma3_vl_4b_sft_config", "glm_45v_peft_config"])
 @pytest.mark.parametrize("dataset", ["squad", "mock", "cord-v2", "own_texts"])
-def test_a_model_with_eyes_gets_images_and_a_set_that_has_them(name: str, engine: str, dataset: str) -> None:
+def test_a_vision_language_model_gets_images_and_an_image_dataset(name: str, engine: str, dataset: str) -> None:
     start = ["data.images=false", f"data.dataset={dataset}"]
     before = api.check(name, engine=engine, overrides=start).findings
     fix = next(f.fix for f in before if f.rule == "data.no-images")
     assert "data.images=true" in fix
     assert dataset == "cord-v2" or "data.dataset=cord-v2" in fix
-    said = {override.split("=")[0] for override in fix}
-    repaired = [*fix, *(override for override in start if override.split("=")[0] not in said)]
+    fixed = {override.split("=")[0] for override in fix}
+    repaired = [*fix, *(override for override in start if override.split("=")[0] not in fixed)]
     after = api.check(name, engine=engine, overrides=repaired).findings
     new = {f.rule for f in after if f.severity != "advice"}
     assert new <= {f.rule for f in before} - {"data.no-images"}

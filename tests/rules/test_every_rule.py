@@ -1,4 +1,4 @@
-"""Every rule fires where it should, is silent where it should, and its repair works."""
+"""Every rule fires on its broken case, is silent on its sound case, and its fix works."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def broken_errors(c: Case) -> set[str]:
     return {r.id for r in RULES.values() if r.severity == "error" and c.engine in r.engines and bool(r.broken(c))}
 
 
-def test_every_rule_has_its_two_cases() -> None:
+def test_every_rule_has_a_broken_and_a_sound_case() -> None:
     assert sorted(CASES) == ALL
 
 
@@ -37,13 +37,13 @@ def test_is_silent(rule_id: str) -> None:
 
 
 @pytest.mark.parametrize("rule_id", ALL)
-def test_repair_removes_the_finding_and_adds_no_error(rule_id: str) -> None:
+def test_fix_resolves_the_finding_and_adds_no_error(rule_id: str) -> None:
     c, rule = broken_case(rule_id), RULES[rule_id]
     fix = try_fixes(rule, c)
     if rule_id in WITHOUT_FIX:
         assert fix == ()
         return
-    assert fix, "no repair was found"
+    assert fix, "no fix was found"
     repaired = c.replace(**dict(parse(override) for override in fix))
     assert not bool(rule.broken(repaired))
     assert broken_errors(repaired) <= broken_errors(c)
@@ -62,12 +62,12 @@ def test_message_is_complete(rule_id: str) -> None:
 
 
 @pytest.mark.parametrize("rule_id", ALL)
-def test_is_found_by_the_judge(rule_id: str) -> None:
+def test_is_reported_by_check(rule_id: str) -> None:
     assert rule_id in {f.rule for f in check(broken_case(rule_id))}
 
 
 @pytest.mark.parametrize("rule_id", ALL)
-def test_is_told_in_words(rule_id: str) -> None:
+def test_has_symptom_and_cause(rule_id: str) -> None:
     rule = RULES[rule_id]
     assert rule.id.startswith(f"{rule.subject}.")
     assert rule.symptom

@@ -1,4 +1,4 @@
-"""Laws of the rules: columns judge like scalars, what is legal multiplies out, repairs are accepted and work."""
+"""Properties of the rules: columns match scalars, legal layouts multiply out, fixes are valid and work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def base(place: Place) -> Case:
 
 @given(PLACES, ROWS)
 @settings(slow, max_examples=60)
-def test_columns_judge_like_scalars(place: Place, rows: list[dict[str, Any]]) -> None:
+def test_columns_match_scalars(place: Place, rows: list[dict[str, Any]]) -> None:
     start = base(place)
     vector, single = start.replace(**columns(rows)), [start.replace(**row) for row in rows]
     for rule in applicable(start):
@@ -35,12 +35,12 @@ def test_columns_judge_like_scalars(place: Place, rows: list[dict[str, Any]]) ->
     assert np.broadcast_to(legal(vector), len(rows)).tolist() == [bool(legal(one)) for one in single]
 
 
-EVEN = ("megatron", "meshwright", "deepspeed")  # the others make some stages longer by themselves
+EVEN = ("megatron", "meshwright", "deepspeed")  # the others allow uneven stages
 
 
 @given(PLACES, CONTRACTS)
 @settings(slow, max_examples=80)
-def test_what_is_legal_multiplies_out(place: Place, contract: dict[str, int]) -> None:
+def test_legal_layouts_multiply_out(place: Place, contract: dict[str, int]) -> None:
     start = base(place)
     strategy = "zero1" if start.engine in ("megatron", "deepspeed") else "fsdp2"
     grid = start.replace(strategy=strategy, **contract, **every_layout())
@@ -50,7 +50,7 @@ def test_what_is_legal_multiplies_out(place: Place, contract: dict[str, int]) ->
 
 
 def multiplies_out(c: Case) -> Any:
-    """Where all meshes, batches and stages are whole."""
+    """Return where all meshes, batches and stages divide evenly."""
     mesh = c.world == c.dp * c.tp * c.pp * c.cp * (c.ep if c.engine == "kempnerforge" else 1)
     experts = (c.ep == 1) | (c.world == c.pp * c.ep * c.etp * c.expert_dp) | (c.engine == "kempnerforge")
     batch = c.global_batch_size == c.accumulation * c.micro_batch_size * c.dp
@@ -68,7 +68,7 @@ def test_some_layouts_are_legal_on_every_engine() -> None:
 
 @given(PLACES, ANYTHING)
 @settings(slow, max_examples=150)
-def test_no_rule_fails_on_anything_a_recipe_can_say(place: Place, values: dict[str, Any]) -> None:
+def test_no_rule_crashes_on_valid_recipe_values(place: Place, values: dict[str, Any]) -> None:
     spec, world, engine = place
     for goal in GOALS:
         c = case(spec, cluster(world), engine, goal, **values)
@@ -79,7 +79,7 @@ def test_no_rule_fails_on_anything_a_recipe_can_say(place: Place, values: dict[s
 
 @given(PLACES, ANYTHING)
 @settings(slow, max_examples=20)
-def test_anything_a_recipe_can_say_is_judged(place: Place, values: dict[str, Any]) -> None:
+def test_any_recipe_can_be_checked(place: Place, values: dict[str, Any]) -> None:
     spec, world, engine = place
     c = case(spec, cluster(world), engine, **values)
     for finding in check(c):
@@ -92,7 +92,7 @@ def errors_of(c: Case) -> set[str]:
 
 @given(PLACES, ROW)
 @settings(slow, max_examples=100)
-def test_repairs_are_accepted_and_work(place: Place, row: dict[str, Any]) -> None:
+def test_fixes_are_valid_and_resolve_their_finding(place: Place, row: dict[str, Any]) -> None:
     c = base(place).replace(**row)
     before = errors_of(c)
     for finding in check(c):
@@ -104,7 +104,7 @@ def test_repairs_are_accepted_and_work(place: Place, row: dict[str, Any]) -> Non
 
 @given(PLACES, ROW)
 @settings(slow, max_examples=40)
-def test_repairing_one_error_after_the_other_ends(place: Place, row: dict[str, Any]) -> None:
+def test_fixing_errors_one_by_one_terminates(place: Place, row: dict[str, Any]) -> None:
     c = base(place).replace(**row)
     for _ in range(len(errors_of(c))):
         fixes = [f.fix for f in check(c) if f.severity == "error" and f.fix]
@@ -115,7 +115,7 @@ def test_repairing_one_error_after_the_other_ends(place: Place, row: dict[str, A
 
 @given(PLACES, ROW)
 @settings(slow, max_examples=60)
-def test_every_message_can_be_told_of_any_case(place: Place, row: dict[str, Any]) -> None:
+def test_every_message_can_be_formatted_for_any_case(place: Place, row: dict[str, Any]) -> None:
     c = base(place).replace(**row)
     for rule in applicable(c):
         assert "{" not in message(rule, c)

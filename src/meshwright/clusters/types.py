@@ -19,8 +19,8 @@ class Gpu(msgspec.Struct, frozen=True):
     memory_gib: float  # total, as the driver reports it
     peak_tflops: dict[str, float]  # by precision: fp32, tf32, bf16, fp8, fp4 (absent = not supported)
     hbm_gb_s: float
-    nvlink_gb_s: float  # GPU to GPU inside the domain (the PCIe x16 rate where there is no NVLink)
-    nvlink_domain: int  # GPUs connected at nvlink_gb_s (the node where there is no NVLink)
+    nvlink_gb_s: float  # GPU to GPU inside the domain (the PCIe x16 rate without NVLink)
+    nvlink_domain: int  # GPUs connected at nvlink_gb_s (the node without NVLink)
     network_gb_s: float  # per GPU between domains, in typical systems
     gpus_per_node: int
     host_gib: float = 128.0  # host memory per GPU, in typical systems

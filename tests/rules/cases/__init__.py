@@ -1,4 +1,4 @@
-"""For every rule one case that breaks it, and the smallest change of that case that does not."""
+"""For every rule, a case that breaks it and the smallest change that resolves it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from . import mesh, training
 
 CASES = {**mesh.CASES, **training.CASES}
 
-# Rules that no override can satisfy: another goal or another engine is the way out.
+# Rules that no override can satisfy: they need another goal or engine.
 WITHOUT_FIX = {"diffusion.adapters", "peft.engine", "peft.qwen3-next"}
 
 
