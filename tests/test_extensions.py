@@ -81,7 +81,7 @@ def test_installed_package(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "reason"),
     [
-        ("gpus.toml", "[X]\narch = 'hopper'\n", "lacks"),
+        ("gpus.toml", "[X]\narch = 'hopper'\n", "missing"),
         ("gpus.toml", "[H100]\n" + (SAMPLE / "gpus.toml").read_text().split("]\n", 1)[1], "exists already"),
         ("gpus.toml", "no toml", "Expected"),
         ("models.json", '[{"name": "x"}]', "config"),
