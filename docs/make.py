@@ -393,6 +393,16 @@ def support_page() -> str:
     return text + _families_by_techniques(found["results"]) + notes + "\n\n## Layouts\n\n" + _tried_layouts(ran)
 
 
+def schema_page() -> str:
+    """Links to the published JSON Schema files."""
+    rows = [(f"`{name.removesuffix('.json')}`", f"[{name}](schema/{name})") for name in schema.published()]
+    return (
+        f"# JSON Schema\n\nThe response of every command with `--json`, of the HTTP API and of the agent tools (`{api.SCHEMA}`), "
+        "and the error object. The files are generated from the response types; a test validates real answers.\n\n"
+        + table(("response", "schema"), rows)
+    )
+
+
 def schema_file(name: str) -> str:
     """A published JSON Schema."""
     return json.dumps(schema.published()[name], indent=1, ensure_ascii=False) + "\n"
@@ -417,6 +427,7 @@ PAGES = {
     "commands.md": commands_page.page,
     "doctor.md": doctor_page.page,
     "skill/SKILL.md": skill_page.page,
+    "schema.md": schema_page,
     **{f"schema/{name}": partial(schema_file, name) for name in schema.published()},
 }
 

@@ -10,7 +10,7 @@ from meshwright.api.responses import ErrorResponse
 from meshwright.api.verbs import VERBS, Verb
 from meshwright.version import SCHEMA
 
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
 COMPONENTS = "#/components/schemas/{name}"
 
 
@@ -52,4 +52,4 @@ def published() -> dict[str, dict[str, Any]]:
     """Return the schemas to publish, by file name: every command's response and the error object."""
     found = {verb.name: response_schema(verb) for verb in VERBS.values() if verb.surfaces}
     found["error"] = error_schema()
-    return {f"{name}.json": {"$schema": DIALECT, **one} for name, one in found.items()}
+    return {f"{name}.json": {"$schema": DRAFT, **one} for name, one in found.items()}
