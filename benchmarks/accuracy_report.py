@@ -22,7 +22,7 @@ from fit_costs import derivatives, get, left_out, load, log_error, made, paramet
 from meshwright.costs.accuracy import compare, to_dict, weighted_quantile
 from meshwright.costs.calibration import PROFILES, read_tables
 from meshwright.costs.estimate import estimate
-from meshwright.costs.measurements import Measured, read
+from meshwright.costs.measurements import Measurement, read
 from meshwright.costs.uncertainty import step_band
 
 HERE = Path(__file__).parent
@@ -56,7 +56,7 @@ def unseen(path: Path) -> dict[str, float]:
     return {"median_abs_pct": median, "p90_abs_pct": high, "parameters": len(fitted)}
 
 
-def inside_band(rows: list[Measured]) -> float:
+def inside_band(rows: list[Measurement]) -> float:
     """Share of the timed rows that lie inside their own 80 % band, every source counting the same, in per cent."""
     timed = [r for r in rows if r.case and r.step_s and not r.oom and r.tier in ("A", "B")]
     count: dict[str, int] = {}
@@ -70,7 +70,7 @@ def inside_band(rows: list[Measured]) -> float:
     return round(100 * share / len(count), 1)
 
 
-def milliseconds(rows: list[Measured]) -> float:
+def milliseconds(rows: list[Measurement]) -> float:
     """CPU time of one estimate, once loaded: the median over a sample of the rows."""
     times = []
     for row in [r for r in rows if r.case][::40]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.costs.accuracy import TIME_TIERS
-from meshwright.costs.measurements import Measured, batches, read
+from meshwright.costs.measurements import Measurement, batches, read
 from meshwright.costs.time import step_time
 
 HERE = Path(__file__).parent
@@ -44,7 +44,7 @@ class Sweep:
     score: float  # measured speed of the chosen layout over the best measured
 
 
-def sweeps(rows: list[Measured]) -> list[Sweep]:
+def sweeps(rows: list[Measurement]) -> list[Sweep]:
     """Every sweep of the rows, scored."""
     usable = [r for r in rows if r.case and r.step_s and not r.oom and r.tier in TIME_TIERS]
     predicted = np.empty(len(usable))

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 
 from meshwright.costs.accuracy import TIME_TIERS, weighted_quantile
 from meshwright.costs.calibration import PROFILES, Calibration, from_tables, read_tables
-from meshwright.costs.measurements import Measured, batches, read
+from meshwright.costs.measurements import Measurement, batches, read
 from meshwright.costs.time import step_time
-from meshwright.costs.uncertainty import bands, kind_of
+from meshwright.costs.uncertainty import error_bands, error_class
 from meshwright.recipes.case import Case
 
 HERE = Path(__file__).parent
@@ -75,11 +75,11 @@ def parameters() -> list[Parameter]:
 
 def load(path: Path) -> Data:
     """Rows of tiers A and B that have a case and a time."""
-    rows: list[Measured] = [r for r in read(path) if r.case and r.step_s and not r.oom and r.tier in TIME_TIERS]
+    rows: list[Measurement] = [r for r in read(path) if r.case and r.step_s and not r.oom and r.tier in TIME_TIERS]
     count = Counter(r.source for r in rows)
     cases = [(case, np.array(places)) for case, places in batches(rows)]
     weight = np.array([1 / count[r.source] for r in rows])
-    kinds = tuple(kind_of(r.case) for r in rows if r.case)
+    kinds = tuple(error_class(r.case) for r in rows if r.case)
     return Data(cases, np.array([r.step_s for r in rows]), weight, tuple(r.source for r in rows), kinds)
 
 
@@ -249,7 +249,7 @@ def learnt_bands(seen: Array, unseen: Array, data: Data) -> dict[str, float]:
     """
     kinds, sources = np.array(data.kind), np.array(data.source)
     found = {}
-    for kind in bands().step_pct:
+    for kind in error_bands().step_pct:
         mine = kinds == kind
         count = Counter(sources[mine])
         weight = np.array([1 / count[name] for name in sources[mine]])
@@ -260,7 +260,7 @@ def learnt_bands(seen: Array, unseen: Array, data: Data) -> dict[str, float]:
 
 
 def write_bands(found: dict[str, float]) -> None:
-    """Write the learnt bands beside the model; what widens them stays."""
+    """Write the fitted error bands; the factors that widen them stay."""
     import tomlkit
 
     path = PROFILES.parent / "uncertainty.toml"

@@ -162,7 +162,7 @@ def test_watch(meshwright: Any, slurm: FakeSlurm, state: str, code: int) -> None
 
 def test_ctrl_c_leaves_the_job_alone(meshwright: Any, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     (slurm.records / "job").write_text("JobId=4711 JobState=RUNNING Reason=None StdOut=(null)\n")
-    monkeypatch.setattr(watching, "look", lambda number: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(watching, "inspect", lambda number: signal.raise_signal(signal.SIGINT))
     answer = meshwright(*TINY, "--submit", "--watch")
     assert answer.code == 130
     assert "job 4711 keeps running; cancel it with: scancel 4711" in answer.err

@@ -1,4 +1,4 @@
-"""Models and cases built by hand, small enough to check with a pencil."""
+"""Hand-built models and cases, small enough to check by hand."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from meshwright.recipes.case import Case
 def llama(
     layers: int = 32, hidden: int = 4096, ffn: int = 14336, heads: int = 32, kv_heads: int = 8, vocab: int = 128256
 ) -> ModelSpec:
-    """A Llama shape; the defaults are Llama 3 8B."""
+    """Return a Llama shape; the defaults are Llama 3 8B."""
     layer = Layer(Attention(heads, kv_heads, hidden // heads), Dense(ffn), norm_params=2 * hidden)
     groups = (Group(layer, tuple(range(layers))),)
     return ModelSpec("llama", "llama", "causal_lm", hidden, groups, vocab=vocab, final_norm_params=hidden)
 
 
 def mixtral(layers: int = 8, experts: int = 8, topk: int = 2) -> ModelSpec:
-    """A small mixture of experts whose first layer is dense."""
+    """Return a small mixture of experts whose first layer is dense."""
     attention = Attention(16, 4, 128)
     dense = Layer(attention, Dense(8192), norm_params=4096)
     moe = Layer(attention, MoE(experts, topk, 2048, shared_width=2048), norm_params=4096)
@@ -29,7 +29,7 @@ def mixtral(layers: int = 8, experts: int = 8, topk: int = 2) -> ModelSpec:
 
 
 def hybrid() -> ModelSpec:
-    """One layer of every mixer, MTP and a vision tower."""
+    """Return a model with one layer of every mixer, MTP and a vision encoder."""
     mixers = (
         Attention(16, 4, 128, window=1024),
         MLA(16, 512, 128, 64, 128, 768),
@@ -45,7 +45,7 @@ def hybrid() -> ModelSpec:
 
 
 def diffusion() -> ModelSpec:
-    """A diffusion transformer: no vocabulary, attention both ways, cross-attention to text."""
+    """Return a diffusion transformer: no vocabulary, bidirectional attention, cross-attention to text."""
     block = Layer(Attention(12, 12, 128), Dense(8960, gated=False), cross=Attention(12, 12, 128, context_width=4096))
     return ModelSpec("dit", "wan", "diffusion", 1536, (Group(block, tuple(range(30))),), extra_params=50_000_000)
 
@@ -53,12 +53,12 @@ def diffusion() -> ModelSpec:
 def case(
     model: ModelSpec, gpus: str | Cluster = "8xH100", goal: str = "pretrain", engine: str = "meshwright", **names: Any
 ) -> Case:
-    """A case with some of its flat names replaced."""
+    """Return a case with some of its flat names replaced."""
     place = cluster(gpus) if isinstance(gpus, str) else gpus
     recipe = Recipe(name="test", model=model.name, goal=goal, cluster=str(gpus))  # type: ignore[arg-type]
     return Case(recipe, model, place, engine).replace(**names)  # type: ignore[arg-type]
 
 
 def huge_gpu() -> Gpu:
-    """A GPU on which everything fits."""
+    """Return a GPU on which everything fits."""
     return Gpu("Huge", "hopper", 9.0, 1e6, {"bf16": 1000.0}, 3000, 450, 8, 50, 8)

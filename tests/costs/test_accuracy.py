@@ -12,7 +12,7 @@ from meshwright.costs import accuracy
 from meshwright.costs.accuracy import Errors, compare, to_dict, weighted_quantile
 from meshwright.costs.measurements import read
 
-from .test_ruler import ROW, table
+from .test_measurements import ROW, table
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data" / "measurements.csv"
 # Source-weighted errors of the shipped profiles in per cent, with a little room for changes elsewhere in the model.
@@ -24,7 +24,7 @@ def report():
     return compare(read(DATA))
 
 
-def test_the_object_is_the_contracts(tmp_path):
+def test_the_report_has_the_documented_keys(tmp_path):
     path = table(tmp_path, ROW, {**ROW, "source": "other", "framework": "Unheard"})
     made = to_dict(accuracy.accuracy(path))
     assert json.loads(json.dumps(made)) == made
@@ -47,7 +47,7 @@ def test_every_source_counts_the_same():
     assert weighted_quantile(np.array([3.0, 1.0, 2.0]), np.ones(3), 0.5) == 2.0
 
 
-def test_step_times_meet_published_ones(report):
+def test_step_times_match_published_ones(report):
     assert report.step_time.quantile(0.5) <= STEP_MEDIAN
     assert report.step_time.quantile(0.9) <= STEP_P90
 

@@ -1,4 +1,4 @@
-"""Calibration: from measured points, from one's own runs, and what it does to an estimate."""
+"""Calibration from measured points and from runs, and its effect on an estimate."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_measured_h200_gives_shares_of_its_peaks() -> None:
     assert 0.6 < own.attention < 0.7
 
 
-def test_a_profile_survives_its_file(tmp_path: Path) -> None:
+def test_a_profile_round_trips_through_its_file(tmp_path: Path) -> None:
     own = calibrate.from_points(points(), gpu("H200"), "a test")
     file = tmp_path / "mine.toml"
     file.write_text(calibrate.to_text(own))
@@ -53,7 +53,7 @@ def shipped_rows(source: str) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(file) if row["source"] == source]
 
 
-def written(rows: list[dict[str, str]], path: Path) -> Path:
+def write_table(rows: list[dict[str, str]], path: Path) -> Path:
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0].keys())
         writer.writeheader()
@@ -71,8 +71,8 @@ def test_runs_twice_as_slow_give_about_half_the_clock(tmp_path: Path) -> None:
         if row["tokens_per_s_per_gpu"]:
             changed["tokens_per_s_per_gpu"] = str(float(row["tokens_per_s_per_gpu"]) / 2)
         slow.append(changed)
-    usual = {p.gpu: p for p in calibrate.from_runs(written(rows, tmp_path / "usual.csv"))}
-    slower = {p.gpu: p for p in calibrate.from_runs(written(slow, tmp_path / "slow.csv"))}
+    usual = {p.gpu: p for p in calibrate.from_runs(write_table(rows, tmp_path / "usual.csv"))}
+    slower = {p.gpu: p for p in calibrate.from_runs(write_table(slow, tmp_path / "slow.csv"))}
     for name, profile in usual.items():
         assert profile.error_pct is not None
         assert profile.error_pct < 15
@@ -84,13 +84,13 @@ NONSENSE += [f'gpu = "H100"\n{line}' for line in ("clok = 1.0", "clock = -1.0", 
 
 
 @pytest.mark.parametrize("text", NONSENSE)
-def test_a_profile_with_nonsense_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_profile_is_rejected(tmp_path: Path, text: str) -> None:
     file = tmp_path / "bad.toml"
     file.write_text(text)
     with pytest.raises(InputError):
         calibrate.load(file)
 
 
-def test_points_without_matmuls_are_refused() -> None:
+def test_points_without_matmuls_are_rejected() -> None:
     with pytest.raises(InputError):
         calibrate.from_points([{"kind": "launch", "s": 1e-6}], gpu("H200"))

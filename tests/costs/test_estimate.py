@@ -1,4 +1,4 @@
-"""The estimate as the outer contract promises it, and step time against measured runs."""
+"""The estimate's documented keys, and step time compared with measured runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from meshwright import costs
 from .helpers import case, diffusion, hybrid, llama, mixtral
 
 
-def test_the_dictionary_has_the_promised_keys_and_is_json():
+def test_the_dictionary_has_the_documented_keys_and_is_json():
     made = costs.to_dict(costs.estimate(case(llama(), "8xH100")))
     assert set(made) == {
         "fits", "memory_gib", "step_s", "step_parts_s", "tokens_per_s_per_gpu",
@@ -33,14 +33,14 @@ def test_throughput_follows_from_the_step():
     assert made.mfu == pytest.approx(made.tflops_per_gpu / one.cluster.gpu.peak_tflops["bf16"])
 
 
-def test_eight_bit_matmuls_are_faster_and_say_which_peak_they_are_held_to():
+def test_eight_bit_matmuls_are_faster_and_name_their_peak():
     bf16, fp8 = (costs.estimate(case(llama(), "8xH100", matmul=m)) for m in ("same", "fp8_tensor"))
     assert fp8.step_s < bf16.step_s
     assert "dense bf16" in bf16.mfu_convention
     assert "dense fp8" in fp8.mfu_convention
 
 
-def test_bands_widen_where_little_is_measured():
+def test_bands_are_wider_with_few_measurements():
     known = costs.estimate(case(llama())).band
     for model in (mixtral(), hybrid(), diffusion()):
         band = costs.estimate(case(model)).band
@@ -50,7 +50,7 @@ def test_bands_widen_where_little_is_measured():
     assert costs.estimate(case(llama(), "8xB200", matmul="nvfp4")).band.memory_pct > known.memory_pct
 
 
-def test_too_much_does_not_fit():
+def test_a_model_that_is_too_large_does_not_fit():
     assert not costs.estimate(case(llama(), "1xH100", global_batch_size=8)).fits
     assert costs.estimate(case(llama(), "8xH200", global_batch_size=8)).fits
 
@@ -137,7 +137,7 @@ MEGATRON = {"engine": "megatron", "strategy": "zero1", "sp": True}
         ),
     ],
 )
-def test_steps_as_published(model, gpus, names, step_s, tolerance):
+def test_steps_match_published_ones(model, gpus, names, step_s, tolerance):
     assert costs.estimate(case(model, gpus, **{"seq_length": 4096, **names})).step_s == pytest.approx(
         step_s, rel=tolerance
     )

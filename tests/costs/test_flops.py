@@ -1,4 +1,4 @@
-"""FLOPs per token against the figures frameworks print."""
+"""FLOPs per token compared with the figures that frameworks print."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_deepseek_v3_with_and_without_prediction_modules():
     assert with_mtp == pytest.approx(260, rel=0.01)
 
 
-def test_frozen_weights_need_no_gradient_of_their_own():
+def test_frozen_weights_have_no_weight_gradient():
     tuned = costs.flops_per_token(case(llama(), goal="peft", seq_length=4096))
     assert tuned / costs.flops_per_token(case(llama(), seq_length=4096)) == pytest.approx(2 / 3, abs=0.03)
 
@@ -49,6 +49,6 @@ def test_a_window_bounds_attention():
     assert long - short < 0.8 * (dense_long - dense_short)
 
 
-def test_diffusion_attends_both_ways_and_has_no_head():
+def test_diffusion_is_bidirectional_and_has_no_head():
     one = case(diffusion(), seq_length=32760)
     assert costs.flops_per_token(one, "causal") == costs.flops_per_token(one, "full")

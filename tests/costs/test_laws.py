@@ -1,4 +1,4 @@
-"""Laws that hold for every model and layout."""
+"""Invariants that hold for every model and layout."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_parts_add_up_and_are_plain_numbers(model, layout, engine, goal, matmul)
 
 @settings(max_examples=25, deadline=None)
 @given(models, st.lists(layouts, min_size=2, max_size=6), engines, goals)
-def test_columns_give_what_scalars_give(model, rows, engine, goal):
+def test_columns_match_scalars(model, rows, engine, goal):
     columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     together = costs.estimate(case(model, "64xH100", goal, engine, **columns))
     for i, row in enumerate(rows):
@@ -78,7 +78,7 @@ def test_columns_give_what_scalars_give(model, rows, engine, goal):
 
 @settings(max_examples=60, deadline=None)
 @given(models, layouts, engines)
-def test_more_gpus_sharing_never_hold_more_state(model, layout, engine):
+def test_more_gpus_never_have_more_state_each(model, layout, engine):
     few, many = (costs.memory_by_stage(case(model, f"{n}xH100", engine=engine, **layout)) for n in (32, 64))
     for before, after in zip(few, many, strict=True):  # the worst stage may be another one
         for name in STATE:
@@ -88,7 +88,7 @@ def test_more_gpus_sharing_never_hold_more_state(model, layout, engine):
 
 @settings(max_examples=60, deadline=None)
 @given(models, layouts, engines)
-def test_more_tensor_parallelism_never_holds_more_weights(model, layout, engine):
+def test_more_tensor_parallelism_never_has_more_weights(model, layout, engine):
     fixed = {**layout, "strategy": "ddp"}
     one, two = (costs.memory(case(model, "64xH100", engine=engine, **{**fixed, "tp": tp})) for tp in (1, 2))
     assert two.weights <= one.weights * (1 + 1e-9)

@@ -1,4 +1,4 @@
-"""Rows of a measurement table become the cases they mean, or say why they cannot."""
+"""Rows of a measurement table become the cases they describe, or have a reason why not."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def table(folder: Path, *rows: dict[str, str]) -> Path:
     return path
 
 
-def read_one(folder: Path, **changes: str) -> measurements.Measured:
+def read_one(folder: Path, **changes: str) -> measurements.Measurement:
     return measurements.read(table(folder, {**ROW, **changes}))[0]
 
 
-def names(row: measurements.Measured, *wanted: str) -> tuple[Any, ...]:
+def names(row: measurements.Measurement, *wanted: str) -> tuple[Any, ...]:
     assert row.case is not None, row.unsupported
     return tuple(getattr(row.case, name) for name in wanted)
 
@@ -82,7 +82,7 @@ def test_blank_batches_follow_from_each_other(tmp_path):
         ({"seq_len": ""}, "sequence length"),
         ({"framework": "MaxText (JAX)"}, "JAX"),
         ({"framework": "Unheard"}, "no profile"),
-        ({"hf_id_or_dims": "who/knows", "model": "nobody_9b"}, "not in the catalogue"),
+        ({"hf_id_or_dims": "who/knows", "model": "nobody_9b"}, "not in the catalog"),
         ({"gpu": "Abacus"}, "unknown GPU"),
         ({"tp": "3"}, "does not divide"),
         ({"flag": "INCONSISTENT dp*mbs*ga=256 vs gbs=1024"}, "contradicts"),
@@ -90,7 +90,7 @@ def test_blank_batches_follow_from_each_other(tmp_path):
         ({"mode": "rl"}, "unknown mode"),
     ],
 )
-def test_unusable_rows_say_why(tmp_path, changes, reason):
+def test_unusable_rows_have_a_reason(tmp_path, changes, reason):
     row = read_one(tmp_path, **changes)
     assert row.case is None
     assert reason in row.unsupported
@@ -108,7 +108,7 @@ def test_missing_columns_and_empty_tables_are_errors(tmp_path):
         measurements.read(tmp_path / "binary.csv")
 
 
-def test_batches_price_like_single_rows(tmp_path):
+def test_batches_match_single_rows(tmp_path):
     layouts = [(tp, pp, mbs) for tp in "128" for pp in "14" for mbs in "12"]
     rows = measurements.read(table(tmp_path, *({**ROW, "tp": tp, "pp": pp, "mbs": mbs} for tp, pp, mbs in layouts)))
     found = list(measurements.batches(rows))
@@ -131,11 +131,11 @@ def test_batches_price_like_single_rows(tmp_path):
         ("", 0.0),
     ],
 )
-def test_networks_are_read_from_text(text, gb_s):
+def test_networks_are_parsed(text, gb_s):
     assert network_gb_s(text, 8) == pytest.approx(gb_s)
 
 
-def test_models_are_read_from_dimensions():
+def test_models_are_parsed_from_dimensions():
     llama = model_of_row("llama_7b", "L32 H4096 F11008 A32 KV8 V32000", 0.0)
     mixer, ffn = llama.groups[0].layer.mixer, llama.groups[0].layer.ffn
     assert mixer == Attention(32, 8, 128)

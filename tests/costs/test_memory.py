@@ -1,4 +1,4 @@
-"""Memory against textbook byte counts and measured runs."""
+"""Memory compared with textbook byte counts and measured runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_distributed_optimizer_is_six_bytes_and_twelve_over_the_ranks():
     assert state_bytes(one) == pytest.approx(6 + 12 / 8, rel=1e-6)
 
 
-def test_experts_are_cut_by_expert_parallelism_and_shared_by_their_own_ranks():
+def test_experts_are_sharded_by_expert_parallelism_and_their_own_ranks():
     model = mixtral()
     one = case(model, "8xH100", engine="megatron", strategy="zero1", ep=4, global_batch_size=8)
     routed, dense = model.params.routed, model.params.total - model.params.routed
@@ -61,7 +61,7 @@ def test_experts_are_cut_by_expert_parallelism_and_shared_by_their_own_ranks():
     assert state_bytes(one) * model.params.total == pytest.approx(expected, rel=1e-6)
 
 
-def test_waiting_for_the_last_micro_batch_keeps_whole_gradients():
+def test_deferred_reduction_keeps_unsharded_gradients():
     model = llama()
     whole = costs.memory(case(model, "8xH100", global_batch_size=64)).gradients
     shared = costs.memory(case(model, "8xH100", global_batch_size=64, defer_grad_sync=False)).gradients
@@ -77,15 +77,15 @@ def test_adapters_leave_bf16_weights_and_little_else():
     assert squeezed.weights < 0.45 * tuned.weights
 
 
-def test_all_parameters_are_held_by_some_stage():
+def test_all_parameters_are_on_some_stage():
     for model in (llama(), mixtral(), hybrid()):
         assert costs.parameters(case(model, "8xH100", images=True)) == pytest.approx(model.params.total)
         parts = [layer_params(group.layer, model.hidden) for group in model.groups]
         for part, group in zip(parts, model.groups, strict=True):
-            assert part.cut + part.whole + part.routed == group.layer.params(model.hidden)
+            assert part.sharded + part.replicated + part.routed == group.layer.params(model.hidden)
 
 
-def test_stages_hold_their_real_layers():
+def test_stages_have_their_real_layers():
     model = mixtral(layers=8)  # the dense layer is the first
     one = case(model, "8xH100", pp=4)
     held = stages(one)

@@ -1,4 +1,4 @@
-"""Memory against peaks that others measured and published, and against our own on an H200."""
+"""Memory compared with published peaks, and with our own on an H200."""
 
 from __future__ import annotations
 
@@ -136,14 +136,16 @@ def test_torch_on_one_h200(names, measured):
     assert found.allocated == pytest.approx(measured, rel=0.05)
 
 
-def test_kept_bytes_are_those_that_autograd_saves():
+def test_activation_bytes_match_what_autograd_saves():
     """Llama 3 8B layers on H200 with torch 2.11: bytes per token and layer."""
-    from meshwright.costs.activations import kept_bytes, layer_parts
+    from meshwright.costs.activations import activation_bytes_by_recompute, layer_activation_bytes
 
     layer = llama().layers[0]
     for compiled, measured in ((False, 168_072), (True, 139_400)):
         one = case(llama(), "1xH200", compile=compiled)
-        assert kept_bytes(one, layer_parts(one, layer))[0] == pytest.approx(measured, rel=0.001)
+        assert activation_bytes_by_recompute(one, layer_activation_bytes(one, layer))[0] == pytest.approx(
+            measured, rel=0.001
+        )
 
 
 def test_adapters_on_one_consumer_gpu():
@@ -178,7 +180,7 @@ def test_engines_differ_where_they_should():
     assert padded.activations > even.activations
 
 
-def test_frozen_linears_keep_no_input():
+def test_frozen_linears_save_no_input():
     few, all_linears = (
         memory(case(llama(), "8xH100", "peft", targets=targets))
         for targets in (("qkv",), ("qkv", "proj", "fc1", "fc2"))
@@ -187,7 +189,7 @@ def test_frozen_linears_keep_no_input():
     assert all_linears.activations == pytest.approx(memory(case(llama(), "8xH100")).activations, rel=0.05)
 
 
-def test_bands_are_wider_for_what_is_less_measured():
+def test_bands_are_wider_with_fewer_measurements():
     known = costs.estimate(case(llama())).band.memory_pct
     assert costs.estimate(case(llama(), goal="peft")).band.memory_pct > known
     assert costs.estimate(case(llama(), "8xB200", matmul="nvfp4")).band.memory_pct > known

@@ -30,7 +30,7 @@ def test_the_worst_stage_is_reported_and_all_are_available(model, layout, engine
         assert stage.allocated <= stage.reserved <= stage.total
 
 
-def test_stages_of_columns_are_refused():
+def test_stages_of_columns_are_rejected():
     with pytest.raises(InputError, match="one layout"):
         memory_by_stage(case(llama(), "64xH100", pp=np.array([1, 2])))
 
@@ -47,7 +47,7 @@ def test_every_engine_has_a_profile():
     assert set(ENGINES) <= set(memory_profiles())
 
 
-def test_the_allocator_gives_cached_blocks_back_before_it_fails():
+def test_the_allocator_releases_cached_blocks_before_it_fails():
     roomy, tight = (memory(case(llama(), f"8x{gpu}", micro_batch_size=2, compile=True)) for gpu in ("H200", "H100"))
     assert roomy.allocated == pytest.approx(tight.allocated)
     assert tight.cache <= roomy.cache

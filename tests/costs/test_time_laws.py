@@ -1,4 +1,4 @@
-"""Laws of the step time: what physics demands of every model and layout, whatever the calibration."""
+"""Invariants of the step time for every model, layout and calibration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODELS = st.sampled_from((llama(8, 2048, 8192, 16, 8, 32000), mixtral(), hybrid(
 
 
 def faster(gpus: str, **factors: float) -> Cluster:
-    """The same cluster with some of its GPU's rates multiplied."""
+    """Return the same cluster with some of its GPU's rates multiplied."""
     place = cluster(gpus)
     rates = {name: getattr(place.gpu, name) * factor for name, factor in factors.items()}
     return Cluster(msgspec.structs.replace(place.gpu, **rates), place.nodes, place.gpus_per_node)

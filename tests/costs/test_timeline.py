@@ -1,4 +1,4 @@
-"""The order of pipeline schedules against torch's own, and what a step over time must hold to."""
+"""Pipeline schedules compared with torch's own, and invariants of the timeline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from meshwright import api, costs
-from meshwright.costs.timeline import ORDERS, V_SHAPED, order, placed, timeline
+from meshwright.costs.timeline import ORDERS, V_SHAPED, order, schedule_passes, timeline
 
 SHAPES = [(2, 1, 4), (2, 2, 8), (4, 1, 8), (4, 2, 8), (4, 2, 12), (4, 3, 16), (8, 2, 32), (2, 2, 3), (4, 2, 64)]
 TORCH = {
@@ -21,10 +21,10 @@ TORCH = {
 
 
 def _theirs(name: str, pp: int, vp: int, micro_batches: int) -> list[list[str]]:
-    """Torch's order of every rank, as words like 0F1; what it runs side by side is one after the other."""
+    """Return torch's order of every rank as tokens like 0F1; overlapped passes are listed one after the other."""
     schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
     kind = getattr(schedules, TORCH[name])
-    made = kind.__new__(kind)  # only the order is asked for: no process group, no stages
+    made = kind.__new__(kind)  # only the order is needed: no process group, no stages
     rounds = max(1, micro_batches // pp)
     made.pp_group_size, made.n_local_stages, made.num_stages = pp, vp, pp * vp
     made._num_stages, made._stages, made._n_microbatches = pp * vp, [None] * vp, micro_batches
@@ -60,7 +60,7 @@ def test_1f1b_and_gpipe_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_every_pass_is_made_once_and_nothing_starts_too_early(name: str) -> None:
+def test_every_pass_runs_once_and_not_too_early(name: str) -> None:
     vp = 1 if name in ("1f1b", "gpipe") else 2
     layout = [f"layout.pp_schedule={name}", "layout.pp=4", f"layout.vp={vp}", "layout.tp=8", "layout.recompute=full"]
     plan = api.estimate(
@@ -85,12 +85,12 @@ def test_every_pass_is_made_once_and_nothing_starts_too_early(name: str) -> None
 
 
 def test_1f1b_with_equal_stages_is_idle_as_long_as_the_textbook_says() -> None:
-    passes = placed([order("1f1b", rank, 4, 1, 16) for rank in range(4)], 4, [{"F": 1.0, "B": 2.0}] * 4)
+    passes = schedule_passes([order("1f1b", rank, 4, 1, 16) for rank in range(4)], 4, [{"F": 1.0, "B": 2.0}] * 4)
     span = max(one.end_s for one in passes)
     assert 1 - 16 * 3 / span == pytest.approx(3 / (16 + 3))
 
 
-def test_a_long_step_is_followed_in_part_and_says_so() -> None:
+def test_a_long_step_is_simulated_in_part() -> None:
     plan = api.estimate(
         "llama3-70b", gpus="64xH100", overrides=["layout.pp=8", "layout.tp=8", "train.global_batch_size=32768"]
     )

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.families import FAMILIES
-from tests.engine.kept import kept_bytes
+from tests.engine.kept import activation_bytes_by_recompute
 from tests.engine.parity import recipe
 from tests.engine.ranks import run
 
 from meshwright import clusters
-from meshwright.costs.activations import kept_bytes as predicted_bytes
-from meshwright.costs.activations import layer_parts
+from meshwright.costs.activations import activation_bytes_by_recompute as predicted_bytes
+from meshwright.costs.activations import layer_activation_bytes
 from meshwright.engine.data.mock import Mock
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.build import transformers_config
@@ -63,7 +63,7 @@ def kept_by_layers(rank: int, world: int, family: str, layouts: list[types.Layou
         trainer = Trainer(given(layout, attention), config, mesh, torch.device("cpu"), source)
         (stage,) = trainer.stages
         tokens, told = trainer.loader.batch(0).micro_batches(SAMPLES)[0]
-        return kept_bytes(stage, lambda: stage(tokens, **told))
+        return activation_bytes_by_recompute(stage, lambda: stage(tokens, **told))
 
     return [(kept(layout, 3) - kept(layout, 1)) / 2 / (SEQ * SAMPLES) / 4 for layout in layouts]
 
@@ -82,5 +82,5 @@ def test_operations_are_kept_as_priced() -> None:
     (measured,) = run(1, kept_by_layers, "llama", [layout], "auto")[0]
     spec = spec_from_config(wide("llama", 1), "llama")
     case = Case(given(layout, "auto"), spec, clusters.cluster("1xH100"), "meshwright")
-    _, priced, _ = predicted_bytes(case, layer_parts(case, spec.groups[0].layer))
+    _, priced, _ = predicted_bytes(case, layer_activation_bytes(case, spec.groups[0].layer))
     assert measured * 4 == pytest.approx(priced, rel=0.1)

@@ -15,7 +15,7 @@ from meshwright.api.responses import Part, Response
 from meshwright.costs import accuracy as accuracies
 from meshwright.costs import calibrate as calibration
 from meshwright.costs.accuracy import Report
-from meshwright.costs.calibrate import OwnProfile
+from meshwright.costs.calibrate import MachineProfile
 
 
 @verb(requests.Accuracy)
@@ -32,7 +32,7 @@ def shipped_measurements() -> str:
 
 
 @verb(requests.Calibrate)
-def calibrate(request: requests.Calibrate) -> list[OwnProfile]:
+def calibrate(request: requests.Calibrate) -> list[MachineProfile]:
     """Measure this machine's GPU (imports torch), or fit profiles to a CSV of runs."""
     if request.runs:
         profiles = calibration.from_runs(request.runs, one_type=bool(request.out))
@@ -101,7 +101,7 @@ class AccuracyResponse(Response, frozen=True, kw_only=True):
 class CalibrateResponse(Response, frozen=True, kw_only=True):
     """Profiles, and each as the TOML file that --calibration reads."""
 
-    profiles: Sequence[OwnProfile]
+    profiles: Sequence[MachineProfile]
 
 
 def accuracy_response(report: Report, request: requests.Accuracy = requests.Accuracy()) -> AccuracyResponse:  # noqa: B008
@@ -111,11 +111,11 @@ def accuracy_response(report: Report, request: requests.Accuracy = requests.Accu
     return AccuracyResponse(**values, points=points)  # type: ignore[arg-type]  # plain values of the same keys
 
 
-def calibrate_response(profiles: list[OwnProfile], request: requests.Calibrate | None = None) -> CalibrateResponse:
+def calibrate_response(profiles: list[MachineProfile], request: requests.Calibrate | None = None) -> CalibrateResponse:
     """Return the response of calibrate."""
     return CalibrateResponse(profiles=profiles)
 
 
-def profile_text(profile: OwnProfile) -> str:
+def profile_text(profile: MachineProfile) -> str:
     """Return a profile as the TOML file that --calibration reads."""
     return calibration.to_text(profile)

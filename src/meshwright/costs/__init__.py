@@ -1,4 +1,4 @@
-"""What a training costs: parameters, memory, FLOPs and time of one layout or of a million at once."""
+"""The cost model: parameters, memory, FLOPs and step time of one layout, or of a million in one call."""
 
 from meshwright.costs.estimate import Band, Estimate, estimate, to_dict
 from meshwright.costs.flops import flops_per_token

@@ -1,7 +1,7 @@
-"""How well the cost model meets published measurements: step time, memory, and fits or does not fit.
+"""Compares the cost model with published measurements: step time, memory, and whether a run fits.
 
-Sources publish between one and hundreds of rows, many of them neighbours of each other, so every source counts the
-same: a row weighs one over the number of rows its source contributes. Errors are predicted over measured, less one.
+Sources publish between one and hundreds of rows, many of them similar, so every source counts the same: a row weighs
+one over the number of rows of its source. Errors are predicted over measured, minus one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costs.measurements import Measured, batches, read
+from meshwright.costs.measurements import Measurement, batches, read
 from meshwright.costs.memory import memory
 from meshwright.costs.time import step_time
 from meshwright.errors import InputError
@@ -25,7 +25,7 @@ MEMORY_TIERS = ("A",)
 
 
 class Errors(msgspec.Struct, frozen=True):
-    """Signed errors of some rows, with the source and GPU of each."""
+    """Signed errors of some rows, with source and GPU of each."""
 
     error: NDArray[np.float64]
     source: tuple[str, ...]
@@ -39,11 +39,11 @@ class Errors(msgspec.Struct, frozen=True):
         return np.array([1 / count[name] for name in self.source])
 
     def quantile(self, share: float) -> float:
-        """The absolute error, in per cent, that this share of the rows stays below, every source counting the same."""
+        """Return the absolute error in per cent that this share of rows stays below, every source counting the same."""
         return 100 * weighted_quantile(np.abs(self.error), self.weight, share)
 
     def by(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
-        """Rows, median absolute error and median signed error, in per cent, of each name."""
+        """Return rows, median absolute error and median signed error, in per cent, for each name."""
         places: dict[str, list[int]] = defaultdict(list)
         for place, name in enumerate(names):
             places[name].append(place)
@@ -51,7 +51,7 @@ class Errors(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The cost model against one table of measurements."""
+    """The cost model compared with one table of measurements."""
 
     rows: int
     predicted: int
@@ -59,7 +59,7 @@ class Report(msgspec.Struct, frozen=True):
     step_time: Errors
     memory: Errors
     fit: dict[str, int]
-    points: dict[str, list[tuple[float, float]]]  # measured and predicted values of every usable row, for a plot
+    points: dict[str, list[tuple[float, float]]]  # (measured, predicted) of every usable row, for a plot
 
 
 def accuracy(path: str | Path) -> Report:
@@ -67,35 +67,35 @@ def accuracy(path: str | Path) -> Report:
     rows = read(path)
     if not any(row.case is not None for row in rows):
         reason = Counter(row.unsupported for row in rows).most_common(1)[0][0]
-        raise InputError(f"none of its {len(rows)} rows can be predicted: {reason}", field="file", value=str(path))
+        raise InputError(f"no row of {len(rows)} can be predicted: {reason}", field="file", value=str(path))
     return compare(rows)
 
 
-def compare(rows: Sequence[Measured]) -> Report:
-    """Compare the cost model with rows already read: tiers A and B for time, tier A and real models for memory."""
+def compare(rows: Sequence[Measurement]) -> Report:
+    """Compare the cost model with parsed rows: tiers A and B for time, tier A and real models for memory."""
     step, allocated, reserved, fits = predictions(rows)
     timed = [i for i, r in enumerate(rows) if r.case and r.step_s and not r.oom and r.tier in TIME_TIERS]
     sized = [i for i, r in enumerate(rows) if r.case and _memory_row(r)]
     gib = np.array([allocated[i] if rows[i].allocated_gib else reserved[i] for i in sized])
-    seen = np.array([rows[i].allocated_gib or rows[i].reserved_gib for i in sized])
+    measured = np.array([rows[i].allocated_gib or rows[i].reserved_gib for i in sized])
     return Report(
         rows=len(rows),
         predicted=sum(row.case is not None for row in rows),
         unsupported=dict(Counter(row.unsupported for row in rows if row.case is None).most_common()),
         step_time=_errors(rows, timed, step[timed], np.array([rows[i].step_s for i in timed])),
-        memory=_errors(rows, sized, gib, seen),
+        memory=_errors(rows, sized, gib, measured),
         fit=_fit(rows, fits),
         points={
             "step time, s": [
                 (r.step_s, float(step[i])) for i, r in enumerate(rows) if r.case and r.step_s and not r.oom
             ],
-            "memory, GiB": list(zip(seen.tolist(), gib.tolist(), strict=True)),
+            "memory, GiB": list(zip(measured.tolist(), gib.tolist(), strict=True)),
         },
     )
 
 
-def predictions(rows: Sequence[Measured]) -> tuple[NDArray[np.float64], ...]:
-    """Step seconds, GiB allocated and reserved where a row reads them, and whether it fits; NaN without a case."""
+def predictions(rows: Sequence[Measurement]) -> tuple[NDArray[np.float64], ...]:
+    """Return step seconds, GiB allocated and reserved on the measured stage, and whether it fits; NaN if no case."""
     out = np.full((4, len(rows)), np.nan)
     for case, places in batches(rows):
         out[0, places], out[3, places] = step_time(case).step_s, memory(case).fits
@@ -105,20 +105,20 @@ def predictions(rows: Sequence[Measured]) -> tuple[NDArray[np.float64], ...]:
     return tuple(out)
 
 
-def _memory_row(row: Measured) -> bool:
+def _memory_row(row: Measurement) -> bool:
     measured = bool(row.allocated_gib or row.reserved_gib)
     return measured and not row.oom and not row.tiny and row.mem_tier in MEMORY_TIERS
 
 
 def _errors(
-    rows: Sequence[Measured], at: Sequence[int], predicted: NDArray[np.float64], measured: NDArray[np.float64]
+    rows: Sequence[Measurement], at: Sequence[int], predicted: NDArray[np.float64], measured: NDArray[np.float64]
 ) -> Errors:
     sources, gpus = (tuple(getattr(rows[i], name) for i in at) for name in ("source", "gpu"))
     return Errors(predicted / measured - 1, sources, gpus, measured)
 
 
-def _fit(rows: Sequence[Measured], fits: NDArray[np.float64]) -> dict[str, int]:
-    """Rows that ran and are called fits, rows that ran out of memory and are called so."""
+def _fit(rows: Sequence[Measurement], fits: NDArray[np.float64]) -> dict[str, int]:
+    """Count rows that ran and are predicted to fit, and rows that ran out of memory and are predicted not to."""
     labelled = [i for i, r in enumerate(rows) if r.case is not None and r.mem_tier and not r.tiny]
     ran = [i for i in labelled if not rows[i].oom]
     failed = [i for i in labelled if rows[i].oom]
@@ -131,7 +131,7 @@ def _fit(rows: Sequence[Measured], fits: NDArray[np.float64]) -> dict[str, int]:
 
 
 def weighted_quantile(values: NDArray[np.float64], weight: NDArray[np.float64], share: float) -> float:
-    """The smallest value that at least this share of the weight stays at or below; NaN of nothing."""
+    """Return the smallest value at or above this share of the weight; NaN if there are no values."""
     if not len(values):
         return float("nan")
     order: NDArray[np.int64] = np.argsort(values)
@@ -152,7 +152,7 @@ def _pct(value: float) -> float:
 
 
 def to_dict(report: Report) -> dict[str, Any]:
-    """The report as the plain values of the outer contract."""
+    """Return the report as plain values."""
 
     def part(errors: Errors) -> dict[str, Any]:
         median, high = (errors.quantile(q) for q in (0.5, 0.9))
@@ -175,13 +175,13 @@ def to_dict(report: Report) -> dict[str, Any]:
 
 
 def points(report: Report) -> dict[str, list[dict[str, Any]]]:
-    """Every row behind the errors of step time (s) and memory (GiB): where from, measured and predicted."""
+    """Return every row behind the errors of step time (s) and memory (GiB): source, measured and predicted."""
 
     def rows(errors: Errors) -> list[dict[str, Any]]:
-        told = zip(errors.source, errors.gpu, errors.measured, errors.error, strict=True)
+        columns = zip(errors.source, errors.gpu, errors.measured, errors.error, strict=True)
         return [
-            {"source": source, "gpu": gpu, "measured": float(seen), "predicted": float(seen * (1 + error))}
-            for source, gpu, seen, error in told
+            {"source": source, "gpu": gpu, "measured": float(measured), "predicted": float(measured * (1 + error))}
+            for source, gpu, measured, error in columns
         ]
 
     return {"step_time": rows(report.step_time), "memory": rows(report.memory)}

@@ -1,9 +1,9 @@
-"""Bytes a layer keeps for its backward pass, per token on one rank, by named part.
+"""Activation memory: bytes a layer saves for its backward pass, per token on one rank, by named part.
 
-Parts are named so that recompute can drop them. A trained linear keeps its input, a frozen one only where an adapter
-hangs on it; attention is flash attention, which keeps q, k, v, the output and one fp32 log-sum per head, never the
-score matrix (unless kernels.attention is eager). How norms and gated activations are kept differs by engine; counts
-for torch, eager and compiled, were read off the tensors that autograd saves.
+Parts are named so that recompute can drop them. A trained linear saves its input, a frozen one only if it has an
+adapter. Attention is flash attention, which saves q, k, v, the output and one fp32 log-sum-exp per head, never the
+score matrix (unless kernels.attention is eager). How norms and gated activations are saved differs by engine; the
+counts for torch, eager and compiled, were read from the tensors that autograd saves.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from meshwright.recipes.case import Case
 
 Parts = dict[str, Column]
 
-# Parts that a recomputed module drops. Recomputing flash attention's core frees nothing: its output feeds the next
-# linear and is kept anyway; the score matrix of eager attention is what it was made for.
-MODULE_DROPS: Mapping[str, tuple[str, ...]] = {
+# Parts that recomputing a module drops. Recomputing the core of flash attention frees nothing, because its output is
+# saved anyway as the input of the next linear; it was made for the score matrix of eager attention.
+DROPPED_BY_MODULE: Mapping[str, tuple[str, ...]] = {
     "core_attn": ("scores",),
     "layernorm": ("norm",),
     "mlp": ("fc1", "act"),
@@ -31,11 +31,11 @@ MODULE_DROPS: Mapping[str, tuple[str, ...]] = {
     "shared_experts": ("shared_fc1", "shared_act"),
     "attention": ("proj", "up", "core", "scores", "scan"),
 }
-# Modules that selective recompute means where a recipe names none; other engines choose single operations.
+# Modules of selective recompute if a recipe names none; other engines choose single operations.
 SELECTIVE_MODULES: Mapping[str, tuple[str, ...]] = {"megatron": ("core_attn",), "kempnerforge": ("attention",)}
-# Op-level selective recompute (torch engines) keeps attention's output and every second matmul: of a gated block's
+# Op-level selective recompute (torch engines) saves attention's output and every second matmul: of a gated block's
 # seven, q, v, the first of the two up-projections and the last; a compiled block drops the last, which nothing reads.
-OP_KEEPS: Mapping[str, float] = {
+SAVED_BY_OP: Mapping[str, float] = {
     "input": 1.0,
     "core": 1.0,
     "up": 0.5,
@@ -45,28 +45,29 @@ OP_KEEPS: Mapping[str, float] = {
     "routed_fc1": 0.5,
     "router": 1.0,
 }
-# What one layer's backward pass holds at once beside the activations, which go one by one: gradients of its widest
+# Gradients that one layer's backward pass holds besides activations, which are freed one by one: of its widest
 # tensors. Measured on H200 with torch: 57,344 bytes per token of Llama 3 8B, the two outputs of its first linears.
 WORKING_BLOCKS = (("fc1",), ("routed_in", "routed_fc1", "routed_out"), ("proj", "up", "scores"))
 
 
-def residual_cut(case: Case) -> Column:
-    """Ranks over which norms and residuals are cut: tp with sequence parallelism, else none."""
+def residual_shards(case: Case) -> Column:
+    """Return over how many ranks norms and residuals are sharded: tp with sequence parallelism, else 1."""
     return where(case.sp, case.tp, 1)
 
 
 def linear_input_bytes(case: Case) -> int:
-    """Bytes per element of what a linear keeps of its input: Transformer Engine keeps the 8-bit copy it multiplied."""
+    """Return bytes per element of a linear's saved input: Transformer Engine saves the 8-bit copy."""
     return 1 if case.matmul != "same" and case.engine == "megatron" else BYTES[case.compute]
 
 
-def layer_parts(case: Case, layer: Layer) -> Parts:
-    """Everything one layer keeps, in bytes per token."""
+def layer_activation_bytes(case: Case, layer: Layer) -> Parts:
+    """Return everything one layer saves, in bytes per token."""
     profile = memory_profile(case)
-    size, hidden, cut = BYTES[case.compute], case.model.hidden, residual_cut(case)
+    size, hidden, cut = BYTES[case.compute], case.model.hidden, residual_shards(case)
     mixers = (layer.mixer is not None) + (layer.cross is not None)
     blocks = mixers + (layer.ffn is not None)
-    feeds = mixers * _keeps(case, "qkv") + (layer.ffn is not None) * _keeps(case, "fc1")  # norms that feed a linear
+    # Norms that feed a linear which saves its input.
+    feeds = mixers * _saves_input(case, "qkv") + (layer.ffn is not None) * _saves_input(case, "fc1")
     normed = feeds * linear_input_bytes(case)
     parts: Parts = {"input": size * hidden / cut}
     if profile.gathers_inputs or profile.gathers_again:
@@ -84,54 +85,54 @@ def layer_parts(case: Case, layer: Layer) -> Parts:
     return parts
 
 
-def _inputs_cut(case: Case) -> Column:
-    """Ranks over which the inputs of linears are cut while they are kept."""
+def _input_shards(case: Case) -> Column:
+    """Return over how many ranks the saved inputs of linears are sharded."""
     profile = memory_profile(case)
     if profile.gathers_inputs or (profile.gathers_again and case.compile):
         return 1
-    return residual_cut(case)
+    return residual_shards(case)
 
 
 def _norms_and_residual(case: Case, layer: Layer, blocks: int, normed: int) -> Parts:
-    """What norms keep for the linears they feed, and the residual stream between the blocks.
+    """Return what norms save for the linears they feed, and the residual stream between blocks.
 
-    Experts keep rows of their own and routers their own copy; only shared and parallel blocks beside them gather.
+    Experts save their own rows and routers their own copy; only shared and parallel blocks beside them gather.
     """
-    profile, size, hidden, cut = memory_profile(case), BYTES[case.compute], case.model.hidden, residual_cut(case)
+    profile, size, hidden, cut = memory_profile(case), BYTES[case.compute], case.model.hidden, residual_shards(case)
     if isinstance(layer.ffn, MoE) and not (layer.ffn.shared_width or layer.ffn.parallel):
-        normed -= linear_input_bytes(case) * _keeps(case, "fc1")
-    if keeps_wide_norms(case):
+        normed -= linear_input_bytes(case) * _saves_input(case, "fc1")
+    if saves_fp32_norms(case):
         norms = layer.norm_params / hidden
-        residual = (4 * norms - size) * hidden / cut  # in the place of the layer's input and of the stream
+        residual = (4 * norms - size) * hidden / cut  # replaces the layer's input and the residual stream
     else:
         residual = (blocks - 1) * size * hidden / cut
     extra = (blocks * _norm_extra(case, profile) + _dropout(case, layer)) * hidden / cut
-    return {"norm": normed * hidden / _inputs_cut(case) + extra, "residual": residual}
+    return {"norm": normed * hidden / _input_shards(case) + extra, "residual": residual}
 
 
-def keeps_wide_norms(case: Case) -> bool:
-    """Whether norms keep an fp32 copy of what they get: those scaled by one plus a weight, unless compiled."""
+def saves_fp32_norms(case: Case) -> bool:
+    """Return whether norms save an fp32 copy of their input: those scaled by one plus a weight, unless compiled."""
     names = memory_profile(case).wide_norms
     return bool(names) and not case.compile and any(name in names for name in (case.model.family, _delta_name(case)))
 
 
 def _delta_name(case: Case) -> str:
-    """A name for the models with gated delta rules, whose families have other members."""
+    """Return a name for models with gated delta rules, whose families also have other models."""
     return "gated_delta" if any(isinstance(group.layer.mixer, GatedDelta) for group in case.model.groups) else ""
 
 
-def _keeps(case: Case, name: str) -> bool:
-    """Whether linears of that name keep their input: all that are trained or carry an adapter."""
+def _saves_input(case: Case, name: str) -> bool:
+    """Return whether linears of that name save their input: all that are trained or have an adapter."""
     return case.goal != "peft" or name in case.targets or (name == "qkv" and "mamba_in" in case.targets)
 
 
 def _norm_extra(case: Case, profile: MemoryProfile) -> float:
-    """fp32 copies of a norm that is not one kernel; compiling fuses it, and rows may name a kernel."""
+    """Return fp32 copies of a norm that is not a fused kernel; compiling fuses it."""
     return 0.0 if case.compile or getattr(case, "norm_kernel", "") == "fused" else profile.norm_extra
 
 
 def _dropout(case: Case, layer: Layer) -> int:
-    """Masks of the two dropouts on the residual stream, in models that have them: GPT, never Llama."""
+    """Return the masks of the two residual dropouts, in models that have them (GPT, not Llama)."""
     plain = isinstance(layer.ffn, Dense) and not layer.ffn.gated
     return 2 if plain and getattr(case, "dropout", False) else 0
 
@@ -147,7 +148,7 @@ def _mixer_parts(case: Case, mixer: Mixer) -> Parts:
         return _attention_parts(case, mixer)
     if isinstance(mixer, MLA):
         gathers = memory_profile(case).gathers_inputs or memory_profile(case).gathers_again
-        cut = 1 if gathers else residual_cut(case)  # what is made of a gathered input
+        cut = 1 if gathers else residual_shards(case)  # computed from a gathered input
         latent = size * (mixer.kv_lora + mixer.qk_rope + (mixer.q_lora or 0)) * 2 / cut  # and normed
         up = 2 * mixer.heads * mixer.qk_head + mixer.heads * mixer.v_head
         split = mixer.heads * (mixer.qk_nope + mixer.v_head)  # kv before keys get their rotary part
@@ -159,28 +160,28 @@ def _mixer_parts(case: Case, mixer: Mixer) -> Parts:
 
 
 def _rows_of_documents(case: Case) -> float:
-    """What packed samples take of a layer that must see each document apart, against what their tokens take."""
+    """Return the memory of packed samples over that of their tokens, in layers that isolate documents."""
     return (memory_profile(case).document_rows or 1.0) if case.packing else 1.0
 
 
 def _scan_parts(case: Case, mixer: Mamba2) -> Parts:
     size, tp = BYTES[case.compute], case.tp
     linear = mixer.inner + mixer.conv_width + mixer.heads
-    states = 4 * mixer.inner * mixer.state * _states_kept(case, _scan_block(case, mixer))
+    states = 4 * mixer.inner * mixer.state * _saved_states(case, _scan_block(case, mixer))
     convolved = 2 * size * mixer.conv_width * memory_profile(case).plain_convolutions
     return {"proj": size * linear / tp, "scan": (convolved + 2 * size * mixer.inner + states) / tp}
 
 
 def _scan_block(case: Case, mixer: Mamba2) -> Column:
-    """Tokens between the states that a scan keeps: those whose matrices of all heads fill the engine's bound."""
+    """Return the tokens between saved states of a scan: those whose matrices of all heads fill the engine's bound."""
     bound = memory_profile(case).scan_block_bytes
     if not bound:
         return MAMBA_CHUNK
     return OWN_CHUNK * larger(1, bound // (4 * mixer.heads * OWN_CHUNK**2 / case.tp))
 
 
-def _states_kept(case: Case, block: Column) -> Column:
-    """States that a scan keeps per token. Our own keeps none before a row's first block, and documents are short."""
+def _saved_states(case: Case, block: Column) -> Column:
+    """Return the states a scan saves per token. Ours saves none before a row's first block; documents are short."""
     if not memory_profile(case).scan_block_bytes:
         return 1 / block
     return larger(0, 1 / block - 1 / case.seq_length) * (not case.packing)
@@ -190,8 +191,8 @@ def _attention_parts(case: Case, mixer: Attention) -> Parts:
     size, tp = BYTES[case.compute], case.tp
     gate = mixer.q_width if mixer.output_gate else 0
     kv = mixer.q_width if memory_profile(case).repeats_kv else mixer.kv_width
-    rotated = mixer.q_width + mixer.kv_width if mixer.qk_norm != "none" else 0  # norm keeps its own input
-    rotated *= 2 if keeps_wide_norms(case) else 1  # in fp32
+    rotated = mixer.q_width + mixer.kv_width if mixer.qk_norm != "none" else 0  # the norm saves its own input
+    rotated *= 2 if saves_fp32_norms(case) else 1  # in fp32
     parts: Parts = {
         "proj": size * (mixer.q_width + gate + 2 * kv + rotated) / tp,
         "core": (size * (mixer.q_width + gate) + 4 * mixer.heads) / tp,
@@ -206,22 +207,22 @@ def _delta_parts(case: Case, mixer: GatedDelta) -> Parts:
     size, tp = BYTES[case.compute], case.tp
     conv = 2 * mixer.k_width + mixer.v_width
     bound = memory_profile(case).delta_block_bytes
-    if bound:  # what is convolved before and after its activation; a state for every block of chunks
+    if bound:  # convolution output before and after its activation; one state per block of chunks
         states = 4 * mixer.v_heads * mixer.k_head_dim * mixer.v_head_dim
         chunks = smaller(larger(1, bound // (states / tp)), larger(1, case.seq_length // DELTA_CHUNK))
-        inside = (4 + size) * mixer.v_heads + states * _states_kept(case, DELTA_CHUNK * chunks)
+        inside = (4 + size) * mixer.v_heads + states * _saved_states(case, DELTA_CHUNK * chunks)
         scan = size * (2 * conv + 2 * mixer.v_width) + inside
     else:
-        repeated = 2 * mixer.v_heads * mixer.k_head_dim  # q and k, normed and repeated to the value heads
+        repeated = 2 * mixer.v_heads * mixer.k_head_dim  # q and k, normalized and repeated to the value heads
         inside = 4 * mixer.v_heads * DELTA_CHUNK + 8 * mixer.v_heads  # triangular factors of a chunk, gates
         scan = size * (conv + repeated + 2 * mixer.v_width) + inside
     return {"proj": size * (conv + mixer.v_width) / tp, "scan": scan / tp}
 
 
 def _product_bytes(case: Case, gated: bool) -> int:
-    """Bytes per element kept after the first linear: the product, and in unfused code the activation before it."""
+    """Return bytes per element saved after the first linear: the product, and unfused the activation before it."""
     fused = memory_profile(case).fused_activation or case.compile
-    product = linear_input_bytes(case) if _keeps(case, "fc2") else 0
+    product = linear_input_bytes(case) if _saves_input(case, "fc2") else 0
     return product + (BYTES[case.compute] if gated and not fused else 0)
 
 
@@ -232,14 +233,14 @@ def _dense_parts(case: Case, block: Dense, fc1: str, act: str) -> Parts:
 
 
 def _moe_parts(case: Case, moe: MoE) -> Parts:
-    """Balanced routing gives each rank top-k copies of its own tokens, gathered over etp, cut at the expert width."""
-    size, hidden, cut = BYTES[case.compute], case.model.hidden, residual_cut(case)
+    """Return the parts of an MoE layer: each rank has top-k copies of its tokens, gathered over etp."""
+    size, hidden, cut = BYTES[case.compute], case.model.hidden, residual_shards(case)
     etp = 1 if case.engine == "kempnerforge" else case.etp
     copies = moe.topk * _imbalance(case) * etp / cut
     inner, width = moe.latent or hidden, moe.width / etp
     parts = {
         "router": (8.0 * moe.experts + _router_input(case)) / cut,  # fp32 logits and probabilities
-        "routed_in": linear_input_bytes(case) * inner * copies * _keeps_rows(case),
+        "routed_in": linear_input_bytes(case) * inner * copies * _saves_rows(case),
         "routed_fc1": (2 if moe.gated else 1) * size * width * copies,
         "routed_act": (_product_bytes(case, moe.gated) + _clamped(case, moe)) * width * copies,
         "routed_out": size * inner * copies * (case.engine != "megatron"),  # Megatron scales inside the activation
@@ -253,34 +254,34 @@ def _moe_parts(case: Case, moe: MoE) -> Parts:
 
 
 def _clamped(case: Case, moe: MoE) -> float:
-    """Bytes per element of a gate between two limits, which only experts with biases have; compiling fuses it."""
+    """Return bytes per element of a clamped gate, which only experts with biases have; compiling fuses it."""
     return memory_profile(case).clamped_gate if moe.bias and moe.gated and not case.compile else 0.0
 
 
 def _router_input(case: Case) -> float:
-    """Bytes per token of the router's input, where it is kept in fp32."""
+    """Return bytes per token of the router's input, if it is saved in fp32."""
     return 4.0 * case.model.hidden * (memory_profile(case).wide_router and case.goal != "peft")
 
 
-def _keeps_rows(case: Case) -> bool:
-    """Whether experts keep the rows they get: for the gradients of their own weights or of adapters on them."""
-    return _keeps(case, "fc1") or not memory_profile(case).drops_frozen_rows
+def _saves_rows(case: Case) -> bool:
+    """Return whether experts save their input rows: for gradients of their own weights or of adapters."""
+    return _saves_input(case, "fc1") or not memory_profile(case).drops_frozen_rows
 
 
 def _imbalance(case: Case) -> Column:
-    """Rows of the fullest rank's experts over the mean."""
+    """Return the rows of the fullest rank's experts over the mean."""
     if case.force_balance:
         return 1.0
     profile = memory_profile(case)
     return profile.imbalance * where(case.ep > 1, profile.exchanged, 1.0)
 
 
-def kept_bytes(case: Case, parts: Parts) -> tuple[Column, Column, Column]:
-    """Bytes kept per token without recompute, with selective and with full recompute."""
+def activation_bytes_by_recompute(case: Case, parts: Parts) -> tuple[Column, Column, Column]:
+    """Return the bytes saved per token without recompute, with selective and with full recompute."""
     everything = sum(parts.values())
     modules = case.recompute_modules or SELECTIVE_MODULES.get(case.engine, ())
     if modules and "ops" not in modules:
-        dropped = {p for module in modules for p in MODULE_DROPS[module]}
+        dropped = {p for module in modules for p in DROPPED_BY_MODULE[module]}
         selective = everything - sum(parts.get(name, 0.0) for name in dropped)
     else:
         selective = smaller(_op_level(case, parts), everything)
@@ -289,12 +290,12 @@ def kept_bytes(case: Case, parts: Parts) -> tuple[Column, Column, Column]:
 
 def _op_level(case: Case, parts: Parts) -> Column:
     if memory_profile(case).splits_recompute and "routed_in" in parts:
-        return _op_level_beside_experts(case, parts)
-    kept = sum(OP_KEEPS.get(name, 0.0) * value for name, value in parts.items())
+        return _op_level_with_experts(case, parts)
+    kept = sum(SAVED_BY_OP.get(name, 0.0) * value for name, value in parts.items())
     if "core" in parts and "up" not in parts:
         kept = kept + parts["core"]  # the queries, as wide as attention's output
     if "scan" in parts:
-        kept = kept + parts["proj"]  # the first of two products; the scan runs again
+        kept = kept + parts["proj"]  # the first of two matmuls; the scan is recomputed
     if "fc1" in parts and not case.compile:
         # The output of the last linear, on its way to be summed over tp where the engine does that by itself.
         split = memory_profile(case).splits_recompute
@@ -302,29 +303,29 @@ def _op_level(case: Case, parts: Parts) -> Column:
     return kept
 
 
-def _op_level_beside_experts(case: Case, parts: Parts) -> Column:
-    """Experts drop their activation only; attention and norms are wrapped alone and keep their inputs beside."""
+def _op_level_with_experts(case: Case, parts: Parts) -> Column:
+    """Experts drop only their activation; attention and norms are recomputed alone and save their inputs too."""
     whole = ("norm", "residual", "router", "routed_in", "routed_fc1", "routed_out", "shared_fc1", "shared_act")
     attention = parts.get("core", 0.0) + (1.0 if "scan" in parts else 0.5) * parts.get("proj", 0.0)
-    out = BYTES[case.compute] * case.model.hidden * ("up" in parts)  # of MLA's last linear, its fifth
+    out = BYTES[case.compute] * case.model.hidden * ("up" in parts)  # output of MLA's last linear, its fifth
     return parts["input"] + attention + out + sum(parts.get(name, 0.0) for name in whole)
 
 
-def working_bytes(case: Case, parts: Parts) -> Column:
-    """Bytes per token of the gradients one layer's backward pass holds at once, and that of its output."""
+def backward_working_bytes(case: Case, parts: Parts) -> Column:
+    """Return bytes per token of the gradients that one layer's backward pass holds, including its output's."""
     reused = {"fc1": "act"} if memory_profile(case).inplace_activation else {}
     blocks = [sum(parts.get(reused.get(name, name), 0.0) for name in block) for block in WORKING_BLOCKS]
     return larger(larger(blocks[0], blocks[1]), blocks[2]) + parts["input"]
 
 
-def vision_bytes(case: Case) -> Column:
-    """Bytes the vision tower keeps per language token, averaged over the sequence."""
-    tower = case.model.vision
-    whole = memory_profile(case).sees_whole
-    if tower is None or not case.images or (whole and case.goal == "peft"):
+def vision_activation_bytes(case: Case) -> Column:
+    """Return the bytes the vision encoder saves per language token, averaged over the sequence."""
+    encoder = case.model.vision
+    whole = memory_profile(case).replicates_vision
+    if encoder is None or not case.images or (whole and case.goal == "peft"):
         return 0.0
-    tp, copies = (1, case.cp) if whole else (case.tp, 1)  # cp cuts the tokens of the language model only
-    size, patches = BYTES[case.compute], IMAGE_SHARE * tower.merge
-    inputs = size * tower.hidden * tower.depth
-    everything = tower.depth * size * (4 * tower.hidden + (4 * tower.hidden + 2 * tower.width) / tp)
+    tp, copies = (1, case.cp) if whole else (case.tp, 1)  # cp shards only the tokens of the language model
+    size, patches = BYTES[case.compute], IMAGE_SHARE * encoder.merge
+    inputs = size * encoder.hidden * encoder.depth
+    everything = encoder.depth * size * (4 * encoder.hidden + (4 * encoder.hidden + 2 * encoder.width) / tp)
     return copies * patches * where(case.recompute == "full", inputs, everything)

@@ -1,4 +1,4 @@
-"""Calibrating the cost model to one's own machine: from measured points, or from one's own runs."""
+"""Calibrates the cost model to a machine, from microbenchmarks or from runs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import numpy as np
 from meshwright import file_access
 from meshwright.clusters import Gpu, gpu
 from meshwright.costs.calibration import Calibration, shipped
-from meshwright.costs.measurements import Measured, batches, read
+from meshwright.costs.measurements import Measurement, batches, read
 from meshwright.costs.time import step_time
 from meshwright.errors import InputError
 
-LARGE = 2048  # tokens and widths from which a matmul reaches its plateau
-SLOWEST, FASTEST = 0.3, 3.0  # speeds tried over the shipped profile
-WORST_FIT = 0.5  # median error above which the runs are not explained
+LARGE = 2048  # minimum tokens and widths at which a matmul reaches its plateau
+SLOWEST, FASTEST = 0.3, 3.0  # range of speeds over the shipped profile
+WORST_FIT = 0.5  # median error above which the fit is rejected
 
 
-class OwnProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one machine reaches, over the shipped profile of its GPU architecture."""
+class MachineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one machine reaches, on top of the shipped profile of its GPU architecture."""
 
     gpu: str
     source: str = ""
@@ -34,41 +34,42 @@ class OwnProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hbm: float | None = None
     link: float | None = None
     network: float | None = None
-    runs: int = 0  # own runs it was fitted to
+    runs: int = 0  # number of runs it was fitted to
     error_pct: float | None = None  # median error over them after the fit
 
     def apply(self, to: Calibration) -> Calibration:
-        """The calibration with this machine's numbers in the place of its architecture's."""
+        """Return the calibration with this machine's numbers in place of its architecture's."""
         arch = gpu(self.gpu).arch
         known = to.gpus[arch]
         changes: dict[str, Any] = {name: getattr(self, name) for name in ("hbm", "link", "network")}
-        made = msgspec.structs.replace(
+        calibrated = msgspec.structs.replace(
             known,
             matmul={**known.matmul, **self.matmul},
             attention={**known.attention, **({"best": self.attention} if self.attention else {})},
             clock={**known.clock, gpu(self.gpu).name: self.clock},
             **{name: value for name, value in changes.items() if value is not None},
         )
-        return msgspec.structs.replace(to, gpus={**to.gpus, arch: made})
+        return msgspec.structs.replace(to, gpus={**to.gpus, arch: calibrated})
 
 
-def from_points(points: Iterable[Mapping[str, Any]], of: Gpu, source: str = "") -> OwnProfile:
-    """The profile that measured points of a GPU give: plateaus of matmuls, attention and memory traffic."""
+def from_points(points: Iterable[Mapping[str, Any]], of: Gpu, source: str = "") -> MachineProfile:
+    """Return the profile from measured points of a GPU: plateaus of matmuls, attention and memory traffic."""
     rows = list(points)
     shares: dict[str, list[float]] = {}
     for row in rows:
         if row["kind"] == "gemm" and min(row["shape"]) >= LARGE and row["precision"] in of.peak_tflops:
             shares.setdefault(row["precision"], []).append(row["tflops"] / of.peak_tflops[row["precision"]])
-    ahead = [r["tflops"] / of.peak_tflops["bf16"] for r in rows if r["kind"] == "attention" and r["pass"] == "forward"]
+    attention = [r for r in rows if r["kind"] == "attention" and r["pass"] == "forward"]
+    forward = [r["tflops"] / of.peak_tflops["bf16"] for r in attention]
     copies = [r["gb_s"] / of.hbm_gb_s for r in rows if r["kind"] == "copy"]
     if not shares or not copies:
         raise InputError("no large matmul or memory copy was measured", field="points")
     links = {name: _share(value) for name, value in _links(rows, of).items()}
-    return OwnProfile(
+    return MachineProfile(
         gpu=of.name,
         source=source,
         matmul={name: _share(median(values)) for name, values in shares.items()},
-        attention=_share(max(ahead)) if ahead else None,
+        attention=_share(max(forward)) if forward else None,
         hbm=_share(max(copies)),
         link=links.get("link"),
         network=links.get("network"),
@@ -76,7 +77,7 @@ def from_points(points: Iterable[Mapping[str, Any]], of: Gpu, source: str = "") 
 
 
 def _links(rows: list[Mapping[str, Any]], of: Gpu) -> dict[str, float]:
-    """Shares of the links' rates that collectives reached, where several ranks measured them."""
+    """Return the shares of link rates that collectives reached, if several ranks measured them."""
     best = {where: max((r["gb_s"] for r in rows if r["kind"] == where), default=0.0) for where in ("link", "network")}
     rates = {"link": of.nvlink_gb_s, "network": of.network_gb_s}
     return {where: best[where] / rates[where] for where in best if best[where]}
@@ -86,78 +87,78 @@ def _share(value: float) -> float:
     return round(min(max(value, 0.01), 1.0), 4)
 
 
-def from_runs(path: str | Path, *, one_type: bool = False) -> list[OwnProfile]:
-    """One profile for each GPU type in a table of one's own runs: the speed at which predictions meet them.
+def from_runs(path: str | Path, *, one_type: bool = False) -> list[MachineProfile]:
+    """Return one profile per GPU type in a table of runs: the speed at which predictions match them.
 
-    With one_type, a table of several types is refused before anything is fitted.
+    With one_type, a table with several types is rejected before anything is fitted.
     """
-    runs: dict[str, list[Measured]] = {}
+    runs: dict[str, list[Measurement]] = {}
     for row in usable_runs(path):
         if row.case is not None:
             runs.setdefault(row.case.cluster.gpu.name, []).append(row)
     if one_type and len(runs) > 1:
-        said = ", ".join(sorted(runs))
+        names = ", ".join(sorted(runs))
         raise InputError(
-            f"the runs are on several GPU types ({said}); give a table for each", field="runs", value=str(path)
+            f"the runs are on several GPU types ({names}); use one table per type", field="runs", value=str(path)
         )
     return [_fitted(runs[name], name, path) for name in sorted(runs)]
 
 
-def usable_runs(path: str | Path) -> list[Measured]:
-    """The rows of a table with a model, GPUs and a step time we can use; at least one."""
+def usable_runs(path: str | Path) -> list[Measurement]:
+    """Return the rows with a model, GPUs and a step time; at least one."""
     rows = [r for r in read(path) if r.case is not None and r.step_s > 0 and not r.oom]
     if not rows:
-        raise InputError("no row has a model, GPUs and a step time we can use", field="runs", value=str(path))
+        raise InputError("no row has a usable model, GPUs and step time", field="runs", value=str(path))
     return rows
 
 
-def _fitted(rows: list[Measured], name: str, path: str | Path) -> OwnProfile:
-    """The clock with the least error: a coarse look, then a closer one around the best."""
+def _fitted(rows: list[Measurement], name: str, path: str | Path) -> MachineProfile:
+    """Return the clock with the least error: a coarse grid search, then finer ones around the best."""
     low, high = SLOWEST, FASTEST
     for steps in (9, 9, 9):
-        tried = [float(c) for c in np.geomspace(low, high, steps)]
-        errors = [_error(rows, OwnProfile(gpu=name, clock=c)) for c in tried]
+        clocks = [float(c) for c in np.geomspace(low, high, steps)]
+        errors = [_error(rows, MachineProfile(gpu=name, clock=c)) for c in clocks]
         at = int(np.argmin(errors))
-        low, high = tried[max(at - 1, 0)], tried[min(at + 1, steps - 1)]
-    clock, error = tried[at], errors[at]
+        low, high = clocks[max(at - 1, 0)], clocks[min(at + 1, steps - 1)]
+    clock, error = clocks[at], errors[at]
     if error > WORST_FIT or not SLOWEST * 1.01 < clock < FASTEST / 1.01:
         raise InputError(
-            f"no speed of {name} explains these runs: the best leaves a median error of {100 * error:.0f} %",
+            f"no speed of {name} fits these runs: the best has a median error of {100 * error:.0f} %",
             field="runs",
             value=str(path),
             fix=("check the step times and layouts of the rows",),
         )
     source = f"fitted to {len(rows)} runs of {Path(path).name}"
-    return OwnProfile(name, source, round(clock, 4), runs=len(rows), error_pct=round(100 * error, 2))
+    return MachineProfile(name, source, round(clock, 4), runs=len(rows), error_pct=round(100 * error, 2))
 
 
-def _error(rows: list[Measured], profile: OwnProfile) -> float:
-    """The median relative error of the step time over some runs with this profile."""
-    own = profile.apply(shipped())
+def _error(rows: list[Measurement], profile: MachineProfile) -> float:
+    """Return the median relative error of the step time over some runs with this profile."""
+    machine = profile.apply(shipped())
     errors: list[float] = []
     for case, places in batches(rows):
-        predicted = np.broadcast_to(step_time(case.replace(calibration=own)).step_s, len(places))
+        predicted = np.broadcast_to(step_time(case.replace(calibration=machine)).step_s, len(places))
         errors += [abs(float(p) / rows[i].step_s - 1) for p, i in zip(predicted, places, strict=True)]
     return float(np.median(errors))
 
 
 def load(path: str | Path) -> Calibration:
-    """The shipped calibration with the machine that a profile file describes."""
-    sent = file_access.text_of(path, "calibration")
+    """Return the shipped calibration with the machine that a profile file describes."""
+    supplied = file_access.text_of(path, "calibration")
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8") if sent is None else sent)
-        own = msgspec.convert(table, OwnProfile)
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8") if supplied is None else supplied)
+        machine = msgspec.convert(table, MachineProfile)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise InputError(f"not a calibration profile: {error}", field="calibration", value=str(path)) from None
-    numbers = {"clock": own.clock, "attention": own.attention, "hbm": own.hbm, **own.matmul}
+    numbers = {"clock": machine.clock, "attention": machine.attention, "hbm": machine.hbm, **machine.matmul}
     for name, value in numbers.items():
         if value is not None and not 0.01 <= value <= 10:
-            raise InputError("a share or speed lies between 0.01 and 10", field=f"calibration.{name}", value=value)
-    return own.apply(shipped())
+            raise InputError("a share or speed must be between 0.01 and 10", field=f"calibration.{name}", value=value)
+    return machine.apply(shipped())
 
 
-def to_text(profile: OwnProfile) -> str:
-    """A profile as the TOML file that `load` reads."""
+def to_text(profile: MachineProfile) -> str:
+    """Return a profile as the TOML that `load` reads."""
     import tomlkit
 
     table = {k: v for k, v in msgspec.to_builtins(profile).items() if v not in (None, {}, "")}

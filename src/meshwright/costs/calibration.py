@@ -1,8 +1,8 @@
-"""Calibration profiles: what GPUs, engines and links reach in a running training, as data with its sources.
+"""Calibration profiles: the rates that GPUs, engines and links reach in training, as data with sources.
 
-`profiles/gpu_*.toml` hold one GPU architecture each, `profiles/engine_*.toml` one engine each, `profiles/shared.toml`
-what neither decides. benchmarks/fit_costs.py fits and writes them. A case may carry a calibration of its own, which
-is how the fit tries values and how a user's own machine is described.
+`profiles/gpu_*.toml` describe one GPU architecture each, `profiles/engine_*.toml` one engine each, and
+`profiles/shared.toml` the rest. benchmarks/fit_costs.py fits and writes them. A case may carry its own calibration,
+which the fit and a user's machine profile use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class GpuProfile(_Profile, frozen=True, kw_only=True):
-    """What one GPU architecture reaches."""
+    """Rates of one GPU architecture."""
 
     matmul: dict[str, float]  # share of the dense peak that large matmuls reach, by precision
     attention: dict[str, float]  # share of the bf16 peak over the causal half, forward: flash1, flash2, cudnn, best
@@ -41,84 +41,84 @@ class EngineProfile(_Profile, frozen=True, kw_only=True):
     """How one engine executes a step."""
 
     attention: str  # kernel behind flash attention: flash1, flash2, cudnn or best
-    matmul: float = 1.0  # rate of its matmuls over the GPU's usual: tuned libraries, no transposes between them
-    traffic: float  # bytes its memory-bound kernels move over what perfectly fused ones would
+    matmul: float = 1.0  # rate of its matmuls over the GPU's usual: tuned libraries, no transposes in between
+    traffic: float  # bytes moved by its memory-bound kernels over perfectly fused ones
     traffic_compiled: float  # the same under torch.compile
     launch_s: float  # CPU seconds to launch one layer's kernels, forward and backward
-    launch_compiled: float = 0.6  # of that under torch.compile
-    sharpness: float = 5.0  # how sharply the longer of launching and computing decides: 1 adds them, large is a maximum
-    launch_tp: float = 0.0  # more of that for every doubling of the tensor-parallel ranks
-    launch_8bit: float = 1.0  # launches with quantised matmuls over those without
-    launch_moe_s: float = 0.0  # more for a layer with experts: routing, permutation, one kernel per step of it
-    sync_moe_s: float = 0.0  # seconds the GPU waits in a layer with experts for the CPU to learn token counts
-    step_s: float = 0.015  # what a step costs however small: data, logging, end-of-step synchronisation
-    grouped: float = 0.8  # expert matmuls over what their shapes would reach alone
-    dp_visible: float = 0.1  # share of an overlapped data-parallel collective that stays visible
-    dp_rate: float = 1.0  # of the links' rate that its data-parallel collectives reach
-    bucket_params: float = 40.0  # parameters in one data-parallel collective, in millions
-    bucket_per_rank: float = 0.0  # at least this many millions for every data-parallel rank
+    launch_compiled: float = 0.6  # factor of launch_s under torch.compile
+    sharpness: float = 5.0  # how launch and compute time combine: 1 adds them, large takes the maximum
+    launch_tp: float = 0.0  # increase of launch_s per doubling of the tensor-parallel ranks
+    launch_8bit: float = 1.0  # launch time with quantized matmuls over that without
+    launch_moe_s: float = 0.0  # additional launch time of a layer with experts: routing, permutation
+    sync_moe_s: float = 0.0  # seconds the GPU waits per MoE layer until the CPU has the token counts
+    step_s: float = 0.015  # fixed cost of a step: data, logging, final synchronization
+    grouped: float = 0.8  # rate of grouped expert matmuls over separate ones
+    dp_visible: float = 0.1  # exposed share of an overlapped data-parallel collective
+    dp_rate: float = 1.0  # share of the link rate that its data-parallel collectives reach
+    bucket_params: float = 40.0  # parameters per data-parallel collective, in millions
+    bucket_per_rank: float = 0.0  # minimum per data-parallel rank, in millions
     imbalance: float = 1.2  # load of the fullest expert rank over the mean under natural routing
     p2p_s: float = 0.0  # CPU seconds a pipeline stage spends on the sends and receives of one micro batch
 
 
 class Shared(_Profile, frozen=True, kw_only=True):
-    """Physics that neither the GPU nor the engine decides."""
+    """Constants that depend on neither GPU nor engine."""
 
     matmul_traffic: float  # share of a matmul's reads and writes that its arithmetic does not hide
     attention_backward: float  # backward of flash attention over its forward
-    head_width: float  # work per score that does not grow with the head's width, in widths
-    block: float  # tokens a causal block wastes at the diagonal
+    head_width: float  # work per score that is independent of head width, in widths
+    block: float  # tokens wasted per causal block at the diagonal
     score_passes: dict[str, float]  # passes over the scores, forward and backward: eager, fused_softmax
-    misaligned: float  # slowdown of a matmul whose width is no multiple of 64
-    quantise: dict[str, float]  # bytes per element of a linear's inputs and outputs to quantise them, by matmul format
+    misaligned: float  # slowdown of a matmul whose width is not a multiple of 64
+    quantise: dict[str, float]  # bytes per element of a linear's inputs and outputs for quantization, by matmul format
     loss_bytes: dict[str, float]  # bytes the loss moves per logit, forward and backward, by kind of loss
-    latency_s: float  # start of a collective
-    hop_s: float  # more for every rank of a ring inside a domain
-    far_hop_s: float  # more for every domain a ring passes
-    dispatch: dict[str, float]  # speed of a dispatcher of tokens over a plain all-to-all
-    tp_overlap_visible: float  # shares of communications that overlap does not hide
+    latency_s: float  # latency of a collective
+    hop_s: float  # additional latency per rank of a ring inside a domain
+    far_hop_s: float  # additional latency per domain of a ring
+    dispatch: dict[str, float]  # speed of a token dispatcher over a plain all-to-all
+    tp_overlap_visible: float  # exposed shares of overlapped communication
     ep_overlap_visible: float
     cp_visible: float
     p2p_visible: float
-    selective_again: float  # op-level selective recompute: share of the forward done again
+    selective_again: float  # op-level selective recompute: recomputed share of the forward
     jitter: float  # slowdown for every doubling of the nodes: stragglers
     adapter_bytes: float  # bytes per element of an adapted linear's input and output that an adapter moves
-    graphs_left: dict[str, float]  # launch time left with CUDA graphs: of dense parts, of experts, of synchronisations
-    host_gb_s: float  # host link of offloaded state
+    graphs_left: dict[str, float]  # share of launch time left with CUDA graphs: dense, moe, sync
+    host_gb_s: float  # host link rate of offloaded state
     clip_passes: float  # passes over the gradients for their norm
     bubble: dict[str, float]  # bubble of a schedule over that of 1F1B
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """All profiles together."""
+    """All profiles."""
 
     gpus: dict[str, GpuProfile]
     engines: dict[str, EngineProfile]
     shared: Shared
 
     def gpu(self, case: Case) -> GpuProfile:
-        """The profile of the case's GPU architecture."""
+        """Return the profile of the case's GPU architecture."""
         return self.gpus[case.cluster.gpu.arch]
 
     def engine(self, case: Case) -> EngineProfile:
-        """The profile a case names, or that of its engine."""
+        """Return the profile that a case names, or that of its engine."""
         return self.engines[getattr(case, "speed_profile", "") or case.engine]
 
 
 def calibration(case: Case) -> Calibration:
-    """The calibration a case carries, or the shipped one."""
+    """Return the calibration that a case carries, or the shipped one."""
     own: Calibration | None = getattr(case, "calibration", None)
     return own if own is not None else shipped()
 
 
 @cache
 def shipped() -> Calibration:
-    """The profiles that come with Meshwright."""
+    """Return the profiles that come with Meshwright."""
     return from_tables(read_tables(PROFILES))
 
 
 def read_tables(folder: Path) -> dict[str, dict[str, Any]]:
-    """Every profile file of a folder as plain tables, by file name without its ending."""
+    """Return every profile file of a folder as a table, by file name without suffix."""
     tables: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("*.toml")):
         try:
@@ -129,7 +129,7 @@ def read_tables(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def from_tables(tables: dict[str, dict[str, Any]]) -> Calibration:
-    """The calibration that some tables describe; unknown, missing or nonsensical values are errors."""
+    """Build a calibration from tables; unknown, missing or invalid values are errors."""
     try:
         gpus = {_kind(name): msgspec.convert(t, GpuProfile) for name, t in tables.items() if name.startswith("gpu_")}
         engines = {
@@ -147,7 +147,7 @@ def _kind(name: str) -> str:
 
 
 def _refuse_nonsense(tables: dict[str, dict[str, Any]]) -> None:
-    """Every number of a profile is a share, a factor or a time: finite and not negative."""
+    """Raise if a number is not a finite, non-negative share, factor or time."""
     for name, table in tables.items():
         for key, value in table.items():
             for number in value.values() if isinstance(value, dict) else [value]:

@@ -1,13 +1,13 @@
-"""Seconds of tensor, context, expert, pipeline and data-parallel communication that compute does not hide."""
+"""Exposed seconds of tensor, context, expert, pipeline and data-parallel communication."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from meshwright.costs.activations import residual_cut
+from meshwright.costs.activations import residual_shards
 from meshwright.costs.compute import LayerTime
 from meshwright.costs.gemm import routing_imbalance
-from meshwright.costs.links import all_to_all_s, gather_s, neighbour_s
+from meshwright.costs.links import all_to_all_s, gather_s, neighbor_s
 from meshwright.costs.memory import tokens
 from meshwright.costs.parameters import RankParams, expert_cut
 from meshwright.costs.speeds import Speeds
@@ -18,12 +18,12 @@ from meshwright.recipes.case import Case
 
 
 def is_one(degree: Column) -> bool:
-    """Whether an axis is unused everywhere."""
+    """Return whether an axis is unused in every candidate."""
     return bool(degree == 1) if isinstance(degree, int) else bool(np.all(degree == 1))
 
 
 def tp_s(case: Case, speed: Speeds, layer: Layer, passes: Column) -> Column:
-    """Tensor parallelism: per block and pass one gather and one scatter of the residual (or one all-reduce of it).
+    """Tensor parallelism: per block and pass one all-gather and one reduce-scatter of the residual (or one all-reduce).
 
     With sequence parallelism the backward pass gathers the input once more for the weight gradient.
     """
@@ -31,25 +31,25 @@ def tp_s(case: Case, speed: Speeds, layer: Layer, passes: Column) -> Column:
         return 0.0
     blocks = (layer.mixer is not None) + (layer.cross is not None)
     blocks += layer.ffn is not None and (not isinstance(layer.ffn, MoE) or bool(layer.ffn.shared_width))
-    whole = tokens(case) * case.model.hidden * BYTES[case.compute]
-    once = gather_s(case, speed, whole, 1, case.tp)
+    full = tokens(case) * case.model.hidden * BYTES[case.compute]
+    once = gather_s(case, speed, full, 1, case.tp)
     times = 2 * passes + (where(case.sp, 1, 0) if case.goal != "peft" else 0)
     visible = speed.shared.tp_overlap_visible if case.tp_comm_overlap else 1.0
     return blocks * times * once * visible
 
 
 def cp_s(case: Case, speed: Speeds, layer: Layer, time: LayerTime, passes: Column) -> Column:
-    """Context parallelism: a ring hides behind the attention it feeds, the others stand before it."""
+    """Context parallelism: a ring overlaps with the attention it feeds, the other methods precede it."""
     mixer = layer.mixer
     if is_one(case.cp) or not isinstance(mixer, Attention | MLA):
         return 0.0
     count, size, stride = tokens(case), BYTES[case.compute], case.tp
-    times = passes + 1  # the backward also returns gradients of keys and values
+    times = passes + 1  # the backward also sends gradients of keys and values
     kv = 2 * mixer.kv_width if isinstance(mixer, Attention) else mixer.heads * (mixer.qk_head + mixer.v_head)
     q = mixer.q_width if isinstance(mixer, Attention) else mixer.heads * mixer.qk_head
     kv_bytes, all_bytes = size * count * kv / case.tp, size * count * (kv + 2 * q) / case.tp
     core = time.core * (1 + time.core_backward)
-    ring = times * (case.cp - 1) * neighbour_s(case, speed, kv_bytes, stride, case.cp)
+    ring = times * (case.cp - 1) * neighbor_s(case, speed, kv_bytes, stride, case.cp)
     hidden_ring = larger(ring - core, 0.0) + speed.shared.cp_visible * ring
     gathered = times * gather_s(case, speed, kv_bytes * case.cp, stride, case.cp)
     exchanged = times * all_to_all_s(case, speed, all_bytes, stride, case.cp)
@@ -59,34 +59,34 @@ def cp_s(case: Case, speed: Speeds, layer: Layer, time: LayerTime, passes: Colum
 
 
 def ep_s(case: Case, speed: Speeds, layer: Layer, passes: Column) -> Column:
-    """Expert parallelism: tokens travel to their experts and back, forward and backward."""
+    """Expert parallelism: all-to-all of tokens to their experts and back, forward and backward."""
     moe = layer.ffn
     if is_one(case.ep) or not isinstance(moe, MoE):
         return 0.0
     copies: Column = moe.topk
-    if case.dispatcher in ("deepep", "hybridep"):  # one copy per domain that holds some of the token's experts
+    if case.dispatcher in ("deepep", "hybridep"):  # one copy per domain that has some of the token's experts
         spread = larger(case.ep * case.etp / case.nvlink_domain, 1)
         copies = smaller(moe.topk, spread * (1 - (1 - 1 / spread) ** moe.topk))
     size = BYTES[case.compute] * routing_imbalance(case, speed)
-    sent = tokens(case) / residual_cut(case) * copies * (moe.latent or case.model.hidden) * size
+    sent = tokens(case) / residual_shards(case) * copies * (moe.latent or case.model.hidden) * size
     visible = speed.shared.ep_overlap_visible if case.ep_overlap else 1.0
     sent = sent / speed.shared.dispatch.get(case.dispatcher, 1.0)
     return (case.ep > 1) * 2 * passes * all_to_all_s(case, speed, sent, case.etp, case.ep) * visible
 
 
 def p2p_s(case: Case, speed: Speeds) -> Column:
-    """Sends between stages for one micro batch, both ways, that stay visible."""
+    """Exposed sends between stages for one micro batch, both ways."""
     if is_one(case.pp):
         return 0.0
-    sent = tokens(case) * case.model.hidden * BYTES[case.compute] / residual_cut(case)
-    one = neighbour_s(case, speed, sent, case.world // case.pp, case.pp)
+    sent = tokens(case) * case.model.hidden * BYTES[case.compute] / residual_shards(case)
+    one = neighbor_s(case, speed, sent, case.world // case.pp, case.pp)
     return (case.pp > 1) * 2 * case.vp * speed.shared.p2p_visible * one
 
 
 def dp_s(
     case: Case, speed: Speeds, params: RankParams, trained: RankParams, busy_s: Column, forward_s: Column
 ) -> Column:
-    """Data parallelism: gathers of weights and reductions of gradients beyond what compute hides.
+    """Data parallelism: weight gathers and gradient reductions beyond what compute hides.
 
     FSDP gathers every layer before its forward and again before its backward, in every micro batch, and reduces in
     every backward; a deferred reduction happens once. ZeRO-1 and Megatron's optimizer reduce once, behind the
@@ -99,18 +99,18 @@ def dp_s(
     gathers = where(fsdp, where(pipelined, 1, twice * rounds), (case.strategy == "zero1") * 1)
     gather = gathers * _gather_once_s(case, speed, fsdp, params, trained)
     reduce = where(each_time, rounds, 1) * _reduce_once_s(case, speed, trained)
-    whole, once = busy_s * rounds, busy_s - forward_s
+    full, once = busy_s * rounds, busy_s - forward_s
     visible = speed.engine.dp_visible
-    together = _exposed(gather + reduce, whole, case.overlap_param_gather, visible)
-    gather_window = where(fsdp, whole, forward_s)
-    apart = _exposed(gather, gather_window, case.overlap_param_gather, visible) + _exposed(
+    joint = _exposed(gather + reduce, full, case.overlap_param_gather, visible)
+    gather_window = where(fsdp, full, forward_s)
+    separate = _exposed(gather, gather_window, case.overlap_param_gather, visible) + _exposed(
         reduce, once, case.overlap_grad_reduce, visible
     )
-    return where(each_time, together, apart)
+    return where(each_time, joint, separate)
 
 
 def _exposed(comm: Column, window: Column, overlaps: bool, visible: float) -> Column:
-    """What stays visible of a communication that may hide in a window of compute."""
+    """Return the exposed part of communication that may overlap with a window of compute."""
     if not overlaps:
         return comm
     room = window * (1 - visible)
@@ -118,7 +118,7 @@ def _exposed(comm: Column, window: Column, overlaps: bool, visible: float) -> Co
 
 
 def _gather_once_s(case: Case, speed: Speeds, frozen_too: Column, params: RankParams, trained: RankParams) -> Column:
-    """Seconds to gather a rank's weights once; frozen weights travel only where they are sharded."""
+    """Return the seconds to gather a rank's weights once; frozen weights are gathered only if they are sharded."""
     size = 1 if case.fp8_gather else BYTES[case.compute]
     dense = where(frozen_too, params.dense + params.ends, trained.dense + trained.ends)
     routed = where(frozen_too, params.routed, trained.routed)
@@ -128,7 +128,7 @@ def _gather_once_s(case: Case, speed: Speeds, frozen_too: Column, params: RankPa
 
 
 def _reduce_once_s(case: Case, speed: Speeds, trained: RankParams) -> Column:
-    """Seconds to sum a rank's gradients once: scatter among those that share a copy, all-reduce among the copies."""
+    """Return the seconds to reduce a rank's gradients once: reduce-scatter among shards, all-reduce among replicas."""
     size, cut = BYTES[case.reduce], expert_cut(case)
     dense, routed = trained.dense + trained.ends, trained.routed
     shard, expert_shard = dense_ranks(case), expert_ranks(case)
@@ -142,7 +142,7 @@ def _reduce_once_s(case: Case, speed: Speeds, trained: RankParams) -> Column:
 
 
 def _ring_s(case: Case, speed: Speeds, params: Column, size: float, stride: Column, ranks: Column) -> Column:
-    """One pass of parameters around a ring, in as many collectives as the engine makes of them."""
+    """Return the seconds of one ring pass over parameters, in as many collectives as the engine uses."""
     engine = speed.engine
     messages = params / (1e6 * larger(engine.bucket_params, engine.bucket_per_rank * ranks)) + 1
     return gather_s(case, speed, params * size / speed.engine.dp_rate, stride, ranks, messages)

@@ -1,10 +1,10 @@
-"""Seconds one rank computes for one micro batch: matmuls, attention, memory-bound kernels, recomputation."""
+"""Compute seconds of one rank for one micro batch: matmuls, attention, memory-bound kernels, recomputation."""
 
 from __future__ import annotations
 
 import msgspec
 
-from meshwright.costs.activations import residual_cut
+from meshwright.costs.activations import residual_shards
 from meshwright.costs.flops import core_flops, training_factor, vision_flops
 from meshwright.costs.gemm import Linear, gradient_s, linear_s, linears, routing_imbalance, side_bytes
 from meshwright.costs.memory import recomputed_share, tokens
@@ -15,33 +15,33 @@ from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, Mamba2, 
 from meshwright.models.spec import Mixer
 from meshwright.recipes.case import Case
 
-UNFUSED_BIAS = 9.0  # more widths where experts have biases: adding them, clamping and gating are kernels of their own
-EAGER_NORM = 14.0  # more widths per block where a norm is written out in torch: five kernels, most of them in fp32
-VISION_SHARE = 0.5  # of the bf16 peak: vision towers are small and padded
+UNFUSED_BIAS = 9.0  # additional widths if experts have biases: adding them, clamping and gating are separate kernels
+EAGER_NORM = 14.0  # additional widths per block of an unfused torch norm: five kernels, most of them in fp32
+VISION_SHARE = 0.5  # share of the bf16 peak: vision encoders are small and padded
 
 
 class LayerTime(msgspec.Struct, frozen=True):
-    """Seconds of one layer for one micro batch on one rank, forward unless said otherwise."""
+    """Seconds of one layer for one micro batch on one rank, forward unless noted."""
 
     matmul: Column
-    core: Column  # attention or scan beside the projections
+    core: Column  # attention or scan without the projections
     glue: Column  # memory-bound kernels
-    side: Column  # quantisation and adapters, forward and backward
+    side: Column  # quantization and adapters, forward and backward
     gradient: Column  # accumulating weight gradients, in the backward
     core_backward: float  # backward of the core over its forward
-    last: Column  # of the matmuls, that of a dense block's last linear
+    last: Column  # the matmul of a dense block's last linear
 
     @property
     def forward(self) -> Column:
         return self.matmul + self.core + self.glue + self.side / 3
 
     def both(self, factor: float) -> Column:
-        """Forward and backward, the matmuls `factor` times their forward."""
+        """Return forward and backward; the matmuls count `factor` times their forward."""
         return factor * self.matmul + (1 + self.core_backward) * self.core + 3 * self.glue + self.side + self.gradient
 
 
 def layer_time(case: Case, speed: Speeds, layer: Layer) -> LayerTime:
-    """Seconds of one layer."""
+    """Return the seconds of one layer."""
     count = tokens(case)
     found = linears(case, speed, layer, count)
     core, backward = _core_s(case, speed, layer.mixer, count)
@@ -59,7 +59,7 @@ def layer_time(case: Case, speed: Speeds, layer: Layer) -> LayerTime:
 
 
 def _core_s(case: Case, speed: Speeds, mixer: Mixer | None, count: Column) -> tuple[Column, float]:
-    """Forward seconds of attention (over the causal half, a ring balances it) or of a scan; backward over forward."""
+    """Return forward seconds of attention (causal half, balanced by a ring) or of a scan, and backward over forward."""
     if mixer is None:
         return 0.0, 2.0
     both_ways = case.model.kind == "diffusion"
@@ -75,7 +75,7 @@ def _core_s(case: Case, speed: Speeds, mixer: Mixer | None, count: Column) -> tu
 
 
 def _eager_s(case: Case, speed: Speeds, mixer: Attention | MLA, count: Column) -> Column:
-    """Attention that writes its scores: two batched matmuls over the whole square, and passes over the scores."""
+    """Return the seconds of eager attention: two batched matmuls over the full square, and passes over the scores."""
     width = mixer.head_dim if isinstance(mixer, Attention) else mixer.qk_head
     batches = count * mixer.heads / case.tp / case.seq_length
     matmuls = 2 * linear_s(speed, Linear(case.seq_length, case.seq_length, width, batches, precision="bf16"))
@@ -86,12 +86,12 @@ def _eager_s(case: Case, speed: Speeds, mixer: Attention | MLA, count: Column) -
 
 
 def _touched(case: Case, speed: Speeds, layer: Layer) -> Column:
-    """Elements per token that the layer's memory-bound kernels read and write in the forward, if perfectly fused.
+    """Return the elements per token that perfectly fused memory-bound kernels of a layer read and write in the forward.
 
     A norm reads and writes the residual, adding to it reads two and writes one: five widths per block. Rotary
     embedding and norms of queries and keys read and write them; a gated activation reads two widths and writes one.
     """
-    hidden, cut, tp = case.model.hidden, residual_cut(case), case.tp
+    hidden, cut, tp = case.model.hidden, residual_shards(case), case.tp
     blocks = (layer.mixer is not None) + (layer.cross is not None) + (layer.ffn is not None)
     total = (5.0 + EAGER_NORM * (getattr(case, "norm_kernel", "") == "eager")) * blocks * hidden / cut
     for mixer in (layer.mixer, layer.cross):
@@ -122,19 +122,19 @@ def _mixer_touched(mixer: Mixer | None) -> float:
     return 0.0
 
 
-def repeated_s(case: Case, speed: Speeds, held: Stages, layer: Layer, time: LayerTime) -> Column:
-    """Seconds of forward work that recomputation does again."""
+def repeated_s(case: Case, speed: Speeds, pipeline: Stages, layer: Layer, time: LayerTime) -> Column:
+    """Return the seconds of forward work that is recomputed."""
     if isinstance(case.recompute, str) and case.recompute == "none":
         return 0.0
     # torch's checkpoint stops once everything saved is back, before the block's last linear; Megatron's runs to the end
     stops = case.engine not in ("megatron", "deepspeed", "fsdp1")
-    full = recomputed_share(case, held) * (time.forward - (time.last if stops else 0.0))
+    full = recomputed_share(case, pipeline) * (time.forward - (time.last if stops else 0.0))
     selective = _selective_s(case, speed, layer, time)
     return where(case.recompute == "full", full, where(case.recompute == "selective", selective, 0.0))
 
 
 def _selective_s(case: Case, speed: Speeds, layer: Layer, time: LayerTime) -> Column:
-    """Megatron names modules; torch engines keep every second matmul."""
+    """Return the recomputed seconds of selective recompute: modules in Megatron, every second matmul in torch."""
     if not (case.recompute_modules or case.engine == "megatron"):
         return speed.shared.selective_again * time.forward
     total: Column = 0.0
@@ -152,8 +152,8 @@ def _selective_s(case: Case, speed: Speeds, layer: Layer, time: LayerTime) -> Co
     return total
 
 
-def head_s(case: Case, speed: Speeds, held: Stages) -> tuple[Column, Column]:
-    """LM head and loss on the last stage: matmuls in bf16, then passes over the logits; both passes, and forward."""
+def head_s(case: Case, speed: Speeds, pipeline: Stages) -> tuple[Column, Column]:
+    """Return seconds of LM head and loss on the last stage: both passes, and forward alone."""
     model, count = case.model, tokens(case)
     if not model.vocab:
         return 0.0, 0.0
@@ -161,18 +161,18 @@ def head_s(case: Case, speed: Speeds, held: Stages) -> tuple[Column, Column]:
     glue = _loss_bytes(case, speed) * count * model.vocab / speed.hbm
     again = 1.0 if case.loss in ("chunked", "fused_linear") else 0.0
     factor = training_factor(case) + again
-    heads = held.last * (1 + (model.mtp_layers if trains_mtp(case) else 0))
+    heads = pipeline.last * (1 + (model.mtp_layers if trains_mtp(case) else 0))
     return heads * (factor * matmul + glue), heads * (matmul + glue / 2)
 
 
 def _loss_bytes(case: Case, speed: Speeds) -> Column:
-    """Bytes the loss moves per logit of the whole vocabulary, on one rank; compiled losses are fused."""
+    """Return the bytes the loss moves per logit of the full vocabulary on one rank; compiled losses are fused."""
     kind = "vocab_parallel" if case.loss == "plain" and case.compile else case.loss
     cut = case.tp if case.loss == "vocab_parallel" and case.engine != "kempnerforge" else 1
     return speed.shared.loss_bytes[kind] / cut
 
 
 def vision_s(case: Case, speed: Speeds) -> Column:
-    """Forward seconds of the vision tower."""
+    """Return the forward seconds of the vision encoder."""
     flops = vision_flops(case)
     return flops * tokens(case) / case.tp / (VISION_SHARE * speed.linear_bf16) if flops else 0.0

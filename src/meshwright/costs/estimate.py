@@ -1,4 +1,4 @@
-"""The estimate of a case: memory, step time, throughput and how far to trust them."""
+"""Estimates a case: memory, step time, throughput and their error bands."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from meshwright.recipes.case import Case
 
 
 class Band(msgspec.Struct, frozen=True):
-    """Half-width of the error band in per cent: four of five comparable published runs lie within it."""
+    """Half-width of the error band in per cent: four of five comparable published runs are within it."""
 
     step_pct: float
     memory_pct: float
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """What one layout costs, or a column of layouts."""
+    """The costs of one layout, or of a column of layouts."""
 
     memory: Memory
     parts: dict[str, Column]  # seconds; they add up to step_s
@@ -38,12 +38,12 @@ class Estimate(msgspec.Struct, frozen=True):
 
     @property
     def fits(self) -> Column:
-        """Whether the memory fits the GPU with the stated reserve."""
+        """Whether the memory fits the GPU with the reserve."""
         return self.memory.fits
 
 
 def estimate(case: Case) -> Estimate:
-    """Memory, step time and throughput of a case."""
+    """Return memory, step time and throughput of a case."""
     time = step_time(case)
     tokens_per_s = case.global_batch_size * case.seq_length / time.step_s / case.world
     achieved = tokens_per_s * flops_per_token(case)
@@ -69,7 +69,7 @@ def _convention(case: Case, peak: str) -> str:
 
 
 def to_dict(estimate: Estimate) -> dict[str, Any]:
-    """The estimate of one layout as plain values."""
+    """Return the estimate of one layout as plain values."""
     gib = {name: float(getattr(estimate.memory, name)) for name in (*MEMORY_PARTS, "total", "capacity")}
     return {
         "fits": bool(estimate.fits),

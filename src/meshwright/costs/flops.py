@@ -1,9 +1,9 @@
 """Model FLOPs per token, exact by construction.
 
 A matmul parameter costs 2 FLOPs forward and 4 backward. Attention adds 4 x width x context forward and twice that
-backward. The LM head counts, the input embedding, norms, routers and recomputation do not. Two conventions are in
-use for causal attention: "causal" counts the half that is not masked (Megatron), "full" counts the whole matrix
-(torchtitan, PaLM), which makes the same run read a few per cent higher.
+backward. The LM head counts; input embedding, norms, routers and recomputation do not. Two conventions exist for causal
+attention: "causal" counts the unmasked half (Megatron), "full" counts the full matrix (torchtitan, PaLM), which reports
+the same run a few per cent higher.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Convention = Literal["causal", "full"]
 
 
 def context(seq: Column, window: int | None, convention: Convention) -> Column:
-    """Keys one query meets on average."""
+    """Return the mean number of keys per query."""
     if window is None:
         return seq / 2 if convention == "causal" else seq * 1.0
-    seen = np.minimum(window, seq)
-    return seen * (1 - seen / (2 * seq)) if convention == "causal" else seen * 1.0
+    visible = np.minimum(window, seq)
+    return visible * (1 - visible / (2 * seq)) if convention == "causal" else visible * 1.0
 
 
 def core_flops(mixer: Mixer, seq: Column, convention: Convention) -> Column:
-    """Forward FLOPs per token of a mixer beside its projections."""
+    """Return the forward FLOPs per token of a mixer without its projections."""
     if isinstance(mixer, Attention):
         return 4 * mixer.q_width * context(seq, mixer.window, convention)
     if isinstance(mixer, MLA):
@@ -43,7 +43,7 @@ def core_flops(mixer: Mixer, seq: Column, convention: Convention) -> Column:
 
 
 def matmul_params(layer: Layer, hidden: int) -> int:
-    """Matmul parameters one token meets in a layer; the router is left out."""
+    """Return the matmul parameters per token in a layer, without the router."""
     count = sum(m.matmul_params(hidden) for m in (layer.mixer, layer.cross) if m is not None)
     ffn = layer.ffn
     if isinstance(ffn, Dense):
@@ -56,14 +56,14 @@ def matmul_params(layer: Layer, hidden: int) -> int:
 
 
 def layer_flops(layer: Layer, model: ModelSpec, seq: Column, convention: Convention) -> tuple[int, Column]:
-    """Forward FLOPs per token of one layer: matmuls, and the mixer's core."""
-    mask: Convention = "full" if model.kind == "diffusion" else convention  # diffusion attends both ways
+    """Return the forward FLOPs per token of one layer: matmuls, and the mixer's core."""
+    mask: Convention = "full" if model.kind == "diffusion" else convention  # diffusion attention is bidirectional
     core = sum((core_flops(m, seq, mask) for m in (layer.mixer, layer.cross) if m is not None), start=0.0)
     return 2 * matmul_params(layer, model.hidden), core
 
 
 def forward_flops(case: Case, convention: Convention = "causal") -> tuple[Column, Column]:
-    """Forward FLOPs per token of the whole model: matmuls with the LM head, and attention cores."""
+    """Return the forward FLOPs per token of the model: matmuls with the LM head, and attention cores."""
     model, seq = case.model, case.seq_length
     matmul: Column = 0.0
     core: Column = 0.0
@@ -79,19 +79,19 @@ def forward_flops(case: Case, convention: Convention = "causal") -> tuple[Column
 
 
 def vision_flops(case: Case) -> float:
-    """Forward FLOPs of the vision tower per language token."""
-    tower = case.model.vision
-    if tower is None or not case.images:
+    """Return the forward FLOPs of the vision encoder per language token."""
+    encoder = case.model.vision
+    if encoder is None or not case.images:
         return 0.0
-    return IMAGE_SHARE * (2 * tower.merge * tower.depth * tower.layer_params + 2 * tower.connector_params)
+    return IMAGE_SHARE * (2 * encoder.merge * encoder.depth * encoder.layer_params + 2 * encoder.connector_params)
 
 
 def training_factor(case: Case) -> float:
-    """Forward, gradient of inputs, gradient of weights; frozen weights need no gradient of their own."""
+    """Return forward plus gradients of inputs and weights; frozen weights have no weight gradient."""
     return 2.0 if case.goal == "peft" else 3.0
 
 
 def flops_per_token(case: Case, convention: Convention = "causal") -> Column:
-    """Model FLOPs one trained token costs."""
+    """Return the model FLOPs per trained token."""
     matmul, core = forward_flops(case, convention)
     return plain(training_factor(case) * matmul + 3 * core)

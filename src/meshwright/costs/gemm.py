@@ -1,10 +1,10 @@
-"""The matmuls of a layer on one rank, and the seconds they take from their shapes."""
+"""The matmuls of a layer on one rank, and their seconds by shape."""
 
 from __future__ import annotations
 
 import msgspec
 
-from meshwright.costs.activations import residual_cut
+from meshwright.costs.activations import residual_shards
 from meshwright.costs.speeds import OPERAND_BYTES, Speeds
 from meshwright.costs.vectorize import BYTES, Column, larger, where
 from meshwright.models import MLA, Attention, Dense, Layer, Mamba2, MoE
@@ -12,23 +12,23 @@ from meshwright.models.spec import Mixer
 from meshwright.recipes.case import Case
 
 ALIGNED = 64
-EXPERT_TILE = 64.0  # half a tile of 128 rows: what each expert's tokens are padded by on average
+EXPERT_TILE = 64.0  # half a tile of 128 rows: average padding of each expert's tokens
 
 
 class Linear(msgspec.Struct, frozen=True):
-    """One matmul: rows × inputs by inputs × outputs, done `copies` times (once per local expert)."""
+    """One matmul of (rows × inputs) by (inputs × outputs), done `copies` times (once per local expert)."""
 
     rows: Column
     outputs: Column
     inputs: Column
     copies: Column = 1
-    name: str = ""  # what adapters call it; empty: never adapted
-    precision: str = ""  # empty: that of the case's linears
+    name: str = ""  # name for adapters; empty: never adapted
+    precision: str = ""  # empty: as the case's linears
     expert: bool = False
 
 
 def linears(case: Case, speed: Speeds, layer: Layer, count: Column) -> list[Linear]:
-    """Every matmul of a layer's forward pass for `count` tokens."""
+    """Return every matmul of a layer's forward pass for `count` tokens."""
     found: list[Linear] = []
     for mixer in (layer.mixer, layer.cross):
         if mixer is not None:
@@ -56,7 +56,7 @@ def _mixer(case: Case, mixer: Mixer, count: Column) -> list[Linear]:
 
 
 def _mla(case: Case, mixer: MLA, count: Column) -> list[Linear]:
-    hidden, tp, own = case.model.hidden, case.tp, count / residual_cut(case)
+    hidden, tp, own = case.model.hidden, case.tp, count / residual_shards(case)
     found = [Linear(own, mixer.kv_lora + mixer.qk_rope, hidden)]
     if mixer.q_lora:
         found.append(Linear(own, mixer.q_lora, hidden))
@@ -72,8 +72,8 @@ def _dense(case: Case, block: Dense, count: Column) -> list[Linear]:
 
 
 def _moe(case: Case, speed: Speeds, moe: MoE, count: Column) -> list[Linear]:
-    """Router, shared and parallel blocks, latent projections, and the experts as one grouped matmul each way."""
-    hidden, own = case.model.hidden, count / residual_cut(case)
+    """Return router, shared and parallel blocks, latent projections, and the experts as grouped matmuls."""
+    hidden, own = case.model.hidden, count / residual_shards(case)
     etp = 1 if case.engine == "kempnerforge" else case.etp
     local = larger(moe.experts / case.ep, 1)
     each = own * moe.topk * etp * routing_imbalance(case, speed) / local + EXPERT_TILE
@@ -91,33 +91,33 @@ def _moe(case: Case, speed: Speeds, moe: MoE, count: Column) -> list[Linear]:
 
 
 def routing_imbalance(case: Case, speed: Speeds) -> float:
-    """Load of the fullest rank over the mean: even when forced, the engine's own figure under natural routing."""
+    """Return the load of the fullest rank over the mean: 1 if balance is forced, else the engine's figure."""
     return 1.0 if case.force_balance else speed.engine.imbalance
 
 
 def linear_s(speed: Speeds, linear: Linear) -> Column:
-    """Forward seconds of one matmul: its arithmetic at the rate of large ones, and the traffic it does not hide.
+    """Return the forward seconds of one matmul: arithmetic at the rate of large ones, and the traffic it does not hide.
 
-    The second term is the roofline in a soft form: a matmul with one small dimension moves as much as it computes.
+    The second term is a soft roofline: a matmul with one small dimension moves as much as it computes.
     """
     rows, outputs, inputs = linear.rows, linear.outputs, linear.inputs
     precision = linear.precision or speed.precision
     rate = speed.linear_bf16 if linear.precision == "bf16" else speed.linear
     arithmetic = 2.0 * rows * outputs * inputs / rate * _alignment(speed, outputs, inputs)
-    if linear.expert:  # one expert alone is a matmul like any other
+    if linear.expert:  # a single expert is a plain matmul
         arithmetic = arithmetic / speed.engine.grouped ** (1 - 1 / linear.copies)
     moved = OPERAND_BYTES[precision] * inputs * (rows + outputs) + 2.0 * rows * outputs
     return linear.copies * (arithmetic + speed.shared.matmul_traffic * moved / speed.hbm)
 
 
 def _alignment(speed: Speeds, outputs: Column, inputs: Column) -> Column:
-    """Slowdown where a width is no multiple of 64, so that tiles do not fit: 14,400 over 8 ranks is 1,800."""
+    """Return the slowdown if a width is not a multiple of 64, so that tiles do not fit (14,400 / 8 ranks = 1,800)."""
     odd = (outputs % ALIGNED != 0) | (inputs % ALIGNED != 0)
     return where(odd, speed.shared.misaligned, 1.0)
 
 
 def gradient_s(case: Case, speed: Speeds, found: list[Linear]) -> Column:
-    """Seconds to add a micro batch's weight gradients to the sum: a read and a write of each, partly hidden."""
+    """Return the seconds to accumulate a micro batch's weight gradients: a read and a write each, partly hidden."""
     if case.goal == "peft":
         return 0.0
     weights = sum(linear.copies * linear.outputs * linear.inputs for linear in found)
@@ -125,7 +125,7 @@ def gradient_s(case: Case, speed: Speeds, found: list[Linear]) -> Column:
 
 
 def side_bytes(case: Case, speed: Speeds, found: list[Linear]) -> Column:
-    """Bytes moved beside the matmuls of one micro batch: quantising operands, and adapters where there are some."""
+    """Return the bytes moved besides the matmuls of one micro batch: quantization of operands, and adapters."""
     each = speed.shared.quantise[case.matmul]
     targets = case.targets if case.goal == "peft" else ()
     total: Column = 0.0

@@ -1,4 +1,4 @@
-"""How long a collective takes over NVLink or over the network."""
+"""Seconds of collectives over NVLink or the network."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from meshwright.recipes.case import Case
 
 
 def _members(case: Case, stride: Column, size: Column) -> Column:
-    """Ranks of a group that share one fast domain; ranks of the group stand `stride` apart."""
+    """Return the ranks of a group that share one NVLink domain; ranks of the group are `stride` apart."""
     return larger(smaller(case.nvlink_domain // larger(stride, 1), size), 1)
 
 
 def group_rate(case: Case, speed: Speeds, stride: Column, size: Column) -> Column:
-    """Bytes per second and GPU of a ring over `size` ranks that stand `stride` apart.
+    """Return bytes per second and GPU of a ring over `size` ranks that are `stride` apart.
 
-    Inside one fast domain it is NVLink. Beyond, every domain has domain / stride members of the ring, which share the
+    Inside one NVLink domain it is NVLink. Beyond, every domain has domain / stride members of the ring, which share the
     traffic between domains over that many network ports.
     """
     across = smaller(_members(case, stride, size) * speed.network, speed.link)
@@ -25,7 +25,7 @@ def group_rate(case: Case, speed: Speeds, stride: Column, size: Column) -> Colum
 
 
 def start_s(case: Case, speed: Speeds, stride: Column, size: Column) -> Column:
-    """Seconds before a ring delivers its first byte everywhere: it grows with the ranks and domains it passes."""
+    """Return the latency of a ring, which grows with the ranks and domains it passes."""
     near = _members(case, stride, size)
     far = np.ceil(size / near) if isinstance(size, np.ndarray) or isinstance(near, np.ndarray) else -(-size // near)
     shared = speed.shared
@@ -33,18 +33,18 @@ def start_s(case: Case, speed: Speeds, stride: Column, size: Column) -> Column:
 
 
 def gather_s(
-    case: Case, speed: Speeds, whole_bytes: Column, stride: Column, size: Column, messages: Column = 1
+    case: Case, speed: Speeds, full_bytes: Column, stride: Column, size: Column, messages: Column = 1
 ) -> Column:
-    """An all-gather (or reduce-scatter) that ends with (or starts from) `whole_bytes` on every rank."""
+    """Return seconds of an all-gather (or reduce-scatter) with `full_bytes` on every rank at its end (start)."""
     if isinstance(size, int) and size == 1:
         return 0.0
-    moved = whole_bytes * (size - 1) / size
+    moved = full_bytes * (size - 1) / size
     one = moved / group_rate(case, speed, stride, size) + messages * start_s(case, speed, stride, size)
     return (size > 1) * one
 
 
 def all_to_all_s(case: Case, speed: Speeds, sent_bytes: Column, stride: Column, size: Column) -> Column:
-    """An all-to-all in which every rank sends `sent_bytes`, the part for other domains over its own network port."""
+    """Return seconds of an all-to-all of `sent_bytes` per rank; other domains are reached over its network port."""
     near = _members(case, stride, size)
     inside = sent_bytes * (near - 1) / size / speed.link
     outside = sent_bytes * (size - near) / size / speed.network
@@ -52,7 +52,7 @@ def all_to_all_s(case: Case, speed: Speeds, sent_bytes: Column, stride: Column, 
     return (size > 1) * (larger(inside, outside) / reached + start_s(case, speed, stride, near))
 
 
-def neighbour_s(case: Case, speed: Speeds, sent_bytes: Column, stride: Column, size: Column) -> Column:
-    """A send to the next rank; the slowest hop of the ring counts."""
+def neighbor_s(case: Case, speed: Speeds, sent_bytes: Column, stride: Column, size: Column) -> Column:
+    """Return seconds of a send to the next rank; the slowest hop of the ring counts."""
     rate = where(stride * size <= case.nvlink_domain, speed.link, speed.network)
     return sent_bytes / rate + speed.shared.latency_s

@@ -1,9 +1,9 @@
-"""The ruler: published measurements read into cases, each with what was measured or the reason it cannot be used.
+"""Published measurements parsed into cases, each with what was measured or the reason it cannot be used.
 
-A row states a model, GPUs, a layout and what was measured. Cells that are blank take documented defaults: degrees of
-parallelism 1, the micro batch that the global batch implies, no recompute, and what the framework's users usually get
-(measurements_frameworks.toml). Nothing depends on which table a row comes from. A row that names a recipe of ours stands for
-that recipe on its own cluster, and its other cells are for the reader.
+A row states a model, GPUs, a layout and what was measured. Blank cells take documented defaults: degrees of parallelism
+1, the micro batch that the global batch implies, no recompute, and the framework's usual settings
+(measurements_frameworks.toml). Nothing depends on which table a row comes from. A row that names one of our recipes
+means that recipe on its reference cluster, and its other cells are informative.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ REQUIRED = (
     "precision", "tp", "pp", "cp", "dp_strategy", "recompute", "step_time_s", "tokens_per_s_per_gpu", "status",
     "precision_class", "recompute_class", "dp_class",
 )  # fmt: skip
-# Names that may differ between the rows of one batch; all others must be equal.
+# Values that may differ between the rows of one batch; all others must be equal.
 COLUMNS = (
     "tp", "pp", "vp", "cp", "ep", "etp", "dp_shard", "dp_replicate", "sp", "micro_batch_size", "recompute", "strategy",
     "pp_schedule", "world", "nvlink_domain", "global_batch_size", "seq_length", "embedding_as_layer", "head_as_layer",
@@ -56,7 +56,7 @@ USUAL_TOKENS = 16384
 _META_HOST = re.compile(r"Meta dev host|Grand Teton")
 
 
-class Measured(msgspec.Struct, frozen=True):
+class Measurement(msgspec.Struct, frozen=True):
     """One row: its case or why there is none, and what was measured."""
 
     row_id: str
@@ -65,15 +65,15 @@ class Measured(msgspec.Struct, frozen=True):
     mem_tier: str
     gpu: str
     case: Case | None
-    unsupported: str  # why there is no case; empty where there is one
-    step_s: float  # 0 where no time was measured
-    allocated_gib: float  # 0 where it was not measured
+    unsupported: str  # why there is no case; empty if there is one
+    step_s: float  # 0 if not measured
+    allocated_gib: float  # 0 if not measured
     reserved_gib: float
     oom: bool
     tiny: bool  # a test model whose step is launch-bound
-    stage: Where  # the pipeline stage whose memory was read
-    values: dict[str, Any]  # every name the case replaces
-    key: tuple[Any, ...]  # rows with equal keys can be priced as one batch
+    stage: Where  # pipeline stage whose memory was measured
+    values: dict[str, Any]  # every value the case replaces
+    key: tuple[Any, ...]  # rows with equal keys can be estimated as one batch
     model: ModelSpec | None = None
 
 
@@ -81,8 +81,8 @@ class _UnusableError(ValueError):
     """Why a row has no case."""
 
 
-def read(path: str | Path) -> list[Measured]:
-    """Every row of a CSV with the columns of the measurement table."""
+def read(path: str | Path) -> list[Measurement]:
+    """Read every row of a CSV with the columns of the measurement table."""
     return [_measured(row, i) for i, row in enumerate(_rows(Path(path)))]
 
 
@@ -102,7 +102,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def _measured(row: dict[str, str], place: int) -> Measured:
+def _measured(row: dict[str, str], place: int) -> Measurement:
     reason, case, model = "", None, None
     values: dict[str, Any] = {}
     key: tuple[Any, ...] = ()
@@ -110,7 +110,7 @@ def _measured(row: dict[str, str], place: int) -> Measured:
         case, values, key, model = _case(row)
     except (_UnusableError, UnknownModelError) as error:
         reason = str(error)
-    return Measured(
+    return Measurement(
         row_id=row.get("row_id") or str(place + 1),
         source=row["source"],
         tier=row.get("tier", "A"),
@@ -131,14 +131,14 @@ def _measured(row: dict[str, str], place: int) -> Measured:
 
 
 def _stage(notes: str, usual: Where) -> Where:
-    """The pipeline stage whose memory was read: as noted, else where the framework logs it."""
+    """Return the pipeline stage whose memory was measured: as noted, else where the framework logs it."""
     if "LAST rank" in notes:
         return "last"
     return "first" if re.search(r"rank-0 peak|allocated rank0", notes) else usual
 
 
 def _step_s(row: dict[str, str], values: dict[str, Any]) -> float:
-    """Measured seconds per step, from tokens per second where the step is not given."""
+    """Return the measured seconds per step, from tokens per second if the step time is blank."""
     step, rate = number(row, "step_time_s"), number(row, "tokens_per_s_per_gpu")
     if step or not rate or not values:
         return step
@@ -169,7 +169,7 @@ def _case(row: dict[str, str]) -> tuple[Case, dict[str, Any], tuple[Any, ...], M
 
 
 def _case_of_recipe(name: str) -> tuple[Case, dict[str, Any], tuple[Any, ...], ModelSpec]:
-    """A shipped recipe on its own cluster, as the dry run executed it: every expert gets as many tokens as the next."""
+    """Return a shipped recipe on its reference cluster, as the dry run executed it: with balanced experts."""
     try:
         recipe = index.load(name)
     except MeshwrightError:
@@ -204,7 +204,7 @@ def _cluster(row: dict[str, str]) -> Cluster:
     world, size = as_int(row, "n_gpus"), as_int(row, "gpus_per_node", 8)
     size = min(size, world)
     if world % size:
-        raise _UnusableError("GPUs are not a whole number of nodes")
+        raise _UnusableError("the GPUs do not fill the nodes evenly")
     name = row["gpu"]
     if name == "H100-SXM" and _META_HOST.search(row.get("notes", "") + row.get("interconnect", "")):
         name = "H100-96"  # Meta's Grand Teton hosts run their H100 at 500 W
@@ -222,7 +222,7 @@ def _gpu(name: str, interconnect: str, gpus_per_node: int) -> Gpu:
 
 
 def _values(row: dict[str, str], entry: Framework, model: ModelSpec, place: Cluster) -> dict[str, Any]:
-    """Every name of the case that the row, the framework's defaults or the model decide."""
+    """Return every value of the case that the row, the framework's defaults or the model determine."""
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.defaults.items()}
     values |= precision_of(row) | recompute_of(row, entry.defaults, entry.engine) | kernels_of(row) | routing_of(row)
     values |= _layout(row, entry, values, place, model)
@@ -234,7 +234,7 @@ def _values(row: dict[str, str], entry: Framework, model: ModelSpec, place: Clus
     if entry.engine == "megatron" and _has_mla(model) and entry.defaults.get("mtp"):
         values["moments"] = "bf16"  # NVIDIA's recipes of these models keep the moments in bf16
     if "bridge@" in row.get("framework_version", ""):
-        values["grads"] = "fp32"  # a checkout's library recipe accumulates in fp32, performance containers in bf16
+        values["grads"] = "fp32"  # the library recipe of a checkout accumulates in fp32, performance containers in bf16
     if "muon" in row.get("optimizer", "").lower():
         values["optimizer_name"] = "muon"
     if "nf4" in row["precision"]:
@@ -258,7 +258,7 @@ def _layout(
     micro, batch = _batches(row, dp, pp)
     stated = {"true": True, "false": False}.get(row.get("sp", "").split("(")[0].lower())
     sp = (values.get("sp", False) if stated is None else stated) and tp > 1
-    if entry.engine == "kempnerforge":  # its plan cuts the sequence only for dense models without a pipeline
+    if entry.engine == "kempnerforge":  # it uses sequence parallelism only for dense models without a pipeline
         sp = sp and pp == 1 and not model.moe
     etp = as_int(row, "etp", 1 if values.pop("etp", "") == "one" else tp)
     etp = etp if model.moe and etp * ep <= world // pp else 1
@@ -278,9 +278,9 @@ def _layout(
 
 
 def _batches(row: dict[str, str], dp: int, pp: int) -> tuple[int, int]:
-    """Micro and global batch; each follows from the other and the accumulation where it is blank.
+    """Return micro and global batch size; each follows from the other and the accumulation if it is blank.
 
-    Where neither is stated a pipeline is taken to run single samples, and anything else about 16,000 tokens at once.
+    If neither is stated, a pipeline is assumed to run single samples, and anything else about 16,000 tokens at a time.
     """
     micro, batch, rounds = (as_int(row, name, 0) for name in ("mbs", "gbs", "grad_accum"))
     if not batch and number(row, "step_time_s") and number(row, "tokens_per_s_per_gpu"):
@@ -293,7 +293,7 @@ def _batches(row: dict[str, str], dp: int, pp: int) -> tuple[int, int]:
 
 
 def _ends_as_layers(layers: int, chunks: int) -> tuple[bool, bool]:
-    """Whether embedding and head count as layers: the split of 126 layers into 128 chunks says so."""
+    """Return whether embedding and head count as layers: the split of 126 layers into 128 chunks implies it."""
     if layers % chunks == 0:
         return False, False
     if (layers + 2) % chunks == 0:
@@ -302,7 +302,7 @@ def _ends_as_layers(layers: int, chunks: int) -> tuple[bool, bool]:
 
 
 def split_by_cost(model: ModelSpec, stages: int) -> tuple[int, ...]:
-    """Layers per stage when the head counts as the layers it weighs as much as (nanotron)."""
+    """Return layers per stage if the head counts as the layers that have as many parameters (nanotron)."""
     layer = sum(group.count * group.layer.params(model.hidden) for group in model.groups) / model.num_layers
     total = model.num_layers + model.vocab * model.hidden / layer
     ends = [min(math.ceil(total * (i + 1) / stages - 1e-9), model.num_layers) for i in range(stages)]
@@ -310,21 +310,21 @@ def split_by_cost(model: ModelSpec, stages: int) -> tuple[int, ...]:
 
 
 def _chunks_with_mtp(model: ModelSpec, chunks: int) -> tuple[int, ...]:
-    """Layers per chunk as NVIDIA's recipes lay out DeepSeek-V3: prediction modules and loss count as layers at the end.
+    """Return layers per chunk as in NVIDIA's recipes of DeepSeek-V3: MTP modules and loss count as layers at the end.
 
-    61 layers in 16 chunks are 15 of 4 and one of 1, which also holds the module and the loss.
+    61 layers in 16 chunks are 15 of 4 and one of 1, which also has the module and the loss.
     """
     size = -(-(model.num_layers + model.mtp_layers + 1) // chunks)
-    whole, rest = divmod(model.num_layers, size)
-    return (*[size] * whole, rest, *[0] * chunks)[:chunks] if whole < chunks else ()
+    full_chunks, rest = divmod(model.num_layers, size)
+    return (*[size] * full_chunks, rest, *[0] * chunks)[:chunks] if full_chunks < chunks else ()
 
 
 def _has_mla(model: ModelSpec) -> bool:
     return bool(model.mixers(MLA))
 
 
-def batches(rows: Sequence[Measured]) -> Iterator[tuple[Case, list[int]]]:
-    """Rows that differ in columns only, priced together: one case with numpy columns and the places of its rows."""
+def batches(rows: Sequence[Measurement]) -> Iterator[tuple[Case, list[int]]]:
+    """Group rows that differ only in columns: one case with numpy columns, and the indices of its rows."""
     groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
         if row.case is not None:

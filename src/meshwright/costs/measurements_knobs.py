@@ -1,4 +1,4 @@
-"""What the columns of a measurement table say about a case: engine, strategy, precision, recompute, kernels, links."""
+"""Parses the columns of a measurement table: engine, strategy, precision, recompute, kernels, links."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PER_NODE = re.compile(r"(\d+)\s*Gbps")
 
 
 class Framework(msgspec.Struct, frozen=True):
-    """What a framework's rows are taken to be."""
+    """How rows of a framework are interpreted."""
 
     match: str
     engine: str = ""
@@ -37,14 +37,14 @@ class Framework(msgspec.Struct, frozen=True):
 
 @cache
 def frameworks() -> tuple[Framework, ...]:
-    """The table of frameworks, in the order in which they are tried."""
+    """Return the table of frameworks, in matching order."""
     table = tomllib.loads(Path(__file__).with_name("measurements_frameworks.toml").read_text())
     return tuple(Framework(**entry) for entry in table["framework"])
 
 
 @cache
 def framework_of(name: str, version: str) -> Framework | None:
-    """The entry that describes a framework of that name and version."""
+    """Return the entry that matches a framework's name and version."""
     year = _year(version)
     for entry in frameworks():
         if re.search(entry.match, name) and entry.since <= year <= entry.until:
@@ -53,7 +53,7 @@ def framework_of(name: str, version: str) -> Framework | None:
 
 
 def _year(version: str) -> int:
-    """The year a version belongs to; one that names none is taken as current."""
+    """Return the year of a version; one without a year counts as current."""
     found = _YEAR.search(version)
     if not found:
         return 9998
@@ -61,7 +61,7 @@ def _year(version: str) -> int:
 
 
 def as_int(row: Row, column: str, default: int = 1) -> int:
-    """A count; blank or unreadable cells take the default."""
+    """Return a count; blank or invalid cells take the default."""
     try:
         return int(float(row.get(column, "")))
     except (ValueError, OverflowError):
@@ -69,7 +69,7 @@ def as_int(row: Row, column: str, default: int = 1) -> int:
 
 
 def number(row: Row, column: str) -> float:
-    """A positive measurement; 0 where the cell is blank or unreadable."""
+    """Return a positive measurement; 0 if the cell is blank or invalid."""
     try:
         value = float(row.get(column, ""))
         return value if math.isfinite(value) and value > 0 else 0.0
@@ -78,11 +78,11 @@ def number(row: Row, column: str) -> float:
 
 
 def network_gb_s(interconnect: str, gpus_per_node: int) -> float:
-    """GB/s per GPU between nodes that the text states; 0 where it states none."""
+    """Return the stated GB/s per GPU between nodes; 0 if there is none."""
     if found := _PER_GPU.search(interconnect):
         return float(found[1]) / 8
     for count, rate, unit in _PORTS.findall(interconnect):
-        if unit == "GB" and float(rate) > 64:  # `8xA100-80GB` and the like: a memory size
+        if unit == "GB" and float(rate) > 64:  # and similar: a memory size
             continue
         return int(count) * float(rate) / (8 if unit == "Gb" else 1) / gpus_per_node
     if found := _PER_NODE.search(interconnect):
@@ -91,17 +91,17 @@ def network_gb_s(interconnect: str, gpus_per_node: int) -> float:
 
 
 def strategy_of(row: Row, world: int) -> str:
-    """How data-parallel ranks share state."""
+    """Return how data-parallel ranks share state."""
     text = row.get("dp_strategy", "").lower().replace("-", "_")
     if "megatron_fsdp" in text:
         return "megatron_fsdp"
     if world == 1:
         return "ddp"
-    return STRATEGY.get(row.get("dp_class", ""), "zero1")  # unknown: the usual optimizer sharding
+    return STRATEGY.get(row.get("dp_class", ""), "zero1")  # unknown: usual optimizer sharding
 
 
 def precision_of(row: Row) -> dict[str, Any]:
-    """Compute and matmul formats; classes name the 8-bit recipe, the free text the details."""
+    """Return compute and matmul formats; classes name the 8-bit recipe, the free text the details."""
     text, kind = row.get("precision", "").lower(), row.get("precision_class", "")
     names: dict[str, Any] = {"compute": "fp16" if text.startswith("fp16") else "bf16", "matmul": "same"}
     if kind == "nvfp4" or "nvfp4" in text:
@@ -120,7 +120,7 @@ def precision_of(row: Row) -> dict[str, Any]:
 
 
 def recompute_of(row: Row, defaults: Mapping[str, Any], engine: str) -> dict[str, Any]:
-    """none, selective with its modules, or full; unknown takes the framework's default, else none."""
+    """Return none, selective with its modules, or full; unknown takes the framework's default, else none."""
     kind, text = row.get("recompute_class", ""), row.get("recompute", "")
     level = {"full": "full", "selective": "selective"}.get(kind, "none")
     if kind in ("unknown", ""):
@@ -133,14 +133,14 @@ def recompute_of(row: Row, defaults: Mapping[str, Any], engine: str) -> dict[str
 
 
 def kernels_of(row: Row) -> dict[str, Any]:
-    """Compilation, CUDA graphs, attention kernel, loss and offload."""
+    """Return compilation, CUDA graphs, attention kernel, loss and offload."""
     text, attention = row.get("compile_cudagraph", ""), row.get("attn_impl", "").lower()
     names: dict[str, Any] = {"compile": "compile" in text}
     if text:
         names["cuda_graphs"] = _graphs(text)
     if re.search(r"\btorch\b|unfused|no flash|^local", attention):
         names |= {"attention": "eager", "attention_kernel": "eager"}
-    elif attention == "fused":  # Megatron's fused scale, mask and softmax: the scores are still written
+    elif attention == "fused":  # the scores are still materialized
         names |= {"attention": "eager", "attention_kernel": "fused_softmax"}
     elif re.search(r"flash_attentionv1|flashattention v1|triton/cuda", attention):
         names |= {"attention": "flash", "attention_kernel": "flash1"}
@@ -174,7 +174,7 @@ def _offload(text: str) -> dict[str, Any]:
 
 
 def routing_of(row: Row) -> dict[str, Any]:
-    """Dispatcher, overlap and balance of experts, and multi-token prediction, as notes state them."""
+    """Return dispatcher, overlap and balance of experts, and multi-token prediction, from the notes."""
     text = " ".join(row.get(c, "") for c in ("notes", "flag", "attn_impl")).lower()
     names: dict[str, Any] = {}
     if "hybridep" in text:

@@ -1,7 +1,7 @@
-"""The model a row of published measurements means: a catalogue name, or dimensions in a short notation.
+"""The model of a measurement row: a catalog name, or dimensions in a short notation.
 
-The notation is that of the measurement tables: `L32 H4096 F14336 A32 KV8 V128256`, with `E8 top2 Fexp14336` for
-experts, `MLA`, `swiglu` or `plain`, `tied` or `untied`, and `(layers=4)` for a model cut down to fewer layers.
+The notation of the measurement tables: `L32 H4096 F14336 A32 KV8 V128256`, with `E8 top2 Fexp14336` for experts, `MLA`,
+`swiglu` or `plain`, `tied` or `untied`, and `(layers=4)` for a model truncated to fewer layers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"\b(L|H|F|A|KV|D|V|E|top|Fexp|Fshared|every=|vocab=)(\d+)\
 _CUT = re.compile(r"\(layers=(\d+)\)|with (\d+) layers|\bdims, L(\d+)")
 _DENSE_LAYERS = re.compile(r"dense_layers=(\d+)")
 _PATTERN = re.compile(r"pattern=([M*E|/-]+)")
-# Llama-like families have gated blocks and a head of their own; GPT-like ones two matrices and tied embeddings.
+# Llama-like families have gated blocks and an untied head; GPT-like ones two matrices and tied embeddings.
 _GATED_NAMES = ("llama", "internlm", "qwen", "mistral", "mixtral", "deepseek", "kempner", "glm", "gemma", "phi3", "yi_")
 _UNTIED_NAMES = ("nemotron",)
 # Checkpoints of one shape under several ids.
@@ -33,17 +33,17 @@ _SAME_SHAPE = {
     "deepseek-ai/deepseek-v3-base": "deepseek_v3",
     "nvidia/nemotron-h-56b-base-8k": "nemotronh_56b",
 }
-GPT2_VOCAB = 50304  # GPT-2's, padded to a multiple of 128: what GPT-like rows without a vocabulary used
+GPT2_VOCAB = 50304  # GPT-2's, padded to a multiple of 128: assumed for GPT-like rows without a vocabulary
 _TOKENIZER_VOCABS = {"GPTSentencePiece": 256000, "Llama2Tok": 32000}
 
 
 class UnknownModelError(ValueError):
-    """Why a row's model cannot be built, in a few words that rows with the same problem share."""
+    """Why a row's model cannot be built, in text that rows with the same problem share."""
 
 
 @cache
 def model_of_row(name: str, dims: str, params_b: float) -> ModelSpec:
-    """The model of a row: its dimensions when they are given, else the catalogue's under the id or the name."""
+    """Return the model of a row: from its dimensions if given, else from the catalog by id or name."""
     text = dims.strip()
     if _PATTERN.search(text):
         return _hybrid(name, text)
@@ -66,7 +66,7 @@ def _named(identity: str, name: str) -> ModelSpec:
             return find(text)
         except MeshwrightError:
             continue
-    raise UnknownModelError(f"model not in the catalogue: {identity or name}")
+    raise UnknownModelError(f"model not in the catalog: {identity or name}")
 
 
 @cache
@@ -76,7 +76,7 @@ def _extra_models() -> dict[str, str]:
 
 
 def _numbers(text: str) -> dict[str, int]:
-    """The numbers of the notation by their letter; a vocabulary may be written V250k or by its tokenizer."""
+    """Return the numbers of the notation by letter; a vocabulary may be written V250k or by its tokenizer."""
     found = {key.rstrip("="): int(value) for key, value in _NUMBER.findall(text)}
     found.setdefault("V", found.get("vocab", 0))
     if re.search(r"\bV250k\b", text):
@@ -146,7 +146,7 @@ def _tied(name: str, text: str) -> bool:
 
 
 def _hybrid(name: str, text: str) -> ModelSpec:
-    """Megatron's hybrid pattern: M Mamba-2, * attention, - feed-forward, E experts; Megatron's default Mamba sizes."""
+    """Parse Megatron's hybrid pattern: M Mamba-2 (default sizes), * attention, - feed-forward, E experts."""
     n = _numbers(text)
     found = _PATTERN.search(text)
     if not found or not n.get("H"):
@@ -159,7 +159,7 @@ def _hybrid(name: str, text: str) -> ModelSpec:
         "-": _layer(None, Dense(width, _gated(name, text)), hidden),
         "E": _layer(None, _ffn(n, width, _gated(name, text)), hidden),
     }
-    order = found[1].split("/")[0].replace("|", "")  # behind the slash stand multi-token-prediction layers
+    order = found[1].split("/")[0].replace("|", "")  # multi-token-prediction layers follow the slash
     groups = tuple(
         Group(kinds[mark], tuple(i for i, m in enumerate(order) if m == mark)) for mark in kinds if mark in order
     )
@@ -169,7 +169,7 @@ def _hybrid(name: str, text: str) -> ModelSpec:
 
 
 def _shorter(spec: ModelSpec, count: int, dense: int | None) -> ModelSpec:
-    """The model cut to its first layers; `dense` says how many of its leading dense layers stay."""
+    """Return the model truncated to its first layers; `dense` is how many of its leading dense layers stay."""
     layers = list(spec.layers)
     if dense is not None:
         routed = [layer for layer in layers if isinstance(layer.ffn, MoE)]

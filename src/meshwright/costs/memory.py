@@ -1,7 +1,8 @@
-"""Peak memory of every pipeline stage, by part; the worst is what has to fit.
+"""Peak memory of every pipeline stage, by part; the worst stage is what has to fit.
 
-Two moments can be the peak of a stage: the loss, with logits alive, and the backward pass of one layer, with that
-layer rebuilt and its gradients alive. Both come on top of the state and of what all micro batches in flight keep.
+A stage peaks either in the loss, with logits alive, or in the backward pass of one layer, with that layer recomputed
+and its gradients alive. Both come on top of weights, gradients, optimizer state, and the saved activations of all micro
+batches in flight (activations.py).
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costs.activations import kept_bytes, layer_parts, residual_cut, vision_bytes, working_bytes
+from meshwright.costs.activations import (
+    activation_bytes_by_recompute,
+    backward_working_bytes,
+    layer_activation_bytes,
+    residual_shards,
+    vision_activation_bytes,
+)
 from meshwright.costs.memory_constants import (
     COMMUNICATOR_GIB,
     CONTEXT_GIB,
@@ -39,7 +46,7 @@ Where = Literal["worst", "first", "last"]
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """GiB on one rank, that of the worst stage unless another was asked for; the parts add up to the total."""
+    """GiB on one rank, of the worst stage unless another was requested; the parts add up to the total."""
 
     weights: Column
     gradients: Column
@@ -47,24 +54,24 @@ class Memory(msgspec.Struct, frozen=True):
     activations: Column
     logits: Column
     buffers: Column
-    overhead: Column  # CUDA context, communicators, allocator loss
+    overhead: Column  # CUDA context, communicators, allocator cache
     total: Column
     capacity: float
-    cache: Column = 0.0  # the allocator's part of the overhead
+    cache: Column = 0.0  # the allocator cache within the overhead
 
     @property
     def allocated(self) -> Column:
-        """What torch would report as max_memory_allocated."""
+        """torch would report it as max_memory_allocated."""
         return self.total - self.overhead
 
     @property
     def reserved(self) -> Column:
-        """What torch would report as max_memory_reserved."""
+        """torch would report it as max_memory_reserved."""
         return self.allocated + self.cache
 
     @property
     def fits(self) -> Column:
-        """Whether the total leaves the stated reserve of the GPU free."""
+        """Whether the total leaves the reserve of the GPU free."""
         return self.total <= self.capacity * (1 - RESERVE) * (1 + 1e-12)
 
 
@@ -102,29 +109,29 @@ def _memory(case: Case, values: list[Column]) -> Memory:
     return Memory(**named, capacity=case.cluster.gpu.memory_gib)
 
 
-def _on_stages(case: Case, held: Stages) -> NDArray[np.float64]:
+def _on_stages(case: Case, pipeline: Stages) -> NDArray[np.float64]:
     """GiB of every part, the allocator's loss and the total (rows) on every stage."""
-    out = np.empty((len(PARTS) + 2, *held.index.shape))
-    for row, value in enumerate(_values(case, held)):
+    out = np.empty((len(PARTS) + 2, *pipeline.index.shape))
+    for row, value in enumerate(_values(case, pipeline)):
         out[row] = value
     out[:7] /= GIB
     fixed, owned = _fixed_gib(case), out[:6].sum(axis=0)
     room = case.cluster.gpu.memory_gib * (1 - RESERVE) - owned - fixed
-    # Cached blocks go back before an allocation fails, all but a small share.
+    # torch releases cached blocks before an allocation fails, except for a small share.
     out[7] = np.maximum(np.minimum(out[6], room), FRAGMENTATION_FLOOR * owned)
     out[6] = fixed + out[7]
     out[8] = owned + out[6]
     return out
 
 
-def _values(case: Case, held: Stages) -> tuple[Column, ...]:
-    """Bytes on every stage: the parts but overhead, and the allocator's loss."""
-    params = rank_params(case, held)
-    state, trained = _state(case, held, params)
-    saved, working = _activations(case, held)
-    loss = _loss_peak(case, held, params, trained, saved)
-    peak = _larger(loss, _backward_peak(case, held, params, trained, saved, working))
-    end = _backward_peak(case, held, params, trained, 0.0, working)
+def _values(case: Case, pipeline: Stages) -> tuple[Column, ...]:
+    """Return the bytes on every stage: the parts without overhead, and the allocator cache."""
+    params = rank_params(case, pipeline)
+    state, trained = _state(case, pipeline, params)
+    saved, working = _activations(case, pipeline)
+    loss = _loss_peak(case, pipeline, params, trained, saved)
+    peak = _larger(loss, _backward_peak(case, pipeline, params, trained, saved, working))
+    end = _backward_peak(case, pipeline, params, trained, 0.0, working)
     if memory_profile(case).lean_gather:
         peak = _larger(peak, _head_peak(case, trained, loss))
         end = _larger(end, _embedding_peak(case, params, trained))
@@ -138,9 +145,9 @@ def _values(case: Case, held: Stages) -> tuple[Column, ...]:
 
 
 def _with_growing_gradients(case: Case, state: State, peak: Peak, end: Peak) -> tuple[State, Peak]:
-    """Gradients of a step's only micro batch appear while activations go: the peak is where either is whole."""
+    """Choose the peak of a step with one micro batch: gradients appear while activations are freed."""
     grows = (case.accumulation == 1) & memory_profile(case).fresh_gradients
-    early = grows & (peak.total >= state.gradients + end.total)  # all activations, no gradient yet
+    early = grows & (peak.total >= state.gradients + end.total)  # all activations, no gradients yet
     late = grows & (peak.total < state.gradients + end.total)
     gradients = where(early, 0.0, state.gradients)
     return (
@@ -163,15 +170,15 @@ def _larger(one: Peak, other: Peak) -> Peak:
 
 
 def tokens(case: Case) -> Column:
-    """Tokens of one micro batch on one rank."""
+    """Return the tokens of one micro batch on one rank."""
     return case.micro_batch_size * case.seq_length / case.cp
 
 
-def _state(case: Case, held: Stages, params: RankParams) -> tuple[State, RankParams]:
-    """State of a rank, and the parameters that are trained."""
+def _state(case: Case, pipeline: Stages, params: RankParams) -> tuple[State, RankParams]:
+    """Return the state of a rank, and its trained parameters."""
     if case.goal != "peft":
         return trained_state(case, params), params
-    adapters = rank_adapters(case, held)
+    adapters = rank_adapters(case, pipeline)
     state = trained_state(case, adapters)
     return State(state.weights + frozen_weights(case, params), state.gradients, state.optimizer), adapters
 
@@ -182,34 +189,34 @@ def _gathers_weights(case: Case) -> Column:
     if not memory_profile(case).lean_gather:
         return shards
     casts = case.master != case.compute and (case.goal != "peft" or any_of(case.offload, "params", "optimizer"))
-    # Unsharded weights go through the same machinery, which makes a copy in the format of the computation.
+    # Unsharded weights use the same code path, which makes a copy in the compute dtype.
     return (shards | (case.strategy == "ddp")) & ((case.world > case.pp) | casts)
 
 
-def _keeps_all(case: Case) -> Column:
-    """Where every layer of the stage stays gathered: inside a torch pipeline, or when told not to reshard."""
+def _all_layers_gathered(case: Case) -> Column:
+    """Return whether every layer of the stage stays gathered: inside a torch pipeline, or without resharding."""
     kept = memory_profile(case).keeps_experts_gathered and bool(case.is_moe)
     copies = (case.strategy == "ddp") & memory_profile(case).lean_gather
     return ((case.pp > 1) & (case.engine != "megatron")) | (not case.reshard_after_forward) | kept | copies
 
 
 def _gathered(case: Case, params: RankParams, layers: float) -> Column:
-    """Bytes of gathered weights: embedding and head, and some layers or all of them."""
+    """Return the bytes of gathered weights: embedding and head, and some layers or all of them."""
     size = 1 if case.fp8_gather else BYTES[case.compute]
     if memory_profile(case).lean_gather:
-        held = _units(case, params, layers)
+        pipeline = _units(case, params, layers)
     else:
-        held = params.ends + larger(
+        pipeline = params.ends + larger(
             layers * (params.unit_dense + params.unit_routed), memory_profile(case).live_parameters
         )
-    some = smaller(held, params.total)
-    return case.cached(_gathers_weights) * where(_keeps_all(case), params.total, some) * size
+    some = smaller(pipeline, params.total)
+    return case.cached(_gathers_weights) * where(_all_layers_gathered(case), params.total, some) * size
 
 
 def _units(case: Case, params: RankParams, layers: float) -> Column:
-    """Parameters gathered at once: a layer, its experts and the next; in the loss the head and the last layer.
+    """Return the parameters gathered at a time: a layer, its experts and the next; in the loss, head and last layer.
 
-    A tied head is the embedding, which stays gathered from its use at the start to that at the end.
+    A tied head is the embedding, which stays gathered from the start of the step to the loss.
     """
     if layers:
         return _tied(case) * params.ends + layers * params.unit_dense + params.unit_routed
@@ -217,76 +224,76 @@ def _units(case: Case, params: RankParams, layers: float) -> Column:
 
 
 def _tied(case: Case) -> Column:
-    """Where the head and the embedding are one weight on one rank."""
+    """Return whether head and embedding are one weight on one rank."""
     return (case.pp == 1) & bool(case.model.tied)
 
 
-def _loss_peak(case: Case, held: Stages, params: RankParams, trained: RankParams, saved: Column) -> Peak:
-    """The loss: logits with their softmax and gradient; sharded layers lie back with their owners."""
-    fresh = memory_profile(case).layer_gradients * held.last * (trained.head + trained.unit_dense)
-    return Peak(saved, _logits(case, held, trained), _gathered(case, params, 0.0) + fresh)
+def _loss_peak(case: Case, pipeline: Stages, params: RankParams, trained: RankParams, saved: Column) -> Peak:
+    """Return the peak in the loss: logits with softmax and gradient, while sharded layers are freed."""
+    fresh = memory_profile(case).layer_gradients * pipeline.last * (trained.head + trained.unit_dense)
+    return Peak(saved, _logits(case, pipeline, trained), _gathered(case, params, 0.0) + fresh)
 
 
 def _backward_peak(
-    case: Case, held: Stages, params: RankParams, trained: RankParams, saved: Column, working: Column
+    case: Case, pipeline: Stages, params: RankParams, trained: RankParams, saved: Column, working: Column
 ) -> Peak:
-    """One layer's backward pass: it and the next are gathered, its gradients are whole before they are reduced."""
+    """Return the peak in one layer's backward pass: it and the next are gathered, its gradients unreduced."""
     profile = memory_profile(case)
     reduced = larger(trained.unit_dense + trained.unit_routed, smaller(profile.reduce_bucket, trained.total))
-    # Where a pipeline waits with the reduction, it comes after all backward passes.
+    # A pipeline that defers the reduction reduces after all backward passes.
     later = profile.lean_gather & (case.pp > 1) & (case.accumulation > 1)
     reduced = reduced * (BYTES[case.compute] + where(later, 0, BYTES[case.reduce]))
     fresh = profile.layer_gradients * trained.unit_dense + profile.stacked_experts * trained.unit_routed
-    logits = profile.keeps_logits * held.last * tokens(case) * case.model.vocab
+    logits = profile.keeps_logits * pipeline.last * tokens(case) * case.model.vocab
     gathered = _gathered(case, params, GATHERED_LAYERS)
     return Peak(saved + working, logits, gathered + case.cached(_gathers_weights) * reduced + fresh)
 
 
 def _head_peak(case: Case, trained: RankParams, loss: Peak) -> Peak:
-    """After the loss: the head's fresh gradient, and the copy that is reduced."""
+    """Return the peak after the loss: the head's new gradient, and the copy that is reduced."""
     fresh = trained.head * (BYTES[case.compute] + case.cached(_gathers_weights) * BYTES[case.reduce])
     return Peak(loss.activations, 0.0, loss.buffers + fresh)
 
 
 def _embedding_peak(case: Case, params: RankParams, trained: RankParams) -> Peak:
-    """The end of the backward pass: the embedding whole, its fresh gradient, and the copy that is reduced."""
+    """Return the peak at the end of backward: the gathered embedding, its gradient, and the reduced copy."""
     only_head = where(_tied(case), 0.0, params.head)
-    whole = case.cached(_gathers_weights) * where(_keeps_all(case), params.total, params.ends - only_head)
+    gathered = case.cached(_gathers_weights) * where(_all_layers_gathered(case), params.total, params.ends - only_head)
     fresh = larger(trained.ends - only_head, 0) * (
         BYTES[case.compute] + case.cached(_gathers_weights) * BYTES[case.reduce]
     )
-    return Peak(0.0, 0.0, whole * BYTES[case.compute] + fresh)
+    return Peak(0.0, 0.0, gathered * BYTES[case.compute] + fresh)
 
 
-def _own_logits(case: Case, held: Stages, trained: RankParams) -> Column:
-    """Bytes at the peak of our engine's loss functions, which take `loss_chunk` tokens at a time.
+def _own_logits(case: Case, pipeline: Stages, trained: RankParams) -> Column:
+    """Return the bytes at the peak of our engine's loss functions, which process `loss_chunk` tokens at a time.
 
-    vocab_parallel  all logits and their gradient, and one chunk of it on its way
+    vocab_parallel  all logits and their gradient, and one chunk of it in progress
     chunked         logits of one chunk and their gradient, with those of the next or, at the end, the head's gradient
-                    in the compute format; the gradients of hidden states and, in fp32, of the head
-    fused_linear    one chunk of logits that becomes its own gradient (with tp it is made beside), and the next; the
+                    in the compute dtype; the gradients of hidden states and, in fp32, of the head
+    fused_linear    one chunk of logits that becomes its own gradient (with tp a separate one), and the next; the
                     gradients of hidden states and, in fp32, of the head
     """
     count, low = tokens(case), BYTES[case.compute]
     chunk = smaller(count, memory_profile(case).loss_chunk)
     wide = case.model.vocab / case.tp
     if case.loss == "vocab_parallel":
-        return held.last * wide * low * (2 * count + chunk)
+        return pipeline.last * wide * low * (2 * count + chunk)
     hidden = count * case.model.hidden * low
     if case.loss == "chunked":
         several, narrowed = 3 * chunk * wide * (count > chunk), 2 * chunk * wide + trained.head
-        return held.last * (low * larger(several, narrowed) + 4 * trained.head + hidden)
+        return pipeline.last * (low * larger(several, narrowed) + 4 * trained.head + hidden)
     blocks = 1 + 1 * (count > chunk) + 1 * (case.tp > 1)
-    return held.last * (blocks * low * chunk * wide + 4 * trained.head + hidden)
+    return pipeline.last * (blocks * low * chunk * wide + 4 * trained.head + hidden)
 
 
-def _logits(case: Case, held: Stages, trained: RankParams) -> Column:
-    """Bytes of logits, their softmax and their gradient on the stage that computes the loss."""
+def _logits(case: Case, pipeline: Stages, trained: RankParams) -> Column:
+    """Return the bytes of logits, softmax and gradient on the stage that computes the loss."""
     if not case.model.vocab:
         return 0.0
     count, profile = tokens(case), memory_profile(case)
     if profile.loss_chunk and case.loss != "plain":
-        return (1 + (case.model.mtp_layers if trains_mtp(case) else 0)) * _own_logits(case, held, trained)
+        return (1 + (case.model.mtp_layers if trains_mtp(case) else 0)) * _own_logits(case, pipeline, trained)
     if case.loss == "chunked":
         count = count / LOSS_CHUNKS
     elif case.loss == "fused_linear":
@@ -294,11 +301,11 @@ def _logits(case: Case, held: Stages, trained: RankParams) -> Column:
     each, cut = logit_bytes(case)
     heads = 1 + (case.model.mtp_layers if trains_mtp(case) else 0)
     outputs = BYTES[case.compute] * (case.accumulation - 1) * (case.pp > 1) * tokens(case) * profile.keeps_outputs
-    return held.last * case.model.vocab * (heads * count * each + outputs) / cut
+    return pipeline.last * case.model.vocab * (heads * count * each + outputs) / cut
 
 
 def logit_bytes(case: Case) -> tuple[Column, Column]:
-    """Bytes alive per logit, and the ranks over which logits are cut."""
+    """Return bytes alive per logit, and over how many ranks logits are sharded."""
     profile = memory_profile(case)
     each = (profile.logits_compiled if case.compile else 0.0) or profile.logits
     if case.loss == "plain" or profile.gathers_logits:
@@ -308,42 +315,42 @@ def logit_bytes(case: Case) -> tuple[Column, Column]:
     return each, case.tp
 
 
-def _activations(case: Case, held: Stages) -> tuple[Column, Column]:
-    """Bytes kept for the backward pass of all micro batches in flight, and the working set of one layer."""
+def _activations(case: Case, pipeline: Stages) -> tuple[Column, Column]:
+    """Return the activation bytes saved by all micro batches in flight, and the working set of one layer."""
     count = tokens(case)
     saved: Column = 0.0
     working: Column = 0.0
-    again = recomputed_share(case, held)
-    for layer, number in held.layers:
-        parts = layer_parts(case, layer)
-        everything, selective, inputs = kept_bytes(case, parts)
-        full = again * inputs + (1 - again) * everything
+    recomputed = recomputed_share(case, pipeline)
+    for layer, number in pipeline.layers:
+        parts = layer_activation_bytes(case, layer)
+        everything, selective, inputs = activation_bytes_by_recompute(case, parts)
+        full = recomputed * inputs + (1 - recomputed) * everything
         kept = where(case.recompute == "none", everything, where(case.recompute == "full", full, selective))
         saved = saved + number * kept
         rebuilt = where(case.recompute == "none", 0, everything - where(case.recompute == "full", inputs, selective))
-        working = larger(working, (number > 0) * (rebuilt + working_bytes(case, parts)))
-    ends = held.first * vision_bytes(case) + 2 * held.last * BYTES[case.compute] * case.model.hidden / residual_cut(
-        case
-    )
-    saved = (saved + ends) * in_flight(case, held) * count * (case.offload != "activations")
+        working = larger(working, (number > 0) * (rebuilt + backward_working_bytes(case, parts)))
+    ends = pipeline.first * vision_activation_bytes(case) + 2 * pipeline.last * BYTES[
+        case.compute
+    ] * case.model.hidden / residual_shards(case)
+    saved = (saved + ends) * in_flight(case, pipeline) * count * (case.offload != "activations")
     return saved, working * count
 
 
-def recomputed_share(case: Case, held: Stages) -> Column:
-    """Share of a stage's layers that full recompute covers."""
-    share = smaller(case.recompute_layers / larger(held.count, 1), 1)
+def recomputed_share(case: Case, pipeline: Stages) -> Column:
+    """Return the share of a stage's layers that full recompute covers."""
+    share = smaller(case.recompute_layers / larger(pipeline.count, 1), 1)
     return where(case.recompute_layers == 0, 1.0, share)
 
 
 def _fixed_gib(case: Case) -> Column:
-    """CUDA context and one communicator per axis in use."""
+    """Return CUDA context and one communicator per axis in use."""
     axes = (case.tp, case.pp, case.cp, case.ep, case.dp)
     return CONTEXT_GIB + COMMUNICATOR_GIB * sum((degree > 1) * 1 for degree in axes)
 
 
 def memory_band(case: Case) -> float:
-    """Half-width of the 80 per cent band of the total, in per cent: the widest of the kinds a case belongs to."""
-    kinds = {
+    """Return the half-width of the 80 per cent error band of the total, in per cent: the widest that applies."""
+    applies = {
         "dense": True,
         "moe": case.is_moe,
         "low_precision": case.matmul != "same",
@@ -351,4 +358,4 @@ def memory_band(case: Case) -> float:
         "peft": case.goal == "peft",
         "unmeasured": case.matmul == "nvfp4" or case.is_diffusion or case.images or case.gpu_arch in ("rubin", "cdna3"),
     }
-    return max(MEMORY_BANDS[kind] for kind, member in kinds.items() if member)
+    return max(MEMORY_BANDS[name] for name, member in applies.items() if member)

@@ -1,4 +1,4 @@
-"""Every number of the memory model that belongs to no engine, each with its reason; engines are in memory_profiles."""
+"""Constants of the memory model that no engine determines, each with its reason; engines are in memory_profiles."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from __future__ import annotations
 CONTEXT_GIB = 0.9
 # NCCL channels and proxies of one process group of size > 1 (buffers of 4 MiB x channels, both directions).
 COMMUNICATOR_GIB = 0.15
-# The caching allocator's loss: of 32 runs on B200 and GB200 that report both, reserved is 2.6 to 9.3 per cent above
-# allocated, least where state dominates. It gives cached blocks back before it fails, all but the second share.
+# Fragmentation: in 32 runs on B200 and GB200 that report both, reserved is 2.6 to 9.3 per cent above allocated, least
+# if state dominates. The allocator releases cached blocks before it fails, except for the second share.
 FRAGMENTATION_STATE = 0.025
 FRAGMENTATION_FLOOR = 0.02
-# A plan fits when this share of the GPU stays free: the driver and other processes take some, and step 2 peaks higher.
+# A plan fits if this share of the GPU stays free: the driver and other processes use some, and step 2 peaks higher.
 RESERVE = 0.02
 
-LOSS_CHUNKS = 8  # chunked losses cut the tokens into this many pieces
-FUSED_CHUNK_TOKENS = 1024  # a fused linear cross-entropy works on about this many tokens at a time
+LOSS_CHUNKS = 8  # chunks of a chunked loss
+FUSED_CHUNK_TOKENS = 1024  # tokens per chunk of a fused linear cross-entropy
 
-# Sharded weights: the layer in use and the prefetched one are whole.
+# Sharded weights: the current layer and the prefetched one are gathered.
 GATHERED_LAYERS = 2.0
-# Bytes per score of attention that writes its matrix: fp32 scores and softmax of torch, Megatron's fused softmax in 16
-# bits (5 with the mask of a dropout, as in Korthikanti et al. 2022).
+# Bytes per score of attention that materializes its matrix: fp32 scores and softmax of torch, Megatron's fused softmax
+# in 16 bits (5 with the mask of a dropout, as in Korthikanti et al. 2022).
 SCORE_BYTES = {"eager": 8.0, "fused_softmax": 4.0}
 # Share of the sequence that is image tokens when samples carry images.
 IMAGE_SHARE = 0.5
 # Tokens between stored states of a chunked scan (Mamba-2 256, gated delta rule 64).
 MAMBA_CHUNK = 256
-OWN_CHUNK = 128  # of our own scan, which stores states of blocks of chunks only
+OWN_CHUNK = 128  # of our own scan, which saves states only per block of chunks
 DELTA_CHUNK = 64
-# NF4: half a byte and one fp32 scale per 64 weights, itself quantised.
+# NF4: half a byte and one fp32 scale per 64 weights, itself quantized.
 NF4_BYTES = 0.516
 
-# Half-width of the 80 per cent band of the total, in per cent: the 80th percentile of the residuals over published
-# peaks of the two better tiers, rounded up.
+# Half-width of the 80 per cent error band of the total, in per cent: the 80th percentile of the residuals over
+# published peaks of the two better tiers, rounded up.
 MEMORY_BANDS = {
     "dense": 10.0,  # 118 peaks of 10 sources; 4.4 over the better 62
     "moe": 10.0,  # 23 peaks of 4 sources

@@ -1,4 +1,4 @@
-"""What each engine keeps in GPU memory beyond the textbook, as data (memory_profiles.toml, memory_own.toml)."""
+"""What each engine keeps in GPU memory beyond the textbook, as data (memory_profiles.toml, memory_meshwright.toml)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.recipes.case import Case
 
 
 class MemoryProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One engine's habits; the table says what each name means."""
+    """Memory behavior of one engine; memory_profiles.toml describes every field."""
 
     logits: float
     logits_compiled: float = 0.0
@@ -54,8 +54,8 @@ class MemoryProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drops_frozen_rows: bool = False
     clamped_gate: float = 0.0
     shards_by_expert: bool = False
-    cuts_adapters: bool = False
-    sees_whole: bool = False
+    shards_adapters: bool = False
+    replicates_vision: bool = False
     plain_convolutions: bool = False
     scan_block_bytes: float = 0.0
     scan_gib: float = 0.0
@@ -65,8 +65,8 @@ class MemoryProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def memory_profiles() -> dict[str, MemoryProfile]:
-    """Every profile by its name."""
-    shared, own = _read("memory_profiles.toml"), _read("memory_own.toml")
+    """Return every profile by name."""
+    shared, own = _read("memory_profiles.toml"), _read("memory_meshwright.toml")
     tables = {name: {**table, **own.get(name, {})} for name, table in shared.items()}
     try:
         return msgspec.convert(tables, dict[str, MemoryProfile])
@@ -79,7 +79,7 @@ def _read(name: str) -> dict[str, dict[str, Any]]:
 
 
 def memory_profile(case: Case) -> MemoryProfile:
-    """Return the profile of the framework a case names, else that of its engine."""
+    """Return the profile of the framework that a case names, else of its engine; cached per case."""
     return case.cached(_find_profile)
 
 

@@ -1,4 +1,4 @@
-"""Parameters one rank holds, split by what shards them."""
+"""Parameters per rank, by how they are sharded."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from meshwright.recipes.case import Case
 
 
 class LayerParams(msgspec.Struct, frozen=True):
-    """Parameters of one layer: cut by tensor parallelism, whole on every rank, cut by expert parallelism."""
+    """Parameters of one layer: sharded by tp, replicated on every rank, sharded by expert parallelism."""
 
-    cut: int
-    whole: int
+    sharded: int
+    replicated: int
     routed: int
 
 
 def layer_params(layer: Layer, hidden: int) -> LayerParams:
-    """How a layer's parameters are cut: matrices by tp; norms, routers, biases, MLA's down projections not at all."""
+    """Return how a layer is sharded: matrices by tp; norms, routers, biases, MLA's down projections replicated."""
     cut = 0
     for mixer in (layer.mixer, layer.cross):
         if mixer is not None:
@@ -35,14 +35,14 @@ def layer_params(layer: Layer, hidden: int) -> LayerParams:
 
 
 def _down_projections(mixer: Mixer, hidden: int) -> int:
-    """MLA's latent projections have no heads to cut, so every tensor-parallel rank holds them whole."""
+    """Return MLA's latent projections, which have no heads to shard and are replicated on every tp rank."""
     if not isinstance(mixer, MLA):
         return 0
     return hidden * (mixer.kv_lora + mixer.qk_rope + (mixer.q_lora or 0))
 
 
 def adapter_params(layer: Layer, hidden: int, rank: int, targets: tuple[str, ...]) -> LayerParams:
-    """Adapter parameters of one layer: rank × (inputs + outputs) for each adapted matrix; one adapter per expert."""
+    """Return adapter parameters of one layer: rank × (inputs + outputs) per adapted matrix; one adapter per expert."""
     widths = _linear_widths(layer, hidden)
     count = layer.streams * rank * sum(into + out for name, into, out in widths if name in targets)
     routed = 0
@@ -58,7 +58,7 @@ def adapter_params(layer: Layer, hidden: int, rank: int, targets: tuple[str, ...
 
 
 def _linear_widths(layer: Layer, hidden: int) -> list[tuple[str, int, int]]:
-    """The adaptable linears outside the routed experts: name, inputs, outputs."""
+    """Return the adaptable linears outside the routed experts: name, inputs, outputs."""
     mixer, widths = layer.mixer, []
     if isinstance(mixer, Attention):
         widths += [("qkv", hidden, mixer.q_width + 2 * mixer.kv_width), ("proj", mixer.q_width, hidden)]
@@ -77,15 +77,15 @@ def _linear_widths(layer: Layer, hidden: int) -> list[tuple[str, int, int]]:
     return widths
 
 
-def _cut_side(layer: Layer, hidden: int, targets: tuple[str, ...]) -> int:
-    """Widths of adapted linears that tp cuts: outputs of those that enter a block, inputs of those at its end."""
+def _sharded_side(layer: Layer, hidden: int, targets: tuple[str, ...]) -> int:
+    """Return the widths of adapted linears that tp shards: outputs on entry of a block, inputs at its end."""
     ends = ("proj", "fc2", "mamba_out")
     widths = _linear_widths(layer, hidden)
     return layer.streams * sum(into if name in ends else out for name, into, out in widths if name in targets)
 
 
 def _dense_blocks(layer: Layer) -> list[Dense]:
-    """The feed-forward blocks every token passes: the layer's own, or the shared and parallel ones of an MoE."""
+    """Return the feed-forward blocks every token passes: the layer's own, or the shared and parallel ones of an MoE."""
     ffn = layer.ffn
     if isinstance(ffn, Dense):
         return [ffn]
@@ -96,13 +96,13 @@ def _dense_blocks(layer: Layer) -> list[Dense]:
 
 
 class RankParams(msgspec.Struct, frozen=True):
-    """Parameters one rank of each stage holds before data-parallel sharding."""
+    """Parameters on one rank of each stage, before data-parallel sharding."""
 
     dense: Column  # layers without routed experts
     routed: Column  # routed experts
-    ends: Column  # embedding, head, vision tower and other parts outside the layers
+    ends: Column  # embedding, head, vision encoder and other parts outside the layers
     head: Column  # the output projection, part of ends
-    unit_dense: Column  # largest single layer, what FSDP gathers at once
+    unit_dense: Column  # largest single layer, which FSDP gathers at a time
     unit_routed: Column
 
     @property
@@ -111,34 +111,34 @@ class RankParams(msgspec.Struct, frozen=True):
 
 
 def expert_cut(case: Case) -> Column:
-    """Ranks over which one layer's experts are spread; KempnerForge leaves them whole on its tp ranks."""
+    """Return over how many ranks one layer's experts are spread; KempnerForge replicates them on its tp ranks."""
     return case.ep * (1 if case.engine == "kempnerforge" else case.etp)
 
 
-def rank_params(case: Case, held: Stages) -> RankParams:
-    """What one rank of each stage holds of the model."""
+def rank_params(case: Case, pipeline: Stages) -> RankParams:
+    """Return the model parameters on one rank of each stage."""
     hidden, cut = case.model.hidden, expert_cut(case)
-    parts = [(layer_params(layer, hidden), number) for layer, number in held.layers]
-    dense = [p.cut / case.tp + p.whole for p, _ in parts]
+    parts = [(layer_params(layer, hidden), number) for layer, number in pipeline.layers]
+    dense = [p.sharded / case.tp + p.replicated for p, _ in parts]
     return RankParams(
         dense=sum(number * d for d, (_, number) in zip(dense, parts, strict=True)),
         routed=sum(number * p.routed for p, number in parts) / cut,
-        ends=_ends(case, held),
-        head=held.last * case.model.vocab * hidden / case.tp,
+        ends=_ends(case, pipeline),
+        head=pipeline.last * case.model.vocab * hidden / case.tp,
         unit_dense=_largest(dense),
         unit_routed=max(p.routed for p, _ in parts) / cut,
     )
 
 
-def rank_adapters(case: Case, held: Stages) -> RankParams:
-    """The adapters one rank of each stage trains; one side of each follows the tp cut, in engines where it matters."""
+def rank_adapters(case: Case, pipeline: Stages) -> RankParams:
+    """Return the adapter parameters on one rank of each stage; in some engines tp shards one side of each."""
     hidden, cut = case.model.hidden, expert_cut(case)
-    parts = [(adapter_params(layer, hidden, case.rank, case.targets), n) for layer, n in held.layers]
-    if memory_profile(case).cuts_adapters:
-        sides = [_cut_side(layer, hidden, case.targets) for layer, _ in held.layers]
-        each = [p.whole - case.rank * side * (1 - 1 / case.tp) for (p, _), side in zip(parts, sides, strict=True)]
+    parts = [(adapter_params(layer, hidden, case.rank, case.targets), n) for layer, n in pipeline.layers]
+    if memory_profile(case).shards_adapters:
+        sides = [_sharded_side(layer, hidden, case.targets) for layer, _ in pipeline.layers]
+        each = [p.replicated - case.rank * side * (1 - 1 / case.tp) for (p, _), side in zip(parts, sides, strict=True)]
     else:
-        each = [p.whole for p, _ in parts]
+        each = [p.replicated for p, _ in parts]
     return RankParams(
         dense=sum(number * size for size, (_, number) in zip(each, parts, strict=True)),
         routed=sum(number * p.routed for p, number in parts) / cut,
@@ -149,18 +149,18 @@ def rank_adapters(case: Case, held: Stages) -> RankParams:
     )
 
 
-def _ends(case: Case, held: Stages) -> Column:
-    """First stage: embedding, vision tower, embedders. Last: head, final norm, entry of the MTP modules."""
+def _ends(case: Case, pipeline: Stages) -> Column:
+    """First stage: embedding, vision encoder, embedders. Last: head, final norm, entry of the MTP modules."""
     model = case.model
     count = model.params
     head = model.vocab * model.hidden
     tied_copy = (case.pp > 1) * head if model.tied else head  # across stages a tied head is a second copy
     mtp = model.mtp_layers * 2 * model.hidden**2 if trains_mtp(case) else 0  # projections of [hidden, embedding]
-    sees_whole = memory_profile(case).sees_whole
-    whole = count.vision * bool(case.images) if sees_whole else 0  # without images there is no tower at all
-    first = count.embedding + (0 if sees_whole else count.vision) + model.extra_params
-    cut = (held.first * first + held.last * (tied_copy + mtp)) / case.tp
-    return cut + held.first * whole + held.last * model.final_norm_params
+    replicates_vision = memory_profile(case).replicates_vision
+    whole = count.vision * bool(case.images) if replicates_vision else 0  # without images there is no vision encoder
+    first = count.embedding + (0 if replicates_vision else count.vision) + model.extra_params
+    cut = (pipeline.first * first + pipeline.last * (tied_copy + mtp)) / case.tp
+    return cut + pipeline.first * whole + pipeline.last * model.final_norm_params
 
 
 def _largest(values: list[Column]) -> Column:
@@ -171,5 +171,5 @@ def _largest(values: list[Column]) -> Column:
 
 
 def parameters(case: Case) -> Column:
-    """Parameters held by the rank that holds the most, before data-parallel sharding."""
+    """Return the parameters of the rank with the most, before data-parallel sharding."""
     return plain(np.max(rank_params(case, stages(case)).total, axis=0))

@@ -1,4 +1,4 @@
-"""The rates a case's GPU, links and engine reach, worked out once per estimate."""
+"""The rates that a case's GPU, links and engine reach, computed once per estimate."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ LINEAR_PRECISION = {
     "nvfp4": "fp4",
 }
 OPERAND_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5625}  # fp4: one scale per 16 values
-MATMUL_ELSE = 0.5  # share of the peak for a precision that a profile does not name
+MATMUL_ELSE = 0.5  # share of the peak for a precision missing in a profile
 
 
 def linear_precision(case: Case) -> str:
-    """The precision linear layers compute in, as the GPU's peaks name it."""
-    wanted = LINEAR_PRECISION[case.matmul] or ("tf32" if case.compute == "fp32" else "bf16")
-    return wanted if wanted in case.cluster.gpu.peak_tflops else "bf16"
+    """Return the precision of linear layers, by the name in the GPU's peaks."""
+    precision = LINEAR_PRECISION[case.matmul] or ("tf32" if case.compute == "fp32" else "bf16")
+    return precision if precision in case.cluster.gpu.peak_tflops else "bf16"
 
 
 def peak_flops(case: Case, precision: str) -> float:
-    """Dense peak in FLOP/s."""
+    """Return the dense peak in FLOP/s."""
     peaks = case.cluster.gpu.peak_tflops
     return peaks.get(precision, peaks.get("bf16", max(peaks.values()))) * 1e12
 
@@ -46,15 +46,15 @@ class Speeds(msgspec.Struct, frozen=True):
     core: float  # FLOP/s of attention over the causal half, forward
     scan: float
     hbm: float  # bytes/s
-    link: float  # bytes/s inside a fast domain
+    link: float  # bytes/s inside an NVLink domain
     network: float  # bytes/s between domains
-    traffic: float  # bytes moved by memory-bound kernels over what perfectly fused ones would
+    traffic: float  # bytes moved by memory-bound kernels over perfectly fused ones
 
 
 def speeds(case: Case) -> Speeds:
-    """The rates of a case."""
-    own = calibration(case)
-    chip, engine, gpu = own.gpu(case), own.engine(case), case.cluster.gpu
+    """Return the rates of a case."""
+    profiles = calibration(case)
+    chip, engine, gpu = profiles.gpu(case), profiles.engine(case), case.cluster.gpu
     clock, precision = chip.clock.get(gpu.name, 1.0), linear_precision(case)
     bf16, tuned = peak_flops(case, "bf16"), clock * engine.matmul
     kernel = getattr(case, "attention_kernel", "") or engine.attention
@@ -62,7 +62,7 @@ def speeds(case: Case) -> Speeds:
         gpu=gpu,
         chip=chip,
         engine=engine,
-        shared=own.shared,
+        shared=profiles.shared,
         precision=precision,
         linear=peak_flops(case, precision) * chip.matmul.get(precision, MATMUL_ELSE) * tuned,
         linear_bf16=bf16 * chip.matmul["bf16"] * tuned,

@@ -1,8 +1,8 @@
-"""Which layers four telling pipeline stages hold: the first, the heaviest middle, the fullest middle and the last.
+"""Layers of four representative pipeline stages: first, heaviest middle, fullest middle and last.
 
 These bound the peak: the first keeps the most micro batches and the embedding, the last has the head and the loss, and
-an uneven model may put its heaviest run of layers in between, or a lighter one where more micro batches are kept.
-Costs are computed for all four at once, along a leading axis, and the worst is reported.
+an uneven model may have its heaviest layers in between, or lighter ones where more micro batches are kept. Costs are
+computed for all four together, along a leading axis, and the worst is reported.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ FIRST, MIDDLE, FULLEST, LAST = range(4)
 
 
 class Stages(msgspec.Struct, frozen=True):
-    """Stages of the pipeline, leading axis first, heaviest and fullest middle, last (or all); then the candidates."""
+    """Pipeline stages: leading axis first, heaviest and fullest middle, last (or all); then the candidates."""
 
-    index: Column  # place in the pipeline, 0 = first
-    first: Column  # holds the embedding
-    last: Column  # holds the head and computes the loss
-    layers: tuple[tuple[Layer, Column], ...]  # each kind of layer and how many of it a stage holds
+    index: Column  # position in the pipeline, 0 = first
+    first: Column  # has the embedding
+    last: Column  # has the head and computes the loss
+    layers: tuple[tuple[Layer, Column], ...]  # each layer type and its count per stage
 
     @property
     def count(self) -> Column:
-        """Layers held by each stage."""
+        """Layers of each stage."""
         return sum(number for _, number in self.layers)
 
 
 def trains_mtp(case: Case) -> bool:
-    """Whether the multi-token-prediction modules are part of this training."""
+    """Return whether the multi-token-prediction modules are trained."""
     return case.model.mtp_layer is not None and case.mtp_loss > 0
 
 
 def stages(case: Case, every: bool = False) -> Stages:
-    """The three stages of every candidate, worked out once per case; or every stage of one layout."""
+    """Return the representative stages of every candidate, cached per case; or every stage of one layout."""
     return _stages(case, True) if every else case.cached(_stages)  # memory and time both need the three
 
 
 def _stages(case: Case, every: bool = False) -> Stages:
-    """Stage contents are worked out once per model and distinct pipeline shape."""
+    """Compute stage contents once per model and distinct pipeline shape."""
     shape, model = shape_of(case), case.model
     v_shaped = any_of(case.pp_schedule, "zbv", "dualpipe_v")
     keys = (case.pp, case.vp, v_shaped, case.embedding_as_layer, case.head_as_layer)
@@ -65,7 +65,7 @@ def _stages(case: Case, every: bool = False) -> Stages:
 
 
 def _table(model: ModelSpec, *shape: Any) -> NDArray[np.float64]:
-    """The stages of one pipeline shape, remembered with the model."""
+    """Return the stages of one pipeline shape, cached on the model."""
     known: dict[tuple[Any, ...], NDArray[np.float64]] = model.__dict__.setdefault("_stage_tables", {})
     if shape not in known:
         known[shape] = _chosen_stages(model, *shape)
@@ -75,7 +75,7 @@ def _table(model: ModelSpec, *shape: Any) -> NDArray[np.float64]:
 def _chosen_stages(
     model: ModelSpec, given: tuple[int, ...], every: bool, pp: int, vp: int, v_shaped: int, embedding: int, head: int
 ) -> NDArray[np.float64]:
-    """Rows: place in the pipeline, then the number of layers of each group; columns: the stages."""
+    """Return a table: position in the pipeline, then the number of layers of each group; columns are stages."""
     counts = _stage_counts(model, chunk_layers(model.num_layers, given, pp * vp, embedding, head), pp, bool(v_shaped))
     weight = counts @ np.array([group.layer.params(model.hidden) for group in model.groups], dtype=float)
     inner = weight[1:-1]
@@ -86,7 +86,7 @@ def _chosen_stages(
 
 
 def chunk_layers(layers: int, given: tuple[int, ...], chunks: int, embedding: int, head: int) -> NDArray[np.int64]:
-    """Layers of each stage chunk: as given, or even with earlier chunks taking the remainder."""
+    """Return the layers of each stage chunk: as given, or even with earlier chunks taking the remainder."""
     if len(given) == chunks:
         return np.array(given)
     low, more = divmod(layers + embedding + head, chunks)
@@ -97,7 +97,7 @@ def chunk_layers(layers: int, given: tuple[int, ...], chunks: int, embedding: in
 
 
 def _stage_counts(model: ModelSpec, sizes: NDArray[np.int64], pp: int, v_shaped: bool) -> NDArray[np.float64]:
-    """Layers of each group (columns) on each stage (rows), read off a running count over the layer order."""
+    """Return layers of each group (columns) on each stage (rows), from a running count over the layer order."""
     kind = np.zeros((model.num_layers + 1, len(model.groups)))
     for i, group in enumerate(model.groups):
         kind[np.array(group.places, dtype=int) + 1, i] = 1

@@ -30,7 +30,7 @@ class StepTime(msgspec.Struct, frozen=True):
     pp_bubble: Column
     dp: Column
     optimizer: Column
-    other: Column  # launches the GPU waits for, stragglers, and what a step costs however small it is
+    other: Column  # launch-bound idle time, stragglers, and the fixed cost of a step
     step_s: Column
 
     @property
@@ -38,16 +38,16 @@ class StepTime(msgspec.Struct, frozen=True):
         return {name: getattr(self, name) for name in PARTS}
 
 
-class Micro(msgspec.Struct, frozen=True):
-    """Seconds of one micro batch on each of the three stages."""
+class MicroBatchTime(msgspec.Struct, frozen=True):
+    """Seconds of one micro batch on each representative stage."""
 
     work: Column  # forward and backward on the GPU
     forward: Column
     tp: Column
     cp: Column
     ep: Column
-    wait: Column  # for token counts of experts
-    launch: Column  # CPU time to launch it all
+    wait: Column  # idle time for token counts of experts
+    launch: Column  # CPU launch time
 
     @property
     def busy(self) -> Column:
@@ -56,10 +56,10 @@ class Micro(msgspec.Struct, frozen=True):
 
 
 def step_time(case: Case) -> StepTime:
-    """Seconds of one optimizer step: the slowest stage's micro batches, the bubble, and what happens once a step."""
-    held, speed = stages(case), speeds(case)
-    micro = _micro(case, speed, held)
-    slowest, idle, rest = _slowest(case, held, micro, speed.engine.sharpness)
+    """Return the seconds of one optimizer step: the slowest stage's micro batches, the bubble, and per-step costs."""
+    pipeline, speed = stages(case), speeds(case)
+    micro = _micro(case, speed, pipeline)
+    slowest, idle, rest = _slowest(case, pipeline, micro, speed.engine.sharpness)
     busy, rounds = slowest.busy, case.accumulation
     bubble = rest / case.vp * pick(case.pp_schedule, speed.shared.bubble)
     bubble = bubble + rounds * p2p_s(case, speed)
@@ -75,46 +75,46 @@ def step_time(case: Case) -> StepTime:
         rounds * (idle + slowest.wait) + speed.engine.step_s,
     ]
     values[-1] = values[-1] + _stragglers(case, speed) * sum(values)
-    shape = held.index.shape[1:]
+    shape = pipeline.index.shape[1:]
     parts = [plain(np.broadcast_to(value, shape) * 1.0) if shape else float(value) for value in values]
     return StepTime(**dict(zip(PARTS, parts, strict=True)), step_s=sum(parts))
 
 
 def pass_seconds(case: Case) -> list[tuple[float, float]]:
-    """Seconds of one micro batch's forward and backward pass on every stage of one layout."""
-    held = stages(case, every=True)
-    micro = _micro(case, speeds(case), held)
-    sent = (micro.tp + micro.cp + micro.ep) / (3 if case.recompute == "full" else 2)  # as much in every pass
-    forward, both = (np.broadcast_to(value, held.index.shape) for value in (micro.forward + sent, micro.busy))
+    """Return forward and backward seconds of one micro batch on every stage of one layout."""
+    pipeline = stages(case, every=True)
+    micro = _micro(case, speeds(case), pipeline)
+    sent = (micro.tp + micro.cp + micro.ep) / (3 if case.recompute == "full" else 2)  # equal in every pass
+    forward, both = (np.broadcast_to(value, pipeline.index.shape) for value in (micro.forward + sent, micro.busy))
     return [(float(f), float(b - f)) for f, b in zip(forward, both, strict=True)]
 
 
-def _micro(case: Case, speed: Speeds, held: Stages) -> Micro:
-    """One micro batch on each stage, kind of layer by kind of layer."""
-    factor, again = training_factor(case), recomputed_share(case, held)
+def _micro(case: Case, speed: Speeds, pipeline: Stages) -> MicroBatchTime:
+    """Return one micro batch on each stage, summed over layer types."""
+    factor, again = training_factor(case), recomputed_share(case, pipeline)
     passes = 2 + (case.recompute == "full") * again
-    again_launched = where(case.recompute == "full", 4 / 3, 1.0) * (1 + speed.engine.launch_tp * np.log2(case.tp))
+    launch_factor = where(case.recompute == "full", 4 / 3, 1.0) * (1 + speed.engine.launch_tp * np.log2(case.tp))
     sums: list[Column] = [0.0] * 7
-    for layer, number in held.layers:
+    for layer, number in pipeline.layers:
         time = layer_time(case, speed, layer)
         shares = (
-            time.both(factor) + repeated_s(case, speed, held, layer, time),
+            time.both(factor) + repeated_s(case, speed, pipeline, layer, time),
             time.forward,
             tp_s(case, speed, layer, passes),
             cp_s(case, speed, layer, time, passes),
             ep_s(case, speed, layer, passes),
             _wait_s(case, speed, layer),
-            _launch_s(case, speed, layer) * again_launched,
+            _launch_s(case, speed, layer) * launch_factor,
         )
         sums = [total + number * share for total, share in zip(sums, shares, strict=True)]
-    head, head_forward = head_s(case, speed, held)
-    vision = held.first * vision_s(case, speed)
+    head, head_forward = head_s(case, speed, pipeline)
+    vision = pipeline.first * vision_s(case, speed)
     sums[-1] = sums[-1] + (case.pp > 1) * case.vp * speed.engine.p2p_s
-    return Micro(sums[0] + head + 3 * vision, sums[1] + head_forward + vision, *sums[2:])
+    return MicroBatchTime(sums[0] + head + 3 * vision, sums[1] + head_forward + vision, *sums[2:])
 
 
 def _launch_s(case: Case, speed: Speeds, layer: Layer) -> float:
-    """CPU seconds to launch one layer's kernels, forward and backward."""
+    """Return the CPU seconds to launch one layer's kernels, forward and backward."""
     engine, left = speed.engine, speed.shared.graphs_left
     dense, routed = engine.launch_s, engine.launch_moe_s if isinstance(layer.ffn, MoE) else 0.0
     if case.capacity_factor:  # equal shapes for all experts: as few kernels as a dense block
@@ -129,7 +129,7 @@ def _launch_s(case: Case, speed: Speeds, layer: Layer) -> float:
 
 
 def _wait_s(case: Case, speed: Speeds, layer: Layer) -> float:
-    """Seconds a layer with experts leaves the GPU idle until the CPU knows how many tokens each expert gets."""
+    """Return the seconds an MoE layer leaves the GPU idle until the CPU has the token counts of experts."""
     if not isinstance(layer.ffn, MoE) or case.cuda_graphs == "full_iteration" or case.capacity_factor:
         return 0.0
     left = speed.shared.graphs_left["sync"] if case.cuda_graphs != "none" else 1.0
@@ -137,30 +137,32 @@ def _wait_s(case: Case, speed: Speeds, layer: Layer) -> float:
 
 
 def _soft_excess(launch: Column, busy: Column, sharpness: float) -> Column:
-    """How far launching outlasts the GPU's work; near equality each delays the other now and then."""
+    """Return how far launching outlasts the GPU's work; near equality each sometimes delays the other."""
     return busy * ((1 + (launch / busy) ** sharpness) ** (1 / sharpness) - 1)
 
 
-def _slowest(case: Case, held: Stages, micro: Micro, sharpness: float) -> tuple[Micro, Column, Column]:
-    """The stage that takes longest, how long its GPU idles, and the seconds of all the other stages together.
+def _slowest(
+    case: Case, pipeline: Stages, micro: MicroBatchTime, sharpness: float
+) -> tuple[MicroBatchTime, Column, Column]:
+    """Return the slowest stage, its GPU's idle seconds, and the seconds of all other stages, which form the bubble.
 
-    The bubble waits for those. Each stage idles by its own launches: a GPU of fewer idle seconds is never a slower one.
+    Each stage idles by its own launches: a GPU with fewer idle seconds is never slower.
     """
-    shape = held.index.shape
+    shape = pipeline.index.shape
     shares = (micro.work, micro.forward, micro.tp, micro.cp, micro.ep, micro.wait, micro.launch)
     busy = np.broadcast_to(micro.busy, shape)
     idle = np.broadcast_to(_soft_excess(micro.launch, busy, sharpness), shape)
-    taken = busy + idle
-    at = np.argmax(taken, axis=0)
+    total = busy + idle
+    at = np.argmax(total, axis=0)
 
-    def there(share: Column) -> Column:
+    def at_slowest(share: Column) -> Column:
         if len(shape) == 1:
             return float(share[at]) if isinstance(share, np.ndarray) else share
         found: Column = np.take_along_axis(np.broadcast_to(share, shape), at[None], axis=0)[0]
         return found
 
-    others = taken[FIRST] + taken[LAST] + larger(case.pp - 2, 0) * taken[MIDDLE] - there(taken)
-    return Micro(*map(there, shares)), there(idle), where(case.pp > 1, larger(others, 0.0), 0.0)
+    others = total[FIRST] + total[LAST] + larger(case.pp - 2, 0) * total[MIDDLE] - at_slowest(total)
+    return MicroBatchTime(*map(at_slowest, shares)), at_slowest(idle), where(case.pp > 1, larger(others, 0.0), 0.0)
 
 
 def _stage_params(case: Case) -> tuple[RankParams, RankParams]:
@@ -171,20 +173,20 @@ def _stage_params(case: Case) -> tuple[RankParams, RankParams]:
 
 
 def _largest_stage(params: RankParams) -> RankParams:
-    """The heaviest of the three stages, which sets the pace of data-parallel communication."""
+    """Return the heaviest representative stage, which determines data-parallel communication."""
     parts = (params.dense, params.routed, params.ends)
     dense, routed, ends = (part.max(axis=0) if isinstance(part, np.ndarray) else part for part in parts)
     return msgspec.structs.replace(params, dense=dense, routed=routed, ends=ends)
 
 
 def _stragglers(case: Case, speed: Speeds) -> Column:
-    """Share of a step lost to the slowest of many nodes; it grows with every doubling."""
+    """Return the share of a step lost to the slowest of many nodes; it grows with every doubling."""
     return speed.shared.jitter * np.log2(larger(case.world / case.cluster.gpu.gpus_per_node, 1))
 
 
 def _optimizer_s(case: Case, speed: Speeds, params: RankParams) -> Column:
-    """Reads and writes of weights, gradients and moments at memory speed, plus the trip to the host when offloaded."""
-    own = (params.dense + params.ends) / dense_ranks(case) + params.routed / expert_ranks(case)
+    """Return the seconds of optimizer reads and writes at memory speed, plus host transfers if offloaded."""
+    local = (params.dense + params.ends) / dense_ranks(case) + params.routed / expert_ranks(case)
     moved = 2 * (4 + moment_bytes(case)) + 4 + 2 + 4 * speed.shared.clip_passes
-    off = any_of(case.offload, "optimizer", "params")
-    return own * moved / speed.hbm + off * own * 6 / (speed.shared.host_gb_s * 1e9)
+    offloaded = any_of(case.offload, "optimizer", "params")
+    return local * moved / speed.hbm + offloaded * local * 6 / (speed.shared.host_gb_s * 1e9)

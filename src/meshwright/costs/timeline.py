@@ -1,4 +1,4 @@
-"""A step of a pipeline over time: which micro batch every rank works on and when, in the order of its schedule."""
+"""A pipeline step over time: which micro batch each rank runs when, in schedule order."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import msgspec
 from meshwright.costs.time import pass_seconds
 from meshwright.recipes.case import Case
 
-MOST_WORK = 40_000  # passes of one step that are followed; a longer step is followed for as many micro batches
+MAX_PASSES = 40_000  # maximum passes simulated; a longer step is simulated for fewer micro batches
 V_SHAPED = ("zbv", "dualpipe_v")
-INPUT_SHARE = 0.5  # of a backward pass: the gradient of the input; the rest is that of the weights
+INPUT_SHARE = 0.5  # share of a backward pass for the input gradient; the rest is for weights
 
 
 class Pass(NamedTuple):
     """One pass of one micro batch through one stage chunk."""
 
-    kind: str  # F forward, B whole backward, I backward for the input, W backward for the weights
-    chunk: int  # place in the model, 0 = first
+    kind: str  # F forward, B full backward, I backward for the input, W backward for the weights
+    chunk: int  # position in the model, 0 = first
     micro_batch: int
 
 
-class Placed(msgspec.Struct, frozen=True):
-    """A pass in time, in seconds from the start of the step."""
+class ScheduledPass(msgspec.Struct, frozen=True):
+    """A pass with its start and end, in seconds from the start of the step."""
 
     rank: int
     kind: str
@@ -37,50 +37,50 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """The passes of a step, and how much of it the ranks are idle."""
+    """The passes of a step, and the ranks' idle share."""
 
     schedule: str
     ranks: int
     chunks: int  # of each rank
     micro_batches: int  # of the step
-    followed: int  # of these, as many as are in `passes`
+    followed: int  # number of these in `passes`
     span_s: float
-    idle_share: float  # of the time of all ranks
-    passes: tuple[Placed, ...]
+    idle_share: float  # share of the time of all ranks
+    passes: tuple[ScheduledPass, ...]
 
 
 def timeline(case: Case) -> Timeline:
-    """One step of the layout's pipeline; passes take what the estimate says of their stage."""
-    pp, vp, asked = int(case.pp), int(case.vp), int(case.accumulation)
+    """Return one step of the layout's pipeline, with estimated durations per stage."""
+    pp, vp, micro_batches = int(case.pp), int(case.vp), int(case.accumulation)
     schedule = str(case.pp_schedule) if pp > 1 else "1f1b"
-    followed = _followed(asked, pp, vp)
+    followed = _simulated_micro_batches(micro_batches, pp, vp)
     orders = [order(schedule, rank, pp, vp, followed) for rank in range(pp)]
-    passes = placed(orders, pp * vp, _durations(case, vp))
+    passes = schedule_passes(orders, pp * vp, _durations(case, vp))
     span = max(one.end_s for one in passes)
     busy = sum(one.end_s - one.start_s for one in passes)
-    return Timeline(schedule, pp, vp, asked, followed, span, 1 - busy / (span * pp), tuple(passes))
+    return Timeline(schedule, pp, vp, micro_batches, followed, span, 1 - busy / (span * pp), tuple(passes))
 
 
-def _followed(micro_batches: int, pp: int, vp: int) -> int:
-    """All micro batches, or as many whole rounds as are worth following."""
-    most = max(MOST_WORK // (2 * pp * vp) // pp, 2) * pp
+def _simulated_micro_batches(micro_batches: int, pp: int, vp: int) -> int:
+    """Return all micro batches, or as many complete rounds as are worth simulating."""
+    most = max(MAX_PASSES // (2 * pp * vp) // pp, 2) * pp
     return micro_batches if micro_batches <= most else most
 
 
 def order(schedule: str, rank: int, pp: int, vp: int, micro_batches: int) -> list[Pass]:
-    """What one rank does in a step, first to last."""
+    """Return the passes of one rank in a step, in order."""
     return list(ORDERS[schedule](rank, pp, vp, micro_batches))
 
 
 def chunk_place(schedule: str, rank: int, pp: int, local: int) -> int:
-    """Which part of the model a rank's own n-th chunk is: every pp-th one, or the two ends of a V."""
+    """Return the model position of a rank's n-th chunk: every pp-th, or the two ends of a V."""
     if schedule in V_SHAPED:
         return rank if local == 0 else 2 * pp - 1 - rank
     return rank + local * pp
 
 
-def _one_after_other(rank: int, pp: int, vp: int, micro_batches: int) -> Iterator[Pass]:
-    """1F1B: fill the pipeline, then one forward and one backward in turn, then drain it."""
+def _1f1b(rank: int, pp: int, vp: int, micro_batches: int) -> Iterator[Pass]:
+    """1F1B: fill the pipeline, alternate one forward and one backward, then drain it."""
     ahead = min(pp - rank, micro_batches)
     for step in range(micro_batches + ahead):
         if step >= ahead:
@@ -89,8 +89,8 @@ def _one_after_other(rank: int, pp: int, vp: int, micro_batches: int) -> Iterato
             yield Pass("F", rank, step)
 
 
-def _all_forward_first(rank: int, pp: int, vp: int, micro_batches: int) -> Iterator[Pass]:
-    """GPipe, and its looped form where a rank holds several chunks: the last chunk goes backward first."""
+def _gpipe(rank: int, pp: int, vp: int, micro_batches: int) -> Iterator[Pass]:
+    """GPipe, and its looped form if a rank has several chunks: the last chunk runs backward first."""
     chunks = [rank + lap * pp for lap in range(vp)]
     for chunk in chunks:
         yield from (Pass("F", chunk, micro) for micro in range(micro_batches))
@@ -100,15 +100,15 @@ def _all_forward_first(rank: int, pp: int, vp: int, micro_batches: int) -> Itera
 
 
 def _looped(rank: int, pp: int, vp: int, micro_batches: int) -> Iterator[Pass]:
-    """Looped breadth-first also goes back through the micro batches from the last when a rank has one chunk."""
-    passes = list(_all_forward_first(rank, pp, vp, micro_batches))
+    """Looped breadth-first also runs backward from the last micro batch if a rank has one chunk."""
+    passes = list(_gpipe(rank, pp, vp, micro_batches))
     forward, backward = passes[: len(passes) // 2], passes[len(passes) // 2 :]
     yield from forward
     yield from backward if vp > 1 else reversed(backward)
 
 
 def _interleaved(rank: int, pp: int, vp: int, micro_batches: int) -> Iterator[Pass]:
-    """Rounds of micro batches through one chunk after another; ahead by two for every rank that follows."""
+    """Rounds of micro batches through one chunk after another; two more in flight per following rank."""
     per_round = micro_batches // max(1, micro_batches // pp)
     total = micro_batches * vp
     ahead = min((vp - 1) * per_round + 2 * (pp - 1 - rank), total)
@@ -121,7 +121,7 @@ def _interleaved(rank: int, pp: int, vp: int, micro_batches: int) -> Iterator[Pa
 
 
 def _interleaved_zero_bubble(rank: int, pp: int, vp: int, micro_batches: int) -> Iterator[Pass]:
-    """The same, ahead by one; the backward of the weights waits as many turns as there are ranks before."""
+    """The same with one more in flight; weight gradients wait as many turns as there are earlier ranks."""
     per_round = micro_batches // max(1, micro_batches // pp)
     total = micro_batches * vp
     ahead = min((vp - 1) * per_round + (pp - 1 - rank), total)
@@ -139,7 +139,7 @@ def _interleaved_zero_bubble(rank: int, pp: int, vp: int, micro_batches: int) ->
 
 
 def _laps(kind: str, rank: int, pp: int, vp: int, per_round: int) -> Callable[[int], Pass]:
-    """The n-th pass of a kind where micro batches go round by round through the chunks; backward from the last."""
+    """Return the n-th pass of a kind if micro batches run in rounds through the chunks; backward in reverse."""
 
     def at(step: int) -> Pass:
         lap, place = divmod(step, per_round)
@@ -150,8 +150,8 @@ def _laps(kind: str, rank: int, pp: int, vp: int, per_round: int) -> Callable[[i
 
 
 def _zbv(rank: int, pp: int, vp: int, micro_batches: int) -> Iterator[Pass]:
-    """Zero bubble on a V: chunk 0 on the way down, chunk 1 on the way back up."""
-    total = max(2 * pp - 1, micro_batches)  # a shorter step leaves turns of the full one out
+    """Zero bubble on a V: chunk 0 on the way down, chunk 1 on the way up."""
+    total = max(2 * pp - 1, micro_batches)  # a shorter step skips turns of the full one
     phases = [
         ("F0", 2 * (pp - rank) - 1),
         ("F1 F0", rank),
@@ -163,12 +163,12 @@ def _zbv(rank: int, pp: int, vp: int, micro_batches: int) -> Iterator[Pass]:
         ("W1", rank),
         ("W0", rank),
     ]
-    made = _counted(phases, "zbv", rank, pp)
-    return (one for one in made if one.micro_batch < micro_batches)
+    passes = _expand_phases(phases, "zbv", rank, pp)
+    return (one for one in passes if one.micro_batch < micro_batches)
 
 
 def _dualpipe_v(rank: int, pp: int, vp: int, micro_batches: int) -> Iterator[Pass]:
-    """DualPipe on a V: a forward of one chunk beside a backward of the other; weights wait only near the ends."""
+    """DualPipe on a V: a forward of one chunk alongside a backward of the other; few weight passes are deferred."""
     turns = ["B1", "B0"] * (rank + 1)
     ending = turns[: rank + 1] + [turn.replace("B", "I") for turn in turns[rank + 1 :]]
     phases = [
@@ -181,30 +181,30 @@ def _dualpipe_v(rank: int, pp: int, vp: int, micro_batches: int) -> Iterator[Pas
         ("W I0", pp - rank - 1),
         ("W", rank + 1),
     ]
-    return _counted(phases, "dualpipe_v", rank, pp)
+    return _expand_phases(phases, "dualpipe_v", rank, pp)
 
 
-def _counted(phases: Sequence[tuple[str, int]], schedule: str, rank: int, pp: int) -> Iterator[Pass]:
-    """Phases as words: each takes the next micro batch of its kind and chunk; a bare W what has waited longest."""
-    seen: Counter[str] = Counter()
+def _expand_phases(phases: Sequence[tuple[str, int]], schedule: str, rank: int, pp: int) -> Iterator[Pass]:
+    """Expand phases: each token takes the next micro batch of its kind and chunk; a bare W the longest waiting."""
+    next_micro_batch: Counter[str] = Counter()
     waiting: deque[Pass] = deque()
-    for word in chain.from_iterable(words.split() * times for words, times in phases):
-        if word == "W":
+    for token in chain.from_iterable(tokens.split() * times for tokens, times in phases):
+        if token == "W":
             if waiting:
                 yield waiting.popleft()._replace(kind="W")
             continue
-        kind, local = word[0], int(word[1])
-        counted = word.replace("B", "I")  # a whole backward counts as one for the input
-        made = Pass(kind, chunk_place(schedule, rank, pp, local), seen[counted])
-        seen[counted] += 1
+        kind, local = token[0], int(token[1])
+        counter = token.replace("B", "I")  # a full backward counts as one for the input
+        one_pass = Pass(kind, chunk_place(schedule, rank, pp, local), next_micro_batch[counter])
+        next_micro_batch[counter] += 1
         if kind == "I":
-            waiting.append(made)
-        yield made
+            waiting.append(one_pass)
+        yield one_pass
 
 
 ORDERS: dict[str, Callable[[int, int, int, int], Iterator[Pass]]] = {
-    "1f1b": _one_after_other,
-    "gpipe": _all_forward_first,
+    "1f1b": _1f1b,
+    "gpipe": _gpipe,
     "interleaved_1f1b": _interleaved,
     "looped_bfs": _looped,
     "interleaved_zero_bubble": _interleaved_zero_bubble,
@@ -214,7 +214,7 @@ ORDERS: dict[str, Callable[[int, int, int, int], Iterator[Pass]]] = {
 
 
 def _durations(case: Case, vp: int) -> list[dict[str, float]]:
-    """Seconds of each kind of pass on every rank; a rank's chunks take equal shares."""
+    """Return the seconds of each kind of pass on every rank; a rank's chunks take equal shares."""
     return [
         {
             "F": forward / vp,
@@ -226,32 +226,34 @@ def _durations(case: Case, vp: int) -> list[dict[str, float]]:
     ]
 
 
-def placed(orders: Sequence[Sequence[Pass]], chunks: int, seconds: Sequence[dict[str, float]]) -> list[Placed]:
-    """Every pass as early as its rank and what it waits for allow."""
+def schedule_passes(
+    orders: Sequence[Sequence[Pass]], chunks: int, seconds: Sequence[dict[str, float]]
+) -> list[ScheduledPass]:
+    """Schedule every pass as early as its rank and its dependencies allow."""
     done: dict[tuple[str, int, int], float] = {}
     at, free = [0] * len(orders), [0.0] * len(orders)
-    made: list[Placed] = []
-    moved = True
-    while moved:
-        moved = False
+    scheduled: list[ScheduledPass] = []
+    progress = True
+    while progress:
+        progress = False
         for rank, passes in enumerate(orders):
             while at[rank] < len(passes):
                 one = passes[at[rank]]
-                needed = [done.get(key) for key in _waits_for(one, chunks)]
+                needed = [done.get(key) for key in _dependencies(one, chunks)]
                 if None in needed:
                     break
                 start = max([free[rank], *(end for end in needed if end is not None)])
                 free[rank] = start + seconds[rank][one.kind]
                 key = ("I" if one.kind == "B" else one.kind, one.chunk, one.micro_batch)
                 done[key] = free[rank]
-                made.append(Placed(rank, one.kind, one.chunk, one.micro_batch, start, free[rank]))
+                scheduled.append(ScheduledPass(rank, one.kind, one.chunk, one.micro_batch, start, free[rank]))
                 at[rank] += 1
-                moved = True
-    return made
+                progress = True
+    return scheduled
 
 
-def _waits_for(one: Pass, chunks: int) -> list[tuple[str, int, int]]:
-    """What must be over first: the chunk before, or the one after; of backward passes, the own forward."""
+def _dependencies(one: Pass, chunks: int) -> list[tuple[str, int, int]]:
+    """Return the dependencies of a pass: the previous or next chunk, and for backward its own forward."""
     kind, chunk, micro = one
     if kind == "F":
         return [("F", chunk - 1, micro)] if chunk else []

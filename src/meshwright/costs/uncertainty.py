@@ -1,6 +1,6 @@
-"""How far a predicted step may be off: half-widths learnt from residuals, wider where the ruler does not reach.
+"""Error band of a predicted step: half-widths fitted to residuals, wider outside the measured range.
 
-uncertainty.toml holds, for each kind of training, the 80th percentile of the error over published runs when the fit had not
+uncertainty.toml has, for each error class, the 80th percentile of the error over published runs when the fit had not
 seen their source, every source counting the same. benchmarks/fit_costs.py writes it.
 """
 
@@ -17,10 +17,10 @@ from meshwright.errors import InputError
 from meshwright.recipes.case import Case
 
 
-class Bands(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Half-widths in per cent by kind, what was measured, and how the band widens beyond it."""
+class ErrorBands(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Half-widths in per cent by error class, the measured range, and how the band widens beyond it."""
 
-    step_pct: dict[str, float]  # dense, moe, hybrid, peft, and functional: runs that nobody tuned
+    step_pct: dict[str, float]  # dense, moe, hybrid, peft, and functional: untuned runs
     engines: list[str]  # profiles with measured runs
     gpus: list[str]  # architectures with measured runs
     precisions: list[str]  # matmul formats with measured runs
@@ -29,23 +29,23 @@ class Bands(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     widen_engine: float  # factor for an engine without measured runs
     widen_gpu: float
     widen_precision: float
-    widen_modality: float  # diffusion and images: no measured run at all
-    widen_per_doubling: float  # for every doubling of the GPUs or the sequence beyond the largest measured
+    widen_modality: float  # diffusion and images: without measured runs
+    widen_per_doubling: float  # per doubling of GPUs or sequence beyond the largest measured
     source: str = ""
 
 
 @cache
-def bands() -> Bands:
-    """The shipped bands."""
+def error_bands() -> ErrorBands:
+    """Return the shipped error bands."""
     path = Path(__file__).with_name("uncertainty.toml")
     try:
-        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Bands)
+        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), ErrorBands)
     except (OSError, ValueError) as error:
-        raise InputError(f"not a file of bands: {error}", field="bands", value=str(path)) from None
+        raise InputError(f"not a file of error bands: {error}", field="bands", value=str(path)) from None
 
 
-def kind_of(case: Case) -> str:
-    """The kind of training whose residuals a case is expected to share."""
+def error_class(case: Case) -> str:
+    """Return the error class of a case: runs whose residuals it is expected to share."""
     if _profile(case) == "megatron_untuned":
         return "functional"
     if case.goal == "peft":
@@ -56,9 +56,9 @@ def kind_of(case: Case) -> str:
 
 
 def step_band(case: Case) -> float:
-    """Half-width of the 80 per cent band of the step time, in per cent of it."""
-    known = bands()
-    width: float = known.step_pct[kind_of(case)]
+    """Return the half-width of the 80 per cent error band of the step time, in per cent."""
+    known = error_bands()
+    width: float = known.step_pct[error_class(case)]
     width *= known.widen_engine if _profile(case) not in known.engines else 1.0
     width *= known.widen_gpu if case.gpu_arch not in known.gpus else 1.0
     width *= known.widen_precision if case.matmul not in known.precisions else 1.0
@@ -72,5 +72,5 @@ def _profile(case: Case) -> str:
 
 
 def _doublings(value: object, limit: int) -> float:
-    """How many times a number doubles the largest measured one; columns count as what they were measured at."""
+    """Return how many times a value doubles the largest measured one; columns count as within range."""
     return max(math.log2(value / limit), 0.0) if isinstance(value, int) else 0.0

@@ -1,4 +1,4 @@
-"""Small helpers for values that are one number or a numpy column of candidates."""
+"""Helpers for values that are one number or a numpy column of candidates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Column = Any  # int, float, bool or str, or a numpy array of them
 GIB = 1024**3
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
-# Every name of a case that a search may turn into a column.
+# Names of a case that a search may vectorize.
 LAYOUT_NAMES = (
     "tp",
     "pp",
@@ -39,13 +39,13 @@ LAYOUT_NAMES = (
 
 
 def shape_of(case: Case) -> tuple[int, ...]:
-    """The common shape of a case's columns; () when every name holds one value."""
+    """Return the common shape of a case's columns; () if every value is scalar."""
     columns = [value for value in (getattr(case, name) for name in LAYOUT_NAMES) if isinstance(value, np.ndarray)]
     return np.broadcast_shapes(*(column.shape for column in columns)) if columns else ()
 
 
 def pick(column: Column, table: Mapping[str, float]) -> Column:
-    """The table's number for each name in the column."""
+    """Return the table's number for each name in the column."""
     if isinstance(column, str):
         return table[column]
     out = np.zeros(np.shape(column))
@@ -56,7 +56,7 @@ def pick(column: Column, table: Mapping[str, float]) -> Column:
 
 
 def any_of(column: Column, *names: str) -> Column:
-    """Where the column holds one of the names."""
+    """Return where the column equals one of the names."""
     found = column == names[0]
     for name in names[1:]:
         found = found | (column == name)
@@ -64,32 +64,32 @@ def any_of(column: Column, *names: str) -> Column:
 
 
 def plain(value: Column) -> Column:
-    """A Python number for a value without a shape; columns stay what they are."""
+    """Convert a zero-dimensional value to a Python number; columns stay as they are."""
     return value.item() if isinstance(value, np.ndarray | np.generic) and np.ndim(value) == 0 else value
 
 
-# numpy's own functions cost microseconds for one number; an estimate of one layout calls a hundred of them.
+# numpy's functions cost microseconds per scalar; an estimate of one layout calls a hundred of them.
 
 
 _NUMBER = (float, int, np.integer)
 
 
 def where(condition: Column, yes: Column, no: Column) -> Column:
-    """numpy.where, and a plain branch for one condition."""
+    """numpy.where, with a plain branch for a scalar condition."""
     if isinstance(condition, bool | np.bool_):
         return yes if condition else no
     return np.where(condition, yes, no)
 
 
 def larger(one: Column, other: Column) -> Column:
-    """The larger of two values, column by column."""
+    """Return the elementwise maximum."""
     if isinstance(one, _NUMBER) and isinstance(other, _NUMBER):
         return one if one >= other else other
     return np.maximum(one, other)
 
 
 def smaller(one: Column, other: Column) -> Column:
-    """The smaller of two values, column by column."""
+    """Return the elementwise minimum."""
     if isinstance(one, _NUMBER) and isinstance(other, _NUMBER):
         return one if one <= other else other
     return np.minimum(one, other)

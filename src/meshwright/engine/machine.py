@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from meshwright.clusters import Gpu, gpu
-from meshwright.costs.calibrate import OwnProfile, from_points
+from meshwright.costs.calibrate import MachineProfile, from_points
 from meshwright.engine.measure import measure_all
 from meshwright.errors import InputError
 
 
-def measured() -> tuple[OwnProfile, list[dict[str, Any]]]:
+def measured() -> tuple[MachineProfile, list[dict[str, Any]]]:
     """Return the profile of this machine's GPU and its measured points; under torchrun, with collectives."""
     known = this_gpu()
     device = _join()
