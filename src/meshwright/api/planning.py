@@ -23,7 +23,7 @@ from meshwright.api.responses import (
     estimate_part,
     finding_parts,
 )
-from meshwright.costs.timeline import Placed
+from meshwright.costs.timeline import ScheduledPass
 from meshwright.errors import InputError
 from meshwright.parsing import sequence_length, token_budget
 from meshwright.planner import Plan, Question, Ranking, Sizing
@@ -282,7 +282,7 @@ class ScheduleResponse(Response, frozen=True, kw_only=True):
     followed: int
     span_s: float
     idle_share: float
-    passes: Sequence[Placed]
+    passes: Sequence[ScheduledPass]
 
 
 def plan_response(plan: Plan, request: requests.Recommend | None = None) -> PlanResponse:
